@@ -1,0 +1,111 @@
+"""Every error of the inference API, with the status and code a client sees.
+
+    HearthError
+    ├── InvalidRequest       400   a field is missing, mistyped or out of bounds
+    │   └── ContextTooLong   400   the prompt does not fit the model's context
+    ├── Unauthorized         401   the API itself checks tokens and this one is not good
+    ├── UnknownModel         404   no model is served under this name
+    ├── RequestTooLarge      413   the body exceeds MAX_CONTENT_LENGTH
+    ├── Unavailable          503   not now: try again after `retry_after_s`
+    │   ├── QueueFull              the input queue has no place
+    │   ├── NotReady               the model is still loading
+    │   └── Draining               the server is about to stop
+    ├── BackendFailed        500   the decode thread died
+    └── StartupError         --    the process cannot start; lists every fault found
+
+Raise them anywhere; `routes.errors` renders them, once, at the edge.
+"""
+
+from collections.abc import Sequence
+
+
+class HearthError(Exception):
+    """Base of the tree. `str(error)` is the message for the client."""
+
+    status = 500
+    code = "internal_error"
+    type = "server_error"
+    param: str | None = None
+    retry_after_s: int | None = None
+
+
+class InvalidRequest(HearthError):
+    status = 400
+    code = "invalid_request"
+    type = "invalid_request_error"
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+class ContextTooLong(InvalidRequest):
+    code = "context_length_exceeded"
+
+    def __init__(self, prompt_tokens: int, max_seq_len: int) -> None:
+        super().__init__(
+            f"The prompt has {prompt_tokens} tokens and the model's context holds {max_seq_len}, "
+            "of which at least one is for the answer; shorten the prompt.",
+            param="text",
+        )
+
+
+class Unauthorized(HearthError):
+    status = 401
+    code = "unauthorized"
+    type = "authentication_error"
+
+
+class UnknownModel(HearthError):
+    status = 404
+    code = "model_not_found"
+    type = "invalid_request_error"
+
+    def __init__(self, name: str, served: Sequence[str]) -> None:
+        super().__init__(f"Model '{name}' is not served here; served: {', '.join(served)}.")
+        self.param = "model"
+
+
+class RequestTooLarge(HearthError):
+    status = 413
+    code = "request_too_large"
+    type = "invalid_request_error"
+
+    def __init__(self, max_bytes: int) -> None:
+        super().__init__(f"The request body exceeds {max_bytes} bytes; send less text.")
+
+
+class Unavailable(HearthError):
+    status = 503
+    code = "unavailable"
+
+    def __init__(self, message: str, retry_after_s: int) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class QueueFull(Unavailable):
+    code = "queue_full"
+
+    def __init__(self, retry_after_s: int) -> None:
+        super().__init__("Service overloaded, try again later.", retry_after_s)
+
+
+class NotReady(Unavailable):
+    code = "not_ready"
+
+
+class Draining(Unavailable):
+    code = "draining"
+
+
+class BackendFailed(HearthError):
+    code = "backend_failed"
+
+
+class StartupError(HearthError):
+    """The process cannot start. The message lists every fault with its remedy."""
+
+    def __init__(self, faults: Sequence[str]) -> None:
+        super().__init__("Hearth cannot start:\n" + "\n".join(f"  - {fault}" for fault in faults))
+        self.faults = tuple(faults)
