@@ -57,8 +57,10 @@ class TokenEvent:
     """What one decode step produced for one session; the last event has a finish reason.
 
     `error` is set exactly when the finish reason is `ERROR`. Stop tokens are not among `token_ids`.
+    `admitted_at_s` (monotonic clock) is when the request left the queue for a row, if it did.
     """
 
     token_ids: tuple[int, ...] = ()
     finish_reason: FinishReason | None = None
     error: HearthError | None = None
+    admitted_at_s: float | None = None

@@ -1,0 +1,91 @@
+"""The bounded queue between request threads and the decode thread.
+
+Any thread may call anything here. A cancelled request leaves at once, wherever it stands in the
+line, so that vanished clients never hold a place against living ones.
+"""
+
+import math
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from threading import Condition
+
+from inference_api.errors import HearthError, QueueFull
+from inference_api.request import GenerationRequest, SessionId
+
+RATE_WINDOW = 64  # takes over which the drain rate is measured
+MAX_RETRY_AFTER_S = 60
+
+
+class InputQueue:
+    """First come, first served, at most `max_size` requests waiting."""
+
+    def __init__(self, max_size: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._max_size = max_size
+        self._clock = clock
+        self._waiting: OrderedDict[SessionId, GenerationRequest] = OrderedDict()
+        self._changed = Condition()
+        self._refusal: HearthError | None = None
+        self._taken_at_s: deque[float] = deque(maxlen=RATE_WINDOW)
+
+    def put(self, request: GenerationRequest) -> None:
+        """Raises QueueFull, or the error given to `refuse` once the queue is closed."""
+        with self._changed:
+            self._check_room()
+            self._waiting[request.session_id] = request
+            self._changed.notify()
+
+    def check_room(self) -> None:
+        """Raises what `put` would raise now."""
+        with self._changed:
+            self._check_room()
+
+    def get(self) -> GenerationRequest | None:
+        """Take the request that has waited longest, or None; never waits."""
+        with self._changed:
+            if not self._waiting:
+                return None
+            self._taken_at_s.append(self._clock())
+            return self._waiting.popitem(last=False)[1]
+
+    def wait_for_request(self, timeout_s: float) -> None:
+        """Return when a request is there, `wake` is called or the time is over."""
+        with self._changed:
+            if not self._waiting:
+                self._changed.wait(timeout_s)
+
+    def remove(self, session_id: SessionId) -> bool:
+        """Take a request out of the line; False when it is not (or no longer) waiting."""
+        with self._changed:
+            return self._waiting.pop(session_id, None) is not None
+
+    def refuse(self, error: HearthError) -> None:
+        """Close for new requests: from now on `put` raises `error`. Waiting ones stay."""
+        with self._changed:
+            self._refusal = error
+
+    def clear(self) -> None:
+        with self._changed:
+            self._waiting.clear()
+
+    def wake(self) -> None:
+        """End a `wait_for_request`, so that the decode thread looks around."""
+        with self._changed:
+            self._changed.notify_all()
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def _check_room(self) -> None:
+        if self._refusal is not None:
+            raise self._refusal
+        if len(self._waiting) >= self._max_size:
+            raise QueueFull(self._retry_after_s())
+
+    def _retry_after_s(self) -> int:
+        """When a newcomer's turn would come: the line's length over the measured drain rate."""
+        if len(self._taken_at_s) < 2:
+            return 1
+        elapsed_s = self._clock() - self._taken_at_s[0]
+        takes_per_s = len(self._taken_at_s) / max(elapsed_s, 1e-3)
+        return min(MAX_RETRY_AFTER_S, max(1, math.ceil(len(self._waiting) / takes_per_s)))

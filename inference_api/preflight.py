@@ -1,0 +1,41 @@
+"""What can be known before a worker exists: is the port free, can this model be served here.
+
+Runs in gunicorn's arbiter, so it loads no torch.
+"""
+
+import socket
+
+from inference_api.errors import StartupError
+from inference_api.settings import Settings
+
+
+def check_start(settings: Settings, with_model: bool) -> None:
+    """Raises StartupError with every fault found."""
+    faults = _port_faults(settings)
+    if with_model:
+        from inference_api.engine import checkpoint
+
+        faults += checkpoint.check(
+            settings.model,
+            max_rows=settings.user_rows,
+            max_seq_len=settings.max_seq_len,
+            device=settings.device,
+            dtype=settings.dtype,
+        )
+    if faults:
+        raise StartupError(faults)
+
+
+def _port_faults(settings: Settings) -> list[str]:
+    address = (settings.service_host, settings.service_port)
+    family = socket.AF_INET6 if ":" in settings.service_host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(address)
+        except OSError as error:
+            return [
+                f"SERVICE_HOST={address[0]}, SERVICE_PORT={address[1]} cannot be bound "
+                f"({error.strerror}); stop what holds the port or choose another."
+            ]
+    return []

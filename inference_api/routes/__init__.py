@@ -1,0 +1,1 @@
+"""HTTP: what turns requests into calls and results, or errors, into responses."""

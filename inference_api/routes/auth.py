@@ -1,0 +1,32 @@
+"""The API's own, optional check of bearer tokens; the proxy is where tokens are managed."""
+
+import jwt
+from flask import Flask, request
+
+from inference_api.errors import Unauthorized
+from inference_api.settings import Settings
+
+OPEN_PATHS = frozenset({"/", "/health", "/ready", "/drain"})  # /drain has a rule of its own
+
+
+def register_token_check(app: Flask, settings: Settings) -> None:
+    """Refuse calls without a good token, where JWT_SECRET is set; else do nothing."""
+    if settings.jwt_secret is None:
+        return
+
+    @app.before_request
+    def check_token() -> None:
+        if request.path not in OPEN_PATHS and not has_valid_token(settings):
+            raise Unauthorized("A valid bearer token is needed.")
+
+
+def has_valid_token(settings: Settings) -> bool:
+    """Whether this request carries an HS256 token of JWT_SECRET that has not expired."""
+    scheme, _, token = request.headers.get("Authorization", "").partition(" ")
+    if settings.jwt_secret is None or scheme.lower() != "bearer":
+        return False
+    try:
+        jwt.decode(token.strip(), settings.jwt_secret.get_secret_value(), algorithms=["HS256"])
+    except (jwt.InvalidTokenError, ValueError):
+        return False
+    return True

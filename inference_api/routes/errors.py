@@ -1,0 +1,58 @@
+"""Every error becomes JSON here, and only here."""
+
+import logging
+
+from flask import Flask, Response, jsonify, request
+from werkzeug.exceptions import HTTPException, RequestEntityTooLarge
+
+from inference_api.errors import HearthError, RequestTooLarge
+
+logger = logging.getLogger(__name__)
+
+
+def error_body(error: HearthError) -> dict[str, object]:
+    """The wire form: the first two keys are the documented ones, `error` is OpenAI's shape."""
+    return _body(error.status, str(error), error.type, error.param, error.code)
+
+
+def register_error_handlers(app: Flask) -> None:
+    @app.errorhandler(HearthError)
+    def known(error: HearthError) -> Response:
+        response = _response(error_body(error), error.status)
+        if error.retry_after_s is not None:
+            response.headers["Retry-After"] = str(error.retry_after_s)
+        if error.status == 401:
+            response.headers["WWW-Authenticate"] = "Bearer"
+        return response
+
+    @app.errorhandler(RequestEntityTooLarge)
+    def too_large(error: RequestEntityTooLarge) -> Response:
+        return known(RequestTooLarge(app.config["MAX_CONTENT_LENGTH"]))
+
+    @app.errorhandler(HTTPException)
+    def http(error: HTTPException) -> Response:
+        status = error.code or 500
+        kind = "invalid_request_error" if status < 500 else "server_error"
+        code = error.name.lower().replace(" ", "_")
+        message = f"{request.method} {request.path}: {error.name}"
+        response = _response(_body(status, message, kind, None, code), status)
+        for name, value in error.get_headers():
+            if name == "Allow":
+                response.headers[name] = value
+        return response
+
+    @app.errorhandler(Exception)
+    def unknown(error: Exception) -> Response:
+        logger.error("unexpected error at %s %s", request.method, request.path, exc_info=error)
+        return known(HearthError("Internal error; the server's log has the details."))
+
+
+def _body(status: int, message: str, kind: str, param: str | None, code: str) -> dict[str, object]:
+    error = {"message": message, "type": kind, "param": param, "code": code}
+    return {"status_code": status, "message": message, "error": error}
+
+
+def _response(body: dict[str, object], status: int) -> Response:
+    response = jsonify(body)
+    response.status_code = status
+    return response

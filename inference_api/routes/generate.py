@@ -1,0 +1,91 @@
+"""The native generation routes: text in, a stream of text out.
+
+Read it as the request does: body, prompt, queue, first event, then one chunk per piece.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+
+from flask import Blueprint, Response, request
+
+from inference_api.errors import HearthError, InvalidRequest, UnknownModel
+from inference_api.routes.errors import error_body
+from inference_api.schema import GenerationBody, parse_generation_body
+from inference_api.settings import Settings
+from inference_api.streaming import Generations, TextGeneration
+from inference_api.tokens import Tokenizer
+
+RAW_TEXT = "text/plain; charset=utf-8"
+EVENT_STREAM = "text/event-stream; charset=utf-8"
+STREAM_HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+
+Encode = Callable[[Tokenizer, str], Sequence[int]]
+
+
+def create_blueprint(generations: Generations, settings: Settings) -> Blueprint:
+    blueprint = Blueprint("generate", __name__)
+
+    @blueprint.post("/inference", defaults={"model": settings.served_name})
+    @blueprint.post("/inference/<path:model>")
+    def infer(model: str) -> Response:
+        """The text as given goes to the model; the answer is the bare text."""
+        body, generation = begin(model, lambda tokenizer, text: tokenizer.encode(text))
+        return _streamed(generation, _raw_chunks(body, generation, settings), RAW_TEXT)
+
+    @blueprint.post("/predictions/<path:model>")
+    def predict(model: str) -> Response:
+        """The text is one user turn; the answer is the bare text."""
+        body, generation = begin(model, lambda tokenizer, text: tokenizer.encode_chat(text))
+        return _streamed(generation, _raw_chunks(body, generation, settings), RAW_TEXT)
+
+    @blueprint.post("/chat/<path:model>")
+    def chat(model: str) -> Response:
+        """The text is one user turn; every event carries the whole answer so far."""
+        body, generation = begin(model, lambda tokenizer, text: tokenizer.encode_chat(text))
+        return _streamed(generation, _chat_events(body, generation), EVENT_STREAM)
+
+    def begin(model: str, encode: Encode) -> tuple[GenerationBody, TextGeneration]:
+        if model not in settings.served_names:
+            raise UnknownModel(model, settings.served_names)
+        if not request.is_json:
+            raise InvalidRequest("Request was not JSON")
+        body = parse_generation_body(request.get_data(cache=False))
+        client = request.environ.get("gunicorn.socket")
+        return body, generations.begin(body, encode, client)
+
+    return blueprint
+
+
+def _streamed(generation: TextGeneration, chunks: Iterator[bytes], mimetype: str) -> Response:
+    response = Response(chunks, content_type=mimetype)
+    response.headers.update(STREAM_HEADERS)
+    response.headers["X-Session-Id"] = generation.session_id
+    response.call_on_close(generation.close)
+    return response
+
+
+def _raw_chunks(
+    body: GenerationBody, generation: TextGeneration, settings: Settings
+) -> Iterator[bytes]:
+    if body.return_prompt:
+        yield body.text.encode()
+    for piece in generation.pieces():
+        yield piece.encode()
+    if settings.stream_end_marker:
+        yield settings.stream_end_marker.encode()
+
+
+def _chat_events(body: GenerationBody, generation: TextGeneration) -> Iterator[bytes]:
+    message = body.text if body.return_prompt else ""
+    try:
+        for piece in generation.pieces():
+            message += piece
+            yield _event("answer", {"message": message})
+    except HearthError as error:
+        yield _event("error", error_body(error))
+        raise  # so that the connection breaks instead of ending well
+    yield _event("close", {"message": "Connection closed"})
+
+
+def _event(name: str, content: dict[str, object]) -> bytes:
+    return f"event: {name}\ndata: {json.dumps(content)}\n\n".encode()

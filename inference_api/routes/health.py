@@ -1,0 +1,63 @@
+"""Is the process alive, may it get requests, and how to take it out of service."""
+
+import ipaddress
+from collections.abc import Callable
+from dataclasses import asdict
+
+from flask import Blueprint, Response, jsonify, request
+
+from inference_api.decode_backend import DecodeBackend, Phase
+from inference_api.errors import Unauthorized
+from inference_api.input_queue import InputQueue
+from inference_api.output_queues import OutputQueues
+from inference_api.routes.auth import has_valid_token
+from inference_api.settings import Settings
+
+
+def create_blueprint(
+    backend: DecodeBackend,
+    input_queue: InputQueue,
+    output_queues: OutputQueues,
+    settings: Settings,
+    exit_process: Callable[[], None],
+) -> Blueprint:
+    blueprint = Blueprint("health", __name__)
+
+    @blueprint.get("/")
+    @blueprint.get("/health")
+    def health() -> Response:
+        """Liveness: 200 while the decode thread lives, 500 with the reason once it does not."""
+        reason = backend.unhealthy_reason()
+        return Response(reason or "OK", 500 if reason else 200, content_type="text/plain")
+
+    @blueprint.get("/ready")
+    def ready() -> tuple[Response, int]:
+        """Readiness, and how the decode loop has fared so far."""
+        snapshot, phase = backend.snapshot, backend.phase
+        state = {
+            "status": str(phase),
+            "model": settings.served_name,
+            "user_rows": backend.max_users,
+            "busy_rows": snapshot.busy_rows,
+            "queued": len(input_queue),
+            "sessions": len(output_queues),
+            "totals": asdict(snapshot.totals),
+        }
+        return jsonify(state), 200 if phase is Phase.READY else 503
+
+    @blueprint.post("/drain")
+    def drain() -> tuple[Response, int]:
+        """Admit nothing more, finish what runs, then let the process end. Idempotent."""
+        if not (_is_local() or has_valid_token(settings)):
+            raise Unauthorized("Draining takes a local caller or a bearer token.")
+        backend.drain(on_drained=exit_process)
+        return jsonify({"status": str(backend.phase)}), 202
+
+    return blueprint
+
+
+def _is_local() -> bool:
+    """True for a caller on this machine itself; one behind a proxy on this machine is not."""
+    if "X-Forwarded-For" in request.headers or request.remote_addr is None:
+        return False
+    return ipaddress.ip_address(request.remote_addr).is_loopback

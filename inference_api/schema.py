@@ -1,0 +1,209 @@
+"""The body of the native routes: which fields it has, what they accept, what is refused.
+
+Lenient where documented clients need it (numbers as strings, null for absent), exact otherwise.
+The first fault in the order of `FIELDS` is reported, types before bounds.
+"""
+
+import json
+import math
+import re
+import secrets
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from inference_api.errors import InvalidRequest
+from inference_api.request import SamplingParams
+
+MAX_STOP_STRINGS = 8
+MAX_SESSION_ID_CHARS = 128
+SESSION_ID = re.compile(rf"[!-~]{{1,{MAX_SESSION_ID_CHARS}}}")  # printable ASCII: it is a header
+INTEGER_TEXT = re.compile(r"\s*[+-]?[0-9]{1,30}(\.0{0,30})?\s*")
+NUMBER_TEXT = re.compile(
+    r"\s*[+-]?([0-9]{1,30}(\.[0-9]{0,30})?|\.[0-9]{1,30})([eE][+-]?[0-9]{1,4})?\s*"
+)
+TRUTHS = {"true": True, "1": True, "false": False, "0": False}
+JSON_TYPES = {str: "string", bool: "boolean", int: "integer", float: "number", list: "array"}
+
+
+class NotThisType(Exception):
+    """A reader's way to say that a JSON value is not of its field's type."""
+
+
+def read_string(value: object) -> str:
+    if not isinstance(value, str):
+        raise NotThisType
+    return value
+
+
+def read_number(value: object) -> float:
+    if isinstance(value, str) and NUMBER_TEXT.fullmatch(value):
+        return float(value)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise NotThisType
+    try:
+        return float(value)
+    except OverflowError:
+        return math.copysign(math.inf, value)
+
+
+def read_integer(value: object) -> int:
+    if isinstance(value, str) and INTEGER_TEXT.fullmatch(value):
+        return int(value.strip().partition(".")[0])
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise NotThisType
+    return value
+
+
+def read_boolean(value: object) -> bool:
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, str | int) and str(value).strip().lower() in TRUTHS:
+        return TRUTHS[str(value).strip().lower()]
+    raise NotThisType
+
+
+def read_stop_strings(value: object) -> tuple[str, ...]:
+    strings = [value] if isinstance(value, str) else value
+    if not isinstance(strings, list) or not all(isinstance(item, str) for item in strings):
+        raise NotThisType
+    return tuple(item for item in strings if item)
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One field: its reader, what its type is called, and inclusive bounds where it has them."""
+
+    name: str
+    read: Callable[[object], Any]
+    type_name: str
+    default: Any
+    bounds: tuple[float, float] | None = None
+    also_accepted: float | None = None
+
+
+FIELDS = (
+    Field("text", read_string, "string", None),
+    Field("temperature", read_number, "number", 1.0, (0.01, 100), also_accepted=0.0),
+    Field("top_p", read_number, "number", 0.9, (0.01, 1.0)),
+    Field("top_k", read_integer, "integer", 40, (1, 1000)),
+    Field("max_tokens", read_integer, "integer", 128, (1, 2048)),
+    Field("stop_sequence", read_stop_strings, "string or list of strings", ()),
+    Field("return_prompt", read_boolean, "boolean", False),
+    Field("session_id", read_string, "string", None),
+    Field("seed", read_integer, "integer", None, (-(2**63), 2**63 - 1)),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationBody:
+    """A valid body of `/inference`, `/predictions` or `/chat`."""
+
+    text: str
+    max_tokens: int
+    stop_strings: tuple[str, ...]
+    return_prompt: bool
+    session_id: str | None
+    sampling: SamplingParams
+
+
+def parse_generation_body(body: bytes) -> GenerationBody:
+    """Raises InvalidRequest naming the first fault."""
+    given = _parse_object(body)
+    if given.get("text") in (None, ""):
+        raise InvalidRequest("required 'text' parameter is either empty or not provided", "text")
+    values = {field.name: _read(field, given) for field in FIELDS}
+    for field in FIELDS:
+        _check_bounds(field, values[field.name])
+    _check_text(values["text"])
+    _check_stop_strings(values["stop_sequence"])
+    _check_session_id(values["session_id"])
+    seed = secrets.randbits(63) if values["seed"] is None else values["seed"]
+    return GenerationBody(
+        text=values["text"],
+        max_tokens=values["max_tokens"],
+        stop_strings=values["stop_sequence"],
+        return_prompt=values["return_prompt"],
+        session_id=values["session_id"] or None,
+        sampling=SamplingParams(
+            temperature=values["temperature"],
+            top_k=values["top_k"],
+            top_p=values["top_p"],
+            seed=seed % 2**64,
+        ),
+    )
+
+
+def _parse_object(body: bytes) -> Mapping[str, object]:
+    try:
+        parsed = json.loads(body.decode("utf-8"), parse_constant=_refuse_constant)
+    except (ValueError, RecursionError):
+        parsed = None
+    if not isinstance(parsed, dict):
+        raise InvalidRequest("Malformed JSON request body.")
+    return parsed
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _read(field: Field, given: Mapping[str, object]) -> Any:
+    value = given.get(field.name)
+    if value is None:
+        return field.default
+    try:
+        return field.read(value)
+    except NotThisType:
+        json_type = JSON_TYPES.get(type(value), "object")
+        raise InvalidRequest(
+            f"Parameter: {field.name} is type={json_type}, expected {field.type_name}", field.name
+        ) from None
+
+
+def _check_bounds(field: Field, value: Any) -> None:
+    if field.bounds is None or value is None or value == field.also_accepted:
+        return
+    low, high = field.bounds
+    if not low <= value <= high:
+        raise InvalidRequest(
+            f"Parameter: {field.name}={_shortened(value)} is outside bounds, "
+            f"{low} <= {field.name} <= {high}.",
+            field.name,
+        )
+
+
+def _shortened(value: object) -> str:
+    text = str(value)
+    return text if len(text) <= 40 else f"{text[:37]}..."
+
+
+def _check_text(text: str) -> None:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise InvalidRequest(
+            f"Parameter: text has half of a surrogate pair at character {error.start}; "
+            "send whole characters.",
+            "text",
+        ) from None
+
+
+def _check_stop_strings(stop_strings: tuple[str, ...]) -> None:
+    if len(stop_strings) > MAX_STOP_STRINGS:
+        raise InvalidRequest(
+            f"Parameter: stop_sequence={len(stop_strings)} strings is outside bounds, "
+            f"0 <= stop_sequence <= {MAX_STOP_STRINGS}.",
+            "stop_sequence",
+        )
+
+
+def _check_session_id(session_id: str | None) -> None:
+    if session_id and not SESSION_ID.fullmatch(session_id):
+        raise InvalidRequest(
+            f"Parameter: session_id must be 1 to {MAX_SESSION_ID_CHARS} printable ASCII "
+            "characters without spaces.",
+            "session_id",
+        )

@@ -1,0 +1,138 @@
+"""Every setting of the API process: one frozen object, read from the environment once.
+
+`docs/settings.md` lists the same variables for people; a test holds the two together.
+"""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, SecretStr, ValidationError, field_validator
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+from inference_api.errors import StartupError
+
+EMBEDDED_MODEL = Path(__file__).resolve().parent.parent / "models" / "hearth-tiny"
+CONTROL_THREADS = 16  # request threads beyond rows and queue, so that /health always has one
+JWT_SECRET_MIN_BYTES = 16
+
+
+class Settings(BaseSettings):
+    """Immutable; any thread may read it. Field descriptions are the documentation."""
+
+    model_config = SettingsConfigDict(
+        frozen=True,
+        extra="ignore",
+        env_ignore_empty=True,
+        populate_by_name=True,
+        protected_namespaces=(),
+    )
+
+    service_host: str = Field("127.0.0.1", description="Address the API listens on.")
+    service_port: int = Field(7000, ge=1, le=65535, description="Port the API listens on.")
+    model: str = Field(
+        str(EMBEDDED_MODEL), description="Model folder or hub id; default: the embedded model."
+    )
+    model_name: str | None = Field(
+        None, description="Name clients ask for; default: the last part of MODEL."
+    )
+    route_aliases: Annotated[tuple[str, ...], NoDecode] = Field(
+        ("falcon40b",), description="Further names of the model, comma-separated."
+    )
+    device: Literal["auto", "cpu", "cuda"] = Field(
+        "auto", description="Where the model runs; auto: CUDA when there is a GPU."
+    )
+    dtype: Literal["auto", "float32", "bfloat16"] = Field(
+        "auto", description="Precision of weights and cache; auto: float32 on CPU, else bfloat16."
+    )
+    quantization: Literal["none"] = Field("none", description="Weight quantisation.")
+    user_rows: int = Field(32, ge=1, le=256, description="Requests decoded together.")
+    max_seq_len: int | None = Field(
+        None,
+        ge=16,
+        le=1_048_576,
+        description="Context of a row in tokens; default: the model's own, at most 2048.",
+    )
+    max_input_qsize: int = Field(64, ge=1, le=4096, description="Requests waiting for a row.")
+    prefill_chunk_tokens: int = Field(
+        256, ge=1, le=65536, description="Prompt tokens prefilled between two decode steps."
+    )
+    keepalive_period_s: float = Field(
+        120.0,
+        alias="KEEPALIVE_PERIOD_SECONDS",
+        gt=0,
+        le=86_400,
+        description="A decode step that takes 5 times this long makes /health answer 500.",
+    )
+    drain_timeout_s: float = Field(
+        60.0,
+        alias="DRAIN_TIMEOUT",
+        ge=0,
+        le=3600,
+        description="Seconds that running streams have to finish once the server drains.",
+    )
+    stream_end_marker: str = Field(
+        "", description="Literal text sent as the last chunk of a raw stream."
+    )
+    max_content_length_bytes: int = Field(
+        4 * 1024 * 1024,
+        alias="MAX_CONTENT_LENGTH",
+        ge=1024,
+        le=1024**3,
+        description="Largest request body in bytes.",
+    )
+    mock_model: bool = Field(False, description="Serve the mock backend: an echo, no model.")
+    mock_tokens_per_second: float = Field(
+        3000.0, gt=0, le=1e6, description="Decode steps per second of the mock backend."
+    )
+    jwt_secret: SecretStr | None = Field(
+        None, description="When set, the API itself also checks bearer tokens (HS256)."
+    )
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field(
+        "INFO", description="Least severe level that is logged."
+    )
+    log_format: Literal["text", "json"] = Field("text", description="Shape of a log line.")
+
+    @field_validator("route_aliases", mode="before")
+    @classmethod
+    def _split_at_commas(cls, value: object) -> object:
+        if isinstance(value, str):
+            return tuple(name.strip() for name in value.split(",") if name.strip())
+        return value
+
+    @field_validator("jwt_secret")
+    @classmethod
+    def _secret_is_not_trivial(cls, secret: SecretStr | None) -> SecretStr | None:
+        if secret and len(secret.get_secret_value().encode()) < JWT_SECRET_MIN_BYTES:
+            raise ValueError(f"needs at least {JWT_SECRET_MIN_BYTES} bytes; use a longer secret")
+        return secret
+
+    @property
+    def served_name(self) -> str:
+        return self.model_name or self.model.rstrip("/").rsplit("/", 1)[-1]
+
+    @property
+    def served_names(self) -> tuple[str, ...]:
+        return (self.served_name, *self.route_aliases)
+
+    @property
+    def threads(self) -> int:
+        """Request threads: one for each row, each queued request, and some for control routes."""
+        return self.user_rows + self.max_input_qsize + CONTROL_THREADS
+
+
+def load_settings() -> Settings:
+    """Read the environment. Raises StartupError naming every faulty variable at once."""
+    try:
+        return Settings()
+    except ValidationError as error:
+        raise StartupError([_fault(dict(detail)) for detail in error.errors()]) from None
+
+
+def _fault(detail: dict[str, object]) -> str:
+    location = detail["loc"]
+    assert isinstance(location, tuple)
+    field = str(location[0])
+    variable = field.upper()
+    shown = "***" if "SECRET" in variable else repr(detail["input"])
+    remedy = str(detail["msg"]).removeprefix("Value error, ")
+    return f"{variable}={shown}: {remedy[0].lower()}{remedy[1:]}; correct it or unset it."

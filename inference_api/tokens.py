@@ -1,0 +1,141 @@
+"""Between text and token ids, on request threads: encoding, chat prompts, text that grows.
+
+A `Tokenizer` is immutable once loaded and may be shared by any threads. `TextStream` and
+`StopMatcher` belong to one request each. Importing this module loads no torch.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from inference_api.errors import StartupError
+
+if TYPE_CHECKING:
+    from transformers import TokenizersBackend
+
+REPLACEMENT = "\ufffd"  # what an incomplete UTF-8 sequence decodes to
+CHAT_FALLBACK = "User: {text}\nAI: "  # for models that bring no chat template
+
+
+class Tokenizer(Protocol):
+    """What request threads need of a model's tokenizer."""
+
+    stop_token_ids: frozenset[int]
+
+    def encode(self, text: str) -> list[int]:
+        """The text as given, with the special tokens the model expects around a prompt."""
+
+    def encode_chat(self, text: str) -> list[int]:
+        """One user turn in the model's own chat template, ready for the answer."""
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of the ids, special tokens left out."""
+
+
+class HuggingFaceTokenizer:
+    """A `tokenizer.json` with its chat template.
+
+    Threads share the Rust tokenizer and call only what does not change it: the Python wrapper
+    sets truncation and padding on every call, which fails when two threads do it at once.
+    """
+
+    def __init__(self, wrapper: "TokenizersBackend", stop_token_ids: frozenset[int]) -> None:
+        self.stop_token_ids = stop_token_ids
+        self._wrapper = wrapper
+        self._tokenizer = wrapper.backend_tokenizer
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+
+    def encode(self, text: str) -> list[int]:
+        return list(self._tokenizer.encode(text, add_special_tokens=True).ids)
+
+    def encode_chat(self, text: str) -> list[int]:
+        if self._wrapper.chat_template is None:
+            return self.encode(CHAT_FALLBACK.format(text=text))
+        prompt = self._wrapper.apply_chat_template(
+            [{"role": "user", "content": text}], tokenize=False, add_generation_prompt=True
+        )
+        return list(self._tokenizer.encode(prompt, add_special_tokens=False).ids)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=True))
+
+
+def load_tokenizer(model_dir: Path, stop_token_ids: frozenset[int]) -> HuggingFaceTokenizer:
+    """Read the tokenizer of a model folder. Slow (seconds): not for request threads.
+
+    Raises StartupError when the folder has no `tokenizer.json` and none can be made of what it has.
+    """
+    from transformers import AutoTokenizer, TokenizersBackend
+
+    wrapper = AutoTokenizer.from_pretrained(model_dir)
+    if not isinstance(wrapper, TokenizersBackend):
+        raise StartupError([f"{model_dir} has no fast tokenizer; add a tokenizer.json to it."])
+    return HuggingFaceTokenizer(wrapper, stop_token_ids)
+
+
+class TextStream:
+    """Turns token ids, as they come, into pieces of text that never split a character.
+
+    The joined pieces equal `decode` of all ids at once. Only the ids since the last complete
+    character are decoded again, with the piece before them as context for leading spaces.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._token_ids: list[int] = []
+        self._context_from = 0  # ids decoded for context
+        self._fresh_from = 0  # first id whose text has not been returned
+
+    def push(self, token_ids: Sequence[int]) -> str:
+        """The text that became certain with these ids; empty while a character is incomplete."""
+        self._token_ids.extend(token_ids)
+        text = self._fresh_text()
+        if text.endswith(REPLACEMENT):
+            return ""
+        self._context_from, self._fresh_from = self._fresh_from, len(self._token_ids)
+        return text
+
+    def finish(self) -> str:
+        """What was held back, incomplete as it is."""
+        text = self._fresh_text()
+        self._fresh_from = len(self._token_ids)
+        return text
+
+    def _fresh_text(self) -> str:
+        decode = self._tokenizer.decode
+        known = decode(self._token_ids[self._context_from : self._fresh_from])
+        return decode(self._token_ids[self._context_from :])[len(known) :]
+
+
+class StopMatcher:
+    """Cuts a text stream before the first stop string, holding back what may become one."""
+
+    def __init__(self, stop_strings: Sequence[str]) -> None:
+        self._stop_strings = tuple(stop_strings)
+        self._held = ""
+        self.has_matched = False
+
+    def push(self, piece: str) -> str:
+        """The text that is safe to send now. After a match: the rest before it, then nothing."""
+        if self.has_matched or not self._stop_strings:
+            return "" if self.has_matched else piece
+        text = self._held + piece
+        found = [at for stop in self._stop_strings if (at := text.find(stop)) >= 0]
+        if found:
+            self.has_matched, self._held = True, ""
+            return text[: min(found)]
+        held = max(_overlap(text, stop) for stop in self._stop_strings)
+        self._held = text[len(text) - held :]
+        return text[: len(text) - held]
+
+    def finish(self) -> str:
+        """What was held back: no stop string came of it."""
+        held, self._held = self._held, ""
+        return held
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Length of the longest end of `text` that is a proper beginning of `stop`."""
+    longest = min(len(text), len(stop) - 1)
+    return next((n for n in range(longest, 0, -1) if text.endswith(stop[:n])), 0)
