@@ -1,0 +1,76 @@
+"""gunicorn for the API: one worker, because rows, queues and metrics live in one process.
+
+A thread for every row and every queued request, and some to spare, so that /health always has
+one. Nothing is preloaded: threads and CUDA do not survive a fork, so the worker starts its own.
+"""
+
+import math
+import os
+import signal
+import sys
+from types import FrameType
+
+from gunicorn.app.wsgiapp import WSGIApplication
+from gunicorn.arbiter import Arbiter
+from gunicorn.workers.gthread import ThreadWorker
+
+from inference_api.decode_backend import Hooks
+from inference_api.errors import StartupError
+from inference_api.inference_api_server import server_of
+from inference_api.logs import logging_config
+from inference_api.preflight import check_start
+from inference_api.settings import load_settings
+
+try:
+    settings = load_settings()
+except StartupError as error:
+    sys.exit(str(error))
+
+MOCK_APP = "inference_api._mock_inference_api_server:create_test_server()"
+MODEL_APP = "inference_api.inference_api_server:create_server()"
+GRACE_BEYOND_DRAIN_S = 15
+
+wsgi_app = MOCK_APP if settings.mock_model else MODEL_APP
+bind = f"{settings.service_host}:{settings.service_port}"
+workers = 1
+worker_class = "gthread"
+threads = settings.threads
+worker_connections = max(1000, 2 * settings.threads)
+preload_app = False
+max_requests = 0  # recycling a worker would load the model again
+timeout = 120  # of the worker's heartbeat: no limit on a stream
+graceful_timeout = math.ceil(settings.drain_timeout_s) + GRACE_BEYOND_DRAIN_S
+keepalive = 75  # longer than the proxy keeps an idle connection
+control_socket_disable = True  # one path for all gunicorns of a user: the proxy has one too
+logconfig_dict = logging_config(settings)
+
+
+def on_starting(arbiter: Arbiter) -> None:
+    """Find every reason not to start before there is a worker."""
+    assert isinstance(arbiter.app, WSGIApplication)
+    try:
+        check_start(settings, with_model=arbiter.app.app_uri != MOCK_APP)
+    except StartupError as error:
+        sys.exit(str(error))
+
+
+def post_worker_init(worker: ThreadWorker) -> None:
+    server = server_of(worker.wsgi)
+
+    def drain_then_stop(signum: int, frame: FrameType | None) -> None:
+        server.drain()
+        worker.handle_exit(signum, frame)
+
+    signal.signal(signal.SIGTERM, drain_then_stop)
+    # A worker that boots and cannot load its model would be restarted for ever: end the arbiter.
+    # One whose decode thread dies later is worth replacing: it ends, the arbiter starts another.
+    server.start(
+        Hooks(
+            on_load_failed=lambda: os._exit(Arbiter.WORKER_BOOT_ERROR),
+            on_failed=lambda: os.kill(os.getpid(), signal.SIGTERM),
+        )
+    )
+
+
+def worker_exit(arbiter: Arbiter, worker: ThreadWorker) -> None:
+    server_of(worker.wsgi).stop()

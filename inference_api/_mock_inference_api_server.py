@@ -1,0 +1,102 @@
+"""The whole application over a patched DecodeBackend: no model, no torch, every prompt echoed.
+
+For developing the proxy, clients and load tools. Start it with `make mock`, with MOCK_MODEL=1, or
+`gunicorn --config gunicorn.conf.py 'inference_api._mock_inference_api_server:create_test_server()'`
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from unittest.mock import patch
+
+from flask import Flask
+
+from inference_api.decode_backend import DecodeBackend
+from inference_api.engine.runner import DecodeInput
+from inference_api.inference_api_server import create_server, server_of
+from inference_api.settings import Settings
+from inference_api.tokens import CHAT_FALLBACK
+
+END_TOKEN = 256  # the ids below it are bytes
+DEFAULT_SEQ_LEN = 2048
+
+
+class ByteTokenizer:
+    """One token per byte of UTF-8."""
+
+    stop_token_ids = frozenset({END_TOKEN})
+
+    def encode(self, text: str) -> list[int]:
+        return list(text.encode())
+
+    def encode_chat(self, text: str) -> list[int]:
+        return self.encode(CHAT_FALLBACK.format(text=text))
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        return bytes(id_ for id_ in token_ids if id_ < END_TOKEN).decode(errors="replace")
+
+
+class EchoRunner:
+    """A ModelRunner whose answer to a prompt is that prompt, then the end token."""
+
+    def __init__(self, max_rows: int, max_seq_len: int) -> None:
+        self.max_rows = max_rows
+        self.max_seq_len = max_seq_len
+
+    def load(self) -> None:
+        """Nothing to load."""
+
+    def warm_up(self) -> None:
+        """Nothing to warm up."""
+
+    def prefill(self, row: int, start: int, token_ids: Sequence[int]) -> None:
+        """Nothing to remember: a decode input brings its prompt."""
+
+    def decode(self, inputs: Sequence[DecodeInput]) -> list[int]:
+        return [
+            item.prompt_tokens[at]
+            if (at := len(item.generated)) < len(item.prompt_tokens)
+            else END_TOKEN
+            for item in inputs
+        ]
+
+    def release(self, row: int) -> None:
+        """Nothing to release."""
+
+
+class StepPacer:
+    """Holds a loop to a rate of steps, on an absolute schedule. One thread uses it."""
+
+    def __init__(self, steps_per_s: float) -> None:
+        self._period_s = 1.0 / steps_per_s
+        self._due_s = 0.0
+
+    def wait(self) -> None:
+        now_s = time.monotonic()
+        self._due_s = max(self._due_s + self._period_s, now_s)
+        time.sleep(self._due_s - now_s)
+
+
+def create_test_server(settings: Settings | None = None) -> Flask:
+    """The application of `create_server`, with the backend's three model methods patched."""
+    app = create_server(settings)
+    _patch(server_of(app).backend)
+    return app
+
+
+def _patch(backend: DecodeBackend) -> None:
+    settings = backend.settings
+    decode: Callable[[], None] = backend.decode
+    pacer = StepPacer(settings.mock_tokens_per_second)
+
+    def load_model_and_tokenizer() -> None:
+        backend.tokenizer = ByteTokenizer()
+        backend.runner = EchoRunner(settings.user_rows, settings.max_seq_len or DEFAULT_SEQ_LEN)
+
+    def decode_at_the_set_pace() -> None:
+        if any(row is not None for row in backend.users):
+            pacer.wait()
+        decode()
+
+    patch.object(backend, "load_model_and_tokenizer", load_model_and_tokenizer).start()
+    patch.object(backend, "_post_init_compile", lambda: None).start()
+    patch.object(backend, "decode", decode_at_the_set_pace).start()
