@@ -1,0 +1,53 @@
+"""One JSON line per request: who asked what of whom, how it went and how long it took.
+
+Never prompts, answers, tokens or query strings.
+"""
+
+import json
+import logging
+import time
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+
+from proxy.exchange import Outcome
+from proxy.logs import AUDIT_LOGGER
+
+audit_log = logging.getLogger(AUDIT_LOGGER)
+
+
+@dataclass(slots=True)
+class AuditRecord:
+    """Filled in along the way. Request thread only.
+
+    `queue_ms` is the time until the upstream sent its head, `ttft_ms` until its first byte of
+    body; both None when it never came to that. `tokens_source` says how completion tokens were
+    counted: by the upstream ("usage") or by stream events ("events").
+    """
+
+    request_id: str
+    method: str
+    route: str
+    team_id: str | None = None
+    token_id: str | None = None
+    model: str | None = None
+    upstream: str | None = None
+    status: int = 0
+    outcome: Outcome = Outcome.COMPLETE
+    reason: str | None = None
+    bytes_in: int = 0
+    bytes_out: int = 0
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    tokens_source: str | None = None
+    queue_ms: float | None = None
+    ttft_ms: float | None = None
+    total_ms: float = 0.0
+    started_s: float = field(default_factory=time.monotonic)
+
+    def elapsed_ms(self) -> float:
+        return round((time.monotonic() - self.started_s) * 1000, 3)
+
+    def write(self) -> None:
+        fields = {key: value for key, value in asdict(self).items() if value is not None}
+        del fields["started_s"]
+        audit_log.info(json.dumps({"time": datetime.now(UTC).isoformat(), **fields}))

@@ -1,0 +1,138 @@
+"""Who is calling: from an Authorization header to a Principal, or to Unauthorized.
+
+The algorithm list comes from the settings, never from the token; each algorithm only ever meets
+keys of its own kind (`keys`). Any thread; nothing here is mutable.
+"""
+
+import re
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jwt
+
+from proxy.errors import Unauthorized
+from proxy.keys import Key, KeySource
+from proxy.settings import Settings
+
+MAX_TOKEN_CHARS = 8192
+_COMPACT_TOKEN = re.compile(r"[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+")
+# Both become header values upstream and labels in records, so: printable ASCII, no blanks.
+_CLAIM_ID = re.compile(r"[!-~]{1,128}")
+
+
+@dataclass(frozen=True, slots=True)
+class Principal:
+    """Who a token speaks for."""
+
+    team_id: str
+    token_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimRules:
+    """What a token must claim beyond a good signature."""
+
+    issuer: str | None
+    audience: str | None
+    leeway_s: float
+    must_expire: bool = False
+
+    @property
+    def required(self) -> list[str]:
+        wanted = {
+            "exp": self.must_expire,
+            "iss": self.issuer is not None,
+            "aud": self.audience is not None,
+        }
+        return [name for name, is_wanted in wanted.items() if is_wanted]
+
+
+class Authenticator:
+    """Checks tokens. Any thread."""
+
+    def __init__(
+        self,
+        algorithms: Sequence[str],
+        key_sources: Sequence[KeySource],
+        rules: ClaimRules,
+        revoked_ids: Callable[[], Collection[str]],
+    ) -> None:
+        self._algorithms = frozenset(algorithms)
+        self._key_sources = tuple(key_sources)
+        self._rules = rules
+        self._revoked_ids = revoked_ids
+
+    def authenticate(self, authorization: str | None) -> Principal:
+        """The caller behind an Authorization header; Unauthorized with the reason otherwise."""
+        token = bearer_token(authorization)
+        try:
+            claims = self._verify(token)
+        except (jwt.PyJWTError, ValueError, TypeError, RecursionError) as error:
+            # ValueError and TypeError: odd header values reach into the library's own parsing.
+            raise Unauthorized(f"{type(error).__name__}: {error}") from error
+        principal = Principal(_claim_id(claims, "team_id"), _claim_id(claims, "token_id"))
+        if principal.token_id in self._revoked_ids():
+            raise Unauthorized(f"token_id {principal.token_id} is revoked")
+        return principal
+
+    def _verify(self, token: str) -> dict[str, Any]:
+        header = jwt.get_unverified_header(token)
+        algorithm, key_id = header.get("alg"), header.get("kid")
+        if not isinstance(algorithm, str) or algorithm not in self._algorithms:
+            raise jwt.InvalidAlgorithmError(f"alg {algorithm!r} is not allowed here")
+        failure: jwt.PyJWTError = jwt.InvalidKeyError(f"no key for alg {algorithm}, kid {key_id!r}")
+        for source in self._key_sources:
+            for key in source.candidates(algorithm, key_id):
+                try:
+                    return self._decode(token, key, algorithm)
+                except jwt.InvalidSignatureError as error:
+                    failure = error  # the other secret may be the one
+        raise failure
+
+    def _decode(self, token: str, key: Key, algorithm: str) -> dict[str, Any]:
+        return jwt.decode(
+            token,
+            key,
+            algorithms=[algorithm],
+            issuer=self._rules.issuer,
+            audience=self._rules.audience,
+            leeway=self._rules.leeway_s,
+            # An audience claim only means something to those who configured one.
+            options={
+                "require": self._rules.required,
+                "verify_aud": self._rules.audience is not None,
+            },
+        )
+
+
+def claim_rules(settings: Settings) -> ClaimRules:
+    return ClaimRules(
+        issuer=settings.jwt_issuer,
+        audience=settings.jwt_audience,
+        leeway_s=settings.jwt_leeway_seconds,
+        must_expire=settings.jwt_require_expiry,
+    )
+
+
+def bearer_token(authorization: str | None) -> str:
+    """The token of `Authorization: Bearer <token>`, the scheme in any case."""
+    if not authorization:
+        raise Unauthorized("no Authorization header", is_token_present=False)
+    scheme, _, token = authorization.partition(" ")
+    token = token.strip(" ")
+    if scheme.lower() != "bearer":
+        raise Unauthorized("the scheme is not Bearer", is_token_present=False)
+    if len(token) > MAX_TOKEN_CHARS:
+        raise Unauthorized(f"the token has {len(token)} characters, at most {MAX_TOKEN_CHARS}")
+    # Two Authorization headers arrive joined by a comma, which no token contains.
+    if not _COMPACT_TOKEN.fullmatch(token):
+        raise Unauthorized("the token is not three base64url parts")
+    return token
+
+
+def _claim_id(claims: dict[str, Any], name: str) -> str:
+    value = claims.get(name)
+    if not isinstance(value, str) or not _CLAIM_ID.fullmatch(value):
+        raise Unauthorized(f"claim {name} is missing or not 1 to 128 printable characters")
+    return value

@@ -1,0 +1,192 @@
+"""Every refusal and failure of the proxy, with the status and code a client sees.
+
+    ProxyError
+    ├── BadRequest           400   the request line or the body cannot be forwarded safely
+    ├── Unauthorized         401   no good token; the reason is logged, never answered
+    ├── ModelNotAllowed      403   the team's policy does not list this model
+    ├── ClientStalled        408   the client stopped sending its body
+    ├── BodyTooLarge         413   over MAX_CONTENT_LENGTH, or too large to check its model
+    ├── LimitExceeded        429   a limit of the team is used up; `headers` say until when
+    ├── ClientGone           499   nobody is left to answer: for the audit line only
+    ├── UpstreamUnreachable  502   no upstream accepted a connection
+    ├── UpstreamBroken       502   the upstream closed, reset or sent no HTTP before its head
+    ├── Draining             503   the proxy is about to stop
+    └── UpstreamTimeout      504   no first byte within FIRST_BYTE_TIMEOUT
+
+    StreamBroken (ConnectionResetError)  after the head: the client's body must break too
+    StartupError                         the process cannot start; lists every fault found
+
+Raise them anywhere on a request thread; `app.ProxyApp` renders them, once, at the edge.
+"""
+
+import errno
+import json
+from collections.abc import Sequence
+
+Headers = list[tuple[str, str]]
+
+
+class ProxyError(Exception):
+    """Base of the tree. `str(error)` is the message for the client; `reason` is for the log."""
+
+    status = 500
+    phrase = "Internal Server Error"
+    code = "internal_error"
+    type = "server_error"
+    param: str | None = None
+
+    def __init__(self, message: str, *, reason: str = "") -> None:
+        super().__init__(message)
+        self.reason = reason or message
+
+    @property
+    def headers(self) -> Headers:
+        return []
+
+    def body(self) -> bytes:
+        """The API's error shape: two documented keys, and `error` for OpenAI clients."""
+        message = str(self)
+        error = {"message": message, "type": self.type, "param": self.param, "code": self.code}
+        return json.dumps({"status_code": self.status, "message": message, "error": error}).encode()
+
+
+class BadRequest(ProxyError):
+    status = 400
+    phrase = "Bad Request"
+    code = "invalid_request"
+    type = "invalid_request_error"
+
+
+class Unauthorized(ProxyError):
+    """One answer for every fault of a token, so that a guesser learns nothing from it."""
+
+    status = 401
+    phrase = "Unauthorized"
+    code = "unauthorized"
+    type = "authentication_error"
+
+    def __init__(self, reason: str, *, is_token_present: bool = True) -> None:
+        super().__init__("A valid Bearer token is required.", reason=reason)
+        # RFC 6750, section 3: no error code where no credentials were sent.
+        self._challenge = 'Bearer realm="hearth"'
+        if is_token_present:
+            self._challenge += ', error="invalid_token"'
+
+    @property
+    def headers(self) -> Headers:
+        return [("WWW-Authenticate", self._challenge)]
+
+
+class ModelNotAllowed(ProxyError):
+    status = 403
+    phrase = "Forbidden"
+    code = "model_not_allowed"
+    type = "permission_error"
+    param = "model"
+
+    def __init__(self, team_id: str, model: str | None) -> None:
+        named = f"model '{model}'" if model else "a request that names no model"
+        super().__init__(f"Team '{team_id}' may not use {named}; ask who keeps its policy.")
+
+
+class ClientStalled(ProxyError):
+    status = 408
+    phrase = "Request Timeout"
+    code = "request_timeout"
+    type = "invalid_request_error"
+
+    def __init__(self, timeout_s: float) -> None:
+        super().__init__(f"No byte of the request body came for {timeout_s:g} s.")
+
+
+class BodyTooLarge(ProxyError):
+    status = 413
+    phrase = "Content Too Large"
+    code = "request_too_large"
+    type = "invalid_request_error"
+
+
+class LimitExceeded(ProxyError):
+    status = 429
+    phrase = "Too Many Requests"
+    code = "rate_limit_exceeded"
+    type = "rate_limit_error"
+
+    def __init__(self, message: str, code: str, headers: Headers) -> None:
+        super().__init__(message)
+        self.code = code
+        self._headers = headers
+
+    @property
+    def headers(self) -> Headers:
+        return self._headers
+
+
+class ClientGone(ProxyError):
+    status = 499
+    phrase = "Client Closed Request"
+    code = "client_gone"
+
+    def __init__(self, reason: str = "the client closed its connection") -> None:
+        super().__init__("The client went away.", reason=reason)
+
+
+class UpstreamUnreachable(ProxyError):
+    status = 502
+    phrase = "Bad Gateway"
+    code = "upstream_unreachable"
+
+    def __init__(self, reason: str) -> None:
+        super().__init__("No inference server is reachable, try again later.", reason=reason)
+
+
+class UpstreamBroken(ProxyError):
+    status = 502
+    phrase = "Bad Gateway"
+    code = "upstream_broken"
+
+    def __init__(self, reason: str) -> None:
+        super().__init__("The inference server broke off before it answered.", reason=reason)
+
+
+class Draining(ProxyError):
+    status = 503
+    phrase = "Service Unavailable"
+    code = "draining"
+
+    def __init__(self) -> None:
+        super().__init__("The proxy is about to stop, try again.")
+
+    @property
+    def headers(self) -> Headers:
+        return [("Retry-After", "1"), ("Connection", "close")]
+
+
+class UpstreamTimeout(ProxyError):
+    status = 504
+    phrase = "Gateway Timeout"
+    code = "upstream_timeout"
+
+    def __init__(self, timeout_s: float) -> None:
+        super().__init__(f"The inference server sent no first byte within {timeout_s:g} s.")
+
+
+class StreamBroken(ConnectionResetError):
+    """The upstream, or the proxy itself, cut a stream whose head has already been sent.
+
+    An OSError with ECONNRESET on purpose: gunicorn then closes the client's connection without
+    the final zero chunk and without a traceback, which is how a client sees a broken body.
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(errno.ECONNRESET, reason)
+        self.reason = reason
+
+
+class StartupError(Exception):
+    """The process cannot start. The message lists every fault with its remedy."""
+
+    def __init__(self, faults: Sequence[str]) -> None:
+        lines = "\n".join(f"  - {fault}" for fault in faults)
+        super().__init__(f"The proxy cannot start:\n{lines}")
+        self.faults = tuple(faults)

@@ -1,0 +1,50 @@
+"""Files that may change while the proxy runs: policy, upstreams, revoked tokens, key sets."""
+
+import logging
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Generic, TypeVar
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+Stamp = tuple[int, int, int]
+
+
+class WatchedFile(Generic[T]):
+    """A parsed file that follows its source: `refresh` re-reads it when it has changed.
+
+    `value` may be read by any thread (one reference, replaced whole). `refresh` is called by
+    the maintenance thread. A file that no longer parses is logged once per change, and the last
+    good value stays: a typing error in a policy must not stop a running service.
+    """
+
+    def __init__(self, path: Path, parse: Callable[[str], T]) -> None:
+        """Raises ValueError or OSError when the first reading fails."""
+        self._path = path
+        self._parse = parse
+        self._lock = threading.Lock()
+        self._stamp = self._read_stamp()
+        self.value = parse(path.read_text(encoding="utf-8"))
+
+    def refresh(self) -> bool:
+        """Whether a new value was taken."""
+        with self._lock:
+            try:
+                stamp = self._read_stamp()
+                if stamp == self._stamp:
+                    return False
+                self._stamp = stamp
+                self.value = self._parse(self._path.read_text(encoding="utf-8"))
+            except (OSError, ValueError) as error:
+                log.error("%s cannot be read, its last good value stays: %s", self._path, error)
+                return False
+        log.info("%s reloaded", self._path)
+        return True
+
+    def _read_stamp(self) -> Stamp:
+        # The inode too: a file replaced by rename may keep size and time.
+        status = os.stat(self._path)
+        return status.st_mtime_ns, status.st_size, status.st_ino

@@ -1,0 +1,164 @@
+"""Every setting of the proxy: one frozen object, read once from the environment.
+
+The only module of the package that reads the environment. Each variable is named here with its
+default and bounds; `docs/proxy.md` explains them. `Settings.load` reports every fault at once.
+"""
+
+import ipaddress
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, FilePath, SecretStr, ValidationError, field_validator
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+from proxy.errors import StartupError
+
+SYMMETRIC_ALGORITHMS = frozenset({"HS256", "HS384", "HS512"})
+ASYMMETRIC_ALGORITHMS = frozenset(
+    {"RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"}
+)
+# RFC 7518, section 3.2: a key of the hash's own size or larger; 32 bytes for SHA-256.
+MIN_SECRET_BYTES = 32
+
+Port = Annotated[int, Field(ge=1, le=65535)]
+Seconds = Annotated[float, Field(gt=0, le=86400)]
+
+
+class Settings(BaseSettings):
+    """Immutable. `SecretStr` keeps secrets out of logs, tracebacks and `repr`."""
+
+    model_config = SettingsConfigDict(frozen=True, extra="ignore", env_ignore_empty=True)
+
+    proxy_host: str = "127.0.0.1"
+    proxy_port: Port = 1223
+    proxy_threads: Annotated[int, Field(ge=8, le=8192)] = 640
+    proxy_metrics_host: str = "127.0.0.1"
+    proxy_metrics_port: Annotated[int, Field(ge=0, le=65535)] = 1224  # 0: no such port
+
+    upstream: str = "http://127.0.0.1:7000"
+    upstreams_file: FilePath | None = None
+    connect_timeout: Seconds = 5.0
+    first_byte_timeout: Seconds = 600.0
+    client_timeout: Seconds = 60.0
+    drain_timeout: Seconds = 60.0
+    health_interval: Seconds = 2.0
+    max_content_length: Annotated[int, Field(ge=1024)] = 4 * 1024 * 1024
+
+    jwt_secret: SecretStr | None = None
+    jwt_secret_previous: SecretStr | None = None
+    jwt_algorithms: Annotated[tuple[str, ...], NoDecode] = ("HS256",)
+    jwt_issuer: str | None = None
+    jwt_audience: str | None = None
+    jwt_leeway_seconds: Annotated[float, Field(ge=0, le=600)] = 30.0
+    jwt_require_expiry: bool = False  # the documented example token has none
+    jwks_file: FilePath | None = None
+    jwks_url: str | None = None
+    revoked_tokens_file: FilePath | None = None
+
+    policy_file: FilePath | None = None
+    redis_url: SecretStr | None = None
+
+    audit_file: Path | None = None  # None: standard output
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
+    log_format: Literal["text", "json"] = "text"
+
+    @field_validator("jwt_algorithms", mode="before")
+    @classmethod
+    def _split_algorithms(cls, value: object) -> object:
+        return tuple(value.replace(",", " ").split()) if isinstance(value, str) else value
+
+    @classmethod
+    def load(cls, **overrides: Any) -> Self:
+        """Read the environment; `overrides` (from the command line) win over it.
+
+        Raises StartupError with every fault, the cross-field ones included.
+        """
+        try:
+            settings = cls(**overrides)
+        except ValidationError as error:
+            faults = [_describe(item) for item in error.errors()]
+            bad_fields = {str(item["loc"][0]).lower() for item in error.errors() if item["loc"]}
+            # With defaults in place of the bad fields, the rest can still be checked.
+            defaults = {name: cls.model_fields[name].default for name in bad_fields}
+            raise StartupError(faults + cls(**{**overrides, **defaults}).faults()) from None
+        if faults := settings.faults():
+            raise StartupError(faults)
+        return settings
+
+    @property
+    def secrets(self) -> tuple[str, ...]:
+        """The secrets a token may be signed with, the current one first."""
+        both = (self.jwt_secret, self.jwt_secret_previous)
+        return tuple(secret.get_secret_value() for secret in both if secret is not None)
+
+    @property
+    def is_loopback(self) -> bool:
+        if self.proxy_host == "localhost":
+            return True
+        try:
+            return ipaddress.ip_address(self.proxy_host).is_loopback
+        except ValueError:
+            return False
+
+    @property
+    def weak_secrets(self) -> tuple[str, ...]:
+        """The names of the variables that hold a secret under MIN_SECRET_BYTES."""
+        named = {
+            "JWT_SECRET": self.jwt_secret,
+            "JWT_SECRET_PREVIOUS": self.jwt_secret_previous,
+        }
+        return tuple(
+            name
+            for name, secret in named.items()
+            if secret is not None and len(secret.get_secret_value().encode()) < MIN_SECRET_BYTES
+        )
+
+    def faults(self) -> list[str]:
+        """What is wrong between fields that are each right on their own."""
+        algorithms = set(self.jwt_algorithms)
+        has_jwks = self.jwks_file is not None or self.jwks_url is not None
+        weak = [] if self.is_loopback else self.weak_secrets
+        rules = [
+            (not algorithms, "JWT_ALGORITHMS is empty; name at least one, such as HS256"),
+            *(
+                (True, f"JWT_ALGORITHMS: '{name}' is not one of {_known_algorithms()}")
+                for name in sorted(algorithms - SYMMETRIC_ALGORITHMS - ASYMMETRIC_ALGORITHMS)
+            ),
+            (
+                bool(algorithms & SYMMETRIC_ALGORITHMS) and self.jwt_secret is None,
+                "JWT_SECRET is not set; make one with `python scripts/jwt_util.py generate-secret`",
+            ),
+            (
+                bool(algorithms & ASYMMETRIC_ALGORITHMS) and not has_jwks,
+                "JWT_ALGORITHMS names a public-key algorithm; set JWKS_FILE or JWKS_URL",
+            ),
+            (
+                has_jwks and not algorithms & ASYMMETRIC_ALGORITHMS,
+                "JWKS_FILE or JWKS_URL is set; add its algorithm, such as RS256, to JWT_ALGORITHMS",
+            ),
+            (
+                self.jwks_file is not None and self.jwks_url is not None,
+                "JWKS_FILE and JWKS_URL are both set; keep one",
+            ),
+            *(
+                (
+                    True,
+                    f"{name} is under {MIN_SECRET_BYTES} bytes and PROXY_HOST={self.proxy_host} "
+                    "is not loopback; use a longer secret",
+                )
+                for name in weak
+            ),
+        ]
+        return [message for is_broken, message in rules if is_broken]
+
+
+def _known_algorithms() -> str:
+    return ", ".join(sorted(SYMMETRIC_ALGORITHMS | ASYMMETRIC_ALGORITHMS))
+
+
+def _describe(error: Any) -> str:
+    """One line per fault of pydantic's; the value itself is shown unless it is a secret."""
+    name = str(error["loc"][0]).upper() if error["loc"] else "settings"
+    is_secret = "SECRET" in name or name == "REDIS_URL"
+    shown = "" if is_secret else f"={error['input']!r}"
+    return f"{name}{shown}: {error['msg']}"

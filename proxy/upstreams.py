@@ -1,0 +1,251 @@
+"""The upstreams and the choice between them.
+
+Least in-flight per weight, with a preference: requests of one session, or with the same prompt
+beginning, go to the replica that rendezvous hashing names for them, unless it is clearly busier
+than the rest. So a replica's prefix cache is met again without any table of sessions.
+"""
+
+import hashlib
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
+from urllib.parse import urlsplit
+
+import yaml
+
+from proxy.connections import ConnectionPool
+from proxy.errors import UpstreamUnreachable
+from proxy.inbound import RoutingHints
+
+log = logging.getLogger(__name__)
+
+# A preferred replica is left when it has more than this times the mean load, plus the slack.
+# (Consistent hashing with bounded loads, Mirrokni, Thorup and Zadimoghaddam, 2018.)
+MAX_LOAD_FACTOR = 1.25
+LOAD_SLACK = 2.0
+# Answers that were broken, garbled or late before an upstream is left alone for a while;
+# one refused connection is enough.
+MAX_FAILURES = 3
+FIRST_COOLDOWN_S = 2.0
+MAX_COOLDOWN_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class UpstreamSpec:
+    """One line of the upstreams file. Without `models` it takes requests for any model."""
+
+    url: str
+    weight: float = 1.0
+    health_path: str = "/ready"
+    models: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        parts = urlsplit(self.url)
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query:
+            raise ValueError(f"url={self.url!r}; expected http(s)://host[:port][/path]")
+        if not 0 < self.weight < math.inf:
+            raise ValueError(f"weight={self.weight} of {self.url}; expected a number above 0")
+        if not self.health_path.startswith("/"):
+            raise ValueError(f"health_path={self.health_path!r} of {self.url}; must begin with /")
+
+    @property
+    def netloc(self) -> str:
+        return urlsplit(self.url).netloc.rpartition("@")[2]
+
+    @property
+    def base_path(self) -> str:
+        return urlsplit(self.url).path.rstrip("/")
+
+
+@dataclass(slots=True, eq=False)
+class Upstream:
+    """One server and what we know of it. Its fields belong to the Balancer's lock."""
+
+    spec: UpstreamSpec
+    pool: ConnectionPool
+    in_flight: int = 0
+    is_healthy: bool = True
+    num_failures: int = 0
+    cooldown_s: float = FIRST_COOLDOWN_S
+    ejected_until_s: float = 0.0
+    name: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.name = self.spec.netloc + self.spec.base_path
+
+    def load(self) -> float:
+        return self.in_flight / self.spec.weight
+
+
+class Balancer:
+    """Chooses upstreams and remembers their failures. Any thread."""
+
+    def __init__(
+        self,
+        specs: Sequence[UpstreamSpec],
+        connect_timeout_s: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._connect_timeout_s = connect_timeout_s
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._upstreams: tuple[Upstream, ...] = ()
+        self.replace(specs)
+
+    @property
+    def upstreams(self) -> tuple[Upstream, ...]:
+        return self._upstreams
+
+    def replace(self, specs: Sequence[UpstreamSpec]) -> None:
+        """Take a new list. Upstreams that stay keep their state; streams of the others run on."""
+        with self._lock:
+            known = {upstream.spec: upstream for upstream in self._upstreams}
+            kept = tuple(known.pop(spec) if spec in known else self._make(spec) for spec in specs)
+            self._upstreams = kept
+        for gone in known.values():
+            gone.pool.close()
+
+    def is_ready(self) -> bool:
+        with self._lock:
+            return any(self._is_usable(upstream) for upstream in self._upstreams)
+
+    def choose(
+        self, hints: RoutingHints, excluded: AbstractSet[Upstream] = frozenset()
+    ) -> Upstream:
+        """The upstream for a request, counted as in flight until `finish`.
+
+        When none is usable, all are tried: a health check may be wrong, and an upstream's own
+        answer says more than ours. Raises UpstreamUnreachable when all are excluded.
+        """
+        with self._lock:
+            serving = [
+                upstream
+                for upstream in self._upstreams
+                if upstream not in excluded
+                and (not upstream.spec.models or hints.model in upstream.spec.models)
+            ]
+            if not serving:
+                raise UpstreamUnreachable(
+                    f"no upstream left for model {hints.model!r} of {len(self._upstreams)}"
+                )
+            usable = [upstream for upstream in serving if self._is_usable(upstream)]
+            chosen = self._pick(usable or serving, hints.affinity_key)
+            chosen.in_flight += 1
+            return chosen
+
+    def has_alternative(self, hints: RoutingHints, excluded: AbstractSet[Upstream]) -> bool:
+        """Whether a usable upstream is left beside `excluded`."""
+        with self._lock:
+            return any(
+                self._is_usable(upstream)
+                and (not upstream.spec.models or hints.model in upstream.spec.models)
+                for upstream in self._upstreams
+                if upstream not in excluded
+            )
+
+    def finish(self, upstream: Upstream) -> None:
+        with self._lock:
+            upstream.in_flight -= 1
+
+    def report_success(self, upstream: Upstream) -> None:
+        with self._lock:
+            upstream.num_failures = 0
+            upstream.cooldown_s = FIRST_COOLDOWN_S
+
+    def report_failure(self, upstream: Upstream, *, is_unreachable: bool = False) -> None:
+        """Count a failure; leave the upstream alone for a while when there are too many."""
+        with self._lock:
+            upstream.num_failures += 1
+            if not is_unreachable and upstream.num_failures < MAX_FAILURES:
+                return
+            upstream.num_failures = 0
+            upstream.ejected_until_s = self._clock() + upstream.cooldown_s
+            cooldown_s = upstream.cooldown_s
+            upstream.cooldown_s = min(2 * cooldown_s, MAX_COOLDOWN_S)
+        log.warning("upstream %s ejected for %g s", upstream.name, cooldown_s)
+
+    def report_health(self, upstream: Upstream, is_healthy: bool) -> None:
+        """The result of an active check. A good one also ends an ejection."""
+        with self._lock:
+            has_changed = upstream.is_healthy != is_healthy
+            upstream.is_healthy = is_healthy
+            if is_healthy:
+                upstream.ejected_until_s = 0.0
+        if has_changed:
+            log.warning("upstream %s is %s", upstream.name, "ready" if is_healthy else "not ready")
+
+    def close(self) -> None:
+        for upstream in self._upstreams:
+            upstream.pool.close()
+
+    def _make(self, spec: UpstreamSpec) -> Upstream:
+        parts = urlsplit(spec.url)
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+        pool = ConnectionPool(parts.scheme, parts.hostname or "", port, self._connect_timeout_s)
+        return Upstream(spec, pool)
+
+    def _is_usable(self, upstream: Upstream) -> bool:
+        return upstream.is_healthy and upstream.ejected_until_s <= self._clock()
+
+    def _pick(self, candidates: Sequence[Upstream], affinity_key: str | None) -> Upstream:
+        least = min(
+            candidates, key=lambda upstream: (upstream.in_flight + 1) / upstream.spec.weight
+        )
+        if affinity_key is None or len(candidates) == 1:
+            return least
+        preferred = max(candidates, key=lambda upstream: _rendezvous(affinity_key, upstream.spec))
+        total_weight = sum(upstream.spec.weight for upstream in candidates)
+        mean_load = (sum(upstream.in_flight for upstream in candidates) + 1) / total_weight
+        bound = MAX_LOAD_FACTOR * mean_load + LOAD_SLACK
+        return preferred if preferred.load() <= bound else least
+
+
+def _rendezvous(key: str, spec: UpstreamSpec) -> float:
+    """The spec's score for a key; the highest wins, each in proportion to its weight.
+
+    Weighted rendezvous hashing: -weight / ln(hash), the hash uniform in (0, 1).
+    """
+    digest = hashlib.blake2b(f"{spec.url}\0{key}".encode(), digest_size=8).digest()
+    uniform = (int.from_bytes(digest, "big") + 1) / (2**64 + 2)
+    return -spec.weight / math.log(uniform)
+
+
+def parse_upstreams(text: str) -> tuple[UpstreamSpec, ...]:
+    """The upstreams file: a YAML list of urls or mappings. ValueError names the faulty entry."""
+    try:
+        document = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ValueError(f"not YAML: {error}") from error
+    entries = document.get("upstreams") if isinstance(document, dict) else None
+    if not isinstance(entries, list) or not entries:
+        raise ValueError("expected a non-empty list under 'upstreams'")
+    specs = tuple(_parse_entry(entry) for entry in entries)
+    if len({spec.url for spec in specs}) < len(specs):
+        raise ValueError("an upstream is listed twice; raise its weight instead")
+    return specs
+
+
+def _parse_entry(entry: object) -> UpstreamSpec:
+    if isinstance(entry, str):
+        return UpstreamSpec(entry)
+    if not isinstance(entry, dict) or "url" not in entry:
+        raise ValueError(f"upstream {entry!r} has no url")
+    if unknown := set(entry) - {"url", "weight", "health_path", "models"}:
+        raise ValueError(f"upstream {entry['url']}: unknown keys {sorted(map(str, unknown))}")
+    models = entry.get("models", ())
+    if not isinstance(models, (list, tuple)):
+        raise ValueError(f"upstream {entry['url']}: models must be a list")
+    try:
+        weight = float(entry.get("weight", 1.0))
+    except (TypeError, ValueError):
+        raise ValueError(f"upstream {entry['url']}: weight must be a number") from None
+    return UpstreamSpec(
+        url=str(entry["url"]),
+        weight=weight,
+        health_path=str(entry.get("health_path", "/ready")),
+        models=tuple(map(str, models)),
+    )

@@ -1,0 +1,51 @@
+"""gunicorn's threaded worker, with three habits a streaming proxy needs.
+
+Everything else is gunicorn's. The methods overridden here are the whole of what we assume about
+its insides; `tests/proxy/test_life_cycle.py` fails if an upgrade changes them.
+"""
+
+import signal
+from types import FrameType
+from typing import Any
+
+from gunicorn.workers.gthread import TConn, ThreadWorker
+
+from proxy.app import ProxyApp
+
+
+class ProxyWorker(ThreadWorker):
+    """One per process, as the app's tables are in memory."""
+
+    @property
+    def _app(self) -> ProxyApp:
+        assert isinstance(self.wsgi, ProxyApp)
+        return self.wsgi
+
+    def init_signals(self) -> None:
+        super().init_signals()
+        signal.signal(signal.SIGHUP, self._reload)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """SIGTERM: keep answering (503, at once) until the streams are over, then leave.
+
+        gunicorn would stop accepting right away, and the kernel would go on taking connections
+        that nobody ever answers.
+        """
+        self._app.begin_drain(lambda: self.method_queue.defer(self._leave))
+
+    def _leave(self) -> None:
+        self.alive = False
+
+    def _reload(self, sig: int, frame: FrameType | None) -> None:
+        self._app.request_reload()
+
+    def handle(self, conn: TConn) -> Any:
+        """Close a finished connection here, on the request's thread.
+
+        Closing lingers up to two seconds for a client that does not close its side. gunicorn
+        does that on the thread that accepts everyone else.
+        """
+        outcome = super().handle(conn)
+        if outcome is False:
+            conn.close(graceful=True)
+        return outcome

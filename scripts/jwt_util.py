@@ -1,0 +1,115 @@
+#!/usr/bin/env python3
+"""Make and read the tokens that the proxy checks. Needs nothing but PyJWT.
+
+    jwt_util.py --secret S encode '{"team_id": "tenstorrent", "token_id": "debug-test"}'
+    jwt_util.py encode '{"team_id": "a", "token_id": "laptop"}' --expires-in 24h
+    jwt_util.py decode TOKEN
+    jwt_util.py generate-secret
+
+The secret is --secret, else JWT_SECRET from the environment. Results go to standard output and
+nothing else does, so that `TOKEN=$(jwt_util.py ...)` works; errors go to standard error, exit 1.
+"""
+
+import argparse
+import json
+import os
+import re
+import secrets
+import sys
+import time
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jwt
+
+ALGORITHMS = ("HS256", "HS384", "HS512")
+SECRET_BYTES = 32
+SECONDS_BY_UNIT = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+class UsageError(Exception):
+    """What the user has to change. `str(error)` is shown."""
+
+
+def encode(claims_json: str, secret: str, algorithm: str, expires_in_s: int | None) -> str:
+    """The compact token for a JSON object of claims, the very bytes that PyJWT makes."""
+    try:
+        claims = json.loads(claims_json)
+    except ValueError as error:
+        raise UsageError(f"the claims are not JSON: {error}") from None
+    if not isinstance(claims, dict):
+        raise UsageError("the claims must be a JSON object")
+    if expires_in_s is not None:
+        claims["exp"] = int(time.time()) + expires_in_s
+    return jwt.encode(claims, secret, algorithm=algorithm)
+
+
+def decode(token: str, secret: str, algorithm: str) -> str:
+    """The claims of a token with a good signature that is valid now, as JSON."""
+    claims: dict[str, Any] = jwt.decode(
+        token, secret, algorithms=[algorithm], options={"verify_aud": False}
+    )
+    return json.dumps(claims)
+
+
+def parse_duration_s(text: str) -> int:
+    """'90s', '15m', '24h' or '30d' in seconds; a bare number is seconds."""
+    match = re.fullmatch(r"([0-9]{1,9})([smhd]?)", text)
+    if match is None or int(match[1]) == 0:
+        raise argparse.ArgumentTypeError(f"'{text}' is not a duration such as 90s, 15m, 24h, 30d")
+    return int(match[1]) * SECONDS_BY_UNIT[match[2] or "s"]
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse exits with 2 on a wrong command line; here every error is a 1."""
+
+    def error(self, message: str) -> Any:
+        self.print_usage(sys.stderr)
+        self.exit(1, f"{self.prog}: error: {message}\n")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    # Options are accepted before and after the command. Those after it must not reset to a
+    # default what was given before it.
+    common = Parser(add_help=False, argument_default=argparse.SUPPRESS)
+    common.add_argument("--secret", help="the signing secret (default: JWT_SECRET)")
+    common.add_argument("--algorithm", choices=ALGORITHMS, help="default: HS256")
+    parser = Parser(description="Make and read the proxy's tokens.", parents=[common])
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    encoder = commands.add_parser("encode", parents=[common], help="claims to token")
+    encoder.add_argument("claims", help="a JSON object")
+    encoder.add_argument("--expires-in", type=parse_duration_s, metavar="24h", dest="expires_in_s")
+    decoder = commands.add_parser("decode", parents=[common], help="token to claims")
+    decoder.add_argument("token")
+    commands.add_parser("generate-secret", help=f"{SECRET_BYTES} random bytes as hex")
+    return parser
+
+
+def run(arguments: argparse.Namespace, environ: Mapping[str, str]) -> str:
+    """The one line to print. Raises UsageError or jwt.PyJWTError."""
+    if arguments.command == "generate-secret":
+        return secrets.token_hex(SECRET_BYTES)
+    secret = getattr(arguments, "secret", None) or environ.get("JWT_SECRET")
+    if not secret:
+        raise UsageError("no secret: give --secret or set JWT_SECRET")
+    algorithm = getattr(arguments, "algorithm", "HS256")
+    if arguments.command == "encode":
+        return encode(arguments.claims, secret, algorithm, arguments.expires_in_s)
+    return decode(arguments.token, secret, algorithm)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    # A short secret draws a warning from PyJWT; the proxy says so where it matters.
+    warnings.simplefilter("ignore")
+    arguments = build_parser().parse_args(argv)
+    try:
+        print(run(arguments, os.environ))  # noqa: TID251
+    except (UsageError, jwt.PyJWTError, TypeError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
