@@ -13,7 +13,6 @@ from inference_api.errors import StartupError
 
 EMBEDDED_MODEL = Path(__file__).resolve().parent.parent / "models" / "hearth-tiny"
 CONTROL_THREADS = 16  # request threads beyond rows and queue, so that /health always has one
-JWT_SECRET_MIN_BYTES = 16
 
 
 class Settings(BaseSettings):
@@ -98,13 +97,6 @@ class Settings(BaseSettings):
         if isinstance(value, str):
             return tuple(name.strip() for name in value.split(",") if name.strip())
         return value
-
-    @field_validator("jwt_secret")
-    @classmethod
-    def _secret_is_not_trivial(cls, secret: SecretStr | None) -> SecretStr | None:
-        if secret and len(secret.get_secret_value().encode()) < JWT_SECRET_MIN_BYTES:
-            raise ValueError(f"needs at least {JWT_SECRET_MIN_BYTES} bytes; use a longer secret")
-        return secret
 
     @property
     def served_name(self) -> str:

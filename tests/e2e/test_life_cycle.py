@@ -1,0 +1,136 @@
+"""Starting, draining and dying, with real gunicorn."""
+
+import http.client
+import json
+import signal
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import jwt
+import psutil
+import pytest
+import requests
+
+from tests.serving import MOCK_APP, ServedApi, eventually, post_bytes, served
+
+CRASHING_APP = "tests.e2e.crashing_server:create_crashing_server()"
+SECRET = "a secret of more than thirty-two bytes"
+
+
+@pytest.fixture
+def slow_api(tmp_path: Path) -> Iterator[ServedApi]:
+    with served(tmp_path / "log", MOCK_APP, MOCK_TOKENS_PER_SECOND=20, USER_ROWS=1) as api:
+        yield api
+
+
+def test_sigterm_lets_a_running_stream_finish_and_then_the_process_ends(
+    slow_api: ServedApi,
+) -> None:
+    children = psutil.Process(slow_api.process.pid).children(recursive=True)
+    stream = slow_api.open_stream(text="x" * 40)
+    slow_api.process.send_signal(signal.SIGTERM)
+    assert stream.text == "x" * 40
+    assert slow_api.process.wait(20) == 0
+    assert not [child for child in children if child.is_running()]
+
+
+def test_drain_closes_admission_first_and_ends_the_process_last(slow_api: ServedApi) -> None:
+    stream = slow_api.open_stream(text="x" * 40)
+    assert requests.post(f"{slow_api.url}/drain", timeout=10).status_code == 202
+    assert slow_api.state()["status"] == "draining"
+    refused = slow_api.post(text="late")
+    assert refused.status_code == 503
+    assert int(refused.headers["Retry-After"]) >= 1
+    assert stream.text == "x" * 40
+    assert slow_api.process.wait(20) == 0
+
+
+def test_what_outlives_the_drain_timeout_is_broken_off_not_ended_well(tmp_path: Path) -> None:
+    settings = {"MOCK_TOKENS_PER_SECOND": 20, "USER_ROWS": 1, "DRAIN_TIMEOUT": 0.5}
+    with served(tmp_path / "log", MOCK_APP, **settings) as api:
+        stream = api.open_stream(text="x" * 2000, max_tokens=2000)
+        waiting = api.send_raw(post_bytes("/inference", b'{"text": "queued"}'))
+        eventually(lambda: api.state()["queued"] == 1)
+        api.process.send_signal(signal.SIGTERM)
+        with pytest.raises(requests.exceptions.ChunkedEncodingError):
+            _ = stream.content
+        assert waiting.recv(65536).startswith(b"HTTP/1.1 503")
+        waiting.close()
+        assert api.process.wait(20) == 0
+
+
+def test_only_local_or_authorised_callers_may_drain(tmp_path: Path) -> None:
+    with served(tmp_path / "log", MOCK_APP, JWT_SECRET=SECRET) as api:
+        through_proxy = {"X-Forwarded-For": "10.0.0.1"}
+        drain = f"{api.url}/drain"
+        assert requests.post(drain, headers=through_proxy, timeout=10).status_code == 401
+        assert api.state()["status"] == "ready"
+        token = {"Authorization": f"Bearer {jwt.encode({'team_id': 'a'}, SECRET)}"}
+        assert requests.post(drain, headers=through_proxy | token, timeout=10).status_code == 202
+        assert api.process.wait(20) == 0
+
+
+def test_api_checks_tokens_itself_when_it_has_a_secret(tmp_path: Path) -> None:
+    with served(tmp_path / "log", MOCK_APP, JWT_SECRET=SECRET) as api:
+        refused = api.post(text="hi")
+        assert refused.status_code == 401
+        assert refused.headers["WWW-Authenticate"] == "Bearer"
+        token = jwt.encode({"team_id": "tenstorrent"}, SECRET)
+        good = requests.post(
+            f"{api.url}/inference",
+            json={"text": "hi"},
+            headers={"Authorization": f"bearer {token}"},
+            timeout=10,
+        )
+        assert good.text == "hi"
+        assert SECRET not in api.log
+
+
+def test_dead_decode_thread_fails_everybody_at_once_and_the_worker_is_replaced(
+    tmp_path: Path,
+) -> None:
+    with served(tmp_path / "log", CRASHING_APP, MOCK_TOKENS_PER_SECOND=50, USER_ROWS=1) as api:
+        (worker,) = psutil.Process(api.process.pid).children()
+        running = http.client.HTTPConnection("127.0.0.1", api.port, timeout=60)
+        body = json.dumps({"text": "ends in a crash!" + "x" * 500, "max_tokens": 500})
+        queued = api.send_raw(b"")  # connected before, so that this worker has to answer
+        running.request("POST", "/inference", body, {"Content-Type": "application/json"})
+        response = running.getresponse()
+        queued.sendall(post_bytes("/inference", b'{"text": "queued"}'))
+        with pytest.raises(http.client.IncompleteRead):
+            response.read()
+        assert queued.recv(65536).startswith(b"HTTP/1.1 500")
+        queued.close()
+        running.close()
+        eventually(lambda: not worker.is_running())
+        api.wait_until_ready()
+        assert api.post(text="well again").text == "well again"
+        assert "the decode thread died" in api.log
+
+
+def test_model_that_cannot_be_loaded_stops_the_start(tmp_path: Path) -> None:
+    app = "tests.e2e.crashing_server:create_unloadable_server()"
+    with served(tmp_path / "log", app, wait=False) as api:
+        assert api.process.wait(30) != 0
+        assert "no such weights" in api.log
+
+
+def test_start_names_every_faulty_variable(tmp_path: Path) -> None:
+    settings = {"USER_ROWS": "none", "DEVICE": "tpu", "DRAIN_TIMEOUT": -1}
+    with served(tmp_path / "log", MOCK_APP, wait=False, **settings) as api:
+        assert api.process.wait(30) != 0
+        for variable in ("USER_ROWS='none'", "DEVICE='tpu'", "DRAIN_TIMEOUT='-1'"):
+            assert variable in api.log
+        assert "Traceback" not in api.log
+
+
+def test_start_names_a_taken_port_and_a_missing_model_together(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as holder:
+        port = holder.getsockname()[1]
+        settings = {"SERVICE_PORT": port, "MODEL": "/nowhere/at/all"}
+        with served(tmp_path / "log", wait=False, **settings) as api:
+            assert api.process.wait(30) != 0
+            assert f"SERVICE_PORT={port} cannot be bound" in api.log
+            assert "/nowhere/at/all" in api.log
+            assert "Traceback" not in api.log

@@ -1,0 +1,102 @@
+"""The two queues between request threads and the decode thread."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from inference_api.errors import Draining, QueueFull
+from inference_api.input_queue import InputQueue
+from inference_api.output_queues import OutputQueues
+from inference_api.request import FinishReason, GenerationRequest, SessionId, TokenEvent
+
+
+def request(name: str) -> GenerationRequest:
+    return GenerationRequest(SessionId(name), (1, 2, 3), max_tokens=4)
+
+
+def test_first_come_first_served() -> None:
+    queue = InputQueue(max_size=3)
+    for name in "abc":
+        queue.put(request(name))
+    assert [queue.get() for _ in range(4)] == [request("a"), request("b"), request("c"), None]
+
+
+def test_full_queue_refuses_with_a_time_from_the_measured_drain_rate() -> None:
+    now_s = 0.0
+    queue = InputQueue(max_size=4, clock=lambda: now_s)
+    for number in range(10):
+        now_s = 2.0 * number  # one request leaves every two seconds
+        queue.put(request(str(number)))
+        queue.get()
+    for name in "abcd":
+        queue.put(request(name))
+    with pytest.raises(QueueFull) as caught:
+        queue.put(request("e"))
+    assert caught.value.retry_after_s == 8
+    with pytest.raises(QueueFull):
+        queue.check_room()
+
+
+def test_removed_request_makes_room_wherever_it_stood() -> None:
+    queue = InputQueue(max_size=2)
+    queue.put(request("a"))
+    queue.put(request("b"))
+    assert queue.remove(SessionId("a"))
+    assert not queue.remove(SessionId("a"))
+    queue.put(request("c"))
+    assert [queue.get(), queue.get()] == [request("b"), request("c")]
+
+
+def test_closed_queue_refuses_newcomers_and_keeps_the_waiting() -> None:
+    queue = InputQueue(max_size=2)
+    queue.put(request("a"))
+    queue.refuse(Draining("soon", retry_after_s=1))
+    with pytest.raises(Draining):
+        queue.put(request("b"))
+    assert queue.get() == request("a")
+
+
+@given(st.lists(st.sampled_from(["put", "get", "remove"]), max_size=60), st.integers(1, 5))
+def test_queue_never_exceeds_its_size_and_loses_nothing(actions: list[str], size: int) -> None:
+    queue, expected = InputQueue(size), list[str]()
+    for number, action in enumerate(actions):
+        if action == "put" and len(expected) < size:
+            queue.put(request(str(number)))
+            expected.append(str(number))
+        elif action == "put":
+            with pytest.raises(QueueFull):
+                queue.put(request(str(number)))
+        elif action == "get":
+            taken = queue.get()
+            assert (taken.session_id if taken else None) == (expected.pop(0) if expected else None)
+        elif expected:
+            queue.remove(SessionId(expected.pop(len(expected) // 2)))
+        assert len(queue) == len(expected)
+
+
+def test_wanted_session_id_is_given_once() -> None:
+    queues = OutputQueues()
+    first, second = queues.open("mine"), queues.open("mine")
+    assert first.session_id == "mine"
+    assert second.session_id != "mine"
+    queues.close(first.session_id)
+    assert queues.open("mine").session_id == "mine"
+
+
+def test_events_reach_their_session_in_order_and_nobody_else() -> None:
+    queues = OutputQueues()
+    a, b = queues.open("a"), queues.open("b")
+    queues.publish([(a.session_id, TokenEvent((1,))), (b.session_id, TokenEvent((2,)))])
+    queues.publish([(a.session_id, TokenEvent((3,), FinishReason.STOP))])
+    assert [a.get(0.1), a.get(0.1)] == [TokenEvent((1,)), TokenEvent((3,), FinishReason.STOP)]
+    assert b.get(0.1) == TokenEvent((2,))
+    assert b.get(0.01) is None
+
+
+def test_events_of_a_closed_session_are_dropped() -> None:
+    queues = OutputQueues()
+    gone = queues.open("gone")
+    queues.close(gone.session_id)
+    queues.publish([(gone.session_id, TokenEvent((1,)))])
+    assert len(queues) == 0
+    assert gone.get(0.01) is None

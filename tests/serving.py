@@ -1,0 +1,130 @@
+"""Starts the real thing for tests: gunicorn on a free port, spoken to over real sockets."""
+
+import http.client
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import requests
+
+ROOT = Path(__file__).resolve().parent.parent
+START_TIMEOUT_S = 60.0
+STOP_TIMEOUT_S = 30.0
+MOCK_APP = "inference_api._mock_inference_api_server:create_test_server()"
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def eventually(holds: Callable[[], Any], timeout_s: float = 20.0) -> Any:
+    """The first true value of `holds()`; fails when none comes in time."""
+    deadline_s = time.monotonic() + timeout_s
+    while time.monotonic() < deadline_s:
+        if value := holds():
+            return value
+        time.sleep(0.01)
+    raise AssertionError(f"still false after {timeout_s} s")
+
+
+class ServedApi:
+    """A running API process."""
+
+    def __init__(self, process: subprocess.Popen[bytes], port: int, log_path: Path) -> None:
+        self.process = process
+        self.port = port
+        self.url = f"http://127.0.0.1:{port}"
+        self._log_path = log_path
+
+    @property
+    def log(self) -> str:
+        return self._log_path.read_text()
+
+    def state(self) -> dict[str, Any]:
+        """What /ready says; {} while nobody answers."""
+        try:
+            state: dict[str, Any] = requests.get(f"{self.url}/ready", timeout=10).json()
+        except requests.ConnectionError:
+            return {}
+        return state
+
+    def wait_until_ready(self) -> None:
+        def is_ready() -> bool:
+            assert self.process.poll() is None, f"gunicorn has ended:\n{self.log}"
+            return self.state().get("status") == "ready"
+
+        eventually(is_ready, START_TIMEOUT_S)
+
+    def is_idle(self) -> bool:
+        """Nothing left behind: no busy row, nothing queued, no session."""
+        state = self.state()
+        return [state["busy_rows"], state["queued"], state["sessions"]] == [0, 0, 0]
+
+    def post(self, path: str = "/inference", **fields: Any) -> requests.Response:
+        return requests.post(f"{self.url}{path}", json=fields, timeout=60)
+
+    def open_stream(self, **fields: Any) -> requests.Response:
+        """Returns once the first byte is there; close it to leave early."""
+        return requests.post(f"{self.url}/inference", json=fields, timeout=60, stream=True)
+
+    def send_raw(self, request: bytes) -> socket.socket:
+        """Send bytes on a connection of its own and leave it open."""
+        client = socket.create_connection(("127.0.0.1", self.port), timeout=60)
+        client.sendall(request)
+        return client
+
+    def stop(self, signum: int = signal.SIGTERM) -> int:
+        self.process.send_signal(signum)
+        return self.process.wait(STOP_TIMEOUT_S)
+
+
+def post_bytes(path: str, body: bytes) -> bytes:
+    head = f"POST {path} HTTP/1.1\r\nHost: test\r\nContent-Type: application/json\r\n"
+    return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
+
+
+def read_chunks(response: http.client.HTTPResponse) -> Iterator[bytes]:
+    while chunk := response.read1(65536):
+        yield chunk
+
+
+def environment(**settings: object) -> dict[str, str]:
+    """The environment of a served process: ours, without settings, plus the given ones."""
+    kept = {name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ}
+    return kept | {name: str(value) for name, value in settings.items()}
+
+
+@contextmanager
+def served(
+    log_path: Path, app: str | None = None, wait: bool = True, **settings: object
+) -> Iterator[ServedApi]:
+    """gunicorn with gunicorn.conf.py; its whole process group is gone afterwards."""
+    port = free_port()
+    command = [sys.executable, "-m", "gunicorn", "--config", "gunicorn.conf.py"]
+    with log_path.open("wb") as log:
+        process = subprocess.Popen(
+            command + ([app] if app else []),
+            cwd=ROOT,
+            env=environment(**{"SERVICE_PORT": port} | settings),
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+    api = ServedApi(process, port, log_path)
+    try:
+        if wait:
+            api.wait_until_ready()
+        yield api
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait(STOP_TIMEOUT_S)
