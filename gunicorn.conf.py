@@ -49,7 +49,7 @@ def on_starting(arbiter: Arbiter) -> None:
     """Find every reason not to start before there is a worker."""
     assert isinstance(arbiter.app, WSGIApplication)
     try:
-        check_start(settings, with_model=arbiter.app.app_uri != MOCK_APP)
+        check_start(settings, with_model=arbiter.app.app_uri == MODEL_APP)
     except StartupError as error:
         sys.exit(str(error))
 

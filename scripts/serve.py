@@ -1,0 +1,125 @@
+"""Serve on this machine: the API and the proxy side by side, and one curl line to try them.
+
+`make serve` runs it. Ctrl-C or SIGTERM drains and ends both; a second Ctrl-C kills them. If one of
+them ends by itself, so does the other. The secret of the printed token is made once and kept in
+`var/`, so that a printed line stays good; the proxy alone gets it and checks tokens.
+"""
+
+import argparse
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import FrameType
+from urllib.request import urlopen
+
+import jwt
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from inference_api.errors import StartupError  # noqa: E402
+from inference_api.settings import Settings, load_settings  # noqa: E402
+
+SECRET_PATH = ROOT / "var" / "jwt_secret"
+DEFAULT_PROXY_PORT = "1223"
+ANY_ADDRESS = ("0.0.0.0", "::")
+POLL_S = 0.2
+QUESTION = "Have you been to Paris, France?"
+
+Process = subprocess.Popen[bytes]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Serve the API and the proxy on this machine.")
+    parser.add_argument("--mock", action="store_true", help="serve the mock backend, no model")
+    if parser.parse_args().mock:
+        os.environ["MOCK_MODEL"] = "1"
+    secret = os.environ.pop("JWT_SECRET", None) or kept_secret()
+    try:
+        settings = load_settings()
+    except StartupError as error:
+        sys.exit(str(error))
+    signal.signal(signal.SIGTERM, _interrupt)
+    proxy_environment = dict(os.environ, JWT_SECRET=secret)
+    processes = (
+        _start("gunicorn.conf.py", dict(os.environ)),
+        _start("proxy/gunicorn.conf.py", proxy_environment),
+    )
+    try:
+        if wait_until_ready(settings, processes):
+            print(welcome(settings, secret), flush=True)
+        while _are_running(processes):
+            time.sleep(POLL_S)
+        return 1  # nobody asked for it to end
+    except KeyboardInterrupt:
+        return 0
+    finally:
+        end(processes)
+
+
+def wait_until_ready(settings: Settings, processes: tuple[Process, ...]) -> bool:
+    """Whether the API became ready before any process ended."""
+    host = "127.0.0.1" if settings.service_host in ANY_ADDRESS else settings.service_host
+    while _are_running(processes):
+        try:
+            with urlopen(f"http://{host}:{settings.service_port}/ready", timeout=5):
+                return True
+        except OSError:
+            time.sleep(POLL_S)
+    return False
+
+
+def welcome(settings: Settings, secret: str) -> str:
+    token = jwt.encode({"team_id": "local", "token_id": "make-serve"}, secret, algorithm="HS256")
+    port = os.environ.get("PROXY_PORT", DEFAULT_PROXY_PORT)
+    return (
+        f"\nHearth serves {settings.served_name}. Try it:\n\n"
+        f"curl -N http://127.0.0.1:{port}/predictions/{settings.served_name} "
+        f"-H 'Authorization: Bearer {token}' -H 'Content-Type: application/json' "
+        f'-d \'{{"text": "{QUESTION}", "temperature": 0}}\'\n'
+    )
+
+
+def kept_secret() -> str:
+    """The secret of this checkout, readable by its owner only; made at the first call."""
+    if not SECRET_PATH.exists():
+        SECRET_PATH.parent.mkdir(exist_ok=True)
+        descriptor = os.open(SECRET_PATH, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "w") as file:
+            file.write(secrets.token_urlsafe(48))
+    return SECRET_PATH.read_text()
+
+
+def end(processes: tuple[Process, ...]) -> None:
+    """Let all of them drain and end; kill them at the next Ctrl-C."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    for process in processes:
+        process.terminate()
+    try:
+        for process in processes:
+            process.wait()
+    except KeyboardInterrupt:
+        for process in processes:
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def _start(config: str, environment: dict[str, str]) -> Process:
+    """gunicorn in a session of its own, so that a Ctrl-C reaches it through us alone."""
+    command = [sys.executable, "-m", "gunicorn", "--config", config]
+    return subprocess.Popen(command, cwd=ROOT, env=environment, start_new_session=True)
+
+
+def _are_running(processes: tuple[Process, ...]) -> bool:
+    return all(process.poll() is None for process in processes)
+
+
+def _interrupt(signum: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    sys.exit(main())
