@@ -1,0 +1,121 @@
+"""Make a Llama of random weights, of a given size, to measure speed with: it says nothing.
+
+    python scripts/make_random_model.py 110m var/models/random-110m
+
+Every byte of a prompt is one token, and every token that comes out is visible text, so that a
+client can count both.
+"""
+
+import argparse
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+VOCAB_SIZE = 32_000
+CONTEXT_TOKENS = 2048
+SEED = 20240229
+INIT_STD = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    hidden: int
+    ffn: int
+    layers: int
+    heads: int
+    kv_heads: int
+
+
+SHAPES = {
+    "110m": Shape(hidden=768, ffn=2048, layers=12, heads=12, kv_heads=12),
+    "1.1b": Shape(hidden=2048, ffn=5632, layers=22, heads=32, kv_heads=4),  # TinyLlama's
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Make a Llama of random weights.")
+    parser.add_argument("size", choices=SHAPES)
+    parser.add_argument("folder", type=Path)
+    arguments = parser.parse_args()
+    make_random_model(SHAPES[arguments.size], arguments.folder)
+
+
+def make_random_model(shape: Shape, folder: Path) -> None:
+    """Write config, tokenizer and bfloat16 weights; the same bytes every time."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(_config(shape), indent=1))
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "</s>"})
+    )
+    _tokenizer().save(str(folder / "tokenizer.json"))
+    save_file(_weights(shape), folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def _config(shape: Shape) -> dict[str, object]:
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": VOCAB_SIZE,
+        "hidden_size": shape.hidden,
+        "intermediate_size": shape.ffn,
+        "num_hidden_layers": shape.layers,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads,
+        "max_position_embeddings": CONTEXT_TOKENS,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0,
+        "tie_word_embeddings": False,
+        "hidden_act": "silu",
+        "bos_token_id": None,
+        "eos_token_id": VOCAB_SIZE - 1,
+        "torch_dtype": "bfloat16",
+    }
+
+
+def _tokenizer() -> Tokenizer:
+    """The 256 bytes, then words that no text contains, then the end token."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    words = [f"<{number}>" for number in range(len(alphabet), VOCAB_SIZE - 1)]
+    vocab = {token: number for number, token in enumerate([*alphabet, *words, "</s>"])}
+    tokenizer = Tokenizer(models.BPE(vocab, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["</s>"])
+    return tokenizer
+
+
+def _weights(shape: Shape) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(SEED)
+
+    def random(rows: int, columns: int) -> torch.Tensor:
+        return (torch.randn(rows, columns, generator=generator) * INIT_STD).bfloat16()
+
+    kv_width = shape.hidden // shape.heads * shape.kv_heads
+    norm = torch.ones(shape.hidden, dtype=torch.bfloat16)
+    weights = {
+        "model.embed_tokens.weight": random(VOCAB_SIZE, shape.hidden),
+        "model.norm.weight": norm.clone(),
+        "lm_head.weight": random(VOCAB_SIZE, shape.hidden),
+    }
+    for number in range(shape.layers):
+        layer = f"model.layers.{number}"
+        weights |= {
+            f"{layer}.input_layernorm.weight": norm.clone(),
+            f"{layer}.post_attention_layernorm.weight": norm.clone(),
+            f"{layer}.self_attn.q_proj.weight": random(shape.hidden, shape.hidden),
+            f"{layer}.self_attn.k_proj.weight": random(kv_width, shape.hidden),
+            f"{layer}.self_attn.v_proj.weight": random(kv_width, shape.hidden),
+            f"{layer}.self_attn.o_proj.weight": random(shape.hidden, shape.hidden),
+            f"{layer}.mlp.gate_proj.weight": random(shape.ffn, shape.hidden),
+            f"{layer}.mlp.up_proj.weight": random(shape.ffn, shape.hidden),
+            f"{layer}.mlp.down_proj.weight": random(shape.hidden, shape.ffn),
+        }
+    return weights
+
+
+if __name__ == "__main__":
+    main()
