@@ -12,7 +12,7 @@ import psutil
 import pytest
 import requests
 
-from tests.serving import MOCK_APP, ServedApi, eventually, post_bytes, served
+from benchmarking.serving import MOCK_APP, ServedApi, eventually, post_bytes, served
 
 CRASHING_APP = "tests.e2e.crashing_server:create_crashing_server()"
 SECRET = "a secret of more than thirty-two bytes"
@@ -111,14 +111,14 @@ def test_dead_decode_thread_fails_everybody_at_once_and_the_worker_is_replaced(
 
 def test_model_that_cannot_be_loaded_stops_the_start(tmp_path: Path) -> None:
     app = "tests.e2e.crashing_server:create_unloadable_server()"
-    with served(tmp_path / "log", app, wait=False) as api:
+    with served(tmp_path / "log", app, start_timeout_s=None) as api:
         assert api.process.wait(30) != 0
         assert "no such weights" in api.log
 
 
 def test_start_names_every_faulty_variable(tmp_path: Path) -> None:
     settings = {"USER_ROWS": "none", "DEVICE": "tpu", "DRAIN_TIMEOUT": -1}
-    with served(tmp_path / "log", MOCK_APP, wait=False, **settings) as api:
+    with served(tmp_path / "log", MOCK_APP, start_timeout_s=None, **settings) as api:
         assert api.process.wait(30) != 0
         for variable in ("USER_ROWS='none'", "DEVICE='tpu'", "DRAIN_TIMEOUT='-1'"):
             assert variable in api.log
@@ -129,7 +129,7 @@ def test_start_names_a_taken_port_and_a_missing_model_together(tmp_path: Path) -
     with socket.create_server(("127.0.0.1", 0)) as holder:
         port = holder.getsockname()[1]
         settings = {"SERVICE_PORT": port, "MODEL": "/nowhere/at/all"}
-        with served(tmp_path / "log", wait=False, **settings) as api:
+        with served(tmp_path / "log", start_timeout_s=None, **settings) as api:
             assert api.process.wait(30) != 0
             assert f"SERVICE_PORT={port} cannot be bound" in api.log
             assert "/nowhere/at/all" in api.log

@@ -1,4 +1,4 @@
-"""Starts the real thing for tests: gunicorn on a free port, spoken to over real sockets."""
+"""Starts the real API for tests and benches: gunicorn on a free port, real sockets."""
 
 import http.client
 import os
@@ -57,12 +57,12 @@ class ServedApi:
             return {}
         return state
 
-    def wait_until_ready(self) -> None:
+    def wait_until_ready(self, timeout_s: float = START_TIMEOUT_S) -> None:
         def is_ready() -> bool:
             assert self.process.poll() is None, f"gunicorn has ended:\n{self.log}"
             return self.state().get("status") == "ready"
 
-        eventually(is_ready, START_TIMEOUT_S)
+        eventually(is_ready, timeout_s)
 
     def is_idle(self) -> bool:
         """Nothing left behind: no busy row, nothing queued, no session."""
@@ -105,9 +105,15 @@ def environment(**settings: object) -> dict[str, str]:
 
 @contextmanager
 def served(
-    log_path: Path, app: str | None = None, wait: bool = True, **settings: object
+    log_path: Path,
+    app: str | None = None,
+    start_timeout_s: float | None = START_TIMEOUT_S,
+    **settings: object,
 ) -> Iterator[ServedApi]:
-    """gunicorn with gunicorn.conf.py; its whole process group is gone afterwards."""
+    """gunicorn with gunicorn.conf.py, ready unless `start_timeout_s` is None.
+
+    Its whole process group is gone afterwards.
+    """
     port = free_port()
     command = [sys.executable, "-m", "gunicorn", "--config", "gunicorn.conf.py"]
     with log_path.open("wb") as log:
@@ -121,8 +127,8 @@ def served(
         )
     api = ServedApi(process, port, log_path)
     try:
-        if wait:
-            api.wait_until_ready()
+        if start_timeout_s is not None:
+            api.wait_until_ready(start_timeout_s)
         yield api
     finally:
         if process.poll() is None:

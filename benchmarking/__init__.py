@@ -1,0 +1,1 @@
+"""Measuring: what a running server does, and beside what."""

@@ -1,0 +1,41 @@
+"""The peer of `bench_serve`: transformers' own generate, float32, all cores, one static batch.
+
+Reads `[model folder, prompts, max_tokens]` as JSON from standard input, prints tokens/s.
+"""
+
+import json
+import sys
+import time
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from inference_api.engine.hardware import physical_cores
+
+
+def main() -> None:
+    folder, prompts, max_tokens = json.load(sys.stdin)
+    torch.set_num_threads(physical_cores())
+    tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="left")
+    tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    if tokenizer.chat_template is not None:
+        turns = [[{"role": "user", "content": prompt}] for prompt in prompts]
+        prompts = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+    batch = tokenizer(
+        prompts,
+        return_tensors="pt",
+        padding=True,
+        add_special_tokens=tokenizer.chat_template is None,
+    )
+    batch.pop("token_type_ids", None)
+    model.generate(**batch, max_new_tokens=2, do_sample=False)  # warm up
+    started_s = time.perf_counter()
+    answers = model.generate(**batch, max_new_tokens=max_tokens, do_sample=False)
+    elapsed_s = time.perf_counter() - started_s
+    new_tokens = answers[:, batch["input_ids"].shape[1] :]
+    print(int((new_tokens != tokenizer.pad_token_id).sum()) / elapsed_s)
+
+
+if __name__ == "__main__":
+    main()
