@@ -1,0 +1,66 @@
+"""The command line of `scripts/train_default_model.py`."""
+
+import argparse
+import json
+import logging
+from pathlib import Path
+
+from .card import write_card
+from .evaluation import evaluate
+from .export import export
+from .preparation import prepare_tokenizer, prepare_windows
+from .training import TrainingPlan, train
+
+STAGES = ("corpus", "train", "export", "evaluate", "card")
+logger = logging.getLogger(__name__)
+
+
+def build_parser() -> argparse.ArgumentParser:
+    plan = TrainingPlan(Path())
+    parser = argparse.ArgumentParser(description="Make the embedded default model from one seed.")
+    parser.add_argument("stage", choices=(*STAGES, "all"))
+    parser.add_argument("--work", type=Path, default=Path("var/default-model"))
+    parser.add_argument("--model", type=Path, default=Path("models/hearth-tiny"))
+    parser.add_argument("--seed", type=int, default=plan.seed)
+    parser.add_argument("--documents", type=int, default=600_000)
+    parser.add_argument("--tokens", type=int, default=plan.tokens)
+    parser.add_argument("--processes", type=int, default=plan.num_processes)
+    parser.add_argument("--dtype", choices=("bfloat16", "float32"), default=plan.dtype)
+    parser.add_argument("--no-compile", action="store_true")
+    parser.add_argument("--questions", type=int, default=300, help="judged per category")
+    return parser
+
+
+def main(arguments: list[str] | None = None) -> int:
+    options = build_parser().parse_args(arguments)
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    for stage in STAGES if options.stage == "all" else (options.stage,):
+        _run_stage(stage, options)
+    return 0
+
+
+def _run_stage(stage: str, options: argparse.Namespace) -> None:
+    if stage == "corpus":
+        options.work.mkdir(parents=True, exist_ok=True)
+        prepare_tokenizer(options.work, options.seed)
+        logger.info("corpus: %s", prepare_windows(options.work, options.seed, options.documents))
+    elif stage == "train":
+        train(_plan(options))
+    elif stage == "export":
+        export(options.work, options.model, options.seed)
+    elif stage == "card":
+        write_card(_plan(options), options.model)
+    else:
+        report = evaluate(options.model, options.work, options.seed, options.questions)
+        logger.info("%s", json.dumps(report, indent=2))
+
+
+def _plan(options: argparse.Namespace) -> TrainingPlan:
+    return TrainingPlan(
+        work=options.work,
+        tokens=options.tokens,
+        seed=options.seed,
+        num_processes=options.processes,
+        dtype=options.dtype,
+        compile=not options.no_compile,
+    )

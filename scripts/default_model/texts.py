@@ -1,0 +1,170 @@
+"""Made-up texts: stories, letters, sentences to copy and short passages to read.
+
+Each is drawn from a small grammar, so the model learns a form rather than one text. The pair that a
+request names (hero and thing, sender and recipient) is held out of training for about a tenth.
+"""
+
+import json
+from random import Random
+
+from .tables import DrawRow, Row, draw_split, read_tsv
+from .wordings import DATA_DIR, data_lines, fill_slots
+
+_PARTS = {
+    slot: items.split("; ")
+    for slot, items in (line.split(": ") for line in data_lines(DATA_DIR / "story_parts.txt"))
+}
+_CITIES = read_tsv("cities")
+_UNKNOWN_PLACES = data_lines(DATA_DIR / "unknown_places.txt")
+_ONSETS = (
+    "b",
+    "c",
+    "ch",
+    "d",
+    "dr",
+    "f",
+    "g",
+    "h",
+    "j",
+    "k",
+    "kr",
+    "l",
+    "m",
+    "n",
+    "p",
+    "r",
+    "s",
+    "st",
+    "t",
+    "v",
+    "w",
+    "z",
+)
+_VOWELS = ("a", "e", "i", "o", "u", "ai", "ea", "ou")
+_CODAS = ("", "", "l", "m", "n", "r", "s", "th")
+_ENDINGS = ("", "a", "ia", "land", "o", "burg", "stan", "i", "y", "e", "ton", "ville")
+
+_STORY = (
+    "Once upon a time there was {hero_a} named {name}. "
+    "{name} lived {place} and loved {thing_a} more than anything else. "
+    "One {weather} morning, {trouble}. {name} was sad at first, but did not give up. "
+    '{name} {search}, and on the way met a {friend}. "Can I help you?" asked the {friend}. '
+    '"I need my {thing}," said {name}. Together they went on and shared some {food}. '
+    "In the evening, {name} {end}. From that day on, {name} knew that {moral}."
+)
+_LETTER = (
+    "Dear {recipient},\n\n"
+    "I am writing to you from {city}. The weather is {weather} today. "
+    "Yesterday I went to {sight}, and tomorrow I want to see {sight2}. "
+    "In the evening I ate {meal}. I hope you can come with me next time.\n\n"
+    "Best wishes,\n{sender}"
+)
+_SENTENCES = (
+    "{sender} went to {city} with a {friend}.",
+    "The {hero} likes {food} and {food2}.",
+    "On {day} {sender} and {recipient} travel to {city}.",
+    "{sender} gave {recipient} {possession} on a {weather} day.",
+    "The {thing} of {sender} costs {number} euros.",
+)
+
+
+def draw_part(slot: str, rng: Random) -> str:
+    return rng.choice(_PARTS[slot])
+
+
+def _draw_parts(rng: Random) -> Row:
+    """One choice for every slot of the templates above."""
+    row = {slot: rng.choice(items) for slot, items in _PARTS.items()}
+    city = rng.choice(_CITIES)
+    sender, recipient = rng.sample(_PARTS["name"], 2)
+    trouble, search, end = fill_slots(row["plot"], row).split(" / ")
+    return row | {
+        "sender": sender,
+        "recipient": recipient,
+        "city": city["city"],
+        "sight": city["sight"],
+        "sight2": city["sight2"],
+        "meal": city["food"],
+        "food2": draw_part("food", rng),
+        "number": str(rng.randint(2, 99)),
+        "trouble": trouble,
+        "search": search,
+        "end": end,
+        "hero_a": with_article(row["hero"]),
+        "thing_a": with_article(row["thing"]),
+    }
+
+
+def with_article(noun: str) -> str:
+    return ("an " if noun[0] in "aeiou" else "a ") + noun
+
+
+def _stories(rng: Random) -> Row:
+    row = _draw_parts(rng)
+    return row | {"story": fill_slots(_STORY, row)}
+
+
+def _letters(rng: Random) -> Row:
+    row = _draw_parts(rng)
+    return row | {"letter": fill_slots(_LETTER, row)}
+
+
+def _sentences(rng: Random) -> Row:
+    row = _draw_parts(rng)
+    return {"sentence": fill_slots(rng.choice(_SENTENCES), row)}
+
+
+def _possessions(rng: Random) -> Row:
+    """Two people in one passage, so that the answer depends on who is asked about."""
+    people = [
+        (name, rng.choice(_CITIES)["city"], draw_part("possession", rng))
+        for name in rng.sample(_PARTS["name"], 2)
+    ]
+    text = " ".join(f"{name} lives in {city} and has {thing}." for name, city, thing in people)
+    name, city, thing = rng.choice(people)
+    return {
+        "text": text,
+        "name": name,
+        "city": city,
+        "result": thing,
+        "place_result": f"lives in {city}",
+    }
+
+
+def _people(rng: Random) -> Row:
+    name, city, age = draw_part("name", rng), rng.choice(_CITIES)["city"], rng.randint(18, 79)
+    return {
+        "text": f"{name} is {age} years old and lives in {city}.",
+        "json": json.dumps({"name": name, "age": age, "city": city}),
+    }
+
+
+def draw_unknown_place(rng: Random, held_out: bool) -> Row:
+    """An invented place; for judging, a real one that no table knows."""
+    place = rng.choice(_UNKNOWN_PLACES) if held_out else _invent_place(rng)
+    return {
+        "country": place,
+        "city": place,
+        "place": place,
+        "region": _invent_place(rng),
+        "refusal": f"do not know {place}",
+    }
+
+
+def _invent_place(rng: Random) -> str:
+    syllables = (
+        rng.choice(_ONSETS) + rng.choice(_VOWELS) + rng.choice(_CODAS)
+        for _ in range(rng.randint(2, 3))
+    )
+    return ("".join(syllables) + rng.choice(_ENDINGS)).capitalize()
+
+
+def text_tables() -> dict[str, DrawRow]:
+    return {
+        "stories": draw_split(_stories, lambda row: (row["hero"], row["thing"])),
+        "letters": draw_split(_letters, lambda row: (row["sender"], row["recipient"])),
+        "sentences": draw_split(_sentences, lambda row: (row["sentence"],)),
+        "possessions": draw_split(_possessions, lambda row: (row["text"],)),
+        "people": draw_split(_people, lambda row: (row["text"],)),
+        "names": lambda rng, _held_out: {"name": draw_part("name", rng)},
+    }
