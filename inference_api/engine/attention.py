@@ -1,0 +1,119 @@
+"""Attention over the KV cache: of a prompt's chunk, and of one step of many rows.
+
+Both are made once per model call, for all layers, and then called layer by layer with that layer's
+queries [n, heads, head_dim] and keys and values [n, kv_heads, head_dim]. They write keys and
+values to the cache and return [n, heads * head_dim].
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F  # noqa: N812 (the name everybody knows it by)
+from torch import Tensor
+
+from inference_api.engine.config import ModelConfig
+from inference_api.engine.kv_cache import KVCache
+
+
+class Attention(Protocol):
+    """What a layer of the decoder calls."""
+
+    def __call__(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor: ...
+
+
+class ChunkAttention:
+    """A chunk of one row's prompt attends to itself and to what the row holds before it."""
+
+    def __init__(
+        self, config: ModelConfig, cache: KVCache, row: int, start: int, num_tokens: int
+    ) -> None:
+        self._config = config
+        self._cache = cache
+        self._row = row
+        self._start = start
+        end = start + num_tokens
+        positions = torch.arange(start, end, device=cache.keys.device).unsqueeze(-1)
+        self._views = {}
+        for window in set(config.windows):
+            first = _first_seen(start, window)
+            seen = torch.arange(first, end, device=cache.keys.device)
+            mask = seen <= positions  # [tokens, seen positions]
+            if window is not None:
+                mask &= seen > positions - window
+            self._views[window] = (*cache.slices(row, first, end), mask)
+
+    def __call__(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        self._cache.write_chunk(layer, self._row, self._start, keys, values)
+        row_keys, row_values, mask = self._views[self._config.windows[layer]]
+        attended = F.scaled_dot_product_attention(
+            _grouped(queries, self._config).permute(1, 2, 0, 3),
+            self._shared(row_keys[layer]),
+            self._shared(row_values[layer]),
+            attn_mask=mask,
+            scale=self._config.attention_scale,
+        )  # [kv_heads, groups, tokens, head_dim]
+        return attended.permute(2, 0, 1, 3).flatten(1)
+
+    def _shared(self, heads: Tensor) -> Tensor:
+        """[1, kv_heads, n, head_dim] as [kv_heads, groups, n, head_dim], without a copy."""
+        return heads.transpose(0, 1).expand(-1, self._config.num_groups, -1, -1)
+
+
+class StepAttention:
+    """One token of each row attends to its own row, up to its own position.
+
+    A call per row is faster than one masked call, which reads every row as far as the longest one
+    goes, and it makes a row's sums independent of the others. The query heads that share a
+    key-value head stand where a sequence would, so that keys are read once and never copied.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        cache: KVCache,
+        rows: Sequence[int],
+        positions: Sequence[int],
+        num_padding: int,
+    ) -> None:
+        """The batch ends with `num_padding` rows of no meaning: they get zeros."""
+        self._config = config
+        self._cache = cache
+        self._index = torch.tensor([rows, positions], device=cache.keys.device)
+        self._views = {
+            window: [
+                cache.slices(row, _first_seen(position, window), position + 1)
+                for row, position in zip(rows, positions, strict=True)
+            ]
+            for window in set(config.windows)
+        }
+        self._padding = cache.keys.new_zeros(
+            num_padding, config.num_kv_heads, config.num_groups, config.head_dim
+        )
+
+    def __call__(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        rows, positions = self._index
+        num_rows = len(rows)
+        self._cache.write_step(layer, rows, positions, keys[:num_rows], values[:num_rows])
+        views = self._views[self._config.windows[layer]]
+        attended = [
+            F.scaled_dot_product_attention(
+                query, row_keys[layer], row_values[layer], scale=self._config.attention_scale
+            )  # [1, kv_heads, groups, head_dim]
+            for query, (row_keys, row_values) in zip(
+                _grouped(queries[:num_rows], self._config).split_with_sizes([1] * num_rows),
+                views,
+                strict=True,
+            )
+        ]
+        return torch.cat([*attended, self._padding]).flatten(1)
+
+
+def _first_seen(position: int, window: int | None) -> int:
+    """The first position that a token at `position` sees: a window counts the token itself."""
+    return 0 if window is None else max(0, position + 1 - window)
+
+
+def _grouped(queries: Tensor, config: ModelConfig) -> Tensor:
+    """[n, heads, head_dim] as [n, kv_heads, groups, head_dim]."""
+    return queries.view(-1, config.num_kv_heads, config.num_groups, config.head_dim)

@@ -1,0 +1,187 @@
+"""Finding a model and every reason why it cannot be served here.
+
+Runs before any worker exists, so it loads no torch and reads headers, not weights. The loader
+uses the same functions: what passes `check` also loads.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from inference_api.engine import hardware, hub
+from inference_api.engine.config import ModelConfig, read_config, token_ids
+from inference_api.engine.layout import num_parameters
+from inference_api.engine.weight_files import Shapes, read_headers, shape_faults, weight_files
+from inference_api.errors import StartupError
+
+CONFIG = "config.json"
+GENERATION_CONFIG = "generation_config.json"
+TOKENIZER = "tokenizer.json"
+TOKENIZER_CONFIG = "tokenizer_config.json"
+
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
+GIB = 1024**3
+
+
+def check(
+    model: str, *, device: str, dtype: str, max_rows: int, max_seq_len: int | None
+) -> list[str]:
+    """Every reason why `model` cannot be served with these settings; empty when it can.
+
+    `model` is a folder or a hub id; of a hub model only configuration, tokenizer and the headers
+    of its weights are fetched. Memory is checked here for the CPU; the loader asks a CUDA device,
+    because only torch can.
+    """
+    try:
+        folder = _folder_of(model, with_weights=False)
+    except StartupError as error:
+        return list(error.faults)
+    faults: list[str] = []
+    try:
+        config = load_config(folder)
+    except StartupError as error:
+        return [*error.faults, *_tokenizer_faults(folder, None)]
+    try:
+        faults += shape_faults(_tensor_shapes(folder, model), config)
+    except StartupError as error:
+        faults += error.faults
+    faults += _tokenizer_faults(folder, config)
+    faults += context_faults(config, max_seq_len)
+    if device == "cpu" or (device == "auto" and not hardware.has_nvidia_driver()):
+        dtype_bytes = DTYPE_BYTES["float32" if dtype == "auto" else dtype]
+        available_bytes = hardware.available_memory_bytes()
+        faults += memory_faults(config, max_rows, max_seq_len, dtype_bytes, available_bytes)
+    return faults
+
+
+def locate(model: str) -> Path:
+    """The folder of a model; a hub model is downloaded first, unless the hub's cache has it.
+
+    Raises StartupError when there is no such model.
+    """
+    return _folder_of(model, with_weights=True)
+
+
+def load_config(folder: Path) -> ModelConfig:
+    """Read config.json, with the EOS ids that any of the folder's files name.
+
+    Raises StartupError.
+    """
+    raw = _read_json(folder / CONFIG, required=True)
+    return read_config({**raw, "eos_token_id": sorted(_eos_token_ids(folder, raw))})
+
+
+def context_faults(config: ModelConfig, max_seq_len: int | None) -> list[str]:
+    """Whether the model can look back as far as MAX_SEQ_LEN asks."""
+    if max_seq_len is None or max_seq_len <= config.max_positions:
+        return []
+    return [
+        f"MAX_SEQ_LEN={max_seq_len} exceeds the model's {config.max_positions} positions; "
+        "lower it or unset it."
+    ]
+
+
+def memory_faults(
+    config: ModelConfig,
+    max_rows: int,
+    max_seq_len: int | None,
+    dtype_bytes: int,
+    available_bytes: int | None,
+) -> list[str]:
+    """Whether weights and KV cache fit into what is free. Computed: nothing is allocated."""
+    context = config.context(max_seq_len)
+    weights = num_parameters(config) * dtype_bytes
+    cache = config.kv_cache_bytes(max_rows, context, dtype_bytes)
+    if available_bytes is None or weights + cache <= available_bytes:
+        return []
+    remedy = "choose a smaller model or, if not yet set, DTYPE=bfloat16"
+    if weights < available_bytes:
+        share = (available_bytes - weights) / cache
+        remedy = (
+            f"lower USER_ROWS or MAX_SEQ_LEN (there is room for {int(max_rows * share)} rows of "
+            f"{context} tokens, or {max_rows} rows of {int(context * share)})"
+        )
+    return [
+        f"Memory: the weights take {weights / GIB:.2f} GiB and the KV cache of "
+        f"USER_ROWS={max_rows} x MAX_SEQ_LEN={context} tokens {cache / GIB:.2f} GiB, but only "
+        f"{available_bytes / GIB:.2f} GiB are free; {remedy}."
+    ]
+
+
+def _folder_of(model: str, *, with_weights: bool) -> Path:
+    folder = Path(model).expanduser()
+    if folder.is_dir():
+        return folder
+    if hub.is_hub_id(model):
+        return hub.fetch(model, with_weights=with_weights)
+    raise StartupError(
+        [f"MODEL={model} is no folder; give the folder of a model or a hub id, owner/name."]
+    )
+
+
+def _tensor_shapes(folder: Path, model: str) -> Shapes:
+    try:
+        return read_headers(weight_files(folder))
+    except StartupError:
+        if Path(model).expanduser().is_dir():
+            raise
+        return hub.tensor_shapes(model)  # described, but not downloaded yet
+
+
+def _tokenizer_faults(folder: Path, config: ModelConfig | None) -> list[str]:
+    """Faults of the tokenizer; of its fit to the model when there is a `config` to fit."""
+    try:
+        tokenizer = _read_json(folder / TOKENIZER, required=True)
+    except StartupError as error:
+        return list(error.faults)
+    if config is None:
+        return []
+    faults = []
+    if not config.eos_token_ids:
+        faults.append(
+            f"{folder} has a tokenizer without EOS, so answers would never end; set eos_token_id "
+            f"in {GENERATION_CONFIG} or {CONFIG}."
+        )
+    largest = max(_vocabulary(tokenizer).values(), default=0)
+    if largest >= config.vocab_size:
+        faults.append(
+            f"{folder / TOKENIZER} has token ids up to {largest}, the model only "
+            f"vocab_size={config.vocab_size}; get the tokenizer that belongs to the model."
+        )
+    return faults
+
+
+def _eos_token_ids(folder: Path, config: dict[str, Any]) -> frozenset[int]:
+    """From the model's own files; failing these, the token that the tokenizer calls EOS."""
+    generation = _read_json(folder / GENERATION_CONFIG)
+    named = token_ids(config.get("eos_token_id")) | token_ids(generation.get("eos_token_id"))
+    if named:
+        return named
+    token = _read_json(folder / TOKENIZER_CONFIG).get("eos_token")
+    text = token.get("content") if isinstance(token, dict) else token
+    vocabulary = _vocabulary(_read_json(folder / TOKENIZER))
+    return token_ids(vocabulary.get(text) if isinstance(text, str) else None)
+
+
+def _vocabulary(tokenizer: dict[str, Any]) -> dict[str, int]:
+    """Ids by token of a tokenizer.json; unigram models list their tokens, others map them."""
+    vocabulary = (tokenizer.get("model") or {}).get("vocab") or {}
+    if isinstance(vocabulary, list):
+        vocabulary = {entry[0]: index for index, entry in enumerate(vocabulary)}
+    added = {entry["content"]: entry["id"] for entry in tokenizer.get("added_tokens") or []}
+    return {**vocabulary, **added}
+
+
+def _read_json(path: Path, *, required: bool = False) -> dict[str, Any]:
+    """The object in a file; {} when the file is absent and not `required`."""
+    if not path.is_file():
+        if not required:
+            return {}
+        raise StartupError([f"{path.parent} has no {path.name}; get the model again."])
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise StartupError([f"{path} cannot be read ({error}); get the file again."]) from None
+    if not isinstance(value, dict):
+        raise StartupError([f"{path} is not a JSON object; get the file again."])
+    return value

@@ -1,0 +1,60 @@
+"""What this machine has: memory that is still free, and cores that compute. Loads no torch."""
+
+import os
+from pathlib import Path
+
+PROC = Path("/proc")
+CGROUP = Path("/sys/fs/cgroup")
+CPUS = Path("/sys/devices/system/cpu")
+NVIDIA_CONTROL = Path("/dev/nvidiactl")
+
+
+def available_memory_bytes(proc: Path = PROC, cgroup: Path = CGROUP) -> int | None:
+    """Memory a process can still take, within its container's limit; None when not known."""
+    available_kb = _table(proc / "meminfo").get("MemAvailable")
+    if available_kb is None:
+        return None
+    limit = _number(cgroup / "memory.max")
+    used = _number(cgroup / "memory.current")
+    if limit is None or used is None:
+        return available_kb * 1024
+    usage = _table(cgroup / "memory.stat")
+    page_cache = usage.get("active_file", 0) + usage.get("inactive_file", 0)  # given back on demand
+    return max(0, min(available_kb * 1024, limit - used + page_cache))
+
+
+def physical_cores(cpus: Path = CPUS) -> int:
+    """Cores this process may run on, hyper-threads counted once: matmuls gain nothing from them."""
+    if not hasattr(os, "sched_getaffinity"):
+        return os.cpu_count() or 1
+    return len({_core_of(cpu, cpus) for cpu in os.sched_getaffinity(0)})
+
+
+def has_nvidia_driver() -> bool:
+    """Whether CUDA may be there; only torch can tell for sure."""
+    return NVIDIA_CONTROL.exists()
+
+
+def _core_of(cpu: int, cpus: Path) -> str:
+    """A name shared by the hyper-threads of one core."""
+    try:
+        return (cpus / f"cpu{cpu}" / "topology" / "thread_siblings_list").read_text()
+    except OSError:
+        return str(cpu)
+
+
+def _table(path: Path) -> dict[str, int]:
+    """The lines `name[:] number …` of a kernel file; empty when there is no such file."""
+    try:
+        lines = [line.split() for line in path.read_text().splitlines()]
+    except OSError:
+        return {}
+    return {line[0].rstrip(":"): int(line[1]) for line in lines if len(line) > 1}
+
+
+def _number(path: Path) -> int | None:
+    try:
+        text = path.read_text().strip()
+    except OSError:
+        return None
+    return int(text) if text.isdigit() else None  # a group without a limit says "max"

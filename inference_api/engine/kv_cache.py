@@ -1,0 +1,57 @@
+"""The keys and values of all user rows, allocated once. Decode thread only.
+
+Row r's positions 0…n-1 are at `keys[:, r, :, :n]`. Nothing is cleared when a row changes hands: a
+reader never looks past what its own request has written.
+"""
+
+import torch
+from torch import Tensor
+
+from inference_api.engine.config import ModelConfig, cache_capacity
+
+LayerSlices = tuple[Tensor, ...]  # per layer [1, kv_heads, positions, head_dim]
+
+
+class KVCache:
+    """Static: `max_rows` rows of `max_seq_len` positions, every byte committed at start.
+
+    Rows are rounded up to a multiple of 16 positions, which makes all rows begin alike within a
+    cache line. Vectorised kernels may add in another order when they do not, and a row's numbers
+    must not depend on which row it is.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        max_rows: int,
+        max_seq_len: int,
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> None:
+        capacity = cache_capacity(max_seq_len)
+        shape = (config.num_layers, max_rows, config.num_kv_heads, capacity, config.head_dim)
+        # zero_ touches every page: memory that is not there is missed now, not under load.
+        self.keys = torch.empty(shape, dtype=dtype, device=device).zero_()
+        self.values = torch.empty(shape, dtype=dtype, device=device).zero_()
+
+    def write_chunk(self, layer: int, row: int, start: int, keys: Tensor, values: Tensor) -> None:
+        """Positions `start`… of one row; `keys` and `values` are [tokens, kv_heads, head_dim]."""
+        end = start + keys.shape[0]
+        self.keys[layer, row, :, start:end] = keys.transpose(0, 1)
+        self.values[layer, row, :, start:end] = values.transpose(0, 1)
+
+    def write_step(
+        self, layer: int, rows: Tensor, positions: Tensor, keys: Tensor, values: Tensor
+    ) -> None:
+        """One position of each row; `keys` and `values` are [len(rows), kv_heads, head_dim]."""
+        self.keys[layer, rows, :, positions] = keys
+        self.values[layer, rows, :, positions] = values
+
+    def slices(self, row: int, start: int, end: int) -> tuple[LayerSlices, LayerSlices]:
+        """Views of one row's keys and values from `start` to before `end`, for every layer.
+
+        All layers at once: a view costs as much Python as a small matrix product.
+        """
+        keys = self.keys[:, row : row + 1, :, start:end]
+        values = self.values[:, row : row + 1, :, start:end]
+        return keys.unbind(0), values.unbind(0)

@@ -1,0 +1,149 @@
+"""From logits to one token per row. Pure functions; a row's token depends on that row alone.
+
+Order of operations: logit bias, repetition penalty, presence and frequency penalties,
+temperature, top-k, top-p, min-p, one draw. Equal logits are ordered by token id, lowest first.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from inference_api.engine.random_numbers import uniforms
+from inference_api.engine.runner import DecodeInput
+
+Change = tuple[int, int, float]  # batch index, token id, amount
+Candidates = tuple[Tensor, Tensor | None]  # logits [n, candidates]; ids, None: candidate i is i
+FindCandidates = Callable[[Tensor, Sequence[DecodeInput]], Candidates]
+MAX_PARTIAL_SORT = 1024  # larger top-k values sort the whole vocabulary
+
+
+def sample(logits: Tensor, inputs: Sequence[DecodeInput]) -> list[int]:
+    """Draw the next token of each row; `logits` [len(inputs), vocab] float32 is overwritten."""
+    apply_penalties(logits, inputs)
+    tokens = logits.argmax(dim=-1)
+    for candidates, rows in _plan(inputs).items():
+        index = torch.tensor(rows, device=logits.device)
+        group = [inputs[row] for row in rows]
+        tokens[index] = _draw(*candidates(logits[index], group), group)
+    return [int(token) for token in tokens.tolist()]
+
+
+def apply_penalties(logits: Tensor, inputs: Sequence[DecodeInput]) -> None:
+    """Bias and penalise `logits` in place, for the rows that ask for it.
+
+    Repetition (Keskar et al. 2019, arXiv 1909.05858) counts prompt and answer, presence and
+    frequency (OpenAI's definition) the answer only.
+    """
+    biases: list[Change] = []
+    repetitions: list[Change] = []
+    counts: list[Change] = []
+    for i, row in enumerate(inputs):
+        params = row.sampling
+        biases += [(i, token, bias) for token, bias in params.logit_bias]
+        if params.repetition_penalty != 1.0:
+            seen = {*row.prompt_tokens, *row.generated}
+            repetitions += [(i, token, params.repetition_penalty) for token in seen]
+        if params.presence_penalty or params.frequency_penalty:
+            counts += [
+                (i, token, -params.presence_penalty - count * params.frequency_penalty)
+                for token, count in Counter(row.generated).items()
+            ]
+    _add(logits, biases)
+    _scale_down(logits, repetitions)
+    _add(logits, counts)
+
+
+def _add(logits: Tensor, changes: Sequence[Change]) -> None:
+    if changes:
+        index, amounts = _indexed(logits, changes)
+        logits.index_put_(index, amounts, accumulate=True)
+
+
+def _scale_down(logits: Tensor, changes: Sequence[Change]) -> None:
+    if changes:
+        index, factors = _indexed(logits, changes)
+        old = logits[index]
+        logits[index] = torch.where(old > 0, old / factors, old * factors)
+
+
+def _indexed(logits: Tensor, changes: Sequence[Change]) -> tuple[tuple[Tensor, Tensor], Tensor]:
+    rows, tokens, amounts = zip(*changes, strict=True)
+    index = torch.tensor([rows, tokens], device=logits.device)
+    return (index[0], index[1]), torch.tensor(amounts, dtype=logits.dtype, device=logits.device)
+
+
+def _plan(inputs: Sequence[DecodeInput]) -> dict[FindCandidates, list[int]]:
+    """Which rows draw, by how much of the vocabulary they must order first. Greedy: none."""
+    plan: dict[FindCandidates, list[int]] = {}
+    for i, row in enumerate(inputs):
+        params = row.sampling
+        if params.is_greedy:
+            continue
+        if 0 < params.top_k <= MAX_PARTIAL_SORT:
+            find = _likeliest
+        elif params.top_k or params.top_p < 1.0:
+            find = _all_sorted
+        else:
+            find = _all
+        plan.setdefault(find, []).append(i)
+    return plan
+
+
+def _all(logits: Tensor, inputs: Sequence[DecodeInput]) -> Candidates:
+    return logits, None
+
+
+def _all_sorted(logits: Tensor, inputs: Sequence[DecodeInput]) -> Candidates:
+    return logits.sort(dim=-1, descending=True, stable=True)
+
+
+def _likeliest(logits: Tensor, inputs: Sequence[DecodeInput]) -> Candidates:
+    """At least the `top_k` likeliest tokens of each row, in order.
+
+    `topk` is at liberty among equal logits, so all that equal a row's last one are brought in:
+    the order by id then decides, whatever the neighbours' `top_k`.
+    """
+    top_k = _column([min(row.sampling.top_k, logits.shape[-1]) for row in inputs], logits)
+    count = int(top_k.max())
+    values, ids = logits.topk(count)
+    last = values.gather(-1, top_k.long() - 1)
+    num_at_least_last = int((logits >= last).sum(dim=-1).max())
+    if num_at_least_last > count:
+        ids = logits.topk(num_at_least_last).indices
+    ids = ids.sort(dim=-1).values
+    values, order = logits.gather(-1, ids).sort(dim=-1, descending=True, stable=True)
+    return values, ids.gather(-1, order)
+
+
+def _draw(logits: Tensor, ids: Tensor | None, inputs: Sequence[DecodeInput]) -> Tensor:
+    """One token id per row by inverse CDF, [n].
+
+    Everything comes from running sums over weights relative to the likeliest token: they do not
+    change when a neighbour brings more candidates, as a normalising sum might.
+    """
+    params = [row.sampling for row in inputs]
+    temperature = _column([p.temperature for p in params], logits)
+    likeliest = logits.amax(dim=-1, keepdim=True).double()
+    weights = ((logits.double() - likeliest) / temperature).exp()
+    if ids is not None:  # sorted: top-k and top-p cut off a tail
+        num_candidates = weights.shape[-1]
+        top_k = _column([p.top_k or num_candidates for p in params], logits)
+        weights = weights * (torch.arange(num_candidates, device=logits.device) < top_k)
+        up_to = weights.cumsum(dim=-1)
+        top_p = _column([p.top_p for p in params], logits)
+        weights = weights * (up_to - weights < top_p * up_to[:, -1:])
+    weights = weights * (weights >= _column([p.min_p for p in params], logits))
+    up_to = weights.cumsum(dim=-1)
+    numbers = uniforms([p.seed for p in params], [row.position for row in inputs])
+    targets = _column(numbers, logits) * up_to[:, -1:]  # above 0, at most the last sum
+    choice = torch.searchsorted(up_to, targets)
+    return (choice if ids is None else ids.gather(-1, choice)).squeeze(-1)
+
+
+def _column(values: Sequence[float] | NDArray[np.float64], like: Tensor) -> Tensor:
+    """One value per row, [n, 1] float64."""
+    return torch.as_tensor(values, dtype=torch.float64, device=like.device).unsqueeze(-1)

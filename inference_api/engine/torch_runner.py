@@ -1,0 +1,127 @@
+"""`ModelRunner` on torch: CPU and CUDA, float32 and bfloat16, by one code path."""
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from inference_api.engine import checkpoint, hardware
+from inference_api.engine.decoder import Decoder
+from inference_api.engine.kv_cache import KVCache
+from inference_api.engine.rope import Rope
+from inference_api.engine.runner import DecodeInput
+from inference_api.engine.sampler import sample
+from inference_api.engine.weight_files import read_headers, shape_faults, weight_files
+from inference_api.engine.weights import load_parameters
+from inference_api.errors import StartupError
+from inference_api.request import SamplingParams
+
+logger = logging.getLogger(__name__)
+
+# oneDNN and MKL add a row's products in an order that depends on how many rows there are, and
+# gives every multiple of 4 the same one (measured: float32 and bfloat16, AVX2 and AVX-512).
+CPU_ROWS_MULTIPLE = 4
+WARM_UP_PROMPT_TOKENS = 256
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+class TorchRunner:
+    """One model over `max_rows` user rows. Decode thread only, except the constructor.
+
+    `vocab_size`, `max_seq_len` and `eos_token_ids` are known once constructed. The constructor
+    reads config.json and raises StartupError when the model is not supported.
+    """
+
+    def __init__(
+        self, model_dir: Path, device: str, dtype: str, max_rows: int, max_seq_len: int | None
+    ) -> None:
+        """`device` is auto, cpu or cuda; `dtype` auto, float32 or bfloat16; `max_seq_len` None
+        is the model's context, at most 2048."""
+        self._model_dir = model_dir
+        self._config = checkpoint.load_config(model_dir)
+        self._device = _device(device)
+        self._dtype = _dtype(dtype, self._device)
+        self.max_rows = max_rows
+        self.max_seq_len = self._config.context(max_seq_len)
+        self.vocab_size = self._config.vocab_size
+        self.eos_token_ids = self._config.eos_token_ids
+
+    def load(self) -> None:
+        """Read the weights and allocate the KV cache. Raises StartupError; see `ModelRunner`."""
+        if self._device.type == "cpu":
+            torch.set_num_threads(hardware.physical_cores())
+        files = weight_files(self._model_dir)
+        faults = shape_faults(read_headers(files), self._config)
+        faults += checkpoint.context_faults(self._config, self.max_seq_len)
+        faults += checkpoint.memory_faults(
+            self._config,
+            self.max_rows,
+            self.max_seq_len,
+            self._dtype.itemsize,
+            _available_bytes(self._device),
+        )
+        if faults:
+            raise StartupError(faults)
+        place = (self._device, self._dtype)
+        with torch.inference_mode():
+            self._decoder = Decoder(
+                self._config,
+                load_parameters(files, self._config, *place),
+                KVCache(self._config, self.max_rows, self.max_seq_len, *place),
+                Rope(self._config.rope, self._config.head_dim, self.max_seq_len, *place),
+                self.max_rows if self._device.type == "cuda" else CPU_ROWS_MULTIPLE,
+            )
+        logger.info("loaded %s: %s, %s", self._model_dir.name, self._device, self._dtype)
+
+    def warm_up(self) -> None:
+        """One prompt, then a step of every batch size. Overwrites the cache of all rows."""
+        num_tokens = min(WARM_UP_PROMPT_TOKENS, self.max_seq_len - 1)
+        self.prefill(0, 0, [0] * num_tokens)
+        params = SamplingParams(top_k=min(40, self.vocab_size))
+        step = [DecodeInput(row, 0, 0, params, (0,), ()) for row in range(self.max_rows)]
+        for num_rows in {*range(CPU_ROWS_MULTIPLE, self.max_rows, CPU_ROWS_MULTIPLE), len(step)}:
+            self.decode(step[:num_rows])
+
+    @torch.inference_mode()
+    def prefill(self, row: int, start: int, token_ids: Sequence[int]) -> None:
+        assert 0 <= row < self.max_rows
+        assert 0 <= start < start + len(token_ids) <= self.max_seq_len
+        self._decoder.prefill(row, start, token_ids)
+
+    @torch.inference_mode()
+    def decode(self, inputs: Sequence[DecodeInput]) -> list[int]:
+        assert 0 < len(inputs) <= self.max_rows
+        assert all(0 <= row.position < self.max_seq_len for row in inputs)
+        logits = self._decoder.decode(
+            [row.token_id for row in inputs],
+            [row.row for row in inputs],
+            [row.position for row in inputs],
+        )
+        return sample(logits, inputs)
+
+    def release(self, row: int) -> None:
+        """Nothing to free: the row's memory is there for the next request."""
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    elif name == "cuda" and not torch.cuda.is_available():
+        raise StartupError(
+            ["DEVICE=cuda, but torch finds no CUDA device; set DEVICE=cpu or check the driver."]
+        )
+    return torch.device(name)
+
+
+def _dtype(name: str, device: torch.device) -> torch.dtype:
+    if name == "auto":
+        name = "float32" if device.type == "cpu" else "bfloat16"
+    return DTYPES[name]
+
+
+def _available_bytes(device: torch.device) -> int | None:
+    if device.type == "cuda":
+        free_bytes, _ = torch.cuda.mem_get_info(device)
+        return free_bytes
+    return hardware.available_memory_bytes()
