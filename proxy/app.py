@@ -1,24 +1,30 @@
 """The WSGI application: one request from its first byte to its audit line.
 
-`ProxyApp.__call__` reads as the life of a request. Request threads only, but for the life-cycle
+`ProxyApp._serve` reads as the life of a request. Request threads only, but for the life-cycle
 methods, which belong to the worker's main thread.
 """
 
 import logging
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 from proxy.audit import AuditRecord
 from proxy.auth import Authenticator
-from proxy.errors import Draining, Headers, ProxyError, StreamBroken
+from proxy.errors import BadRequest, Draining, ModelNotAllowed, ProxyError, StreamBroken
 from proxy.exchange import Exchange, Outcome, RunningExchanges
 from proxy.forward import Forwarder, UpstreamReply
 from proxy.headers import Identity, client_headers
-from proxy.inbound import Environ, InboundRequest, RequestBody, check_target, read_hints
+from proxy.inbound import Environ, InboundRequest, RequestBody, read_hints, target_fault
+from proxy.limits import Admission, TeamLimits
 from proxy.maintenance import Maintenance, check_health
+from proxy.metrics import Metrics
+from proxy.policy import Policy, TeamPolicy
+from proxy.probes import Answer, ControlServer, Probes, head
 from proxy.settings import Settings
 from proxy.upstreams import Balancer
+from proxy.usage import UsageMeter
 from proxy.watcher import Watcher
 
 log = logging.getLogger(__name__)
@@ -26,34 +32,57 @@ log = logging.getLogger(__name__)
 StartResponse = Callable[..., Callable[[bytes], object]]
 
 
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What the app is made of. `refreshers` re-read files that may have changed."""
+
+    authenticator: Authenticator
+    balancer: Balancer
+    limits: TeamLimits
+    policy: Callable[[], Policy]
+    refreshers: Sequence[Callable[[], object]] = ()
+
+
+@dataclass(slots=True)
+class Visit:
+    """What belongs to one request. Request thread only, but for what `exchange` allows."""
+
+    record: AuditRecord
+    exchange: Exchange
+    is_http_1_0: bool = False
+    body: RequestBody | None = None
+    admission: Admission | None = None
+    meter: UsageMeter | None = None
+
+
 class ProxyApp:
     """Composed by `proxy.create_proxy`; `start` and `stop` frame its life in a worker."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        authenticator: Authenticator,
-        balancer: Balancer,
-        refreshers: Sequence[Callable[[], object]] = (),
-    ) -> None:
+    def __init__(self, settings: Settings, parts: Parts) -> None:
         self._settings = settings
-        self._authenticator = authenticator
-        self._balancer = balancer
-        self._forwarder = Forwarder(balancer, settings.first_byte_timeout)
+        self._parts = parts
+        self._forwarder = Forwarder(parts.balancer, settings.first_byte_timeout)
         self._running = RunningExchanges()
         self._watcher = Watcher(self._running, settings.client_timeout)
         self._maintenance = Maintenance(
-            [*refreshers, partial(check_health, balancer)], settings.health_interval
+            [*parts.refreshers, partial(check_health, parts.balancer)], settings.health_interval
         )
+        self._metrics = Metrics(parts.balancer, lambda: len(self._running))
+        self._probes = Probes(self._is_alive, self._why_not_ready)
+        address = (settings.proxy_metrics_host, settings.proxy_metrics_port)
+        self._control = ControlServer(address, self._probes, self._metrics.registry)
 
     def start(self) -> None:
         self._watcher.start()
         self._maintenance.start()
+        if self._settings.proxy_metrics_port:
+            self._control.start()
 
     def stop(self) -> None:
+        self._control.stop()
         self._maintenance.stop()
         self._watcher.stop()
-        self._balancer.close()
+        self._parts.balancer.close()
 
     def request_reload(self) -> None:
         """From a signal handler: read the changed files again, soon."""
@@ -63,109 +92,136 @@ class ProxyApp:
         """From a signal handler: refuse new requests, let running ones end, then call back."""
         self._watcher.begin_drain(self._settings.drain_timeout, on_drained)
 
-    def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
-        record = AuditRecord(
-            request_id=secrets.token_hex(16),
-            method=environ["REQUEST_METHOD"],
-            route=environ["RAW_URI"].partition("?")[0][:256],
-        )
-        exchange = Exchange(environ.get("gunicorn.socket"))
-        self._running.add(exchange)
-        try:
-            return self._answer(environ, start_response, record, exchange)
-        except ProxyError as error:
-            self._end(exchange)
-            return self._refuse(error, start_response, record)
-        except BaseException:
-            self._end(exchange)
-            raise
+    def must_close(self, method: str, target: str) -> bool:
+        """Whether the answer to this request has to be its connection's last."""
+        return self._watcher.is_draining or target_fault(method, target) is not None
 
-    def _answer(
-        self,
-        environ: Environ,
-        start_response: StartResponse,
-        record: AuditRecord,
-        exchange: Exchange,
+    def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
+        if environ["REQUEST_METHOD"] in ("GET", "HEAD") and (
+            answer := self._probes.answer(environ["RAW_URI"])
+        ):
+            return _send_answer(answer, start_response)
+        visit = Visit(
+            AuditRecord(secrets.token_hex(16), environ["REQUEST_METHOD"], _route(environ)),
+            Exchange(environ.get("gunicorn.socket")),
+            is_http_1_0=environ["SERVER_PROTOCOL"] == "HTTP/1.0",
+        )
+        self._running.add(visit.exchange)
+        try:
+            return self._serve(visit, environ, start_response)
+        except ProxyError as error:
+            return self._refuse(visit, error, start_response)
+        except Exception:
+            log.exception("request %s failed", visit.record.request_id)
+            failure = ProxyError("The proxy failed; its log says why.")
+            return self._refuse(visit, failure, start_response)
+
+    def _serve(
+        self, visit: Visit, environ: Environ, start_response: StartResponse
     ) -> Iterable[bytes]:
         if self._watcher.is_draining:
             raise Draining
-        target = check_target(environ)
-        principal = self._authenticator.authenticate(environ.get("HTTP_AUTHORIZATION"))
+        record = visit.record
+        target = str(environ["RAW_URI"])
+        if fault := target_fault(record.method, target):
+            raise BadRequest(fault)
+        principal = self._parts.authenticator.authenticate(environ.get("HTTP_AUTHORIZATION"))
         record.team_id, record.token_id = principal.team_id, principal.token_id
-        body = RequestBody(
+        policy = self._parts.policy().for_team(principal.team_id)
+        visit.admission = self._parts.limits.admit(principal.team_id, policy)
+        visit.body = RequestBody(
             environ, self._settings.max_content_length, self._settings.client_timeout
         )
-        hints = read_hints(target, environ, body)
+        hints = read_hints(target, environ, visit.body)
         record.model = hints.model
-        request = InboundRequest(environ["REQUEST_METHOD"], target, environ, body, hints)
-        self._watcher.watch(exchange)
-        reply = self._forwarder.open(request, Identity(principal, record.request_id), exchange)
+        request = InboundRequest(record.method, target, environ, visit.body, hints)
+        _check_model(request, principal.team_id, policy)
+        self._watcher.watch(visit.exchange)
+        identity = Identity(principal, record.request_id)
+        reply = self._forwarder.open(request, identity, visit.exchange)
         try:
-            return self._relay(reply, start_response, record, exchange)
+            return self._relay(visit, reply, start_response)
         except BaseException:
             reply.close()
             raise
 
     def _relay(
-        self,
-        reply: UpstreamReply,
-        start_response: StartResponse,
-        record: AuditRecord,
-        exchange: Exchange,
+        self, visit: Visit, reply: UpstreamReply, start_response: StartResponse
     ) -> Iterable[bytes]:
-        headers = client_headers(reply.headers, [("X-Request-Id", record.request_id)])
+        record = visit.record
+        ours = [("X-Request-Id", record.request_id)]
+        if visit.admission is not None:
+            ours += visit.admission.headers
+        headers = client_headers(reply.headers, ours)
         record.upstream, record.status = reply.upstream.name, reply.status
         record.queue_ms = record.elapsed_ms()
-        write = start_response(f"{reply.status} {reply.response.reason}".strip(), headers)
-        if reply.response.length is None:
-            write(b"")  # a stream's head goes out now, not with its first token
-        return RelayedBody(self, reply, record, exchange)
-
-    def finish(self, exchange: Exchange, record: AuditRecord) -> None:
-        self._end(exchange)
-        record.total_ms = record.elapsed_ms()
-        record.write()
-
-    def _end(self, exchange: Exchange) -> None:
-        self._watcher.unwatch(exchange)
-        self._running.discard(exchange)
+        if record.method == "POST" and reply.status < 300:
+            visit.meter = UsageMeter(reply.response.headers.get("Content-Type", ""))
+        write = start_response(f"{reply.status} {reply.reason}", headers)
+        if reply.is_stream:
+            write(b"")  # its head goes out now, not with its first token
+        return RelayedBody(visit, reply, self._end)
 
     def _refuse(
-        self, error: ProxyError, start_response: StartResponse, record: AuditRecord
+        self, visit: Visit, error: ProxyError, start_response: StartResponse
     ) -> list[bytes]:
+        record = visit.record
         record.status, record.reason = error.status, error.reason
         record.outcome = Outcome.CLIENT_GONE if error.status == 499 else Outcome.REFUSED
+        body = error.body()
+        self._end(visit)
+        headers = [*head("application/json", body), ("X-Request-Id", record.request_id)]
+        start_response(f"{error.status} {error.phrase}", headers + error.headers)
+        return [body]
+
+    def _end(self, visit: Visit) -> None:
+        """Exactly once per visit: settle, and write down what happened."""
+        self._watcher.unwatch(visit.exchange)
+        self._running.discard(visit.exchange)
+        record = visit.record
+        if visit.body is not None:
+            record.bytes_in = visit.body.num_read_bytes
+        usage = visit.meter.usage() if visit.meter is not None else None
+        if usage is not None:
+            record.prompt_tokens, record.completion_tokens = (
+                usage.prompt_tokens,
+                usage.completion_tokens,
+            )
+            record.tokens_source = usage.source
+        if visit.admission is not None:
+            self._parts.limits.leave(visit.admission.team_id)
+            if usage is not None:
+                self._parts.limits.charge(visit.admission, usage.total_tokens)
         record.total_ms = record.elapsed_ms()
         record.write()
-        body = error.body()
-        headers: Headers = [
-            ("Content-Type", "application/json"),
-            ("Content-Length", str(len(body))),
-            ("X-Request-Id", record.request_id),
-            *error.headers,
-        ]
-        start_response(f"{error.status} {error.phrase}", headers)
-        return [body]
+        self._metrics.record(record)
+
+    def _is_alive(self) -> bool:
+        return self._watcher.is_alive and self._maintenance.is_alive
+
+    def _why_not_ready(self) -> str | None:
+        if self._watcher.is_draining:
+            return "draining"
+        return None if self._parts.balancer.is_ready() else "no upstream is ready"
 
 
 class RelayedBody:
     """The iterable gunicorn writes from. `close` is called however the response ends."""
 
-    def __init__(
-        self, app: ProxyApp, reply: UpstreamReply, record: AuditRecord, exchange: Exchange
-    ) -> None:
-        self._app = app
+    def __init__(self, visit: Visit, reply: UpstreamReply, on_end: Callable[[Visit], None]) -> None:
+        self._visit = visit
         self._reply = reply
-        self._record = record
-        self._exchange = exchange
+        self._on_end = on_end
 
     def __iter__(self) -> Iterator[bytes]:
-        record, exchange = self._record, self._exchange
+        record, exchange, meter = self._visit.record, self._visit.exchange, self._visit.meter
         try:
             for chunk in self._reply.chunks():
                 if record.ttft_ms is None:
                     record.ttft_ms = record.elapsed_ms()
                 record.bytes_out += len(chunk)
+                if meter is not None:
+                    meter.feed(chunk)
                 exchange.write_begins()
                 yield chunk
                 exchange.write_ends()
@@ -175,13 +231,35 @@ class RelayedBody:
 
     def close(self) -> None:
         if not self._reply.is_whole:
-            self._record.outcome = self._how_it_broke()
+            self._visit.record.outcome = self._how_it_broke()
         self._reply.close()
-        self._app.finish(self._exchange, self._record)
+        self._on_end(self._visit)
+        if not self._reply.is_whole and self._visit.is_http_1_0:
+            # Such a body may end with its connection, so only a reset tells it is cut short.
+            self._visit.exchange.reset_client()
 
     def _how_it_broke(self) -> Outcome:
-        if self._exchange.abort_reason is not None:
-            return self._exchange.abort_reason
-        if self._record.reason is not None:
+        if self._visit.exchange.abort_reason is not None:
+            return self._visit.exchange.abort_reason
+        if self._visit.record.reason is not None:
             return Outcome.UPSTREAM_BROKE
         return Outcome.CLIENT_GONE  # a write to the client failed
+
+
+def _check_model(request: InboundRequest, team_id: str, policy: TeamPolicy) -> None:
+    """A team with a list of models must name one of them, in a body that can be read here."""
+    if policy.models is None or request.method in ("GET", "HEAD", "OPTIONS"):
+        return
+    if request.hints.model not in policy.models:
+        raise ModelNotAllowed(team_id, request.hints.model)
+
+
+def _send_answer(answer: Answer, start_response: StartResponse) -> list[bytes]:
+    status, content_type, body = answer
+    start_response(status, head(content_type, body))
+    return [body]
+
+
+def _route(environ: Environ) -> str:
+    """The path without its query, which may hold anything: for records."""
+    return str(environ["RAW_URI"]).partition("?")[0][:256]

@@ -115,6 +115,12 @@ def claim_rules(settings: Settings) -> ClaimRules:
     )
 
 
+def parse_revoked(text: str) -> frozenset[str]:
+    """The revocation file: one token_id per line; blank lines and # comments are skipped."""
+    lines = (line.partition("#")[0].strip() for line in text.splitlines())
+    return frozenset(line for line in lines if line)
+
+
 def bearer_token(authorization: str | None) -> str:
     """The token of `Authorization: Bearer <token>`, the scheme in any case."""
     if not authorization:

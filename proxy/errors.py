@@ -159,7 +159,7 @@ class Draining(ProxyError):
 
     @property
     def headers(self) -> Headers:
-        return [("Retry-After", "1"), ("Connection", "close")]
+        return [("Retry-After", "1")]
 
 
 class UpstreamTimeout(ProxyError):

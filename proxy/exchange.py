@@ -7,6 +7,7 @@ stalled, or because the drain is over. Waking means shutting the upstream's sock
 
 import contextlib
 import socket
+import struct
 import threading
 import time
 from enum import StrEnum
@@ -56,6 +57,13 @@ class Exchange:
                 self._abort_reason = reason
             if self._upstream is not None:
                 _shut(self._upstream)
+
+    def reset_client(self) -> None:
+        """Close the client's connection with a reset in place of an orderly end."""
+        if self.client is not None:
+            with contextlib.suppress(OSError):
+                self.client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                self.client.close()
 
     def write_begins(self) -> None:
         self._writing_since_s = time.monotonic()

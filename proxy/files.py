@@ -48,3 +48,20 @@ class WatchedFile(Generic[T]):
         # The inode too: a file replaced by rename may keep size and time.
         status = os.stat(self._path)
         return status.st_mtime_ns, status.st_size, status.st_ino
+
+
+class FileOpener:
+    """Opens the files a start-up needs and collects what is wrong with them, all at once."""
+
+    def __init__(self) -> None:
+        self.faults: list[str] = []
+
+    def open(self, path: Path | None, parse: Callable[[str], T]) -> WatchedFile[T] | None:
+        """None when no path is configured, or when there is one more fault."""
+        if path is None:
+            return None
+        try:
+            return WatchedFile(path, parse)
+        except (OSError, ValueError) as error:
+            self.faults.append(f"{path}: {error}")
+            return None

@@ -50,6 +50,16 @@ class UpstreamReply:
         return self.response.status
 
     @property
+    def reason(self) -> str:
+        """The phrase of the status line, without what a status line may not hold."""
+        return "".join(c for c in self.response.reason if c.isprintable()).strip() or "-"
+
+    @property
+    def is_stream(self) -> bool:
+        """Whether the body has no known length, so that it may be long in coming."""
+        return self.response.length is None
+
+    @property
     def headers(self) -> Headers:
         return self.response.getheaders()
 
@@ -166,6 +176,8 @@ class Forwarder:
             response = connection.client.getresponse()
             if response.status < 200:
                 raise UpstreamBroken(f"{upstream.name}: unasked-for status {response.status}")
+            if response.msg.defects:  # lines that are no headers, and whatever followed them
+                raise UpstreamBroken(f"{upstream.name}: unreadable headers")
             connection.socket.settimeout(None)  # a token may take as long as it takes
             self._balancer.report_success(upstream)
             reply = UpstreamReply(upstream, connection, response, exchange, self._balancer)

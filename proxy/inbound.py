@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from typing import IO, Any
 from urllib.parse import unquote
 
+from gunicorn.http.errors import NoMoreData, ParseException
+
 from proxy.errors import BadRequest, BodyTooLarge, ClientGone, ClientStalled
 
 # What is read of a body before an upstream is chosen: enough for a prompt of some 60 000 tokens.
@@ -66,8 +68,9 @@ class RequestBody:
             piece = self._source.read(size)
         except TimeoutError:
             raise ClientStalled(self._timeout_s) from None
-        except OSError as error:
-            # gunicorn's parser faults (a bad chunk size, a missing CRLF) are OSErrors too.
+        except NoMoreData:
+            raise ClientGone("the client closed in the middle of its body") from None
+        except (OSError, ParseException) as error:
             raise BadRequest("The request body is malformed.", reason=repr(error)) from error
         finally:
             if self._client is not None:
@@ -106,38 +109,38 @@ class InboundRequest:
     body: RequestBody
     hints: RoutingHints
 
-    @property
-    def route(self) -> str:
-        """The path without its query, which may hold anything: for records."""
-        return self.target.partition("?")[0][:256]
 
-
-def check_target(environ: Environ) -> str:
-    """The request target, if it is an absolute path; BadRequest otherwise.
+def target_fault(method: str, target: str) -> str | None:
+    """Why a request line is not forwarded; None when it names a path of ours.
 
     The absolute form names a host of the client's choice and is meant for forward proxies;
-    CONNECT asks for a tunnel. Neither has any business here.
+    CONNECT asks for a tunnel, TRACE for our own headers back. None has any business here.
     """
-    target = str(environ["RAW_URI"])
-    is_server_wide = target == "*" and environ["REQUEST_METHOD"] == "OPTIONS"
-    if environ["REQUEST_METHOD"] in ("CONNECT", "TRACE"):
-        raise BadRequest(f"Method {environ['REQUEST_METHOD']} is not forwarded.")
+    if method in ("CONNECT", "TRACE"):
+        return f"Method {method} is not forwarded."
+    is_server_wide = target == "*" and method == "OPTIONS"
     if is_server_wide or (target.startswith("/") and "#" not in target):
-        return target
-    raise BadRequest("The request target must be a path.")
+        return None
+    return "The request target must be a path."
 
 
 def read_hints(target: str, environ: Environ, body: RequestBody) -> RoutingHints:
     """Model, session and prompt of a JSON body; the native routes' model from the path."""
-    parts = target.partition("?")[0].split("/")
-    named_in_path = unquote(parts[2]) if len(parts) > 2 and parts[1] in MODEL_ROUTES else None
+    named_in_path = _model_in_path(target)
     fields = _json_fields(environ, body)
     if fields is None:
-        return RoutingHints(model=named_in_path or None)
+        return RoutingHints(model=named_in_path)
     model = named_in_path or fields.get("model")
     return RoutingHints(
         model=model if isinstance(model, str) else None, affinity_key=_affinity_key(fields)
     )
+
+
+def _model_in_path(target: str) -> str | None:
+    # Decoded before it is split, as the server behind us does: otherwise `/inference%2Fx` would
+    # be another model to us than to it.
+    parts = [part for part in unquote(target.partition("?")[0]).split("/") if part]
+    return parts[1] if len(parts) > 1 and parts[0] in MODEL_ROUTES else None
 
 
 def _json_fields(environ: Environ, body: RequestBody) -> dict[str, Any] | None:

@@ -34,6 +34,10 @@ class Maintenance:
         self._must_stop.set()
         self._thread.join(timeout_s)
 
+    @property
+    def is_alive(self) -> bool:
+        return self._thread.is_alive()
+
     def request_run(self) -> None:
         """A plain assignment: called from a signal handler, where taking a lock may deadlock."""
         self._is_run_requested = True

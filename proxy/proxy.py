@@ -14,31 +14,84 @@ if __package__ in (None, ""):
 
 import logging
 import warnings
+from functools import partial
 
 import click
+from jwt import PyJWK
 from jwt.warnings import InsecureKeyLengthWarning
 
-from proxy.app import ProxyApp
-from proxy.auth import Authenticator, claim_rules
+from proxy.app import Parts, ProxyApp
+from proxy.auth import Authenticator, claim_rules, parse_revoked
 from proxy.errors import StartupError
-from proxy.keys import KeySource, SharedSecrets
+from proxy.files import FileOpener, WatchedFile
+from proxy.keys import JwksFile, JwksUrl, KeySource, SharedSecrets, parse_jwks
+from proxy.limits import TeamLimits
+from proxy.policy import Policy, parse_policy
 from proxy.server import ProxyServer
 from proxy.settings import MIN_SECRET_BYTES, Settings
-from proxy.upstreams import Balancer, UpstreamSpec
+from proxy.upstreams import Balancer, UpstreamSpec, parse_upstreams
 
 log = logging.getLogger(__name__)
 
 
 def create_proxy(settings: Settings | None = None) -> ProxyApp:
-    """The application, not yet started; from the environment when no settings are given."""
+    """The application, not yet started; from the environment when no settings are given.
+
+    Raises StartupError with every file that cannot be read.
+    """
     settings = settings or Settings.load()
+    files = FileOpener()
+    upstreams = files.open(settings.upstreams_file, parse_upstreams)
+    policy = files.open(settings.policy_file, parse_policy)
+    revoked = files.open(settings.revoked_tokens_file, parse_revoked)
+    jwks = files.open(settings.jwks_file, parse_jwks)
+    try:
+        specs = upstreams.value if upstreams else (UpstreamSpec(settings.upstream),)
+    except ValueError as error:
+        files.faults.append(f"UPSTREAM: {error}")
+    if files.faults:
+        raise StartupError(files.faults)
     _warn_of_weak_secrets(settings)
-    key_sources: list[KeySource] = [SharedSecrets(settings.secrets)]
+    balancer = Balancer(specs, settings.connect_timeout)
+    refreshers = [file.refresh for file in (policy, revoked, jwks) if file]
+    if upstreams:
+        refreshers.append(partial(_refresh_upstreams, upstreams, balancer))
     authenticator = Authenticator(
-        settings.jwt_algorithms, key_sources, claim_rules(settings), lambda: ()
+        settings.jwt_algorithms,
+        _key_sources(settings, jwks),
+        claim_rules(settings),
+        revoked_ids=(lambda: revoked.value) if revoked else tuple,
     )
-    balancer = Balancer([UpstreamSpec(settings.upstream)], settings.connect_timeout)
-    return ProxyApp(settings, authenticator, balancer)
+    redis_url = settings.redis_url.get_secret_value() if settings.redis_url else None
+    limits = TeamLimits(redis_url)
+    if policy:
+        log.info("limits are counted in %s", "Redis" if redis_url else "this process's memory")
+    no_limits = Policy()
+    parts = Parts(
+        authenticator=authenticator,
+        balancer=balancer,
+        limits=limits,
+        policy=(lambda: policy.value) if policy else (lambda: no_limits),
+        refreshers=refreshers,
+    )
+    return ProxyApp(settings, parts)
+
+
+def _key_sources(
+    settings: Settings, jwks: WatchedFile[tuple[PyJWK, ...]] | None
+) -> list[KeySource]:
+    sources: list[KeySource] = [SharedSecrets(settings.secrets)]
+    if jwks:
+        sources.append(JwksFile(jwks))
+    if settings.jwks_url:
+        sources.append(JwksUrl(settings.jwks_url))
+    return sources
+
+
+def _refresh_upstreams(file: WatchedFile[tuple[UpstreamSpec, ...]], balancer: Balancer) -> bool:
+    if has_changed := file.refresh():
+        balancer.replace(file.value)
+    return has_changed
 
 
 def _warn_of_weak_secrets(settings: Settings) -> None:

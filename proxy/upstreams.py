@@ -81,6 +81,15 @@ class Upstream:
         return self.in_flight / self.spec.weight
 
 
+@dataclass(frozen=True, slots=True)
+class UpstreamStatus:
+    """A snapshot for those who watch."""
+
+    name: str
+    in_flight: int
+    is_usable: bool
+
+
 class Balancer:
     """Chooses upstreams and remembers their failures. Any thread."""
 
@@ -108,6 +117,13 @@ class Balancer:
             self._upstreams = kept
         for gone in known.values():
             gone.pool.close()
+
+    def snapshot(self) -> tuple[UpstreamStatus, ...]:
+        with self._lock:
+            return tuple(
+                UpstreamStatus(upstream.name, upstream.in_flight, self._is_usable(upstream))
+                for upstream in self._upstreams
+            )
 
     def is_ready(self) -> bool:
         with self._lock:

@@ -1,0 +1,106 @@
+"""/health, /ready and /metrics: what the proxy says about itself.
+
+The first two are answered on the main port, without a token, for load balancers. All three are
+answered on the metrics port by a thread of its own, which works even when every request thread
+streams, and throughout a drain.
+"""
+
+import json
+import logging
+import socketserver
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
+
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+
+from proxy.errors import Headers
+
+log = logging.getLogger(__name__)
+
+CLIENT_TIMEOUT_S = 5.0
+
+Answer = tuple[str, str, bytes]  # status line, content type, body
+
+
+class Probes:
+    """Any thread."""
+
+    def __init__(
+        self, is_alive: Callable[[], bool], why_not_ready: Callable[[], str | None]
+    ) -> None:
+        self._is_alive = is_alive
+        self._why_not_ready = why_not_ready
+
+    def answer(self, path: str) -> Answer | None:
+        """None for any path but /health and /ready."""
+        if path == "/health":
+            return self._health()
+        if path == "/ready":
+            return self._ready()
+        return None
+
+    def _health(self) -> Answer:
+        if self._is_alive():
+            return "200 OK", "text/plain; charset=utf-8", b"OK"
+        return "500 Internal Server Error", "text/plain; charset=utf-8", b"a thread has died"
+
+    def _ready(self) -> Answer:
+        why_not = self._why_not_ready()
+        status = "503 Service Unavailable" if why_not else "200 OK"
+        return status, "application/json", json.dumps({"status": why_not or "ready"}).encode()
+
+
+class ControlServer:
+    """The metrics port. Owned by the app, which starts and stops it."""
+
+    def __init__(self, address: tuple[str, int], probes: Probes, registry: CollectorRegistry):
+        self._address = address
+        self._probes = probes
+        self._registry = registry
+        self._server: WSGIServer | None = None
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """A port that is taken is logged, not fatal: serving matters more than measuring."""
+        host, port = self._address
+        try:
+            self._server = make_server(host, port, self._serve, _Server, _QuietHandler)
+        except OSError as error:
+            log.error("no metrics on %s:%d: %s", host, port, error)
+            return
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, name="proxy-control", daemon=True
+        )
+        self._thread.start()
+
+    def stop(self, timeout_s: float = 5.0) -> None:
+        if self._server is not None and self._thread is not None:
+            self._server.shutdown()
+            self._thread.join(timeout_s)
+            self._server.server_close()
+
+    def _serve(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        path = environ["PATH_INFO"]
+        answer = self._probes.answer(path)
+        if path == "/metrics":
+            answer = "200 OK", CONTENT_TYPE_LATEST, generate_latest(self._registry)
+        status, content_type, body = answer or ("404 Not Found", "text/plain", b"")
+        start_response(status, head(content_type, body))
+        return [body]
+
+
+def head(content_type: str, body: bytes) -> Headers:
+    return [("Content-Type", content_type), ("Content-Length", str(len(body)))]
+
+
+class _Server(socketserver.ThreadingMixIn, WSGIServer):
+    daemon_threads = True
+
+
+class _QuietHandler(WSGIRequestHandler):
+    timeout = CLIENT_TIMEOUT_S
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Scrapes come every few seconds: no line for each."""

@@ -1,0 +1,61 @@
+"""Counts the tokens of an answer while it passes through, without holding it back.
+
+OpenAI-style answers say what they used: at the end of a JSON body, or in a stream's last event
+if the client asked for that. Other streams are counted by their events, and Hearth's raw text
+streams by their chunks, of which there is one per piece of text: close to tokens, not exact.
+"""
+
+import re
+from dataclasses import dataclass
+
+# Usage stands at the end of what we read; a list of logprobs may follow it, rarely this long.
+TAIL_BYTES = 8192
+# A quotation mark inside an answer's text is escaped, so a model cannot forge these.
+_PROMPT = re.compile(rb'(?<!\\)"prompt_tokens"\s*:\s*([0-9]{1,9})')
+_COMPLETION = re.compile(rb'(?<!\\)"completion_tokens"\s*:\s*([0-9]{1,9})')
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """`source` is "usage" when the upstream said it, "events" when we counted."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    source: str
+
+    @property
+    def total_tokens(self) -> int:
+        return self.prompt_tokens + self.completion_tokens
+
+
+class UsageMeter:
+    """Fed every chunk of one answer. Request thread only."""
+
+    def __init__(self, content_type: str) -> None:
+        kind = content_type.partition(";")[0].strip().lower()
+        self._is_event_stream = kind == "text/event-stream"
+        self._is_json = kind == "application/json"
+        self._num_events = 0
+        self._tail = b""
+
+    def feed(self, chunk: bytes) -> None:
+        if self._is_event_stream:
+            self._num_events += chunk.count(b"data:")
+        elif not self._is_json:
+            self._num_events += 1
+            return
+        self._tail = (self._tail + chunk)[-TAIL_BYTES:]
+
+    def usage(self) -> Usage | None:
+        """None for a JSON body that says nothing of tokens."""
+        completion = _last(_COMPLETION, self._tail)
+        if completion is not None:
+            return Usage(_last(_PROMPT, self._tail) or 0, completion, "usage")
+        if self._is_json:
+            return None
+        return Usage(0, self._num_events, "events")
+
+
+def _last(pattern: re.Pattern[bytes], tail: bytes) -> int | None:
+    found = pattern.findall(tail)
+    return int(found[-1]) if found else None

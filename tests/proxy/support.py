@@ -1,0 +1,319 @@
+"""What the proxy's tests stand on: upstreams that follow a script, and real proxy processes."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import jwt
+import requests
+
+ROOT = Path(__file__).resolve().parents[2]
+SECRET = "a-secret-of-more-than-32-bytes-for-the-proxy-tests"
+DEADLINE_S = 20.0
+
+
+def make_token(secret: str = SECRET, **claims: object) -> str:
+    return jwt.encode({"team_id": "team-a", "token_id": "token-1"} | claims, secret)
+
+
+def bearer(**claims: object) -> dict[str, str]:
+    return {"Authorization": f"Bearer {make_token(**claims)}"}
+
+
+def until(condition: Callable[[], object], what: str = "condition") -> None:
+    """Wait for something another process does, with a deadline far beyond what it takes."""
+    deadline = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < deadline, f"{what} did not come about in {DEADLINE_S} s"
+        time.sleep(0.01)
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+@dataclass
+class Received:
+    """One request as an upstream saw it, header names in lower case."""
+
+    method: str
+    target: str
+    headers: dict[str, str]
+    body: bytes
+    raw_head: bytes = b""
+
+
+@dataclass
+class Peer:
+    """The upstream's end of one connection, for scripts to write to."""
+
+    sock: socket.socket
+    request: Received
+    upstream: "ScriptedUpstream"
+    is_closed: bool = False
+
+    def send(self, data: bytes) -> None:
+        self.sock.sendall(data)
+
+    def begin_stream(self, content_type: str = "text/plain") -> None:
+        self.send(
+            b"HTTP/1.1 200 OK\r\nContent-Type: %b\r\nTransfer-Encoding: chunked\r\n\r\n"
+            % content_type.encode()
+        )
+
+    def chunk(self, data: bytes) -> None:
+        self.send(b"%x\r\n%b\r\n" % (len(data), data))
+
+    def end_stream(self) -> None:
+        self.send(b"0\r\n\r\n")
+
+    def reply(self, body: bytes, status: str = "200 OK", *headers: str) -> None:
+        lines = [f"HTTP/1.1 {status}", f"Content-Length: {len(body)}", *headers, "", ""]
+        self.send("\r\n".join(lines).encode() + body)
+
+    def reset(self) -> None:
+        self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+        self.close()
+
+    def close(self) -> None:
+        self.is_closed = True
+        self.sock.close()
+
+    def wait_until_closed_by_proxy(self) -> bool:
+        """Blocks until the proxy closes its end; False if it does not."""
+        self.sock.settimeout(DEADLINE_S)
+        try:
+            return self.sock.recv(1) == b""
+        except ConnectionError:
+            return True
+        except TimeoutError:
+            return False
+
+
+Script = Callable[[Peer], None]
+
+
+def echo(peer: Peer) -> None:
+    """Reply with what was received."""
+    seen = peer.request
+    content = {
+        "method": seen.method,
+        "target": seen.target,
+        "headers": seen.headers,
+        "body": seen.body.decode("latin-1"),
+    }
+    peer.reply(json.dumps(content).encode(), "200 OK", "Content-Type: application/json")
+
+
+class ScriptedUpstream:
+    """A server on a loopback port that answers each path by its script."""
+
+    def __init__(self, default: Script = echo, port: int = 0) -> None:
+        self.scripts: dict[str, Script] = {"/ready": lambda peer: peer.reply(b"{}")}
+        self.default = default
+        self.requests: list[Received] = []
+        self.num_connections = 0
+        self._open: set[socket.socket] = set()
+        self._listener = socket.create_server(("127.0.0.1", port), backlog=512)
+        self.port = int(self._listener.getsockname()[1])
+        self.url = f"http://127.0.0.1:{self.port}"
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def seen(self, target: str) -> list[Received]:
+        return [request for request in self.requests if request.target == target]
+
+    def stop(self) -> None:
+        """Close everything at once, as a killed process does."""
+        self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread in accept
+        self._listener.close()
+        for sock in list(self._open):
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+            with suppress(OSError):
+                socket.socket.shutdown(sock, socket.SHUT_RDWR)
+            sock.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                sock, _ = self._listener.accept()
+            except OSError:
+                return
+            self.num_connections += 1
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._open.add(sock)
+            threading.Thread(target=self._converse, args=(sock,), daemon=True).start()
+
+    def _converse(self, sock: socket.socket) -> None:
+        try:
+            stream = sock.makefile("rb")
+            while (request := _read_request(stream)) is not None:
+                if request.target != "/ready":
+                    self.requests.append(request)
+                peer = Peer(sock, request, self)
+                path = request.target.partition("?")[0]
+                self.scripts.get(path, self.default)(peer)
+                if peer.is_closed:
+                    return
+        except (OSError, ValueError):
+            pass
+        finally:
+            self._open.discard(sock)
+            sock.close()
+
+
+def _read_request(stream) -> Received | None:
+    head = b""
+    while not head.endswith(b"\r\n\r\n"):
+        line = stream.readline()
+        if not line:
+            return None
+        head += line
+    lines = head.decode("latin-1").split("\r\n")[:-2]
+    method, target, _ = lines[0].split(" ")
+    headers: dict[str, str] = {}
+    for line in lines[1:]:
+        name, _, value = line.partition(":")
+        assert name.lower() not in headers, f"{name} was sent twice"
+        headers[name.lower()] = value.strip()
+    return Received(method, target, headers, _read_body(stream, headers), head)
+
+
+def _read_body(stream, headers: dict[str, str]) -> bytes:
+    if "chunked" not in headers.get("transfer-encoding", ""):
+        return stream.read(int(headers.get("content-length", 0)))
+    body = b""
+    while size := int(stream.readline(), 16):
+        body += stream.read(size)
+        stream.readline()
+    stream.readline()
+    return body
+
+
+@dataclass
+class ProxyProcess:
+    """A real gunicorn with a real proxy in it."""
+
+    process: subprocess.Popen[bytes]
+    port: int
+    metrics_port: int
+    audit_file: Path
+    log_file: Path
+    scheme: str = "http"
+    session: requests.Session = field(default_factory=requests.Session)
+
+    @property
+    def url(self) -> str:
+        return f"{self.scheme}://127.0.0.1:{self.port}"
+
+    def log(self) -> str:
+        return self.log_file.read_text()
+
+    def audit(self) -> list[dict[str, object]]:
+        text = self.audit_file.read_text() if self.audit_file.exists() else ""
+        return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+
+    def audit_of(self, route: str) -> dict[str, object]:
+        """The last line of a route, once it is there."""
+        found: list[dict[str, object]] = []
+
+        def is_there() -> bool:
+            found[:] = [line for line in self.audit() if line["route"] == route]
+            return bool(found)
+
+        until(is_there, f"an audit line of {route}")
+        return found[-1]
+
+    def metric(self, name: str) -> str:
+        return requests.get(f"http://127.0.0.1:{self.metrics_port}{name}", timeout=5).text
+
+    def raw(self, data: bytes) -> bytes:
+        """Send bytes as they are; whatever comes back until the proxy closes or falls silent."""
+        with self.connect() as sock:
+            sock.sendall(data)
+            sock.settimeout(2.0)
+            received = b""
+            try:
+                while piece := sock.recv(65536):
+                    received += piece
+                    if b"\r\n\r\n" in received and b"\r\nConnection: close" not in received:
+                        sock.settimeout(0.2)
+            except (TimeoutError, ConnectionError):
+                pass
+            return received
+
+    def connect(self) -> socket.socket:
+        return socket.create_connection(("127.0.0.1", self.port), timeout=DEADLINE_S)
+
+    def begin(self, path: str, body: str = '{"text": "hi"}', version: str = "1.1") -> socket.socket:
+        """A POST on a socket of its own, sent and not yet answered."""
+        sock = self.connect()
+        sock.sendall(
+            f"POST {path} HTTP/{version}\r\nHost: proxy\r\nContent-Type: application/json\r\n"
+            f"Authorization: Bearer {make_token()}\r\nContent-Length: {len(body)}\r\n\r\n{body}"
+            "".encode()
+        )
+        return sock
+
+
+@contextmanager
+def running_proxy(
+    directory: Path, upstream: str, *arguments: str, command: tuple[str, ...] = (), **env: str
+) -> Iterator[ProxyProcess]:
+    """A proxy process for as long as the block lasts; it must end by itself on SIGTERM."""
+    port, metrics_port = free_port(), free_port()
+    settings = {
+        "PATH": os.environ["PATH"],
+        "HOME": str(directory),
+        "PROXY_PORT": str(port),
+        "PROXY_METRICS_PORT": str(metrics_port),
+        "PROXY_THREADS": "64",
+        "UPSTREAM": upstream,
+        "JWT_SECRET": SECRET,
+        "AUDIT_FILE": str(directory / "audit.jsonl"),
+        "HEALTH_INTERVAL": "0.2",
+        "DRAIN_TIMEOUT": "5",
+        "PYTHONWARNINGS": "error",
+    }
+    command = command or ("-m", "gunicorn", "--config", "proxy/gunicorn.conf.py", *arguments)
+    log_file = directory / "proxy.log"
+    with log_file.open("wb") as log:
+        process = subprocess.Popen(
+            [sys.executable, *command], cwd=ROOT, env=settings | env, stdout=log, stderr=log
+        )
+    scheme = "https" if "--certfile" in arguments else "http"
+    proxy = ProxyProcess(process, port, metrics_port, directory / "audit.jsonl", log_file, scheme)
+    try:
+        _wait_until_up(proxy)
+        yield proxy
+    finally:
+        proxy.session.close()
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(DEADLINE_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            raise AssertionError(f"the proxy did not end:\n{proxy.log()}") from None
+
+
+def _wait_until_up(proxy: ProxyProcess) -> None:
+    def answers() -> bool:
+        assert proxy.process.poll() is None, f"the proxy ended:\n{proxy.log()}"
+        try:
+            return requests.get(f"{proxy.url}/health", timeout=5, verify=False).status_code == 200
+        except requests.ConnectionError:
+            return False
+
+    until(answers, "the proxy")

@@ -1,0 +1,390 @@
+"""Relaying through a real proxy: what passes, how soon, and what breaks when something breaks."""
+
+import http.client
+import json
+import socket
+import threading
+
+import pytest
+import requests
+
+from tests.proxy.support import (
+    DEADLINE_S,
+    Peer,
+    ProxyProcess,
+    ScriptedUpstream,
+    bearer,
+    running_proxy,
+    until,
+)
+
+
+def post(proxy: ProxyProcess, path: str, **arguments: object) -> requests.Response:
+    arguments = {"json": {"text": "hi"}, "timeout": DEADLINE_S} | arguments
+    return requests.post(proxy.url + path, headers=bearer(), **arguments)
+
+
+def read_head(sock: socket.socket) -> bytes:
+    head = b""
+    while not head.endswith(b"\r\n\r\n"):
+        head += sock.recv(1)
+    return head
+
+
+def test_method_target_and_body_arrive_unchanged(proxy: ProxyProcess) -> None:
+    target = "/any%2Fpath/%C3%A9;x=1?q=a%20b&q=2"
+    url = proxy.url + target
+    for method in ("GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"):
+        seen = requests.request(method, url, headers=bearer(), data=b"\0\xff", timeout=9).json()
+        assert (seen["method"], seen["target"], seen["body"]) == (method, target, "\0\xff")
+
+
+def test_identity_is_set_by_the_proxy_and_claims_of_clients_are_dropped(
+    proxy: ProxyProcess,
+) -> None:
+    claims = {
+        "X-Team-Id": "evil",
+        "x-token-id": "evil",
+        "X-Request-Id": "evil",
+        "X-Forwarded-For": "evil",
+        "X-Forwarded-Anything": "evil",
+        "X-Real-IP": "evil",
+        "Forwarded": "for=evil",
+        "Connection": "X-Nominated, keep-alive",
+        "X-Nominated": "evil",
+        "Proxy-Authorization": "evil",
+        "TE": "trailers",
+        "Keep-Alive": "timeout=5",
+        "X-Kept": "yes",
+    }
+    reply = requests.get(f"{proxy.url}/identity", headers=bearer() | claims, timeout=9)
+    seen = reply.json()["headers"]
+    assert "evil" not in json.dumps(seen)
+    assert seen["x-team-id"] == "team-a"
+    assert seen["x-token-id"] == "token-1"
+    assert seen["x-request-id"] == reply.headers["X-Request-Id"]
+    assert seen["x-forwarded-for"] == "127.0.0.1"
+    assert seen["x-forwarded-host"] == f"127.0.0.1:{proxy.port}"
+    assert seen["x-forwarded-proto"] == "http"
+    assert seen["x-kept"] == "yes"
+    assert not {"authorization", "te", "keep-alive", "proxy-authorization"} & set(seen)
+
+
+def test_underscore_spelling_of_an_identity_header_does_not_pass(proxy: ProxyProcess) -> None:
+    head = b"GET /underscore HTTP/1.1\r\nHost: p\r\nX_Team_Id: evil\r\nAuthorization: %b\r\n\r\n"
+    answer = proxy.raw(head % bearer()["Authorization"].encode())
+    assert b"evil" not in answer
+    assert b'"x-team-id": "team-a"' in answer
+
+
+def test_upstream_errors_pass_whole(proxy: ProxyProcess, upstream: ScriptedUpstream) -> None:
+    body = b'{"message": "Service overloaded, try again later."}'
+    upstream.scripts["/busy"] = lambda peer: peer.reply(
+        body, "503 Service Unavailable", "Retry-After: 7", "Content-Type: application/json"
+    )
+    reply = post(proxy, "/busy")
+    assert (reply.status_code, reply.content) == (503, body)
+    assert reply.headers["Retry-After"] == "7"
+
+
+@pytest.mark.parametrize("framing", ["chunked", "length", "close"])
+def test_each_piece_is_passed_on_before_the_next_one_exists(
+    proxy: ProxyProcess, upstream: ScriptedUpstream, framing: str
+) -> None:
+    """A gate, not a clock: the upstream sends a piece only after the client has the one before."""
+    gate = threading.Semaphore(0)
+    pieces = [b"tok%02d" % i for i in range(20)]
+
+    def script(peer: Peer) -> None:
+        header = {
+            "chunked": b"Transfer-Encoding: chunked",
+            "length": b"Content-Length: 100",
+            "close": b"Connection: close",
+        }
+        peer.send(b"HTTP/1.1 200 OK\r\n" + header[framing] + b"\r\n\r\n")
+        for piece in pieces:
+            assert gate.acquire(timeout=DEADLINE_S)
+            peer.chunk(piece) if framing == "chunked" else peer.send(piece)
+        if framing == "chunked":
+            peer.end_stream()
+        if framing == "close":
+            peer.close()
+
+    upstream.scripts[f"/gate/{framing}"] = script
+    connection = http.client.HTTPConnection("127.0.0.1", proxy.port, timeout=DEADLINE_S)
+    if framing == "length":
+        gate.release()  # such a head may wait for its first piece
+    connection.request("POST", f"/gate/{framing}", b"{}", bearer())
+    reply = connection.getresponse()
+    received = []
+    for i in range(len(pieces)):
+        if i or framing != "length":
+            gate.release()
+        received.append(reply.read1(100))
+    assert received == pieces
+    assert reply.read() == b""
+    connection.close()
+
+
+def test_large_chunks_arrive_byte_for_byte(proxy: ProxyProcess, upstream: ScriptedUpstream) -> None:
+    chunks = [bytes([i]) * 65536 for i in range(40)]
+
+    def script(peer: Peer) -> None:
+        peer.begin_stream()
+        for chunk in chunks:
+            peer.chunk(chunk)
+        peer.end_stream()
+
+    upstream.scripts["/large"] = script
+    assert post(proxy, "/large").content == b"".join(chunks)
+
+
+def test_compressed_body_is_not_unpacked(proxy: ProxyProcess, upstream: ScriptedUpstream) -> None:
+    upstream.scripts["/gzip"] = lambda peer: peer.reply(
+        b"\x1f\x8bxx", "200 OK", "Content-Encoding: gzip"
+    )
+    reply = requests.get(proxy.url + "/gzip", headers=bearer(), timeout=9, stream=True)
+    assert reply.raw.read(decode_content=False) == b"\x1f\x8bxx"
+
+
+@pytest.mark.parametrize("size", [0, 1, 262143, 262144, 262145, 3_000_000])
+@pytest.mark.parametrize("is_chunked", [True, False])
+def test_request_bodies_of_any_size_and_framing_arrive_whole(
+    proxy: ProxyProcess, upstream: ScriptedUpstream, size: int, is_chunked: bool
+) -> None:
+    body = bytes(i % 251 for i in range(size))
+    data = (body[i : i + 70_001] for i in range(0, size, 70_001)) if is_chunked else body
+    upstream.scripts["/length"] = lambda peer: peer.reply(b"%d" % len(peer.request.body))
+    reply = requests.post(proxy.url + "/length", headers=bearer(), data=data, timeout=DEADLINE_S)
+    assert reply.text == str(size)
+    assert upstream.seen("/length")[-1].body == body
+
+
+@pytest.mark.parametrize("is_chunked", [True, False])
+def test_body_over_the_bound_is_refused_with_413(proxy: ProxyProcess, is_chunked: bool) -> None:
+    body = b"x" * (4 * 1024 * 1024 + 1)
+    data = iter([body[:-1], b"x"]) if is_chunked else body
+    try:
+        reply = requests.post(proxy.url + "/huge", headers=bearer(), data=data, timeout=DEADLINE_S)
+    except requests.ConnectionError:
+        pass  # refused while it was still being sent
+    else:
+        assert reply.status_code == 413
+        assert reply.json()["error"]["code"] == "request_too_large"
+    assert proxy.audit_of("/huge")["status"] == 413
+
+
+@pytest.mark.parametrize("manner", ["close", "reset", "garbage_chunk"])
+def test_upstream_that_breaks_mid_stream_breaks_the_clients_body(
+    proxy: ProxyProcess, upstream: ScriptedUpstream, manner: str
+) -> None:
+    def script(peer: Peer) -> None:
+        peer.begin_stream()
+        peer.chunk(b"half an ")
+        gate.wait(DEADLINE_S)
+        if manner == "garbage_chunk":
+            peer.send(b"this is not a chunk size\r\n")
+        peer.reset() if manner == "reset" else peer.close()
+
+    gate = threading.Event()
+    upstream.scripts[f"/dies/{manner}"] = script
+    with proxy.begin(f"/dies/{manner}") as sock:
+        read_head(sock)
+        assert sock.recv(100) == b"8\r\nhalf an \r\n"
+        gate.set()
+        assert sock.recv(100) == b""  # and no "0\r\n\r\n" before it
+    line = proxy.audit_of(f"/dies/{manner}")
+    assert (line["status"], line["outcome"]) == (200, "upstream_broke")
+
+
+def test_body_shorter_than_its_content_length_is_broken_for_the_client(
+    proxy: ProxyProcess, upstream: ScriptedUpstream
+) -> None:
+    def script(peer: Peer) -> None:
+        peer.send(b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\n12345")
+        peer.close()
+
+    upstream.scripts["/short"] = script
+    with pytest.raises(requests.exceptions.ChunkedEncodingError, match="IncompleteRead"):
+        post(proxy, "/short")
+
+
+def test_old_client_is_reset_when_its_unframed_body_breaks(
+    proxy: ProxyProcess, upstream: ScriptedUpstream
+) -> None:
+    def script(peer: Peer) -> None:
+        peer.begin_stream()
+        peer.chunk(b"half")
+        peer.close()
+
+    upstream.scripts["/old"] = script
+    with proxy.begin("/old", version="1.0") as sock, pytest.raises(ConnectionResetError):
+        b"".join(iter(lambda: sock.recv(100), b""))
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"ceci n'est pas HTTP\r\n\r\n",
+        b"\0\1\2\3" * 5000,
+        b"HTTP/1.1 abc OK\r\n\r\n",
+        b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nBad Name: x\r\nContent-Length: 0\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nX-Nul: a\0b\r\nContent-Length: 0\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nX: " + b"y" * 70000 + b"\r\n\r\n",
+        b"",
+    ],
+    ids=["text", "binary", "status", "upgrade", "name", "nul", "long", "nothing"],
+)
+def test_garbage_instead_of_a_head_is_a_502(
+    proxy: ProxyProcess, upstream: ScriptedUpstream, head: bytes
+) -> None:
+    def script(peer: Peer) -> None:
+        peer.send(head)
+        peer.close()
+
+    upstream.scripts["/garbage"] = script
+    reply = post(proxy, "/garbage")
+    assert reply.status_code == 502
+    assert reply.json()["error"]["code"] == "upstream_broken"
+
+
+def test_reset_before_the_head_is_a_502(proxy: ProxyProcess, upstream: ScriptedUpstream) -> None:
+    upstream.scripts["/reset"] = Peer.reset
+    assert post(proxy, "/reset").status_code == 502
+
+
+def test_upstream_that_answers_early_is_heard(
+    proxy: ProxyProcess, upstream: ScriptedUpstream
+) -> None:
+    upstream.scripts["/early"] = lambda peer: peer.reply(b"no", "401 Unauthorized")
+    assert post(proxy, "/early").text == "no"
+
+
+@pytest.mark.parametrize("method", ["HEAD", "GET"])
+def test_bodyless_answers_pass(
+    proxy: ProxyProcess, upstream: ScriptedUpstream, method: str
+) -> None:
+    def script(peer: Peer) -> None:
+        if method == "HEAD":
+            peer.send(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\n")
+        else:
+            peer.send(b"HTTP/1.1 204 No Content\r\n\r\n")
+
+    upstream.scripts["/empty"] = script
+    with requests.Session() as session:
+        for _ in range(3):  # on one connection: the framing must be right
+            reply = session.request(method, proxy.url + "/empty", headers=bearer(), timeout=9)
+            assert reply.status_code == (200 if method == "HEAD" else 204)
+            assert reply.content == b""
+
+
+def test_connections_to_the_upstream_are_used_again(
+    proxy: ProxyProcess, upstream: ScriptedUpstream
+) -> None:
+    upstream.scripts["/again"] = echo_connections
+    # The next request may come a moment before the last connection is back in the pool.
+    assert len({post(proxy, "/again").text for _ in range(10)}) < 5
+
+
+def echo_connections(peer: Peer) -> None:
+    peer.reply(b"%d" % peer.sock.getpeername()[1])
+
+
+def test_client_that_leaves_mid_stream_closes_the_upstream(
+    proxy: ProxyProcess, upstream: ScriptedUpstream
+) -> None:
+    is_closed: list[bool] = []
+
+    def script(peer: Peer) -> None:
+        peer.begin_stream()
+        peer.chunk(b"first")
+        is_closed.append(peer.wait_until_closed_by_proxy())
+
+    upstream.scripts["/leave"] = script
+    with proxy.begin("/leave") as sock:
+        read_head(sock)
+    until(lambda: is_closed, "the upstream's end")
+    assert is_closed == [True]
+    assert proxy.audit_of("/leave")["outcome"] == "client_gone"
+
+
+def test_client_that_leaves_while_queued_closes_the_upstream(
+    proxy: ProxyProcess, upstream: ScriptedUpstream
+) -> None:
+    """Before any head: the proxy's thread waits for the upstream and nothing is written."""
+    arrived, is_closed = threading.Event(), []
+
+    def script(peer: Peer) -> None:
+        arrived.set()
+        is_closed.append(peer.wait_until_closed_by_proxy())
+
+    upstream.scripts["/queued"] = script
+    with proxy.begin("/queued"):
+        assert arrived.wait(DEADLINE_S)
+    until(lambda: is_closed, "the upstream's end")
+    assert is_closed == [True]
+    line = proxy.audit_of("/queued")
+    assert (line["status"], line["outcome"]) == (499, "client_gone")
+
+
+def test_client_that_closes_in_its_body_is_never_forwarded(
+    proxy: ProxyProcess, upstream: ScriptedUpstream
+) -> None:
+    with proxy.connect() as sock:
+        authorization = bearer()["Authorization"]
+        sock.sendall(
+            f"POST /cut HTTP/1.1\r\nHost: p\r\nAuthorization: {authorization}\r\n"
+            "Content-Length: 100\r\n\r\nonly this".encode()
+        )
+    assert proxy.audit_of("/cut")["outcome"] == "client_gone"
+    assert upstream.seen("/cut") == []
+
+
+def test_slow_reader_gets_everything_and_holds_nobody_else(
+    proxy: ProxyProcess, upstream: ScriptedUpstream
+) -> None:
+    size = 8 * 1024 * 1024  # beyond all socket buffers on the way
+
+    def script(peer: Peer) -> None:
+        peer.begin_stream()
+        for _ in range(size // 65536):
+            peer.chunk(b"x" * 65536)
+        peer.end_stream()
+
+    upstream.scripts["/slow"] = script
+    with proxy.begin("/slow") as slow:
+        read_head(slow)
+        assert post(proxy, "/meanwhile").status_code == 200
+        received = 0
+        while piece := slow.recv(65536):
+            received += len(piece)
+            if piece.endswith(b"0\r\n\r\n"):
+                break
+    assert received > size
+
+
+def test_upstream_restart_is_survived_by_the_next_request(
+    proxy: ProxyProcess, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    first = ScriptedUpstream()
+    with running_proxy(tmp_path_factory.mktemp("restart"), first.url) as own:
+        assert post(own, "/one").status_code == 200
+        first.stop()
+        absent = post(own, "/two")
+        assert absent.status_code == 502
+        assert absent.json()["error"]["code"] == "upstream_unreachable"
+        second = ScriptedUpstream(port=first.port)
+        assert post(own, "/three").status_code == 200
+        second.stop()
+
+
+def test_upstream_that_hangs_before_its_head_is_a_504(
+    upstream: ScriptedUpstream, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    upstream.scripts["/hang"] = lambda peer: peer.wait_until_closed_by_proxy() and None
+    directory = tmp_path_factory.mktemp("hang")
+    with running_proxy(directory, upstream.url, FIRST_BYTE_TIMEOUT="0.3") as own:
+        reply = post(own, "/hang")
+    assert reply.status_code == 504
+    assert reply.json()["error"]["code"] == "upstream_timeout"
