@@ -1,0 +1,273 @@
+"""Limits per team: counted in memory, in Redis, and enforced by a real proxy."""
+
+import shutil
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import requests
+
+from proxy.errors import LimitExceeded
+from proxy.limits import TeamLimits
+from proxy.policy import Policy, TeamPolicy, parse_policy
+from tests.proxy.support import (
+    DEADLINE_S,
+    Peer,
+    ProxyProcess,
+    ScriptedUpstream,
+    bearer,
+    free_port,
+    running_proxy,
+    until,
+)
+
+
+@pytest.fixture(scope="module")
+def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    executable = shutil.which("redis-server")
+    if executable is None:
+        pytest.skip("redis-server is not installed")
+    port = free_port()
+    directory = tmp_path_factory.mktemp("redis")
+    process = subprocess.Popen(
+        [executable, "--port", str(port), "--save", "", "--dir", str(directory)],
+        stdout=subprocess.DEVNULL,
+    )
+    yield f"redis://127.0.0.1:{port}/0"
+    process.terminate()
+    process.wait(DEADLINE_S)
+
+
+@pytest.fixture(params=["memory", "redis"])
+def limits(request: pytest.FixtureRequest) -> TeamLimits:
+    if request.param == "memory":
+        return TeamLimits()
+    return TeamLimits(request.getfixturevalue("redis_url"))
+
+
+def header(error: LimitExceeded, name: str) -> str:
+    return dict(error.headers)[name]
+
+
+def test_requests_per_minute(limits: TeamLimits, request: pytest.FixtureRequest) -> None:
+    team, policy = request.node.name, TeamPolicy(requests_per_minute=3)
+    remaining = []
+    for _ in range(3):
+        remaining.append(dict(limits.admit(team, policy).headers)["X-RateLimit-Remaining-Requests"])
+        limits.leave(team)
+    assert remaining == ["2", "1", "0"]
+    with pytest.raises(LimitExceeded) as caught:
+        limits.admit(team, policy)
+    assert 1 <= int(header(caught.value, "Retry-After")) <= 60
+    assert header(caught.value, "X-RateLimit-Limit-Requests") == "3"
+    limits.admit(team + "-other", policy)
+
+
+def test_tokens_per_minute_may_be_overdrawn_once(
+    limits: TeamLimits, request: pytest.FixtureRequest
+) -> None:
+    team, policy = request.node.name, TeamPolicy(tokens_per_minute=100)
+    admission = limits.admit(team, policy)
+    limits.charge(admission, 40)
+    admission = limits.admit(team, policy)
+    assert ("X-RateLimit-Remaining-Tokens", "60") in admission.headers
+    limits.charge(admission, 500)
+    with pytest.raises(LimitExceeded, match="100 tokens per minute"):
+        limits.admit(team, policy)
+
+
+def test_requests_at_a_time(limits: TeamLimits, request: pytest.FixtureRequest) -> None:
+    team, policy = request.node.name, TeamPolicy(max_concurrent=2, requests_per_minute=3)
+    limits.admit(team, policy)
+    limits.admit(team, policy)
+    for _ in range(5):  # the refused ones must not use up requests per minute
+        with pytest.raises(LimitExceeded, match="2 requests running"):
+            limits.admit(team, policy)
+    limits.leave(team)
+    limits.admit(team, policy)
+
+
+def test_two_proxies_share_minutes_through_redis(redis_url: str) -> None:
+    one, other = TeamLimits(redis_url), TeamLimits(redis_url)
+    policy = TeamPolicy(requests_per_minute=2)
+    one.admit("shared", policy)
+    other.admit("shared", policy)
+    with pytest.raises(LimitExceeded):
+        one.admit("shared", policy)
+
+
+def test_memory_takes_over_while_redis_is_away() -> None:
+    limits = TeamLimits(f"redis://127.0.0.1:{free_port()}/0")
+    policy = TeamPolicy(requests_per_minute=1)
+    limits.admit("team", policy)
+    with pytest.raises(LimitExceeded):
+        limits.admit("team", policy)
+
+
+def test_team_entries_replace_defaults_key_by_key() -> None:
+    policy = parse_policy(
+        "defaults: {requests_per_minute: 10, max_concurrent: 2}\n"
+        "teams: {a: {max_concurrent: null, models: [m]}, b: }\n"
+    )
+    a = TeamPolicy(requests_per_minute=10, max_concurrent=None, models=frozenset({"m"}))
+    assert policy.for_team("a") == a
+    assert policy.for_team("b") == policy.for_team("unknown") == policy.defaults
+    assert parse_policy("") == Policy()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[", "not YAML"),
+        ("[]\n- x", "not YAML"),
+        ("- x", "mapping"),
+        ("teams: [a]", "must be mappings"),
+        ("team: {}", "team: Extra inputs"),
+        ("teams: {a: {rpm: 1}}", "teams.a.rpm: Extra inputs"),
+        ("teams: {a: 7}", "teams.a"),
+        ("defaults: {max_concurrent: 0}", "greater than or equal to 1"),
+    ],
+)
+def test_faulty_policy_is_refused_by_name(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        parse_policy(text)
+
+
+POLICY = """
+defaults: {}
+teams:
+  minute: {requests_per_minute: 2}
+  tokens: {tokens_per_minute: 10}
+  narrow: {max_concurrent: 1}
+  choosy: {models: [small]}
+"""
+
+
+@pytest.fixture(scope="module")
+def limited(
+    upstream: ScriptedUpstream, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ProxyProcess]:
+    directory: Path = tmp_path_factory.mktemp("limited")
+    (directory / "policy.yaml").write_text(POLICY)
+    with running_proxy(
+        directory, upstream.url, POLICY_FILE=str(directory / "policy.yaml")
+    ) as process:
+        yield process
+
+
+def ask(proxy: ProxyProcess, team: str, path: str = "/v1/completions", **body: object):
+    return requests.post(
+        proxy.url + path, json={"prompt": "x"} | body, headers=bearer(team_id=team), timeout=9
+    )
+
+
+def test_429_tells_when_to_come_back(limited: ProxyProcess) -> None:
+    assert [ask(limited, "minute").status_code for _ in range(3)] == [200, 200, 429]
+    reply = ask(limited, "minute")
+    assert reply.json()["error"]["type"] == "rate_limit_error"
+    assert reply.json()["status_code"] == 429
+    assert 1 <= int(reply.headers["Retry-After"]) <= 60
+    assert reply.headers["X-RateLimit-Remaining-Requests"] == "0"
+    assert ask(limited, "unlimited").status_code == 200
+
+
+@pytest.mark.parametrize("kind", ["json", "events"])
+def test_tokens_are_counted_from_the_answers_usage(
+    limited: ProxyProcess, upstream: ScriptedUpstream, kind: str
+) -> None:
+    usage = b'{"choices": [], "usage": {"prompt_tokens": 4, "completion_tokens": 7}}'
+
+    def script(peer: Peer) -> None:
+        if kind == "json":
+            peer.reply(usage, "200 OK", "Content-Type: application/json")
+            return
+        peer.begin_stream("text/event-stream")
+        peer.chunk(b'data: {"choices": [{"text": "\\"completion_tokens\\": 9000"}]}\n\n')
+        peer.chunk(b"data: " + usage + b"\n\n")
+        peer.chunk(b"data: [DONE]\n\n")
+        peer.end_stream()
+
+    upstream.scripts[f"/v1/{kind}"] = script
+    team = "tokens" if kind == "json" else "unlimited"
+    assert ask(limited, team, f"/v1/{kind}").status_code == 200
+    line = limited.audit_of(f"/v1/{kind}")
+    assert (line["prompt_tokens"], line["completion_tokens"]) == (4, 7)
+    assert line["tokens_source"] == "usage"
+    if kind == "json":
+        assert ask(limited, "tokens").status_code == 429
+
+
+def test_raw_text_stream_is_counted_by_its_pieces(
+    limited: ProxyProcess, upstream: ScriptedUpstream
+) -> None:
+    def script(peer: Peer) -> None:
+        peer.begin_stream()
+        for _ in range(6):
+            peer.chunk(b"tok ")
+        peer.end_stream()
+
+    upstream.scripts["/inference/m"] = script
+    ask(limited, "unlimited", "/inference/m")
+    line = limited.audit_of("/inference/m")
+    assert (line["completion_tokens"], line["tokens_source"]) == (6, "events")
+
+
+def test_second_stream_of_a_narrow_team_waits(
+    limited: ProxyProcess, upstream: ScriptedUpstream
+) -> None:
+    release = threading.Event()
+
+    def script(peer: Peer) -> None:
+        peer.begin_stream()
+        release.wait(DEADLINE_S)
+        peer.end_stream()
+
+    upstream.scripts["/long"] = script
+    first = threading.Thread(target=ask, args=(limited, "narrow", "/long"))
+    first.start()
+    until(lambda: upstream.seen("/long"), "the first stream")
+    reply = ask(limited, "narrow")
+    assert (reply.status_code, reply.json()["error"]["code"]) == (429, "concurrency_limit_exceeded")
+    release.set()
+    first.join(DEADLINE_S)
+    until(lambda: ask(limited, "narrow").status_code == 200, "the freed place")
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status"),
+    [
+        ("/v1/completions", {"model": "small"}, 200),
+        ("/v1/completions", {"model": "large"}, 403),
+        ("/v1/completions", {"model": ["small"]}, 403),
+        ("/v1/completions", {}, 403),
+        ("/inference/small", {}, 200),
+        ("/inference/large", {"model": "small"}, 403),
+        ("/inference%2Flarge", {"model": "small"}, 403),
+        ("//inference//large", {"model": "small"}, 403),
+        ("/chat/l%61rge", {"model": "small"}, 403),
+        ("/v1/completions", {"model": "small", "pad": "x" * 300_000}, 403),
+    ],
+)
+def test_model_must_be_on_the_teams_list(
+    limited: ProxyProcess, path: str, body: dict[str, object], status: int
+) -> None:
+    reply = ask(limited, "choosy", path, **body)
+    assert reply.status_code == status
+    if status == 403:
+        assert reply.json()["error"]["code"] == "model_not_allowed"
+
+
+def test_edited_policy_is_taken_without_a_restart(
+    upstream: ScriptedUpstream, tmp_path: Path
+) -> None:
+    path = tmp_path / "policy.yaml"
+    path.write_text("{}")
+    with running_proxy(tmp_path, upstream.url, POLICY_FILE=str(path)) as proxy:
+        assert ask(proxy, "a").status_code == 200
+        path.write_text("defaults: {models: [other]}")
+        deadline_s = time.monotonic() + DEADLINE_S
+        while ask(proxy, "a").status_code != 403:
+            assert time.monotonic() < deadline_s
