@@ -135,8 +135,8 @@ def parse_jwks(text: str) -> tuple[PyJWK, ...]:
             continue
         try:
             key = PyJWK.from_dict(entry)
-        except PyJWTError:
-            continue
+        except (PyJWTError, KeyError, ValueError, TypeError):
+            continue  # the last three: the library's own, for parts that are missing or odd
         if key.algorithm_name in ASYMMETRIC_ALGORITHMS:
             keys.append(key)
     if not keys:

@@ -25,18 +25,21 @@ class Maintenance:
         self._interval_s = interval_s
         self._must_stop = threading.Event()
         self._is_run_requested = False
-        self._thread = threading.Thread(target=self._run, name="proxy-maintenance", daemon=True)
+        self._thread: threading.Thread | None = None
 
     def start(self) -> None:
+        # Not earlier: a thread object made before gunicorn forks counts as ended after it.
+        self._thread = threading.Thread(target=self._run, name="proxy-maintenance", daemon=True)
         self._thread.start()
 
     def stop(self, timeout_s: float = 5.0) -> None:
         self._must_stop.set()
-        self._thread.join(timeout_s)
+        if self._thread is not None:
+            self._thread.join(timeout_s)
 
     @property
     def is_alive(self) -> bool:
-        return self._thread.is_alive()
+        return self._thread is not None and self._thread.is_alive()
 
     def request_run(self) -> None:
         """A plain assignment: called from a signal handler, where taking a lock may deadlock."""

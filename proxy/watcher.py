@@ -37,22 +37,24 @@ class Watcher:
         self._drain_deadline_s: float | None = None
         self._on_drained: Callable[[], None] | None = None
         self._is_stopping = False
-        self._thread = threading.Thread(target=self._run, name="proxy-watcher", daemon=True)
+        self._thread: threading.Thread | None = None
         self._epoll: select.epoll
 
     def start(self) -> None:
-        # Not earlier: the app may be built before gunicorn forks, and an epoll set is shared
-        # across a fork.
+        # Neither is made earlier: the app may be built before gunicorn forks. An epoll set would
+        # be shared across the fork, and a thread object counts as ended after it.
         self._epoll = select.epoll()
+        self._thread = threading.Thread(target=self._run, name="proxy-watcher", daemon=True)
         self._thread.start()
 
     def stop(self, timeout_s: float = 5.0) -> None:
         self._is_stopping = True
-        self._thread.join(timeout_s)
+        if self._thread is not None:
+            self._thread.join(timeout_s)
 
     @property
     def is_alive(self) -> bool:
-        return self._thread.is_alive()
+        return self._thread is not None and self._thread.is_alive()
 
     @property
     def is_draining(self) -> bool:

@@ -268,10 +268,15 @@ class ProxyProcess:
 
 @contextmanager
 def running_proxy(
-    directory: Path, upstream: str, *arguments: str, command: tuple[str, ...] = (), **env: str
+    directory: Path,
+    upstream: str,
+    *arguments: str,
+    command: tuple[str, ...] = ("-m", "gunicorn", "--config", "proxy/gunicorn.conf.py"),
+    port: int | None = None,
+    **env: str,
 ) -> Iterator[ProxyProcess]:
     """A proxy process for as long as the block lasts; it must end by itself on SIGTERM."""
-    port, metrics_port = free_port(), free_port()
+    port, metrics_port = port or free_port(), free_port()
     settings = {
         "PATH": os.environ["PATH"],
         "HOME": str(directory),
@@ -285,11 +290,14 @@ def running_proxy(
         "DRAIN_TIMEOUT": "5",
         "PYTHONWARNINGS": "error",
     }
-    command = command or ("-m", "gunicorn", "--config", "proxy/gunicorn.conf.py", *arguments)
     log_file = directory / "proxy.log"
     with log_file.open("wb") as log:
         process = subprocess.Popen(
-            [sys.executable, *command], cwd=ROOT, env=settings | env, stdout=log, stderr=log
+            [sys.executable, *command, *arguments],
+            cwd=ROOT,
+            env=settings | env,
+            stdout=log,
+            stderr=log,
         )
     scheme = "https" if "--certfile" in arguments else "http"
     proxy = ProxyProcess(process, port, metrics_port, directory / "audit.jsonl", log_file, scheme)
@@ -312,7 +320,7 @@ def _wait_until_up(proxy: ProxyProcess) -> None:
     def answers() -> bool:
         assert proxy.process.poll() is None, f"the proxy ended:\n{proxy.log()}"
         try:
-            return requests.get(f"{proxy.url}/health", timeout=5, verify=False).status_code == 200
+            return proxy.metric("/health") == "OK"
         except requests.ConnectionError:
             return False
 

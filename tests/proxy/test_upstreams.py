@@ -1,5 +1,6 @@
 """The choice between upstreams: affinity, load, ejection; the file; and three real ones."""
 
+import signal
 import threading
 from collections import Counter
 from pathlib import Path
@@ -294,8 +295,6 @@ def test_engine_without_a_ready_route_counts_as_ready(tmp_path: Path) -> None:
 
 
 def test_edited_file_is_taken_on_hangup_and_a_faulty_one_is_not(tmp_path: Path) -> None:
-    import signal
-
     first, second = ScriptedUpstream(), ScriptedUpstream()
     name_itself(first)
     name_itself(second)

@@ -1,0 +1,219 @@
+"""Key sets: what is taken from a JWKS, when it is fetched, and what is kept when fetching fails."""
+
+import json
+import threading
+from pathlib import Path
+
+import jwt
+import pytest
+import requests
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
+from jwt.algorithms import ECAlgorithm, OKPAlgorithm, RSAAlgorithm
+
+from proxy.auth import Authenticator, ClaimRules, parse_revoked
+from proxy.errors import Unauthorized
+from proxy.files import WatchedFile
+from proxy.keys import (
+    MAX_AGE_S,
+    MIN_REFETCH_S,
+    JwksFile,
+    JwksUrl,
+    SharedSecrets,
+    fetch_jwks,
+    parse_jwks,
+)
+from tests.proxy.support import SECRET, ScriptedUpstream
+
+CLAIMS = {"team_id": "a", "token_id": "b"}
+RULES = ClaimRules(issuer=None, audience=None, leeway_s=30)
+
+
+@pytest.fixture(scope="module")
+def private_keys() -> dict[str, object]:
+    return {
+        "RS256": rsa.generate_private_key(public_exponent=65537, key_size=2048),
+        "ES256": ec.generate_private_key(ec.SECP256R1()),
+        "EdDSA": ed25519.Ed25519PrivateKey.generate(),
+    }
+
+
+def jwks_of(private_keys: dict[str, object], suffix: str = "") -> str:
+    makers = {"RS256": RSAAlgorithm, "ES256": ECAlgorithm, "EdDSA": OKPAlgorithm}
+    entries = [
+        makers[name].to_jwk(key.public_key(), as_dict=True) | {"kid": name + suffix}
+        for name, key in private_keys.items()
+    ]
+    return json.dumps({"keys": entries})
+
+
+def authenticator(*sources: object) -> Authenticator:
+    return Authenticator(["HS256", "RS256", "ES256", "EdDSA"], sources, RULES, tuple)
+
+
+class Provider:
+    """An identity provider that can be switched to other keys or off."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.is_down = False
+        self.num_fetches = 0
+        self.is_fetching, self.may_answer = threading.Event(), threading.Event()
+        self.may_answer.set()
+
+    def fetch(self, url: str) -> str:
+        self.num_fetches += 1
+        self.is_fetching.set()
+        assert self.may_answer.wait(20)
+        if self.is_down:
+            raise requests.ConnectionError("down")
+        return self.text
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.mark.parametrize("algorithm", ["RS256", "ES256", "EdDSA"])
+def test_each_public_key_algorithm_is_verified_by_its_own_key(
+    private_keys: dict[str, object], tmp_path: Path, algorithm: str
+) -> None:
+    path = tmp_path / "jwks.json"
+    path.write_text(jwks_of(private_keys))
+    door = authenticator(SharedSecrets([SECRET]), JwksFile(WatchedFile(path, parse_jwks)))
+    token = jwt.encode(CLAIMS, private_keys[algorithm], algorithm, headers={"kid": algorithm})
+    assert door.authenticate(f"Bearer {token}").team_id == "a"
+    for other in {"RS256", "ES256", "EdDSA"} - {algorithm}:
+        wrong = jwt.encode(CLAIMS, private_keys[algorithm], algorithm, headers={"kid": other})
+        with pytest.raises(Unauthorized):
+            door.authenticate(f"Bearer {wrong}")
+
+
+def test_both_secrets_open_while_clients_change_over() -> None:
+    old, new = "o" * 32, "n" * 32
+    door = authenticator(SharedSecrets([new, old]))
+    for secret in (old, new):
+        assert door.authenticate(f"Bearer {jwt.encode(CLAIMS, secret)}").token_id == "b"
+    with pytest.raises(Unauthorized):
+        authenticator(SharedSecrets([new])).authenticate(f"Bearer {jwt.encode(CLAIMS, old)}")
+
+
+def test_unknown_kinds_and_secrets_in_a_key_set_are_skipped(
+    private_keys: dict[str, object],
+) -> None:
+    document = json.loads(jwks_of(private_keys))
+    document["keys"] += [
+        {"kty": "oct", "k": "c2VjcmV0", "kid": "leak"},
+        {"kty": "PQ", "kid": "future"},
+        {"kty": "RSA", "use": "enc", "n": "AQAB", "e": "AQAB"},
+        "text",
+    ]
+    keys = parse_jwks(json.dumps(document))
+    assert {key.algorithm_name for key in keys} == {"RS256", "ES256", "EdDSA"}
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"keys": []}', '{"keys": [{"kty": "oct"}]}'])
+def test_set_without_a_usable_key_is_an_error(text: str) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        parse_jwks(text)
+
+
+def make_url_source(
+    private_keys: dict[str, object],
+) -> tuple[JwksUrl, Provider, Clock]:
+    provider, clock = Provider(jwks_of(private_keys)), Clock()
+    return JwksUrl("https://idp.test/jwks", provider.fetch, clock), provider, clock
+
+
+def test_set_is_fetched_once_and_kept(private_keys: dict[str, object]) -> None:
+    source, provider, clock = make_url_source(private_keys)
+    for _ in range(10):
+        assert source.candidates("RS256", "RS256")
+    assert provider.num_fetches == 1
+    clock.now_s += MAX_AGE_S
+    assert source.candidates("RS256", "RS256")
+    assert provider.num_fetches == 2
+
+
+def test_unknown_key_id_refetches_at_a_limited_rate(private_keys: dict[str, object]) -> None:
+    source, provider, clock = make_url_source(private_keys)
+    assert source.candidates("RS256", "RS256")
+    for _ in range(100):
+        assert not source.candidates("RS256", "made-up")
+    assert provider.num_fetches == 1
+    provider.text = jwks_of(private_keys, suffix="-new")
+    clock.now_s += MIN_REFETCH_S
+    assert source.candidates("RS256", "RS256-new")
+    assert provider.num_fetches == 2
+
+
+def test_secret_key_tokens_never_make_it_fetch(private_keys: dict[str, object]) -> None:
+    source, provider, clock = make_url_source(private_keys)
+    source.candidates("RS256", "RS256")
+    clock.now_s += MIN_REFETCH_S
+    assert not source.candidates("HS256", "made-up")
+    assert provider.num_fetches == 1
+
+
+def test_last_good_set_outlives_a_provider_that_is_down(private_keys: dict[str, object]) -> None:
+    source, provider, clock = make_url_source(private_keys)
+    assert source.candidates("RS256", "RS256")
+    for outage in ("down", "garbage"):
+        provider.is_down, provider.text = outage == "down", "garbage"
+        clock.now_s += MAX_AGE_S
+        num_before = provider.num_fetches
+        for _ in range(50):
+            assert source.candidates("RS256", "RS256")
+        assert provider.num_fetches == num_before + 1
+
+
+def test_others_use_the_old_set_while_one_thread_fetches(private_keys: dict[str, object]) -> None:
+    source, provider, clock = make_url_source(private_keys)
+    assert source.candidates("RS256", "RS256")
+    clock.now_s += MAX_AGE_S
+    provider.may_answer.clear()
+    provider.is_fetching.clear()
+    thread = threading.Thread(target=source.candidates, args=("RS256", "RS256"))
+    thread.start()
+    assert provider.is_fetching.wait(20)
+    assert source.candidates("RS256", "RS256")  # returns although the fetch hangs
+    provider.may_answer.set()
+    thread.join(20)
+
+
+def test_fetch_takes_a_document_and_refuses_redirects_and_floods(
+    private_keys: dict[str, object],
+) -> None:
+    text = jwks_of(private_keys)
+    server = ScriptedUpstream(lambda peer: peer.reply(text.encode()))
+    server.scripts["/moved"] = lambda peer: peer.reply(b"", "302 Found", "Location: /")
+    server.scripts["/flood"] = lambda peer: peer.reply(b"x" * 2_000_000)
+    server.scripts["/gone"] = lambda peer: peer.reply(b"", "404 Not Found")
+    assert fetch_jwks(server.url + "/jwks") == text
+    with pytest.raises(ValueError, match="status 302"):
+        fetch_jwks(server.url + "/moved")
+    with pytest.raises(ValueError, match="bytes"):
+        fetch_jwks(server.url + "/flood")
+    with pytest.raises(requests.HTTPError):
+        fetch_jwks(server.url + "/gone")
+    server.stop()
+
+
+def test_revocation_file_is_followed(tmp_path: Path) -> None:
+    path = tmp_path / "revoked"
+    path.write_text("")
+    file = WatchedFile(path, parse_revoked)
+    door = Authenticator(["HS256"], [SharedSecrets([SECRET])], RULES, lambda: file.value)
+    authorization = f"Bearer {jwt.encode(CLAIMS, SECRET)}"
+    assert door.authenticate(authorization).token_id == "b"
+    path.write_text("b  # lost laptop\n")
+    assert file.refresh()
+    with pytest.raises(Unauthorized):
+        door.authenticate(authorization)
+    path.unlink()
+    assert not file.refresh()  # and it stays revoked
+    with pytest.raises(Unauthorized):
+        door.authenticate(authorization)

@@ -1,0 +1,97 @@
+"""Settings: defaults, the environment, the command line, and what is refused."""
+
+import pytest
+
+from proxy.errors import StartupError
+from proxy.settings import Settings
+
+SECRET = "x" * 32
+
+
+@pytest.fixture(autouse=True)
+def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in Settings.model_fields:
+        monkeypatch.delenv(name.upper(), raising=False)
+
+
+def load(monkeypatch: pytest.MonkeyPatch, **environment: str) -> Settings:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    return Settings.load()
+
+
+def faults(monkeypatch: pytest.MonkeyPatch, **environment: str) -> str:
+    with pytest.raises(StartupError) as caught:
+        load(monkeypatch, **environment)
+    return str(caught.value)
+
+
+def test_a_secret_is_all_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = load(monkeypatch, JWT_SECRET=SECRET, JWT_SECRET_PREVIOUS="")
+    assert (settings.proxy_host, settings.proxy_port) == ("127.0.0.1", 1223)
+    assert settings.upstream == "http://127.0.0.1:7000"
+    assert settings.secrets == (SECRET,)
+    assert settings.proxy_threads >= 500
+
+
+def test_without_a_secret_it_says_how_to_make_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "generate-secret" in faults(monkeypatch)
+
+
+def test_overrides_win_over_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JWT_SECRET", SECRET)
+    monkeypatch.setenv("PROXY_PORT", "1000")
+    assert Settings.load(proxy_port=2000).proxy_port == 2000
+
+
+def test_secrets_are_shown_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = load(monkeypatch, JWT_SECRET=SECRET, REDIS_URL="redis://:password@r:6379")
+    assert SECRET not in repr(settings) + str(settings.model_dump())
+    assert "password" not in repr(settings)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.0.1", "example.org"])
+def test_short_secret_is_refused_beyond_loopback(
+    monkeypatch: pytest.MonkeyPatch, host: str
+) -> None:
+    assert "under 32 bytes" in faults(monkeypatch, JWT_SECRET="short", PROXY_HOST=host)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.9", "::1", "localhost"])
+def test_short_secret_is_a_warning_on_loopback(monkeypatch: pytest.MonkeyPatch, host: str) -> None:
+    settings = load(monkeypatch, JWT_SECRET="short", PROXY_HOST=host)
+    assert settings.weak_secrets == ("JWT_SECRET",)
+
+
+@pytest.mark.parametrize(
+    ("environment", "message"),
+    [
+        ({"JWT_ALGORITHMS": " "}, "JWT_ALGORITHMS is empty"),
+        ({"JWT_ALGORITHMS": "none"}, "'none' is not one of"),
+        ({"JWT_ALGORITHMS": "RS256"}, "set JWKS_FILE or JWKS_URL"),
+        ({"JWKS_URL": "https://x"}, "add its algorithm"),
+        ({"PROXY_PORT": "0"}, "PROXY_PORT='0'"),
+        ({"PROXY_PORT": "65536"}, "PROXY_PORT='65536'"),
+        ({"CONNECT_TIMEOUT": "0"}, "CONNECT_TIMEOUT='0'"),
+        ({"LOG_FORMAT": "xml"}, "LOG_FORMAT='xml'"),
+        ({"POLICY_FILE": "/nowhere"}, "POLICY_FILE='/nowhere'"),
+        ({"PROXY_THREADS": "many"}, "PROXY_THREADS='many'"),
+    ],
+)
+def test_faulty_values_are_named(
+    monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], message: str
+) -> None:
+    assert message in faults(monkeypatch, JWT_SECRET=SECRET, **environment)
+
+
+def test_faults_within_and_between_fields_are_listed_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    text = faults(monkeypatch, PROXY_PORT="x", LOG_LEVEL="LOUD", JWT_ALGORITHMS="HS256,XX")
+    assert all(part in text for part in ("PROXY_PORT", "LOG_LEVEL", "'XX'", "JWT_SECRET"))
+
+
+def test_public_keys_alone_need_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = load(monkeypatch, JWT_ALGORITHMS="RS256 ES256", JWKS_URL="https://idp.test/jwks")
+    assert settings.jwt_algorithms == ("RS256", "ES256")
+    assert settings.secrets == ()

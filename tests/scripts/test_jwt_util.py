@@ -1,0 +1,135 @@
+"""scripts/jwt_util.py as its users run it: a command with output, errors and an exit status."""
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jwt
+import pytest
+
+SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "jwt_util.py"
+CLAIMS = '{"team_id": "tenstorrent", "token_id": "debug-test"}'
+
+
+def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, str(SCRIPT), *arguments],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+
+
+def succeed(*arguments: str, **environment: str) -> str:
+    result = run(*arguments, **environment)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout.endswith("\n")
+    return result.stdout[:-1]
+
+
+def fail(*arguments: str, **environment: str) -> str:
+    result = run(*arguments, **environment)
+    assert (result.returncode, result.stdout) == (1, "")
+    return result.stderr
+
+
+@pytest.mark.filterwarnings("ignore::jwt.warnings.InsecureKeyLengthWarning")
+@pytest.mark.parametrize("secret", ["test-secret-456", "a" * 40, "ünïcode", "S"])
+def test_documented_command_prints_pyjwts_bytes(secret: str) -> None:
+    expected = jwt.encode(json.loads(CLAIMS), secret, algorithm="HS256")
+    assert succeed("--secret", secret, "encode", CLAIMS) == expected
+
+
+def test_documented_token_is_this_very_string() -> None:
+    assert succeed("--secret", "test-secret-456", "encode", CLAIMS) == (
+        "eyJhbGciOiJIUzI1NiIsInR5cCI6IkpXVCJ9."
+        "eyJ0ZWFtX2lkIjoidGVuc3RvcnJlbnQiLCJ0b2tlbl9pZCI6ImRlYnVnLXRlc3QifQ."
+        "LZeuFMVFzgxD91sDR79qlfDogPHUCG9lLopctYKYvnI"
+    )
+
+
+def test_script_can_be_executed_directly() -> None:
+    # By its first line, which asks for python3: here the one that runs the tests.
+    environment = {"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin"}
+    result = subprocess.run(
+        [SCRIPT, "--help"], env=environment, capture_output=True, text=True, timeout=30
+    )
+    assert result.returncode == 0
+    assert "generate-secret" in result.stdout
+
+
+def test_decode_prints_the_claims_as_json() -> None:
+    token = succeed("encode", CLAIMS, JWT_SECRET="x" * 32)
+    assert json.loads(succeed("decode", token, JWT_SECRET="x" * 32)) == json.loads(CLAIMS)
+
+
+def test_secret_option_wins_over_the_environment() -> None:
+    token = succeed("--secret", "given", "encode", CLAIMS, JWT_SECRET="from-environment")
+    assert token == succeed("encode", CLAIMS, JWT_SECRET="given")
+    assert token == succeed("encode", CLAIMS, "--secret", "given")
+
+
+@pytest.mark.parametrize(
+    ("duration", "expected_s"), [("90s", 90), ("15m", 900), ("24h", 86400), ("30d", 2592000)]
+)
+def test_expires_in_sets_exp(duration: str, expected_s: int) -> None:
+    before_s = int(time.time())
+    token = succeed("--secret", "s", "encode", CLAIMS, "--expires-in", duration)
+    claims = json.loads(succeed("--secret", "s", "decode", token))
+    assert before_s + expected_s <= claims["exp"] <= time.time() + expected_s
+
+
+@pytest.mark.parametrize("algorithm", ["HS256", "HS384", "HS512"])
+def test_algorithm_is_used_and_pinned(algorithm: str) -> None:
+    token = succeed("--secret", "s", "--algorithm", algorithm, "encode", CLAIMS)
+    assert jwt.get_unverified_header(token)["alg"] == algorithm
+    assert succeed("--secret", "s", "--algorithm", algorithm, "decode", token)
+    other = "HS256" if algorithm != "HS256" else "HS512"
+    assert "alg" in fail("--secret", "s", "--algorithm", other, "decode", token)
+
+
+def test_generated_secrets_are_long_and_differ() -> None:
+    first, second = succeed("generate-secret"), succeed("generate-secret")
+    assert first != second
+    assert len(first) >= 64
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["encode", CLAIMS], "no secret"),
+        (["--secret", "", "encode", CLAIMS], "no secret"),
+        (["--secret", "s", "encode", "not json"], "not JSON"),
+        (["--secret", "s", "encode", "[1]"], "JSON object"),
+        (["--secret", "s", "encode", CLAIMS, "--expires-in", "soon"], "not a duration"),
+        (["--secret", "s", "encode", CLAIMS, "--expires-in", "0h"], "not a duration"),
+        (["--secret", "s", "decode", "abc"], "segments"),
+        (["--secret", "s", "--algorithm", "none", "encode", CLAIMS], "invalid choice"),
+        (["--secret", "s"], "COMMAND"),
+        ([], "COMMAND"),
+    ],
+)
+def test_errors_go_to_standard_error_with_exit_1(arguments: list[str], message: str) -> None:
+    assert message in fail(*arguments)
+
+
+def test_wrong_secret_and_expired_token_are_errors() -> None:
+    token = succeed("--secret", "s", "encode", CLAIMS)
+    assert "Signature" in fail("--secret", "other", "decode", token)
+    expired = succeed("--secret", "s", "encode", '{"exp": 1}')
+    assert "expired" in fail("--secret", "s", "decode", expired)
+
+
+def test_it_needs_only_pyjwt() -> None:
+    code = (
+        f"import runpy, sys; runpy.run_path({str(SCRIPT)!r});"
+        "print({name.partition('.')[0] for name in sys.modules} & "
+        "{'proxy', 'click', 'pydantic', 'requests', 'flask'})"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=True
+    )
+    assert result.stdout == "set()\n"
