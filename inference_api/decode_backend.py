@@ -126,7 +126,7 @@ class DecodeBackend:
             if self.phase in (Phase.LOADING, Phase.READY):
                 self.phase = Phase.DRAINING
                 self._drain_until_s = self._clock() + self.settings.drain_timeout_s
-                self._input_queue.refuse(_draining())
+                self._input_queue.refuse(_draining)
             self._on_drained = on_drained or self._on_drained
         self._input_queue.wake()
 
@@ -194,7 +194,8 @@ class DecodeBackend:
             self._fail(error)
             self.hooks.on_failed()
             return
-        self._end_all(Phase.STOPPED, _draining())
+        self._failure = "the server was stopped"
+        self._end_all(Phase.STOPPED, _draining)
 
     def step(self) -> None:
         """One turn of the loop."""
@@ -305,13 +306,13 @@ class DecodeBackend:
             logger.critical("the decode thread died", exc_info=error)
         self._failure = f"{type(error).__name__}: {error}"
         self._rows = RowTable(self.max_users)  # the runner may be broken: release nothing in it
-        self._end_all(Phase.FAILED, _failed())
+        self._end_all(Phase.FAILED, _failed)
 
-    def _end_all(self, phase: Phase, error: HearthError) -> None:
+    def _end_all(self, phase: Phase, refusal: Callable[[], HearthError]) -> None:
         with self._lock:
             self.phase = phase
-        self._input_queue.refuse(error)
-        self._drop_all(error)
+        self._input_queue.refuse(refusal)
+        self._drop_all(refusal())
         self.snapshot = replace(self.snapshot, busy_rows=0)
 
     @contextmanager

@@ -25,11 +25,11 @@ class InputQueue:
         self._clock = clock
         self._waiting: OrderedDict[SessionId, GenerationRequest] = OrderedDict()
         self._changed = Condition()
-        self._refusal: HearthError | None = None
+        self._refusal: Callable[[], HearthError] | None = None
         self._taken_at_s: deque[float] = deque(maxlen=RATE_WINDOW)
 
     def put(self, request: GenerationRequest) -> None:
-        """Raises QueueFull, or the error given to `refuse` once the queue is closed."""
+        """Raises QueueFull, or what `refuse` was given once the queue is closed."""
         with self._changed:
             self._check_room()
             self._waiting[request.session_id] = request
@@ -59,10 +59,10 @@ class InputQueue:
         with self._changed:
             return self._waiting.pop(session_id, None) is not None
 
-    def refuse(self, error: HearthError) -> None:
-        """Close for new requests: from now on `put` raises `error`. Waiting ones stay."""
+    def refuse(self, refusal: Callable[[], HearthError]) -> None:
+        """Close for new requests: from now on `put` raises `refusal()`. Waiting ones stay."""
         with self._changed:
-            self._refusal = error
+            self._refusal = refusal
 
     def clear(self) -> None:
         with self._changed:
@@ -78,7 +78,7 @@ class InputQueue:
 
     def _check_room(self) -> None:
         if self._refusal is not None:
-            raise self._refusal
+            raise self._refusal()
         if len(self._waiting) >= self._max_size:
             raise QueueFull(self._retry_after_s())
 

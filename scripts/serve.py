@@ -44,14 +44,17 @@ def main() -> int:
     except StartupError as error:
         sys.exit(str(error))
     signal.signal(signal.SIGTERM, _interrupt)
-    proxy_environment = dict(os.environ, JWT_SECRET=secret)
+    os.environ.setdefault("UPSTREAM", f"http://{_reachable(settings)}:{settings.service_port}")
+    proxy_port = os.environ.setdefault("PROXY_PORT", DEFAULT_PROXY_PORT)
     processes = (
         _start("gunicorn.conf.py", dict(os.environ)),
-        _start("proxy/gunicorn.conf.py", proxy_environment),
+        _start("proxy/gunicorn.conf.py", dict(os.environ, JWT_SECRET=secret)),
     )
     try:
-        if wait_until_ready(settings, processes):
-            print(welcome(settings, secret), flush=True)
+        # The API first: before its first probe the proxy believes the best of its upstream.
+        urls = (f"{os.environ['UPSTREAM']}/ready", f"http://127.0.0.1:{proxy_port}/ready")
+        if all(wait_until_ready(url, processes) for url in urls):
+            print(welcome(settings, proxy_port, secret), flush=True)
         while _are_running(processes):
             time.sleep(POLL_S)
         return 1  # nobody asked for it to end
@@ -61,24 +64,22 @@ def main() -> int:
         end(processes)
 
 
-def wait_until_ready(settings: Settings, processes: tuple[Process, ...]) -> bool:
-    """Whether the API became ready before any process ended."""
-    host = "127.0.0.1" if settings.service_host in ANY_ADDRESS else settings.service_host
+def wait_until_ready(url: str, processes: tuple[Process, ...]) -> bool:
+    """Whether `url` answered 200 before any process ended."""
     while _are_running(processes):
         try:
-            with urlopen(f"http://{host}:{settings.service_port}/ready", timeout=5):
+            with urlopen(url, timeout=5):
                 return True
         except OSError:
             time.sleep(POLL_S)
     return False
 
 
-def welcome(settings: Settings, secret: str) -> str:
+def welcome(settings: Settings, proxy_port: str, secret: str) -> str:
     token = jwt.encode({"team_id": "local", "token_id": "make-serve"}, secret, algorithm="HS256")
-    port = os.environ.get("PROXY_PORT", DEFAULT_PROXY_PORT)
     return (
         f"\nHearth serves {settings.served_name}. Try it:\n\n"
-        f"curl -N http://127.0.0.1:{port}/predictions/{settings.served_name} "
+        f"curl -N http://127.0.0.1:{proxy_port}/predictions/{settings.served_name} "
         f"-H 'Authorization: Bearer {token}' -H 'Content-Type: application/json' "
         f'-d \'{{"text": "{QUESTION}", "temperature": 0}}\'\n'
     )
@@ -111,6 +112,10 @@ def _start(config: str, environment: dict[str, str]) -> Process:
     """gunicorn in a session of its own, so that a Ctrl-C reaches it through us alone."""
     command = [sys.executable, "-m", "gunicorn", "--config", config]
     return subprocess.Popen(command, cwd=ROOT, env=environment, start_new_session=True)
+
+
+def _reachable(settings: Settings) -> str:
+    return "127.0.0.1" if settings.service_host in ANY_ADDRESS else settings.service_host
 
 
 def _are_running(processes: tuple[Process, ...]) -> bool:

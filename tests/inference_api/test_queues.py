@@ -50,7 +50,7 @@ def test_removed_request_makes_room_wherever_it_stood() -> None:
 def test_closed_queue_refuses_newcomers_and_keeps_the_waiting() -> None:
     queue = InputQueue(max_size=2)
     queue.put(request("a"))
-    queue.refuse(Draining("soon", retry_after_s=1))
+    queue.refuse(lambda: Draining("soon", retry_after_s=1))
     with pytest.raises(Draining):
         queue.put(request("b"))
     assert queue.get() == request("a")

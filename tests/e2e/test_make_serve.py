@@ -1,0 +1,108 @@
+"""What a newcomer does: start both processes, run the printed curl line, press Ctrl-C."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import jwt
+import pytest
+import requests
+
+from benchmarking.serving import ROOT, environment, eventually, free_port
+
+START_TIMEOUT_S = 90
+
+
+class Stack:
+    def __init__(self, process: subprocess.Popen[bytes], log_path: Path, ports: list[int]) -> None:
+        self.process = process
+        self.log_path = log_path
+        self.api = f"http://127.0.0.1:{ports[0]}"
+        self.proxy = f"http://127.0.0.1:{ports[1]}"
+
+    def curl_line(self) -> str | None:
+        assert self.process.poll() is None, self.log_path.read_text()
+        lines = self.log_path.read_text().splitlines()
+        return next((line for line in lines if line.startswith("curl ")), None)
+
+    def authorization(self) -> dict[str, str]:
+        line = self.curl_line()
+        assert line is not None
+        token = line.split("Bearer ")[1].split("'")[0]
+        return {"Authorization": f"Bearer {token}"}
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    log_path = tmp_path_factory.mktemp("serve") / "log"
+    ports = [free_port(), free_port(), free_port()]
+    names = ("SERVICE_PORT", "PROXY_PORT", "PROXY_METRICS_PORT")
+    with log_path.open("wb") as log:
+        process = subprocess.Popen(
+            [sys.executable, "scripts/serve.py"],
+            cwd=ROOT,
+            env=environment(**dict(zip(names, ports, strict=True))),
+            stdout=log,
+            stderr=log,
+        )
+    stack = Stack(process, log_path, ports)
+    eventually(stack.curl_line, START_TIMEOUT_S)
+    yield stack
+    if process.poll() is None:
+        process.send_signal(signal.SIGTERM)
+        process.wait(30)
+
+
+def test_printed_curl_line_streams_an_answer(stack: Stack) -> None:
+    assert shutil.which("curl"), "the test runs the printed line: sudo apt-get install curl"
+    line = stack.curl_line()
+    assert line is not None
+    finished = subprocess.run(
+        ["sh", "-c", f"{line} -sS"], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert "Paris" in finished.stdout
+
+
+def test_proxy_refuses_who_has_no_good_token(stack: Stack) -> None:
+    forged = jwt.encode({"team_id": "x"}, "not the secret, but thirty-two bytes of text")
+    for headers in ({}, {"Authorization": f"Bearer {forged}"}):
+        response = requests.post(
+            f"{stack.proxy}/inference", json={"text": "hi"}, headers=headers, timeout=10
+        )
+        assert response.status_code == 401
+
+
+def test_client_that_leaves_through_the_proxy_frees_its_row(stack: Stack) -> None:
+    body = {"text": "Tell me a story about a fox.", "max_tokens": 2000}
+    stream = requests.post(
+        f"{stack.proxy}/inference",
+        json=body,
+        headers=stack.authorization(),
+        stream=True,
+        timeout=60,
+    )
+    stream.close()
+
+    def is_idle() -> bool:
+        state = requests.get(f"{stack.api}/ready", timeout=10).json()
+        return [state["busy_rows"], state["queued"], state["sessions"]] == [0, 0, 0]
+
+    eventually(is_idle)
+
+
+def test_drain_is_not_for_clients_of_the_proxy(stack: Stack) -> None:
+    response = requests.post(f"{stack.proxy}/drain", headers=stack.authorization(), timeout=10)
+    assert response.status_code in (401, 404)
+    assert requests.get(f"{stack.api}/ready", timeout=10).json()["status"] == "ready"
+
+
+def test_interrupt_ends_both_processes(stack: Stack) -> None:
+    os.kill(stack.process.pid, signal.SIGINT)
+    assert stack.process.wait(30) == 0
+    for url in (stack.api, stack.proxy):
+        with pytest.raises(requests.ConnectionError):
+            requests.get(url, timeout=5)
