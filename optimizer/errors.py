@@ -1,0 +1,79 @@
+"""Every error of the optimizer, with the status a client sees.
+
+    OptimizerError
+    ├── InvalidRequest      400   the body does not parse, or fields are mistyped or out of bounds
+    ├── NotFound            404   no entity of that kind has that name
+    ├── BodyTooLarge        413   the body exceeds the limit
+    ├── StateChanged        412   If-Match names a state that is no longer current
+    ├── StoreFailed         503   the store did not take a change; memory was not changed either
+    └── StartupError         --   the process cannot start; lists every fault found
+
+That a server finds no allocation is not an error: the answer says so, and why, per server.
+Raise them anywhere; `routes` renders them, once, at the edge.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+class OptimizerError(Exception):
+    """Base of the tree. `str(error)` is the message for the client."""
+
+    status = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One wrong field. `path` as in `system.serverData.servers[3].minNumReplicas`."""
+
+    path: str
+    message: str
+
+
+class InvalidRequest(OptimizerError):
+    status = 400
+
+    def __init__(self, faults: Sequence[Fault]) -> None:
+        super().__init__(
+            "; ".join(f"{f.path}: {f.message}" if f.path else f.message for f in faults)
+        )
+        self.faults = tuple(faults)
+
+
+class NotFound(OptimizerError):
+    """`kind` is the reference's word: accelerator, model, service class, server, ..."""
+
+    status = 404
+
+    def __init__(self, kind: str, name: str) -> None:
+        super().__init__(f"{kind} {name} not found")
+
+
+class BodyTooLarge(OptimizerError):
+    status = 413
+
+    def __init__(self, max_bytes: int) -> None:
+        super().__init__(
+            f"the body exceeds {max_bytes} bytes; send less or raise OPTIMIZER_MAX_BODY_BYTES"
+        )
+
+
+class StateChanged(OptimizerError):
+    status = 412
+
+    def __init__(self) -> None:
+        super().__init__("the state changed since that ETag; GET /state again and merge")
+
+
+class StoreFailed(OptimizerError):
+    status = 503
+
+
+class StartupError(OptimizerError):
+    """The process cannot start. The message lists every fault with its remedy."""
+
+    def __init__(self, faults: Sequence[str]) -> None:
+        super().__init__(
+            "The optimizer cannot start:\n" + "\n".join(f"  - {fault}" for fault in faults)
+        )
+        self.faults = tuple(faults)

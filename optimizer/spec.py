@@ -1,0 +1,259 @@
+"""The data of a system: accelerators, capacities, models, service classes, servers, flags.
+
+The JSON names are the reference's (`slo-itl`, `maxBatchSize`, ...). Every field is checked when
+it is read, so the code behind may trust what it holds. Values are immutable: any thread.
+
+Units: cost cents per hour and accelerator unit, power W per unit, times ms, load requests per
+minute, memory GB and GB/s. Fields marked "extension" are not the reference's; left out of an
+answer unless given.
+"""
+
+from enum import StrEnum
+from typing import Annotated, Any, Self
+
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+
+from optimizer.wire import Body
+
+LOWEST_PRIORITY = 100  # 1 is the highest
+DEFAULT_CLASS = "Free"  # the class of a server that names none
+
+Name = Annotated[str, Field(min_length=1, max_length=500)]
+Text = Annotated[str, Field(max_length=500)]
+Count = Annotated[int, Field(ge=0, le=2**31 - 1)]
+Amount = Annotated[float, Field(ge=0, le=1e9)]
+Level = Annotated[float, Field(ge=0, le=1e12)]
+# A measured load may be nonsense for one server; that server gets a reason, not the caller a 400.
+Measured = Annotated[float, Field(ge=-1e15, le=1e15)]
+MeasuredCount = Annotated[int, Field(ge=-(2**31), le=2**31 - 1)]
+
+
+def _one_if_zero(value: int) -> int:
+    return value or 1
+
+
+class PowerSpec(Body):
+    """Power of one unit: `idle` at utilisation 0, `mid_power` at `mid_util`, `full` at 1."""
+
+    idle: Count = 0
+    full: Count = 0
+    mid_power: Count = 0
+    mid_util: Annotated[float, Field(ge=0, le=1)] = 0.0
+
+    def watts(self, utilization: float) -> float:
+        """Two straight lines that meet at `mid_util`."""
+        if utilization <= self.mid_util and self.mid_util > 0:
+            return self.idle + (self.mid_power - self.idle) * utilization / self.mid_util
+        if self.mid_util == 1:
+            return float(self.full)
+        above = (utilization - self.mid_util) / (1 - self.mid_util)
+        return self.mid_power + (self.full - self.mid_power) * above
+
+
+class AcceleratorSpec(Body):
+    """A purchasable unit: `multiplicity` cards of one `type`."""
+
+    name: Name
+    type: Text = ""
+    multiplicity: Annotated[Count, AfterValidator(_one_if_zero), Field(le=10**6)] = 1
+    mem_size: Count = 0
+    mem_bw: Count = Field(default=0, alias="memBW")
+    power: PowerSpec = PowerSpec()
+    cost: Amount = 0.0
+
+
+class CapacitySpec(Body):
+    """How many cards of a type there are."""
+
+    type: Name
+    count: Count = 0
+
+
+class DecodeParms(Body):
+    alpha: Amount = 0.0
+    beta: Amount = 0.0
+
+
+class PrefillParms(Body):
+    gamma: Amount = 0.0
+    delta: Amount = 0.0
+
+
+class PerfParms(Body):
+    """The newer reference's three parameters (see `latency.IterationModel`)."""
+
+    alpha: Amount = 0.0
+    beta: Amount = 0.0
+    gamma: Amount = 0.0
+
+
+class PerfData(Body):
+    """How fast a model runs on an accelerator, by its *name*."""
+
+    name: Name
+    acc: Name
+    acc_count: Annotated[Count, Field(le=10**6)] = 0  # units per replica; 0 means 1
+    max_batch_size: Count = 0
+    at_tokens: Count = 0
+    decode_parms: DecodeParms = DecodeParms()
+    prefill_parms: PrefillParms = PrefillParms()
+    perf_parms: PerfParms | None = None  # newer reference; used if the four above are all 0
+
+    @property
+    def units(self) -> int:
+        return self.acc_count or 1
+
+    @property
+    def uses_iterations(self) -> bool:
+        decode, prefill = self.decode_parms, self.prefill_parms
+        return self.perf_parms is not None and not any(
+            (decode.alpha, decode.beta, prefill.gamma, prefill.delta)
+        )
+
+
+class ModelTarget(Body):
+    """Service levels of a model in a class; 0 = none. TPS is the whole server's."""
+
+    model: Name
+    slo_itl: Level = Field(default=0.0, alias="slo-itl")
+    slo_ttft: Level = Field(default=0.0, alias="slo-ttft")
+    slo_tps: Level = Field(default=0.0, alias="slo-tps")
+
+
+class ServiceClassSpec(Body):
+    name: Name
+    priority: MeasuredCount = 0
+    model_targets: list[ModelTarget] = Field(default_factory=list)
+
+    @property
+    def effective_priority(self) -> int:
+        """1 (highest) to 100; what lies outside counts as 100."""
+        return self.priority if 1 <= self.priority <= LOWEST_PRIORITY else LOWEST_PRIORITY
+
+    def target(self, model: str) -> ModelTarget | None:
+        """The last entry for the model: later duplicates replace earlier ones."""
+        return next((t for t in reversed(self.model_targets) if t.model == model), None)
+
+
+class LoadSpec(Body):
+    arrival_rate: Measured = 0.0
+    avg_in_tokens: MeasuredCount = 0
+    avg_out_tokens: MeasuredCount = 0
+
+
+class AllocationPart(Body):
+    """Replicas of one accelerator."""
+
+    accelerator: Text = ""
+    num_replicas: Count = 0
+    max_batch: Count = 0
+    cost: Annotated[float, Field(ge=0, le=3e38)] = 0.0
+    itl_average: Level = 0.0
+    ttft_average: Level = 0.0
+    load: LoadSpec = LoadSpec()
+
+
+class AllocationData(AllocationPart):
+    """What a server runs on. A heterogeneous one is `parts`; the fields then show its largest."""
+
+    parts: list[AllocationPart] | None = None  # extension
+
+    @property
+    def total_cost(self) -> float:
+        return sum(part.cost for part in self.parts) if self.parts else self.cost
+
+    def each_part(self) -> list[AllocationPart]:
+        """Its parts, or itself as the only one; empty if nothing runs."""
+        every: list[AllocationPart] = list(self.parts) if self.parts else [self]
+        return [part for part in every if part.accelerator and part.num_replicas]
+
+
+class ServerSpec(Body):
+    """A model served in a class. Its load is that of `current_alloc`."""
+
+    name: Name
+    class_name: Text = Field(default="", alias="class")
+    model: Text = ""
+    keep_accelerator: bool = False
+    min_num_replicas: Count = 0
+    max_num_replicas: Count | None = None  # extension; absent = no bound
+    max_batch_size: Count = 0  # 0 = from the performance data
+    max_queue_size: Count | None = None  # newer reference; absent = 10 x batch, there 0
+    current_alloc: AllocationData = AllocationData()
+    desired_alloc: AllocationData = AllocationData()
+
+    @model_validator(mode="after")
+    def _check_replica_bounds(self) -> Self:
+        if self.max_num_replicas is not None and self.max_num_replicas < self.min_num_replicas:
+            raise ValueError(
+                f"maxNumReplicas={self.max_num_replicas} is below "
+                f"minNumReplicas={self.min_num_replicas}"
+            )
+        return self
+
+
+class SaturationPolicy(StrEnum):
+    """What servers get that full capacity cannot hold (greedy and MILP)."""
+
+    NONE = "None"
+    PRIORITY_EXHAUSTIVE = "PriorityExhaustive"
+    PRIORITY_ROUND_ROBIN = "PriorityRoundRobin"
+    ROUND_ROBIN = "RoundRobin"
+
+
+def _known_policy(value: Any) -> Any:
+    """As the reference: a policy it does not know, in whatever case, is None."""
+    if isinstance(value, str):
+        return next((p for p in SaturationPolicy if p == value), SaturationPolicy.NONE)
+    return value
+
+
+class OptimizerSpec(Body):
+    unlimited: bool = False
+    heterogeneous: bool = False
+    milp_solver: bool = False
+    use_cplex: bool = False
+    delayed_best_effort: bool = False
+    saturation_policy: Annotated[SaturationPolicy, BeforeValidator(_known_policy)] = (
+        SaturationPolicy.NONE
+    )
+    # Extensions; absent = the process's settings.
+    min_gain_percent: Annotated[float, Field(ge=0, le=100)] | None = None
+    hold_minutes: Annotated[float, Field(ge=0, le=1e6)] | None = None
+
+
+class AcceleratorData(Body):
+    accelerators: list[AcceleratorSpec] = Field(default_factory=list)
+
+
+class CapacityData(Body):
+    count: list[CapacitySpec] = Field(default_factory=list)
+
+
+class ModelData(Body):
+    models: list[PerfData] = Field(default_factory=list)
+
+
+class ServiceClassData(Body):
+    service_classes: list[ServiceClassSpec] = Field(default_factory=list)
+
+
+class ServerData(Body):
+    servers: list[ServerSpec] = Field(default_factory=list)
+
+
+class OptimizerData(Body):
+    optimizer: OptimizerSpec = OptimizerSpec()
+
+
+class SystemSpec(Body):
+    accelerator_data: AcceleratorData = AcceleratorData()
+    model_data: ModelData = ModelData()
+    service_class_data: ServiceClassData = ServiceClassData()
+    server_data: ServerData = ServerData()
+    optimizer_data: OptimizerData = OptimizerData()
+    capacity_data: CapacityData = CapacityData()
+
+
+class SystemData(Body):
+    system: SystemSpec = SystemSpec()

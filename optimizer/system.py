@@ -1,0 +1,120 @@
+"""A system to optimise, as one immutable value. Any thread may hold and read it.
+
+Changes make a new value (`with_...`), so a solve works on what it was given whatever happens
+meanwhile.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
+
+from optimizer.errors import NotFound
+from optimizer.spec import (
+    AcceleratorData,
+    AcceleratorSpec,
+    CapacityData,
+    CapacitySpec,
+    ModelData,
+    OptimizerData,
+    OptimizerSpec,
+    PerfData,
+    ServerData,
+    ServerSpec,
+    ServiceClassData,
+    ServiceClassSpec,
+    SystemSpec,
+)
+
+T = TypeVar("T")
+
+PerfByAccelerator = Mapping[str, PerfData]
+
+
+@dataclass(frozen=True, slots=True)
+class System:
+    """Entities by name, in the order they were first given. Never change the mappings."""
+
+    accelerators: Mapping[str, AcceleratorSpec] = field(default_factory=dict)
+    capacities: Mapping[str, int] = field(default_factory=dict)  # cards by type
+    models: Mapping[str, PerfByAccelerator] = field(default_factory=dict)
+    classes: Mapping[str, ServiceClassSpec] = field(default_factory=dict)
+    servers: Mapping[str, ServerSpec] = field(default_factory=dict)
+    optimizer: OptimizerSpec = field(default_factory=OptimizerSpec)
+
+    @classmethod
+    def from_spec(cls, spec: SystemSpec) -> "System":
+        """Later duplicates of a name replace earlier ones."""
+        system = cls(optimizer=spec.optimizer_data.optimizer)
+        system = system.with_accelerators(spec.accelerator_data.accelerators)
+        system = system.with_capacities(spec.capacity_data.count)
+        system = system.with_perf(spec.model_data.models)
+        system = system.with_classes(spec.service_class_data.service_classes)
+        return system.with_servers(spec.server_data.servers)
+
+    def to_spec(self) -> SystemSpec:
+        """As JSON shows it: lists in the order of their names, whatever the history."""
+        return SystemSpec(
+            accelerator_data=AcceleratorData(accelerators=in_order(self.accelerators)),
+            model_data=ModelData(
+                models=[perf for by_acc in in_order(self.models) for perf in in_order(by_acc)]
+            ),
+            service_class_data=ServiceClassData(service_classes=in_order(self.classes)),
+            server_data=ServerData(servers=in_order(self.servers)),
+            optimizer_data=OptimizerData(optimizer=self.optimizer),
+            capacity_data=self.capacity_data(),
+        )
+
+    def capacity_data(self) -> CapacityData:
+        counts = sorted(self.capacities.items())
+        return CapacityData(count=[CapacitySpec(type=t, count=n) for t, n in counts])
+
+    def with_accelerators(self, specs: Iterable[AcceleratorSpec]) -> "System":
+        return replace(self, accelerators={**self.accelerators, **{s.name: s for s in specs}})
+
+    def with_capacities(self, specs: Iterable[CapacitySpec]) -> "System":
+        return replace(self, capacities={**self.capacities, **{s.type: s.count for s in specs}})
+
+    def with_perf(self, perfs: Iterable[PerfData]) -> "System":
+        """Merged into the models' data; creates the models it names."""
+        models = {name: dict(by_acc) for name, by_acc in self.models.items()}
+        for perf in perfs:
+            models.setdefault(perf.name, {})[perf.acc] = perf
+        return replace(self, models=models)
+
+    def with_classes(self, specs: Iterable[ServiceClassSpec]) -> "System":
+        """Priorities are stored as they take effect."""
+        added = {
+            spec.name: spec.model_copy(update={"priority": spec.effective_priority})
+            for spec in specs
+        }
+        return replace(self, classes={**self.classes, **added})
+
+    def with_servers(self, specs: Iterable[ServerSpec]) -> "System":
+        return replace(self, servers={**self.servers, **{s.name: s for s in specs}})
+
+    def with_model(self, name: str) -> "System":
+        """Add a model without performance data; one that exists keeps what it has."""
+        return self if name in self.models else replace(self, models={**self.models, name: {}})
+
+    def without_perf(self, model: str, accelerator: str) -> "System":
+        rest = without(lookup("model", self.models, model), "accelerator", accelerator)
+        return replace(self, models={**self.models, model: rest})
+
+
+def in_order(mapping: Mapping[str, T]) -> list[T]:
+    """The values by name."""
+    return [mapping[name] for name in sorted(mapping)]
+
+
+def lookup(kind: str, mapping: Mapping[str, T], name: str) -> T:
+    """The entity of that name. Raises NotFound, in the reference's words."""
+    try:
+        return mapping[name]
+    except KeyError:
+        raise NotFound(kind, name) from None
+
+
+def without(mapping: Mapping[str, T], kind: str, name: str) -> dict[str, T]:
+    """A copy less one entity. Raises NotFound."""
+    lookup(kind, mapping, name)
+    return {key: value for key, value in mapping.items() if key != name}
