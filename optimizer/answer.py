@@ -1,0 +1,178 @@
+"""The answer of a solve, and its JSON. Immutable: any thread.
+
+`allocations` holds exactly the reference's objects; what is ours stands beside it, so that
+clients of the reference need not change.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from optimizer.solver import Choice
+from optimizer.spec import AllocationData, AllocationPart, ServerSpec
+
+
+@dataclass(frozen=True, slots=True)
+class CardUse:
+    card_type: str
+    count: int
+    limit: int
+    cost: float
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """What one server gets: one part, or several of a heterogeneous solution."""
+
+    server: ServerSpec
+    parts: tuple[Choice, ...]  # the one that carries most load first
+    demand_per_s: float
+    powers_w: tuple[float, ...]  # by part
+    is_kept: bool = False  # by stabilisation
+
+    @property
+    def part_costs(self) -> tuple[float, ...]:
+        return tuple(_part_cost(part) for part in self.parts)
+
+    @property
+    def cost(self) -> float:
+        return sum(self.part_costs)
+
+    @property
+    def replicas(self) -> int:
+        return sum(part.replicas for part in self.parts)
+
+    @property
+    def max_rate_per_s(self) -> float:
+        return sum(part.replicas * part.candidate.max_rate_per_s for part in self.parts)
+
+    @property
+    def is_saturated(self) -> bool:
+        """More arrives than the service levels allow for."""
+        return self.demand_per_s > self.max_rate_per_s * (1 + 1e-6)
+
+    @property
+    def is_best_effort(self) -> bool:
+        """Fewer replicas than the service levels need."""
+        first = self.parts[0]
+        return len(self.parts) == 1 and (not first.is_full or first.candidate.capped)
+
+    @property
+    def loss(self) -> float:
+        """Fraction of requests that find the queues full. Parts share the load by ability."""
+        able = self.max_rate_per_s
+        if able == 0:
+            return 0.0
+        return sum(
+            part.candidate.loss * part.replicas * part.candidate.max_rate_per_s / able
+            for part in self.parts
+        )
+
+    def to_data(self) -> AllocationData:
+        """The reference's object; `parts` only if there is more than one."""
+        largest = _to_part(self.parts[0], self.server)
+        if len(self.parts) == 1:
+            return AllocationData(**dict(largest))
+        return AllocationData(**dict(largest), parts=[_to_part(p, self.server) for p in self.parts])
+
+    def details(self) -> dict[str, Any]:
+        """Beyond the reference: how loaded it is, what it draws, what it can take."""
+        power_w = sum(self.powers_w)
+        served_per_s = self.demand_per_s * (1 - self.loss)
+        return {
+            "utilization": shortest(max(p.candidate.utilization for p in self.parts)),
+            "cards": sum(part.cards for part in self.parts),
+            "demandRPM": shortest(60 * self.demand_per_s),
+            "maxRPM": shortest(60 * self.max_rate_per_s),
+            "throughputRPM": shortest(60 * served_per_s),
+            "dropFraction": shortest(self.loss),
+            "saturated": self.is_saturated,
+            "bestEffort": self.is_best_effort,
+            "kept": self.is_kept,
+            "powerWatts": shortest(power_w),
+            "energyKWhPerDay": shortest(power_w * 24 / 1000),
+            "energyWhPerRequest": shortest(power_w / (3600 * served_per_s) if served_per_s else 0),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    allocations: Mapping[str, Allocation]
+    unallocated: Mapping[str, str]  # server -> reason
+    solver: str
+    notes: tuple[str, ...]
+    gap: float | None
+    card_use: tuple[CardUse, ...]
+
+    @property
+    def total_cost(self) -> float:
+        return sum(allocation.cost for allocation in self.allocations.values())
+
+    def desired(self) -> dict[str, AllocationData]:
+        return {name: allocation.to_data() for name, allocation in self.allocations.items()}
+
+    def dump(self, desired: Mapping[str, AllocationData]) -> dict[str, Any]:
+        """The body of /optimize and /optimizeOne."""
+        return {
+            "allocations": {name: data.dump() for name, data in desired.items()},
+            "unallocated": dict(sorted(self.unallocated.items())),
+            "details": {name: a.details() for name, a in self.allocations.items()},
+            "changes": self._changes(desired),
+            "summary": self.summary(),
+        }
+
+    def summary(self) -> dict[str, Any]:
+        gap = None if self.gap is None or not np.isfinite(self.gap) else shortest(self.gap)
+        return {
+            "solver": self.solver,
+            "notes": list(self.notes),
+            "gap": gap,
+            "totalCost": shortest(self.total_cost),
+            "totalPowerWatts": shortest(sum(sum(a.powers_w) for a in self.allocations.values())),
+            "allocationByType": [
+                {"type": u.card_type, "count": u.count, "limit": u.limit, "cost": shortest(u.cost)}
+                for u in self.card_use
+            ],
+        }
+
+    def _changes(self, desired: Mapping[str, AllocationData]) -> dict[str, Any]:
+        """Servers whose accelerator or replicas differ from what they run on now."""
+        changes = {}
+        for name, allocation in self.allocations.items():
+            old, new = allocation.server.current_alloc, desired[name]
+            if _shape(old) != _shape(new):
+                changes[name] = {
+                    "from": {"accelerator": old.accelerator, "numReplicas": old.num_replicas},
+                    "to": {"accelerator": new.accelerator, "numReplicas": new.num_replicas},
+                    "costDifference": shortest(new.total_cost - old.total_cost),
+                }
+        return changes
+
+
+def _shape(allocation: AllocationData) -> list[tuple[str, int]]:
+    return [(part.accelerator, part.num_replicas) for part in allocation.each_part()]
+
+
+def _to_part(part: Choice, server: ServerSpec) -> AllocationPart:
+    return AllocationPart(
+        accelerator=part.candidate.accelerator,
+        num_replicas=part.replicas,
+        max_batch=part.candidate.batch,
+        cost=shortest(_part_cost(part)),
+        itl_average=shortest(part.candidate.itl_ms),
+        ttft_average=shortest(part.candidate.ttft_ms),
+        load=server.current_alloc.load,
+    )
+
+
+def _part_cost(part: Choice) -> float:
+    if part.replicas == part.candidate.replicas:
+        return part.candidate.cost
+    return float(np.float32(part.candidate.cost_per_replica) * np.float32(part.replicas))
+
+
+def shortest(value: float) -> float:
+    """The shortest decimal that is the same float32: 75.3, not 75.30000305175781."""
+    return float(str(np.float32(value)))

@@ -1,0 +1,150 @@
+"""From a system to an answer: offers, solver, best-effort latencies, stabilisation, totals.
+
+Pure but for the sizing cache it is given: any thread.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from optimizer.allocation import Offers, offers
+from optimizer.answer import Allocation, Answer, CardUse
+from optimizer.pairs import Eligible, eligible
+from optimizer.replicas import Analysis, ReplicaTable, SizingCache, replica_row
+from optimizer.solver import Candidate, Choice, Problem, Scarcity, Solution, Solver
+from optimizer.solver.greedy import GreedySolver
+from optimizer.solver.milp import MilpOptions, MilpSolver
+from optimizer.solver.unlimited import UnlimitedSolver
+from optimizer.spec import OptimizerSpec
+from optimizer.stabilize import Stability, stabilize
+from optimizer.system import System
+
+NO_CPLEX = "CPLEX is not available here; HiGHS solved it instead"
+
+
+@dataclass(frozen=True, slots=True)
+class SolveOptions:
+    """What the process, not the request, decides."""
+
+    cache: SizingCache
+    milp_time_limit_s: float = 10.0
+    milp_relative_gap: float = 1e-3
+
+
+def optimize(
+    system: System, flags: OptimizerSpec, options: SolveOptions, stability: Stability
+) -> Answer:
+    """Allocations of every server that can have one, and why not for the others."""
+    offered = offers(system, options.cache)
+    solution = choose_solver(flags, options).solve(Problem(offered.contenders, system.capacities))
+    solution, kept = stabilize(system, offered, solution, flags, stability)
+    allocations = dict(_allocations(system, offered, solution))
+    for server in kept:
+        allocations[server] = replace(allocations[server], is_kept=True)
+    notes = (NO_CPLEX, *solution.notes) if _wants_cplex(flags) else solution.notes
+    refusals = {server: refusal.message for server, refusal in offered.refused_servers.items()}
+    return Answer(
+        allocations=allocations,
+        unallocated={**refusals, **solution.unserved},
+        solver=solution.solver,
+        notes=notes,
+        gap=solution.gap,
+        card_use=_card_use(system, allocations.values()),
+    )
+
+
+def choose_solver(flags: OptimizerSpec, options: SolveOptions) -> Solver:
+    """`unlimited` overrides `milpSolver`, which overrides greedy, as in the reference."""
+    scarcity = Scarcity(flags.saturation_policy, flags.delayed_best_effort)
+    if flags.unlimited:
+        return UnlimitedSolver()
+    if flags.milp_solver:
+        limits = MilpOptions(
+            flags.heterogeneous, options.milp_time_limit_s, options.milp_relative_gap
+        )
+        return MilpSolver(limits, scarcity)
+    return GreedySolver(scarcity)
+
+
+def _wants_cplex(flags: OptimizerSpec) -> bool:
+    return flags.use_cplex and flags.milp_solver and not flags.unlimited
+
+
+def _allocations(
+    system: System, offered: Offers, solution: Solution
+) -> Iterable[tuple[str, Allocation]]:
+    """Allocations by server name, in the order the servers were given."""
+    choices = _reanalyzed(system, solution.choices)
+    demand_per_s = {contender.server: contender.demand_per_s for contender in offered.contenders}
+    for name, server in system.servers.items():
+        if name in choices:
+            parts = choices[name]
+            powers = tuple(_power_w(system, server.model, part) for part in parts)
+            yield name, Allocation(server, parts, demand_per_s[name], powers)
+
+
+def _power_w(system: System, model: str, part: Choice) -> float:
+    accelerator = system.accelerators.get(part.candidate.accelerator)
+    if accelerator is None:
+        return 0.0
+    units = part.replicas * system.models[model][accelerator.name].units
+    return units * accelerator.power.watts(part.candidate.utilization)
+
+
+def _reanalyzed(
+    system: System, choices: Mapping[str, tuple[Choice, ...]]
+) -> dict[str, tuple[Choice, ...]]:
+    """The choices with latencies at the load their replicas really get.
+
+    A candidate's own hold for all its replicas. Fewer of them take the same load, more than they
+    can; parts of a heterogeneous allocation share it in proportion to what they can take.
+    """
+    changed: list[tuple[str, int, Choice]] = []
+    rates_per_ms, rows = [], []
+    for name, parts in choices.items():
+        if all(part.replicas == part.candidate.replicas for part in parts) and len(parts) == 1:
+            continue
+        item = eligible(system, system.servers[name])
+        if not isinstance(item, Eligible) or item.is_idle:
+            continue
+        able_per_s = sum(part.replicas * part.candidate.max_rate_per_s for part in parts)
+        for index, part in enumerate(parts):
+            perf = system.models[item.server.model][part.candidate.accelerator]
+            rows.append(replica_row(perf, item, part.candidate.batch))
+            share = part.candidate.max_rate_per_s / able_per_s
+            rates_per_ms.append(item.demand_per_s * share / 1000)
+            changed.append((name, index, part))
+    result = dict(choices)
+    if changed:
+        found = ReplicaTable(np.array(rows)).analyze(np.array(rates_per_ms))
+        for row, (name, index, part) in enumerate(changed):
+            parts = result[name]
+            renewed = part._replace(candidate=_at_load(part.candidate, found, row))
+            result[name] = (*parts[:index], renewed, *parts[index + 1 :])
+    return result
+
+
+def _at_load(candidate: Candidate, found: Analysis, row: int) -> Candidate:
+    return candidate._replace(
+        itl_ms=float(found.itl_ms[row]),
+        ttft_ms=float(found.ttft_ms[row]),
+        utilization=float(found.utilization[row]),
+        loss=float(found.loss[row]),
+    )
+
+
+def _card_use(system: System, allocations: Iterable[Allocation]) -> tuple[CardUse, ...]:
+    """Cards and cost by type, for every type that is used or bounded."""
+    cards: dict[str, int] = dict.fromkeys(system.capacities, 0)
+    cost: dict[str, float] = dict.fromkeys(system.capacities, 0.0)
+    for allocation in allocations:
+        for part, part_cost in zip(allocation.parts, allocation.part_costs, strict=True):
+            if part.replicas:
+                card_type = part.candidate.card_type
+                cards[card_type] = cards.get(card_type, 0) + part.cards
+                cost[card_type] = cost.get(card_type, 0.0) + part_cost
+    return tuple(
+        CardUse(card_type, count, system.capacities.get(card_type, 0), cost[card_type])
+        for card_type, count in sorted(cards.items())
+    )

@@ -1,0 +1,95 @@
+"""The problem every solver is given, the answer it owes, and the protocol between them.
+
+A solver is pure: it holds no state between calls, reads no clock but for a time limit, and may
+be used from any thread. Equal problems give equal answers: ties go to lower cost, then name.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+from optimizer.spec import SaturationPolicy
+
+MOVE_PENALTY = 0.1  # of the costs before and after, for changing the accelerator
+
+
+class Candidate(NamedTuple):
+    """One accelerator that would do for one server, with all the replicas the server needs."""
+
+    accelerator: str  # "" = run nothing
+    card_type: str
+    replicas: int
+    batch: int
+    cost: float  # cents per hour, in float32 as the reference rounds it
+    value: float  # cost and transition penalty; lower is better
+    itl_ms: float
+    ttft_ms: float
+    utilization: float
+    max_rate_per_s: float  # one replica's, at the service levels
+    cards_per_replica: int
+    cost_per_replica: float
+    capped: bool = False  # maxNumReplicas is below what the service levels need
+    loss: float = 0.0  # fraction of requests that find the queue full
+
+    @property
+    def cards(self) -> int:
+        return self.replicas * self.cards_per_replica
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """A server with at least one candidate; `candidates` by value, then cost, then name."""
+
+    server: str
+    priority: int  # 1 is served first
+    candidates: tuple[Candidate, ...]
+    demand_per_s: float  # requests per second that all its replicas together must take
+    min_replicas: int = 0
+    max_replicas: int | None = None
+    current_accelerator: str = ""
+    current_cost: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    contenders: tuple[Contender, ...]
+    cards: Mapping[str, int]  # by type; a missing type has none
+
+
+class Choice(NamedTuple):
+    """`replicas` of a candidate: all it asks for, or fewer by best effort or as a part."""
+
+    candidate: Candidate
+    replicas: int
+
+    @property
+    def is_full(self) -> bool:
+        return self.replicas >= self.candidate.replicas
+
+    @property
+    def cards(self) -> int:
+        return self.replicas * self.candidate.cards_per_replica
+
+
+@dataclass(frozen=True, slots=True)
+class Solution:
+    """Choices by server; more than one per server only from the heterogeneous solver."""
+
+    choices: Mapping[str, tuple[Choice, ...]]
+    unserved: Mapping[str, str] = field(default_factory=dict)  # server -> why
+    solver: str = ""
+    notes: tuple[str, ...] = ()  # what a caller should know: fallbacks, limits hit
+    gap: float | None = None  # relative distance to the proven bound, where there is one
+
+
+@dataclass(frozen=True, slots=True)
+class Scarcity:
+    """How limited solvers treat servers that full capacity cannot hold."""
+
+    policy: SaturationPolicy = SaturationPolicy.NONE
+    delayed: bool = False  # best effort after all priorities, not after each
+
+
+class Solver(Protocol):
+    def solve(self, problem: Problem) -> Solution:
+        """Every contender is in `choices` or, with a reason, in `unserved`. Never raises."""

@@ -1,0 +1,299 @@
+"""Least value under the card limits, by mixed integer programming with HiGHS. Any thread.
+
+Single: binary x_ij, "server i takes candidate j whole", with its replicas m_ij and cards u_ij.
+Heterogeneous: integer n_ij replicas of several accelerators that together take the demand.
+
+    single          min  sum value_ij x_ij,  sum_j x_ij + y_i = 1 for each i
+    heterogeneous   min  sum cost_ij n_ij,   sum_j rate_ij n_ij + demand_i y_i >= demand_i
+    both            sum u n <= cards for each type;  y_i binary: "server i is left out"
+
+Costs of accelerators other than the current one carry the transition penalty of 0.1. Servers are
+left out only if they must be, the lowest priorities first: one solve with all y = 0 usually
+settles it; if not, the most servers are kept priority by priority and the value comes last.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.optimize import Bounds, LinearConstraint, milp
+from scipy.sparse import coo_array
+
+from optimizer.latency import FloatArray
+from optimizer.solver import (
+    MOVE_PENALTY,
+    Candidate,
+    Choice,
+    Contender,
+    Problem,
+    Scarcity,
+    Solution,
+)
+from optimizer.solver.greedy import GreedySolver
+from optimizer.solver.saturation import Stock, best_effort
+
+NO_ROOM = "capacity: the cards do not suffice for it beside the servers that were kept"
+
+# A rate of n replicas may fall short of the demand by this fraction: the solver's own tolerance.
+RATE_SLACK = 1e-6
+
+EXACT_COLUMNS = 1_000  # problems up to this size take milliseconds and are solved to the optimum
+
+# The objective is scaled so that its largest term is OBJECTIVE_SCALE; a candidate further down
+# its server's order (value, cost, name) costs TIE_STEP more. That decides ties and nothing else.
+OBJECTIVE_SCALE, TIE_STEP = 1e6, 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class MilpOptions:
+    heterogeneous: bool
+    time_limit_s: float
+    relative_gap: float
+
+
+class MilpSolver:
+    """A `Solver` for limited cards; falls back to the greedy one, and says so, if HiGHS finds
+    nothing in its time."""
+
+    def __init__(self, options: MilpOptions, scarcity: Scarcity) -> None:
+        self._options, self._scarcity = options, scarcity
+
+    def solve(self, problem: Problem) -> Solution:
+        name = "milp-heterogeneous" if self._options.heterogeneous else "milp"
+        idle: list[Contender] = []
+        contenders: list[Contender] = []
+        for contender in problem.contenders:
+            runs_nothing = all(c.replicas == 0 for c in contender.candidates)
+            (idle if runs_nothing else contenders).append(contender)
+        settled = {c.server: (Choice(c.candidates[0], 0),) for c in idle}
+        if not contenders:
+            return Solution(settled, solver=name)
+        program = _Program(Problem(tuple(contenders), problem.cards), self._options)
+        outcome = program.run()
+        if outcome is None:
+            greedy = GreedySolver(self._scarcity).solve(problem)
+            note = f"no MILP solution within {self._options.time_limit_s:g} s; greedy instead"
+            return Solution(greedy.choices, greedy.unserved, "greedy", (note,))
+        choices = settled | outcome.choices
+        left_out = sorted(
+            (c for c in contenders if c.server not in choices), key=lambda c: (c.priority, c.server)
+        )
+        stock = Stock(_cards_left(problem, choices))
+        for server, choice in best_effort(self._scarcity.policy, left_out, stock).items():
+            choices[server] = (choice,)
+        unserved = {c.server: NO_ROOM for c in left_out if c.server not in choices}
+        return Solution(choices, unserved, name, outcome.notes, outcome.gap)
+
+
+def _cards_left(problem: Problem, choices: dict[str, tuple[Choice, ...]]) -> dict[str, int]:
+    left = dict(problem.cards)
+    for parts in choices.values():
+        for choice in parts:
+            if choice.cards:
+                left[choice.candidate.card_type] -= choice.cards
+    return left
+
+
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    choices: dict[str, tuple[Choice, ...]]
+    gap: float
+    notes: tuple[str, ...]
+
+
+class _Program:
+    """The matrices of one problem. Columns: one per (server, candidate), then one y per server,
+    then, heterogeneous only, one z per server that has a current accelerator: "it is left"."""
+
+    def __init__(self, problem: Problem, options: MilpOptions) -> None:
+        self._options = options
+        self._cards = problem.cards
+        self._contenders = tuple(sorted(problem.contenders, key=lambda c: c.server))
+        self._columns = [(i, c) for i, k in enumerate(self._contenders) for c in k.candidates]
+        self._first_y = len(self._columns)
+        self._moves = self._movable() if options.heterogeneous else []
+        self._first_z = self._first_y + len(problem.contenders)
+        self._size = self._first_z + len(self._moves)
+        self._constraints = [self._capacity(), self._service(), *self._extras()]
+        self._gap = 0.0 if self._size <= EXACT_COLUMNS else options.relative_gap
+        self._deadline = time.monotonic() + options.time_limit_s
+
+    def run(self) -> _Outcome | None:
+        """None if no solution was found in time."""
+        notes: list[str] = []
+        solved = self._minimise(self._objective(), self._gap, everyone=True)
+        if solved is None:
+            solved = self._leave_out_as_few_as_possible()
+            notes.append("the cards do not hold all servers; the lowest priorities were left out")
+        if solved is None or not self._holds(solved[0]):
+            return None
+        x, gap = solved
+        if gap > self._options.relative_gap:
+            notes.append(f"time limit reached at a gap of {100 * gap:.2g} %")
+        return _Outcome(self._choices(x), gap, tuple(notes))
+
+    def _leave_out_as_few_as_possible(self) -> tuple[FloatArray, float] | None:
+        """Priority by priority keep the most servers; then, with those counts, the least value."""
+        kept: list[LinearConstraint] = []
+        fewest = None
+        for priority in sorted({c.priority for c in self._contenders}):
+            row = np.zeros(self._size)
+            for i, contender in enumerate(self._contenders):
+                row[self._first_y + i] = contender.priority == priority
+            fewest = self._minimise(row, 0.0, extra=kept)
+            if fewest is None:
+                return None
+            kept.append(LinearConstraint(row, -np.inf, round(float(row @ fewest[0])) + 0.5))
+        cheapest = self._minimise(self._objective(), self._gap, extra=kept)
+        if cheapest is None and fewest is not None:
+            return fewest[0], np.inf
+        return cheapest
+
+    def _minimise(
+        self,
+        objective: FloatArray,
+        relative_gap: float,
+        everyone: bool = False,
+        extra: Sequence[LinearConstraint] = (),
+    ) -> tuple[FloatArray, float] | None:
+        """(x, gap), or None if there is no solution or none was found before the deadline."""
+        remaining_s = self._deadline - time.monotonic()
+        if remaining_s <= 0:
+            return None
+        upper = np.concatenate([self._most(), np.ones(self._size - self._first_y)])
+        if everyone:
+            upper[self._first_y : self._first_z] = 0
+        result = milp(
+            objective,
+            integrality=np.ones(self._size, dtype=np.int64),
+            bounds=Bounds(0, upper),
+            constraints=[*self._constraints, *extra],
+            options={"time_limit": remaining_s, "mip_rel_gap": relative_gap},
+        )
+        if result.x is None:
+            return None
+        gap = 0.0 if result.mip_gap is None else max(float(result.mip_gap), 0.0)
+        return np.round(result.x), gap
+
+    def _holds(self, x: FloatArray) -> bool:
+        """Whether the rounded solution keeps within the cards; HiGHS's tolerance is per row."""
+        used: dict[str, int] = {}
+        for parts in self._choices(x).values():
+            for part in parts:
+                card_type = part.candidate.card_type
+                used[card_type] = used.get(card_type, 0) + part.cards
+        return all(cards <= self._cards.get(t, 0) for t, cards in used.items() if cards)
+
+    def _choices(self, x: FloatArray) -> dict[str, tuple[Choice, ...]]:
+        """Candidates with replicas, the one that carries most load first."""
+        parts: dict[str, list[Choice]] = {}
+        for (i, candidate), count in zip(self._columns, x[: self._first_y], strict=True):
+            if count > 0:
+                replicas = int(count) if self._options.heterogeneous else candidate.replicas
+                parts.setdefault(self._contenders[i].server, []).append(Choice(candidate, replicas))
+        kept = x[self._first_y : self._first_z] == 0
+        servers = [self._contenders[i].server for i in np.flatnonzero(kept)]
+        return {server: tuple(sorted(parts[server], key=_largest_first)) for server in servers}
+
+    def _objective(self) -> FloatArray:
+        """Value of every column, scaled, with ties told apart."""
+        value, rank = np.zeros(self._size), np.zeros(self._size)
+        first = 0
+        for contender in self._contenders:
+            for order, candidate in enumerate(contender.candidates):
+                rank[first + order] = order
+                value[first + order] = self._column_value(contender, candidate)
+            first += len(contender.candidates)
+        for z, (i, _) in enumerate(self._moves):
+            value[self._first_z + z] = MOVE_PENALTY * self._contenders[i].current_cost
+        largest = float(np.abs(value).max())
+        return value * (OBJECTIVE_SCALE / largest if largest > 0 else 1.0) + TIE_STEP * rank
+
+    def _column_value(self, contender: Contender, candidate: Candidate) -> float:
+        if not self._options.heterogeneous:
+            return candidate.value
+        stays = candidate.accelerator == contender.current_accelerator
+        return (1.0 if stays else 1.0 + MOVE_PENALTY) * candidate.cost_per_replica
+
+    def _most(self) -> FloatArray:
+        """Upper bound of each (server, candidate) column."""
+        if not self._options.heterogeneous:
+            return np.ones(self._first_y)
+        return np.array([float(max(c.replicas, 1)) for _, c in self._columns])
+
+    def _capacity(self) -> LinearConstraint:
+        """Cards of every type. A type without an entry has none."""
+        types = sorted({c.card_type for _, c in self._columns if c.cards_per_replica})
+        row_by_type = {card_type: row for row, card_type in enumerate(types)}
+        rows, columns, cards = [], [], []
+        for column, (_, candidate) in enumerate(self._columns):
+            if candidate.cards_per_replica:
+                whole = 1 if self._options.heterogeneous else candidate.replicas
+                rows.append(row_by_type[candidate.card_type])
+                columns.append(column)
+                cards.append(whole * candidate.cards_per_replica)
+        matrix = coo_array((cards, (rows, columns)), shape=(len(types), self._size), dtype=float)
+        limits = np.array([self._cards.get(card_type, 0) for card_type in types], dtype=float)
+        return LinearConstraint(matrix.tocsr(), -np.inf, limits)
+
+    def _service(self) -> LinearConstraint:
+        """Every server takes one candidate, or replicas enough for its demand, or is left out."""
+        rows = [i for i, _ in self._columns] + list(range(len(self._contenders)))
+        columns = list(range(self._first_z))
+        if not self._options.heterogeneous:
+            matrix = coo_array(
+                (np.ones(self._first_z), (rows, columns)), shape=(len(self._contenders), self._size)
+            )
+            return LinearConstraint(matrix.tocsr(), 1, 1)
+        # In units of the demand, so that the solver's tolerance is relative.
+        shares = [_share(candidate, self._contenders[i]) for i, candidate in self._columns] + [
+            1.0
+        ] * len(self._contenders)
+        matrix = coo_array((shares, (rows, columns)), shape=(len(self._contenders), self._size))
+        return LinearConstraint(matrix.tocsr(), 1 - RATE_SLACK, np.inf)
+
+    def _extras(self) -> list[LinearConstraint]:
+        """Heterogeneous only: bounds on replicas, and what counts as leaving an accelerator."""
+        if not self._options.heterogeneous:
+            return []
+        servers = len(self._contenders)
+        rows = [i for i, _ in self._columns] + list(range(servers))
+        columns = list(range(self._first_z))
+        low = [float(contender.min_replicas) for contender in self._contenders]
+        high = [np.inf if c.max_replicas is None else c.max_replicas for c in self._contenders]
+        ones = [1.0] * self._first_y + low
+        shape = (servers, self._size)
+        bounds = LinearConstraint(
+            coo_array((ones, (rows, columns)), shape=shape).tocsr(), low, high
+        )
+        if not self._moves:
+            return [bounds]
+        rows, columns = [], []
+        for z, (_, column) in enumerate(self._moves):
+            rows += [z, z]
+            columns += [column, self._first_z + z]
+        shape = (len(self._moves), self._size)
+        moved = coo_array((np.ones(len(rows)), (rows, columns)), shape=shape).tocsr()
+        return [bounds, LinearConstraint(moved, 1, np.inf)]
+
+    def _movable(self) -> list[tuple[int, int]]:
+        """(server, column of its current accelerator) of servers that run on a candidate."""
+        return [
+            (i, column)
+            for column, (i, candidate) in enumerate(self._columns)
+            if candidate.accelerator == self._contenders[i].current_accelerator
+        ]
+
+
+def _largest_first(part: Choice) -> tuple[float, str]:
+    return -part.replicas * part.candidate.max_rate_per_s, part.candidate.accelerator
+
+
+def _share(candidate: Candidate, contender: Contender) -> float:
+    """The part of a server's demand that one replica takes; minReplicas is bounded apart."""
+    if candidate.capped:
+        return 1.0 / candidate.replicas
+    if contender.demand_per_s == 0:
+        return 1.0
+    return candidate.max_rate_per_s / contender.demand_per_s

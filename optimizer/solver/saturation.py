@@ -1,0 +1,82 @@
+"""Best effort: what servers get for whom full capacity did not suffice. Pure: any thread.
+
+Each policy deals replicas, fewer than asked for, from the cards left over; see `SaturationPolicy`.
+"""
+
+from collections.abc import Iterable, Iterator
+from itertools import groupby
+
+from optimizer.solver import Candidate, Choice, Contender
+from optimizer.spec import SaturationPolicy
+
+
+class Stock:
+    """Cards by type while a solver hands them out. Owned by one solve."""
+
+    def __init__(self, cards: dict[str, int]) -> None:
+        self._cards = cards
+
+    def fits(self, candidate: Candidate, replicas: int) -> bool:
+        return replicas * candidate.cards_per_replica <= self._cards.get(candidate.card_type, 0)
+
+    def most_replicas(self, candidate: Candidate) -> int:
+        """How many replicas of it the cards left would hold, at most what it asks for."""
+        if candidate.cards_per_replica == 0:
+            return candidate.replicas
+        left = self._cards.get(candidate.card_type, 0) // candidate.cards_per_replica
+        return max(min(left, candidate.replicas), 0)
+
+    def take(self, candidate: Candidate, replicas: int) -> None:
+        if candidate.cards_per_replica:
+            self._cards[candidate.card_type] -= replicas * candidate.cards_per_replica
+
+
+def best_effort(
+    policy: SaturationPolicy, leftovers: Iterable[Contender], stock: Stock
+) -> dict[str, Choice]:
+    """Deal what `stock` has left to `leftovers`, in their order. Takes it from the stock."""
+    match policy:
+        case SaturationPolicy.NONE:
+            return {}
+        case SaturationPolicy.PRIORITY_EXHAUSTIVE:
+            return dict(_exhaust(leftovers, stock))
+        case SaturationPolicy.ROUND_ROBIN:
+            return _deal_in_turns(leftovers, stock)
+        case SaturationPolicy.PRIORITY_ROUND_ROBIN:
+            dealt: dict[str, Choice] = {}
+            for _, group in groupby(leftovers, key=lambda contender: contender.priority):
+                dealt |= _deal_in_turns(group, stock)
+            return dealt
+
+
+def _exhaust(leftovers: Iterable[Contender], stock: Stock) -> Iterator[tuple[str, Choice]]:
+    for contender in leftovers:
+        candidate = _first_with_room(contender, stock)
+        if candidate is not None:
+            replicas = stock.most_replicas(candidate)
+            stock.take(candidate, replicas)
+            yield contender.server, Choice(candidate, replicas)
+
+
+def _deal_in_turns(leftovers: Iterable[Contender], stock: Stock) -> dict[str, Choice]:
+    """One replica a turn. A server stays with the first candidate that had room on its first
+    turn, as in the reference, and leaves when that has none left or is complete."""
+    choices: dict[str, Choice] = {}
+    playing = list(leftovers)
+    while playing:
+        stay = []
+        for contender in playing:
+            held = choices.get(contender.server)
+            candidate = held.candidate if held else _first_with_room(contender, stock)
+            replicas = held.replicas if held else 0
+            if candidate is None or replicas == candidate.replicas or not stock.fits(candidate, 1):
+                continue
+            stock.take(candidate, 1)
+            choices[contender.server] = Choice(candidate, replicas + 1)
+            stay.append(contender)
+        playing = stay
+    return choices
+
+
+def _first_with_room(contender: Contender, stock: Stock) -> Candidate | None:
+    return next((c for c in contender.candidates if stock.most_replicas(c) > 0), None)

@@ -1,0 +1,124 @@
+"""Leave running servers alone when moving them gains little, or when they moved just now.
+
+A change of replicas or accelerator costs a cold start, so an optimizer run every minute must not
+chase every ripple of the load. A server keeps what it runs on if that still meets its service
+levels, still fits the cards, and either the change would save less than `minGainPercent` of its
+cost or its last change is less than `holdMinutes` ago. What no longer suffices changes at once.
+
+Pure: any thread.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from optimizer.allocation import Offers, idle_candidate
+from optimizer.pairs import Option
+from optimizer.solver import Candidate, Choice, Contender, Solution
+from optimizer.spec import OptimizerSpec, ServerSpec
+from optimizer.system import System
+
+
+@dataclass(frozen=True, slots=True)
+class Stability:
+    """The process's defaults, the time, and when each server's current allocation last changed."""
+
+    now_s: float = 0.0
+    changed_at_s: Mapping[str, float] = field(default_factory=dict)
+    min_gain_percent: float = 0.0
+    hold_minutes: float = 0.0
+
+
+def stabilize(
+    system: System,
+    offered: Offers,
+    solution: Solution,
+    flags: OptimizerSpec,
+    stability: Stability,
+) -> tuple[Solution, tuple[str, ...]]:
+    """The solution with some servers left as they are, and their names."""
+    gain_percent = flags.min_gain_percent
+    if gain_percent is None:
+        gain_percent = stability.min_gain_percent
+    hold_minutes = flags.hold_minutes
+    if hold_minutes is None:
+        hold_minutes = stability.hold_minutes
+    if not gain_percent and not hold_minutes:
+        return solution, ()
+    free = None if flags.unlimited else _free_cards(system, solution)
+    choices = dict(solution.choices)
+    kept = []
+    for contender in sorted(offered.contenders, key=lambda c: (c.priority, c.server)):
+        server = system.servers[contender.server]
+        chosen = choices.get(contender.server)
+        current = _current(system, server, contender)
+        if chosen is None or current is None or _is_same(chosen, current):
+            continue
+        since_s = stability.now_s - stability.changed_at_s.get(server.name, float("-inf"))
+        cost = sum(part.replicas * part.candidate.cost_per_replica for part in chosen)
+        gain = contender.current_cost - cost
+        too_little = 100 * gain < gain_percent * contender.current_cost
+        too_soon = since_s < 60 * hold_minutes
+        if (too_little or too_soon) and _swap(free, chosen, current):
+            choices[server.name] = (current,)
+            kept.append(server.name)
+    return replace(solution, choices=choices), tuple(kept)
+
+
+def _current(system: System, server: ServerSpec, contender: Contender) -> Choice | None:
+    """What the server runs on as a choice, if that is enough for its load."""
+    current = server.current_alloc
+    if current.parts or not current.accelerator or current.num_replicas == 0:
+        return None
+    limit = server.max_num_replicas
+    if limit is not None and current.num_replicas > limit:
+        return None
+    candidate = _candidate_on(system, server, contender)
+    if candidate is None or candidate.replicas > current.num_replicas or candidate.capped:
+        return None
+    return Choice(candidate, current.num_replicas)
+
+
+def _candidate_on(system: System, server: ServerSpec, contender: Contender) -> Candidate | None:
+    """The candidate on the current accelerator. An idle server may have none, yet run there."""
+    name = server.current_alloc.accelerator
+    found = next((c for c in contender.candidates if c.accelerator == name), None)
+    if found is not None or contender.demand_per_s > 0:
+        return found
+    accelerator = system.accelerators.get(name)
+    perf = system.models[server.model].get(name)
+    if accelerator is None or perf is None:
+        return None
+    return idle_candidate(server, Option(accelerator, perf, row=-1), server.min_num_replicas)
+
+
+def _is_same(chosen: tuple[Choice, ...], current: Choice) -> bool:
+    return [(part.candidate.accelerator, part.replicas) for part in chosen] == [
+        (current.candidate.accelerator, current.replicas)
+    ]
+
+
+def _free_cards(system: System, solution: Solution) -> dict[str, int]:
+    free = dict(system.capacities)
+    for parts in solution.choices.values():
+        for part in parts:
+            if part.cards:
+                free[part.candidate.card_type] -= part.cards
+    return free
+
+
+def _swap(free: dict[str, int] | None, chosen: tuple[Choice, ...], current: Choice) -> bool:
+    """Give back the chosen cards and take the current ones; False, and nothing done, if they
+    do not fit."""
+    if free is None:
+        return True
+    after = dict(free)
+    for part in chosen:
+        if part.cards:
+            after[part.candidate.card_type] += part.cards
+    card_type = current.candidate.card_type
+    if current.cards > after.get(card_type, 0):
+        return False
+    if current.cards:
+        after[card_type] -= current.cards
+    free.update(after)
+    return True
