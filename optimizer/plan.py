@@ -1,0 +1,158 @@
+"""The way from what runs to what is desired: ordered steps, up before down, within the cards.
+
+Pure: any thread.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from optimizer.answer import shortest
+from optimizer.spec import LOWEST_PRIORITY, ServerSpec
+from optimizer.system import System
+
+
+@dataclass(slots=True)
+class _Change:
+    """Replicas of one server on one accelerator, on their way. Owned by one call of `plan`."""
+
+    server: str
+    priority: int
+    accelerator: str
+    card_type: str
+    cards_per_replica: int
+    cost_per_replica: float
+    now: int
+    goal: int
+
+    @property
+    def missing(self) -> int:
+        return self.goal - self.now
+
+
+def plan(system: System, allocated: frozenset[str]) -> dict[str, Any]:
+    """The body of GET /plan.
+
+    A replica starts as soon as cards are free for it, high priorities first. If nothing can
+    start, something stops: first what servers no longer need whose new replicas all run; else,
+    marked `disruptive`, what stands in the way. Unlimited systems have cards for all.
+    """
+    planned = [
+        server
+        for server in system.servers.values()
+        if server.desired_alloc.accelerator or server.name in allocated
+    ]
+    changes = sorted(
+        (change for server in planned for change in _changes(system, server)),
+        key=lambda c: (c.priority, c.server, c.accelerator),
+    )
+    free = None if system.optimizer.unlimited else _free_cards(system)
+    steps: list[dict[str, Any]] = []
+    while pending := [change for change in changes if change.missing]:
+        started = [step for change in pending if (step := _start(change, free))]
+        steps += started or _make_room(pending, free)
+    blocked = [step for step in steps if step["action"] == "blocked"]
+    current = sum(server.current_alloc.total_cost for server in planned)
+    desired = sum(server.desired_alloc.total_cost for server in planned)
+    return {
+        "steps": [{"order": order, **step} for order, step in enumerate(steps, start=1)],
+        "blocked": len(blocked),
+        "disruptive": sum(step["disruptive"] for step in steps),
+        "currentCost": shortest(current),
+        "desiredCost": shortest(desired),
+        "costDifference": shortest(desired - current),
+    }
+
+
+def _changes(system: System, server: ServerSpec) -> list[_Change]:
+    now = {part.accelerator: part.num_replicas for part in server.current_alloc.each_part()}
+    goal = {part.accelerator: part.num_replicas for part in server.desired_alloc.each_part()}
+    service_class = system.classes.get(server.class_name)
+    priority = service_class.effective_priority if service_class else LOWEST_PRIORITY
+    return [
+        _Change(
+            server.name,
+            priority,
+            accelerator,
+            *_unit(system, server.model, accelerator),
+            now.get(accelerator, 0),
+            goal.get(accelerator, 0),
+        )
+        for accelerator in sorted(now.keys() | goal.keys())
+        if now.get(accelerator, 0) != goal.get(accelerator, 0)
+    ]
+
+
+def _unit(system: System, model: str, accelerator: str) -> tuple[str, int, float]:
+    """(card type, cards, cost) of one replica; nothing for an accelerator that is not known."""
+    spec = system.accelerators.get(accelerator)
+    if spec is None:
+        return "", 0, 0.0
+    perf = system.models.get(model, {}).get(accelerator)
+    units = perf.units if perf else 1
+    return spec.type, units * spec.multiplicity, units * spec.cost
+
+
+def _free_cards(system: System) -> dict[str, int]:
+    """Capacity less what runs; below 0 where more runs than there is."""
+    free = dict(system.capacities)
+    for server in system.servers.values():
+        for part in server.current_alloc.each_part():
+            card_type, cards, _ = _unit(system, server.model, part.accelerator)
+            free[card_type] = free.get(card_type, 0) - cards * part.num_replicas
+    return free
+
+
+def _start(change: _Change, free: dict[str, int] | None) -> dict[str, Any] | None:
+    """As many of the missing replicas as there are cards for."""
+    if change.missing <= 0:
+        return None
+    count = change.missing
+    if free is not None and change.cards_per_replica:
+        count = min(count, free.get(change.card_type, 0) // change.cards_per_replica)
+    return _step(change, count, free) if count > 0 else None
+
+
+def _make_room(pending: list[_Change], free: dict[str, int] | None) -> list[dict[str, Any]]:
+    """Stop what may stop, else one thing in the way; with nothing left to stop, give up on the
+    first start."""
+    waiting = {change.server for change in pending if change.missing > 0}
+    wanted = {change.card_type for change in pending if change.missing > 0}
+    stoppable = [change for change in pending if change.missing < 0]
+    settled = [change for change in stoppable if change.server not in waiting]
+    if settled:
+        return [_step(change, change.missing, free) for change in settled]
+    if stoppable:
+        in_the_way = [change for change in stoppable if change.card_type in wanted]
+        victim = (in_the_way or stoppable)[-1]  # of the lowest priority
+        return [_step(victim, victim.missing, free, disruptive=True)]
+    stuck = pending[0]
+    goal, stuck.goal = stuck.goal, stuck.now
+    return [_told(stuck, "blocked", stuck.now, goal, disruptive=False)]
+
+
+def _step(
+    change: _Change, count: int, free: dict[str, int] | None, disruptive: bool = False
+) -> dict[str, Any]:
+    """Carry out a start (count > 0) or a stop."""
+    before = change.now
+    change.now += count
+    if free is not None:
+        free[change.card_type] = free.get(change.card_type, 0) - count * change.cards_per_replica
+    action = "scale-up" if count > 0 else "scale-down"
+    return _told(change, action, before, change.now, disruptive)
+
+
+def _told(
+    change: _Change, action: str, before: int, after: int, disruptive: bool
+) -> dict[str, Any]:
+    count = after - before
+    return {
+        "action": action,
+        "server": change.server,
+        "accelerator": change.accelerator,
+        "from": before,
+        "to": after,
+        "cards": {"type": change.card_type, "count": count * change.cards_per_replica},
+        "costDifference": shortest(count * change.cost_per_replica),
+        "disruptive": disruptive,
+    }

@@ -1,0 +1,48 @@
+"""The optimizer over HTTP, as a blueprint. Paths, verbs and bodies are the reference's.
+
+`create_blueprint` is what a composition root mounts. Views run on request threads; what they
+share is the service they are given.
+"""
+
+from http import HTTPStatus
+
+from flask import Blueprint, Flask, Response
+
+from optimizer.errors import InvalidRequest, OptimizerError
+from optimizer.routes.edits import add_edit_routes
+from optimizer.routes.http import Http, json_response, text_response
+from optimizer.routes.reads import add_query_routes, add_read_routes
+from optimizer.routes.solves import add_solve_routes, add_stateful_solve_routes
+from optimizer.service import StatefulService, StatelessService
+
+__all__ = ["add_not_found_pages", "create_blueprint"]
+
+
+def create_blueprint(
+    service: StatelessService | StatefulService, max_body_bytes: int = 64 * 2**20
+) -> Blueprint:
+    """All routes of the service's mode. Stateless: reads, questions and /optimizeOne."""
+    blueprint = Blueprint("optimizer", __name__)
+    http = Http(blueprint, max_body_bytes)
+    add_read_routes(http, service)
+    add_query_routes(http, service)
+    add_solve_routes(http, service)
+    if isinstance(service, StatefulService):
+        add_edit_routes(http, service)
+        add_stateful_solve_routes(http, service)
+    blueprint.register_error_handler(OptimizerError, _error_response)
+    return blueprint
+
+
+def add_not_found_pages(app: Flask) -> None:
+    """The reference's answer to unknown paths and to wrong verbs alike; for an application that
+    serves nothing but the optimizer."""
+    for status in (HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED):
+        app.register_error_handler(status, lambda _: text_response("404 page not found", 404))
+
+
+def _error_response(error: OptimizerError) -> Response:
+    body: dict[str, object] = {"message": str(error)}
+    if isinstance(error, InvalidRequest):
+        body["faults"] = [{"path": f.path, "message": f.message} for f in error.faults]
+    return json_response(body, error.status)

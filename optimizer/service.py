@@ -1,0 +1,154 @@
+"""The optimizer of a process: who owns the state, and how a solve changes it.
+
+Readers take `state`, an immutable value, without a lock. Writers queue behind one lock that is
+held through a solve: an allocation must describe the very system it is stored into, or two
+solves could together promise more cards than there are. Reads never wait for a solve.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from optimizer.answer import Answer
+from optimizer.errors import StateChanged
+from optimizer.optimize import SolveOptions, optimize
+from optimizer.spec import AllocationData, OptimizerSpec, ServerSpec
+from optimizer.stabilize import Stability
+from optimizer.state import State, changes, from_records, next_state
+from optimizer.store import StateStore
+from optimizer.system import System
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceOptions:
+    """What the settings say about solving."""
+
+    solve: SolveOptions
+    min_gain_percent: float = 0.0
+    hold_minutes: float = 0.0
+    clock: Callable[[], float] = time.time
+
+    def stability(self, state: State) -> Stability:
+        return Stability(self.clock(), state.changed_at_s, self.min_gain_percent, self.hold_minutes)
+
+
+class OptimizerService(Protocol):
+    """What both modes offer. Any thread."""
+
+    options: ServiceOptions
+
+    @property
+    def state(self) -> State:
+        """The state as of the last completed change."""
+
+    def optimize_one(self, system: System) -> dict[str, Any]:
+        """Solve a whole system by its own flags; it becomes the state."""
+
+
+class StatelessService:
+    """Every request brings its system. Reads show the system last solved."""
+
+    def __init__(self, options: ServiceOptions) -> None:
+        self.options = options
+        self._state = State()  # replaced whole, never changed
+
+    @property
+    def state(self) -> State:
+        return self._state
+
+    def optimize_one(self, system: System) -> dict[str, Any]:
+        state = State(system)
+        answer = _solve(state, system.optimizer, self.options)
+        self._state, body = _solved(state, answer)
+        return body
+
+
+class StatefulService:
+    """Keeps a system between requests, and in a store. Raises StoreFailed, with the state
+    unchanged, where a change could not be saved."""
+
+    def __init__(self, store: StateStore, options: ServiceOptions) -> None:
+        self.options = options
+        self._store = store
+        self._lock = threading.Lock()
+        self._state = from_records(store.load())
+
+    @property
+    def state(self) -> State:
+        return self._state
+
+    def update(self, edit: Callable[[System], System]) -> tuple[System, System]:
+        """Change the system; returns it as before and as after. An error that `edit` raises
+        leaves it as it was."""
+        with self._lock:
+            old = self._state
+            new = next_state(old, edit(old.system), self.options.clock())
+            self._commit(new)
+        return old.system, new.system
+
+    def replace_state(self, state: State, is_expected: Callable[[State], bool]) -> None:
+        """Put a whole state in place of the present one. Raises StateChanged."""
+        with self._lock:
+            if not is_expected(self._state):
+                raise StateChanged()
+            self._commit(state)
+
+    def optimize(self, flags: OptimizerSpec) -> dict[str, Any]:
+        """Solve the system; every server's desiredAlloc becomes its allocation, or empty."""
+        with self._lock:
+            state = replace(self._state, system=replace(self._state.system, optimizer=flags))
+            answer = _solve(state, flags, self.options)
+            solved, body = _solved(state, answer)
+            self._commit(solved)
+        return body
+
+    def optimize_one(self, system: System) -> dict[str, Any]:
+        with self._lock:
+            state = next_state(self._state, system, self.options.clock())
+            answer = _solve(state, system.optimizer, self.options)
+            solved, body = _solved(state, answer)
+            self._commit(solved)
+        return body
+
+    def apply_allocation(self) -> None:
+        """Let what was allocated be what runs. Loads stay; servers without allocation too."""
+        with self._lock:
+            state = self._state
+            system = state.system.with_servers(
+                _applied(server)
+                for name, server in state.system.servers.items()
+                if server.desired_alloc.accelerator or name in state.allocated
+            )
+            after = next_state(state, system, self.options.clock())
+            self._commit(replace(after, allocated=state.allocated))
+
+    def close(self) -> None:
+        self._store.close()
+
+    def _commit(self, state: State) -> None:
+        """Save, then show. The lock is held."""
+        self._store.commit(changes(self._state, state))
+        self._state = state
+
+
+def _solve(state: State, flags: OptimizerSpec, options: ServiceOptions) -> Answer:
+    return optimize(state.system, flags, options.solve, options.stability(state))
+
+
+def _solved(state: State, answer: Answer) -> tuple[State, dict[str, Any]]:
+    """The state with the answer's allocations as desired ones, and the body of the answer."""
+    desired = answer.desired()
+    nothing = AllocationData()
+    system = state.system.with_servers(
+        server.model_copy(update={"desired_alloc": desired.get(name, nothing)})
+        for name, server in state.system.servers.items()
+    )
+    after = replace(state, system=system, allocated=frozenset(desired))
+    return after, answer.dump(desired)
+
+
+def _applied(server: ServerSpec) -> ServerSpec:
+    current = server.desired_alloc.model_copy(update={"load": server.current_alloc.load})
+    return server.model_copy(update={"current_alloc": current})

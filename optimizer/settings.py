@@ -1,0 +1,46 @@
+"""What the environment decides, read once at start. Immutable: any thread."""
+
+from pathlib import Path
+
+from pydantic import Field, ValidationError
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from optimizer.errors import StartupError
+
+
+class Settings(BaseSettings):
+    """The documented variables; names of the reference kept. A wrong value stops the start."""
+
+    model_config = SettingsConfigDict(frozen=True, populate_by_name=True, extra="ignore")
+
+    host: str = Field(default="localhost", validation_alias="INFERNO_HOST")
+    port: int = Field(default=8080, ge=0, le=65535, validation_alias="INFERNO_PORT")
+    stateful: bool = Field(default=False, validation_alias="OPTIMIZER_STATEFUL")
+    redis_url: str = Field(default="", validation_alias="REDIS_URL")
+    store_path: Path = Field(default=Path("optimizer.db"), validation_alias="OPTIMIZER_STORE_PATH")
+    threads: int = Field(default=16, ge=1, le=512, validation_alias="OPTIMIZER_THREADS")
+    max_body_bytes: int = Field(
+        default=64 * 2**20, ge=1024, validation_alias="OPTIMIZER_MAX_BODY_BYTES"
+    )
+    milp_time_limit_s: float = Field(
+        default=10.0, gt=0, le=3600, validation_alias="OPTIMIZER_MILP_TIME_LIMIT_S"
+    )
+    milp_relative_gap: float = Field(
+        default=0.001, ge=0, le=1, validation_alias="OPTIMIZER_MILP_RELATIVE_GAP"
+    )
+    min_gain_percent: float = Field(
+        default=0.0, ge=0, le=100, validation_alias="OPTIMIZER_MIN_GAIN_PERCENT"
+    )
+    hold_minutes: float = Field(
+        default=0.0, ge=0, le=1e6, validation_alias="OPTIMIZER_HOLD_MINUTES"
+    )
+
+
+def load_settings() -> Settings:
+    """From the environment. Raises StartupError with every fault."""
+    try:
+        return Settings()
+    except ValidationError as error:
+        raise StartupError(
+            [f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()]
+        ) from error

@@ -1,0 +1,167 @@
+"""What a stateful optimizer remembers, as one immutable value, and its form in a store.
+
+A store holds small records, (kind, name) -> JSON, so that a change writes what it changed.
+Pure: any thread.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, NamedTuple
+
+from pydantic import Field
+
+from optimizer.spec import (
+    AcceleratorSpec,
+    AllocationData,
+    Name,
+    OptimizerSpec,
+    PerfData,
+    ServerSpec,
+    ServiceClassSpec,
+    SystemSpec,
+)
+from optimizer.system import System
+from optimizer.wire import Body, encode_compact, read
+
+Timestamp = Annotated[float, Field(ge=0, le=1e11)]  # s since 1970
+
+_SINGLE = ""  # the name of records of which there is one
+
+
+class Record(NamedTuple):
+    kind: str
+    name: str
+    body: str | None  # None in a change: delete it
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """A system, when each server's current allocation last changed (s since 1970), and which
+    servers the last solve allocated: scaling to zero and no allocation look alike otherwise."""
+
+    system: System = field(default_factory=System)
+    changed_at_s: Mapping[str, float] = field(default_factory=dict)
+    allocated: frozenset[str] = frozenset()
+
+    def dump(self) -> dict[str, Any]:
+        """The body of GET /state."""
+        return {
+            "system": self.system.to_spec().dump(),
+            "models": sorted(self.system.models),
+            "changedAt": dict(sorted(self.changed_at_s.items())),
+            "allocated": sorted(self.allocated),
+        }
+
+
+class StateData(Body):
+    """The body of PUT /state."""
+
+    system: SystemSpec = SystemSpec()
+    models: list[Name] = Field(default_factory=list)  # those without performance data too
+    changed_at: dict[str, Timestamp] = Field(default_factory=dict)
+    allocated: list[Name] = Field(default_factory=list)
+
+    def to_state(self) -> State:
+        system = System.from_spec(self.system)
+        for model in self.models:
+            system = system.with_model(model)
+        return State(
+            system,
+            {name: s for name, s in self.changed_at.items() if name in system.servers},
+            frozenset(self.allocated) & system.servers.keys(),
+        )
+
+
+def next_state(old: State, system: System, now_s: float) -> State:
+    """The state after an edit: notes which current allocations changed, and forgets the verdict
+    of the last solve on servers that did."""
+    changed_at = {n: at for n, at in old.changed_at_s.items() if n in system.servers}
+    same = set(old.allocated)
+    for name, server in system.servers.items():
+        before = old.system.servers.get(name)
+        if before is server:
+            continue
+        same.discard(name)
+        if before is not None and shape(before.current_alloc) != shape(server.current_alloc):
+            changed_at[name] = now_s
+    return State(system, changed_at, frozenset(same) & system.servers.keys())
+
+
+def shape(allocation: AllocationData) -> list[tuple[str, int]]:
+    """What runs: accelerators and replicas."""
+    return [(part.accelerator, part.num_replicas) for part in allocation.each_part()]
+
+
+def changes(old: State, new: State) -> list[Record]:
+    """The records by which two states differ."""
+    before, after = _tables(old), _tables(new)
+    return [record for kind in after for record in _table_changes(kind, before[kind], after[kind])]
+
+
+def _table_changes(
+    kind: str, old: Mapping[str, object], new: Mapping[str, object]
+) -> Iterator[Record]:
+    if old is new:
+        return
+    for name, value in new.items():
+        if name not in old or (old[name] is not value and old[name] != value):
+            yield Record(kind, name, _body(value))
+    for name in old.keys() - new.keys():
+        yield Record(kind, name, None)
+
+
+def _body(value: object) -> str:
+    return encode_compact(value.dump() if isinstance(value, Body) else value)
+
+
+def _tables(state: State) -> dict[str, Mapping[str, object]]:
+    system = state.system
+    return {
+        "accelerator": system.accelerators,
+        "capacity": system.capacities,
+        "model": dict.fromkeys(system.models, True),
+        "perf": {
+            encode_compact([model, accelerator]): perf
+            for model, by_accelerator in system.models.items()
+            for accelerator, perf in by_accelerator.items()
+        },
+        "class": system.classes,
+        "server": system.servers,
+        "optimizer": {_SINGLE: system.optimizer},
+        "changed_at": state.changed_at_s,
+        "allocated": dict.fromkeys(state.allocated, True),
+    }
+
+
+def from_records(records: Iterable[Record]) -> State:
+    """The state that a store holds. Raises InvalidRequest if a record does not validate."""
+    tables: dict[str, dict[str, Any]] = {}
+    for kind, name, body in records:
+        value = json.loads(body or "null")
+        build = _BUILDERS.get(kind)
+        tables.setdefault(kind, {})[name] = build(value) if build else value
+    models: dict[str, dict[str, PerfData]] = {name: {} for name in tables.get("model", {})}
+    for perf in tables.get("perf", {}).values():
+        models.setdefault(perf.name, {})[perf.acc] = perf
+    return State(
+        System(
+            accelerators=tables.get("accelerator", {}),
+            capacities=tables.get("capacity", {}),
+            models=models,
+            classes=tables.get("class", {}),
+            servers=tables.get("server", {}),
+            optimizer=tables.get("optimizer", {}).get(_SINGLE, OptimizerSpec()),
+        ),
+        tables.get("changed_at", {}),
+        frozenset(tables.get("allocated", {})),
+    )
+
+
+_BUILDERS: Mapping[str, Callable[[object], Body]] = {
+    "accelerator": lambda value: read(AcceleratorSpec, value),
+    "perf": lambda value: read(PerfData, value),
+    "class": lambda value: read(ServiceClassSpec, value),
+    "server": lambda value: read(ServerSpec, value),
+    "optimizer": lambda value: read(OptimizerSpec, value),
+}
