@@ -1,8 +1,9 @@
 """`make bench-serve`: the served model under a closed loop, beside `transformers.generate`.
 
 For each model and number of users, in one run on one machine: output tokens/s, time to first token
-(TTFT), inter-token latency (ITL), the peer's tokens/s for the same prompts as one static batch, and
-what a decode step costs outside the model. Time it alone: nothing else may use the cores.
+(TTFT), inter-token latency (ITL), the peer's tokens/s for the same prompts as one static batch,
+what a decode step costs outside the model, and how long /health takes meanwhile. Time it alone:
+nothing else may use the cores.
 """
 
 import argparse
@@ -11,12 +12,17 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median, quantiles
 from tempfile import TemporaryDirectory
+from threading import Event, Thread
 from typing import Any
+
+import requests
 
 from benchmarking.machine import describe_machine
 from benchmarking.serving import ServedApi, served
@@ -26,6 +32,7 @@ ROOT = Path(__file__).resolve().parent.parent
 MODELS = ROOT / "var" / "models"
 RESULTS = ROOT / "var" / "bench" / "serve.json"
 USERS = (1, 8, 32)
+HEALTH_PERIOD_S = 0.05
 TOPICS = ("fox", "rabbit", "baker", "gardener", "owl", "bear", "fisherman", "teacher", "goat")
 
 
@@ -67,6 +74,7 @@ class Result:
     itl_p99_ms: float
     generate_tokens_per_s: float
     loop_ms_per_step: float
+    health_max_ms: float
 
     @property
     def ratio(self) -> float:
@@ -82,7 +90,7 @@ def main() -> None:
     for workload in workloads(arguments.models):
         with TemporaryDirectory() as folder:
             log_path = Path(folder) / "log"
-            settings = {"MODEL": workload.folder, "MAX_SEQ_LEN": 512}
+            settings: dict[str, Any] = {"MODEL": workload.folder, "MAX_SEQ_LEN": 512}
             with served(log_path, start_timeout_s=600, **settings) as api:
                 measured = [measure(api, workload, users) for users in arguments.users]
                 api.stop()
@@ -114,7 +122,7 @@ def measure(api: ServedApi, workload: Workload, users: int) -> dict[str, Any]:
 
     stream_once(api.port, "warm up", max_tokens=4)
     before, started_s = api.state()["totals"], time.perf_counter()
-    with ThreadPoolExecutor(users) as pool:
+    with ThreadPoolExecutor(users) as pool, polled_health(api) as health_s:
         streams = [stream for user in pool.map(one_user, range(users)) for stream in user]
     elapsed_s, after = time.perf_counter() - started_s, api.state()["totals"]
 
@@ -132,7 +140,27 @@ def measure(api: ServedApi, workload: Workload, users: int) -> dict[str, Any]:
         "itl_p50_ms": median(itl_ms),
         "itl_p99_ms": p99(itl_ms),
         "loop_ms_per_step": 1000 * (after["loop_s"] - before["loop_s"]) / steps,
+        "health_max_ms": 1000 * max(health_s),
     }
+
+
+@contextmanager
+def polled_health(api: ServedApi) -> Iterator[list[float]]:
+    """Ask for /health all the while; the list fills with what each answer took, in seconds."""
+    took_s: list[float] = []
+    is_over = Event()
+
+    def poll() -> None:
+        while not took_s or not is_over.wait(HEALTH_PERIOD_S):
+            asked_s = time.perf_counter()
+            assert requests.get(f"{api.url}/health", timeout=60).text == "OK"
+            took_s.append(time.perf_counter() - asked_s)
+
+    poller = Thread(target=poll)
+    poller.start()
+    yield took_s
+    is_over.set()
+    poller.join()
 
 
 def stream_once(port: int, text: str, max_tokens: int) -> Stream:
@@ -167,7 +195,7 @@ def p99(values: list[float]) -> float:
 
 COLUMNS = (
     "| model | users | tokens/s | TTFT p50 / p99 ms | ITL p50 / p99 ms "
-    "| generate tokens/s | ratio | loop ms/step |\n|---|---|---|---|---|---|---|---|"
+    "| generate tokens/s | ratio | loop ms/step | health max ms |\n" + "|---" * 9 + "|"
 )
 
 
@@ -177,7 +205,7 @@ def row(result: Result) -> str:
         f"| {result.ttft_p50_ms:.0f} / {result.ttft_p99_ms:.0f} "
         f"| {result.itl_p50_ms:.1f} / {result.itl_p99_ms:.1f} "
         f"| {result.generate_tokens_per_s:.1f} | {result.ratio:.2f} "
-        f"| {result.loop_ms_per_step:.2f} |"
+        f"| {result.loop_ms_per_step:.2f} | {result.health_max_ms:.0f} |"
     )
 
 
