@@ -58,8 +58,9 @@ def post_worker_init(worker: ThreadWorker) -> None:
     server = server_of(worker.wsgi)
 
     def drain_then_stop(signum: int, frame: FrameType | None) -> None:
-        server.drain()
-        worker.handle_exit(signum, frame)
+        # Go on accepting meanwhile, to refuse with 503: else the kernel would take connections
+        # that nobody ever answers.
+        server.backend.drain(on_drained=lambda: worker.handle_exit(signum, None))
 
     signal.signal(signal.SIGTERM, drain_then_stop)
     # A worker that boots and cannot load its model would be restarted for ever: end the arbiter.

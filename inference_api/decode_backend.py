@@ -120,15 +120,21 @@ class DecodeBackend:
     def drain(self, on_drained: Callable[[], None] | None = None) -> None:
         """Admit nothing more and let what was admitted finish, until the drain timeout.
 
-        `on_drained` is called from the decode thread once no request is left. Idempotent.
+        `on_drained` is called once no request is left: from the decode thread, or at once when
+        that thread serves nobody. Idempotent; the last callback given is the one called.
         """
         with self._lock:
+            is_serving = self.phase in (Phase.READY, Phase.DRAINING)
+            if self._drain_until_s is None:
+                self._drain_until_s = self._clock() + self.settings.drain_timeout_s
             if self.phase in (Phase.LOADING, Phase.READY):
                 self.phase = Phase.DRAINING
-                self._drain_until_s = self._clock() + self.settings.drain_timeout_s
                 self._input_queue.refuse(_draining)
-            self._on_drained = on_drained or self._on_drained
+            if is_serving:
+                self._on_drained = on_drained or self._on_drained
         self._input_queue.wake()
+        if on_drained is not None and not is_serving:
+            on_drained()
 
     def cancel(self, session_id: SessionId) -> None:
         """Forget a session whose client is gone or has all it wants, wherever it is by now."""

@@ -36,9 +36,6 @@ class Server:
         self.watcher.start()
         self.backend.start()
 
-    def drain(self) -> None:
-        self.backend.drain()
-
     def stop(self) -> None:
         self.backend.stop()
         self.watcher.stop()

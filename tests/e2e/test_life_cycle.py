@@ -30,6 +30,10 @@ def test_sigterm_lets_a_running_stream_finish_and_then_the_process_ends(
     children = psutil.Process(slow_api.process.pid).children(recursive=True)
     stream = slow_api.open_stream(text="x" * 40)
     slow_api.process.send_signal(signal.SIGTERM)
+    eventually(lambda: slow_api.state()["status"] == "draining")
+    refused = slow_api.post(text="late")
+    assert refused.status_code == 503
+    assert int(refused.headers["Retry-After"]) >= 1
     assert stream.text == "x" * 40
     assert slow_api.process.wait(20) == 0
     assert not [child for child in children if child.is_running()]
@@ -39,9 +43,7 @@ def test_drain_closes_admission_first_and_ends_the_process_last(slow_api: Served
     stream = slow_api.open_stream(text="x" * 40)
     assert requests.post(f"{slow_api.url}/drain", timeout=10).status_code == 202
     assert slow_api.state()["status"] == "draining"
-    refused = slow_api.post(text="late")
-    assert refused.status_code == 503
-    assert int(refused.headers["Retry-After"]) >= 1
+    assert slow_api.post(text="late").status_code == 503
     assert stream.text == "x" * 40
     assert slow_api.process.wait(20) == 0
 

@@ -178,3 +178,11 @@ def test_health_notices_a_loop_that_finishes_no_step() -> None:
     assert "no step for 601 s" in str(loop.backend.unhealthy_reason())
     loop.step()
     assert loop.backend.unhealthy_reason() is None
+
+
+@pytest.mark.parametrize("phase", [Phase.LOADING, Phase.FAILED])
+def test_draining_a_backend_that_serves_nobody_is_over_at_once(phase: Phase) -> None:
+    loop, told = Loop(), list[str]()
+    loop.backend.phase = phase
+    loop.backend.drain(on_drained=lambda: told.append("drained"))
+    assert told == ["drained"]
