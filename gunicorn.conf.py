@@ -20,10 +20,13 @@ from inference_api.inference_api_server import server_of
 from inference_api.logs import logging_config
 from inference_api.preflight import check_start
 from inference_api.settings import load_settings
+from optimizer.errors import StartupError as OptimizerStartupError
+from optimizer.settings import load_settings as load_optimizer_settings
 
 try:
     settings = load_settings()
-except StartupError as error:
+    load_optimizer_settings()  # its blueprint reads them again, where nobody would see a fault
+except (StartupError, OptimizerStartupError) as error:
     sys.exit(str(error))
 
 MOCK_APP = "inference_api._mock_inference_api_server:create_test_server()"

@@ -16,6 +16,10 @@ from inference_api.routes.errors import register_error_handlers
 from inference_api.routes.request_id import register_request_ids
 from inference_api.settings import Settings, load_settings
 from inference_api.streaming import Generations
+from optimizer.app import create_service
+from optimizer.routes import create_blueprint as create_optimizer_blueprint
+from optimizer.settings import Settings as OptimizerSettings
+from optimizer.settings import load_settings as load_optimizer_settings
 
 EXTENSION = "hearth"  # key of the Server in app.extensions
 
@@ -41,12 +45,15 @@ class Server:
         self.watcher.stop()
 
 
-def create_server(settings: Settings | None = None) -> Flask:
-    """The application. Nothing runs until `server_of(app).start()`; nothing heavy is imported.
+def create_server(
+    settings: Settings | None = None, optimizer_settings: OptimizerSettings | None = None
+) -> Flask:
+    """The application. Nothing runs until `server_of(app).start()`; no torch is imported.
 
-    Raises StartupError when the environment holds an invalid setting.
+    Raises the StartupError of inference_api or optimizer when a setting is invalid.
     """
     settings = settings or load_settings()
+    optimizer = create_service(optimizer_settings or load_optimizer_settings())
     input_queue = InputQueue(settings.max_input_qsize)
     output_queues = OutputQueues()
     backend = DecodeBackend(settings, input_queue, output_queues)
@@ -63,6 +70,7 @@ def create_server(settings: Settings | None = None) -> Flask:
     app.register_blueprint(
         health.create_blueprint(backend, input_queue, output_queues, settings, _end_arbiter)
     )
+    app.register_blueprint(create_optimizer_blueprint(optimizer))
     return app
 
 

@@ -143,3 +143,9 @@ def test_no_body_is_answered_with_500(client: FlaskClient, body: str | bytes, ro
     assert response.status_code in (200, 400, 413)
     assert response.data is not None
     response.close()
+
+
+def test_optimizer_is_served_by_the_same_application(client: FlaskClient) -> None:
+    response = client.post("/optimizeOne", json={"system": {}})
+    assert response.status_code == 200
+    assert response.get_json()["allocations"] == {}
