@@ -6,6 +6,7 @@ methods, which belong to the worker's main thread.
 
 import logging
 import secrets
+import socket
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -16,6 +17,7 @@ from proxy.errors import BadRequest, Draining, ModelNotAllowed, ProxyError, Stre
 from proxy.exchange import Exchange, Outcome, RunningExchanges
 from proxy.forward import Forwarder, UpstreamReply
 from proxy.headers import Identity, client_headers
+from proxy.heads import PendingHeads
 from proxy.inbound import Environ, InboundRequest, RequestBody, read_hints, target_fault
 from proxy.limits import Admission, TeamLimits
 from proxy.maintenance import Maintenance, check_health
@@ -25,7 +27,7 @@ from proxy.probes import Answer, ControlServer, Probes, head
 from proxy.settings import Settings
 from proxy.upstreams import Balancer
 from proxy.usage import UsageMeter
-from proxy.watcher import Watcher
+from proxy.watcher import Watcher, probe_silent_peer
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +65,8 @@ class ProxyApp:
         self._parts = parts
         self._forwarder = Forwarder(parts.balancer, settings.first_byte_timeout)
         self._running = RunningExchanges()
-        self._watcher = Watcher(self._running, settings.client_timeout)
+        self.heads = PendingHeads(settings.client_timeout)
+        self._watcher = Watcher(self._running, self.heads, settings.client_timeout)
         self._maintenance = Maintenance(
             [*parts.refreshers, partial(check_health, parts.balancer)], settings.health_interval
         )
@@ -91,6 +94,10 @@ class ProxyApp:
     def begin_drain(self, on_drained: Callable[[], None]) -> None:
         """From a signal handler: refuse new requests, let running ones end, then call back."""
         self._watcher.begin_drain(self._settings.drain_timeout, on_drained)
+
+    def greet(self, client: socket.socket) -> None:
+        """Prepare a new connection."""
+        probe_silent_peer(client, self._settings.client_timeout)
 
     def must_close(self, method: str, target: str) -> bool:
         """Whether the answer to this request has to be its connection's last."""

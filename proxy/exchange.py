@@ -43,7 +43,7 @@ class Exchange:
         with self._lock:
             self._upstream = upstream
             if self._abort_reason is not None:
-                _shut(upstream)
+                shut(upstream)
 
     def detach(self) -> None:
         """Before the connection goes back to its pool: it may soon serve someone else."""
@@ -56,7 +56,7 @@ class Exchange:
             if self._abort_reason is None:
                 self._abort_reason = reason
             if self._upstream is not None:
-                _shut(self._upstream)
+                shut(self._upstream)
 
     def reset_client(self) -> None:
         """Close the client's connection with a reset in place of an orderly end."""
@@ -80,7 +80,7 @@ class Exchange:
         if since_s and now_s - since_s > timeout_s:
             self.abort(Outcome.CLIENT_STALLED)
             if self.client is not None:
-                _shut(self.client)
+                shut(self.client)
 
 
 class RunningExchanges:
@@ -106,7 +106,8 @@ class RunningExchanges:
             return tuple(self._running)
 
 
-def _shut(sock: socket.socket) -> None:
+def shut(sock: socket.socket) -> None:
+    """End both directions, so that whoever is blocked on the socket wakes up."""
     # The plain method even for TLS: SSLSocket.shutdown would pull its state away from under
     # the thread that is reading. A socket its own thread has just closed raises OSError.
     with contextlib.suppress(OSError):

@@ -40,7 +40,6 @@ def gunicorn_options(settings: Settings) -> dict[str, Any]:
         "logconfig_dict": logging_config(settings),
         "on_starting": _take_over_reload,
         "post_worker_init": _start_app,
-        "pre_request": _close_if_last,
         "worker_exit": _stop_app,
     }
 
@@ -63,11 +62,6 @@ class ProxyServer(BaseApplication):
 
 def _start_app(worker: Any) -> None:
     worker.wsgi.start()
-
-
-def _close_if_last(worker: Any, request: Any) -> None:
-    if worker.wsgi.must_close(request.method, request.uri):
-        request.force_close()
 
 
 def _stop_app(server: Any, worker: Any) -> None:

@@ -3,7 +3,7 @@
 A request thread that waits for a token sits in a read of the upstream's socket. Should its
 client leave meanwhile, nothing tells it before the next write. This thread keeps an epoll set of
 all clients' sockets and aborts the exchange of each that hangs up. Between events it cuts off
-clients that take no bytes, and ends the drain. Linux only, as gunicorn deployments are.
+clients that take no bytes or do not finish their head, and ends the drain. Linux only.
 """
 
 import contextlib
@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 
 from proxy.exchange import Exchange, Outcome, RunningExchanges
+from proxy.heads import PendingHeads
 
 log = logging.getLogger(__name__)
 
@@ -29,8 +30,11 @@ KEEPALIVE_PROBES = 3
 class Watcher:
     """Owned by the app, which starts and joins it. `watch` and `unwatch`: request threads."""
 
-    def __init__(self, running: RunningExchanges, client_timeout_s: float) -> None:
+    def __init__(
+        self, running: RunningExchanges, heads: PendingHeads, client_timeout_s: float
+    ) -> None:
         self._running = running
+        self._heads = heads
         self._client_timeout_s = client_timeout_s
         self._lock = threading.Lock()
         self._exchange_by_fd: dict[int, Exchange] = {}
@@ -72,7 +76,6 @@ class Watcher:
     def watch(self, exchange: Exchange) -> None:
         if exchange.client is None:
             return
-        _probe_silent_peer(exchange.client, self._client_timeout_s)
         fd = exchange.client.fileno()
         with self._lock:
             self._exchange_by_fd[fd] = exchange
@@ -111,6 +114,7 @@ class Watcher:
             exchange.abort(Outcome.CLIENT_GONE)
 
     def _tick(self, now_s: float) -> None:
+        self._heads.cut_late(now_s)
         for exchange in self._running.snapshot():
             exchange.abort_if_stalled(now_s, self._client_timeout_s)
         if self._drain_deadline_s is None or self._on_drained is None:
@@ -123,7 +127,8 @@ class Watcher:
             on_drained()
 
 
-def _probe_silent_peer(client: socket.socket, timeout_s: float) -> None:
+def probe_silent_peer(client: socket.socket, timeout_s: float) -> None:
+    """Once per connection: have the kernel find out that its other end is no more."""
     if client.family == socket.AF_UNIX:
         return
     client.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

@@ -1,4 +1,4 @@
-"""gunicorn's threaded worker, with three habits a streaming proxy needs.
+"""gunicorn's threaded worker, with four habits a streaming proxy needs.
 
 Everything else is gunicorn's. The methods overridden here are the whole of what we assume about
 its insides; `tests/proxy/test_life_cycle.py` fails if an upgrade changes them.
@@ -40,12 +40,24 @@ class ProxyWorker(ThreadWorker):
         self._app.request_reload()
 
     def handle(self, conn: TConn) -> Any:
-        """Close a finished connection here, on the request's thread.
+        """One request, its head within CLIENT_TIMEOUT; a finished connection is closed here.
 
-        Closing lingers up to two seconds for a client that does not close its side. gunicorn
+        Closing lingers up to two seconds for a client that does not close its side, and gunicorn
         does that on the thread that accepts everyone else.
         """
-        outcome = super().handle(conn)
+        if not conn.initialized:
+            self._app.greet(conn.sock)
+        self._app.heads.begin(conn)
+        try:
+            outcome = super().handle(conn)
+        finally:
+            self._app.heads.end(conn)
         if outcome is False:
             conn.close(graceful=True)
         return outcome
+
+    def handle_request(self, req: Any, conn: TConn) -> Any:
+        self._app.heads.end(conn)
+        if self._app.must_close(req.method, req.uri):
+            req.force_close()
+        return super().handle_request(req, conn)

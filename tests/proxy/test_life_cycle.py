@@ -127,6 +127,33 @@ def test_client_that_takes_nothing_is_cut_off(upstream: ScriptedUpstream, tmp_pa
         until(lambda: is_closed, "the upstream's end")
 
 
+@pytest.mark.parametrize("is_trickling", [True, False])
+def test_client_that_does_not_finish_its_head_is_cut_off(
+    upstream: ScriptedUpstream, tmp_path: Path, is_trickling: bool
+) -> None:
+    with (
+        running_proxy(tmp_path, upstream.url, CLIENT_TIMEOUT="0.3") as proxy,
+        proxy.connect() as sock,
+    ):
+        sock.sendall(b"GET / HTTP/1.1\r\nX-Slow: ")
+        if is_trickling:
+            sock.settimeout(0.05)
+            until(lambda: trickle(sock), "the end of it")
+        else:
+            assert sock.recv(100) == b""
+
+
+def trickle(sock: socket.socket) -> bool:
+    """One more byte; True once the connection has ended."""
+    try:
+        sock.sendall(b"x")
+        return sock.recv(100) == b""
+    except TimeoutError:
+        return False
+    except ConnectionError:
+        return True
+
+
 def test_client_that_stops_in_its_body_gets_408(upstream: ScriptedUpstream, tmp_path: Path) -> None:
     with (
         running_proxy(tmp_path, upstream.url, CLIENT_TIMEOUT="0.3") as proxy,
