@@ -29,9 +29,11 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 class TorchRunner:
     """One model over `max_rows` user rows. Decode thread only, except the constructor.
 
-    `vocab_size`, `max_seq_len` and `eos_token_ids` are known once constructed. The constructor
-    reads config.json and raises StartupError when the model is not supported.
+    `vocab_size`, `max_seq_len` and `eos_token_ids` are known once constructed, `decoder` once
+    loaded. The constructor raises StartupError when the model is not supported.
     """
+
+    decoder: Decoder
 
     def __init__(
         self, model_dir: Path, device: str, dtype: str, max_rows: int, max_seq_len: int | None
@@ -65,7 +67,7 @@ class TorchRunner:
             raise StartupError(faults)
         place = (self._device, self._dtype)
         with torch.inference_mode():
-            self._decoder = Decoder(
+            self.decoder = Decoder(
                 self._config,
                 load_parameters(files, self._config, *place),
                 KVCache(self._config, self.max_rows, self.max_seq_len, *place),
@@ -87,13 +89,13 @@ class TorchRunner:
     def prefill(self, row: int, start: int, token_ids: Sequence[int]) -> None:
         assert 0 <= row < self.max_rows
         assert 0 <= start < start + len(token_ids) <= self.max_seq_len
-        self._decoder.prefill(row, start, token_ids)
+        self.decoder.prefill(row, start, token_ids)
 
     @torch.inference_mode()
     def decode(self, inputs: Sequence[DecodeInput]) -> list[int]:
         assert 0 < len(inputs) <= self.max_rows
         assert all(0 <= row.position < self.max_seq_len for row in inputs)
-        logits = self._decoder.decode(
+        logits = self.decoder.decode(
             [row.token_id for row in inputs],
             [row.row for row in inputs],
             [row.position for row in inputs],

@@ -1,0 +1,54 @@
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from inference_api.engine import hardware
+from inference_api.engine.torch_runner import TorchRunner
+from tests.inference_api.engine.tiny_models import CONTEXT, make_model
+
+MAX_ROWS = 32
+TinyModel = tuple[Path, PreTrainedModel]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread() -> Iterator[None]:
+    """On a busy machine, threads that wait for each other take ten times as long."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(hardware, "physical_cores", lambda: 1)
+        torch.set_num_threads(1)
+        yield
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], TinyModel]:
+    """Folder and transformers model by name, each made once."""
+
+    @cache
+    def make(name: str) -> TinyModel:
+        folder = tmp_path_factory.mktemp(name)
+        return folder, make_model(name, folder)
+
+    return make
+
+
+@pytest.fixture(scope="session", params=["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"])
+def device(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="session")
+def loaded(tiny_model: Callable[[str], TinyModel], device: str) -> Callable[[str], TorchRunner]:
+    """A loaded float32 runner by model name, each made once per device."""
+
+    @cache
+    def load(name: str) -> TorchRunner:
+        folder, _ = tiny_model(name)
+        runner = TorchRunner(folder, device, "float32", MAX_ROWS, CONTEXT)
+        runner.load()
+        return runner
+
+    return load

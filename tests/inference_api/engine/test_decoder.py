@@ -1,0 +1,150 @@
+"""The decoder against transformers' own models, and each row against itself in other company."""
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from inference_api.engine.runner import DecodeInput
+from inference_api.engine.torch_runner import TorchRunner
+from inference_api.request import SamplingParams
+from tests.inference_api.engine.conftest import MAX_ROWS, TinyModel
+from tests.inference_api.engine.tiny_models import CONTEXT, EOS, MODELS, VOCAB_SIZE
+
+PROMPT = random.Random(7).choices(range(3, VOCAB_SIZE), k=40)
+NUM_NEW = 12
+every_model = pytest.mark.parametrize("name", MODELS)
+
+Loaded = Callable[[str], TorchRunner]
+Tiny = Callable[[str], TinyModel]
+
+
+def prefill(runner: TorchRunner, row: int, tokens: Sequence[int], cuts: Sequence[int] = ()) -> None:
+    """Prefill `tokens` in chunks that end at `cuts`."""
+    borders = [0, *cuts, len(tokens)]
+    for start, end in pairwise(borders):
+        runner.prefill(row, start, tokens[start:end])
+
+
+def next_logits(runner: TorchRunner, prompts: Mapping[int, Sequence[int]]) -> dict[int, Tensor]:
+    """Decode the last token of each row's prompt in one step: logits by row."""
+    with torch.inference_mode():
+        logits = runner.decoder.decode(
+            [prompt[-1] for prompt in prompts.values()],
+            list(prompts),
+            [len(prompt) - 1 for prompt in prompts.values()],
+        )
+    return dict(zip(prompts, logits, strict=True))
+
+
+def random_prompt(rng: random.Random) -> list[int]:
+    return rng.choices(range(3, VOCAB_SIZE), k=rng.randrange(2, CONTEXT))
+
+
+@every_model
+def test_logits_of_every_position_equal_those_of_transformers(
+    name: str, tiny_model: Tiny, loaded: Loaded
+) -> None:
+    runner = loaded(name)
+    model = tiny_model(name)[1]
+    with torch.inference_mode():
+        expected = model(torch.tensor([PROMPT])).logits[0]
+    for position in range(len(PROMPT)):
+        actual = next_logits(runner, {3: PROMPT[: position + 1]})[3]
+        torch.testing.assert_close(actual.cpu(), expected[position], atol=1e-4, rtol=0)
+
+
+@every_model
+def test_greedy_text_equals_generate(name: str, tiny_model: Tiny, loaded: Loaded) -> None:
+    runner = loaded(name)
+    model = tiny_model(name)[1]
+    expected = model.generate(
+        torch.tensor([PROMPT]),
+        attention_mask=torch.ones(1, len(PROMPT), dtype=torch.int64),
+        max_new_tokens=NUM_NEW,
+        do_sample=False,
+        pad_token_id=EOS,
+    )[0, len(PROMPT) :].tolist()
+    prefill(runner, 0, PROMPT[:-1])
+    generated: list[int] = []
+    greedy = SamplingParams(temperature=0.0)
+    while len(generated) < NUM_NEW and EOS not in generated:
+        token = (PROMPT + generated)[-1]
+        position = len(PROMPT) - 1 + len(generated)
+        generated += runner.decode([DecodeInput(0, token, position, greedy, PROMPT, generated)])
+    assert generated == expected
+
+
+@every_model
+@given(cuts=st.sets(st.integers(1, len(PROMPT) - 2)).map(sorted), row=st.integers(0, MAX_ROWS - 1))
+@settings(
+    max_examples=5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+def test_logits_equal_those_of_transformers_however_the_prompt_is_cut(
+    name: str, tiny_model: Tiny, loaded: Loaded, cuts: list[int], row: int
+) -> None:
+    runner = loaded(name)
+    model = tiny_model(name)[1]
+    with torch.inference_mode():
+        expected = model(torch.tensor([PROMPT])).logits[0, -1]
+    prefill(runner, row, PROMPT[:-1], cuts)
+    actual = next_logits(runner, {row: PROMPT})[row]
+    torch.testing.assert_close(actual.cpu(), expected, atol=1e-4, rtol=0)
+
+
+def assert_rows_do_not_mix(runner: TorchRunner, num_neighbours: int) -> None:
+    rng = random.Random(num_neighbours)
+    rows = rng.sample(range(MAX_ROWS), num_neighbours + 1)
+    prompts = {row: random_prompt(rng) for row in rows}
+    for row, prompt in prompts.items():
+        prefill(runner, row, prompt[:-1])
+    together = next_logits(runner, prompts)
+    for row in rows[:6]:
+        other_row = (row + 1) % MAX_ROWS
+        prefill(runner, other_row, prompts[row][:-1])
+        alone = next_logits(runner, {other_row: prompts[row]})[other_row]
+        assert torch.equal(alone, together[row])
+
+
+@every_model
+@pytest.mark.parametrize("num_neighbours", [1, 5, MAX_ROWS - 1])
+def test_logits_are_the_same_bits_alone_and_beside_others_in_any_row(
+    name: str, num_neighbours: int, loaded: Loaded
+) -> None:
+    assert_rows_do_not_mix(loaded(name), num_neighbours)
+
+
+@pytest.mark.parametrize("num_neighbours", [1, 5, MAX_ROWS - 1])
+def test_logits_are_the_same_bits_when_two_threads_share_the_work(
+    num_neighbours: int, loaded: Loaded
+) -> None:
+    runner = loaded("llama")
+    torch.set_num_threads(2)
+    try:
+        assert_rows_do_not_mix(runner, num_neighbours)
+    finally:
+        torch.set_num_threads(1)
+
+
+def test_bfloat16_rows_are_the_same_bits_alone_and_beside_others(
+    tiny_model: Tiny, device: str
+) -> None:
+    folder, model = tiny_model("llama")
+    runner = TorchRunner(folder, device, "bfloat16", 8, CONTEXT)
+    runner.load()
+    rng = random.Random(3)
+    prompts = {row: random_prompt(rng) for row in range(8)}
+    for row, prompt in prompts.items():
+        prefill(runner, row, prompt[:-1])
+    together = next_logits(runner, prompts)
+    for row, prompt in prompts.items():
+        assert torch.equal(next_logits(runner, {row: prompt})[row], together[row])
+        with torch.inference_mode():
+            exact = model(torch.tensor([prompt])).logits[0, -1]
+        similarity = torch.cosine_similarity(together[row].cpu(), exact, dim=0)
+        assert similarity > 0.999

@@ -1,0 +1,165 @@
+"""Every filter against a slow and obvious reference, and draws against exact probabilities."""
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import chisquare
+
+from inference_api.engine.random_numbers import uniforms
+from inference_api.engine.runner import DecodeInput
+from inference_api.engine.sampler import MAX_PARTIAL_SORT, apply_penalties, sample
+from inference_api.request import SamplingParams
+
+VOCAB = 24
+# Quarters repeat, so that ties are common; they and their sums are exact in float32.
+a_row_of_logits = st.lists(
+    st.integers(-20, 20).map(lambda n: n / 4), min_size=VOCAB, max_size=VOCAB
+)
+any_sampling = st.builds(
+    SamplingParams,
+    temperature=st.sampled_from([0.0, 0.01, 0.5, 1.0, 3.0]),
+    top_k=st.sampled_from([0, 1, 2, 5, VOCAB, 1000, MAX_PARTIAL_SORT + 1]),
+    top_p=st.sampled_from([0.01, 0.3, 0.77, 0.95, 1.0]),
+    min_p=st.sampled_from([0.0, 0.05, 0.4, 1.0]),
+    seed=st.integers(-(2**63), 2**64 - 1),
+)
+
+
+def row(
+    sampling: SamplingParams,
+    position: int = 9,
+    prompt: Sequence[int] = (1, 2),
+    generated: Sequence[int] = (),
+) -> DecodeInput:
+    return DecodeInput(0, 0, position, sampling, prompt, generated)
+
+
+def reference_probabilities(logits: Sequence[float], params: SamplingParams) -> dict[int, float]:
+    """Temperature, top-k, top-p, min-p, each on the renormalised rest, one token at a time."""
+    by_rank = sorted(range(len(logits)), key=lambda token: (-logits[token], token))
+    if params.is_greedy:
+        return {by_rank[0]: 1.0}
+    best = logits[by_rank[0]]
+    weights = {token: math.exp((logits[token] - best) / params.temperature) for token in by_rank}
+    kept = by_rank[: params.top_k or None]
+    total = math.fsum(weights[token] for token in kept)
+    nucleus: list[int] = []
+    for token in kept:
+        if math.fsum(weights[t] for t in nucleus) >= params.top_p * total:
+            break
+        nucleus.append(token)
+    kept = [token for token in nucleus if weights[token] >= params.min_p]
+    total = math.fsum(weights[token] for token in kept)
+    return {token: weights[token] / total for token in kept}
+
+
+@given(logits=a_row_of_logits, params=any_sampling, position=st.integers(0, 2000))
+@settings(max_examples=300, deadline=None)
+def test_draw_is_the_inverse_of_the_reference_distribution(
+    logits: list[float], params: SamplingParams, position: int
+) -> None:
+    token = sample(torch.tensor([logits]), [row(params, position)])[0]
+    probabilities = reference_probabilities(logits, params)
+    assert token in probabilities
+    is_sorted = params.top_k > 0 or params.top_p < 1.0
+    order = list(probabilities) if is_sorted else sorted(probabilities)
+    before = math.fsum(probabilities[t] for t in order[: order.index(token)])
+    number = uniforms([params.seed], [position])[0]
+    if not params.is_greedy:
+        assert before - 1e-9 <= number <= before + probabilities[token] + 1e-9
+
+
+@given(rows=st.lists(st.tuples(a_row_of_logits, any_sampling), min_size=2, max_size=9))
+@settings(max_examples=100, deadline=None)
+def test_tokens_do_not_depend_on_the_neighbours(
+    rows: list[tuple[list[float], SamplingParams]],
+) -> None:
+    inputs = [row(params, position=i) for i, (_, params) in enumerate(rows)]
+    together = sample(torch.tensor([logits for logits, _ in rows]), inputs)
+    alone = [
+        sample(torch.tensor([logits]), [each])[0]
+        for (logits, _), each in zip(rows, inputs, strict=True)
+    ]
+    assert together == alone
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(),
+        SamplingParams(temperature=0.7, top_k=6),
+        SamplingParams(temperature=1.5, top_p=0.8),
+        SamplingParams(min_p=0.1),
+        SamplingParams(temperature=1.2, top_k=12, top_p=0.9, min_p=0.05),
+    ],
+)
+def test_frequencies_follow_the_exact_probabilities(params: SamplingParams) -> None:
+    logits = torch.linspace(-2.0, 1.5, VOCAB)[torch.randperm(VOCAB, generator=_seeded())]
+    probabilities = reference_probabilities(logits.tolist(), params)
+    num_draws = 20_000
+    inputs = [row(replace(params, seed=seed)) for seed in range(num_draws)]
+    drawn = Counter(sample(logits.repeat(num_draws, 1), inputs))
+    assert set(drawn) <= set(probabilities)
+    tokens = list(probabilities)
+    expected = np.array([probabilities[token] * num_draws for token in tokens])
+    result = chisquare([drawn[token] for token in tokens], expected * num_draws / expected.sum())
+    assert result.pvalue > 0.001
+
+
+@pytest.mark.parametrize(
+    "params", [SamplingParams(temperature=0.0), SamplingParams(top_k=1, temperature=5.0)]
+)
+def test_greedy_takes_the_lowest_id_among_equals(params: SamplingParams) -> None:
+    assert sample(torch.tensor([[0.0, 3.0, 1.0, 3.0]]), [row(params)]) == [1]
+
+
+def test_top_k_takes_the_lowest_ids_among_equals() -> None:
+    draws = {
+        sample(torch.zeros(1, 8), [row(SamplingParams(top_k=3, seed=s))])[0] for s in range(99)
+    }
+    assert draws == {0, 1, 2}
+
+
+def test_penalties_and_bias_are_as_computed_by_hand() -> None:
+    logits = torch.tensor([[2.0, -2.0, 1.0, 0.0, 4.0]])
+    params = SamplingParams(
+        repetition_penalty=2.0,
+        presence_penalty=0.5,
+        frequency_penalty=0.25,
+        logit_bias=((0, 6.0), (3, -1.0)),
+    )
+    apply_penalties(logits, [row(params, prompt=[0, 1], generated=[4, 4, 4])])
+    # 0: (2 + 6) / 2; 1: -2 * 2; 2: untouched; 3: bias only; 4: 4 / 2 - 0.5 - 3 * 0.25
+    assert logits.tolist() == [[4.0, -4.0, 1.0, -1.0, 0.75]]
+
+
+def test_presence_and_frequency_ignore_the_prompt() -> None:
+    logits = torch.ones(1, 4)
+    params = SamplingParams(presence_penalty=1.0, frequency_penalty=1.0)
+    apply_penalties(logits, [row(params, prompt=[0, 1, 2, 3])])
+    assert logits.tolist() == [[1.0] * 4]
+
+
+def test_penalties_touch_only_the_rows_that_ask() -> None:
+    logits = torch.ones(3, 4)
+    penalised = row(SamplingParams(repetition_penalty=2.0), prompt=[2])
+    plain = row(SamplingParams(), prompt=[2])
+    apply_penalties(logits, [plain, penalised, plain])
+    assert logits.tolist() == [[1.0] * 4, [1.0, 1.0, 0.5, 1.0], [1.0] * 4]
+
+
+def test_greedy_heeds_the_penalties() -> None:
+    params = SamplingParams(temperature=0.0, repetition_penalty=4.0)
+    logits = torch.tensor([[3.0, 1.0]])
+    assert sample(logits, [row(params, prompt=[0])]) == [1]
+
+
+def _seeded() -> torch.Generator:
+    return torch.Generator().manual_seed(1)

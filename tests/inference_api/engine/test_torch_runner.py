@@ -1,0 +1,94 @@
+"""Loading, limits and defaults of TorchRunner; what it computes is in test_decoder."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from shutil import copytree
+
+import pytest
+import torch
+
+from inference_api.engine import hardware
+from inference_api.engine.runner import DecodeInput
+from inference_api.engine.torch_runner import TorchRunner
+from inference_api.errors import StartupError
+from inference_api.request import SamplingParams
+from tests.inference_api.engine.conftest import TinyModel
+from tests.inference_api.engine.tiny_models import CONTEXT, EOS, VOCAB_SIZE
+
+Tiny = Callable[[str], TinyModel]
+
+
+@pytest.fixture
+def folder(tiny_model: Tiny, tmp_path: Path) -> Path:
+    """A copy to spoil."""
+    return Path(copytree(tiny_model("llama")[0], tmp_path / "model"))
+
+
+def test_the_engine_suite_runs_on_cuda_too() -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device here: the engine's tests ran on the CPU only")
+
+
+def test_facts_of_the_model_are_known_before_it_is_loaded(folder: Path) -> None:
+    runner = TorchRunner(folder, "cpu", "auto", 4, None)
+    assert runner.vocab_size == VOCAB_SIZE
+    assert runner.eos_token_ids == {EOS}
+    assert runner.max_seq_len == CONTEXT
+    assert runner.max_rows == 4
+
+
+def test_default_context_is_at_most_2048_tokens(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 8192}))
+    assert TorchRunner(folder, "cpu", "auto", 4, None).max_seq_len == 2048
+    assert TorchRunner(folder, "cpu", "auto", 4, 4096).max_seq_len == 4096
+
+
+def test_warm_up_runs_with_a_single_row_and_with_many(folder: Path) -> None:
+    for max_rows in (1, 9):
+        runner = TorchRunner(folder, "auto", "auto", max_rows, 64)
+        runner.load()
+        runner.warm_up()
+
+
+def test_last_position_of_the_context_can_be_used(folder: Path) -> None:
+    runner = TorchRunner(folder, "cpu", "float32", 2, 50)
+    runner.load()
+    runner.prefill(1, 0, [5] * 49)
+    greedy = SamplingParams(temperature=0.0)
+    assert len(runner.decode([DecodeInput(1, 5, 49, greedy, [5] * 50, [])])) == 1
+
+
+def test_sharded_weights_load_like_a_single_file(tiny_model: Tiny, tmp_path: Path) -> None:
+    folder, model = tiny_model("falcon-40b")
+    model.save_pretrained(tmp_path, max_shard_size="100KB")
+    assert len(list(tmp_path.glob("*.safetensors"))) > 1
+    tokens = []
+    for each in (folder, tmp_path):
+        runner = TorchRunner(each, "cpu", "float32", 1, 64)
+        runner.load()
+        greedy = SamplingParams(temperature=0.0)
+        tokens.append(runner.decode([DecodeInput(0, 7, 0, greedy, [7], [])]))
+    assert tokens[0] == tokens[1]
+
+
+def test_load_reports_all_faults_and_allocates_nothing(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "intermediate_size": 97}))
+    monkeypatch.setattr(hardware, "available_memory_bytes", lambda: 10_000)
+    runner = TorchRunner(folder, "cpu", "auto", 4, 500)
+    with pytest.raises(StartupError) as caught:
+        runner.load()
+    shapes, context, memory = caught.value.faults
+    assert "mlp.gate_proj.weight is [96, 64] instead of [97, 64]" in shapes
+    assert f"MAX_SEQ_LEN=500 exceeds the model's {CONTEXT} positions" in context
+    assert memory.startswith("Memory:")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has CUDA")
+def test_cuda_without_a_device_is_refused(folder: Path) -> None:
+    with pytest.raises(StartupError, match="set DEVICE=cpu"):
+        TorchRunner(folder, "cuda", "auto", 4, None)

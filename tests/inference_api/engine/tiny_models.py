@@ -1,0 +1,98 @@
+"""Tiny random models of every family, written by transformers' own classes."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers import PreTrainedModel
+
+VOCAB_SIZE = 300
+EOS = 2
+CONTEXT = 128
+
+BASE: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": CONTEXT,
+    "eos_token_id": EOS,
+    "initializer_range": 0.2,  # large enough for logits to differ from token to token
+}
+GATED: dict[str, Any] = {**BASE, "intermediate_size": 96, "num_key_value_heads": 2}
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 500.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+MULTIPLIERS = {
+    "embedding_multiplier": 3.0,
+    "attention_multiplier": 0.1,
+    "residual_multiplier": 0.7,
+    "logits_scaling": 1.7,
+}
+ALTERNATING = {
+    "use_sliding_window": True,
+    "sliding_window": 7,
+    "layer_types": ["full_attention", "sliding_attention"],
+}
+
+# name: (family prefix of transformers' classes, config)
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("Llama", GATED),
+    "llama-llama3-rope": ("Llama", {**GATED, "rope_parameters": LLAMA3_ROPE}),
+    "llama-linear-rope": (
+        "Llama",
+        {**GATED, "rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}},
+    ),
+    "llama-tied": ("Llama", {**GATED, "tie_word_embeddings": True}),
+    "llama-biases": ("Llama", {**GATED, "attention_bias": True, "mlp_bias": True}),
+    "llama-wide-heads": ("Llama", {**GATED, "head_dim": 24, "hidden_act": "gelu_new"}),
+    "mistral-window": ("Mistral", {**GATED, "sliding_window": 9}),
+    "qwen2": ("Qwen2", GATED),
+    "qwen2-windows": ("Qwen2", {**GATED, **ALTERNATING}),
+    "qwen3": ("Qwen3", {**GATED, "head_dim": 16}),
+    "granite": ("Granite", {**GATED, **MULTIPLIERS}),
+    "falcon-7b": ("Falcon", {**BASE, "multi_query": True, "parallel_attn": True}),
+    "falcon-40b": ("Falcon", {**BASE, "new_decoder_architecture": True, "num_kv_heads": 2}),
+    "falcon-11b": (
+        "Falcon",
+        {
+            **BASE,
+            "new_decoder_architecture": True,
+            "num_kv_heads": 2,
+            "num_ln_in_parallel_attn": 1,
+            "tie_word_embeddings": False,
+        },
+    ),
+    "falcon-sequential": (
+        "Falcon",
+        {**BASE, "multi_query": False, "parallel_attn": False, "bias": True, "ffn_hidden_size": 80},
+    ),
+}
+
+
+def make_model(name: str, folder: Path) -> PreTrainedModel:
+    """Build model `name`, save it to `folder` with a tokenizer, and return it."""
+    family, values = MODELS[name]
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{family}Config")(**values)
+    model: PreTrainedModel = getattr(transformers, f"{family}ForCausalLM")(config)
+    for parameter in model.parameters():  # biases and norms too, or nothing would test them
+        if parameter.ndim == 1:
+            torch.nn.init.normal_(parameter, mean=parameter.mean().item(), std=0.2)
+    model.eval().save_pretrained(folder)
+    write_tokenizer(folder)
+    return model
+
+
+def write_tokenizer(folder: Path) -> None:
+    """A word-level tokenizer.json of VOCAB_SIZE ids."""
+    vocabulary = {f"t{i}": i for i in range(VOCAB_SIZE)}
+    tokenizer = {"model": {"type": "WordLevel", "vocab": vocabulary}, "added_tokens": []}
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
