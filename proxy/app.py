@@ -68,7 +68,8 @@ class ProxyApp:
         self.heads = PendingHeads(settings.client_timeout)
         self._watcher = Watcher(self._running, self.heads, settings.client_timeout)
         self._maintenance = Maintenance(
-            [*parts.refreshers, partial(check_health, parts.balancer)], settings.health_interval
+            [*parts.refreshers, parts.limits.renew, partial(check_health, parts.balancer)],
+            settings.health_interval,
         )
         self._metrics = Metrics(parts.balancer, lambda: len(self._running))
         self._probes = Probes(self._is_alive, self._why_not_ready)
@@ -196,7 +197,7 @@ class ProxyApp:
             )
             record.tokens_source = usage.source
         if visit.admission is not None:
-            self._parts.limits.leave(visit.admission.team_id)
+            self._parts.limits.leave(visit.admission)
             if usage is not None:
                 self._parts.limits.charge(visit.admission, usage.total_tokens)
         record.total_ms = record.elapsed_ms()

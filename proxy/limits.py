@@ -2,34 +2,42 @@
 
 Counting is the `limits` library's: a moving window for requests; for tokens a fixed one, as it
 may be overdrawn (what an answer costs is known when it has ended, so a team is refused from the
-first request after its budget is spent). With Redis the minutes are shared by all proxies, else
-they are this process's own. Requests at a time are always counted per process.
+first request after its budget is spent). With Redis all counts are shared by all proxies, else
+they are this process's own.
 """
 
 import logging
 import math
-import threading
+import secrets
 import time
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
 from limits import RateLimitItem, RateLimitItemPerMinute
-from limits.errors import StorageError
-from limits.storage import MemoryStorage, Storage, storage_from_string
+from limits.storage import MemoryStorage, RedisStorage, Storage
 from limits.strategies import FixedWindowRateLimiter, MovingWindowRateLimiter, RateLimiter
 
 from proxy.errors import Headers, LimitExceeded
+from proxy.places import LocalPlaces, Places, SharedPlaces
 from proxy.policy import TeamPolicy
 
 log = logging.getLogger(__name__)
 
 REDIS_TIMEOUT_S = 0.5
-# After a failure of Redis its counts are kept in memory this long before it is asked again.
+# After a failure of Redis the counts are kept in memory this long before it is asked again.
 REDIS_RETRY_S = 5.0
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Where it is counted: all of it in memory, or all of it in Redis. Any thread."""
+
+    requests: RateLimiter
+    tokens: RateLimiter
+    places: Places
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,14 +47,8 @@ class Admission:
     team_id: str
     policy: TeamPolicy
     headers: Headers
-
-
-class Counters:
-    """The two windows over one storage. Any thread."""
-
-    def __init__(self, storage: Storage) -> None:
-        self.requests: RateLimiter = MovingWindowRateLimiter(storage)
-        self.tokens: RateLimiter = FixedWindowRateLimiter(storage)
+    place_id: str | None = None  # None: the team may run any number
+    places: Places | None = None
 
 
 class TeamLimits:
@@ -57,112 +59,145 @@ class TeamLimits:
     ) -> None:
         """Does not connect yet: Redis may come up after us."""
         self._clock = clock
-        self._local = Counters(MemoryStorage())
-        self._shared: Counters | None = None
+        self._local = _counts(MemoryStorage(), LocalPlaces())
+        self._shared: Counts | None = None
+        self._shared_places: SharedPlaces | None = None
+        self._shared_from_s = 0.0
+        self._redis_errors: type[Exception] | tuple[type[Exception], ...] = ()
         if redis_url is not None:
-            storage = storage_from_string(
+            storage = RedisStorage(
                 redis_url,
-                wrap_exceptions=True,
                 socket_timeout=REDIS_TIMEOUT_S,
                 socket_connect_timeout=REDIS_TIMEOUT_S,
             )
-            assert isinstance(storage, Storage)  # not one of the library's asynchronous ones
-            self._shared = Counters(storage)
-        self._shared_from_s = 0.0
-        self._lock = threading.Lock()
-        self._running: Counter[str] = Counter()
+            # Every error of the client's, as the library knows them: its module is not ours.
+            self._redis_errors = storage.base_exceptions
+            self._shared_places = SharedPlaces(storage.storage)
+            self._shared = _counts(storage, self._shared_places)
 
     def admit(self, team_id: str, policy: TeamPolicy) -> Admission:
         """Count a request in, to be counted out with `leave`. LimitExceeded if it has to wait.
 
-        The limits that cost nothing to ask come first, so that a refused request uses up none.
+        What costs nothing to ask comes first, so that a refused request uses up no request.
         """
         headers: Headers = []
         if policy.tokens_per_minute is not None:
             headers += self._check_tokens(team_id, policy.tokens_per_minute)
-        self._enter(team_id, policy.max_concurrent, headers)
+        admission = self._enter(team_id, policy, headers)
         try:
             if policy.requests_per_minute is not None:
-                headers += self._count_request(team_id, policy.requests_per_minute, headers)
+                admission.headers.extend(
+                    self._count_request(team_id, policy.requests_per_minute, headers)
+                )
         except LimitExceeded:
-            self.leave(team_id)
+            self.leave(admission)
             raise
-        return Admission(team_id, policy, headers)
+        return admission
 
-    def leave(self, team_id: str) -> None:
-        with self._lock:
-            self._running[team_id] -= 1
-            if self._running[team_id] <= 0:
-                del self._running[team_id]
+    def leave(self, admission: Admission) -> None:
+        """Give the place back, to those it was taken from. A lost lease runs out by itself."""
+        places, place_id = admission.places, admission.place_id
+        if places is not None and place_id is not None:
+            try:
+                places.leave(admission.team_id, place_id)
+            except self._redis_errors as error:
+                self._redis_failed(error)
 
     def charge(self, admission: Admission, num_tokens: int) -> None:
         """Book the tokens of a finished answer."""
         if admission.policy.tokens_per_minute is None or num_tokens <= 0:
             return
         item = _per_minute(admission.policy.tokens_per_minute, "tokens")
-        self._ask(lambda counters: counters.tokens.hit(item, admission.team_id, cost=num_tokens))
+        self._ask(lambda counts: counts.tokens.hit(item, admission.team_id, cost=num_tokens))
 
-    def _enter(self, team_id: str, max_concurrent: int | None, headers: Headers) -> None:
-        with self._lock:
-            running = self._running[team_id]
-            if max_concurrent is None or running < max_concurrent:
-                self._running[team_id] = running + 1
-                return
+    def renew(self) -> None:
+        """Keep the places of running requests; called by the maintenance thread."""
+        if self._shared_places is not None:
+            try:
+                self._shared_places.renew()
+            except self._redis_errors as error:
+                self._redis_failed(error)
+
+    def _enter(self, team_id: str, policy: TeamPolicy, headers: Headers) -> Admission:
+        max_places = policy.max_concurrent
+        if max_places is None:
+            return Admission(team_id, policy, list(headers))
+        place_id = secrets.token_hex(8)
+        running, places = self._ask(
+            lambda counts: (counts.places.enter(team_id, place_id, max_places), counts.places)
+        )
+        if running is None:
+            return Admission(team_id, policy, list(headers), place_id, places)
         raise LimitExceeded(
             f"Team '{team_id}' already has {running} requests running, its limit; "
             "wait for one to end.",
             "concurrency_limit_exceeded",
-            [*headers, ("Retry-After", "1"), ("X-RateLimit-Limit-Concurrent", str(max_concurrent))],
+            [*headers, ("Retry-After", "1"), ("X-RateLimit-Limit-Concurrent", str(max_places))],
         )
 
     def _check_tokens(self, team_id: str, limit: int) -> Headers:
         item = _per_minute(limit, "tokens")
-        is_left = self._ask(lambda counters: counters.tokens.test(item, team_id))
-        headers, wait_s = self._window(item, team_id, "Tokens")
+        is_left, stats = self._ask(
+            lambda counts: (
+                counts.tokens.test(item, team_id),
+                counts.tokens.get_window_stats(item, team_id),
+            )
+        )
+        headers, wait_s = _window_headers("Tokens", limit, stats.remaining, stats.reset_time)
         if is_left:
             return headers
-        raise _exceeded(
-            f"Team '{team_id}' has used its {limit} tokens per minute.", headers, wait_s
-        )
+        message = f"Team '{team_id}' has used its {limit} tokens per minute."
+        raise _exceeded(message, headers, wait_s)
 
     def _count_request(self, team_id: str, limit: int, others: Headers) -> Headers:
         item = _per_minute(limit, "requests")
-        is_counted = self._ask(lambda counters: counters.requests.hit(item, team_id))
-        headers, wait_s = self._window(item, team_id, "Requests")
+        is_counted, stats = self._ask(
+            lambda counts: (
+                counts.requests.hit(item, team_id),
+                counts.requests.get_window_stats(item, team_id),
+            )
+        )
+        headers, wait_s = _window_headers("Requests", limit, stats.remaining, stats.reset_time)
         if is_counted:
             return headers
-        raise _exceeded(
-            f"Team '{team_id}' has used its {limit} requests per minute.", others + headers, wait_s
-        )
+        message = f"Team '{team_id}' has used its {limit} requests per minute."
+        raise _exceeded(message, others + headers, wait_s)
 
-    def _window(self, item: RateLimitItem, team_id: str, unit: str) -> tuple[Headers, int]:
-        """The X-RateLimit headers of one limit, and the seconds until its window moves on."""
-        stats = self._ask(
-            lambda counters: (
-                counters.requests if unit == "Requests" else counters.tokens
-            ).get_window_stats(item, team_id)
-        )
-        wait_s = max(1, math.ceil(stats.reset_time - time.time()))
-        headers = [
-            (f"X-RateLimit-Limit-{unit}", str(item.amount)),
-            (f"X-RateLimit-Remaining-{unit}", str(max(0, stats.remaining))),
-            (f"X-RateLimit-Reset-{unit}", str(wait_s)),
-        ]
-        return headers, wait_s
-
-    def _ask(self, question: Callable[[Counters], T]) -> T:
+    def _ask(self, question: Callable[[Counts], T]) -> T:
         """Redis's answer, or memory's while Redis is away: limits must not stop the service."""
         if self._shared is not None and self._clock() >= self._shared_from_s:
             try:
                 return question(self._shared)
-            except StorageError as error:
-                self._shared_from_s = self._clock() + REDIS_RETRY_S
-                log.error("Redis failed, limits are kept in memory meanwhile: %s", error)
+            except self._redis_errors as error:
+                self._redis_failed(error)
         return question(self._local)
+
+    def _redis_failed(self, error: Exception) -> None:
+        self._shared_from_s = self._clock() + REDIS_RETRY_S
+        log.error("Redis failed, limits are kept in memory meanwhile: %s", error)
+
+
+def _counts(storage: Storage, places: Places) -> Counts:
+    # The type stubs know a moving window only for storages that support one; both of ours do.
+    moving = MovingWindowRateLimiter(storage)
+    return Counts(moving, FixedWindowRateLimiter(storage), places)
 
 
 def _per_minute(amount: int, kind: str) -> RateLimitItem:
     return RateLimitItemPerMinute(amount, namespace=f"hearth-{kind}")
+
+
+def _window_headers(
+    unit: str, limit: int, remaining: int, reset_time_s: float
+) -> tuple[Headers, int]:
+    """The X-RateLimit headers of one limit, and the seconds until its window moves on."""
+    wait_s = max(1, math.ceil(reset_time_s - time.time()))
+    headers = [
+        (f"X-RateLimit-Limit-{unit}", str(limit)),
+        (f"X-RateLimit-Remaining-{unit}", str(max(0, remaining))),
+        (f"X-RateLimit-Reset-{unit}", str(wait_s)),
+    ]
+    return headers, wait_s
 
 
 def _exceeded(message: str, headers: Headers, wait_s: int) -> LimitExceeded:

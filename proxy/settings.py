@@ -41,7 +41,7 @@ class Settings(BaseSettings):
     first_byte_timeout: Seconds = 600.0
     client_timeout: Seconds = 60.0
     drain_timeout: Seconds = 60.0
-    health_interval: Seconds = 2.0
+    health_interval: Annotated[float, Field(gt=0, le=30)] = 2.0
     max_content_length: Annotated[int, Field(ge=1024)] = 4 * 1024 * 1024
 
     jwt_secret: SecretStr | None = None

@@ -56,8 +56,8 @@ def test_requests_per_minute(limits: TeamLimits, request: pytest.FixtureRequest)
     team, policy = request.node.name, TeamPolicy(requests_per_minute=3)
     remaining = []
     for _ in range(3):
-        remaining.append(dict(limits.admit(team, policy).headers)["X-RateLimit-Remaining-Requests"])
-        limits.leave(team)
+        headers = dict(limits.admit(team, policy).headers)
+        remaining.append(headers["X-RateLimit-Remaining-Requests"])
     assert remaining == ["2", "1", "0"]
     with pytest.raises(LimitExceeded) as caught:
         limits.admit(team, policy)
@@ -81,12 +81,12 @@ def test_tokens_per_minute_may_be_overdrawn_once(
 
 def test_requests_at_a_time(limits: TeamLimits, request: pytest.FixtureRequest) -> None:
     team, policy = request.node.name, TeamPolicy(max_concurrent=2, requests_per_minute=3)
-    limits.admit(team, policy)
+    admission = limits.admit(team, policy)
     limits.admit(team, policy)
     for _ in range(5):  # the refused ones must not use up requests per minute
         with pytest.raises(LimitExceeded, match="2 requests running"):
             limits.admit(team, policy)
-    limits.leave(team)
+    limits.leave(admission)
     limits.admit(team, policy)
 
 
@@ -99,10 +99,42 @@ def test_two_proxies_share_minutes_through_redis(redis_url: str) -> None:
         one.admit("shared", policy)
 
 
+def can_enter(limits: TeamLimits, team: str, policy: TeamPolicy) -> bool:
+    try:
+        limits.leave(limits.admit(team, policy))
+    except LimitExceeded:
+        return False
+    return True
+
+
+def test_two_proxies_share_places_through_redis(redis_url: str) -> None:
+    one, other = TeamLimits(redis_url), TeamLimits(redis_url)
+    policy = TeamPolicy(max_concurrent=1)
+    admission = one.admit("places", policy)
+    assert not can_enter(other, "places", policy)
+    one.leave(admission)
+    assert can_enter(other, "places", policy)
+
+
+def test_places_of_a_proxy_that_died_come_free_and_renewed_ones_do_not(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy = TeamPolicy(max_concurrent=1)
+    dead, alive, other = (TeamLimits(redis_url) for _ in range(3))
+    monkeypatch.setattr("proxy.places.LEASE_MS", 300)
+    dead.admit("dead", policy)
+    alive.admit("alive", policy)
+    monkeypatch.setattr("proxy.places.LEASE_MS", 60_000)
+    alive.renew()
+    until(lambda: can_enter(other, "dead", policy), "the end of a lease that nobody renews")
+    assert not can_enter(other, "alive", policy)
+
+
 def test_memory_takes_over_while_redis_is_away() -> None:
     limits = TeamLimits(f"redis://127.0.0.1:{free_port()}/0")
-    policy = TeamPolicy(requests_per_minute=1)
-    limits.admit("team", policy)
+    policy = TeamPolicy(requests_per_minute=1, max_concurrent=5)
+    limits.renew()
+    limits.leave(limits.admit("team", policy))
     with pytest.raises(LimitExceeded):
         limits.admit("team", policy)
 

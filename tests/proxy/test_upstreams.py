@@ -300,8 +300,8 @@ def test_edited_file_is_taken_on_hangup_and_a_faulty_one_is_not(tmp_path: Path) 
     name_itself(second)
     path = tmp_path / "upstreams.yaml"
     write_upstreams(path, first)
-    # So long an interval that only the signal can be what makes it look.
-    with running_proxy(tmp_path, "x", UPSTREAMS_FILE=str(path), HEALTH_INTERVAL="3600") as proxy:
+    # An interval beyond the test's deadline: only the signal can be what makes it look.
+    with running_proxy(tmp_path, "x", UPSTREAMS_FILE=str(path), HEALTH_INTERVAL="30") as proxy:
         assert ask(proxy.url).text == str(first.port)
         write_upstreams(path, second)
         proxy.process.send_signal(signal.SIGHUP)
