@@ -1,10 +1,16 @@
 """Settings: defaults, the environment, the command line, and what is refused."""
 
+import re
+
 import pytest
 
 from proxy.errors import StartupError
+from proxy.policy import parse_policy
 from proxy.settings import Settings
+from proxy.upstreams import parse_upstreams
+from tests.proxy.support import ROOT
 
+DOCUMENT = ROOT / "docs" / "proxy.md"
 SECRET = "x" * 32
 
 
@@ -95,3 +101,25 @@ def test_public_keys_alone_need_no_secret(monkeypatch: pytest.MonkeyPatch) -> No
     settings = load(monkeypatch, JWT_ALGORITHMS="RS256 ES256", JWKS_URL="https://idp.test/jwks")
     assert settings.jwt_algorithms == ("RS256", "ES256")
     assert settings.secrets == ()
+
+
+def test_every_variable_is_documented_with_its_default() -> None:
+    rows = re.findall(r"^\| `([A-Z0-9_]+)` \| (?:`(.*?)`)? ?\|", DOCUMENT.read_text(), re.MULTILINE)
+    documented = dict(rows)
+    assert sorted(documented) == sorted(name.upper() for name in Settings.model_fields)
+    for name, item in Settings.model_fields.items():
+        default = item.default
+        if isinstance(default, tuple):
+            default = ",".join(default)
+        elif isinstance(default, bool):
+            default = str(default).lower()
+        elif isinstance(default, float):
+            default = f"{default:g}"
+        assert documented[name.upper()] == ("" if default is None else str(default)), name
+
+
+def test_example_files_are_good() -> None:
+    deploy = ROOT / "deploy"
+    assert parse_upstreams((deploy / "upstreams.example.yaml").read_text())
+    policy = parse_policy((deploy / "policy.example.yaml").read_text())
+    assert policy.for_team("students").max_concurrent == 1
