@@ -13,7 +13,7 @@ from functools import partial
 
 from proxy.audit import AuditRecord
 from proxy.auth import Authenticator
-from proxy.errors import BadRequest, Draining, ModelNotAllowed, ProxyError, StreamBroken
+from proxy.errors import BadRequest, Draining, ModelNotAllowed, Overloaded, ProxyError, StreamBroken
 from proxy.exchange import Exchange, Outcome, RunningExchanges
 from proxy.forward import Forwarder, UpstreamReply
 from proxy.headers import Identity, client_headers
@@ -23,7 +23,7 @@ from proxy.limits import Admission, TeamLimits
 from proxy.maintenance import Maintenance, check_health
 from proxy.metrics import Metrics
 from proxy.policy import Policy, TeamPolicy
-from proxy.probes import Answer, ControlServer, Probes, head
+from proxy.probes import ControlServer, Probes, head
 from proxy.settings import Settings
 from proxy.upstreams import Balancer
 from proxy.usage import UsageMeter
@@ -108,7 +108,9 @@ class ProxyApp:
         if environ["REQUEST_METHOD"] in ("GET", "HEAD") and (
             answer := self._probes.answer(environ["RAW_URI"])
         ):
-            return _send_answer(answer, start_response)
+            status, content_type, body = answer
+            start_response(status, head(content_type, body))
+            return [] if environ["REQUEST_METHOD"] == "HEAD" else [body]
         visit = Visit(
             AuditRecord(secrets.token_hex(16), environ["REQUEST_METHOD"], _route(environ)),
             Exchange(environ.get("gunicorn.socket")),
@@ -129,6 +131,8 @@ class ProxyApp:
     ) -> Iterable[bytes]:
         if self._watcher.is_draining:
             raise Draining
+        if len(self._running) > self._settings.proxy_threads:
+            raise Overloaded(self._settings.proxy_threads)
         record = visit.record
         target = str(environ["RAW_URI"])
         if fault := target_fault(record.method, target):
@@ -141,7 +145,7 @@ class ProxyApp:
             environ, self._settings.max_content_length, self._settings.client_timeout
         )
         hints = read_hints(target, environ, visit.body)
-        record.model = hints.model
+        record.model = hints.model[:128] if hints.model else None
         request = InboundRequest(record.method, target, environ, visit.body, hints)
         _check_model(request, principal.team_id, policy)
         self._watcher.watch(visit.exchange)
@@ -174,13 +178,13 @@ class ProxyApp:
         self, visit: Visit, error: ProxyError, start_response: StartResponse
     ) -> list[bytes]:
         record = visit.record
-        record.status, record.reason = error.status, error.reason
+        record.status, record.reason = error.status, error.reason[:256]
         record.outcome = Outcome.CLIENT_GONE if error.status == 499 else Outcome.REFUSED
         body = error.body()
         self._end(visit)
         headers = [*head("application/json", body), ("X-Request-Id", record.request_id)]
         start_response(f"{error.status} {error.phrase}", headers + error.headers)
-        return [body]
+        return [] if record.method == "HEAD" else [body]
 
     def _end(self, visit: Visit) -> None:
         """Exactly once per visit: settle, and write down what happened."""
@@ -260,12 +264,6 @@ def _check_model(request: InboundRequest, team_id: str, policy: TeamPolicy) -> N
         return
     if request.hints.model not in policy.models:
         raise ModelNotAllowed(team_id, request.hints.model)
-
-
-def _send_answer(answer: Answer, start_response: StartResponse) -> list[bytes]:
-    status, content_type, body = answer
-    start_response(status, head(content_type, body))
-    return [body]
 
 
 def _route(environ: Environ) -> str:

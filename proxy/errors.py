@@ -10,6 +10,7 @@
     ├── ClientGone           499   nobody is left to answer: for the audit line only
     ├── UpstreamUnreachable  502   no upstream accepted a connection
     ├── UpstreamBroken       502   the upstream closed, reset or sent no HTTP before its head
+    ├── Overloaded           503   as many requests run as there are threads for
     ├── Draining             503   the proxy is about to stop
     └── UpstreamTimeout      504   no first byte within FIRST_BYTE_TIMEOUT
 
@@ -85,7 +86,7 @@ class ModelNotAllowed(ProxyError):
     param = "model"
 
     def __init__(self, team_id: str, model: str | None) -> None:
-        named = f"model '{model}'" if model else "a request that names no model"
+        named = f"model '{model[:128]}'" if model else "a request that names no model"
         super().__init__(f"Team '{team_id}' may not use {named}; ask who keeps its policy.")
 
 
@@ -147,6 +148,22 @@ class UpstreamBroken(ProxyError):
 
     def __init__(self, reason: str) -> None:
         super().__init__("The inference server broke off before it answered.", reason=reason)
+
+
+class Overloaded(ProxyError):
+    status = 503
+    phrase = "Service Unavailable"
+    code = "overloaded"
+
+    def __init__(self, num_threads: int) -> None:
+        super().__init__(
+            "The proxy is overloaded, try again later.",
+            reason=f"{num_threads} requests are running; raise PROXY_THREADS or add a proxy",
+        )
+
+    @property
+    def headers(self) -> Headers:
+        return [("Retry-After", "1")]
 
 
 class Draining(ProxyError):

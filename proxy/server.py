@@ -16,6 +16,10 @@ from proxy.settings import Settings
 GRACE_S = 10
 
 
+# For probes and refusals while all others are busy.
+RESERVED_THREADS = 16
+
+
 def gunicorn_options(settings: Settings) -> dict[str, Any]:
     """gunicorn's settings by name."""
     return {
@@ -24,7 +28,7 @@ def gunicorn_options(settings: Settings) -> dict[str, Any]:
         # throughput run more proxies, with REDIS_URL.
         "workers": 1,
         "worker_class": "proxy.worker.ProxyWorker",
-        "threads": settings.proxy_threads,
+        "threads": settings.proxy_threads + RESERVED_THREADS,
         # Above the threads, so that connections can be kept alive while all threads work.
         "worker_connections": 2 * settings.proxy_threads,
         "backlog": 2048,

@@ -72,6 +72,7 @@ class Upstream:
     num_failures: int = 0
     cooldown_s: float = FIRST_COOLDOWN_S
     ejected_until_s: float = 0.0
+    was_unreachable: bool = False  # why it was ejected, as opposed to for broken answers
     name: str = field(init=False)
 
     def __post_init__(self) -> None:
@@ -180,16 +181,19 @@ class Balancer:
                 return
             upstream.num_failures = 0
             upstream.ejected_until_s = self._clock() + upstream.cooldown_s
+            upstream.was_unreachable = is_unreachable
             cooldown_s = upstream.cooldown_s
             upstream.cooldown_s = min(2 * cooldown_s, MAX_COOLDOWN_S)
         log.warning("upstream %s ejected for %g s", upstream.name, cooldown_s)
 
     def report_health(self, upstream: Upstream, is_healthy: bool) -> None:
-        """The result of an active check. A good one also ends an ejection."""
+        """The result of an active check. One that got through also ends an ejection for being
+        unreachable; answers that break say nothing in a health check's favour.
+        """
         with self._lock:
             has_changed = upstream.is_healthy != is_healthy
             upstream.is_healthy = is_healthy
-            if is_healthy:
+            if is_healthy and upstream.was_unreachable:
                 upstream.ejected_until_s = 0.0
         if has_changed:
             log.warning("upstream %s is %s", upstream.name, "ready" if is_healthy else "not ready")

@@ -172,6 +172,7 @@ def test_probes_need_no_token_and_follow_the_upstream(
 ) -> None:
     with running_proxy(tmp_path, upstream.url) as proxy:
         assert requests.get(proxy.url + "/health", timeout=9).text == "OK"
+        assert requests.head(proxy.url + "/health", timeout=9).headers["Content-Length"] == "2"
         assert requests.get(proxy.url + "/ready", timeout=9).json() == {"status": "ready"}
         upstream.scripts["/ready"], ready = (
             lambda peer: peer.reply(b"", "503 Loading"),
@@ -183,7 +184,7 @@ def test_probes_need_no_token_and_follow_the_upstream(
         until(lambda: requests.get(url, timeout=9).status_code == 200, "a ready proxy")
 
 
-def test_metrics_port_works_while_every_request_thread_streams(
+def test_probes_and_refusals_work_while_every_request_thread_streams(
     upstream: ScriptedUpstream, tmp_path: Path
 ) -> None:
     gate = upstream.scripts["/all"] = Gate()
@@ -191,6 +192,9 @@ def test_metrics_port_works_while_every_request_thread_streams(
         streams = [proxy.begin("/all") for _ in range(8)]
         until(lambda: "hearth_proxy_in_flight 8.0" in proxy.metric("/metrics"), "8 streams")
         assert proxy.metric("/health") == "OK"
+        assert requests.get(proxy.url + "/health", timeout=9).text == "OK"
+        refused = requests.get(proxy.url + "/ninth", headers=bearer(), timeout=9)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "overloaded")
         gate.opened.set()
         for stream in streams:
             stream.close()

@@ -117,6 +117,16 @@ def test_broken_answers_eject_only_when_three_follow_each_other(clock: Clock) ->
     assert upstream.ejected_until_s > clock.now_s
 
 
+def test_good_health_check_does_not_excuse_broken_answers(clock: Clock) -> None:
+    balancer = make_balancer(clock, UpstreamSpec("http://only:1"))
+    for _ in range(3):
+        balancer.report_failure(balancer.upstreams[0])
+    balancer.report_health(balancer.upstreams[0], True)
+    assert not balancer.is_ready()
+    clock.now_s += FIRST_COOLDOWN_S
+    assert balancer.is_ready()
+
+
 def test_good_health_check_ends_an_ejection(clock: Clock) -> None:
     balancer = make_balancer(clock, UpstreamSpec("http://only:1"))
     balancer.report_failure(balancer.upstreams[0], is_unreachable=True)
