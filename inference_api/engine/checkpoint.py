@@ -40,7 +40,7 @@ def check(
     try:
         config = load_config(folder)
     except StartupError as error:
-        return [*error.faults, *_tokenizer_faults(folder, None)]
+        return list(dict.fromkeys([*error.faults, *_tokenizer_faults(folder, None)]))
     try:
         faults += shape_faults(_tensor_shapes(folder, model), config)
     except StartupError as error:
@@ -131,7 +131,7 @@ def _tensor_shapes(folder: Path, model: str) -> Shapes:
 def _tokenizer_faults(folder: Path, config: ModelConfig | None) -> list[str]:
     """Faults of the tokenizer; of its fit to the model when there is a `config` to fit."""
     try:
-        tokenizer = _read_json(folder / TOKENIZER, required=True)
+        vocabulary = _vocabulary(folder)
     except StartupError as error:
         return list(error.faults)
     if config is None:
@@ -142,7 +142,7 @@ def _tokenizer_faults(folder: Path, config: ModelConfig | None) -> list[str]:
             f"{folder} has a tokenizer without EOS, so answers would never end; set eos_token_id "
             f"in {GENERATION_CONFIG} or {CONFIG}."
         )
-    largest = max(_vocabulary(tokenizer).values(), default=0)
+    largest = max(vocabulary.values(), default=0)
     if largest >= config.vocab_size:
         faults.append(
             f"{folder / TOKENIZER} has token ids up to {largest}, the model only "
@@ -159,17 +159,25 @@ def _eos_token_ids(folder: Path, config: dict[str, Any]) -> frozenset[int]:
         return named
     token = _read_json(folder / TOKENIZER_CONFIG).get("eos_token")
     text = token.get("content") if isinstance(token, dict) else token
-    vocabulary = _vocabulary(_read_json(folder / TOKENIZER))
-    return token_ids(vocabulary.get(text) if isinstance(text, str) else None)
+    return token_ids(_vocabulary(folder).get(text)) if isinstance(text, str) else frozenset()
 
 
-def _vocabulary(tokenizer: dict[str, Any]) -> dict[str, int]:
-    """Ids by token of a tokenizer.json; unigram models list their tokens, others map them."""
-    vocabulary = (tokenizer.get("model") or {}).get("vocab") or {}
-    if isinstance(vocabulary, list):
-        vocabulary = {entry[0]: index for index, entry in enumerate(vocabulary)}
-    added = {entry["content"]: entry["id"] for entry in tokenizer.get("added_tokens") or []}
-    return {**vocabulary, **added}
+def _vocabulary(folder: Path) -> dict[str, int]:
+    """Ids by token. Raises StartupError when tokenizer.json is not one of the tokenizers library.
+
+    Unigram models list their tokens, the others map them to ids.
+    """
+    tokenizer = _read_json(folder / TOKENIZER, required=True)
+    try:
+        vocabulary = tokenizer["model"]["vocab"]
+        if isinstance(vocabulary, list):
+            vocabulary = {entry[0]: index for index, entry in enumerate(vocabulary)}
+        added = {entry["content"]: entry["id"] for entry in tokenizer.get("added_tokens") or []}
+        return {**vocabulary, **added}
+    except (LookupError, TypeError):
+        raise StartupError(
+            [f"{folder / TOKENIZER} is no tokenizer of the tokenizers library; get it again."]
+        ) from None
 
 
 def _read_json(path: Path, *, required: bool = False) -> dict[str, Any]:

@@ -157,17 +157,16 @@ class _Fields:
         )
 
     def activation(self, name: str, default: str) -> str:
-        given = self.raw.get(name) or default
+        given = str(self.raw.get(name) or default)
         activation = ACTIVATION_ALIASES.get(given, given)
         if activation not in ACTIVATIONS:
             self.refuse(name, given, " or ".join((*ACTIVATIONS, *ACTIVATION_ALIASES)))
-        return str(activation)
+        return activation
 
     def rope(self, max_positions: int) -> RopeConfig:
-        given = self.raw.get("rope_parameters") or {}
-        scaling = _Fields({**(self.raw.get("rope_scaling") or {}), **given})
+        scaling = _Fields({**self._mapping("rope_scaling"), **self._mapping("rope_parameters")})
         given_kind = scaling.raw.get("rope_type") or scaling.raw.get("type") or "default"
-        kind = ROPE_KINDS.get(given_kind)
+        kind = ROPE_KINDS.get(str(given_kind))
         if kind is None:
             self.refuse("rope_type", given_kind, f"{', '.join(ROPE_KINDS)} rope")
         partial = scaling.raw.get("partial_rotary_factor", self.raw.get("partial_rotary_factor"))
@@ -183,6 +182,13 @@ class _Fields:
         )
         self.faults += scaling.faults
         return rope
+
+    def _mapping(self, name: str) -> Mapping[str, Any]:
+        value = self.raw.get(name) or {}
+        if isinstance(value, Mapping):
+            return value
+        self.refuse(name, value, "an object or nothing there")
+        return {}
 
     def eos_token_ids(self) -> frozenset[int]:
         return token_ids(self.raw.get("eos_token_id"))
@@ -215,10 +221,11 @@ def _windows_by_layer(fields: _Fields, num_layers: int) -> tuple[int | None, ...
     window = fields.count("sliding_window")
     kinds = fields.raw.get("layer_types")
     if kinds is None:
-        first = fields.raw.get("max_window_layers", 28)
+        first = fields.count("max_window_layers", 28)
         kinds = ["sliding_attention" if i >= first else "" for i in range(num_layers)]
-    if len(kinds) != num_layers:
+    if not isinstance(kinds, list) or len(kinds) != num_layers:
         fields.refuse("layer_types", kinds, f"one layer type for each of its {num_layers} layers")
+        return (None,) * num_layers
     return tuple(window if kind == "sliding_attention" else None for kind in kinds)
 
 

@@ -6,6 +6,7 @@ of an MLP: one matrix product instead of three or two. A parameter's parts are s
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import prod
 
 from inference_api.engine.config import ModelConfig
 
@@ -86,14 +87,7 @@ def parameter_shape(parts: tuple[Part, ...]) -> tuple[int, ...]:
 
 def num_parameters(config: ModelConfig) -> int:
     """Elements of all parameters together."""
-    total = 0
-    for parts in weight_plan(config).values():
-        for part in parts:
-            elements = 1
-            for size in part.shape:
-                elements *= size
-            total += elements
-    return total
+    return sum(prod(part.shape) for parts in weight_plan(config).values() for part in parts)
 
 
 def _layer_plan(config: ModelConfig, names: _Names, index: int) -> Plan:

@@ -22,15 +22,12 @@ RunnerFactory = Callable[[Path], tuple[ModelRunner, int]]
 
 
 def make_torch_runner(folder: Path) -> tuple[ModelRunner, int]:
-    import torch
-
     from inference_api.engine.torch_runner import TorchRunner
     from tests.inference_api.engine.tiny_models import VOCAB_SIZE, make_model
 
     make_model("llama", folder)
     runner = TorchRunner(folder, "cpu", "float32", 8, 64)
     runner.load()
-    torch.set_num_threads(1)  # threads that wait for each other are slow on a busy machine
     return runner, VOCAB_SIZE
 
 

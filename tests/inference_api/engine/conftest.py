@@ -1,4 +1,4 @@
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
@@ -6,7 +6,6 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from inference_api.engine import hardware
 from inference_api.engine.torch_runner import TorchRunner
 from tests.inference_api.engine.tiny_models import CONTEXT, make_model
 
@@ -15,12 +14,9 @@ TinyModel = tuple[Path, PreTrainedModel]
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _one_thread() -> Iterator[None]:
-    """On a busy machine, threads that wait for each other take ten times as long."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(hardware, "physical_cores", lambda: 1)
-        torch.set_num_threads(1)
-        yield
+def _one_thread() -> None:
+    """For transformers' models too: threads that share tiny matrices wait for each other."""
+    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")

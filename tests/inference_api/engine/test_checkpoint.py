@@ -136,6 +136,22 @@ def test_missing_tokenizer(folder: Path) -> None:
     assert "has no tokenizer.json" in fault
 
 
+def test_missing_tokenizer_that_alone_knew_the_eos_is_reported_once(folder: Path) -> None:
+    edit(folder / "config.json", eos_token_id=None)
+    edit(folder / "generation_config.json", eos_token_id=None)
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "t17"}))
+    (folder / "tokenizer.json").unlink()
+    [fault] = check(folder)
+    assert "has no tokenizer.json" in fault
+
+
+@pytest.mark.parametrize("content", ["{}", '{"model": 1}', '{"model": {"vocab": [1]}}'])
+def test_tokenizer_of_an_unknown_kind(folder: Path, content: str) -> None:
+    (folder / "tokenizer.json").write_text(content)
+    [fault] = check(folder)
+    assert "tokenizer.json is no tokenizer of the tokenizers library" in fault
+
+
 def test_tokenizer_without_eos(folder: Path) -> None:
     edit(folder / "config.json", eos_token_id=None)
     edit(folder / "generation_config.json", eos_token_id=None)

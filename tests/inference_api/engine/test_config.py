@@ -55,7 +55,9 @@ def test_all_spellings_of_rope_are_read(spelling: dict[str, Any]) -> None:
     [
         ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rope_type='yarn'"),
         ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor=0.5"),
+        ({"rope_scaling": "yarn"}, "rope_scaling='yarn'"),
         ({"hidden_act": "mish"}, "hidden_act='mish'"),
+        ({"hidden_act": ["silu"]}, "hidden_act="),
         ({"quantization_config": {"bits": 4}}, "quantization_config"),
         ({"hidden_size": "big"}, "hidden_size='big'"),
         ({"vocab_size": None}, "vocab_size=None"),

@@ -52,6 +52,11 @@ def test_warm_up_runs_with_a_single_row_and_with_many(folder: Path) -> None:
         runner.warm_up()
 
 
+def test_small_models_leave_the_other_cores_alone(folder: Path) -> None:
+    TorchRunner(folder, "cpu", "auto", 1, 16).load()
+    assert torch.get_num_threads() == 1
+
+
 def test_last_position_of_the_context_can_be_used(folder: Path) -> None:
     runner = TorchRunner(folder, "cpu", "float32", 2, 50)
     runner.load()
