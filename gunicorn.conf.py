@@ -23,11 +23,15 @@ from inference_api.settings import load_settings
 from optimizer.errors import StartupError as OptimizerStartupError
 from optimizer.settings import load_settings as load_optimizer_settings
 
-try:
-    settings = load_settings()
-    load_optimizer_settings()  # its blueprint reads them again, where nobody would see a fault
-except (StartupError, OptimizerStartupError) as error:
-    sys.exit(str(error))
+faults: list[str] = []
+for load in (load_settings, load_optimizer_settings):
+    try:
+        load()
+    except (StartupError, OptimizerStartupError) as error:
+        faults += error.faults
+if faults:
+    sys.exit(str(StartupError(faults)))
+settings = load_settings()
 
 MOCK_APP = "inference_api._mock_inference_api_server:create_test_server()"
 MODEL_APP = "inference_api.inference_api_server:create_server()"

@@ -8,11 +8,13 @@ import logging
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 from inference_api.decode_backend import DecodeBackend
 from inference_api.disconnects import DisconnectWatcher
 from inference_api.errors import ContextTooLong
 from inference_api.input_queue import InputQueue
+from inference_api.metrics import GenerationRecord, ServerMetrics
 from inference_api.output_queues import OutputQueue, OutputQueues
 from inference_api.request import FinishReason, GenerationRequest, TokenEvent
 from inference_api.schema import GenerationBody
@@ -25,6 +27,15 @@ EVENT_WAIT_S = 5.0  # one wait for the next event; repeated until it comes
 Clock = Callable[[], float]
 
 
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who asks: for the log, and the connection that tells when they hang up."""
+
+    request_id: str
+    team_id: str | None = None
+    connection: socket.socket | None = None
+
+
 class TextGeneration:
     """The text of one session as it comes. Used by one thread, except `abandon`."""
 
@@ -34,6 +45,7 @@ class TextGeneration:
         events: OutputQueue,
         text: TextStream,
         stop: StopMatcher,
+        on_token_gap: Callable[[float], None],
         clock: Clock = time.monotonic,
     ) -> None:
         self.session_id = request.session_id
@@ -42,6 +54,7 @@ class TextGeneration:
         self._events = events
         self._text = text
         self._stop = stop
+        self._on_token_gap = on_token_gap
         self._clock = clock
         self._at_end: list[Callable[[], None]] = []
         self._first_event: TokenEvent | None = None
@@ -77,15 +90,27 @@ class TextGeneration:
         self._events.put(TokenEvent((), FinishReason.CANCELLED))
 
     def close(self) -> None:
-        """Give back row, queue and watch, in whatever state they are; log what had started."""
+        """Give back row, queue and watch, in whatever state they are. Idempotent."""
         while self._at_end:
             self._at_end.pop()()
-        if self._first_event is not None:
-            self._log(self._first_event)
+
+    def record(self) -> GenerationRecord | None:
+        """How it went so far; None if it never started."""
+        if self._first_event is None:
+            return None
+        admitted_s = self._first_event.admitted_at_s or self._begun_s
+        return GenerationRecord(
+            prompt_tokens=len(self._request.prompt_tokens),
+            completion_tokens=self._completion_tokens,
+            queue_s=admitted_s - self._begun_s,
+            ttft_s=self._first_token_s - self._begun_s,
+            e2e_s=self._last_token_s - self._begun_s,
+            finish_reason=str(self.finish_reason or FinishReason.CANCELLED),
+        )
 
     def _take(self, event: TokenEvent) -> str:
-        self._last_token_s = self._clock()
-        self._completion_tokens += len(event.token_ids)
+        if event.token_ids:
+            self._count(len(event.token_ids))
         self.finish_reason = event.finish_reason
         if event.error is not None:
             raise event.error
@@ -101,19 +126,12 @@ class TextGeneration:
             continue
         return event
 
-    def _log(self, first_event: TokenEvent) -> None:
-        later_tokens = max(1, self._completion_tokens - 1)
-        admitted_s = first_event.admitted_at_s or self._begun_s
-        fields = {
-            "session_id": self.session_id,
-            "prompt_tokens": len(self._request.prompt_tokens),
-            "completion_tokens": self._completion_tokens,
-            "queue_ms": _ms(admitted_s - self._begun_s),
-            "ttft_ms": _ms(self._first_token_s - self._begun_s),
-            "itl_ms": _ms((self._last_token_s - self._first_token_s) / later_tokens),
-            "finish_reason": str(self.finish_reason or FinishReason.CANCELLED),
-        }
-        logger.info("generation %s", " ".join(f"{k}={v}" for k, v in fields.items()), extra=fields)
+    def _count(self, num_tokens: int) -> None:
+        now_s = self._clock()
+        if self._completion_tokens:
+            self._on_token_gap(now_s - self._last_token_s)
+        self._last_token_s = now_s
+        self._completion_tokens += num_tokens
 
 
 class Generations:
@@ -125,22 +143,23 @@ class Generations:
         input_queue: InputQueue,
         output_queues: OutputQueues,
         watcher: DisconnectWatcher,
+        metrics: ServerMetrics,
     ) -> None:
         self._backend = backend
         self._input_queue = input_queue
         self._output_queues = output_queues
         self._watcher = watcher
+        self._metrics = metrics
 
     def begin(
         self,
         body: GenerationBody,
         encode: Callable[[Tokenizer, str], Sequence[int]],
-        client: socket.socket | None,
+        caller: Caller,
     ) -> TextGeneration:
         """Queue a request and return once it has its first event (or its failure: raises).
 
-        Raises NotReady, Draining, BackendFailed, ContextTooLong and QueueFull. `client` is the
-        socket to watch for a hang-up.
+        Raises NotReady, Draining, BackendFailed, ContextTooLong and QueueFull.
         """
         self._backend.check_admission()
         self._input_queue.check_room()  # before the work of encoding, not after it
@@ -157,10 +176,14 @@ class Generations:
             tokenizer.stop_token_ids,
         )
         generation = TextGeneration(
-            request, events, TextStream(tokenizer), StopMatcher(body.stop_strings)
+            request,
+            events,
+            TextStream(tokenizer),
+            StopMatcher(body.stop_strings),
+            self._metrics.token_gap,
         )
         try:
-            self._submit(generation, request, client)
+            self._submit(generation, request, caller)
             generation.wait_until_started()
         except BaseException:
             generation.close()
@@ -168,7 +191,7 @@ class Generations:
         return generation
 
     def _submit(
-        self, generation: TextGeneration, request: GenerationRequest, client: socket.socket | None
+        self, generation: TextGeneration, request: GenerationRequest, caller: Caller
     ) -> None:
         def cancel() -> None:
             self._backend.cancel(request.session_id)
@@ -177,11 +200,33 @@ class Generations:
             cancel()
             generation.abandon()
 
+        generation.at_end(lambda: self._write_down(generation, caller))
         generation.at_end(lambda: self._output_queues.close(request.session_id))
         self._input_queue.put(request)
         generation.at_end(cancel)
-        if client is not None:
-            generation.at_end(self._watcher.watch(client, hang_up))
+        if caller.connection is not None:
+            generation.at_end(self._watcher.watch(caller.connection, hang_up))
+
+    def _write_down(self, generation: TextGeneration, caller: Caller) -> None:
+        """One log line and one set of metrics for each generation that started."""
+        record = generation.record()
+        if record is None:
+            return
+        self._metrics.generation_ended(record)
+        itl_s = (record.e2e_s - record.ttft_s) / max(1, record.completion_tokens - 1)
+        fields = {
+            "request_id": caller.request_id,
+            "team_id": caller.team_id or "-",
+            "session_id": generation.session_id,
+            "prompt_tokens": record.prompt_tokens,
+            "completion_tokens": record.completion_tokens,
+            "queue_ms": _ms(record.queue_s),
+            "ttft_ms": _ms(record.ttft_s),
+            "itl_ms": _ms(itl_s),
+            "finish_reason": record.finish_reason,
+        }
+        text = " ".join(f"{name}={value}" for name, value in fields.items())
+        logger.info("generation %s", text, extra=fields)
 
 
 def _ms(seconds: float) -> float:

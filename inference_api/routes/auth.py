@@ -6,7 +6,8 @@ from flask import Flask, request
 from inference_api.errors import Unauthorized
 from inference_api.settings import Settings
 
-OPEN_PATHS = frozenset({"/", "/health", "/ready", "/drain"})  # /drain has a rule of its own
+# /drain has a rule of its own; scrapers carry no tokens.
+OPEN_PATHS = frozenset({"/", "/health", "/ready", "/drain", "/metrics"})
 
 
 def register_token_check(app: Flask, settings: Settings) -> None:

@@ -1,6 +1,7 @@
 """Every error becomes JSON here, and only here."""
 
 import logging
+from collections.abc import Callable
 
 from flask import Flask, Response, jsonify, request
 from werkzeug.exceptions import HTTPException, RequestEntityTooLarge
@@ -15,9 +16,12 @@ def error_body(error: HearthError) -> dict[str, object]:
     return _body(error.status, str(error), error.type, error.param, error.code)
 
 
-def register_error_handlers(app: Flask) -> None:
+def register_error_handlers(app: Flask, on_error: Callable[[str], None]) -> None:
+    """`on_error` is told the code of every error that is rendered."""
+
     @app.errorhandler(HearthError)
     def known(error: HearthError) -> Response:
+        on_error(error.code)
         response = _response(error_body(error), error.status)
         if error.retry_after_s is not None:
             response.headers["Retry-After"] = str(error.retry_after_s)
@@ -34,6 +38,7 @@ def register_error_handlers(app: Flask) -> None:
         status = error.code or 500
         kind = "invalid_request_error" if status < 500 else "server_error"
         code = error.name.lower().replace(" ", "_")
+        on_error(code)
         message = f"{request.method} {request.path}: {error.name}"
         response = _response(_body(status, message, kind, None, code), status)
         for name, value in error.get_headers():

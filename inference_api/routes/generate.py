@@ -6,13 +6,13 @@ Read it as the request does: body, prompt, queue, first event, then one chunk pe
 import json
 from collections.abc import Callable, Iterator, Sequence
 
-from flask import Blueprint, Response, request
+from flask import Blueprint, Response, g, request
 
 from inference_api.errors import HearthError, InvalidRequest, UnknownModel
 from inference_api.routes.errors import error_body
 from inference_api.schema import GenerationBody, parse_generation_body
 from inference_api.settings import Settings
-from inference_api.streaming import Generations, TextGeneration
+from inference_api.streaming import Caller, Generations, TextGeneration
 from inference_api.tokens import Tokenizer
 
 RAW_TEXT = "text/plain; charset=utf-8"
@@ -50,10 +50,14 @@ def create_blueprint(generations: Generations, settings: Settings) -> Blueprint:
         if not request.is_json:
             raise InvalidRequest("Request was not JSON")
         body = parse_generation_body(request.get_data(cache=False))
-        client = request.environ.get("gunicorn.socket")
-        return body, generations.begin(body, encode, client)
+        return body, generations.begin(body, encode, _caller())
 
     return blueprint
+
+
+def _caller() -> Caller:
+    team_id = request.headers.get("X-Team-Id")  # set by the proxy, which strips its clients' own
+    return Caller(g.request_id, team_id, request.environ.get("gunicorn.socket"))
 
 
 def _streamed(generation: TextGeneration, chunks: Iterator[bytes], mimetype: str) -> Response:

@@ -10,11 +10,11 @@ from flask.testing import FlaskClient
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from benchmarking.serving import eventually
 from inference_api._mock_inference_api_server import create_test_server
 from inference_api.inference_api_server import create_server, server_of
 from inference_api.schema import FIELDS
 from inference_api.settings import Settings
-from benchmarking.serving import eventually
 
 RANDOM_BODIES = 10_000
 

@@ -1,0 +1,170 @@
+"""Every metric of the API process, declared here and nowhere else.
+
+Request threads record what they saw; the state of rows and queues is read at each scrape. What
+autoscalers and dashboards know from vLLM is the same numbers under vLLM's names: two tables of
+names, one record.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+MODEL = "model_name"
+LATENCY_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
+TOKEN_GAP_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.15, 0.25, 0.5, 1, 2.5)
+TOKEN_BUCKETS = (1, 4, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 32768)
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRecord:
+    """What a request thread knows of a generation once it is over. Seconds, and tokens."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    queue_s: float
+    ttft_s: float
+    e2e_s: float
+    finish_reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ServerState:
+    """Rows, queues and the decode loop's totals at one moment."""
+
+    busy_rows: int
+    user_rows: int
+    queued: int
+    sessions: int
+    steps: int
+    prefilled_tokens: int
+    generated_tokens: int
+    model_s: float
+    loop_s: float
+
+
+class ServerMetrics:
+    """Recorded by any request thread; scraped through `registry`."""
+
+    def __init__(self, model_name: str, state: Callable[[], ServerState]) -> None:
+        self.registry = CollectorRegistry()
+        self._model_name = model_name
+        self._requests = Counter(
+            "inference_requests",
+            "Generations that ended, by how.",
+            [MODEL, "finish_reason"],
+            registry=self.registry,
+        )
+        self._errors = Counter(
+            "inference_errors", "Requests answered with an error.", ["code"], registry=self.registry
+        )
+        self._ttft = self._histogram(
+            "time_to_first_token_seconds", "From request to first token.", LATENCY_BUCKETS_S
+        )
+        self._itl = self._histogram(
+            "inter_token_latency_seconds", "Between two tokens of a stream.", TOKEN_GAP_BUCKETS_S
+        )
+        self._queue = self._histogram(
+            "queue_time_seconds", "Waiting for a user row.", LATENCY_BUCKETS_S
+        )
+        self._e2e = self._histogram(
+            "e2e_latency_seconds", "From request to last token.", LATENCY_BUCKETS_S
+        )
+        self._prompt = self._histogram("prompt_tokens", "Tokens of a prompt.", TOKEN_BUCKETS)
+        self._completion = self._histogram(
+            "completion_tokens", "Tokens of an answer.", TOKEN_BUCKETS
+        )
+        self.registry.register(_StateCollector(model_name, state))
+        self.registry.register(_Renamed(self._known_to_vllm()))
+
+    def token_gap(self, seconds: float) -> None:
+        self._itl.labels(self._model_name).observe(seconds)
+
+    def generation_ended(self, record: GenerationRecord) -> None:
+        self._requests.labels(self._model_name, record.finish_reason).inc()
+        for histogram, value in (
+            (self._prompt, record.prompt_tokens),
+            (self._completion, record.completion_tokens),
+            (self._queue, record.queue_s),
+            (self._ttft, record.ttft_s),
+            (self._e2e, record.e2e_s),
+        ):
+            histogram.labels(self._model_name).observe(value)
+
+    def request_failed(self, code: str) -> None:
+        self._errors.labels(code).inc()
+
+    def _histogram(self, name: str, help_text: str, buckets: tuple[float, ...]) -> Histogram:
+        return Histogram(
+            f"inference_{name}", help_text, [MODEL], registry=self.registry, buckets=buckets
+        )
+
+    def _known_to_vllm(self) -> Mapping[str, Collector]:
+        return {
+            "vllm:request_success": self._requests,
+            "vllm:time_to_first_token_seconds": self._ttft,
+            "vllm:time_per_output_token_seconds": self._itl,  # its older name of the same
+            "vllm:inter_token_latency_seconds": self._itl,
+            "vllm:request_queue_time_seconds": self._queue,
+            "vllm:e2e_request_latency_seconds": self._e2e,
+            "vllm:request_prompt_tokens": self._prompt,
+            "vllm:request_generation_tokens": self._completion,
+        }
+
+
+class _StateCollector(Collector):
+    """Reads the server at each scrape, so that a gauge is never stale."""
+
+    def __init__(self, model_name: str, state: Callable[[], ServerState]) -> None:
+        self._model_name = model_name
+        self._state = state
+
+    def collect(self) -> Iterable[Metric]:
+        state = self._state()
+        gauges = {
+            "inference_rows_busy": ("User rows that run a request.", state.busy_rows),
+            "inference_rows": ("User rows.", state.user_rows),
+            "inference_queue_depth": ("Requests waiting for a row.", state.queued),
+            "inference_sessions": ("Sessions with an open stream.", state.sessions),
+            "vllm:num_requests_running": ("User rows that run a request.", state.busy_rows),
+            "vllm:num_requests_waiting": ("Requests waiting for a row.", state.queued),
+            # Rows are allocated whole, so the share of busy rows is the share of the cache.
+            "vllm:kv_cache_usage_perc": (
+                "Share of the KV cache in use, 0 to 1.",
+                state.busy_rows / state.user_rows,
+            ),
+        }
+        counters = {
+            "inference_steps": ("Steps that called the model.", state.steps),
+            "inference_prefilled_tokens": ("Prompt tokens prefilled.", state.prefilled_tokens),
+            "inference_generated_tokens": ("Tokens decoded.", state.generated_tokens),
+            "inference_model_seconds": ("Time inside the model.", state.model_s),
+            "inference_loop_seconds": ("Time of steps outside the model.", state.loop_s),
+        }
+        for name, (help_text, value) in gauges.items():
+            gauge = GaugeMetricFamily(name, help_text, labels=[MODEL])
+            gauge.add_metric([self._model_name], value)
+            yield gauge
+        for name, (help_text, value) in counters.items():
+            counter = CounterMetricFamily(name, help_text, labels=[MODEL])
+            counter.add_metric([self._model_name], value)
+            yield counter
+
+
+class _Renamed(Collector):
+    """The same record under other names."""
+
+    def __init__(self, collectors: Mapping[str, Collector]) -> None:
+        self._collectors = collectors
+
+    def collect(self) -> Iterable[Metric]:
+        for name, collector in self._collectors.items():
+            for family in collector.collect():
+                renamed = Metric(name, family.documentation, family.type)
+                for sample in family.samples:
+                    suffix = sample.name.removeprefix(family.name)
+                    renamed.samples.append(sample._replace(name=name + suffix))
+                yield renamed

@@ -1,0 +1,89 @@
+"""What is scraped is what happened, under our names and under vLLM's."""
+
+from collections.abc import Iterator
+
+import pytest
+from flask.testing import FlaskClient
+from prometheus_client.parser import text_string_to_metric_families
+
+from benchmarking.serving import eventually
+from inference_api._mock_inference_api_server import create_test_server
+from inference_api.inference_api_server import server_of
+from inference_api.settings import Settings
+
+LABELS = '{model_name="hearth-tiny"}'
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[FlaskClient]:
+    app = create_test_server(Settings(mock_tokens_per_second=1e6))
+    server = server_of(app)
+    server.start()
+    eventually(lambda: server.backend.phase == "ready")
+    yield app.test_client()
+    server.stop()
+
+
+def scrape(client: FlaskClient) -> dict[str, float]:
+    """Every sample by name and labels."""
+    text = client.get("/metrics").text
+    return {
+        line.rpartition(" ")[0]: float(line.rpartition(" ")[2])
+        for line in text.splitlines()
+        if not line.startswith("#")
+    }
+
+
+def test_generations_are_counted_with_their_tokens(client: FlaskClient) -> None:
+    before = scrape(client)
+    with client.post("/inference", json={"text": "four", "max_tokens": 4}) as response:
+        assert response.text == "four"
+    after = scrape(client)
+
+    def gained(name: str) -> float:
+        return after[name] - before.get(name, 0.0)
+
+    assert gained('inference_requests_total{finish_reason="length",model_name="hearth-tiny"}') == 1
+    assert gained(f"inference_prompt_tokens_sum{LABELS}") == 4
+    assert gained(f"inference_completion_tokens_sum{LABELS}") == 4
+    assert gained(f"inference_time_to_first_token_seconds_count{LABELS}") == 1
+    assert gained(f"inference_inter_token_latency_seconds_count{LABELS}") == 3
+    assert gained(f"inference_e2e_latency_seconds_count{LABELS}") == 1
+
+
+def test_errors_are_counted_by_code(client: FlaskClient) -> None:
+    name = 'inference_errors_total{code="invalid_request"}'
+    before = scrape(client).get(name, 0.0)
+    client.post("/inference", json={})
+    assert scrape(client)[name] == before + 1
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
+        ("vllm:time_to_first_token_seconds", "inference_time_to_first_token_seconds"),
+        ("vllm:time_per_output_token_seconds", "inference_inter_token_latency_seconds"),
+        ("vllm:request_prompt_tokens", "inference_prompt_tokens"),
+        ("vllm:request_generation_tokens", "inference_completion_tokens"),
+    ],
+)
+def test_vllm_names_carry_the_same_numbers(client: FlaskClient, theirs: str, ours: str) -> None:
+    with client.post("/inference", json={"text": "hello"}) as response:
+        assert response.text == "hello"
+    samples = scrape(client)
+    for suffix in ("_sum", "_count"):
+        assert samples[f"{theirs}{suffix}{LABELS}"] == samples[f"{ours}{suffix}{LABELS}"] > 0
+
+
+def test_state_is_read_at_the_scrape(client: FlaskClient) -> None:
+    samples = scrape(client)
+    assert samples[f"inference_rows{LABELS}"] == 32
+    assert samples[f"inference_rows_busy{LABELS}"] == 0
+    assert samples[f"vllm:num_requests_waiting{LABELS}"] == 0
+
+
+def test_text_is_what_prometheus_parses(client: FlaskClient) -> None:
+    families = list(text_string_to_metric_families(client.get("/metrics").text))
+    names = [family.name for family in families]
+    assert "vllm:request_success" in names
+    assert len(names) == len(set(names))
