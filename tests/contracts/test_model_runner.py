@@ -31,7 +31,13 @@ def make_torch_runner(folder: Path) -> tuple[ModelRunner, int]:
     return runner, VOCAB_SIZE
 
 
-RUNNERS: dict[str, RunnerFactory] = {"torch": make_torch_runner}
+def make_echo_runner(folder: Path) -> tuple[ModelRunner, int]:
+    from inference_api._mock_inference_api_server import END_TOKEN, EchoRunner
+
+    return EchoRunner(max_rows=8, max_seq_len=64), END_TOKEN + 1
+
+
+RUNNERS: dict[str, RunnerFactory] = {"torch": make_torch_runner, "echo": make_echo_runner}
 
 any_sampling = pytest.mark.parametrize("sampling", [GREEDY, SEEDED, PENALISED])
 
