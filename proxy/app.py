@@ -7,6 +7,7 @@ methods, which belong to the worker's main thread.
 import logging
 import secrets
 import socket
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -83,6 +84,9 @@ class ProxyApp:
             self._control.start()
 
     def stop(self) -> None:
+        """Ends what still runs, which is nothing after a drain."""
+        for exchange in self._running.snapshot():
+            exchange.abort(Outcome.DRAINED)
         self._control.stop()
         self._maintenance.stop()
         self._watcher.stop()
@@ -169,9 +173,7 @@ class ProxyApp:
         record.queue_ms = record.elapsed_ms()
         if record.method == "POST" and reply.status < 300:
             visit.meter = UsageMeter(reply.response.headers.get("Content-Type", ""))
-        write = start_response(f"{reply.status} {reply.reason}", headers)
-        if reply.is_stream:
-            write(b"")  # its head goes out now, not with its first token
+        start_response(f"{reply.status} {reply.reason}", headers)
         return RelayedBody(visit, reply, self._end)
 
     def _refuse(
@@ -183,7 +185,8 @@ class ProxyApp:
         body = error.body()
         self._end(visit)
         headers = [*head("application/json", body), ("X-Request-Id", record.request_id)]
-        start_response(f"{error.status} {error.phrase}", headers + error.headers)
+        # With exc_info a response that was begun and not yet sent may be replaced (PEP 3333).
+        start_response(f"{error.status} {error.phrase}", headers + error.headers, sys.exc_info())
         return [] if record.method == "HEAD" else [body]
 
     def _end(self, visit: Visit) -> None:
@@ -195,10 +198,8 @@ class ProxyApp:
             record.bytes_in = visit.body.num_read_bytes
         usage = visit.meter.usage() if visit.meter is not None else None
         if usage is not None:
-            record.prompt_tokens, record.completion_tokens = (
-                usage.prompt_tokens,
-                usage.completion_tokens,
-            )
+            record.prompt_tokens = usage.prompt_tokens
+            record.completion_tokens = usage.completion_tokens
             record.tokens_source = usage.source
         if visit.admission is not None:
             self._parts.limits.leave(visit.admission)
@@ -228,6 +229,8 @@ class RelayedBody:
     def __iter__(self) -> Iterator[bytes]:
         record, exchange, meter = self._visit.record, self._visit.exchange, self._visit.meter
         try:
+            if self._reply.is_stream:
+                yield b""  # its head goes out now, not with its first token
             for chunk in self._reply.chunks():
                 if record.ttft_ms is None:
                     record.ttft_ms = record.elapsed_ms()

@@ -32,6 +32,7 @@ class Exchange:
         self._lock = threading.Lock()
         self._upstream: socket.socket | None = None
         self._abort_reason: Outcome | None = None
+        self.watched_fd: int | None = None  # the watcher's own note
         self._writing_since_s = 0.0  # 0: not writing to the client just now
 
     @property

@@ -70,14 +70,16 @@ class Watcher:
         Plain assignments only: this is called from a signal handler, where a lock could be
         held by the very code that was interrupted.
         """
-        self._on_drained = on_drained
-        self._drain_deadline_s = time.monotonic() + timeout_s
+        if not self.is_draining:
+            self._on_drained = on_drained
+            self._drain_deadline_s = time.monotonic() + timeout_s
 
     def watch(self, exchange: Exchange) -> None:
         if exchange.client is None:
             return
         fd = exchange.client.fileno()
         with self._lock:
+            exchange.watched_fd = fd
             self._exchange_by_fd[fd] = exchange
             # Hang-ups only, not input: the next request of a pipelining client is no event.
             self._epoll.register(fd, select.EPOLLRDHUP)
@@ -85,31 +87,36 @@ class Watcher:
     def unwatch(self, exchange: Exchange) -> None:
         """Before gunicorn closes or reuses the socket: its number may soon be another's."""
         with self._lock:
-            fds = [fd for fd, owner in self._exchange_by_fd.items() if owner is exchange]
-            for fd in fds:
-                self._forget(fd)
+            self._forget(exchange)
 
-    def _forget(self, fd: int) -> None:
+    def _forget(self, exchange: Exchange) -> None:
+        fd, exchange.watched_fd = exchange.watched_fd, None
+        if fd is None:
+            return
         del self._exchange_by_fd[fd]
         with contextlib.suppress(OSError):  # closed already, and thereby out of the set
             self._epoll.unregister(fd)
 
     def _run(self) -> None:
-        next_tick_s = 0.0
-        while not self._is_stopping:
-            for fd, _ in self._epoll.poll(TICK_S):
-                self._client_left(fd)
-            now_s = time.monotonic()
-            if now_s >= next_tick_s:
-                next_tick_s = now_s + TICK_S
-                self._tick(now_s)
-        self._epoll.close()
+        try:
+            next_tick_s = 0.0
+            while not self._is_stopping:
+                for fd, _ in self._epoll.poll(TICK_S):
+                    self._client_left(fd)
+                now_s = time.monotonic()
+                if now_s >= next_tick_s:
+                    next_tick_s = now_s + TICK_S
+                    self._tick(now_s)
+        except Exception:
+            log.exception("the watcher has died; /health says so")
+        finally:
+            self._epoll.close()
 
     def _client_left(self, fd: int) -> None:
         with self._lock:
             exchange = self._exchange_by_fd.get(fd)
             if exchange is not None:
-                self._forget(fd)
+                self._forget(exchange)
         if exchange is not None:
             exchange.abort(Outcome.CLIENT_GONE)
 

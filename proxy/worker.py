@@ -31,7 +31,10 @@ class ProxyWorker(ThreadWorker):
         gunicorn would stop accepting right away, and the kernel would go on taking connections
         that nobody ever answers.
         """
-        self._app.begin_drain(lambda: self.method_queue.defer(self._leave))
+        if not isinstance(self.wsgi, ProxyApp):  # still booting: nothing to drain
+            super().handle_exit(sig, frame)
+            return
+        self.wsgi.begin_drain(lambda: self.method_queue.defer(self._leave))
 
     def _leave(self) -> None:
         self.alive = False
@@ -54,6 +57,9 @@ class ProxyWorker(ThreadWorker):
             self._app.heads.end(conn)
         if outcome is False:
             conn.close(graceful=True)
+            # The accepting thread closes it once more. On a closed socket that raises, and
+            # gunicorn then counts the connection as gone twice.
+            conn.close = _closed_already  # type: ignore[method-assign]
         return outcome
 
     def handle_request(self, req: Any, conn: TConn) -> Any:
@@ -61,3 +67,7 @@ class ProxyWorker(ThreadWorker):
         if self._app.must_close(req.method, req.uri):
             req.force_close()
         return super().handle_request(req, conn)
+
+
+def _closed_already(graceful: bool = False) -> None:
+    pass

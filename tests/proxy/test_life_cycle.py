@@ -83,6 +83,20 @@ def test_stream_longer_than_the_drain_is_cut_and_not_ended(
         assert proxy.audit_of("/endless")["outcome"] == "drained"
 
 
+def test_interrupt_cuts_streams_and_ends_at_once(
+    upstream: ScriptedUpstream, tmp_path: Path
+) -> None:
+    upstream.scripts["/interrupted"] = Gate()
+    with (
+        running_proxy(tmp_path, upstream.url) as proxy,
+        proxy.begin("/interrupted") as stream,
+    ):
+        assert b"200 OK" in stream.recv(1000)
+        proxy.process.send_signal(signal.SIGINT)
+        assert b"0\r\n\r\n" not in read_all(stream)
+        assert proxy.process.wait(DEADLINE_S) == 0
+
+
 def test_idle_proxy_stops_at_once_with_kept_alive_connections_open(
     upstream: ScriptedUpstream, tmp_path: Path
 ) -> None:

@@ -1,0 +1,93 @@
+"""What the proxy reads from a request to route it."""
+
+import io
+import json
+
+import pytest
+
+from proxy.inbound import RequestBody, RoutingHints, read_hints, target_fault
+
+
+def hints(target: str = "/v1/chat/completions", content_type: str = "application/json", **fields):
+    return hints_of(json.dumps(fields).encode(), target, content_type)
+
+
+def hints_of(
+    data: bytes, target: str = "/v1/completions", content_type: str = "application/json"
+) -> RoutingHints:
+    environ = {
+        "wsgi.input": io.BytesIO(data),
+        "CONTENT_LENGTH": str(len(data)),
+        "CONTENT_TYPE": content_type,
+    }
+    return read_hints(target, environ, RequestBody(environ, 10_000_000, 1.0))
+
+
+def test_a_growing_conversation_keeps_its_key() -> None:
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
+    first = hints(messages=messages)
+    messages += [{"role": "assistant", "content": "Hello."}, {"role": "user", "content": "Bye"}]
+    assert first.affinity_key == hints(messages=messages).affinity_key is not None
+    messages[1]["content"] = "Another conversation"
+    assert first.affinity_key != hints(messages=messages).affinity_key
+
+
+@pytest.mark.parametrize("name", ["text", "prompt"])
+def test_prompts_with_the_same_long_beginning_share_a_key(name: str) -> None:
+    beginning = "You are a helpful assistant. " * 20
+    one, other = hints(**{name: beginning + "One"}), hints(**{name: beginning + "Other"})
+    assert one.affinity_key == other.affinity_key
+    assert one.affinity_key != hints(**{name: "Something else"}).affinity_key
+
+
+def test_a_session_goes_before_its_prompt() -> None:
+    one, other = hints(session_id="s", text="a"), hints(session_id="s", text="b")
+    assert one.affinity_key == other.affinity_key
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"{", b"[]", b"7", b"\xff\xfe", b"[" * 100_000, b'{"model": 7}', b'{"text": {}}'],
+)
+def test_bodies_that_say_nothing_are_no_fault_here(data: bytes) -> None:
+    assert hints_of(data) == RoutingHints()
+
+
+@pytest.mark.parametrize(
+    "prompt", [["a", "b"], [1, 2, 3], [[1, 2]], [None], {"a": 1}, 7, [{"content": [{"text": "x"}]}]]
+)
+def test_odd_prompts_have_some_key_or_none(prompt: object) -> None:
+    hints(prompt=prompt)
+
+
+@pytest.mark.parametrize(
+    ("target", "model"),
+    [
+        ("/inference/m", "m"),
+        ("/inference/m?x=/chat/n", "m"),
+        ("/predictions/a%2Db", "a-b"),
+        ("/chat//m", "m"),
+        ("/chat/", None),
+        ("/v1/models/m", None),
+        ("/", None),
+    ],
+)
+def test_model_in_the_path(target: str, model: str | None) -> None:
+    assert hints(target, "text/plain").model == model
+
+
+@pytest.mark.parametrize(
+    ("method", "target", "is_fine"),
+    [
+        ("GET", "/", True),
+        ("GET", "//x", True),
+        ("OPTIONS", "*", True),
+        ("GET", "*", False),
+        ("GET", "http://x/", False),
+        ("GET", "/x#y", False),
+        ("CONNECT", "/x", False),
+        ("TRACE", "/x", False),
+    ],
+)
+def test_targets(method: str, target: str, is_fine: bool) -> None:
+    assert (target_fault(method, target) is None) == is_fine
