@@ -54,9 +54,9 @@ def stabilize(
         if chosen is None or current is None or _is_same(chosen, current):
             continue
         since_s = stability.now_s - stability.changed_at_s.get(server.name, float("-inf"))
-        cost = sum(part.replicas * part.candidate.cost_per_replica for part in chosen)
-        gain = contender.current_cost - cost
-        too_little = 100 * gain < gain_percent * contender.current_cost
+        cost = current.replicas * current.candidate.cost_per_replica
+        gain = cost - sum(part.replicas * part.candidate.cost_per_replica for part in chosen)
+        too_little = 100 * gain < gain_percent * cost
         too_soon = since_s < 60 * hold_minutes
         if (too_little or too_soon) and _swap(free, chosen, current):
             choices[server.name] = (current,)

@@ -1,0 +1,205 @@
+"""Random bodies, sound and broken, over every route that takes one: never a 500, never a NaN.
+
+500 bodies by default, 12,500 with `--hypothesis-profile=optimizer-full`.
+"""
+
+import json
+import time
+from types import UnionType
+from typing import Any, Union, get_args, get_origin
+
+import pytest
+from flask import Flask
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from optimizer.app import create_app
+from optimizer.queries import AnalyzeQuery, SizeQuery
+from optimizer.settings import Settings
+from optimizer.spec import (
+    AcceleratorData,
+    AcceleratorSpec,
+    CapacityData,
+    CapacitySpec,
+    ModelData,
+    OptimizerSpec,
+    PerfData,
+    ServerData,
+    ServerSpec,
+    ServiceClassData,
+    ServiceClassSpec,
+    SystemData,
+)
+from optimizer.state import StateData
+from optimizer.whatif import WhatIfQuery
+from optimizer.wire import Body
+from tests.optimizer.support import SPEED, perf, server, system_data, target
+
+EXAMPLES = max(400, settings.default.max_examples if settings.default else 0)
+
+ROUTES: dict[tuple[str, str], type[Body]] = {
+    ("POST", "/setAccelerators"): AcceleratorData,
+    ("POST", "/addAccelerator"): AcceleratorSpec,
+    ("POST", "/setCapacities"): CapacityData,
+    ("POST", "/setCapacity"): CapacitySpec,
+    ("POST", "/setModels"): ModelData,
+    ("POST", "/addModelAcceleratorPerf"): PerfData,
+    ("POST", "/setServiceClasses"): ServiceClassData,
+    ("POST", "/addServiceClassModelTargets"): ServiceClassSpec,
+    ("POST", "/setServers"): ServerData,
+    ("POST", "/addServer"): ServerSpec,
+    ("POST", "/optimize"): OptimizerSpec,
+    ("POST", "/optimizeOne"): SystemData,
+    ("POST", "/analyze"): AnalyzeQuery,
+    ("POST", "/size"): SizeQuery,
+    ("POST", "/whatif"): WhatIfQuery,
+    ("PUT", "/state"): StateData,
+}
+
+NAMES = st.sampled_from(["m", "A", "B", "c", "s", "Free", "", "x/y", "\u0000", "\ud800", "<&>"])
+INTEGERS = st.sampled_from([0, 1, 2, 3, 16, 100, 512, 8192, 10**6, 2**31 - 1, 2**63, -1])
+NUMBERS = st.one_of(
+    st.sampled_from([0, 1, 0.3, 1e-12, 1e-300, 1e9, 1e12, 1e15, 1e39, -1, -0.0]),
+    st.floats(allow_nan=False, allow_infinity=False, width=32),
+)
+JUNK: st.SearchStrategy[Any] = st.one_of(
+    st.none(), st.booleans(), INTEGERS, NUMBERS, NAMES,
+    st.just([]), st.just({}), st.just([None]), st.just({"a": [1]}),
+)  # fmt: skip
+
+
+def bodies(model: type[Body]) -> st.SearchStrategy[dict[str, Any]]:
+    """From the type's own fields: each left out, sound, or something else altogether."""
+    fields = {
+        field.alias or name: st.one_of(values(field.annotation), values(field.annotation), JUNK)
+        for name, field in model.model_fields.items()
+    }
+    return st.fixed_dictionaries({}, optional=fields)
+
+
+def values(kind: Any) -> st.SearchStrategy[Any]:
+    if isinstance(kind, type) and issubclass(kind, Body):
+        return st.deferred(lambda: bodies(kind))
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin is list:
+        return st.lists(values(arguments[0]), max_size=3)
+    if origin is dict:
+        return st.dictionaries(NAMES, values(arguments[1]), max_size=3)
+    if origin in (Union, UnionType):
+        return st.one_of([values(argument) for argument in arguments])
+    if origin is not None:  # Annotated
+        return values(arguments[0])
+    simple = {str: NAMES, bool: st.booleans(), int: INTEGERS, float: NUMBERS}
+    return simple.get(kind, JUNK)
+
+
+@pytest.fixture(scope="module")
+def app(tmp_path_factory: pytest.TempPathFactory) -> Flask:
+    path = tmp_path_factory.mktemp("fuzz") / "o.db"
+    app = create_app(Settings(stateful=True, store_path=path, milp_time_limit_s=0.5))
+    app.config["PROPAGATE_EXCEPTIONS"] = True
+    return app
+
+
+def _reject(constant: str) -> None:
+    raise AssertionError(f"{constant} in an answer")
+
+
+def post(app: Flask, verb: str, path: str, text: str | bytes) -> int:
+    response = app.test_client().open(path, method=verb, data=text)
+    assert response.status_code in (200, 400, 404, 412), (path, text)
+    json.loads(response.text, parse_constant=_reject)
+    return response.status_code
+
+
+@settings(
+    max_examples=EXAMPLES, deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)  # fmt: skip
+@given(data=st.data())
+def test_bodies_of_every_type_are_answered(app: Flask, data: st.DataObject) -> None:
+    verb, path = data.draw(st.sampled_from(sorted(ROUTES)))
+    body = data.draw(bodies(ROUTES[verb, path]))
+    text = json.dumps(body)
+    if data.draw(st.integers(0, 9)) == 0:
+        text = text[: data.draw(st.integers(0, len(text)))]
+    post(app, verb, path, text)
+
+
+RATES = st.sampled_from([0, 1e-9, 1, 120, 1e5, 1e12])
+SPEEDS = st.sampled_from([0, 1e-9, 0.01, 0.3, 10, 1e6])
+TOKENS = st.sampled_from([0, 1, 128, 10**6])
+
+
+@settings(
+    max_examples=EXAMPLES // 4, deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)  # fmt: skip
+@given(data=st.data())
+def test_sound_systems_with_extreme_numbers_are_answered(app: Flask, data: st.DataObject) -> None:
+    draw = data.draw
+    speed = {
+        "decodeParms": {"alpha": draw(SPEEDS), "beta": draw(SPEEDS)},
+        "prefillParms": {"gamma": draw(SPEEDS), "delta": draw(SPEEDS)},
+        "maxBatchSize": draw(st.sampled_from([0, 1, 16, 10**6])),
+        "atTokens": draw(TOKENS),
+    }
+    servers = [
+        server(
+            f"s{i}", draw(RATES), avgInTokens=draw(TOKENS), avgOutTokens=draw(TOKENS),
+            minNumReplicas=draw(st.sampled_from([0, 1, 3])),
+            maxBatchSize=draw(st.sampled_from([0, 1, 2**31 - 1])),
+            currentAlloc=draw(st.sampled_from([{}, {"accelerator": "A", "numReplicas": 2}])),
+        )
+        for i in range(draw(st.integers(0, 3)))
+    ]  # fmt: skip
+    levels = target(
+        slo_itl=draw(st.sampled_from([0, 1e-9, 14, 1e12])),
+        slo_ttft=draw(st.sampled_from([0, 500, 1e12])),
+        slo_tps=draw(st.sampled_from([0, 1, 1e12])),
+    )
+    flags = draw(st.fixed_dictionaries({}, optional={
+        "unlimited": st.booleans(), "milpSolver": st.booleans(), "heterogeneous": st.booleans(),
+        "delayedBestEffort": st.booleans(), "saturationPolicy": st.sampled_from(["RoundRobin"]),
+        "minGainPercent": st.just(5),
+    }))  # fmt: skip
+    text = json.dumps(
+        system_data(servers, perfs=[perf("A", **speed), perf("B")], targets=levels, **flags)
+    )
+    assert post(app, "POST", "/optimizeOne", text) == 200
+    for path in ("/plan", "/state", "/getServers", *(f"/explain/{s['name']}" for s in servers)):
+        assert post(app, "GET", path, "") == 200
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"decodeParms": {}, "prefillParms": {}},
+        {"avgInTokens": 0, "avgOutTokens": 1},
+        {"decodeParms": {"alpha": 10, "beta": 0}},
+        {"maxBatchSize": 1},
+        {"maxBatchSize": 65_536, "avgOutTokens": 1},
+        {"arrivalRate": 1e12},
+        {"arrivalRate": 1e-12, "maxQueueSize": 2**31 - 1},
+    ],
+)
+def test_hard_cases_take_less_than_a_second(app: Flask, fields: dict[str, Any]) -> None:
+    body = {**SPEED, "maxBatchSize": 16, "avgInTokens": 128, "avgOutTokens": 512,
+            "arrivalRate": 60, "slo-itl": 14, "slo-ttft": 500, **fields}  # fmt: skip
+    start = time.process_time()
+    for path in ("/analyze", "/size"):
+        assert post(app, "POST", path, json.dumps(body)) in (200, 400)
+    assert time.process_time() - start < 1
+
+
+def test_huge_batches_of_a_whole_system_take_less_than_a_second(app: Flask) -> None:
+    body = system_data([server(maxBatchSize=2**31 - 1, avgOutTokens=1)], unlimited=True)
+    start = time.process_time()
+    assert post(app, "POST", "/optimizeOne", json.dumps(body)) == 200
+    assert time.process_time() - start < 1
+
+
+@pytest.mark.parametrize("text", [b"", b"\xff\xfe", b"[" * 100_000, b"1e999", b'{"a":' * 5000,
+                                  b'{"name":"x","cost":1' + b"0" * 5000 + b"}"])  # fmt: skip
+def test_text_that_is_hardly_json_is_refused(app: Flask, text: bytes) -> None:
+    assert post(app, "POST", "/addAccelerator", text) == 400

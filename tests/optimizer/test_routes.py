@@ -1,0 +1,240 @@
+"""The routes against a recorded dialogue with the reference, and what is ours."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flask.testing import FlaskClient
+
+from optimizer.app import create_app
+from optimizer.settings import Settings
+from tests.optimizer import golden
+from tests.optimizer.support import ACCELERATORS, SPEED, perf, server, system_data
+
+TRANSCRIPT = golden.load("rest_transcript.json")
+
+Rewrite = Callable[[Any], Any]
+
+
+def client_of(tmp_path: Path, stateful: bool = True, **settings: Any) -> FlaskClient:
+    chosen = Settings(stateful=stateful, store_path=tmp_path / "o.db", **settings)
+    return create_app(chosen).test_client()
+
+
+@pytest.fixture
+def client(tmp_path: Path) -> FlaskClient:
+    return client_of(tmp_path)
+
+
+def _alike(ours: Any, theirs: Any) -> bool:
+    """Equal but for the last digits of latencies, and for what ours says in addition."""
+    if isinstance(theirs, dict) and isinstance(ours, dict):
+        return theirs.keys() <= ours.keys() and all(_alike(ours[k], theirs[k]) for k in theirs)
+    if isinstance(theirs, list) and isinstance(ours, list):
+        return len(ours) == len(theirs) and all(map(_alike, ours, theirs))
+    if isinstance(theirs, float) and isinstance(ours, float | int):
+        return abs(ours - theirs) <= golden.TTFT * abs(theirs)
+    return bool(ours == theirs)
+
+
+NO_MESSAGE = "a 400 has a body that names every fault; the reference's is empty"
+DOCUMENTED = "AcceleratorData by default, as documented; the bare list with ?format=list"
+ONE_CARD = "multiplicity left out is 1 card, not 0 and so unlimited"
+NO_NULL = "a list never given is shown as an empty list, not as null"
+SORTED = "lists are in the order of their names"
+CHECKED = "a negative number of cards is refused"
+SLASHES = "names may contain slashes"
+HIGHS = "useCplex is answered with HiGHS"
+CRASHES = "the reference crashes or loops"
+
+# (mode, position) -> why, and the status of ours where it is another
+DIFFERENCES: dict[tuple[str, int], tuple[str, int]] = {
+    **{("stateful", i): (DOCUMENTED, 200) for i in (0, 6)},
+    **{("stateful", i): (ONE_CARD, 200) for i in (10, 11, 12, 22, 23, 24)},
+    **{("stateful", i): (NO_NULL, 200) for i in (14, 15)},
+    **{("stateful", i): (NO_MESSAGE, 400) for i in (16, 17, 18, 19, 20, 21, 25, 81)},
+    ("stateful", 29): (CHECKED, 400),
+    ("stateful", 30): (CHECKED, 404),
+    **{("stateful", i): (SLASHES, 200) for i in (40, 41)},
+    ("stateful", 84): (HIGHS, 200),
+    **{("stateful", i): (CRASHES, 200) for i in (95, 100, 105)},
+    ("stateless", 3): (DOCUMENTED, 200),
+    ("stateless", 4): (SORTED, 200),
+    ("stateless", 14): (NO_MESSAGE, 400),
+    **{("stateless", i): (CRASHES, 200) for i in (16, 17)},
+}
+
+
+@pytest.mark.parametrize("mode", ["stateful", "stateless"])
+def test_dialogue_goes_as_with_the_reference_or_differs_for_a_known_reason(
+    mode: str, tmp_path: Path
+) -> None:
+    client = client_of(tmp_path, stateful=mode == "stateful")
+    for position, said in enumerate(TRANSCRIPT[mode]):
+        body = said["body"]
+        text = body if body is None or isinstance(body, str) else json.dumps(body)
+        response = client.open(said["path"], method=said["verb"], data=text)
+        answer = response.get_json() if response.is_json else response.text
+        where = (mode, position, said["verb"], said["path"], answer)
+        if (mode, position) in DIFFERENCES:
+            assert response.status_code == DIFFERENCES[mode, position][1], where
+            assert (response.status_code, answer) != (said["status"], said["answer"]), where
+        else:
+            assert response.status_code == said["status"], where
+            assert _alike(answer, said["answer"]), where
+
+
+def test_both_forms_of_accelerators_and_of_flags_are_understood(client: FlaskClient) -> None:
+    client.post("/optimizeOne", json=system_data([server()]))
+    assert [a["name"] for a in client.get("/getAccelerators").get_json()["accelerators"]] == [
+        "A", "B",
+    ]  # fmt: skip
+    assert [a["name"] for a in client.get("/getAccelerators?format=list").get_json()] == ["A", "B"]
+    for flags in ({"UNLIMITED": True}, {"Optimizer": {"unlimited": True}}):
+        assert client.post("/optimize", json=flags).get_json()["summary"]["solver"] == "unlimited"
+
+
+@pytest.mark.parametrize("encode", [str, lambda name: name.replace("/", "%2F")])
+def test_names_with_slashes_are_reached_encoded_or_not(
+    client: FlaskClient, encode: Callable[[str], str]
+) -> None:
+    model, acc, group = "meta-llama/Llama-3", "8x/H100", "gold/eu"
+    m, a, c = encode(model), encode(acc), encode(group)
+    client.post("/addAccelerator", json={**ACCELERATORS[0], "name": acc})
+    assert client.get(f"/addModel/{m}").get_json() == model
+    client.post("/addModelAcceleratorPerf", json=perf(acc, name=model))
+    assert client.get(f"/addServiceClass/{c}/7").get_json()["priority"] == 7
+    client.post(
+        "/addServiceClassModelTargets",
+        json={"name": group, "priority": 7, "modelTargets": [{"model": model, "slo-itl": 20}]},
+    )
+    client.post("/addServer", json=server("a/b", model=model, **{"class": group}))
+    assert client.get(f"/getModelAcceleratorPerf/{m}/{a}").get_json()["acc"] == acc
+    assert client.get(f"/getServiceClassModelTarget/{c}/{m}").get_json()["slo-itl"] == 20
+    assert client.get(f"/getAccelerator/{a}").get_json()["name"] == acc
+    assert client.get(f"/explain/{encode('a/b')}").get_json()["candidates"][0]["feasible"]
+    assert client.get(f"/removeServiceClassModelTarget/{c}/{m}").status_code == 200
+    assert client.get(f"/removeModelAcceleratorPerf/{m}/{a}").get_json()["name"] == model
+    assert client.get(f"/removeServer/{encode('a/b')}").status_code == 200
+    assert client.get("/getModelAcceleratorPerf/only-one").status_code == 404
+
+
+def test_every_fault_of_a_body_is_named_and_nothing_is_changed(client: FlaskClient) -> None:
+    client.post("/optimizeOne", json=system_data([server()]))
+    before = client.get("/state").get_json()
+    wrong = system_data([server(minNumReplicas=-1), server("t", maxBatchSize="8")])
+    wrong["system"]["acceleratorData"] = {"accelerators": [{"cost": -1}, {"name": ""}]}
+    response = client.post("/optimizeOne", json=wrong)
+    assert response.status_code == 400
+    assert {fault["path"] for fault in response.get_json()["faults"]} == {
+        "system.acceleratorData.accelerators[0].name",
+        "system.acceleratorData.accelerators[0].cost",
+        "system.acceleratorData.accelerators[1].name",
+        "system.serverData.servers[0].minNumReplicas",
+        "system.serverData.servers[1].maxBatchSize",
+    }
+    assert client.get("/state").get_json() == before
+
+
+def test_adding_what_exists_does_not_wipe_it(client: FlaskClient) -> None:
+    client.post("/optimizeOne", json=system_data([server()]))
+    client.get("/addModel/m")
+    assert len(client.get("/getModel/m").get_json()["models"]) == 2
+    changed = client.get("/addServiceClass/c/3").get_json()
+    assert (changed["priority"], len(changed["modelTargets"])) == (3, 1)
+
+
+def test_removed_model_leaves_its_servers_explained(client: FlaskClient) -> None:
+    client.post("/optimizeOne", json=system_data([server()]))
+    client.get("/removeModel/m")
+    answer = client.post("/optimize", json={}).get_json()
+    assert answer["unallocated"] == {"s": "model m is not known"}
+
+
+def test_answer_tells_beside_the_allocations_what_the_reference_only_logs(
+    client: FlaskClient,
+) -> None:
+    answer = client.post("/optimizeOne", json=system_data([server()])).get_json()
+    assert answer["allocations"]["s"].keys() == {
+        "accelerator", "numReplicas", "maxBatch", "cost", "itlAverage", "ttftAverage", "load",
+    }  # fmt: skip
+    assert answer["summary"]["totalCost"] == 20
+    assert answer["summary"]["allocationByType"][0] == {
+        "type": "A", "count": 2, "limit": 10, "cost": 20,
+    }  # fmt: skip
+    assert answer["changes"]["s"] == {
+        "from": {"accelerator": "", "numReplicas": 0},
+        "to": {"accelerator": "A", "numReplicas": 2},
+        "costDifference": 20,
+    }
+    assert answer["details"]["s"]["maxRPM"] == pytest.approx(2 * 98.856415, rel=1e-4)
+    assert answer["details"]["s"]["powerWatts"] == pytest.approx(512.52, rel=1e-3)
+
+
+def test_state_is_read_replaced_and_guarded_by_its_etag(client: FlaskClient) -> None:
+    client.post("/optimizeOne", json=system_data([server()]))
+    client.get("/addModel/bare")
+    first = client.get("/state")
+    client.get("/removeServer/s")
+    stale = client.put("/state", json=first.get_json(), headers={"If-Match": first.headers["ETag"]})
+    assert stale.status_code == 412
+    restored = client.put("/state", json=first.get_json())
+    assert restored.get_json() == first.get_json()
+    assert restored.headers["ETag"] == first.headers["ETag"]
+    assert client.get("/getModels").get_json() == ["bare", "m"]
+
+
+def test_state_is_there_after_a_restart(tmp_path: Path) -> None:
+    before = client_of(tmp_path)
+    before.post("/optimizeOne", json=system_data([server()]))
+    before.get("/applyAllocation")
+    state = before.get("/state").get_json()
+    assert client_of(tmp_path).get("/state").get_json() == state
+
+
+def test_gauges_show_desired_replicas_under_both_names(client: FlaskClient) -> None:
+    client.post("/optimizeOne", json=system_data([server("x\ny"), server("t", model="zz")]))
+    text = client.get("/metrics").text
+    for name in ("optimizer_desired_replicas", "inferno_desired_replicas"):
+        assert f'{name}{{accelerator="A",server="x\\ny"}} 2.0' in text
+    assert 'server="t"' not in text
+    running = {"accelerator": "A", "numReplicas": 2}
+    client.post("/optimizeOne", json=system_data([server(rate=0, currentAlloc=running)]))
+    assert 'optimizer_desired_replicas{accelerator="A",server="s"} 0.0' in (
+        client.get("/metrics").text
+    )
+
+
+def test_stateless_requests_keep_nothing_but_what_reads_show(tmp_path: Path) -> None:
+    client = client_of(tmp_path, stateful=False)
+    client.post("/optimizeOne", json=system_data([server()]))
+    assert client.get("/plan").get_json()["steps"][0]["to"] == 2
+    assert client.post("/optimize", json={}).status_code == 404
+    assert client.put("/state", json={}).status_code == 404
+    assert not (tmp_path / "o.db").exists()
+
+
+def test_questions_are_answered_in_both_modes(tmp_path: Path) -> None:
+    for stateful in (True, False):
+        client = client_of(tmp_path, stateful)
+        client.post("/optimizeOne", json=system_data([server()]))
+        body = {**SPEED, "maxBatchSize": 16, "avgInTokens": 128, "avgOutTokens": 512}
+        assert client.post("/analyze", json={**body, "arrivalRate": 60}).status_code == 200
+        assert client.post("/size", json={**body, "slo-itl": 14}).get_json()["feasible"]
+        sweep = {"sweep": "load", "factors": [1, 2]}
+        assert len(client.post("/whatif", json=sweep).get_json()["rows"]) == 2
+
+
+def test_answers_are_written_as_the_reference_writes_them(client: FlaskClient) -> None:
+    response = client.post("/addAccelerator", json={"name": "<&>"})
+    assert response.text.startswith('{\n    "name": "\\u003c\\u0026\\u003e",\n')
+    assert response.content_type == "application/json; charset=utf-8"
+
+
+def test_bodies_beyond_the_limit_are_refused(tmp_path: Path) -> None:
+    client = client_of(tmp_path, max_body_bytes=1024)
+    response = client.post("/setServers", data=b" " * 1025)
+    assert response.status_code == 413
+    assert "OPTIMIZER_MAX_BODY_BYTES" in response.get_json()["message"]

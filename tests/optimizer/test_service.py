@@ -1,0 +1,193 @@
+"""The owner of the state: edits, solves, and many threads at once."""
+
+import random
+import threading
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from optimizer.errors import NotFound, StateChanged, StoreFailed
+from optimizer.service import StatefulService, StatelessService
+from optimizer.spec import AllocationData, OptimizerSpec, ServerSpec
+from optimizer.state import State
+from optimizer.store import MemoryStore, SqliteStore
+from optimizer.system import System
+from optimizer.wire import read
+from tests.optimizer.support import options, server, system
+
+UNLIMITED = OptimizerSpec(unlimited=True)
+
+
+def stateful(store: Any = None, **fields: Any) -> StatefulService:
+    return StatefulService(store or MemoryStore(), options(**fields))
+
+
+def spec(name: str = "s", rate: float = 120, **fields: Any) -> ServerSpec:
+    return read(ServerSpec, server(name, rate, **fields))
+
+
+def adding(one: ServerSpec) -> Callable[[System], System]:
+    return lambda system: system.with_servers([one])
+
+
+def removing(name: str) -> Callable[[System], System]:
+    """Also if another thread was quicker."""
+    return lambda s: replace(s, servers={n: v for n, v in s.servers.items() if n != name})
+
+
+def test_solve_clears_the_desired_allocation_of_servers_without_one() -> None:
+    service = stateful()
+    stale = {"accelerator": "A", "numReplicas": 7, "cost": 70}
+    service.optimize_one(system([server(rate=1e7, desiredAlloc=stale)]))
+    assert service.state.system.servers["s"].desired_alloc == AllocationData()
+
+
+def test_applying_keeps_the_load_and_skips_servers_without_allocation() -> None:
+    service = stateful()
+    running = {"accelerator": "B", "numReplicas": 9, "cost": 1}
+    service.optimize_one(
+        system([server(), server("t", model="zz", currentAlloc=running)], unlimited=True)
+    )
+    service.apply_allocation()
+    s, t = (service.state.system.servers[name].current_alloc for name in ("s", "t"))
+    assert (s.accelerator, s.num_replicas, s.load.arrival_rate) == ("A", 2, 120)
+    assert (t.accelerator, t.num_replicas, t.load.arrival_rate) == ("B", 9, 120)
+
+
+def test_applying_scales_to_zero_only_what_was_solved_so() -> None:
+    service = stateful()
+    running = {"accelerator": "A", "numReplicas": 2}
+    service.update(lambda _: system([server(rate=0, currentAlloc=running)]))
+    service.apply_allocation()
+    assert service.state.system.servers["s"].current_alloc.num_replicas == 2
+    service.optimize(UNLIMITED)
+    service.update(lambda s: s.with_servers([spec("new", 0, currentAlloc=running)]))
+    service.apply_allocation()
+    assert service.state.system.servers["s"].current_alloc.num_replicas == 0
+    assert service.state.system.servers["new"].current_alloc.num_replicas == 2
+
+
+def test_change_of_the_current_allocation_is_timed_for_stabilisation() -> None:
+    now = [100.0]
+    service = stateful(clock=lambda: now[0])
+    service.update(lambda _: system([server()], unlimited=True))
+    assert service.state.changed_at_s == {}
+    service.optimize(UNLIMITED)
+    service.apply_allocation()
+    assert service.state.changed_at_s == {"s": 100.0}
+    now[0] = 150.0
+    service.update(
+        lambda s: s.with_servers(
+            [spec(rate=60, currentAlloc={"accelerator": "A", "numReplicas": 2})]
+        )
+    )
+    assert service.state.changed_at_s == {"s": 100.0}
+    hold = OptimizerSpec(unlimited=True, hold_minutes=1)
+    assert service.optimize(hold)["allocations"]["s"]["numReplicas"] == 2
+    now[0] = 161.0
+    assert service.optimize(hold)["allocations"]["s"]["numReplicas"] == 1
+
+
+def test_failed_edit_leaves_the_state_alone() -> None:
+    service = stateful()
+    before = service.state
+
+    def fail(_: Any) -> Any:
+        raise NotFound("server", "zz")
+
+    with pytest.raises(NotFound):
+        service.update(fail)
+    assert service.state is before
+
+
+def test_what_cannot_be_saved_is_not_shown(sqlite_path: Path) -> None:
+    store = SqliteStore(sqlite_path)
+    service = stateful(store)
+    service.update(lambda _: system([server()]))
+    store.close()
+    with pytest.raises(StoreFailed):
+        service.optimize(UNLIMITED)
+    assert service.state.system.servers["s"].desired_alloc == AllocationData()
+
+
+def test_expected_state_must_be_the_present_one() -> None:
+    service = stateful()
+    with pytest.raises(StateChanged):
+        service.replace_state(State(), lambda _: False)
+
+
+def test_stateless_solves_do_not_touch_each_other() -> None:
+    service = StatelessService(options())
+    wrong: list[Any] = []
+    start = threading.Barrier(8)
+
+    def solve(number: int) -> None:
+        start.wait()
+        for turn in range(10):
+            rate = 100 + 50 * number + turn
+            body = service.optimize_one(system([server(f"s{number}", rate)], unlimited=True))
+            if list(body["allocations"]) != [f"s{number}"] or (
+                body["allocations"][f"s{number}"]["load"]["arrivalRate"] != rate
+            ):
+                wrong.append(body)
+
+    threads = [threading.Thread(target=solve, args=(n,), name=f"solve-{n}") for n in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not wrong
+    assert len(service.state.system.servers) == 1
+
+
+def test_sixty_four_threads_leave_one_consistent_state_in_memory_and_on_disk(
+    sqlite_path: Path,
+) -> None:
+    """Mixed adds, removals and solves. Every answer is about servers of one moment and keeps
+    within the cards; the store holds what memory holds."""
+    wrong: list[Any] = []
+    with closing(SqliteStore(sqlite_path)) as store:
+        service = stateful(store)
+        service.update(lambda _: system([]))
+        start = threading.Barrier(64)
+
+        def work(number: int) -> None:
+            rng = random.Random(number)
+            start.wait()
+            for _ in range(12):
+                name = f"s{rng.randrange(20)}"
+                match rng.randrange(4):
+                    case 0:
+                        service.update(adding(spec(name, rng.uniform(1, 400))))
+                    case 1:
+                        service.update(removing(name))
+                    case 2:
+                        check(service.optimize(OptimizerSpec()))
+                    case _:
+                        servers = [server(f"{number}-{i}", 60) for i in range(3)]
+                        check(service.optimize_one(system(servers)), number)
+
+        def check(body: dict[str, Any], number: int | None = None) -> None:
+            names = body["allocations"].keys() | body["unallocated"].keys()
+            owners = {name.partition("-")[0] for name in names if "-" in name}
+            used = {use["type"]: use["count"] for use in body["summary"]["allocationByType"]}
+            if (
+                any(used.get(t, 0) > 10 for t in "AB")
+                or len(owners) > 1
+                or (number is not None and owners != {str(number)})
+            ):
+                wrong.append(body)
+
+        threads = [threading.Thread(target=work, args=(n,), name=f"mix-{n}") for n in range(64)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(90)
+        in_memory = service.state.dump()
+    assert not wrong
+    with closing(SqliteStore(sqlite_path)) as reopened:
+        assert stateful(reopened).state.dump() == in_memory

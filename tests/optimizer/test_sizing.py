@@ -1,0 +1,85 @@
+"""Maximum rates: right at the bound, infeasible only where an idle replica misses it."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from optimizer.latency import FloatArray
+from optimizer.queueing import analyze
+from optimizer.roots import find_roots
+from optimizer.sizing import HIGHEST_RATE, TPS_MARGIN, Targets, rate_range, size
+from tests.optimizer.support import random_replicas, replica
+
+
+def targets(ttft: float = 0, itl: float = 0, tps: float = 0) -> Targets:
+    return Targets(np.array([float(ttft)]), np.array([float(itl)]), np.array([float(tps)]))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_at_the_rate_the_tightest_target_is_met_exactly(seed: int) -> None:
+    replicas = random_replicas(200, seed)
+    lowest, highest = rate_range(replicas)
+    idle, loaded = analyze(replicas, lowest).latency, analyze(replicas, highest).latency
+    rng = np.random.default_rng(seed)
+    part = rng.uniform(0.05, 0.6, 200)
+    wanted = Targets(
+        idle.ttft_ms + part * (loaded.ttft_ms - idle.ttft_ms),
+        idle.itl_ms + part[::-1] * (loaded.itl_ms - idle.itl_ms),
+        np.zeros(200),
+    )
+    found = size(replicas, wanted)
+    at_rate = analyze(replicas, found.rate_per_ms).latency
+    assert found.feasible.all()
+    slack = np.maximum(at_rate.ttft_ms / wanted.ttft_ms, at_rate.itl_ms / wanted.itl_ms)
+    np.testing.assert_allclose(slack, 1, rtol=1e-6)
+
+
+def test_constant_itl_below_its_target_bounds_nothing() -> None:
+    """beta = 0: the reference declares it infeasible."""
+    found = size(replica(beta=0), targets(itl=14))
+    assert found.feasible[0]
+    assert found.rate_for_itl[0] == pytest.approx(HIGHEST_RATE * replica(beta=0).max_rate_per_ms())
+
+
+def test_constant_itl_above_its_target_is_infeasible() -> None:
+    """Batch 1: the reference offers it."""
+    found = size(replica(batch=1, queue=10), targets(itl=9))
+    assert not found.feasible[0]
+    assert found.best_itl_ms[0] == pytest.approx(10.3)
+
+
+def test_target_of_exactly_the_idle_latency_is_feasible() -> None:
+    one = replica()
+    idle = float(analyze(one, rate_range(one)[0]).latency.itl_ms[0])
+    assert size(one, targets(itl=idle)).feasible[0]
+    assert not size(one, targets(itl=idle * (1 - 1e-9))).feasible[0]
+
+
+def test_without_targets_the_rate_is_just_below_saturation() -> None:
+    one = replica()
+    assert size(one, targets()).rate_per_ms == pytest.approx(HIGHEST_RATE * one.max_rate_per_ms())
+
+
+def test_throughput_target_keeps_a_margin_whatever_its_value() -> None:
+    one = replica()
+    highest = rate_range(one)[1]
+    assert size(one, targets(tps=1)).rate_per_ms == pytest.approx(TPS_MARGIN * highest)
+    assert size(one, targets(tps=1e9)).rate_per_ms == pytest.approx(TPS_MARGIN * highest)
+
+
+@given(st.lists(st.floats(-3, 3), min_size=1, max_size=20), st.floats(0.1, 20))
+def test_roots_of_monotone_functions_are_found(roots: list[float], steepness: float) -> None:
+    wanted = np.array(roots)
+
+    def function(problems: np.ndarray, x: FloatArray) -> FloatArray:  # type: ignore[type-arg]
+        result: FloatArray = np.tanh(steepness * (x - wanted[problems]))
+        return result
+
+    found = find_roots(function, np.full(wanted.size, -4.0), np.full(wanted.size, 5.0))
+    np.testing.assert_allclose(found, wanted, atol=1e-9)
+
+
+def test_root_at_a_jump_is_found() -> None:
+    found = find_roots(lambda _, x: np.where(x < 1, -1.0, 1.0), np.array([0.0]), np.array([7.0]))
+    assert found[0] == pytest.approx(1, abs=1e-9)
