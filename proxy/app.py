@@ -168,7 +168,7 @@ class ProxyApp:
         ours = [("X-Request-Id", record.request_id)]
         if visit.admission is not None:
             ours += visit.admission.headers
-        headers = client_headers(reply.headers, ours)
+        headers = client_headers(reply.headers, ours, reply.is_chunked)
         record.upstream, record.status = reply.upstream.name, reply.status
         record.queue_ms = record.elapsed_ms()
         if record.method == "POST" and reply.status < 300:

@@ -55,6 +55,10 @@ class UpstreamReply:
         return "".join(c for c in self.response.reason if c.isprintable()).strip() or "-"
 
     @property
+    def is_chunked(self) -> bool:
+        return bool(self.response.chunked)
+
+    @property
     def is_stream(self) -> bool:
         """Whether the body has no known length, so that it may be long in coming."""
         return self.response.length is None

@@ -68,14 +68,17 @@ def upstream_headers(environ: Environ, identity: Identity) -> Headers:
     ]
 
 
-def client_headers(received: Iterable[tuple[str, str]], ours: Headers) -> Headers:
+def client_headers(received: Headers, ours: Headers, is_chunked: bool) -> Headers:
     """The upstream's end-to-end headers, with `ours` in place of any of the same name.
 
-    Raises UpstreamBroken for a header that HTTP does not allow.
+    Raises UpstreamBroken for a header that HTTP does not allow, and for framing that the client
+    could read in another way than we do.
     """
-    received = list(received)
+    _check_framing(received, is_chunked)
     nominated = _nominated(",".join(v for n, v in received if n.lower() == "connection"))
     dropped = HOP_BY_HOP | nominated | {name.lower() for name, _ in ours} | {"server", "date"}
+    if is_chunked:
+        dropped |= {"content-length"}
     passed = []
     for name, raw_value in received:
         value = _FOLD.sub(" ", raw_value)
@@ -84,6 +87,14 @@ def client_headers(received: Iterable[tuple[str, str]], ours: Headers) -> Header
         if name.lower() not in dropped:
             passed.append((name, value))
     return passed + ours
+
+
+def _check_framing(received: Headers, is_chunked: bool) -> None:
+    lengths = [value.strip() for name, value in received if name.lower() == "content-length"]
+    if len(lengths) > 1 or not all(re.fullmatch(r"[0-9]{1,18}", value) for value in lengths):
+        raise UpstreamBroken("more than one Content-Length, or one that is no number")
+    if not is_chunked and any(name.lower() == "transfer-encoding" for name, _ in received):
+        raise UpstreamBroken("an unknown Transfer-Encoding")
 
 
 def _client_headers(environ: Environ) -> Iterable[tuple[str, str]]:

@@ -125,22 +125,19 @@ def target_fault(method: str, target: str) -> str | None:
 
 
 def read_hints(target: str, environ: Environ, body: RequestBody) -> RoutingHints:
-    """Model, session and prompt of a JSON body; the native routes' model from the path."""
-    named_in_path = _model_in_path(target)
-    fields = _json_fields(environ, body)
-    if fields is None:
-        return RoutingHints(model=named_in_path)
-    model = named_in_path or fields.get("model")
-    return RoutingHints(
-        model=model if isinstance(model, str) else None, affinity_key=_affinity_key(fields)
-    )
+    """Model, session and prompt of a JSON body; the native routes' model from the path only.
 
-
-def _model_in_path(target: str) -> str | None:
+    Those routes do not look for a model in the body, so one named there must not count.
+    """
     # Decoded before it is split, as the server behind us does: otherwise `/inference%2Fx` would
     # be another model to us than to it.
     parts = [part for part in unquote(target.partition("?")[0]).split("/") if part]
-    return parts[1] if len(parts) > 1 and parts[0] in MODEL_ROUTES else None
+    is_native = bool(parts) and parts[0] in MODEL_ROUTES
+    fields = _json_fields(environ, body) or {}
+    model = (parts[1] if len(parts) > 1 else None) if is_native else fields.get("model")
+    return RoutingHints(
+        model=model if isinstance(model, str) else None, affinity_key=_affinity_key(fields)
+    )
 
 
 def _json_fields(environ: Environ, body: RequestBody) -> dict[str, Any] | None:

@@ -49,8 +49,9 @@ class Metrics:
         self._requests.labels(team_id, str(record.status), record.outcome.value).inc()
         self._bytes.labels("in").inc(record.bytes_in)
         self._bytes.labels("out").inc(record.bytes_out)
+        if record.prompt_tokens is not None:
+            self._tokens.labels(team_id, "prompt").inc(record.prompt_tokens)
         if record.completion_tokens is not None:
-            self._tokens.labels(team_id, "prompt").inc(record.prompt_tokens or 0)
             self._tokens.labels(team_id, "completion").inc(record.completion_tokens)
         if record.queue_ms is not None:
             self._head_seconds.observe(record.queue_ms / 1000)

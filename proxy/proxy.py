@@ -13,6 +13,7 @@ if __package__ in (None, ""):
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 import logging
+import logging.config
 import warnings
 from functools import partial
 
@@ -26,6 +27,7 @@ from proxy.errors import StartupError
 from proxy.files import FileOpener, WatchedFile
 from proxy.keys import JwksFile, JwksUrl, KeySource, SharedSecrets, parse_jwks
 from proxy.limits import TeamLimits
+from proxy.logs import logging_config
 from proxy.policy import Policy, parse_policy
 from proxy.server import ProxyServer
 from proxy.settings import MIN_SECRET_BYTES, Settings
@@ -51,6 +53,7 @@ def create_proxy(settings: Settings | None = None) -> ProxyApp:
         files.faults.append(f"UPSTREAM: {error}")
     if files.faults:
         raise StartupError(files.faults)
+    log.info("settings: %r", settings)  # secrets mask themselves
     _warn_of_weak_secrets(settings)
     balancer = Balancer(specs, settings.connect_timeout)
     refreshers = [file.refresh for file in (policy, revoked, jwks) if file]
@@ -110,6 +113,7 @@ def main(hostname: str | None, port: int | None) -> None:
     overrides = {name: value for name, value in given.items() if value is not None}
     try:
         settings = Settings.load(**overrides)
+        logging.config.dictConfig(logging_config(settings))
         app = create_proxy(settings)
     except StartupError as error:
         sys.exit(str(error))

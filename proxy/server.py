@@ -14,8 +14,6 @@ from proxy.settings import Settings
 # On top of DRAIN_TIMEOUT, for gunicorn to close what is left: it lingers 2 s on kept-alive
 # connections, and a worker that is still there afterwards is killed.
 GRACE_S = 10
-
-
 # For probes and refusals while all others are busy.
 RESERVED_THREADS = 16
 

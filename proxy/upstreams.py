@@ -196,7 +196,10 @@ class Balancer:
             if is_healthy and upstream.was_unreachable:
                 upstream.ejected_until_s = 0.0
         if has_changed:
-            log.warning("upstream %s is %s", upstream.name, "ready" if is_healthy else "not ready")
+            level = logging.INFO if is_healthy else logging.WARNING
+            log.log(
+                level, "upstream %s is %s", upstream.name, "ready" if is_healthy else "not ready"
+            )
 
     def close(self) -> None:
         for upstream in self._upstreams:
@@ -229,7 +232,9 @@ def _rendezvous(key: str, spec: UpstreamSpec) -> float:
 
     Weighted rendezvous hashing: -weight / ln(hash), the hash uniform in (0, 1).
     """
-    digest = hashlib.blake2b(f"{spec.url}\0{key}".encode(), digest_size=8).digest()
+    # JSON may hold half a surrogate pair, which plain UTF-8 has no bytes for.
+    text = f"{spec.url}\0{key}".encode("utf-8", "surrogatepass")
+    digest = hashlib.blake2b(text, digest_size=8).digest()
     uniform = (int.from_bytes(digest, "big") + 1) / (2**64 + 2)
     return -spec.weight / math.log(uniform)
 

@@ -19,13 +19,13 @@ _COMPLETION = re.compile(rb'(?<!\\)"completion_tokens"\s*:\s*([0-9]{1,9})')
 class Usage:
     """`source` is "usage" when the upstream said it, "events" when we counted."""
 
-    prompt_tokens: int
+    prompt_tokens: int | None  # None: only the upstream knows
     completion_tokens: int
     source: str
 
     @property
     def total_tokens(self) -> int:
-        return self.prompt_tokens + self.completion_tokens
+        return (self.prompt_tokens or 0) + self.completion_tokens
 
 
 class UsageMeter:
@@ -50,10 +50,10 @@ class UsageMeter:
         """None for a JSON body that says nothing of tokens."""
         completion = _last(_COMPLETION, self._tail)
         if completion is not None:
-            return Usage(_last(_PROMPT, self._tail) or 0, completion, "usage")
+            return Usage(_last(_PROMPT, self._tail), completion, "usage")
         if self._is_json:
             return None
-        return Usage(0, self._num_events, "events")
+        return Usage(None, self._num_events, "events")
 
 
 def _last(pattern: re.Pattern[bytes], tail: bytes) -> int | None:

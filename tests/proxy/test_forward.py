@@ -231,10 +231,25 @@ def test_old_client_is_reset_when_its_unframed_body_breaks(
         b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\n\r\n",
         b"HTTP/1.1 200 OK\r\nBad Name: x\r\nContent-Length: 0\r\n\r\n",
         b"HTTP/1.1 200 OK\r\nX-Nul: a\0b\r\nContent-Length: 0\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nContent-Length: 5\r\n\r\nhello",
+        b"HTTP/1.1 200 OK\r\nContent-Length: five\r\n\r\nhello",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
         b"HTTP/1.1 200 OK\r\nX: " + b"y" * 70000 + b"\r\n\r\n",
         b"",
     ],
-    ids=["text", "binary", "status", "upgrade", "name", "nul", "long", "nothing"],
+    ids=[
+        "text",
+        "binary",
+        "status",
+        "upgrade",
+        "name",
+        "nul",
+        "lengths",
+        "words",
+        "coding",
+        "long",
+        "nothing",
+    ],
 )
 def test_garbage_instead_of_a_head_is_a_502(
     proxy: ProxyProcess, upstream: ScriptedUpstream, head: bytes
@@ -247,6 +262,16 @@ def test_garbage_instead_of_a_head_is_a_502(
     reply = post(proxy, "/garbage")
     assert reply.status_code == 502
     assert reply.json()["error"]["code"] == "upstream_broken"
+
+
+def test_length_beside_chunks_is_dropped(proxy: ProxyProcess, upstream: ScriptedUpstream) -> None:
+    upstream.scripts["/both"] = lambda peer: peer.send(
+        b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n"
+        b"5\r\nhello\r\n0\r\n\r\n"
+    )
+    reply = post(proxy, "/both")
+    assert reply.content == b"hello"
+    assert "Content-Length" not in reply.headers
 
 
 def test_reset_before_the_head_is_a_502(proxy: ProxyProcess, upstream: ScriptedUpstream) -> None:
@@ -326,6 +351,22 @@ def test_client_that_leaves_while_queued_closes_the_upstream(
     assert is_closed == [True]
     line = proxy.audit_of("/queued")
     assert (line["status"], line["outcome"]) == (499, "client_gone")
+
+
+def test_half_closed_client_counts_as_gone(proxy: ProxyProcess, upstream: ScriptedUpstream) -> None:
+    arrived, is_closed = threading.Event(), []
+
+    def script(peer: Peer) -> None:
+        arrived.set()
+        is_closed.append(peer.wait_until_closed_by_proxy())
+
+    upstream.scripts["/half"] = script
+    with proxy.begin("/half") as sock:
+        assert arrived.wait(DEADLINE_S)
+        sock.shutdown(socket.SHUT_WR)
+        until(lambda: is_closed, "the upstream's end")
+    assert is_closed == [True]
+    assert proxy.audit_of("/half")["outcome"] == "client_gone"
 
 
 def test_client_that_closes_in_its_body_is_never_forwarded(

@@ -68,12 +68,19 @@ def test_odd_prompts_have_some_key_or_none(prompt: object) -> None:
         ("/predictions/a%2Db", "a-b"),
         ("/chat//m", "m"),
         ("/chat/", None),
+        ("/inference", None),
         ("/v1/models/m", None),
         ("/", None),
     ],
 )
 def test_model_in_the_path(target: str, model: str | None) -> None:
     assert hints(target, "text/plain").model == model
+
+
+def test_model_in_the_body_counts_only_where_the_server_reads_it() -> None:
+    assert hints("/v1/completions", model="m").model == "m"
+    assert hints("/inference", model="m").model is None
+    assert hints("/inference/n", model="m").model == "n"
 
 
 @pytest.mark.parametrize(

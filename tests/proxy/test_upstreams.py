@@ -47,6 +47,10 @@ def serve(balancer: Balancer, key: str | None = None, model: str | None = None) 
     return upstream.name
 
 
+def test_key_of_half_a_surrogate_pair_is_a_key(clock: Clock) -> None:
+    assert serve(make_balancer(clock), "session:\ud800").startswith("u")
+
+
 def test_requests_without_affinity_spread_by_load_and_weight(clock: Clock) -> None:
     specs = [UpstreamSpec("http://a:1", weight=3), UpstreamSpec("http://b:1", weight=1)]
     balancer = make_balancer(clock, *specs)
