@@ -14,7 +14,7 @@ from inference_api.decode_backend import DecodeBackend
 from inference_api.engine.runner import DecodeInput
 from inference_api.inference_api_server import create_server, server_of
 from inference_api.settings import Settings
-from inference_api.tokens import CHAT_FALLBACK
+from inference_api.tokens import Message, plain_chat_prompt
 
 END_TOKEN = 256  # the ids below it are bytes
 DEFAULT_SEQ_LEN = 2048
@@ -28,8 +28,8 @@ class ByteTokenizer:
     def encode(self, text: str) -> list[int]:
         return list(text.encode())
 
-    def encode_chat(self, text: str) -> list[int]:
-        return self.encode(CHAT_FALLBACK.format(text=text))
+    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
+        return self.encode(plain_chat_prompt(messages))
 
     def decode(self, token_ids: Sequence[int]) -> str:
         return bytes(id_ for id_ in token_ids if id_ < END_TOKEN).decode(errors="replace")
@@ -41,6 +41,7 @@ class EchoRunner:
     def __init__(self, max_rows: int, max_seq_len: int) -> None:
         self.max_rows = max_rows
         self.max_seq_len = max_seq_len
+        self.vocab_size = END_TOKEN + 1
 
     def load(self) -> None:
         """Nothing to load."""

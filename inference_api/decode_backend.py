@@ -253,7 +253,7 @@ class DecodeBackend:
         with self._model_time():
             token_ids = self.runner.decode(inputs)
         for row, token_id in zip(rows, token_ids, strict=True):
-            self._events.append((row.session_id, row.accept(token_id)))
+            self._events.append((row.session_id, row.accept(token_id, len(rows))))
         self._totals.generated_tokens += len(rows)
 
     def _push_outputs(self) -> None:

@@ -22,7 +22,7 @@ class DisconnectWatcher:
 
     def __init__(self) -> None:
         self._epoll = select.epoll()
-        self._callbacks: dict[int, Callable[[], None]] = {}
+        self._callbacks: dict[int, list[Callable[[], None]]] = {}  # by file descriptor
         self._lock = Lock()  # a socket is watched, unwatched and reported under it
         self._is_stopping = False
         self._thread = Thread(target=self._run, name="disconnects", daemon=True)
@@ -36,18 +36,25 @@ class DisconnectWatcher:
             self._thread.join(JOIN_TIMEOUT_S)
 
     def watch(self, client: socket.socket, on_hang_up: Callable[[], None]) -> Callable[[], None]:
-        """Call `on_hang_up` once if the client goes. Returns the function that ends the watch."""
+        """Call `on_hang_up` if the client goes. Returns the function that ends the watch.
+
+        A socket may be watched several times: one connection may wait for several generations.
+        Each watch asks anew, so an earlier one may be called again.
+        """
         descriptor = client.fileno()
         if descriptor < 0:  # closed already
             on_hang_up()
             return lambda: None
         with self._lock:
-            self._callbacks[descriptor] = on_hang_up
-            self._epoll.register(descriptor, HANG_UP | select.EPOLLONESHOT)
+            arm = self._epoll.modify if descriptor in self._callbacks else self._epoll.register
+            arm(descriptor, HANG_UP | select.EPOLLONESHOT)
+            self._callbacks.setdefault(descriptor, []).append(on_hang_up)
 
         def unwatch() -> None:
             with self._lock:
-                if self._callbacks.pop(descriptor, None) is on_hang_up:
+                self._callbacks[descriptor].remove(on_hang_up)
+                if not self._callbacks[descriptor]:
+                    del self._callbacks[descriptor]
                     self._epoll.unregister(descriptor)
 
         return unwatch
@@ -56,10 +63,9 @@ class DisconnectWatcher:
         while not self._is_stopping:
             for descriptor, _ in self._epoll.poll(POLL_S):
                 with self._lock:
-                    on_hang_up = self._callbacks.get(descriptor)
-                if on_hang_up is None:
-                    continue
-                try:
-                    on_hang_up()
-                except Exception:
-                    logger.exception("a hang-up could not be handled")
+                    callbacks = list(self._callbacks.get(descriptor, ()))
+                for on_hang_up in callbacks:
+                    try:
+                        on_hang_up()
+                    except Exception:
+                        logger.exception("a hang-up could not be handled")

@@ -11,11 +11,11 @@ from inference_api.disconnects import DisconnectWatcher
 from inference_api.input_queue import InputQueue
 from inference_api.metrics import ServerMetrics, ServerState
 from inference_api.output_queues import OutputQueues
-from inference_api.routes import generate, health
+from inference_api.routes import generate, health, openai
 from inference_api.routes import metrics as metrics_routes
 from inference_api.routes.auth import register_token_check
+from inference_api.routes.caller import register_request_ids
 from inference_api.routes.errors import register_error_handlers
-from inference_api.routes.request_id import register_request_ids
 from inference_api.settings import Settings, load_settings
 from inference_api.streaming import Generations
 from optimizer.app import create_service
@@ -74,6 +74,7 @@ def create_server(
     register_token_check(app, settings)
     register_error_handlers(app, on_error=metrics.request_failed)
     app.register_blueprint(generate.create_blueprint(generations, settings))
+    app.register_blueprint(openai.create_blueprint(generations, backend, settings))
     app.register_blueprint(
         health.create_blueprint(backend, input_queue, output_queues, settings, _end_arbiter)
     )

@@ -21,7 +21,7 @@ TOKEN_BUCKETS = (1, 4, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 32768)
 
 @dataclass(frozen=True, slots=True)
 class GenerationRecord:
-    """What a request thread knows of a generation once it is over. Seconds, and tokens."""
+    """What a request thread knows of a generation once it is over."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -29,6 +29,9 @@ class GenerationRecord:
     ttft_s: float
     e2e_s: float
     finish_reason: str
+    tokens_per_s: float | None  # after the first token
+    early_tokens_per_s: float | None  # the first ten of these
+    mean_batch_size: float  # rows decoded together, as this generation met them
 
 
 @dataclass(frozen=True, slots=True)

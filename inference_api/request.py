@@ -42,6 +42,17 @@ class SamplingParams:
 
 
 @dataclass(frozen=True, slots=True)
+class GenerationParams:
+    """What a client asks for besides the prompt."""
+
+    max_tokens: int | None = None  # None: to the end of the context
+    stop_strings: tuple[str, ...] = ()
+    ignore_eos: bool = False
+    session_id: str | None = None  # None: made for it
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+
+
+@dataclass(frozen=True, slots=True)
 class GenerationRequest:
     """One prompt to continue. The prompt is never empty and shorter than the model's context."""
 
@@ -57,10 +68,12 @@ class TokenEvent:
     """What one decode step produced for one session; the last event has a finish reason.
 
     `error` is set exactly when the finish reason is `ERROR`. Stop tokens are not among `token_ids`.
-    `admitted_at_s` (monotonic clock) is when the request left the queue for a row, if it did.
+    `admitted_at_s` (monotonic clock) is when the request left the queue for a row, if it did;
+    `batch_size` is how many rows decoded together in the step.
     """
 
     token_ids: tuple[int, ...] = ()
     finish_reason: FinishReason | None = None
     error: HearthError | None = None
     admitted_at_s: float | None = None
+    batch_size: int = 0

@@ -42,15 +42,15 @@ class UserRow:
             generated=self.generated,
         )
 
-    def accept(self, token_id: int) -> TokenEvent:
+    def accept(self, token_id: int, batch_size: int) -> TokenEvent:
         """Take the token that a decode step drew, and say what the session gets to see."""
         if token_id in self.request.stop_token_ids:
             self.finish_reason = FinishReason.STOP
-            return TokenEvent((), self.finish_reason, None, self.admitted_at_s)
+            return TokenEvent((), self.finish_reason, None, self.admitted_at_s, batch_size)
         self.generated.append(token_id)
         if len(self.generated) >= self.token_limit:
             self.finish_reason = FinishReason.LENGTH
-        return TokenEvent((token_id,), self.finish_reason, None, self.admitted_at_s)
+        return TokenEvent((token_id,), self.finish_reason, None, self.admitted_at_s, batch_size)
 
 
 class RowTable:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from inference_api.errors import InvalidRequest
-from inference_api.request import SamplingParams
+from inference_api.request import GenerationParams, SamplingParams
 
 MAX_STOP_STRINGS = 8
 MAX_SESSION_ID_CHARS = 128
@@ -102,16 +102,13 @@ class GenerationBody:
     """A valid body of `/inference`, `/predictions` or `/chat`."""
 
     text: str
-    max_tokens: int
-    stop_strings: tuple[str, ...]
     return_prompt: bool
-    session_id: str | None
-    sampling: SamplingParams
+    params: GenerationParams
 
 
 def parse_generation_body(body: bytes) -> GenerationBody:
     """Raises InvalidRequest naming the first fault."""
-    given = _parse_object(body)
+    given = parse_object(body)
     if given.get("text") in (None, ""):
         raise InvalidRequest("required 'text' parameter is either empty or not provided", "text")
     values = {field.name: _read(field, given) for field in FIELDS}
@@ -121,22 +118,23 @@ def parse_generation_body(body: bytes) -> GenerationBody:
     _check_stop_strings(values["stop_sequence"])
     _check_session_id(values["session_id"])
     seed = secrets.randbits(63) if values["seed"] is None else values["seed"]
-    return GenerationBody(
-        text=values["text"],
+    sampling = SamplingParams(
+        temperature=values["temperature"],
+        top_k=values["top_k"],
+        top_p=values["top_p"],
+        seed=seed % 2**64,
+    )
+    params = GenerationParams(
         max_tokens=values["max_tokens"],
         stop_strings=values["stop_sequence"],
-        return_prompt=values["return_prompt"],
         session_id=values["session_id"] or None,
-        sampling=SamplingParams(
-            temperature=values["temperature"],
-            top_k=values["top_k"],
-            top_p=values["top_p"],
-            seed=seed % 2**64,
-        ),
+        sampling=sampling,
     )
+    return GenerationBody(values["text"], values["return_prompt"], params)
 
 
-def _parse_object(body: bytes) -> Mapping[str, object]:
+def parse_object(body: bytes) -> dict[str, object]:
+    """The JSON object in a body. Raises InvalidRequest when there is none."""
     try:
         parsed = json.loads(body.decode("utf-8"), parse_constant=_refuse_constant)
     except (ValueError, RecursionError):

@@ -16,8 +16,8 @@ from inference_api.errors import ContextTooLong
 from inference_api.input_queue import InputQueue
 from inference_api.metrics import GenerationRecord, ServerMetrics
 from inference_api.output_queues import OutputQueue, OutputQueues
-from inference_api.request import FinishReason, GenerationRequest, TokenEvent
-from inference_api.schema import GenerationBody
+from inference_api.request import FinishReason, GenerationParams, GenerationRequest, TokenEvent
+from inference_api.timeline import Timeline
 from inference_api.tokens import StopMatcher, TextStream, Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ class TextGeneration:
         events: OutputQueue,
         text: TextStream,
         stop: StopMatcher,
-        on_token_gap: Callable[[float], None],
+        timeline: Timeline,
         clock: Clock = time.monotonic,
     ) -> None:
         self.session_id = request.session_id
@@ -54,13 +54,10 @@ class TextGeneration:
         self._events = events
         self._text = text
         self._stop = stop
-        self._on_token_gap = on_token_gap
+        self._timeline = timeline
         self._clock = clock
         self._at_end: list[Callable[[], None]] = []
         self._first_event: TokenEvent | None = None
-        self._completion_tokens = 0
-        self._begun_s = clock()
-        self._first_token_s = self._last_token_s = self._begun_s
 
     def at_end(self, action: Callable[[], None]) -> None:
         """Register what `close` has to do; the last registered is done first."""
@@ -72,18 +69,17 @@ class TextGeneration:
         if event.error is not None:
             raise event.error
         self._first_event = event
-        self._first_token_s = self._clock()
 
     def pieces(self) -> Iterator[str]:
         """Text up to the stop string or the end; never an empty piece. Raises HearthError."""
-        event = self._first_event or self._next_event()
-        while True:
-            piece = self._take(event)
+        assert self._first_event is not None, "wait_until_started comes first"
+        piece = self._take(self._first_event)
+        while self.finish_reason is None:
             if piece:
                 yield piece
-            if self.finish_reason is not None:
-                return
-            event = self._next_event()
+            piece = self._take(self._next_event())
+        if piece:
+            yield piece
 
     def abandon(self) -> None:
         """The client is gone: wake the thread that waits here. Any thread may call it."""
@@ -94,23 +90,16 @@ class TextGeneration:
         while self._at_end:
             self._at_end.pop()()
 
-    def record(self) -> GenerationRecord | None:
-        """How it went so far; None if it never started."""
-        if self._first_event is None:
-            return None
-        admitted_s = self._first_event.admitted_at_s or self._begun_s
-        return GenerationRecord(
-            prompt_tokens=len(self._request.prompt_tokens),
-            completion_tokens=self._completion_tokens,
-            queue_s=admitted_s - self._begun_s,
-            ttft_s=self._first_token_s - self._begun_s,
-            e2e_s=self._last_token_s - self._begun_s,
-            finish_reason=str(self.finish_reason or FinishReason.CANCELLED),
-        )
+    def record(self) -> GenerationRecord:
+        """How it went so far."""
+        reason = self.finish_reason or FinishReason.CANCELLED
+        return self._timeline.record(len(self._request.prompt_tokens), str(reason))
+
+    @property
+    def has_started(self) -> bool:
+        return self._first_event is not None
 
     def _take(self, event: TokenEvent) -> str:
-        if event.token_ids:
-            self._count(len(event.token_ids))
         self.finish_reason = event.finish_reason
         if event.error is not None:
             raise event.error
@@ -124,14 +113,11 @@ class TextGeneration:
     def _next_event(self) -> TokenEvent:
         while (event := self._events.get(EVENT_WAIT_S)) is None:
             continue
+        if event.token_ids:
+            self._timeline.tokens(self._clock(), len(event.token_ids), event.batch_size)
+        if event.admitted_at_s is not None:
+            self._timeline.admitted(event.admitted_at_s)
         return event
-
-    def _count(self, num_tokens: int) -> None:
-        now_s = self._clock()
-        if self._completion_tokens:
-            self._on_token_gap(now_s - self._last_token_s)
-        self._last_token_s = now_s
-        self._completion_tokens += num_tokens
 
 
 class Generations:
@@ -153,35 +139,32 @@ class Generations:
 
     def begin(
         self,
-        body: GenerationBody,
-        encode: Callable[[Tokenizer, str], Sequence[int]],
+        encode: Callable[[Tokenizer], Sequence[int]],
+        params: GenerationParams,
         caller: Caller,
     ) -> TextGeneration:
         """Queue a request and return once it has its first event (or its failure: raises).
 
         Raises NotReady, Draining, BackendFailed, ContextTooLong and QueueFull.
         """
+        timeline = Timeline(time.monotonic(), self._metrics.token_gap)
         self._backend.check_admission()
         self._input_queue.check_room()  # before the work of encoding, not after it
         tokenizer = self._backend.tokenizer
-        prompt_tokens = tuple(encode(tokenizer, body.text))
-        if not 0 < len(prompt_tokens) < self._backend.runner.max_seq_len:
-            raise ContextTooLong(len(prompt_tokens), self._backend.runner.max_seq_len)
-        events = self._output_queues.open(body.session_id)
+        prompt_tokens = tuple(encode(tokenizer))
+        max_seq_len = self._backend.runner.max_seq_len
+        if not 0 < len(prompt_tokens) < max_seq_len:
+            raise ContextTooLong(len(prompt_tokens), max_seq_len)
+        events = self._output_queues.open(params.session_id)
         request = GenerationRequest(
-            events.session_id,
-            prompt_tokens,
-            body.max_tokens,
-            body.sampling,
-            tokenizer.stop_token_ids,
+            session_id=events.session_id,
+            prompt_tokens=prompt_tokens,
+            max_tokens=params.max_tokens or max_seq_len,
+            sampling=params.sampling,
+            stop_token_ids=frozenset() if params.ignore_eos else tokenizer.stop_token_ids,
         )
-        generation = TextGeneration(
-            request,
-            events,
-            TextStream(tokenizer),
-            StopMatcher(body.stop_strings),
-            self._metrics.token_gap,
-        )
+        text, stop = TextStream(tokenizer), StopMatcher(params.stop_strings)
+        generation = TextGeneration(request, events, text, stop, timeline)
         try:
             self._submit(generation, request, caller)
             generation.wait_until_started()
@@ -209,11 +192,10 @@ class Generations:
 
     def _write_down(self, generation: TextGeneration, caller: Caller) -> None:
         """One log line and one set of metrics for each generation that started."""
-        record = generation.record()
-        if record is None:
+        if not generation.has_started:
             return
+        record = generation.record()
         self._metrics.generation_ended(record)
-        itl_s = (record.e2e_s - record.ttft_s) / max(1, record.completion_tokens - 1)
         fields = {
             "request_id": caller.request_id,
             "team_id": caller.team_id or "-",
@@ -222,7 +204,7 @@ class Generations:
             "completion_tokens": record.completion_tokens,
             "queue_ms": _ms(record.queue_s),
             "ttft_ms": _ms(record.ttft_s),
-            "itl_ms": _ms(itl_s),
+            "itl_ms": _ms(1 / record.tokens_per_s if record.tokens_per_s else 0.0),
             "finish_reason": record.finish_reason,
         }
         text = " ".join(f"{name}={value}" for name, value in fields.items())

@@ -4,17 +4,21 @@ A `Tokenizer` is immutable once loaded and may be shared by any threads. `TextSt
 `StopMatcher` belong to one request each. Importing this module loads no torch.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from inference_api.errors import StartupError
+from jinja2 import TemplateError
+
+from inference_api.errors import InvalidRequest, StartupError
 
 if TYPE_CHECKING:
     from transformers import TokenizersBackend
 
 REPLACEMENT = "\ufffd"  # what an incomplete UTF-8 sequence decodes to
-CHAT_FALLBACK = "User: {text}\nAI: "  # for models that bring no chat template
+SPEAKERS = {"user": "User", "assistant": "AI", "system": "System"}
+
+Message = Mapping[str, str]  # of a chat: its role and content
 
 
 class Tokenizer(Protocol):
@@ -25,8 +29,11 @@ class Tokenizer(Protocol):
     def encode(self, text: str) -> list[int]:
         """The text as given, with the special tokens the model expects around a prompt."""
 
-    def encode_chat(self, text: str) -> list[int]:
-        """One user turn in the model's own chat template, ready for the answer."""
+    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
+        """A conversation in the model's own chat template, ready for the answer.
+
+        Raises InvalidRequest when the template refuses it, for the order of its roles, say.
+        """
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of the ids, special tokens left out."""
@@ -49,16 +56,27 @@ class HuggingFaceTokenizer:
     def encode(self, text: str) -> list[int]:
         return list(self._tokenizer.encode(text, add_special_tokens=True).ids)
 
-    def encode_chat(self, text: str) -> list[int]:
+    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
         if self._wrapper.chat_template is None:
-            return self.encode(CHAT_FALLBACK.format(text=text))
-        prompt = self._wrapper.apply_chat_template(
-            [{"role": "user", "content": text}], tokenize=False, add_generation_prompt=True
-        )
+            return self.encode(plain_chat_prompt(messages))
+        try:
+            prompt = self._wrapper.apply_chat_template(
+                [dict(message) for message in messages], tokenize=False, add_generation_prompt=True
+            )
+        except TemplateError as error:
+            raise InvalidRequest(
+                f"The model's chat template refuses the messages: {error}.", "messages"
+            ) from error
         return list(self._tokenizer.encode(prompt, add_special_tokens=False).ids)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=True))
+
+
+def plain_chat_prompt(messages: Sequence[Message]) -> str:
+    """For models that bring no chat template."""
+    turns = [f"{SPEAKERS[message['role']]}: {message['content']}\n" for message in messages]
+    return "".join(turns) + f"{SPEAKERS['assistant']}: "
 
 
 def load_tokenizer(model_dir: Path, stop_token_ids: frozenset[int]) -> HuggingFaceTokenizer:

@@ -38,6 +38,7 @@ class ModelRunner(Protocol):
 
     max_rows: int
     max_seq_len: int
+    vocab_size: int
 
     def load(self) -> None:
         """Bring weights and KV cache into memory. Raises StartupError when they do not fit."""

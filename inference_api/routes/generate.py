@@ -6,13 +6,14 @@ Read it as the request does: body, prompt, queue, first event, then one chunk pe
 import json
 from collections.abc import Callable, Iterator, Sequence
 
-from flask import Blueprint, Response, g, request
+from flask import Blueprint, Response
 
-from inference_api.errors import HearthError, InvalidRequest, UnknownModel
+from inference_api.errors import HearthError, UnknownModel
+from inference_api.routes.caller import caller_of_request, json_body
 from inference_api.routes.errors import error_body
 from inference_api.schema import GenerationBody, parse_generation_body
 from inference_api.settings import Settings
-from inference_api.streaming import Caller, Generations, TextGeneration
+from inference_api.streaming import Generations, TextGeneration
 from inference_api.tokens import Tokenizer
 
 RAW_TEXT = "text/plain; charset=utf-8"
@@ -29,38 +30,42 @@ def create_blueprint(generations: Generations, settings: Settings) -> Blueprint:
     @blueprint.post("/inference/<path:model>")
     def infer(model: str) -> Response:
         """The text as given goes to the model; the answer is the bare text."""
-        body, generation = begin(model, lambda tokenizer, text: tokenizer.encode(text))
-        return _streamed(generation, _raw_chunks(body, generation, settings), RAW_TEXT)
+        body, generation = begin(model, encode_plain)
+        return streamed(generation, _raw_chunks(body, generation, settings), RAW_TEXT)
 
     @blueprint.post("/predictions/<path:model>")
     def predict(model: str) -> Response:
         """The text is one user turn; the answer is the bare text."""
-        body, generation = begin(model, lambda tokenizer, text: tokenizer.encode_chat(text))
-        return _streamed(generation, _raw_chunks(body, generation, settings), RAW_TEXT)
+        body, generation = begin(model, encode_turn)
+        return streamed(generation, _raw_chunks(body, generation, settings), RAW_TEXT)
 
     @blueprint.post("/chat/<path:model>")
     def chat(model: str) -> Response:
         """The text is one user turn; every event carries the whole answer so far."""
-        body, generation = begin(model, lambda tokenizer, text: tokenizer.encode_chat(text))
-        return _streamed(generation, _chat_events(body, generation), EVENT_STREAM)
+        body, generation = begin(model, encode_turn)
+        return streamed(generation, _chat_events(body, generation), EVENT_STREAM)
 
     def begin(model: str, encode: Encode) -> tuple[GenerationBody, TextGeneration]:
         if model not in settings.served_names:
             raise UnknownModel(model, settings.served_names)
-        if not request.is_json:
-            raise InvalidRequest("Request was not JSON")
-        body = parse_generation_body(request.get_data(cache=False))
-        return body, generations.begin(body, encode, _caller())
+        body = parse_generation_body(json_body())
+        return body, generations.begin(
+            lambda tokenizer: encode(tokenizer, body.text), body.params, caller_of_request()
+        )
 
     return blueprint
 
 
-def _caller() -> Caller:
-    team_id = request.headers.get("X-Team-Id")  # set by the proxy, which strips its clients' own
-    return Caller(g.request_id, team_id, request.environ.get("gunicorn.socket"))
+def encode_plain(tokenizer: Tokenizer, text: str) -> Sequence[int]:
+    return tokenizer.encode(text)
 
 
-def _streamed(generation: TextGeneration, chunks: Iterator[bytes], mimetype: str) -> Response:
+def encode_turn(tokenizer: Tokenizer, text: str) -> Sequence[int]:
+    return tokenizer.encode_chat([{"role": "user", "content": text}])
+
+
+def streamed(generation: TextGeneration, chunks: Iterator[bytes], mimetype: str) -> Response:
+    """A chunked response that ends its generation when it ends itself, however that comes."""
     response = Response(chunks, content_type=mimetype)
     response.headers.update(STREAM_HEADERS)
     response.headers["X-Session-Id"] = generation.session_id

@@ -4,6 +4,7 @@ import random
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from threading import Thread
+from typing import Any
 
 import psutil
 import pytest
@@ -19,6 +20,7 @@ MEMORY_TOLERANCE = 0.05
 
 CITIES = ["Paris", "Nairobi", "Lima", "Oslo", "Tokyo", "Cairo", "Rome", "Madrid"]
 QUESTIONS = [f"Tell me about {city}." for city in CITIES]
+GREEDY_40: dict[str, Any] = {"temperature": 0, "max_tokens": 40}
 STORIES = [f"Tell me a story about {who}." for who in ("a fox", "a baker", "an owl", "a boy")]
 
 
@@ -68,6 +70,17 @@ def test_greedy_text_is_what_transformers_generates(api: ServedApi) -> None:
         expected = answer[0, prompt["input_ids"].shape[1] :]
         text = tokenizer.decode(expected, skip_special_tokens=True)
         assert ask(api, question, temperature=0, max_tokens=64) == text
+
+
+def test_every_route_gives_the_same_greedy_text(api: ServedApi) -> None:
+    for question in QUESTIONS:
+        bare = {"model": "hearth-tiny", "prompt": question, "temperature": 0, "max_tokens": 40}
+        turn = {"messages": [{"role": "user", "content": question}]}
+        answer = api.post("/v1/completions", **bare).json()
+        assert answer["choices"][0]["text"] == api.post(text=question, **GREEDY_40).text
+        del bare["prompt"]
+        answer = api.post("/v1/chat/completions", **bare, **turn).json()
+        assert answer["choices"][0]["message"]["content"] == ask(api, question, **GREEDY_40)
 
 
 def test_32_seeded_streams_at_once_say_what_each_says_alone(api: ServedApi) -> None:

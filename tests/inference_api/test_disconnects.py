@@ -67,3 +67,15 @@ def test_failing_callback_does_not_end_the_watching(watcher: DisconnectWatcher) 
         end()
     first.close()
     second.close()
+
+
+def test_one_socket_may_be_watched_twice(watcher: DisconnectWatcher) -> None:
+    ours, peer = socket.socketpair()
+    first, second = Event(), Event()
+    ends = [watcher.watch(ours, first.set), watcher.watch(ours, second.set)]
+    ends[0]()
+    peer.close()
+    assert second.wait(SOON_S)
+    assert not first.is_set()
+    ends[1]()
+    ours.close()

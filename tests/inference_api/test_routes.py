@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from benchmarking.serving import eventually
 from inference_api._mock_inference_api_server import create_test_server
 from inference_api.inference_api_server import create_server, server_of
+from inference_api.openai_schema import UNSERVED, ChatBody
 from inference_api.schema import FIELDS
 from inference_api.settings import Settings
 
@@ -143,6 +144,23 @@ def test_no_body_is_answered_with_500(client: FlaskClient, body: str | bytes, ro
     assert response.status_code in (200, 400, 413)
     assert response.data is not None
     response.close()
+
+
+openai_names = st.sampled_from([*ChatBody.model_fields, *UNSERVED, "prompt"])
+openai_values = json_values | st.lists(st.integers(-1, 300), max_size=4)
+openai_bodies = st.dictionaries(openai_names, openai_values, max_size=3).map(
+    lambda body: json.dumps({"model": "hearth-tiny", "prompt": "a", "max_tokens": 3} | body)
+)
+
+
+@settings(max_examples=2000, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+@given(openai_bodies, st.sampled_from(["completions", "chat/completions", "tokenize"]))
+def test_no_body_of_an_openai_client_is_answered_with_500(
+    client: FlaskClient, body: str, route: str
+) -> None:
+    with client.post(f"/v1/{route}", data=body, content_type="application/json") as response:
+        assert response.status_code in (200, 400, 404, 413)
+        assert response.data is not None
 
 
 def test_optimizer_is_served_by_the_same_application(client: FlaskClient) -> None:

@@ -16,22 +16,24 @@ def parse(**fields: Any) -> Any:
 
 def test_defaults() -> None:
     body = parse()
-    assert (body.text, body.max_tokens, body.stop_strings) == ("hello", 128, ())
-    assert (body.return_prompt, body.session_id) == (False, None)
-    assert (body.sampling.temperature, body.sampling.top_p, body.sampling.top_k) == (1.0, 0.9, 40)
+    params, sampling = body.params, body.params.sampling
+    assert (body.text, params.max_tokens, params.stop_strings) == ("hello", 128, ())
+    assert (body.return_prompt, params.session_id) == (False, None)
+    assert (sampling.temperature, sampling.top_p, sampling.top_k) == (1.0, 0.9, 40)
 
 
 def test_numbers_may_come_as_strings() -> None:
     body = parse(temperature="0.7", top_p=" 0.5 ", top_k=" 40 ", max_tokens=40.0)
-    assert (body.sampling.temperature, body.sampling.top_p) == (0.7, 0.5)
-    assert (body.sampling.top_k, body.max_tokens) == (40, 40)
+    sampling = body.params.sampling
+    assert (sampling.temperature, sampling.top_p, sampling.top_k) == (0.7, 0.5, 40)
+    assert body.params.max_tokens == 40
 
 
 def test_null_means_absent() -> None:
     fields = ("temperature", "top_p", "top_k", "max_tokens", "stop_sequence", "seed", "session_id")
     body = parse(**dict.fromkeys(fields), return_prompt=None)
-    assert body.max_tokens == 128
-    assert body.stop_strings == ()
+    assert body.params.max_tokens == 128
+    assert body.params.stop_strings == ()
     assert body.return_prompt is False
 
 
@@ -53,21 +55,21 @@ def test_booleans(given: object, read: bool) -> None:
 
 
 def test_stop_sequence_is_a_string_or_up_to_eight() -> None:
-    assert parse(stop_sequence=".").stop_strings == (".",)
-    assert parse(stop_sequence="").stop_strings == ()
-    assert parse(stop_sequence=list("abcdefgh")).stop_strings == tuple("abcdefgh")
+    assert parse(stop_sequence=".").params.stop_strings == (".",)
+    assert parse(stop_sequence="").params.stop_strings == ()
+    assert parse(stop_sequence=list("abcdefgh")).params.stop_strings == tuple("abcdefgh")
 
 
 @pytest.mark.parametrize("temperature", [0, 0.01, 100])
 def test_temperature_zero_and_the_bounds_are_accepted(temperature: float) -> None:
-    assert parse(temperature=temperature).sampling.temperature == temperature
-    assert parse(temperature=temperature).sampling.is_greedy is (temperature == 0)
+    assert parse(temperature=temperature).params.sampling.temperature == temperature
+    assert parse(temperature=temperature).params.sampling.is_greedy is (temperature == 0)
 
 
 def test_same_seed_is_kept_and_no_seed_is_drawn() -> None:
-    assert parse(seed=7).sampling.seed == 7
-    assert parse(seed=-1).sampling.seed == 2**64 - 1
-    assert parse().sampling.seed != parse().sampling.seed
+    assert parse(seed=7).params.sampling.seed == 7
+    assert parse(seed=-1).params.sampling.seed == 2**64 - 1
+    assert parse().params.sampling.seed != parse().params.sampling.seed
 
 
 def test_unknown_fields_are_ignored() -> None:

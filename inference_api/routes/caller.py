@@ -1,0 +1,39 @@
+"""Who is asking: request ids, the team that the proxy named, and the body they sent.
+
+Every response carries an `X-Request-Id`: the client's own where it is usable, else a new one.
+"""
+
+import re
+import uuid
+
+from flask import Flask, Response, g, request
+
+from inference_api.errors import InvalidRequest
+from inference_api.streaming import Caller
+
+USABLE_ID = re.compile(r"[!-~]{1,128}")
+
+
+def register_request_ids(app: Flask) -> None:
+    @app.before_request
+    def take_request_id() -> None:
+        given = request.headers.get("X-Request-Id", "")
+        g.request_id = given if USABLE_ID.fullmatch(given) else uuid.uuid4().hex
+
+    @app.after_request
+    def echo_request_id(response: Response) -> Response:
+        response.headers["X-Request-Id"] = g.request_id
+        return response
+
+
+def caller_of_request() -> Caller:
+    """Who sent the request that this thread is answering."""
+    team_id = request.headers.get("X-Team-Id")  # set by the proxy, which strips its clients' own
+    return Caller(g.request_id, team_id, request.environ.get("gunicorn.socket"))
+
+
+def json_body() -> bytes:
+    """The body of this request. Raises InvalidRequest when it is not declared to be JSON."""
+    if not request.is_json:
+        raise InvalidRequest("Request was not JSON")
+    return request.get_data(cache=False)

@@ -1,0 +1,232 @@
+"""The official OpenAI client against the mock server: what it sends is understood, what it gets
+it understands."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+import requests
+
+from benchmarking.serving import MOCK_APP, ServedApi, eventually, post_bytes, served
+
+MODEL = "hearth-tiny"
+HELLO: list[Any] = [{"role": "user", "content": "hello"}]
+ECHO = "User: hello\nAI: "  # what the mock makes of it
+
+
+@pytest.fixture(scope="module")
+def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedApi]:
+    with served(tmp_path_factory.mktemp("openai") / "log", MOCK_APP) as api:
+        yield api
+
+
+@pytest.fixture(scope="module")
+def client(api: ServedApi) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{api.url}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+def test_models_are_listed_and_found_by_id(client: openai.OpenAI) -> None:
+    assert [model.id for model in client.models.list()] == [MODEL, "falcon40b"]
+    assert client.models.retrieve("falcon40b").id == "falcon40b"
+    with pytest.raises(openai.NotFoundError):
+        client.models.retrieve("gpt-5")
+
+
+def test_chat_completion(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(model=MODEL, messages=HELLO)
+    assert answer.object == "chat.completion"
+    assert answer.choices[0].message.role == "assistant"
+    assert answer.choices[0].message.content == ECHO
+    assert answer.choices[0].finish_reason == "stop"
+    assert answer.usage is not None
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (len(ECHO), len(ECHO))
+    assert answer.usage.total_tokens == 2 * len(ECHO)
+
+
+def test_usage_carries_the_servers_own_times(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(model=MODEL, messages=HELLO)
+    assert answer.usage is not None
+    times: Any = answer.usage.model_dump()
+    assert 0 < times["time_to_first_token"] <= times["total_latency"]
+    assert times["completion_tokens_after_first_per_sec"] > 0
+    assert times["completion_tokens_after_first_per_sec_first_ten"] > 0
+    assert times["batch_size_used"] == 1
+
+
+def test_streamed_chat_ends_with_finish_usage_and_done(
+    api: ServedApi, client: openai.OpenAI
+) -> None:
+    with client.chat.completions.create(
+        model=MODEL,
+        messages=HELLO,
+        max_completion_tokens=5,
+        stream=True,
+        stream_options={"include_usage": True},
+    ) as stream:
+        chunks = list(stream)
+    *pieces, finish, usage = chunks
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in pieces) == ECHO[:5]
+    assert pieces[0].choices[0].delta.role == "assistant"
+    assert pieces[0].choices[0].delta.content
+    assert finish.choices[0].finish_reason == "length"
+    assert finish.choices[0].delta.content is None
+    assert usage.choices == []
+    assert usage.usage is not None
+    assert usage.usage.completion_tokens == 5
+    body = {"model": MODEL, "messages": HELLO, "stream": True}
+    raw = requests.post(f"{api.url}/v1/chat/completions", json=body, timeout=30)
+    assert raw.headers["Content-Type"].startswith("text/event-stream")
+    assert raw.text.endswith("data: [DONE]\n\n")
+
+
+def test_usage_comes_in_every_chunk_on_request(api: ServedApi) -> None:
+    body = {
+        "model": MODEL,
+        "prompt": "abc",
+        "stream": True,
+        "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+    }
+    lines = requests.post(f"{api.url}/v1/completions", json=body, timeout=30).text.split("\n\n")
+    counts = [line.count('"completion_tokens":') for line in lines if "choices" in line]
+    assert counts == [1] * len(counts)
+
+
+def test_completion_of_text_and_of_token_ids(client: openai.OpenAI) -> None:
+    text = client.completions.create(model=MODEL, prompt="good morning", max_tokens=4)
+    ids = client.completions.create(model=MODEL, prompt=list(b"good morning"), max_tokens=4)
+    assert text.object == "text_completion"
+    assert text.choices[0].text == ids.choices[0].text == "good"
+    assert text.choices[0].finish_reason == "length"
+
+
+def test_completion_has_sixteen_tokens_unless_told_otherwise(client: openai.OpenAI) -> None:
+    assert client.completions.create(model=MODEL, prompt="x" * 40).choices[0].text == "x" * 16
+
+
+def test_several_prompts_and_several_choices(client: openai.OpenAI) -> None:
+    answer = client.completions.create(model=MODEL, prompt=["one", "three"], n=2)
+    assert [choice.text for choice in answer.choices] == ["one", "one", "three", "three"]
+    assert [choice.index for choice in answer.choices] == [0, 1, 2, 3]
+    assert answer.usage is not None
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (8, 16)
+
+
+def test_streamed_completion(client: openai.OpenAI) -> None:
+    with client.completions.create(model=MODEL, prompt="flow", stream=True) as stream:
+        chunks = list(stream)
+    assert [chunk.choices[0].text for chunk in chunks] == ["f", "l", "o", "w", ""]
+    assert [chunk.choices[0].finish_reason for chunk in chunks] == [None] * 4 + ["stop"]
+
+
+def test_stop_text_parts_and_the_developer_role(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(
+        model=MODEL,
+        messages=[
+            {"role": "developer", "content": "Be brief."},
+            {"role": "user", "content": [{"type": "text", "text": "he"}]},
+        ],
+        stop=["he"],
+    )
+    assert answer.choices[0].message.content == "System: Be brief.\nUser: "
+
+
+def test_tokens_out_and_back(api: ServedApi) -> None:
+    tokens = requests.post(f"{api.url}/v1/tokenize", json={"prompt": "hé"}, timeout=10).json()
+    assert tokens == {"count": 3, "max_model_len": 2048, "tokens": list("hé".encode())}
+    body = {"tokens": tokens["tokens"]}
+    back = requests.post(f"{api.url}/v1/detokenize", json=body, timeout=10).json()
+    assert back == {"prompt": "hé"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"logprobs": True}, "logprobs"),
+        ({"temperature": 3.0}, "temperature"),
+        ({"top_p": 0}, "top_p"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"n": 2, "stream": True}, "n"),
+        ({"stop": ["a"] * 9}, "stop"),
+        ({"logit_bias": {"99999": 1}}, "logit_bias"),
+        ({"stream_options": {"include_usage": True}}, "stream_options"),
+        ({"extra_body": {"colour": "blue"}}, "colour"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages"),
+        ({"messages": [{"role": "user", "content": "x" * 3000}]}, "text"),
+    ],
+)
+def test_what_is_not_served_is_refused_by_name(
+    client: openai.OpenAI, fields: dict[str, Any], param: str
+) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.chat.completions.create(**({"model": MODEL, "messages": HELLO} | fields))
+    assert caught.value.param == param
+    assert caught.value.type == "invalid_request_error"
+
+
+def test_what_asks_for_nothing_is_accepted(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(
+        model=MODEL,
+        messages=HELLO,
+        user="me",
+        tools=[],
+        logprobs=False,
+        response_format={"type": "text"},
+        metadata={"a": "b"},
+    )
+    assert answer.choices[0].message.content == ECHO
+
+
+def test_unknown_model_is_not_found(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.NotFoundError) as caught:
+        client.chat.completions.create(model="gpt-5", messages=HELLO)
+    assert caught.value.code == "model_not_found"
+
+
+def test_token_ids_beyond_the_vocabulary_are_refused(api: ServedApi) -> None:
+    body = {"model": MODEL, "prompt": [1, 257]}
+    response = requests.post(f"{api.url}/v1/completions", json=body, timeout=10)
+    assert response.status_code == 400
+    assert "Token id 257" in response.json()["message"]
+    assert api.state()["status"] == "ready"
+
+
+def test_cancelled_stream_frees_its_row(tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = tmp_path_factory.mktemp("cancel")
+    with (
+        served(folder / "log", MOCK_APP, MOCK_TOKENS_PER_SECOND=20) as api,
+        openai.OpenAI(base_url=f"{api.url}/v1", api_key="none", max_retries=0) as client,
+    ):
+        stream = client.completions.create(
+            model=MODEL, prompt="x" * 900, max_tokens=900, stream=True
+        )
+        assert next(iter(stream)).choices[0].text == "x"
+        stream.close()
+        eventually(api.is_idle)
+        with pytest.raises(openai.APITimeoutError):
+            client.with_options(timeout=1.0).completions.create(
+                model=MODEL, prompt="x" * 900, max_tokens=900
+            )
+        eventually(api.is_idle)
+
+
+def test_overload_is_the_clients_internal_server_error(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    settings = {"USER_ROWS": 1, "MAX_INPUT_QSIZE": 1, "MOCK_TOKENS_PER_SECOND": 20}
+    folder = tmp_path_factory.mktemp("overload")
+    with (
+        served(folder / "log", MOCK_APP, **settings) as api,
+        openai.OpenAI(base_url=f"{api.url}/v1", api_key="none", max_retries=0) as client,
+        api.open_stream(text="x" * 900, max_tokens=900),
+    ):
+        waiting = api.send_raw(post_bytes("/inference", b'{"text": "y"}'))
+        eventually(lambda: api.state()["queued"] == 1)
+        with pytest.raises(openai.InternalServerError) as caught:
+            client.completions.create(model=MODEL, prompt="z")
+        assert caught.value.status_code == 503
+        assert caught.value.code == "queue_full"
+        waiting.close()
