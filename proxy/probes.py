@@ -20,6 +20,7 @@ from proxy.errors import Headers
 log = logging.getLogger(__name__)
 
 CLIENT_TIMEOUT_S = 5.0
+POLL_S = 0.1  # how soon it notices that it shall stop
 
 Answer = tuple[str, str, bytes]  # status line, content type, body
 
@@ -71,7 +72,7 @@ class ControlServer:
             log.error("no metrics on %s:%d: %s", host, port, error)
             return
         self._thread = threading.Thread(
-            target=self._server.serve_forever, name="proxy-control", daemon=True
+            target=self._server.serve_forever, args=(POLL_S,), name="proxy-control", daemon=True
         )
         self._thread.start()
 

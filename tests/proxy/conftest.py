@@ -5,7 +5,18 @@ from pathlib import Path
 
 import pytest
 
-from tests.proxy.support import ProxyProcess, ScriptedUpstream, running_proxy
+from tests.proxy.support import (
+    ProxyProcess,
+    ScriptedUpstream,
+    running_proxy,
+    wait_for_ending_proxies,
+)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _ended_proxies() -> Iterator[None]:
+    yield
+    wait_for_ending_proxies()
 
 
 @pytest.fixture(scope="module")

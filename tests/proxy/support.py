@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import jwt
@@ -210,7 +210,6 @@ class ProxyProcess:
     audit_file: Path
     log_file: Path
     scheme: str = "http"
-    session: requests.Session = field(default_factory=requests.Session)
 
     @property
     def url(self) -> str:
@@ -275,7 +274,7 @@ def running_proxy(
     port: int | None = None,
     **env: str,
 ) -> Iterator[ProxyProcess]:
-    """A proxy process for as long as the block lasts; it must end by itself on SIGTERM."""
+    """A proxy process; told to end when the block does."""
     port, metrics_port = port or free_port(), free_port()
     settings = {
         "PATH": os.environ["PATH"],
@@ -305,15 +304,23 @@ def running_proxy(
         _wait_until_up(proxy)
         yield proxy
     finally:
-        proxy.session.close()
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)
+        _ending.append(proxy)
+
+
+def wait_for_ending_proxies() -> None:
+    """Every proxy must end by itself on SIGTERM. Looked at last, so that no test waits for it."""
+    for proxy in _ending:
         try:
-            process.wait(DEADLINE_S)
+            proxy.process.wait(DEADLINE_S)
         except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-            raise AssertionError(f"the proxy did not end:\n{proxy.log()}") from None
+            proxy.process.kill()
+            proxy.process.wait()
+            raise AssertionError(f"a proxy did not end:\n{proxy.log()}") from None
+
+
+_ending: list[ProxyProcess] = []
 
 
 def _wait_until_up(proxy: ProxyProcess) -> None:

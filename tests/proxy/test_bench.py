@@ -1,4 +1,7 @@
-"""The benchmark runs, in small, and finds every token in its place. No figure is checked."""
+"""The benchmark runs, for a moment, and finds every token of 500 streams in its place.
+
+No figure is checked: what a busy machine measures says nothing.
+"""
 
 import subprocess
 import sys
@@ -6,8 +9,8 @@ import sys
 from tests.proxy.support import ROOT
 
 
-def test_bench_proxy_measures_every_target() -> None:
-    load = ["--streams", "2", "--many", "4", "--rate", "20", "--seconds", "0.5"]
+def test_500_streams_through_every_target_lose_and_reorder_nothing() -> None:
+    load = ["--streams", "2", "--many", "500", "--rate", "5", "--seconds", "0.6"]
     result = subprocess.run(
         [sys.executable, "-m", "benchmarking.bench_proxy", *load],
         cwd=ROOT,
