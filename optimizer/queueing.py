@@ -11,7 +11,8 @@ sums are closed. Below it one number carries all that is needed,
 
 the inverse of Erlang's loss recursion (Cooper, Introduction to Queueing Theory, 1981, ch. 3,
 there for constant service). All terms are positive: nothing cancels, and an overflow to infinity
-means what it says (states above N have no weight). Only N <= 65,536 is computed.
+means what it says (states above N have no weight). For long chains with service times affine in
+n, E_N is an incomplete beta function. Only N <= 65,536 is computed.
 
 Units: milliseconds and requests per millisecond. Pure: any thread.
 """
@@ -19,6 +20,7 @@ Units: milliseconds and requests per millisecond. Pure: any thread.
 from dataclasses import dataclass
 
 import numpy as np
+from scipy.special import betaincc, betaln
 
 from optimizer.latency import (
     BoolArray,
@@ -32,9 +34,10 @@ from optimizer.latency import (
 
 MAX_BATCH = 65_536  # requests in service on one replica that the model follows
 
-# Stepping through n for all pairs at once pays while many pairs are left; the few with the
-# longest chains are summed one by one.
+# Up to here stepping through n, for all pairs at once, is quicker than a beta function. Longer
+# chains without a closed form are summed one by one, if they are few.
 LONG_CHAIN, MAX_LONG_CHAINS = 512, 32
+MAX_BETA = 1e9  # parameter beyond which the beta function loses digits
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,15 +104,52 @@ def analyze(replica: Replica, rate_per_ms: FloatArray) -> Performance:
 
 def _states_below_batch(replica: Replica, rate_per_ms: FloatArray) -> tuple[FloatArray, FloatArray]:
     """(E_N, mean number in the system given that it is below N), per pair."""
-    below, mean = np.empty_like(rate_per_ms), np.empty_like(rate_per_ms)
-    is_long = _few_longest(replica.max_batch)
-    others = np.flatnonzero(~is_long)
-    if others.size:
-        part = replica if others.size == is_long.size else replica.take(others)
-        below[others], mean[others] = _step_through_states(part, rate_per_ms[others])
-    for pair in np.flatnonzero(is_long):
-        only = replica.take(np.array([pair]))
-        below[pair], mean[pair] = _sum_over_states(only, float(rate_per_ms[pair]))
+    below, mean = _by_incomplete_beta(replica, rate_per_ms)
+    open_pairs = np.flatnonzero(np.isnan(below))
+    if open_pairs.size:
+        part, rates = replica.take(open_pairs), rate_per_ms[open_pairs]
+        is_long = _few_longest(part.max_batch)
+        others = np.flatnonzero(~is_long)
+        if others.size:
+            found = _step_through_states(part.take(others), rates[others])
+            below[open_pairs[others]], mean[open_pairs[others]] = found
+        for pair in np.flatnonzero(is_long):
+            found_one = _sum_over_states(part.take(np.array([pair])), float(rates[pair]))
+            below[open_pairs[pair]], mean[open_pairs[pair]] = found_one
+    return below, mean
+
+
+def _by_incomplete_beta(replica: Replica, rate_per_ms: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """E_N and the mean below N of long chains in closed form; NaN where that does not apply.
+
+    With service(n) = fixed + slope n, x = lambda slope and t = fixed / slope the weights are
+    w_n = C(n + t, n) x^n: a negative binomial, whose sum below N is an incomplete beta function,
+
+        sum_{n<N} w_n = (1 - x)^-(t+1) I_{1-x}(t + 1, N),   w_N = x^N / ((N+t+1) B(N+1, t+1)).
+    """
+    below = np.full(rate_per_ms.size, np.nan)
+    mean = np.full(rate_per_ms.size, np.nan)
+    model = replica.model
+    if not isinstance(model, PhaseModel) or not bool(np.any(replica.max_batch > LONG_CHAIN)):
+        return below, mean
+    chosen = np.flatnonzero(
+        (replica.max_batch > LONG_CHAIN)
+        & (model.fixed_ms < MAX_BETA * model.slope_ms)
+        & (rate_per_ms < replica.max_rate_per_ms())
+    )
+    part, rate = replica.take(chosen), rate_per_ms[chosen]
+    model = model.take(chosen)
+    n, x, t = (
+        part.max_batch.astype(np.float64),
+        rate * model.slope_ms,
+        model.fixed_ms / model.slope_ms,
+    )
+    with np.errstate(all="ignore"):
+        log_sum = np.log(betaincc(n, t + 1, x)) - (t + 1) * np.log1p(-x)
+        log_last = n * np.log(x) - np.log(n + t + 1) - betaln(n + 1, t + 1)
+        ratio = np.exp(log_sum - log_last)
+        below[chosen] = np.where(ratio > 0, ratio, np.nan)
+        mean[chosen] = _affine_mean_below(part, model, rate, below[chosen])
     return below, mean
 
 

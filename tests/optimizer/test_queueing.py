@@ -1,5 +1,8 @@
 """The closed forms against the chain itself, solved state by state."""
 
+from dataclasses import replace
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -53,17 +56,22 @@ def test_measures_are_those_of_the_chain_solved_as_linear_equations(seed: int, l
     assert met == pytest.approx(in_service / throughput, rel=1e-9)
 
 
-def test_long_chains_summed_one_by_one_agree_with_the_recursion(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    replicas = random_replicas(200, seed=5, max_batch=3000)
-    rate = 0.97 * replicas.max_rate_per_ms()
-    mixed = analyze(replicas, rate)
-    monkeypatch.setattr(queueing, "MAX_LONG_CHAINS", 200)
-    monkeypatch.setattr(queueing, "LONG_CHAIN", 0)
-    summed = analyze(replicas, rate)
-    np.testing.assert_allclose(mixed.latency.ttft_ms, summed.latency.ttft_ms, rtol=1e-8)
-    np.testing.assert_allclose(mixed.occupancy.in_service, summed.occupancy.in_service, rtol=1e-8)
+@pytest.mark.parametrize("load", [0.05, 0.6, 0.97, 0.999])
+def test_three_ways_to_sum_the_states_below_the_batch_agree(load: float) -> None:
+    """The recursion, the incomplete beta function and the plain sum of logarithms."""
+    rng = np.random.default_rng(4)
+    replicas = replace(random_replicas(60, seed=5), max_batch=rng.integers(600, 3000, 60))
+    rate = load * replicas.max_rate_per_ms()
+    with np.errstate(over="ignore"):  # to infinity, where the states above have no weight
+        stepped = queueing._step_through_states(replicas, rate)
+    closed = queueing._by_incomplete_beta(replicas, rate)
+    one_by_one = [
+        queueing._sum_over_states(replicas.take(np.array([i])), float(rate[i])) for i in range(60)
+    ]
+    for which in (0, 1):
+        summed = np.array([found[which] for found in one_by_one])
+        np.testing.assert_allclose(stepped[which], summed, rtol=1e-8)
+        np.testing.assert_allclose(closed[which], summed, rtol=1e-7)
 
 
 def test_overload_continues_what_holds_below_it() -> None:
@@ -77,19 +85,22 @@ def test_overload_continues_what_holds_below_it() -> None:
     np.testing.assert_allclose(just_below.loss, just_above.loss, rtol=1e-5)
 
 
-@given(
-    st.floats(0, 1e9), st.floats(0, 1e9), st.floats(0, 1e9), st.floats(0, 1e9),
-    st.integers(0, 10**6), st.integers(1, 10**6), st.integers(1, 2000), st.integers(1, 10**9),
-    st.floats(1e-12, 1e12),
-)  # fmt: skip
+SPEEDS = st.fixed_dictionaries({n: st.floats(0, 1e9) for n in ("alpha", "beta", "gamma", "delta")})
+SHAPES = st.fixed_dictionaries(
+    {
+        "in_tokens": st.integers(0, 10**6),
+        "out_tokens": st.integers(1, 10**6),
+        "batch": st.integers(1, 2000),
+        "queue": st.integers(1, 10**9),
+    }
+)
+
+
+@given(SPEEDS, SHAPES, st.floats(1e-12, 1e12))
 def test_extremes_give_finite_ordered_numbers(
-    alpha: float, beta: float, gamma: float, delta: float,
-    in_tokens: int, out_tokens: int, batch: int, queue: int, rate: float,
-) -> None:  # fmt: skip
-    one = replica(
-        alpha, beta, gamma, delta,
-        in_tokens=in_tokens, out_tokens=out_tokens, batch=batch, queue=queue,
-    )  # fmt: skip
+    speed: dict[str, float], requests: dict[str, Any], rate: float
+) -> None:
+    one = replica(**speed, **requests)
     if not one.model.is_valid()[0]:
         return
     found = analyze(one, np.array([rate]))
@@ -99,7 +110,7 @@ def test_extremes_give_finite_ordered_numbers(
     assert 0 <= found.loss[0] <= 1
     assert 0 <= found.utilization[0] <= 1
     assert found.throughput_per_ms[0] <= rate * (1 + 1e-9)
-    assert 1 <= found.occupancy.concurrency[0] <= batch
+    assert 1 <= found.occupancy.concurrency[0] <= requests["batch"]
 
 
 def test_latencies_without_slope_are_flat_and_finite() -> None:
