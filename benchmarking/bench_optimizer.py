@@ -8,18 +8,14 @@ this process, the least of three runs. Run it on an idle machine: the caches are
 
 import argparse
 import json
-import platform
 import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
-import numpy
-import scipy
-
+from benchmarking.machine import describe_machine
 from optimizer.allocation import Offers, offers
 from optimizer.optimize import SolveOptions, choose_solver, optimize
 from optimizer.replicas import SizingCache
@@ -185,19 +181,9 @@ def _cost(solution: Solution) -> float:
     return sum(p.candidate.cost for parts in solution.choices.values() for p in parts)
 
 
-def machine() -> str:
-    cpu = platform.processor() or platform.machine()
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        names = [line for line in info.read_text().splitlines() if line.startswith("model name")]
-        cpu = names[0].partition(":")[2].strip() if names else cpu
-    versions = f"Python {platform.python_version()}, numpy {numpy.__version__}"
-    return f"{cpu}, {versions}, scipy {scipy.__version__}, {datetime.now(UTC):%Y-%m-%d}"
-
-
 def report(phases: list[Phases], milp: tuple[float, Solution], scarce: Scarce) -> str:
     lines = [
-        machine(),
+        describe_machine("numpy", "scipy"),
         "",
         f"CPU seconds, {ACCELERATORS} accelerators, every load different:",
         "",
@@ -238,7 +224,7 @@ def main() -> None:
     print(report(phases, milp, scarce))
     if arguments.json:
         figures = {
-            "machine": machine(),
+            "machine": describe_machine("numpy", "scipy"),
             "phases": [vars(p) for p in phases],
             "milp": {"cpu_s": milp[0], "gap": milp[1].gap, "solver": milp[1].solver},
             "scarce": vars(scarce),

@@ -4,6 +4,7 @@ With -F as the first argument it keeps a system between requests; without, every
 its own, unless OPTIMIZER_STATEFUL says otherwise.
 """
 
+import logging
 import runpy
 import sys
 from pathlib import Path
@@ -34,6 +35,7 @@ class _Server(BaseApplication):
 
 
 def main() -> None:
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     settings = load_settings()
     if sys.argv[1:2] == ["-F"]:
         settings = settings.model_copy(update={"stateful": True})

@@ -10,8 +10,12 @@ from typing import Any
 
 import numpy as np
 
+from optimizer.allocation import value_of
 from optimizer.solver import Choice
 from optimizer.spec import AllocationData, AllocationPart, ServerSpec
+
+FLOAT32_MAX = float(np.finfo(np.float32).max)
+NO_TRAFFIC_PER_S = 1e-12  # below it energy per request means nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +43,14 @@ class Allocation:
     @property
     def cost(self) -> float:
         return sum(self.part_costs)
+
+    @property
+    def value(self) -> float:
+        """Cost of getting there; see `allocation.value_of`."""
+        first = self.parts[0]
+        if len(self.parts) == 1 and first.replicas == first.candidate.replicas:
+            return first.candidate.value
+        return value_of(self.server, first.candidate.accelerator, self.replicas, self.cost)
 
     @property
     def replicas(self) -> int:
@@ -82,6 +94,7 @@ class Allocation:
         power_w = sum(self.powers_w)
         served_per_s = self.demand_per_s * (1 - self.loss)
         return {
+            "value": shortest(self.value),
             "utilization": shortest(max(p.candidate.utilization for p in self.parts)),
             "cards": sum(part.cards for part in self.parts),
             "demandRPM": shortest(60 * self.demand_per_s),
@@ -93,7 +106,9 @@ class Allocation:
             "kept": self.is_kept,
             "powerWatts": shortest(power_w),
             "energyKWhPerDay": shortest(power_w * 24 / 1000),
-            "energyWhPerRequest": shortest(power_w / (3600 * served_per_s) if served_per_s else 0),
+            "energyWhPerRequest": shortest(
+                power_w / (3600 * served_per_s) if served_per_s > NO_TRAFFIC_PER_S else 0
+            ),
         }
 
 
@@ -175,4 +190,4 @@ def _part_cost(part: Choice) -> float:
 
 def shortest(value: float) -> float:
     """The shortest decimal that is the same float32: 75.3, not 75.30000305175781."""
-    return float(str(np.float32(value)))
+    return float(str(np.float32(value))) if abs(value) < FLOAT32_MAX else float(value)

@@ -6,7 +6,7 @@ gunicorn -c optimizer/gunicorn.conf.py "optimizer.app:create_app()"
 from flask import Flask, Response
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
-from optimizer.errors import StartupError, StoreFailed
+from optimizer.errors import InvalidRequest, StartupError, StoreFailed
 from optimizer.metrics import DesiredReplicas
 from optimizer.optimize import SolveOptions
 from optimizer.replicas import SizingCache
@@ -45,8 +45,8 @@ def create_service(settings: Settings) -> StatelessService | StatefulService:
         return StatelessService(options)
     try:
         return StatefulService(_create_store(settings), options)
-    except StoreFailed as error:
-        remedy = "set REDIS_URL or OPTIMIZER_STORE_PATH to a store that can be reached"
+    except (StoreFailed, InvalidRequest) as error:
+        remedy = "set REDIS_URL or OPTIMIZER_STORE_PATH to a store that can be read"
         raise StartupError([f"{error}; {remedy}"]) from error
 
 

@@ -153,12 +153,11 @@ class SizingCache:
         if not len(parameters):
             return np.empty((0, len(SizedRows.COLUMNS)))
         keys = parameters.view(f"V{parameters.strides[0]}").ravel().tolist()
-        known = self._rows
-        first_by_key = {key: row for row, key in enumerate(keys) if key not in known}
+        rows = self._rows
+        first_by_key = {key: row for row, key in enumerate(keys) if key not in rows}
         if first_by_key:
             new = ReplicaTable(parameters[list(first_by_key.values())]).size()
-            if len(known) + len(first_by_key) > MAX_CACHED:
-                known = {key: known[key] for key in keys if key in known}
-            known = known | dict(zip(first_by_key, new, strict=True))
-            self._rows = known
-        return np.array([known[key] for key in keys])
+            if len(rows) + len(first_by_key) > MAX_CACHED:
+                rows = self._rows = {key: rows[key] for key in keys if key in rows}
+            rows.update(zip(first_by_key, new, strict=True))
+        return np.array([rows[key] for key in keys])

@@ -5,6 +5,7 @@ held through a solve: an allocation must describe the very system it is stored i
 solves could together promise more cards than there are. Reads never wait for a solve.
 """
 
+import logging
 import threading
 import time
 from collections.abc import Callable
@@ -19,6 +20,8 @@ from optimizer.stabilize import Stability
 from optimizer.state import State, changes, from_records, next_state
 from optimizer.store import StateStore
 from optimizer.system import System
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +137,17 @@ class StatefulService:
 
 
 def _solve(state: State, flags: OptimizerSpec, options: ServiceOptions) -> Answer:
-    return optimize(state.system, flags, options.solve, options.stability(state))
+    start_s = time.perf_counter()
+    answer = optimize(state.system, flags, options.solve, options.stability(state))
+    logger.info(
+        "solved solver=%s servers=%d unallocated=%d cost=%.6g solve_ms=%.1f",
+        answer.solver,
+        len(state.system.servers),
+        len(answer.unallocated),
+        answer.total_cost,
+        1000 * (time.perf_counter() - start_s),
+    )
+    return answer
 
 
 def _solved(state: State, answer: Answer) -> tuple[State, dict[str, Any]]:

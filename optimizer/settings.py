@@ -17,7 +17,9 @@ class Settings(BaseSettings):
     port: int = Field(default=8080, ge=0, le=65535, validation_alias="INFERNO_PORT")
     stateful: bool = Field(default=False, validation_alias="OPTIMIZER_STATEFUL")
     redis_url: str = Field(default="", validation_alias="REDIS_URL")
-    store_path: Path = Field(default=Path("optimizer.db"), validation_alias="OPTIMIZER_STORE_PATH")
+    store_path: Path = Field(
+        default=Path("var/optimizer.db"), validation_alias="OPTIMIZER_STORE_PATH"
+    )
     threads: int = Field(default=16, ge=1, le=512, validation_alias="OPTIMIZER_THREADS")
     max_body_bytes: int = Field(
         default=64 * 2**20, ge=1024, validation_alias="OPTIMIZER_MAX_BODY_BYTES"

@@ -23,6 +23,8 @@ Text = Annotated[str, Field(max_length=500)]
 Count = Annotated[int, Field(ge=0, le=2**31 - 1)]
 Amount = Annotated[float, Field(ge=0, le=1e9)]
 Level = Annotated[float, Field(ge=0, le=1e12)]
+# What a solve may come to from fields within their bounds; sums of it stay within float32.
+Computed = Annotated[float, Field(ge=0, le=1e35)]
 # A measured load may be nonsense for one server; that server gets a reason, not the caller a 400.
 Measured = Annotated[float, Field(ge=-1e15, le=1e15)]
 MeasuredCount = Annotated[int, Field(ge=-(2**31), le=2**31 - 1)]
@@ -147,9 +149,9 @@ class AllocationPart(Body):
     accelerator: Text = ""
     num_replicas: Count = 0
     max_batch: Count = 0
-    cost: Annotated[float, Field(ge=0, le=3e38)] = 0.0
-    itl_average: Level = 0.0
-    ttft_average: Level = 0.0
+    cost: Computed = 0.0
+    itl_average: Computed = 0.0
+    ttft_average: Computed = 0.0
     load: LoadSpec = LoadSpec()
 
 

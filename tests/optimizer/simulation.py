@@ -19,6 +19,15 @@ FloatArray = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
+class Effort:
+    """`events` counted in each of `copies` independent runs of a process."""
+
+    events: int
+    copies: int
+    seed: int
+
+
+@dataclass(frozen=True)
 class ChainRun:
     """Time averages per process."""
 
@@ -32,41 +41,38 @@ def simulate_chains(
     rate_per_ms: FloatArray,
     max_batch: npt.NDArray[np.int64],
     max_queue: npt.NDArray[np.int64],
-    *,
-    events: int,
-    copies: int,
-    seed: int,
+    effort: Effort,
 ) -> ChainRun:
-    """Arrivals and departures of every process, `copies` of each, `events` after as many again
-    to forget the empty start. `service_ms[p, n]` is the service time with n in service.
+    """Arrivals and departures of every process, after as many again to forget the empty start.
 
-    The integral of the queue's length is the sum of the waits, path by path, and that of the
-    number in service the sum of the services; over the departures they are the mean times.
+    `service_ms[p, n]` is the service time with n in service. The integral of the queue's length
+    is the sum of the waits, path by path, and that of the number in service the sum of the
+    services; over the departures they are the mean times.
     """
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(effort.seed)
     processes = rate_per_ms.size
-    of = np.repeat(np.arange(processes), copies)
+    of = np.repeat(np.arange(processes), effort.copies)
     arrival, batch = rate_per_ms[of], max_batch[of]
     capacity = batch + max_queue[of]
     state = np.zeros(of.size, dtype=np.int64)
     elapsed, waiting, serving, left = (np.zeros(of.size) for _ in range(4))
-    for event in range(2 * events):
+    for event in range(2 * effort.events):
         busy = np.minimum(state, batch)
         leaving = busy / service_ms[of, busy]
         entering = np.where(state < capacity, arrival, 0.0)
         total = entering + leaving
-        if event >= events:
+        if event >= effort.events:
             dwell = rng.standard_exponential(of.size) / total
             elapsed += dwell
             waiting += dwell * (state - busy)
             serving += dwell * busy
         departs = rng.random(of.size) * total < leaving
-        if event >= events:
+        if event >= effort.events:
             left += departs
         state += np.where(departs, -1, 1)
 
     def per_process(values: FloatArray) -> FloatArray:
-        total_by_process: FloatArray = values.reshape(processes, copies).sum(axis=1)
+        total_by_process: FloatArray = values.reshape(processes, effort.copies).sum(axis=1)
         return total_by_process
 
     departures = per_process(left)
@@ -156,7 +162,8 @@ def comparison() -> list[tuple[str, float, float, float, float, float, float]]:
     rows = []
     for shape in SHAPES:
         one = replica(
-            shape.alpha, shape.beta, shape.gamma, shape.delta, in_tokens=shape.in_tokens,
+            alpha=shape.alpha, beta=shape.beta, gamma=shape.gamma, delta=shape.delta,
+            in_tokens=shape.in_tokens,
             out_tokens=shape.out_tokens, batch=shape.batch, queue=10 * shape.batch,
         )  # fmt: skip
         for load in LOADS:

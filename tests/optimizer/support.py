@@ -72,11 +72,16 @@ def options(**fields: Any) -> ServiceOptions:
 
 
 def replica(
-    alpha: float = 10, beta: float = 0.3, gamma: float = 20, delta: float = 0.01, *,
-    in_tokens: float = 128, out_tokens: float = 512, batch: int = 16, queue: int = 160,
-) -> Replica:  # fmt: skip
-    """One pair."""
-    values = (alpha, beta, gamma, delta, in_tokens, out_tokens)
+    *,
+    in_tokens: float = 128,
+    out_tokens: float = 512,
+    batch: int = 16,
+    queue: int = 160,
+    **speed: float,
+) -> Replica:
+    """One pair; `speed` in alpha, beta, gamma, delta."""
+    parms = {"alpha": 10.0, "beta": 0.3, "gamma": 20.0, "delta": 0.01} | speed
+    values = (*parms.values(), in_tokens, out_tokens)
     model = PhaseModel(*(np.array([float(value)]) for value in values))
     return Replica(model, np.array([batch]), np.array([queue]))
 

@@ -105,4 +105,4 @@ def test_store_is_redis_if_a_url_is_set(
         with running(tmp_path, "-m", "optimizer", "-F", REDIS_URL=url_of_redis) as (url, _):
             call(f"{url}/addModel/m")
             assert call(f"{url}/getModels")[1] == ["m"]
-    assert (tmp_path / "optimizer.db").exists() == (store == "sqlite")
+    assert (tmp_path / "var" / "optimizer.db").exists() == (store == "sqlite")
