@@ -157,17 +157,13 @@ class Answer:
         changes = {}
         for name, allocation in self.allocations.items():
             old, new = allocation.server.current_alloc, desired[name]
-            if _shape(old) != _shape(new):
+            if old.shape() != new.shape():
                 changes[name] = {
                     "from": {"accelerator": old.accelerator, "numReplicas": old.num_replicas},
                     "to": {"accelerator": new.accelerator, "numReplicas": new.num_replicas},
                     "costDifference": shortest(new.total_cost - old.total_cost),
                 }
         return changes
-
-
-def _shape(allocation: AllocationData) -> list[tuple[str, int]]:
-    return [(part.accelerator, part.num_replicas) for part in allocation.each_part()]
 
 
 def _to_part(part: Choice, server: ServerSpec) -> AllocationPart:

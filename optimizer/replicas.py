@@ -12,7 +12,7 @@ from optimizer.sizing import Targets, size
 from optimizer.spec import PerfData
 
 QUEUE_PER_BATCH = 10  # places to wait per place in service, where no maxQueueSize is given
-MAX_CACHED = 500_000  # distinct parameter sets remembered, about 150 bytes each
+MAX_CACHED = 200_000  # distinct parameter sets remembered, some 300 bytes each
 
 _ITERATES, _ALPHA, _BETA, _GAMMA, _DELTA, _IN, _OUT, _BATCH, _QUEUE, _TTFT, _ITL, _TPS = range(12)
 

@@ -169,6 +169,10 @@ class AllocationData(AllocationPart):
         every: list[AllocationPart] = list(self.parts) if self.parts else [self]
         return [part for part in every if part.accelerator and part.num_replicas]
 
+    def shape(self) -> list[tuple[str, int]]:
+        """What runs: accelerators and replicas."""
+        return [(part.accelerator, part.num_replicas) for part in self.each_part()]
+
 
 class ServerSpec(Body):
     """A model served in a class. Its load is that of `current_alloc`."""

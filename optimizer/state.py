@@ -13,7 +13,6 @@ from pydantic import Field
 
 from optimizer.spec import (
     AcceleratorSpec,
-    AllocationData,
     Name,
     OptimizerSpec,
     PerfData,
@@ -83,19 +82,17 @@ def next_state(old: State, system: System, now_s: float) -> State:
         if before is server:
             continue
         same.discard(name)
-        if before is not None and shape(before.current_alloc) != shape(server.current_alloc):
+        if before is not None and before.current_alloc.shape() != server.current_alloc.shape():
             changed_at[name] = now_s
     return State(system, changed_at, frozenset(same) & system.servers.keys())
-
-
-def shape(allocation: AllocationData) -> list[tuple[str, int]]:
-    """What runs: accelerators and replicas."""
-    return [(part.accelerator, part.num_replicas) for part in allocation.each_part()]
 
 
 def changes(old: State, new: State) -> list[Record]:
     """The records by which two states differ."""
     before, after = _tables(old), _tables(new)
+    if old.system.models is not new.system.models:
+        before |= _model_tables(old.system)
+        after |= _model_tables(new.system)
     return [record for kind in after for record in _table_changes(kind, before[kind], after[kind])]
 
 
@@ -120,17 +117,22 @@ def _tables(state: State) -> dict[str, Mapping[str, object]]:
     return {
         "accelerator": system.accelerators,
         "capacity": system.capacities,
+        "class": system.classes,
+        "server": system.servers,
+        "optimizer": {_SINGLE: system.optimizer},
+        "changed_at": state.changed_at_s,
+        "allocated": dict.fromkeys(state.allocated, True),
+    }
+
+
+def _model_tables(system: System) -> dict[str, Mapping[str, object]]:
+    return {
         "model": dict.fromkeys(system.models, True),
         "perf": {
             encode_compact([model, accelerator]): perf
             for model, by_accelerator in system.models.items()
             for accelerator, perf in by_accelerator.items()
         },
-        "class": system.classes,
-        "server": system.servers,
-        "optimizer": {_SINGLE: system.optimizer},
-        "changed_at": state.changed_at_s,
-        "allocated": dict.fromkeys(state.allocated, True),
     }
 
 

@@ -56,16 +56,13 @@ def add_read_routes(http: Http, service: OptimizerService) -> None:
 def add_query_routes(http: Http, service: OptimizerService) -> None:
     """Ours: why, what if, how to get there, and the state itself."""
 
-    def ask(path: str, answer: Callable[[], Any]) -> None:
-        http.post(path, answer)
-
     solve = service.options.solve
     http.get("/explain/<path:name>", lambda name: explain(service.state.system, name, solve.cache))
     http.get("/plan", lambda: plan(service.state.system, service.state.allocated))
     http.get("/state", lambda: state_response(service.state))
-    ask("/analyze", lambda: analyze(http.body(AnalyzeQuery), service.state.system))
-    ask("/size", lambda: size(http.body(SizeQuery), service.state.system))
-    ask("/whatif", lambda: what_if(http.body(WhatIfQuery), service.state.system, solve))
+    http.post("/analyze", lambda: analyze(http.body(AnalyzeQuery), service.state.system))
+    http.post("/size", lambda: size(http.body(SizeQuery), service.state.system))
+    http.post("/whatif", lambda: what_if(http.body(WhatIfQuery), service.state.system, solve))
 
 
 def with_two_names(

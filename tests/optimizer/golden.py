@@ -18,9 +18,20 @@ NO_OUTPUT = "arrivals with avgOutTokens=0 are taken for idleness; they are prefi
 TPS_ONLY = "a throughput target hides arrivals; the larger demand counts"
 CONSTANT_ITL = "a constant ITL (batch 1 or beta 0) is compared the wrong way round"
 NO_PREFILL = "without input tokens gamma is still subtracted from the service time"
-NOT_READ = "negative minNumReplicas and fractional integers are refused"
-SOLVER_FAILS = "the MILP as a whole fails, crashes or reports what it did not solve"
-NO_ANSWER = "service times of 0 make it loop for ever"
+
+REFUSED = {
+    "q16": "a negative minimum of replicas is taken for a negative cost",
+    "q36": "fractional integers are refused there too",
+    "q37": "so are integers written as 2.0",
+}
+ANSWERED = {  # case -> servers allocated here; the reference fails as a whole
+    "q25": {"s1"},  # one server without candidates makes its MILP infeasible
+    "q26": {"s1", "s2"},  # and so does one that scales to zero
+    "q29": set(),  # an unknown model crashes it
+    "q30": set(),  # no capacity crashes it
+    "q33": {"s1"},  # CPLEX is not installed
+    "q34": set(),  # service times of 0 make it loop for ever
+}
 
 
 @dataclass(frozen=True)
