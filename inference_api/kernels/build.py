@@ -1,0 +1,158 @@
+"""Compiles `src/` into one shared library, once for each state of sources, flags and compiler.
+
+Each variant (one instruction set) is a translation unit with flags of its own; which of them runs
+is decided when the library is used. `python -m inference_api.kernels.build` builds ahead of time.
+Loads no torch.
+"""
+
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+SOURCES = Path(__file__).resolve().parent / "src"
+ROOT = SOURCES.parent.parent.parent
+# In order of preference: the checkout's folder for made things, else beside the sources.
+FOLDERS = (ROOT / "var" / "kernels", SOURCES.parent / "built")
+COMPILERS = ("g++", "clang++", "c++")
+TIMEOUT_S = 300
+
+FLAGS = (
+    "-std=c++17",
+    "-O3",
+    "-fPIC",
+    "-pthread",
+    "-fvisibility=hidden",
+    "-ffp-contract=off",  # a product and a sum are fused where the source says so, nowhere else
+)
+AVX2 = ("-mavx2", "-mfma", "-mf16c")
+AVX512 = (*AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512vnni")
+UNITS: Mapping[str, Sequence[str]] = {"interface": (), "pool": (), "variant_portable": ()}
+X86_UNITS: Mapping[str, Sequence[str]] = {
+    "variant_avx2": AVX2,
+    "variant_avxvnni": (*AVX2, "-mavxvnni"),
+    "variant_avx512vnni": AVX512,
+}
+
+
+class BuildFailed(Exception):
+    """The library could not be built; the message says why and what to do."""
+
+
+def library_path() -> Path:
+    """The library, built first if it is not there yet. Raises BuildFailed.
+
+    Processes that build at the same time do not disturb each other: each writes elsewhere and
+    moves the finished file to its place.
+    """
+    compiler = find_compiler()
+    name = f"hearth_kernels-{_fingerprint(compiler)}.so"
+    for folder in FOLDERS:
+        if (folder / name).exists():
+            return folder / name
+    folder = _writable_folder()
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        built = Path(scratch) / name
+        link(compiler, compile_units(compiler, units(), FLAGS, Path(scratch)), FLAGS, built)
+        os.replace(built, folder / name)
+    return folder / name
+
+
+def units() -> dict[str, Sequence[str]]:
+    """The translation units for this processor, and the flags that each adds to the common ones."""
+    is_x86 = platform.machine().lower() in ("x86_64", "amd64")
+    return {**UNITS, **(X86_UNITS if is_x86 else {})}
+
+
+def compile_units(
+    compiler: str, units: Mapping[str, Sequence[str]], flags: Sequence[str], folder: Path
+) -> list[Path]:
+    """Compile all `units` at the same time, into object files in `folder`. Raises BuildFailed."""
+    commands = {
+        folder / f"{unit}.o": [compiler, *flags, *extra, "-c", str(SOURCES / f"{unit}.cpp"), "-o"]
+        for unit, extra in units.items()
+    }
+    _run([[*command, str(target)] for target, command in commands.items()])
+    return list(commands)
+
+
+def link(
+    compiler: str, objects: Sequence[Path], flags: Sequence[str], target: Path, shared: bool = True
+) -> None:
+    """Raises BuildFailed."""
+    kind = ["-shared"] if shared else []
+    _run([[compiler, *flags, *kind, *map(str, objects), "-o", str(target)]])
+
+
+def find_compiler() -> str:
+    """The path of a C++ compiler. Raises BuildFailed."""
+    for name in COMPILERS:
+        path = shutil.which(name)
+        if path is not None:
+            return path
+    raise BuildFailed(
+        "there is no C++ compiler; install one (on Debian: apt-get install g++) and start again"
+    )
+
+
+def _fingerprint(compiler: str) -> str:
+    """Changes with everything that the library is made from."""
+    version = subprocess.run([compiler, "--version"], capture_output=True, timeout=TIMEOUT_S)
+    digest = hashlib.sha256(version.stdout)
+    digest.update(repr((FLAGS, sorted(units().items()), platform.machine())).encode())
+    for source in sorted(SOURCES.iterdir()):
+        digest.update(source.name.encode() + b"\0" + source.read_bytes() + b"\0")
+    return digest.hexdigest()[:16]
+
+
+def _writable_folder() -> Path:
+    for folder in FOLDERS:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError:
+            continue
+        if os.access(folder, os.W_OK):
+            return folder
+    raise BuildFailed(f"neither {FOLDERS[0]} nor {FOLDERS[1]} can be written; make one writable")
+
+
+def _run(commands: Sequence[list[str]]) -> None:
+    """Run all commands at the same time and wait for all of them. Raises BuildFailed."""
+    with ThreadPoolExecutor(max_workers=len(commands)) as threads:
+        failures = [failure for failure in threads.map(_failure, commands) if failure]
+    if failures:
+        raise BuildFailed(failures[0])
+
+
+def _failure(command: list[str]) -> str:
+    """Run `command`; why it failed, or nothing."""
+    try:
+        done = subprocess.run(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            timeout=TIMEOUT_S,
+        )
+    except subprocess.TimeoutExpired:
+        return f"compiling took more than {TIMEOUT_S} s; try again when the machine is less busy"
+    if done.returncode == 0:
+        return ""
+    return (
+        f"the compiler failed; use GCC 11, Clang 12 or newer. {' '.join(command)}: "
+        f"{done.stdout.strip()[-2000:]}"
+    )
+
+
+if __name__ == "__main__":
+    try:
+        print(library_path())
+    except BuildFailed as failure:
+        sys.exit(f"The kernels cannot be built: {failure}.")

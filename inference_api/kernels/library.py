@@ -1,0 +1,234 @@
+"""The library's operations on torch tensors.
+
+One `Kernels` object is one variant with its own threads. Its methods are for one thread at a time,
+the decode thread in a server; they release the GIL while they run. Between calls its threads sleep,
+after a few microseconds of waiting for the next one.
+"""
+
+import ctypes
+from collections.abc import Sequence
+from ctypes import c_char_p, c_float, c_int, c_int64, c_void_p
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from inference_api.kernels.build import BuildFailed, library_path
+
+Bits = Literal[8, 4]
+GROUP = 32  # inputs that share a scale; see src/layout.h
+PANEL = 32  # outputs that are packed together
+MAX_HEAD_DIM = 256
+SOURCE_TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
+
+
+class KernelsUnavailable(Exception):
+    """There is no library on this machine; the message says why and what to do."""
+
+
+class UnusableWeight(Exception):
+    """A weight that cannot be quantised; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class PackedWeight:
+    """A weight matrix [outputs, inputs] in packed form. `blocks` begins as zeros: see `pack`."""
+
+    bits: Bits
+    outputs: int
+    inputs: int
+    blocks: Tensor  # uint8
+
+    @staticmethod
+    def empty(bits: Bits, outputs: int, inputs: int) -> "PackedWeight":
+        """Raises UnusableWeight when the kernels have no such shape."""
+        if inputs % GROUP:
+            raise UnusableWeight(f"its {inputs} inputs are no multiple of {GROUP}")
+        size = _library().hearth_packed_bytes(bits, outputs, inputs)
+        return PackedWeight(bits, outputs, inputs, torch.zeros(size, dtype=torch.uint8))
+
+    def unpack(self) -> Tensor:
+        """The weights that the packed form stands for, float32 [outputs, inputs]."""
+        weights = torch.empty(self.outputs, self.inputs)
+        _library().hearth_unpack(
+            self.bits, self.blocks.data_ptr(), self.outputs, self.inputs, weights.data_ptr()
+        )
+        return weights
+
+
+class Kernels:
+    """Matrix products and attention, by the best variant this processor has or by a named one."""
+
+    def __init__(self, num_threads: int, variant: str | None = None) -> None:
+        """`num_threads` counts the calling thread. Raises KernelsUnavailable."""
+        self._library = _library()
+        supported = supported_variants()
+        self.variant = supported[0] if variant is None else variant
+        if self.variant not in supported:
+            raise KernelsUnavailable(
+                f"this processor has no {variant}; choose one of {', '.join(supported)}"
+            )
+        number = _all_variants().index(self.variant)
+        self._context = c_void_p(self._library.hearth_create(number, num_threads))
+        if not self._context:
+            raise KernelsUnavailable(f"{num_threads} threads could not be started; free memory")
+
+    def __del__(self) -> None:
+        if getattr(self, "_context", None):
+            self._library.hearth_destroy(self._context)
+
+    def pack(self, weights: Tensor, packed: PackedWeight, first_output: int = 0) -> None:
+        """Quantise `weights` [n, inputs] into outputs `first_output`… of `packed`, once.
+
+        float32, float16 and bfloat16 are read as they are. Raises UnusableWeight when a weight is
+        not finite or too large for a half precision scale.
+        """
+        outputs, inputs = weights.shape
+        assert inputs == packed.inputs
+        assert 0 <= first_output <= first_output + outputs <= packed.outputs
+        weights = weights.contiguous()
+        faulty = self._library.hearth_pack(
+            self._context,
+            packed.bits,
+            SOURCE_TYPES[weights.dtype],
+            weights.data_ptr(),
+            first_output,
+            outputs,
+            inputs,
+            packed.blocks.data_ptr(),
+        )
+        if faulty >= 0:
+            raise UnusableWeight(f"its row {faulty} has a weight that is not finite or too large")
+
+    def linear(self, x: Tensor, weight: PackedWeight, bias: Tensor | None = None) -> Tensor:
+        """`x` [rows, inputs] times the weight, plus bias [outputs]: [rows, outputs], float32.
+
+        Rows are quantised in groups of 32 to 8 bits. A row's result depends on that row alone,
+        bit for bit, and not on the number of threads.
+        """
+        rows, inputs = x.shape
+        assert inputs == weight.inputs
+        x = x.contiguous()
+        out = torch.empty(rows, weight.outputs)
+        if rows == 0:
+            return out
+        failed = self._library.hearth_linear(
+            self._context,
+            weight.bits,
+            weight.blocks.data_ptr(),
+            None if bias is None else _floats(bias),
+            _floats(x),
+            rows,
+            weight.outputs,
+            inputs,
+            out.data_ptr(),
+        )
+        if failed:
+            raise MemoryError(f"no memory to quantise {rows} rows of {inputs}")
+        return out
+
+    def attention(
+        self,
+        queries: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        rows: Sequence[int],
+        lengths: Sequence[int],
+        scale: float,
+        window: int | None = None,
+    ) -> Tensor:
+        """Query tokens over one layer of a static cache: [tokens, heads * head_dim], float32.
+
+        `queries` is [tokens, heads, head_dim]; `keys` and `values` are [rows, kv_heads, capacity,
+        head_dim] with head_dim up to 256. Token t sees the first `lengths[t]` >= 1 positions of
+        row `rows[t]`, or the last `window` of these. Its result depends on nothing else.
+        """
+        tokens, heads, head_dim = queries.shape
+        _, kv_heads, capacity, _ = keys.shape
+        assert keys.shape == values.shape
+        assert keys.stride() == values.stride()
+        assert keys.stride()[2:] == (head_dim, 1)
+        assert queries.stride()[1:] == (head_dim, 1)
+        assert head_dim <= MAX_HEAD_DIM
+        assert len(rows) == len(lengths) == tokens
+        assert all(0 <= row < keys.shape[0] for row in rows)
+        assert all(0 < length <= capacity for length in lengths)
+        out = torch.empty(tokens, heads * head_dim)
+        failed = self._library.hearth_attention(
+            self._context,
+            _floats(queries),
+            queries.stride(0),
+            _floats(keys),
+            _floats(values),
+            keys.stride(0),
+            keys.stride(1),
+            (c_int64 * tokens)(*rows),
+            (c_int64 * tokens)(*lengths),
+            tokens,
+            kv_heads,
+            heads // kv_heads,
+            head_dim,
+            window or 0,
+            scale,
+            out.data_ptr(),
+        )
+        if failed:
+            raise MemoryError(f"no memory to plan attention of {tokens} tokens")
+        return out
+
+
+def supported_variants() -> list[str]:
+    """What this processor can run, best first. Raises KernelsUnavailable."""
+    library = _library()
+    return [
+        name for number, name in enumerate(_all_variants()) if library.hearth_is_supported(number)
+    ]
+
+
+def _all_variants() -> list[str]:
+    library = _library()
+    names: list[str] = []
+    while (name := library.hearth_variant_name(len(names))) is not None:
+        names.append(name.decode())
+    return names
+
+
+@cache
+def _library() -> ctypes.CDLL:
+    """Loaded once. Raises KernelsUnavailable."""
+    try:
+        library = ctypes.CDLL(str(library_path()))
+    except (BuildFailed, OSError) as error:
+        raise KernelsUnavailable(str(error)) from error
+    pointer, size = c_void_p, c_int64
+    queries, caches = [pointer, size], [pointer, pointer, size, size]
+    signatures: dict[str, tuple[Any, list[Any]]] = {
+        "hearth_variant_name": (c_char_p, [c_int]),
+        "hearth_is_supported": (c_int, [c_int]),
+        "hearth_create": (pointer, [c_int, c_int]),
+        "hearth_destroy": (None, [pointer]),
+        "hearth_packed_bytes": (size, [c_int, size, size]),
+        "hearth_pack": (size, [pointer, c_int, c_int, pointer, size, size, size, pointer]),
+        "hearth_unpack": (None, [c_int, pointer, size, size, pointer]),
+        "hearth_linear": (
+            c_int,
+            [pointer, c_int, pointer, pointer, pointer, size, size, size, pointer],
+        ),
+        "hearth_attention": (
+            c_int,
+            [pointer, *queries, *caches, pointer, pointer, *[size] * 5, c_float, pointer],
+        ),
+    }
+    for name, (result, arguments) in signatures.items():
+        function = getattr(library, name)
+        function.restype, function.argtypes = result, arguments
+    return library
+
+
+def _floats(tensor: Tensor) -> int:
+    """The address of a float32 tensor in CPU memory."""
+    assert tensor.dtype == torch.float32
+    assert tensor.device.type == "cpu"
+    return tensor.data_ptr()

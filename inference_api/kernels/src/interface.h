@@ -1,0 +1,44 @@
+// The C interface. A context is one variant with its threads; one thread at a time may call into a
+// context. Sizes and pointers are trusted: the Python side has checked them.
+#pragma once
+
+#include <cstdint>
+
+#define HEARTH_EXPORT extern "C" __attribute__((visibility("default")))
+
+struct HearthContext;
+
+// Variants by number, best first; null after the last. Supported: whether this processor runs it.
+HEARTH_EXPORT const char* hearth_variant_name(int variant);
+HEARTH_EXPORT int hearth_is_supported(int variant);
+
+// Null when memory or threads are lacking.
+HEARTH_EXPORT HearthContext* hearth_create(int variant, int num_threads);
+HEARTH_EXPORT void hearth_destroy(HearthContext* context);
+
+// Bytes of a packed matrix [outputs][inputs]; `inputs` is a multiple of 32.
+HEARTH_EXPORT int64_t hearth_packed_bytes(int bits, int64_t outputs, int64_t inputs);
+
+// Packs rows [first, first + count) of a matrix into `packed`, which began as zeros. `type`: 0
+// float32, 1 float16, 2 bfloat16. Returns the index of a row with a weight that is not finite or
+// too large for its scale, or -1.
+HEARTH_EXPORT int64_t hearth_pack(HearthContext* context, int bits, int type, const void* weights,
+                                  int64_t first, int64_t count, int64_t inputs, void* packed);
+
+// What the packed weights stand for, as float32 [outputs][inputs].
+HEARTH_EXPORT void hearth_unpack(int bits, const void* packed, int64_t outputs, int64_t inputs,
+                                 float* weights);
+
+// out[r][o] = bias[o] + sum over i of x[r][i] w[o][i]; bias may be null. 0, or 1 without memory.
+HEARTH_EXPORT int hearth_linear(HearthContext* context, int bits, const void* packed,
+                                const float* bias, const float* x, int64_t rows, int64_t outputs,
+                                int64_t inputs, float* out);
+
+// See AttentionCall in kernels.h. Tokens of one cache row that follow each other share the reading
+// of its keys and values. 0, or 1 without memory.
+HEARTH_EXPORT int hearth_attention(HearthContext* context, const float* queries,
+                                    int64_t query_stride, const float* keys, const float* values,
+                                    int64_t row_stride, int64_t head_stride, const int64_t* rows,
+                                    const int64_t* lengths, int64_t tokens, int64_t kv_heads,
+                                    int64_t groups, int64_t head_dim, int64_t window, float scale,
+                                    float* out);

@@ -1,0 +1,139 @@
+// 256-bit registers: AVX2 with FMA and F16C, which is Intel from Haswell and AMD from Excavator on,
+// and what AVX-VNNI adds to it (Intel's cores from Alder Lake on).
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstring>
+
+#include "layout.h"
+
+namespace hearth {
+namespace {
+
+// What the two have in common. 16 registers do not hold the totals too: these stay in the first
+// level cache, where a group touches each of them once.
+struct Registers256 {
+  using Floats = __m256;
+  using Sums = __m256i;
+  static constexpr int kLanes = 8;
+
+  static Floats zero() { return _mm256_setzero_ps(); }
+  static void store(float* out, Floats values) { _mm256_storeu_ps(out, values); }
+  static Floats multiply(Floats a, float b) { return _mm256_mul_ps(a, _mm256_set1_ps(b)); }
+  static Floats multiply_add(Floats a, Floats b, Floats c) { return _mm256_fmadd_ps(a, b, c); }
+
+  static Floats halves(const uint16_t* values) {
+    return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(values)));
+  }
+
+  static __m256i broadcast(const int8_t* quad) {
+    int32_t bytes;
+    std::memcpy(&bytes, quad, sizeof bytes);
+    return _mm256_set1_epi32(bytes);
+  }
+
+  static __m256i load(const uint8_t (*quads)[kQuad], int vector) {
+    return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(quads + vector * kLanes));
+  }
+
+  static __m256i load_int4(const Int4Block& block, int quad, int vector) {
+    const __m256i pairs = load(block.pairs[quad / 2], vector);
+    const __m256i shifted = quad % 2 == 0 ? pairs : _mm256_srli_epi16(pairs, 4);
+    return _mm256_and_si256(shifted, _mm256_set1_epi8(0x0f));
+  }
+};
+
+struct Avx2 : Registers256 {
+  static constexpr int kVectors = 1;
+  static constexpr int kMaxRows = 6;
+
+  // Left alone, GCC turns the chain of additions into a tree, whose leaves outnumber the registers.
+  static Sums kept(Sums sums) {
+    __asm__("" : "+x"(sums));
+    return sums;
+  }
+
+  // vpmaddubsw adds two products in 16 bits and saturates, which values of 8 bits would reach. So
+  // the sign goes from the weight to the activation: 2 * 127 * 127 is below 2^15.
+  struct Int8 {
+    using Block = Int8Block;
+    struct Weights {
+      __m256i signs;
+      __m256i magnitudes;
+    };
+
+    static Sums start(int32_t) { return _mm256_setzero_si256(); }
+    static Weights weights(const Block& block, int quad, int vector) {
+      const __m256i offset = _mm256_set1_epi8(static_cast<char>(kInt8Offset));
+      const __m256i values = _mm256_xor_si256(load(block.values[quad], vector), offset);
+      return {values, _mm256_abs_epi8(values)};
+    }
+    static Sums dot(Sums sums, const Weights& weights, __m256i quads) {
+      const __m256i signed_quads = _mm256_sign_epi8(quads, weights.signs);
+      const __m256i pairs = _mm256_maddubs_epi16(weights.magnitudes, signed_quads);
+      return kept(_mm256_add_epi32(sums, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1))));
+    }
+    static Floats finish(Sums sums, int32_t) { return _mm256_cvtepi32_ps(sums); }
+  };
+
+  // All products of a group add up in 16 bits: 8 quads * 2 * 15 * 127 is below 2^15.
+  struct Int4 {
+    using Block = Int4Block;
+    using Weights = __m256i;
+    static_assert(kQuads * 2 * 15 * kInt8Max < 1 << 15);
+
+    static Sums start(int32_t) { return _mm256_setzero_si256(); }
+    static Weights weights(const Block& block, int quad, int vector) {
+      return load_int4(block, quad, vector);
+    }
+    static Sums dot(Sums sums, Weights weights, __m256i quads) {
+      return kept(_mm256_add_epi16(sums, _mm256_maddubs_epi16(weights, quads)));
+    }
+    static Floats finish(Sums sums, int32_t negative_sum) {
+      const __m256i offset = _mm256_set1_epi32(kInt4Offset * negative_sum);
+      const __m256i products = _mm256_madd_epi16(sums, _mm256_set1_epi16(1));
+      return _mm256_cvtepi32_ps(_mm256_add_epi32(products, offset));
+    }
+  };
+};
+
+#if defined(__AVXVNNI__)
+struct AvxVnni : Registers256 {
+  static constexpr int kVectors = 2;
+  static constexpr int kMaxRows = 5;
+
+  // Weights with an offset w + 2^n: the sum starts at minus the offset times the activations' sum.
+  template <int kOffsetBits>
+  struct Offset {
+    using Weights = __m256i;
+
+    static Sums start(int32_t negative_sum) {
+      return _mm256_slli_epi32(_mm256_set1_epi32(negative_sum), kOffsetBits);
+    }
+    static Sums dot(Sums sums, Weights weights, __m256i quads) {
+      return _mm256_dpbusd_avx_epi32(sums, weights, quads);
+    }
+    static Floats finish(Sums sums, int32_t) { return _mm256_cvtepi32_ps(sums); }
+  };
+
+  struct Int8 : Offset<7> {
+    using Block = Int8Block;
+
+    static Weights weights(const Block& block, int quad, int vector) {
+      return load(block.values[quad], vector);
+    }
+  };
+
+  struct Int4 : Offset<3> {
+    using Block = Int4Block;
+
+    static Weights weights(const Block& block, int quad, int vector) {
+      return load_int4(block, quad, vector);
+    }
+  };
+};
+#endif
+
+}  // namespace
+}  // namespace hearth

@@ -1,0 +1,118 @@
+// Arrays for registers: what any C++ compiler turns into the best it knows for the processor.
+#pragma once
+
+#include "half.h"
+#include "layout.h"
+#include "simd.h"
+
+namespace hearth {
+namespace {
+
+struct Portable {
+  static constexpr int kLanes = 8;
+  static constexpr int kVectors = 1;
+  static constexpr int kMaxRows = 2;
+
+  struct Floats {
+    float lanes[kLanes];
+  };
+  struct Sums {
+    int32_t lanes[kLanes];
+  };
+  struct Quad {
+    int8_t values[kQuad];
+  };
+  struct Weights {
+    int16_t lanes[kLanes][kQuad];
+  };
+
+  static Floats zero() { return {}; }
+
+  static void store(float* out, const Floats& values) {
+    for (int lane = 0; lane < kLanes; ++lane) {
+      out[lane] = values.lanes[lane];
+    }
+  }
+
+  static Floats multiply(Floats a, float b) {
+    for (float& lane : a.lanes) {
+      lane *= b;
+    }
+    return a;
+  }
+
+  static Floats multiply_add(const Floats& a, const Floats& b, Floats c) {
+    for (int lane = 0; lane < kLanes; ++lane) {
+      c.lanes[lane] = fused_multiply_add(a.lanes[lane], b.lanes[lane], c.lanes[lane]);
+    }
+    return c;
+  }
+
+  static Floats halves(const uint16_t* values) {
+    Floats floats;
+    for (int lane = 0; lane < kLanes; ++lane) {
+      floats.lanes[lane] = half_to_float(values[lane]);
+    }
+    return floats;
+  }
+
+  static Quad broadcast(const int8_t* quad) { return {{quad[0], quad[1], quad[2], quad[3]}}; }
+
+  // Weights lose their offset when they are loaded, so that no sum has to be corrected.
+  struct Signed {
+    static Sums start(int32_t) { return {}; }
+
+    static Sums dot(Sums sums, const Weights& weights, const Quad& quad) {
+      for (int lane = 0; lane < kLanes; ++lane) {
+        for (int i = 0; i < kQuad; ++i) {
+          sums.lanes[lane] += weights.lanes[lane][i] * quad.values[i];
+        }
+      }
+      return sums;
+    }
+
+    static Floats finish(const Sums& sums, int32_t) {
+      Floats floats;
+      for (int lane = 0; lane < kLanes; ++lane) {
+        floats.lanes[lane] = static_cast<float>(sums.lanes[lane]);
+      }
+      return floats;
+    }
+  };
+
+  struct Int8 : Signed {
+    using Block = Int8Block;
+    using Weights = Portable::Weights;
+
+    static Weights weights(const Block& block, int quad, int vector) {
+      Weights weights;
+      for (int lane = 0; lane < kLanes; ++lane) {
+        for (int i = 0; i < kQuad; ++i) {
+          const int value = block.values[quad][vector * kLanes + lane][i];
+          weights.lanes[lane][i] = static_cast<int16_t>(value - kInt8Offset);
+        }
+      }
+      return weights;
+    }
+  };
+
+  struct Int4 : Signed {
+    using Block = Int4Block;
+    using Weights = Portable::Weights;
+
+    static Weights weights(const Block& block, int quad, int vector) {
+      Weights weights;
+      const int shift = quad % 2 == 0 ? 0 : 4;
+      for (int lane = 0; lane < kLanes; ++lane) {
+        for (int i = 0; i < kQuad; ++i) {
+          const int pair = block.pairs[quad / 2][vector * kLanes + lane][i];
+          weights.lanes[lane][i] = static_cast<int16_t>((pair >> shift & 0x0f) - kInt4Offset);
+        }
+      }
+      return weights;
+    }
+  };
+};
+
+}  // namespace
+}  // namespace hearth

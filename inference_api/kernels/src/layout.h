@@ -1,0 +1,50 @@
+// The packed forms of weights and activations, shared by all variants. Types and constants only:
+// see kernels.h for why there is no code here.
+//
+// A weight matrix [outputs, inputs] is cut into panels of kPanel outputs, and a panel into groups
+// of kGroup inputs. A block is one group of one panel: the values, and one scale per output. The
+// blocks of a panel follow each other, so a panel is one stream of whole cache lines, read once for
+// as many rows of activations as the registers hold.
+//
+// Four neighbouring inputs ("a quad") of an output lie together, because the instructions that
+// matter multiply four bytes and add them up. A quad of 16 outputs is then one 512-bit register, of
+// 8 outputs one 256-bit register, and the activations that meet it are one broadcast quad.
+#pragma once
+
+#include <cstdint>
+
+namespace hearth {
+
+constexpr int kGroup = 32;  // inputs that share a scale
+constexpr int kPanel = 32;  // outputs that are packed together
+constexpr int kQuad = 4;    // inputs that one instruction multiplies and adds up
+constexpr int kQuads = kGroup / kQuad;
+
+// Values are stored with an offset, because the instructions take one factor unsigned.
+constexpr int kInt8Offset = 128;
+constexpr int kInt8Max = 127;  // -128 is not used: 2 * 127 * 127 still fits into 16 bits
+constexpr int kInt4Offset = 8;
+constexpr int kInt4Max = 7;
+
+struct Int8Block {
+  uint8_t values[kQuads][kPanel][kQuad];
+  uint16_t scales[kPanel];  // IEEE half precision
+};
+
+// Quads 2 i and 2 i + 1 share the bytes of pairs[i]: the even one has the low halves.
+struct Int4Block {
+  uint8_t pairs[kQuads / 2][kPanel][kQuad];
+  uint16_t scales[kPanel];  // IEEE half precision
+};
+
+constexpr int kCacheLine = 64;
+static_assert(sizeof(Int8Block) % kCacheLine == 0 && sizeof(Int4Block) % kCacheLine == 0);
+
+// One group of one row of activations: x[i] = scale * values[i].
+struct ActivationGroup {
+  int8_t values[kGroup];
+  float scale;           // NaN when an activation of the group is not finite
+  int32_t negative_sum;  // minus the sum of the values: takes the weights' offset out again
+};
+
+}  // namespace hearth

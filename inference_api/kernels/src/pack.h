@@ -1,0 +1,150 @@
+// Weights to blocks. Every variant packs the same bytes: sums are kept per lane, in a fixed order.
+#pragma once
+
+#include "half.h"
+#include "kernels.h"
+#include "quantise.h"
+
+namespace hearth {
+namespace {
+
+constexpr int kLanesOfSums = 8;
+constexpr float kLargestScale = 65504.0f;  // of half precision
+constexpr int kLeastInt4Ratio = 3;         // of a group's largest weight to its scale
+
+inline int clamp(int value, int low, int high) {
+  return value < low ? low : (value > high ? high : value);
+}
+
+inline int round_to_int(float value) {  // for magnitudes below 2^22
+  return static_cast<int>(bits_from_float(value + kRounder)) - kRounderBits;
+}
+
+inline float read_weight(SourceType type, const void* weights, int64_t index) {
+  switch (type) {
+    case SourceType::kFloat16:
+      return half_to_float(static_cast<const uint16_t*>(weights)[index]);
+    case SourceType::kBFloat16:
+      return bfloat16_to_float(static_cast<const uint16_t*>(weights)[index]);
+    default:
+      return static_cast<const float*>(weights)[index];
+  }
+}
+
+// The smallest half that is not below `value`: a scale rounded down would cut off the largest
+// weight.
+inline uint16_t half_not_below(float value) {
+  const uint16_t half = float_to_half(value);
+  return half_to_float(half) < value ? static_cast<uint16_t>(half + 1) : half;
+}
+
+inline void pack_group(const float* weights, int lane, Int8Block& block) {
+  const float largest = float_from_bits(largest_magnitude_bits(weights));
+  const uint16_t scale_bits = half_not_below(largest / kInt8Max);
+  const float scale = half_to_float(scale_bits);
+  for (int i = 0; i < kGroup; ++i) {
+    const float scaled = scale > 0.0f ? weights[i] / scale : 0.0f;
+    const int value = clamp(round_to_int(scaled), -kInt8Max, kInt8Max);
+    block.values[i / kQuad][lane][i % kQuad] = static_cast<uint8_t>(value + kInt8Offset);
+  }
+  block.scales[lane] = scale_bits;
+}
+
+// How well values = round(weights * inverse) describe the weights, with the best scale for these
+// values: by least squares that is s = (w . v) / (v . v), and the squared error falls by
+// (w . v)^2 / (v . v), which is what a search has to maximise.
+struct Fit {
+  float scale;
+  float gain;
+};
+
+inline Fit fit_int4(const float* weights, float inverse) {
+  float products[kLanesOfSums] = {};
+  float squares[kLanesOfSums] = {};
+  for (int i = 0; i < kGroup; i += kLanesOfSums) {
+    for (int lane = 0; lane < kLanesOfSums; ++lane) {
+      const float weight = weights[i + lane];
+      const int rounded = round_to_int(weight * inverse);
+      const auto value = static_cast<float>(clamp(rounded, -kInt4Offset, kInt4Max));
+      products[lane] += weight * value;
+      squares[lane] += value * value;
+    }
+  }
+  float product = 0.0f;
+  float square = 0.0f;
+  for (int lane = 0; lane < kLanesOfSums; ++lane) {
+    product += products[lane];
+    square += squares[lane];
+  }
+  if (square == 0.0f) {
+    return {0.0f, 0.0f};
+  }
+  return {product / square, product * (product / square)};
+}
+
+// The best of a grid of scales. There is one more value below zero than above: the sign of the
+// scale is part of the search.
+inline float search_int4_scale(const float* weights) {
+  constexpr float kFirst = 6.0f;  // the value that the largest weight is mapped to
+  constexpr float kStep = 0.25f;
+  constexpr int kCandidates = 13;  // up to 9
+  const float largest = float_from_bits(largest_magnitude_bits(weights));
+  if (largest < kSmallestAbsMax) {
+    return 0.0f;
+  }
+  Fit best{0.0f, 0.0f};
+  for (int candidate = 0; candidate < kCandidates; ++candidate) {
+    const float inverse = (kFirst + kStep * static_cast<float>(candidate)) / largest;
+    const Fit positive = fit_int4(weights, inverse);
+    const Fit negative = fit_int4(weights, -inverse);
+    best = positive.gain > best.gain ? positive : best;
+    best = negative.gain > best.gain ? negative : best;
+  }
+  return best.scale;
+}
+
+inline void pack_group(const float* weights, int lane, Int4Block& block) {
+  const uint16_t scale_bits = float_to_half(search_int4_scale(weights));
+  const float scale = half_to_float(scale_bits);
+  for (int i = 0; i < kGroup; ++i) {
+    const float scaled = scale != 0.0f ? weights[i] / scale : 0.0f;
+    // The bound keeps round_to_int in its range when a tiny scale was rounded to fewer bits.
+    const float bounded = scaled > 64.0f ? 64.0f : (scaled < -64.0f ? -64.0f : scaled);
+    const int value = clamp(round_to_int(bounded), -kInt4Offset, kInt4Max) + kInt4Offset;
+    const int quad = i / kQuad;
+    uint8_t& pair = block.pairs[quad / 2][lane][i % kQuad];
+    pair = static_cast<uint8_t>(quad % 2 == 0 ? (pair & 0xf0) | value : (pair & 0x0f) | value << 4);
+  }
+  block.scales[lane] = scale_bits;
+}
+
+template <class Block>
+bool pack_row_into(SourceType type, const void* weights, int64_t num_groups, int lane,
+                   Block* blocks, int least_ratio) {
+  for (int64_t group = 0; group < num_groups; ++group) {
+    float values[kGroup];
+    for (int i = 0; i < kGroup; ++i) {
+      values[i] = read_weight(type, weights, group * kGroup + i);
+    }
+    const uint32_t largest_bits = largest_magnitude_bits(values);
+    const auto bound = kLargestScale * static_cast<float>(least_ratio);
+    if (largest_bits >= kInfinityBits || float_from_bits(largest_bits) > bound) {
+      return false;
+    }
+    pack_group(values, lane, blocks[group]);
+  }
+  return true;
+}
+
+inline bool pack_row(Bits bits, SourceType type, const void* weights, int64_t num_groups, int lane,
+                     void* blocks) {
+  if (bits == Bits::kInt8) {
+    auto* int8_blocks = static_cast<Int8Block*>(blocks);
+    return pack_row_into(type, weights, num_groups, lane, int8_blocks, kInt8Max);
+  }
+  auto* int4_blocks = static_cast<Int4Block*>(blocks);
+  return pack_row_into(type, weights, num_groups, lane, int4_blocks, kLeastInt4Ratio);
+}
+
+}  // namespace
+}  // namespace hearth

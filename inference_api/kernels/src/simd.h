@@ -1,0 +1,110 @@
+// Vectors of floats for attention: one struct per register size, the same names in each.
+#pragma once
+
+#include "half.h"
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace hearth {
+namespace {
+
+// exp(x) = 2^n exp(r) with n = round(x / ln 2) and r = x - n ln 2, of which the polynomial is the
+// Taylor series: |r| < 0.35 leaves an error below one unit in the last place.
+constexpr float kLog2E = 1.44269504f;
+constexpr float kLn2High = 0.693359375f;  // few bits, so that n times it is exact
+constexpr float kLn2Low = -2.12194440e-4f;
+constexpr float kSmallestExponent = -87.0f;  // below it exp is not a normal number: zero
+constexpr float kExpTerms[] = {1.0f / 5040, 1.0f / 720, 1.0f / 120, 1.0f / 24,
+                               1.0f / 6,    1.0f / 2,   1.0f,       1.0f};
+
+// exp of values that are at most 0.
+template <class Simd>
+typename Simd::Vector exp_of_negative(typename Simd::Vector x) {
+  const auto bounded = Simd::max(x, Simd::set(kSmallestExponent));
+  const auto n = Simd::round(Simd::multiply(bounded, Simd::set(kLog2E)));
+  auto r = Simd::multiply_add(n, Simd::set(-kLn2High), bounded);
+  r = Simd::multiply_add(n, Simd::set(-kLn2Low), r);
+  auto power = Simd::set(kExpTerms[0]);
+  for (int term = 1; term < 8; ++term) {
+    power = Simd::multiply_add(power, r, Simd::set(kExpTerms[term]));
+  }
+  return Simd::zero_below(x, kSmallestExponent, Simd::scale_by_power_of_two(power, n));
+}
+
+// Fused where the processor can, which gives the same bits as vectors do.
+inline float fused_multiply_add(float a, float b, float c) {
+#if defined(__FMA__) || defined(__FP_FAST_FMAF)
+  return __builtin_fmaf(a, b, c);
+#else
+  return a * b + c;
+#endif
+}
+
+// One lane: for the columns that no whole vector covers, and where nothing better is known.
+struct Scalar {
+  using Vector = float;
+  static constexpr int kLanes = 1;
+
+  static Vector load(const float* from) { return *from; }
+  static void store(float* to, Vector v) { *to = v; }
+  static Vector set(float value) { return value; }
+  static Vector multiply(Vector a, Vector b) { return a * b; }
+  static Vector max(Vector a, Vector b) { return a > b ? a : b; }
+  static Vector multiply_add(Vector a, Vector b, Vector c) { return fused_multiply_add(a, b, c); }
+  static Vector round(Vector v) { return v + 0x1.8p23f - 0x1.8p23f; }
+  static Vector scale_by_power_of_two(Vector v, Vector n) {
+    return float_from_bits(bits_from_float(v) + (static_cast<uint32_t>(static_cast<int>(n)) << 23));
+  }
+  static Vector zero_below(Vector x, float bound, Vector v) { return x < bound ? 0.0f : v; }
+};
+
+#if defined(__AVX2__)
+struct Simd256 {
+  using Vector = __m256;
+  static constexpr int kLanes = 8;
+
+  static Vector load(const float* from) { return _mm256_loadu_ps(from); }
+  static void store(float* to, Vector v) { _mm256_storeu_ps(to, v); }
+  static Vector set(float value) { return _mm256_set1_ps(value); }
+  static Vector multiply(Vector a, Vector b) { return _mm256_mul_ps(a, b); }
+  static Vector multiply_add(Vector a, Vector b, Vector c) { return _mm256_fmadd_ps(a, b, c); }
+  static Vector max(Vector a, Vector b) { return _mm256_max_ps(a, b); }
+  static Vector round(Vector v) {
+    return _mm256_round_ps(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  }
+  static Vector scale_by_power_of_two(Vector v, Vector n) {
+    const __m256i exponent = _mm256_slli_epi32(_mm256_cvtps_epi32(n), 23);
+    return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(v), exponent));
+  }
+  static Vector zero_below(Vector x, float bound, Vector v) {
+    return _mm256_andnot_ps(_mm256_cmp_ps(x, _mm256_set1_ps(bound), _CMP_LT_OQ), v);
+  }
+};
+#endif
+
+#if defined(__AVX512F__)
+struct Simd512 {
+  using Vector = __m512;
+  static constexpr int kLanes = 16;
+
+  static Vector load(const float* from) { return _mm512_loadu_ps(from); }
+  static void store(float* to, Vector v) { _mm512_storeu_ps(to, v); }
+  static Vector set(float value) { return _mm512_set1_ps(value); }
+  static Vector multiply(Vector a, Vector b) { return _mm512_mul_ps(a, b); }
+  static Vector multiply_add(Vector a, Vector b, Vector c) { return _mm512_fmadd_ps(a, b, c); }
+  static Vector max(Vector a, Vector b) { return _mm512_max_ps(a, b); }
+  static Vector round(Vector v) {
+    return _mm512_roundscale_ps(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  }
+  static Vector scale_by_power_of_two(Vector v, Vector n) { return _mm512_scalef_ps(v, n); }
+  static Vector zero_below(Vector x, float bound, Vector v) {
+    return _mm512_mask_mov_ps(
+        v, _mm512_cmp_ps_mask(x, _mm512_set1_ps(bound), _CMP_LT_OQ), _mm512_setzero_ps());
+  }
+};
+#endif
+
+}  // namespace
+}  // namespace hearth

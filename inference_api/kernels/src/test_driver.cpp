@@ -1,0 +1,144 @@
+// Runs every kernel of every variant of this processor on awkward shapes and compares with plain
+// loops in double precision: for sanitizers, see sanitize.py. All memory is of exactly the size the
+// interface asks for, so that a step beyond it is seen.
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <limits>
+#include <random>
+#include <vector>
+
+#include "interface.h"
+
+namespace {
+
+constexpr int kThreads = 3;
+constexpr int kFloat32 = 0;
+
+std::mt19937 generator(0);
+int num_failures = 0;
+
+std::vector<float> random_floats(int64_t count) {
+  std::normal_distribution<float> normal;
+  std::vector<float> values(static_cast<size_t>(count));
+  for (float& value : values) {
+    value = normal(generator);
+  }
+  return values;
+}
+
+void expect(bool is_true, const char* what, int variant) {
+  if (!is_true) {
+    std::printf("%s: %s\n", hearth_variant_name(variant), what);
+    ++num_failures;
+  }
+}
+
+// The largest difference of the kernel's product from that of the unpacked weights.
+double linear_error(HearthContext* context, int bits, int64_t rows, int64_t outputs,
+                    int64_t inputs, bool has_bias) {
+  const std::vector<float> weights = random_floats(outputs * inputs);
+  const std::vector<float> x = random_floats(rows * inputs);
+  const std::vector<float> bias = random_floats(outputs);
+  std::vector<uint8_t> packed(static_cast<size_t>(hearth_packed_bytes(bits, outputs, inputs)));
+  hearth_pack(context, bits, kFloat32, weights.data(), 0, outputs, inputs, packed.data());
+  std::vector<float> unpacked(weights.size());
+  hearth_unpack(bits, packed.data(), outputs, inputs, unpacked.data());
+  std::vector<float> out(static_cast<size_t>(rows * outputs));
+  hearth_linear(context, bits, packed.data(), has_bias ? bias.data() : nullptr, x.data(), rows,
+                outputs, inputs, out.data());
+  double largest = 0.0;
+  for (int64_t row = 0; row < rows; ++row) {
+    for (int64_t output = 0; output < outputs; ++output) {
+      double sum = has_bias ? bias[static_cast<size_t>(output)] : 0.0;
+      for (int64_t i = 0; i < inputs; ++i) {
+        sum += static_cast<double>(x[static_cast<size_t>(row * inputs + i)]) *
+               unpacked[static_cast<size_t>(output * inputs + i)];
+      }
+      const double result = out[static_cast<size_t>(row * outputs + output)];
+      largest = std::fmax(largest, std::fabs(sum - result));
+    }
+  }
+  return largest / std::sqrt(static_cast<double>(inputs));
+}
+
+void run_linear(HearthContext* context, int variant) {
+  for (const int bits : {8, 4}) {
+    for (const int64_t rows : {1, 2, 5, 6, 7, 13, 32}) {
+      for (const int64_t outputs : {1, 31, 32, 33, 290}) {
+        for (const int64_t inputs : {32, 96, 160}) {
+          const double error = linear_error(context, bits, rows, outputs, inputs, rows % 2 == 0);
+          expect(error < 0.1, "a product is wrong", variant);
+        }
+      }
+    }
+  }
+}
+
+void run_faulty_numbers(HearthContext* context, int variant) {
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  constexpr float kNumbers[] = {0.0f,   1e-45f, 1e-38f,     3e38f,
+                                -3e38f, -1e-7f, -kInfinity, std::nanf("")};
+  constexpr int64_t kOutputs = 40;
+  constexpr int64_t kInputs = 64;
+  for (const int bits : {8, 4}) {
+    for (const float number : kNumbers) {
+      std::vector<float> weights = random_floats(kOutputs * kInputs);
+      weights[100] = number;
+      const int64_t size = hearth_packed_bytes(bits, kOutputs, kInputs);
+      std::vector<uint8_t> packed(static_cast<size_t>(size));
+      const int64_t faulty =
+          hearth_pack(context, bits, kFloat32, weights.data(), 0, kOutputs, kInputs, packed.data());
+      expect(faulty == (std::fabs(number) < 1e6f ? -1 : 1), "a faulty weight is missed", variant);
+      std::vector<float> x(kInputs, number);
+      std::vector<float> out(kOutputs);
+      hearth_linear(context, bits, packed.data(), nullptr, x.data(), 1, kOutputs, kInputs,
+                    out.data());
+    }
+  }
+}
+
+void run_attention(HearthContext* context, int variant, int64_t groups, int64_t head_dim,
+                   int64_t window) {
+  constexpr int64_t kRows = 3;
+  constexpr int64_t kHeads = 2;
+  constexpr int64_t kCapacity = 48;
+  const std::vector<float> keys = random_floats(kRows * kHeads * kCapacity * head_dim);
+  const std::vector<float> values(keys.size(), 2.0f);  // so that every average is 2
+  const std::vector<int64_t> rows = {2, 2, 2, 0, 1, 1};
+  const std::vector<int64_t> lengths = {31, 32, 33, 48, 1, 2};
+  const auto tokens = static_cast<int64_t>(rows.size());
+  const int64_t width = kHeads * groups * head_dim;
+  const std::vector<float> queries = random_floats(tokens * width);
+  std::vector<float> out(queries.size());
+  hearth_attention(context, queries.data(), width, keys.data(), values.data(),
+                   kHeads * kCapacity * head_dim, kCapacity * head_dim, rows.data(),
+                   lengths.data(), tokens, kHeads, groups, head_dim, window, 0.3f, out.data());
+  for (const float value : out) {
+    expect(std::fabs(value - 2.0f) < 1e-4f, "an average is wrong", variant);
+  }
+}
+
+}  // namespace
+
+int main() {
+  for (int variant = 0; hearth_variant_name(variant) != nullptr; ++variant) {
+    if (hearth_is_supported(variant) == 0) {
+      std::printf("%s: not on this processor\n", hearth_variant_name(variant));
+      continue;
+    }
+    HearthContext* context = hearth_create(variant, kThreads);
+    run_linear(context, variant);
+    run_faulty_numbers(context, variant);
+    for (const int64_t head_dim : {2, 24, 64, 256}) {
+      for (const int64_t window : {0, 1, 17}) {
+        run_attention(context, variant, 1, head_dim, window);
+        run_attention(context, variant, 7, head_dim, window);
+        run_attention(context, variant, 40, head_dim, window);
+      }
+    }
+    hearth_destroy(context);
+    std::printf("%s: done\n", hearth_variant_name(variant));
+  }
+  return num_failures == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+}

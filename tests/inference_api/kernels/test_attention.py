@@ -1,0 +1,126 @@
+"""Attention over a cache against softmax in float64."""
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from inference_api.kernels.library import Kernels
+
+CAPACITY = 112  # no multiple of the kernels' blocks of 32
+ROWS = 5
+
+
+def random(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def reference(
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    rows: list[int],
+    lengths: list[int],
+    scale: float,
+    window: int | None,
+) -> Tensor:
+    outputs = []
+    for query, row, length in zip(queries.double(), rows, lengths, strict=True):
+        first = 0 if window is None else max(0, length - window)
+        groups = query.unflatten(0, (keys.shape[1], -1))
+        scores = groups @ keys[row, :, first:length].double().mT * scale
+        outputs.append((scores.softmax(-1) @ values[row, :, first:length].double()).flatten())
+    return torch.stack(outputs)
+
+
+@st.composite
+def heads(draw: st.DrawFn) -> tuple[int, int, int]:
+    """Key-value heads, query heads for each of them, head_dim."""
+    kv_heads, groups = draw(st.sampled_from([(1, 1), (2, 4), (3, 1), (1, 71), (4, 8), (2, 5)]))
+    return kv_heads, groups, draw(st.sampled_from([2, 8, 24, 64, 72, 128, 256]))
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    shape=heads(),
+    lengths=st.lists(st.integers(1, CAPACITY), min_size=1, max_size=ROWS),
+    window=st.none() | st.integers(1, 60),
+    size=st.sampled_from([1e-30, 1.0, 30.0]),
+)
+def test_a_step_of_many_rows(
+    kernels: Kernels,
+    shape: tuple[int, int, int],
+    lengths: list[int],
+    window: int | None,
+    size: float,
+) -> None:
+    kv_heads, groups, head_dim = shape
+    keys, values = (random(ROWS, kv_heads, CAPACITY, head_dim, seed=i) for i in (1, 2))
+    queries = random(len(lengths), kv_heads * groups, head_dim) * size
+    rows = list(reversed(range(ROWS)))[: len(lengths)]
+    arguments = (queries, keys, values, rows, lengths, head_dim**-0.5, window)
+    result = kernels.attention(*arguments)
+    error = 2e-5 * max(1.0, size)  # a score's rounding error is its weight's relative error
+    torch.testing.assert_close(result.double(), reference(*arguments), rtol=error, atol=error)
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    shape=heads(),
+    start=st.integers(0, 60),
+    num_tokens=st.integers(1, 50),
+    window=st.none() | st.integers(1, 60),
+)
+def test_a_chunk_of_a_prompt(
+    kernels: Kernels, shape: tuple[int, int, int], start: int, num_tokens: int, window: int | None
+) -> None:
+    kv_heads, groups, head_dim = shape
+    keys, values = (random(ROWS, kv_heads, CAPACITY, head_dim, seed=i) for i in (1, 2))
+    queries = random(num_tokens, kv_heads * groups, head_dim)
+    lengths = list(range(start + 1, start + num_tokens + 1))
+    arguments = (queries, keys, values, [3] * num_tokens, lengths, head_dim**-0.5, window)
+    result = kernels.attention(*arguments)
+    torch.testing.assert_close(result.double(), reference(*arguments), rtol=2e-5, atol=2e-5)
+
+
+def test_a_token_is_the_same_in_any_company_and_on_any_number_of_threads(kernels: Kernels) -> None:
+    keys, values = (random(ROWS, 2, CAPACITY, 40, seed=i) for i in (1, 2))
+    queries = random(60, 6, 40)
+    rows = [1] * 30 + [4, 0, 0, 2] + [3] * 26
+    lengths = [*range(50, 80), 1, 112, 33, 64, *range(1, 27)]
+    single = Kernels(1, kernels.variant)
+    for window in (None, 20):
+        together = kernels.attention(queries, keys, values, rows, lengths, 0.2, window)
+        assert torch.equal(
+            together, single.attention(queries, keys, values, rows, lengths, 0.2, window)
+        )
+        for token in range(60):
+            alone = kernels.attention(
+                queries[token : token + 1],
+                keys,
+                values,
+                [rows[token]],
+                [lengths[token]],
+                0.2,
+                window,
+            )
+            assert torch.equal(alone[0], together[token])
+
+
+def test_what_a_row_does_not_see_does_not_matter(kernels: Kernels) -> None:
+    keys, values = (random(ROWS, 2, CAPACITY, 16, seed=i) for i in (1, 2))
+    queries, rows, lengths = random(2, 4, 16), [0, 3], [40, 7]
+    clean = kernels.attention(queries, keys, values, rows, lengths, 0.25)
+    for cache in (keys, values):
+        cache[0, :, 40:] = torch.nan
+        cache[3, :, 7:] = torch.inf
+        cache[[1, 2, 4]] = torch.nan
+    assert torch.equal(kernels.attention(queries, keys, values, rows, lengths, 0.25), clean)
+
+
+def test_queries_may_be_a_part_of_something_wider(kernels: Kernels) -> None:
+    keys, values = (random(ROWS, 2, CAPACITY, 16, seed=i) for i in (1, 2))
+    wide = random(3, 10, 16)
+    arguments = (keys, values, [0, 1, 2], [5, 50, 100], 0.25)
+    result = kernels.attention(wide[:, :4], *arguments)
+    assert torch.equal(result, kernels.attention(wide[:, :4].contiguous(), *arguments))

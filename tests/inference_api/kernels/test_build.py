@@ -1,0 +1,57 @@
+"""Building the library, and what happens where that is not possible."""
+
+from pathlib import Path
+
+import pytest
+
+from inference_api.kernels import build, library
+
+
+def test_a_library_is_built_once_for_each_state_of_the_sources(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build, "FOLDERS", (tmp_path,))
+    monkeypatch.setattr(build, "SOURCES", tmp_path / "src")
+    monkeypatch.setattr(build, "units", lambda: {"one": ()})
+    (tmp_path / "src").mkdir()
+    source = tmp_path / "src" / "one.cpp"
+    source.write_text('extern "C" int one() { return 1; }')
+    first = build.library_path()
+    made_at = first.stat().st_mtime_ns
+    assert build.library_path() == first
+    assert first.stat().st_mtime_ns == made_at
+    source.write_text('extern "C" int one() { return 2; }')
+    assert build.library_path() != first
+
+
+def test_faulty_sources_are_reported_and_leave_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build, "FOLDERS", (tmp_path / "made",))
+    monkeypatch.setattr(build, "SOURCES", tmp_path)
+    monkeypatch.setattr(build, "units", lambda: {"one": ()})
+    (tmp_path / "one.cpp").write_text("nonsense")
+    with pytest.raises(build.BuildFailed, match="nonsense"):
+        build.library_path()
+    assert not list((tmp_path / "made").iterdir())
+
+
+def test_without_a_compiler_the_message_names_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "COMPILERS", ("no-such-compiler",))
+    monkeypatch.setattr(library, "_library", library._library.__wrapped__)
+    with pytest.raises(library.KernelsUnavailable, match="apt-get install"):
+        library.supported_variants()
+
+
+def test_without_a_writable_folder_the_message_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("in the way")
+    monkeypatch.setattr(build, "FOLDERS", (tmp_path / "file" / "a", tmp_path / "file" / "b"))
+    with pytest.raises(build.BuildFailed, match="make one writable"):
+        build.library_path()
+
+
+def test_an_unknown_variant_is_refused() -> None:
+    with pytest.raises(library.KernelsUnavailable, match="portable"):
+        library.Kernels(1, "abacus")

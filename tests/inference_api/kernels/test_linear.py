@@ -1,0 +1,210 @@
+"""The quantised matrix product against float64, over shapes and numbers it is not made for."""
+
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from inference_api.kernels.library import (
+    GROUP,
+    Bits,
+    Kernels,
+    PackedWeight,
+    UnusableWeight,
+    supported_variants,
+)
+
+BITS: tuple[Bits, ...] = (8, 4)
+LARGEST_INT8 = 127
+WEIGHT_ERRORS: dict[Bits, float] = {8: 0.007, 4: 0.1}  # relative, of normal weights
+
+
+def random(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def packed(kernels: Kernels, weights: Tensor, bits: Bits) -> PackedWeight:
+    weight = PackedWeight.empty(bits, *weights.shape)
+    kernels.pack(weights, weight)
+    return weight
+
+
+def rounded(x: Tensor) -> Tensor:
+    """What 8 bits leave of each group of 32, computed in float64."""
+    groups = x.double().unflatten(1, (-1, GROUP))
+    scales = groups.abs().amax(-1, keepdim=True) / LARGEST_INT8
+    scales = torch.where(scales < 2.0**-106, torch.inf, scales)
+    return torch.nan_to_num((groups / scales).round() * scales).flatten(1)
+
+
+def bound(x: Tensor, weights: Tensor) -> Tensor:
+    """How far a product may be from the float64 one of the same quantised weights.
+
+    Half a step of each activation, plus rounding in float32, for all terms in the same direction.
+    """
+    steps = x.double().abs().unflatten(1, (-1, GROUP)).amax(-1) / LARGEST_INT8
+    half_steps = (steps / 2 + 2.0**-100).repeat_interleave(GROUP, 1) + x.double().abs() * 1e-5
+    return half_steps @ weights.double().abs().T + 1e-37
+
+
+@st.composite
+def problems(draw: st.DrawFn) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Activations [rows, inputs], weights [outputs, inputs], each with a trouble, and a bias."""
+    rows = draw(st.integers(1, 65))
+    outputs = draw(st.integers(1, 100))
+    inputs = GROUP * draw(st.integers(1, 9))
+    seed = draw(st.integers(0, 1000))
+    x, weights = random(rows, inputs, seed=seed), random(outputs, inputs, seed=seed + 1)
+    for matrix, largest in ((x, 1e30), (weights, 1e4)):
+        kind = draw(st.sampled_from(["plain", "zero row", "denormal", "outlier", "tiny", "huge"]))
+        row = draw(st.integers(0, matrix.shape[0] - 1))
+        if kind == "zero row":
+            matrix[row] = 0
+        elif kind == "denormal":
+            matrix[row] *= 1e-40
+        elif kind == "outlier":
+            matrix[row, draw(st.integers(0, inputs - 1))] = largest
+        elif kind == "tiny":
+            matrix[row] *= 1e-7
+        elif kind == "huge":
+            matrix[row] *= largest / 10
+    return x, weights, random(outputs, seed=seed + 2) if draw(st.booleans()) else None
+
+
+@settings(max_examples=40, deadline=None)
+@given(problem=problems(), bits=st.sampled_from(BITS))
+def test_products_are_those_of_the_quantised_weights(
+    kernels: Kernels, problem: tuple[Tensor, Tensor, Tensor | None], bits: Bits
+) -> None:
+    x, weights, bias = problem
+    weight = packed(kernels, weights, bits)
+    meant = x.double() @ weight.unpack().double().T
+    if bias is not None:
+        meant += bias
+    error = (kernels.linear(x, weight, bias).double() - meant).abs()
+    rounding = 1e-6 * (meant.abs() + (0 if bias is None else bias.abs()))
+    assert (error <= bound(x, weight.unpack()) + rounding).all()
+
+
+@settings(max_examples=40, deadline=None)
+@given(problem=problems())
+def test_int8_weights_are_within_half_a_step(
+    kernels: Kernels, problem: tuple[Tensor, Tensor, Tensor | None]
+) -> None:
+    _, weights, _ = problem
+    error = (packed(kernels, weights, 8).unpack() - weights).abs().unflatten(1, (-1, GROUP))
+    steps = weights.abs().unflatten(1, (-1, GROUP)).amax(-1, keepdim=True) / LARGEST_INT8
+    smallest_half = 2.0**-24  # a scale is a half: its own rounding adds to a step
+    assert (error <= steps * 0.501 + smallest_half).all()
+
+
+@pytest.mark.parametrize("bits", BITS)
+def test_activations_are_rounded_to_the_nearest_of_8_bits(kernels: Kernels, bits: Bits) -> None:
+    x, weight = random(9, 320), packed(kernels, random(64, 320, seed=1), bits)
+    meant = rounded(x) @ weight.unpack().double().T
+    torch.testing.assert_close(kernels.linear(x, weight).double(), meant, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("bits", BITS)
+def test_error_against_unquantised_weights_is_as_small_as_promised(
+    kernels: Kernels, bits: Bits
+) -> None:
+    weights = random(160, 1024)
+    error = packed(kernels, weights, bits).unpack() - weights
+    assert error.norm() / weights.norm() < WEIGHT_ERRORS[bits]
+
+
+def test_int4_scales_are_better_than_those_of_the_largest_weight(kernels: Kernels) -> None:
+    weights = random(64, 512)
+    groups = weights.unflatten(1, (-1, GROUP))
+    largest = groups.gather(-1, groups.abs().argmax(-1, keepdim=True))
+    scales = largest / -8
+    plain = ((groups / scales).round().clamp(-8, 7) * scales).flatten(1)
+    searched = packed(kernels, weights, 4).unpack()
+    assert (searched - weights).norm() < 0.95 * (plain - weights).norm()
+
+
+@pytest.mark.parametrize("bits", BITS)
+def test_a_row_is_the_same_in_any_company_and_on_any_number_of_threads(
+    kernels: Kernels, bits: Bits
+) -> None:
+    weight = packed(kernels, random(130, 352), bits)
+    bias, x = random(130, seed=1), random(65, 352, seed=2)
+    x[7] *= 1e6
+    alone = torch.cat([kernels.linear(row, weight, bias) for row in x.split(1)])
+    single = Kernels(1, kernels.variant)
+    for rows in range(1, 66):
+        assert torch.equal(kernels.linear(x[-rows:], weight, bias), alone[-rows:])
+        assert torch.equal(single.linear(x[:rows], weight, bias), alone[:rows])
+
+
+@pytest.mark.parametrize("bits", BITS)
+def test_variants_agree(bits: Bits) -> None:
+    """All sums of a group are exact; only without fused multiply-add a total may differ."""
+    x, weights = random(11, 608), random(70, 608, seed=1)
+    variants = [Kernels(1, name) for name in supported_variants()]
+    packs = [packed(each, weights, bits) for each in variants]
+    assert all(torch.equal(first.blocks, second.blocks) for first, second in pairwise(packs))
+    results = [each.linear(x, packs[0]) for each in variants]
+    for variant, result in zip(variants, results, strict=True):
+        if variant.variant == "portable":
+            torch.testing.assert_close(result, results[0], rtol=1e-5, atol=1e-4)
+        else:
+            assert torch.equal(result, results[0])
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("bits", BITS)
+def test_half_precision_weights_are_read_as_they_are(
+    kernels: Kernels, bits: Bits, dtype: torch.dtype
+) -> None:
+    weights = random(40, 96).to(dtype)
+    weights[3, :8] = torch.tensor([0.0, -0.0, 6e-8, -6e-8, 1e-5, 3e-5, 65504.0, -1.0]).to(dtype)
+    as_floats = packed(kernels, weights.float(), bits)
+    assert torch.equal(packed(kernels, weights, bits).blocks, as_floats.blocks)
+
+
+@pytest.mark.parametrize("bits", BITS)
+def test_a_matrix_may_be_packed_in_parts(kernels: Kernels, bits: Bits) -> None:
+    weights = random(75, 64)
+    whole, parts = packed(kernels, weights, bits), PackedWeight.empty(bits, 75, 64)
+    for first, end in ((40, 75), (0, 7), (7, 40)):
+        kernels.pack(weights[first:end], parts, first)
+    assert torch.equal(parts.blocks, whole.blocks)
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf, 1e9])
+@pytest.mark.parametrize("bits", BITS)
+def test_a_weight_that_no_scale_holds_is_refused(
+    kernels: Kernels, bits: Bits, value: float
+) -> None:
+    weights = random(40, 64)
+    weights[33, 40] = value
+    with pytest.raises(UnusableWeight, match="row 33"):
+        packed(kernels, weights, bits)
+
+
+def test_inputs_that_do_not_fill_a_group_are_refused() -> None:
+    with pytest.raises(UnusableWeight, match="33 inputs are no multiple of 32"):
+        PackedWeight.empty(8, 4, 33)
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_an_activation_that_is_not_finite_spoils_its_own_row_only(
+    kernels: Kernels, value: float
+) -> None:
+    weight, x = packed(kernels, random(50, 64), 8), random(6, 64, seed=1)
+    clean = kernels.linear(x, weight)
+    x[2, 40] = value
+    result = kernels.linear(x, weight)
+    assert result[2].isnan().all()
+    others = [0, 1, 3, 4, 5]
+    assert torch.equal(result[others], clean[others])
+
+
+def test_no_rows_are_no_trouble(kernels: Kernels) -> None:
+    weight = packed(kernels, random(50, 64), 8)
+    assert kernels.linear(torch.empty(0, 64), weight).shape == (0, 50)
