@@ -216,7 +216,9 @@ class _Batch:
         """Why this pair is no candidate."""
         row = self._sized[pair]
         if not is_valid:
-            return Refusal("parameters", "its performance parameters give a service time of 0")
+            return Refusal(
+                "parameters", "its parameters give a service time of 0, or one place and no queue"
+            )
         for name, target, best in (
             ("TTFT", item.target.slo_ttft, float(row[SizedRows.BEST_TTFT])),
             ("ITL", item.target.slo_itl, float(row[SizedRows.BEST_ITL])),

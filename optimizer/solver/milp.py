@@ -13,7 +13,7 @@ settles it; if not, the most servers are kept priority by priority and the value
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -38,7 +38,7 @@ NO_ROOM = "capacity: the cards do not suffice for it beside the servers that wer
 # A rate of n replicas may fall short of the demand by this fraction: the solver's own tolerance.
 RATE_SLACK = 1e-6
 
-EXACT_COLUMNS = 1_000  # problems up to this size take milliseconds and are solved to the optimum
+EXACT_COLUMNS = 1_000  # problems up to this size are solved to the optimum, if time allows
 
 # The objective is scaled so that its largest term is OBJECTIVE_SCALE; a candidate further down
 # its server's order (value, cost, name) costs TIE_STEP more. That decides ties and nothing else.
@@ -71,10 +71,15 @@ class MilpSolver:
             return Solution(settled, solver=name)
         program = _Program(Problem(tuple(contenders), problem.cards), self._options)
         outcome = program.run()
-        if outcome is None:
+        if outcome is None or not np.isfinite(outcome.gap):
             greedy = GreedySolver(self._scarcity).solve(problem)
-            note = f"no MILP solution within {self._options.time_limit_s:g} s; greedy instead"
-            return Solution(greedy.choices, greedy.unserved, "greedy", (note,))
+            if outcome is None or _served(contenders, greedy.choices) > _served(
+                contenders, outcome.choices
+            ):
+                note = (
+                    f"MILP found nothing better in {self._options.time_limit_s:g} s; greedy instead"
+                )
+                return Solution(greedy.choices, greedy.unserved, "greedy", (note,))
         choices = settled | outcome.choices
         left_out = sorted(
             (c for c in contenders if c.server not in choices), key=lambda c: (c.priority, c.server)
@@ -84,6 +89,14 @@ class MilpSolver:
             choices[server] = (choice,)
         unserved = {c.server: NO_ROOM for c in left_out if c.server not in choices}
         return Solution(choices, unserved, name, outcome.notes, outcome.gap)
+
+
+def _served(contenders: list[Contender], choices: Mapping[str, object]) -> list[int]:
+    """How many servers of each priority have a choice, the highest priority first."""
+    counts = dict.fromkeys(sorted({contender.priority for contender in contenders}), 0)
+    for contender in contenders:
+        counts[contender.priority] += contender.server in choices
+    return list(counts.values())
 
 
 def _cards_left(problem: Problem, choices: dict[str, tuple[Choice, ...]]) -> dict[str, int]:
@@ -129,26 +142,33 @@ class _Program:
         if solved is None or not self._holds(solved[0]):
             return None
         x, gap = solved
-        if gap > self._options.relative_gap:
+        if not np.isfinite(gap):
+            notes.append("time limit reached before the answer was proven the best")
+        elif gap > self._options.relative_gap:
             notes.append(f"time limit reached at a gap of {100 * gap:.2g} %")
         return _Outcome(self._choices(x), gap, tuple(notes))
 
     def _leave_out_as_few_as_possible(self) -> tuple[FloatArray, float] | None:
-        """Priority by priority keep the most servers; then, with those counts, the least value."""
+        """Priority by priority keep the most servers; then, with those counts, the least value.
+        The gap is infinite where time did not suffice to prove the counts."""
         kept: list[LinearConstraint] = []
-        fewest = None
-        for priority in sorted({c.priority for c in self._contenders}):
+        best, is_proven = None, True
+        priorities = sorted({c.priority for c in self._contenders})
+        for done, priority in enumerate(priorities):
             row = np.zeros(self._size)
             for i, contender in enumerate(self._contenders):
                 row[self._first_y + i] = contender.priority == priority
-            fewest = self._minimise(row, 0.0, extra=kept)
+            fewest = self._minimise(row, 0.0, extra=kept, turns=len(priorities) - done + 1)
             if fewest is None:
-                return None
+                break
+            best = fewest[0], np.inf
             kept.append(LinearConstraint(row, -np.inf, round(float(row @ fewest[0])) + 0.5))
-        cheapest = self._minimise(self._objective(), self._gap, extra=kept)
-        if cheapest is None and fewest is not None:
-            return fewest[0], np.inf
-        return cheapest
+            is_proven = is_proven and fewest[1] == 0
+        else:
+            cheapest = self._minimise(self._objective(), self._gap, extra=kept)
+            if cheapest is not None:
+                return cheapest if is_proven else (cheapest[0], np.inf)
+        return best
 
     def _minimise(
         self,
@@ -156,8 +176,10 @@ class _Program:
         relative_gap: float,
         everyone: bool = False,
         extra: Sequence[LinearConstraint] = (),
+        turns: int = 1,
     ) -> tuple[FloatArray, float] | None:
-        """(x, gap), or None if there is no solution or none was found before the deadline."""
+        """(x, gap), or None if there is no solution or none was found in time: what is left until
+        the deadline, shared among as many `turns`."""
         remaining_s = self._deadline - time.monotonic()
         if remaining_s <= 0:
             return None
@@ -169,7 +191,7 @@ class _Program:
             integrality=np.ones(self._size, dtype=np.int64),
             bounds=Bounds(0, upper),
             constraints=[*self._constraints, *extra],
-            options={"time_limit": remaining_s, "mip_rel_gap": relative_gap},
+            options={"time_limit": remaining_s / turns, "mip_rel_gap": relative_gap},
         )
         if result.x is None:
             return None
