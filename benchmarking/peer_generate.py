@@ -6,6 +6,7 @@ Reads `[model folder, prompts, max_tokens]` as JSON from standard input, prints 
 import json
 import sys
 import time
+from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -18,7 +19,7 @@ def main() -> None:
     torch.set_num_threads(physical_cores())
     tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="left")
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     if tokenizer.chat_template is not None:
         turns = [[{"role": "user", "content": prompt}] for prompt in prompts]
         prompts = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)

@@ -56,7 +56,8 @@ def create_server(
     Raises the StartupError of inference_api or optimizer when a setting is invalid.
     """
     settings = settings or load_settings()
-    optimizer = create_service(optimizer_settings or load_optimizer_settings())
+    optimizer_settings = optimizer_settings or load_optimizer_settings()
+    optimizer = create_service(optimizer_settings)
     input_queue = InputQueue(settings.max_input_qsize)
     output_queues = OutputQueues()
     backend = DecodeBackend(settings, input_queue, output_queues)
@@ -79,7 +80,7 @@ def create_server(
         health.create_blueprint(backend, input_queue, output_queues, settings, _end_arbiter)
     )
     app.register_blueprint(metrics_routes.create_blueprint(metrics.registry))
-    app.register_blueprint(create_optimizer_blueprint(optimizer))
+    app.register_blueprint(create_optimizer_blueprint(optimizer, optimizer_settings.max_body_bytes))
     return app
 
 
