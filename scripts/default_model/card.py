@@ -17,7 +17,8 @@ from .training import TrainingPlan
 from .wordings import DATA_DIR, fill_slots
 
 
-def write_card(plan: TrainingPlan, model_dir: Path) -> None:
+def write_card(plan: TrainingPlan, model_dir: Path, note: str = "") -> None:
+    """`note` tells what the files do not, such as a change of the corpus in the middle of a run."""
     evaluation = json.loads((model_dir / "evaluation.json").read_text(encoding="utf-8"))
     slots: dict[str, object] = {
         **_shape_slots(model_dir),
@@ -25,6 +26,7 @@ def write_card(plan: TrainingPlan, model_dir: Path) -> None:
         **_training_slots(plan),
         "accuracy": _accuracy_table(evaluation),
         "samples": _samples_table(evaluation["samples"]),
+        "note": note,
         "machine": describe_machine(),
         "date": date.today().isoformat(),
     }

@@ -11,7 +11,7 @@ from .export import export
 from .preparation import prepare_tokenizer, prepare_windows
 from .training import TrainingPlan, train
 
-STAGES = ("corpus", "train", "export", "evaluate", "card")
+STAGES = ("tokenizer", "corpus", "train", "export", "evaluate", "card")
 logger = logging.getLogger(__name__)
 
 
@@ -22,12 +22,13 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--work", type=Path, default=Path("var/default-model"))
     parser.add_argument("--model", type=Path, default=Path("models/hearth-tiny"))
     parser.add_argument("--seed", type=int, default=plan.seed)
-    parser.add_argument("--documents", type=int, default=600_000)
+    parser.add_argument("--documents", type=int, default=320_000)
     parser.add_argument("--tokens", type=int, default=plan.tokens)
     parser.add_argument("--processes", type=int, default=plan.num_processes)
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default=plan.dtype)
     parser.add_argument("--no-compile", action="store_true")
     parser.add_argument("--questions", type=int, default=300, help="judged per category")
+    parser.add_argument("--note", default="", help="a remark on this run for the model card")
     return parser
 
 
@@ -40,16 +41,17 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _run_stage(stage: str, options: argparse.Namespace) -> None:
-    if stage == "corpus":
+    if stage == "tokenizer":
         options.work.mkdir(parents=True, exist_ok=True)
         prepare_tokenizer(options.work, options.seed)
+    elif stage == "corpus":
         logger.info("corpus: %s", prepare_windows(options.work, options.seed, options.documents))
     elif stage == "train":
         train(_plan(options))
     elif stage == "export":
         export(options.work, options.model, options.seed)
     elif stage == "card":
-        write_card(_plan(options), options.model)
+        write_card(_plan(options), options.model, options.note)
     else:
         report = evaluate(options.model, options.work, options.seed, options.questions)
         logger.info("%s", json.dumps(report, indent=2))

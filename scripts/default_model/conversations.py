@@ -33,6 +33,9 @@ _ASK_NAME = (
     "What am I called?",
     "What was my name?",
     "Say my name.",
+    "I told you my name. What is it?",
+    "Which name do I have?",
+    "Can you say what my name is?",
 )
 _ASK_NAME_HELD_OUT = ("Can you remember what my name is?", "Which name did I tell you?")
 

@@ -17,7 +17,7 @@ BOS, EOS, PAD = "<s>", "</s>", "<pad>"
 USER, ASSISTANT, SYSTEM = "<|user|>", "<|assistant|>", "<|system|>"
 SPECIAL_TOKENS = (BOS, EOS, PAD, USER, ASSISTANT, SYSTEM)
 
-_KINDS = {"bare": 36, "chat": 40, "conversation": 9, "follow_up": 6, "prose": 9}
+_KINDS = {"bare": 36, "chat": 38, "conversation": 8, "follow_up": 11, "prose": 7}
 _PROSE_CATEGORIES = ("countries", "cities", "arithmetic", "stories", "technical", "words")
 
 

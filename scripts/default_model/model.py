@@ -12,6 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, linear, rms_norm, silu
 
+from .documents import BOS, SPECIAL_TOKENS
+
+_BOS_ID = SPECIAL_TOKENS.index(BOS)
+
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
@@ -135,9 +139,8 @@ class TrainableLlama(nn.Module):
 
     def forward(self, ids: Tensor) -> Tensor:
         """Logits, [rows, length, vocab]."""
-        length = ids.shape[1]
-        rope = rope_tables(self.shape, length, self.dtype)
-        mask = torch.full((length, length), -1e4, dtype=self.dtype).triu(1)
+        rope = rope_tables(self.shape, ids.shape[1], self.dtype)
+        mask = attention_mask(ids, self.dtype)
         x = self.model.embed_tokens(ids).to(self.dtype)
         for layer in self.model.layers:
             x = layer(x, rope, mask)
@@ -148,6 +151,18 @@ class TrainableLlama(nn.Module):
         """Mean cross-entropy over the labels that are not -100."""
         logits = self(ids)
         return cross_entropy(logits.view(-1, logits.shape[-1]).float(), labels.reshape(-1))
+
+
+def attention_mask(ids: Tensor, dtype: torch.dtype) -> Tensor:
+    """Added to the scores: a token sees those before it in its own document, which `<s>` opens.
+
+    [rows, 1, 1, length, length]; windows hold several documents, a served prompt holds one.
+    """
+    document = (ids == _BOS_ID).cumsum(1)
+    is_other = document[:, :, None] != document[:, None, :]
+    is_later = torch.ones(ids.shape[1], ids.shape[1], dtype=torch.bool).triu(1)
+    mask = torch.zeros(is_other.shape, dtype=dtype).masked_fill(is_other | is_later, -1e4)
+    return mask[:, None, None]
 
 
 def rope_tables(shape: ModelShape, length: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

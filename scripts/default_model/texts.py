@@ -7,6 +7,7 @@ request names (hero and thing, sender and recipient) is held out of training for
 import json
 from random import Random
 
+from .noise import invent_word
 from .tables import DrawRow, Row, draw_split, read_tsv
 from .wordings import DATA_DIR, data_lines, fill_slots
 
@@ -16,32 +17,6 @@ _PARTS = {
 }
 _CITIES = read_tsv("cities")
 _UNKNOWN_PLACES = data_lines(DATA_DIR / "unknown_places.txt")
-_ONSETS = (
-    "b",
-    "c",
-    "ch",
-    "d",
-    "dr",
-    "f",
-    "g",
-    "h",
-    "j",
-    "k",
-    "kr",
-    "l",
-    "m",
-    "n",
-    "p",
-    "r",
-    "s",
-    "st",
-    "t",
-    "v",
-    "w",
-    "z",
-)
-_VOWELS = ("a", "e", "i", "o", "u", "ai", "ea", "ou")
-_CODAS = ("", "", "l", "m", "n", "r", "s", "th")
 _ENDINGS = ("", "a", "ia", "land", "o", "burg", "stan", "i", "y", "e", "ton", "ville")
 
 _STORY = (
@@ -145,18 +120,13 @@ def draw_unknown_place(rng: Random, held_out: bool) -> Row:
     return {
         "country": place,
         "city": place,
-        "place": place,
         "region": _invent_place(rng),
-        "refusal": f"do not know {place}",
+        "refusal": "do not know that place",
     }
 
 
 def _invent_place(rng: Random) -> str:
-    syllables = (
-        rng.choice(_ONSETS) + rng.choice(_VOWELS) + rng.choice(_CODAS)
-        for _ in range(rng.randint(2, 3))
-    )
-    return ("".join(syllables) + rng.choice(_ENDINGS)).capitalize()
+    return (invent_word(rng) + rng.choice(_ENDINGS)).capitalize()
 
 
 def text_tables() -> dict[str, DrawRow]:

@@ -35,6 +35,7 @@ class Wordings:
 
     training: tuple[WordingGroup, ...]
     held_out: tuple[WordingGroup, ...]
+    held_out_forms: frozenset[str]  # normalised
 
     def draw(self, rng: Random, *, held_out: bool) -> str:
         groups = self.held_out if held_out else self.training
@@ -108,7 +109,8 @@ def parse_wordings(lines: Iterable[str], frames: Frames) -> Wordings:
             held_out.append(WordingGroup(expand(line[1:])))
         else:
             training.append(WordingGroup(expand(line)))
-    wordings = Wordings(tuple(training), tuple(held_out))
+    forms = frozenset(normalise(wording) for group in held_out for wording in group.wordings)
+    wordings = Wordings(tuple(training), tuple(held_out), forms)
     _require_disjoint(wordings)
     return wordings
 
@@ -119,8 +121,7 @@ def _fill(frames: Sequence[str], kind: str, phrases: Sequence[str]) -> tuple[str
 
 
 def _require_disjoint(wordings: Wordings) -> None:
-    training = {normalise(wording) for wording in wordings.all_training()}
-    shared = [w for w in wordings.all_held_out() if normalise(w) in training]
+    shared = [w for w in wordings.all_training() if normalise(w) in wordings.held_out_forms]
     if shared:
         raise ValueError(f"held-out wordings occur in training: {shared}; reword one side")
 
