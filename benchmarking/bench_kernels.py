@@ -15,7 +15,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (the name everybody knows it by)
 
 from benchmarking.machine import describe_machine
-from inference_api.kernels.library import Bits, Kernels, PackedWeight, supported_variants
+from inference_api.kernels.library import Kernels, PackedWeight, supported_variants
+from inference_api.kernels.packing import Bits
 
 SHAPES = {  # name: (inputs, outputs)
     "out": (2048, 2048),

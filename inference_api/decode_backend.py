@@ -175,6 +175,7 @@ class DecodeBackend:
             dtype=self.settings.dtype,
             max_rows=self.max_users,
             max_seq_len=self.settings.max_seq_len,
+            quantization=self.settings.quantization,
         )
         runner.load()
         self.tokenizer = load_tokenizer(model_dir, runner.eos_token_ids)

@@ -21,6 +21,7 @@ def check_start(settings: Settings, with_model: bool) -> None:
             max_seq_len=settings.max_seq_len,
             device=settings.device,
             dtype=settings.dtype,
+            quantization=settings.quantization,
         )
     if faults:
         raise StartupError(faults)

@@ -43,7 +43,9 @@ class Settings(BaseSettings):
     dtype: Literal["auto", "float32", "bfloat16"] = Field(
         "auto", description="Precision of weights and cache; auto: float32 on CPU, else bfloat16."
     )
-    quantization: Literal["none"] = Field("none", description="Weight quantisation.")
+    quantization: Literal["none", "int8", "int4"] = Field(
+        "none", description="Weights of linear maps in groups of 32; CPU only."
+    )
     user_rows: int = Field(32, ge=1, le=256, description="Requests decoded together.")
     max_seq_len: int | None = Field(
         None,

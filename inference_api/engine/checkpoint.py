@@ -10,9 +10,16 @@ from typing import Any
 
 from inference_api.engine import hardware, hub
 from inference_api.engine.config import ModelConfig, read_config, token_ids
-from inference_api.engine.layout import num_parameters
-from inference_api.engine.weight_files import Shapes, read_headers, shape_faults, weight_files
+from inference_api.engine.layout import linear_weights, weight_bytes
+from inference_api.engine.weight_files import (
+    Shapes,
+    read_headers,
+    shape_faults,
+    shown,
+    weight_files,
+)
 from inference_api.errors import StartupError
+from inference_api.kernels.packing import GROUP
 
 CONFIG = "config.json"
 GENERATION_CONFIG = "generation_config.json"
@@ -24,7 +31,13 @@ GIB = 1024**3
 
 
 def check(
-    model: str, *, device: str, dtype: str, max_rows: int, max_seq_len: int | None
+    model: str,
+    *,
+    device: str,
+    dtype: str,
+    max_rows: int,
+    max_seq_len: int | None,
+    quantization: str = "none",
 ) -> list[str]:
     """Every reason why `model` cannot be served with these settings; empty when it can.
 
@@ -47,10 +60,19 @@ def check(
         faults += error.faults
     faults += _tokenizer_faults(folder, config)
     faults += context_faults(config, max_seq_len)
+    unquantisable = quantization_faults(config, device, quantization)
+    faults += unquantisable
     if device == "cpu" or (device == "auto" and not hardware.has_nvidia_driver()):
         dtype_bytes = DTYPE_BYTES["float32" if dtype == "auto" else dtype]
         available_bytes = hardware.available_memory_bytes()
-        faults += memory_faults(config, max_rows, max_seq_len, dtype_bytes, available_bytes)
+        faults += memory_faults(
+            config,
+            max_rows,
+            max_seq_len,
+            dtype_bytes,
+            available_bytes,
+            "none" if unquantisable else quantization,
+        )
     return faults
 
 
@@ -81,20 +103,40 @@ def context_faults(config: ModelConfig, max_seq_len: int | None) -> list[str]:
     ]
 
 
+def quantization_faults(config: ModelConfig, device: str, quantization: str) -> list[str]:
+    """Whether the weights can be quantised, and multiplied on the device."""
+    if quantization == "none":
+        return []
+    faults = []
+    if device == "cuda":
+        faults.append(
+            f"QUANTIZATION={quantization} is not there yet for CUDA; unset it or set DEVICE=cpu."
+        )
+    parts = [part for parts in linear_weights(config).values() for part in parts]
+    uneven = [f"{part.name} {part.shape}" for part in parts if part.shape[1] % GROUP]
+    if uneven:
+        faults.append(
+            f"QUANTIZATION={quantization} needs weights with a multiple of {GROUP} columns, which "
+            f"these are not: {shown(uneven)}; set QUANTIZATION=none."
+        )
+    return faults
+
+
 def memory_faults(
     config: ModelConfig,
     max_rows: int,
     max_seq_len: int | None,
     dtype_bytes: int,
     available_bytes: int | None,
+    quantization: str = "none",
 ) -> list[str]:
     """Whether weights and KV cache fit into what is free. Computed: nothing is allocated."""
     context = config.context(max_seq_len)
-    weights = num_parameters(config) * dtype_bytes
+    weights = weight_bytes(config, dtype_bytes, quantization)
     cache = config.kv_cache_bytes(max_rows, context, dtype_bytes)
     if available_bytes is None or weights + cache <= available_bytes:
         return []
-    remedy = "choose a smaller model or, if not yet set, DTYPE=bfloat16"
+    remedy = "choose a smaller model or, if not yet set, QUANTIZATION=int8 or DTYPE=bfloat16"
     if weights < available_bytes:
         share = (available_bytes - weights) / cache
         remedy = (

@@ -16,6 +16,7 @@ from torch import Tensor
 from inference_api.engine.attention import Attention, ChunkAttention, StepAttention
 from inference_api.engine.config import ModelConfig
 from inference_api.engine.kv_cache import KVCache
+from inference_api.engine.linear import Linear
 from inference_api.engine.rope import Rope, turn
 from inference_api.engine.weights import Parameters
 
@@ -28,7 +29,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class Affine(NamedTuple):
-    """A weight and its bias: of a linear map or of a norm."""
+    """The weight and the bias of a norm."""
 
     weight: Tensor
     bias: Tensor | None
@@ -39,12 +40,12 @@ class Layer:
     """The parameters of one layer."""
 
     attention_norm: Affine
-    qkv: Affine  # [heads * head_dim of queries, then of keys, then of values, hidden]
+    qkv: Linear  # [heads * head_dim of queries, then of keys, then of values, hidden]
     qk_norm: Tensor | None  # [heads + kv_heads, head_dim]
-    out: Affine
+    out: Linear
     mlp_norm: Affine | None
-    up: Affine  # [gate, then up, hidden] when the MLP is gated
-    down: Affine
+    up: Linear  # [gate, then up, hidden] when the MLP is gated
+    down: Linear
 
 
 class Decoder:
@@ -64,10 +65,10 @@ class Decoder:
         self._rope = rope
         self._rows_multiple = rows_multiple
         self._activation = ACTIVATIONS[config.activation]
-        self._embedding = parameters["embedding"]
+        self._embedding = parameters.tensors["embedding"]
         self._layers = [_layer(config, parameters, i) for i in range(config.num_layers)]
         self._final_norm = _affine(parameters, "final_norm")
-        self._head = parameters["embedding" if config.is_head_tied else "head"]
+        self._head = parameters.linear("head")
         self._device = self._embedding.device
 
     def prefill(self, row: int, start: int, token_ids: Sequence[int]) -> None:
@@ -88,7 +89,7 @@ class Decoder:
         )
         attention = StepAttention(self._config, self._cache, rows, positions, num_padding)
         hidden = self._hidden(tokens, places, attention)
-        logits = F.linear(self._norm(hidden, self._final_norm), self._head)[: len(rows)].float()
+        logits = self._head(self._norm(hidden, self._final_norm))[: len(rows)].float()
         divisor = self._config.logits_divisor
         return logits if divisor == 1.0 else logits / divisor
 
@@ -101,7 +102,7 @@ class Decoder:
         for index, layer in enumerate(self._layers):
             normed = self._norm(x, layer.attention_norm)
             attention = attend(index, *self._project(normed, layer, turns))
-            attention = F.linear(attention, *layer.out)
+            attention = layer.out(attention)
             if config.is_parallel:
                 if layer.mlp_norm is not None:
                     normed = self._norm(x, layer.mlp_norm)
@@ -118,7 +119,7 @@ class Decoder:
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Queries [n, heads, head_dim], keys and values [n, kv_heads, head_dim], rope applied."""
         config = self._config
-        qkv = F.linear(x, *layer.qkv).view(-1, config.num_qkv_heads, config.head_dim)
+        qkv = layer.qkv(x).view(-1, config.num_qkv_heads, config.head_dim)
         qk, values = qkv.split_with_sizes(
             [config.num_heads + config.num_kv_heads, config.num_kv_heads], 1
         )
@@ -128,13 +129,13 @@ class Decoder:
         return queries, keys, values
 
     def _mlp(self, x: Tensor, layer: Layer) -> Tensor:
-        up = F.linear(x, *layer.up)
+        up = layer.up(x)
         if self._config.is_mlp_gated:
             gate, up = up.chunk(2, dim=-1)
             up = self._activation(gate) * up
         else:
             up = self._activation(up)
-        return F.linear(up, *layer.down)
+        return layer.down(up)
 
     def _norm(self, x: Tensor, norm: Affine) -> Tensor:
         shape, eps = (self._config.hidden_size,), self._config.norm_eps
@@ -144,24 +145,28 @@ class Decoder:
 
 
 def _affine(parameters: Parameters, name: str) -> Affine:
-    return Affine(parameters[f"{name}.weight"], parameters.get(f"{name}.bias"))
+    tensors = parameters.tensors
+    return Affine(tensors[f"{name}.weight"], tensors.get(f"{name}.bias"))
 
 
 def _layer(config: ModelConfig, parameters: Parameters, index: int) -> Layer:
     def affine(name: str) -> Affine:
         return _affine(parameters, f"layers.{index}.{name}")
 
+    def linear(name: str) -> Linear:
+        return parameters.linear(f"layers.{index}.{name}.weight", f"layers.{index}.{name}.bias")
+
     qk_norm = None
     if config.has_qk_norm:
-        norms = (parameters[f"layers.{index}.{name}"] for name in ("q_norm", "k_norm"))
+        norms = (parameters.tensors[f"layers.{index}.{name}"] for name in ("q_norm", "k_norm"))
         counts = (config.num_heads, config.num_kv_heads)
         qk_norm = torch.cat([n.expand(count, -1) for n, count in zip(norms, counts, strict=True)])
     return Layer(
         attention_norm=affine("attention_norm"),
-        qkv=affine("qkv"),
+        qkv=linear("qkv"),
         qk_norm=qk_norm,
-        out=affine("out"),
+        out=linear("out"),
         mlp_norm=affine("mlp_norm") if config.has_mlp_norm else None,
-        up=affine("up"),
-        down=affine("down"),
+        up=linear("up"),
+        down=linear("down"),
     )

@@ -9,6 +9,9 @@ from dataclasses import dataclass
 from math import prod
 
 from inference_api.engine.config import ModelConfig
+from inference_api.kernels.packing import BITS, packed_bytes
+
+HEAD = "head"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,13 +79,36 @@ def weight_plan(config: ModelConfig) -> Plan:
         plan.update(_layer_plan(config, names, index))
     plan.update(_norm(config, "final_norm", names.final_norm))
     if not config.is_head_tied:
-        plan["head"] = (Part("lm_head.weight", vocab),)
+        plan[HEAD] = (Part("lm_head.weight", vocab),)
     return plan
 
 
 def parameter_shape(parts: tuple[Part, ...]) -> tuple[int, ...]:
     """The shape of the parameter that `parts` make up when stacked by rows."""
     return (sum(part.shape[0] for part in parts), *parts[0].shape[1:])
+
+
+def linear_weights(config: ModelConfig) -> Plan:
+    """The weights of all linear maps, the output head's among them even when it is tied."""
+    plan = weight_plan(config)
+    weights = {
+        name: parts
+        for name, parts in plan.items()
+        if name.endswith(".weight") and len(parts[0].shape) == 2
+    }
+    weights[HEAD] = plan["embedding" if config.is_head_tied else HEAD]
+    return weights
+
+
+def weight_bytes(config: ModelConfig, dtype_bytes: int, quantization: str) -> int:
+    """Memory that the parameters take once they are loaded."""
+    if quantization == "none":
+        return num_parameters(config) * dtype_bytes
+    shapes = {name: parameter_shape(parts) for name, parts in linear_weights(config).items()}
+    kept = [parts for name, parts in weight_plan(config).items() if name not in shapes]
+    kept_elements = sum(prod(part.shape) for parts in kept for part in parts)
+    packed = sum(packed_bytes(BITS[quantization], *shape) for shape in shapes.values())
+    return kept_elements * dtype_bytes + packed
 
 
 def num_parameters(config: ModelConfig) -> int:

@@ -11,12 +11,15 @@ from inference_api.engine.config import ModelConfig
 from inference_api.engine.decoder import Decoder
 from inference_api.engine.kv_cache import KVCache
 from inference_api.engine.layout import num_parameters
+from inference_api.engine.linear import Quantisation
 from inference_api.engine.rope import Rope
 from inference_api.engine.runner import DecodeInput
 from inference_api.engine.sampler import sample
 from inference_api.engine.weight_files import read_headers, shape_faults, weight_files
 from inference_api.engine.weights import load_parameters
 from inference_api.errors import StartupError
+from inference_api.kernels.library import Kernels, KernelsUnavailable
+from inference_api.kernels.packing import BITS
 from inference_api.request import SamplingParams
 
 logger = logging.getLogger(__name__)
@@ -41,14 +44,21 @@ class TorchRunner:
     decoder: Decoder
 
     def __init__(
-        self, model_dir: Path, device: str, dtype: str, max_rows: int, max_seq_len: int | None
+        self,
+        model_dir: Path,
+        device: str,
+        dtype: str,
+        max_rows: int,
+        max_seq_len: int | None,
+        quantization: str = "none",
     ) -> None:
         """`device` is auto, cpu or cuda; `dtype` auto, float32 or bfloat16; `max_seq_len` None
-        is the model's context, at most 2048."""
+        is the model's context, at most 2048; `quantization` none, int8 or int4."""
         self._model_dir = model_dir
         self._config = checkpoint.load_config(model_dir)
         self._device = _device(device)
         self._dtype = _dtype(dtype, self._device)
+        self._quantization = quantization
         self.max_rows = max_rows
         self.max_seq_len = self._config.context(max_seq_len)
         self.vocab_size = self._config.vocab_size
@@ -58,6 +68,7 @@ class TorchRunner:
         """Read the weights and allocate the KV cache. Raises StartupError; see `ModelRunner`."""
         if self._device.type == "cpu":
             torch.set_num_threads(_num_threads(self._config))
+        quantisation = self._quantisation()
         files = weight_files(self._model_dir)
         faults = shape_faults(read_headers(files), self._config)
         faults += checkpoint.context_faults(self._config, self.max_seq_len)
@@ -67,6 +78,7 @@ class TorchRunner:
             self.max_seq_len,
             self._dtype.itemsize,
             _available_bytes(self._device),
+            "none" if quantisation is None else self._quantization,
         )
         if faults:
             raise StartupError(faults)
@@ -74,12 +86,47 @@ class TorchRunner:
         with torch.inference_mode():
             self.decoder = Decoder(
                 self._config,
-                load_parameters(files, self._config, *place),
+                load_parameters(files, self._config, *place, quantisation),
                 KVCache(self._config, self.max_rows, self.max_seq_len, *place),
                 Rope(self._config.rope, self._config.head_dim, self.max_seq_len, *place),
-                self.max_rows if self._device.type == "cuda" else CPU_ROWS_MULTIPLE,
+                self._rows_multiple(quantisation),
             )
-        logger.info("loaded %s: %s, %s", self._model_dir.name, self._device, self._dtype)
+        logger.info(
+            "loaded %s: %s, %s, weights %s",
+            self._model_dir.name,
+            self._device,
+            self._dtype,
+            "as they are"
+            if quantisation is None
+            else f"{self._quantization} ({quantisation.kernels.variant})",
+        )
+
+    def _quantisation(self) -> Quantisation | None:
+        """What QUANTIZATION asks for; None where it asks for nothing or there are no kernels.
+
+        Raises StartupError when this model or device cannot have it.
+        """
+        if self._quantization == "none":
+            return None
+        faults = checkpoint.quantization_faults(self._config, self._device.type, self._quantization)
+        if faults:
+            raise StartupError(faults)
+        try:
+            kernels = Kernels(_num_threads(self._config))
+        except KernelsUnavailable as error:
+            logger.warning(
+                "QUANTIZATION=%s is ignored and torch multiplies by the weights as they are, "
+                "because %s",
+                self._quantization,
+                error,
+            )
+            return None
+        return Quantisation(kernels, BITS[self._quantization])
+
+    def _rows_multiple(self, quantisation: Quantisation | None) -> int:
+        if self._device.type == "cuda":
+            return self.max_rows
+        return CPU_ROWS_MULTIPLE if quantisation is None else 1
 
     def warm_up(self) -> None:
         """One prompt, then a step of every batch size. Overwrites the cache of all rows."""

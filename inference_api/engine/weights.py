@@ -1,6 +1,8 @@
 """From safetensors files to the decoder's parameters, one tensor at a time."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -8,34 +10,111 @@ from safetensors import safe_open
 from torch import Tensor
 
 from inference_api.engine.config import ModelConfig
-from inference_api.engine.layout import Part, parameter_shape, weight_plan
+from inference_api.engine.layout import (
+    HEAD,
+    Part,
+    Plan,
+    linear_weights,
+    parameter_shape,
+    weight_plan,
+)
+from inference_api.engine.linear import Linear, Quantisation, QuantisedLinear, TorchLinear
+from inference_api.errors import StartupError
+from inference_api.kernels.library import PackedWeight, UnusableWeight
 
-Parameters = dict[str, Tensor]  # by the names of `weight_plan`
+
+@dataclass(frozen=True, slots=True)
+class Parameters:
+    """By the names of `weight_plan`, and "head", which is the embedding when the two are tied.
+
+    With a quantisation the weights of linear maps are packed, the others are tensors.
+    """
+
+    tensors: dict[str, Tensor]
+    packed: dict[str, PackedWeight]
+    quantisation: Quantisation | None
+
+    def linear(self, weight: str, bias: str | None = None) -> Linear:
+        """The linear map of these parameters; `bias` may name one that the model has not."""
+        offsets = None if bias is None else self.tensors.get(bias)
+        if self.quantisation is None:
+            return TorchLinear(self.tensors[weight], offsets)
+        offsets = None if offsets is None else offsets.float()
+        return QuantisedLinear(self.quantisation.kernels, self.packed[weight], offsets)
+
+
+Write = Callable[[Tensor], object]  # brings one tensor of the checkpoint to its place
 
 
 def load_parameters(
-    files: Sequence[Path], config: ModelConfig, device: torch.device, dtype: torch.dtype
+    files: Sequence[Path],
+    config: ModelConfig,
+    device: torch.device,
+    dtype: torch.dtype,
+    quantisation: Quantisation | None = None,
 ) -> Parameters:
-    """Read every parameter straight to its place, device and precision.
+    """Read every parameter straight to its place, device and precision, or to its packed form.
 
     Beyond the parameters themselves, only the tensor being read takes memory. The caller has
-    compared the files' headers with the plan.
+    compared the files' headers with the plan. Raises StartupError when a weight is not a number
+    that can be quantised.
     """
-    parameters: Parameters = {}
-    targets: dict[str, tuple[Part, Tensor]] = {}  # by name in the checkpoint
-    for name, parts in weight_plan(config).items():
-        parameters[name] = torch.empty(parameter_shape(parts), dtype=dtype, device=device)
-        views = parameters[name].split_with_sizes([part.shape[0] for part in parts])
-        targets.update({part.name: (part, view) for part, view in zip(parts, views, strict=True)})
+    packed_plan = {} if quantisation is None else linear_weights(config)
+    kept_plan = {
+        name: parts for name, parts in weight_plan(config).items() if name not in packed_plan
+    }
+    parameters = Parameters({}, {}, quantisation)
+    targets: dict[str, list[Write]] = {}  # by name in the checkpoint; a tied embedding has two
+    for part, write in _tensor_targets(parameters, kept_plan, device, dtype):
+        targets.setdefault(part.name, []).append(_ordered(part, config, write))
+    for part, write in _packed_targets(parameters, packed_plan):
+        targets.setdefault(part.name, []).append(_ordered(part, config, write))
     for file in files:
         with safe_open(file, framework="pt") as tensors:
             for name in tensors.keys():  # noqa: SIM118 (not a mapping)
                 if name in targets:
-                    part, view = targets.pop(name)
-                    tensor = tensors.get_tensor(name)
-                    view.copy_(ungrouped(tensor, config) if part.is_grouped_qkv else tensor)
+                    _write(name, tensors.get_tensor(name), targets.pop(name))
     assert not targets, f"headers were checked, yet {sorted(targets)} were not in the files"
+    if config.is_head_tied:
+        parameters.tensors[HEAD] = parameters.tensors["embedding"]
     return parameters
+
+
+def _tensor_targets(
+    parameters: Parameters, plan: Plan, device: torch.device, dtype: torch.dtype
+) -> Iterator[tuple[Part, Write]]:
+    for name, parts in plan.items():
+        tensor = torch.empty(parameter_shape(parts), dtype=dtype, device=device)
+        parameters.tensors[name] = tensor
+        views = tensor.split_with_sizes([part.shape[0] for part in parts])
+        yield from ((part, view.copy_) for part, view in zip(parts, views, strict=True))
+
+
+def _packed_targets(parameters: Parameters, plan: Plan) -> Iterator[tuple[Part, Write]]:
+    quantisation = parameters.quantisation
+    for name, parts in plan.items():
+        assert quantisation is not None
+        weight = PackedWeight.empty(quantisation.bits, *parameter_shape(parts))
+        parameters.packed[name] = weight
+        first = 0
+        for part in parts:
+            yield part, partial(quantisation.kernels.pack, packed=weight, first_output=first)
+            first += part.shape[0]
+
+
+def _ordered(part: Part, config: ModelConfig, write: Write) -> Write:
+    """`write`, after the rows have been brought into our order."""
+    return (lambda tensor: write(ungrouped(tensor, config))) if part.is_grouped_qkv else write
+
+
+def _write(name: str, tensor: Tensor, writes: Sequence[Write]) -> None:
+    try:
+        for write in writes:
+            write(tensor)
+    except UnusableWeight as error:
+        raise StartupError(
+            [f"{name} cannot be quantised: {error}; get the model again or set QUANTIZATION=none."]
+        ) from error
 
 
 def ungrouped(qkv: Tensor, config: ModelConfig) -> Tensor:

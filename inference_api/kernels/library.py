@@ -10,16 +10,14 @@ from collections.abc import Sequence
 from ctypes import c_char_p, c_float, c_int, c_int64, c_void_p
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from inference_api.kernels.build import BuildFailed, library_path
+from inference_api.kernels.packing import GROUP, Bits, packed_bytes
 
-Bits = Literal[8, 4]
-GROUP = 32  # inputs that share a scale; see src/layout.h
-PANEL = 32  # outputs that are packed together
 MAX_HEAD_DIM = 256
 SOURCE_TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 
@@ -46,7 +44,8 @@ class PackedWeight:
         """Raises UnusableWeight when the kernels have no such shape."""
         if inputs % GROUP:
             raise UnusableWeight(f"its {inputs} inputs are no multiple of {GROUP}")
-        size = _library().hearth_packed_bytes(bits, outputs, inputs)
+        size = packed_bytes(bits, outputs, inputs)
+        assert size == _library().hearth_packed_bytes(bits, outputs, inputs)
         return PackedWeight(bits, outputs, inputs, torch.zeros(size, dtype=torch.uint8))
 
     def unpack(self) -> Tensor:

@@ -9,13 +9,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from inference_api.kernels.library import (
-    GROUP,
-    Bits,
     Kernels,
     PackedWeight,
     UnusableWeight,
     supported_variants,
 )
+from inference_api.kernels.packing import GROUP, Bits
 
 BITS: tuple[Bits, ...] = (8, 4)
 LARGEST_INT8 = 127

@@ -1,0 +1,47 @@
+"""Linear maps: what the decoder multiplies by, in whatever form the weights are."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch.nn.functional as F  # noqa: N812 (the name everybody knows it by)
+from torch import Tensor
+
+from inference_api.kernels.library import Kernels, PackedWeight
+from inference_api.kernels.packing import Bits
+
+
+class Linear(Protocol):
+    """[n, inputs] to [n, outputs], in the same precision."""
+
+    def __call__(self, x: Tensor) -> Tensor: ...
+
+
+@dataclass(frozen=True, slots=True)
+class TorchLinear:
+    """Weights as they are. A row's bits depend on how many rows there are."""
+
+    weight: Tensor
+    bias: Tensor | None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight, self.bias)
+
+
+@dataclass(frozen=True, slots=True)
+class QuantisedLinear:
+    """Packed weights, multiplied by the kernels. A row's bits depend on that row alone."""
+
+    kernels: Kernels
+    weight: PackedWeight
+    bias: Tensor | None  # float32
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.kernels.linear(x.float(), self.weight, self.bias).to(x.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class Quantisation:
+    """How the weights of linear maps are to be packed, and by what they are multiplied."""
+
+    kernels: Kernels
+    bits: Bits

@@ -1,0 +1,15 @@
+"""Sizes of packed weights, to plan memory with. Loads no torch; see `src/layout.h`."""
+
+from typing import Literal
+
+Bits = Literal[8, 4]
+BITS: dict[str, Bits] = {"int8": 8, "int4": 4}  # by the values of QUANTIZATION
+GROUP = 32  # inputs that share a scale
+PANEL = 32  # outputs that are packed together
+SCALE_BYTES = 2
+
+
+def packed_bytes(bits: Bits, outputs: int, inputs: int) -> int:
+    """Bytes of a packed matrix [outputs, inputs], where `inputs` is a multiple of GROUP."""
+    panels = -(-outputs // PANEL)
+    return panels * PANEL * (inputs * bits // 8 + inputs // GROUP * SCALE_BYTES)

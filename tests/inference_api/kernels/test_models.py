@@ -1,0 +1,199 @@
+"""Whole models with quantised weights: as good as promised, independent rows, clear refusals."""
+
+import logging
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from inference_api.engine import checkpoint, torch_runner
+from inference_api.engine.layout import weight_bytes
+from inference_api.engine.linear import Quantisation
+from inference_api.engine.torch_runner import TorchRunner
+from inference_api.engine.weight_files import weight_files
+from inference_api.engine.weights import load_parameters
+from inference_api.errors import StartupError
+from inference_api.kernels.library import Kernels, KernelsUnavailable, supported_variants
+from inference_api.kernels.packing import BITS
+from inference_api.settings import EMBEDDED_MODEL
+from tests.inference_api.engine.tiny_models import CONTEXT, MODELS, VOCAB_SIZE, make_model
+
+ROWS = 32
+UNEVEN = "falcon-sequential"  # its MLP is 80 wide
+BATCHES = 4  # of ROWS texts of CONTEXT tokens: 16,384 positions
+HELDOUT = EMBEDDED_MODEL / "heldout.txt"
+
+try:
+    supported_variants()
+except KernelsUnavailable as unavailable:
+    pytest.skip(f"no kernels: {unavailable}", allow_module_level=True)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """A tiny random model by name, each made once."""
+
+    @cache
+    def make(name: str) -> Path:
+        made = tmp_path_factory.mktemp(name)
+        make_model(name, made)
+        return made
+
+    return make
+
+
+def loaded(folder: Path, quantization: str, dtype: str = "float32") -> TorchRunner:
+    runner = TorchRunner(folder, "cpu", dtype, ROWS, CONTEXT, quantization)
+    runner.load()
+    return runner
+
+
+@torch.inference_mode()
+def teacher_forced(runner: TorchRunner, texts: Sequence[Sequence[int]]) -> Tensor:
+    """Logits [position, row, vocab] after each token of `texts`, one row each, all of a length."""
+    rows = range(len(texts))
+    return torch.stack(
+        [
+            runner.decoder.decode([text[position] for text in texts], rows, [position] * len(texts))
+            for position in range(len(texts[0]))
+        ]
+    )
+
+
+def random_texts(count: int, length: int) -> list[list[int]]:
+    generator = torch.Generator().manual_seed(0)
+    return torch.randint(VOCAB_SIZE, (count, length), generator=generator).tolist()
+
+
+@pytest.mark.parametrize(("quantization", "bound"), [("int8", 0.06), ("int4", 0.6)])
+@pytest.mark.parametrize("name", [name for name in MODELS if name != UNEVEN])
+def test_logits_stay_close(
+    folder: Callable[[str], Path], name: str, quantization: str, bound: float
+) -> None:
+    texts = random_texts(4, 12)
+    exact = teacher_forced(loaded(folder(name), "none"), texts)
+    quantised = teacher_forced(loaded(folder(name), quantization), texts)
+    assert not torch.equal(quantised, exact)
+    assert (quantised - exact).norm() / exact.norm() < bound
+
+
+@pytest.mark.skipif(not HELDOUT.exists(), reason="the embedded model is not there yet")
+def test_the_embedded_model_hardly_ever_chooses_another_token_with_int8() -> None:
+    tokenizer = Tokenizer.from_file(str(EMBEDDED_MODEL / "tokenizer.json"))
+    tokens = tokenizer.encode(HELDOUT.read_text()).ids
+    batches = torch.tensor(tokens[: BATCHES * ROWS * CONTEXT]).view(BATCHES, ROWS, CONTEXT).tolist()
+    choices = []
+    for quantization in ("none", "int8"):
+        runner = loaded(EMBEDDED_MODEL, quantization)
+        choices.append(torch.stack([teacher_forced(runner, texts).argmax(-1) for texts in batches]))
+    assert (choices[0] == choices[1]).float().mean() >= 0.99
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+@pytest.mark.parametrize("name", ["llama", "llama-tied", "mistral-window", "falcon-40b"])
+def test_a_row_is_the_same_alone_and_in_company(
+    folder: Callable[[str], Path], name: str, quantization: str
+) -> None:
+    runner = loaded(folder(name), quantization)
+    texts = random_texts(7, 20)
+    together = teacher_forced(runner, texts)
+    for row, text in enumerate(texts):
+        assert torch.equal(teacher_forced(runner, [text])[:, 0], together[:, row])
+
+
+def test_a_prefilled_prompt_is_answered_the_same_in_any_company(
+    folder: Callable[[str], Path],
+) -> None:
+    runner = loaded(folder("llama"), "int8")
+    text = random_texts(1, 30)[0]
+    logits = []
+    for row, others in ((0, []), (5, [1, 2, 9])):
+        with torch.inference_mode():
+            runner.decoder.prefill(row, 0, text[:-1])
+            rows = [*others, row]
+            positions = [*(3 for _ in others), 29]
+            tokens = [*(7 for _ in others), text[-1]]
+            logits.append(runner.decoder.decode(tokens, rows, positions)[-1])
+    assert torch.equal(*logits)
+
+
+def test_bfloat16_models_can_be_quantised_too(folder: Callable[[str], Path]) -> None:
+    texts = random_texts(2, 6)
+    exact = teacher_forced(loaded(folder("llama"), "none"), texts)
+    quantised = teacher_forced(loaded(folder("llama"), "int8", "bfloat16"), texts)
+    assert (quantised - exact).norm() / exact.norm() < 0.1
+
+
+@pytest.mark.parametrize("quantization", ["none", "int8", "int4"])
+@pytest.mark.parametrize("name", ["llama", "llama-tied", "falcon-7b"])
+def test_memory_is_foreseen_to_the_byte(
+    folder: Callable[[str], Path], name: str, quantization: str
+) -> None:
+    config = checkpoint.load_config(folder(name))
+    quantisation = None
+    if quantization != "none":
+        quantisation = Quantisation(Kernels(1), BITS[quantization])
+    parameters = load_parameters(
+        weight_files(folder(name)), config, torch.device("cpu"), torch.float32, quantisation
+    )
+    tensors = {tensor.data_ptr(): tensor.nbytes for tensor in parameters.tensors.values()}
+    packed = sum(weight.blocks.nbytes for weight in parameters.packed.values())
+    assert sum(tensors.values()) + packed == weight_bytes(config, 4, quantization)
+
+
+def test_weights_that_do_not_fill_groups_are_named_before_anything_is_loaded(
+    folder: Callable[[str], Path],
+) -> None:
+    faults = checkpoint.check(
+        str(folder(UNEVEN)),
+        device="cpu",
+        dtype="auto",
+        max_rows=1,
+        max_seq_len=None,
+        quantization="int8",
+    )
+    assert len(faults) == 1
+    assert "transformer.h.0.mlp.dense_4h_to_h.weight (64, 80)" in faults[0]
+    with pytest.raises(StartupError, match="dense_4h_to_h"):
+        loaded(folder(UNEVEN), "int8")
+
+
+def test_a_weight_that_is_no_number_is_named(folder: Callable[[str], Path], tmp_path: Path) -> None:
+    for file in folder("llama").iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    tensors = load_file(tmp_path / "model.safetensors")
+    name = "model.layers.1.self_attn.k_proj.weight"
+    tensors[name][5, 6] = torch.nan
+    save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(StartupError, match=rf"{name} cannot be quantised: its row 5"):
+        loaded(tmp_path, "int4")
+
+
+def test_cuda_is_refused() -> None:
+    config = checkpoint.load_config(EMBEDDED_MODEL)
+    assert "DEVICE=cpu" in checkpoint.quantization_faults(config, "cuda", "int8")[0]
+
+
+def test_without_kernels_torch_serves_and_the_log_says_so(
+    folder: Callable[[str], Path],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def unavailable(num_threads: int) -> None:
+        raise KernelsUnavailable("there is no C++ compiler; install one")
+
+    monkeypatch.setattr(torch_runner, "Kernels", unavailable)
+    texts = random_texts(2, 3)
+    with caplog.at_level(logging.WARNING):
+        runner = loaded(folder("llama"), "int8")
+    assert [record.message for record in caplog.records] == [
+        "QUANTIZATION=int8 is ignored and torch multiplies by the weights as they are, because "
+        "there is no C++ compiler; install one"
+    ]
+    exact = teacher_forced(loaded(folder("llama"), "none"), texts)
+    assert torch.equal(teacher_forced(runner, texts), exact)
