@@ -22,6 +22,30 @@ class Attention(Protocol):
     def __call__(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor: ...
 
 
+class Attentions(Protocol):
+    """Makes the attention of a model call."""
+
+    def chunk(self, row: int, start: int, num_tokens: int) -> Attention:
+        """Of `num_tokens` tokens of one row's prompt, from position `start` on."""
+
+    def step(self, rows: Sequence[int], positions: Sequence[int], num_padding: int) -> Attention:
+        """Of one token of each row; the batch ends with `num_padding` rows of no meaning."""
+
+
+class TorchAttentions:
+    """On any device and in any precision. See `Attentions`."""
+
+    def __init__(self, config: ModelConfig, cache: KVCache) -> None:
+        self._config = config
+        self._cache = cache
+
+    def chunk(self, row: int, start: int, num_tokens: int) -> Attention:
+        return ChunkAttention(self._config, self._cache, row, start, num_tokens)
+
+    def step(self, rows: Sequence[int], positions: Sequence[int], num_padding: int) -> Attention:
+        return StepAttention(self._config, self._cache, rows, positions, num_padding)
+
+
 class ChunkAttention:
     """A chunk of one row's prompt attends to itself and to what the row holds before it."""
 

@@ -13,9 +13,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (the name everybody knows it by)
 from torch import Tensor
 
-from inference_api.engine.attention import Attention, ChunkAttention, StepAttention
+from inference_api.engine.attention import Attention, Attentions
 from inference_api.engine.config import ModelConfig
-from inference_api.engine.kv_cache import KVCache
 from inference_api.engine.linear import Linear
 from inference_api.engine.rope import Rope, turn
 from inference_api.engine.weights import Parameters
@@ -55,13 +54,13 @@ class Decoder:
         self,
         config: ModelConfig,
         parameters: Parameters,
-        cache: KVCache,
+        attentions: Attentions,
         rope: Rope,
         rows_multiple: int,
     ) -> None:
         """`rows_multiple`: a step computes this many rows or a multiple, the rest are padding."""
         self._config = config
-        self._cache = cache
+        self._attentions = attentions
         self._rope = rope
         self._rows_multiple = rows_multiple
         self._activation = ACTIVATIONS[config.activation]
@@ -75,8 +74,7 @@ class Decoder:
         """Write the keys and values of one row's next tokens. No logits: see `ModelRunner`."""
         tokens = torch.tensor(token_ids, device=self._device)
         positions = torch.arange(start, start + len(token_ids), device=self._device)
-        attention = ChunkAttention(self._config, self._cache, row, start, len(token_ids))
-        self._hidden(tokens, positions, attention)
+        self._hidden(tokens, positions, self._attentions.chunk(row, start, len(token_ids)))
 
     def decode(
         self, token_ids: Sequence[int], rows: Sequence[int], positions: Sequence[int]
@@ -87,7 +85,7 @@ class Decoder:
         tokens, places = torch.tensor(
             [[*token_ids, *padding], [*positions, *padding]], device=self._device
         )
-        attention = StepAttention(self._config, self._cache, rows, positions, num_padding)
+        attention = self._attentions.step(rows, positions, num_padding)
         hidden = self._hidden(tokens, places, attention)
         logits = self._head(self._norm(hidden, self._final_norm))[: len(rows)].float()
         divisor = self._config.logits_divisor

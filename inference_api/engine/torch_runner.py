@@ -7,8 +7,10 @@ from pathlib import Path
 import torch
 
 from inference_api.engine import checkpoint, hardware
+from inference_api.engine.attention import Attentions, TorchAttentions
 from inference_api.engine.config import ModelConfig
 from inference_api.engine.decoder import Decoder
+from inference_api.engine.kernel_attention import KernelAttentions
 from inference_api.engine.kv_cache import KVCache
 from inference_api.engine.layout import num_parameters
 from inference_api.engine.linear import Quantisation
@@ -66,9 +68,10 @@ class TorchRunner:
 
     def load(self) -> None:
         """Read the weights and allocate the KV cache. Raises StartupError; see `ModelRunner`."""
-        if self._device.type == "cpu":
-            torch.set_num_threads(_num_threads(self._config))
         quantisation = self._quantisation()
+        if self._device.type == "cpu":
+            # Two pools of threads would spin on each other's cores: the kernels' has the work.
+            torch.set_num_threads(_num_threads(self._config) if quantisation is None else 1)
         files = weight_files(self._model_dir)
         faults = shape_faults(read_headers(files), self._config)
         faults += checkpoint.context_faults(self._config, self.max_seq_len)
@@ -87,18 +90,21 @@ class TorchRunner:
             self.decoder = Decoder(
                 self._config,
                 load_parameters(files, self._config, *place, quantisation),
-                KVCache(self._config, self.max_rows, self.max_seq_len, *place),
+                self._attentions(
+                    KVCache(self._config, self.max_rows, self.max_seq_len, *place), quantisation
+                ),
                 Rope(self._config.rope, self._config.head_dim, self.max_seq_len, *place),
                 self._rows_multiple(quantisation),
             )
+        form = "none" if quantisation is None else f"int{quantisation.bits}"
+        variant = "" if quantisation is None else f" by {quantisation.kernels.variant}"
         logger.info(
-            "loaded %s: %s, %s, weights %s",
+            "loaded %s: %s, %s, quantization %s%s",
             self._model_dir.name,
             self._device,
             self._dtype,
-            "as they are"
-            if quantisation is None
-            else f"{self._quantization} ({quantisation.kernels.variant})",
+            form,
+            variant,
         )
 
     def _quantisation(self) -> Quantisation | None:
@@ -122,6 +128,11 @@ class TorchRunner:
             )
             return None
         return Quantisation(kernels, BITS[self._quantization])
+
+    def _attentions(self, cache: KVCache, quantisation: Quantisation | None) -> Attentions:
+        if quantisation is None or not KernelAttentions.can_serve(self._config, self._dtype):
+            return TorchAttentions(self._config, cache)
+        return KernelAttentions(self._config, cache, quantisation.kernels)
 
     def _rows_multiple(self, quantisation: Quantisation | None) -> int:
         if self._device.type == "cuda":

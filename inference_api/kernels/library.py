@@ -6,7 +6,6 @@ after a few microseconds of waiting for the next one.
 """
 
 import ctypes
-from collections.abc import Sequence
 from ctypes import c_char_p, c_float, c_int, c_int64, c_void_p
 from dataclasses import dataclass
 from functools import cache
@@ -133,8 +132,8 @@ class Kernels:
         queries: Tensor,
         keys: Tensor,
         values: Tensor,
-        rows: Sequence[int],
-        lengths: Sequence[int],
+        rows: Tensor,
+        lengths: Tensor,
         scale: float,
         window: int | None = None,
     ) -> Tensor:
@@ -143,17 +142,16 @@ class Kernels:
         `queries` is [tokens, heads, head_dim]; `keys` and `values` are [rows, kv_heads, capacity,
         head_dim] with head_dim up to 256. Token t sees the first `lengths[t]` >= 1 positions of
         row `rows[t]`, or the last `window` of these. Its result depends on nothing else.
+        `rows` and `lengths` are int64 [tokens] and trusted to be within the cache.
         """
         tokens, heads, head_dim = queries.shape
-        _, kv_heads, capacity, _ = keys.shape
+        kv_heads = keys.shape[1]
         assert keys.shape == values.shape
         assert keys.stride() == values.stride()
         assert keys.stride()[2:] == (head_dim, 1)
         assert queries.stride()[1:] == (head_dim, 1)
         assert head_dim <= MAX_HEAD_DIM
-        assert len(rows) == len(lengths) == tokens
-        assert all(0 <= row < keys.shape[0] for row in rows)
-        assert all(0 < length <= capacity for length in lengths)
+        assert rows.shape == lengths.shape == (tokens,)
         out = torch.empty(tokens, heads * head_dim)
         failed = self._library.hearth_attention(
             self._context,
@@ -163,8 +161,8 @@ class Kernels:
             _floats(values),
             keys.stride(0),
             keys.stride(1),
-            (c_int64 * tokens)(*rows),
-            (c_int64 * tokens)(*lengths),
+            _integers(rows),
+            _integers(lengths),
             tokens,
             kv_heads,
             heads // kv_heads,
@@ -224,6 +222,14 @@ def _library() -> ctypes.CDLL:
         function = getattr(library, name)
         function.restype, function.argtypes = result, arguments
     return library
+
+
+def _integers(tensor: Tensor) -> int:
+    """The address of an int64 tensor in CPU memory."""
+    assert tensor.dtype == torch.int64
+    assert tensor.device.type == "cpu"
+    assert tensor.is_contiguous()
+    return tensor.data_ptr()
 
 
 def _floats(tensor: Tensor) -> int:

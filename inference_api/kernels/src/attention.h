@@ -55,7 +55,7 @@ void product_tile(const float* a, int64_t a_stride, const float* b, int64_t b_st
 template <class Simd, int kVectors>
 void product_columns(int num_rows, const float* a, int64_t a_stride, const float* b,
                      int64_t b_stride, int depth, float* c, int64_t c_stride) {
-  constexpr int kRows = 4;
+  constexpr int kRows = Simd::kRows;
   int row = 0;
   for (; row + kRows <= num_rows; row += kRows) {
     product_tile<Simd, kRows, kVectors>(a + row * a_stride, a_stride, b, b_stride, depth,
@@ -128,59 +128,84 @@ inline void gather_queries(const AttentionCall& call, const AttentionTask& task,
 }
 
 // Keys [position][head_dim] to [head_dim][position]; what lies behind `count` is set to zero.
-inline void transpose_keys(const float* keys, int64_t head_dim, int count, float* transposed) {
-  for (int position = 0; position < count; ++position) {
-    for (int64_t i = 0; i < head_dim; ++i) {
-      transposed[i * kPositions + position] = keys[position * head_dim + i];
+template <class Simd>
+void transpose_keys(const float* keys, int head_dim, int count, float* transposed) {
+  constexpr int kLanes = Simd::kLanes;
+  const int whole_positions = count / kLanes * kLanes;
+  const int whole_dims = head_dim / kLanes * kLanes;
+  for (int i = 0; i < whole_dims; i += kLanes) {
+    for (int position = 0; position < whole_positions; position += kLanes) {
+      Simd::transpose(keys + position * head_dim + i, head_dim,
+                      transposed + i * kPositions + position, kPositions);
     }
   }
-  for (int64_t i = 0; i < head_dim; ++i) {
-    for (int position = count; position < kPositions; ++position) {
-      transposed[i * kPositions + position] = 0.0f;
+  for (int position = 0; position < kPositions; ++position) {
+    const int first = position < whole_positions ? whole_dims : 0;
+    for (int i = first; i < head_dim; ++i) {
+      const bool is_there = position < count;
+      transposed[i * kPositions + position] = is_there ? keys[position * head_dim + i] : 0.0f;
     }
   }
+}
+
+inline void hide_unseen(float* scores, int64_t begin, int64_t end) {
+  if (begin <= 0 && end >= kPositions) {
+    return;
+  }
+  for (int position = 0; position < kPositions; ++position) {
+    const bool is_seen = position >= begin && position < end;
+    scores[position] = is_seen ? scores[position] : kMinusInfinity;
+  }
+}
+
+template <class Simd>
+float largest_score(const float* scores) {
+  auto largest = Simd::load(scores);
+  for (int position = Simd::kLanes; position < kPositions; position += Simd::kLanes) {
+    largest = Simd::max(largest, Simd::load(scores + position));
+  }
+  return Simd::largest_of(largest);
+}
+
+// Scores to exp(score - maximum); returns their sum.
+template <class Simd>
+float exponentiate(float* scores, float maximum) {
+  const auto one = Simd::set(1.0f);
+  auto sum = Simd::set(0.0f);
+  for (int position = 0; position < kPositions; position += Simd::kLanes) {
+    const auto score = Simd::load(scores + position);
+    const auto below = Simd::multiply_add(one, score, Simd::set(-maximum));
+    const auto weight = exp_of_negative<Simd>(below);
+    Simd::store(scores + position, weight);
+    sum = Simd::multiply_add(one, weight, sum);
+  }
+  return Simd::sum_of(sum);
 }
 
 // Turns a query's scores of one block into weights, and rescales what it has gathered before.
 template <class Simd>
 void update_softmax(float* scores, int64_t begin, int64_t end, int64_t head_dim, Softmax& softmax,
                     float* output) {
-  float maximum = softmax.maximum;
-  for (int position = 0; position < kPositions; ++position) {
-    const bool is_seen = position >= begin && position < end;
-    scores[position] = is_seen ? scores[position] : kMinusInfinity;
-    maximum = scores[position] > maximum ? scores[position] : maximum;
-  }
-  if (maximum == kMinusInfinity) {  // nothing seen yet
-    for (int position = 0; position < kPositions; ++position) {
-      scores[position] = 0.0f;
-    }
-    return;
-  }
-  for (int position = 0; position < kPositions; position += Simd::kLanes) {
-    const auto below = Simd::multiply_add(Simd::set(1.0f), Simd::load(scores + position),
-                                          Simd::set(-maximum));
-    Simd::store(scores + position, exp_of_negative<Simd>(below));
-  }
-  float sum = 0.0f;
-  for (int position = 0; position < kPositions; ++position) {
-    sum += scores[position];
-  }
-  const float kept = exp_of_negative<Scalar>(softmax.maximum - maximum);
-  if (kept != 1.0f) {
+  hide_unseen(scores, begin, end);
+  const float largest = largest_score<Simd>(scores);
+  if (largest > softmax.maximum) {
+    const float kept = exp_of_negative<Scalar>(softmax.maximum - largest);
     for (int64_t i = 0; i < head_dim; ++i) {
       output[i] *= kept;
     }
+    softmax.sum *= kept;
+    softmax.maximum = largest;
   }
-  softmax.sum = softmax.sum * kept + sum;
-  softmax.maximum = maximum;
+  // As long as nothing has been seen, any maximum gives the weights zero.
+  const float maximum = softmax.maximum == kMinusInfinity ? 0.0f : softmax.maximum;
+  softmax.sum += exponentiate<Simd>(scores, maximum);
 }
 
 template <class Simd>
 void attend_block(const float* keys, const float* values, int64_t head_dim, int64_t first,
                   int count, AttentionState& state) {
   const int depth = static_cast<int>(head_dim);
-  transpose_keys(keys + first * head_dim, head_dim, count, state.keys);
+  transpose_keys<Simd>(keys + first * head_dim, depth, count, state.keys);
   for (int i = 0; i < state.num_queries * kPositions; ++i) {
     state.scores[i] = 0.0f;
   }
@@ -211,6 +236,15 @@ inline void scatter_outputs(const AttentionCall& call, const AttentionTask& task
   }
 }
 
+// A block of keys or values to the second level cache. The processor's own prefetching stops at
+// every page, which is every 16 positions of 64 floats.
+inline void prefetch_block(const float* block, int64_t count) {
+  constexpr int64_t kLineFloats = kCacheLine / static_cast<int64_t>(sizeof(float));
+  for (int64_t i = 0; i < count; i += kLineFloats) {
+    __builtin_prefetch(block + i, 0, 2);
+  }
+}
+
 template <class Simd>
 void attend(const AttentionCall& call, const AttentionTask& task) {
   AttentionState state;
@@ -223,11 +257,17 @@ void attend(const AttentionCall& call, const AttentionTask& task) {
   }
   const int64_t offset =
       call.rows[task.first_token] * call.row_stride + task.kv_head * call.head_stride;
+  const float* keys = call.keys + offset;
+  const float* values = call.values + offset;
   for (int64_t first = begin / kPositions * kPositions; first < end; first += kPositions) {
     const int64_t rest = end - first;
     const int count = rest < kPositions ? static_cast<int>(rest) : kPositions;
-    attend_block<Simd>(call.keys + offset, call.values + offset, call.head_dim, first, count,
-                       state);
+    const int64_t next_rest = rest - count;
+    const int64_t next_count = next_rest < kPositions ? next_rest : kPositions;
+    const int64_t next = (first + count) * call.head_dim;
+    prefetch_block(keys + next, next_count * call.head_dim);
+    prefetch_block(values + next, next_count * call.head_dim);
+    attend_block<Simd>(keys, values, call.head_dim, first, count, state);
   }
   scatter_outputs(call, task, state);
 }

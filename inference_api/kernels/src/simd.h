@@ -46,6 +46,7 @@ inline float fused_multiply_add(float a, float b, float c) {
 struct Scalar {
   using Vector = float;
   static constexpr int kLanes = 1;
+  static constexpr int kRows = 4;  // of a tile of a matrix product, with two vectors of columns
 
   static Vector load(const float* from) { return *from; }
   static void store(float* to, Vector v) { *to = v; }
@@ -53,17 +54,21 @@ struct Scalar {
   static Vector multiply(Vector a, Vector b) { return a * b; }
   static Vector max(Vector a, Vector b) { return a > b ? a : b; }
   static Vector multiply_add(Vector a, Vector b, Vector c) { return fused_multiply_add(a, b, c); }
+  static float largest_of(Vector v) { return v; }
+  static float sum_of(Vector v) { return v; }
   static Vector round(Vector v) { return v + 0x1.8p23f - 0x1.8p23f; }
   static Vector scale_by_power_of_two(Vector v, Vector n) {
     return float_from_bits(bits_from_float(v) + (static_cast<uint32_t>(static_cast<int>(n)) << 23));
   }
   static Vector zero_below(Vector x, float bound, Vector v) { return x < bound ? 0.0f : v; }
+  static void transpose(const float* from, int64_t, float* to, int64_t) { *to = *from; }
 };
 
 #if defined(__AVX2__)
 struct Simd256 {
   using Vector = __m256;
   static constexpr int kLanes = 8;
+  static constexpr int kRows = 4;
 
   static Vector load(const float* from) { return _mm256_loadu_ps(from); }
   static void store(float* to, Vector v) { _mm256_storeu_ps(to, v); }
@@ -81,6 +86,42 @@ struct Simd256 {
   static Vector zero_below(Vector x, float bound, Vector v) {
     return _mm256_andnot_ps(_mm256_cmp_ps(x, _mm256_set1_ps(bound), _CMP_LT_OQ), v);
   }
+
+  static float largest_of(Vector v) {
+    const __m128 four = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+    const __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
+  }
+
+  static float sum_of(Vector v) {
+    const __m128 four = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+    const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+  }
+
+  // to[i][j] = from[j][i] for a square of kLanes x kLanes: halves, then quarters, then pairs.
+  static void transpose(const float* from, int64_t from_stride, float* to, int64_t to_stride) {
+    __m256 halves[8];  // the left halves of rows i and i + 4, then the right ones
+    for (int i = 0; i < 4; ++i) {
+      const float* upper = from + i * from_stride;
+      const float* lower = from + (i + 4) * from_stride;
+      halves[i] = _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(upper)),
+                                       _mm_loadu_ps(lower), 1);
+      halves[i + 4] = _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(upper + 4)),
+                                           _mm_loadu_ps(lower + 4), 1);
+    }
+    for (int half = 0; half < 8; half += 4) {
+      const __m256 low01 = _mm256_unpacklo_ps(halves[half], halves[half + 1]);
+      const __m256 high01 = _mm256_unpackhi_ps(halves[half], halves[half + 1]);
+      const __m256 low23 = _mm256_unpacklo_ps(halves[half + 2], halves[half + 3]);
+      const __m256 high23 = _mm256_unpackhi_ps(halves[half + 2], halves[half + 3]);
+      float* rows = to + half * to_stride;
+      store(rows, _mm256_shuffle_ps(low01, low23, _MM_SHUFFLE(1, 0, 1, 0)));
+      store(rows + to_stride, _mm256_shuffle_ps(low01, low23, _MM_SHUFFLE(3, 2, 3, 2)));
+      store(rows + 2 * to_stride, _mm256_shuffle_ps(high01, high23, _MM_SHUFFLE(1, 0, 1, 0)));
+      store(rows + 3 * to_stride, _mm256_shuffle_ps(high01, high23, _MM_SHUFFLE(3, 2, 3, 2)));
+    }
+  }
 };
 #endif
 
@@ -88,6 +129,7 @@ struct Simd256 {
 struct Simd512 {
   using Vector = __m512;
   static constexpr int kLanes = 16;
+  static constexpr int kRows = 8;
 
   static Vector load(const float* from) { return _mm512_loadu_ps(from); }
   static void store(float* to, Vector v) { _mm512_storeu_ps(to, v); }
@@ -102,6 +144,19 @@ struct Simd512 {
   static Vector zero_below(Vector x, float bound, Vector v) {
     return _mm512_mask_mov_ps(
         v, _mm512_cmp_ps_mask(x, _mm512_set1_ps(bound), _CMP_LT_OQ), _mm512_setzero_ps());
+  }
+
+  static float largest_of(Vector v) { return _mm512_reduce_max_ps(v); }
+  static float sum_of(Vector v) { return _mm512_reduce_add_ps(v); }
+
+  static void transpose(const float* from, int64_t from_stride, float* to, int64_t to_stride) {
+    constexpr int kHalf = Simd256::kLanes;
+    for (int i = 0; i < kLanes; i += kHalf) {
+      for (int j = 0; j < kLanes; j += kHalf) {
+        Simd256::transpose(from + j * from_stride + i, from_stride, to + i * to_stride + j,
+                           to_stride);
+      }
+    }
   }
 };
 #endif

@@ -15,6 +15,20 @@ def random(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
+def attend(
+    kernels: Kernels,
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    rows: list[int],
+    lengths: list[int],
+    scale: float,
+    window: int | None = None,
+) -> Tensor:
+    places = torch.tensor([rows, lengths])
+    return kernels.attention(queries, keys, values, *places, scale, window)
+
+
 def reference(
     queries: Tensor,
     keys: Tensor,
@@ -59,7 +73,7 @@ def test_a_step_of_many_rows(
     queries = random(len(lengths), kv_heads * groups, head_dim) * size
     rows = list(reversed(range(ROWS)))[: len(lengths)]
     arguments = (queries, keys, values, rows, lengths, head_dim**-0.5, window)
-    result = kernels.attention(*arguments)
+    result = attend(kernels, *arguments)
     error = 2e-5 * max(1.0, size)  # a score's rounding error is its weight's relative error
     torch.testing.assert_close(result.double(), reference(*arguments), rtol=error, atol=error)
 
@@ -79,7 +93,7 @@ def test_a_chunk_of_a_prompt(
     queries = random(num_tokens, kv_heads * groups, head_dim)
     lengths = list(range(start + 1, start + num_tokens + 1))
     arguments = (queries, keys, values, [3] * num_tokens, lengths, head_dim**-0.5, window)
-    result = kernels.attention(*arguments)
+    result = attend(kernels, *arguments)
     torch.testing.assert_close(result.double(), reference(*arguments), rtol=2e-5, atol=2e-5)
 
 
@@ -90,12 +104,13 @@ def test_a_token_is_the_same_in_any_company_and_on_any_number_of_threads(kernels
     lengths = [*range(50, 80), 1, 112, 33, 64, *range(1, 27)]
     single = Kernels(1, kernels.variant)
     for window in (None, 20):
-        together = kernels.attention(queries, keys, values, rows, lengths, 0.2, window)
+        together = attend(kernels, queries, keys, values, rows, lengths, 0.2, window)
         assert torch.equal(
-            together, single.attention(queries, keys, values, rows, lengths, 0.2, window)
+            together, attend(single, queries, keys, values, rows, lengths, 0.2, window)
         )
         for token in range(60):
-            alone = kernels.attention(
+            alone = attend(
+                kernels,
                 queries[token : token + 1],
                 keys,
                 values,
@@ -110,17 +125,17 @@ def test_a_token_is_the_same_in_any_company_and_on_any_number_of_threads(kernels
 def test_what_a_row_does_not_see_does_not_matter(kernels: Kernels) -> None:
     keys, values = (random(ROWS, 2, CAPACITY, 16, seed=i) for i in (1, 2))
     queries, rows, lengths = random(2, 4, 16), [0, 3], [40, 7]
-    clean = kernels.attention(queries, keys, values, rows, lengths, 0.25)
+    clean = attend(kernels, queries, keys, values, rows, lengths, 0.25)
     for cache in (keys, values):
         cache[0, :, 40:] = torch.nan
         cache[3, :, 7:] = torch.inf
         cache[[1, 2, 4]] = torch.nan
-    assert torch.equal(kernels.attention(queries, keys, values, rows, lengths, 0.25), clean)
+    assert torch.equal(attend(kernels, queries, keys, values, rows, lengths, 0.25), clean)
 
 
 def test_queries_may_be_a_part_of_something_wider(kernels: Kernels) -> None:
     keys, values = (random(ROWS, 2, CAPACITY, 16, seed=i) for i in (1, 2))
     wide = random(3, 10, 16)
     arguments = (keys, values, [0, 1, 2], [5, 50, 100], 0.25)
-    result = kernels.attention(wide[:, :4], *arguments)
-    assert torch.equal(result, kernels.attention(wide[:, :4].contiguous(), *arguments))
+    result = attend(kernels, wide[:, :4], *arguments)
+    assert torch.equal(result, attend(kernels, wide[:, :4].contiguous(), *arguments))

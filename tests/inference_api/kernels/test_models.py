@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Sequence
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -120,6 +121,20 @@ def test_a_prefilled_prompt_is_answered_the_same_in_any_company(
             tokens = [*(7 for _ in others), text[-1]]
             logits.append(runner.decoder.decode(tokens, rows, positions)[-1])
     assert torch.equal(*logits)
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral-window", "falcon-7b"])
+def test_a_prompt_may_be_cut_anywhere(folder: Callable[[str], Path], name: str) -> None:
+    """Every row of every product stands for itself, so that not even a bit depends on the cuts."""
+    runner = loaded(folder(name), "int8")
+    text = random_texts(1, 70)[0]
+    answers = [teacher_forced(runner, [text])[-1]]
+    for cuts in ([0, 69], [0, 1, 40, 69], [0, 33, 34, 35, 69]):
+        with torch.inference_mode():
+            for start, end in pairwise(cuts):
+                runner.decoder.prefill(3, start, text[start:end])
+            answers.append(runner.decoder.decode(text[-1:], [3], [69]))
+    assert all(torch.equal(answer, answers[0]) for answer in answers)
 
 
 def test_bfloat16_models_can_be_quantised_too(folder: Callable[[str], Path]) -> None:
