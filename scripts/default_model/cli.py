@@ -22,7 +22,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--work", type=Path, default=Path("var/default-model"))
     parser.add_argument("--model", type=Path, default=Path("models/hearth-tiny"))
     parser.add_argument("--seed", type=int, default=plan.seed)
-    parser.add_argument("--documents", type=int, default=320_000)
+    parser.add_argument("--documents", type=int, default=400_000)
     parser.add_argument("--tokens", type=int, default=plan.tokens)
     parser.add_argument("--processes", type=int, default=plan.num_processes)
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default=plan.dtype)

@@ -32,7 +32,7 @@ class TrainingPlan:
     """`work` holds the windows, the checkpoint and the log."""
 
     work: Path
-    tokens: int = 20_000_000
+    tokens: int = 24_000_000
     tokens_per_step: int = 8192
     seed: int = 1
     num_processes: int = 2
