@@ -23,7 +23,11 @@ from jwt.algorithms import RSAAlgorithm
 from tests.proxy.support import SECRET, ProxyProcess, ScriptedUpstream, running_proxy
 
 CLAIMS = {"team_id": "team-a", "token_id": "token-1"}
-NOW = int(time.time())
+
+
+def now() -> int:
+    """When a test runs, which may be minutes after its module was imported."""
+    return int(time.time())
 
 
 def b64(data: bytes) -> str:
@@ -66,7 +70,7 @@ def strict_proxy(
 
 
 def good_claims(**changes: object) -> dict[str, object]:
-    claims = CLAIMS | {"aud": "hearth", "iss": "https://issuer.test", "exp": NOW + 3600}
+    claims = CLAIMS | {"aud": "hearth", "iss": "https://issuer.test", "exp": now() + 3600}
     return {name: value for name, value in (claims | changes).items() if value is not None}
 
 
@@ -124,17 +128,17 @@ def confused_keys(rsa_key: rsa.RSAPrivateKey) -> Iterator[str]:
 
 def wrong_claims() -> Iterator[str]:
     changes: list[dict[str, object]] = [
-        {"exp": NOW - 3600},
-        {"exp": NOW - 31},
+        {"exp": now() - 3600},
+        {"exp": now() - 31},
         {"exp": 0},
         {"exp": -1},
         {"exp": "tomorrow"},
-        {"exp": [NOW + 60]},
+        {"exp": [now() + 60]},
         {"exp": 1e400},
-        {"nbf": NOW + 3600},
-        {"nbf": NOW + 120},
+        {"nbf": now() + 3600},
+        {"nbf": now() + 120},
         {"nbf": "later"},
-        {"iat": NOW + 3600},
+        {"iat": now() + 3600},
         {"aud": "another"},
         {"aud": ["another"]},
         {"aud": None},
@@ -238,7 +242,7 @@ def test_the_good_token_they_were_made_from_passes(
 ) -> None:
     for token in (
         sign({"alg": "HS256"}, good_claims()),
-        sign({"alg": "HS256"}, good_claims(exp=NOW - 5, aud=["x", "hearth"])),  # within leeway
+        sign({"alg": "HS256"}, good_claims(exp=now() - 5, aud=["x", "hearth"])),  # within leeway
         jwt.encode(good_claims(), rsa_key, "RS256", headers={"kid": "k1"}),
         jwt.encode(good_claims(), rsa_key, "RS256"),
     ):
@@ -247,7 +251,7 @@ def test_the_good_token_they_were_made_from_passes(
 
 
 def test_the_reason_is_logged_and_the_token_is_not(strict_proxy: ProxyProcess) -> None:
-    token = sign({"alg": "HS256"}, good_claims(exp=NOW - 3600))
+    token = sign({"alg": "HS256"}, good_claims(exp=now() - 3600))
     headers = {"Authorization": f"Bearer {token}"}
     requests.get(strict_proxy.url + "/reason", headers=headers, timeout=9)
     line = strict_proxy.audit_of("/reason")
