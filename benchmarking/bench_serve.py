@@ -85,18 +85,26 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Measure the server beside transformers.")
     parser.add_argument("--models", nargs="*", default=["hearth-tiny", *SHAPES])
     parser.add_argument("--users", nargs="*", type=int, default=USERS)
+    parser.add_argument("--quantization", default="none", help="of the served weights")
     arguments = parser.parse_args()
     results = []
     for workload in workloads(arguments.models):
         with TemporaryDirectory() as folder:
             log_path = Path(folder) / "log"
-            settings: dict[str, Any] = {"MODEL": workload.folder, "MAX_SEQ_LEN": 512}
+            settings: dict[str, Any] = {
+                "MODEL": workload.folder,
+                "MAX_SEQ_LEN": 512,
+                "QUANTIZATION": arguments.quantization,
+            }
             with served(log_path, start_timeout_s=600, **settings) as api:
                 measured = [measure(api, workload, users) for users in arguments.users]
                 api.stop()
         for users, figures in zip(arguments.users, measured, strict=True):
             peer = generate_tokens_per_s(workload, users)
-            results.append(Result(workload.name, users, generate_tokens_per_s=peer, **figures))
+            name = workload.name
+            if arguments.quantization != "none":
+                name += f" {arguments.quantization}"
+            results.append(Result(name, users, generate_tokens_per_s=peer, **figures))
             print(row(results[-1]), flush=True)
     report(results)
 
