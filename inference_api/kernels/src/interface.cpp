@@ -10,6 +10,10 @@
 #include "kernels.h"
 #include "pool.h"
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
 using hearth::ActivationGroup;
 using hearth::AttentionCall;
 using hearth::AttentionTask;
@@ -41,11 +45,20 @@ struct Variant {
 };
 
 #if defined(__x86_64__)
-bool has_avx2() {
-  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-         __builtin_cpu_supports("f16c");
+bool has_avx2() {  // whatever has it has F16C too
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
 }
-bool has_avxvnni() { return has_avx2() && __builtin_cpu_supports("avxvnni"); }
+bool has_avxvnni() {  // Clang's __builtin_cpu_supports does not know the name
+  constexpr unsigned kLeaf = 7;
+  constexpr unsigned kSubleaf = 1;
+  constexpr unsigned kAvxVnniBit = 1u << 4;  // of eax
+  unsigned eax = 0;
+  unsigned ebx = 0;
+  unsigned ecx = 0;
+  unsigned edx = 0;
+  return has_avx2() && __get_cpuid_count(kLeaf, kSubleaf, &eax, &ebx, &ecx, &edx) != 0 &&
+         (eax & kAvxVnniBit) != 0;
+}
 bool has_avx512vnni() {
   return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
          __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni");
