@@ -6,6 +6,7 @@ after a few microseconds of waiting for the next one.
 """
 
 import ctypes
+import os
 from ctypes import c_char_p, c_float, c_int, c_int64, c_void_p
 from dataclasses import dataclass
 from functools import cache
@@ -69,12 +70,14 @@ class Kernels:
                 f"this processor has no {variant}; choose one of {', '.join(supported)}"
             )
         number = _all_variants().index(self.variant)
+        self._pid = os.getpid()
         self._context = c_void_p(self._library.hearth_create(number, num_threads))
         if not self._context:
             raise KernelsUnavailable(f"{num_threads} threads could not be started; free memory")
 
     def __del__(self) -> None:
-        if getattr(self, "_context", None):
+        # Threads do not survive a fork: in a child there is nobody to wait for.
+        if getattr(self, "_context", None) and self._pid == os.getpid():
             self._library.hearth_destroy(self._context)
 
     def pack(self, weights: Tensor, packed: PackedWeight, first_output: int = 0) -> None:

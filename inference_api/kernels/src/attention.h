@@ -133,8 +133,8 @@ void transpose_keys(const float* keys, int head_dim, int count, float* transpose
   constexpr int kLanes = Simd::kLanes;
   const int whole_positions = count / kLanes * kLanes;
   const int whole_dims = head_dim / kLanes * kLanes;
-  for (int i = 0; i < whole_dims; i += kLanes) {
-    for (int position = 0; position < whole_positions; position += kLanes) {
+  for (int position = 0; position < whole_positions; position += kLanes) {
+    for (int i = 0; i < whole_dims; i += kLanes) {
       Simd::transpose(keys + position * head_dim + i, head_dim,
                       transposed + i * kPositions + position, kPositions);
     }

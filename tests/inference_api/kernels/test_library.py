@@ -1,0 +1,27 @@
+"""What a `Kernels` object does with its threads."""
+
+import os
+import signal
+
+import pytest
+import torch
+
+from inference_api.kernels.library import Kernels, KernelsUnavailable, PackedWeight
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_child_computes_the_same_and_ends() -> None:
+    try:
+        kernels = Kernels(3)
+    except KernelsUnavailable as unavailable:
+        pytest.skip(f"no kernels: {unavailable}")
+    weight, x = PackedWeight.empty(8, 300, 64), torch.ones(9, 64)
+    kernels.pack(torch.eye(300, 64), weight)
+    meant = kernels.linear(x, weight)
+    child = os.fork()
+    if child == 0:
+        signal.alarm(30)
+        is_equal = torch.equal(kernels.linear(x, weight), meant)
+        kernels.__del__()
+        os._exit(0 if is_equal else 1)
+    assert os.waitpid(child, 0)[1] == 0
