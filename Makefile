@@ -5,7 +5,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: serve mock test check format bench-serve bench-proxy bench-optimizer clean
+.PHONY: serve mock test check format kernels test-kernels clean
+.PHONY: bench-serve bench-proxy bench-optimizer bench-kernels
 
 serve: $(VENV)/serve.stamp
 	$(BIN)/python scripts/serve.py
@@ -27,6 +28,13 @@ format: $(VENV)/dev.stamp
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+kernels: $(VENV)/serve.stamp
+	$(BIN)/python -m inference_api.kernels.build
+
+# The kernels under the address, undefined-behaviour and thread sanitizers.
+test-kernels: $(VENV)/dev.stamp
+	$(BIN)/python -m inference_api.kernels.sanitize
+
 bench-serve: $(VENV)/dev.stamp
 	$(BIN)/python -m benchmarking.bench_serve
 
@@ -35,6 +43,9 @@ bench-proxy: $(VENV)/dev.stamp
 
 bench-optimizer: $(VENV)/dev.stamp
 	$(BIN)/python -m benchmarking.bench_optimizer
+
+bench-kernels: $(VENV)/dev.stamp
+	$(BIN)/python -m benchmarking.bench_kernels
 
 $(VENV)/python.stamp:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
