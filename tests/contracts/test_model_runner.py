@@ -183,6 +183,7 @@ def test_context_can_be_filled_to_its_last_position(runner: ModelRunner) -> None
     request.prefill(runner)
     step(runner, [request])
     runner.release(1)
+    assert len(request.generated) == 1
 
 
 def test_warm_up_may_be_followed_by_requests(runner: ModelRunner) -> None:

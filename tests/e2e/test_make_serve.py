@@ -91,7 +91,7 @@ def test_client_that_leaves_through_the_proxy_frees_its_row(stack: Stack) -> Non
         state = requests.get(f"{stack.api}/ready", timeout=10).json()
         return [state["busy_rows"], state["queued"], state["sessions"]] == [0, 0, 0]
 
-    eventually(is_idle)
+    assert eventually(is_idle)
 
 
 def test_drain_is_not_for_clients_of_the_proxy(stack: Stack) -> None:

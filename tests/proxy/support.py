@@ -138,8 +138,8 @@ class ScriptedUpstream:
         self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread in accept
         self._listener.close()
         for sock in list(self._open):
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
-            with suppress(OSError):
+            with suppress(OSError):  # its own thread may just have closed it
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
                 socket.socket.shutdown(sock, socket.SHUT_RDWR)
             sock.close()
 

@@ -57,7 +57,7 @@ def test_bodies_that_say_nothing_are_no_fault_here(data: bytes) -> None:
     "prompt", [["a", "b"], [1, 2, 3], [[1, 2]], [None], {"a": 1}, 7, [{"content": [{"text": "x"}]}]]
 )
 def test_odd_prompts_have_some_key_or_none(prompt: object) -> None:
-    hints(prompt=prompt)
+    assert isinstance(hints(prompt=prompt), RoutingHints)
 
 
 @pytest.mark.parametrize(

@@ -50,6 +50,8 @@ def test_warm_up_runs_with_a_single_row_and_with_many(folder: Path) -> None:
         runner = TorchRunner(folder, "auto", "auto", max_rows, 64)
         runner.load()
         runner.warm_up()
+        alone = DecodeInput(0, 1, 0, SamplingParams(temperature=0.0), (1,), ())
+        assert len(runner.decode([alone])) == 1
 
 
 def test_small_models_leave_the_other_cores_alone(folder: Path) -> None:

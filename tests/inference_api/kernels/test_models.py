@@ -83,7 +83,6 @@ def test_logits_stay_close(
     assert (quantised - exact).norm() / exact.norm() < bound
 
 
-@pytest.mark.skipif(not HELDOUT.exists(), reason="the embedded model is not there yet")
 def test_the_embedded_model_hardly_ever_chooses_another_token_with_int8() -> None:
     tokenizer = Tokenizer.from_file(str(EMBEDDED_MODEL / "tokenizer.json"))
     tokens = tokenizer.encode(HELDOUT.read_text()).ids
