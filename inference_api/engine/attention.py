@@ -1,6 +1,6 @@
 """Attention over the KV cache: of a prompt's chunk, and of one step of many rows.
 
-Both are made once per model call, for all layers, and then called layer by layer with that layer's
+They are made once per model call, for all layers, and then called layer by layer with that layer's
 queries [n, heads, head_dim] and keys and values [n, kv_heads, head_dim]. They write keys and
 values to the cache and return [n, heads * head_dim].
 """
@@ -131,6 +131,61 @@ class StepAttention:
             )
         ]
         return torch.cat([*attended, self._padding]).flatten(1)
+
+
+class FixedAttention:
+    """One token of every user row, in shapes that depend on no value: see `FixedStepDecoder`.
+
+    Rows share a masked call per length, and each takes the result of the shortest that reaches its
+    position. So a row's sums have the same shape however far its neighbours are.
+    """
+
+    def __init__(
+        self, config: ModelConfig, cache: KVCache, positions: Tensor, lengths: Sequence[int]
+    ) -> None:
+        """`positions` [max_rows], negative for absent rows, whose cache stays as it is and whose
+        result means nothing. `lengths` ascend; the last is above every position."""
+        self._config = config
+        self._cache = cache
+        self._positions = positions.clamp(min=0)
+        self._is_present = (positions >= 0).view(-1, 1, 1)
+        self._rows = torch.arange(len(positions), device=positions.device)
+        reached = self._positions.view(-1, 1, 1, 1)
+        *shorter, self._longest = lengths
+        self._is_within = {length: reached < length for length in reversed(shorter)}
+        places = torch.arange(self._longest, device=positions.device)
+        self._masks = {}
+        for window in set(config.windows):
+            mask = places <= reached  # [rows, 1, 1, places]
+            if window is not None:
+                mask &= places > reached - window
+            self._masks[window] = mask
+
+    def __call__(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        self._write(layer, keys, values)
+        queries = _grouped(queries, self._config)
+        attended = self._attend(layer, queries, self._longest)
+        for length, is_within in self._is_within.items():
+            shorter = self._attend(layer, queries, length)
+            attended = torch.where(is_within, shorter, attended)
+        return attended.flatten(1)
+
+    def _attend(self, layer: int, queries: Tensor, length: int) -> Tensor:
+        """Every row to its first `length` places: [rows, kv_heads, groups, head_dim]."""
+        return F.scaled_dot_product_attention(
+            queries,
+            self._cache.keys[layer, :, :, :length],
+            self._cache.values[layer, :, :, :length],
+            attn_mask=self._masks[self._config.windows[layer]][..., :length],
+            scale=self._config.attention_scale,
+        )
+
+    def _write(self, layer: int, keys: Tensor, values: Tensor) -> None:
+        """Absent rows are given back what they hold."""
+        index = (layer, self._rows, slice(None), self._positions)
+        keys = torch.where(self._is_present, keys, self._cache.keys[index])
+        values = torch.where(self._is_present, values, self._cache.values[index])
+        self._cache.write_step(layer, self._rows, self._positions, keys, values)
 
 
 def _first_seen(position: int, window: int | None) -> int:

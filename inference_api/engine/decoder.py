@@ -86,8 +86,12 @@ class Decoder:
             [[*token_ids, *padding], [*positions, *padding]], device=self._device
         )
         attention = self._attentions.step(rows, positions, num_padding)
-        hidden = self._hidden(tokens, places, attention)
-        logits = self._head(self._norm(hidden, self._final_norm))[: len(rows)].float()
+        return self.forward(tokens, places, attention)[: len(rows)]
+
+    def forward(self, tokens: Tensor, positions: Tensor, attend: Attention) -> Tensor:
+        """Logits [n, vocab] float32 for what follows `tokens` [n] at `positions` [n]."""
+        hidden = self._hidden(tokens, positions, attend)
+        logits = self._head(self._norm(hidden, self._final_norm)).float()
         divisor = self._config.logits_divisor
         return logits if divisor == 1.0 else logits / divisor
 

@@ -47,6 +47,11 @@ class KVCache:
         self.keys[layer, rows, :, positions] = keys
         self.values[layer, rows, :, positions] = values
 
+    def copy_prefix(self, source: int, target: int, num_tokens: int) -> None:
+        """Positions 0…`num_tokens` - 1 of row `source` to row `target`, in every layer."""
+        for cache in (self.keys, self.values):
+            cache[:, target, :, :num_tokens] = cache[:, source, :, :num_tokens]
+
     def slices(self, row: int, start: int, end: int) -> tuple[LayerSlices, LayerSlices]:
         """Views of one row's keys and values from `start` to before `end`, for every layer.
 

@@ -4,7 +4,7 @@ Query, key and value projections are one parameter here, and so are the gate and
 of an MLP: one matrix product instead of three or two. A parameter's parts are stacked by rows.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -12,6 +12,7 @@ from inference_api.engine.config import ModelConfig
 from inference_api.kernels.packing import BITS, packed_bytes
 
 HEAD = "head"
+NAMES_SHOWN = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +115,12 @@ def weight_bytes(config: ModelConfig, dtype_bytes: int, quantization: str) -> in
 def num_parameters(config: ModelConfig) -> int:
     """Elements of all parameters together."""
     return sum(prod(part.shape) for parts in weight_plan(config).values() for part in parts)
+
+
+def shown(names: Sequence[str]) -> str:
+    """The first few names, and how many more there are."""
+    more = len(names) - NAMES_SHOWN
+    return ", ".join(names[:NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
 def _layer_plan(config: ModelConfig, names: _Names, index: int) -> Plan:

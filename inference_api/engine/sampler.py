@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from inference_api.engine.random_numbers import uniforms
-from inference_api.engine.runner import DecodeInput
+from inference_api.engine.runner import DecodeInput, Drawn
+from inference_api.request import TokenLogprobs
 
 Change = tuple[int, int, float]  # batch index, token id, amount
 Candidates = tuple[Tensor, Tensor | None]  # logits [n, candidates]; ids, None: candidate i is i
@@ -21,15 +22,50 @@ FindCandidates = Callable[[Tensor, Sequence[DecodeInput]], Candidates]
 MAX_PARTIAL_SORT = 1024  # larger top-k values sort the whole vocabulary
 
 
-def sample(logits: Tensor, inputs: Sequence[DecodeInput]) -> list[int]:
-    """Draw the next token of each row; `logits` [len(inputs), vocab] float32 is overwritten."""
+def sample(logits: Tensor, inputs: Sequence[DecodeInput]) -> list[Drawn]:
+    """What follows each input; `logits` [len(inputs), vocab] float32 is overwritten."""
+    scored = [i for i, row in enumerate(inputs) if row.sampling.num_logprobs is not None]
+    likelihoods = logits[scored].log_softmax(dim=-1) if scored else None
+    token_ids = _draw_tokens(logits, inputs)
+    logprobs: list[TokenLogprobs | None] = [None] * len(inputs)
+    if likelihoods is not None:
+        found = _logprobs(
+            likelihoods,
+            [token_ids[i] for i in scored],
+            [inputs[i].sampling.num_logprobs or 0 for i in scored],
+        )
+        for i, each in zip(scored, found, strict=True):
+            logprobs[i] = each
+    return list(map(Drawn, token_ids, logprobs))
+
+
+def _draw_tokens(logits: Tensor, inputs: Sequence[DecodeInput]) -> list[int]:
     apply_penalties(logits, inputs)
+    _forbid(logits, inputs)
     tokens = logits.argmax(dim=-1)
     for candidates, rows in _plan(inputs).items():
         index = torch.tensor(rows, device=logits.device)
         group = [inputs[row] for row in rows]
         tokens[index] = _draw(*candidates(logits[index], group), group)
-    return [int(token) for token in tokens.tolist()]
+    return [
+        int(token) if row.known_id is None else row.known_id
+        for token, row in zip(tokens.tolist(), inputs, strict=True)
+    ]
+
+
+def _logprobs(
+    likelihoods: Tensor, token_ids: Sequence[int], counts: Sequence[int]
+) -> list[TokenLogprobs]:
+    """Of one token of each row of `likelihoods` [n, vocab], and of the `counts` likeliest ones."""
+    index = torch.tensor(token_ids, device=likelihoods.device).unsqueeze(-1)
+    own = likelihoods.gather(-1, index).squeeze(-1).tolist()
+    values, ids = likelihoods.topk(min(max(counts), likelihoods.shape[-1]))
+    return [
+        TokenLogprobs(logprob, tuple(zip(row_ids[:count], row_values[:count], strict=True)))
+        for logprob, row_ids, row_values, count in zip(
+            own, ids.tolist(), values.tolist(), counts, strict=True
+        )
+    ]
 
 
 def apply_penalties(logits: Tensor, inputs: Sequence[DecodeInput]) -> None:
@@ -43,6 +79,8 @@ def apply_penalties(logits: Tensor, inputs: Sequence[DecodeInput]) -> None:
     counts: list[Change] = []
     for i, row in enumerate(inputs):
         params = row.sampling
+        if row.known_id is not None:
+            continue
         biases += [(i, token, bias) for token, bias in params.logit_bias]
         if params.repetition_penalty != 1.0:
             seen = {*row.prompt_tokens, *row.generated}
@@ -55,6 +93,17 @@ def apply_penalties(logits: Tensor, inputs: Sequence[DecodeInput]) -> None:
     _add(logits, biases)
     _scale_down(logits, repetitions)
     _add(logits, counts)
+
+
+def _forbid(logits: Tensor, inputs: Sequence[DecodeInput]) -> None:
+    """Minus infinity, in place, for what a row may not draw."""
+    constrained = [i for i, row in enumerate(inputs) if row.allowed is not None]
+    if not constrained:
+        return
+    bits = np.stack([np.frombuffer(inputs[i].allowed or b"", np.uint8) for i in constrained])
+    allowed = np.unpackbits(bits, axis=-1, count=logits.shape[-1], bitorder="little")
+    is_allowed = torch.from_numpy(allowed).to(logits.device, torch.bool)
+    logits[constrained] = logits[constrained].masked_fill(~is_allowed, -torch.inf)
 
 
 def _add(logits: Tensor, changes: Sequence[Change]) -> None:
@@ -81,7 +130,7 @@ def _plan(inputs: Sequence[DecodeInput]) -> dict[FindCandidates, list[int]]:
     plan: dict[FindCandidates, list[int]] = {}
     for i, row in enumerate(inputs):
         params = row.sampling
-        if params.is_greedy:
+        if params.is_greedy or row.known_id is not None:
             continue
         if 0 < params.top_k <= MAX_PARTIAL_SORT:
             find = _likeliest
@@ -111,7 +160,9 @@ def _likeliest(logits: Tensor, inputs: Sequence[DecodeInput]) -> Candidates:
     count = int(top_k.max())
     values, ids = logits.topk(count)
     last = values.gather(-1, top_k.long() - 1)
-    num_at_least_last = int((logits >= last).sum(dim=-1).max())
+    # What may not be drawn is minus infinity, and not worth ordering.
+    is_candidate = (logits >= last) & (logits > -torch.inf)
+    num_at_least_last = int(is_candidate.sum(dim=-1).max())
     if num_at_least_last > count:
         ids = logits.topk(num_at_least_last).indices
     ids = ids.sort(dim=-1).values

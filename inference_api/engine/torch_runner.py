@@ -1,24 +1,28 @@
-"""`ModelRunner` on torch: CPU and CUDA, float32 and bfloat16, by one code path."""
+"""`ModelRunner` on torch: CPU and CUDA, float32 and bfloat16, by one decoder."""
 
 import logging
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from inference_api.engine import checkpoint, hardware
-from inference_api.engine.attention import Attentions, TorchAttentions
+from inference_api.engine.attention import TorchAttentions
 from inference_api.engine.config import ModelConfig
+from inference_api.engine.cuda_graph import captured
 from inference_api.engine.decoder import Decoder
-from inference_api.engine.kernel_attention import KernelAttentions
+from inference_api.engine.fixed_step import FixedStepDecoder, step_lengths
+from inference_api.engine.kernel_decoder import KernelDecoder
 from inference_api.engine.kv_cache import KVCache
-from inference_api.engine.layout import num_parameters
+from inference_api.engine.layout import HEAD, linear_weights, num_parameters
 from inference_api.engine.linear import Quantisation
+from inference_api.engine.padding import least_rows_multiple
 from inference_api.engine.rope import Rope
-from inference_api.engine.runner import DecodeInput
+from inference_api.engine.runner import DecodeInput, Drawn, PrefillChunk
 from inference_api.engine.sampler import sample
 from inference_api.engine.weight_files import read_headers, shape_faults, weight_files
-from inference_api.engine.weights import load_parameters
+from inference_api.engine.weights import Parameters, load_parameters
 from inference_api.errors import StartupError
 from inference_api.kernels.library import Kernels, KernelsUnavailable
 from inference_api.kernels.packing import BITS
@@ -26,24 +30,23 @@ from inference_api.request import SamplingParams
 
 logger = logging.getLogger(__name__)
 
-# oneDNN and MKL add a row's products in an order that depends on how many rows there are, and
-# gives every multiple of 4 the same one (measured: float32 and bfloat16, AVX2 and AVX-512).
-CPU_ROWS_MULTIPLE = 4
 # Threads that share small matrices mostly wait for each other: with 3.5M parameters and 32 rows
 # on two cores that have other work too, a step takes 12 ms on one thread and 70-82 ms on two.
 MIN_PARAMETERS_TO_SHARE = 30_000_000
 WARM_UP_PROMPT_TOKENS = 256
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+CACHE_DTYPES = {"auto": torch.float16, "float16": torch.float16, "float32": torch.float32}
 
 
 class TorchRunner:
     """One model over `max_rows` user rows. Decode thread only, except the constructor.
 
-    `vocab_size`, `max_seq_len` and `eos_token_ids` are known once constructed, `decoder` once
-    loaded. The constructor raises StartupError when the model is not supported.
+    `vocab_size`, `max_seq_len` and `eos_token_ids` are known once constructed, `decoder` and
+    `is_batch_invariant` once loaded. The constructor raises StartupError when the model is not
+    supported.
     """
 
-    decoder: Decoder
+    decoder: Decoder | FixedStepDecoder | KernelDecoder
 
     def __init__(
         self,
@@ -53,18 +56,22 @@ class TorchRunner:
         max_rows: int,
         max_seq_len: int | None,
         quantization: str = "none",
+        kv_cache_dtype: str = "auto",
     ) -> None:
         """`device` is auto, cpu or cuda; `dtype` auto, float32 or bfloat16; `max_seq_len` None
-        is the model's context, at most 2048; `quantization` none, int8 or int4."""
+        is the model's context, at most 2048; `quantization` none, int8 or int4;
+        `kv_cache_dtype` auto, float32 or float16, which matters where the kernels decode."""
         self._model_dir = model_dir
         self._config = checkpoint.load_config(model_dir)
         self._device = _device(device)
         self._dtype = _dtype(dtype, self._device)
         self._quantization = quantization
+        self._kv_cache_dtype = kv_cache_dtype
         self.max_rows = max_rows
         self.max_seq_len = self._config.context(max_seq_len)
         self.vocab_size = self._config.vocab_size
         self.eos_token_ids = self._config.eos_token_ids
+        self.is_batch_invariant = False
 
     def load(self) -> None:
         """Read the weights and allocate the KV cache. Raises StartupError; see `ModelRunner`."""
@@ -72,6 +79,7 @@ class TorchRunner:
         if self._device.type == "cpu":
             # Two pools of threads would spin on each other's cores: the kernels' has the work.
             torch.set_num_threads(_num_threads(self._config) if quantisation is None else 1)
+        quantization = "none" if quantisation is None else self._quantization
         files = weight_files(self._model_dir)
         faults = shape_faults(read_headers(files), self._config)
         faults += checkpoint.context_faults(self._config, self.max_seq_len)
@@ -81,29 +89,26 @@ class TorchRunner:
             self.max_seq_len,
             self._dtype.itemsize,
             _available_bytes(self._device),
-            "none" if quantisation is None else self._quantization,
+            quantization,
+            self._kv_cache_dtype,
         )
         if faults:
             raise StartupError(faults)
         place = (self._device, self._dtype)
+        self.is_batch_invariant = checkpoint.decodes_by_kernels(self._config, quantization)
         with torch.inference_mode():
-            self.decoder = Decoder(
-                self._config,
-                load_parameters(files, self._config, *place, quantisation),
-                self._attentions(
-                    KVCache(self._config, self.max_rows, self.max_seq_len, *place), quantisation
-                ),
-                Rope(self._config.rope, self._config.head_dim, self.max_seq_len, *place),
-                self._rows_multiple(quantisation),
+            self._cache = KVCache(
+                self._config, self.max_rows, self.max_seq_len, self._device, self._cache_dtype()
             )
-        form = "none" if quantisation is None else f"int{quantisation.bits}"
+            parameters = load_parameters(files, self._config, *place, quantisation)
+            self.decoder = self._decoder(parameters)
         variant = "" if quantisation is None else f" by {quantisation.kernels.variant}"
         logger.info(
             "loaded %s: %s, %s, quantization %s%s",
             self._model_dir.name,
             self._device,
             self._dtype,
-            form,
+            quantization,
             variant,
         )
 
@@ -129,41 +134,95 @@ class TorchRunner:
             return None
         return Quantisation(kernels, BITS[self._quantization])
 
-    def _attentions(self, cache: KVCache, quantisation: Quantisation | None) -> Attentions:
-        if quantisation is None or not KernelAttentions.can_serve(self._config, self._dtype):
-            return TorchAttentions(self._config, cache)
-        return KernelAttentions(self._config, cache, quantisation.kernels)
+    def _cache_dtype(self) -> torch.dtype:
+        return CACHE_DTYPES[self._kv_cache_dtype] if self.is_batch_invariant else self._dtype
 
-    def _rows_multiple(self, quantisation: Quantisation | None) -> int:
+    def _decoder(self, parameters: Parameters) -> Decoder | FixedStepDecoder | KernelDecoder:
+        def rope(dtype: torch.dtype) -> Rope:
+            config = self._config
+            return Rope(config.rope, config.head_dim, self.max_seq_len, self._device, dtype)
+
+        if self.is_batch_invariant:
+            return KernelDecoder(
+                self._config, parameters, self._cache, rope(torch.float32), self.max_seq_len
+            )
+        decoder = Decoder(
+            self._config,
+            parameters,
+            TorchAttentions(self._config, self._cache),
+            rope(self._dtype),
+            self._rows_multiple(parameters),
+        )
+        if self._device.type == "cuda":
+            lengths = step_lengths(self.max_seq_len)
+            return FixedStepDecoder(self._config, decoder, self._cache, lengths)
+        return decoder
+
+    def _rows_multiple(self, parameters: Parameters) -> int:
+        if parameters.quantisation is not None:
+            return 1
         if self._device.type == "cuda":
             return self.max_rows
-        return CPU_ROWS_MULTIPLE if quantisation is None else 1
+        by_shape = {
+            parameters.tensors[name].shape: parameters.tensors[name]
+            for name in [*linear_weights(self._config), HEAD]
+        }
+        return least_rows_multiple(list(by_shape.values()), self.max_rows)
 
     def warm_up(self) -> None:
         """One prompt, then a step of every batch size. Overwrites the cache of all rows."""
         num_tokens = min(WARM_UP_PROMPT_TOKENS, self.max_seq_len - 1)
-        self.prefill(0, 0, [0] * num_tokens)
+        self.step([PrefillChunk(0, 0, [0] * num_tokens)], [])
+        if isinstance(self.decoder, FixedStepDecoder):
+            self.decoder.capture(captured)
         params = SamplingParams(top_k=min(40, self.vocab_size))
-        step = [DecodeInput(row, 0, 0, params, (0,), ()) for row in range(self.max_rows)]
-        for num_rows in {*range(CPU_ROWS_MULTIPLE, self.max_rows, CPU_ROWS_MULTIPLE), len(step)}:
-            self.decode(step[:num_rows])
+        inputs = [DecodeInput(row, 0, 0, params, (0,), ()) for row in range(self.max_rows)]
+        for num_rows in range(1, self.max_rows + 1):
+            self.step([], inputs[:num_rows])
 
     @torch.inference_mode()
-    def prefill(self, row: int, start: int, token_ids: Sequence[int]) -> None:
-        assert 0 <= row < self.max_rows
-        assert 0 <= start < start + len(token_ids) <= self.max_seq_len
-        self.decoder.prefill(row, start, token_ids)
+    def step(self, chunks: Sequence[PrefillChunk], inputs: Sequence[DecodeInput]) -> list[Drawn]:
+        ends = [(chunk.row, chunk.start, chunk.start + len(chunk.token_ids)) for chunk in chunks]
+        ends += [(each.row, each.position, each.position + 1) for each in inputs]
+        assert all(0 <= row < self.max_rows for row, _, _ in ends)
+        assert all(0 <= start < end <= self.max_seq_len for _, start, end in ends)
+        logits = self._logits_at_once if self.is_batch_invariant else self._logits_one_by_one
+        return sample(logits(chunks, inputs), inputs)
 
-    @torch.inference_mode()
-    def decode(self, inputs: Sequence[DecodeInput]) -> list[int]:
-        assert 0 < len(inputs) <= self.max_rows
-        assert all(0 <= row.position < self.max_seq_len for row in inputs)
-        logits = self.decoder.decode(
-            [row.token_id for row in inputs],
-            [row.row for row in inputs],
-            [row.position for row in inputs],
+    def _logits_at_once(
+        self, chunks: Sequence[PrefillChunk], inputs: Sequence[DecodeInput]
+    ) -> Tensor:
+        tokens: list[int] = []
+        rows: list[int] = []
+        positions: list[int] = []
+        for chunk in chunks:
+            num_tokens = len(chunk.token_ids)
+            tokens += chunk.token_ids
+            rows += [chunk.row] * num_tokens
+            positions += range(chunk.start, chunk.start + num_tokens)
+        tokens += [each.token_id for each in inputs]
+        rows += [each.row for each in inputs]
+        positions += [each.position for each in inputs]
+        assert isinstance(self.decoder, KernelDecoder)
+        return self.decoder.forward(tokens, rows, positions, len(inputs))
+
+    def _logits_one_by_one(
+        self, chunks: Sequence[PrefillChunk], inputs: Sequence[DecodeInput]
+    ) -> Tensor:
+        """Torch's products would give other bits to a chunk that has company."""
+        for chunk in chunks:
+            self.decoder.prefill(chunk.row, chunk.start, chunk.token_ids)
+        if not inputs:
+            return torch.empty(0, self.vocab_size)
+        return self.decoder.decode(
+            [each.token_id for each in inputs],
+            [each.row for each in inputs],
+            [each.position for each in inputs],
         )
-        return sample(logits, inputs)
+
+    @torch.inference_mode()
+    def copy_prefix(self, source: int, target: int, num_tokens: int) -> None:
+        self._cache.copy_prefix(source, target, num_tokens)
 
     def release(self, row: int) -> None:
         """Nothing to free: the row's memory is there for the next request."""

@@ -1,15 +1,18 @@
-"""From safetensors files to the decoder's parameters, one tensor at a time."""
+"""From safetensors and GGUF files to the decoder's parameters, one tensor at a time."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from inference_api.engine.config import ModelConfig
+from inference_api.engine.gguf_blocks import GgufTensor
+from inference_api.engine.gguf_files import is_gguf, read_gguf
+from inference_api.engine.gguf_names import is_rope_interleaved
 from inference_api.engine.layout import (
     HEAD,
     Part,
@@ -20,7 +23,7 @@ from inference_api.engine.layout import (
 )
 from inference_api.engine.linear import Linear, Quantisation, QuantisedLinear, TorchLinear
 from inference_api.errors import StartupError
-from inference_api.kernels.library import PackedWeight, UnusableWeight
+from inference_api.kernels.library import Kernels, PackedWeight, UnusableWeight
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +46,9 @@ class Parameters:
         return QuantisedLinear(self.quantisation.kernels, self.packed[weight], offsets)
 
 
-Write = Callable[[Tensor], object]  # brings one tensor of the checkpoint to its place
+Weight = Tensor | GgufTensor  # one tensor of the checkpoint
+Write = Callable[[Weight], object]  # brings it to its place
+FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def load_parameters(
@@ -56,8 +61,8 @@ def load_parameters(
     """Read every parameter straight to its place, device and precision, or to its packed form.
 
     Beyond the parameters themselves, only the tensor being read takes memory. The caller has
-    compared the files' headers with the plan. Raises StartupError when a weight is not a number
-    that can be quantised.
+    compared the files' headers with the plan. Raises StartupError when a file cannot be read to
+    its end, or a weight is not a number that can be quantised.
     """
     packed_plan = {} if quantisation is None else linear_weights(config)
     kept_plan = {
@@ -70,10 +75,8 @@ def load_parameters(
     for part, write in _packed_targets(parameters, packed_plan):
         targets.setdefault(part.name, []).append(_ordered(part, config, write))
     for file in files:
-        with safe_open(file, framework="pt") as tensors:
-            for name in tensors.keys():  # noqa: SIM118 (not a mapping)
-                if name in targets:
-                    _write(name, tensors.get_tensor(name), targets.pop(name))
+        for name, weight in _read_gguf(file) if is_gguf(file) else _read(file, targets.keys()):
+            _write(name, weight, targets.pop(name))
     assert not targets, f"headers were checked, yet {sorted(targets)} were not in the files"
     if config.is_head_tied:
         parameters.tensors[HEAD] = parameters.tensors["embedding"]
@@ -87,7 +90,9 @@ def _tensor_targets(
         tensor = torch.empty(parameter_shape(parts), dtype=dtype, device=device)
         parameters.tensors[name] = tensor
         views = tensor.split_with_sizes([part.shape[0] for part in parts])
-        yield from ((part, view.copy_) for part, view in zip(parts, views, strict=True))
+        yield from (
+            (part, partial(_copy, target=view)) for part, view in zip(parts, views, strict=True)
+        )
 
 
 def _packed_targets(parameters: Parameters, plan: Plan) -> Iterator[tuple[Part, Write]]:
@@ -98,23 +103,65 @@ def _packed_targets(parameters: Parameters, plan: Plan) -> Iterator[tuple[Part, 
         parameters.packed[name] = weight
         first = 0
         for part in parts:
-            yield part, partial(quantisation.kernels.pack, packed=weight, first_output=first)
+            yield part, partial(_pack, quantisation.kernels, packed=weight, first_output=first)
             first += part.shape[0]
 
 
+def _read(file: Path, wanted: Collection[str]) -> Iterator[tuple[str, Weight]]:
+    try:
+        with safe_open(file, framework="pt") as tensors:
+            for name in tensors.keys():  # noqa: SIM118 (not a mapping)
+                if name in wanted:
+                    yield name, tensors.get_tensor(name)
+    except SafetensorError as error:
+        raise StartupError([f"{file} is damaged ({error}); get the file again."]) from None
+
+
+def _read_gguf(file: Path) -> Iterator[tuple[str, Weight]]:
+    model = read_gguf(file)
+    for name, tensor in model.tensors.items():
+        weight = GgufTensor.of(tensor)
+        is_interleaved = is_rope_interleaved(model.architecture, name)
+        yield name, weight.without_interleaving(model.config.head_dim) if is_interleaved else weight
+
+
 def _ordered(part: Part, config: ModelConfig, write: Write) -> Write:
-    """`write`, after the rows have been brought into our order."""
-    return (lambda tensor: write(ungrouped(tensor, config))) if part.is_grouped_qkv else write
+    """`write`, after the rows have been brought into our order, which GGUF's are in already."""
+
+    def write_ordered(weight: Weight) -> object:
+        return write(ungrouped(weight, config) if isinstance(weight, Tensor) else weight)
+
+    return write_ordered if part.is_grouped_qkv else write
 
 
-def _write(name: str, tensor: Tensor, writes: Sequence[Write]) -> None:
+def _copy(weight: Weight, target: Tensor) -> None:
+    if isinstance(weight, Tensor):
+        target.copy_(weight)
+    else:
+        weight.copy_to(target)
+
+
+def _pack(kernels: Kernels, weight: Weight, packed: PackedWeight, first_output: int) -> None:
+    if isinstance(weight, Tensor):
+        kernels.pack(weight, packed, first_output)
+    else:
+        weight.pack_into(kernels.pack, packed, first_output)
+
+
+def _write(name: str, weight: Weight, writes: Sequence[Write]) -> None:
+    if isinstance(weight, Tensor) and weight.dtype not in FLOATS:
+        kind = str(weight.dtype).removeprefix("torch.")
+        raise StartupError(
+            [f"{name} is {kind}; choose a float32, float16 or bfloat16 checkpoint, or a GGUF file."]
+        )
     try:
         for write in writes:
-            write(tensor)
+            write(weight)
     except UnusableWeight as error:
-        raise StartupError(
-            [f"{name} cannot be quantised: {error}; get the model again or set QUANTIZATION=none."]
-        ) from error
+        verb, remedy = "cannot be loaded", "get the file again"
+        if isinstance(weight, Tensor):
+            verb, remedy = "cannot be quantised", "get the model again or set QUANTIZATION=none"
+        raise StartupError([f"{name} {verb}: {error}; {remedy}."]) from error
 
 
 def ungrouped(qkv: Tensor, config: ModelConfig) -> Tensor:

@@ -22,6 +22,7 @@ ROOT = SOURCES.parent.parent.parent
 FOLDERS = (ROOT / "var" / "kernels", SOURCES.parent / "built")
 COMPILERS = ("g++", "clang++", "c++")
 TIMEOUT_S = 300
+MAX_BUILDS = 4  # that are kept, for checkouts and compilers that take turns
 
 FLAGS = (
     "-std=c++17",
@@ -33,11 +34,18 @@ FLAGS = (
 )
 AVX2 = ("-mavx2", "-mfma", "-mf16c")
 AVX512 = (*AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512vnni")
-UNITS: Mapping[str, Sequence[str]] = {"interface": (), "pool": (), "variant_portable": ()}
+UNITS: Mapping[str, Sequence[str]] = {
+    "interface": (),
+    "pool": (),
+    "step": (),
+    "workers": (),
+    "variant_portable": (),
+}
 X86_UNITS: Mapping[str, Sequence[str]] = {
     "variant_avx2": AVX2,
     "variant_avxvnni": (*AVX2, "-mavxvnni"),
     "variant_avx512vnni": AVX512,
+    "variant_amx": (*AVX512, "-mamx-tile", "-mamx-int8"),
 }
 
 
@@ -61,6 +69,7 @@ def library_path() -> Path:
         built = Path(scratch) / name
         link(compiler, compile_units(compiler, units(), FLAGS, Path(scratch)), FLAGS, built)
         os.replace(built, folder / name)
+    _remove_old_builds(folder)
     return folder / name
 
 
@@ -109,6 +118,13 @@ def _fingerprint(compiler: str) -> str:
     for source in sorted(SOURCES.iterdir()):
         digest.update(source.name.encode() + b"\0" + source.read_bytes() + b"\0")
     return digest.hexdigest()[:16]
+
+
+def _remove_old_builds(folder: Path) -> None:
+    """All but the newest. A process that has one loaded keeps it."""
+    builds = sorted(folder.glob("hearth_kernels-*.so"), key=lambda each: each.stat().st_mtime_ns)
+    for build in builds[:-MAX_BUILDS]:
+        build.unlink(missing_ok=True)
 
 
 def _writable_folder() -> Path:

@@ -7,7 +7,7 @@ after a few microseconds of waiting for the next one.
 
 import ctypes
 import os
-from ctypes import c_char_p, c_float, c_int, c_int64, c_void_p
+from ctypes import POINTER, byref, c_char_p, c_float, c_int, c_int64, c_void_p
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -16,9 +16,10 @@ import torch
 from torch import Tensor
 
 from inference_api.kernels.build import BuildFailed, library_path
-from inference_api.kernels.packing import GROUP, Bits, packed_bytes
+from inference_api.kernels.model_structs import Model
+from inference_api.kernels.packing import GROUP, MAX_HEAD_DIM, Bits, packed_bytes
 
-MAX_HEAD_DIM = 256
+CACHE_TYPES = {torch.float32: 0, torch.float16: 1}
 SOURCE_TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 
 
@@ -143,14 +144,16 @@ class Kernels:
         """Query tokens over one layer of a static cache: [tokens, heads * head_dim], float32.
 
         `queries` is [tokens, heads, head_dim]; `keys` and `values` are [rows, kv_heads, capacity,
-        head_dim] with head_dim up to 256. Token t sees the first `lengths[t]` >= 1 positions of
-        row `rows[t]`, or the last `window` of these. Its result depends on nothing else.
+        head_dim], float32 or float16, with head_dim up to 256. Token t sees the first
+        `lengths[t]` >= 1 positions of row `rows[t]`, or the last `window` of these. Its result
+        depends on nothing else.
         `rows` and `lengths` are int64 [tokens] and trusted to be within the cache.
         """
         tokens, heads, head_dim = queries.shape
         kv_heads = keys.shape[1]
         assert keys.shape == values.shape
         assert keys.stride() == values.stride()
+        assert keys.dtype == values.dtype
         assert keys.stride()[2:] == (head_dim, 1)
         assert queries.stride()[1:] == (head_dim, 1)
         assert head_dim <= MAX_HEAD_DIM
@@ -160,8 +163,9 @@ class Kernels:
             self._context,
             _floats(queries),
             queries.stride(0),
-            _floats(keys),
-            _floats(values),
+            CACHE_TYPES[keys.dtype],
+            keys.data_ptr(),
+            values.data_ptr(),
             keys.stride(0),
             keys.stride(1),
             _integers(rows),
@@ -177,6 +181,30 @@ class Kernels:
         if failed:
             raise MemoryError(f"no memory to plan attention of {tokens} tokens")
         return out
+
+    def step(self, model: Model, tokens: Tensor, logits: Tensor) -> None:
+        """A decoder's whole step: see `KernelDecoder`.
+
+        `tokens` is int64 [3, n]: ids, cache rows and positions, those of a row in their order.
+        Keys and values are written, and `logits` [outputs, vocab] float32 computed for what follows
+        the last ones. All of it, and what `model` points to, is trusted to be as the model says.
+        """
+        first, num_tokens = _integers(tokens), tokens.shape[1]
+        size = num_tokens * tokens.itemsize
+        assert 0 <= len(logits) <= num_tokens
+        assert logits.is_contiguous()
+        failed = self._library.hearth_step(
+            self._context,
+            byref(model),
+            first,
+            first + size,
+            first + 2 * size,
+            num_tokens,
+            len(logits),
+            _floats(logits),
+        )
+        if failed:
+            raise MemoryError(f"no memory for a step of {num_tokens} tokens")
 
 
 def supported_variants() -> list[str]:
@@ -203,7 +231,7 @@ def _library() -> ctypes.CDLL:
     except (BuildFailed, OSError) as error:
         raise KernelsUnavailable(str(error)) from error
     pointer, size = c_void_p, c_int64
-    queries, caches = [pointer, size], [pointer, pointer, size, size]
+    queries, caches = [pointer, size], [c_int, pointer, pointer, size, size]
     signatures: dict[str, tuple[Any, list[Any]]] = {
         "hearth_variant_name": (c_char_p, [c_int]),
         "hearth_is_supported": (c_int, [c_int]),
@@ -219,6 +247,10 @@ def _library() -> ctypes.CDLL:
         "hearth_attention": (
             c_int,
             [pointer, *queries, *caches, pointer, pointer, *[size] * 5, c_float, pointer],
+        ),
+        "hearth_step": (
+            c_int,
+            [pointer, POINTER(Model), pointer, pointer, pointer, size, size, pointer],
         ),
     }
     for name, (result, arguments) in signatures.items():

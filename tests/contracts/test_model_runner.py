@@ -6,11 +6,13 @@ of at least 8 rows of at least 64 tokens, and the size of its vocabulary (above 
 
 import random
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
 
-from inference_api.engine.runner import DecodeInput, ModelRunner
+from inference_api.engine.runner import DecodeInput, ModelRunner, PrefillChunk
 from inference_api.request import SamplingParams
 
 NUM_TOKENS = 12
@@ -21,14 +23,31 @@ PENALISED = SamplingParams(temperature=1.3, frequency_penalty=0.5, repetition_pe
 RunnerFactory = Callable[[Path], tuple[ModelRunner, int]]
 
 
-def make_torch_runner(folder: Path) -> tuple[ModelRunner, int]:
+def make_torch_runner(
+    folder: Path, quantization: str = "none", device: str = "cpu"
+) -> tuple[ModelRunner, int]:
     from inference_api.engine.torch_runner import TorchRunner
     from tests.inference_api.engine.tiny_models import VOCAB_SIZE, make_model
 
     make_model("llama", folder)
-    runner = TorchRunner(folder, "cpu", "float32", 8, 64)
+    runner = TorchRunner(folder, device, "float32", 8, 64, quantization)
     runner.load()
+    if device == "cuda":
+        runner.warm_up()  # captures the decode steps
     return runner, VOCAB_SIZE
+
+
+def make_fixed_step_runner(folder: Path) -> tuple[ModelRunner, int]:
+    """On the CPU, but with the decode steps that CUDA has, not captured."""
+    from inference_api.engine.decoder import Decoder
+    from inference_api.engine.fixed_step import FixedStepDecoder
+    from inference_api.engine.torch_runner import TorchRunner
+
+    runner, vocab_size = make_torch_runner(folder)
+    assert isinstance(runner, TorchRunner)
+    assert isinstance(runner.decoder, Decoder)
+    runner.decoder = FixedStepDecoder(runner._config, runner.decoder, runner._cache, (16, 64))
+    return runner, vocab_size
 
 
 def make_echo_runner(folder: Path) -> tuple[ModelRunner, int]:
@@ -37,7 +56,15 @@ def make_echo_runner(folder: Path) -> tuple[ModelRunner, int]:
     return EchoRunner(max_rows=8, max_seq_len=64), END_TOKEN + 1
 
 
-RUNNERS: dict[str, RunnerFactory] = {"torch": make_torch_runner, "echo": make_echo_runner}
+RUNNERS: dict[str, RunnerFactory] = {
+    "torch": make_torch_runner,
+    "fixed steps": make_fixed_step_runner,
+    "int8": partial(make_torch_runner, quantization="int8"),
+    "int4": partial(make_torch_runner, quantization="int4"),
+    "echo": make_echo_runner,
+}
+if torch.cuda.is_available():
+    RUNNERS["cuda"] = partial(make_torch_runner, device="cuda")
 
 any_sampling = pytest.mark.parametrize("sampling", [GREEDY, SEEDED, PENALISED])
 
@@ -63,10 +90,17 @@ class Request:
         self.sampling = sampling
         self.generated: list[int] = []
 
+    def chunks(self, chunk_tokens: int = 1000, start: int = 0) -> list[PrefillChunk]:
+        """The prompt from `start` on, without its last token."""
+        to_prefill = self.prompt[:-1]
+        return [
+            PrefillChunk(self.row, at, to_prefill[at : at + chunk_tokens])
+            for at in range(start, len(to_prefill), chunk_tokens)
+        ]
+
     def prefill(self, runner: ModelRunner, chunk_tokens: int = 1000) -> None:
-        for start in range(0, len(self.prompt) - 1, chunk_tokens):
-            end = min(start + chunk_tokens, len(self.prompt) - 1)
-            runner.prefill(self.row, start, self.prompt[start:end])
+        for chunk in self.chunks(chunk_tokens):
+            assert runner.step([chunk], []) == []
 
     def next_input(self) -> DecodeInput:
         return DecodeInput(
@@ -80,10 +114,10 @@ class Request:
 
 
 def step(runner: ModelRunner, requests: list[Request]) -> None:
-    tokens = runner.decode([request.next_input() for request in requests])
-    assert len(tokens) == len(requests)
-    for request, token in zip(requests, tokens, strict=True):
-        request.generated.append(token)
+    drawn = runner.step([], [request.next_input() for request in requests])
+    assert len(drawn) == len(requests)
+    for request, each in zip(requests, drawn, strict=True):
+        request.generated.append(each.token_id)
 
 
 def generate(
@@ -171,6 +205,72 @@ def test_chunks_of_the_prompt_do_not_change_greedy_tokens(
 ) -> None:
     expected = generate(runner, prompt_of(7), GREEDY)
     assert generate(runner, prompt_of(7), GREEDY, chunk_tokens=chunk_tokens) == expected
+
+
+def test_last_chunk_and_first_input_of_a_row_may_share_a_step(runner: ModelRunner) -> None:
+    expected = generate(runner, prompt_of(10), GREEDY)
+    request = Request(4, prompt_of(10), GREEDY)
+    (drawn,) = runner.step(request.chunks(), [request.next_input()])
+    request.generated.append(drawn.token_id)
+    for _ in range(NUM_TOKENS - 1):
+        step(runner, [request])
+    assert request.generated == expected
+
+
+def test_copied_prefix_serves_as_if_it_had_been_prefilled(runner: ModelRunner) -> None:
+    source, prompt = prompt_of(11, 30), prompt_of(11, 30)[:16] + prompt_of(12, 9)
+    expected = generate(runner, prompt, GREEDY)
+    Request(2, source, GREEDY).prefill(runner, chunk_tokens=16)
+    request = Request(6, prompt, GREEDY)
+    runner.copy_prefix(2, 6, 16)
+    runner.step(request.chunks(start=16), [])
+    Request(2, prompt_of(13, 30), GREEDY).prefill(runner)  # the source may change afterwards
+    for _ in range(NUM_TOKENS):
+        step(runner, [request])
+    assert request.generated == expected
+
+
+@any_sampling
+def test_batch_invariant_runner_lets_chunks_and_steps_mix(
+    runner: ModelRunner, sampling: SamplingParams
+) -> None:
+    if not runner.is_batch_invariant:
+        return
+    expected = [generate(runner, prompt_of(i, 20 + i), sampling) for i in (14, 15)]
+    running, arriving = (Request(i, prompt_of(i + 14, 34 + i), sampling) for i in (0, 1))
+    running.prefill(runner)
+    for chunk in arriving.chunks(chunk_tokens=7):
+        (drawn,) = runner.step([chunk], [running.next_input()])
+        running.generated.append(drawn.token_id)
+    while len(arriving.generated) < NUM_TOKENS:
+        step(runner, [running, arriving])
+    assert [running.generated[:NUM_TOKENS], arriving.generated] == expected
+
+
+def test_scoring_a_prompt_equals_drawing_it_token_by_token(runner: ModelRunner) -> None:
+    """Several inputs of a row in one step, of which each sees the ones before it."""
+    sampling = SamplingParams(temperature=0.0, num_logprobs=3)
+    prompt = prompt_of(16)
+    answer = generate(runner, prompt, sampling)
+    whole = prompt + answer
+    positions = range(len(whole) - 1)
+    drawn = runner.step(
+        [],
+        [
+            DecodeInput(3, whole[at], at, sampling, whole, (), known_id=whole[at + 1])
+            for at in positions
+        ],
+    )
+    assert [each.token_id for each in drawn] == whole[1:]
+    request = Request(3, prompt, sampling)
+    for expected in drawn[len(prompt) - 1 :]:
+        (each,) = runner.step([], [request.next_input()])
+        request.generated.append(each.token_id)
+        assert expected.logprobs is not None
+        assert each.logprobs is not None
+        assert each.logprobs.logprob == pytest.approx(expected.logprobs.logprob, abs=1e-4)
+        assert [token for token, _ in each.logprobs.top] == [t for t, _ in expected.logprobs.top]
+    assert request.generated == answer
 
 
 def test_prompt_of_one_token_needs_no_prefill(runner: ModelRunner) -> None:

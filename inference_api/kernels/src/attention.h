@@ -99,6 +99,7 @@ struct AttentionState {
   alignas(64) float queries[kMaxQueries * kMaxHeadDim];         // [query][head_dim], scaled
   alignas(64) float outputs[kMaxQueries * kMaxHeadDim];         // [query][head_dim]
   alignas(64) float keys[kMaxHeadDim * kPositions];             // a block, [head_dim][position]
+  alignas(64) float loaded[kMaxHeadDim * kPositions];           // a block out of half precision
   alignas(64) float scores[kMaxQueries * kPositions];           // [query][position], then weights
   Softmax softmax[kMaxQueries];
   int64_t begins[kMaxQueries];  // positions that a query sees: from begins…
@@ -201,11 +202,31 @@ void update_softmax(float* scores, int64_t begin, int64_t end, int64_t head_dim,
   softmax.sum += exponentiate<Simd>(scores, maximum);
 }
 
+// `count` positions of a cache as floats: where they are, or copied to `space`.
 template <class Simd>
-void attend_block(const float* keys, const float* values, int64_t head_dim, int64_t first,
+const float* loaded(const float* block, int64_t, float*) {
+  return block;
+}
+
+template <class Simd>
+const float* loaded(const uint16_t* block, int64_t size, float* space) {
+  int64_t i = 0;
+  for (; i + Simd::kLanes <= size; i += Simd::kLanes) {
+    Simd::store(space + i, Simd::load_half(block + i));
+  }
+  for (; i < size; ++i) {
+    space[i] = half_to_float(block[i]);
+  }
+  return space;
+}
+
+template <class Simd, class Element>
+void attend_block(const Element* keys, const Element* values, int64_t head_dim, int64_t first,
                   int count, AttentionState& state) {
   const int depth = static_cast<int>(head_dim);
-  transpose_keys<Simd>(keys + first * head_dim, depth, count, state.keys);
+  const int64_t size = count * head_dim;
+  transpose_keys<Simd>(loaded<Simd>(keys + first * head_dim, size, state.loaded), depth, count,
+                       state.keys);
   for (int i = 0; i < state.num_queries * kPositions; ++i) {
     state.scores[i] = 0.0f;
   }
@@ -216,8 +237,9 @@ void attend_block(const float* keys, const float* values, int64_t head_dim, int6
                          state.ends[query] - first, head_dim, state.softmax[query],
                          state.outputs + query * head_dim);
   }
-  product<Simd>(state.num_queries, depth, state.scores, kPositions, values + first * head_dim,
-                head_dim, count, state.outputs, head_dim);
+  product<Simd>(state.num_queries, depth, state.scores, kPositions,
+                loaded<Simd>(values + first * head_dim, size, state.loaded), head_dim, count,
+                state.outputs, head_dim);
 }
 
 inline void scatter_outputs(const AttentionCall& call, const AttentionTask& task,
@@ -238,15 +260,16 @@ inline void scatter_outputs(const AttentionCall& call, const AttentionTask& task
 
 // A block of keys or values to the second level cache. The processor's own prefetching stops at
 // every page, which is every 16 positions of 64 floats.
-inline void prefetch_block(const float* block, int64_t count) {
-  constexpr int64_t kLineFloats = kCacheLine / static_cast<int64_t>(sizeof(float));
-  for (int64_t i = 0; i < count; i += kLineFloats) {
+template <class Element>
+void prefetch_block(const Element* block, int64_t count) {
+  constexpr int64_t kLineElements = kCacheLine / static_cast<int64_t>(sizeof(Element));
+  for (int64_t i = 0; i < count; i += kLineElements) {
     __builtin_prefetch(block + i, 0, 2);
   }
 }
 
-template <class Simd>
-void attend(const AttentionCall& call, const AttentionTask& task) {
+template <class Simd, class Element>
+void attend_over(const AttentionCall& call, const AttentionTask& task) {
   AttentionState state;
   gather_queries(call, task, state);
   int64_t begin = state.begins[0];
@@ -257,8 +280,8 @@ void attend(const AttentionCall& call, const AttentionTask& task) {
   }
   const int64_t offset =
       call.rows[task.first_token] * call.row_stride + task.kv_head * call.head_stride;
-  const float* keys = call.keys + offset;
-  const float* values = call.values + offset;
+  const auto* keys = static_cast<const Element*>(call.keys) + offset;
+  const auto* values = static_cast<const Element*>(call.values) + offset;
   for (int64_t first = begin / kPositions * kPositions; first < end; first += kPositions) {
     const int64_t rest = end - first;
     const int count = rest < kPositions ? static_cast<int>(rest) : kPositions;
@@ -270,6 +293,15 @@ void attend(const AttentionCall& call, const AttentionTask& task) {
     attend_block<Simd>(keys, values, call.head_dim, first, count, state);
   }
   scatter_outputs(call, task, state);
+}
+
+template <class Simd>
+void attend(const AttentionCall& call, const AttentionTask& task) {
+  if (call.type == CacheType::kFloat16) {
+    attend_over<Simd, uint16_t>(call, task);
+  } else {
+    attend_over<Simd, float>(call, task);
+  }
 }
 
 }  // namespace

@@ -34,11 +34,73 @@ HEARTH_EXPORT int hearth_linear(HearthContext* context, int bits, const void* pa
                                 const float* bias, const float* x, int64_t rows, int64_t outputs,
                                 int64_t inputs, float* out);
 
-// See AttentionCall in kernels.h. Tokens of one cache row that follow each other share the reading
-// of its keys and values. 0, or 1 without memory.
+// See AttentionCall in kernels.h; `cache_type`: 0 float32, 1 float16. Tokens of one cache row that
+// follow each other share the reading of its keys and values. 0, or 1 without memory.
 HEARTH_EXPORT int hearth_attention(HearthContext* context, const float* queries,
-                                    int64_t query_stride, const float* keys, const float* values,
-                                    int64_t row_stride, int64_t head_stride, const int64_t* rows,
-                                    const int64_t* lengths, int64_t tokens, int64_t kv_heads,
-                                    int64_t groups, int64_t head_dim, int64_t window, float scale,
-                                    float* out);
+                                   int64_t query_stride, int cache_type, const void* keys,
+                                   const void* values, int64_t row_stride, int64_t head_stride,
+                                   const int64_t* rows, const int64_t* lengths, int64_t tokens,
+                                   int64_t kv_heads, int64_t groups, int64_t head_dim,
+                                   int64_t window, float scale, float* out);
+
+struct HearthLinear {
+  const void* packed;
+  const float* bias;  // [outputs] or null
+  int64_t outputs;
+  int64_t inputs;
+};
+
+struct HearthNorm {
+  const float* weight;  // [hidden]; null: there is no such norm
+  const float* bias;    // [hidden] or null
+};
+
+struct HearthLayer {
+  HearthNorm attention_norm;
+  HearthNorm mlp_norm;   // where there is none, the MLP of a parallel layer shares the attention's
+  const float* qk_norm;  // [heads + kv_heads][head_dim] or null
+  HearthLinear qkv;
+  HearthLinear out;
+  HearthLinear up;  // gates, then what passes them, when the MLP is gated
+  HearthLinear down;
+  void* keys;      // [rows][kv_heads][capacity][head_dim]
+  void* values;    // like keys
+  int64_t window;  // 0: everything is seen
+};
+
+// A decoder; see ModelConfig and Decoder in engine/ for what the fields mean. The numbers of an
+// enumeration are those of kernels.h.
+struct HearthModel {
+  const HearthLayer* layers;
+  const void* embedding;  // [vocab][hidden]
+  const float* cos;       // [positions][head_dim]
+  const float* sin;       // like cos; negative in the first half
+  HearthNorm final_norm;
+  HearthLinear head;
+  int64_t num_layers;
+  int64_t hidden;
+  int64_t ffn;
+  int64_t num_heads;
+  int64_t num_kv_heads;
+  int64_t head_dim;
+  int64_t row_stride;   // of the cache, in elements
+  int64_t head_stride;  // like row_stride
+  int32_t bits;
+  int32_t embedding_type;  // SourceType
+  int32_t cache_type;
+  int32_t norm;
+  int32_t activation;
+  int32_t is_gated;
+  int32_t is_parallel;
+  float norm_eps;
+  float attention_scale;
+  float embedding_multiplier;
+  float residual_multiplier;
+  float logits_divisor;
+};
+
+// Writes the keys and values of `tokens` tokens, those of a cache row in their order, and computes
+// logits [outputs][vocab] for what follows the last ones. 0, or 1 without memory.
+HEARTH_EXPORT int hearth_step(HearthContext* context, const HearthModel* model, const int64_t* ids,
+                              const int64_t* rows, const int64_t* positions, int64_t tokens,
+                              int64_t outputs, float* logits);

@@ -15,7 +15,18 @@ namespace hearth {
 enum class Bits : int { kInt8 = 8, kInt4 = 4 };
 enum class SourceType : int { kFloat32 = 0, kFloat16 = 1, kBFloat16 = 2 };
 
-// A matrix product out[m][n] = bias[n] + sum over k of x[m][k] * w[n][k].
+enum class CacheType : int { kFloat32 = 0, kFloat16 = 1 };
+enum class NormKind : int { kRms = 0, kLayer = 1 };
+enum class Activation : int { kSilu = 0, kGelu = 1, kGeluTanh = 2, kRelu = 3 };
+
+// What becomes of a product's results.
+enum class Finish : int {
+  kStore,     // out = factor * result
+  kAdd,       // out += factor * result
+  kActivate,  // activated = quantised activation(result), or of gated: activation(gate) * result
+};
+
+// A matrix product result[m][n] = bias[n] + sum over k of x[m][k] * w[n][k].
 struct LinearCall {
   Bits bits;
   const void* blocks;  // Int8Block or Int4Block [panels][num_groups]
@@ -24,7 +35,39 @@ struct LinearCall {
   int64_t num_groups;
   const ActivationGroup* rows;  // [num_rows][num_groups]
   int64_t num_rows;
+  const ActivationTile* tiles;  // [num_tiles(num_rows)][num_groups], the same; or null
+  Finish finish;
+  float factor;
   float* out;  // [num_rows][num_outputs]
+  // For kActivate. Gated: the first half of the outputs are gates, the second what passes them.
+  Activation activation;
+  bool is_gated;
+  ActivationGroup* activated;  // [num_rows][num_outputs, or half of it, / kGroup]
+};
+
+// A norm over `size` elements of a row, a multiple of kGroup.
+struct NormCall {
+  NormKind kind;
+  float eps;
+  const float* weight;
+  const float* bias;  // null for kRms
+  int64_t size;
+};
+
+// One token's queries, keys and values between the projection and attention.
+struct HeadsCall {
+  float* qkv;            // [heads + 2 * kv_heads][head_dim]; queries are turned where they are
+  const float* qk_norm;  // [heads + kv_heads][head_dim] or null
+  float eps;
+  const float* cos;  // [head_dim] of the token's position
+  const float* sin;  // like cos; negative in the first half, which is where it is subtracted
+  int64_t num_heads;
+  int64_t num_kv_heads;
+  int64_t head_dim;
+  CacheType type;
+  void* keys;    // of the token's cache row and position: heads are head_stride elements apart
+  void* values;  // like keys
+  int64_t head_stride;
 };
 
 // Attention of `num_tokens` query tokens over a cache. Token t sees positions of cache row rows[t]
@@ -32,9 +75,10 @@ struct LinearCall {
 struct AttentionCall {
   const float* queries;  // [tokens][kv_heads * groups][head_dim], tokens query_stride apart
   int64_t query_stride;
-  const float* keys;    // [rows][kv_heads][capacity][head_dim]
-  const float* values;  // like keys
-  int64_t row_stride;
+  CacheType type;
+  const void* keys;    // [rows][kv_heads][capacity][head_dim]
+  const void* values;  // like keys
+  int64_t row_stride;  // in elements
   int64_t head_stride;
   const int64_t* rows;
   const int64_t* lengths;
@@ -61,13 +105,31 @@ struct AttentionTask {
   int64_t num_groups;
 };
 
+namespace {
+
+inline int64_t num_panels(int64_t outputs) { return (outputs + kPanel - 1) / kPanel; }
+
+// Panels of a product that can be worked on apart: of gated outputs, those of the gates.
+inline int64_t num_panels(const LinearCall& call) {
+  return num_panels(call.is_gated ? call.num_outputs / 2 : call.num_outputs);
+}
+
+}  // namespace
+
 struct Kernels {
   void (*quantise_row)(const float* x, int64_t num_groups, ActivationGroup* row);
   // Packs `num_groups` groups of one row of weights into lane `lane` of consecutive blocks. False
   // when a weight is not finite or too large for a half precision scale.
   bool (*pack_row)(Bits bits, SourceType type, const void* weights, int64_t num_groups, int lane,
                    void* blocks);
-  // All rows times the panels [first, end).
+  void (*norm_row)(const NormCall& call, const float* x, ActivationGroup* row);
+  void (*write_heads)(const HeadsCall& call);
+  // Copies up to kTileRows rows to a row of tiles. Null where `linear_panels` wants no tiles, which
+  // else wants them from min_tile_rows rows on.
+  void (*fill_tiles)(const ActivationGroup* rows, int64_t num_rows, int64_t num_groups,
+                     ActivationTile* tiles);
+  int64_t min_tile_rows;
+  // All rows times the panels [first, end); of gated outputs, those of the gates and their others.
   void (*linear_panels)(const LinearCall& call, int64_t first, int64_t end);
   void (*attend)(const AttentionCall& call, const AttentionTask& task);
 };
@@ -77,6 +139,7 @@ extern const Kernels kPortable;
 extern const Kernels kAvx2;
 extern const Kernels kAvxVnni;
 extern const Kernels kAvx512Vnni;
+extern const Kernels kAmx;
 #endif
 
 }  // namespace hearth

@@ -47,4 +47,14 @@ struct ActivationGroup {
   int32_t negative_sum;  // minus the sum of the values: takes the weights' offset out again
 };
 
+// One group of so many rows, for instructions that read all of them at once.
+constexpr int kTileRows = 16;
+struct alignas(kCacheLine) ActivationTile {
+  int8_t values[kTileRows][kGroup];
+  float scales[kTileRows];
+};
+static_assert(sizeof(ActivationTile) % kCacheLine == 0);
+
+constexpr int64_t num_tiles(int64_t rows) { return (rows + kTileRows - 1) / kTileRows; }
+
 }  // namespace hearth

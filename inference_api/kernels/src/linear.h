@@ -5,14 +5,24 @@
 // and groups are added in their order whatever the number of rows in the tile.
 #pragma once
 
+#include "activation.h"
 #include "kernels.h"
+#include "quantise.h"
 
 namespace hearth {
 namespace {
 
+// What a tile fetches while it multiplies.
+enum class Fetch {
+  kNothing,
+  kAhead,  // its own weights, earlier than the processor would, which stops at every page
+  kNextPanel,
+};
+constexpr int kAheadBytes = 2304;
+
 template <class Block>
-void prefetch(const Block& block) {
-  const char* bytes = reinterpret_cast<const char*>(&block);
+void prefetch(const Block* block) {
+  const char* bytes = reinterpret_cast<const char*>(block);
 #pragma GCC unroll 32
   for (unsigned i = 0; i < sizeof(Block); i += kCacheLine) {
     __builtin_prefetch(bytes + i, 0, 2);  // to be read, into the second level cache
@@ -20,10 +30,9 @@ void prefetch(const Block& block) {
 }
 
 // `kRows` rows of activations times one panel. The loops over rows and vectors must be unrolled,
-// or the sums would not stay in registers; check the disassembly after any change. `next` is
-// the panel to prefetch meanwhile, if there is one: a template parameter, because a test inside the
-// loop costs GCC the registers.
-template <class Isa, class Format, int kRows, bool kHasNext>
+// or the sums would not stay in registers; check the disassembly after any change. kFetch is a
+// template parameter, because a test inside the loop costs GCC the registers.
+template <class Isa, class Format, int kRows, Fetch kFetch>
 void multiply_tile(const typename Format::Block* blocks, const typename Format::Block* next,
                    int64_t num_groups, const ActivationGroup* rows, float (*out)[kPanel]) {
   constexpr int kPanelVectors = kPanel / Isa::kLanes;
@@ -37,8 +46,10 @@ void multiply_tile(const typename Format::Block* blocks, const typename Format::
   for (int64_t group = 0; group < num_groups; ++group) {
     const typename Format::Block& block = blocks[group];
     const ActivationGroup* x = rows + group;
-    if constexpr (kHasNext) {
-      prefetch(next[group]);
+    if constexpr (kFetch == Fetch::kNextPanel) {
+      prefetch(next + group);
+    } else if constexpr (kFetch == Fetch::kAhead) {
+      prefetch(blocks + group + kAheadBytes / sizeof(block));
     }
 #pragma GCC unroll 1  // registers suffice for one turn only…
     for (int first = 0; first < kPanelVectors; first += kVectors) {
@@ -94,62 +105,124 @@ template <class Isa, class Format>
 using Tile = void (*)(const typename Format::Block* blocks, const typename Format::Block* next,
                       int64_t num_groups, const ActivationGroup* rows, float (*out)[kPanel]);
 
-template <class Isa, class Format, bool kHasNext>
+template <class Isa, class Format, Fetch kFetch>
 Tile<Isa, Format> tile_for(int64_t num_rows) {
   static_assert(Isa::kMaxRows <= 6);
   constexpr int kMax = Isa::kMaxRows;
   constexpr Tile<Isa, Format> kTiles[] = {
-      multiply_tile<Isa, Format, 1, kHasNext>,
-      multiply_tile<Isa, Format, kMax < 2 ? kMax : 2, kHasNext>,
-      multiply_tile<Isa, Format, kMax < 3 ? kMax : 3, kHasNext>,
-      multiply_tile<Isa, Format, kMax < 4 ? kMax : 4, kHasNext>,
-      multiply_tile<Isa, Format, kMax < 5 ? kMax : 5, kHasNext>,
-      multiply_tile<Isa, Format, kMax < 6 ? kMax : 6, kHasNext>,
+      multiply_tile<Isa, Format, 1, kFetch>,
+      multiply_tile<Isa, Format, kMax < 2 ? kMax : 2, kFetch>,
+      multiply_tile<Isa, Format, kMax < 3 ? kMax : 3, kFetch>,
+      multiply_tile<Isa, Format, kMax < 4 ? kMax : 4, kFetch>,
+      multiply_tile<Isa, Format, kMax < 5 ? kMax : 5, kFetch>,
+      multiply_tile<Isa, Format, kMax < 6 ? kMax : 6, kFetch>,
   };
   return kTiles[num_rows - 1];
 }
 
-inline void store_outputs(const float* tile, const LinearCall& call, int64_t row, int64_t first) {
-  const int64_t rest = call.num_outputs - first;
-  const int64_t count = rest < kPanel ? rest : kPanel;  // the last panel may be padded
-  float* out = call.out + row * call.num_outputs + first;
+// The blocks of a panel; part 1 is the panel that the gates of `panel` let pass.
+template <class Block>
+const Block* panel_blocks(const LinearCall& call, int64_t panel, int part) {
+  return static_cast<const Block*>(call.blocks) +
+         (panel + part * num_panels(call)) * call.num_groups;
+}
+
+inline void add_bias(const LinearCall& call, int64_t panel, float* result) {
+  if (call.bias == nullptr) {
+    return;
+  }
+  const int64_t rest = call.num_outputs - panel * kPanel;
+  for (int64_t i = 0; i < (rest < kPanel ? rest : kPanel); ++i) {
+    result[i] += call.bias[panel * kPanel + i];
+  }
+}
+
+inline void store_results(const float* result, int64_t count, float factor, bool is_added,
+                          float* out) {
   for (int64_t i = 0; i < count; ++i) {
-    out[i] = call.bias == nullptr ? tile[i] : tile[i] + call.bias[first + i];
+    out[i] = is_added ? out[i] + factor * result[i] : factor * result[i];
+  }
+}
+
+// What is done with a panel's results of one row. The last panel may be padded.
+template <class Simd>
+void finish_row(const LinearCall& call, int64_t row, int64_t panel, float* result,
+                float* passing) {
+  const int64_t panels = num_panels(call);
+  add_bias(call, panel, result);
+  if (call.finish == Finish::kActivate) {
+    if (call.is_gated) {
+      add_bias(call, panels + panel, passing);
+    }
+    activate<Simd>(call.activation, result, call.is_gated ? passing : nullptr);
+    quantise_group(result, call.activated[row * panels + panel]);
+    return;
+  }
+  const int64_t first = panel * kPanel;
+  const int64_t rest = call.num_outputs - first;
+  const int64_t count = rest < kPanel ? rest : kPanel;
+  float* out = call.out + row * call.num_outputs + first;
+  const bool is_added = call.finish == Finish::kAdd;
+  if (count == kPanel) {  // a loop of constant length
+    store_results(result, kPanel, call.factor, is_added, out);
+  } else {
+    store_results(result, count, call.factor, is_added, out);
+  }
+}
+
+// A tile for `num_rows` rows, and for what there is to fetch.
+template <class Isa, class Format>
+Tile<Isa, Format> tile_for(int64_t num_rows, Fetch fetch) {
+  switch (fetch) {
+    case Fetch::kAhead:
+      return tile_for<Isa, Format, Fetch::kAhead>(num_rows);
+    case Fetch::kNextPanel:
+      return tile_for<Isa, Format, Fetch::kNextPanel>(num_rows);
+    default:
+      return tile_for<Isa, Format, Fetch::kNothing>(num_rows);
   }
 }
 
 // All rows times one panel, in tiles of nearly equal size. The first tile streams the panel from
 // memory, the others find it in the cache: the last one may have the time to fetch the next panel.
 // It has with half bytes; whole bytes come no faster for it, and their first tile waits longer.
-template <class Isa, class Format>
+// Where nothing fetched the panel, its first tile fetches ahead.
+template <class Isa, class Simd, class Format>
 void multiply_panel(const LinearCall& call, int64_t panel, bool is_last) {
-  const auto* blocks =
-      static_cast<const typename Format::Block*>(call.blocks) + panel * call.num_groups;
-  constexpr bool kIsSmall = sizeof(typename Format::Block) < kPanel * kGroup;
+  using Block = typename Format::Block;
+  const int num_parts = call.is_gated ? 2 : 1;
   const int64_t num_tiles = (call.num_rows + Isa::kMaxRows - 1) / Isa::kMaxRows;
-  alignas(kCacheLine) float out[Isa::kMaxRows][kPanel];
+  const bool fetches_panels = sizeof(Block) < kPanel * kGroup && num_tiles > 1;
+  alignas(kCacheLine) float results[2][Isa::kMaxRows][kPanel];
   for (int64_t tile = 0; tile < num_tiles; ++tile) {
     const int64_t first = call.num_rows * tile / num_tiles;
     const int64_t count = call.num_rows * (tile + 1) / num_tiles - first;
     const ActivationGroup* rows = call.rows + first * call.num_groups;
-    const bool has_next = kIsSmall && !is_last && tile > 0 && tile == num_tiles - 1;
-    const auto multiply =
-        has_next ? tile_for<Isa, Format, true>(count) : tile_for<Isa, Format, false>(count);
-    multiply(blocks, blocks + call.num_groups, call.num_groups, rows, out);
+    Fetch fetch = Fetch::kNothing;
+    if (fetches_panels) {
+      fetch = tile == num_tiles - 1 && !is_last ? Fetch::kNextPanel : Fetch::kNothing;
+    } else if (tile == 0) {
+      fetch = Fetch::kAhead;
+    }
+    const auto multiply = tile_for<Isa, Format>(count, fetch);
+    for (int part = 0; part < num_parts; ++part) {
+      const Block* blocks = panel_blocks<Block>(call, panel, part);
+      multiply(blocks, blocks + call.num_groups, call.num_groups, rows, results[part]);
+    }
     for (int64_t row = 0; row < count; ++row) {
-      store_outputs(out[row], call, first + row, panel * kPanel);
+      finish_row<Simd>(call, first + row, panel, results[0][row], results[1][row]);
     }
   }
 }
 
-template <class Isa>
+template <class Isa, class Simd>
 void linear_panels(const LinearCall& call, int64_t first, int64_t end) {
   for (int64_t panel = first; panel < end; ++panel) {
     const bool is_last = panel == end - 1;
     if (call.bits == Bits::kInt8) {
-      multiply_panel<Isa, typename Isa::Int8>(call, panel, is_last);
+      multiply_panel<Isa, Simd, typename Isa::Int8>(call, panel, is_last);
     } else {
-      multiply_panel<Isa, typename Isa::Int4>(call, panel, is_last);
+      multiply_panel<Isa, Simd, typename Isa::Int4>(call, panel, is_last);
     }
   }
 }

@@ -1,4 +1,5 @@
-// Vectors of floats for attention: one struct per register size, the same names in each.
+// Vectors of floats, for all that is not a product of weights: one struct per register size, the
+// same names in each.
 #pragma once
 
 #include "half.h"
@@ -15,6 +16,7 @@ namespace {
 constexpr float kLog2E = 1.44269504f;
 constexpr float kLn2High = 0.693359375f;  // few bits, so that n times it is exact
 constexpr float kLn2Low = -2.12194440e-4f;
+constexpr uint32_t kSignBit = 0x80000000;
 constexpr float kSmallestExponent = -87.0f;  // below it exp is not a normal number: zero
 constexpr float kExpTerms[] = {1.0f / 5040, 1.0f / 720, 1.0f / 120, 1.0f / 24,
                                1.0f / 6,    1.0f / 2,   1.0f,       1.0f};
@@ -62,6 +64,11 @@ struct Scalar {
   }
   static Vector zero_below(Vector x, float bound, Vector v) { return x < bound ? 0.0f : v; }
   static void transpose(const float* from, int64_t, float* to, int64_t) { *to = *from; }
+  static Vector divide(Vector a, Vector b) { return a / b; }
+  static Vector minus_magnitude(Vector v) { return float_from_bits(bits_from_float(v) | kSignBit); }
+  static Vector where_negative(Vector x, Vector a, Vector b) { return x < 0.0f ? a : b; }
+  static Vector load_half(const uint16_t* from) { return half_to_float(*from); }
+  static void store_half(uint16_t* to, Vector v) { *to = float_to_half(v); }
 };
 
 #if defined(__AVX2__)
@@ -85,6 +92,18 @@ struct Simd256 {
   }
   static Vector zero_below(Vector x, float bound, Vector v) {
     return _mm256_andnot_ps(_mm256_cmp_ps(x, _mm256_set1_ps(bound), _CMP_LT_OQ), v);
+  }
+
+  static Vector divide(Vector a, Vector b) { return _mm256_div_ps(a, b); }
+  static Vector minus_magnitude(Vector v) { return _mm256_or_ps(v, _mm256_set1_ps(-0.0f)); }
+  static Vector where_negative(Vector x, Vector a, Vector b) {
+    return _mm256_blendv_ps(b, a, _mm256_cmp_ps(x, _mm256_setzero_ps(), _CMP_LT_OQ));
+  }
+  static Vector load_half(const uint16_t* from) {
+    return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+  }
+  static void store_half(uint16_t* to, Vector v) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT));
   }
 
   static float largest_of(Vector v) {
@@ -144,6 +163,22 @@ struct Simd512 {
   static Vector zero_below(Vector x, float bound, Vector v) {
     return _mm512_mask_mov_ps(
         v, _mm512_cmp_ps_mask(x, _mm512_set1_ps(bound), _CMP_LT_OQ), _mm512_setzero_ps());
+  }
+
+  static Vector divide(Vector a, Vector b) { return _mm512_div_ps(a, b); }
+  static Vector minus_magnitude(Vector v) {
+    const __m512i sign = _mm512_castps_si512(_mm512_set1_ps(-0.0f));
+    return _mm512_castsi512_ps(_mm512_or_si512(_mm512_castps_si512(v), sign));
+  }
+  static Vector where_negative(Vector x, Vector a, Vector b) {
+    return _mm512_mask_mov_ps(b, _mm512_cmp_ps_mask(x, _mm512_setzero_ps(), _CMP_LT_OQ), a);
+  }
+  static Vector load_half(const uint16_t* from) {
+    return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
+  }
+  static void store_half(uint16_t* to, Vector v) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to),
+                        _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT));
   }
 
   static float largest_of(Vector v) { return _mm512_reduce_max_ps(v); }

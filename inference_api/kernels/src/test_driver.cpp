@@ -1,10 +1,12 @@
 // Runs every kernel of every variant of this processor on awkward shapes and compares with plain
 // loops in double precision: for sanitizers, see sanitize.py. All memory is of exactly the size the
 // interface asks for, so that a step beyond it is seen.
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <limits>
+#include <list>
 #include <random>
 #include <vector>
 
@@ -64,9 +66,9 @@ double linear_error(HearthContext* context, int bits, int64_t rows, int64_t outp
 
 void run_linear(HearthContext* context, int variant) {
   for (const int bits : {8, 4}) {
-    for (const int64_t rows : {1, 2, 5, 6, 7, 13, 32}) {
-      for (const int64_t outputs : {1, 31, 32, 33, 290}) {
-        for (const int64_t inputs : {32, 96, 160}) {
+    for (const int64_t rows : {1, 2, 5, 6, 7, 13, 32, 41}) {
+      for (const int64_t outputs : {1, 31, 33, 290}) {
+        for (const int64_t inputs : {32, 96, 1056}) {
           const double error = linear_error(context, bits, rows, outputs, inputs, rows % 2 == 0);
           expect(error < 0.1, "a product is wrong", variant);
         }
@@ -111,12 +113,117 @@ void run_attention(HearthContext* context, int variant, int64_t groups, int64_t 
   const int64_t width = kHeads * groups * head_dim;
   const std::vector<float> queries = random_floats(tokens * width);
   std::vector<float> out(queries.size());
-  hearth_attention(context, queries.data(), width, keys.data(), values.data(),
+  hearth_attention(context, queries.data(), width, kFloat32, keys.data(), values.data(),
                    kHeads * kCapacity * head_dim, kCapacity * head_dim, rows.data(),
                    lengths.data(), tokens, kHeads, groups, head_dim, window, 0.3f, out.data());
   for (const float value : out) {
     expect(std::fabs(value - 2.0f) < 1e-4f, "an average is wrong", variant);
   }
+}
+
+// A model of one layer, with memory for what it points to.
+struct Model {
+  static constexpr int64_t kHidden = 96;
+  static constexpr int64_t kFfn = 64;
+  static constexpr int64_t kHeads = 4;
+  static constexpr int64_t kKvHeads = 2;
+  static constexpr int64_t kHeadDim = 24;
+  static constexpr int64_t kVocab = 70;
+  static constexpr int64_t kCapacity = 16;
+  static constexpr int64_t kRows = 3;
+
+  Model(HearthContext* context, int kind, int bits) {
+    const bool is_gated = kind % 2 == 0;
+    description.bits = bits;
+    description.norm = kind / 2 % 2;
+    description.activation = kind % 4;
+    description.is_gated = is_gated;
+    description.is_parallel = kind / 4 % 2;
+    description.cache_type = kind / 2 % 2;
+    description.num_layers = 1;
+    description.hidden = kHidden;
+    description.ffn = kFfn;
+    description.num_heads = kHeads;
+    description.num_kv_heads = kKvHeads;
+    description.head_dim = kHeadDim;
+    description.head_stride = kCapacity * kHeadDim;
+    description.row_stride = kKvHeads * description.head_stride;
+    description.norm_eps = 1e-5f;
+    description.attention_scale = 0.2f;
+    description.embedding_multiplier = 1.5f;
+    description.residual_multiplier = 0.5f;
+    description.logits_divisor = 2.0f;
+    description.layers = &layer;
+    description.embedding = floats(kVocab * kHidden);
+    description.cos = floats(kCapacity * kHeadDim);
+    description.sin = floats(kCapacity * kHeadDim);
+    description.final_norm = norm();
+    description.head = linear(context, bits, kVocab, kHidden);
+    layer.attention_norm = norm();
+    if (description.is_parallel == 0 || kind % 3 == 0) {
+      layer.mlp_norm = norm();
+    }
+    layer.qk_norm = kind % 3 == 0 ? floats((kHeads + kKvHeads) * kHeadDim) : nullptr;
+    layer.qkv = linear(context, bits, (kHeads + 2 * kKvHeads) * kHeadDim, kHidden);
+    layer.out = linear(context, bits, kHidden, kHeads * kHeadDim);
+    layer.up = linear(context, bits, is_gated ? 2 * kFfn : kFfn, kHidden);
+    layer.down = linear(context, bits, kHidden, kFfn);
+    const auto element = static_cast<size_t>(description.cache_type == 0 ? 4 : 2);
+    keys.resize(static_cast<size_t>(kRows * description.row_stride) * element);
+    values.resize(keys.size());
+    layer.keys = keys.data();
+    layer.values = values.data();
+    layer.window = kind % 5 == 0 ? 7 : 0;
+  }
+
+  const float* floats(int64_t count) {
+    memory.push_back(random_floats(count));
+    return memory.back().data();
+  }
+
+  HearthNorm norm() { return {floats(kHidden), description.norm == 0 ? nullptr : floats(kHidden)}; }
+
+  HearthLinear linear(HearthContext* context, int bits, int64_t outputs, int64_t inputs) {
+    packs.emplace_back(static_cast<size_t>(hearth_packed_bytes(bits, outputs, inputs)));
+    const float* weights = floats(outputs * inputs);
+    hearth_pack(context, bits, kFloat32, weights, 0, outputs, inputs, packs.back().data());
+    return {packs.back().data(), bits == 8 ? floats(outputs) : nullptr, outputs, inputs};
+  }
+
+  HearthModel description = {};
+  HearthLayer layer = {};
+  std::list<std::vector<float>> memory;
+  std::list<std::vector<uint8_t>> packs;
+  std::vector<uint8_t> keys;
+  std::vector<uint8_t> values;
+};
+
+// Token by token, and all at once with company: the same bits.
+void run_step(HearthContext* context, int variant, int kind, int bits) {
+  Model model(context, kind, bits);
+  std::vector<int64_t> ids;
+  std::vector<int64_t> rows;
+  std::vector<int64_t> positions;
+  for (const int64_t row : {2, 0, 1}) {
+    for (int64_t position = 0; position < 14; ++position) {
+      ids.push_back((row * 31 + position * 7) % Model::kVocab);
+      rows.push_back(row);
+      positions.push_back(position);
+    }
+  }
+  const size_t tokens = ids.size();
+  std::vector<float> alone(tokens * Model::kVocab);
+  for (size_t token = 0; token < tokens; ++token) {
+    hearth_step(context, &model.description, &ids[token], &rows[token], &positions[token], 1, 1,
+                &alone[token * Model::kVocab]);
+  }
+  constexpr size_t kOutputs = 37;
+  std::vector<float> together(kOutputs * Model::kVocab);
+  hearth_step(context, &model.description, ids.data(), rows.data(), positions.data(),
+              static_cast<int64_t>(tokens), kOutputs, together.data());
+  const size_t skipped = (tokens - kOutputs) * Model::kVocab;
+  expect(std::equal(together.begin(), together.end(), alone.begin() + skipped),
+         "a token depends on its company", variant);
 }
 
 }  // namespace
@@ -136,6 +243,10 @@ int main() {
         run_attention(context, variant, 7, head_dim, window);
         run_attention(context, variant, 40, head_dim, window);
       }
+    }
+    for (int kind = 0; kind < 12; ++kind) {
+      run_step(context, variant, kind, 8);
+      run_step(context, variant, kind, 4);
     }
     hearth_destroy(context);
     std::printf("%s: done\n", hearth_variant_name(variant));

@@ -1,11 +1,20 @@
 #include "attention.h"
+#include "heads.h"
 #include "isa_avx512.h"
 #include "linear.h"
+#include "norm.h"
 #include "pack.h"
 #include "quantise.h"
 
 namespace hearth {
 
-const Kernels kAvx512Vnni = {quantise_row, pack_row, linear_panels<Avx512Vnni>, attend<Simd512>};
+const Kernels kAvx512Vnni = {quantise_row,
+                             pack_row,
+                             norm_row,
+                             write_heads<Simd512>,
+                             nullptr,
+                             0,
+                             linear_panels<Avx512Vnni, Simd512>,
+                             attend<Simd512>};
 
 }  // namespace hearth

@@ -1,11 +1,20 @@
 #include "attention.h"
+#include "heads.h"
 #include "isa_256.h"
 #include "linear.h"
+#include "norm.h"
 #include "pack.h"
 #include "quantise.h"
 
 namespace hearth {
 
-const Kernels kAvxVnni = {quantise_row, pack_row, linear_panels<AvxVnni>, attend<Simd256>};
+const Kernels kAvxVnni = {quantise_row,
+                          pack_row,
+                          norm_row,
+                          write_heads<Simd256>,
+                          nullptr,
+                          0,
+                          linear_panels<AvxVnni, Simd256>,
+                          attend<Simd256>};
 
 }  // namespace hearth

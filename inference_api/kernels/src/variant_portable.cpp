@@ -1,11 +1,20 @@
 #include "attention.h"
+#include "heads.h"
 #include "isa_portable.h"
 #include "linear.h"
+#include "norm.h"
 #include "pack.h"
 #include "quantise.h"
 
 namespace hearth {
 
-const Kernels kPortable = {quantise_row, pack_row, linear_panels<Portable>, attend<Scalar>};
+const Kernels kPortable = {quantise_row,
+                           pack_row,
+                           norm_row,
+                           write_heads<Scalar>,
+                           nullptr,
+                           0,
+                           linear_panels<Portable, Scalar>,
+                           attend<Scalar>};
 
 }  // namespace hearth

@@ -45,6 +45,8 @@ def loaded(tiny_model: Callable[[str], TinyModel], device: str) -> Callable[[str
         folder, _ = tiny_model(name)
         runner = TorchRunner(folder, device, "float32", MAX_ROWS, CONTEXT)
         runner.load()
+        if device == "cuda":
+            runner.warm_up()  # captures the steps
         return runner
 
     return load

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from inference_api.engine.runner import DecodeInput
+from inference_api.engine.runner import DecodeInput, PrefillChunk
 from inference_api.engine.torch_runner import TorchRunner
 from inference_api.request import SamplingParams
 from tests.inference_api.engine.conftest import MAX_ROWS, TinyModel
@@ -28,7 +28,7 @@ def prefill(runner: TorchRunner, row: int, tokens: Sequence[int], cuts: Sequence
     """Prefill `tokens` in chunks that end at `cuts`."""
     borders = [0, *cuts, len(tokens)]
     for start, end in pairwise(borders):
-        runner.prefill(row, start, tokens[start:end])
+        runner.step([PrefillChunk(row, start, tokens[start:end])], [])
 
 
 def next_logits(runner: TorchRunner, prompts: Mapping[int, Sequence[int]]) -> dict[int, Tensor]:
@@ -76,7 +76,8 @@ def test_greedy_text_equals_generate(name: str, tiny_model: Tiny, loaded: Loaded
     while len(generated) < NUM_NEW and EOS not in generated:
         token = (PROMPT + generated)[-1]
         position = len(PROMPT) - 1 + len(generated)
-        generated += runner.decode([DecodeInput(0, token, position, greedy, PROMPT, generated)])
+        last = DecodeInput(0, token, position, greedy, PROMPT, generated)
+        generated += [drawn.token_id for drawn in runner.step([], [last])]
     assert generated == expected
 
 

@@ -41,6 +41,10 @@ def row(
     return DecodeInput(0, 0, position, sampling, prompt, generated)
 
 
+def tokens(logits: torch.Tensor, inputs: Sequence[DecodeInput]) -> list[int]:
+    return [drawn.token_id for drawn in sample(logits, inputs)]
+
+
 def reference_probabilities(logits: Sequence[float], params: SamplingParams) -> dict[int, float]:
     """Temperature, top-k, top-p, min-p, each on the renormalised rest, one token at a time."""
     by_rank = sorted(range(len(logits)), key=lambda token: (-logits[token], token))
@@ -65,7 +69,7 @@ def reference_probabilities(logits: Sequence[float], params: SamplingParams) -> 
 def test_draw_is_the_inverse_of_the_reference_distribution(
     logits: list[float], params: SamplingParams, position: int
 ) -> None:
-    token = sample(torch.tensor([logits]), [row(params, position)])[0]
+    (token,) = tokens(torch.tensor([logits]), [row(params, position)])
     probabilities = reference_probabilities(logits, params)
     assert token in probabilities
     is_sorted = params.top_k > 0 or params.top_p < 1.0
@@ -82,9 +86,9 @@ def test_tokens_do_not_depend_on_the_neighbours(
     rows: list[tuple[list[float], SamplingParams]],
 ) -> None:
     inputs = [row(params, position=i) for i, (_, params) in enumerate(rows)]
-    together = sample(torch.tensor([logits for logits, _ in rows]), inputs)
+    together = tokens(torch.tensor([logits for logits, _ in rows]), inputs)
     alone = [
-        sample(torch.tensor([logits]), [each])[0]
+        tokens(torch.tensor([logits]), [each])[0]
         for (logits, _), each in zip(rows, inputs, strict=True)
     ]
     assert together == alone
@@ -105,11 +109,12 @@ def test_frequencies_follow_the_exact_probabilities(params: SamplingParams) -> N
     probabilities = reference_probabilities(logits.tolist(), params)
     num_draws = 20_000
     inputs = [row(replace(params, seed=seed)) for seed in range(num_draws)]
-    drawn = Counter(sample(logits.repeat(num_draws, 1), inputs))
+    drawn = Counter(tokens(logits.repeat(num_draws, 1), inputs))
     assert set(drawn) <= set(probabilities)
-    tokens = list(probabilities)
-    expected = np.array([probabilities[token] * num_draws for token in tokens])
-    result = chisquare([drawn[token] for token in tokens], expected * num_draws / expected.sum())
+    expected = np.array([probability * num_draws for probability in probabilities.values()])
+    result = chisquare(
+        [drawn[token] for token in probabilities], expected * num_draws / expected.sum()
+    )
     assert result.pvalue > 0.001
 
 
@@ -117,12 +122,12 @@ def test_frequencies_follow_the_exact_probabilities(params: SamplingParams) -> N
     "params", [SamplingParams(temperature=0.0), SamplingParams(top_k=1, temperature=5.0)]
 )
 def test_greedy_takes_the_lowest_id_among_equals(params: SamplingParams) -> None:
-    assert sample(torch.tensor([[0.0, 3.0, 1.0, 3.0]]), [row(params)]) == [1]
+    assert tokens(torch.tensor([[0.0, 3.0, 1.0, 3.0]]), [row(params)]) == [1]
 
 
 def test_top_k_takes_the_lowest_ids_among_equals() -> None:
     draws = {
-        sample(torch.zeros(1, 8), [row(SamplingParams(top_k=3, seed=s))])[0] for s in range(99)
+        tokens(torch.zeros(1, 8), [row(SamplingParams(top_k=3, seed=s))])[0] for s in range(99)
     }
     assert draws == {0, 1, 2}
 
@@ -158,7 +163,42 @@ def test_penalties_touch_only_the_rows_that_ask() -> None:
 def test_greedy_heeds_the_penalties() -> None:
     params = SamplingParams(temperature=0.0, repetition_penalty=4.0)
     logits = torch.tensor([[3.0, 1.0]])
-    assert sample(logits, [row(params, prompt=[0])]) == [1]
+    assert tokens(logits, [row(params, prompt=[0])]) == [1]
+
+
+@given(
+    rows=st.lists(
+        st.tuples(a_row_of_logits, any_sampling, st.none() | st.integers(0, 5)), min_size=1
+    )
+)
+@settings(max_examples=50, deadline=None)
+def test_logprobs_are_of_the_models_own_distribution(
+    rows: list[tuple[list[float], SamplingParams, int | None]],
+) -> None:
+    inputs = [
+        row(replace(params, num_logprobs=count, repetition_penalty=3.0))
+        for _, params, count in rows
+    ]
+    drawn = sample(torch.tensor([logits for logits, _, _ in rows]), inputs)
+    for (logits, _, count), each in zip(rows, drawn, strict=True):
+        exact = torch.tensor(logits).log_softmax(-1)
+        if count is None:
+            assert each.logprobs is None
+            continue
+        assert each.logprobs is not None
+        assert each.logprobs.logprob == pytest.approx(float(exact[each.token_id]), abs=1e-5)
+        top = [logprob for _, logprob in each.logprobs.top]
+        assert top == pytest.approx(exact.topk(count).values.tolist(), abs=1e-5)
+        assert [float(exact[token]) for token, _ in each.logprobs.top] == pytest.approx(top)
+
+
+def test_known_token_is_scored_not_drawn() -> None:
+    params = SamplingParams(num_logprobs=1)
+    (drawn,) = sample(torch.tensor([[0.0, 9.0, 0.0]]), [replace(row(params), known_id=2)])
+    assert drawn.token_id == 2
+    assert drawn.logprobs is not None
+    assert drawn.logprobs.logprob < -8
+    assert [token for token, _ in drawn.logprobs.top] == [1]
 
 
 def _seeded() -> torch.Generator:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from inference_api.engine import hardware
-from inference_api.engine.runner import DecodeInput
+from inference_api.engine.runner import DecodeInput, PrefillChunk
 from inference_api.engine.torch_runner import TorchRunner
 from inference_api.errors import StartupError
 from inference_api.request import SamplingParams
@@ -27,7 +27,10 @@ def folder(tiny_model: Tiny, tmp_path: Path) -> Path:
 
 def test_the_engine_suite_runs_on_cuda_too() -> None:
     if not torch.cuda.is_available():
-        pytest.skip("no CUDA device here: the engine's tests ran on the CPU only")
+        pytest.skip(
+            "no CUDA device here: the engine's tests ran on the CPU only, and decode steps were "
+            "never captured as CUDA graphs"
+        )
 
 
 def test_facts_of_the_model_are_known_before_it_is_loaded(folder: Path) -> None:
@@ -51,7 +54,7 @@ def test_warm_up_runs_with_a_single_row_and_with_many(folder: Path) -> None:
         runner.load()
         runner.warm_up()
         alone = DecodeInput(0, 1, 0, SamplingParams(temperature=0.0), (1,), ())
-        assert len(runner.decode([alone])) == 1
+        assert len(runner.step([], [alone])) == 1
 
 
 def test_small_models_leave_the_other_cores_alone(folder: Path) -> None:
@@ -62,9 +65,9 @@ def test_small_models_leave_the_other_cores_alone(folder: Path) -> None:
 def test_last_position_of_the_context_can_be_used(folder: Path) -> None:
     runner = TorchRunner(folder, "cpu", "float32", 2, 50)
     runner.load()
-    runner.prefill(1, 0, [5] * 49)
+    runner.step([PrefillChunk(1, 0, [5] * 49)], [])
     greedy = SamplingParams(temperature=0.0)
-    assert len(runner.decode([DecodeInput(1, 5, 49, greedy, [5] * 50, [])])) == 1
+    assert len(runner.step([], [DecodeInput(1, 5, 49, greedy, [5] * 50, [])])) == 1
 
 
 def test_sharded_weights_load_like_a_single_file(tiny_model: Tiny, tmp_path: Path) -> None:
@@ -76,7 +79,7 @@ def test_sharded_weights_load_like_a_single_file(tiny_model: Tiny, tmp_path: Pat
         runner = TorchRunner(each, "cpu", "float32", 1, 64)
         runner.load()
         greedy = SamplingParams(temperature=0.0)
-        tokens.append(runner.decode([DecodeInput(0, 7, 0, greedy, [7], [])]))
+        tokens.append(runner.step([], [DecodeInput(0, 7, 0, greedy, [7], [])]))
     assert tokens[0] == tokens[1]
 
 

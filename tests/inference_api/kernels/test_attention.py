@@ -9,10 +9,16 @@ from inference_api.kernels.library import Kernels
 
 CAPACITY = 112  # no multiple of the kernels' blocks of 32
 ROWS = 5
+CACHE_TYPES = st.sampled_from([torch.float32, torch.float16])
 
 
 def random(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def caches(kv_heads: int, head_dim: int, dtype: torch.dtype) -> list[Tensor]:
+    """Random keys and values."""
+    return [random(ROWS, kv_heads, CAPACITY, head_dim, seed=seed).to(dtype) for seed in (1, 2)]
 
 
 def attend(
@@ -60,6 +66,7 @@ def heads(draw: st.DrawFn) -> tuple[int, int, int]:
     lengths=st.lists(st.integers(1, CAPACITY), min_size=1, max_size=ROWS),
     window=st.none() | st.integers(1, 60),
     size=st.sampled_from([1e-30, 1.0, 30.0]),
+    dtype=CACHE_TYPES,
 )
 def test_a_step_of_many_rows(
     kernels: Kernels,
@@ -67,9 +74,10 @@ def test_a_step_of_many_rows(
     lengths: list[int],
     window: int | None,
     size: float,
+    dtype: torch.dtype,
 ) -> None:
     kv_heads, groups, head_dim = shape
-    keys, values = (random(ROWS, kv_heads, CAPACITY, head_dim, seed=i) for i in (1, 2))
+    keys, values = caches(kv_heads, head_dim, dtype)
     queries = random(len(lengths), kv_heads * groups, head_dim) * size
     rows = list(reversed(range(ROWS)))[: len(lengths)]
     arguments = (queries, keys, values, rows, lengths, head_dim**-0.5, window)
@@ -84,12 +92,18 @@ def test_a_step_of_many_rows(
     start=st.integers(0, 60),
     num_tokens=st.integers(1, 50),
     window=st.none() | st.integers(1, 60),
+    dtype=CACHE_TYPES,
 )
 def test_a_chunk_of_a_prompt(
-    kernels: Kernels, shape: tuple[int, int, int], start: int, num_tokens: int, window: int | None
+    kernels: Kernels,
+    shape: tuple[int, int, int],
+    start: int,
+    num_tokens: int,
+    window: int | None,
+    dtype: torch.dtype,
 ) -> None:
     kv_heads, groups, head_dim = shape
-    keys, values = (random(ROWS, kv_heads, CAPACITY, head_dim, seed=i) for i in (1, 2))
+    keys, values = caches(kv_heads, head_dim, dtype)
     queries = random(num_tokens, kv_heads * groups, head_dim)
     lengths = list(range(start + 1, start + num_tokens + 1))
     arguments = (queries, keys, values, [3] * num_tokens, lengths, head_dim**-0.5, window)
@@ -98,7 +112,7 @@ def test_a_chunk_of_a_prompt(
 
 
 def test_a_token_is_the_same_in_any_company_and_on_any_number_of_threads(kernels: Kernels) -> None:
-    keys, values = (random(ROWS, 2, CAPACITY, 40, seed=i) for i in (1, 2))
+    keys, values = caches(2, 40, torch.float16)
     queries = random(60, 6, 40)
     rows = [1] * 30 + [4, 0, 0, 2] + [3] * 26
     lengths = [*range(50, 80), 1, 112, 33, 64, *range(1, 27)]

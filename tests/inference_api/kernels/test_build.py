@@ -24,6 +24,18 @@ def test_a_library_is_built_once_for_each_state_of_the_sources(
     assert build.library_path() != first
 
 
+def test_old_builds_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "FOLDERS", (tmp_path,))
+    monkeypatch.setattr(build, "SOURCES", tmp_path / "src")
+    monkeypatch.setattr(build, "units", lambda: {"one": ()})
+    (tmp_path / "src").mkdir()
+    made = []
+    for number in range(build.MAX_BUILDS + 2):
+        (tmp_path / "src" / "one.cpp").write_text(f'extern "C" int one() {{ return {number}; }}')
+        made.append(build.library_path())
+    assert set(tmp_path.glob("*.so")) == set(made[2:])
+
+
 def test_faulty_sources_are_reported_and_leave_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

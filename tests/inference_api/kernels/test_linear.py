@@ -130,8 +130,8 @@ def test_int4_scales_are_better_than_those_of_the_largest_weight(kernels: Kernel
 def test_a_row_is_the_same_in_any_company_and_on_any_number_of_threads(
     kernels: Kernels, bits: Bits
 ) -> None:
-    weight = packed(kernels, random(130, 352), bits)
-    bias, x = random(130, seed=1), random(65, 352, seed=2)
+    weight = packed(kernels, random(130, 1120), bits)
+    bias, x = random(130, seed=1), random(65, 1120, seed=2)
     x[7] *= 1e6
     alone = torch.cat([kernels.linear(row, weight, bias) for row in x.split(1)])
     single = Kernels(1, kernels.variant)
@@ -143,7 +143,7 @@ def test_a_row_is_the_same_in_any_company_and_on_any_number_of_threads(
 @pytest.mark.parametrize("bits", BITS)
 def test_variants_agree(bits: Bits) -> None:
     """All sums of a group are exact; only without fused multiply-add a total may differ."""
-    x, weights = random(11, 608), random(70, 608, seed=1)
+    x, weights = random(150, 1120), random(70, 1120, seed=1)
     variants = [Kernels(1, name) for name in supported_variants()]
     packs = [packed(each, weights, bits) for each in variants]
     assert all(torch.equal(first.blocks, second.blocks) for first, second in pairwise(packs))

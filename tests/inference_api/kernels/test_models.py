@@ -160,6 +160,22 @@ def test_memory_is_foreseen_to_the_byte(
     assert sum(tensors.values()) + packed == weight_bytes(config, 4, quantization)
 
 
+def test_a_cache_of_half_precision_needs_half_the_memory() -> None:
+    config = checkpoint.load_config(EMBEDDED_MODEL)
+    weights = weight_bytes(config, 4, "int8")
+    cache = config.kv_cache_bytes(32, CONTEXT, 2)
+
+    def faults(available_bytes: int, kv_cache_dtype: str) -> list[str]:
+        return checkpoint.memory_faults(
+            config, 32, CONTEXT, 4, available_bytes, "int8", kv_cache_dtype
+        )
+
+    assert faults(weights + cache, "auto") == []
+    assert faults(weights + 2 * cache, "float32") == []
+    assert "USER_ROWS" in faults(weights + 2 * cache - 1, "float32")[0]
+    assert "USER_ROWS" in faults(weights + cache - 1, "float16")[0]
+
+
 def test_weights_that_do_not_fill_groups_are_named_before_anything_is_loaded(
     folder: Callable[[str], Path],
 ) -> None:

@@ -1,0 +1,36 @@
+"""A forward pass recorded as a CUDA graph, so that a step is one launch and not hundreds.
+
+Needs a CUDA device, and has not run on one yet: see "A decode step on CUDA" in
+docs/architecture.md for what the tests run in its place.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+WARM_UP_RUNS = 3  # before capture, as PyTorch's notes on CUDA graphs have it
+
+
+def captured(forward: Callable[[Tensor], Tensor], inputs: Tensor) -> Callable[[], Tensor]:
+    """`forward(inputs)` for whatever `inputs` then holds, into the same memory each time.
+
+    `forward` must not look at values on the host, nor depend on any that change elsewhere than on
+    the device. It runs a few times, first on a side stream, where libraries allocate what they need
+    only once. Every graph has memory of its own. Raises RuntimeError when CUDA refuses.
+    """
+    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(WARM_UP_RUNS):
+            forward(inputs)
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        outputs = forward(inputs)
+
+    def replay() -> Tensor:
+        graph.replay()
+        return outputs
+
+    return replay

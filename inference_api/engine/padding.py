@@ -1,0 +1,36 @@
+"""How many rows a step has to be padded to, so that a row's bits do not depend on how many it has.
+
+Matrix libraries add a row's products in an order that depends on the number of rows, and each does
+it in its own way on each processor: with some every multiple of 4 gives the same bits, with others
+every number from 16 on. So it is measured, on the model's own weights.
+"""
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F  # noqa: N812 (the name everybody knows it by)
+from torch import Tensor
+
+
+def least_rows_multiple(weights: Sequence[Tensor], max_rows: int) -> int:
+    """The least power of two of which all multiples give a row the same bits.
+
+    `weights` are [outputs, inputs], one of each shape that the model multiplies by. A number of
+    rows above `max_rows` that is returned is padded to always, which is right in any case.
+    """
+    multiple = 1
+    while multiple < max_rows and not _is_enough(multiple, weights, max_rows):
+        multiple *= 2
+    return multiple
+
+
+def _is_enough(multiple: int, weights: Sequence[Tensor], max_rows: int) -> bool:
+    most_rows = max_rows + -max_rows % multiple
+    generator = torch.Generator().manual_seed(0)
+    for weight in weights:
+        x = torch.randn(most_rows, weight.shape[1], generator=generator).to(weight)
+        expected = F.linear(x, weight)
+        for num_rows in range(multiple, most_rows, multiple):
+            if not torch.equal(F.linear(x[:num_rows], weight), expected[:num_rows]):
+                return False
+    return True

@@ -1,0 +1,72 @@
+// What an MLP puts between its two products, for the results of one panel.
+#pragma once
+
+#include "kernels.h"
+#include "simd.h"
+
+namespace hearth {
+namespace {
+
+// 1 / (1 + exp(-x)), by the exponential of minus |x| so that nothing overflows.
+template <class Simd>
+typename Simd::Vector sigmoid(typename Simd::Vector x) {
+  const auto one = Simd::set(1.0f);
+  const auto power = exp_of_negative<Simd>(Simd::minus_magnitude(x));
+  return Simd::divide(Simd::where_negative(x, power, one), Simd::multiply_add(one, power, one));
+}
+
+// The normal distribution's cumulative probability, by Abramowitz and Stegun's formula 7.1.26 for
+// the error function, whose error is below 1.5e-7.
+template <class Simd>
+typename Simd::Vector normal_probability(typename Simd::Vector x) {
+  constexpr float kInverseRoot2 = 0.707106781f;
+  constexpr float kMinusStep = -0.3275911f;
+  constexpr float kTerms[] = {1.061405429f, -1.453152027f, 1.421413741f, -0.284496736f,
+                              0.254829592f};
+  const auto one = Simd::set(1.0f);
+  const auto z = Simd::multiply(Simd::minus_magnitude(x), Simd::set(kInverseRoot2));
+  const auto t = Simd::divide(one, Simd::multiply_add(z, Simd::set(kMinusStep), one));
+  auto sum = Simd::set(kTerms[0]);
+  for (int term = 1; term < 5; ++term) {
+    sum = Simd::multiply_add(sum, t, Simd::set(kTerms[term]));
+  }
+  const auto minus_square = Simd::multiply(Simd::multiply(z, z), Simd::set(-1.0f));
+  const auto tail =
+      Simd::multiply(Simd::multiply(sum, Simd::multiply(t, Simd::set(0.5f))),
+                     exp_of_negative<Simd>(minus_square));
+  return Simd::where_negative(x, tail, Simd::multiply_add(tail, Simd::set(-1.0f), one));
+}
+
+template <class Simd>
+typename Simd::Vector activated(Activation activation, typename Simd::Vector x) {
+  constexpr float kTwiceRoot2OverPi = 1.595769122f;
+  constexpr float kCubic = 0.044715f;
+  switch (activation) {
+    case Activation::kSilu:
+      return Simd::multiply(x, sigmoid<Simd>(x));
+    case Activation::kGelu:
+      return Simd::multiply(x, normal_probability<Simd>(x));
+    case Activation::kGeluTanh: {  // (1 + tanh y) / 2 = sigmoid(2 y)
+      const auto cubic = Simd::multiply(Simd::multiply(x, x), Simd::set(kCubic));
+      const auto y = Simd::multiply(Simd::multiply_add(cubic, x, x), Simd::set(kTwiceRoot2OverPi));
+      return Simd::multiply(x, sigmoid<Simd>(y));
+    }
+    default:
+      return Simd::where_negative(x, Simd::set(0.0f), x);
+  }
+}
+
+// values = activation(values), times `passing` unless that is null.
+template <class Simd>
+void activate(Activation activation, float* values, const float* passing) {
+  for (int i = 0; i < kPanel; i += Simd::kLanes) {
+    auto result = activated<Simd>(activation, Simd::load(values + i));
+    if (passing != nullptr) {
+      result = Simd::multiply(result, Simd::load(passing + i));
+    }
+    Simd::store(values + i, result);
+  }
+}
+
+}  // namespace
+}  // namespace hearth

@@ -1,0 +1,73 @@
+// From the projection to attention: a token's query and key heads are normalised where the model
+// asks for it and turned to their position, its keys and values written to the cache.
+#pragma once
+
+#include "kernels.h"
+#include "norm.h"
+#include "simd.h"
+
+namespace hearth {
+namespace {
+
+// Dimensions i and i + head_dim / 2 are a pair that the position turns; see engine/rope.py.
+inline void turn(float* head, const float* cos, const float* sin, int64_t head_dim) {
+  const int64_t half = head_dim / 2;
+  for (int64_t i = 0; i < half; ++i) {
+    const float first = head[i];
+    const float second = head[i + half];
+    head[i] = first * cos[i] + second * sin[i];
+    head[i + half] = second * cos[i + half] + first * sin[i + half];
+  }
+}
+
+// A magnitude beyond half precision becomes the largest there is: an infinity in the cache would
+// make every later token of the row a NaN.
+template <class Simd>
+typename Simd::Vector within_half(typename Simd::Vector v) {
+  constexpr float kLargestHalf = 65504.0f;
+  const auto least = Simd::set(-kLargestHalf);
+  const auto minus_one = Simd::set(-1.0f);
+  const auto bounded_below = Simd::max(least, v);  // the second one where either is a NaN
+  const auto negated = Simd::max(least, Simd::multiply(bounded_below, minus_one));
+  return Simd::multiply(negated, minus_one);
+}
+
+template <class Simd>
+void write_head(const float* head, int64_t head_dim, CacheType type, void* cache, int64_t offset) {
+  if (type == CacheType::kFloat32) {
+    float* to = static_cast<float*>(cache) + offset;
+    for (int64_t i = 0; i < head_dim; ++i) {
+      to[i] = head[i];
+    }
+    return;
+  }
+  uint16_t* to = static_cast<uint16_t*>(cache) + offset;
+  int64_t i = 0;
+  for (; i + Simd::kLanes <= head_dim; i += Simd::kLanes) {
+    Simd::store_half(to + i, within_half<Simd>(Simd::load(head + i)));
+  }
+  for (; i < head_dim; ++i) {
+    Scalar::store_half(to + i, within_half<Scalar>(head[i]));
+  }
+}
+
+template <class Simd>
+void write_heads(const HeadsCall& call) {
+  const int64_t num_turned = call.num_heads + call.num_kv_heads;
+  for (int64_t head = 0; head < num_turned; ++head) {
+    float* values = call.qkv + head * call.head_dim;
+    if (call.qk_norm != nullptr) {
+      norm_head(values, call.qk_norm + head * call.head_dim, call.head_dim, call.eps);
+    }
+    turn(values, call.cos, call.sin, call.head_dim);
+  }
+  for (int64_t head = 0; head < call.num_kv_heads; ++head) {
+    const float* keys = call.qkv + (call.num_heads + head) * call.head_dim;
+    const float* values = keys + call.num_kv_heads * call.head_dim;
+    write_head<Simd>(keys, call.head_dim, call.type, call.keys, head * call.head_stride);
+    write_head<Simd>(values, call.head_dim, call.type, call.values, head * call.head_stride);
+  }
+}
+
+}  // namespace
+}  // namespace hearth

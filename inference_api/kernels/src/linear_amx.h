@@ -1,0 +1,231 @@
+// The matrix product of many rows by AMX: a tile instruction multiplies 16 rows by 16 outputs over
+// a group of inputs, sixteen times what a vector instruction does. What remains, and what decides
+// the speed, is to scale a group's sums and to add them up, which vector instructions do in the
+// same order as everywhere: the results have the bits of the other AVX-512 product.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstring>
+
+#include "linear.h"
+
+namespace hearth {
+namespace {
+
+constexpr int kTileOutputs = 16;
+constexpr int kHalves = kPanel / kTileOutputs;
+constexpr int kSmallTileRows = 8;  // for what remains when most of a whole tile would be padding
+constexpr int kBlockRows = 128;    // that are multiplied by a panel while it is in the cache
+
+// A group of half a panel without its offset, in the order in which a tile is loaded.
+struct alignas(kCacheLine) TileGroup {
+  int8_t values[kQuads][kTileOutputs][kQuad];
+  float scales[kTileOutputs];
+};
+
+// So many are unpacked at once, multiplied by all rows and forgotten: they stay in the first level
+// cache, from and to which they would otherwise move for longer than the products take.
+constexpr int kTileGroups = 32;
+
+inline __m512i without_offset(__m512i values, int offset) {
+  return _mm512_sub_epi8(values, _mm512_set1_epi8(static_cast<char>(offset)));
+}
+
+inline void unpack_values(const Int8Block& block, int first, TileGroup& group) {
+#pragma GCC unroll 8
+  for (int quad = 0; quad < kQuads; ++quad) {
+    const __m512i values = _mm512_loadu_si512(block.values[quad] + first);
+    _mm512_store_si512(group.values[quad], without_offset(values, kInt8Offset));
+  }
+}
+
+inline void unpack_values(const Int4Block& block, int first, TileGroup& group) {
+  const __m512i low = _mm512_set1_epi8(0x0f);
+#pragma GCC unroll 4
+  for (int pair = 0; pair < kQuads / 2; ++pair) {
+    const __m512i pairs = _mm512_loadu_si512(block.pairs[pair] + first);
+    const __m512i even = _mm512_and_si512(pairs, low);
+    const __m512i odd = _mm512_and_si512(_mm512_srli_epi16(pairs, 4), low);
+    _mm512_store_si512(group.values[2 * pair], without_offset(even, kInt4Offset));
+    _mm512_store_si512(group.values[2 * pair + 1], without_offset(odd, kInt4Offset));
+  }
+}
+
+// Outputs `first`… of `num_groups` blocks.
+template <class Block>
+void unpack_groups(const Block* blocks, int num_groups, int first, TileGroup* groups) {
+  for (int group = 0; group < num_groups; ++group) {
+    unpack_values(blocks[group], first, groups[group]);
+    const auto* scales = reinterpret_cast<const __m256i*>(blocks[group].scales + first);
+    _mm512_store_ps(groups[group].scales, _mm512_cvtph_ps(_mm256_loadu_si256(scales)));
+  }
+}
+
+// Tiles of whole and of small height: sums, the sums of the group after, activations; and weights.
+struct alignas(kCacheLine) TileConfig {
+  uint8_t palette = 1;
+  uint8_t start_row = 0;
+  uint8_t reserved[14] = {};
+  uint16_t row_bytes[16] = {64, 64, kGroup, 64, 64, 64, kGroup};
+  uint8_t rows[16] = {kTileRows,      kTileRows,      kTileRows,     kQuads,
+                      kSmallTileRows, kSmallTileRows, kSmallTileRows};
+};
+
+using TileSums = int32_t[kTileRows][kTileOutputs];
+
+// Starts the products of one group. The intrinsics want the number of a tile written out.
+template <int kRows>
+inline void multiply_group(const ActivationTile& rows, const TileGroup& group) {
+  _tile_loadd(3, group.values, kTileOutputs * kQuad);
+  if constexpr (kRows == kTileRows) {
+    _tile_zero(0);
+    _tile_loadd(2, rows.values, kGroup);
+    _tile_dpbssd(0, 2, 3);
+  } else {
+    _tile_zero(4);
+    _tile_loadd(6, rows.values, kGroup);
+    _tile_dpbssd(4, 6, 3);
+  }
+}
+
+template <int kRows>
+inline void store_sums(TileSums sums) {
+  constexpr auto kRowBytes = static_cast<int>(sizeof sums[0]);
+  if constexpr (kRows == kTileRows) {
+    _tile_stored(0, sums, kRowBytes);
+  } else {
+    _tile_stored(4, sums, kRowBytes);
+  }
+}
+
+template <int kRows>
+inline void add_scaled(const TileSums sums, const float* scales, const ActivationTile& rows,
+                       __m512 (&totals)[kRows]) {
+  const __m512 weight_scales = _mm512_load_ps(scales);
+#pragma GCC unroll 16
+  for (int row = 0; row < kRows; ++row) {
+    const __m512 sum = _mm512_cvtepi32_ps(_mm512_load_si512(sums[row]));
+    const __m512 scale = _mm512_mul_ps(weight_scales, _mm512_set1_ps(rows.scales[row]));
+    totals[row] = _mm512_fmadd_ps(sum, scale, totals[row]);
+  }
+}
+
+// Half a block that is needed later, to the second level cache.
+template <class Block>
+inline void fetch(const Block& block, int half) {
+  constexpr unsigned kHalfBlock = sizeof(Block) / kHalves;
+  const char* bytes = reinterpret_cast<const char*>(&block) + half * kHalfBlock;
+#pragma GCC unroll 16
+  for (unsigned i = 0; i < kHalfBlock; i += kCacheLine) {
+    __builtin_prefetch(bytes + i, 0, 2);
+  }
+}
+
+// Adds to `out` a row of tiles times half a panel. While the tiles of one group are multiplied, the
+// sums of the group before are scaled: a tile instruction takes long to finish, and so does what it
+// stores.
+template <int kRows, class Block>
+void multiply_groups(const TileGroup* groups, int num_groups, const ActivationTile* rows,
+                     const Block* next, int half, float (*out)[kPanel]) {
+  alignas(kCacheLine) TileSums sums;
+  const int first = half * kTileOutputs;
+  __m512 totals[kRows];
+#pragma GCC unroll 16
+  for (int row = 0; row < kRows; ++row) {
+    totals[row] = _mm512_loadu_ps(out[row] + first);
+  }
+  multiply_group<kRows>(rows[0], groups[0]);
+  store_sums<kRows>(sums);
+  for (int group = 1; group < num_groups; ++group) {
+    multiply_group<kRows>(rows[group], groups[group]);
+    if (next != nullptr) {
+      fetch(next[group], half);
+    }
+    add_scaled<kRows>(sums, groups[group - 1].scales, rows[group - 1], totals);
+    store_sums<kRows>(sums);
+  }
+  add_scaled<kRows>(sums, groups[num_groups - 1].scales, rows[num_groups - 1], totals);
+#pragma GCC unroll 16
+  for (int row = 0; row < kRows; ++row) {
+    _mm512_storeu_ps(out[row] + first, totals[row]);
+  }
+}
+
+// `count` rows times one panel. The last tile of rows fetches the panel that comes next.
+template <class Block>
+void multiply_rows(const Block* blocks, const Block* next, int64_t num_groups,
+                   const ActivationTile* rows, int64_t count, float (*results)[kPanel]) {
+  TileGroup groups[kTileGroups];
+  std::memset(results, 0, static_cast<size_t>(num_tiles(count)) * kTileRows * sizeof results[0]);
+  for (int half = 0; half < kHalves; ++half) {
+    for (int64_t first = 0; first < num_groups; first += kTileGroups) {
+      const int64_t rest = num_groups - first;
+      const int some = rest < kTileGroups ? static_cast<int>(rest) : kTileGroups;
+      unpack_groups(blocks + first, some, half * kTileOutputs, groups);
+      for (int64_t row = 0; row < count; row += kTileRows) {
+        const Block* fetched =
+            next != nullptr && row + kTileRows >= count ? next + first : nullptr;
+        const auto multiply = count - row > kSmallTileRows ? multiply_groups<kTileRows, Block>
+                                                           : multiply_groups<kSmallTileRows, Block>;
+        multiply(groups, some, rows + row / kTileRows * num_groups + first, fetched, half,
+                 results + row);
+      }
+    }
+  }
+}
+
+template <class Block>
+void tile_panels(const LinearCall& call, int64_t first_panel, int64_t end_panel) {
+  alignas(kCacheLine) float results[2][kBlockRows][kPanel];
+  const int num_parts = call.is_gated ? 2 : 1;
+  for (int64_t first = 0; first < call.num_rows; first += kBlockRows) {
+    const int64_t rest = call.num_rows - first;
+    const int64_t count = rest < kBlockRows ? rest : kBlockRows;
+    const ActivationTile* rows = call.tiles + first / kTileRows * call.num_groups;
+    for (int64_t panel = first_panel; panel < end_panel; ++panel) {
+      for (int part = 0; part < num_parts; ++part) {
+        const Block* blocks = panel_blocks<Block>(call, panel, part);
+        const bool is_last = panel == end_panel - 1;
+        const Block* next = is_last ? nullptr : blocks + call.num_groups;
+        multiply_rows(blocks, next, call.num_groups, rows, count, results[part]);
+      }
+      for (int64_t row = 0; row < count; ++row) {
+        finish_row<Simd512>(call, first + row, panel, results[0][row], results[1][row]);
+      }
+    }
+  }
+}
+
+// From so many rows on tiles are faster.
+constexpr int64_t kMinTileRows = 32;
+
+// What is missing in the last tile of a row is left as it is: its products are never read.
+inline void fill_tiles(const ActivationGroup* rows, int64_t num_rows, int64_t num_groups,
+                       ActivationTile* tiles) {
+  for (int64_t row = 0; row < num_rows; ++row) {
+    for (int64_t group = 0; group < num_groups; ++group) {
+      const ActivationGroup& from = rows[row * num_groups + group];
+      std::memcpy(tiles[group].values[row], from.values, sizeof from.values);
+      tiles[group].scales[row] = from.scale;
+    }
+  }
+}
+
+inline void linear_panels_by_tiles(const LinearCall& call, int64_t first, int64_t end) {
+  if (call.tiles == nullptr) {
+    linear_panels<Avx512Vnni, Simd512>(call, first, end);
+    return;
+  }
+  const TileConfig config;
+  _tile_loadconfig(&config);
+  if (call.bits == Bits::kInt8) {
+    tile_panels<Int8Block>(call, first, end);
+  } else {
+    tile_panels<Int4Block>(call, first, end);
+  }
+  _tile_release();
+}
+
+}  // namespace
+}  // namespace hearth

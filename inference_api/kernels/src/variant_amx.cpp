@@ -1,0 +1,21 @@
+#include "attention.h"
+#include "heads.h"
+#include "isa_avx512.h"
+#include "linear.h"
+#include "linear_amx.h"
+#include "norm.h"
+#include "pack.h"
+#include "quantise.h"
+
+namespace hearth {
+
+const Kernels kAmx = {quantise_row,
+                      pack_row,
+                      norm_row,
+                      write_heads<Simd512>,
+                      fill_tiles,
+                      kMinTileRows,
+                      linear_panels_by_tiles,
+                      attend<Simd512>};
+
+}  // namespace hearth

@@ -1,0 +1,58 @@
+// One variant's kernels and the threads that share each of their calls.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "kernels.h"
+#include "pool.h"
+
+namespace hearth {
+
+class Workers {
+ public:
+  Workers(const Kernels& kernels, int num_threads)
+      : kernels(kernels), pool(num_threads), num_threads_(num_threads) {}
+
+  void multiply(LinearCall call);
+  void attend(const AttentionCall& call);
+
+  // Calls work(0) … work(num_rows - 1) for something quick.
+  template <class Work>
+  void each_row(int64_t num_rows, const Work& work) {
+    if (num_rows >= kMinRowsToShare) {
+      const int64_t tasks = num_threads_ < num_rows ? num_threads_ * kTasksPerThread : num_rows;
+      share(num_rows, tasks < num_rows ? tasks : num_rows, work);
+      return;
+    }
+    for (int64_t row = 0; row < num_rows; ++row) {
+      work(row);
+    }
+  }
+
+  const Kernels& kernels;
+  Pool pool;
+
+ private:
+  // Rows so few that waking threads costs more than they save stay on the calling thread.
+  static constexpr int64_t kMinRowsToShare = 4;
+  // So many that a thread that was held up is not waited for.
+  static constexpr int64_t kTasksPerThread = 8;
+
+  const ActivationTile* tiles(const LinearCall& call);
+
+  template <class Work>
+  void share(int64_t num_rows, int64_t tasks, const Work& work) {
+    pool.run(tasks, [&](int64_t task) {
+      for (int64_t row = num_rows * task / tasks; row < num_rows * (task + 1) / tasks; ++row) {
+        work(row);
+      }
+    });
+  }
+
+  const int64_t num_threads_;
+  std::vector<ActivationTile> tiles_;  // of the current call; keeps its memory
+  std::vector<AttentionTask> tasks_;   // like tiles_
+};
+
+}  // namespace hearth

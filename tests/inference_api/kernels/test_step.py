@@ -1,0 +1,168 @@
+"""A whole step by the kernels against the same layers op by op, and each token against itself."""
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from inference_api.engine import checkpoint
+from inference_api.engine.attention import TorchAttentions
+from inference_api.engine.config import ModelConfig
+from inference_api.engine.decoder import Decoder
+from inference_api.engine.kernel_decoder import KernelDecoder
+from inference_api.engine.kv_cache import KVCache
+from inference_api.engine.linear import Quantisation
+from inference_api.engine.rope import Rope
+from inference_api.engine.weight_files import weight_files
+from inference_api.engine.weights import load_parameters
+from inference_api.kernels.library import Kernels
+from inference_api.kernels.packing import Bits
+from tests.inference_api.engine import tiny_models
+from tests.inference_api.engine.tiny_models import CONTEXT, GATED, MODELS, VOCAB_SIZE, make_model
+
+ROWS = 6
+CPU = torch.device("cpu")
+UNEVEN = "falcon-sequential"  # its MLP is 80 wide
+EVEN = f"{UNEVEN}-even"
+EXTRA = {
+    EVEN: ("Falcon", {**MODELS[UNEVEN][1], "ffn_hidden_size": 96}),
+    **{f"llama-{act}": ("Llama", {**GATED, "hidden_act": act}) for act in ("gelu", "relu")},
+}
+NAMES = [*(name for name in MODELS if name != UNEVEN), *EXTRA]
+
+Folder = Callable[[str], Path]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Folder]:
+    """A tiny random model by name, each made once."""
+
+    @cache
+    def make(name: str) -> Path:
+        made = tmp_path_factory.mktemp(name)
+        make_model(name, made)
+        return made
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name, model in EXTRA.items():
+            patch.setitem(tiny_models.MODELS, name, model)
+        yield make
+
+
+def loaded(
+    folder: Path,
+    kernels: Kernels,
+    bits: Bits = 8,
+    dtype: torch.dtype = torch.float32,
+    context: int = CONTEXT,
+) -> tuple[KernelDecoder, Decoder]:
+    """The model with a cache of `dtype`, and with a float32 one op by op."""
+    config = checkpoint.load_config(folder)
+    with torch.inference_mode():
+        parameters = load_parameters(
+            weight_files(folder), config, CPU, torch.float32, Quantisation(kernels, bits)
+        )
+        rope = Rope(config.rope, config.head_dim, context, CPU, torch.float32)
+        plain = TorchAttentions(config, empty_cache(config, torch.float32, context))
+        cache = empty_cache(config, dtype, context)
+        return (
+            KernelDecoder(config, parameters, cache, rope, context),
+            Decoder(config, parameters, plain, rope, 1),
+        )
+
+
+def empty_cache(config: ModelConfig, dtype: torch.dtype, context: int) -> KVCache:
+    return KVCache(config, ROWS, context, CPU, dtype)
+
+
+def random_tokens(count: int, seed: int = 0) -> list[int]:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(VOCAB_SIZE, (count,), generator=generator).tolist()
+
+
+@torch.inference_mode()
+def every_position(decoder: KernelDecoder | Decoder, texts: Sequence[Sequence[int]]) -> Tensor:
+    """Logits [position, row, vocab], token by token, one row for each of `texts`."""
+    rows = range(len(texts))
+    return torch.stack(
+        [
+            decoder.decode([text[position] for text in texts], rows, [position] * len(texts))
+            for position in range(len(texts[0]))
+        ]
+    )
+
+
+def is_close(actual: Tensor, expected: Tensor, typical: float, worst: float) -> bool:
+    """Of positions' relative errors. Rounding moves a few activations to the next of their 255
+    values, which is the worst case and rare."""
+    errors = (actual - expected).norm(dim=-1) / expected.norm(dim=-1)
+    return bool(errors.median() < typical and errors.max() < worst)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_step_of_every_family_equals_its_layers_op_by_op(folder: Folder, name: str) -> None:
+    fused, plain = loaded(folder(name), Kernels(2))
+    texts = [random_tokens(12, seed) for seed in range(4)]
+    assert is_close(every_position(fused, texts), every_position(plain, texts), 2e-6, 0.05)
+
+
+@pytest.mark.parametrize("name", ["qwen3", "llama-wide-heads", EVEN, "llama-relu"])
+def test_so_it_does_with_every_variant(folder: Folder, kernels: Kernels, name: str) -> None:
+    """Between them they have every norm, activation and kind of MLP, and biases."""
+    fused, plain = loaded(folder(name), kernels)
+    texts = [random_tokens(12, seed) for seed in range(4)]
+    assert is_close(every_position(fused, texts), every_position(plain, texts), 2e-6, 0.05)
+
+
+@pytest.mark.parametrize("name", ["llama", "llama-wide-heads"])
+def test_a_cache_of_half_precision_costs_little(
+    folder: Folder, kernels: Kernels, name: str
+) -> None:
+    half, plain = loaded(folder(name), kernels, dtype=torch.float16)
+    texts = [random_tokens(12, seed) for seed in range(4)]
+    assert is_close(every_position(half, texts), every_position(plain, texts), 0.02, 0.1)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_a_token_is_the_same_in_any_company_however_its_prompt_is_cut(
+    folder: Folder, kernels: Kernels, bits: Bits, dtype: torch.dtype
+) -> None:
+    """Alone on one thread, and in one call of 700 tokens: more than the kernels take at once."""
+    text = random_tokens(110)
+    alone, _ = loaded(folder("llama"), Kernels(1, kernels.variant), bits, dtype)
+    expected = every_position(alone, [text])[-1, 0]
+    decoder, _ = loaded(folder("llama"), kernels, bits, dtype)
+    others = [(row, random_tokens(118, row)) for row in range(5)]
+    for cuts in ([0, 110], [0, 1, 40, 110], [0, 33, 34, 35, 109, 110]):
+        for start, end in pairwise(cuts):
+            tokens = [token for _, other in others for token in other] + text[start:end]
+            rows = [row for row, other in others for _ in other] + [5] * (end - start)
+            positions = [place for _, other in others for place in range(len(other))]
+            logits = decoder.forward(tokens, rows, [*positions, *range(start, end)], 1)
+        assert torch.equal(logits[0], expected)
+
+
+@torch.inference_mode()
+def test_outputs_are_those_of_the_last_tokens(folder: Folder, kernels: Kernels) -> None:
+    decoder, _ = loaded(folder("llama-tied"), kernels, context=1024)
+    text = random_tokens(600)
+    all_of_them = decoder.forward(text, [2] * 600, range(600), 600).clone()
+    assert torch.equal(decoder.forward(text, [3] * 600, range(600), 2), all_of_them[-2:])
+    assert decoder.forward(text, [4] * 600, range(600), 0).shape == (0, VOCAB_SIZE)
+
+
+@torch.inference_mode()
+def test_a_value_too_large_for_half_precision_stays_finite(
+    folder: Folder, kernels: Kernels
+) -> None:
+    decoder, _ = loaded(folder("qwen2"), kernels, dtype=torch.float16)
+    for name, tensor in decoder._tensors.items():
+        if name.endswith("qkv.bias"):
+            tensor.fill_(1e6)
+    assert decoder.decode([5], [0], [0]).isfinite().all()
