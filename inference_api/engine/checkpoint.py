@@ -8,18 +8,18 @@ import json
 from pathlib import Path
 from typing import Any
 
-from inference_api.engine import hardware, hub
+from inference_api.engine import gguf_tokenizer, hardware, hub
 from inference_api.engine.config import ModelConfig, read_config, token_ids
-from inference_api.engine.layout import linear_weights, weight_bytes
+from inference_api.engine.gguf_files import SUFFIX, is_gguf, read_gguf
+from inference_api.engine.layout import linear_weights, shown, weight_bytes
 from inference_api.engine.weight_files import (
     Shapes,
     read_headers,
     shape_faults,
-    shown,
     weight_files,
 )
 from inference_api.errors import StartupError
-from inference_api.kernels.packing import GROUP
+from inference_api.kernels.packing import CACHE_BYTES, GROUP, MAX_HEAD_DIM
 
 CONFIG = "config.json"
 GENERATION_CONFIG = "generation_config.json"
@@ -38,12 +38,13 @@ def check(
     max_rows: int,
     max_seq_len: int | None,
     quantization: str = "none",
+    kv_cache_dtype: str = "auto",
 ) -> list[str]:
     """Every reason why `model` cannot be served with these settings; empty when it can.
 
-    `model` is a folder or a hub id; of a hub model only configuration, tokenizer and the headers
-    of its weights are fetched. Memory is checked here for the CPU; the loader asks a CUDA device,
-    because only torch can.
+    `model` is a folder, a GGUF file or a hub id; of a hub model only configuration, tokenizer and
+    the headers of its weights are fetched. Memory is checked here for the CPU; the loader asks a
+    CUDA device, because only torch can.
     """
     try:
         folder = _folder_of(model, with_weights=False)
@@ -72,12 +73,14 @@ def check(
             dtype_bytes,
             available_bytes,
             "none" if unquantisable else quantization,
+            kv_cache_dtype,
         )
     return faults
 
 
 def locate(model: str) -> Path:
-    """The folder of a model; a hub model is downloaded first, unless the hub's cache has it.
+    """The folder of a model, or its GGUF file; a hub model is downloaded first, unless the hub's
+    cache has it.
 
     Raises StartupError when there is no such model.
     """
@@ -85,10 +88,11 @@ def locate(model: str) -> Path:
 
 
 def load_config(folder: Path) -> ModelConfig:
-    """Read config.json, with the EOS ids that any of the folder's files name.
-
-    Raises StartupError.
+    """Read config.json, with the EOS ids that any of the folder's files name, or the metadata of a
+    GGUF file. Raises StartupError.
     """
+    if is_gguf(folder):
+        return read_gguf(folder).config
     raw = _read_json(folder / CONFIG, required=True)
     return read_config({**raw, "eos_token_id": sorted(_eos_token_ids(folder, raw))})
 
@@ -122,6 +126,11 @@ def quantization_faults(config: ModelConfig, device: str, quantization: str) -> 
     return faults
 
 
+def decodes_by_kernels(config: ModelConfig, quantization: str) -> bool:
+    """Whether the kernels run whole steps: of all that a config can say they only limit heads."""
+    return quantization != "none" and config.head_dim <= MAX_HEAD_DIM
+
+
 def memory_faults(
     config: ModelConfig,
     max_rows: int,
@@ -129,11 +138,14 @@ def memory_faults(
     dtype_bytes: int,
     available_bytes: int | None,
     quantization: str = "none",
+    kv_cache_dtype: str = "auto",
 ) -> list[str]:
     """Whether weights and KV cache fit into what is free. Computed: nothing is allocated."""
     context = config.context(max_seq_len)
     weights = weight_bytes(config, dtype_bytes, quantization)
-    cache = config.kv_cache_bytes(max_rows, context, dtype_bytes)
+    is_by_kernels = decodes_by_kernels(config, quantization)
+    cache_dtype_bytes = CACHE_BYTES[kv_cache_dtype] if is_by_kernels else dtype_bytes
+    cache = config.kv_cache_bytes(max_rows, context, cache_dtype_bytes)
     if available_bytes is None or weights + cache <= available_bytes:
         return []
     remedy = "choose a smaller model or, if not yet set, QUANTIZATION=int8 or DTYPE=bfloat16"
@@ -153,19 +165,35 @@ def memory_faults(
 def _folder_of(model: str, *, with_weights: bool) -> Path:
     folder = Path(model).expanduser()
     if folder.is_dir():
+        return _gguf_file_in(folder) or folder
+    if is_gguf(folder) and folder.is_file():
         return folder
     if hub.is_hub_id(model):
         return hub.fetch(model, with_weights=with_weights)
     raise StartupError(
-        [f"MODEL={model} is no folder; give the folder of a model or a hub id, owner/name."]
+        [
+            f"MODEL={model} is no folder; give the folder of a model, a GGUF file or a hub id, "
+            "owner/name."
+        ]
     )
+
+
+def _gguf_file_in(folder: Path) -> Path | None:
+    """The GGUF file of a folder that holds nothing else to load. Raises StartupError."""
+    files = sorted(folder.glob(f"*{SUFFIX}"))
+    if not files or (folder / CONFIG).exists():
+        return None
+    if len(files) > 1:
+        names = shown([file.name for file in files])
+        raise StartupError([f"{folder} has several GGUF files ({names}); name one in MODEL."])
+    return files[0]
 
 
 def _tensor_shapes(folder: Path, model: str) -> Shapes:
     try:
         return read_headers(weight_files(folder))
     except StartupError:
-        if Path(model).expanduser().is_dir():
+        if Path(model).expanduser().exists():
             raise
         return hub.tensor_shapes(model)  # described, but not downloaded yet
 
@@ -182,12 +210,12 @@ def _tokenizer_faults(folder: Path, config: ModelConfig | None) -> list[str]:
     if not config.eos_token_ids:
         faults.append(
             f"{folder} has a tokenizer without EOS, so answers would never end; set eos_token_id "
-            f"in {GENERATION_CONFIG} or {CONFIG}."
+            f"in {GENERATION_CONFIG} or {CONFIG}, or get another GGUF file."
         )
     largest = max(vocabulary.values(), default=0)
     if largest >= config.vocab_size:
         faults.append(
-            f"{folder / TOKENIZER} has token ids up to {largest}, the model only "
+            f"The tokenizer of {folder} has token ids up to {largest}, the model only "
             f"vocab_size={config.vocab_size}; get the tokenizer that belongs to the model."
         )
     return faults
@@ -205,10 +233,13 @@ def _eos_token_ids(folder: Path, config: dict[str, Any]) -> frozenset[int]:
 
 
 def _vocabulary(folder: Path) -> dict[str, int]:
-    """Ids by token. Raises StartupError when tokenizer.json is not one of the tokenizers library.
+    """Ids by token. Raises StartupError when tokenizer.json is not one of the tokenizers library,
+    or the GGUF file has no tokenizer that we can read.
 
     Unigram models list their tokens, the others map them to ids.
     """
+    if is_gguf(folder):
+        return gguf_tokenizer.vocabulary(read_gguf(folder).metadata)
     tokenizer = _read_json(folder / TOKENIZER, required=True)
     try:
         vocabulary = tokenizer["model"]["vocab"]

@@ -1,4 +1,4 @@
-"""The safetensors files of a model folder: which they are and what their headers say.
+"""The weights of a model: which files they are in and what the files' headers say.
 
 Loads no torch and reads no weights.
 """
@@ -8,20 +8,25 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from inference_api.engine.config import ModelConfig
-from inference_api.engine.layout import weight_plan
+from inference_api.engine.gguf_files import is_gguf, read_gguf
+from inference_api.engine.layout import shown, weight_plan
 from inference_api.errors import StartupError
 
 WEIGHTS = "model.safetensors"
 WEIGHTS_INDEX = "model.safetensors.index.json"
 LENGTH_BYTES = 8  # a file begins with the length of its JSON header
 MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors format
-NAMES_SHOWN = 5
 
 Shapes = Mapping[str, tuple[int, ...]]  # by tensor name
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The files that make up the model. Raises StartupError when some are missing."""
+    """The files that make up the model in a folder, or in one GGUF file.
+
+    Raises StartupError when some are missing.
+    """
+    if is_gguf(folder):
+        return [folder]
     files = [folder / name for name in _file_names(folder)]
     missing = [file.name for file in files if not file.is_file()]
     if not missing:
@@ -39,10 +44,12 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def read_header(file: Path) -> Shapes:
-    """Names and shapes of the tensors in one file.
+    """Names, those of a safetensors file, and shapes of the tensors in one file.
 
-    Raises StartupError when it is cut short or no safetensors file at all.
+    Raises StartupError when it is cut short or not what its name says.
     """
+    if is_gguf(file):
+        return read_gguf(file).shapes
     broken = StartupError([f"{file} is damaged or incomplete; get the file again."])
     size = file.stat().st_size
     with file.open("rb") as stream:
@@ -86,12 +93,6 @@ def shape_faults(shapes: Shapes, config: ModelConfig) -> list[str]:
             f"The weights do not fit config.json: {shown(misshapen)}; get the model again."
         )
     return faults
-
-
-def shown(names: Sequence[str]) -> str:
-    """The first few names, and how many more there are."""
-    more = len(names) - NAMES_SHOWN
-    return ", ".join(names[:NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
 def _file_names(folder: Path) -> list[str]:

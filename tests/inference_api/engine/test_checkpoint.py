@@ -58,7 +58,7 @@ def test_check_loads_neither_torch_nor_transformers(folder: Path) -> None:
 
 def test_missing_folder(tmp_path: Path) -> None:
     [fault] = check(tmp_path / "absent")
-    assert "absent is no folder; give the folder of a model or a hub id" in fault
+    assert "absent is no folder; give the folder of a model, a GGUF file or a hub id" in fault
 
 
 def test_missing_config(folder: Path) -> None:

@@ -1,0 +1,124 @@
+"""Tensors of GGUF files: to numbers, and where the formats allow, straight to the kernels' blocks.
+
+Q8_0 and Q4_0 are groups of 32 with one half precision scale, which is what the kernels have too:
+such weights move without being rounded again. `kernels/src/layout.h` says how a block looks.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import gguf
+import numpy as np
+import torch
+from gguf import GGMLQuantizationType, ReaderTensor
+from numpy.typing import NDArray
+from torch import Tensor
+
+from inference_api.kernels.library import PackedWeight, UnusableWeight
+from inference_api.kernels.packing import GROUP, PANEL
+
+ROWS_AT_A_TIME = 2048  # bounds the memory that conversion takes
+QUAD = 4
+HALVES = 2  # of a byte, in a Q4_0 group: 16 values in the low ones, 16 in the high ones
+
+_INT8_BLOCK = np.dtype(
+    [("values", np.uint8, (GROUP // QUAD, PANEL, QUAD)), ("scales", np.uint16, (PANEL,))]
+)
+_INT4_BLOCK = np.dtype(
+    [("values", np.uint8, (GROUP // QUAD // HALVES, PANEL, QUAD)), ("scales", np.uint16, (PANEL,))]
+)
+_Q8_0 = np.dtype([("scale", np.uint16), ("values", np.int8, (GROUP,))])
+_Q4_0 = np.dtype([("scale", np.uint16), ("values", np.uint8, (GROUP // HALVES,))])
+_INT4_OFFSET, _INT8_OFFSET = 8, 128
+_LEAST_INT8 = -128  # the kernels' values end at -127
+
+Values = NDArray[np.int8]
+Pack = Callable[[Tensor, PackedWeight, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class GgufTensor:
+    """One tensor as it lies in the file. `data` is [rows, …] in the package's own form."""
+
+    kind: GGMLQuantizationType
+    data: NDArray[Any]
+
+    @staticmethod
+    def of(tensor: ReaderTensor) -> "GgufTensor":
+        return GgufTensor(tensor.tensor_type, tensor.data)
+
+    def without_interleaving(self, head_dim: int) -> "GgufTensor":
+        """Rows of rotary pairs that lie side by side, brought half a head apart."""
+        pairs = self.data.reshape(-1, head_dim // 2, 2, *self.data.shape[1:])
+        return GgufTensor(self.kind, pairs.swapaxes(1, 2).reshape(self.data.shape))
+
+    def copy_to(self, target: Tensor) -> None:
+        """Write the numbers, in the precision of `target`. Raises UnusableWeight."""
+        for first, numbers in self._numbers():
+            target[first : first + len(numbers)].copy_(numbers)
+
+    def pack_into(self, pack: Pack, packed: PackedWeight, first_output: int) -> None:
+        """Write outputs `first_output`… of `packed`: unchanged where it has room for the values
+        as they are, otherwise by `pack`, which rounds the numbers again. Raises UnusableWeight."""
+        if not self._fits(packed):
+            for first, numbers in self._numbers():
+                pack(numbers, packed, first_output + first)
+            return
+        for first in range(0, len(self.data), ROWS_AT_A_TIME):
+            values, scales = _groups(self.kind, self.data[first : first + ROWS_AT_A_TIME])
+            _check_finite(scales.view(np.float16))
+            _write(values, scales, packed, first_output + first)
+
+    def _fits(self, packed: PackedWeight) -> bool:
+        if self.kind == GGMLQuantizationType.Q4_0:
+            return True
+        if self.kind != GGMLQuantizationType.Q8_0 or packed.bits != 8:
+            return False
+        return bool((self.data.view(_Q8_0)["values"] != _LEAST_INT8).all())
+
+    def _numbers(self) -> Iterator[tuple[int, Tensor]]:
+        """float32, some rows after the other, each time with the number of the first."""
+        for first in range(0, len(self.data), ROWS_AT_A_TIME):
+            rows = self.data[first : first + ROWS_AT_A_TIME]
+            numbers = gguf.quants.dequantize(rows, self.kind)
+            _check_finite(numbers)
+            yield first, torch.from_numpy(np.array(numbers, np.float32))
+
+
+def _check_finite(numbers: NDArray[Any]) -> None:
+    if not np.isfinite(numbers).all():
+        raise UnusableWeight("it has weights that are not finite")
+
+
+def _groups(
+    kind: GGMLQuantizationType, data: NDArray[np.uint8]
+) -> tuple[Values, NDArray[np.uint16]]:
+    """Values [rows, groups, 32] and scales [rows, groups], as bits of half precision."""
+    data = np.ascontiguousarray(data)
+    if kind == GGMLQuantizationType.Q8_0:
+        groups = data.view(_Q8_0)
+        return groups["values"], np.ascontiguousarray(groups["scale"])
+    groups = data.view(_Q4_0)
+    pairs = groups["values"]
+    halves = np.concatenate((pairs & 0x0F, pairs >> 4), axis=-1)
+    return halves.view(np.int8) - np.int8(_INT4_OFFSET), np.ascontiguousarray(groups["scale"])
+
+
+def _write(
+    values: Values, scales: NDArray[np.uint16], packed: PackedWeight, first_output: int
+) -> None:
+    rows, num_groups, _ = values.shape
+    outputs = np.arange(first_output, first_output + rows)
+    panels, lanes = outputs // PANEL, outputs % PANEL
+    layout = _INT8_BLOCK if packed.bits == 8 else _INT4_BLOCK
+    blocks = packed.blocks.numpy().view(layout).reshape(-1, num_groups)
+    blocks["scales"][panels, :, lanes] = scales
+    stored: NDArray[np.uint8]
+    if packed.bits == 8:
+        stored = values.view(np.uint8) + np.uint8(_INT8_OFFSET)
+    else:
+        halves = (values + np.int8(_INT4_OFFSET)).view(np.uint8)
+        pairs = halves.reshape(rows, num_groups, -1, HALVES, QUAD)
+        stored = pairs[:, :, :, 0] | pairs[:, :, :, 1] << np.uint8(4)
+    blocks["values"][panels, :, :, lanes] = stored.reshape(rows, num_groups, -1, QUAD)

@@ -1,0 +1,110 @@
+"""From the metadata of a GGUF file to what its config.json would say."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from inference_api.errors import StartupError
+
+LOW_FREQ_FACTOR, HIGH_FREQ_FACTOR = 1.0, 4.0  # of llama3's rope; GGUF files do not name them
+FACTOR_TOLERANCE = 1e-3
+
+Metadata = Mapping[str, Any]
+Shapes = Mapping[str, tuple[int, ...]]
+Factors = NDArray[np.float64] | None
+
+
+def raw_config(
+    architecture: str, metadata: Metadata, shapes: Shapes, factors: Factors
+) -> dict[str, Any]:
+    """The keys that `read_config` asks for. `factors`: by how much each rotary pair is slowed.
+
+    Raises StartupError when the rotary embedding is none that we have.
+    """
+
+    def value(key: str) -> Any:
+        return metadata.get(f"{architecture}.{key}")
+
+    kv_heads = value("attention.head_count_kv")
+    raw: dict[str, Any] = {
+        "model_type": architecture,
+        "vocab_size": shapes.get("token_embd.weight", (0,))[0],
+        "hidden_size": value("embedding_length"),
+        "num_hidden_layers": value("block_count"),
+        "num_attention_heads": value("attention.head_count"),
+        "max_position_embeddings": value("context_length"),
+        "tie_word_embeddings": "output.weight" not in shapes,
+        **_rope(value, factors),
+    }
+    if architecture == "falcon":
+        return raw | {
+            "ffn_hidden_size": value("feed_forward_length"),
+            "num_kv_heads": kv_heads,
+            "layer_norm_epsilon": value("attention.layer_norm_epsilon"),
+            "new_decoder_architecture": kv_heads != 1,
+            "num_ln_in_parallel_attn": 2 if "blk.0.attn_norm_2.weight" in shapes else 1,
+        }
+    return raw | {
+        "intermediate_size": value("feed_forward_length"),
+        "num_key_value_heads": kv_heads,
+        "head_dim": value("attention.key_length"),
+        "rms_norm_eps": value("attention.layer_norm_rms_epsilon"),
+        "attention_bias": "blk.0.attn_output.bias" in shapes,
+        "mlp_bias": "blk.0.ffn_down.bias" in shapes,
+        "attention_multiplier": value("attention.scale"),
+        "embedding_multiplier": value("embedding_scale"),
+        "residual_multiplier": value("residual_scale"),
+        "logits_scaling": value("logit_scale"),
+    }
+
+
+def _rope(value: Any, factors: Factors) -> dict[str, Any]:
+    theta = value("rope.freq_base")
+    turned, head_dim = value("rope.dimension_count"), value("attention.key_length")
+    if head_dim is None and value("attention.head_count"):
+        head_dim = value("embedding_length") // value("attention.head_count")
+    partial = turned / head_dim if turned and head_dim else None
+    scaling: dict[str, Any] = {}
+    kind = value("rope.scaling.type")
+    if kind not in (None, "none"):
+        scaling = {"rope_type": kind, "factor": value("rope.scaling.factor")}
+    if factors is not None:
+        scaling = llama3_rope(factors, float(theta or 10_000.0))
+    return {"rope_theta": theta, "partial_rotary_factor": partial, "rope_scaling": scaling}
+
+
+def llama3_rope(factors: NDArray[np.float64], theta: float) -> dict[str, Any]:
+    """The llama3 scaling that these factors came of. Raises StartupError when none did.
+
+    Between the pairs that keep their frequency and those that are slowed by the whole factor, the
+    share that is kept grows linearly with the turns over the original context (see `rope`): one
+    such pair gives the context away, and all the others then have to fit.
+    """
+    factor = float(factors.max())
+    base = theta ** -(np.arange(len(factors)) / len(factors))
+    between = np.flatnonzero((factors > 1 + FACTOR_TOLERANCE) & (factors < factor * 0.99))
+    if factor > 1 and len(between):
+        pair = between[0]
+        kept = (1 / factors[pair] - 1 / factor) / (1 - 1 / factor)
+        turns = LOW_FREQ_FACTOR + kept * (HIGH_FREQ_FACTOR - LOW_FREQ_FACTOR)
+        context = round(turns * 2 * math.pi / base[pair])
+        all_turns = context * base / (2 * math.pi)
+        shares = (all_turns - LOW_FREQ_FACTOR) / (HIGH_FREQ_FACTOR - LOW_FREQ_FACTOR)
+        shares = np.clip(shares, 0, 1)
+        if np.allclose(1 / (shares + (1 - shares) / factor), factors, rtol=FACTOR_TOLERANCE):
+            return {
+                "rope_type": "llama3",
+                "factor": factor,
+                "low_freq_factor": LOW_FREQ_FACTOR,
+                "high_freq_factor": HIGH_FREQ_FACTOR,
+                "original_max_position_embeddings": context,
+            }
+    raise StartupError(
+        [
+            "The GGUF file's rope_freqs.weight is no llama3 scaling; choose the model's "
+            "safetensors or another model."
+        ]
+    )

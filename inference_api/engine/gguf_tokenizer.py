@@ -1,0 +1,219 @@
+"""The tokenizer in a GGUF file's metadata, as the tokenizers library describes one in JSON.
+
+Two kinds are read: byte-level BPE ("gpt2"), whose way of cutting text into words GGUF gives a name,
+and SentencePiece's BPE ("llama"), whose merges follow from the scores of its pieces. Pure data: no
+torch, no transformers.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from inference_api.errors import StartupError
+
+Json = dict[str, Any]
+Metadata = Mapping[str, Any]
+
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # GGUF's types of tokens
+SPACE = "▁"  # what SentencePiece writes for a space
+
+_BYTES: Json = {
+    "type": "ByteLevel",
+    "add_prefix_space": False,
+    "trim_offsets": True,
+    "use_regex": True,
+}
+_DIGITS: Json = {"type": "Digits", "individual_digits": True}
+_CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+
+
+def _split(pattern: str) -> Json:
+    return {
+        "type": "Split",
+        "pattern": {"Regex": pattern},
+        "behavior": "Isolated",
+        "invert": False,
+    }
+
+
+def _sequence(*steps: Json) -> Json:
+    return {"type": "Sequence", "pretokenizers": list(steps)}
+
+
+def _words_and_numbers(digits: str) -> Json:
+    """The pattern of GPT-4 and its descendants, which differ in how many digits stay together."""
+    pattern = rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{digits}|{_REST}"
+    return _sequence(_split(pattern), {**_BYTES, "use_regex": False})
+
+
+# By the value of tokenizer.ggml.pre.
+PRE_TOKENIZERS: dict[str, Json] = {
+    "gpt-2": _BYTES,
+    "smollm": _sequence(_DIGITS, _BYTES),
+    "starcoder": _sequence(_DIGITS, _BYTES),
+    "refact": _sequence(_DIGITS, _BYTES),
+    "llama-bpe": _words_and_numbers("{1,3}"),
+    "qwen2": _words_and_numbers(""),
+    "falcon": _sequence(
+        {"type": "Punctuation", "behavior": "Contiguous"},
+        _BYTES,
+        {"type": "Digits", "individual_digits": False},
+        _split("[0-9][0-9][0-9]"),
+    ),
+}
+_WHOLE_WORDS_FIRST = ("llama-bpe",)  # a word that is a token needs no merges
+_COMPOSED = ("qwen2",)  # characters are composed (NFC) first
+
+
+def vocabulary(metadata: Metadata) -> dict[str, int]:
+    """Ids by token. Raises StartupError when the file has no tokenizer that we can read."""
+    _check(metadata)
+    return {token: number for number, token in enumerate(metadata["tokenizer.ggml.tokens"])}
+
+
+def eos_token_ids(metadata: Metadata) -> list[int]:
+    """Every token that the file says an answer, a turn or a message ends with."""
+    keys = [f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom")]
+    return [metadata[key] for key in keys if isinstance(metadata.get(key), int)]
+
+
+def special_token(metadata: Metadata, name: str) -> str | None:
+    """The text of the token called "bos", "eos" or "unknown", if the file has one."""
+    number = metadata.get(f"tokenizer.ggml.{name}_token_id")
+    tokens = metadata["tokenizer.ggml.tokens"]
+    return tokens[number] if isinstance(number, int) and 0 <= number < len(tokens) else None
+
+
+def tokenizer_json(metadata: Metadata) -> Json:
+    """What a tokenizer.json would hold. Raises StartupError."""
+    vocab = vocabulary(metadata)
+    types = metadata.get("tokenizer.ggml.token_type") or [NORMAL] * len(vocab)
+    is_byte_level = metadata["tokenizer.ggml.model"] == "gpt2"
+    describe = _byte_level if is_byte_level else _sentence_pieces
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [
+            _added(token, number, is_special=types[number] != USER_DEFINED)
+            for token, number in vocab.items()
+            if types[number] in (CONTROL, UNKNOWN, USER_DEFINED)
+        ],
+        "post_processor": _post_processor(metadata, is_byte_level),
+        **describe(metadata, vocab),
+    }
+
+
+def _check(metadata: Metadata) -> None:
+    kind, pre = metadata.get("tokenizer.ggml.model"), metadata.get("tokenizer.ggml.pre")
+    tokens: Any = metadata.get("tokenizer.ggml.tokens")
+    types: Any = metadata.get("tokenizer.ggml.token_type")
+    fault = None
+    if kind not in ("gpt2", "llama"):
+        fault = f"tokenizer.ggml.model={kind!r} is neither 'gpt2' nor 'llama'"
+    elif kind == "gpt2" and pre not in PRE_TOKENIZERS:
+        fault = f"tokenizer.ggml.pre={pre!r} is none of {', '.join(PRE_TOKENIZERS)}"
+    elif not _are(tokens, str) or len(set(tokens)) != len(tokens):
+        fault = "tokenizer.ggml.tokens is no list of different tokens"
+    elif kind == "gpt2" and not _are(metadata.get("tokenizer.ggml.merges"), str):
+        fault = "tokenizer.ggml.merges is no list of merges"
+    elif kind == "llama" and len(metadata.get("tokenizer.ggml.scores") or ()) != len(tokens):
+        fault = "tokenizer.ggml.scores has not one score for each token"
+    elif types is not None and (not _are(types, int) or len(types) != len(tokens)):
+        fault = "tokenizer.ggml.token_type has not one type for each token"
+    if fault is not None:
+        raise StartupError(
+            [
+                f"The GGUF file has no tokenizer that can be read: {fault}; choose another file or "
+                "the model's safetensors."
+            ]
+        )
+
+
+def _are(values: object, kind: type) -> bool:
+    return isinstance(values, list) and all(isinstance(value, kind) for value in values)
+
+
+def _byte_level(metadata: Metadata, vocab: dict[str, int]) -> Json:
+    pre = metadata["tokenizer.ggml.pre"]
+    merges = [merge.split(" ", 1) for merge in metadata["tokenizer.ggml.merges"]]
+    known = [
+        merge for merge in merges if len(merge) == 2 and {*merge, "".join(merge)} <= vocab.keys()
+    ]
+    return {
+        "normalizer": {"type": "NFC"} if pre in _COMPOSED else None,
+        "pre_tokenizer": PRE_TOKENIZERS[pre],
+        "decoder": {**_BYTES, "add_prefix_space": True},
+        "model": _bpe(vocab, known, ignore_merges=pre in _WHOLE_WORDS_FIRST),
+    }
+
+
+def _sentence_pieces(metadata: Metadata, vocab: dict[str, int]) -> Json:
+    scores = metadata["tokenizer.ggml.scores"]
+    has_prefix = metadata.get("tokenizer.ggml.add_space_prefix", True)
+    prefix: list[Json] = [{"type": "Prepend", "prepend": SPACE}] if has_prefix else []
+    spaces: Json = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
+    back: Json = {"type": "Replace", "pattern": {"String": SPACE}, "content": " "}
+    strip: list[Json] = (
+        [{"type": "Strip", "content": " ", "start": 1, "stop": 0}] if has_prefix else []
+    )
+    return {
+        "normalizer": {"type": "Sequence", "normalizers": [*prefix, spaces]},
+        "pre_tokenizer": None,
+        "decoder": {
+            "type": "Sequence",
+            "decoders": [back, {"type": "ByteFallback"}, {"type": "Fuse"}, *strip],
+        },
+        "model": _bpe(
+            vocab,
+            list(merges_from_scores(vocab, scores)),
+            unk_token=special_token(metadata, "unknown"),
+            fuse_unk=True,
+            byte_fallback=True,
+        ),
+    }
+
+
+def merges_from_scores(vocab: Mapping[str, int], scores: Sequence[float]) -> Iterator[list[str]]:
+    """SentencePiece joins the two neighbours whose union has the best score, so the merges are all
+    ways to cut a piece into two others, the best pieces first."""
+    pieces = sorted(vocab, key=lambda piece: (-scores[vocab[piece]], vocab[piece]))
+    for piece in pieces:
+        cuts = [(piece[:at], piece[at:]) for at in range(1, len(piece))]
+        known = [cut for cut in cuts if cut[0] in vocab and cut[1] in vocab]
+        for left, right in sorted(known, key=lambda cut: (vocab[cut[0]], vocab[cut[1]])):
+            yield [left, right]
+
+
+def _bpe(vocab: dict[str, int], merges: list[list[str]], **options: Any) -> Json:
+    return {"type": "BPE", "vocab": vocab, "merges": merges, **options}
+
+
+def _added(token: str, number: int, is_special: bool) -> Json:
+    return {
+        "id": number,
+        "content": token,
+        "single_word": False,
+        "lstrip": False,
+        "rstrip": False,
+        "normalized": False,
+        "special": is_special,
+    }
+
+
+def _post_processor(metadata: Metadata, is_byte_level: bool) -> Json | None:
+    """Puts BOS before a prompt; SentencePiece models expect it unless they say otherwise."""
+    bos = special_token(metadata, "bos")
+    if bos is None or not metadata.get("tokenizer.ggml.add_bos_token", not is_byte_level):
+        return None
+    first: list[Json] = [
+        {"SpecialToken": {"id": bos, "type_id": 0}},
+        {"Sequence": {"id": "A", "type_id": 0}},
+    ]
+    number = metadata["tokenizer.ggml.bos_token_id"]
+    return {
+        "type": "TemplateProcessing",
+        "single": first,
+        "pair": [*first, {"Sequence": {"id": "B", "type_id": 0}}],
+        "special_tokens": {bos: {"id": bos, "ids": [number], "tokens": [bos]}},
+    }

@@ -1,0 +1,206 @@
+"""Write a model folder as one GGUF file, for programs that read those.
+
+    python scripts/make_gguf.py models/hearth-tiny var/models/hearth-tiny.Q8_0.gguf --type Q8_0
+
+The matrices get the type asked for, by the `gguf` package's own quantizers; norms and biases stay
+float32. Beside the file only one tensor at a time is in memory. A tokenizer that is not one of the
+kinds GGUF has names for is left out, which programs that are driven by token ids do not mind.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import torch
+from gguf import GGMLQuantizationType, GGUFWriter
+from numpy.typing import NDArray
+from safetensors import safe_open
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from inference_api.engine.checkpoint import load_config
+from inference_api.engine.config import ModelConfig
+from inference_api.engine.gguf_names import ARCHITECTURES, gguf_names, is_rope_interleaved
+from inference_api.engine.gguf_tokenizer import PRE_TOKENIZERS
+from inference_api.engine.layout import Part, weight_plan
+from inference_api.engine.rope import frequencies
+from inference_api.engine.weight_files import weight_files
+from inference_api.engine.weights import ungrouped
+
+TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0")
+NORMAL, CONTROL = gguf.TokenType.NORMAL, gguf.TokenType.CONTROL
+Json = dict[str, Any]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Write a model folder as one GGUF file.")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("target", type=Path)
+    parser.add_argument("--type", choices=TYPES, default="F16")
+    arguments = parser.parse_args()
+    make_gguf(arguments.folder, arguments.target, arguments.type)
+
+
+def make_gguf(folder: Path, target: Path, type_name: str) -> None:
+    """Raises StartupError when the folder holds no model of ours, ValueError for one that GGUF
+    has no words for."""
+    config = load_config(folder)
+    raw = _read(folder / "config.json")
+    kind = GGMLQuantizationType[type_name]
+    architecture = ARCHITECTURES[raw["model_type"]]
+    activation = "gelu" if architecture == "falcon" else "silu"
+    if any(config.windows) or config.activation != activation:
+        raise ValueError(
+            f"{folder}: in GGUF {architecture} has no sliding windows, and {activation} for its "
+            "activation"
+        )
+    target.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = target.with_suffix(".part")
+    writer = GGUFWriter(unfinished, architecture)
+    writer.add_file_type(gguf.LlamaFileType[_FILE_TYPES[type_name]])
+    _add_shape(writer, config)
+    _add_vocabulary(writer, folder)
+    _write_tensors(writer, folder, config, architecture, kind)
+    writer.close()
+    unfinished.rename(target)
+
+
+_FILE_TYPES = {
+    "F32": "ALL_F32",
+    "F16": "MOSTLY_F16",
+    "BF16": "MOSTLY_BF16",
+    "Q8_0": "MOSTLY_Q8_0",
+    "Q4_0": "MOSTLY_Q4_0",
+}
+
+
+def _add_shape(writer: GGUFWriter, config: ModelConfig) -> None:
+    writer.add_vocab_size(config.vocab_size)
+    writer.add_context_length(config.max_positions)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_layers)
+    writer.add_feed_forward_length(config.ffn_size)
+    writer.add_head_count(config.num_heads)
+    writer.add_head_count_kv(config.num_kv_heads)
+    writer.add_key_length(config.head_dim)
+    writer.add_value_length(config.head_dim)
+    writer.add_rope_dimension_count(config.head_dim)
+    writer.add_rope_freq_base(config.rope.theta)
+    if config.norm == "rms":
+        writer.add_layer_norm_rms_eps(config.norm_eps)
+    else:
+        writer.add_layer_norm_eps(config.norm_eps)
+    if config.rope.kind == "linear":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+        writer.add_rope_scaling_factor(config.rope.factor)
+    if writer.arch == "granite":
+        writer.add_attention_scale(config.attention_scale)
+        writer.add_embedding_scale(config.embedding_multiplier)
+        writer.add_residual_scale(config.residual_multiplier)
+        writer.add_logit_scale(config.logits_divisor)
+
+
+def _add_vocabulary(writer: GGUFWriter, folder: Path) -> None:
+    tokenizer = _read(folder / "tokenizer.json")
+    names = [
+        name for name, json_ in PRE_TOKENIZERS.items() if json_ == tokenizer.get("pre_tokenizer")
+    ]
+    model = tokenizer["model"]
+    if model["type"] != "BPE" or not names or not model["merges"]:
+        writer.add_tokenizer_model("none")
+        return
+    special = {token["content"] for token in tokenizer["added_tokens"] if token["special"]}
+    vocabulary = model["vocab"] | {t["content"]: t["id"] for t in tokenizer["added_tokens"]}
+    tokens = sorted(vocabulary, key=vocabulary.__getitem__)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre(names[0])
+    writer.add_token_list(tokens)
+    writer.add_token_types([CONTROL if token in special else NORMAL for token in tokens])
+    writer.add_token_merges([" ".join(merge) for merge in model["merges"]])
+    settings = _read(folder / "tokenizer_config.json")
+    for name, add in (
+        ("bos_token", writer.add_bos_token_id),
+        ("eos_token", writer.add_eos_token_id),
+        ("pad_token", writer.add_pad_token_id),
+    ):
+        if settings.get(name) in vocabulary:
+            add(vocabulary[settings[name]])
+    writer.add_add_bos_token("TemplateProcessing" in str(tokenizer["post_processor"]))
+    if settings.get("chat_template"):
+        writer.add_chat_template(settings["chat_template"])
+
+
+def _write_tensors(
+    writer: GGUFWriter,
+    folder: Path,
+    config: ModelConfig,
+    architecture: str,
+    kind: GGMLQuantizationType,
+) -> None:
+    names = gguf_names(architecture, config)
+    parts = [part for parts in weight_plan(config).values() for part in parts]
+    for part in parts:
+        stored = kind if len(part.shape) == 2 else GGMLQuantizationType.F32
+        block, block_bytes = gguf.GGML_QUANT_SIZES[stored]
+        num_bytes = int(np.prod(part.shape)) // block * block_bytes
+        dtype = np.dtype(np.float32)
+        writer.add_tensor_info(names[part.name], part.shape, dtype, num_bytes, stored)
+    factors = _rope_factors(config)
+    if factors is not None:
+        writer.add_tensor_info("rope_freqs.weight", factors.shape, factors.dtype, factors.nbytes)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    for part, tensor in _read_tensors(folder, parts):
+        ordered = _ordered(tensor.float(), part, config, architecture)
+        stored = kind if tensor.ndim == 2 else GGMLQuantizationType.F32
+        writer.write_tensor_data(gguf.quants.quantize(ordered.numpy(), stored))
+    if factors is not None:
+        writer.write_tensor_data(factors)
+
+
+def _read_tensors(folder: Path, parts: list[Part]) -> Iterator[tuple[Part, torch.Tensor]]:
+    homes: dict[str, Path] = {}
+    for file in weight_files(folder):
+        with safe_open(file, framework="pt") as tensors:
+            homes |= dict.fromkeys(tensors.keys(), file)
+    for part in parts:
+        with safe_open(homes[part.name], framework="pt") as tensors:
+            yield part, tensors.get_tensor(part.name)
+
+
+def _ordered(
+    tensor: torch.Tensor, part: Part, config: ModelConfig, architecture: str
+) -> torch.Tensor:
+    """Rows in the order that GGUF has: pairs of rotary dimensions side by side, and Falcon's
+    queries, keys and values one after the other."""
+    if part.is_grouped_qkv:
+        return ungrouped(tensor, config)
+    if is_rope_interleaved(architecture, part.name):
+        heads = tensor.view(-1, 2, config.head_dim // 2, *tensor.shape[1:])
+        return heads.transpose(1, 2).reshape(tensor.shape)
+    return tensor
+
+
+def _rope_factors(config: ModelConfig) -> NDArray[np.float32] | None:
+    """By how much llama3 scaling slows each pair of dimensions: GGUF stores the outcome."""
+    if config.rope.kind != "llama3":
+        return None
+    exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
+    factors = 1.0 / config.rope.theta**exponents / frequencies(config.rope, config.head_dim)
+    return np.asarray(factors.numpy(), np.float32)
+
+
+def _read(path: Path) -> Json:
+    content: Json = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    return content
+
+
+if __name__ == "__main__":
+    main()
