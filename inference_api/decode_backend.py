@@ -20,6 +20,7 @@ from inference_api.output_queues import OutputQueues
 from inference_api.request import FinishReason, SessionId, TokenEvent
 from inference_api.rows import RowTable, UserRow
 from inference_api.settings import Settings
+from inference_api.step_plan import StepPlanner
 from inference_api.tokens import Tokenizer, load_tokenizer
 
 logger = logging.getLogger(__name__)
@@ -45,8 +46,9 @@ class StepTotals:
 
     steps: int = 0
     prefilled_tokens: int = 0
+    reused_tokens: int = 0  # prompt tokens that needed no prefill
     generated_tokens: int = 0
-    model_s: float = 0.0  # inside ModelRunner.prefill and ModelRunner.decode
+    model_s: float = 0.0  # inside ModelRunner.step
     loop_s: float = 0.0  # the rest of each step
 
 
@@ -72,6 +74,7 @@ class DecodeBackend:
 
     runner: ModelRunner
     tokenizer: Tokenizer
+    _planner: StepPlanner  # once the model is loaded
 
     def __init__(
         self,
@@ -79,6 +82,7 @@ class DecodeBackend:
         input_queue: InputQueue,
         output_queues: OutputQueues,
         clock: Callable[[], float] = time.monotonic,
+        on_decoded: Callable[[int], None] = lambda batch_size: None,
     ) -> None:
         self.settings = settings
         self.max_users = settings.user_rows
@@ -88,6 +92,7 @@ class DecodeBackend:
         self._input_queue = input_queue
         self._output_queues = output_queues
         self._clock = clock
+        self._on_decoded = on_decoded
         self._rows = RowTable(self.max_users)
         self._events: list[tuple[SessionId, TokenEvent]] = []
         self._totals = StepTotals()
@@ -176,6 +181,7 @@ class DecodeBackend:
             max_rows=self.max_users,
             max_seq_len=self.settings.max_seq_len,
             quantization=self.settings.quantization,
+            kv_cache_dtype=self.settings.kv_cache_dtype,
         )
         runner.load()
         self.tokenizer = load_tokenizer(model_dir, runner.eos_token_ids)
@@ -209,7 +215,6 @@ class DecodeBackend:
         started_s, model_s = self._clock(), self._totals.model_s
         self._drop_cancelled()
         self._pick_prompts()
-        self._prefill()
         self.decode()
         self._push_outputs()
         self._evict()
@@ -229,33 +234,24 @@ class DecodeBackend:
             request = self._input_queue.get()
             if request is None:
                 return
-            self._rows.assign(request, self.runner.max_seq_len, self._clock())
-
-    def _prefill(self) -> None:
-        """At most one chunk's worth of prompt tokens a step, so that running rows keep pace."""
-        budget_tokens = self.settings.prefill_chunk_tokens
-        for row in self._rows.prefilling():
-            while not row.is_prefilled:
-                chunk = row.next_chunk(self.settings.prefill_chunk_tokens)
-                if len(chunk) > budget_tokens:
-                    return
-                with self._model_time():
-                    self.runner.prefill(row.index, row.num_prefilled, chunk)
-                row.num_prefilled += len(chunk)
-                budget_tokens -= len(chunk)
-                self._totals.prefilled_tokens += len(chunk)
+            row = self._rows.assign(request, self.runner.max_seq_len, self._clock())
+            self._totals.reused_tokens += row.reused_tokens
 
     def decode(self) -> None:
-        """One decode step for all prefilled rows; their tokens become this step's events."""
-        rows = self._rows.decoding()
-        if not rows:
+        """One step of the model; what its rows drew becomes this step's events."""
+        step = self._planner.plan()
+        if step.is_empty:
             return
-        inputs = [row.decode_input() for row in rows]
         with self._model_time():
-            token_ids = self.runner.decode(inputs)
-        for row, token_id in zip(rows, token_ids, strict=True):
-            self._events.append((row.session_id, row.accept(token_id, len(rows))))
-        self._totals.generated_tokens += len(rows)
+            for copy in step.copies:
+                self.runner.copy_prefix(*copy)
+            drawn = self.runner.step(step.chunks, step.inputs)
+        self._events += step.accept(drawn)
+        self._totals.prefilled_tokens += step.prefilled_tokens
+        self._totals.reused_tokens += step.reused_tokens
+        self._totals.generated_tokens += len(step.decoding)
+        if step.decoding:
+            self._on_decoded(len(step.decoding))
 
     def _push_outputs(self) -> None:
         self._output_queues.publish(self._events)
@@ -300,11 +296,18 @@ class DecodeBackend:
         self._output_queues.publish_to_all(TokenEvent((), FinishReason.ERROR, error))
 
     def _become_ready(self) -> None:
+        self._rows = RowTable(self.max_users, self._reuse_unit_tokens())
+        self._planner = StepPlanner(self._rows, self.runner, self.settings)
         with self._lock:
             if self.phase is Phase.LOADING:
                 self.phase = Phase.READY
         self.snapshot = Snapshot(self._clock())
         logger.info("ready: %d user rows of %d tokens", self.max_users, self.runner.max_seq_len)
+
+    def _reuse_unit_tokens(self) -> int:
+        if not self.settings.prefix_reuse:
+            return 0
+        return 1 if self.runner.is_batch_invariant else self.settings.prefill_chunk_tokens
 
     def _fail(self, error: Exception) -> None:
         if isinstance(error, StartupError):

@@ -4,9 +4,10 @@ Any thread may call anything here. A cancelled request leaves at once, wherever 
 line, so that vanished clients never hold a place against living ones.
 """
 
+import heapq
 import math
 import time
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable
 from threading import Condition
 
@@ -15,15 +16,22 @@ from inference_api.request import GenerationRequest, SessionId
 
 RATE_WINDOW = 64  # takes over which the drain rate is measured
 MAX_RETRY_AFTER_S = 60
+PRIORITY_S = 10.0  # seconds of waiting that one step of priority is worth
 
 
 class InputQueue:
-    """First come, first served, at most `max_size` requests waiting."""
+    """First come, first served, at most `max_size` requests waiting.
+
+    A priority below another counts as having come `PRIORITY_S` seconds earlier for each step. Since
+    all wait at the same pace their order never changes, and nobody waits for ever.
+    """
 
     def __init__(self, max_size: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._max_size = max_size
         self._clock = clock
-        self._waiting: OrderedDict[SessionId, GenerationRequest] = OrderedDict()
+        self._waiting: dict[SessionId, GenerationRequest] = {}
+        self._line: list[tuple[float, int, SessionId]] = []  # a heap; may name some that have left
+        self._num_put = 0
         self._changed = Condition()
         self._refusal: Callable[[], HearthError] | None = None
         self._taken_at_s: deque[float] = deque(maxlen=RATE_WINDOW)
@@ -33,6 +41,9 @@ class InputQueue:
         with self._changed:
             self._check_room()
             self._waiting[request.session_id] = request
+            self._num_put += 1
+            came_s = self._clock() + request.priority * PRIORITY_S
+            heapq.heappush(self._line, (came_s, self._num_put, request.session_id))
             self._changed.notify()
 
     def check_room(self) -> None:
@@ -41,12 +52,14 @@ class InputQueue:
             self._check_room()
 
     def get(self) -> GenerationRequest | None:
-        """Take the request that has waited longest, or None; never waits."""
+        """Take the request whose turn it is, or None; never waits."""
         with self._changed:
             if not self._waiting:
                 return None
             self._taken_at_s.append(self._clock())
-            return self._waiting.popitem(last=False)[1]
+            while (session_id := heapq.heappop(self._line)[2]) not in self._waiting:
+                continue
+            return self._waiting.pop(session_id)
 
     def wait_for_request(self, timeout_s: float) -> None:
         """Return when a request is there, `wake` is called or the time is over."""
@@ -57,7 +70,9 @@ class InputQueue:
     def remove(self, session_id: SessionId) -> bool:
         """Take a request out of the line; False when it is not (or no longer) waiting."""
         with self._changed:
-            return self._waiting.pop(session_id, None) is not None
+            is_there = self._waiting.pop(session_id, None) is not None
+            self._forget_those_that_left()
+            return is_there
 
     def refuse(self, refusal: Callable[[], HearthError]) -> None:
         """Close for new requests: from now on `put` raises `refusal()`. Waiting ones stay."""
@@ -67,6 +82,7 @@ class InputQueue:
     def clear(self) -> None:
         with self._changed:
             self._waiting.clear()
+            self._line.clear()
 
     def wake(self) -> None:
         """End a `wait_for_request`, so that the decode thread looks around."""
@@ -75,6 +91,12 @@ class InputQueue:
 
     def __len__(self) -> int:
         return len(self._waiting)
+
+    def _forget_those_that_left(self) -> None:
+        """Keep the heap from growing when many leave and nobody is served."""
+        if len(self._line) > 2 * self._max_size:
+            self._line = [place for place in self._line if place[2] in self._waiting]
+            heapq.heapify(self._line)
 
     def _check_room(self) -> None:
         if self._refusal is not None:

@@ -6,7 +6,7 @@ back. Nothing here knows Flask, torch or text: prompts and events are token ids.
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import NewType
+from typing import Literal, NamedTuple, NewType, Protocol
 
 from inference_api.errors import HearthError
 
@@ -35,10 +35,39 @@ class SamplingParams:
     frequency_penalty: float = 0.0
     logit_bias: tuple[tuple[int, float], ...] = ()
     seed: int = 0
+    num_logprobs: int | None = None  # likeliest tokens to report with each; None: not even its own
 
     @property
     def is_greedy(self) -> bool:
         return self.temperature == 0.0 or self.top_k == 1
+
+
+@dataclass(frozen=True, slots=True)
+class ConstraintSpec:
+    """What an answer has to be: JSON of a schema, a match of a regular expression, or one of
+    several texts (a JSON list of strings)."""
+
+    field: str  # of the request, for messages
+    kind: Literal["json_schema", "regex", "choice"]
+    text: str
+
+
+class Constraint(Protocol):
+    """Follows one answer. Decode thread only."""
+
+    allowed: bytes
+    """A bit per token id, lowest first: whether it may come next."""
+    is_complete: bool
+    """Nothing may follow what is there."""
+
+    def accept(self, token_id: int) -> None:
+        """Go on by an allowed token. Raises ConstraintFailed."""
+
+
+class Grammar(Protocol):
+    """A constraint, compiled. Immutable; any thread."""
+
+    def start(self) -> Constraint: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +78,9 @@ class GenerationParams:
     stop_strings: tuple[str, ...] = ()
     ignore_eos: bool = False
     session_id: str | None = None  # None: made for it
+    wants_prompt_logprobs: bool = False
+    priority: int = 0
+    constraint: ConstraintSpec | None = None
     sampling: SamplingParams = field(default_factory=SamplingParams)
 
 
@@ -61,6 +93,25 @@ class GenerationRequest:
     max_tokens: int
     sampling: SamplingParams = field(default_factory=SamplingParams)
     stop_token_ids: frozenset[int] = frozenset()
+    wants_prompt_logprobs: bool = False  # with `sampling.num_logprobs`: of the prompt's tokens too
+    priority: int = 0  # lower ones leave the input queue earlier
+    grammar: Grammar | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """How likely a token was, by the model's own distribution: natural logarithms, before bias,
+    penalties and temperature."""
+
+    logprob: float
+    top: tuple[tuple[int, float], ...]  # the likeliest tokens in its place, best first
+
+
+class ScoredToken(NamedTuple):
+    """A token and how likely it was; None for the first of a prompt, which follows nothing."""
+
+    token_id: int
+    logprobs: TokenLogprobs | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +119,18 @@ class TokenEvent:
     """What one decode step produced for one session; the last event has a finish reason.
 
     `error` is set exactly when the finish reason is `ERROR`. Stop tokens are not among `token_ids`.
-    `admitted_at_s` (monotonic clock) is when the request left the queue for a row, if it did;
-    `batch_size` is how many rows decoded together in the step.
+    `admitted_at_s` (monotonic clock) is when the request left the queue for a row, if it did, and
+    `reused_tokens` how much of its prompt needed no prefill because a row's cache held it;
+    `batch_size` is how many rows decoded together in the step. `logprobs` has one entry for each
+    token when the request asks for them; `prompt_logprobs`, in the first event only, one for each
+    token of the prompt but the first.
     """
 
     token_ids: tuple[int, ...] = ()
     finish_reason: FinishReason | None = None
     error: HearthError | None = None
     admitted_at_s: float | None = None
+    reused_tokens: int = 0
     batch_size: int = 0
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()

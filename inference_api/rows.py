@@ -1,9 +1,26 @@
-"""The fixed user rows: which row runs whom, and how far each one is. Decode thread only."""
+"""The fixed user rows: which row runs whom, how far each one is, and what its cache holds.
 
+Decode thread only.
+"""
+
+from collections import deque
 from dataclasses import dataclass, field
+from itertools import pairwise
 
-from inference_api.engine.runner import DecodeInput
-from inference_api.request import FinishReason, GenerationRequest, SessionId, TokenEvent
+from inference_api.engine.runner import DecodeInput, Drawn, PrefillChunk
+from inference_api.errors import ConstraintFailed, HearthError
+from inference_api.request import (
+    Constraint,
+    FinishReason,
+    GenerationRequest,
+    SessionId,
+    TokenEvent,
+    TokenLogprobs,
+)
+
+MIN_REUSED_TOKENS = 8  # a shorter prefix is as soon prefilled as copied
+
+Tokens = tuple[int, ...]
 
 
 @dataclass(slots=True)
@@ -14,8 +31,11 @@ class UserRow:
     request: GenerationRequest
     token_limit: int  # tokens this row may produce, bounded by max_tokens and the context
     admitted_at_s: float
-    num_prefilled: int = 0
+    constraint: Constraint | None = None
+    num_cached: int = 0  # leading tokens of prompt and answer that the row's cache holds
+    reused_tokens: int = 0  # how many of them it held, or another row did, before any prefill
     generated: list[int] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)  # until the first event
     finish_reason: FinishReason | None = None
 
     @property
@@ -24,55 +44,139 @@ class UserRow:
 
     @property
     def is_prefilled(self) -> bool:
-        return self.num_prefilled >= len(self.request.prompt_tokens) - 1
+        return self.num_cached >= len(self.request.prompt_tokens) - 1
 
-    def next_chunk(self, chunk_tokens: int) -> tuple[int, ...]:
-        """The next prompt tokens to prefill. Chunks depend on the prompt alone, not on load."""
-        end = min(self.num_prefilled + chunk_tokens, len(self.request.prompt_tokens) - 1)
-        return self.request.prompt_tokens[self.num_prefilled : end]
+    @property
+    def has_begun(self) -> bool:
+        """Whether anything of the prompt had to be prefilled yet."""
+        return self.num_cached > self.reused_tokens
 
-    def decode_input(self) -> DecodeInput:
-        prompt = self.request.prompt_tokens
-        return DecodeInput(
-            row=self.index,
-            token_id=self.generated[-1] if self.generated else prompt[-1],
-            position=len(prompt) - 1 + len(self.generated),
-            sampling=self.request.sampling,
-            prompt_tokens=prompt,
-            generated=self.generated,
+    def reuse(self, num_tokens: int) -> None:
+        """The first tokens of the prompt are in the row's cache already."""
+        self.num_cached = self.reused_tokens = num_tokens
+
+    def chunk_tokens(self, max_tokens: int) -> int:
+        """How many of the next `max_tokens` tokens are still of the prompt."""
+        return min(max_tokens, len(self.request.prompt_tokens) - 1 - self.num_cached)
+
+    def take_chunk(self, num_tokens: int) -> PrefillChunk:
+        """The next prompt tokens to prefill."""
+        start = self.num_cached
+        self.num_cached += num_tokens
+        return PrefillChunk(self.index, start, self.request.prompt_tokens[start : self.num_cached])
+
+    def take_scored(self, num_tokens: int) -> list[DecodeInput]:
+        """The next prompt tokens, where it is of interest how likely those after them were."""
+        tokens = self.request.prompt_tokens[self.num_cached :][: num_tokens + 1]
+        return [self._input(token, after) for token, after in pairwise(tokens)]
+
+    def take_input(self) -> DecodeInput:
+        """The next token to decode, the last one that is not in the cache."""
+        return self._input(self.generated[-1] if self.generated else self.request.prompt_tokens[-1])
+
+    def accept(self, drawn: Drawn, batch_size: int) -> TokenEvent:
+        """Take what a decode step drew, and say what the session gets to see."""
+        is_kept = False
+        error: HearthError | None = None
+        if drawn.token_id in self.request.stop_token_ids:
+            self.finish_reason = FinishReason.STOP
+        elif len(self.generated) < self.token_limit:
+            is_kept = True
+            self.generated.append(drawn.token_id)
+            error = self._follow_constraint(drawn.token_id)
+        if self.finish_reason is None and len(self.generated) >= self.token_limit:
+            self.finish_reason = FinishReason.LENGTH
+        prompt_logprobs, self.prompt_logprobs = tuple(self.prompt_logprobs), []
+        return TokenEvent(
+            (drawn.token_id,) if is_kept else (),
+            self.finish_reason,
+            error,
+            admitted_at_s=self.admitted_at_s,
+            reused_tokens=self.reused_tokens,
+            batch_size=batch_size,
+            logprobs=(drawn.logprobs,) if is_kept and drawn.logprobs is not None else (),
+            prompt_logprobs=prompt_logprobs,
         )
 
-    def accept(self, token_id: int, batch_size: int) -> TokenEvent:
-        """Take the token that a decode step drew, and say what the session gets to see."""
-        if token_id in self.request.stop_token_ids:
+    def _follow_constraint(self, token_id: int) -> ConstraintFailed | None:
+        if self.constraint is None:
+            return None
+        try:
+            self.constraint.accept(token_id)
+        except ConstraintFailed as error:
+            self.finish_reason = FinishReason.ERROR
+            return error
+        if self.constraint.is_complete:
             self.finish_reason = FinishReason.STOP
-            return TokenEvent((), self.finish_reason, None, self.admitted_at_s, batch_size)
-        self.generated.append(token_id)
-        if len(self.generated) >= self.token_limit:
-            self.finish_reason = FinishReason.LENGTH
-        return TokenEvent((token_id,), self.finish_reason, None, self.admitted_at_s, batch_size)
+        return None
+
+    def _input(self, token_id: int, known_id: int | None = None) -> DecodeInput:
+        position = self.num_cached
+        self.num_cached += 1
+        return DecodeInput(
+            row=self.index,
+            token_id=token_id,
+            position=position,
+            sampling=self.request.sampling,
+            prompt_tokens=self.request.prompt_tokens,
+            generated=self.generated,
+            known_id=known_id,
+            allowed=None if self.constraint is None else self.constraint.allowed,
+        )
 
 
 class RowTable:
-    """`users[i]` is the request in row i, or None while the row is free."""
+    """`users[i]` is the request in row i, or None while the row is free.
 
-    def __init__(self, max_rows: int) -> None:
+    A row that is free, or runs another request, may hold the beginning of a new prompt: that much
+    need not be prefilled. `reuse_unit_tokens` is what prefixes are reused in multiples of: 1 for a
+    runner that is batch invariant; for any other the size of its chunks, since only whole chunks
+    of prompts were computed alike. 0 reuses nothing.
+    """
+
+    def __init__(self, max_rows: int, reuse_unit_tokens: int = 0) -> None:
         self.users: list[UserRow | None] = [None] * max_rows
+        self._unit_tokens = reuse_unit_tokens
+        self._free = deque(range(max_rows))  # the longest free first
+        self._held: list[Tokens] = [()] * max_rows  # what the caches of free rows hold
 
     def has_free_row(self) -> bool:
-        return None in self.users
+        return bool(self._free)
 
     def assign(self, request: GenerationRequest, max_seq_len: int, now_s: float) -> UserRow:
-        """Put a request into the first free row; the caller has asked `has_free_row`."""
-        index = self.users.index(None)
-        room = max_seq_len - len(request.prompt_tokens)
-        row = UserRow(index, request, min(request.max_tokens, room), admitted_at_s=now_s)
+        """Put a request into a free row; the caller has asked `has_free_row`.
+
+        That is the row whose last request it continues, or else the one that was free longest.
+        """
+        prompt = request.prompt_tokens
+        common = {index: self._num_common(prompt, self._held[index]) for index in self._free}
+        index = max(common, key=lambda each: common[each])
+        if 2 * common[index] <= len(self._held[index]):  # most of it would be lost
+            index = self._free[0]
+        self._free.remove(index)
+        room = max_seq_len - len(prompt)
+        constraint = None if request.grammar is None else request.grammar.start()
+        row = UserRow(index, request, min(request.max_tokens, room), now_s, constraint)
+        if not request.wants_prompt_logprobs:  # those have to be computed
+            row.reuse(common[index])
         self.users[index] = row
         return row
+
+    def longest_prefix(self, row: UserRow) -> tuple[int, int]:
+        """The row that holds most of the beginning of `row`'s prompt, and how many tokens."""
+        prompt, best = row.request.prompt_tokens, (row.index, row.num_cached)
+        for index, user in enumerate(self.users):
+            held = self._held[index] if user is None else self._reusable(user)
+            num_tokens = self._num_common(prompt, held)
+            if num_tokens > best[1]:
+                best = (index, num_tokens)
+        return best
 
     def free(self, row: UserRow) -> None:
         assert self.users[row.index] is row, "a row is freed once, by the request that holds it"
         self.users[row.index] = None
+        self._free.append(row.index)
+        self._held[row.index] = self._reusable(row, tuple(row.generated))
 
     def busy(self) -> list[UserRow]:
         return [user for user in self.users if user is not None]
@@ -87,4 +191,26 @@ class RowTable:
 
     def __len__(self) -> int:
         """How many rows are busy."""
-        return len(self.users) - self.users.count(None)
+        return len(self.users) - len(self._free)
+
+    def _reusable(self, row: UserRow, answer: Tokens = ()) -> Tokens:
+        """What of the row's prompt and `answer` can be reused, before it is cut to whole units."""
+        if self._unit_tokens == 0:
+            return ()
+        prompt = row.request.prompt_tokens
+        tokens = prompt + answer if self._unit_tokens == 1 else prompt[:-1]  # what chunks wrote
+        return tokens[: row.num_cached]
+
+    def _num_common(self, prompt: Tokens, held: Tokens) -> int:
+        """How many leading tokens of `prompt` can be taken from a cache that holds `held`."""
+        if not held or prompt[:MIN_REUSED_TOKENS] != held[:MIN_REUSED_TOKENS]:
+            return 0
+        low, high = 0, min(len(prompt) - 1, len(held))
+        while low < high:  # comparing slices is faster than comparing tokens
+            middle = (low + high + 1) // 2
+            if prompt[low:middle] == held[low:middle]:
+                low = middle
+            else:
+                high = middle - 1
+        num_tokens = low // self._unit_tokens * self._unit_tokens
+        return num_tokens if num_tokens >= MIN_REUSED_TOKENS else 0

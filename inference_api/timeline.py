@@ -18,6 +18,7 @@ class Timeline:
         self._last_s = now_s
         self._early_s: float | None = None  # when the last of the early tokens came
         self._batch_sizes = 0
+        self._reused_tokens = 0
         self.completion_tokens = 0
 
     def tokens(self, now_s: float, num_tokens: int, batch_size: int) -> None:
@@ -32,9 +33,10 @@ class Timeline:
         if self._early_s is None and self.completion_tokens > FIRST_TOKENS:
             self._early_s = now_s
 
-    def admitted(self, at_s: float) -> None:
-        """The request left the queue for a user row."""
+    def admitted(self, at_s: float, reused_tokens: int) -> None:
+        """The request left the queue for a user row; so much of its prompt was cached already."""
         self._admitted_s = at_s
+        self._reused_tokens = reused_tokens
 
     def record(self, prompt_tokens: int, finish_reason: str) -> GenerationRecord:
         first_s = self._last_s if self._first_s is None else self._first_s
@@ -43,8 +45,12 @@ class Timeline:
         early_end_s = self._last_s if self._early_s is None else self._early_s
         return GenerationRecord(
             prompt_tokens=prompt_tokens,
+            reused_tokens=self._reused_tokens,
             completion_tokens=num_tokens,
+            begun_s=self._begun_s,
             queue_s=self._admitted_s - self._begun_s,
+            prefill_s=max(0.0, first_s - self._admitted_s),
+            decode_s=self._last_s - first_s,
             ttft_s=first_s - self._begun_s,
             e2e_s=self._last_s - self._begun_s,
             finish_reason=finish_reason,

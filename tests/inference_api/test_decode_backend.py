@@ -80,6 +80,41 @@ def test_short_prompts_share_the_prefill_budget_of_a_step() -> None:
     assert [drained(queue)[0] for queue in queues] == ["a", "a", ""]
 
 
+def test_prompts_leave_running_rows_their_pace() -> None:
+    """With all 32 rows decoding a step has 32 tokens; 1.4 times that leaves room for 13."""
+    loop = Loop(rows=32, context=200, chunk=100)
+    for _ in range(31):
+        loop.submit("x" * 3)
+    loop.step(2)
+    loop.submit("y" * 99)
+    before = loop.backend.snapshot.totals.prefilled_tokens
+    loop.step()
+    assert loop.backend.snapshot.totals.prefilled_tokens - before == round(1.4 * 32) - 31
+
+
+def test_second_turn_prefills_only_what_is_new() -> None:
+    loop = Loop(rows=2, context=200, chunk=100)
+    first = loop.submit("a question of some length", max_tokens=4)
+    loop.step(5)
+    answer, _ = drained(first)
+    turn = loop.submit("a question of some length" + answer + " and the next", max_tokens=4)
+    loop.step(5)
+    event = turn.get(WAIT_S)
+    assert event is not None
+    assert event.reused_tokens == len("a question of some length") + 3
+    totals = loop.backend.snapshot.totals
+    assert (totals.reused_tokens, totals.prefilled_tokens) == (28, 24 + 13)
+
+
+def test_common_beginning_is_copied_from_a_row_that_runs() -> None:
+    loop = Loop(rows=4, context=200, chunk=100)
+    loop.submit("the same long beginning, one", max_tokens=50)
+    loop.step()
+    loop.submit("the same long beginning, two", max_tokens=50)
+    loop.step()
+    assert loop.backend.snapshot.totals.reused_tokens == len("the same long beginning, ")
+
+
 def test_max_tokens_and_context_end_a_generation_with_length() -> None:
     loop = Loop(context=12)
     short = loop.submit("abcdef", max_tokens=2)

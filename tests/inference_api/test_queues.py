@@ -10,8 +10,8 @@ from inference_api.output_queues import OutputQueues
 from inference_api.request import FinishReason, GenerationRequest, SessionId, TokenEvent
 
 
-def request(name: str) -> GenerationRequest:
-    return GenerationRequest(SessionId(name), (1, 2, 3), max_tokens=4)
+def request(name: str, priority: int = 0) -> GenerationRequest:
+    return GenerationRequest(SessionId(name), (1, 2, 3), max_tokens=4, priority=priority)
 
 
 def test_first_come_first_served() -> None:
@@ -19,6 +19,29 @@ def test_first_come_first_served() -> None:
     for name in "abc":
         queue.put(request(name))
     assert [queue.get() for _ in range(4)] == [request("a"), request("b"), request("c"), None]
+
+
+def test_lower_priority_leaves_earlier_but_nobody_waits_for_ever() -> None:
+    now_s = 0.0
+    queue = InputQueue(max_size=100, clock=lambda: now_s)
+    queue.put(request("plain"))
+    queue.put(request("patient", priority=2))
+    served = []
+    for turn in range(8):  # an urgent request every five seconds, and time for one
+        now_s = 5.0 * turn
+        queue.put(request(f"urgent {turn}", priority=-1))
+        served.append(str(getattr(queue.get(), "session_id", None)))
+    assert served[:4] == ["urgent 0", "urgent 1", "plain", "urgent 2"]
+    assert "patient" in served
+
+
+def test_equal_priorities_are_served_as_they_came() -> None:
+    queue = InputQueue(max_size=9, clock=lambda: 0.0)
+    for name in "abc":
+        queue.put(request(name, priority=3))
+    queue.put(request("d", priority=2))
+    order = [queue.get() for _ in range(4)]
+    assert [each.session_id for each in order if each] == ["d", "a", "b", "c"]
 
 
 def test_full_queue_refuses_with_a_time_from_the_measured_drain_rate() -> None:
