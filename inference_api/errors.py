@@ -11,6 +11,7 @@
     │   ├── NotReady               the model is still loading
     │   └── Draining               the server is about to stop
     ├── BackendFailed        500   the decode thread died
+    ├── ConstraintFailed     500   an answer's grammar could not be followed to its end
     └── StartupError         --    the process cannot start; lists every fault found
 
 Raise them anywhere; `routes.errors` renders them, once, at the edge.
@@ -101,6 +102,13 @@ class Draining(Unavailable):
 
 class BackendFailed(HearthError):
     code = "backend_failed"
+
+
+class ConstraintFailed(HearthError):
+    code = "constraint_failed"
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"The answer cannot go on under its constraint; simplify it: {reason}")
 
 
 class StartupError(HearthError):

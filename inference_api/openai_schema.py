@@ -4,17 +4,21 @@ A field we know and do not serve is refused by name, one nobody knows too; only 
 change an answer are ignored. `parse` is the way in.
 """
 
+import json
 import secrets
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Final, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import PydanticCustomError
 
 from inference_api.errors import InvalidRequest
-from inference_api.request import GenerationParams, SamplingParams
+from inference_api.request import ConstraintSpec, GenerationParams, SamplingParams
 from inference_api.schema import parse_object
 
 MAX_CHOICES = 32
+MAX_LOGPROBS = 20
+MAX_PRIORITY = 1000
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's, for /v1/completions
 IGNORED = frozenset(
     {
@@ -31,18 +35,14 @@ IGNORED = frozenset(
 UNSERVED: dict[str, tuple[Any, ...]] = {
     "audio": (),
     "best_of": (1,),
-    "echo": (False,),
     "function_call": ("none",),
     "functions": ([],),
-    "logprobs": (False,),
     "modalities": (["text"],),
     "prediction": (),
     "reasoning_effort": (),
-    "response_format": ({"type": "text"},),
     "suffix": ("",),
     "tool_choice": ("none", "auto"),
     "tools": ([],),
-    "top_logprobs": (),
     "verbosity": (),
     "web_search_options": (),
 }
@@ -60,6 +60,71 @@ class TokenIds:
 
 class Body(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+def _add_known_fields(schema: dict[str, Any]) -> None:
+    """To a body's JSON schema: what `parse` takes besides the model's own fields."""
+    fields = schema["properties"]
+    for name in sorted(IGNORED):
+        fields.setdefault(name, {"description": "Accepted and ignored."})
+    for name, neutral in UNSERVED.items():
+        fields.setdefault(name, {"enum": [*neutral, None], "description": "Not served."})
+
+
+class JsonSchema(Body):
+    name: str
+    description: str | None = None
+    schema_: dict[str, Any] = Field(alias="schema")
+    strict: bool | None = None
+
+
+class ResponseFormat(Body):
+    """`json_schema` comes with a schema; `json_object` is any object."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+    @model_validator(mode="after")
+    def _schema_where_it_belongs(self) -> "ResponseFormat":
+        if (self.type == "json_schema") != (self.json_schema is not None):
+            raise PydanticCustomError(
+                "response_format", "json_schema comes with the type of that name and no other"
+            )
+        return self
+
+    def as_constraint(self) -> ConstraintSpec | None:
+        if self.type == "text":
+            return None
+        schema = {"type": "object"} if self.json_schema is None else self.json_schema.schema_
+        return ConstraintSpec("response_format", "json_schema", json.dumps(schema))
+
+
+class StructuredOutputs(Body):
+    """One of the three; vLLM's field."""
+
+    model_config = ConfigDict(protected_namespaces=())
+
+    json_: dict[str, Any] | None = Field(None, alias="json")
+    regex: Annotated[str, Field(min_length=1)] | None = None
+    choice: Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1)] | None = None
+
+    @model_validator(mode="after")
+    def _one_of_them(self) -> "StructuredOutputs":
+        if sum(each is not None for each in (self.json_, self.regex, self.choice)) != 1:
+            raise PydanticCustomError("structured_outputs", "give one of json, regex and choice")
+        return self
+
+    def as_constraint(self) -> ConstraintSpec:
+        field: Final = "structured_outputs"
+        if self.regex is not None:
+            return ConstraintSpec(field, "regex", self.regex)
+        if self.choice is not None:
+            return ConstraintSpec(field, "choice", json.dumps(self.choice))
+        return ConstraintSpec(field, "json_schema", json.dumps(self.json_))
+
+
+class RequestBody(Body):
+    model_config = ConfigDict(json_schema_extra=_add_known_fields)
 
 
 class StreamOptions(Body):
@@ -86,7 +151,7 @@ class ChatMessage(Body):
         return {"role": role, "content": content}
 
 
-class GenerationBody(Body):
+class GenerationBody(RequestBody):
     """What completions and chat have in common."""
 
     model: str
@@ -103,10 +168,28 @@ class GenerationBody(Body):
     seed: int | None = Field(None, ge=-(2**63), le=2**63 - 1)
     n: int | None = Field(None, ge=1, le=MAX_CHOICES)
     ignore_eos: bool | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    priority: int | None = Field(None, ge=-MAX_PRIORITY, le=MAX_PRIORITY)
     stream: bool | None = None
     stream_options: StreamOptions | None = None
 
-    def params(self, choice: int, vocab_size: int, max_tokens: int | None) -> GenerationParams:
+    @property
+    def num_logprobs(self) -> int | None:
+        """How many of the likeliest tokens to report with each; None: no log probabilities."""
+        return None
+
+    @property
+    def wants_echo(self) -> bool:
+        """Whether the answer begins with the prompt."""
+        return False
+
+    @property
+    def token_limit(self) -> int | None:
+        """Tokens to generate; None: to the end of the context."""
+        return self.max_tokens
+
+    def params(self, choice: int, vocab_size: int) -> GenerationParams:
         """For one of `n` choices; each draws from a seed of its own.
 
         Raises InvalidRequest for a token id that the model does not have.
@@ -122,9 +205,36 @@ class GenerationBody(Body):
             frequency_penalty=self.frequency_penalty or 0.0,
             logit_bias=self._biases(vocab_size),
             seed=(seed + choice) % 2**64,
+            num_logprobs=self.num_logprobs,
         )
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
-        return GenerationParams(max_tokens, stop, bool(self.ignore_eos), None, sampling)
+        return GenerationParams(
+            max_tokens=self.token_limit,
+            stop_strings=stop,
+            ignore_eos=bool(self.ignore_eos),
+            wants_prompt_logprobs=self.wants_echo and self.num_logprobs is not None,
+            priority=self.priority or 0,
+            constraint=self._constraint(),
+            sampling=sampling,
+        )
+
+    def _constraint(self) -> ConstraintSpec | None:
+        asked = self.response_format.as_constraint() if self.response_format else None
+        if self.structured_outputs is None:
+            return asked
+        if asked is not None:
+            raise InvalidRequest(
+                "Give either response_format or structured_outputs.", "structured_outputs"
+            )
+        return self.structured_outputs.as_constraint()
+
+    @model_validator(mode="after")
+    def _constraint_needs_its_end(self) -> "GenerationBody":
+        if self.ignore_eos and self._constraint() is not None:
+            raise PydanticCustomError(
+                "ignore_eos", "a constrained answer has an end; leave out ignore_eos"
+            )
+        return self
 
     def _biases(self, vocab_size: int) -> tuple[tuple[int, float], ...]:
         biases = []
@@ -150,6 +260,28 @@ class CompletionBody(GenerationBody):
         ]
     )
 
+    max_tokens: int | None = Field(None, ge=0)
+    logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    echo: bool | None = None
+
+    @property
+    def num_logprobs(self) -> int | None:
+        return self.logprobs
+
+    @property
+    def wants_echo(self) -> bool:
+        return bool(self.echo)
+
+    @property
+    def token_limit(self) -> int | None:
+        return DEFAULT_COMPLETION_TOKENS if self.max_tokens is None else self.max_tokens
+
+    @model_validator(mode="after")
+    def _no_tokens_only_with_echo(self) -> "CompletionBody":
+        if self.max_tokens == 0 and not self.echo:
+            raise PydanticCustomError("max_tokens", "0 needs echo: true; ask for 1 or more")
+        return self
+
     def prompts(self) -> list[str | TokenIds]:
         """One or several, each a text or token ids."""
         if isinstance(self.prompt, str):
@@ -166,16 +298,32 @@ class CompletionBody(GenerationBody):
 class ChatBody(GenerationBody):
     messages: list[ChatMessage] = Field(min_length=1)
     max_completion_tokens: int | None = Field(None, ge=1)
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+
+    @property
+    def num_logprobs(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+    @property
+    def token_limit(self) -> int | None:
+        return self.max_completion_tokens or self.max_tokens
+
+    @model_validator(mode="after")
+    def _top_only_with_logprobs(self) -> "ChatBody":
+        if self.top_logprobs is not None and not self.logprobs:
+            raise PydanticCustomError("top_logprobs", "top_logprobs needs logprobs: true")
+        return self
 
 
-class TokenizeBody(Body):
+class TokenizeBody(RequestBody):
     model: str | None = None
     prompt: str | None = None
     messages: list[ChatMessage] | None = None
-    add_special_tokens: bool = True
+    add_special_tokens: bool | None = True
 
 
-class DetokenizeBody(Body):
+class DetokenizeBody(RequestBody):
     model: str | None = None
     tokens: list[TokenId]
 
@@ -199,7 +347,8 @@ def parse(kind: type[B], body: bytes) -> B:
 
 def _fault(error: ValidationError) -> InvalidRequest:
     detail = error.errors(include_url=False, include_context=False)[0]
-    path = ".".join(str(part) for part in detail["loc"])
+    # A fault of the body as a whole is named by its type.
+    path = ".".join(str(part) for part in detail["loc"]) or detail["type"]
     if detail["type"] == "extra_forbidden":
         return InvalidRequest(f"Unrecognized request argument supplied: {path}", path)
     return InvalidRequest(f"{path}: {detail['msg']}", path.partition(".")[0])

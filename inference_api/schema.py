@@ -83,6 +83,24 @@ class Field:
     bounds: tuple[float, float] | None = None
     also_accepted: float | None = None
 
+    def json_schema(self) -> dict[str, object]:
+        """What `parse_generation_body` accepts for it, null for absent included."""
+        low, high = self.bounds or (None, None)
+        bounds = {"minimum": low, "maximum": high} if self.bounds else {}
+        by_type: dict[str, list[dict[str, object]]] = {
+            "string": [{"type": "string"}],
+            "number": [{"type": "number", **bounds}, _text_of(NUMBER_TEXT)],
+            "integer": [{"type": "integer", **bounds}, _text_of(INTEGER_TEXT)],
+            "boolean": [{"type": "boolean"}, {"enum": [*TRUTHS, 0, 1]}],
+            "string or list of strings": [
+                {"type": "string"},
+                {"type": "array", "items": {"type": "string"}, "maxItems": MAX_STOP_STRINGS},
+            ],
+        }
+        also = [] if self.also_accepted is None else [{"const": self.also_accepted}]
+        shown = {} if self.default is None else {"default": self.default}
+        return {"anyOf": [*by_type[self.type_name], *also, {"type": "null"}], **shown}
+
 
 FIELDS = (
     Field("text", read_string, "string", None),
@@ -131,6 +149,18 @@ def parse_generation_body(body: bytes) -> GenerationBody:
         sampling=sampling,
     )
     return GenerationBody(values["text"], values["return_prompt"], params)
+
+
+def json_schema() -> dict[str, object]:
+    """The JSON schema of a body, from the same table that reads it."""
+    properties = {field.name: field.json_schema() for field in FIELDS}
+    properties["text"] = {"type": "string", "minLength": 1}
+    properties["session_id"] = {"anyOf": [{"maxLength": 0}, _text_of(SESSION_ID), {"type": "null"}]}
+    return {"type": "object", "required": ["text"], "properties": properties}
+
+
+def _text_of(pattern: re.Pattern[str]) -> dict[str, object]:
+    return {"type": "string", "pattern": f"^(?:{pattern.pattern})$"}
 
 
 def parse_object(body: bytes) -> dict[str, object]:

@@ -7,16 +7,26 @@ request's thread until `close`, which leaves nothing of it behind.
 import logging
 import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from threading import Lock
 
+from inference_api.constraints import GrammarCompiler
 from inference_api.decode_backend import DecodeBackend
 from inference_api.disconnects import DisconnectWatcher
 from inference_api.errors import ContextTooLong
 from inference_api.input_queue import InputQueue
 from inference_api.metrics import GenerationRecord, ServerMetrics
 from inference_api.output_queues import OutputQueue, OutputQueues
-from inference_api.request import FinishReason, GenerationParams, GenerationRequest, TokenEvent
+from inference_api.request import (
+    FinishReason,
+    GenerationParams,
+    GenerationRequest,
+    ScoredToken,
+    SessionId,
+    TokenEvent,
+)
+from inference_api.telemetry import Tracing
 from inference_api.timeline import Timeline
 from inference_api.tokens import StopMatcher, TextStream, Tokenizer
 
@@ -25,6 +35,7 @@ logger = logging.getLogger(__name__)
 EVENT_WAIT_S = 5.0  # one wait for the next event; repeated until it comes
 
 Clock = Callable[[], float]
+Encode = Callable[[Tokenizer], Sequence[int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +45,7 @@ class Caller:
     request_id: str
     team_id: str | None = None
     connection: socket.socket | None = None
+    trace_context: Mapping[str, str] = field(default_factory=dict)
 
 
 class TextGeneration:
@@ -58,6 +70,7 @@ class TextGeneration:
         self._clock = clock
         self._at_end: list[Callable[[], None]] = []
         self._first_event: TokenEvent | None = None
+        self._scored: list[ScoredToken] = []
 
     def at_end(self, action: Callable[[], None]) -> None:
         """Register what `close` has to do; the last registered is done first."""
@@ -81,6 +94,21 @@ class TextGeneration:
         if piece:
             yield piece
 
+    def take_scored(self) -> list[ScoredToken]:
+        """The tokens that came since the last call, if their log probabilities were asked for;
+        before those of the answer come the prompt's, if theirs were too."""
+        scored, self._scored = self._scored, []
+        return scored
+
+    @property
+    def is_cut(self) -> bool:
+        """The text ends before a stop string; the tokens of that came nevertheless."""
+        return self._stop.has_matched
+
+    @property
+    def prompt_tokens(self) -> Sequence[int]:
+        return self._request.prompt_tokens
+
     def abandon(self) -> None:
         """The client is gone: wake the thread that waits here. Any thread may call it."""
         self._events.put(TokenEvent((), FinishReason.CANCELLED))
@@ -103,6 +131,10 @@ class TextGeneration:
         self.finish_reason = event.finish_reason
         if event.error is not None:
             raise event.error
+        if event is self._first_event and self._request.wants_prompt_logprobs:
+            pairs = zip(self._request.prompt_tokens, (None, *event.prompt_logprobs), strict=True)
+            self._scored += map(ScoredToken._make, pairs)
+        self._scored += map(ScoredToken, event.token_ids, event.logprobs)
         piece = self._stop.push(self._text.push(event.token_ids))
         if event.finish_reason is not None:
             piece += self._stop.push(self._text.finish()) + self._stop.finish()
@@ -116,12 +148,12 @@ class TextGeneration:
         if event.token_ids:
             self._timeline.tokens(self._clock(), len(event.token_ids), event.batch_size)
         if event.admitted_at_s is not None:
-            self._timeline.admitted(event.admitted_at_s)
+            self._timeline.admitted(event.admitted_at_s, event.reused_tokens)
         return event
 
 
 class Generations:
-    """Puts requests on their way. Immutable; any request thread may call it."""
+    """Puts requests on their way, and knows whose they are. Any request thread may call it."""
 
     def __init__(
         self,
@@ -130,28 +162,56 @@ class Generations:
         output_queues: OutputQueues,
         watcher: DisconnectWatcher,
         metrics: ServerMetrics,
+        tracing: Tracing | None = None,
     ) -> None:
         self._backend = backend
         self._input_queue = input_queue
         self._output_queues = output_queues
         self._watcher = watcher
         self._metrics = metrics
+        self._tracing = tracing
+        self._lock = Lock()
+        self._grammars: GrammarCompiler | None = None  # the tokenizer is there once loaded
+        self._callers: dict[SessionId, Caller] = {}  # of live sessions
 
-    def begin(
-        self,
-        encode: Callable[[Tokenizer], Sequence[int]],
-        params: GenerationParams,
-        caller: Caller,
-    ) -> TextGeneration:
+    def caller_of(self, session_id: SessionId) -> Caller | None:
+        """Who asked for a session; None once it has ended. Any thread."""
+        return self._callers.get(session_id)
+
+    def begin(self, encode: Encode, params: GenerationParams, caller: Caller) -> TextGeneration:
         """Queue a request and return once it has its first event (or its failure: raises).
 
         Raises NotReady, Draining, BackendFailed, ContextTooLong and QueueFull.
         """
+        (generation,) = self.begin_all([(encode, params)], caller)
+        return generation
+
+    def begin_all(
+        self, requests: Sequence[tuple[Encode, GenerationParams]], caller: Caller
+    ) -> list[TextGeneration]:
+        """Queue requests together and return once each has its first event. See `begin`: when one
+        fails, all are ended."""
+        generations: list[TextGeneration] = []
+        try:
+            for encode, params in requests:
+                generations.append(self._queue(encode, params, caller))
+            for generation in generations:
+                generation.wait_until_started()
+        except BaseException:
+            for generation in generations:
+                generation.close()
+            raise
+        return generations
+
+    def _queue(self, encode: Encode, params: GenerationParams, caller: Caller) -> TextGeneration:
         timeline = Timeline(time.monotonic(), self._metrics.token_gap)
         self._backend.check_admission()
         self._input_queue.check_room()  # before the work of encoding, not after it
         tokenizer = self._backend.tokenizer
         prompt_tokens = tuple(encode(tokenizer))
+        grammar = None
+        if params.constraint is not None:
+            grammar = self._compiler(tokenizer).compile(params.constraint)
         max_seq_len = self._backend.runner.max_seq_len
         if not 0 < len(prompt_tokens) < max_seq_len:
             raise ContextTooLong(len(prompt_tokens), max_seq_len)
@@ -159,19 +219,27 @@ class Generations:
         request = GenerationRequest(
             session_id=events.session_id,
             prompt_tokens=prompt_tokens,
-            max_tokens=params.max_tokens or max_seq_len,
+            max_tokens=max_seq_len if params.max_tokens is None else params.max_tokens,
             sampling=params.sampling,
             stop_token_ids=frozenset() if params.ignore_eos else tokenizer.stop_token_ids,
+            wants_prompt_logprobs=params.wants_prompt_logprobs,
+            priority=params.priority,
+            grammar=grammar,
         )
         text, stop = TextStream(tokenizer), StopMatcher(params.stop_strings)
         generation = TextGeneration(request, events, text, stop, timeline)
         try:
             self._submit(generation, request, caller)
-            generation.wait_until_started()
         except BaseException:
             generation.close()
             raise
         return generation
+
+    def _compiler(self, tokenizer: Tokenizer) -> GrammarCompiler:
+        with self._lock:
+            if self._grammars is None:
+                self._grammars = GrammarCompiler(tokenizer, self._backend.runner.vocab_size)
+            return self._grammars
 
     def _submit(
         self, generation: TextGeneration, request: GenerationRequest, caller: Caller
@@ -185,10 +253,15 @@ class Generations:
 
         generation.at_end(lambda: self._write_down(generation, caller))
         generation.at_end(lambda: self._output_queues.close(request.session_id))
+        self._callers[request.session_id] = caller
+        generation.at_end(lambda: self._forget_caller(request.session_id))
         self._input_queue.put(request)
         generation.at_end(cancel)
         if caller.connection is not None:
             generation.at_end(self._watcher.watch(caller.connection, hang_up))
+
+    def _forget_caller(self, session_id: SessionId) -> None:
+        self._callers.pop(session_id, None)
 
     def _write_down(self, generation: TextGeneration, caller: Caller) -> None:
         """One log line and one set of metrics for each generation that started."""
@@ -196,6 +269,8 @@ class Generations:
             return
         record = generation.record()
         self._metrics.generation_ended(record)
+        if self._tracing is not None:
+            self._tracing.generation_ended(record, caller.request_id, caller.trace_context)
         fields = {
             "request_id": caller.request_id,
             "team_id": caller.team_id or "-",

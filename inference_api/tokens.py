@@ -4,12 +4,15 @@ A `Tokenizer` is immutable once loaded and may be shared by any threads. `TextSt
 `StopMatcher` belong to one request each. Importing this module loads no torch.
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from jinja2 import TemplateError
 
+from inference_api.engine import gguf_tokenizer
+from inference_api.engine.gguf_files import is_gguf, read_gguf
 from inference_api.errors import InvalidRequest, StartupError
 
 if TYPE_CHECKING:
@@ -37,6 +40,9 @@ class Tokenizer(Protocol):
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of the ids, special tokens left out."""
+
+    def as_json(self) -> str | None:
+        """The content of its `tokenizer.json`; None when it has no such form."""
 
 
 class HuggingFaceTokenizer:
@@ -72,6 +78,9 @@ class HuggingFaceTokenizer:
     def decode(self, token_ids: Sequence[int]) -> str:
         return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=True))
 
+    def as_json(self) -> str | None:
+        return str(self._tokenizer.to_str())
+
 
 def plain_chat_prompt(messages: Sequence[Message]) -> str:
     """For models that bring no chat template."""
@@ -80,16 +89,36 @@ def plain_chat_prompt(messages: Sequence[Message]) -> str:
 
 
 def load_tokenizer(model_dir: Path, stop_token_ids: frozenset[int]) -> HuggingFaceTokenizer:
-    """Read the tokenizer of a model folder. Slow (seconds): not for request threads.
+    """Read the tokenizer of a model folder or GGUF file. Slow (seconds): not for request threads.
 
     Raises StartupError when the folder has no `tokenizer.json` and none can be made of what it has.
     """
     from transformers import AutoTokenizer, TokenizersBackend
 
+    if is_gguf(model_dir):
+        return HuggingFaceTokenizer(_gguf_tokenizer(model_dir), stop_token_ids)
     wrapper = AutoTokenizer.from_pretrained(model_dir)
     if not isinstance(wrapper, TokenizersBackend):
         raise StartupError([f"{model_dir} has no fast tokenizer; add a tokenizer.json to it."])
     return HuggingFaceTokenizer(wrapper, stop_token_ids)
+
+
+def _gguf_tokenizer(file: Path) -> "TokenizersBackend":
+    from tokenizers import Tokenizer as Backend
+    from transformers import TokenizersBackend
+
+    metadata = read_gguf(file).metadata
+    backend = Backend.from_str(json.dumps(gguf_tokenizer.tokenizer_json(metadata)))
+    names = {"bos_token": "bos", "eos_token": "eos"}
+    return TokenizersBackend(  # type: ignore[no-untyped-call]
+        tokenizer_object=backend,
+        chat_template=metadata.get("tokenizer.chat_template"),
+        **{
+            key: token
+            for key, name in names.items()
+            if (token := gguf_tokenizer.special_token(metadata, name)) is not None
+        },
+    )
 
 
 class TextStream:

@@ -7,7 +7,9 @@ from inference_api.errors import Unauthorized
 from inference_api.settings import Settings
 
 # /drain has a rule of its own; scrapers carry no tokens.
-OPEN_PATHS = frozenset({"/", "/health", "/ready", "/drain", "/metrics"})
+OPEN_PATHS = frozenset({"/", "/health", "/ready", "/drain", "/metrics", "/openapi.json"})
+ASSETS_PATH = "/dashboard/assets/"  # the page's files: it can ask for a token once it is there
+DOCS_PATH = "/docs/"
 
 
 def register_token_check(app: Flask, settings: Settings) -> None:
@@ -17,8 +19,14 @@ def register_token_check(app: Flask, settings: Settings) -> None:
 
     @app.before_request
     def check_token() -> None:
-        if request.path not in OPEN_PATHS and not has_valid_token(settings):
+        if needs_token(request.path, settings) and not has_valid_token(settings):
             raise Unauthorized("A valid bearer token is needed.")
+
+
+def needs_token(path: str, settings: Settings) -> bool:
+    """Whether requests of this path, which may be a URL rule, are checked."""
+    is_open = path in OPEN_PATHS or path.startswith((ASSETS_PATH, DOCS_PATH))
+    return settings.jwt_secret is not None and not is_open
 
 
 def has_valid_token(settings: Settings) -> bool:

@@ -9,7 +9,9 @@ import uuid
 from flask import Flask, Response, g, request
 
 from inference_api.errors import InvalidRequest
+from inference_api.logs import request_id
 from inference_api.streaming import Caller
+from inference_api.telemetry import TRACE_HEADERS
 
 USABLE_ID = re.compile(r"[!-~]{1,128}")
 
@@ -19,6 +21,7 @@ def register_request_ids(app: Flask) -> None:
     def take_request_id() -> None:
         given = request.headers.get("X-Request-Id", "")
         g.request_id = given if USABLE_ID.fullmatch(given) else uuid.uuid4().hex
+        request_id.set(g.request_id)
 
     @app.after_request
     def echo_request_id(response: Response) -> Response:
@@ -29,7 +32,10 @@ def register_request_ids(app: Flask) -> None:
 def caller_of_request() -> Caller:
     """Who sent the request that this thread is answering."""
     team_id = request.headers.get("X-Team-Id")  # set by the proxy, which strips its clients' own
-    return Caller(g.request_id, team_id, request.environ.get("gunicorn.socket"))
+    trace_context = {
+        name: request.headers[name] for name in TRACE_HEADERS if name in request.headers
+    }
+    return Caller(g.request_id, team_id, request.environ.get("gunicorn.socket"), trace_context)
 
 
 def json_body() -> bytes:

@@ -22,6 +22,7 @@ def register_error_handlers(app: Flask, on_error: Callable[[str], None]) -> None
     @app.errorhandler(HearthError)
     def known(error: HearthError) -> Response:
         on_error(error.code)
+        logger.info("refused %r: %d %s", request.path, error.status, error.code)
         response = _response(error_body(error), error.status)
         if error.retry_after_s is not None:
             response.headers["Retry-After"] = str(error.retry_after_s)

@@ -5,13 +5,15 @@ Read it as the request does: body, prompt, queue, first event, then one chunk pe
 
 import json
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from flask import Blueprint, Response
 
 from inference_api.errors import HearthError, UnknownModel
+from inference_api.openapi import Error, Operations
 from inference_api.routes.caller import caller_of_request, json_body
 from inference_api.routes.errors import error_body
-from inference_api.schema import GenerationBody, parse_generation_body
+from inference_api.schema import GenerationBody, json_schema, parse_generation_body
 from inference_api.settings import Settings
 from inference_api.streaming import Generations, TextGeneration
 from inference_api.tokens import Tokenizer
@@ -21,6 +23,30 @@ EVENT_STREAM = "text/event-stream; charset=utf-8"
 STREAM_HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 
 Encode = Callable[[Tokenizer, str], Sequence[int]]
+
+REFUSALS: dict[int, Any] = {400: Error, 404: Error, 503: Error}
+OPERATIONS: Operations = {
+    "POST /inference": {
+        "summary": "Continue a text with the served model; the answer is a stream of bare text.",
+        "body": json_schema(),
+        "answers": {200: "text/plain", **REFUSALS},
+    },
+    "POST /inference/<path:model>": {
+        "summary": "Continue a text; the answer is a stream of bare text.",
+        "body": json_schema(),
+        "answers": {200: "text/plain", **REFUSALS},
+    },
+    "POST /predictions/<path:model>": {
+        "summary": "Answer a user's turn; the answer is a stream of bare text.",
+        "body": json_schema(),
+        "answers": {200: "text/plain", **REFUSALS},
+    },
+    "POST /chat/<path:model>": {
+        "summary": "Answer a user's turn; every event carries the whole answer so far.",
+        "body": json_schema(),
+        "answers": {200: "text/event-stream", **REFUSALS},
+    },
+}
 
 
 def create_blueprint(generations: Generations, settings: Settings) -> Blueprint:

@@ -5,13 +5,47 @@ from collections.abc import Callable
 from dataclasses import asdict
 
 from flask import Blueprint, Response, jsonify, request
+from pydantic import BaseModel
 
-from inference_api.decode_backend import DecodeBackend, Phase
+from inference_api.decode_backend import DecodeBackend, Phase, StepTotals
 from inference_api.errors import Unauthorized
 from inference_api.input_queue import InputQueue
+from inference_api.openapi import Error, Operations
 from inference_api.output_queues import OutputQueues
 from inference_api.routes.auth import has_valid_token
 from inference_api.settings import Settings
+
+
+class Readiness(BaseModel):
+    """What `/ready` answers, whatever its status."""
+
+    status: Phase
+    model: str
+    user_rows: int
+    busy_rows: int
+    queued: int
+    sessions: int
+    totals: StepTotals
+
+
+class Draining(BaseModel):
+    status: Phase
+
+
+OPERATIONS: Operations = {
+    "GET /health": {
+        "summary": "Liveness: 500 with the reason once the process should be replaced.",
+        "answers": {200: "text/plain", 500: "text/plain"},
+    },
+    "GET /ready": {
+        "summary": "Readiness, and how the decode loop has fared so far.",
+        "answers": {200: Readiness, 503: Readiness},
+    },
+    "POST /drain": {
+        "summary": "Admit nothing more, finish what runs, then end. Local callers or a token.",
+        "answers": {202: Draining, 401: Error},
+    },
+}
 
 
 def create_blueprint(
@@ -23,12 +57,9 @@ def create_blueprint(
 ) -> Blueprint:
     blueprint = Blueprint("health", __name__)
 
-    @blueprint.get("/")
     @blueprint.get("/health")
     def health() -> Response:
-        """Liveness: 200 while the decode thread lives, 500 with the reason once it does not."""
-        reason = backend.unhealthy_reason()
-        return Response(reason or "OK", 500 if reason else 200, content_type="text/plain")
+        return liveness(backend)
 
     @blueprint.get("/ready")
     def ready() -> tuple[Response, int]:
@@ -54,6 +85,12 @@ def create_blueprint(
         return jsonify({"status": str(backend.phase)}), 202
 
     return blueprint
+
+
+def liveness(backend: DecodeBackend) -> Response:
+    """200 while the decode thread lives, 500 with the reason once it does not."""
+    reason = backend.unhealthy_reason()
+    return Response(reason or "OK", 500 if reason else 200, content_type="text/plain")
 
 
 def _is_local() -> bool:

@@ -3,6 +3,15 @@
 from flask import Blueprint, Response
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
+from inference_api.openapi import Operations
+
+OPERATIONS: Operations = {
+    "GET /metrics": {
+        "summary": "Metrics in Prometheus' text format.",
+        "answers": {200: "text/plain"},
+    },
+}
+
 
 def create_blueprint(registry: CollectorRegistry) -> Blueprint:
     blueprint = Blueprint("metrics", __name__)

@@ -3,20 +3,27 @@
 A completion is one or several generations; the answer is put together here from their texts.
 """
 
-import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from flask import Blueprint, Response, g, jsonify
 
 from inference_api.decode_backend import DecodeBackend
-from inference_api.errors import HearthError, InvalidRequest, UnknownModel
-from inference_api.metrics import GenerationRecord
+from inference_api.errors import InvalidRequest, UnknownModel
+from inference_api.openai_answers import (
+    ChatCompletion,
+    Completion,
+    Detokenized,
+    ModelCard,
+    ModelList,
+    Tokens,
+)
+from inference_api.openai_choices import CHAT, COMPLETION, Choice, Form, chunks, whole_answer
+from inference_api.openai_logprobs import Logprobs
 from inference_api.openai_schema import (
-    DEFAULT_COMPLETION_TOKENS,
     ChatBody,
     ChatMessage,
     CompletionBody,
@@ -27,48 +34,45 @@ from inference_api.openai_schema import (
     TokenizeBody,
     parse,
 )
+from inference_api.openapi import Error, Operations
 from inference_api.routes.caller import caller_of_request, json_body
 from inference_api.routes.errors import error_body
-from inference_api.routes.generate import EVENT_STREAM, streamed
+from inference_api.routes.generate import EVENT_STREAM, STREAM_HEADERS
 from inference_api.settings import Settings
-from inference_api.streaming import Generations, TextGeneration
+from inference_api.streaming import Generations
 from inference_api.tokens import Message, Tokenizer
-
-DONE = b"data: [DONE]\n\n"
 
 Json = dict[str, Any]
 Prompt = str | TokenIds | list[Message]
 
-
-@dataclass(frozen=True, slots=True)
-class Form:
-    """How one of the two routes shapes its answers."""
-
-    id_prefix: str
-    object: str
-    chunk_object: str
-    is_chat: bool
-
-    def choice(self, index: int, text: str, finish_reason: str | None) -> Json:
-        content = {"message": {"role": "assistant", "content": text}} if self.is_chat else {}
-        text_field = {} if self.is_chat else {"text": text}
-        return {
-            "index": index,
-            **content,
-            **text_field,
-            "logprobs": None,
-            "finish_reason": finish_reason,
-        }
-
-    def delta(self, text: str, is_first: bool) -> Json:
-        if not self.is_chat:
-            return {"text": text}
-        role = {"role": "assistant"} if is_first else {}
-        return {"delta": {**role, **({"content": text} if text else {})}}
-
-
-COMPLETION = Form("cmpl-", "text_completion", "text_completion", is_chat=False)
-CHAT = Form("chatcmpl-", "chat.completion", "chat.completion.chunk", is_chat=True)
+REFUSALS: dict[int, Any] = {400: Error, 404: Error, 503: Error}
+OPERATIONS: Operations = {
+    "GET /v1/models": {"summary": "The models served.", "answers": {200: ModelList}},
+    "GET /v1/models/<path:model>": {
+        "summary": "One of the models served.",
+        "answers": {200: ModelCard, 404: Error},
+    },
+    "POST /v1/completions": {
+        "summary": "Continue prompts.",
+        "body": CompletionBody,
+        "answers": {200: (Completion, "text/event-stream"), **REFUSALS},
+    },
+    "POST /v1/chat/completions": {
+        "summary": "Answer a conversation.",
+        "body": ChatBody,
+        "answers": {200: (ChatCompletion, "text/event-stream"), **REFUSALS},
+    },
+    "POST /v1/tokenize": {
+        "summary": "The token ids of a text or a conversation.",
+        "body": TokenizeBody,
+        "answers": {200: Tokens, **REFUSALS},
+    },
+    "POST /v1/detokenize": {
+        "summary": "The text of token ids.",
+        "body": DetokenizeBody,
+        "answers": {200: Detokenized, **REFUSALS},
+    },
+}
 
 
 def create_blueprint(
@@ -94,6 +98,7 @@ class _Views:
         self._generations = generations
         self._backend = backend
         self._names = settings.served_names
+        self._max_choices = settings.max_input_qsize
         self._started_at = int(time.time())
 
     def models(self) -> Response:
@@ -105,13 +110,11 @@ class _Views:
 
     def completions(self) -> Response:
         body = parse(CompletionBody, json_body())
-        max_tokens = body.max_tokens or DEFAULT_COMPLETION_TOKENS
-        return self._answer(COMPLETION, body, body.prompts(), max_tokens)
+        return self._answer(COMPLETION, body, body.prompts())
 
     def chat_completions(self) -> Response:
         body = parse(ChatBody, json_body())
-        max_tokens = body.max_completion_tokens or body.max_tokens
-        return self._answer(CHAT, body, [_turns(body.messages)], max_tokens)
+        return self._answer(CHAT, body, [_turns(body.messages)])
 
     def tokenize(self) -> Response:
         body = parse(TokenizeBody, json_body())
@@ -131,35 +134,53 @@ class _Views:
         tokens = self._known(body.tokens, "tokens")
         return jsonify({"prompt": self._backend.tokenizer.decode(tokens)})
 
-    def _answer(
-        self, form: Form, body: GenerationBody, prompts: Sequence[Prompt], max_tokens: int | None
-    ) -> Response:
+    def _answer(self, form: Form, body: GenerationBody, prompts: Sequence[Prompt]) -> Response:
         self._check_model(body.model)
-        _check_stream(body, len(prompts))
+        if body.stream_options is not None and not body.stream:
+            raise InvalidRequest("stream_options needs stream: true.", "stream_options")
+        num_choices = body.n or 1
+        if num_choices * len(prompts) > self._max_choices:
+            raise InvalidRequest(
+                f"{len(prompts)} prompts of {num_choices} choices are more than the "
+                f"{self._max_choices} that may wait here; send them one after the other.",
+                "n",
+            )
         self._backend.check_admission()
         identity = {"id": form.id_prefix + g.request_id, "created": int(time.time())}
         identity["model"] = body.model
-        num_choices = body.n or 1
         with ExitStack() as stack:
-            running = []
-            for prompt in prompts:
-                for choice in range(num_choices):
-                    running.append(self._begin(prompt, body, choice, max_tokens))
-                    stack.callback(running[-1].close)
+            choices = self._begin(form, body, prompts, num_choices)
+            for choice in choices:
+                stack.callback(choice.generation.close)
             if not body.stream:
-                return jsonify(_whole(form, identity, running, num_choices))
-            stack.pop_all()  # from here on the response closes it
-        chunks = _chunks(form, identity, running[0], body.stream_options or StreamOptions())
-        return streamed(running[0], chunks, EVENT_STREAM)
+                return jsonify(whole_answer(form, identity, choices, num_choices))
+            options = body.stream_options or StreamOptions()
+            events = chunks(form, identity, choices, num_choices, options, error_body)
+            response = Response(events, content_type=EVENT_STREAM)
+            response.headers.update(STREAM_HEADERS)
+            response.headers["X-Session-Id"] = choices[0].generation.session_id
+            response.call_on_close(stack.pop_all().close)
+            return response
 
     def _begin(
-        self, prompt: Prompt, body: GenerationBody, choice: int, max_tokens: int | None
-    ) -> TextGeneration:
-        return self._generations.begin(
-            lambda tokenizer: self._encode(tokenizer, prompt),
-            body.params(choice, self._backend.runner.vocab_size, max_tokens),
-            caller_of_request(),
-        )
+        self, form: Form, body: GenerationBody, prompts: Sequence[Prompt], num_choices: int
+    ) -> list[Choice]:
+        vocab_size = self._backend.runner.vocab_size
+        each_choice = [body.params(choice, vocab_size) for choice in range(num_choices)]
+        requests = [
+            (partial(self._encode, prompt=prompt), params)
+            for prompt in prompts
+            for params in each_choice
+        ]
+        running = self._generations.begin_all(requests, caller_of_request())
+        tokenizer = self._backend.tokenizer
+        choices = []
+        for index, generation in enumerate(running):
+            echo = tokenizer.decode(generation.prompt_tokens) if body.wants_echo else ""
+            is_scored = body.num_logprobs is not None
+            logprobs = Logprobs(tokenizer, form.is_chat) if is_scored else None
+            choices.append(Choice(index, generation, echo, logprobs))
+        return choices
 
     def _encode(self, tokenizer: Tokenizer, prompt: Prompt) -> list[int]:
         if isinstance(prompt, str):
@@ -189,84 +210,3 @@ class _Views:
 
 def _turns(messages: Sequence[ChatMessage] | None) -> list[Message]:
     return [message.as_turn() for message in messages or ()]
-
-
-def _check_stream(body: GenerationBody, num_prompts: int) -> None:
-    if body.stream_options is not None and not body.stream:
-        raise InvalidRequest("stream_options needs stream: true.", "stream_options")
-    if body.stream and (body.n or 1) * num_prompts > 1:
-        raise InvalidRequest(
-            "A stream carries one choice; ask for n=1 and one prompt, or without stream.", "n"
-        )
-
-
-def _whole(form: Form, identity: Json, running: Sequence[TextGeneration], num_choices: int) -> Json:
-    """The answer in one piece, once every generation has ended. A prompt counts once."""
-    choices, records = [], []
-    for index, generation in enumerate(running):
-        text = "".join(generation.pieces())
-        records.append(generation.record())
-        choices.append(form.choice(index, text, records[-1].finish_reason))
-    prompt_tokens = sum(record.prompt_tokens for record in records[::num_choices])
-    counts = usage(records, prompt_tokens)
-    return {**identity, "object": form.object, "choices": choices, "usage": counts}
-
-
-def _chunks(
-    form: Form, identity: Json, generation: TextGeneration, options: StreamOptions
-) -> Iterator[bytes]:
-    """Server-sent events: one per piece, one for the finish, one for usage if asked, `[DONE]`."""
-    head = {**identity, "object": form.chunk_object}
-
-    def event(delta: Json, finish_reason: str | None) -> bytes:
-        choice = {"index": 0, **delta, "logprobs": None, "finish_reason": finish_reason}
-        tail: Json = {}
-        if options.continuous_usage_stats:
-            tail = {"usage": _usage_of(generation)}
-        elif options.include_usage:
-            tail = {"usage": None}
-        return _event({**head, "choices": [choice], **tail})
-
-    is_first = True
-    try:
-        for piece in generation.pieces():
-            yield event(form.delta(piece, is_first), None)
-            is_first = False
-    except HearthError as error:
-        yield _event(error_body(error))
-        raise  # so that the connection breaks instead of ending well
-    yield event(form.delta("", is_first), generation.record().finish_reason)
-    if options.include_usage:
-        yield _event({**head, "choices": [], "usage": _usage_of(generation)})
-    yield DONE
-
-
-def usage(records: Sequence[GenerationRecord], prompt_tokens: int) -> Json:
-    """OpenAI's counts; for a single generation also the server's own times, in seconds."""
-    completion_tokens = sum(record.completion_tokens for record in records)
-    total_tokens = prompt_tokens + completion_tokens
-    counts: Json = {
-        "prompt_tokens": prompt_tokens,
-        "completion_tokens": completion_tokens,
-        "total_tokens": total_tokens,
-    }
-    if len(records) > 1:
-        return counts
-    (record,) = records
-    return counts | {
-        "time_to_first_token": record.ttft_s,
-        "total_latency": record.e2e_s,
-        "completion_tokens_after_first_per_sec": record.tokens_per_s,
-        "completion_tokens_after_first_per_sec_first_ten": record.early_tokens_per_s,
-        "total_tokens_per_sec": total_tokens / record.e2e_s if record.e2e_s > 0 else None,
-        "batch_size_used": round(record.mean_batch_size),
-    }
-
-
-def _usage_of(generation: TextGeneration) -> Json:
-    record = generation.record()
-    return usage([record], record.prompt_tokens)
-
-
-def _event(content: Json) -> bytes:
-    return b"data: " + json.dumps(content, separators=(",", ":")).encode() + b"\n\n"

@@ -140,16 +140,98 @@ def test_tokens_out_and_back(api: ServedApi) -> None:
     assert back == {"prompt": "hé"}
 
 
+def test_stream_carries_several_choices(client: openai.OpenAI) -> None:
+    with client.completions.create(model=MODEL, prompt=["ab", "xyz"], n=2, stream=True) as stream:
+        chunks = list(stream)
+    texts = ["", "", "", ""]
+    reasons: list[str | None] = [None] * 4
+    for chunk in chunks:
+        (choice,) = chunk.choices
+        texts[choice.index] += choice.text
+        reasons[choice.index] = choice.finish_reason
+    assert texts == ["ab", "ab", "xyz", "xyz"]
+    assert reasons == ["stop"] * 4
+    assert [chunk.choices[0].index for chunk in chunks[:4]] == [0, 1, 2, 3]
+
+
+def test_every_choice_of_a_streamed_chat_says_whose_turn_it_is(client: openai.OpenAI) -> None:
+    with client.chat.completions.create(
+        model=MODEL, messages=HELLO, n=2, max_completion_tokens=3, stream=True
+    ) as stream:
+        roles = [(c.choices[0].index, c.choices[0].delta.role) for c in stream]
+    assert [each for each in roles if each[1]] == [(0, "assistant"), (1, "assistant")]
+
+
+def test_logprobs_of_completions_and_chat(client: openai.OpenAI) -> None:
+    completion = client.completions.create(model=MODEL, prompt="abc", logprobs=1)
+    logprobs = completion.choices[0].logprobs
+    assert logprobs is not None
+    assert logprobs.tokens == ["a", "b", "c"]
+    assert logprobs.token_logprobs == [0.0] * 3
+    assert logprobs.top_logprobs == [{"a": 0.0}, {"b": 0.0}, {"c": 0.0}]
+    assert logprobs.text_offset == [0, 1, 2]
+    chat = client.chat.completions.create(
+        model=MODEL, messages=HELLO, logprobs=True, top_logprobs=1, max_completion_tokens=2
+    )
+    assert chat.choices[0].logprobs is not None
+    assert chat.choices[0].logprobs.content is not None
+    first = chat.choices[0].logprobs.content[0]
+    assert (first.token, first.logprob, first.bytes) == ("U", 0.0, [ord("U")])
+    assert first.top_logprobs[0].token == "U"
+
+
+def test_logprobs_of_what_a_stop_string_cut_off_are_left_out(client: openai.OpenAI) -> None:
+    for is_streamed in (False, True):
+        answer: Any = client.completions.create(
+            model=MODEL, prompt="abcdef", stop="de", logprobs=0, stream=is_streamed
+        )
+        choices = [each.choices[0] for each in (answer if is_streamed else [answer])]
+        assert "".join(choice.text for choice in choices) == "abc"
+        tokens = [token for c in choices if c.logprobs for token in c.logprobs.tokens or []]
+        assert tokens == ["a", "b", "c"]
+
+
+def test_echo_comes_before_the_answer(client: openai.OpenAI) -> None:
+    answer = client.completions.create(model=MODEL, prompt="abc", echo=True, max_tokens=2)
+    assert answer.choices[0].text == "abcab"
+    scored = client.completions.create(
+        model=MODEL, prompt="abc", echo=True, max_tokens=0, logprobs=0
+    )
+    choice = scored.choices[0]
+    assert (choice.text, choice.finish_reason) == ("abc", "length")
+    assert choice.logprobs is not None
+    assert choice.logprobs.token_logprobs == [None, 0.0, 0.0]
+    assert scored.usage is not None
+    assert scored.usage.completion_tokens == 0
+    with client.completions.create(
+        model=MODEL, prompt="abc", echo=True, max_tokens=2, stream=True
+    ) as stream:
+        assert [chunk.choices[0].text for chunk in stream] == ["abc", "a", "b", ""]
+
+
+def test_cached_prompt_tokens_are_counted(client: openai.OpenAI) -> None:
+    prompt = "a prompt that nobody has sent before"
+    cached = []
+    for _ in range(2):
+        usage = client.completions.create(model=MODEL, prompt=prompt, max_tokens=1).usage
+        assert usage is not None
+        assert usage.prompt_tokens_details is not None
+        cached.append(usage.prompt_tokens_details.cached_tokens)
+    assert cached == [0, len(prompt) - 1]
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
         ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
-        ({"logprobs": True}, "logprobs"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
         ({"temperature": 3.0}, "temperature"),
         ({"top_p": 0}, "top_p"),
         ({"max_tokens": 0}, "max_tokens"),
-        ({"n": 2, "stream": True}, "n"),
+        ({"n": 33}, "n"),
+        ({"extra_body": {"priority": 1001}}, "priority"),
         ({"stop": ["a"] * 9}, "stop"),
         ({"logit_bias": {"99999": 1}}, "logit_bias"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),

@@ -1,0 +1,108 @@
+"""The page at `/` for browsers, its files, and the one address it polls.
+
+The files lie in `inference_api/dashboard` and are served as they are. Their path holds a hash of
+all of them, so that browsers may keep them for ever and never mix two versions.
+"""
+
+import mimetypes
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from flask import Blueprint, Response, jsonify, request
+from werkzeug.exceptions import NotFound
+
+from inference_api.decode_backend import DecodeBackend
+from inference_api.openapi import Operations
+from inference_api.routes.auth import ASSETS_PATH
+from inference_api.routes.health import liveness
+
+FOLDER = Path(__file__).resolve().parent.parent / "dashboard"
+INDEX = "index.html"
+IMMUTABLE = "public, max-age=31536000, immutable"
+SECURITY_HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
+        "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+}
+OPERATIONS: Operations = {
+    "GET /": {
+        "summary": "The dashboard for who asks for HTML; for everyone else the same as /health.",
+        "answers": {200: ("text/html", "text/plain"), 304: (), 500: "text/plain"},
+    },
+    f"GET {ASSETS_PATH}<version>/<name>": {
+        "summary": "Scripts and styles of the dashboard.",
+        "answers": {200: "*/*"},
+    },
+    "GET /dashboard/state": {
+        "summary": "What the dashboard polls: rows, queue, totals and latencies.",
+        "answers": {200: dict[str, Any]},
+    },
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """The files, read once. `{assets}` and `{optimizer}` in the page become what holds here."""
+
+    version: str
+    index: str
+    files: Mapping[str, bytes]
+
+    @classmethod
+    def read(cls, optimizer_mode: str) -> "Page":
+        files = {path.name: path.read_bytes() for path in sorted(FOLDER.iterdir())}
+        version = sha256(b"".join(name.encode() + files[name] for name in files)).hexdigest()[:12]
+        index = files.pop(INDEX).decode()
+        index = index.replace("{assets}", f"{ASSETS_PATH}{version}")
+        return cls(version, index.replace("{optimizer}", optimizer_mode), files)
+
+
+def create_blueprint(
+    backend: DecodeBackend, live_state: Callable[[], dict[str, Any]], page: Page
+) -> Blueprint:
+    blueprint = Blueprint("dashboard", __name__)
+
+    @blueprint.get("/")
+    def home() -> Response:
+        """The page for who asks for HTML; what `/health` says for probes and everyone else."""
+        response = _index(page) if _wants_html() else liveness(backend)
+        response.vary.add("Accept")
+        return response
+
+    @blueprint.get(f"{ASSETS_PATH}<version>/<name>")
+    def asset(version: str, name: str) -> Response:
+        if version != page.version or name not in page.files:
+            raise NotFound
+        content_type = mimetypes.guess_type(name)[0]
+        response = Response(page.files[name], content_type=f"{content_type}; charset=utf-8")
+        response.headers.update(SECURITY_HEADERS)
+        response.headers["Cache-Control"] = IMMUTABLE
+        return response
+
+    @blueprint.get("/dashboard/state")
+    def state() -> Response:
+        response = jsonify(live_state())
+        response.headers["Cache-Control"] = "no-store"
+        return response
+
+    return blueprint
+
+
+def _wants_html() -> bool:
+    """Whether HTML is named before plain text; `*/*`, as probes and curl send, names neither."""
+    return request.accept_mimetypes.best_match(["text/plain", "text/html"]) == "text/html"
+
+
+def _index(page: Page) -> Response:
+    response = Response(page.index, content_type="text/html; charset=utf-8")
+    response.headers.update(SECURITY_HEADERS)
+    response.headers["Cache-Control"] = "no-cache"
+    response.add_etag()
+    response.make_conditional(request)
+    return response

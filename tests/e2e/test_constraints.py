@@ -1,0 +1,137 @@
+"""Constrained answers of the embedded model: every one of them keeps to its constraint."""
+
+import json
+import random
+import re
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import jsonschema
+import openai
+import pytest
+
+from benchmarking.schemas import SCHEMAS
+from benchmarking.serving import MOCK_APP, ServedApi, served
+
+MODEL = "hearth-tiny"
+NUM_REQUESTS = 200
+QUESTION: list[Any] = [{"role": "user", "content": "Tell me about Nairobi."}]
+
+
+@pytest.fixture(scope="module")
+def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedApi]:
+    with served(tmp_path_factory.mktemp("constraints") / "log") as api:
+        yield api
+
+
+@pytest.fixture(scope="module")
+def client(api: ServedApi) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{api.url}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+def format_of(schema: dict[str, Any]) -> Any:
+    return {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
+
+
+def test_all_answers_fit_their_schemas_whoever_shares_the_step(client: openai.OpenAI) -> None:
+    dice = random.Random(4)
+    jobs = [(dice.choice(SCHEMAS), dice.choice([0.0, 1.0, 2.0])) for _ in range(NUM_REQUESTS)]
+
+    def ask(job: tuple[dict[str, Any], float]) -> str:
+        schema, temperature = job
+        answer = client.chat.completions.create(
+            model=MODEL,
+            messages=QUESTION,
+            response_format=format_of(schema),
+            temperature=temperature,
+            max_tokens=200,
+            seed=len(str(schema)),
+        )
+        assert answer.choices[0].finish_reason == "stop"
+        return answer.choices[0].message.content or ""
+
+    with ThreadPoolExecutor(32) as pool:
+        answers = list(pool.map(ask, jobs))
+    for (schema, _), answer in zip(jobs, answers, strict=True):
+        jsonschema.validate(json.loads(answer), schema)
+    alone = [ask(job) for job in jobs[:10]]
+    assert alone == answers[:10]
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_regular_expression_and_choice(client: openai.OpenAI, is_streamed: bool) -> None:
+    for constraint, pattern in (
+        ({"regex": "[a-f]{3}-[0-9]{2}"}, "[a-f]{3}-[0-9]{2}"),
+        ({"choice": ["Nairobi", "a (b)", "Paris?"]}, r"Nairobi|a \(b\)|Paris\?"),
+        ({"json": {"enum": [7, "seven"]}}, '7|"seven"'),
+    ):
+        answer: Any = client.completions.create(
+            model=MODEL,
+            prompt="Say it: ",
+            extra_body={"structured_outputs": constraint},
+            seed=3,
+            stream=is_streamed,
+        )
+        text = "".join(each.choices[0].text for each in (answer if is_streamed else [answer]))
+        assert re.fullmatch(pattern, text)
+
+
+def test_any_object_is_json(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(
+        model=MODEL,
+        messages=QUESTION,
+        response_format={"type": "json_object"},
+        max_tokens=300,
+        temperature=0.3,
+        seed=1,
+    )
+    if answer.choices[0].finish_reason == "stop":
+        assert isinstance(json.loads(answer.choices[0].message.content or ""), dict)
+    else:
+        assert (answer.choices[0].message.content or "").startswith("{")
+
+
+def test_token_limit_still_ends_a_constrained_answer(client: openai.OpenAI) -> None:
+    answer = client.completions.create(
+        model=MODEL,
+        prompt="a",
+        max_tokens=5,
+        extra_body={"structured_outputs": {"regex": "[ab]{1000}"}},
+    )
+    assert answer.choices[0].finish_reason == "length"
+    assert re.fullmatch("[ab]+", answer.choices[0].text)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"response_format": {"type": "json_schema"}}, "response_format"),
+        ({"response_format": {"type": "xml"}}, "response_format"),
+        ({"response_format": format_of({"type": "colour"})}, "response_format"),
+        ({"structured_outputs": {"regex": "(["}}, "structured_outputs"),
+        ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs"),
+        ({"structured_outputs": {"choice": []}}, "structured_outputs"),
+        (
+            {"structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}},
+            "structured_outputs",
+        ),
+        ({"structured_outputs": {"regex": "a"}, "ignore_eos": True}, "ignore_eos"),
+    ],
+)
+def test_what_cannot_be_followed_is_refused_by_name(
+    api: ServedApi, fields: dict[str, Any], param: str
+) -> None:
+    response = api.post("/v1/chat/completions", model=MODEL, messages=QUESTION, **fields)
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == param
+    assert api.is_idle()
+
+
+def test_model_without_a_tokenizer_file_says_so(tmp_path_factory: pytest.TempPathFactory) -> None:
+    with served(tmp_path_factory.mktemp("mock") / "log", MOCK_APP) as api:
+        body = {"model": MODEL, "prompt": "a", "structured_outputs": {"regex": "b"}}
+        response = api.post("/v1/completions", **body)
+        assert response.status_code == 400
+        assert "tokenizer.json" in response.json()["error"]["message"]

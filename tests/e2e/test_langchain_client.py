@@ -1,0 +1,81 @@
+"""LangChain's OpenAI integration against the mock server: a second client that people use."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+from langchain_core.messages import HumanMessage, SystemMessage
+from langchain_openai import ChatOpenAI, OpenAI
+
+from benchmarking.serving import MOCK_APP, ServedApi, served
+
+MODEL = "hearth-tiny"
+ECHO = "System: Be brief.\nUser: hello\nAI: "  # what the mock makes of it
+TURNS = [SystemMessage("Be brief."), HumanMessage("hello")]
+
+
+@pytest.fixture(scope="module")
+def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedApi]:
+    with served(tmp_path_factory.mktemp("langchain") / "log", MOCK_APP) as api:
+        yield api
+
+
+def chat(api: ServedApi, **options: Any) -> ChatOpenAI:
+    settings: dict[str, Any] = {"model": MODEL, "api_key": "none", "max_retries": 0}
+    return ChatOpenAI(base_url=f"{api.url}/v1", **settings | options)
+
+
+def completions(api: ServedApi, **options: Any) -> OpenAI:
+    settings: dict[str, Any] = {"model": MODEL, "api_key": "none", "max_retries": 0}
+    return OpenAI(base_url=f"{api.url}/v1", **settings | options)
+
+
+def test_chat_is_answered_with_its_usage(api: ServedApi) -> None:
+    answer = chat(api).invoke(TURNS)
+    assert answer.content == ECHO
+    assert answer.response_metadata["finish_reason"] == "stop"
+    assert answer.usage_metadata is not None
+    assert answer.usage_metadata["output_tokens"] == len(ECHO)
+
+
+def test_chat_is_streamed_piece_by_piece(api: ServedApi) -> None:
+    pieces = list(chat(api, stream_usage=True).stream(TURNS))
+    assert "".join(str(piece.content) for piece in pieces) == ECHO
+    assert len([piece for piece in pieces if piece.content]) == len(ECHO)
+    (usage,) = [piece.usage_metadata for piece in pieces if piece.usage_metadata]
+    assert usage["total_tokens"] == 2 * len(ECHO)
+
+
+def test_chat_takes_stop_seed_and_limits(api: ServedApi) -> None:
+    assert chat(api, stop=["User"], seed=7).invoke(TURNS).content == "System: Be brief.\n"
+    limited = chat(api, max_tokens=6, temperature=0.5, top_p=0.9).invoke(TURNS)
+    assert limited.content == ECHO[:6]
+    assert limited.response_metadata["finish_reason"] == "length"
+
+
+def test_batch_of_chats_keeps_its_order(api: ServedApi) -> None:
+    texts = [f"number {number}" for number in range(8)]
+    answers = chat(api).batch(list(texts))
+    assert [answer.content for answer in answers] == [f"User: {text}\nAI: " for text in texts]
+
+
+def test_completion_is_answered(api: ServedApi) -> None:
+    assert completions(api, max_tokens=4).invoke("good morning") == "good"
+
+
+def test_completion_is_streamed(api: ServedApi) -> None:
+    pieces = list(completions(api).stream("good morning"))
+    assert "".join(pieces) == "good morning"
+    assert len([piece for piece in pieces if piece]) == len("good morning")
+
+
+def test_unknown_model_is_the_clients_not_found(api: ServedApi) -> None:
+    with pytest.raises(openai.NotFoundError):
+        chat(api, model="gpt-5").invoke(TURNS)
+
+
+def test_tools_are_refused_and_not_ignored(api: ServedApi) -> None:
+    tool = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+    with pytest.raises(openai.BadRequestError, match="tools"):
+        chat(api).bind_tools([tool]).invoke(TURNS)
