@@ -22,12 +22,14 @@ from inference_api.preflight import check_start
 from inference_api.settings import load_settings
 from optimizer.errors import StartupError as OptimizerStartupError
 from optimizer.settings import load_settings as load_optimizer_settings
+from weights.errors import StartupError as WeightsStartupError
+from weights.settings import load_settings as load_weights_settings
 
 faults: list[str] = []
-for load in (load_settings, load_optimizer_settings):
+for load in (load_settings, load_optimizer_settings, load_weights_settings):
     try:
         load()
-    except (StartupError, OptimizerStartupError) as error:
+    except (StartupError, OptimizerStartupError, WeightsStartupError) as error:
         faults += error.faults
 if faults:
     sys.exit(str(StartupError(faults)))

@@ -2,3 +2,5 @@
 
 Importing the package loads no torch: only `engine.torch_runner` and what lies below it do.
 """
+
+__version__ = "0.1.0"

@@ -11,8 +11,9 @@ from unittest.mock import patch
 from flask import Flask
 
 from inference_api.decode_backend import DecodeBackend
-from inference_api.engine.runner import DecodeInput
+from inference_api.engine.runner import DecodeInput, Drawn, PrefillChunk
 from inference_api.inference_api_server import create_server, server_of
+from inference_api.request import TokenLogprobs
 from inference_api.settings import Settings
 from inference_api.tokens import Message, plain_chat_prompt
 
@@ -34,9 +35,14 @@ class ByteTokenizer:
     def decode(self, token_ids: Sequence[int]) -> str:
         return bytes(id_ for id_ in token_ids if id_ < END_TOKEN).decode(errors="replace")
 
+    def as_json(self) -> None:
+        return None
+
 
 class EchoRunner:
     """A ModelRunner whose answer to a prompt is that prompt, then the end token."""
+
+    is_batch_invariant = True
 
     def __init__(self, max_rows: int, max_seq_len: int) -> None:
         self.max_rows = max_rows
@@ -49,19 +55,28 @@ class EchoRunner:
     def warm_up(self) -> None:
         """Nothing to warm up."""
 
-    def prefill(self, row: int, start: int, token_ids: Sequence[int]) -> None:
-        """Nothing to remember: a decode input brings its prompt."""
+    def step(self, chunks: Sequence[PrefillChunk], inputs: Sequence[DecodeInput]) -> list[Drawn]:
+        """Chunks need no remembering: a decode input brings its prompt. An echo is certain."""
+        return [Drawn(token := _echo(each), _certain(token, each)) for each in inputs]
 
-    def decode(self, inputs: Sequence[DecodeInput]) -> list[int]:
-        return [
-            item.prompt_tokens[at]
-            if (at := len(item.generated)) < len(item.prompt_tokens)
-            else END_TOKEN
-            for item in inputs
-        ]
+    def copy_prefix(self, source: int, target: int, num_tokens: int) -> None:
+        """Nothing to copy."""
 
     def release(self, row: int) -> None:
         """Nothing to release."""
+
+
+def _echo(item: DecodeInput) -> int:
+    if item.known_id is not None:
+        return item.known_id
+    at = len(item.generated)
+    return item.prompt_tokens[at] if at < len(item.prompt_tokens) else END_TOKEN
+
+
+def _certain(token_id: int, item: DecodeInput) -> TokenLogprobs | None:
+    if item.sampling.num_logprobs is None:
+        return None
+    return TokenLogprobs(0.0, ((token_id, 0.0),)[: item.sampling.num_logprobs])
 
 
 class StepPacer:

@@ -9,22 +9,41 @@ from flask import Flask
 from inference_api.decode_backend import DecodeBackend, Hooks
 from inference_api.disconnects import DisconnectWatcher
 from inference_api.input_queue import InputQueue
+from inference_api.live_state import LiveState
 from inference_api.metrics import ServerMetrics, ServerState
+from inference_api.openapi import Operations
 from inference_api.output_queues import OutputQueues
-from inference_api.routes import generate, health, openai
+from inference_api.routes import dashboard, generate, health, openai
 from inference_api.routes import metrics as metrics_routes
-from inference_api.routes.auth import register_token_check
+from inference_api.routes.auth import needs_token, register_token_check
 from inference_api.routes.caller import register_request_ids
 from inference_api.routes.errors import register_error_handlers
+from inference_api.routes.openapi import register_openapi
 from inference_api.settings import Settings, load_settings
 from inference_api.streaming import Generations
+from inference_api.telemetry import Tracing
 from optimizer.app import create_service
 from optimizer.metrics import DesiredReplicas
+from optimizer.routes import OPERATIONS as OPTIMIZER_OPERATIONS
 from optimizer.routes import create_blueprint as create_optimizer_blueprint
 from optimizer.settings import Settings as OptimizerSettings
 from optimizer.settings import load_settings as load_optimizer_settings
+from weights.app import create_service as create_weights_service
+from weights.routes import OPERATIONS as WEIGHTS_OPERATIONS
+from weights.routes import create_blueprint as create_weights_blueprint
+from weights.settings import Settings as WeightsSettings
+from weights.settings import load_settings as load_weights_settings
 
 EXTENSION = "hearth"  # key of the Server in app.extensions
+OPERATIONS: Operations = {
+    **generate.OPERATIONS,
+    **openai.OPERATIONS,
+    **health.OPERATIONS,
+    **dashboard.OPERATIONS,
+    **metrics_routes.OPERATIONS,
+    **OPTIMIZER_OPERATIONS,
+    **WEIGHTS_OPERATIONS,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,41 +55,55 @@ class Server:
     input_queue: InputQueue
     output_queues: OutputQueues
     watcher: DisconnectWatcher
+    tracing: Tracing | None = None
 
     def start(self, hooks: Hooks | None = None) -> None:
         """Start the threads, in the process that serves: threads do not survive a fork."""
         self.backend.hooks = hooks or self.backend.hooks
+        if self.tracing is not None:
+            self.tracing.start()
         self.watcher.start()
         self.backend.start()
 
     def stop(self) -> None:
         self.backend.stop()
         self.watcher.stop()
+        if self.tracing is not None:
+            self.tracing.stop()
 
 
 def create_server(
-    settings: Settings | None = None, optimizer_settings: OptimizerSettings | None = None
+    settings: Settings | None = None,
+    optimizer_settings: OptimizerSettings | None = None,
+    weights_settings: WeightsSettings | None = None,
 ) -> Flask:
     """The application. Nothing runs until `server_of(app).start()`; no torch is imported.
 
-    Raises the StartupError of inference_api or optimizer when a setting is invalid.
+    Raises the StartupError of inference_api, optimizer or weights when a setting is invalid.
     """
     settings = settings or load_settings()
     optimizer_settings = optimizer_settings or load_optimizer_settings()
+    weights_settings = weights_settings or load_weights_settings()
     optimizer = create_service(optimizer_settings)
+    weights = create_weights_service(weights_settings)
     input_queue = InputQueue(settings.max_input_qsize)
     output_queues = OutputQueues()
-    backend = DecodeBackend(settings, input_queue, output_queues)
-    watcher = DisconnectWatcher()
     metrics = ServerMetrics(
-        settings.served_name, lambda: _state(backend, input_queue, output_queues)
+        settings.served_name,
+        lambda: _state(backend, input_queue, output_queues),
+        settings.vllm_metrics,
     )
+    backend = DecodeBackend(settings, input_queue, output_queues, on_decoded=metrics.rows_decoded)
+    watcher = DisconnectWatcher()
+    tracing = Tracing(settings) if settings.otel_exporter_otlp_endpoint else None
     metrics.registry.register(DesiredReplicas(lambda: optimizer.state))
-    generations = Generations(backend, input_queue, output_queues, watcher, metrics)
+    generations = Generations(backend, input_queue, output_queues, watcher, metrics, tracing)
 
     app = Flask("inference_api", static_folder=None)
     app.config["MAX_CONTENT_LENGTH"] = settings.max_content_length_bytes
-    app.extensions[EXTENSION] = Server(settings, backend, input_queue, output_queues, watcher)
+    app.extensions[EXTENSION] = Server(
+        settings, backend, input_queue, output_queues, watcher, tracing
+    )
     register_request_ids(app)
     register_token_check(app, settings)
     register_error_handlers(app, on_error=metrics.request_failed)
@@ -80,7 +113,12 @@ def create_server(
         health.create_blueprint(backend, input_queue, output_queues, settings, _end_arbiter)
     )
     app.register_blueprint(metrics_routes.create_blueprint(metrics.registry))
+    live_state = LiveState(backend, input_queue, generations, metrics.registry, settings)
+    page = dashboard.Page.read("stateful" if optimizer_settings.stateful else "stateless")
+    app.register_blueprint(dashboard.create_blueprint(backend, live_state.dump, page))
     app.register_blueprint(create_optimizer_blueprint(optimizer, optimizer_settings.max_body_bytes))
+    app.register_blueprint(create_weights_blueprint(weights, weights_settings.max_body_bytes))
+    register_openapi(app, OPERATIONS, lambda rule: needs_token(rule, settings))
     return app
 
 

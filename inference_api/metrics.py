@@ -8,7 +8,14 @@ names, one record.
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    GCCollector,
+    Histogram,
+    PlatformCollector,
+    ProcessCollector,
+)
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
@@ -16,6 +23,7 @@ from prometheus_client.registry import Collector
 MODEL = "model_name"
 LATENCY_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 TOKEN_GAP_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.15, 0.25, 0.5, 1, 2.5)
+BATCH_BUCKETS = (1, 2, 4, 8, 12, 16, 20, 24, 28, 32, 64, 128, 256)
 TOKEN_BUCKETS = (1, 4, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 32768)
 
 
@@ -24,8 +32,12 @@ class GenerationRecord:
     """What a request thread knows of a generation once it is over."""
 
     prompt_tokens: int
+    reused_tokens: int  # of the prompt, from a row's cache
     completion_tokens: int
+    begun_s: float  # on the monotonic clock
     queue_s: float
+    prefill_s: float  # from leaving the queue to the first token
+    decode_s: float  # from the first token to the last
     ttft_s: float
     e2e_s: float
     finish_reason: str
@@ -44,15 +56,18 @@ class ServerState:
     sessions: int
     steps: int
     prefilled_tokens: int
+    reused_tokens: int
     generated_tokens: int
     model_s: float
     loop_s: float
 
 
 class ServerMetrics:
-    """Recorded by any request thread; scraped through `registry`."""
+    """Recorded by any thread; scraped through `registry`."""
 
-    def __init__(self, model_name: str, state: Callable[[], ServerState]) -> None:
+    def __init__(
+        self, model_name: str, state: Callable[[], ServerState], with_vllm_names: bool = True
+    ) -> None:
         self.registry = CollectorRegistry()
         self._model_name = model_name
         self._requests = Counter(
@@ -73,6 +88,12 @@ class ServerMetrics:
         self._queue = self._histogram(
             "queue_time_seconds", "Waiting for a user row.", LATENCY_BUCKETS_S
         )
+        self._prefill = self._histogram(
+            "prefill_time_seconds", "From leaving the queue to first token.", LATENCY_BUCKETS_S
+        )
+        self._decode = self._histogram(
+            "decode_time_seconds", "From first token to last token.", LATENCY_BUCKETS_S
+        )
         self._e2e = self._histogram(
             "e2e_latency_seconds", "From request to last token.", LATENCY_BUCKETS_S
         )
@@ -80,11 +101,21 @@ class ServerMetrics:
         self._completion = self._histogram(
             "completion_tokens", "Tokens of an answer.", TOKEN_BUCKETS
         )
-        self.registry.register(_StateCollector(model_name, state))
-        self.registry.register(_Renamed(self._known_to_vllm()))
+        self._batch_size = self._histogram(
+            "batch_size", "Rows decoded together in a step.", BATCH_BUCKETS
+        ).labels(model_name)
+        self.registry.register(_StateCollector(model_name, state, with_vllm_names))
+        if with_vllm_names:
+            self.registry.register(_Renamed(self._known_to_vllm()))
+        for collector in (ProcessCollector, PlatformCollector, GCCollector):
+            collector(registry=self.registry)
 
     def token_gap(self, seconds: float) -> None:
         self._itl.labels(self._model_name).observe(seconds)
+
+    def rows_decoded(self, batch_size: int) -> None:
+        """Once per step of the decode thread."""
+        self._batch_size.observe(batch_size)
 
     def generation_ended(self, record: GenerationRecord) -> None:
         self._requests.labels(self._model_name, record.finish_reason).inc()
@@ -93,6 +124,8 @@ class ServerMetrics:
             (self._completion, record.completion_tokens),
             (self._queue, record.queue_s),
             (self._ttft, record.ttft_s),
+            (self._prefill, record.prefill_s),
+            (self._decode, record.decode_s),
             (self._e2e, record.e2e_s),
         ):
             histogram.labels(self._model_name).observe(value)
@@ -112,6 +145,8 @@ class ServerMetrics:
             "vllm:time_per_output_token_seconds": self._itl,  # its older name of the same
             "vllm:inter_token_latency_seconds": self._itl,
             "vllm:request_queue_time_seconds": self._queue,
+            "vllm:request_prefill_time_seconds": self._prefill,
+            "vllm:request_decode_time_seconds": self._decode,
             "vllm:e2e_request_latency_seconds": self._e2e,
             "vllm:request_prompt_tokens": self._prompt,
             "vllm:request_generation_tokens": self._completion,
@@ -121,17 +156,22 @@ class ServerMetrics:
 class _StateCollector(Collector):
     """Reads the server at each scrape, so that a gauge is never stale."""
 
-    def __init__(self, model_name: str, state: Callable[[], ServerState]) -> None:
+    def __init__(
+        self, model_name: str, state: Callable[[], ServerState], with_vllm_names: bool
+    ) -> None:
         self._model_name = model_name
         self._state = state
+        self._with_vllm_names = with_vllm_names
 
     def collect(self) -> Iterable[Metric]:
         state = self._state()
-        gauges = {
+        gauges: dict[str, tuple[str, float]] = {
             "inference_rows_busy": ("User rows that run a request.", state.busy_rows),
             "inference_rows": ("User rows.", state.user_rows),
             "inference_queue_depth": ("Requests waiting for a row.", state.queued),
             "inference_sessions": ("Sessions with an open stream.", state.sessions),
+        }
+        known_to_vllm = {
             "vllm:num_requests_running": ("User rows that run a request.", state.busy_rows),
             "vllm:num_requests_waiting": ("Requests waiting for a row.", state.queued),
             # Rows are allocated whole, so the share of busy rows is the share of the cache.
@@ -143,10 +183,16 @@ class _StateCollector(Collector):
         counters = {
             "inference_steps": ("Steps that called the model.", state.steps),
             "inference_prefilled_tokens": ("Prompt tokens prefilled.", state.prefilled_tokens),
+            "inference_reused_tokens": (
+                "Prompt tokens taken from a row's cache instead of prefilled.",
+                state.reused_tokens,
+            ),
             "inference_generated_tokens": ("Tokens decoded.", state.generated_tokens),
             "inference_model_seconds": ("Time inside the model.", state.model_s),
             "inference_loop_seconds": ("Time of steps outside the model.", state.loop_s),
         }
+        if self._with_vllm_names:
+            gauges |= known_to_vllm
         for name, (help_text, value) in gauges.items():
             gauge = GaugeMetricFamily(name, help_text, labels=[MODEL])
             gauge.add_metric([self._model_name], value)

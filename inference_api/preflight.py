@@ -5,13 +5,14 @@ Runs in gunicorn's arbiter, so it loads no torch.
 
 import socket
 
+from inference_api import telemetry
 from inference_api.errors import StartupError
 from inference_api.settings import Settings
 
 
 def check_start(settings: Settings, with_model: bool) -> None:
     """Raises StartupError with every fault found."""
-    faults = _port_faults(settings)
+    faults = _port_faults(settings) + telemetry.faults(settings)
     if with_model:
         from inference_api.engine import checkpoint
 
@@ -22,6 +23,7 @@ def check_start(settings: Settings, with_model: bool) -> None:
             device=settings.device,
             dtype=settings.dtype,
             quantization=settings.quantization,
+            kv_cache_dtype=settings.kv_cache_dtype,
         )
     if faults:
         raise StartupError(faults)

@@ -29,7 +29,8 @@ class Settings(BaseSettings):
     service_host: str = Field("127.0.0.1", description="Address the API listens on.")
     service_port: int = Field(7000, ge=1, le=65535, description="Port the API listens on.")
     model: str = Field(
-        str(EMBEDDED_MODEL), description="Model folder or hub id; default: the embedded model."
+        str(EMBEDDED_MODEL),
+        description="Model folder, GGUF file or hub id; default: the embedded model.",
     )
     model_name: str | None = Field(
         None, description="Name clients ask for; default: the last part of MODEL."
@@ -46,6 +47,10 @@ class Settings(BaseSettings):
     quantization: Literal["none", "int8", "int4"] = Field(
         "none", description="Weights of linear maps in groups of 32; CPU only."
     )
+    kv_cache_dtype: Literal["auto", "float16", "float32"] = Field(
+        "auto",
+        description="Precision of the cache with quantised weights, else as DTYPE; auto: float16.",
+    )
     user_rows: int = Field(32, ge=1, le=256, description="Requests decoded together.")
     max_seq_len: int | None = Field(
         None,
@@ -55,7 +60,16 @@ class Settings(BaseSettings):
     )
     max_input_qsize: int = Field(64, ge=1, le=4096, description="Requests waiting for a row.")
     prefill_chunk_tokens: int = Field(
-        256, ge=1, le=65536, description="Prompt tokens prefilled between two decode steps."
+        256, ge=1, le=65536, description="Most prompt tokens prefilled in one step."
+    )
+    itl_budget: float = Field(
+        1.4,
+        ge=1,
+        le=1000,
+        description="Longest step beside prefill, in steps of all rows decoding; with kernels.",
+    )
+    prefix_reuse: bool = Field(
+        True, description="Take the beginning of a prompt from a row that holds it already."
     )
     keepalive_period_s: float = Field(
         120.0,
@@ -92,6 +106,13 @@ class Settings(BaseSettings):
         "INFO", description="Least severe level that is logged."
     )
     log_format: Literal["text", "json"] = Field("text", description="Shape of a log line.")
+    vllm_metrics: bool = Field(True, description="Publish metrics under vLLM's names too.")
+    otel_exporter_otlp_endpoint: str | None = Field(
+        None,
+        pattern="^https?://",
+        description="Where traces go by OTLP/HTTP, as in http://collector:4318.",
+    )
+    otel_service_name: str = Field("hearth", description="Name of this process in traces.")
 
     @field_validator("route_aliases", mode="before")
     @classmethod

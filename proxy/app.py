@@ -21,6 +21,7 @@ from proxy.headers import Identity, client_headers
 from proxy.heads import PendingHeads
 from proxy.inbound import Environ, InboundRequest, RequestBody, read_hints, target_fault
 from proxy.limits import Admission, TeamLimits
+from proxy.logs import request_id
 from proxy.maintenance import Maintenance, check_health
 from proxy.metrics import Metrics
 from proxy.policy import Policy, TeamPolicy
@@ -120,6 +121,7 @@ class ProxyApp:
             Exchange(environ.get("gunicorn.socket")),
             is_http_1_0=environ["SERVER_PROTOCOL"] == "HTTP/1.0",
         )
+        request_id.set(visit.record.request_id)
         self._running.add(visit.exchange)
         try:
             return self._serve(visit, environ, start_response)

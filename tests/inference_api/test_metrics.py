@@ -87,3 +87,59 @@ def test_text_is_what_prometheus_parses(client: FlaskClient) -> None:
     names = [family.name for family in families]
     assert "vllm:request_success" in names
     assert len(names) == len(set(names))
+
+
+def test_every_decode_step_counts_its_rows(client: FlaskClient) -> None:
+    before = scrape(client)
+    with client.post("/inference", json={"text": "steps", "max_tokens": 5}) as response:
+        assert response.text == "steps"
+    after = scrape(client)
+    for suffix, gained in (("_count", 5), ("_sum", 5), ("_bucket", 5)):  # one row at a time
+        labels = '{le="1.0",model_name="hearth-tiny"}' if suffix == "_bucket" else LABELS
+        name = f"inference_batch_size{suffix}{labels}"
+        assert after[name] - before[name] == gained
+
+
+def test_phases_of_a_generation_make_up_its_time(client: FlaskClient) -> None:
+    with client.post("/inference", json={"text": "phases"}) as response:
+        assert response.text == "phases"
+    samples = scrape(client)
+
+    def seconds(phase: str) -> float:
+        return samples[f"inference_{phase}_seconds_sum{LABELS}"]
+
+    assert seconds("prefill_time") > 0
+    assert seconds("decode_time") > 0
+    phases = seconds("queue_time") + seconds("prefill_time") + seconds("decode_time")
+    assert phases == pytest.approx(seconds("e2e_latency"))
+    assert seconds("queue_time") + seconds("prefill_time") == pytest.approx(
+        seconds("time_to_first_token")
+    )
+
+
+def test_prompt_tokens_from_the_cache_are_counted(client: FlaskClient) -> None:
+    before = scrape(client)
+    for _ in range(2):
+        with client.post("/inference", json={"text": "the same beginning"}) as response:
+            assert response.text == "the same beginning"
+    after = scrape(client)
+
+    def gained(name: str) -> float:
+        return after[f"{name}{LABELS}"] - before[f"{name}{LABELS}"]
+
+    assert gained("inference_reused_tokens_total") > 0
+    prompts = gained("inference_prompt_tokens_sum")
+    taken = gained("inference_prefilled_tokens_total") + gained("inference_reused_tokens_total")
+    assert taken == prompts - 2  # the last token of each goes into its first decode step
+
+
+def test_process_is_measured(client: FlaskClient) -> None:
+    samples = scrape(client)
+    assert samples["process_resident_memory_bytes"] > 0
+    assert samples["process_open_fds"] > 0
+
+
+def test_vllm_names_can_be_left_out() -> None:
+    text = create_test_server(Settings(vllm_metrics=False)).test_client().get("/metrics").text
+    assert "inference_requests" in text
+    assert "vllm:" not in text

@@ -1,0 +1,45 @@
+// The page: which view is shown, and the poll that feeds all of them.
+
+import { ApiError, getJson } from "./api.js";
+import { poll } from "./poll.js";
+import { setModel } from "./playground.js";
+import { setPhase, showServer } from "./serving.js";
+import { showOptimizer } from "./optimizer.js";
+import { showWeights } from "./weights.js";
+
+const PERIOD_MS = 1000;
+const VIEWS = { serving: () => {}, optimizer: showOptimizer, weights: showWeights };
+const links = [...document.querySelectorAll("nav a")];
+
+function showView() {
+  const [wanted, ...rest] = location.hash.slice(1).split("/");
+  if (wanted === "content") return; // where the skip link leads, in any view
+  const name = wanted in VIEWS ? wanted : "serving";
+  for (const each of Object.keys(VIEWS))
+    document.getElementById(`view-${each}`).hidden = each !== name;
+  for (const link of links) {
+    if (link.hash === `#${name}`) link.setAttribute("aria-current", "page");
+    else link.removeAttribute("aria-current");
+  }
+  document.title =
+    name === "serving" ? "Hearth" : `${name[0].toUpperCase()}${name.slice(1)} · Hearth`;
+  VIEWS[name](decodeURIComponent(rest.join("/")));
+}
+
+async function refresh() {
+  const state = await getJson("/dashboard/state");
+  setModel(state.server.models[0]);
+  showServer(state);
+}
+
+function onFailure(error) {
+  const isAnswer = error instanceof ApiError;
+  setPhase(
+    isAnswer ? "error" : "unreachable",
+    isAnswer ? error.message : "The server does not answer. Trying again.",
+  );
+}
+
+addEventListener("hashchange", showView);
+showView();
+poll(refresh, PERIOD_MS, onFailure);

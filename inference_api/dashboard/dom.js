@@ -1,0 +1,37 @@
+// Building and changing elements. Text is only ever set as text: nothing here parses markup.
+
+const SVG = "http://www.w3.org/2000/svg";
+
+/** `h("td", {class: "number"}, "12")`; properties that start with "on" are listeners. */
+export function h(tag, properties = {}, ...children) {
+  return filled(document.createElement(tag), properties, children);
+}
+
+export function svg(tag, properties = {}, ...children) {
+  return filled(document.createElementNS(SVG, tag), properties, children);
+}
+
+export function setText(element, text) {
+  if (element.textContent !== text) element.textContent = text;
+}
+
+/** A horizontal bar, `share` of it filled. What it shows must stand beside it as text. */
+export function bar(share, properties = {}) {
+  const fill = h("span");
+  fill.style.setProperty("inline-size", `${100 * Math.min(1, Math.max(0, share))}%`);
+  return h(
+    "span",
+    { ...properties, class: `bar ${properties.class ?? ""}`, "aria-hidden": "true" },
+    fill,
+  );
+}
+
+function filled(element, properties, children) {
+  for (const [name, value] of Object.entries(properties)) {
+    if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+    else if (value === true) element.setAttribute(name, "");
+    else if (value !== false && value != null) element.setAttribute(name, value);
+  }
+  element.append(...children.flat().filter((child) => child != null));
+  return element;
+}

@@ -1,0 +1,30 @@
+// Numbers as people read them.
+
+const NOTHING = "–";
+const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
+const tenths = new Intl.NumberFormat("en", { maximumFractionDigits: 1 });
+const precise = new Intl.NumberFormat("en", { maximumSignificantDigits: 3 });
+
+/** Three significant digits below 100, whole numbers above. */
+export function number(value) {
+  if (value == null || !Number.isFinite(value)) return NOTHING;
+  return Math.abs(value) < 100 ? precise.format(value) : whole.format(value);
+}
+
+export function decimal(value) {
+  return value == null || !Number.isFinite(value) ? NOTHING : tenths.format(value);
+}
+
+export function count(value, noun) {
+  return `${whole.format(value)} ${noun}${value === 1 ? "" : "s"}`;
+}
+
+/** Seconds as ms, or as s from one second on. */
+export function duration(seconds) {
+  if (seconds == null || !Number.isFinite(seconds)) return NOTHING;
+  return seconds < 1 ? `${number(1000 * seconds)} ms` : `${number(seconds)} s`;
+}
+
+export function percent(share) {
+  return share == null ? NOTHING : `${whole.format(100 * share)} %`;
+}

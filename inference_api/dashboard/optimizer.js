@@ -1,0 +1,206 @@
+// The optimizer's view: the system as the server has it, edited loads, and solving it again.
+
+import { getJson, postJson } from "./api.js";
+import { allocationTable, totalCost } from "./allocations.js";
+import { h, setText } from "./dom.js";
+import { count, number } from "./format.js";
+import { systemPanels } from "./system_panels.js";
+
+const SOLVERS = {
+  greedy: ["Greedy", { unlimited: false, milpSolver: false }],
+  milp: ["MILP", { unlimited: false, milpSolver: true }],
+  unlimited: ["Unlimited cards", { unlimited: true, milpSolver: false }],
+};
+const POLICIES = {
+  None: "Nothing",
+  PriorityExhaustive: "By priority",
+  PriorityRoundRobin: "Round robin by priority",
+  RoundRobin: "Round robin",
+};
+
+const isStateful = document.documentElement.dataset.optimizer === "stateful";
+const root = document.getElementById("optimizer-body");
+const status = document.getElementById("optimizer-status");
+const fault = document.getElementById("optimizer-fault");
+const examplePath = new URL("example_system.json", import.meta.url).pathname;
+
+let state = null; // as in GET /state
+let answer = null; // of the last solve here: details, changes, reasons, summary
+const loads = new Map(); // server name -> its load, where it was edited since the last solve
+const form = makeForm();
+const panels = h("div", { class: "side-by-side" });
+
+/** Called whenever the view comes up: edits stay, the rest is as the server has it now. */
+export function showOptimizer() {
+  return tell(async () => {
+    const before = JSON.stringify(state);
+    state = await getJson("/state");
+    if (JSON.stringify(state) !== before) answer = null; // somebody else changed or solved it
+    render();
+  });
+}
+
+/** Solves the system as it is on the server now, with the loads and flags given here. */
+async function solve(flags) {
+  const { system } = await getJson("/state");
+  const servers = system.serverData.servers.map(withLoad);
+  if (isStateful) {
+    const edited = servers.filter((server) => loads.has(server.name));
+    if (edited.length) await postJson("/setServers", { servers: edited });
+    answer = await (await postJson("/optimize", flags)).json();
+  } else {
+    await solveWhole({ ...system, serverData: { servers }, optimizerData: { optimizer: flags } });
+  }
+}
+
+async function solveWhole(whole) {
+  answer = await (await postJson("/optimizeOne", { system: whole })).json();
+}
+
+function withLoad(server) {
+  const load = loads.get(server.name) ?? server.currentAlloc.load;
+  return { ...server, currentAlloc: { ...server.currentAlloc, load } };
+}
+
+/** Runs a solve, shows its answer, and tells what came of it. */
+function act(work) {
+  if (root.ariaBusy === "true") return;
+  tell(async () => {
+    setText(status, "Solving…");
+    await work();
+    loads.clear();
+    state = await getJson("/state");
+    render();
+    setText(status, told());
+  });
+}
+
+async function tell(work) {
+  root.ariaBusy = "true";
+  fault.hidden = true;
+  try {
+    await work();
+  } catch (error) {
+    setText(status, "");
+    fault.hidden = false;
+    setText(fault, error.message);
+  } finally {
+    root.ariaBusy = "false";
+  }
+}
+
+function told() {
+  const { summary, unallocated } = answer;
+  const refused = Object.keys(unallocated).length;
+  const rest = refused ? `, ${count(refused, "server")} without allocation` : "";
+  return [`Solved: ${number(summary.totalCost)} ¢/h${rest}.`, ...summary.notes].join(" ");
+}
+
+function render() {
+  if (state.system.serverData.servers.length === 0) {
+    root.replaceChildren(emptyState());
+    return;
+  }
+  if (!root.contains(form.element)) {
+    const hadFocus = root.contains(document.activeElement); // on what is replaced
+    root.replaceChildren(form.element, panels);
+    if (hadFocus) form.solver.focus();
+  }
+  form.fill();
+  panels.replaceChildren(...systemPanels(state.system));
+}
+
+function emptyState() {
+  const text = h("textarea", { rows: 8, spellcheck: "false", placeholder: '{"system": {…}}' });
+  const solveText = () => act(async () => solveWhole(wholeOf(parse(text.value))));
+  const solveExample = () => act(async () => solveWhole(wholeOf(await getJson(examplePath))));
+  return h(
+    "section",
+    { class: "panel empty" },
+    h("h2", {}, "No system yet"),
+    h(
+      "p",
+      { class: "quiet" },
+      "The optimizer says which accelerators, how many replicas and which batch size meet your " +
+        "service levels at least cost. Give it a system in the form that POST /optimizeOne takes, " +
+        "or look around with an invented one.",
+    ),
+    h("label", { class: "field" }, "System, as JSON", text),
+    h(
+      "div",
+      { class: "actions" },
+      h("button", { type: "button", class: "primary", onclick: solveText }, "Solve it"),
+      h("button", { type: "button", onclick: solveExample }, "Solve the example"),
+    ),
+  );
+}
+
+function parse(text) {
+  try {
+    return JSON.parse(text);
+  } catch (error) {
+    throw new Error(`This is not JSON: ${error.message}`);
+  }
+}
+
+function wholeOf(value) {
+  return value.system ?? value;
+}
+
+/** The form stays in place between solves, so that nobody loses the focus; `fill` renews it. */
+function makeForm() {
+  const solver = select(Object.entries(SOLVERS).map(([value, [name]]) => [value, name]));
+  const policy = select(Object.entries(POLICIES));
+  const figures = h("dl", { class: "figures inline" });
+  const table = h("div", {});
+  const submit = (event) => {
+    event.preventDefault();
+    if (!element.reportValidity()) return;
+    const flags = state.system.optimizerData.optimizer;
+    act(() => solve({ ...flags, ...SOLVERS[solver.value][1], saturationPolicy: policy.value }));
+  };
+  const element = h(
+    "form",
+    { class: "panel", onsubmit: submit, novalidate: true },
+    h("header", { class: "panel-head" }, h("h2", {}, "Allocation"), figures),
+    h(
+      "div",
+      { class: "controls" },
+      h("label", { class: "field" }, "Solver", solver),
+      h("label", { class: "field" }, "What does not fit gets", policy),
+      h("button", { type: "submit", class: "primary" }, "Re-solve"),
+    ),
+    table,
+  );
+  const fill = () => {
+    const flags = state.system.optimizerData.optimizer;
+    solver.value = flags.unlimited ? "unlimited" : flags.milpSolver ? "milp" : "greedy";
+    policy.value = flags.saturationPolicy;
+    figures.replaceChildren(...figuresOf());
+    const focused = table.contains(document.activeElement) && document.activeElement.ariaLabel;
+    table.replaceChildren(...allocationTable({ ...state, answer, loads }));
+    if (focused) table.querySelector(`[aria-label="${CSS.escape(focused)}"]`)?.focus();
+  };
+  return { element, solver, fill };
+}
+
+function select(options) {
+  return h(
+    "select",
+    {},
+    options.map(([value, name]) => h("option", { value }, name)),
+  );
+}
+
+function figuresOf() {
+  const desired = state.system.serverData.servers.map((server) => server.desiredAlloc);
+  const entries = [
+    ["Cost", `${number(desired.reduce((sum, each) => sum + totalCost(each), 0))} ¢/h`],
+    ["Servers", String(desired.length)],
+    answer && ["Power", `${number(answer.summary.totalPowerWatts / 1000)} kW`],
+    answer && ["Solved by", answer.summary.solver],
+  ];
+  return entries
+    .filter(Boolean)
+    .map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value)));
+}

@@ -1,0 +1,81 @@
+// The first view: what the server is, its four charts and its rows, from one polled state.
+
+import { setText } from "./dom.js";
+import { count, duration, number } from "./format.js";
+import { Chart } from "./chart.js";
+import { History } from "./history.js";
+import { showRows } from "./rows.js";
+
+const history = new History();
+const charts = {
+  throughput: new Chart("Throughput", ["first", "second"], true),
+  rows: new Chart("Rows and queue", ["first", "second"], true),
+  ttft: new Chart("Time to first token", ["first"]),
+  itl: new Chart("Inter-token latency", ["first"]),
+};
+document.getElementById("charts").append(...Object.values(charts).map((chart) => chart.element));
+
+const model = document.getElementById("server-model");
+const phase = document.getElementById("server-phase");
+const notice = document.getElementById("notice");
+const summary = document.getElementById("rows-summary");
+
+export function showServer(state) {
+  history.push(state);
+  setPhase(state.server.phase, state.server.reason);
+  setText(model, state.server.models.join(", "));
+  const busy = busyRows(state);
+  setText(
+    summary,
+    `${busy} of ${state.rows.length} busy, ${state.queue.waiting} waiting` +
+      (state.server.context_tokens ? `, ${count(state.server.context_tokens, "token")} each` : ""),
+  );
+  showRows(state);
+  showCharts(state, busy);
+}
+
+export function setPhase(name, reason) {
+  phase.dataset.phase = name;
+  setText(phase, name);
+  notice.hidden = !reason;
+  setText(notice, reason ?? "");
+}
+
+function showCharts(state, busy) {
+  const { range } = history;
+  const decoded = history.rates((each) => each.totals.generated_tokens);
+  const prefilled = history.rates((each) => each.totals.prefilled_tokens);
+  charts.throughput.update({
+    value: number(decoded.at(-1)?.[1] ?? 0),
+    unit: "tokens/s",
+    note: `prefill ${number(prefilled.at(-1)?.[1] ?? 0)} tokens/s`,
+    lines: [decoded, prefilled],
+    range,
+    scale: number,
+  });
+  charts.rows.update({
+    value: number(busy),
+    unit: `of ${state.rows.length} busy`,
+    note: `queue ${state.queue.waiting} of ${state.queue.capacity}`,
+    lines: [history.levels(busyRows), history.levels((each) => each.queue.waiting)],
+    range,
+    scale: number,
+    ceiling: Math.max(state.rows.length, ...history.states.map((each) => each.queue.waiting)),
+  });
+  for (const name of ["ttft", "itl"]) {
+    const [median_s, p95_s] = history.quantiles(name, [0.5, 0.95]);
+    const [value, unit = ""] = duration(median_s).split(" ");
+    charts[name].update({
+      value,
+      unit: `${unit} median`,
+      note: p95_s === null ? "nothing in the last minute" : `95th percentile ${duration(p95_s)}`,
+      lines: [history.means(name)],
+      range,
+      scale: duration,
+    });
+  }
+}
+
+function busyRows(state) {
+  return state.rows.filter(Boolean).length;
+}

@@ -1,0 +1,120 @@
+"""What the server does right now, as one small JSON value for people who watch it.
+
+Built on the thread that asks, from published snapshots: the decode thread does nothing for it. A
+row may move on while it is read, so the rows of one answer can be a step apart.
+"""
+
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.samples import Sample
+
+from inference_api.decode_backend import DecodeBackend, Phase
+from inference_api.input_queue import InputQueue
+from inference_api.rows import UserRow
+from inference_api.settings import Settings
+from inference_api.streaming import Generations
+
+LATENCIES = {
+    "ttft": "inference_time_to_first_token_seconds",
+    "itl": "inference_inter_token_latency_seconds",
+}
+REQUESTS = "inference_requests_total"
+ERRORS = "inference_errors_total"
+
+Json = dict[str, Any]
+
+
+class LiveState:
+    """Any thread; holds nothing but what it reads from."""
+
+    def __init__(
+        self,
+        backend: DecodeBackend,
+        input_queue: InputQueue,
+        generations: Generations,
+        registry: CollectorRegistry,
+        settings: Settings,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._backend = backend
+        self._input_queue = input_queue
+        self._generations = generations
+        self._registry = registry
+        self._settings = settings
+        self._clock = clock
+
+    def dump(self) -> Json:
+        now_s = self._clock()
+        totals = self._backend.snapshot.totals
+        return {
+            "at_s": now_s,
+            "server": self._server(),
+            "rows": [row and self._row(row, now_s) for row in list(self._backend.users)],
+            "queue": {
+                "waiting": len(self._input_queue),
+                "capacity": self._settings.max_input_qsize,
+            },
+            "totals": {
+                "steps": totals.steps,
+                "prefilled_tokens": totals.prefilled_tokens,
+                "generated_tokens": totals.generated_tokens,
+            },
+            "latencies": {name: self._histogram(metric) for name, metric in LATENCIES.items()},
+            "finished": self._counts(REQUESTS, "finish_reason"),
+            "errors": self._counts(ERRORS, "code"),
+        }
+
+    def _server(self) -> Json:
+        backend = self._backend
+        is_loaded = backend.phase in (Phase.READY, Phase.DRAINING)
+        return {
+            "phase": str(backend.phase),
+            "reason": backend.unhealthy_reason(),
+            "models": [self._settings.served_name] if is_loaded else [],
+            "context_tokens": backend.runner.max_seq_len if is_loaded else None,
+            "quantization": self._settings.quantization,
+        }
+
+    def _row(self, row: UserRow, now_s: float) -> Json:
+        caller = self._generations.caller_of(row.session_id)
+        prompt_tokens = len(row.request.prompt_tokens)
+        return {
+            "session_id": row.session_id,
+            "request_id": caller and caller.request_id,
+            "team_id": caller and caller.team_id,
+            "phase": _phase(row),
+            "prompt_tokens": prompt_tokens,
+            "cached_tokens": min(row.num_cached, prompt_tokens),
+            "generated_tokens": len(row.generated),
+            "token_limit": row.token_limit,
+            "running_s": round(now_s - row.admitted_at_s, 3),
+        }
+
+    def _histogram(self, name: str) -> Json:
+        """Cumulative since start; the upper bound of the last bucket is null, for infinity."""
+        buckets = []
+        sum_s = 0.0
+        for sample in self._samples([f"{name}_bucket", f"{name}_sum"]):
+            if sample.name.endswith("_sum"):
+                sum_s = sample.value
+            else:
+                bound = sample.labels["le"]
+                buckets.append([None if bound == "+Inf" else float(bound), int(sample.value)])
+        return {"buckets": buckets, "sum_s": sum_s}
+
+    def _counts(self, name: str, label: str) -> dict[str, int]:
+        return {sample.labels[label]: int(sample.value) for sample in self._samples([name])}
+
+    def _samples(self, names: list[str]) -> Iterable[Sample]:
+        for metric in self._registry.restricted_registry(names).collect():
+            yield from metric.samples
+
+
+def _phase(row: UserRow) -> str:
+    """`queued`: it has its row, and waits there for the first chunk of its prompt."""
+    if row.is_prefilled:
+        return "decode"
+    return "prefill" if row.has_begun else "queued"

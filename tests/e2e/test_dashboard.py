@@ -1,0 +1,512 @@
+"""The page in real Chromium, before real gunicorn: what it shows is what the server does.
+
+Every page is watched: whatever it logs as an error, and whatever it asks of another host, fails
+the test it happened in. `DASHBOARD_SCREENSHOT=docs/dashboard.png` renews the picture in the docs.
+"""
+
+import json
+import os
+import re
+import shlex
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import jwt
+import pytest
+import requests
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+
+from benchmarking.serving import MOCK_APP, ServedApi, eventually, served
+
+CHROMIUM = "/usr/bin/chromium"
+ARGUMENTS = [
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+WIDE, NARROW = {"width": 1440, "height": 780}, {"width": 400, "height": 800}
+VIEWS = ("serving", "optimizer", "weights")
+TEAMS = ("search", "support", "research", "docs-bot")
+SECRET = "a secret that is long enough for HS256"
+WCAG = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
+
+expect.set_options(timeout=15_000)
+
+
+@pytest.fixture(scope="module")
+def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedApi]:
+    folder = tmp_path_factory.mktemp("dashboard")
+    with served(folder / "log", WEIGHTS_DB=folder / "weights.db") as api:
+        yield api
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+        yield browser
+        browser.close()
+
+
+@contextmanager
+def opened(browser: Browser, url: str, may_log: str = "^$", **options: Any) -> Iterator[Page]:
+    """A page of its own, watched for errors and for requests that leave its origin.
+
+    What matches `may_log` is expected: browsers log every answer of 400 and above.
+    """
+    context = browser.new_context(**{"viewport": WIDE, "reduced_motion": "reduce"} | options)
+    lines: list[str] = []
+    asked: list[str] = []
+    page = context.new_page()
+    page.set_default_timeout(15_000)
+    page.on("console", lambda line: lines.append(f"{line.type}: {line.text}"))
+    page.on("pageerror", lambda error: lines.append(f"error: {error}"))
+    page.on("request", lambda sent: asked.append(sent.url))
+    page.goto(url)
+    yield page
+    context.close()
+    errors = [line for line in lines if line.startswith("error")]
+    assert [error for error in errors if not re.search(may_log, error)] == []
+    assert [each for each in asked if not each.startswith(url)] == []
+
+
+@pytest.fixture
+def page(api: ServedApi, browser: Browser) -> Iterator[Page]:
+    with opened(browser, api.url) as page:
+        yield page
+
+
+@contextmanager
+def busy(api: ServedApi, num_rows: int) -> Iterator[None]:
+    """That many rows generate until the end, for a few teams."""
+    with ExitStack() as stack:
+        for row in range(num_rows):
+            body = {
+                "model": "hearth-tiny",
+                "prompt": "Tell me a story about a fox who travels far. " * (1 + row % 5),
+                "max_tokens": 1700,
+                "ignore_eos": True,
+                "stream": True,
+                "seed": row,
+            }
+            who = {"X-Team-Id": TEAMS[row % 4], "X-Request-Id": f"request-{row}"}
+            path = f"{api.url}/v1/completions"
+            stack.enter_context(
+                requests.post(path, json=body, headers=who, stream=True, timeout=60)
+            )
+        yield
+    eventually(api.is_idle)
+
+
+def show(page: Page, view: str) -> None:
+    page.get_by_role("link", name=view.capitalize()).click()
+    expect(page.locator(f"#view-{view}")).to_be_visible()
+
+
+def solve_example(page: Page) -> None:
+    """Bring the optimizer's view to a solved system, whatever an earlier test left."""
+    show(page, "optimizer")
+    page.locator("table.allocations, .empty").first.wait_for()
+    if page.locator(".empty:visible").count():
+        page.get_by_role("button", name="Solve the example").click()
+    expect(page.locator("table.allocations tbody tr")).to_have_count(5)
+
+
+def ask(page: Page, prompt: str, max_tokens: int, kind: str = "Chat turn") -> None:
+    page.get_by_label(kind).check()
+    page.get_by_role("textbox", name="Prompt", exact=True).fill(prompt)
+    page.get_by_label("Max tokens").fill(str(max_tokens))
+    page.get_by_label("Temperature").fill("0")
+    page.get_by_role("button", name="Send").click()
+
+
+def test_the_page_shows_the_server(api: ServedApi, page: Page) -> None:
+    expect(page.locator("#server-phase")).to_have_text("ready")
+    expect(page.locator("#server-model")).to_have_text("hearth-tiny")
+    expect(page.get_by_role("list", name="User rows").get_by_role("button")).to_have_count(32)
+    expect(page.locator("#rows-summary")).to_contain_text("0 of 32 busy, 0 waiting")
+
+
+def test_a_prompt_is_streamed_and_timed(page: Page) -> None:
+    ask(page, "What is the capital of Kenya?", 60)
+    expect(page.get_by_role("region", name="Answer")).to_contain_text("Nairobi")
+    figures = page.locator("#playground-figures")
+    expect(figures.locator("[data-figure=finish]")).to_have_text("stop")
+    expect(figures.locator("[data-figure=ttft]")).to_have_text(re.compile(r"^[\d.,]+ m?s$"))
+    expect(figures.locator("[data-figure=rate]")).to_have_text(re.compile(r"^[\d.,]+$"))
+    tokens = int(figures.locator("[data-figure=tokens]").inner_text())
+    assert 3 < tokens <= 60
+    expect(page.locator("#playground-status")).to_contain_text(f"{tokens} tokens")
+    expect(page.locator(".chart").first).to_contain_text("tokens/s")
+
+
+def test_bare_text_goes_to_completions(page: Page) -> None:
+    with page.expect_request("**/v1/completions") as sent:
+        ask(page, "What is the capital of Kenya?", 60, "Bare text")
+    body: Any = sent.value.post_data_json
+    assert body["prompt"] == "What is the capital of Kenya?"
+    expect(page.get_by_role("region", name="Answer")).to_contain_text("Nairobi")
+
+
+def test_what_the_server_refuses_is_told(api: ServedApi, browser: Browser) -> None:
+    with opened(browser, api.url, may_log="status of 400") as page:
+        ask(page, "x " * 4000, 10)
+        alert = page.get_by_role("region", name="Answer").get_by_role("alert")
+        expect(alert).to_contain_text("and the model's context holds 2048")
+        expect(page.locator("[data-figure=finish]")).to_have_text("error")
+
+
+@pytest.mark.parametrize(
+    ("stream", "told"),
+    [
+        ('data: {"error": {"message": "It is too late."}}\n\n', "It is too late."),
+        ('data: {"choices": []}\n\n', "The stream broke off before its end."),
+    ],
+)
+def test_a_stream_that_breaks_is_told(page: Page, stream: str, told: str) -> None:
+    page.route("**/v1/chat/completions", lambda route: route.fulfill(body=stream))
+    ask(page, "Hello", 10)
+    expect(page.get_by_role("region", name="Answer").get_by_role("alert")).to_have_text(told)
+    expect(page.locator("[data-figure=finish]")).to_have_text("error")
+
+
+def test_busy_rows_tell_whose_they_are(api: ServedApi, page: Page) -> None:
+    with busy(api, 32):
+        expect(page.locator("#rows-summary")).to_contain_text("32 of 32 busy")
+        cell = page.locator(".cell[data-phase=decode]", has_text="request-6").first
+        expect(cell).to_contain_text("research")
+        expect(cell).to_contain_text(re.compile(r"\d+ → \d+"))
+        expect(cell.locator(".rate")).to_have_text(re.compile(r"^[\d.,]+/s$"))
+        cell.hover()
+        detail = page.locator("#row-detail")
+        expect(detail).to_contain_text("team research · request request-6 · session")
+        expect(detail).to_contain_text("of at most")
+        expect(page.locator(".chart", has_text="Inter-token latency")).to_contain_text("ms median")
+    expect(page.locator("#rows-summary")).to_contain_text("0 of 32 busy")
+
+
+def test_stopping_an_answer_frees_its_row(api: ServedApi, page: Page) -> None:
+    # Answers of the embedded model soon end by themselves: let this one go on.
+    def go_on(route: Any) -> None:
+        route.continue_(post_data=json.dumps(route.request.post_data_json | {"ignore_eos": True}))
+
+    page.route("**/v1/completions", go_on)
+    ask(page, "Tell me a story.", 2000, "Bare text")
+    expect(page.get_by_role("region", name="Answer")).not_to_be_empty()
+    page.get_by_role("button", name="Stop").click()
+    expect(page.locator("[data-figure=finish]")).to_have_text("stopped")
+    eventually(api.is_idle)
+    expect(page.get_by_role("button", name="Send")).to_be_enabled()
+
+
+def test_the_prompt_copies_as_a_curl_line_that_works(api: ServedApi, page: Page) -> None:
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page.get_by_role("textbox", name="Prompt", exact=True).fill(
+        'What\'s the capital of Kenya?\nSay "please" $HOME.'
+    )
+    page.get_by_role("button", name="Copy as curl").click()
+    expect(page.locator("#playground-curl")).to_have_text("Copied")
+    words = shlex.split(page.evaluate("navigator.clipboard.readText()"))
+    assert words[:3] == ["curl", "-N", f"{api.url}/v1/chat/completions"]
+    body = json.loads(words[words.index("-d") + 1])
+    content = body["messages"][0]["content"]
+    assert content == 'What\'s the capital of Kenya?\nSay "please" $HOME.'
+    assert requests.post(words[2], json=body, timeout=60).text.endswith("data: [DONE]\n\n")
+
+
+def test_an_edited_load_is_solved_again(api: ServedApi, page: Page) -> None:
+    solve_example(page)
+    line = page.locator("tr[data-server=Premium-llama_70b]")
+    allocation = line.locator("td[data-label=Allocation] .shape")
+    before = allocation.inner_text()
+    rate = line.get_by_label("Requests per minute")
+    assert rate.input_value() == "150"
+    rate.fill("400")
+    rate.press("Enter")
+    expect(page.locator("#optimizer-status")).to_contain_text("Solved: ")
+    expect(allocation).not_to_have_text(before)
+    expect(rate).to_be_focused()
+    state = requests.get(f"{api.url}/state", timeout=10).json()["system"]
+    (server,) = [
+        each for each in state["serverData"]["servers"] if each["name"] == "Premium-llama_70b"
+    ]
+    assert server["currentAlloc"]["load"]["arrivalRate"] == 400
+    given = server["desiredAlloc"]
+    expect(allocation).to_have_text(f"{given['numReplicas']} × {given['accelerator']}")
+    expect(line.locator("td[data-label=ITL]")).to_contain_text(f"{given['itlAverage']:.1f} of 80")
+    assert line.locator("td[data-label=ITL] .slo.met").count() == 1
+
+
+def test_a_solve_with_other_flags_and_its_reasons(page: Page) -> None:
+    solve_example(page)
+    page.get_by_label("Solver").select_option("Unlimited cards")
+    page.get_by_role("button", name="Re-solve").click()
+    expect(page.locator(".figures.inline")).to_contain_text("unlimited")
+    why = page.get_by_role("button", name="Why? Accelerators for Premium-llama_70b")
+    why.click()
+    expect(page.locator(".candidates .refused")).to_contain_text("no performance data")
+    expect(page.locator(".candidates .feasible").first).to_contain_text("¢/h")
+    why.click()
+    expect(page.locator(".candidates")).to_have_count(0)
+
+
+def test_a_missed_service_level_is_said_in_words(page: Page) -> None:
+    solve_example(page)
+    page.get_by_label("Solver").select_option("Greedy")
+    rate = page.get_by_label("Requests per minute, Premium-granite_13b")
+    rate.fill("900000")
+    rate.press("Enter")
+    cell = page.locator("tr[data-server=Premium-granite_13b] td[data-label=TTFT]")
+    expect(cell).to_contain_text("missed")
+    rate.fill("900")
+    rate.press("Enter")
+    expect(cell).not_to_contain_text("missed")
+
+
+def test_a_search_appears_and_moves_on(api: ServedApi, page: Page) -> None:
+    show(page, "weights")
+    expect(page.locator("#weights-body")).to_contain_text("No search yet")
+    tell(api, "two machines", [(0.5, 10.0), (0.7, 14.0), (0.6, 12.0)])
+    tell(api, "ring/of two", [(0.5, 3.0)])
+    page.reload()
+    page.get_by_role("link", name="two machines 2 nodes, 3 trials").click()
+    detail = page.locator("section[aria-labelledby=session-title]")
+    expect(detail).to_contain_text("Best single trial14maximized")
+    best = requests.get(f"{api.url}/weights/sessions/two machines", timeout=10).json()
+    share = round(100 * best["noise_aware_best"]["weights"][0])
+    expect(detail.locator(".nodes tbody tr").first).to_contain_text(f"{share} %")
+    chart = detail.get_by_role("img", name="3 trials, values from 10 to 14, best so far 14")
+    expect(chart).to_be_visible()
+    # What is told elsewhere appears by itself.
+    tell(api, "two machines", [(0.8, 16.0)])
+    expect(detail.get_by_role("img", name="4 trials")).to_be_visible()
+    page.get_by_role("link", name="ring/of two").click()
+    expect(detail.locator("h2")).to_have_text("ring/of two")
+    page.reload()
+    expect(detail.locator("h2")).to_have_text("ring/of two")
+
+
+def tell(api: ServedApi, session_id: str, trials: list[tuple[float, float]]) -> None:
+    """Trials of two nodes: the first one's share, and what was measured."""
+    for share, metric in trials:
+        told = api.post(
+            "/weights_update",
+            session_id=session_id,
+            number_of_nodes=2,
+            weights=[share, 1 - share],
+            max_weightings=[0.9, 0.9],
+            performance_metric=metric,
+        )
+        assert told.status_code == 200
+
+
+def test_everything_is_reached_by_keyboard(api: ServedApi, page: Page) -> None:
+    expect(page.locator("#server-phase")).to_have_text("ready")
+    page.keyboard.press("Tab")
+    expect(page.get_by_role("link", name="Skip to the content")).to_be_focused()
+    page.keyboard.press("Enter")
+    page.keyboard.press("Tab")
+    cells = page.locator(".cell")
+    expect(cells.nth(0)).to_be_focused()
+    page.keyboard.press("ArrowDown")
+    expect(cells.nth(8)).to_be_focused()
+    page.keyboard.press("End")
+    expect(cells.nth(31)).to_be_focused()
+    expect(page.locator("#row-detail")).to_have_text("Row 32 is free.")
+    page.keyboard.press("Tab")  # out of the rows: they are one stop
+    page.keyboard.press("ArrowRight")
+    expect(page.get_by_label("Bare text")).to_be_checked()
+    page.keyboard.press("Tab")
+    page.keyboard.press("Control+a")
+    page.keyboard.type("What is the capital of Kenya?")
+    page.keyboard.press("Control+Enter")
+    expect(page.get_by_role("region", name="Answer")).to_contain_text("Nairobi")
+    page.get_by_role("link", name="Optimizer").focus()
+    page.keyboard.press("Enter")
+    expect(page.locator("#view-optimizer")).to_be_visible()
+    expect(page.get_by_role("link", name="Optimizer")).to_be_focused()
+
+
+@pytest.mark.parametrize(("scheme", "size"), [("light", WIDE), ("dark", NARROW)])
+def test_no_view_breaks_a_rule_of_accessibility(
+    api: ServedApi, browser: Browser, scheme: Any, size: Any
+) -> None:
+    with opened(browser, api.url, color_scheme=scheme, viewport=size) as page:
+        solve_example(page)
+        page.get_by_role("button", name="Why?").first.click()
+        for view in VIEWS:
+            show(page, view)
+            found = Axe().run(page, options={"runOnly": WCAG})
+            assert found.violations_count == 0, found.generate_report()
+
+
+def test_dark_mode_follows_the_system(api: ServedApi, browser: Browser) -> None:
+    def ground(scheme: Any) -> int:
+        with opened(browser, api.url, color_scheme=scheme) as page:
+            color = page.evaluate("getComputedStyle(document.body).backgroundColor")
+            return sum(int(part) for part in re.findall(r"\d+", color))
+
+    assert ground("dark") < 100 < 600 < ground("light")
+
+
+@pytest.mark.parametrize("width", [400, 800])
+def test_nothing_has_to_be_scrolled_sideways(api: ServedApi, browser: Browser, width: int) -> None:
+    with busy(api, 6), opened(browser, api.url, viewport=NARROW | {"width": width}) as page:
+        expect(page.locator(".cell[data-phase=decode]").first).to_be_visible()
+        solve_example(page)
+        for view in VIEWS:
+            show(page, view)
+            assert page.evaluate("document.documentElement.scrollWidth") == width
+
+
+def test_a_hidden_tab_asks_for_nothing(page: Page) -> None:
+    asked: list[str] = []
+    page.on("request", lambda sent: asked.append(sent.url))
+    page.clock.install()
+    page.reload()
+    expect(page.locator("#server-phase")).to_have_text("ready")
+    page.evaluate("Object.defineProperty(document, 'hidden', {value: true, configurable: true})")
+    page.clock.run_for(5_000)
+    so_far = list(asked)
+    page.clock.run_for(60_000)
+    assert asked == so_far
+    with page.expect_request("**/dashboard/state"):
+        page.evaluate("delete document.hidden")
+        page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
+
+
+def test_pure_modules(page: Page) -> None:
+    """What the figures are made of, on numbers worked out by hand."""
+    load = "document.querySelector('script[type=module]').src.replace('app.js', '%s')"
+    calls = [
+        ("history.js", "quantile([[1, 0], [2, 4], [4, 8], [null, 8]], 0.5)", 2),
+        ("history.js", "quantile([[1, 0], [2, 4], [4, 8], [null, 8]], 0.75)", 3),
+        ("history.js", "quantile([[1, 2], [null, 8]], 0.95)", 1),
+        ("history.js", "quantile([[1, 0], [null, 0]], 0.5)", None),
+        ("chart.js", "niceCeiling(0)", 0),
+        ("chart.js", "niceCeiling(21)", 50),
+        ("chart.js", "niceCeiling(100)", 100),
+        ("format.js", "duration(0.0123)", "12.3 ms"),
+        ("format.js", "duration(2.5)", "2.5 s"),
+        ("format.js", "number(1234.5)", "1,235"),
+        ("format.js", "count(1, 'token')", "1 token"),
+    ]
+    for name, call, result in calls:
+        assert page.evaluate(f"async () => (await import({load % name})).{call}") == result
+    # An event may come in pieces, and two in one.
+    parts = ["data: o", "ne\n\ndata: two\n\nda", "ta: thr", "ee\n\n"]
+    texts = page.evaluate(
+        f"""async (parts) => {{
+            const {{ events }} = await import({load % "sse.js"});
+            const stream = new ReadableStream({{
+              start(controller) {{
+                for (const part of parts) controller.enqueue(new TextEncoder().encode(part));
+                controller.close();
+              }},
+            }});
+            const texts = [];
+            for await (const text of events(new Response(stream))) texts.push(text);
+            return texts;
+        }}""",
+        parts,
+    )
+    assert texts == ["one", "two", "three"]
+
+
+@pytest.fixture(scope="module")
+def guarded_api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedApi]:
+    """Asks for tokens; its optimizer is stateful."""
+    folder = tmp_path_factory.mktemp("guarded")
+    settings = {
+        "JWT_SECRET": SECRET,
+        "OPTIMIZER_STATEFUL": "true",
+        "OPTIMIZER_STORE_PATH": folder / "optimizer.db",
+        "WEIGHTS_DB": folder / "weights.db",
+    }
+    with served(folder / "log", MOCK_APP, **settings) as api:
+        yield api
+
+
+@contextmanager
+def entered(browser: Browser, api: ServedApi, may_log: str = "^$") -> Iterator[Page]:
+    """The page of a server that asks for a token, once it has one."""
+    with opened(browser, api.url, may_log + "|status of 401") as page:
+        field = page.get_by_label("Bearer token")
+        field.fill(jwt.encode({"team_id": "a", "token_id": "b"}, SECRET, algorithm="HS256"))
+        field.press("Enter")
+        expect(page.locator("#server-phase")).to_have_text("ready")
+        yield page
+
+
+def test_a_token_is_asked_for_and_kept_in_the_tab_only(
+    guarded_api: ServedApi, browser: Browser
+) -> None:
+    with opened(browser, guarded_api.url, "status of 401") as page:
+        dialog = page.get_by_role("dialog")
+        field = dialog.get_by_label("Bearer token")
+        expect(field).to_be_focused()
+        field.fill("not a token")
+        field.press("Enter")
+        expect(dialog.get_by_role("alert")).to_have_text("The server refused this token.")
+    with entered(browser, guarded_api) as page:
+        expect(page.get_by_role("dialog")).to_be_hidden()
+        ask(page, "hello", 5)
+        expect(page.get_by_role("region", name="Answer")).to_have_text("User:")
+        assert page.evaluate("[localStorage.length, document.cookie]") == [0, ""]
+
+
+def test_a_stateful_optimizer_keeps_what_others_changed(
+    guarded_api: ServedApi, browser: Browser
+) -> None:
+    with entered(browser, guarded_api) as page:
+        solve_example(page)
+        rate = page.get_by_label("Requests per minute, Premium-llama_70b")
+        rate.fill("300")
+        with page.expect_request("**/setServers") as sent, page.expect_request("**/optimize"):
+            rate.press("Enter")
+        body: Any = sent.value.post_data_json
+        assert [server["name"] for server in body["servers"]] == ["Premium-llama_70b"]
+        expect(page.locator("#optimizer-status")).to_contain_text("Solved: ")
+        expect(rate).to_have_value("300")
+
+
+def test_a_server_that_is_gone_is_missed_and_found_again(
+    guarded_api: ServedApi, browser: Browser
+) -> None:
+    with entered(browser, guarded_api, "ERR_FAILED") as page:
+        page.route("**/dashboard/state", lambda route: route.abort())
+        expect(page.locator("#server-phase")).to_have_text("unreachable")
+        expect(page.locator("#notice")).to_contain_text("does not answer")
+        page.unroute("**/dashboard/state")
+        expect(page.locator("#server-phase")).to_have_text("ready")
+        expect(page.locator("#notice")).to_be_hidden()
+
+
+def test_a_picture_for_the_documentation(api: ServedApi, page: Page, tmp_path: Path) -> None:
+    wanted = os.environ.get("DASHBOARD_SCREENSHOT")
+    path = Path(wanted or tmp_path / "dashboard.png")
+    for city in ("Kenya", "France", "Peru"):
+        ask_api(api, f"What is the capital of {city}?")
+    with busy(api, 21):
+        expect(page.locator(".cell[data-phase=decode]")).to_have_count(21)
+        if wanted:  # with some history
+            expect(page.locator(".span").first).to_have_text("last 30 s", timeout=60_000)
+            ask_api(api, "What is the capital of Japan?")
+        ask(page, "Tell me a story about a fox.", 120)
+        expect(page.locator("[data-figure=finish]")).to_have_text(re.compile("stop|length"))
+        page.locator(".cell").nth(6).hover()
+        page.screenshot(path=path)
+    assert 20_000 < path.stat().st_size < 200_000
+
+
+def ask_api(api: ServedApi, prompt: str) -> None:
+    with api.open_stream(text=prompt, temperature=0) as response:
+        assert response.text
