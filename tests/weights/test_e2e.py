@@ -1,0 +1,117 @@
+"""The weights service as users start it: a process, real sockets, a kill and a restart."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from http.client import HTTPException
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+
+from tests.weights.conftest import free_port
+from tests.weights.support import update
+
+ROOT = Path(__file__).parents[2]
+
+
+@contextmanager
+def running(folder: Path, *arguments: str, **environment: str) -> Iterator[tuple[str, Any]]:
+    """(base URL, process) of a server that answers."""
+    port = free_port()
+    process = subprocess.Popen(
+        [sys.executable, *(arguments or ("-m", "weights"))],
+        cwd=folder, stderr=subprocess.PIPE, text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "WEIGHTS_PORT": str(port), **environment},
+    )  # fmt: skip
+    assert process.stderr is not None
+    drain = Thread(target=process.stderr.read, name="drain-log")  # a full pipe would stop it
+    try:
+        assert any("Booting worker" in line for line in process.stderr)
+        drain.start()
+        yield f"http://127.0.0.1:{port}", process
+    finally:
+        process.terminate()
+        process.wait(timeout=30)
+        drain.join()
+        process.stderr.close()
+
+
+def call(url: str, body: object = None) -> tuple[int, Any]:
+    data = None if body is None else json.dumps(body).encode()
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url, data), timeout=30) as response:
+            return response.status, json.loads(response.read())
+    except urllib.error.HTTPError as error:
+        return error.code, json.loads(error.read())
+
+
+def kill_nine(process: Any) -> None:
+    """SIGKILL to gunicorn and its worker: no handler runs."""
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    for pid in [process.pid, *map(int, children)]:
+        os.kill(pid, signal.SIGKILL)
+    process.wait(timeout=10)
+
+
+@pytest.mark.parametrize("store", ["sqlite", "redis"])
+def test_what_was_acknowledged_is_there_after_kill_nine(
+    store: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    redis_url = request.getfixturevalue("clean_redis_url") if store == "redis" else ""
+    acknowledged: list[float] = []
+    with running(tmp_path, REDIS_URL=redis_url) as (url, process), ThreadPoolExecutor(8) as pool:
+
+        def tell(number: int) -> None:
+            try:
+                status, _ = call(f"{url}/weights_update", update([0.5, 0.5], float(number)))
+            except (OSError, HTTPException):
+                return  # killed meanwhile
+            assert status == 200
+            acknowledged.append(float(number))
+            if len(acknowledged) == 60:
+                kill_nine(process)
+
+        list(pool.map(tell, range(100)))
+    with running(tmp_path, REDIS_URL=redis_url) as (url, _):
+        shown = call(f"{url}/weights/sessions/s?limit=1000")[1]
+    stored = [one["performance_metric"] for one in shown["history"]]
+    assert len(acknowledged) >= 60
+    assert set(acknowledged) <= set(stored)
+    assert len(stored) == len(set(stored)) == shown["num_observations"]
+    assert (tmp_path / "var" / "weights.db").exists() == (store == "sqlite")
+
+
+def test_under_gunicorn_by_its_own_command(tmp_path: Path) -> None:
+    arguments = ("-m", "gunicorn", "-c", str(ROOT / "weights" / "gunicorn.conf.py"),
+                 "weights.app:create_app()")  # fmt: skip
+    with running(tmp_path, *arguments) as (url, _):
+        assert call(f"{url}/health") == (200, {"status": "ok"})
+        assert call(f"{url}/weights_update/", update([0.5, 0.5], 1.0))[0] == 200
+        assert call(f"{url}/nope") == (404, {"status_code": 404, "message": "Not Found"})
+
+
+def test_wrong_settings_stop_the_start_with_every_fault(tmp_path: Path) -> None:
+    process = subprocess.run(
+        [sys.executable, "-m", "weights"], cwd=tmp_path, capture_output=True, text=True,
+        timeout=60, check=False,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "WEIGHTS_PORT": "x", "WEIGHTS_THREADS": "0"},
+    )  # fmt: skip
+    assert process.returncode == 1
+    assert "WEIGHTS_PORT" in process.stderr
+    assert "WEIGHTS_THREADS" in process.stderr
+
+
+def test_an_unreachable_redis_costs_503s_and_not_the_process(tmp_path: Path) -> None:
+    with running(tmp_path, REDIS_URL="redis://127.0.0.1:1/0") as (url, _):
+        assert call(f"{url}/weights_update", update([0.5, 0.5], 1.0))[0] == 503
+        assert call(f"{url}/weights/sessions")[0] == 503
+        assert call(f"{url}/health")[0] == 200

@@ -1,0 +1,175 @@
+"""What every sampler owes, and what the default finds."""
+
+from collections.abc import Callable
+from typing import get_args
+
+import numpy as np
+import pytest
+
+from weights.samplers import SamplerName, choose_sampler
+from weights.samplers.concentration import most_likely_concentration
+from weights.search import Observation, Problem, Proposal
+from weights.simplex import FloatArray
+
+Metric = Callable[[FloatArray], float]
+COSTS = np.array([1.0, 2.0, 4.0])
+FREE = Problem((0.0,) * 3, (1.0,) * 3)
+
+
+def slowest(weights: FloatArray) -> float:
+    return 1.0 / float((COSTS * weights + 0.02).max())
+
+
+def search(
+    name: SamplerName, problem: Problem, metric: Metric, trials: int, seed: int = 0
+) -> tuple[list[Observation], list[Proposal]]:
+    rng, sampler = np.random.default_rng(seed), choose_sampler(name)
+    told: list[Observation] = []
+    proposals: list[Proposal] = []
+    for _ in range(trials):
+        proposals += sampler.propose(problem, told, [], 1, rng)
+        weights = proposals[-1].weights
+        told.append(Observation(weights, metric(np.array(weights))))
+    return told, proposals
+
+
+@pytest.mark.parametrize("name", get_args(SamplerName))
+@pytest.mark.parametrize(
+    "problem",
+    [
+        FREE,
+        Problem((0.1, 0.0, 0.0), (0.5, 0.4, 0.35)),
+        Problem((0.0,) * 3, (0.5, 0.3, 0.2)),
+        Problem((0.0,) * 3, (1.0, 1.0, 0.0)),
+        Problem((0.0,) * 3, (0.6,) * 3, "minimize", num_layers=7),
+    ],
+    ids=["free", "bounds", "one point", "a node without share", "layers"],
+)
+def test_proposals_keep_to_the_problem(name: SamplerName, problem: Problem) -> None:
+    told, _ = search(name, problem, slowest, 55 if name == "dirichlet_mle" else 8)
+    for weights in (np.array(observation.weights) for observation in told):
+        assert float(weights.sum()) == pytest.approx(1.0, abs=1e-9)
+        assert (weights >= np.array(problem.min_weightings) - 1e-9).all()
+        assert (weights <= np.array(problem.max_weightings) + 1e-9).all()
+        if problem.num_layers is not None:
+            layers = weights * problem.num_layers
+            assert layers == pytest.approx(np.round(layers), abs=1e-9)
+
+
+@pytest.mark.parametrize("name", get_args(SamplerName))
+def test_one_seed_gives_one_proposal(name: SamplerName) -> None:
+    told, _ = search("random", FREE, slowest, 52)
+    sampler = choose_sampler(name)
+    first, again, other = (
+        sampler.propose(FREE, told, [], 2, np.random.default_rng(seed)) for seed in (1, 1, 2)
+    )
+    assert first == again != other
+    assert sampler.assess(FREE, told) == sampler.assess(FREE, told)
+
+
+def test_several_asks_at_once_differ_from_each_other() -> None:
+    told, _ = search("random", FREE, slowest, 10)
+    sampler = choose_sampler("adaptive")
+    asked = sampler.propose(FREE, told, [(0.5, 0.3, 0.2)], 4, np.random.default_rng(0))
+    assert len({proposal.weights for proposal in asked}) == 4
+
+
+def test_the_slowest_stage_is_recognised_and_balanced_under_noise() -> None:
+    noise = np.random.default_rng(3)
+
+    def metric(weights: FloatArray) -> float:
+        return slowest(weights) * (1.0 + 0.05 * noise.normal())
+
+    told, proposals = search("adaptive", FREE, metric, 30)
+    found = choose_sampler("adaptive").assess(FREE, told)
+    assert proposals[-1].model == found.model == "slowest_stage"
+    assert slowest(np.array(found.best.weights)) > 0.95 * slowest(np.array([4, 2, 1]) / 7)
+    assert found.best.low < found.best.metric < found.best.high
+    assert found.concentration is not None
+    belief = np.array(found.concentration) / sum(found.concentration)
+    assert belief == pytest.approx(np.array([4, 2, 1]) / 7, abs=0.05)
+
+
+@pytest.mark.parametrize("direction", ["maximize", "minimize"])
+def test_summed_stages_fill_the_cheapest_nodes_to_their_caps(direction: str) -> None:
+    problem = Problem(
+        (0.0,) * 3, (0.6, 0.6, 1.0), "maximize" if direction == "maximize" else "minimize"
+    )
+
+    def metric(weights: FloatArray) -> float:
+        seconds = float(COSTS @ weights + 0.05)
+        return 1.0 / seconds if direction == "maximize" else seconds
+
+    told, proposals = search("adaptive", problem, metric, 14)
+    best = choose_sampler("adaptive").assess(problem, told)
+    assert proposals[-1].model == "total_time"
+    assert best.best.weights == pytest.approx((0.6, 0.4, 0.0), abs=1e-6)
+    assert best.convergence.converged
+
+
+def test_without_times_there_is_a_gaussian_process() -> None:
+    def metric(weights: FloatArray) -> float:
+        return 1.0 - 20.0 * float(((weights - np.array([0.5, 0.3, 0.2])) ** 2).sum())
+
+    told, proposals = search("adaptive", FREE, metric, 30)
+    assert proposals[-1].model == "gaussian_process"
+    best = choose_sampler("adaptive").assess(FREE, told).best
+    assert best.weights == pytest.approx((0.5, 0.3, 0.2), abs=0.05)
+
+
+def test_a_lucky_value_is_not_the_best_for_ever() -> None:
+    good, lucky = (4 / 7, 2 / 7, 1 / 7), (1 / 3, 1 / 3, 1 / 3)
+    told = [Observation(good, slowest(np.array(good)))] * 6
+    told += [Observation(lucky, slowest(np.array(lucky)))] * 6 + [Observation(lucky, 3.0)]
+    told += search("random", FREE, slowest, 12)[0]
+    assert choose_sampler("adaptive").assess(FREE, told).best.weights == pytest.approx(good)
+
+
+def test_the_classic_loop_ends_at_its_optimum() -> None:
+    optimum = np.array([0.9, 0.1])
+    problem = Problem((0.0, 0.0), (1.0, 1.0))
+
+    def metric(weights: FloatArray) -> float:
+        return 1.0 / max(float(((weights - optimum) ** 2).sum()), 1e-30)
+
+    distances = []
+    for seed in range(20):
+        told, _ = search("adaptive", problem, metric, 20, seed)
+        best = choose_sampler("adaptive").assess(problem, told).best
+        distances.append(float(np.linalg.norm(np.array(best.weights) - optimum)))
+    assert float(np.median(distances)) < 0.0005
+
+
+def test_the_most_likely_concentration_is_found() -> None:
+    alpha = np.array([0.7, 2.0, 5.0])
+    drawn = np.random.default_rng(0).dirichlet(alpha, 20_000)
+    assert most_likely_concentration(drawn) == pytest.approx(alpha, rel=0.05)
+
+
+@pytest.mark.parametrize("partitions", [[[0.9, 0.1]] * 20, [[1.0, 0.0], [0.5, 0.5]] * 10])
+def test_partitions_that_agree_or_hold_zeros_have_a_concentration(
+    partitions: list[list[float]],
+) -> None:
+    alpha = most_likely_concentration(np.array(partitions))
+    assert np.isfinite(alpha).all()
+    assert (alpha > 0.0).all()
+
+
+@pytest.mark.parametrize(
+    "metric",
+    [
+        lambda weights: 1e-310 * (1.0 + weights[0]),
+        lambda weights: 1e300 * (weights[0] - 0.5),
+        lambda weights: 10.0 ** (600.0 * weights[0] - 300.0),
+        lambda weights: 0.0,
+    ],
+    ids=["tiny", "huge of both signs", "wide", "zero"],
+)
+def test_any_finite_metric_gets_finite_answers(metric: Metric) -> None:
+    told, proposals = search("adaptive", FREE, lambda weights: float(metric(weights)), 6)
+    assert np.isfinite([proposal.weights for proposal in proposals]).all()
+    last = proposals[-1]
+    assert last.predicted_metric is not None
+    assert last.predicted_spread is not None
+    assert np.isfinite([last.predicted_metric, last.predicted_spread]).all()
+    assert np.isfinite(choose_sampler("adaptive").assess(FREE, told).best.metric)

@@ -1,0 +1,152 @@
+"""What the service adds to store and sampler: pending asks, repeats of one split, pictures."""
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from tests.weights.support import UPDATE, new_client, update
+from weights.pending import EXPIRY_S, MAX_PER_SESSION, MAX_SESSIONS, PendingAsks
+from weights.samplers.random import RandomSampler
+from weights.search import Observation, Problem, Proposal, Weights
+from weights.service import MAX_FITTED, WeightsService
+from weights.store.memory import MemoryStore
+
+HALF, MOST = (0.5, 0.5), (0.7, 0.3)
+FREE = Problem((0.0, 0.0), (1.0, 1.0))
+
+
+class RecordingSampler(RandomSampler):
+    """Remembers what it was given, and proposes the same weights always."""
+
+    def __init__(self) -> None:
+        self.observations: list[Observation] = []
+        self.pending: list[Weights] = []
+
+    def propose(
+        self,
+        problem: Problem,
+        observations: Sequence[Observation],
+        pending: Sequence[Weights],
+        count: int,
+        rng: np.random.Generator,
+    ) -> list[Proposal]:
+        self.observations, self.pending = list(observations), list(pending)
+        return [Proposal(HALF, "fixed")] * count
+
+
+@pytest.fixture
+def sampler() -> RecordingSampler:
+    return RecordingSampler()
+
+
+@pytest.fixture
+def service(sampler: RecordingSampler) -> WeightsService:
+    return WeightsService(MemoryStore(), sampler)
+
+
+def test_asks_are_pending_until_they_are_told(
+    service: WeightsService, sampler: RecordingSampler
+) -> None:
+    for _ in range(3):
+        service.ask("s", FREE, 1, None)
+    assert sampler.pending == [HALF, HALF]
+    service.tell("s", FREE, [Observation((0.5 + 1e-9, 0.5 - 1e-9), 1.0)])
+    service.tell("s", FREE, [Observation(MOST, 1.0)])
+    service.ask("s", FREE, 1, None)
+    assert sampler.pending == [HALF, HALF]
+    service.delete("s")
+    service.ask("s", FREE, 1, None)
+    assert sampler.pending == []
+
+
+def test_a_seeded_ask_depends_on_the_history_alone(
+    service: WeightsService, sampler: RecordingSampler
+) -> None:
+    service.ask("s", FREE, 4, None)
+    service.ask("s", FREE, 1, 7)
+    assert sampler.pending == []
+
+
+def test_measurements_of_one_split_are_repeats_of_one_point(
+    service: WeightsService, sampler: RecordingSampler
+) -> None:
+    layered = Problem((0.0, 0.0), (1.0, 1.0), num_layers=10)
+    for share in (0.68, 0.7, 0.72):
+        service.tell("s", layered, [Observation((share, 1 - share), share)])
+    service.ask("s", layered, 1, 1)
+    assert {one.weights for one in sampler.observations} == {MOST}
+    assert service.overview("s").assessment.best.weights == MOST
+
+
+def test_a_model_is_fitted_to_the_last_observations(
+    service: WeightsService, sampler: RecordingSampler
+) -> None:
+    service.tell("s", FREE, [Observation(HALF, float(k)) for k in range(MAX_FITTED + 10)])
+    service.ask("s", FREE, 1, None)
+    assert [one.metric for one in sampler.observations] == list(range(10, MAX_FITTED + 10))
+
+
+def test_a_search_is_assessed_once_until_it_goes_on(
+    service: WeightsService,
+) -> None:
+    service.tell("s", FREE, [Observation(HALF, 1.0)])
+    first = service.overview("s").assessment
+    assert service.overview("s").assessment is first
+    service.tell("s", FREE, [Observation(HALF, 3.0)])
+    assert service.overview("s").assessment != first
+
+
+def test_pending_asks_are_few_and_expire() -> None:
+    now_s = 0.0
+    pending = PendingAsks(lambda: now_s)
+    pending.add("s", [HALF] * (MAX_PER_SESSION + 5))
+    assert len(pending.of("s")) == MAX_PER_SESSION
+    now_s = EXPIRY_S
+    assert pending.of("s") == []
+    for number in range(MAX_SESSIONS + 1):
+        pending.add(str(number), [MOST])
+    assert pending.of("0") == []
+    assert pending.of("1") == [MOST]
+
+
+@pytest.mark.parametrize("n", [2, 3, 5])
+@pytest.mark.parametrize("direction", ["maximize", "minimize"])
+def test_pictures_are_drawn_of_any_search(n: int, direction: str) -> None:
+    client = new_client(sampler="random")
+    rng = np.random.default_rng(n)
+    for number in range(6):
+        weights = rng.dirichlet(np.ones(n)).tolist()
+        client.post(UPDATE, json=update(weights, number, session_id="$x_{<&>", direction=direction))
+    svg = client.get("/weights/sessions/$x_{<&>/plot")
+    assert (svg.status_code, svg.content_type) == (200, "image/svg+xml")
+    assert b"<svg" in svg.data
+    png = client.get("/weights/sessions/$x_{<&>/plot?format=png")
+    assert (png.status_code, png.content_type) == (200, "image/png")
+    assert png.data.startswith(b"\x89PNG")
+    assert client.get("/weights/sessions/$x_{<&>/plot?format=gif").status_code == 422
+
+
+def test_three_nodes_are_shown_in_a_triangle() -> None:
+    client = new_client(sampler="random")
+    client.post(UPDATE, json=update([0.2, 0.3, 0.5], 1.0))  # a single one is drawn too
+    client.post(UPDATE, json=update([0.5, 0.5], 1.0, session_id="two"))
+    three, two = (client.get(f"/weights/sessions/{name}/plot").text for name in ("s", "two"))
+    assert "node 2" in three
+    assert "node" not in two
+
+
+def test_pictures_are_drawn_by_several_threads_at_once() -> None:
+    client = new_client(sampler="random")
+    for number in range(10):
+        client.post(UPDATE, json=update([0.2, 0.3, 0.5], float(number)))
+    app = client.application
+
+    def picture(_: int) -> bytes:
+        drawn: bytes = app.test_client().get("/weights/sessions/s/plot?format=png").data
+        return drawn
+
+    with ThreadPoolExecutor(3) as pool:
+        pictures = set(pool.map(picture, range(6)))
+    assert len(pictures) == 1

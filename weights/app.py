@@ -1,0 +1,48 @@
+"""The weights service as an application of its own: composition root of `python -m weights` and of
+
+gunicorn -c weights/gunicorn.conf.py "weights.app:create_app()"
+"""
+
+from flask import Flask, Response, jsonify
+from werkzeug.exceptions import HTTPException
+
+from weights.errors import StartupError
+from weights.routes import create_blueprint
+from weights.samplers import choose_sampler
+from weights.service import WeightsService
+from weights.settings import Settings, load_settings
+from weights.store import WeightStore
+from weights.store.redis import RedisStore
+from weights.store.sqlite import SqliteStore
+
+
+def create_app(settings: Settings | None = None, store: WeightStore | None = None) -> Flask:
+    """Raises StartupError."""
+    settings = settings or load_settings()
+    service = create_service(settings, store)
+    app = Flask(__name__, static_folder=None)
+    app.register_blueprint(create_blueprint(service, settings.max_body_bytes))
+    app.register_error_handler(HTTPException, _http_error)
+    app.add_url_rule("/health", "health", lambda: {"status": "ok"})
+    return app
+
+
+def create_service(settings: Settings, store: WeightStore | None = None) -> WeightsService:
+    """Over the configured store, unless another is given. Nothing is opened yet. Raises
+    StartupError."""
+    return WeightsService(store or _choose_store(settings), choose_sampler(settings.sampler))
+
+
+def _choose_store(settings: Settings) -> WeightStore:
+    if not settings.redis_url:
+        return SqliteStore(settings.db_path)
+    try:
+        return RedisStore(settings.redis_url)
+    except ValueError as error:
+        raise StartupError([f"REDIS_URL: {error}"]) from error
+
+
+def _http_error(error: HTTPException) -> Response:
+    response = jsonify(status_code=error.code, message=error.name)
+    response.status_code = error.code or 500
+    return response

@@ -1,0 +1,86 @@
+"""Every error of the weights service, with the status a client sees.
+
+    WeightsError
+    ├── InvalidRequest      422   the body does not parse, or fields are mistyped or out of bounds
+    ├── NoPartition         422   the bounds leave no way to deal out whole layers
+    ├── SessionNotFound     404   no session has that id
+    ├── SessionMismatch     409   the session is about other nodes or another direction
+    ├── BodyTooLarge        413   the body exceeds the limit
+    ├── StoreFailed         503   the store did not take or give the data; nothing is half written
+    └── StartupError         --   the process cannot start; lists every fault found
+
+Raise them anywhere; `routes` renders them, once, at the edge.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+class WeightsError(Exception):
+    """Base of the tree. `str(error)` is the message for the client."""
+
+    status = 500
+    code = "internal_error"
+    summary: str | None = None  # the reference's text, where it has one; sent as the message
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One wrong field: where it is, what is wrong, and pydantic's word for it."""
+
+    loc: tuple[int | str, ...]
+    msg: str
+    type: str
+
+
+class InvalidRequest(WeightsError):
+    status = 422
+    code = "invalid_request"
+
+    def __init__(self, faults: Sequence[Fault]) -> None:
+        super().__init__("; ".join(f"{'.'.join(map(str, f.loc))}: {f.msg}" for f in faults))
+        self.faults = tuple(faults)
+
+
+class NoPartition(WeightsError):
+    status = 422
+    code = "no_partition"
+
+
+class SessionNotFound(WeightsError):
+    status = 404
+    code = "session_not_found"
+
+    def __init__(self, session_id: str) -> None:
+        super().__init__(f"session {session_id} not found; POST /weights_update starts one")
+
+
+class SessionMismatch(WeightsError):
+    status = 409
+    code = "session_mismatch"
+    summary = "/weights_update/: FAILURE, number of nodes are not the same for the session"
+
+
+class BodyTooLarge(WeightsError):
+    status = 413
+    code = "body_too_large"
+
+    def __init__(self, max_bytes: int) -> None:
+        super().__init__(
+            f"the body exceeds {max_bytes} bytes; send less or raise WEIGHTS_MAX_BODY_BYTES"
+        )
+
+
+class StoreFailed(WeightsError):
+    status = 503
+    code = "store_failed"
+
+
+class StartupError(WeightsError):
+    """The process cannot start. The message lists every fault with its remedy."""
+
+    def __init__(self, faults: Sequence[str]) -> None:
+        super().__init__(
+            "The weights service cannot start:\n" + "\n".join(f"  - {fault}" for fault in faults)
+        )
+        self.faults = tuple(faults)

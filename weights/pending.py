@@ -1,0 +1,57 @@
+"""What was asked for and is not yet told, so that parallel trials are not the same one. Any thread.
+
+Kept by the process, not in the store: to forget it costs a little variety among trials that run
+now, and nothing else. What is never told is forgotten after an hour.
+"""
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+
+from weights.search import Weights
+
+EXPIRY_S = 3600.0
+MAX_PER_SESSION = 64
+MAX_SESSIONS = 1024
+SAME = 1e-6  # largest difference of a weight
+
+
+class PendingAsks:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._asks: OrderedDict[str, list[tuple[float, Weights]]] = OrderedDict()
+
+    def of(self, session_id: str) -> list[Weights]:
+        now = self._clock()
+        with self._lock:
+            asks = self._asks.get(session_id, [])
+            return [weights for expiry, weights in asks if expiry > now]
+
+    def add(self, session_id: str, asked: Iterable[Weights]) -> None:
+        expiry = self._clock() + EXPIRY_S
+        with self._lock:
+            asks = self._asks.pop(session_id, []) + [(expiry, weights) for weights in asked]
+            self._asks[session_id] = asks[-MAX_PER_SESSION:]
+            while len(self._asks) > MAX_SESSIONS:
+                self._asks.popitem(last=False)
+
+    def remove(self, session_id: str, told: Iterable[Weights]) -> None:
+        """Every one of `told` settles one ask for the same weights."""
+        with self._lock:
+            asks = self._asks.get(session_id, [])
+            for weights in told:
+                if not asks:
+                    break
+                settled = next((a for a in asks if _is_same(a[1], weights)), None)
+                if settled is not None:
+                    asks.remove(settled)
+
+    def forget(self, session_id: str) -> None:
+        with self._lock:
+            self._asks.pop(session_id, None)
+
+
+def _is_same(a: Weights, b: Weights) -> bool:
+    return all(abs(x - y) <= SAME for x, y in zip(a, b, strict=True))

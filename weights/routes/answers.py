@@ -1,0 +1,234 @@
+"""What the routes answer. Fields that were not set are left out."""
+
+import math
+from collections.abc import Iterable
+from typing import Annotated, Self
+
+from pydantic import BaseModel, ConfigDict, WithJsonSchema
+
+from weights.engines import engine_settings
+from weights.errors import InvalidRequest, WeightsError
+from weights.partition import Layers, ranges
+from weights.search import Best, Direction, Observation, Proposal, Weights
+from weights.service import Overview
+from weights.session import Session, Told
+
+FIRST = "/weights_update/: SUCCESS, first weights in"
+BETTER = "/weights_update/: SUCCESS, best weights updated"
+NO_CHANGE = "/weights_update/: SUCCESS, no change in best weights"
+AT_RANDOM = "/weights_update/: SUCCESS, not enough data, generated random weights"
+BY_MODEL = "/weights_update/: SUCCESS, model fit, generated weights"
+DELETED = "/weights_update_delete/: SUCCESS, key session_{} deleted"
+NOT_FOUND = "/weights_update_delete/: FAILURE, key session_{} not found"
+LOGGED = "weights_log: SUCCESS"
+
+
+class Answer(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Said(Answer):
+    """The reference's shape of an answer."""
+
+    status_code: int
+    message: str
+
+
+class LoggedAnswer(Said):
+    number_of_nodes: int
+    weights: Weights
+
+
+class ToldAnswer(Said):
+    """The best single measurement, of how many."""
+
+    best_perf_metric: float
+    best_weights: Weights
+    best_out_of: int
+
+    @classmethod
+    def of(cls, told: Told) -> Self:
+        session = told.session
+        return cls(
+            status_code=200,
+            message=FIRST if told.is_first else BETTER if told.is_better else NO_CHANGE,
+            best_perf_metric=session.best.metric,
+            best_weights=session.best.weights,
+            best_out_of=session.num_observations,
+        )
+
+
+class ProposalAnswer(Answer):
+    weights: Weights
+    model: str
+    predicted_metric: float | None = None
+    predicted_spread: float | None = None
+
+
+class GeneratedAnswer(Said, ProposalAnswer):
+    """The first proposal, and all of them."""
+
+    proposals: list[ProposalAnswer]
+
+    @classmethod
+    def of(cls, proposals: list[Proposal]) -> Self:
+        message = AT_RANDOM if proposals[0].model == "random" else BY_MODEL
+        return cls(
+            status_code=200,
+            message=message,
+            **_fields(proposals[0]),
+            proposals=[ProposalAnswer(**_fields(one)) for one in proposals],
+        )
+
+
+class ObservationAnswer(Answer):
+    weights: Weights
+    performance_metric: float
+
+    @classmethod
+    def of(cls, observation: Observation) -> Self:
+        return cls(weights=observation.weights, performance_metric=observation.metric)
+
+
+class SessionAnswer(Answer):
+    session_id: str
+    number_of_nodes: int
+    direction: Direction
+    num_observations: int
+    best: ObservationAnswer
+
+    @classmethod
+    def of(cls, session: Session) -> Self:
+        return cls(
+            session_id=session.session_id,
+            number_of_nodes=session.problem.number_of_nodes,
+            direction=session.problem.direction,
+            num_observations=session.num_observations,
+            best=ObservationAnswer.of(session.best),
+        )
+
+
+class SessionsAnswer(Answer):
+    sessions: list[SessionAnswer]
+    offset: int
+    limit: int
+
+
+class NoiseAwareAnswer(ObservationAnswer):
+    """An end of the interval is null where nothing bounds it: one measurement says little."""
+
+    interval_90: tuple[float | None, float | None]
+
+    @classmethod
+    def of_best(cls, best: Best) -> Self:
+        low, high = (end if math.isfinite(end) else None for end in (best.low, best.high))
+        return cls(weights=best.weights, performance_metric=best.metric, interval_90=(low, high))
+
+
+class ConvergenceAnswer(Answer):
+    converged: bool
+    reason: str
+
+
+class OverviewAnswer(SessionAnswer):
+    min_weightings: Weights
+    max_weightings: Weights
+    num_layers: int | None
+    model: str
+    noise_aware_best: NoiseAwareAnswer
+    convergence: ConvergenceAnswer
+    concentration: tuple[float, ...] | None
+    history: list[ObservationAnswer]
+    offset: int
+    limit: int
+
+    @classmethod
+    def of_overview(cls, overview: Overview, history: Iterable[Observation], offset: int,
+                    limit: int) -> Self:  # fmt: skip
+        session, assessment = overview.session, overview.assessment
+        problem, convergence = session.problem, assessment.convergence
+        return cls(
+            **SessionAnswer.of(session).model_dump(),
+            min_weightings=problem.min_weightings,
+            max_weightings=problem.max_weightings,
+            num_layers=problem.num_layers,
+            model=assessment.model,
+            noise_aware_best=NoiseAwareAnswer.of_best(assessment.best),
+            convergence=ConvergenceAnswer(
+                converged=convergence.converged, reason=convergence.reason
+            ),
+            concentration=assessment.concentration,
+            history=[ObservationAnswer.of(one) for one in history],
+            offset=offset,
+            limit=limit,
+        )
+
+
+# [first, beyond the last]; told without prefixItems, which readers of OpenAPI trip over.
+LayerRange = Annotated[
+    tuple[int, int],
+    WithJsonSchema({"type": "array", "items": {"type": "integer"}, "minItems": 2, "maxItems": 2}),
+]
+
+
+class PartitionAnswer(Answer):
+    weights: Weights
+    num_layers: int
+    layers_per_node: Layers
+    layers: list[LayerRange]
+    engines: dict[str, object]
+
+    @classmethod
+    def of(cls, weights: Weights, layers: Layers) -> Self:
+        return cls(
+            weights=weights,
+            num_layers=sum(layers),
+            layers_per_node=layers,
+            layers=ranges(layers),
+            engines=engine_settings(layers),
+        )
+
+
+class FaultAnswer(Answer):
+    loc: tuple[int | str, ...]
+    msg: str
+    type: str
+
+
+class ErrorDetail(Answer):
+    message: str
+    type: str
+    param: str | None
+    code: str
+
+
+class Problem(Answer):
+    """Every error of the weights service; `detail` comes with status 422."""
+
+    status_code: int
+    message: str
+    error: ErrorDetail
+    detail: list[FaultAnswer] = []
+
+    @classmethod
+    def of(cls, error: WeightsError) -> Self:
+        faults = error.faults if isinstance(error, InvalidRequest) else ()
+        kind = "invalid_request_error" if error.status < 500 else "server_error"
+        param = ".".join(map(str, faults[0].loc[1:])) if faults else None
+        shape = ErrorDetail(message=str(error), type=kind, param=param or None, code=error.code)
+        message = error.summary or str(error)
+        if not faults:
+            return cls(status_code=error.status, message=message, error=shape)
+        detail = [FaultAnswer(loc=f.loc, msg=f.msg, type=f.type) for f in faults]
+        return cls(status_code=error.status, message=message, error=shape, detail=detail)
+
+
+def _fields(proposal: Proposal) -> dict[str, object]:
+    """Those that the model gave."""
+    fields = {
+        "weights": proposal.weights,
+        "model": proposal.model,
+        "predicted_metric": proposal.predicted_metric,
+        "predicted_spread": proposal.predicted_spread,
+    }
+    return {name: value for name, value in fields.items() if value is not None}

@@ -1,0 +1,109 @@
+"""The default: fit every model of the cost, trust the one that predicts best, and ask it.
+
+Two of three trials explore, where the trusted model would learn most about the optimum; one in
+three takes the weights that are best in expectation, so that good weights have been measured
+whenever the search is stopped.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from weights.partition import snapped
+from weights.samplers.assessment import MIN_POINTS, assess
+from weights.samplers.fit import Bounds, Fit
+from weights.samplers.layers import neighbours
+from weights.samplers.random import RandomSampler
+from weights.samplers.trials import SAME, Trials, trials_from
+from weights.samplers.trust import most_trusted
+from weights.search import Assessment, Observation, Problem, Proposal, Weights
+from weights.simplex import FloatArray
+
+EXPLOIT_EVERY = 3
+QUIET = 1e-3  # noise under which a repeat tells nothing
+
+
+class AdaptiveSampler:
+    def propose(
+        self,
+        problem: Problem,
+        observations: Sequence[Observation],
+        pending: Sequence[Weights],
+        count: int,
+        rng: np.random.Generator,
+    ) -> list[Proposal]:
+        if len({observation.weights for observation in observations}) < MIN_POINTS:
+            return RandomSampler().propose(problem, observations, pending, count, rng)
+        # Trials that run now are taken to give what the model expects of them.
+        told = list(observations)
+        for weights in pending:
+            told.append(_Step(problem, told, rng).expected(weights))
+        proposals = []
+        for _ in range(count):
+            step = _Step(problem, told, rng)
+            proposals.append(step.proposal())
+            told.append(step.expected(proposals[-1].weights))
+        return proposals
+
+    def assess(self, problem: Problem, observations: Sequence[Observation]) -> Assessment:
+        return assess(problem, observations)
+
+
+class _Step:
+    """One choice, given all that was told. One thread."""
+
+    def __init__(
+        self, problem: Problem, told: Sequence[Observation], rng: np.random.Generator
+    ) -> None:
+        self._problem, self._rng = problem, rng
+        self._bounds = Bounds.of(problem)
+        self._trials: Trials = trials_from(told, problem)
+        self._fit: Fit = most_trusted(self._trials, rng)
+
+    def proposal(self) -> Proposal:
+        is_exploring = len(self._trials) % EXPLOIT_EVERY
+        weights = self._exploring() if is_exploring else self._best_in_expectation()
+        costs = self._fit.costs(np.array([weights]))[:, 0]
+        expected = self.expected(weights)
+        deviation = float(np.hypot(costs.std(), self._fit.noise))
+        spread = self._trials.scale.deviation(deviation, expected.metric)
+        return Proposal(weights, self._fit.name, expected.metric, spread)
+
+    def expected(self, weights: Weights) -> Observation:
+        cost = self._fit.costs(np.array([weights])).mean(axis=0)
+        metric = self._trials.scale.metrics(cost)
+        return Observation(weights, float(metric[0]))
+
+    def _exploring(self) -> Weights:
+        explored = self._snapped(self._fit.explore(self._bounds, self._rng))
+        if self._problem.num_layers is None or not self._is_known(explored):
+            return explored
+        # Layers leave few splits: rather than the same again, the best of its unknown neighbours.
+        return self._best_of(neighbours(explored, self._problem), or_else=explored)
+
+    def _best_in_expectation(self) -> Weights:
+        candidates = np.concatenate(
+            [self._fit.safest(self._bounds), self._fit.optima(self._bounds)]
+        )
+        best = self._snapped(candidates[self._fit.costs(candidates).mean(axis=0).argmin()])
+        if self._problem.num_layers is None:
+            return best
+        around = [best, *neighbours(best, self._problem)]
+        best = around[int(self._fit.costs(np.array(around)).mean(axis=0).argmin())]
+        if self._fit.noise < QUIET and self._is_known(best):
+            return self._best_of(neighbours(best, self._problem), or_else=best)
+        return best
+
+    def _best_of(self, splits: Sequence[Weights], or_else: Weights) -> Weights:
+        """The best in expectation of those never measured."""
+        unknown = [weights for weights in splits if not self._is_known(weights)]
+        if not unknown:
+            return or_else
+        return unknown[int(self._fit.costs(np.array(unknown)).mean(axis=0).argmin())]
+
+    def _is_known(self, weights: Weights) -> bool:
+        offsets = np.abs(self._trials.points - np.array(weights)).max(axis=1)
+        return bool((offsets < SAME).any())
+
+    def _snapped(self, weights: FloatArray) -> Weights:
+        return snapped(tuple(weights.tolist()), self._problem)

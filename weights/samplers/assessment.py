@@ -1,0 +1,80 @@
+"""Best, convergence and concentration, as the trusted model sees them."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from scipy.stats import t as student
+
+from weights.samplers.concentration import matched_concentration
+from weights.samplers.fit import Bounds, Fit
+from weights.samplers.trials import Trials, trials_from
+from weights.samplers.trust import most_trusted
+from weights.search import Assessment, Best, Convergence, Observation, Problem
+from weights.simplex import FloatArray
+
+SEED = 0  # the same history gets the same answer
+MIN_POINTS = 3  # different weights measured, before any model is fitted
+EQUAL = 1e-6  # of costs that are the same
+WORTHWHILE = 0.01  # gain in cost below which further trials do not pay
+INTERVAL = (0.05, 0.95)
+
+
+def assess(problem: Problem, observations: Sequence[Observation]) -> Assessment:
+    trials = trials_from(observations, problem)
+    if len(trials.points) < MIN_POINTS:
+        return _without_model(trials)
+    fit = most_trusted(trials, np.random.default_rng(SEED))
+    optima = fit.optima(Bounds.of(problem))
+    costs = fit.costs(np.concatenate([trials.points, optima]))
+    point = _best_point(trials, costs[:, : len(trials.points)].mean(axis=0))
+    return Assessment(
+        model=fit.name,
+        best=_best(trials, point, costs[:, point]),
+        convergence=_convergence(costs[:, point], costs, fit),
+        concentration=tuple(matched_concentration(optima).tolist()),
+    )
+
+
+def _without_model(trials: Trials) -> Assessment:
+    """The best mean as told, and its interval by Student's t over the repeats of all points;
+    infinite where nothing was repeated."""
+    means = np.bincount(trials.point_of, trials.metrics) / np.bincount(trials.point_of)
+    best = int((trials.scale.slope_sign * means).argmin())
+    degrees = len(trials) - len(means)
+    half = np.inf
+    if degrees:
+        squares = ((trials.metrics - means[trials.point_of]) ** 2).sum()
+        repeats = int((trials.point_of == best).sum())
+        half = float(student.ppf(INTERVAL[1], degrees) * np.sqrt(squares / degrees / repeats))
+    metric = float(means[best])
+    return Assessment(
+        model="random",
+        best=Best(tuple(trials.points[best].tolist()), metric, metric - half, metric + half),
+        convergence=Convergence(False, f"no model before {MIN_POINTS} different weights"),
+        concentration=None,
+    )
+
+
+def _best_point(trials: Trials, expected: FloatArray) -> int:
+    """The least expected cost; of equals (an exact metric has them) the best as told."""
+    told = np.bincount(trials.point_of, trials.metrics) / np.bincount(trials.point_of)
+    equal = np.flatnonzero(expected <= expected.min() + EQUAL)
+    return int(equal[(trials.scale.slope_sign * told[equal]).argmin()])
+
+
+def _best(trials: Trials, point: int, costs: FloatArray) -> Best:
+    """`costs` are draws of the noise-free cost there."""
+    ends = np.quantile(costs, INTERVAL)
+    mean, *interval = trials.scale.metrics(np.array([costs.mean(), *ends]))
+    low, high = sorted(float(end) for end in interval)
+    return Best(tuple(trials.points[point].tolist()), float(mean), low, high)
+
+
+def _convergence(best: FloatArray, costs: FloatArray, fit: Fit) -> Convergence:
+    """In each possible truth the best measured is worse than the optimum by some part of its
+    time; the mean of it is what perfect knowledge would gain."""
+    gain = float(-np.expm1(np.minimum(costs.min(axis=1) - best, 0.0)).mean()) + 0.0  # no -0.0
+    said = f"the {fit.name} model expects {gain:.1%} more from the optimum"
+    if gain <= WORTHWHILE:
+        return Convergence(True, f"{said}, {WORTHWHILE:.0%} or less")
+    return Convergence(False, f"{said}; one trial's noise is {fit.noise:.1%}")

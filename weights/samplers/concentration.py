@@ -1,0 +1,52 @@
+"""Partitions as a Dirichlet distribution: the concentration that matches or most likely made them.
+
+Maximum likelihood by Newton's method (Minka, Estimating a Dirichlet distribution, 2000). Where
+partitions agree or hold zeros the likelihood has no maximum: shares are kept off zero, and the
+concentration has a ceiling.
+"""
+
+import numpy as np
+from scipy.special import digamma, polygamma
+
+from weights.simplex import FloatArray
+
+SMALLEST_SHARE = 1e-6
+MAX_TOTAL = 1e9  # a spread of some 1e-5
+MIN_OF_A_NODE = 1e-2
+STEPS, ENOUGH = 1000, 1e-6
+
+
+def most_likely_concentration(partitions: FloatArray) -> FloatArray:
+    """alpha [n] of the Dirichlet law under which `partitions` [count, n] are most likely: Newton's
+    method on digamma(alpha_i) - digamma(sum(alpha)) = mean(log x_i), from matched moments."""
+    kept = np.maximum(partitions, SMALLEST_SHARE)
+    kept = kept / kept.sum(axis=1, keepdims=True)
+    mean_logs = np.log(kept).mean(axis=0)
+    alpha = matched_concentration(kept)
+    for _ in range(STEPS):
+        # Minka's eq. 15-18: the Hessian is diagonal plus a constant, so its inverse is closed.
+        gradient = digamma(alpha.sum()) - digamma(alpha) + mean_logs
+        curvature, shared = -polygamma(1, alpha), polygamma(1, alpha.sum())
+        common = (gradient / curvature).sum() / (1.0 / shared + (1.0 / curvature).sum())
+        step = (gradient - common) / curvature
+        new = np.clip(alpha - step, alpha / 2.0, alpha * 2.0)  # stay positive
+        is_done = bool(np.abs(new / alpha - 1.0).max() < ENOUGH)
+        alpha = _bounded(new)
+        if is_done:
+            break
+    return alpha
+
+
+def matched_concentration(partitions: FloatArray) -> FloatArray:
+    """alpha with the mean and the total variance of `partitions` [count, n]."""
+    mean = partitions.mean(axis=0)
+    variance = float(partitions.var(axis=0).sum())
+    total = float((mean * (1.0 - mean)).sum()) / max(variance, 1e-300) - 1.0
+    return _bounded(mean * max(total, 0.0))
+
+
+def _bounded(alpha: FloatArray) -> FloatArray:
+    bounded: FloatArray = np.maximum(
+        alpha * min(1.0, MAX_TOTAL / max(float(alpha.sum()), 1e-300)), MIN_OF_A_NODE
+    )
+    return bounded

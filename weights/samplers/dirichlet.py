@@ -1,0 +1,44 @@
+"""The classic search: a Dirichlet distribution fitted to the best partitions, and drawn from.
+
+Maximum likelihood on the best 20 of more than 50 trials; uniform draws before.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from weights.partition import snapped
+from weights.samplers.assessment import assess
+from weights.samplers.concentration import most_likely_concentration
+from weights.samplers.fit import Bounds
+from weights.samplers.trials import trials_from
+from weights.search import Assessment, Observation, Problem, Proposal, Weights
+from weights.simplex import sample_dirichlet, sample_uniform
+
+MIN_TRIALS = 50
+BEST = 20
+
+
+class DirichletSampler:
+    def propose(
+        self,
+        problem: Problem,
+        observations: Sequence[Observation],
+        pending: Sequence[Weights],
+        count: int,
+        rng: np.random.Generator,
+    ) -> list[Proposal]:
+        """Draws are independent: parallel trials need no thought."""
+        bounds = Bounds.of(problem)
+        if len(observations) <= MIN_TRIALS:
+            model, drawn = "random", sample_uniform(bounds.lower, bounds.upper, count, rng)
+        else:
+            trials = trials_from(observations, problem)
+            best = trials.weights[np.argsort(trials.costs, kind="stable")[:BEST]]
+            concentration = most_likely_concentration(best)
+            model = "dirichlet_mle"
+            drawn = sample_dirichlet(concentration, bounds.lower, bounds.upper, count, rng)
+        return [Proposal(snapped(tuple(row), problem), model) for row in drawn.tolist()]
+
+    def assess(self, problem: Problem, observations: Sequence[Observation]) -> Assessment:
+        return assess(problem, observations)

@@ -1,0 +1,78 @@
+"""What every model of the cost has in common: it speaks in draws from its posterior."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from scipy.special import logsumexp
+
+from weights.search import Problem
+from weights.simplex import FloatArray, nearest_point
+
+RESOLUTION = 0.01  # of costs
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    lower: FloatArray
+    upper: FloatArray
+
+    @classmethod
+    def of(cls, problem: Problem) -> "Bounds":
+        return cls(np.array(problem.min_weightings), np.array(problem.max_weightings))
+
+    def nearest(self, point: FloatArray) -> FloatArray:
+        return nearest_point(point, self.lower, self.upper)
+
+
+class Fit(Protocol):
+    """A model given some trials. Costs are logs of times (`trials.Scale`)."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def noise(self) -> float:
+        """Standard deviation of one measured cost."""
+
+    @property
+    def evidence(self) -> FloatArray:
+        """Per trial its log density given the others (leave one out): what models are compared
+        by (Vehtari, Gelman & Gabry, Statistics and Computing 27, 2017)."""
+
+    def costs(self, points: FloatArray) -> FloatArray:
+        """Noise-free costs [draws, points], jointly drawn: row by row one possible truth."""
+
+    def optima(self, bounds: Bounds) -> FloatArray:
+        """[draws, n]: where each possible truth has its optimum."""
+
+    def safest(self, bounds: Bounds) -> FloatArray:
+        """[some, n]: where the optimum may be when all that is not known is taken together."""
+
+    def explore(self, bounds: Bounds, rng: np.random.Generator) -> FloatArray:
+        """Weights [n] whose measurement would tell much about the optimum."""
+
+
+def log_density(residuals: FloatArray, deviation: FloatArray | float) -> FloatArray:
+    """Of a normal. Deviations under RESOLUTION count as that: a model that predicts to a part in a
+    million is no more to be trusted than one that predicts to a part in a hundred."""
+    coarse = np.hypot(deviation, RESOLUTION)
+    density: FloatArray = (
+        -0.5 * (residuals / coarse) ** 2 - np.log(coarse) - 0.5 * np.log(2.0 * np.pi)
+    )
+    return density
+
+
+def leave_one_out(log_likelihood: FloatArray) -> FloatArray:
+    """log p(trial | the others) per trial, from draws that saw all: [draws, trials].
+
+    Importance sampling with weights 1 / likelihood, truncated at sqrt(draws) times their mean
+    (Ionides, Journal of Computational and Graphical Statistics 17, 2008).
+    """
+    draws = len(log_likelihood)
+    log_weights = -log_likelihood
+    ceiling = logsumexp(log_weights, axis=0) - 0.5 * np.log(draws)
+    log_weights = np.minimum(log_weights, ceiling)
+    density: FloatArray = logsumexp(log_weights + log_likelihood, axis=0)
+    density -= logsumexp(log_weights, axis=0)
+    return density

@@ -1,0 +1,190 @@
+"""Models that are linear in their parameters, fitted to times by weighted least squares:
+
+- single stream: time = sum_i b_i w_i (a latency is in every b_i, as the weights sum to 1);
+- a bowl: time = c + k |w - optimum|^2, whatever the reason.
+
+Noise is in proportion to the time, so a residual counts relative to it. Posterior of the
+coefficients: normal, with the noise at its estimate (empirical Bayes).
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from weights.samplers.fit import Bounds, log_density
+from weights.samplers.trials import Trials
+from weights.simplex import FloatArray
+
+DRAWS = 48
+SPEED_DEVIATION = 0.7  # of b_i about their mean, relative
+NOISE = 1e-5  # prior of the noise, worth one trial
+TINY = 1e-13  # of the longest time: no prediction is shorter
+WIDE = 1e3  # deviation of coefficients about which nothing is known
+
+
+@dataclass(frozen=True, slots=True)
+class _Regression:
+    coefficients: FloatArray  # [draws, features]
+    mean: FloatArray  # [features]
+    noise: float
+    evidence: FloatArray
+
+
+def _regress(
+    features: FloatArray,
+    seconds: FloatArray,
+    prior_mean: FloatArray,
+    prior_deviation: FloatArray,
+    rng: np.random.Generator,
+) -> _Regression:
+    """seconds ~ features @ coefficients, relative noise. Leave-one-out residuals are those of
+    the fit over 1 - leverage (Rasmussen & Williams, Gaussian Processes, 2006, 5.4.2 in effect)."""
+    relative = features / seconds[:, None]
+    target = 1.0 - relative @ prior_mean
+    scaled = relative * prior_deviation  # coefficients in units of their prior
+    noise = 0.3
+    left, singular, right = np.linalg.svd(scaled, full_matrices=False)
+    along = left.T @ target
+    for _ in range(12):
+        shrink = singular**2 / (singular**2 + noise**2)
+        residuals = target - left @ (shrink * along)
+        degrees = max(len(target) - float(shrink.sum()), 0.0)
+        noise = float(np.sqrt((residuals @ residuals + NOISE**2) / (degrees + 1.0)))
+    shrink = singular**2 / (singular**2 + noise**2)
+    mean = right.T @ (shrink / np.maximum(singular, 1e-300) * along)
+    # Posterior deviation: noise / sqrt(s^2 + noise^2) along the seen directions, 1 across.
+    dimension = scaled.shape[1]
+    basis = np.linalg.svd(scaled, full_matrices=True)[2]
+    spread = np.ones(dimension)
+    spread[: len(singular)] = noise / np.sqrt(singular**2 + noise**2)
+    drawn = mean + (rng.normal(size=(DRAWS, dimension)) * spread) @ basis
+    leverage = np.minimum((left**2) @ shrink, 1.0 - 1e-9)
+    missed = residuals / (1.0 - leverage)
+    deviation = noise / np.sqrt(1.0 - leverage)
+    evidence = log_density(_log_ratio(missed), deviation)
+    return _Regression(
+        prior_mean + drawn * prior_deviation, prior_mean + mean * prior_deviation, noise, evidence
+    )
+
+
+def _log_ratio(missed: FloatArray) -> FloatArray:
+    """log(measured / predicted) for predicted = measured (1 - missed); no less wrong than
+    `missed` where the prediction is no time at all."""
+    ratio: FloatArray = -np.log(np.maximum(1.0 - missed, np.exp(-20.0)))
+    return ratio
+
+
+def _seconds(trials: Trials) -> FloatArray:
+    """Relative to the longest, so that nothing overflows."""
+    seconds: FloatArray = np.exp(trials.costs - trials.costs.max())
+    return seconds
+
+
+@dataclass(frozen=True, slots=True)
+class TotalTime:
+    regression: _Regression
+    unit: float  # log seconds
+    name: str = "total_time"
+
+    @property
+    def noise(self) -> float:
+        return self.regression.noise
+
+    @property
+    def evidence(self) -> FloatArray:
+        return self.regression.evidence
+
+    def costs(self, points: FloatArray) -> FloatArray:
+        seconds = np.maximum(self.regression.coefficients, TINY) @ points.T
+        costs: FloatArray = np.log(seconds) + self.unit
+        return costs
+
+    def optima(self, bounds: Bounds) -> FloatArray:
+        return np.array([_cheapest_first(row, bounds) for row in self.regression.coefficients])
+
+    def safest(self, bounds: Bounds) -> FloatArray:
+        return _cheapest_first(self.regression.mean, bounds)[None, :]
+
+    def explore(self, bounds: Bounds, rng: np.random.Generator) -> FloatArray:
+        """Thompson: the optimum of one possible truth."""
+        return _cheapest_first(rng.choice(self.regression.coefficients), bounds)
+
+
+def fit_total_time(trials: Trials, rng: np.random.Generator) -> TotalTime:
+    n = trials.weights.shape[1]
+    seconds = _seconds(trials)
+    mean = float(np.median(seconds))
+    regression = _regress(
+        trials.weights, seconds, np.full(n, mean), np.full(n, mean * SPEED_DEVIATION), rng
+    )
+    return TotalTime(regression, float(trials.costs.max()))
+
+
+def _cheapest_first(coefficients: FloatArray, bounds: Bounds) -> FloatArray:
+    """The linear program: nodes filled to their caps, the cheapest first."""
+    order = np.argsort(coefficients)
+    spare = 1.0 - bounds.lower.sum()
+    filled = np.minimum(np.cumsum((bounds.upper - bounds.lower)[order]), spare)
+    weights = bounds.lower.copy()
+    weights[order] += np.diff(filled, prepend=0.0)
+    return bounds.nearest(weights)
+
+
+@dataclass(frozen=True, slots=True)
+class Bowl:
+    """About `center`: time = c + k |d|^2 + g . d, d = w - center in the plane sum(d) = 0."""
+
+    regression: _Regression  # of c, k and g, in units of `reach`
+    center: FloatArray
+    plane: FloatArray  # [n, n - 1], orthonormal
+    reach: float
+    unit: float  # log seconds
+    name: str = "bowl"
+
+    @property
+    def noise(self) -> float:
+        return self.regression.noise
+
+    @property
+    def evidence(self) -> FloatArray:
+        evidence = self.regression.evidence
+        return evidence if self.regression.mean[1] > 0.0 else np.full_like(evidence, -1e9)
+
+    def costs(self, points: FloatArray) -> FloatArray:
+        features = _bowl_features(points, self.center, self.plane, self.reach)
+        seconds = self.regression.coefficients @ features.T
+        costs: FloatArray = np.log(np.maximum(seconds, TINY)) + self.unit
+        return costs
+
+    def optima(self, bounds: Bounds) -> FloatArray:
+        return np.array([self._optimum(row, bounds) for row in self.regression.coefficients])
+
+    def safest(self, bounds: Bounds) -> FloatArray:
+        return self._optimum(self.regression.mean, bounds)[None, :]
+
+    def explore(self, bounds: Bounds, rng: np.random.Generator) -> FloatArray:
+        return self._optimum(rng.choice(self.regression.coefficients), bounds)
+
+    def _optimum(self, row: FloatArray, bounds: Bounds) -> FloatArray:
+        """Level sets are spheres, so the constrained optimum is the nearest point."""
+        step = -row[2:] / (2.0 * max(float(row[1]), 1e-9)) * self.reach
+        return bounds.nearest(self.center + self.plane @ step)
+
+
+def fit_bowl(trials: Trials, rng: np.random.Generator) -> Bowl:
+    n = trials.weights.shape[1]
+    center = trials.weights[trials.costs.argmin()]
+    plane = np.linalg.svd(np.ones((1, n)))[2][1:].T
+    reach = max(float(np.linalg.norm(trials.weights - center, axis=1).max()), 1e-9)
+    features = _bowl_features(trials.weights, center, plane, reach)
+    seconds = _seconds(trials)
+    prior_mean = np.zeros(n + 1)
+    regression = _regress(features, seconds, prior_mean, np.full(n + 1, WIDE), rng)
+    return Bowl(regression, center, plane, reach, float(trials.costs.max()))
+
+
+def _bowl_features(
+    points: FloatArray, center: FloatArray, plane: FloatArray, reach: float
+) -> FloatArray:
+    offset = (points - center) @ plane / reach
+    return np.column_stack([np.ones(len(points)), (offset**2).sum(axis=1), offset])

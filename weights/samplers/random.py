@@ -1,0 +1,27 @@
+"""Weights drawn uniformly from all that the bounds allow: the search that learns nothing."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from weights.partition import snapped
+from weights.samplers.assessment import assess
+from weights.search import Assessment, Observation, Problem, Proposal, Weights
+from weights.simplex import sample_uniform
+
+
+class RandomSampler:
+    def propose(
+        self,
+        problem: Problem,
+        observations: Sequence[Observation],
+        pending: Sequence[Weights],
+        count: int,
+        rng: np.random.Generator,
+    ) -> list[Proposal]:
+        lower, upper = np.array(problem.min_weightings), np.array(problem.max_weightings)
+        drawn = sample_uniform(lower, upper, count, rng)
+        return [Proposal(snapped(tuple(row), problem), "random") for row in drawn.tolist()]
+
+    def assess(self, problem: Problem, observations: Sequence[Observation]) -> Assessment:
+        return assess(problem, observations)

@@ -1,0 +1,98 @@
+"""The history as arrays: the cost of every trial, and which trials repeat the same weights."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from weights.partition import snapped
+from weights.search import Observation, Problem
+from weights.simplex import FloatArray, IntArray
+
+ROUNDING = 1e-12
+SAME = 1e-9  # weights that agree to this in every share are the same point
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """Between a metric and its cost: a number of order 1, to be minimised, on which noise is about
+    the same everywhere.
+
+    Metrics of one sign are times or rates; their cost is the log of the time (a rate's is the
+    inverse), and noise in proportion becomes even. Of others the cost is the metric itself.
+    """
+
+    is_log: bool
+    metric_sign: float  # of the metrics, where they have one
+    sign: float  # of the cost in the log of a metric's size, or in the metric
+    origin: float
+    unit: float
+
+    @classmethod
+    def of(cls, metrics: FloatArray, problem: Problem) -> "Scale":
+        sign = -1.0 if problem.direction == "maximize" else 1.0
+        if (metrics > 0.0).all() or (metrics < 0.0).all():
+            # -tokens/s to minimise, or -seconds to maximise: their size has the other direction.
+            metric_sign = float(np.sign(metrics[0]))
+            origin = float(np.median(np.log(np.abs(metrics))))
+            return cls(True, metric_sign, sign * metric_sign, origin, 1.0)
+        origin = float(np.median(metrics))
+        return cls(False, 1.0, sign, origin, float(np.abs(metrics - origin).max()) or 1.0)
+
+    @property
+    def slope_sign(self) -> float:
+        """1 where a larger metric costs more, -1 where it costs less."""
+        return self.sign * self.metric_sign
+
+    def costs(self, metrics: FloatArray) -> FloatArray:
+        raw = np.log(np.abs(metrics)) if self.is_log else metrics
+        costs: FloatArray = self.sign * (raw - self.origin) / self.unit
+        # Below this part of the longest time, times are rounding: 1 / error^2 near an optimum.
+        return np.maximum(costs, costs.max() + np.log(ROUNDING)) if self.is_log else costs
+
+    def metrics(self, costs: FloatArray) -> FloatArray:
+        """The inverse."""
+        raw: FloatArray = self.sign * costs * self.unit + self.origin
+        return self.metric_sign * np.exp(raw) if self.is_log else raw
+
+    def deviation(self, of_cost: float, at_metric: float) -> float:
+        """Of the metric, for a small one of the cost."""
+        return of_cost * (abs(at_metric) if self.is_log else self.unit)
+
+
+@dataclass(frozen=True, slots=True)
+class Trials:
+    """All trials in the order told, and to which distinct point each belongs."""
+
+    scale: Scale
+    metrics: FloatArray  # [trials]
+    costs: FloatArray  # [trials], lower is better
+    weights: FloatArray  # [trials, n]; with whole layers, of the layers that they stand for
+    points: FloatArray  # [points, n], distinct
+    point_of: IntArray  # [trials]
+
+    def __len__(self) -> int:
+        return len(self.costs)
+
+    def most_telling(self, count: int) -> "Trials":
+        """At most `count` of them: the cheapest half and the newest half."""
+        if len(self) <= count:
+            return self
+        cheapest = np.argsort(self.costs, kind="stable")[: count // 2]
+        newest = np.setdiff1d(np.arange(len(self)), cheapest)[-(count - count // 2) :]
+        chosen = np.sort(np.concatenate([cheapest, newest]))
+        return _trials(self.scale, self.metrics[chosen], self.costs[chosen], self.weights[chosen])
+
+
+def trials_from(observations: Sequence[Observation], problem: Problem) -> Trials:
+    metrics = np.array([observation.metric for observation in observations])
+    weights = np.array([snapped(observation.weights, problem) for observation in observations])
+    scale = Scale.of(metrics, problem)
+    return _trials(scale, metrics, scale.costs(metrics), weights)
+
+
+def _trials(scale: Scale, metrics: FloatArray, costs: FloatArray, weights: FloatArray) -> Trials:
+    _, first, point_of = np.unique(
+        np.round(weights / SAME), axis=0, return_index=True, return_inverse=True
+    )
+    return Trials(scale, metrics, costs, weights, weights[first], point_of.reshape(-1))

@@ -1,0 +1,82 @@
+"""What a store keeps of a search: the nouns, and how one update changes a session. Pure."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from weights.errors import SessionMismatch
+from weights.search import Direction, Observation, Problem
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """A search so far, without its history: what an update reads and writes.
+
+    `problem` holds the bounds that were told last; `best` is the best single measurement, the
+    earliest of equal ones.
+    """
+
+    session_id: str
+    problem: Problem
+    num_observations: int
+    best: Observation
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What an update did."""
+
+    session: Session
+    is_first: bool
+    is_better: bool
+
+
+def told(
+    session: Session | None, session_id: str, problem: Problem, observations: Sequence[Observation]
+) -> Told:
+    """The session after `observations`, at least one. Raises SessionMismatch."""
+    best_now = best_of(problem.direction, observations)
+    if session is None:
+        return Told(Session(session_id, problem, len(observations), best_now), True, True)
+    check_same(session, problem)
+    best = best_of(problem.direction, [session.best, best_now])
+    count = session.num_observations + len(observations)
+    after = replace(session, problem=problem, num_observations=count, best=best)
+    return Told(after, False, best is not session.best)
+
+
+def check_same(session: Session, problem: Problem) -> None:
+    """Raises SessionMismatch if `problem` is not what the session is about."""
+    old = session.problem
+    if (old.number_of_nodes, old.direction) != (problem.number_of_nodes, problem.direction):
+        raise SessionMismatch(
+            f"session {session.session_id} is about {old.number_of_nodes} nodes ({old.direction}), "
+            f"not {problem.number_of_nodes} ({problem.direction}); use another session_id"
+        )
+
+
+def best_of(direction: Direction, observations: Sequence[Observation]) -> Observation:
+    pick = max if direction == "maximize" else min
+    return pick(observations, key=lambda observation: observation.metric)
+
+
+def dump_observation(observation: Observation) -> str:
+    """One line: the metric, then the weights, to the last bit."""
+    return json.dumps([observation.metric, *observation.weights], separators=(",", ":"))
+
+
+def load_observation(line: str) -> Observation:
+    metric, *weights = json.loads(line)
+    return Observation(tuple(weights), metric)
+
+
+def dump_problem(problem: Problem) -> str:
+    return json.dumps(
+        [problem.min_weightings, problem.max_weightings, problem.direction, problem.num_layers],
+        separators=(",", ":"),
+    )
+
+
+def load_problem(line: str) -> Problem:
+    low, high, direction, num_layers = json.loads(line)
+    return Problem(tuple(low), tuple(high), direction, num_layers)

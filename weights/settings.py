@@ -1,0 +1,35 @@
+"""What the environment decides, read once at start. Immutable: any thread."""
+
+from pathlib import Path
+
+from pydantic import Field, ValidationError
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from weights.errors import StartupError
+from weights.samplers import SamplerName
+
+
+class Settings(BaseSettings):
+    """The documented variables. A wrong value stops the start."""
+
+    model_config = SettingsConfigDict(frozen=True, populate_by_name=True, extra="ignore")
+
+    host: str = Field(default="127.0.0.1", validation_alias="WEIGHTS_HOST")
+    port: int = Field(default=8001, ge=0, le=65535, validation_alias="WEIGHTS_PORT")
+    redis_url: str = Field(default="", validation_alias="REDIS_URL")
+    db_path: Path = Field(default=Path("var/weights.db"), validation_alias="WEIGHTS_DB")
+    sampler: SamplerName = Field(default="adaptive", validation_alias="WEIGHTS_SAMPLER")
+    threads: int = Field(default=16, ge=1, le=512, validation_alias="WEIGHTS_THREADS")
+    max_body_bytes: int = Field(
+        default=16 * 2**20, ge=1024, le=2**30, validation_alias="WEIGHTS_MAX_BODY_BYTES"
+    )
+
+
+def load_settings() -> Settings:
+    """From the environment. Raises StartupError with every fault."""
+    try:
+        return Settings()
+    except ValidationError as error:
+        raise StartupError(
+            [f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()]
+        ) from error

@@ -1,0 +1,145 @@
+"""The embedded store: one SQLite file, which several processes may share."""
+
+import sqlite3
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from weights.errors import StoreFailed
+from weights.search import Observation, Problem
+from weights.session import (
+    Session,
+    Told,
+    dump_observation,
+    dump_problem,
+    load_observation,
+    load_problem,
+    told,
+)
+
+TIMEOUT_S = 20.0  # for the other writers to finish
+SCHEMA = """
+    CREATE TABLE IF NOT EXISTS sessions (
+        session_id TEXT PRIMARY KEY, problem TEXT NOT NULL, num_observations INTEGER NOT NULL,
+        best TEXT NOT NULL
+    ) WITHOUT ROWID;
+    CREATE TABLE IF NOT EXISTS observations (
+        session_id TEXT NOT NULL, number INTEGER NOT NULL, observation TEXT NOT NULL,
+        PRIMARY KEY (session_id, number)
+    ) WITHOUT ROWID;
+"""
+
+
+class SqliteStore:
+    """WAL mode with `synchronous=FULL`: what is acknowledged survives loss of power too, at some
+    milliseconds an update, which is nothing beside a measurement. The file is opened when it is
+    first used: a process that only mounts the service makes none."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._lock = threading.Lock()  # sqlite3 connections are not for concurrent use
+        self._connection: sqlite3.Connection | None = None
+
+    def append(
+        self, session_id: str, problem: Problem, observations: Sequence[Observation]
+    ) -> Told:
+        with self._transaction() as connection:
+            before = _find(connection, session_id)
+            result = told(before, session_id, problem, observations)
+            session = result.session
+            connection.execute(
+                "INSERT INTO sessions VALUES (?, ?, ?, ?) ON CONFLICT (session_id) DO UPDATE SET "
+                "problem = excluded.problem, num_observations = excluded.num_observations, "
+                "best = excluded.best",
+                (session_id, dump_problem(session.problem), session.num_observations,
+                 dump_observation(session.best)),
+            )  # fmt: skip
+            first = before.num_observations if before else 0
+            connection.executemany(
+                "INSERT INTO observations VALUES (?, ?, ?)",
+                [
+                    (session_id, number, dump_observation(observation))
+                    for number, observation in enumerate(observations, first)
+                ],
+            )
+        return result
+
+    def find(self, session_id: str) -> Session | None:
+        with self._connected() as connection:
+            return _find(connection, session_id)
+
+    def observations(self, session_id: str, first: int, count: int) -> list[Observation]:
+        with self._connected() as connection:
+            rows = connection.execute(
+                "SELECT observation FROM observations WHERE session_id = ? AND number >= ? "
+                "ORDER BY number LIMIT ?",
+                (session_id, first, count),
+            ).fetchall()
+        return [load_observation(line) for (line,) in rows]
+
+    def sessions(self, first: int, count: int) -> list[Session]:
+        with self._connected() as connection:
+            rows = connection.execute(
+                "SELECT * FROM sessions ORDER BY session_id LIMIT ? OFFSET ?", (count, first)
+            ).fetchall()
+        return [_session(*row) for row in rows]
+
+    def delete(self, session_id: str) -> bool:
+        with self._transaction() as connection:
+            connection.execute("DELETE FROM observations WHERE session_id = ?", (session_id,))
+            gone = connection.execute("DELETE FROM sessions WHERE session_id = ?", (session_id,))
+            return gone.rowcount > 0
+
+    def close(self) -> None:
+        with self._lock:
+            if self._connection is not None:
+                self._connection.close()
+                self._connection = None
+
+    @contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        """Commits what is done inside, or nothing if that raises."""
+        with self._connected() as connection:
+            connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield connection
+                connection.execute("COMMIT")
+            except BaseException:
+                connection.rollback()
+                raise
+
+    @contextmanager
+    def _connected(self) -> Iterator[sqlite3.Connection]:
+        with self._lock:
+            try:
+                if self._connection is None:
+                    self._connection = _open(self._path)
+                yield self._connection
+            except (sqlite3.Error, OSError) as error:
+                raise StoreFailed(f"the SQLite store {self._path} failed: {error}") from error
+
+
+def _open(path: Path) -> sqlite3.Connection:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    connection = sqlite3.connect(
+        path, timeout=TIMEOUT_S, isolation_level=None, check_same_thread=False
+    )
+    try:
+        connection.execute("PRAGMA journal_mode=WAL")
+        connection.execute("PRAGMA synchronous=FULL")
+        connection.executescript(SCHEMA)
+    except sqlite3.Error:
+        connection.close()
+        raise
+    return connection
+
+
+def _find(connection: sqlite3.Connection, session_id: str) -> Session | None:
+    query = "SELECT * FROM sessions WHERE session_id = ?"
+    row = connection.execute(query, (session_id,)).fetchone()
+    return _session(*row) if row else None
+
+
+def _session(session_id: str, problem: str, num_observations: int, best: str) -> Session:
+    return Session(session_id, load_problem(problem), num_observations, load_observation(best))
