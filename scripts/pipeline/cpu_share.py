@@ -1,0 +1,106 @@
+"""Holds processes to a share of one core: by cgroups where they may be written, else by stopping
+and continuing the process many times a second."""
+
+import os
+import signal
+import threading
+from contextlib import suppress
+from pathlib import Path
+from typing import Protocol
+
+PERIOD_S = 0.01
+MIN_QUOTA_S = 0.001  # less the kernel refuses; the period grows instead
+CGROUP_V1, CGROUP_V2 = Path("/sys/fs/cgroup/cpu"), Path("/sys/fs/cgroup")
+
+
+class CpuLimiter(Protocol):
+    """One thread. `name` says how it works."""
+
+    name: str
+
+    def limit(self, pid: int, share: float) -> None:
+        """Hold a process, with all its threads, to `share` of a core; 1 holds it to one core."""
+
+    def close(self) -> None:
+        """Undo it, whether the processes still run or not. Idempotent."""
+
+
+def choose_limiter() -> CpuLimiter:
+    return CgroupLimiter() if CgroupLimiter.is_possible() else DutyCycleLimiter()
+
+
+class CgroupLimiter:
+    """A group per process with a CPU quota, of version 2 or 1, whichever is there."""
+
+    name = "cgroup CPU quota"
+
+    def __init__(self) -> None:
+        self._groups: dict[int, Path] = {}  # by process id
+
+    @classmethod
+    def is_possible(cls) -> bool:
+        limiter = cls()
+        try:
+            limiter._make_group(os.getpid(), 1.0)
+        except OSError:
+            return False
+        finally:
+            limiter.close()
+        return True
+
+    def limit(self, pid: int, share: float) -> None:
+        group = self._make_group(pid, share)
+        (group / "cgroup.procs").write_text(str(pid))
+
+    def close(self) -> None:
+        while self._groups:
+            pid, group = self._groups.popitem()
+            with suppress(ProcessLookupError):
+                (group.parent / "cgroup.procs").write_text(str(pid))
+            group.rmdir()
+
+    def _make_group(self, pid: int, share: float) -> Path:
+        """Raises OSError where groups are not ours to make."""
+        period_s = max(PERIOD_S, MIN_QUOTA_S / share)
+        period_us, quota_us = round(period_s * 1e6), round(share * period_s * 1e6)
+        is_v1 = (CGROUP_V1 / "cpu.cfs_quota_us").exists()
+        group = (CGROUP_V1 if is_v1 else CGROUP_V2) / f"hearth-pipeline-{os.getpid()}-{pid}"
+        group.mkdir()
+        self._groups[pid] = group
+        if is_v1:
+            (group / "cpu.cfs_period_us").write_text(str(period_us))
+            (group / "cpu.cfs_quota_us").write_text(str(quota_us))
+        else:
+            (group / "cpu.max").write_text(f"{quota_us} {period_us}")
+        return group
+
+
+class DutyCycleLimiter:
+    """A thread per process that stops it for the rest of each period."""
+
+    name = "SIGSTOP and SIGCONT"
+
+    def __init__(self) -> None:
+        self._is_closing = threading.Event()
+        self._threads: list[threading.Thread] = []
+
+    def limit(self, pid: int, share: float) -> None:
+        if share >= 1.0:
+            return
+        thread = threading.Thread(target=self._cycle, args=(pid, share), name=f"cpu-share-{pid}")
+        self._threads.append(thread)
+        thread.start()
+
+    def close(self) -> None:
+        self._is_closing.set()
+        while self._threads:
+            self._threads.pop().join()
+
+    def _cycle(self, pid: int, share: float) -> None:
+        try:
+            while not self._is_closing.wait(share * PERIOD_S):
+                os.kill(pid, signal.SIGSTOP)
+                self._is_closing.wait((1.0 - share) * PERIOD_S)
+                os.kill(pid, signal.SIGCONT)
+        except ProcessLookupError:
+            return  # it ended

@@ -1,0 +1,127 @@
+"""Starts the ranks of a pipeline under torchrun, and measures one split after another."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from queue import Empty, Queue
+from threading import Thread
+from types import TracebackType
+from typing import Any, Self
+
+from scripts.pipeline.cpu_share import CpuLimiter
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+START_TIMEOUT_S, TRIAL_TIMEOUT_S, STOP_TIMEOUT_S = 300.0, 300.0, 30.0
+
+
+class EngineFailed(Exception):
+    """The pipeline ended or fell silent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """How the pipeline is used: one batch in flight measures the sum of all stages, as a single
+    stream feels it; several measure the slowest stage, which bounds throughput."""
+
+    in_flight: int
+    batch_size: int
+    seconds: float
+
+
+class PipelineEngine:
+    """As a context: processes that run and are held to their shares of a core. One thread."""
+
+    def __init__(self, model: Path, shares: list[float], load: Load, limiter: CpuLimiter) -> None:
+        """`shares`: of one core, per rank."""
+        self._shares, self._load, self._limiter = shares, load, limiter
+        self._lines: Queue[str] = Queue()
+        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+        self._command = [
+            "env", "OMP_NUM_THREADS=1", *torchrun, f"--nproc-per-node={len(shares)}",
+            "-m", "scripts.pipeline.stage", str(model),
+        ]  # fmt: skip
+        self._rank_pids: list[int] = []
+        self.num_layers = 0
+
+    def __enter__(self) -> Self:
+        self._process = subprocess.Popen(
+            self._command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            start_new_session=True,
+        )  # fmt: skip
+        self._reader = Thread(target=self._read, name="pipeline-output", daemon=True)
+        self._reader.start()
+        try:
+            # Limited only now: what is measured is decoding, not the import of torch.
+            for ready in [self._next(START_TIMEOUT_S) for _ in self._shares]:
+                self.num_layers = ready["num_layers"]
+                self._rank_pids.append(ready["pid"])
+                self._limiter.limit(ready["pid"], self._shares[ready["rank"]])
+        except BaseException:
+            self._stop()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:  # fmt: skip
+        self._stop()
+
+    def measure(self, layers: Sequence[int]) -> float:
+        """Tokens/s with this split. Raises EngineFailed."""
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(
+                json.dumps({"layers": list(layers), **asdict(self._load)}) + "\n"
+            )
+            self._process.stdin.flush()
+        except BrokenPipeError as error:
+            raise EngineFailed("the pipeline has ended; its output above says why") from error
+        return float(self._next(TRIAL_TIMEOUT_S)["tokens_per_s"])
+
+    def _next(self, timeout_s: float) -> dict[str, Any]:
+        try:
+            line = self._lines.get(timeout=timeout_s)
+        except Empty:
+            raise EngineFailed(f"the pipeline said nothing for {timeout_s:.0f} s") from None
+        if not line:
+            raise EngineFailed("the pipeline has ended; its output above says why")
+        message: dict[str, Any] = json.loads(line)
+        return message
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            if line.startswith("{"):
+                self._lines.put(line)
+        self._lines.put("")
+
+    def _stop(self) -> None:
+        """Let the ranks end by themselves, as their input does; kill those that do not."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._limiter.close()
+        try:
+            with suppress(BrokenPipeError):
+                self._process.stdin.close()
+            self._process.wait(timeout=STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self._kill()
+        except BaseException:
+            self._kill()
+            raise
+        finally:
+            self._reader.join()
+            self._process.stdout.close()
+
+    def _kill(self) -> None:
+        for pid in [self._process.pid, *self._rank_pids]:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self._process.wait()

@@ -1,0 +1,235 @@
+"""Find the split of a model over unequal processes by measuring: start, measure, tell, ask again.
+
+    python scripts/tune_partition.py                      # the embedded model, no service needed
+    python scripts/tune_partition.py --url http://127.0.0.1:8001 --session llama-3-nodes
+    python scripts/tune_partition.py --model var/models/random-110m --exhaustive
+
+Three processes under torchrun serve the model as a pipeline, held to 100, 50 and 25 % of a core
+(all a little less where there are few cores). It ends when further trials stop paying or after
+--trials, and prints the setting of each engine. --exhaustive then measures every split there is.
+"""
+
+import argparse
+import logging
+import os
+import signal
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import combinations, pairwise
+from pathlib import Path
+from statistics import median
+from threading import Thread
+from typing import Any, Protocol
+
+import requests
+from werkzeug.serving import make_server
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from scripts.pipeline.cpu_share import choose_limiter  # noqa: E402
+from scripts.pipeline.engine import EngineFailed, Load, PipelineEngine  # noqa: E402
+from weights.app import create_app  # noqa: E402
+from weights.settings import Settings  # noqa: E402
+from weights.store.memory import MemoryStore  # noqa: E402
+
+HTTP_TIMEOUT_S = 60.0
+CORES_FOR_RANKS = 0.85  # of all cores; the rest is for whoever measures
+HEADER = f"{'trial':>5}  {'layers':<16}{'tokens/s':>10}{'best':>10}  proposed by"
+
+Layers = tuple[int, ...]  # of each rank
+
+
+class Engine(Protocol):
+    num_layers: int
+
+    def measure(self, layers: Layers) -> float:
+        """Tokens/s with this split."""
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """A session of a weights service, reached over HTTP. One thread."""
+
+    url: str
+    session_id: str
+    number_of_nodes: int
+    num_layers: int
+    min_layers: int
+    seed: int | None
+
+    def ask(self, trial: int) -> tuple[list[float], str]:
+        """Weights to measure, and the model that proposes them."""
+        body = self._body() if self.seed is None else {**self._body(), "seed": self.seed + trial}
+        answer = self._call("POST", "/weights_gen", body)
+        return answer["weights"], answer["model"]
+
+    def tell(self, weights: list[float], tokens_per_s: float) -> None:
+        told = {"weights": weights, "performance_metric": tokens_per_s}
+        self._call("POST", "/weights_update", {**self._body(), **told})
+
+    def overview(self) -> dict[str, Any]:
+        return self._call("GET", f"/weights/sessions/{self.session_id}?limit=1")
+
+    def split(self) -> dict[str, Any]:
+        """The noise-aware best in whole layers, and as each engine's setting."""
+        body = {"num_layers": self.num_layers, "min_layers": self.min_layers}
+        return self._call("POST", f"/weights/sessions/{self.session_id}/partition", body)
+
+    def _body(self) -> dict[str, object]:
+        return {
+            "session_id": self.session_id,
+            "number_of_nodes": self.number_of_nodes,
+            "max_weightings": [1.0] * self.number_of_nodes,
+            "min_weightings": [self.min_layers / self.num_layers] * self.number_of_nodes,
+            "num_layers": self.num_layers,
+        }
+
+    def _call(self, verb: str, path: str, body: object = None) -> dict[str, Any]:
+        response = requests.request(verb, self.url + path, json=body, timeout=HTTP_TIMEOUT_S)
+        answer: dict[str, Any] = response.json()
+        if not response.ok:
+            raise requests.HTTPError(answer["message"], response=response)
+        return answer
+
+
+def main() -> int:
+    arguments = _parse()
+    shares = _fitting([float(share) for share in arguments.shares.split(",")])
+    in_flight = 1 if arguments.objective == "latency" else 2 * len(shares)
+    load = Load(in_flight, arguments.batch_size, arguments.seconds)
+    limiter = choose_limiter()
+    print(f"shares of a core: {', '.join(f'{s:.0%}' for s in shares)}, by {limiter.name}")
+    with _service(arguments.url) as url, PipelineEngine(
+        arguments.model.resolve(), shares, load, limiter
+    ) as engine:  # fmt: skip
+        search = Search(url, arguments.session, len(shares), engine.num_layers,
+                        arguments.min_layers, arguments.seed)  # fmt: skip
+        found = tune(search, engine, arguments.trials)
+        report(search)
+        if arguments.exhaustive:
+            compare(engine, found, arguments)
+    return 0
+
+
+def tune(search: Search, engine: Engine, max_trials: int) -> Layers:
+    """Measure until further trials stop paying; the best split when noise is accounted for."""
+    print(HEADER)
+    best = 0.0
+    for trial in range(1, max_trials + 1):
+        weights, model = search.ask(trial)
+        layers = _layers(weights, engine.num_layers)
+        tokens_per_s = engine.measure(layers)
+        search.tell(weights, tokens_per_s)
+        best = max(best, tokens_per_s)
+        row = f"{trial:>5}  {_dashed(layers):<16}{tokens_per_s:>10.1f}{best:>10.1f}  {model}"
+        print(row, flush=True)
+        if search.overview()["convergence"]["converged"]:
+            break
+    return tuple(search.split()["layers_per_node"])
+
+
+def report(search: Search) -> None:
+    """What was found, how sure it is, and how to set it in each engine."""
+    overview, split = search.overview(), search.split()
+    best, convergence = overview["noise_aware_best"], overview["convergence"]
+    low, high = best["interval_90"]
+    interval = "" if low is None or high is None else f" (90 %: {low:.1f} to {high:.1f})"
+    print(f"\nbest: {_dashed(split['layers_per_node'])} layers, "
+          f"{best['performance_metric']:.1f} tokens/s{interval}")  # fmt: skip
+    print(f"{'converged' if convergence['converged'] else 'not converged'}: "
+          f"{convergence['reason']}")  # fmt: skip
+    engines = split["engines"]
+    print(f"vLLM       VLLM_PP_LAYER_PARTITION={engines['vllm']['VLLM_PP_LAYER_PARTITION']}")
+    print(f"SGLang     SGLANG_PP_LAYER_PARTITION={engines['sglang']['SGLANG_PP_LAYER_PARTITION']}")
+    print(f"llama.cpp  --n-gpu-layers 999 --tensor-split {engines['llama_cpp']['--tensor-split']}")
+    for shard in engines["exo"]["shard_assignments"]:
+        print(f"exo        {' '.join(f'{name}={value}' for name, value in shard.items())}")
+
+
+def compare(engine: Engine, found: Layers, arguments: argparse.Namespace) -> None:
+    """Measure every split, `rounds` times in turn, and print the best beside what was found."""
+    nodes = len(found)
+    splits = list(every_split(engine.num_layers, nodes, arguments.min_layers))
+    print(f"\nexhaustive: {len(splits)} splits, {arguments.rounds} rounds")
+    measured: dict[Layers, list[float]] = {split: [] for split in splits}
+    for _ in range(arguments.rounds):
+        for split in splits:
+            measured[split].append(engine.measure(split))
+    medians = {split: median(values) for split, values in measured.items()}
+    best = max(medians, key=lambda split: medians[split])
+    for name, split in (("best", best), ("found", found)):
+        share = medians[split] / medians[best]
+        print(f"{name:<6} {_dashed(split):<16}{medians[split]:>10.1f} tokens/s  {share:.1%}")
+
+
+def every_split(num_layers: int, nodes: int, min_layers: int) -> Iterator[Layers]:
+    """All ways to give each of `nodes` at least `min_layers`."""
+    spare = num_layers - nodes * min_layers
+    for bars in combinations(range(spare + nodes - 1), nodes - 1):
+        ends = [-1, *bars, spare + nodes - 1]
+        yield tuple(b - a - 1 + min_layers for a, b in pairwise(ends))
+
+
+@contextmanager
+def _service(url: str | None) -> Iterator[str]:
+    """The address of a weights service: the one given, or one of our own that forgets."""
+    if url is not None:
+        yield url.rstrip("/")
+        return
+    server = make_server("127.0.0.1", 0, create_app(Settings(), MemoryStore()), threaded=True)
+    logging.getLogger("werkzeug").setLevel(logging.WARNING)  # no line per request in the table
+    thread = Thread(target=server.serve_forever, name="weights-service")
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def _fitting(shares: list[float]) -> list[float]:
+    """The same ratios, lowered until all ranks together fit this machine's cores."""
+    room = CORES_FOR_RANKS * len(os.sched_getaffinity(0))
+    return [share * min(1.0, room / sum(shares)) for share in shares]
+
+
+def _layers(weights: list[float], num_layers: int) -> Layers:
+    """Asked for with `num_layers`, weights are whole layers already."""
+    return tuple(round(weight * num_layers) for weight in weights)
+
+
+def _dashed(layers: Iterable[int]) -> str:
+    return "-".join(map(str, layers))
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--model", type=Path, default=ROOT / "models" / "hearth-tiny", help="a folder")
+    add("--shares", default="1,0.5,0.25", help="of a core, one per rank (default: %(default)s)")
+    add("--objective", choices=("throughput", "latency"), default="throughput",
+        help="several batches in flight, or a single one")  # fmt: skip
+    add("--batch-size", type=int, default=4, help="users per batch (default: %(default)s)")
+    add("--seconds", type=float, default=1.0, help="per measurement (default: %(default)s)")
+    add("--trials", type=int, default=20, help="at most (default: %(default)s)")
+    add("--min-layers", type=int, default=1, help="of each rank (default: %(default)s)")
+    add("--url", help="of a weights service; default: one in this process")
+    add("--session", default="tune-partition", help="its name there (default: %(default)s)")
+    add("--seed", type=int, help="makes the proposals repeatable")
+    add("--exhaustive", action="store_true", help="then measure every split, and compare")
+    add("--rounds", type=int, default=3, help="of --exhaustive (default: %(default)s)")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # by way of cleaning up
+    try:
+        sys.exit(main())
+    except (EngineFailed, requests.RequestException) as error:
+        sys.exit(str(error))

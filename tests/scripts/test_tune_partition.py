@@ -1,0 +1,148 @@
+"""The loop from a running engine to its best split: on real processes, and on speeds made up."""
+
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+import requests
+
+from scripts.pipeline.cpu_share import CgroupLimiter, CpuLimiter, DutyCycleLimiter
+from scripts.pipeline.engine import ROOT, EngineFailed, Load, PipelineEngine
+from scripts.tune_partition import Layers, Search, _service, every_split, tune
+
+TINY = ROOT / "models" / "hearth-tiny"
+
+
+class SimulatedEngine:
+    """Stage times of nodes whose speeds are as 4 : 2 : 1."""
+
+    num_layers = 14
+
+    def __init__(self) -> None:
+        self.measured: list[Layers] = []
+
+    def measure(self, layers: Layers) -> float:
+        self.measured.append(layers)
+        return self.speed(layers)
+
+    def speed(self, layers: Layers) -> float:
+        return 100 / max(count / speed for count, speed in zip(layers, (4, 2, 1), strict=True))
+
+
+@pytest.fixture
+def url() -> Iterator[str]:
+    with _service(None) as address:
+        yield address
+
+
+def make_search(url: str, **fields: int) -> Search:
+    return Search(**{"url": url, "session_id": "s", "number_of_nodes": 3, "num_layers": 14,
+                     "min_layers": 1, "seed": 3, **fields})  # type: ignore[arg-type]  # fmt: skip
+
+
+def test_every_trial_is_a_split_that_is_told_and_shown(
+    url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engine = SimulatedEngine()
+    found = tune(make_search(url), engine, max_trials=6)
+    shown = re.findall(
+        r"^ +(\d+)  ([\d-]+) +([\d.]+) +([\d.]+)  \w+", capsys.readouterr().out, re.M
+    )
+    assert [split for _, split, _, _ in shown] == ["-".join(map(str, k)) for k in engine.measured]
+    assert all(sum(k) == 14 and min(k) >= 1 for k in engine.measured)
+    overview = requests.get(f"{url}/weights/sessions/s", timeout=10).json()
+    assert overview["num_observations"] == len(engine.measured)
+    assert sum(found) == 14
+
+
+def test_a_session_of_another_shape_is_named(url: str) -> None:
+    make_search(url).tell([0.5, 0.25, 0.25], 1.0)
+    with pytest.raises(requests.HTTPError, match="number of nodes are not the same"):
+        make_search(url, number_of_nodes=2).tell([0.5, 0.5], 1.0)
+
+
+def test_every_split_is_there_once() -> None:
+    assert list(every_split(4, 3, 1)) == [(1, 1, 2), (1, 2, 1), (2, 1, 1)]
+    assert len(set(every_split(12, 3, 0))) == len(list(every_split(12, 3, 0))) == 91
+
+
+def groups() -> set[Path]:
+    return set(Path("/sys/fs/cgroup").glob("**/hearth-pipeline-*"))
+
+
+def test_real_processes_are_tuned_and_leave_nothing_behind() -> None:
+    groups_before = groups()  # of a run on this machine that was killed
+    run = subprocess.run(
+        [sys.executable, "scripts/tune_partition.py", "--trials", "3", "--seconds", "0.05",
+         "--seed", "1", "--shares", "1,0.5,0.25", "--exhaustive", "--rounds", "1"],
+        cwd=ROOT, capture_output=True, text=True, timeout=110, check=False,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr
+    rows = re.findall(r"^ +\d+  (\d)-(\d)-(\d) +([\d.]+)", run.stdout, re.M)
+    assert 1 <= len(rows) <= 3
+    for *layers, tokens_per_s in rows:
+        assert sum(map(int, layers)) == 5
+        assert float(tokens_per_s) > 0
+    assert re.search(r"^vLLM +VLLM_PP_LAYER_PARTITION=\d,\d,\d$", run.stdout, re.M)
+    assert re.search(r"^llama.cpp .*--tensor-split [\d.,]+$", run.stdout, re.M)
+    assert run.stdout.count("exo        device_rank=") == 3
+    assert "exhaustive: 6 splits" in run.stdout
+    assert re.search(r"^found +\d-\d-\d +[\d.]+ tokens/s +[\d.]+%$", run.stdout, re.M)
+    assert groups() <= groups_before
+
+
+def test_an_engine_that_cannot_start_says_so(tmp_path: Path) -> None:
+    load = Load(in_flight=1, batch_size=1, seconds=0.1)
+    with (
+        pytest.raises(EngineFailed, match="has ended"),
+        PipelineEngine(tmp_path, [1.0, 1.0], load, DutyCycleLimiter()),
+    ):
+        pass
+
+
+@contextmanager
+def busy_process() -> Iterator[psutil.Process]:
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as process:
+        try:
+            yield psutil.Process(process.pid)
+        finally:
+            process.kill()
+
+
+def state_seen(process: psutil.Process, wanted: str) -> bool:
+    end_s = time.monotonic() + 30
+    while time.monotonic() < end_s:
+        if process.status() == wanted:
+            return True
+    return False
+
+
+def test_a_duty_cycle_stops_and_continues_a_process() -> None:
+    with busy_process() as process:
+        limiter = DutyCycleLimiter()
+        limiter.limit(process.pid, 0.25)
+        assert state_seen(process, psutil.STATUS_STOPPED)
+        assert state_seen(process, psutil.STATUS_RUNNING)
+        limiter.close()
+        assert process.status() != psutil.STATUS_STOPPED
+
+
+def test_a_cgroup_throttles_a_process() -> None:
+    if not CgroupLimiter.is_possible():
+        pytest.skip("cgroups may not be written here")
+    limiter: CpuLimiter = CgroupLimiter()
+    with busy_process() as process:
+        limiter.limit(process.pid, 0.25)
+        (group,) = Path("/sys/fs/cgroup").glob(f"**/hearth-pipeline-*-{process.pid}")
+        end_s = time.monotonic() + 30
+        while "nr_throttled 0" in (group / "cpu.stat").read_text() and time.monotonic() < end_s:
+            pass
+        assert "nr_throttled 0" not in (group / "cpu.stat").read_text()
+    limiter.close()
+    assert not group.exists()
