@@ -112,15 +112,16 @@ def served(
 ) -> Iterator[ServedApi]:
     """gunicorn with gunicorn.conf.py, ready unless `start_timeout_s` is None.
 
-    Its whole process group is gone afterwards.
+    What it stores lies beside its log. Its whole process group is gone afterwards.
     """
     port = free_port()
+    own = {"SERVICE_PORT": port, "WEIGHTS_DB": log_path.with_name(f"{log_path.name}.weights.db")}
     command = [sys.executable, "-m", "gunicorn", "--config", "gunicorn.conf.py"]
     with log_path.open("wb") as log:
         process = subprocess.Popen(
             command + ([app] if app else []),
             cwd=ROOT,
-            env=environment(**{"SERVICE_PORT": port} | settings),
+            env=environment(**own | settings),
             stdout=log,
             stderr=log,
             start_new_session=True,

@@ -1,0 +1,122 @@
+"""The commands that only read what was measured: fit, predict, compare, report."""
+
+import json
+import sys
+from pathlib import Path
+
+import click
+
+from benchmarking.command_line import FAILURES, RESULTS_FOLDER, open_run, slo_options
+from benchmarking.compare import Change, Verdict, compare, unmatched
+from benchmarking.curve import load_points
+from benchmarking.errors import InvalidResults, NotWritable
+from benchmarking.fit import fit_run as fit_rows_of
+from benchmarking.fit_files import PERF_FILE, read_fit, write_fit
+from benchmarking.goodput import Slo
+from benchmarking.predict import Optimizer, beside_lines, predict
+from benchmarking.records import Run
+from benchmarking.report import report_html
+
+
+@click.command("fit")
+@click.argument("folder", type=RESULTS_FOLDER)
+@click.option("--model", help="Needed when the run holds several.")
+@click.option("--accelerator", default="cpu", show_default=True)
+@click.option("--slo-itl-ms", type=click.FloatRange(0, min_open=True), help="Bounds the batch.")
+@click.option("--optimizer", "optimizer_url", help="Such as http://127.0.0.1:7000")
+def fit_run(
+    folder: Path,
+    model: str | None,
+    accelerator: str,
+    slo_itl_ms: float | None,
+    optimizer_url: str | None,
+) -> None:
+    """Fit alpha, beta, gamma and delta to the sweep in FOLDER.
+
+    Writes fit.json, perf.json and fit.svg there; --optimizer also posts the result.
+    """
+    run = open_run(folder)
+    model = model or _only_model(run)
+    found = fit_rows_of(run, model, slo_itl_ms)
+    write_fit(folder, found, model, accelerator)
+    if optimizer_url is not None:
+        Optimizer(optimizer_url).set_perf(found.perf_data(model, accelerator))
+    for line in found.lines():
+        click.echo(line)
+
+
+@click.command("predict")
+@click.argument("folder", type=RESULTS_FOLDER)
+@click.option("--perf", type=click.Path(exists=True, path_type=Path), help="Default: FOLDER's own.")
+@click.option("--optimizer", "optimizer_url", required=True)
+def predict_run(folder: Path, perf: Path | None, optimizer_url: str) -> None:
+    """Set the optimizer's TTFT and ITL beside those of the Poisson loads in FOLDER."""
+    try:
+        data = json.loads((perf or folder / PERF_FILE).read_text())["models"][0]
+    except (OSError, ValueError, LookupError) as error:
+        raise InvalidResults(f"{perf or folder / PERF_FILE}: {error}; see fit") from error
+    points = [point for point in load_points(open_run(folder)) if point.load.model == data["name"]]
+    found = predict(Optimizer(optimizer_url), data, points)
+    for line in beside_lines(found):
+        click.echo(line)
+    if not found:
+        raise InvalidResults(f"{folder} holds no open loop with exponential waits to compare")
+
+
+@click.command("compare")
+@click.argument("before", type=RESULTS_FOLDER)
+@click.argument("after", type=RESULTS_FOLDER)
+def compare_runs(before: Path, after: Path) -> None:
+    """Say for each load of both runs what changed, with 95 % intervals. Exit status 1 if worse."""
+    first, second = open_run(before), open_run(after)
+    changes = compare(first, second)
+    for change in changes:
+        click.echo(_change_line(change))
+    for load in unmatched(first, second):
+        click.echo(f"in one of the runs only: {load}", err=True)
+    if not changes:
+        raise InvalidResults(f"{before} and {after} have no load in common")
+    if any(change.verdict is Verdict.WORSE for change in changes):
+        sys.exit(FAILURES)
+
+
+@click.command("report")
+@click.argument("folder", type=RESULTS_FOLDER)
+@click.option("--against", type=RESULTS_FOLDER, help="An earlier run to compare with.")
+@slo_options
+def report_run(
+    folder: Path,
+    against: Path | None,
+    ttft_ms: float | None,
+    itl_ms: float | None,
+    e2e_ms: float | None,
+) -> None:
+    """Write FOLDER/report.html: one page, nothing from the network."""
+    before = open_run(against) if against else None
+    slo = Slo(ttft_ms, itl_ms, e2e_ms)
+    page = report_html(open_run(folder), slo, read_fit(folder), before)
+    path = folder / "report.html"
+    try:
+        path.write_text(page, encoding="utf-8")
+    except OSError as error:
+        raise NotWritable(error) from error
+    click.echo(str(path))
+
+
+def _only_model(run: Run) -> str:
+    models = sorted({row.load.model for row in run.rows})
+    if len(models) != 1:
+        raise InvalidResults(f"this run holds {', '.join(models)}; choose one with --model")
+    return models[0]
+
+
+def _change_line(change: Change) -> str:
+    load = change.load
+    amount = f"{load.concurrency} users" if load.qps is None else f"{load.qps:.4g}/s"
+    percent = (
+        f"{change.relative.value:+.1%} [{change.relative.low:+.1%}, {change.relative.high:+.1%}]"
+    )
+    return (
+        f"{load.model} {load.input_tokens}+{load.output_tokens} {amount}: {change.measure} "
+        f"{change.before:.4g} -> {change.after:.4g}, {percent}, {change.verdict}"
+    )

@@ -1,0 +1,115 @@
+"""95 % confidence intervals: over repeats, and within one run over blocks of its requests.
+
+Requests of one run are no independent samples: neighbours met the same queue. Within a run a mean
+has Student's t over the means of blocks (batch means, Conway, 1963), and a change of any statistic
+a bootstrap that draws whole blocks (Künsch, 1989). Where the queue outlives a block both are too
+narrow; repeats are the better evidence and are used where there are any.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from scipy.special import stdtrit
+
+LEVEL = 0.95
+BLOCKS = 20
+DRAWS = 500
+
+Statistic = Callable[[npt.NDArray[np.float64]], float]
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """An estimate and the bounds of its 95 % interval; infinite where there is no evidence."""
+
+    value: float
+    low: float
+    high: float
+
+    def holds(self, number: float) -> bool:
+        return self.low <= number <= self.high
+
+    def __str__(self) -> str:
+        bounds = f" [{self.low:.4g}, {self.high:.4g}]" if np.isfinite(self.high) else ""
+        return f"{self.value:.4g}{bounds}"
+
+
+def mean(values: npt.NDArray[np.float64]) -> float:
+    return float(np.mean(values))
+
+
+def quantile(percent: float) -> Statistic:
+    """Interpolated linearly between order statistics."""
+    return lambda values: float(np.percentile(values, percent))
+
+
+def students_t(freedom: float) -> float:
+    """Half the width of a 95 % interval, in standard errors."""
+    return float(stdtrit(freedom, (1 + LEVEL) / 2))
+
+
+def over_repeats(figures: Sequence[float]) -> Interval:
+    """The mean of one figure over independent repeats (Student's t)."""
+    value = float(np.mean(figures))
+    if len(figures) < 2:
+        return Interval(value, -np.inf, np.inf)
+    error = float(np.std(figures, ddof=1)) / len(figures) ** 0.5
+    half = students_t(len(figures) - 1) * error
+    return Interval(value, value - half, value + half)
+
+
+def change_over_repeats(before: Sequence[float], after: Sequence[float]) -> Interval:
+    """after / before - 1 of the means of independent repeats (Welch's t, at the mean before)."""
+    base = float(np.mean(before))
+    value = float(np.mean(after)) / base - 1
+    if min(len(before), len(after)) < 2:
+        return Interval(value, -np.inf, np.inf)
+    spreads = [float(np.var(figures, ddof=1)) / len(figures) for figures in (before, after)]
+    if sum(spreads) == 0:
+        return Interval(value, value, value)
+    freedom = sum(spreads) ** 2 / sum(
+        spread**2 / (len(figures) - 1)
+        for spread, figures in zip(spreads, (before, after), strict=True)
+    )
+    half = students_t(freedom) * sum(spreads) ** 0.5 / base
+    return Interval(value, value - half, value + half)
+
+
+def mean_within_run(values: Sequence[float]) -> Interval:
+    """The mean of one run's values, given in the order in which the requests were due."""
+    blocks = _blocks(np.asarray(values, dtype=np.float64))
+    found = over_repeats([mean(block) for block in blocks])
+    shift = float(np.mean(values)) - found.value  # blocks differ in size by one at most
+    return Interval(found.value + shift, found.low + shift, found.high + shift)
+
+
+def change_within_runs(
+    before: Sequence[float], after: Sequence[float], statistic: Statistic, seed: int = 0
+) -> Interval:
+    """after / before - 1 of `statistic` of two runs, each given in the order of its schedule.
+
+    `statistic` of `before` must not be 0.
+    """
+    first = np.asarray(before, dtype=np.float64)
+    second = np.asarray(after, dtype=np.float64)
+    rng = np.random.default_rng(seed)
+    drawn, base = _drawn(second, statistic, rng), _drawn(first, statistic, rng)
+    changes = drawn[base != 0] / base[base != 0] - 1
+    tail = 100 * (1 - LEVEL) / 2
+    low, high = np.percentile(changes, [tail, 100 - tail])
+    return Interval(statistic(second) / statistic(first) - 1, float(low), float(high))
+
+
+def _drawn(
+    sample: npt.NDArray[np.float64], statistic: Statistic, rng: np.random.Generator
+) -> npt.NDArray[np.float64]:
+    """`statistic` of DRAWS samples, each put together from blocks of neighbours."""
+    blocks = _blocks(sample)
+    chosen = rng.integers(len(blocks), size=(DRAWS, len(blocks)))
+    return np.array([statistic(np.concatenate([blocks[i] for i in row])) for row in chosen])
+
+
+def _blocks(sample: npt.NDArray[np.float64]) -> list[npt.NDArray[np.float64]]:
+    return np.array_split(sample, min(BLOCKS, sample.size))

@@ -1,0 +1,72 @@
+"""The latencies of one request, from its record. Pure: any thread.
+
+TTFT and end-to-end latency count from the moment a request was *due*: a client or a server that
+falls behind its schedule cannot hide the wait (coordinated omission).
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from benchmarking.records import RequestRecord
+
+
+def succeeded(records: Iterable[RequestRecord]) -> list[RequestRecord]:
+    """Those that were answered, with at least one token."""
+    return [record for record in records if record.error is None and record.chunk_s]
+
+
+def output_tokens(record: RequestRecord) -> int:
+    """As the server counts; else as the client does; else one for each event."""
+    counted = record.usage.completion_tokens if record.usage else None
+    return counted or record.completion_tokens or len(record.chunk_s)
+
+
+def input_tokens(record: RequestRecord) -> int | None:
+    """As the server counts, with the chat template; else as the client does."""
+    counted = record.usage.prompt_tokens if record.usage else None
+    return counted or record.prompt_tokens
+
+
+def ttft_s(record: RequestRecord) -> float | None:
+    return record.chunk_s[0] - record.scheduled_s if record.chunk_s else None
+
+
+def itl_s(record: RequestRecord) -> float | None:
+    """Mean time from one token to the next; None for fewer than two tokens.
+
+    Counted in tokens, not in events: an event may carry several.
+    """
+    gaps = output_tokens(record) - 1
+    if gaps < 1 or len(record.chunk_s) < 2:
+        return None
+    return (record.chunk_s[-1] - record.chunk_s[0]) / gaps
+
+
+def e2e_s(record: RequestRecord) -> float | None:
+    """To the last token; None for a failure."""
+    return record.chunk_s[-1] - record.scheduled_s if record.chunk_s else None
+
+
+def acceptance_rate(record: RequestRecord) -> float | None:
+    return record.usage.acceptance_rate if record.usage else None
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """A number that every successful request has, and how people read it."""
+
+    name: str
+    unit: str
+    of: Callable[[RequestRecord], float | None]
+    scale: float = 1.0  # from what `of` returns to `unit`
+
+    def values(self, records: Iterable[RequestRecord]) -> list[float]:
+        """In `unit`, for the successes that have it, in the order given."""
+        found = (self.of(record) for record in succeeded(records))
+        return [value * self.scale for value in found if value is not None]
+
+
+TTFT = Metric("TTFT", "ms", ttft_s, 1000.0)
+ITL = Metric("ITL", "ms", itl_s, 1000.0)
+E2E = Metric("end-to-end latency", "ms", e2e_s, 1000.0)
+LATENCIES: Sequence[Metric] = (TTFT, ITL, E2E)

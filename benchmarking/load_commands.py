@@ -1,0 +1,235 @@
+"""The commands that decide what to measure next while they measure: sweep, capacity, switching."""
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Event
+from typing import Any, TypeVar
+
+import click
+from tqdm import tqdm
+
+from benchmarking.command_line import (
+    FAILURES,
+    INTERRUPTED,
+    RESULTS_FOLDER,
+    open_run,
+    slo_options,
+    until_interrupted,
+)
+from benchmarking.curve import LoadPoint
+from benchmarking.driver import Driver, new_run_folder
+from benchmarking.goodput import Slo
+from benchmarking.knee import knee
+from benchmarking.records import Load
+from benchmarking.row_runner import Origin, RowOptions, RowRunner
+from benchmarking.search import Shape, search_max_rate, sweep_concurrency, sweep_rate
+from benchmarking.settings import load_settings
+from benchmarking.switching import Matrix, rotation, switching_matrix
+from benchmarking.targets import Target
+from benchmarking.tokenizers import SERVER
+
+SWEEP_SHARES = tuple(share / 10 for share in range(1, 13))
+OUTPUT_TOKENS = click.option(
+    "--output-tokens", type=click.IntRange(1), default=64, show_default=True
+)
+INPUT_TOKENS = click.option(
+    "--input-tokens", type=click.IntRange(1), default=128, show_default=True
+)
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What every one of these commands is told."""
+
+    output_dir: Path
+    tokenizer: str
+    seed: int
+
+    def measure(self, work: Callable[[Driver], T]) -> T:
+        """Do `work` with a driver until it ends or the user stops it; says where the files are."""
+        settings = load_settings()
+        target = Target("openai", settings.api_base, settings.api_key)
+        options = RowOptions(tokenizer=self.tokenizer, seed=self.seed)
+        runner = RowRunner(target, options, Origin.now())
+        folder = new_run_folder(self.output_dir, runner, sys.argv, {})
+        stop = Event()
+        driver = Driver(runner, folder, stop, tqdm.write)
+        try:
+            found = until_interrupted(lambda: work(driver), stop)
+        finally:
+            folder.finish()
+            click.echo(f"results in {folder.folder}")
+        if stop.is_set():
+            sys.exit(INTERRUPTED)
+        return found
+
+
+def asking(command: Callable[..., None]) -> Callable[..., None]:
+    """The options of `Asked`. The address and the key come from BENCHMARK_API_BASE and _KEY."""
+    for option in (
+        click.option(
+            "--output-dir",
+            type=click.Path(file_okay=False, path_type=Path),
+            default=Path("var/benchmarks"),
+            show_default=True,
+        ),
+        click.option("--tokenizer", default=SERVER, show_default=True, help="Or its folder."),
+        click.option("--seed", type=click.IntRange(0), default=0, show_default=True),
+    ):
+        command = option(command)
+    return command
+
+
+@click.command()
+@click.option("--model", required=True)
+@click.option(
+    "--input-tokens",
+    "lengths",
+    type=click.IntRange(1),
+    multiple=True,
+    default=(128,),
+    show_default=True,
+    help="May be given several times.",
+)
+@OUTPUT_TOKENS
+@click.option("--by", type=click.Choice(["concurrency", "rate"]), default="rate", show_default=True)
+@click.option("--max-concurrency", type=click.IntRange(1), default=64, show_default=True)
+@click.option("--seconds", type=click.FloatRange(1), default=30.0, show_default=True, help="A row.")
+@click.option("--requests-each", type=click.IntRange(1), default=8, show_default=True)
+@click.option("--repeats", type=click.IntRange(1), default=1, show_default=True)
+@asking
+def sweep(
+    model: str,
+    lengths: tuple[int, ...],
+    output_tokens: int,
+    by: str,
+    max_concurrency: int,
+    seconds: float,
+    requests_each: int,
+    repeats: int,
+    **asked: Any,
+) -> None:
+    """Raise the load until it saturates the server, and name the knee.
+
+    By concurrency: 1, 2, 4, ... users. By rate: shares of what --max-concurrency users get, as
+    Poisson arrivals.
+    """
+
+    def work(driver: Driver) -> list[LoadPoint]:
+        for shape in (Shape(model, length, output_tokens) for length in lengths):
+            if by == "rate":
+                plan = sweep_rate(shape, max_concurrency, SWEEP_SHARES, seconds)
+            else:
+                plan = sweep_concurrency(shape, max_concurrency, requests_each)
+            driver.drive(plan)
+        driver.measure_all([row.load for row in driver.run.rows] * (repeats - 1))
+        return driver.points()
+
+    points = Asked(**asked).measure(work)
+    for length in lengths:
+        bend = knee([point for point in points if point.load.input_tokens == length])
+        if bend is None:
+            click.echo(f"{length} input tokens: nothing was answered", err=True)
+            sys.exit(FAILURES)
+        click.echo(f"{length} input tokens, knee: {_described(bend)}")
+
+
+@click.command()
+@click.option("--model", required=True)
+@click.option("--attainment", type=click.FloatRange(0, 1, min_open=True), default=0.95)
+@click.option("--start-qps", type=click.FloatRange(0, min_open=True), default=1.0)
+@INPUT_TOKENS
+@OUTPUT_TOKENS
+@click.option("--seconds", type=click.FloatRange(1), default=60.0, show_default=True, help="A row.")
+@slo_options
+@asking
+def capacity(
+    model: str,
+    attainment: float,
+    start_qps: float,
+    input_tokens: int,
+    output_tokens: int,
+    seconds: float,
+    ttft_ms: float | None,
+    itl_ms: float | None,
+    e2e_ms: float | None,
+    **asked: Any,
+) -> None:
+    """Search the highest rate at which enough requests keep their service levels.
+
+    A request that fails or exceeds a level counts against --attainment. Exit status 1 when no
+    rate does, or no rate does not.
+    """
+    slo = Slo(ttft_ms, itl_ms, e2e_ms)
+    shape = Shape(model, input_tokens, output_tokens)
+
+    def is_met(point: LoadPoint) -> bool:
+        return point.goodput(slo).attainment >= attainment
+
+    found = Asked(**asked).measure(
+        lambda driver: driver.drive(search_max_rate(shape, is_met, start_qps, seconds))
+    )
+    if found is None or found.met is None or found.missed is None:
+        click.echo(f"no limit was found for {slo}", err=True)
+        sys.exit(FAILURES)
+    click.echo(f"{slo} by {attainment:.1%} of requests: {_described(found.met)}")
+    click.echo(f"no more at {found.missed.offered_per_s:.3f} requests/s")
+
+
+@click.command()
+@click.argument("models", nargs=-1, required=True)
+@click.option("--requests", "num_requests", type=click.IntRange(3), default=6, show_default=True)
+@click.option("--laps", type=click.IntRange(1), default=3, show_default=True)
+@INPUT_TOKENS
+@OUTPUT_TOKENS
+@asking
+def switching(
+    models: tuple[str, ...],
+    num_requests: int,
+    laps: int,
+    input_tokens: int,
+    output_tokens: int,
+    **asked: Any,
+) -> None:
+    """Measure how long MODELS of a bundle take to switch from each to each other.
+
+    One request at a time: the first of a visit waits for the switch, the others show what is
+    usual. The first visit to each model is warm-up.
+    """
+
+    def work(driver: Driver) -> Matrix:
+        driver.measure_all(
+            Load(model, input_tokens, output_tokens, num_requests, concurrency=1)
+            for model in rotation(models, laps)
+        )
+        return switching_matrix(driver.run)
+
+    for (before, after), switches in sorted(Asked(**asked).measure(work).items()):
+        said, estimate = _seconds(switches.by_server_s), _seconds(switches.by_estimate_s)
+        click.echo(f"{before} to {after}: server {said}, estimate {estimate}")
+
+
+@click.command()
+@click.argument("folder", type=RESULTS_FOLDER)
+@asking
+def repeat(folder: Path, **asked: Any) -> None:
+    """Measure the loads of FOLDER again, as a run of its own to compare it with."""
+    loads = [row.load for row in open_run(folder).rows]
+    Asked(**asked).measure(lambda driver: driver.measure_all(loads))
+
+
+def _seconds(values: list[float]) -> str:
+    return f"{sum(values) / len(values):.3f} s" if values else "says nothing"
+
+
+def _described(point: LoadPoint) -> str:
+    ttft = f", TTFT {point.ttft.mean} ms" if point.ttft else ""
+    itl = f", ITL {point.itl.mean} ms" if point.itl else ""
+    return (
+        f"{point.throughput_per_s:.3f} requests/s, {point.tokens_per_s:.1f} tokens/s, "
+        f"{point.in_flight:.1f} in flight{ttft}{itl}"
+    )

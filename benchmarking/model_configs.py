@@ -1,0 +1,131 @@
+"""The model_configs CSV: one row of it is one group of requests. Every wrong cell is named.
+
+A row with faults is refused by itself, the others run; a file without usable header or rows is
+refused whole.
+"""
+
+import csv
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from benchmarking.errors import InvalidConfig
+from benchmarking.records import Distribution, ImageSize, Load
+
+MIN_INPUT_TOKENS = 40
+
+
+class Cells(BaseModel):
+    """One row as it is written. Empty cells have their default; columns may be absent."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+    model_name: str
+    input_tokens: int = Field(ge=MIN_INPUT_TOKENS, le=10_000_000)
+    output_tokens: int = Field(ge=1, le=10_000_000)
+    num_requests: int = Field(ge=1, le=10_000_000)
+    concurrent_requests: int = Field(0, ge=0, le=10_000)
+    qps: float = Field(0.0, ge=0, le=100_000, allow_inf_nan=False)
+    qps_distribution: Distribution = "constant"
+    multimodal_img_size: ImageSize = "na"
+
+    def load(self) -> Load:
+        return Load(
+            model=self.model_name,
+            input_tokens=self.input_tokens,
+            output_tokens=self.output_tokens,
+            num_requests=self.num_requests,
+            concurrency=self.concurrent_requests or None,
+            qps=self.qps or None,
+            qps_distribution=self.qps_distribution,
+            image_size=self.multimodal_img_size,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfigs:
+    """What can be run, in the order of the file, and what is wrong with the rest."""
+
+    loads: tuple[Load, ...]
+    faults: tuple[str, ...]
+
+
+def read_model_configs(path: Path, images_allowed: bool = True) -> ModelConfigs:
+    """Raises InvalidConfig when nothing in the file can be run.
+
+    `images_allowed`: false when prompts are drawn from a list, which images do not go with.
+    """
+    loads, faults = [], []
+    for line, cells in _lines(path):
+        found = _row(cells, images_allowed)
+        if isinstance(found, Load):
+            loads.append(found)
+        else:
+            faults += [f"line {line}, {fault}" for fault in found]
+    if not loads:
+        raise InvalidConfig(path, faults or ["holds no rows"])
+    return ModelConfigs(tuple(loads), tuple(faults))
+
+
+def _lines(path: Path) -> list[tuple[int, dict[str, str]]]:
+    """(line number, cells that are not empty) of every row that has any."""
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            reader = csv.DictReader(file, restkey="", restval="")
+            _check_header(path, reader.fieldnames or [])
+            rows = [(reader.line_num, _written(row)) for row in reader]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise InvalidConfig(path, [str(error)]) from error
+    return [(line, cells) for line, cells in rows if cells]
+
+
+def _check_header(path: Path, header: Any) -> None:
+    names = [name.strip() for name in header]
+    fields = Cells.model_fields
+    unknown = [name for name in names if name not in fields]
+    faults = [f"column {name!r} is not known; known are {', '.join(fields)}" for name in unknown]
+    required = [name for name, field in fields.items() if field.is_required()]
+    faults += [f"column {name} is missing" for name in required if name not in names]
+    faults += [f"column {name} appears twice" for name in set(names) if names.count(name) > 1]
+    if faults:
+        raise InvalidConfig(path, faults)
+
+
+def _written(row: dict[str, Any]) -> dict[str, str]:
+    """Cells beyond the header, if any, come under the name ""."""
+    extra = row.pop("", [])
+    cells = {name.strip(): value.strip() for name, value in row.items() if value.strip()}
+    beyond = ", ".join(value for value in extra if value.strip())
+    return cells | ({"": beyond} if beyond else {})
+
+
+def _row(cells: dict[str, str], images_allowed: bool) -> Load | list[str]:
+    if "" in cells:
+        return [f"more cells than columns: {cells['']!r}; quote cells that hold a comma"]
+    try:
+        given = Cells.model_validate(cells)
+    except ValidationError as error:
+        return [_fault(dict(detail)) for detail in error.errors()]
+    faults = []
+    if given.concurrent_requests and given.qps:
+        faults.append(
+            f"columns concurrent_requests={given.concurrent_requests} and qps={given.qps:g}: "
+            "a row is either closed or open loop; leave one of them empty or 0"
+        )
+    if not given.concurrent_requests and not given.qps:
+        faults.append("columns concurrent_requests and qps: both are empty or 0; set one of them")
+    if given.multimodal_img_size != "na" and not images_allowed:
+        faults.append(
+            f"column multimodal_img_size={given.multimodal_img_size}: not with "
+            "use_multiple_prompts; set it to na or use one prompt"
+        )
+    return faults or given.load()
+
+
+def _fault(detail: dict[str, Any]) -> str:
+    column, message = detail["loc"][0], str(detail["msg"])
+    if detail["type"] == "missing":
+        return f"column {column}: is empty"
+    return f"column {column}={detail['input']!r}: {message[0].lower()}{message[1:]}"

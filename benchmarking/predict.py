@@ -1,0 +1,158 @@
+"""What the optimizer says of a load, beside what the server really did.
+
+The optimizer's replica has Poisson arrivals, so only open loops with exponential waits are
+compared, each at the rate at which its requests really came due.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+import requests
+
+from benchmarking.curve import LoadPoint
+from benchmarking.errors import OptimizerUnusable
+from benchmarking.goodput import Slo
+from benchmarking.latency import input_tokens, output_tokens, succeeded
+
+TIMEOUT_S = 30.0
+PER_MINUTE = 60.0
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """Means of one replica at one rate. Rates are per second, times ms."""
+
+    rate_per_s: float
+    ttft_ms: float
+    itl_ms: float
+    wait_ms: float
+    utilization: float  # of its places
+    max_rate_per_s: float  # within the targets, or of all places taken where none are given
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """A prediction and what was measured. Errors are (predicted - measured) / measured."""
+
+    point: LoadPoint
+    prediction: Prediction
+
+    @property
+    def ttft_error(self) -> float:
+        assert self.point.ttft is not None
+        return self.prediction.ttft_ms / self.point.ttft.mean.value - 1
+
+    @property
+    def itl_error(self) -> float:
+        assert self.point.itl is not None
+        return self.prediction.itl_ms / self.point.itl.mean.value - 1
+
+
+class Optimizer:
+    """An optimizer over HTTP, stateless or not. One thread at a time."""
+
+    def __init__(self, base: str) -> None:
+        self._base = base.rstrip("/")
+        self._kept: set[tuple[str, str]] = set()  # what it has been given, by model and accelerator
+
+    def set_perf(self, perf: Mapping[str, Any]) -> None:
+        """Give it performance data to keep; needs a stateful one. Questions then name it."""
+        self._post("/setModels", {"models": [perf]})
+        self._kept.add((perf["name"], perf["acc"]))
+
+    def analyze(
+        self, perf: Mapping[str, Any], shape: tuple[int, int], rate_per_s: float
+    ) -> Prediction:
+        """`shape`: mean input and output tokens of a request."""
+        rate = {"arrivalRate": rate_per_s * PER_MINUTE}
+        answer = self._post("/analyze", self._replica(perf, shape) | rate)
+        return _prediction(answer, answer["maxRate"])
+
+    def max_rate(
+        self, perf: Mapping[str, Any], shape: tuple[int, int], slo: Slo
+    ) -> Prediction | None:
+        """At the highest rate whose *mean* TTFT and ITL keep `slo`; None where none does."""
+        targets = {"slo-ttft": slo.ttft_ms or 0.0, "slo-itl": slo.itl_ms or 0.0}
+        answer = self._post("/size", self._replica(perf, shape) | targets)
+        return _prediction(answer, answer["arrivalRate"]) if answer["feasible"] else None
+
+    def _replica(self, perf: Mapping[str, Any], shape: tuple[int, int]) -> Json:
+        in_tokens, out_tokens = shape
+        tokens = {"avgInTokens": in_tokens, "avgOutTokens": out_tokens}
+        if (perf["name"], perf["acc"]) in self._kept:
+            return {"model": perf["name"], "acc": perf["acc"], **tokens}
+        return {
+            "decodeParms": perf["decodeParms"],
+            "prefillParms": perf["prefillParms"],
+            "maxBatchSize": max(1, perf["maxBatchSize"] * perf["atTokens"] // out_tokens),
+            **tokens,
+        }
+
+    def _post(self, path: str, body: Mapping[str, Any]) -> Json:
+        try:
+            response = requests.post(self._base + path, json=body, timeout=TIMEOUT_S)
+        except requests.RequestException as error:
+            raise OptimizerUnusable(f"{self._base}{path}: {error}") from error
+        if response.status_code == requests.codes.not_found:
+            raise OptimizerUnusable(
+                f"{self._base}{path}: 404; is it an optimizer, and a stateful one "
+                "(OPTIMIZER_STATEFUL=1) if data is to be posted?"
+            )
+        if not response.ok:
+            raise OptimizerUnusable(f"{self._base}{path}: {response.status_code} {response.text}")
+        answer: Json = response.json()
+        return answer
+
+
+def request_shape(point: LoadPoint) -> tuple[int, int]:
+    """Mean input and output tokens of what was answered, as the optimizer takes them: whole."""
+    answered = succeeded(point.measured)
+    inputs = [tokens for record in answered if (tokens := input_tokens(record)) is not None]
+    return round(fmean(inputs)), round(fmean(output_tokens(record) for record in answered))
+
+
+def is_comparable(point: LoadPoint) -> bool:
+    """Poisson arrivals, with latencies to compare."""
+    load = point.load
+    has_latencies = point.ttft is not None and point.itl is not None
+    return load.qps is not None and load.qps_distribution == "exponential" and has_latencies
+
+
+def predict(
+    optimizer: Optimizer, perf: Mapping[str, Any], points: Sequence[LoadPoint]
+) -> list[Beside]:
+    """Every comparable point beside the optimizer's answer. Raises OptimizerUnusable."""
+    return [
+        Beside(point, optimizer.analyze(perf, request_shape(point), point.offered_per_s))
+        for point in points
+        if is_comparable(point)
+    ]
+
+
+def beside_lines(found: Iterable[Beside]) -> Iterator[str]:
+    """A table of predicted and measured means; ITL and TTFT of each rate."""
+    yield "| | requests/s | predicted | measured | error |"
+    yield "|---|---|---|---|---|"
+    for beside in found:
+        point, said = beside.point, beside.prediction
+        assert point.ttft is not None
+        assert point.itl is not None
+        rate = f"{said.rate_per_s:.2f}"
+        ttft, itl = f"{said.ttft_ms:.2f}", f"{said.itl_ms:.2f}"
+        yield f"| TTFT, ms | {rate} | {ttft} | {point.ttft.mean} | {beside.ttft_error:+.1%} |"
+        yield f"| ITL, ms | {rate} | {itl} | {point.itl.mean} | {beside.itl_error:+.1%} |"
+
+
+def _prediction(answer: Json, max_rate_per_minute: float) -> Prediction:
+    return Prediction(
+        rate_per_s=answer["arrivalRate"] / PER_MINUTE,
+        ttft_ms=answer["ttftAverage"],
+        itl_ms=answer["itlAverage"],
+        wait_ms=answer["waitAverage"],
+        utilization=answer["utilization"],
+        max_rate_per_s=max_rate_per_minute / PER_MINUTE,
+    )

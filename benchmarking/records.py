@@ -1,0 +1,179 @@
+"""The nouns of a measurement and the raw files they are kept in.
+
+A `Run` is a list of rows, each one group of requests of one shape to one model, and one
+`RequestRecord` per request with every time that was read. No figure is stored that these do not
+give: every metric can be computed again from `run.json` and `raw.jsonl`.
+
+All fields in `_s` are seconds on one monotonic clock that starts with the run; `Run.started_at`
+says when that was. Everything here is immutable.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Literal
+
+from pydantic import TypeAdapter
+
+SCHEMA_VERSION = 1
+RUN_FILE = "run.json"
+RAW_FILE = "raw.jsonl"
+INTERRUPTED = "interrupted"  # the code of a request that the user's Ctrl-C cut off
+
+Distribution = Literal["constant", "uniform", "exponential"]
+ImageSize = Literal["na", "small", "medium", "large"]
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What one row asks for. Exactly one of `concurrency` and `qps` is set.
+
+    `concurrency`: closed loop, so many requests in flight, each followed by the next at once.
+    `qps`: open loop, requests per second on a schedule that waits for no answer.
+    """
+
+    model: str
+    input_tokens: int
+    output_tokens: int
+    num_requests: int
+    concurrency: int | None = None
+    qps: float | None = None
+    qps_distribution: Distribution = "constant"
+    image_size: ImageSize = "na"
+
+
+@dataclass(frozen=True, slots=True)
+class ServerUsage:
+    """The server's own account of one request; None where it says nothing. Rates are tokens/s."""
+
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    total_tokens: int | None = None
+    ttft_s: float | None = None
+    end_to_end_latency_s: float | None = None
+    output_tokens_per_s: float | None = None  # after the first token
+    total_tokens_per_s: float | None = None
+    first_ten_tokens_per_s: float | None = None  # the ten tokens after the first
+    batch_size_used: int | None = None
+    acceptance_rate: float | None = None  # draft tokens accepted / proposed
+    switching_time_s: float | None = None  # spent bringing the model into memory
+
+
+@dataclass(frozen=True, slots=True)
+class RequestError:
+    """`code`: the HTTP status, or `timeout`, `connection`, `protocol`, `server`, `interrupted`."""
+
+    code: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class RequestRecord:
+    """One request: when it was due, when it was sent, when each piece of its answer came.
+
+    In a closed loop a request is due the moment its worker is free. `chunk_s` has one time for
+    each event that carried text, read before the event was parsed; `chunk_tokens` is how many
+    tokens that text is to the client's tokenizer, or empty without one.
+    """
+
+    row: int  # index into Run.rows
+    index: int  # within its row, in the order of the schedule
+    model: str
+    prompt_name: str
+    scheduled_s: float
+    sent_s: float
+    end_s: float  # the last byte, or the failure
+    chunk_s: tuple[float, ...] = ()
+    chunk_tokens: tuple[int, ...] = ()
+    prompt_tokens: int | None = None  # as the client counts, without the chat template
+    completion_tokens: int | None = None  # as the client counts
+    usage: ServerUsage | None = None
+    status: int | None = None  # None: no answer
+    finish_reason: str | None = None
+    error: RequestError | None = None
+    is_warmup: bool = False
+
+    @property
+    def is_measured(self) -> bool:
+        """Neither warm-up nor cut off by the user: the others count for nothing."""
+        was_cut_off = self.error is not None and self.error.code == INTERRUPTED
+        return not self.is_warmup and not was_cut_off
+
+    @property
+    def first_token_s(self) -> float | None:
+        return self.chunk_s[0] if self.chunk_s else None
+
+
+@dataclass(frozen=True, slots=True)
+class ClientOverhead:
+    """Whether the client itself was the bottleneck: measured in its process during one row."""
+
+    cpu_share: float  # CPU seconds per second, of one core
+    lag_p50_s: float  # how late its event loop ran a timer
+    lag_p99_s: float
+    lag_max_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class RowRecord:
+    """One row as it was run. `start_s` to `end_s` is the measured part, without the warm-up."""
+
+    load: Load
+    name: str  # stem of the row's files
+    start_s: float
+    end_s: float
+    timestamp: float  # when it was written, Unix seconds
+    overhead: ClientOverhead | None = None
+    error: str | None = None  # why the row could not be run at all
+    was_interrupted: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """What a figure was measured with. Holds no secret."""
+
+    machine: str
+    versions: dict[str, str]
+    argv: tuple[str, ...]
+    target: str  # kind and address
+    tokenizer: str  # where prompt lengths come from
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    name: str
+    started_at: datetime  # with its time zone; zero of every `_s`
+    seed: int
+    environment: Environment
+    config: dict[str, object]  # as it was read
+    rows: tuple[RowRecord, ...] = ()
+    records: tuple[RequestRecord, ...] = ()
+    schema_version: int = SCHEMA_VERSION
+
+    def records_of(self, row: int) -> list[RequestRecord]:
+        """The measured requests of a row in the order of their schedule."""
+        of_row = [record for record in self.records if record.row == row and record.is_measured]
+        return sorted(of_row, key=lambda record: record.index)
+
+
+_RUN = TypeAdapter(Run)
+_RECORD = TypeAdapter(RequestRecord)
+
+
+def write_run(folder: Path, run: Run) -> None:
+    """`run.json`: all but the records, which `append_records` has written."""
+    (folder / RUN_FILE).write_bytes(_RUN.dump_json(replace(run, records=()), indent=1))
+
+
+def append_records(folder: Path, records: Iterable[RequestRecord]) -> None:
+    """Add to `raw.jsonl`, so that a row is kept whatever happens to the next."""
+    with (folder / RAW_FILE).open("ab") as file:
+        file.writelines(_RECORD.dump_json(record) + b"\n" for record in records)
+
+
+def read_run(folder: Path) -> Run:
+    """Raises OSError when a file is missing, pydantic.ValidationError when one is not ours."""
+    run = _RUN.validate_json((folder / RUN_FILE).read_bytes())
+    with (folder / RAW_FILE).open("rb") as file:
+        return replace(run, records=tuple(_RECORD.validate_json(line) for line in file))

@@ -1,0 +1,243 @@
+"""One self-contained HTML page about a run: every picture inline, nothing from the network.
+
+A section without data stays and says why it is empty, so that no reader has to wonder.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from jinja2 import Environment, StrictUndefined
+from matplotlib.figure import Figure
+
+from benchmarking import report_curves, report_findings, report_requests
+from benchmarking.compare import Change, compare
+from benchmarking.curve import LoadPoint, load_points
+from benchmarking.fit import Fit
+from benchmarking.fit_points import batch_limit
+from benchmarking.goodput import Slo, goodput_by_model
+from benchmarking.knee import knee
+from benchmarking.records import Run
+from benchmarking.report_svg import to_svg
+from benchmarking.switching import switching_matrix
+
+TEMPLATE = Path(__file__).with_name("report.html")
+
+Table = list[tuple[str, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    id: str
+    title: str
+    note: str
+    absence: str = ""  # why it is empty, if it is
+    facts: Sequence[tuple[str, str]] = ()
+    table: Table = field(default_factory=list)
+    svg: str = ""
+
+
+def report_html(run: Run, slo: Slo, fit: Fit | None = None, before: Run | None = None) -> str:
+    """The page. `before`: an earlier run to compare with."""
+    points = load_points(run)
+    changes = compare(before, run) if before else []
+    sections = [
+        _about(run, slo),
+        _rows(points, slo),
+        *_curves(points, slo),
+        _experts(run, slo),
+        *_requests(run, points),
+        *_findings(run, fit, changes),
+        _client(run),
+    ]
+    environment = Environment(autoescape=True, undefined=StrictUndefined)
+    return environment.from_string(TEMPLATE.read_text()).render(run=run, sections=sections)
+
+
+def _about(run: Run, slo: Slo) -> Section:
+    environment = run.environment
+    facts = [
+        ("started", run.started_at.isoformat(timespec="seconds")),
+        ("target", environment.target),
+        ("machine", environment.machine),
+        ("versions", ", ".join(f"{name} {v}" for name, v in environment.versions.items())),
+        ("command", " ".join(environment.argv)),
+        ("seed", str(run.seed)),
+        ("tokenizer", environment.tokenizer),
+        ("service levels", str(slo)),
+    ]
+    note = "Latencies count from the moment a request was due. ± and bars are 95 % intervals."
+    return Section("about", "What was measured", note, facts=facts)
+
+
+def _rows(points: Sequence[LoadPoint], slo: Slo) -> Section:
+    head = (
+        "load",
+        "requests",
+        "in flight",
+        "requests/s",
+        "tokens/s",
+        "TTFT mean ms",
+        "TTFT p99 ms",
+        "ITL mean ms",
+        "ITL p99 ms",
+        "good",
+        "failed",
+    )
+    body = [
+        (
+            report_curves.load_label(point),
+            str(len(point.measured)),
+            f"{point.in_flight:.1f}",
+            f"{point.throughput_per_s:.2f}",
+            f"{point.tokens_per_s:.1f}",
+            *(
+                text
+                for spread in (point.ttft, point.itl)
+                for text in (
+                    (str(spread.mean), f"{spread.percentile(99):.4g}") if spread else ("", "")
+                )
+            ),
+            f"{point.goodput(slo).attainment:.1%}",
+            f"{point.error_share:.1%}",
+        )
+        for point in points
+    ]
+    note = "Rates hold while the load was held, without warm-up and drain."
+    return Section("rows", "Rows", note, "no request was recorded.", table=_table(head, body))
+
+
+def _curves(points: Sequence[LoadPoint], slo: Slo) -> list[Section]:
+    return [
+        _picture(
+            "throughput-latency",
+            "Throughput and latency",
+            "The ring is the knee: the greatest throughput over latency. Dashed: service level.",
+            "no request was answered.",
+            report_curves.throughput_latency(points, slo),
+        ),
+        _picture(
+            "bands",
+            "Percentile bands",
+            "Of the shape measured at most loads.",
+            "it takes two loads of one shape.",
+            report_curves.percentile_bands(points),
+        ),
+        _picture(
+            "goodput",
+            "Goodput",
+            "Requests within their service levels. The dotted line is a server that keeps up.",
+            "no row offered requests at a rate.",
+            report_curves.goodput_over_load(points, slo),
+        ),
+        _picture(
+            "cdf",
+            "Latency distributions",
+            f"Requests answered within a time, in up to {report_curves.CDF_LINES} rows.",
+            "no request was answered.",
+            report_curves.latency_cdf(points),
+        ),
+    ]
+
+
+def _experts(run: Run, slo: Slo) -> Section:
+    ran = [number for number in range(len(run.rows)) if run.records_of(number)]
+    measured = [record for number in ran for record in run.records_of(number)]
+    began_s = min((run.rows[number].start_s for number in ran), default=0.0)
+    duration_s = max((run.rows[number].end_s for number in ran), default=0.0) - began_s
+    found = goodput_by_model(measured, slo, duration_s) if duration_s > 0 else {}
+    head = ("model", "good requests/s", "share of its requests")
+    body = [
+        (model, f"{good.requests_per_s:.3f}", f"{good.attainment:.1%}")
+        for model, good in found.items()
+    ]
+    note = "Of each expert over the whole run, under the traffic of all."
+    return Section(
+        "experts", "Goodput per expert", note, "no request was recorded.", table=_table(head, body)
+    )
+
+
+def _requests(run: Run, points: Sequence[LoadPoint]) -> list[Section]:
+    return [
+        _picture(
+            "gantt",
+            "Requests in time",
+            f"The first {report_requests.GANTT_REQUESTS} requests at the knee. The queue is "
+            "inferred: first come, first served, over the places the server was seen to have.",
+            "no request was answered.",
+            report_requests.gantt(knee(points), batch_limit(run)),
+        ),
+        _picture(
+            "time-series",
+            "The run in time",
+            "Vertical lines are the beginnings of rows. Warm-up is included.",
+            "no request was answered.",
+            report_requests.time_series(run),
+        ),
+        _picture(
+            "batches",
+            "By batch size",
+            "Medians with p5 to p95 by the batch size the server reports; here all times count "
+            "from sending.",
+            "the server reports no batch size.",
+            report_requests.batch_bars(run.records),
+        ),
+    ]
+
+
+def _findings(run: Run, fit: Fit | None, changes: Sequence[Change]) -> list[Section]:
+    return [
+        _picture(
+            "comparison",
+            "Comparison",
+            "Change against the earlier run; green is better, orange worse, grey not shown.",
+            "no earlier run was given, or it has no load in common with this one.",
+            report_findings.comparison(changes),
+        ),
+        _picture(
+            "switching",
+            "Switching times",
+            "Mean extra wait when a request for another model comes; the first visits are warm-up.",
+            "the rows never came back to a model.",
+            report_findings.switching_times(switching_matrix(run)),
+        ),
+        _picture(
+            "acceptance",
+            "Acceptance rate",
+            "Draft tokens accepted of those proposed; boxes are quartiles, whiskers p5 to p95.",
+            "the server reports none: it serves without a draft.",
+            report_findings.acceptance_rates(run),
+        ),
+        _picture(
+            "fit",
+            "Fitted speeds",
+            "ITL = α + β n and prefill = γ + δ k n, with what they leave unexplained.",
+            "nothing was fitted; see the fit command.",
+            report_findings.fit_residuals(fit) if fit else None,
+        ),
+    ]
+
+
+def _client(run: Run) -> Section:
+    head = ("row", "CPU of a core", "timer late p99 ms", "timer late max ms", "error")
+    body = [
+        (
+            row.name,
+            f"{row.overhead.cpu_share:.1%}" if row.overhead else "",
+            f"{1000 * row.overhead.lag_p99_s:.3g}" if row.overhead else "",
+            f"{1000 * row.overhead.lag_max_s:.3g}" if row.overhead else "",
+            row.error or "",
+        )
+        for row in run.rows
+    ]
+    note = "What the client's own process took: it must not be what limits the load."
+    return Section("client", "The client itself", note, "no row was run.", table=_table(head, body))
+
+
+def _picture(id_: str, title: str, note: str, absence: str, figure: Figure | None) -> Section:
+    svg = to_svg(figure, id_) if figure is not None else ""
+    return Section(id_, title, note, absence, svg=svg)
+
+
+def _table(head: tuple[str, ...], body: Sequence[tuple[str, ...]]) -> Table:
+    return [head, *body] if body else []

@@ -1,0 +1,31 @@
+"""How every picture of the report is drawn and put into the page."""
+
+import re
+from io import StringIO
+from pathlib import Path
+
+from matplotlib import style
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+STYLE = Path(__file__).with_name("report.mplstyle")
+PANEL_INCHES = (4.3, 3.2)
+# Told apart by people who do not see red or green as others do (Okabe and Ito, 2008).
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+
+
+def panels(count: int, height: float = PANEL_INCHES[1]) -> tuple[Figure, list[Axes]]:
+    """A figure of `count` axes side by side."""
+    with style.context(STYLE):
+        figure = Figure(figsize=(PANEL_INCHES[0] * count, height), layout="constrained")
+        axes = figure.subplots(1, count, squeeze=False)[0]
+    return figure, list(axes)
+
+
+def to_svg(figure: Figure, name: str) -> str:
+    """The figure as an element of a page. `name` keeps its ids apart from other figures'."""
+    text = StringIO()
+    with style.context(STYLE):
+        figure.savefig(text, format="svg", metadata={"Date": None})
+    element = text.getvalue()[text.getvalue().index("<svg") :]
+    return re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{name}-", element)

@@ -1,0 +1,126 @@
+"""What the documented summary lacks, for each row, from its records alone: `metrics.json`. Pure.
+
+Latencies count from when a request was due. Rates are of the steady window: from the first measured
+request due to the last, while the load was all that was asked for.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+
+from benchmarking.latency import e2e_s, itl_s, succeeded, ttft_s
+from benchmarking.records import RequestRecord, RowRecord, Run
+from benchmarking.switching import three_sigma_s
+
+PERCENTS = (50, 90, 95, 99)
+BUSY_CPU_SHARE = 0.7  # of a core: beyond, the client itself may be what is slow
+LATE_LAG_P99_S = 0.02
+
+Metrics = dict[str, Any]
+
+
+def run_metrics(run: Run) -> Metrics:
+    rows = [
+        row_metrics(row, [record for record in run.records if record.row == number])
+        for number, row in enumerate(run.rows)
+    ]
+    return {"schema_version": run.schema_version, "run": run.name, "seed": run.seed, "rows": rows}
+
+
+def row_metrics(row: RowRecord, records: Sequence[RequestRecord]) -> Metrics:
+    """`records`: all of the row, warm-up too."""
+    measured = [record for record in records if record.is_measured]
+    answered = succeeded(measured)
+    errors = Counter(record.error.code for record in measured if record.error)
+    return {
+        "name": row.name,
+        **asdict(row.load),
+        "error": row.error,
+        "was_interrupted": row.was_interrupted,
+        "duration_s": row.end_s - row.start_s,
+        "num_requests_warmup": sum(record.is_warmup for record in records),
+        "num_requests_measured": len(measured),
+        "num_completed_requests": sum(record.error is None for record in measured),
+        "errors_by_code": dict(sorted(errors.items())),
+        "ttft_s": _distribution(ttft_s, answered),
+        "itl_s": _distribution(itl_s, answered),
+        "end_to_end_latency_s": _distribution(e2e_s, answered),
+        "send_delay_s": _distribution(lambda record: record.sent_s - record.scheduled_s, measured),
+        "steady_window": steady_window(records),
+        "batch_size_used_mean": _mean(
+            [record.usage.batch_size_used for record in answered if record.usage]
+        ),
+        "acceptance_rate_mean": _mean(
+            [record.usage.acceptance_rate for record in answered if record.usage]
+        ),
+        **switching(records),
+        "client": None if row.overhead is None else asdict(row.overhead),
+        "is_client_bottleneck": is_client_bottleneck(row),
+    }
+
+
+def steady_window(records: Sequence[RequestRecord]) -> Metrics | None:
+    """None when the window has no length: a closed loop of one round, or a single request.
+
+    Tokens count in it by when they came, whichever request they belong to.
+    """
+    due_s = [record.scheduled_s for record in records if record.is_measured]
+    if len(due_s) < 2 or max(due_s) == min(due_s):
+        return None
+    start_s, end_s = min(due_s), max(due_s)
+    ended = sum(start_s < r.end_s <= end_s for r in records if r.error is None)
+    tokens = sum(
+        count
+        for record in records
+        for at_s, count in zip(
+            record.chunk_s, record.chunk_tokens or (1,) * len(record.chunk_s), strict=True
+        )
+        if start_s < at_s <= end_s
+    )
+    seconds = end_s - start_s
+    return {
+        "start_s": start_s,
+        "end_s": end_s,
+        "requests_per_s": ended / seconds,
+        "output_tokens_per_s": tokens / seconds,
+    }
+
+
+def switching(records: Sequence[RequestRecord]) -> Metrics:
+    """The server's word and the documented estimate, warm-up included: the switch is in it."""
+    answered = sorted(succeeded(records), key=lambda record: record.sent_s)
+    said_s = [record.usage.switching_time_s for record in answered if record.usage]
+    known_s = [value for value in said_s if value is not None]
+    ttfts_s = [record.usage.ttft_s if record.usage else None for record in answered]
+    return {
+        "switching_time_s": max(known_s, default=None),
+        "switching_time_estimate_s": three_sigma_s(ttfts_s) if answered else None,
+    }
+
+
+def is_client_bottleneck(row: RowRecord) -> bool:
+    """Whether the figures may be the client's and not the server's."""
+    overhead = row.overhead
+    return overhead is not None and (
+        overhead.cpu_share > BUSY_CPU_SHARE or overhead.lag_p99_s > LATE_LAG_P99_S
+    )
+
+
+def _distribution(
+    of: Callable[[RequestRecord], float | None], records: Sequence[RequestRecord]
+) -> dict[str, float] | None:
+    values = [value for record in records if (value := of(record)) is not None]
+    if not values:
+        return None
+    quantiles = np.percentile(values, PERCENTS).tolist()
+    named = {f"p{percent}": value for percent, value in zip(PERCENTS, quantiles, strict=True)}
+    return {**named, "mean": fmean(values), "min": min(values), "max": max(values)}
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return fmean(known) if known else None

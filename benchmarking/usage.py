@@ -1,0 +1,48 @@
+"""The server's account of a request: from a `usage` object of any known dialect to our noun. Pure.
+
+A figure may come under several names. The first that is present and not zero counts.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from benchmarking.records import ServerUsage
+
+KEYS = {
+    "prompt_tokens": ("prompt_tokens_count", "prompt_tokens"),
+    "completion_tokens": ("completion_tokens_count", "completion_tokens"),
+    "total_tokens": ("total_tokens_count", "total_tokens"),
+    "ttft_s": ("time_to_first_token", "time_to_first_response"),
+    "end_to_end_latency_s": ("total_latency", "model_execution_time"),
+    "output_tokens_per_s": (
+        "completion_tokens_after_first_per_sec",
+        "completion_tokens_per_sec_after_first_response",
+        "throughput_after_first_token",
+    ),
+    "total_tokens_per_s": ("total_tokens_per_sec",),
+    "first_ten_tokens_per_s": ("completion_tokens_after_first_per_sec_first_ten",),
+    "batch_size_used": ("batch_size_used",),
+    "acceptance_rate": ("acceptance_rate",),
+    "switching_time_s": ("switching_time", "model_load_time"),
+}
+COUNTS = {"prompt_tokens", "completion_tokens", "total_tokens", "batch_size_used"}
+
+
+def server_usage(usage: Mapping[str, Any]) -> ServerUsage:
+    """What is no number is taken as not said."""
+    said: dict[str, Any] = {name: _first(usage, keys) for name, keys in KEYS.items()}
+    for name in COUNTS:
+        said[name] = None if said[name] is None else round(said[name])
+    tokens, seconds = said["total_tokens"], said["end_to_end_latency_s"]
+    if said["total_tokens_per_s"] is None and tokens and seconds:
+        said["total_tokens_per_s"] = tokens / seconds
+    return ServerUsage(**said)
+
+
+def _first(usage: Mapping[str, Any], keys: tuple[str, ...]) -> float | None:
+    numbers = [usage[key] for key in keys if _is_number(usage.get(key))]
+    return next((number for number in numbers if number), numbers[0] if numbers else None)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

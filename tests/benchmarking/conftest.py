@@ -1,0 +1,24 @@
+"""A real optimizer over HTTP, in a thread."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from threading import Thread
+
+import pytest
+from werkzeug.serving import make_server
+
+from optimizer.app import create_app
+from optimizer.settings import Settings
+
+
+@pytest.fixture
+def optimizer_url(tmp_path: Path) -> Iterator[str]:
+    settings = Settings(stateful=True, store_path=tmp_path / "optimizer.db", redis_url="")
+    server = make_server("127.0.0.1", 0, create_app(settings))
+    thread = Thread(target=server.serve_forever, name="optimizer")
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.port}"
+    finally:
+        server.shutdown()
+        thread.join()

@@ -1,0 +1,88 @@
+"""How far the optimizer's model carries for a continuous-batching server, without any noise.
+
+`python -m tests.benchmarking.simulated_loop` prints the table of docs/benchmarking.md: a simulated
+server is swept, fitted, asked about and checked. The numbers do not depend on the machine.
+"""
+
+from collections.abc import Sequence
+
+from benchmarking.curve import load_point, load_points
+from benchmarking.fit import Fit, fit_run
+from benchmarking.loop import LoopPlan
+from benchmarking.records import Load, Run
+from benchmarking.search import Shape
+from optimizer.queries import AnalyzeQuery, SizeQuery, analyze, size
+from optimizer.system import System
+from tests.benchmarking.made_runs import made_run
+from tests.benchmarking.simulated_server import SimulatedServer
+
+SERVER = SimulatedServer()
+CHECK_S = 600.0
+CONCURRENCIES = (1, 2, 4, 8, 16, 24, 32)
+
+
+def simulated(loads: Sequence[Load], seed: int) -> Run:
+    rows = [SERVER.measure(load, seed + i)[1] for i, load in enumerate(loads)]
+    return made_run(rows, loads)
+
+
+def fitted_in_open_loop(shape: Shape, factors: tuple[float, ...] = (0.75, 1.0, 1.25)) -> Fit:
+    """As `make bench-loop` does it."""
+    saturating = shape.at_concurrency(2 * SERVER.rows, 8)
+    (saturated,) = load_points(simulated([saturating], seed=1))
+    plan = LoopPlan(shape, 2 * SERVER.rows, sweep_s=20, check_s=0, length_factors=factors)
+    loads = [saturating, *plan.sweep_loads(saturated.throughput_per_s)]
+    return fit_run(simulated(loads, seed=1), shape.model)
+
+
+def fitted_in_closed_loop(shape: Shape) -> Fit:
+    loads = [shape.at_concurrency(n, 20) for n in (*CONCURRENCIES, 2 * SERVER.rows)]
+    return fit_run(simulated(loads, seed=1), shape.model)
+
+
+def checked(shape: Shape, fit: Fit, share: float) -> str:
+    """Predicted beside simulated at a share of the capacity that the model states."""
+    perf = fit.perf_data(shape.model, "simulated")
+    replica = {
+        "decodeParms": perf["decodeParms"],
+        "prefillParms": perf["prefillParms"],
+        "maxBatchSize": perf["maxBatchSize"],
+        "avgInTokens": shape.input_tokens,
+        "avgOutTokens": shape.output_tokens,
+    }
+    capacity_per_minute = size(SizeQuery.model_validate(replica), System())["arrivalRate"]
+    load = shape.at_rate(share * capacity_per_minute / 60, CHECK_S)
+    point = load_point(*SERVER.measure(load, seed=90))
+    query = AnalyzeQuery.model_validate(replica | {"arrivalRate": 60 * point.offered_per_s})
+    said = analyze(query, System())
+    assert point.ttft is not None
+    assert point.itl is not None
+    cells = [f"{share}"]
+    for measured, predicted in (
+        (point.ttft.mean.value, said["ttftAverage"]),
+        (point.itl.mean.value, said["itlAverage"]),
+    ):
+        cells += [f"{measured:.2f}", f"{predicted:.2f}", f"{predicted / measured - 1:+.0%}"]
+    return " | ".join(cells)
+
+
+def main() -> None:
+    print("| prompt + answer, fitted by | load | TTFT | model | error | ITL | model | error |")
+    print("|---|---|---|---|---|---|---|---|")
+    for name, shape, fit in (
+        ("64 + 64, rates", Shape("m", 64, 64), fitted_in_open_loop(Shape("m", 64, 64))),
+        ("128 + 128, rates", Shape("m", 128, 128), fitted_in_open_loop(Shape("m", 128, 128))),
+        ("256 + 64, rates", Shape("m", 256, 64), fitted_in_open_loop(Shape("m", 256, 64))),
+        (
+            "64 + 64, rates, prompts of 16 to 256",
+            Shape("m", 64, 64),
+            fitted_in_open_loop(Shape("m", 64, 64), (0.25, 1.0, 4.0)),
+        ),
+        ("64 + 64, users", Shape("m", 64, 64), fitted_in_closed_loop(Shape("m", 64, 64))),
+    ):
+        for share in (0.5, 0.8):
+            print(f"| {name} | {checked(shape, fit, share)} |")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,117 @@
+"""A continuous-batching server simulated step by step: load in, records out, no clock and no noise.
+
+A step takes a + b per row that decodes + p per prompt token; prompts waiting for it are prefilled
+whole, the oldest first, as many as fit into `CHUNK_TOKENS`, at least one.
+"""
+
+from collections import deque
+from dataclasses import dataclass, field, replace
+from random import Random
+
+from benchmarking.records import Load, RequestRecord, RowRecord, ServerUsage
+from benchmarking.schedule import due_times_s
+from tests.benchmarking.made_runs import made_record
+
+CHUNK_TOKENS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedServer:
+    rows: int = 32
+    step_s: float = 0.002  # a
+    row_s: float = 0.00016  # b
+    prompt_token_s: float = 0.00003  # p
+    overhead_s: float = 0.003  # before a request reaches its queue
+
+    def measure(self, load: Load, seed: int) -> tuple[RowRecord, list[RequestRecord]]:
+        arrivals = _Arrivals(load, Random(seed))
+        queue: deque[_Request] = deque()
+        serving: list[_Request] = []
+        done: list[_Request] = []
+        now_s = 0.0
+        while len(done) < load.num_requests:
+            if not serving and not queue and not arrivals.has_come(now_s - self.overhead_s):
+                now_s = arrivals.next_s() + self.overhead_s
+            queue.extend(arrivals.take(now_s - self.overhead_s))
+            while queue and len(serving) < self.rows:
+                serving.append(queue.popleft())
+            now_s += self._step_s(serving, load)
+            decoding = [request for request in serving if request.is_prefilled]
+            for request in decoding:
+                request.chunk_s.append(now_s)
+                request.batches.append(len(decoding))
+                if len(request.chunk_s) == load.output_tokens:
+                    serving.remove(request)
+                    done.append(request)
+                    arrivals.ended(now_s)
+        records = [_record(request, load, i) for i, request in enumerate(sorted(done, key=_sent_s))]
+        return RowRecord(load, "simulated", 0.0, now_s, 1.7e9), records
+
+    def _step_s(self, serving: list["_Request"], load: Load) -> float:
+        """Prefill what fits into this step and say how long it takes."""
+        prompts = [request for request in serving if not request.is_prefilled]
+        chosen = prompts[: max(1, CHUNK_TOKENS // load.input_tokens)]
+        for request in chosen:
+            request.is_prefilled = True
+        decoding = sum(request.is_prefilled for request in serving)
+        tokens = load.input_tokens * len(chosen)
+        return self.step_s + self.row_s * decoding + self.prompt_token_s * tokens
+
+
+@dataclass(slots=True)
+class _Request:
+    sent_s: float
+    is_prefilled: bool = False
+    chunk_s: list[float] = field(default_factory=list)
+    batches: list[int] = field(default_factory=list)
+
+
+def _sent_s(request: _Request) -> float:
+    return request.sent_s
+
+
+class _Arrivals:
+    """When requests come: on schedule, or whenever one ends."""
+
+    def __init__(self, load: Load, rng: Random) -> None:
+        self._left = load.num_requests
+        self._is_closed = load.qps is None
+        if load.qps is None:
+            self._due_s = deque([0.0] * min(load.concurrency or 1, load.num_requests))
+        else:
+            distribution = load.qps_distribution
+            self._due_s = deque(due_times_s(load.num_requests, load.qps, distribution, rng))
+        self._left -= len(self._due_s)
+
+    def has_come(self, now_s: float) -> bool:
+        return bool(self._due_s) and self._due_s[0] <= now_s
+
+    def next_s(self) -> float:
+        return self._due_s[0]
+
+    def take(self, now_s: float) -> list[_Request]:
+        come = []
+        while self.has_come(now_s):
+            come.append(_Request(self._due_s.popleft()))
+        return come
+
+    def ended(self, now_s: float) -> None:
+        if self._is_closed and self._left:
+            self._left -= 1
+            self._due_s.append(now_s)
+
+
+def _record(request: _Request, load: Load, index: int) -> RequestRecord:
+    batch = round(sum(request.batches) / len(request.batches))
+    return replace(
+        made_record(model=load.model, due_s=request.sent_s),
+        index=index,
+        chunk_s=tuple(request.chunk_s),
+        end_s=request.chunk_s[-1],
+        usage=ServerUsage(
+            prompt_tokens=load.input_tokens,
+            completion_tokens=load.output_tokens,
+            ttft_s=request.chunk_s[0] - request.sent_s,
+            batch_size_used=batch,
+        ),
+    )

@@ -1,0 +1,189 @@
+"""The commands beside `run`, as users start them: what they say, write and exit with."""
+
+import asyncio
+import functools
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from benchmarking import scripted_server
+from benchmarking.cli import main
+from benchmarking.fit_files import read_fit
+from benchmarking.records import Run, append_records, read_run, write_run
+from benchmarking.scripted_server import Script, ScriptedServer, scripted
+from benchmarking.search import Shape
+from benchmarking.switching import switching_matrix
+from tests.benchmarking.made_runs import made_run
+from tests.benchmarking.simulated_server import SimulatedServer
+
+QUICK = Script((0.02, 0.005, 0.005), (" a", " b", " c"), {"completion_tokens": 3})
+ASKED = ("--input-tokens", "40", "--output-tokens", "3")
+
+
+def command(*arguments: str | Path, base: str = "") -> tuple[int, str]:
+    """Exit status and everything that was said."""
+    environment = {"BENCHMARK_API_BASE": base} if base else {}
+    result = CliRunner(env=environment).invoke(main, [str(argument) for argument in arguments])
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    return result.exit_code, result.output
+
+
+def only_folder(parent: Path) -> Path:
+    (folder,) = parent.iterdir()
+    return folder
+
+
+def written(folder: Path, run: Run) -> Path:
+    folder.mkdir()
+    append_records(folder, run.records)
+    write_run(folder, run)
+    return folder
+
+
+def simulated(row_s: float = 0.00016) -> Run:
+    server = SimulatedServer(rows=8, row_s=row_s)
+    shape = Shape("m", 64, 16)
+    loads = [shape.at_concurrency(16, 6), *(shape.at_rate(qps, 4) for qps in (20, 60, 100, 140))]
+    return made_run([server.measure(load, i)[1] for i, load in enumerate(loads)], loads)
+
+
+def test_a_sweep_names_its_knee_and_can_be_repeated_reported_and_compared(tmp_path: Path) -> None:
+    with scripted({"m": QUICK}) as (_, base):
+        arguments = ("--by", "concurrency", "--max-concurrency", "2", "--requests-each", "3")
+        status, said = command(
+            "sweep", "--model", "m", *arguments, *ASKED, "--output-dir", tmp_path / "a", base=base
+        )
+        assert status == 0, said
+        folder = only_folder(tmp_path / "a")
+        assert command("repeat", folder, "--output-dir", tmp_path / "b", base=base)[0] == 0
+    assert "40 input tokens, knee:" in said
+    again = only_folder(tmp_path / "b")
+    assert [row.load for row in read_run(again).rows] == [row.load for row in read_run(folder).rows]
+    assert [row.load.concurrency for row in read_run(folder).rows] == [1, 2]
+    assert command("report", folder, "--ttft-ms", "50", "--against", again)[0] == 0
+    assert "TTFT ≤ 50 ms" in (folder / "report.html").read_text()
+    status, said = command("compare", folder, folder)
+    assert status == 0
+    assert said.count("no difference shown") == 2 * 6
+
+
+def test_repeats_ask_for_the_very_same_loads(tmp_path: Path) -> None:
+    arguments = ("--max-concurrency", "1", "--requests-each", "2", "--repeats", "3")
+    with scripted({"m": QUICK}) as (_, base):
+        status, said = command(
+            "sweep", "--model", "m", "--by", "concurrency", *arguments, *ASKED,
+            "--output-dir", tmp_path, base=base,
+        )  # fmt: skip
+    assert status == 0, said
+    loads = [row.load for row in read_run(only_folder(tmp_path)).rows]
+    assert loads == loads[:1] * 3
+
+
+def test_a_capacity_that_no_rate_has_is_no_success(tmp_path: Path) -> None:
+    search = ("--ttft-ms", "1", "--start-qps", "20", "--seconds", "1")
+    with scripted({"m": QUICK}) as (_, base):
+        status, said = command(
+            "capacity", "--model", "m", *search, *ASKED, "--output-dir", tmp_path, base=base
+        )
+    assert status == 1
+    assert "no limit was found for TTFT ≤ 1 ms" in said
+    assert [row.load.qps for row in read_run(only_folder(tmp_path)).rows] == [20, 10]
+
+
+def test_a_server_that_is_not_there_ends_a_sweep_with_its_reason(tmp_path: Path) -> None:
+    base = "http://127.0.0.1:9/v1"
+    status, said = command("sweep", "--model", "m", "--output-dir", tmp_path, base=base)
+    assert status == 2
+    assert "does not count tokens" in said
+
+
+def test_a_fit_is_written_posted_and_predicts(tmp_path: Path, optimizer_url: str) -> None:
+    folder = written(tmp_path / "run", simulated())
+    status, said = command("fit", folder, "--accelerator", "A100", "--optimizer", optimizer_url)
+    assert status == 0, said
+    assert "maxBatchSize 8 (from rows), atTokens 16" in said
+    found = read_fit(folder)
+    assert found is not None
+    assert found.decode.slope.value > 0
+    (perf,) = json.loads((folder / "perf.json").read_text())["models"]
+    assert (perf["name"], perf["acc"]) == ("m", "A100")
+
+    status, said = command("predict", folder, "--optimizer", optimizer_url)
+    assert status == 0, said
+    assert said.count("| TTFT, ms |") == said.count("| ITL, ms |") == 4
+    assert command("report", folder)[0] == 0
+    assert "R² =" in (folder / "report.html").read_text()
+
+
+def test_a_slower_run_is_called_worse_and_fails(tmp_path: Path) -> None:
+    before = written(tmp_path / "before", simulated())
+    after = written(tmp_path / "after", simulated(row_s=0.0005))
+    status, said = command("compare", before, after)
+    assert status == 1
+    assert "worse" in said
+    assert "better" not in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (("fit",), "choose one with --model"),
+        (("fit", "--model", "none"), "0 points"),
+        (("predict", "--optimizer", "http://127.0.0.1:9"), "see fit"),
+    ],
+)
+def test_what_cannot_be_done_is_said(tmp_path: Path, arguments: list[str], reason: str) -> None:
+    run = simulated()
+    rows = (replace(run.rows[0], load=replace(run.rows[0].load, model="other")), *run.rows[1:])
+    folder = written(tmp_path / "run", replace(run, rows=rows))
+    name, *options = arguments
+    status, said = command(name, folder, *options)
+    assert (status, reason in said) == (2, True), said
+
+
+def test_a_folder_without_results_is_refused(tmp_path: Path) -> None:
+    for name in ("fit", "report"):
+        status, said = command(name, tmp_path)
+        assert status == 2
+        assert "holds no" in said
+
+
+class SwitchingServer(ScriptedServer):
+    """Brings a model into memory when another was there, which takes a known time."""
+
+    def __init__(self, switch_s: Mapping[tuple[str, str], float], *given: Any) -> None:
+        super().__init__(*given)
+        self._switch_s = switch_s
+        self._resident = ""
+
+    async def _complete(self, script: Script, body: dict[str, Any], writer: Any) -> None:
+        loaded, self._resident = self._resident, body["model"]
+        switching_s = self._switch_s.get((loaded, self._resident), 0.0)
+        await asyncio.sleep(switching_s)
+        usage = {"time_to_first_token": 0.02 + switching_s, "switching_time": switching_s}
+        await super()._complete(replace(script, usage=usage), body, writer)
+
+
+def test_the_switching_matrix_of_a_server_with_known_delays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    switch_s = {("a", "b"): 0.3, ("b", "a"): 0.15}
+    made = functools.partial(SwitchingServer, switch_s)
+    monkeypatch.setattr(scripted_server, "ScriptedServer", made)
+    with scripted({"a": QUICK, "b": QUICK}) as (_, base):
+        status, said = command(
+            "switching", "a", "b", "--laps", "2", *ASKED, "--output-dir", tmp_path, base=base
+        )
+    assert status == 0, said
+    assert "a to b: server 0.300 s, estimate 0.300 s" in said
+    assert "b to a: server 0.150 s, estimate 0.150 s" in said
+    matrix = switching_matrix(read_run(only_folder(tmp_path)))
+    assert {pair: switches.by_server_s for pair, switches in matrix.items()} == {
+        ("a", "b"): [0.3, 0.3],
+        ("b", "a"): [0.15, 0.15, 0.15],
+    }

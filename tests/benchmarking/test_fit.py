@@ -1,0 +1,151 @@
+"""The fit recovers what it was given, through noise and outliers."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from benchmarking.errors import Unfit
+from benchmarking.fit import Fit, fit, robust_line
+from benchmarking.fit_points import Point, batch_limit, fit_points
+from benchmarking.records import RequestRecord
+from optimizer.spec import PerfData
+from tests.benchmarking.made_runs import made_record, made_run
+
+ALPHA, BETA, GAMMA, DELTA = 2.0, 0.15, 6.0, 0.004
+
+
+def made_points(seed: int, noise: float = 0.03, outliers: float = 0.1) -> list[Point]:
+    """A sweep of 8 batch sizes and 3 prompt lengths; outliers are 2 to 5 times too slow."""
+    rng = np.random.default_rng(seed)
+
+    def measured(true_ms: float) -> float:
+        disturbed = rng.uniform(2, 5) if rng.random() < outliers else 1.0
+        return float(true_ms * rng.normal(1, noise) * disturbed)
+
+    return [
+        Point(0, k, 64, n, measured(ALPHA + BETA * n), n, measured(GAMMA + DELTA * k * n))
+        for n in (1, 2, 4, 8, 12, 16, 24, 32)
+        for k in (96, 128, 160)
+        for _ in range(3)
+    ]
+
+
+def truths_held(found: Fit) -> list[bool]:
+    return [
+        found.decode.intercept.holds(ALPHA),
+        found.decode.slope.holds(BETA),
+        found.prefill.intercept.holds(GAMMA),
+        found.prefill.slope.holds(DELTA),
+    ]
+
+
+def test_known_parameters_lie_within_the_intervals_as_often_as_they_should() -> None:
+    held = [truths_held(fit(made_points(seed), None)) for seed in range(50)]
+    assert np.mean(held) >= 0.9
+
+
+@pytest.mark.parametrize("outliers", [0.0, 0.1])
+def test_a_tenth_of_outliers_moves_the_lines_by_a_few_percent_only(outliers: float) -> None:
+    found = fit(made_points(3, outliers=outliers), None)
+    assert found.decode.at(16) == pytest.approx(ALPHA + BETA * 16, rel=0.03)
+    assert found.prefill.at(128 * 16) == pytest.approx(GAMMA + DELTA * 128 * 16, rel=0.03)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    intercept=st.floats(0.01, 1000),
+    slope=st.floats(0.001, 100),
+    x=st.lists(st.integers(1, 64), min_size=4, max_size=30).filter(lambda x: len(set(x)) > 1),
+)
+def test_points_on_a_line_give_that_line(intercept: float, slope: float, x: list[int]) -> None:
+    line = robust_line([float(n) for n in x], [intercept + slope * n for n in x], "a line")
+    for n in set(x):
+        assert line.at(n) == pytest.approx(intercept + slope * n, rel=1e-3)
+    assert line.r_squared > 0.999
+
+
+def test_a_falling_line_becomes_flat_rather_than_negative() -> None:
+    line = robust_line([1, 2, 3, 4], [10, 9, 8, 7], "falling")
+    assert line.slope.value == pytest.approx(0, abs=1e-6)
+    assert line.slope.low == 0
+
+
+def test_one_batch_size_does_not_make_a_line() -> None:
+    with pytest.raises(Unfit, match="ITL over concurrency: 4 points at 1 places"):
+        fit([made_points(0)[0]] * 4, None)
+    with pytest.raises(Unfit, match="0 points"):
+        fit([], None)
+
+
+def test_the_largest_batch_comes_from_rows_itl_or_the_range_measured() -> None:
+    points = made_points(1, noise=0.0, outliers=0.0)
+    for limit, slo_itl_ms, expected in (
+        (24, None, (24, "rows")),
+        (24, 5.01, (20, "itl")),
+        (16, 5.01, (16, "rows")),
+        (None, None, (32, "range")),
+        (None, 1.0, (1, "itl")),
+    ):
+        found = fit(points, limit, slo_itl_ms)
+        assert (found.max_batch_size, found.batch_bound) == expected
+
+
+def test_the_optimizer_reads_what_the_fit_writes() -> None:
+    found = fit(made_points(2, noise=0.0, outliers=0.0), 32)
+    perf = PerfData.model_validate(json.loads(json.dumps(found.perf_data("tiny", "cpu"))))
+    assert (perf.name, perf.acc, perf.max_batch_size, perf.at_tokens) == ("tiny", "cpu", 32, 64)
+    assert perf.decode_parms.alpha == pytest.approx(ALPHA, rel=1e-3)
+    assert perf.prefill_parms.delta == pytest.approx(DELTA, rel=1e-3)
+    assert found.validity.concurrency == (1, 32)
+
+
+def side_by_side(count: int) -> list[RequestRecord]:
+    """`count` requests sent together; tokens 10 ms apart."""
+    return [made_record(ttft_s=0.1, itl_s=0.01, tokens=11) for _ in range(count)]
+
+
+def test_concurrency_counts_the_request_itself() -> None:
+    (point,) = fit_points(made_run([side_by_side(4)]), None)
+    assert (point.decode_concurrency, point.itl_ms) == pytest.approx((4, 10))
+    assert (point.prefill_concurrency, point.ttft_ms) == pytest.approx((1, 100))
+    assert (point.input_tokens, point.output_tokens) == (100, 11)
+
+
+def test_a_request_that_comes_later_meets_the_earlier_ones() -> None:
+    records = [*side_by_side(3), replace(made_record(due_s=0.05), index=3)]
+    points = fit_points(made_run([records]), None)
+    assert points[0].prefill_concurrency == pytest.approx((1 + 1 + 1 + 4) / 4)
+
+
+def test_who_queues_counts_neither_in_service_nor_for_prefill() -> None:
+    records = [*side_by_side(2), made_record(due_s=0.05, ttft_s=1.0)]
+    (point,) = fit_points(made_run([records]), max_batch=2)
+    assert point.prefill_concurrency == 1
+    assert point.ttft_ms == pytest.approx(100)
+    assert point.decode_concurrency <= 2
+
+
+def test_warm_up_is_no_point_but_is_in_flight() -> None:
+    warmup = made_record(ttft_s=9.0, is_warmup=True)
+    (point,) = fit_points(made_run([[warmup, made_record()]]), None)
+    assert point.decode_concurrency == 2
+    assert point.prefill_concurrency == 1
+
+
+def test_failures_make_no_points() -> None:
+    assert fit_points(made_run([[made_record(error="500")]]), None) == []
+
+
+def test_the_servers_places_show_once_enough_more_are_in_flight() -> None:
+    """Two places: each answer takes 0.1 s, the others wait for their turn."""
+
+    def in_turns(count: int) -> list[RequestRecord]:
+        return [made_record(ttft_s=0.1 + 0.11 * (i // 2)) for i in range(count)]
+
+    assert batch_limit(made_run([in_turns(3)])) == 2
+    assert batch_limit(made_run([in_turns(2)])) is None
+    assert batch_limit(made_run([[made_record(error="500")]])) is None

@@ -1,0 +1,79 @@
+"""`make bench-loop`, shortened: every step against the mock server behind real gunicorn."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarking.bench_loop import run_loop
+from benchmarking.fit_files import PERF_FILE, PICTURE_FILE, read_fit
+from benchmarking.goodput import Slo
+from benchmarking.loop import LoopPlan, crossing_per_s, result_lines
+from benchmarking.records import read_run
+from benchmarking.search import MaxLoad, Shape
+from benchmarking.serving import MOCK_APP, served
+from benchmarking.tokenizers import SERVER
+from optimizer.spec import ModelData
+from tests.benchmarking.test_search import MadeServer
+
+STEPS_PER_S, ROWS = 300, 4
+
+
+def test_the_loop_closes_over_the_mock_server(tmp_path: Path) -> None:
+    settings = {
+        "USER_ROWS": ROWS,
+        "MOCK_TOKENS_PER_SECOND": STEPS_PER_S,
+        "OPTIMIZER_STATEFUL": True,
+        "OPTIMIZER_STORE_PATH": tmp_path / "optimizer.db",
+    }
+    with served(tmp_path / "log", MOCK_APP, 60.0, **settings) as api:
+        plan = LoopPlan(
+            shape=Shape(api.state()["model"], input_tokens=48, output_tokens=40),
+            users=2 * ROWS,
+            sweep_s=1.0,
+            check_s=1.0,
+            sweep_shares=(0.15, 0.3, 0.4, 0.5, 0.6),
+            length_factors=(1.0,),
+        )
+        result, folder = run_loop(api, plan, SERVER, tmp_path)
+
+    assert (result.fit.max_batch_size, result.fit.batch_bound) == (ROWS, "rows")
+    assert result.fit.decode.at(2) == pytest.approx(1000 / STEPS_PER_S, rel=0.5)
+    assert [beside.point.load.qps for beside in result.checks] == pytest.approx(
+        [0.5 * result.capacity.predicted, 0.8 * result.capacity.predicted]
+    )
+    lines = "\n".join(result_lines(result))
+    assert lines.count("| TTFT, ms |") == lines.count("| ITL, ms |") == 2
+    assert f"maxBatchSize {ROWS} (from rows)" in lines
+
+    run = read_run(folder)
+    assert len(run.rows) >= 1 + 5 + 2 + 1
+    # The search for the maximum rate may overload the server, which then refuses.
+    assert {record.error.code for record in run.records if record.error} <= {"503"}
+    assert read_fit(folder) == result.fit
+    perf = ModelData.model_validate(json.loads((folder / PERF_FILE).read_text())).models
+    assert [entry.max_batch_size for entry in perf] == [ROWS]
+    assert (folder / PICTURE_FILE).read_text().startswith("<svg")
+    assert '<section id="fit">' in (folder / "report.html").read_text()
+
+
+def test_a_sweep_covers_rates_and_lengths_in_an_order_of_its_seed() -> None:
+    plan = LoopPlan(Shape("m", 64, 32), users=8, sweep_s=10, check_s=10)
+    loads = plan.sweep_loads(10.0)
+    assert {load.input_tokens for load in loads} == {48, 64, 80}
+    assert {load.qps for load in loads} == {1.5, 3.0, 4.5, 6.0, 7.5, 9.0}
+    assert len(set(loads)) == 18
+    assert loads == plan.sweep_loads(10.0)
+    assert loads != sorted(loads, key=lambda load: (load.input_tokens, load.qps or 0))
+
+
+def test_the_maximum_rate_lies_where_itl_crosses_the_level() -> None:
+    server = MadeServer()
+    met, missed = (server.measure(Shape("m", 100, 11).at_rate(qps, 1)) for qps in (100.0, 120.0))
+    assert met.itl is not None
+    assert missed.itl is not None
+    level_ms = (3 * met.itl.mean.value + missed.itl.mean.value) / 4
+    assert crossing_per_s(MaxLoad(met, missed), Slo(itl_ms=level_ms)) == pytest.approx(105)
+    assert crossing_per_s(MaxLoad(met, None), Slo(itl_ms=level_ms)) is None
+    failed = Slo(itl_ms=missed.itl.mean.value + 1)
+    assert crossing_per_s(MaxLoad(met, missed), failed) == pytest.approx(110)

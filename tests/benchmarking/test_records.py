@@ -1,0 +1,57 @@
+"""The raw files give back exactly what was measured."""
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from benchmarking.records import (
+    RUN_FILE,
+    ClientOverhead,
+    Environment,
+    Load,
+    RequestError,
+    RequestRecord,
+    RowRecord,
+    Run,
+    ServerUsage,
+    append_records,
+    read_run,
+    write_run,
+)
+
+ENVIRONMENT = Environment("a machine", {"hearth": "1"}, ("run", "c.yaml"), "openai http://x", "y")
+
+
+def example_run() -> Run:
+    load = Load("m", 100, 20, 3, qps=2.5, qps_distribution="exponential")
+    row = RowRecord(load, "stem", 1.0, 9.5, 1.7e9, ClientOverhead(0.01, 1e-5, 1e-4, 0.1))
+    usage = ServerUsage(prompt_tokens=110, ttft_s=0.1, batch_size_used=4, switching_time_s=0.0)
+    done = RequestRecord(
+        0, 1, "m", "p1", 1.5, 1.6, 2.5, (1.7, 2.4), (2, 1), 100, 3, usage, 200, "length"
+    )
+    failed = RequestRecord(0, 0, "m", "p0", 1, 1, 1.2, error=RequestError("503", "full"))
+    warmup = RequestRecord(0, 0, "m", "p0", 0, 0, 0.5, is_warmup=True)
+    started_at = datetime(2026, 1, 2, 3, 4, 5, 6, UTC)
+    config: dict[str, object] = {"timeout": 600, "seed": None}
+    return Run("r", started_at, 7, ENVIRONMENT, config, (row,), (warmup, done, failed))
+
+
+def test_a_run_is_read_back_as_it_was_written(tmp_path: Path) -> None:
+    run = example_run()
+    append_records(tmp_path, run.records[:1])
+    append_records(tmp_path, run.records[1:])
+    write_run(tmp_path, run)
+    assert read_run(tmp_path) == run
+
+
+def test_records_of_a_row_leave_the_warmup_out_and_follow_the_schedule() -> None:
+    assert [record.prompt_name for record in example_run().records_of(0)] == ["p0", "p1"]
+    assert example_run().records_of(1) == []
+
+
+def test_a_file_that_is_no_run_is_refused(tmp_path: Path) -> None:
+    (tmp_path / RUN_FILE).write_text('{"name": 3}')
+    with pytest.raises(ValidationError, match="started_at"):
+        read_run(tmp_path)

@@ -1,0 +1,184 @@
+"""Sweeps, knee and the search for the largest rate, on curves that are known."""
+
+from collections.abc import Generator
+from dataclasses import replace
+from typing import Protocol, TypeVar
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from benchmarking.curve import LoadPoint, load_point, load_points, steady_window
+from benchmarking.goodput import Slo
+from benchmarking.knee import is_saturated, knee
+from benchmarking.records import INTERRUPTED, Load
+from benchmarking.search import Shape, search_max_rate, sweep_concurrency, sweep_rate
+from tests.benchmarking.made_runs import made_record, made_run
+
+SHAPE = Shape("m", 100, 11)
+ALPHA_S, BETA_S, ROWS, TOKENS = 0.002, 0.0002, 32, 11
+
+T = TypeVar("T")
+
+
+class Server(Protocol):
+    def measure(self, load: Load) -> LoadPoint: ...
+
+
+def drive(plan: Generator[Load, LoadPoint, T], server: Server) -> T:
+    load = next(plan)
+    while True:
+        try:
+            load = plan.send(server.measure(load))
+        except StopIteration as end:
+            found: T = end.value
+            return found
+
+
+class MadeServer:
+    """Serves up to ROWS at once, n of them with an ITL of ALPHA_S + BETA_S n."""
+
+    def __init__(self) -> None:
+        self.loads: list[Load] = []
+
+    def measure(self, load: Load) -> LoadPoint:
+        self.loads.append(load)
+        capacity = ROWS / self.e2e_s(ROWS)
+        if load.concurrency is not None:
+            in_flight = float(load.concurrency)
+            served = min(in_flight, ROWS) / self.e2e_s(min(in_flight, ROWS))
+            return self.point(load, served, served, in_flight)
+        assert load.qps is not None
+        served = min(load.qps, capacity)
+        return self.point(load, load.qps, served, ROWS * (served / capacity) ** 2)
+
+    def e2e_s(self, in_service: float) -> float:
+        return TOKENS * (ALPHA_S + BETA_S * in_service)
+
+    def point(self, load: Load, offered: float, served: float, in_flight: float) -> LoadPoint:
+        itl_s = ALPHA_S + BETA_S * min(in_flight, ROWS)
+        records = [made_record(due_s=i / 10, itl_s=itl_s) for i in range(20)]
+        run = made_run([records], [load])
+        made = load_points(run)[0]
+        return replace(
+            made,
+            offered_per_s=offered,
+            throughput_per_s=served,
+            tokens_per_s=served * TOKENS,
+            in_flight=in_flight,
+        )
+
+
+def test_concurrency_doubles_until_it_brings_no_more_tokens() -> None:
+    server = MadeServer()
+    drive(sweep_concurrency(SHAPE, 256, requests_each=3), server)
+    assert [load.concurrency for load in server.loads] == [1, 2, 4, 8, 16, 32, 64]
+    assert server.loads[2].num_requests == 12
+
+
+def test_concurrency_ends_at_the_bound() -> None:
+    server = MadeServer()
+    drive(sweep_concurrency(SHAPE, 9, requests_each=1), server)
+    assert [load.concurrency for load in server.loads] == [1, 2, 4, 8]
+
+
+def test_rates_are_shares_of_the_closed_loop_and_end_in_saturation() -> None:
+    server = MadeServer()
+    drive(sweep_rate(SHAPE, 64, [0.5, 0.9, 1.2, 1.5], duration_s=10), server)
+    capacity = ROWS / server.e2e_s(ROWS)
+    rates = [load.qps for load in server.loads[1:] if load.qps is not None]
+    assert rates == pytest.approx([0.5 * capacity, 0.9 * capacity, 1.2 * capacity])
+    assert all(load.qps_distribution == "exponential" for load in server.loads[1:])
+    assert server.loads[1].num_requests == round(0.5 * capacity * 10)
+
+
+@settings(deadline=None)
+@given(start_qps=st.floats(100, 1000), limit_ms=st.floats(2.1, 8.3))
+def test_the_search_brackets_the_rate_at_which_itl_reaches_its_level(
+    start_qps: float, limit_ms: float
+) -> None:
+    server = MadeServer()
+
+    def is_met(point: LoadPoint) -> bool:
+        return point.itl is not None and point.itl.mean.value <= limit_ms
+
+    found = drive(search_max_rate(SHAPE, is_met, start_qps, duration_s=60), server)
+    capacity = ROWS / server.e2e_s(ROWS)
+    true_qps = capacity * ((limit_ms / 1000 - ALPHA_S) / BETA_S / ROWS) ** 0.5
+    assert found.met is not None
+    assert found.missed is not None
+    assert found.met.load.qps is not None
+    assert found.missed.load.qps is not None
+    assert found.met.load.qps <= true_qps * (1 + 1e-6)
+    assert true_qps <= found.missed.load.qps * (1 + 1e-6)
+    assert found.missed.load.qps <= 1.05 * found.met.load.qps
+
+
+def test_a_level_that_nothing_meets_or_everything() -> None:
+    server = MadeServer()
+    never = drive(search_max_rate(SHAPE, lambda _: False, 50, duration_s=1), server)
+    assert never.met is None
+    assert [load.qps for load in server.loads] == [50, 25, 12.5]  # then too few would arrive
+    always = drive(search_max_rate(SHAPE, lambda _: True, 10, duration_s=1), MadeServer())
+    assert always.missed is None
+
+
+def test_the_knee_is_where_throughput_over_latency_is_greatest() -> None:
+    """n / T(n) over T(n) = c (A + B n) is greatest at n = A / B, here 10."""
+    server = MadeServer()
+    points = [server.measure(SHAPE.at_concurrency(n, 1)) for n in (1, 5, 10, 20, 32)]
+    points = [taking(point, server.e2e_s(point.in_flight)) for point in points]
+    found = knee(points)
+    assert found is not None
+    assert found.load.concurrency == 10
+    assert knee([]) is None
+
+
+def taking(point: LoadPoint, e2e_s: float) -> LoadPoint:
+    assert point.e2e is not None
+    return replace(point, e2e=replace(point.e2e, mean=replace(point.e2e.mean, value=e2e_s)))
+
+
+def test_an_open_loop_is_saturated_when_answers_lag_behind() -> None:
+    server = MadeServer()
+    capacity = ROWS / server.e2e_s(ROWS)
+    assert not is_saturated(server.measure(SHAPE.at_rate(capacity, 1)), None)
+    assert is_saturated(server.measure(SHAPE.at_rate(1.1 * capacity, 1)), None)
+
+
+def test_rates_hold_while_the_load_was_held() -> None:
+    """Ten requests a second for two seconds, each 0.2 s long; the drain does not count."""
+    records = [made_record(due_s=i / 10, ttft_s=0.1, itl_s=0.01, tokens=11) for i in range(21)]
+    (point,) = load_points(made_run([records], [SHAPE.at_rate(10, 2)]))
+    assert (point.from_s, point.to_s) == (0, 2.0)
+    assert point.offered_per_s == pytest.approx(10)
+    assert point.throughput_per_s == pytest.approx(9, abs=0.51)  # the first ends at 0.2 s
+    assert point.in_flight == pytest.approx(1.95)
+    assert point.tokens_per_s == pytest.approx(100, abs=5)
+    assert point.error_share == 0
+    assert point.ttft is not None
+    assert point.ttft.percentile(99) == pytest.approx(100)
+    assert point.goodput(Slo(ttft_ms=150)).requests_per_s == pytest.approx(10)
+    assert point.goodput(Slo(ttft_ms=50)).attainment == 0
+
+
+def test_requests_all_due_at_once_are_measured_over_the_whole_row() -> None:
+    run = made_run([[made_record() for _ in range(4)]])
+    assert steady_window(run.rows[0], run.records) == pytest.approx((0.0, 0.2))
+    (point,) = load_points(run)
+    assert point.offered_per_s == pytest.approx(20)
+
+
+def test_a_row_of_failures_has_no_latency_and_no_throughput() -> None:
+    run = made_run([[made_record(error="503"), made_record(due_s=1, error="503")]])
+    point = load_point(run.rows[0], run.records)
+    assert (point.ttft, point.itl, point.e2e) == (None, None, None)
+    assert (point.error_share, point.throughput_per_s) == (1.0, 0.0)
+    assert knee([point]) is None
+
+
+def test_a_row_that_never_began_is_no_point() -> None:
+    run = made_run([[made_record()]])
+    assert len(load_points(run)) == 1
+    assert load_points(replace(run, records=())) == []
+    assert load_points(made_run([[made_record(error=INTERRUPTED)]])) == []
