@@ -5,8 +5,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: serve mock test check format kernels test-kernels clean
-.PHONY: bench-serve bench-proxy bench-optimizer bench-kernels
+.PHONY: serve mock test check fuzz format kernels test-kernels clean
 
 serve: $(VENV)/serve.stamp
 	$(BIN)/python scripts/serve.py
@@ -15,7 +14,7 @@ mock: $(VENV)/serve.stamp
 	$(BIN)/python scripts/serve.py --mock
 
 test: $(VENV)/dev.stamp check
-	scripts/need_packages.sh redis-server
+	scripts/need_packages.sh chromium redis-server prometheus
 	$(BIN)/python -m pytest
 
 check: $(VENV)/dev.stamp
@@ -23,6 +22,10 @@ check: $(VENV)/dev.stamp
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# The description of the API against a real server, with more examples than `make test` has time for.
+fuzz: $(VENV)/dev.stamp
+	SCHEMATHESIS_EXAMPLES=$${SCHEMATHESIS_EXAMPLES:-200} $(BIN)/python -m pytest tests/e2e/test_schemathesis.py
 
 format: $(VENV)/dev.stamp
 	$(BIN)/ruff format .
@@ -35,17 +38,10 @@ kernels: $(VENV)/serve.stamp
 test-kernels: $(VENV)/dev.stamp
 	$(BIN)/python -m inference_api.kernels.sanitize
 
-bench-serve: $(VENV)/dev.stamp
-	$(BIN)/python -m benchmarking.bench_serve
-
-bench-proxy: $(VENV)/dev.stamp
-	$(BIN)/python -m benchmarking.bench_proxy
-
-bench-optimizer: $(VENV)/dev.stamp
-	$(BIN)/python -m benchmarking.bench_optimizer
-
-bench-kernels: $(VENV)/dev.stamp
-	$(BIN)/python -m benchmarking.bench_kernels
+# `make bench-serve` runs benchmarking/bench_serve.py, and so on: each prints a table and the machine.
+# Time one alone; its options are listed by `python -m benchmarking.bench_serve --help`.
+bench-%: $(VENV)/dev.stamp
+	$(BIN)/python -m benchmarking.bench_$*
 
 $(VENV)/python.stamp:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -58,7 +54,8 @@ $(VENV)/serve.stamp: $(VENV)/python.stamp requirements.txt
 	$(BIN)/python -m pip install --quiet -r requirements.txt
 	@touch $@
 
-$(VENV)/dev.stamp: $(VENV)/serve.stamp requirements-dev.txt
+$(VENV)/dev.stamp: $(VENV)/serve.stamp requirements-dev.txt requirements-otel.txt \
+  requirements-constraints.txt
 	$(BIN)/python -m pip install --quiet -r requirements-dev.txt
 	@touch $@
 

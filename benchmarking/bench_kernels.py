@@ -27,7 +27,7 @@ SHAPES = {  # name: (inputs, outputs)
 }
 ROWS = (1, 4, 8, 32, 128)
 BITS: tuple[Bits, ...] = (8, 4)
-COPIES_BYTES = 96 * 2**20  # larger than the last level cache
+COPIES_BYTES = 640 * 2**20  # larger than the last level cache, of large servers too
 MIN_WINDOWS = 5
 
 Product = Callable[[torch.Tensor], torch.Tensor]

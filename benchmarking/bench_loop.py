@@ -1,0 +1,79 @@
+"""`make bench-loop`: serve, measure, fit, post to the optimizer, and check what it predicts.
+
+The embedded model behind real gunicorn with the optimizer mounted; predicted beside measured TTFT,
+ITL and maximum rate, with errors in percent. Run it on a machine that does nothing else: client and
+server share its cores, in the sweep and in the check alike.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from threading import Event
+from typing import Any
+
+from benchmarking.driver import Driver, new_run_folder
+from benchmarking.fit_files import write_fit
+from benchmarking.loop import LoopPlan, LoopResult, close_loop, result_lines
+from benchmarking.machine import describe_machine
+from benchmarking.predict import Optimizer
+from benchmarking.report import report_html
+from benchmarking.row_runner import Origin, RowOptions, RowRunner
+from benchmarking.search import Shape
+from benchmarking.serving import ServedApi, served
+from benchmarking.targets import Target
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "var" / "bench" / "loop"
+MODEL = ROOT / "models" / "hearth-tiny"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Check the optimizer against the server.")
+    parser.add_argument("--input-tokens", type=int, default=64)
+    parser.add_argument("--output-tokens", type=int, default=64)
+    parser.add_argument("--sweep-seconds", type=float, default=20.0, help="of each of 18 rows")
+    parser.add_argument("--check-seconds", type=float, default=120.0, help="of each check")
+    parser.add_argument("--seed", type=int, default=1)
+    given = parser.parse_args()
+    with TemporaryDirectory() as folder:
+        store = Path(folder) / "optimizer.db"
+        settings: dict[str, Any] = {"OPTIMIZER_STATEFUL": True, "OPTIMIZER_STORE_PATH": store}
+        with served(Path(folder) / "log", **settings) as api:
+            state = api.state()
+            plan = LoopPlan(
+                shape=Shape(state["model"], given.input_tokens, given.output_tokens),
+                users=2 * state["user_rows"],
+                sweep_s=given.sweep_seconds,
+                check_s=given.check_seconds,
+                seed=given.seed,
+            )
+            result, where = run_loop(api, plan, str(MODEL))
+            api.stop()
+    print(f"\n{describe_machine('torch', 'gunicorn', 'numpy', 'scipy')}\n")
+    print("\n".join(result_lines(result)))
+    print(f"\nraw files and report in {where}")
+
+
+def run_loop(
+    api: ServedApi, plan: LoopPlan, tokenizer: str, results: Path = RESULTS
+) -> tuple[LoopResult, Path]:
+    """The loop against a served API, and the folder that holds its run, its fit and its report.
+
+    Prompts have a beginning of their own each, so that nothing comes from a prefix cache.
+    """
+    target = Target("openai", f"{api.url}/v1")
+    options = RowOptions(tokenizer=tokenizer, seed=plan.seed)
+    runner = RowRunner(target, options, Origin.now())
+    folder = new_run_folder(results, runner, sys.argv, {})
+    driver = Driver(runner, folder, Event(), print)
+    result = close_loop(plan, driver, Optimizer(api.url), print)
+    folder.finish()
+    write_fit(folder.folder, result.fit, plan.shape.model, plan.accelerator)
+    page = report_html(driver.run, result.slo, result.fit)
+    (folder.folder / "report.html").write_text(page, encoding="utf-8")
+    return result, folder.folder
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,65 @@
+"""Time to first token of chats that share a long beginning: `make bench-prefix`.
+
+Users come one after the other with the same system prompt of 1,000 tokens and a question of their
+own, then each asks a second time. The table shows the first of them, the others, and the second
+turns, with and without `PREFIX_REUSE`. Time it alone: nothing else may use the cores.
+"""
+
+import argparse
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from benchmarking.bench_serve import Workload, stream_once, workloads
+from benchmarking.machine import describe_machine
+from benchmarking.serving import ServedApi, served
+
+USERS = 8
+SYSTEM_CHARS = 1000  # the models of random weights have one token per character
+SYSTEM = "Answer briefly, kindly and in the order in which you were asked. "
+ANSWER_TOKENS = 16
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--models", nargs="+", default=["110m", "1.1b"])
+    parser.add_argument("--quantization", default="int8")
+    arguments = parser.parse_args()
+    print(f"{describe_machine('torch', 'gunicorn')}\n")
+    print("| model | PREFIX_REUSE | TTFT first user ms | others p50 ms | second turns p50 ms |")
+    print("|---|---|---|---|---|")
+    for workload in workloads(arguments.models):
+        for reuse in (True, False):
+            print(row(workload, arguments.quantization, reuse), flush=True)
+
+
+def row(workload: Workload, quantization: str, reuse: bool) -> str:
+    settings: dict[str, Any] = {
+        "MODEL": workload.folder,
+        "QUANTIZATION": quantization,
+        "MAX_SEQ_LEN": 2048,
+        "PREFIX_REUSE": reuse,
+    }
+    with (
+        TemporaryDirectory() as folder,
+        served(Path(folder) / "log", start_timeout_s=600, **settings) as api,
+    ):
+        stream_once(api.port, "warm up", max_tokens=4)
+        system = (SYSTEM * SYSTEM_CHARS)[:SYSTEM_CHARS]
+        texts = [f"{system} User {user} asks: what is next?" for user in range(USERS)]
+        first, *others = [ttft_ms(api, text) for text in texts]
+        again = [ttft_ms(api, f"{text} And after that?") for text in texts]
+    return (
+        f"| {workload.name} {quantization} | {str(reuse).lower()} "
+        f"| {first:.0f} | {median(others):.0f} | {median(again):.0f} |"
+    )
+
+
+def ttft_ms(api: ServedApi, text: str) -> float:
+    stream = stream_once(api.port, text, ANSWER_TOKENS)
+    return 1000 * (stream.pieces_s[0] - stream.sent_s)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,120 @@
+"""`make bench-quality`: what quantised weights cost in quality, beside float32 and GGUF's rounding.
+
+Teacher forced: every form of the model reads the same text, and at every position its guess for the
+next token is compared with the text (perplexity) and with float32's guess (agreement). Nothing is
+timed or drawn, so the figures are the same in every run on one kind of processor.
+
+GGUF's Q8_0 and Q4_0 round to the nearest value, by the `gguf` package; with QUANTIZATION=none their
+numbers are multiplied in float32, which leaves the rounding of activations out.
+"""
+
+import argparse
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from benchmarking.machine import describe_machine
+from inference_api.engine.torch_runner import TorchRunner
+from inference_api.settings import EMBEDDED_MODEL
+from inference_api.tokens import load_tokenizer
+from scripts.make_gguf import make_gguf
+
+ROWS = 32
+WINDOW_TOKENS = 256
+FORMS = (  # type of the GGUF file or none for the safetensors, and QUANTIZATION
+    (None, "none"),
+    (None, "int8"),
+    (None, "int4"),
+    ("Q8_0", "none"),
+    ("Q8_0", "int8"),
+    ("Q4_0", "none"),
+    ("Q4_0", "int4"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What one form of the model made of the text: position by position, in nats."""
+
+    guesses: Tensor
+    losses: Tensor
+
+    @property
+    def perplexity(self) -> float:
+        return math.exp(self.losses.mean().item())
+
+    def agreement(self, other: "Reading") -> float:
+        return (self.guesses == other.guesses).double().mean().item()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Measure what quantised weights cost in quality.")
+    parser.add_argument("--model", type=Path, default=EMBEDDED_MODEL)
+    parser.add_argument("--text", type=Path, default=EMBEDDED_MODEL / "heldout.txt")
+    arguments = parser.parse_args()
+    tokens = load_tokenizer(arguments.model, frozenset()).encode(arguments.text.read_text())
+    print(describe_machine("torch", "gguf"))
+    print(f"{arguments.text.name}: {len(tokens)} tokens in windows of {WINDOW_TOKENS}\n")
+    print("| weights | QUANTIZATION | perplexity | beside float32 | same greedy token |")
+    print("|---|---|---|---|---|")
+    exact: Reading | None = None
+    with TemporaryDirectory() as folder:
+        for gguf_type, quantization in FORMS:
+            model = arguments.model
+            if gguf_type is not None:
+                model = Path(folder) / f"{gguf_type}.gguf"
+                make_gguf(arguments.model, model, gguf_type)
+            reading = read(model, quantization, windows(tokens))
+            exact = exact or reading
+            print(
+                f"| {gguf_type or 'safetensors'} | `{quantization}` | {reading.perplexity:.4f} "
+                f"| {100 * (reading.perplexity / exact.perplexity - 1):+.2f} % "
+                f"| {100 * reading.agreement(exact):.2f} % |",
+                flush=True,
+            )
+
+
+def windows(tokens: Sequence[int]) -> list[Sequence[int]]:
+    """The text after its first token (BOS), cut, with that token before every piece."""
+    bos, text = tokens[0], tokens[1:]
+    size = WINDOW_TOKENS - 1
+    return [[bos, *text[first : first + size]] for first in range(0, len(text), size)]
+
+
+def read(model: Path, quantization: str, pieces: Sequence[Sequence[int]]) -> Reading:
+    runner = TorchRunner(model, "cpu", "float32", ROWS, WINDOW_TOKENS, quantization)
+    runner.load()
+    with torch.inference_mode():
+        steps = [
+            step
+            for first in range(0, len(pieces), ROWS)
+            for step in read_together(runner, pieces[first : first + ROWS])
+        ]
+    return Reading(
+        torch.cat([guesses for guesses, _ in steps]), torch.cat([losses for _, losses in steps])
+    )
+
+
+def read_together(
+    runner: TorchRunner, pieces: Sequence[Sequence[int]]
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """One piece a row, one token a step: guesses and losses of every step."""
+    for position in range(WINDOW_TOKENS - 1):
+        rows = [row for row, piece in enumerate(pieces) if position + 1 < len(piece)]
+        if not rows:
+            return
+        logits = runner.decoder.decode(
+            [pieces[row][position] for row in rows], rows, [position] * len(rows)
+        )
+        following = torch.tensor([pieces[row][position + 1] for row in rows])
+        yield logits.argmax(dim=-1), cross_entropy(logits.double(), following, reduction="none")
+
+
+if __name__ == "__main__":
+    main()

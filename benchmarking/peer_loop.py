@@ -1,0 +1,57 @@
+"""The loop that every peer process runs, in the peer's own environment: standard library only.
+
+The parent writes one JSON object a line to standard input: `{"prompts": [[[id, …], …], …],
+"max_tokens": n}`, where `prompts[user]` are the requests that this user sends one after the other.
+The answer is a line `{"seconds": s, "tokens": n}`. Between lines the process sleeps in a read.
+"""
+
+import json
+import os
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+
+class Engine(Protocol):
+    """A peer with continuous batching; every answer is greedy and ignores EOS."""
+
+    def add(self, user: int, prompt: Sequence[int], max_tokens: int) -> None:
+        """Send a request. A user has one at a time."""
+
+    def step(self) -> tuple[int, list[int]]:
+        """Compute once: how many new tokens there are, and the users whose answer is complete."""
+
+
+def serve(make_engine: Callable[[], Engine], about: dict[str, Any]) -> None:
+    """Answer the parent until it closes standard input. The first line says `about` the peer, and
+    comes once the engine is made."""
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what the peer's libraries print
+    engine = make_engine()
+    print(json.dumps(about), file=answers)
+    for line in sys.stdin:
+        load = json.loads(line)
+        print(json.dumps(run(engine, load["prompts"], load["max_tokens"])), file=answers)
+
+
+def run(
+    engine: Engine, prompts: Sequence[Sequence[Sequence[int]]], max_tokens: int
+) -> dict[str, Any]:
+    """A closed loop: a user's next request is there when its last answer is complete."""
+    waiting = [deque(requests) for requests in prompts]
+    num_tokens = 0
+    began_s = time.perf_counter()
+    for user, requests in enumerate(waiting):
+        engine.add(user, requests.popleft(), max_tokens)
+    num_running = len(waiting)
+    while num_running:
+        num_new, finished = engine.step()
+        num_tokens += num_new
+        for user in finished:
+            if waiting[user]:
+                engine.add(user, waiting[user].popleft(), max_tokens)
+            else:
+                num_running -= 1
+    return {"seconds": time.perf_counter() - began_s, "tokens": num_tokens}

@@ -1,0 +1,137 @@
+"""What `bench_peers` has measured so far: kept as JSON, shown as a table, published as a chart."""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from statistics import median
+from typing import Any
+
+from benchmarking.serving import ROOT
+
+RESULTS = ROOT / "var" / "bench" / "peers.json"
+CHART = ROOT / "docs" / "peers.svg"
+DOCUMENT = ROOT / "docs" / "benchmarks.md"
+BEGIN, END = "<!-- peers -->\n", "<!-- end of peers -->"
+HEADINGS = ("model", "load", "contestant", "tokens/s, median (least to most)", "ours ÷ it")
+
+ROW_HEIGHT, CELL_GAP = 16, 14
+LABEL_WIDTH, BAR_WIDTH, VALUE_WIDTH = 250, 420, 90
+OURS_COLOUR, PEER_COLOUR = "#2f6f4f", "#9aa5b1"
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A model, how coarse its weights are and a load: what is compared with each other."""
+
+    model: str
+    quantization: str
+    load: str
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """A contestant's tokens/s, turn by turn."""
+
+    name: str
+    about: str
+    rates: list[float]
+
+    def __str__(self) -> str:
+        return f"{median(self.rates):.1f} ({min(self.rates):.1f} to {max(self.rates):.1f})"
+
+
+def keep(cell: Cell, machine: str, measured: Sequence[Measurement]) -> str:
+    """Add a cell to the results, in place of an older measurement of it. Its part of the table."""
+    results = [entry for entry in _results() if entry["cell"] != asdict(cell)]
+    entry = {
+        "cell": asdict(cell),
+        "machine": machine,
+        "measurements": [asdict(each) for each in measured],
+    }
+    RESULTS.parent.mkdir(parents=True, exist_ok=True)
+    RESULTS.write_text(json.dumps([*results, entry], indent=1))
+    return "\n".join(_rows(entry))
+
+
+def table() -> str:
+    """Everything that is kept, as Markdown, with the machines it was measured on."""
+    entries = _results()
+    machines = sorted({entry["machine"] for entry in entries})
+    peers = {
+        each["name"].partition(" ")[0]: each["about"]
+        for entry in entries
+        for each in entry["measurements"]
+        if not each["name"].startswith("hearth")
+    }
+    about = [f"{name}: {text}" for name, text in sorted(peers.items())]
+    head = f"| {' | '.join(HEADINGS)} |\n{'|---' * len(HEADINGS)}|"
+    rows = [row for entry in entries for row in _rows(entry)]
+    return "\n".join(["\n\n".join(machines + about), "", head, *rows])
+
+
+def publish() -> None:
+    """Write the chart, and the table into its place in docs/benchmarks.md."""
+    CHART.write_text(chart())
+    text = DOCUMENT.read_text()
+    before, _, rest = text.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    DOCUMENT.write_text(
+        f"{before}{BEGIN}\n![tokens/s beside peers](peers.svg)\n\n{table()}\n\n{END}{after}"
+    )
+
+
+def chart() -> str:
+    """Bars of tokens/s; within a cell they share a scale."""
+    marks: list[str] = []
+    y = CELL_GAP
+    for entry in _results():
+        cell = entry["cell"]
+        title = f"{cell['model']} {cell['quantization']}, {cell['load']}"
+        marks.append(f'<text x="0" y="{y + 12}" font-weight="bold">{title}</text>')
+        measured = _measurements(entry)
+        most = max(median(each.rates) for each in measured)
+        for each in measured:
+            y += ROW_HEIGHT
+            marks += _bar(each, most, y)
+        y += ROW_HEIGHT + CELL_GAP
+    width = LABEL_WIDTH + BAR_WIDTH + VALUE_WIDTH
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {y}" '
+    style = 'font-family="sans-serif" font-size="12">'
+    return "\n".join([head + style, *marks, "</svg>\n"])
+
+
+def _bar(each: Measurement, most: float, y: int) -> Iterator[str]:
+    rate = median(each.rates)
+    colour = OURS_COLOUR if each.name.startswith("hearth") else PEER_COLOUR
+    length = rate / most * BAR_WIDTH
+    yield f'<text x="{LABEL_WIDTH - 8}" y="{y + 12}" text-anchor="end">{each.name}</text>'
+    yield (
+        f'<rect x="{LABEL_WIDTH}" y="{y + 2}" width="{length:.1f}" height="{ROW_HEIGHT - 4}" '
+        f'fill="{colour}"/>'
+    )
+    yield f'<text x="{LABEL_WIDTH + length + 6:.1f}" y="{y + 12}">{rate:.1f}</text>'
+
+
+def _rows(entry: dict[str, Any]) -> Iterator[str]:
+    cell = entry["cell"]
+    measured = _measurements(entry)
+    ours = measured[0]
+    for each in measured:
+        columns = [f"{cell['model']} {cell['quantization']}", cell["load"], each.name, str(each)]
+        yield f"| {' | '.join([*columns, '' if each is ours else _ratio(ours, each)])} |"
+
+
+def _ratio(ours: Measurement, other: Measurement) -> str:
+    """Of the medians, and of the two in each turn."""
+    turns = [mine / its for mine, its in zip(ours.rates, other.rates, strict=True)]
+    of_medians = median(ours.rates) / median(other.rates)
+    return f"{of_medians:.2f} ({min(turns):.2f} to {max(turns):.2f})"
+
+
+def _measurements(entry: dict[str, Any]) -> list[Measurement]:
+    return [Measurement(**each) for each in entry["measurements"]]
+
+
+def _results() -> list[dict[str, Any]]:
+    entries: list[dict[str, Any]] = json.loads(RESULTS.read_text()) if RESULTS.is_file() else []
+    return entries
