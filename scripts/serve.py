@@ -1,4 +1,4 @@
-"""Serve on this machine: the API and the proxy side by side, and one curl line to try them.
+"""Serve on this machine: the API and the proxy side by side, and how to try and to watch them.
 
 `make serve` runs it. Ctrl-C or SIGTERM drains and ends both; a second Ctrl-C kills them. If one of
 them ends by itself, so does the other. The secret of the printed token is made once and kept in
@@ -82,6 +82,7 @@ def welcome(settings: Settings, proxy_port: str, secret: str) -> str:
         f"curl -N http://127.0.0.1:{proxy_port}/predictions/{settings.served_name} "
         f"-H 'Authorization: Bearer {token}' -H 'Content-Type: application/json' "
         f'-d \'{{"text": "{QUESTION}", "temperature": 0}}\'\n'
+        f"\nWatch it: http://{_reachable(settings)}:{settings.service_port}/\n"
     )
 
 
