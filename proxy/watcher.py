@@ -101,8 +101,8 @@ class Watcher:
         try:
             next_tick_s = 0.0
             while not self._is_stopping:
-                for fd, _ in self._epoll.poll(TICK_S):
-                    self._client_left(fd)
+                if self._epoll.poll(TICK_S):
+                    self._abort_left()
                 now_s = time.monotonic()
                 if now_s >= next_tick_s:
                     next_tick_s = now_s + TICK_S
@@ -112,12 +112,17 @@ class Watcher:
         finally:
             self._epoll.close()
 
-    def _client_left(self, fd: int) -> None:
+    def _abort_left(self) -> None:
+        """Abort the exchanges whose clients have hung up.
+
+        Asked again under the lock: the exchange that an earlier event was about may have ended
+        since, and another client's socket have taken over its number.
+        """
         with self._lock:
-            exchange = self._exchange_by_fd.get(fd)
-            if exchange is not None:
+            left = [self._exchange_by_fd[fd] for fd, _ in self._epoll.poll(0)]
+            for exchange in left:
                 self._forget(exchange)
-        if exchange is not None:
+        for exchange in left:
             exchange.abort(Outcome.CLIENT_GONE)
 
     def _tick(self, now_s: float) -> None:
