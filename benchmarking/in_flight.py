@@ -59,8 +59,9 @@ def max_decoding(records: Iterable[RequestRecord]) -> int:
 
 
 def admitted_s(records: Iterable[RequestRecord], places: int) -> list[float]:
-    """When each request, in the order of sending, got one of a server's places: first come, first
-    served. What is sent while fewer are in service is admitted at once.
+    """When each request, in the order of sending, got one of a server's places: by the server's
+    word, and else first come, first served. What is then sent while fewer are in service is
+    admitted at once.
     """
     free_s: list[float] = []  # when the places taken so far are given back, ascending
     admitted = []
@@ -68,7 +69,8 @@ def admitted_s(records: Iterable[RequestRecord], places: int) -> list[float]:
         start_s = record.sent_s
         if len(free_s) >= places:
             start_s = max(start_s, free_s.pop(0))
-        admitted.append(start_s)
+        queue_s = record.usage.queue_s if record.usage else None
+        admitted.append(start_s if queue_s is None else record.sent_s + queue_s)
         free_s.append(max(_ended_s(record), start_s))
         free_s.sort()
     return admitted

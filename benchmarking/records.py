@@ -58,6 +58,7 @@ class ServerUsage:
     batch_size_used: int | None = None
     acceptance_rate: float | None = None  # draft tokens accepted / proposed
     switching_time_s: float | None = None  # spent bringing the model into memory
+    queue_s: float | None = None  # the part of `ttft_s` before the request was admitted
 
 
 @dataclass(frozen=True, slots=True)

@@ -162,8 +162,9 @@ def _requests(run: Run, points: Sequence[LoadPoint]) -> list[Section]:
         _picture(
             "gantt",
             "Requests in time",
-            f"The first {report_requests.GANTT_REQUESTS} requests at the knee. The queue is "
-            "inferred: first come, first served, over the places the server was seen to have.",
+            f"The first {report_requests.GANTT_REQUESTS} requests at the knee. The queue is the "
+            "server's word (usage.queue_time), or inferred: first come, first served, over the "
+            "places the server was seen to have.",
             "no request was answered.",
             report_requests.gantt(knee(points), batch_limit(run)),
         ),

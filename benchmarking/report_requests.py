@@ -22,8 +22,8 @@ MAX_TICKS = 12
 def gantt(point: LoadPoint | None, places: int | None) -> Figure | None:
     """The first requests of a row: late to be sent, waiting for a place, prefill, decode.
 
-    Who had to wait is inferred: first come, first served, over the server's `places`. Where these
-    are not known there is no waiting to be told from prefill.
+    How long one waited is the server's word. Where it says nothing that is inferred, first come,
+    first served, over its `places`; where these are not known, all counts as prefill.
     """
     if point is None:
         return None

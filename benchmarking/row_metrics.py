@@ -47,6 +47,9 @@ def row_metrics(row: RowRecord, records: Sequence[RequestRecord]) -> Metrics:
         "num_completed_requests": sum(record.error is None for record in measured),
         "errors_by_code": dict(sorted(errors.items())),
         "ttft_s": _distribution(ttft_s, answered),
+        "server_queue_s": _distribution(
+            lambda record: record.usage.queue_s if record.usage else None, answered
+        ),
         "itl_s": _distribution(itl_s, answered),
         "end_to_end_latency_s": _distribution(e2e_s, answered),
         "send_delay_s": _distribution(lambda record: record.sent_s - record.scheduled_s, measured),

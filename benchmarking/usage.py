@@ -24,6 +24,7 @@ KEYS = {
     "batch_size_used": ("batch_size_used",),
     "acceptance_rate": ("acceptance_rate",),
     "switching_time_s": ("switching_time", "model_load_time"),
+    "queue_s": ("queue_time",),
 }
 COUNTS = {"prompt_tokens", "completion_tokens", "total_tokens", "batch_size_used"}
 

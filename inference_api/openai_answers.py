@@ -38,6 +38,7 @@ class Usage(Answer):
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
     time_to_first_token: float = 0.0
+    queue_time: float = 0.0
     total_latency: float = 0.0
     completion_tokens_after_first_per_sec: float | None = None
     completion_tokens_after_first_per_sec_first_ten: float | None = None

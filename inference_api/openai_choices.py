@@ -179,6 +179,7 @@ def usage(records: Sequence[GenerationRecord], of_prompts: Sequence[GenerationRe
     (record,) = records
     return counts | {
         "time_to_first_token": record.ttft_s,
+        "queue_time": record.queue_s,
         "total_latency": record.e2e_s,
         "completion_tokens_after_first_per_sec": record.tokens_per_s,
         "completion_tokens_after_first_per_sec_first_ten": record.early_tokens_per_s,

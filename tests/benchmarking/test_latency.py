@@ -106,6 +106,11 @@ def test_places_are_given_first_come_first_served() -> None:
     assert admitted_s(records, places=4) == [0, 1, 2, 7]
 
 
+def test_the_servers_word_counts_more_than_what_is_inferred() -> None:
+    told = made_record(due_s=1.0, queue_s=0.25)
+    assert admitted_s([lasting(0, 4), told], places=1) == [0, 1.25]
+
+
 @given(INTERVALS, st.integers(1, 5))
 def test_with_a_place_for_everybody_nobody_waits(
     intervals: list[tuple[float, float]], places: int

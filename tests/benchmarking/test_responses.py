@@ -193,6 +193,7 @@ def test_the_first_name_of_a_figure_that_is_not_zero_counts() -> None:
             "acceptance_rate": None,
             "switching_time": 0,
             "total_latency": "soon",
+            "queue_time": 0.2,
         }
     )
     assert usage == ServerUsage(
@@ -204,4 +205,5 @@ def test_the_first_name_of_a_figure_that_is_not_zero_counts() -> None:
         total_tokens_per_s=6.0,
         batch_size_used=4,
         switching_time_s=0,
+        queue_s=0.2,
     )

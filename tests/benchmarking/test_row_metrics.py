@@ -30,6 +30,12 @@ def test_latencies_count_from_when_a_request_was_due() -> None:
     assert metrics["duration_s"] == 4.0
 
 
+def test_the_queue_is_told_from_prefill_where_the_server_says_it() -> None:
+    waited = [made_record(due_s=float(i), queue_s=i / 10) for i in range(3)]
+    assert row_metrics(ROW, waited)["server_queue_s"]["max"] == pytest.approx(0.2)
+    assert row_metrics(ROW, RECORDS)["server_queue_s"] is None
+
+
 def test_the_steady_window_leaves_out_the_drain_and_lets_the_warmup_count() -> None:
     window = steady_window([WARMUP, *RECORDS])
     assert window is not None

@@ -1,0 +1,27 @@
+"""The server's own account of one generation, on times written by hand."""
+
+from inference_api.openai_choices import usage
+from inference_api.timeline import Timeline
+
+
+def test_the_times_of_an_answer_are_those_of_its_tokens() -> None:
+    gaps_s: list[float] = []
+    timeline = Timeline(10.0, gaps_s.append)
+    timeline.admitted(10.5, reused_tokens=3)
+    for now_s in (11.0, 11.25, 11.5):
+        timeline.tokens(now_s, num_tokens=1, batch_size=2)
+    record = timeline.record(prompt_tokens=7, finish_reason="length")
+    found = usage([record], [record])
+    assert found["queue_time"] == 0.5
+    assert found["time_to_first_token"] == 1.0
+    assert found["total_latency"] == 1.5
+    assert found["completion_tokens_after_first_per_sec"] == 4.0
+    assert found["batch_size_used"] == 2
+    assert found["prompt_tokens_details"] == {"cached_tokens": 3}
+    assert gaps_s == [0.25, 0.25]
+
+
+def test_several_choices_have_counts_only() -> None:
+    timeline = Timeline(0.0, lambda gap_s: None)
+    record = timeline.record(prompt_tokens=7, finish_reason="stop")
+    assert "queue_time" not in usage([record, record], [record])
