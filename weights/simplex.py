@@ -157,7 +157,8 @@ def _tilted_marginals(
         tilted = _marginals(concentration, low, high, float(np.sinh(log_tilt)))
         return float(tilted.mass_and_mean()[1].sum()) - total
 
-    log_tilt = brentq(excess, -MAX_LOG_TILT, MAX_LOG_TILT, xtol=1e-3)
+    # To a small part of the relative deviation of the sum, which is 1 / sqrt(sum(concentration)).
+    log_tilt = brentq(excess, -MAX_LOG_TILT, MAX_LOG_TILT, xtol=1e-7)
     return _marginals(concentration, low, high, float(np.sinh(log_tilt)))
 
 

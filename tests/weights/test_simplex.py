@@ -67,6 +67,17 @@ def test_no_caps_are_too_tight(nodes: int, slack: float) -> None:
     assert float(np.ptp(drawn, axis=0).max()) > slack / nodes**2
 
 
+@pytest.mark.parametrize("total", [1e3, 1e6, 1e9])
+def test_no_concentration_is_too_high(total: float) -> None:
+    mean, count = np.array([0.78, 0.2, 0.02]), 400
+    drawn = sample_dirichlet(
+        total * mean, np.zeros(3), np.ones(3), count, np.random.default_rng(SEED)
+    )
+    deviation = np.sqrt(mean * (1.0 - mean) / total)
+    assert drawn.mean(axis=0) == pytest.approx(mean, abs=5 * deviation.max() / np.sqrt(count))
+    assert drawn.std(axis=0) == pytest.approx(deviation, rel=0.2)
+
+
 def test_caps_that_sum_to_one_leave_one_point() -> None:
     upper = np.array([0.5, 0.3, 0.2])
     drawn = sample_uniform(np.zeros(3), upper, 4, np.random.default_rng(SEED))

@@ -29,11 +29,10 @@ def most_likely_concentration(partitions: FloatArray) -> FloatArray:
         curvature, shared = -polygamma(1, alpha), polygamma(1, alpha.sum())
         common = (gradient / curvature).sum() / (1.0 / shared + (1.0 / curvature).sum())
         step = (gradient - common) / curvature
-        new = np.clip(alpha - step, alpha / 2.0, alpha * 2.0)  # stay positive
-        is_done = bool(np.abs(new / alpha - 1.0).max() < ENOUGH)
-        alpha = _bounded(new)
-        if is_done:
-            break
+        new = _bounded(np.clip(alpha - step, alpha / 2.0, alpha * 2.0))  # stay positive
+        if float(np.abs(new / alpha - 1.0).max()) < ENOUGH:
+            return new
+        alpha = new
     return alpha
 
 
