@@ -1,8 +1,11 @@
 """`make bench-quality`: what quantised weights cost in quality, beside float32 and GGUF's rounding.
 
-Teacher forced: every form of the model reads the same text, and at every position its guess for the
-next token is compared with the text (perplexity) and with float32's guess (agreement). Nothing is
-timed or drawn, so the figures are the same in every run on one kind of processor.
+Teacher forced: every form of the model reads the same text, and at every position its prediction of
+the next token is compared with the text (perplexity) and with float32's prediction: how far the
+distribution is from it (Kullback-Leibler divergence, in nats) and whether the likeliest token is
+the same (agreement). Perplexity can fall by luck when rounding makes a model less sure of itself;
+the divergence cannot. Nothing is timed or drawn, so the figures are the same in every run on one
+kind of processor.
 
 GGUF's Q8_0 and Q4_0 round to the nearest value, by the `gguf` package; with QUANTIZATION=none their
 numbers are multiplied in float32, which leaves the rounding of activations out.
@@ -17,7 +20,7 @@ from tempfile import TemporaryDirectory
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import kl_div, nll_loss
 
 from benchmarking.machine import describe_machine
 from inference_api.engine.torch_runner import TorchRunner
@@ -40,17 +43,30 @@ FORMS = (  # type of the GGUF file or none for the safetensors, and QUANTIZATION
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What one form of the model made of the text: position by position, in nats."""
+    """What one form of the model made of the text."""
 
-    guesses: Tensor
-    losses: Tensor
+    log_probabilities: Tensor  # [positions, vocabulary], in nats
+    following: Tensor  # [positions], the token that the text has next
 
     @property
     def perplexity(self) -> float:
-        return math.exp(self.losses.mean().item())
+        return math.exp(nll_loss(self.log_probabilities, self.following).item())
 
-    def agreement(self, other: "Reading") -> float:
-        return (self.guesses == other.guesses).double().mean().item()
+    def standard_error(self, exact: "Reading") -> float:
+        """Of the difference of both mean losses, since they read the same positions."""
+        positions = range(len(self.following))
+        differences = (self.log_probabilities - exact.log_probabilities)[positions, self.following]
+        return (differences.std() / math.sqrt(len(positions))).item()
+
+    def divergence(self, exact: "Reading") -> float:
+        """Mean over positions of KL(exact || self)."""
+        return kl_div(
+            self.log_probabilities, exact.log_probabilities, log_target=True, reduction="batchmean"
+        ).item()
+
+    def agreement(self, exact: "Reading") -> float:
+        guesses, exact_guesses = (r.log_probabilities.argmax(dim=-1) for r in (self, exact))
+        return (guesses == exact_guesses).double().mean().item()
 
 
 def main() -> None:
@@ -61,8 +77,11 @@ def main() -> None:
     tokens = load_tokenizer(arguments.model, frozenset()).encode(arguments.text.read_text())
     print(describe_machine("torch", "gguf"))
     print(f"{arguments.text.name}: {len(tokens)} tokens in windows of {WINDOW_TOKENS}\n")
-    print("| weights | QUANTIZATION | perplexity | beside float32 | same greedy token |")
-    print("|---|---|---|---|---|")
+    print(
+        "| weights | QUANTIZATION | perplexity | beside float32 | KL divergence "
+        "| same greedy token |"
+    )
+    print("|---|---|---|---|---|---|")
     exact: Reading | None = None
     with TemporaryDirectory() as folder:
         for gguf_type, quantization in FORMS:
@@ -74,7 +93,9 @@ def main() -> None:
             exact = exact or reading
             print(
                 f"| {gguf_type or 'safetensors'} | `{quantization}` | {reading.perplexity:.4f} "
-                f"| {100 * (reading.perplexity / exact.perplexity - 1):+.2f} % "
+                f"| {100 * (reading.perplexity / exact.perplexity - 1):+.2f} "
+                f"± {100 * reading.standard_error(exact):.2f} % "
+                f"| {reading.divergence(exact):.5f} "
                 f"| {100 * reading.agreement(exact):.2f} % |",
                 flush=True,
             )
@@ -96,15 +117,13 @@ def read(model: Path, quantization: str, pieces: Sequence[Sequence[int]]) -> Rea
             for first in range(0, len(pieces), ROWS)
             for step in read_together(runner, pieces[first : first + ROWS])
         ]
-    return Reading(
-        torch.cat([guesses for guesses, _ in steps]), torch.cat([losses for _, losses in steps])
-    )
+    return Reading(*(torch.cat(parts) for parts in zip(*steps, strict=True)))
 
 
 def read_together(
     runner: TorchRunner, pieces: Sequence[Sequence[int]]
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """One piece a row, one token a step: guesses and losses of every step."""
+    """One piece a row, one token a step: the fields of a Reading, step by step."""
     for position in range(WINDOW_TOKENS - 1):
         rows = [row for row, piece in enumerate(pieces) if position + 1 < len(piece)]
         if not rows:
@@ -113,7 +132,7 @@ def read_together(
             [pieces[row][position] for row in rows], rows, [position] * len(rows)
         )
         following = torch.tensor([pieces[row][position + 1] for row in rows])
-        yield logits.argmax(dim=-1), cross_entropy(logits.double(), following, reduction="none")
+        yield logits.float().log_softmax(dim=-1), following
 
 
 if __name__ == "__main__":
