@@ -12,7 +12,8 @@ import jwt
 import pytest
 import requests
 
-from benchmarking.serving import ROOT, environment, eventually, free_port
+from benchmarking.serving import ROOT, environment, eventually
+from tests.ports import free_ports
 
 START_TIMEOUT_S = 90
 
@@ -39,7 +40,7 @@ class Stack:
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     log_path = tmp_path_factory.mktemp("serve") / "log"
-    ports = [free_port(), free_port(), free_port()]
+    ports = free_ports(3)
     names = ("SERVICE_PORT", "PROXY_PORT", "PROXY_METRICS_PORT")
     with log_path.open("wb") as log:
         process = subprocess.Popen(

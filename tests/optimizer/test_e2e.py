@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from tests.optimizer.conftest import free_port
 from tests.optimizer.support import server, system_data
+from tests.ports import free_port
 
 ROOT = Path(__file__).parents[2]
 
@@ -36,7 +36,7 @@ def running(folder: Path, *arguments: str, **environment: str) -> Iterator[tuple
         yield f"http://127.0.0.1:{port}", process
     finally:
         process.terminate()
-        process.communicate(timeout=30)
+        process.communicate(timeout=60)
 
 
 def call(url: str, body: object = None) -> tuple[int, Any]:
@@ -53,7 +53,7 @@ def kill_worker(process: Any) -> None:
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     for pid in [process.pid, *map(int, children)]:
         os.kill(pid, signal.SIGKILL)
-    process.wait(timeout=10)
+    process.wait(timeout=60)
 
 
 def test_state_in_memory_is_the_state_on_disk_after_kill_nine(tmp_path: Path) -> None:

@@ -1,9 +1,5 @@
 """One contract for every store: all or nothing, and there after the process is killed."""
 
-import signal
-import subprocess
-import sys
-import textwrap
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -14,6 +10,7 @@ from optimizer.errors import StoreFailed
 from optimizer.state import Record, State, changes, from_records
 from optimizer.store import MemoryStore, RedisStore, SqliteStore, StateStore
 from tests.optimizer.support import server, system
+from tests.stores import kill_after, place, start_writer
 
 OpenStore = Callable[[], StateStore]
 
@@ -24,11 +21,11 @@ def open_store(request: pytest.FixtureRequest) -> OpenStore:
     if request.param == "memory":
         memory = MemoryStore()
         return lambda: memory
-    if request.param == "sqlite":
-        path = request.getfixturevalue("sqlite_path")
-        return lambda: SqliteStore(path)
-    url = request.getfixturevalue("clean_redis_url")
-    return lambda: RedisStore(url)
+    return opener(request.param, place(request.param, request))
+
+
+def opener(kind: str, where: str) -> OpenStore:
+    return lambda: SqliteStore(Path(where)) if kind == "sqlite" else RedisStore(where)
 
 
 @pytest.fixture
@@ -114,20 +111,9 @@ WRITER = """
 def test_what_was_acknowledged_survives_kill_nine(
     kind: str, request: pytest.FixtureRequest
 ) -> None:
-    where = request.getfixturevalue("sqlite_path" if kind == "sqlite" else "clean_redis_url")
-    writer = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(WRITER), kind, str(where)],
-        stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    assert writer.stdout is not None
-    acknowledged = -1
-    for line in writer.stdout:
-        acknowledged = int(line)
-        if acknowledged >= 60:
-            break
-    writer.send_signal(signal.SIGKILL)
-    writer.communicate(timeout=10)
-    with closing(SqliteStore(where) if kind == "sqlite" else RedisStore(where)) as store:
+    where = place(kind, request)
+    acknowledged = kill_after(start_writer(WRITER, kind, where), 60)
+    with closing(opener(kind, where)()) as store:
         records = store.load()
     left = {int(r.name) for r in records if r.kind == "left"}
     right = {int(r.name) for r in records if r.kind == "right"}

@@ -16,6 +16,8 @@ from pathlib import Path
 import jwt
 import requests
 
+from tests.ports import free_ports
+
 ROOT = Path(__file__).resolve().parents[2]
 SECRET = "a-secret-of-more-than-32-bytes-for-the-proxy-tests"
 DEADLINE_S = 20.0
@@ -35,12 +37,6 @@ def until(condition: Callable[[], object], what: str = "condition") -> None:
     while not condition():
         assert time.monotonic() < deadline, f"{what} did not come about in {DEADLINE_S} s"
         time.sleep(0.01)
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
 
 
 @dataclass
@@ -234,7 +230,7 @@ class ProxyProcess:
         return found[-1]
 
     def metric(self, name: str) -> str:
-        return requests.get(f"http://127.0.0.1:{self.metrics_port}{name}", timeout=5).text
+        return requests.get(f"http://127.0.0.1:{self.metrics_port}{name}", timeout=DEADLINE_S).text
 
     def raw(self, data: bytes) -> bytes:
         """Send bytes as they are; whatever comes back until the proxy closes or falls silent."""
@@ -275,7 +271,8 @@ def running_proxy(
     **env: str,
 ) -> Iterator[ProxyProcess]:
     """A proxy process; told to end when the block does."""
-    port, metrics_port = port or free_port(), free_port()
+    free, metrics_port = free_ports(2)
+    port = port or free
     settings = {
         "PATH": os.environ["PATH"],
         "HOME": str(directory),

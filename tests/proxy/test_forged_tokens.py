@@ -20,7 +20,13 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from jwt.algorithms import RSAAlgorithm
 
-from tests.proxy.support import SECRET, ProxyProcess, ScriptedUpstream, running_proxy
+from tests.proxy.support import (
+    DEADLINE_S,
+    SECRET,
+    ProxyProcess,
+    ScriptedUpstream,
+    running_proxy,
+)
 
 CLAIMS = {"team_id": "team-a", "token_id": "token-1"}
 
@@ -213,7 +219,7 @@ def test_every_forged_token_is_a_401_that_says_nothing(
         for authorization in catalogue:
             request = requests.Request("GET", strict_proxy.url + "/forged").prepare()
             request.headers["Authorization"] = authorization.encode("latin-1")
-            reply = session.send(request, timeout=20)
+            reply = session.send(request, timeout=DEADLINE_S)
             assert reply.status_code == 401, authorization[:200]
             assert reply.headers["WWW-Authenticate"].startswith("Bearer")
             bodies.add(reply.text)
@@ -247,13 +253,13 @@ def test_the_good_token_they_were_made_from_passes(
         jwt.encode(good_claims(), rsa_key, "RS256"),
     ):
         headers = {"Authorization": f"{scheme} {token}"}
-        assert requests.get(strict_proxy.url + "/good", headers=headers, timeout=9).ok
+        assert requests.get(strict_proxy.url + "/good", headers=headers, timeout=DEADLINE_S).ok
 
 
 def test_the_reason_is_logged_and_the_token_is_not(strict_proxy: ProxyProcess) -> None:
     token = sign({"alg": "HS256"}, good_claims(exp=now() - 3600))
     headers = {"Authorization": f"Bearer {token}"}
-    requests.get(strict_proxy.url + "/reason", headers=headers, timeout=9)
+    requests.get(strict_proxy.url + "/reason", headers=headers, timeout=DEADLINE_S)
     line = strict_proxy.audit_of("/reason")
     assert "ExpiredSignatureError" in str(line["reason"])
     assert token not in strict_proxy.log() + strict_proxy.audit_file.read_text()

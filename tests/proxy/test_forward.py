@@ -35,7 +35,9 @@ def test_method_target_and_body_arrive_unchanged(proxy: ProxyProcess) -> None:
     target = "/any%2Fpath/%C3%A9;x=1?q=a%20b&q=2"
     url = proxy.url + target
     for method in ("GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"):
-        seen = requests.request(method, url, headers=bearer(), data=b"\0\xff", timeout=9).json()
+        seen = requests.request(
+            method, url, headers=bearer(), data=b"\0\xff", timeout=DEADLINE_S
+        ).json()
         assert (seen["method"], seen["target"], seen["body"]) == (method, target, "\0\xff")
 
 
@@ -57,7 +59,7 @@ def test_identity_is_set_by_the_proxy_and_claims_of_clients_are_dropped(
         "Keep-Alive": "timeout=5",
         "X-Kept": "yes",
     }
-    reply = requests.get(f"{proxy.url}/identity", headers=bearer() | claims, timeout=9)
+    reply = requests.get(f"{proxy.url}/identity", headers=bearer() | claims, timeout=DEADLINE_S)
     seen = reply.json()["headers"]
     assert "evil" not in json.dumps(seen)
     assert seen["x-team-id"] == "team-a"
@@ -143,7 +145,7 @@ def test_compressed_body_is_not_unpacked(proxy: ProxyProcess, upstream: Scripted
     upstream.scripts["/gzip"] = lambda peer: peer.reply(
         b"\x1f\x8bxx", "200 OK", "Content-Encoding: gzip"
     )
-    reply = requests.get(proxy.url + "/gzip", headers=bearer(), timeout=9, stream=True)
+    reply = requests.get(proxy.url + "/gzip", headers=bearer(), timeout=DEADLINE_S, stream=True)
     assert reply.raw.read(decode_content=False) == b"\x1f\x8bxx"
 
 
@@ -299,7 +301,9 @@ def test_bodyless_answers_pass(
     upstream.scripts["/empty"] = script
     with requests.Session() as session:
         for _ in range(3):  # on one connection: the framing must be right
-            reply = session.request(method, proxy.url + "/empty", headers=bearer(), timeout=9)
+            reply = session.request(
+                method, proxy.url + "/empty", headers=bearer(), timeout=DEADLINE_S
+            )
             assert reply.status_code == (200 if method == "HEAD" else 204)
             assert reply.content == b""
 

@@ -16,6 +16,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from tests.ports import free_port
 from tests.proxy.support import (
     DEADLINE_S,
     ROOT,
@@ -24,7 +25,6 @@ from tests.proxy.support import (
     ProxyProcess,
     ScriptedUpstream,
     bearer,
-    free_port,
     make_token,
     running_proxy,
     until,
@@ -57,10 +57,10 @@ def test_drain_lets_running_streams_end_and_answers_503_meanwhile(
         assert b"200 OK" in stream.recv(1000)
         proxy.process.send_signal(signal.SIGTERM)
         until(lambda: "draining" in proxy.metric("/ready"), "the drain")
-        refused = requests.get(proxy.url + "/new", headers=bearer(), timeout=9)
+        refused = requests.get(proxy.url + "/new", headers=bearer(), timeout=DEADLINE_S)
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "draining")
         assert refused.headers["Connection"] == "close"
-        assert requests.get(proxy.url + "/ready", timeout=9).status_code == 503
+        assert requests.get(proxy.url + "/ready", timeout=DEADLINE_S).status_code == 503
         gate.opened.set()
         assert read_all(stream).endswith(b"4\r\nlast\r\n0\r\n\r\n")
         assert proxy.process.wait(DEADLINE_S) == 0
@@ -101,7 +101,7 @@ def test_idle_proxy_stops_at_once_with_kept_alive_connections_open(
     upstream: ScriptedUpstream, tmp_path: Path
 ) -> None:
     with running_proxy(tmp_path, upstream.url) as proxy, requests.Session() as session:
-        session.get(proxy.url + "/x", headers=bearer(), timeout=9)
+        session.get(proxy.url + "/x", headers=bearer(), timeout=DEADLINE_S)
         proxy.process.send_signal(signal.SIGTERM)
         assert proxy.process.wait(DEADLINE_S) == 0
 
@@ -184,17 +184,20 @@ def test_probes_need_no_token_and_follow_the_upstream(
     upstream: ScriptedUpstream, tmp_path: Path
 ) -> None:
     with running_proxy(tmp_path, upstream.url) as proxy:
-        assert requests.get(proxy.url + "/health", timeout=9).text == "OK"
-        assert requests.head(proxy.url + "/health", timeout=9).headers["Content-Length"] == "2"
-        assert requests.get(proxy.url + "/ready", timeout=9).json() == {"status": "ready"}
+        assert requests.get(proxy.url + "/health", timeout=DEADLINE_S).text == "OK"
+        assert (
+            requests.head(proxy.url + "/health", timeout=DEADLINE_S).headers["Content-Length"]
+            == "2"
+        )
+        assert requests.get(proxy.url + "/ready", timeout=DEADLINE_S).json() == {"status": "ready"}
         upstream.scripts["/ready"], ready = (
             lambda peer: peer.reply(b"", "503 Loading"),
             upstream.scripts["/ready"],
         )
         url = proxy.url + "/ready"
-        until(lambda: requests.get(url, timeout=9).status_code == 503, "an unready proxy")
+        until(lambda: requests.get(url, timeout=DEADLINE_S).status_code == 503, "an unready proxy")
         upstream.scripts["/ready"] = ready
-        until(lambda: requests.get(url, timeout=9).status_code == 200, "a ready proxy")
+        until(lambda: requests.get(url, timeout=DEADLINE_S).status_code == 200, "a ready proxy")
 
 
 def test_probes_and_refusals_work_while_every_request_thread_streams(
@@ -205,8 +208,8 @@ def test_probes_and_refusals_work_while_every_request_thread_streams(
         streams = [proxy.begin("/all") for _ in range(8)]
         until(lambda: "hearth_proxy_in_flight 8.0" in proxy.metric("/metrics"), "8 streams")
         assert proxy.metric("/health") == "OK"
-        assert requests.get(proxy.url + "/health", timeout=9).text == "OK"
-        refused = requests.get(proxy.url + "/ninth", headers=bearer(), timeout=9)
+        assert requests.get(proxy.url + "/health", timeout=DEADLINE_S).text == "OK"
+        refused = requests.get(proxy.url + "/ninth", headers=bearer(), timeout=DEADLINE_S)
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "overloaded")
         gate.opened.set()
         for stream in streams:
@@ -227,7 +230,7 @@ def test_audit_line_says_who_what_and_how_but_never_the_text(
         proxy.url + "/inference/falcon40b?key=secret",
         json={"text": "secret prompt"},
         headers=bearer(),
-        timeout=9,
+        timeout=DEADLINE_S,
     )
     line = proxy.audit_of("/inference/falcon40b")
     assert "secret" not in proxy.audit_file.read_text()
@@ -259,7 +262,10 @@ def test_other_ways_to_start_it_take_the_options_of_the_command_line(
     with running_proxy(
         tmp_path, upstream.url, *options, command=command, port=port, PROXY_PORT="1"
     ) as proxy:
-        assert requests.get(proxy.url + "/x", headers=bearer(), timeout=9).json()["target"] == "/x"
+        assert (
+            requests.get(proxy.url + "/x", headers=bearer(), timeout=DEADLINE_S).json()["target"]
+            == "/x"
+        )
 
 
 def test_script_works_from_another_directory(tmp_path: Path) -> None:
@@ -344,7 +350,7 @@ def test_streams_and_disconnects_through_gunicorns_own_tls(
             proxy.url.replace("127.0.0.1", "localhost") + "/x",
             headers=bearer(),
             verify=str(certificate),
-            timeout=9,
+            timeout=DEADLINE_S,
         )
         assert reply.json()["headers"]["x-forwarded-proto"] == "https"
         with context.wrap_socket(proxy.connect(), server_hostname="localhost") as sock:

@@ -304,7 +304,7 @@ def test_engine_without_a_ready_route_counts_as_ready(tmp_path: Path) -> None:
     engine.scripts["/ready"] = lambda peer: peer.reply(b"", "404 Not Found")
     with running_proxy(tmp_path, engine.url) as proxy:
         until(lambda: engine.num_connections > 1, "two checks")
-        assert requests.get(f"{proxy.url}/ready", timeout=5).status_code == 200
+        assert requests.get(f"{proxy.url}/ready", timeout=DEADLINE_S).status_code == 200
     engine.stop()
 
 

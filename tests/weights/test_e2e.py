@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from tests.weights.conftest import free_port
+from tests.ports import free_port
 from tests.weights.support import update
 
 ROOT = Path(__file__).parents[2]
@@ -40,7 +40,7 @@ def running(folder: Path, *arguments: str, **environment: str) -> Iterator[tuple
         yield f"http://127.0.0.1:{port}", process
     finally:
         process.terminate()
-        process.wait(timeout=30)
+        process.wait(timeout=60)
         drain.join()
         process.stderr.close()
 
@@ -59,7 +59,7 @@ def kill_nine(process: Any) -> None:
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     for pid in [process.pid, *map(int, children)]:
         os.kill(pid, signal.SIGKILL)
-    process.wait(timeout=10)
+    process.wait(timeout=60)
 
 
 @pytest.mark.parametrize("store", ["sqlite", "redis"])

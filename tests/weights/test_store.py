@@ -1,10 +1,6 @@
 """One contract for every store: atomic, durable, and as quick at the end as at the beginning."""
 
-import signal
 import sqlite3
-import subprocess
-import sys
-import textwrap
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -12,6 +8,7 @@ from pathlib import Path
 import pytest
 import redis
 
+from tests.stores import kill_after, place, start_writer
 from weights.errors import SessionMismatch, StoreFailed
 from weights.search import Direction, Observation, Problem
 from weights.session import Session
@@ -40,11 +37,11 @@ def open_store(request: pytest.FixtureRequest) -> OpenStore:
     if request.param == "memory":
         memory = MemoryStore()
         return lambda: memory
-    if request.param == "sqlite":
-        path = request.getfixturevalue("sqlite_path")
-        return lambda: SqliteStore(path)
-    url = request.getfixturevalue("clean_redis_url")
-    return lambda: RedisStore(url)
+    return opener(request.param, place(request.param, request))
+
+
+def opener(kind: str, where: str) -> OpenStore:
+    return lambda: SqliteStore(Path(where)) if kind == "sqlite" else RedisStore(where)
 
 
 @pytest.fixture
@@ -154,30 +151,14 @@ TELLER = """
 """
 
 
-def start_teller(kind: str, where: object, process: int, updates: int) -> "subprocess.Popen[str]":
-    return subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(TELLER), kind, str(where), str(process),
-         str(updates)],
-        stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
-
-
-def place(kind: str, request: pytest.FixtureRequest) -> tuple[object, OpenStore]:
-    if kind == "sqlite":
-        path = request.getfixturevalue("sqlite_path")
-        return path, lambda: SqliteStore(path)
-    url = request.getfixturevalue("clean_redis_url")
-    return url, lambda: RedisStore(url)
-
-
 @pytest.mark.parametrize("kind", ["sqlite", "redis"])
 def test_no_update_of_eight_processes_is_lost(kind: str, request: pytest.FixtureRequest) -> None:
-    where, open_place = place(kind, request)
-    tellers = [start_teller(kind, where, process, UPDATES) for process in range(PROCESSES)]
+    where = place(kind, request)
+    tellers = [start_writer(TELLER, kind, where, process, UPDATES) for process in range(PROCESSES)]
     for teller in tellers:
         teller.communicate(timeout=100)
         assert teller.returncode == 0
-    with closing(open_place()) as store:
+    with closing(opener(kind, where)()) as store:
         session = store.find("s")
         stored = store.observations("s", 0, 10_000)
     assert session is not None
@@ -191,13 +172,9 @@ def test_no_update_of_eight_processes_is_lost(kind: str, request: pytest.Fixture
 def test_what_was_acknowledged_survives_kill_nine(
     kind: str, request: pytest.FixtureRequest
 ) -> None:
-    where, open_place = place(kind, request)
-    teller = start_teller(kind, where, 1, 10**9)
-    assert teller.stdout is not None
-    acknowledged = next(number for number in map(int, teller.stdout) if number >= 60)
-    teller.send_signal(signal.SIGKILL)
-    teller.communicate(timeout=10)
-    with closing(open_place()) as store:
+    where = place(kind, request)
+    acknowledged = kill_after(start_writer(TELLER, kind, where, 1, 10**9), 60)
+    with closing(opener(kind, where)()) as store:
         session = store.find("s")
         stored = [o.metric for o in store.observations("s", 0, 10**6)]
     assert session is not None

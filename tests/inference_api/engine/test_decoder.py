@@ -84,7 +84,8 @@ def test_greedy_text_equals_generate(name: str, tiny_model: Tiny, loaded: Loaded
 @every_model
 @given(cuts=st.sets(st.integers(1, len(PROMPT) - 2)).map(sorted), row=st.integers(0, MAX_ROWS - 1))
 @settings(
-    max_examples=5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=5,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
 def test_logits_equal_those_of_transformers_however_the_prompt_is_cut(
     name: str, tiny_model: Tiny, loaded: Loaded, cuts: list[int], row: int
