@@ -24,7 +24,7 @@ from benchmarking.load import Exchange, LoadJob, LoadResult
 from benchmarking.load_process import run_load
 from benchmarking.machine import describe_machine
 from benchmarking.schedule import due_times_s
-from benchmarking.serving import ROOT, eventually, free_port
+from benchmarking.serving import ROOT, eventually, exit_on_sigterm, free_port
 from benchmarking.targets import Prompt, Target
 
 MODEL = "scripted"
@@ -38,6 +38,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=60.0, help="for each check")
     seconds = parser.parse_args().seconds
+    exit_on_sigterm()
     print(describe_machine("httptools", "uvloop"))
     checks = (
         known_delays(ttft_s=0.1, itl_s=0.02, tokens=20, count=20),

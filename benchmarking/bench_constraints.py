@@ -11,17 +11,15 @@ import random
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import median
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import jsonschema
 
-from benchmarking.bench_serve import Workload, workloads
+from benchmarking.bench_serve import Workload, served_workload, workloads
 from benchmarking.machine import describe_machine
 from benchmarking.schemas import SCHEMAS
-from benchmarking.serving import ServedApi, served
+from benchmarking.serving import ServedApi, exit_on_sigterm
 
 USERS = 32
 MAX_TOKENS = 200
@@ -51,6 +49,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=1000)
     parser.add_argument("--rounds", type=int, default=3)
     arguments = parser.parse_args()
+    exit_on_sigterm()
     print(f"{describe_machine('torch', 'llguidance')}\n")
     print("| model | requests | all valid | constrained tokens/s | free tokens/s | ratio |")
     print("|---|---|---|---|---|---|")
@@ -64,11 +63,7 @@ def measure(workload: Workload, quantization: str, num_requests: int, rounds: in
         Chat(f"Tell me about city {number}.", number, dice.choice(SCHEMAS))
         for number in range(num_requests)
     ]
-    settings: dict[str, Any] = {"MODEL": workload.folder, "QUANTIZATION": quantization}
-    with (
-        TemporaryDirectory() as folder,
-        served(Path(folder) / "log", start_timeout_s=600, **settings) as api,
-    ):
+    with served_workload(workload, quantization) as api:
         run(api, workload, chats[:USERS])  # compiles the grammars, warms the server
         ratios = []
         for _ in range(rounds):

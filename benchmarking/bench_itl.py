@@ -10,15 +10,12 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import count, pairwise
-from pathlib import Path
 from statistics import median
-from tempfile import TemporaryDirectory
 from threading import Event, Thread
-from typing import Any
 
-from benchmarking.bench_serve import Workload, p99, stream_once, workloads
+from benchmarking.bench_serve import Workload, p99, served_workload, stream_once, workloads
 from benchmarking.machine import describe_machine
-from benchmarking.serving import ServedApi, served
+from benchmarking.serving import ServedApi, exit_on_sigterm
 
 USER_ROWS = 32
 ANSWER_TOKENS = 192
@@ -32,6 +29,7 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", default=["110m", "1.1b"])
     parser.add_argument("--quantization", default="int8")
     arguments = parser.parse_args()
+    exit_on_sigterm()
     print(f"{describe_machine('torch', 'gunicorn')}\n")
     print("| model | ITL_BUDGET | ITL p50 ms | ITL p99 ms | p99 / p50 | prompts taken | tokens/s |")
     print("|---|---|---|---|---|---|---|")
@@ -41,17 +39,9 @@ def main() -> None:
 
 
 def row(workload: Workload, quantization: str, budget: float) -> str:
-    with TemporaryDirectory() as folder:
-        settings: dict[str, Any] = {
-            "MODEL": workload.folder,
-            "QUANTIZATION": quantization,
-            "MAX_SEQ_LEN": 1024,
-            "USER_ROWS": USER_ROWS,
-            "ITL_BUDGET": budget,
-        }
-        with served(Path(folder) / "log", start_timeout_s=600, **settings) as api:
-            itl_ms, num_prompts, tokens_per_s = measure(api, workload)
-            api.stop()
+    settings = {"MAX_SEQ_LEN": 1024, "USER_ROWS": USER_ROWS, "ITL_BUDGET": budget}
+    with served_workload(workload, quantization, **settings) as api:
+        itl_ms, num_prompts, tokens_per_s = measure(api, workload)
     p50_ms, p99_ms = median(itl_ms), p99(itl_ms)
     name = f"{workload.name} {quantization}"
     return (

@@ -6,14 +6,11 @@ turns, with and without `PREFIX_REUSE`. Time it alone: nothing else may use the 
 """
 
 import argparse
-from pathlib import Path
 from statistics import median
-from tempfile import TemporaryDirectory
-from typing import Any
 
-from benchmarking.bench_serve import Workload, stream_once, workloads
+from benchmarking.bench_serve import Workload, served_workload, stream_once, workloads
 from benchmarking.machine import describe_machine
-from benchmarking.serving import ServedApi, served
+from benchmarking.serving import ServedApi, exit_on_sigterm
 
 USERS = 8
 SYSTEM_CHARS = 1000  # the models of random weights have one token per character
@@ -26,6 +23,7 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", default=["110m", "1.1b"])
     parser.add_argument("--quantization", default="int8")
     arguments = parser.parse_args()
+    exit_on_sigterm()
     print(f"{describe_machine('torch', 'gunicorn')}\n")
     print("| model | PREFIX_REUSE | TTFT first user ms | others p50 ms | second turns p50 ms |")
     print("|---|---|---|---|---|")
@@ -35,16 +33,8 @@ def main() -> None:
 
 
 def row(workload: Workload, quantization: str, reuse: bool) -> str:
-    settings: dict[str, Any] = {
-        "MODEL": workload.folder,
-        "QUANTIZATION": quantization,
-        "MAX_SEQ_LEN": 2048,
-        "PREFIX_REUSE": reuse,
-    }
-    with (
-        TemporaryDirectory() as folder,
-        served(Path(folder) / "log", start_timeout_s=600, **settings) as api,
-    ):
+    settings = {"MAX_SEQ_LEN": 2048, "PREFIX_REUSE": reuse}
+    with served_workload(workload, quantization, **settings) as api:
         stream_once(api.port, "warm up", max_tokens=4)
         system = (SYSTEM * SYSTEM_CHARS)[:SYSTEM_CHARS]
         texts = [f"{system} User {user} asks: what is next?" for user in range(USERS)]

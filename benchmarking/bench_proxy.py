@@ -29,6 +29,7 @@ import jwt
 import psutil
 
 from benchmarking.machine import describe_machine
+from benchmarking.serving import exit_on_sigterm
 
 ROOT = Path(__file__).resolve().parent.parent
 TOKEN = re.compile(rb"T(\d{8}) (\d{19})\n")
@@ -313,6 +314,7 @@ def main() -> None:
     if arguments.upstream is not None:
         asyncio.run(serve_upstream(arguments.upstream))
         return
+    exit_on_sigterm()
     print(describe_machine("gunicorn"))
     secret = secrets.token_hex(32)
     token = jwt.encode({"team_id": "bench", "token_id": "bench"}, secret)

@@ -25,7 +25,7 @@ from typing import Any
 import requests
 
 from benchmarking.machine import describe_machine
-from benchmarking.serving import ServedApi, served
+from benchmarking.serving import ServedApi, exit_on_sigterm, served
 from scripts.make_random_model import SHAPES, make_random_model
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -87,18 +87,11 @@ def main() -> None:
     parser.add_argument("--users", nargs="*", type=int, default=USERS)
     parser.add_argument("--quantization", default="none", help="of the served weights")
     arguments = parser.parse_args()
+    exit_on_sigterm()
     results = []
     for workload in workloads(arguments.models):
-        with TemporaryDirectory() as folder:
-            log_path = Path(folder) / "log"
-            settings: dict[str, Any] = {
-                "MODEL": workload.folder,
-                "MAX_SEQ_LEN": 512,
-                "QUANTIZATION": arguments.quantization,
-            }
-            with served(log_path, start_timeout_s=600, **settings) as api:
-                measured = [measure(api, workload, users) for users in arguments.users]
-                api.stop()
+        with served_workload(workload, arguments.quantization, MAX_SEQ_LEN=512) as api:
+            measured = [measure(api, workload, users) for users in arguments.users]
         for users, figures in zip(arguments.users, measured, strict=True):
             peer = generate_tokens_per_s(workload, users)
             name = workload.name
@@ -107,6 +100,20 @@ def main() -> None:
             results.append(Result(name, users, generate_tokens_per_s=peer, **figures))
             print(row(results[-1]), flush=True)
     report(results)
+
+
+@contextmanager
+def served_workload(
+    workload: Workload, quantization: str, **settings: object
+) -> Iterator[ServedApi]:
+    """The workload's model behind real gunicorn."""
+    own: dict[str, Any] = {"MODEL": workload.folder, "QUANTIZATION": quantization}
+    with (
+        TemporaryDirectory() as folder,
+        served(Path(folder) / "log", start_timeout_s=600, **own | settings) as api,
+    ):
+        yield api
+        api.stop()
 
 
 def workloads(names: list[str]) -> list[Workload]:

@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 import psutil
 
 from benchmarking.machine import describe_machine
-from benchmarking.serving import MOCK_APP, ServedApi, post_bytes, served
+from benchmarking.serving import MOCK_APP, ServedApi, exit_on_sigterm, post_bytes, served
 
 STREAMS = 32
 PROMPT = "x" * 2000  # the mock answers with it: as many tokens
@@ -31,6 +31,7 @@ ROUTES: dict[str, dict[str, object]] = {
 
 
 def main() -> None:
+    exit_on_sigterm()
     print(f"{describe_machine('gunicorn', 'flask')}\n")
     print("| route | steps/s asked | tokens/s | server CPU per token, us | of one core, % |")
     print("|---|---|---|---|---|")

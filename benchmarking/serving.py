@@ -20,6 +20,11 @@ STOP_TIMEOUT_S = 30.0
 MOCK_APP = "inference_api._mock_inference_api_server:create_test_server()"
 
 
+def exit_on_sigterm() -> None:
+    """End by SIGTERM as by Ctrl-C, so that what was started in a session of its own ends too."""
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+
+
 def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

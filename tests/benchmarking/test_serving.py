@@ -1,0 +1,21 @@
+"""What benches start does not outlive them."""
+
+import signal
+import subprocess
+import sys
+
+import psutil
+
+from benchmarking.serving import ROOT, STOP_TIMEOUT_S, eventually
+
+
+def test_a_bench_that_is_terminated_takes_its_server_with_it() -> None:
+    bench = subprocess.Popen(
+        [sys.executable, "-m", "benchmarking.bench_stream"], cwd=ROOT, stdout=subprocess.DEVNULL
+    )
+    children = psutil.Process(bench.pid).children
+    eventually(lambda: len(children(recursive=True)) >= 2)  # gunicorn and its worker
+    started = children(recursive=True)
+    bench.send_signal(signal.SIGTERM)
+    assert bench.wait(STOP_TIMEOUT_S) == 128 + signal.SIGTERM
+    eventually(lambda: not any(process.is_running() for process in started))
