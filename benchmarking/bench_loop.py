@@ -1,8 +1,9 @@
 """`make bench-loop`: serve, measure, fit, post to the optimizer, and check what it predicts.
 
 The embedded model behind real gunicorn with the optimizer mounted; predicted beside measured TTFT,
-ITL and maximum rate, with errors in percent. Run it on a machine that does nothing else: client and
-server share its cores, in the sweep and in the check alike.
+ITL and maximum rate, as a table in Markdown. It ends with 1 when an error is larger than allowed.
+About ten minutes. Run it on a machine that does nothing else: client and server share its cores,
+in the sweep and in the check alike.
 """
 
 import argparse
@@ -20,7 +21,7 @@ from benchmarking.predict import Optimizer
 from benchmarking.report import report_html
 from benchmarking.row_runner import Origin, RowOptions, RowRunner
 from benchmarking.search import Shape
-from benchmarking.serving import ServedApi, served
+from benchmarking.serving import ServedApi, exit_on_sigterm, served
 from benchmarking.targets import Target
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -32,10 +33,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Check the optimizer against the server.")
     parser.add_argument("--input-tokens", type=int, default=64)
     parser.add_argument("--output-tokens", type=int, default=64)
-    parser.add_argument("--sweep-seconds", type=float, default=20.0, help="of each of 18 rows")
-    parser.add_argument("--check-seconds", type=float, default=120.0, help="of each check")
+    parser.add_argument("--sweep-seconds", type=float, default=10.0, help="of each of 18 rows")
+    parser.add_argument("--check-seconds", type=float, default=60.0, help="of each check")
     parser.add_argument("--seed", type=int, default=1)
     given = parser.parse_args()
+    exit_on_sigterm()
     with TemporaryDirectory() as folder:
         store = Path(folder) / "optimizer.db"
         settings: dict[str, Any] = {"OPTIMIZER_STATEFUL": True, "OPTIMIZER_STORE_PATH": store}
@@ -50,9 +52,11 @@ def main() -> None:
             )
             result, where = run_loop(api, plan, str(MODEL))
             api.stop()
-    print(f"\n{describe_machine('torch', 'gunicorn', 'numpy', 'scipy')}\n")
-    print("\n".join(result_lines(result)))
-    print(f"\nraw files and report in {where}")
+    machine = describe_machine("torch", "gunicorn", "numpy", "scipy")
+    text = "\n".join([machine, "", *result_lines(result), ""])
+    (where / "loop.md").write_text(text, encoding="utf-8")
+    print(f"\n{text}\nthis table, raw files and report in {where}")
+    sys.exit(1 if result.misses() else 0)
 
 
 def run_loop(

@@ -12,7 +12,7 @@ from statistics import fmean
 import numpy as np
 
 from benchmarking.in_flight import InFlight, max_decoding
-from benchmarking.latency import input_tokens, itl_s, output_tokens, succeeded
+from benchmarking.latency import TTFT, input_tokens, itl_s, output_tokens, succeeded
 from benchmarking.records import RequestRecord, Run
 
 BLOCK_REQUESTS = 10
@@ -25,7 +25,7 @@ class Point:
 
     `decode_concurrency` is what its tokens met on average, so that a step time linear in the
     number of rows gives a mean ITL linear in it; `prefill_concurrency` what it met when sent.
-    The latter and `ttft_ms`, here from the moment of *sending*, leave out who had to queue.
+    The latter and `ttft_ms` leave out who had to queue.
     """
 
     row: int
@@ -71,7 +71,7 @@ def _point(row: int, block: Sequence[RequestRecord], in_flight: InFlight, max_ba
     admitted = [
         (record, beside) for record, beside in zip(block, met, strict=True) if beside <= max_batch
     ]
-    ttfts_ms = [1000 * (record.chunk_s[0] - record.sent_s) for record, _ in admitted]
+    ttfts_ms = TTFT.values(record for record, _ in admitted)
     return Point(
         row=row,
         input_tokens=fmean(float(input_tokens(record) or 0) for record in block),

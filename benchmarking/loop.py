@@ -18,8 +18,12 @@ from benchmarking.predict import Beside, Optimizer, beside_lines, predict, reque
 from benchmarking.records import Load
 from benchmarking.search import MaxLoad, Shape, search_max_rate
 
-SEARCH_STEP = 1.2  # the prediction is the start, so the limit should be near
+# The prediction is the start, so the limit should be near; between the last two probes it is
+# interpolated.
+SEARCH_STEP, SEARCH_TOLERANCE = 1.2, 0.1
 REQUESTS_EACH = 8  # of each user of the closed loop that finds places and capacity
+# What the proof allows, of what was measured.
+MAX_TTFT_ERROR, MAX_ITL_ERROR, MAX_RATE_ERROR = 0.20, 0.10, 0.15
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,20 +70,37 @@ class Rate:
 
 @dataclass(frozen=True, slots=True)
 class LoopResult:
-    """`max_rate` is None where a search found no limit on one of its sides."""
+    """`max_rate` is None where a search found no limit on one of its sides.
+
+    `capacity_again_per_s`: what the closed loop that measured `capacity` got after all the rest. By
+    how much it differs the machine itself drifted meanwhile.
+    """
 
     fit: Fit
     capacity: Rate
     checks: tuple[Beside, ...]
     slo: Slo
     max_rate: Rate | None
+    capacity_again_per_s: float
+
+    def misses(self) -> list[str]:
+        """What is predicted worse than allowed; empty where the loop is proved."""
+        found = []
+        for beside in self.checks:
+            rate = f"at {beside.prediction.rate_per_s:.2f} requests/s"
+            found += _miss(f"TTFT {rate}", beside.ttft_error, MAX_TTFT_ERROR)
+            found += _miss(f"ITL {rate}", beside.itl_error, MAX_ITL_ERROR)
+        if self.max_rate is None:
+            return [*found, f"no maximum rate with mean {self.slo} was found"]
+        return found + _miss("the maximum rate", self.max_rate.error, MAX_RATE_ERROR)
 
 
 def close_loop(
     plan: LoopPlan, driver: Driver, optimizer: Optimizer, tell: Callable[[str], None]
 ) -> LoopResult:
     """Raises Interrupted, Unfit, OptimizerUnusable, RowRefused and NotWritable."""
-    saturated = _one(driver.measure(plan.shape.at_concurrency(plan.users, REQUESTS_EACH)))
+    saturating = plan.shape.at_concurrency(plan.users, REQUESTS_EACH)
+    saturated = _one(driver.measure(saturating))
     for load in plan.sweep_loads(saturated.throughput_per_s):
         _one(driver.measure(load))
     fitted = fit_run(driver.run, plan.shape.model)
@@ -102,6 +123,7 @@ def close_loop(
         checks=tuple(checks),
         slo=slo,
         max_rate=max_rate(driver, plan, optimizer, perf, tokens, slo),
+        capacity_again_per_s=_one(driver.measure(saturating)).throughput_per_s,
     )
 
 
@@ -124,6 +146,7 @@ def max_rate(
             predicted.rate_per_s,
             plan.check_s,
             step=SEARCH_STEP,
+            tolerance=SEARCH_TOLERANCE,
         )
     )
     if found is None:
@@ -160,18 +183,32 @@ def _one(point: LoadPoint | None) -> LoadPoint:
 
 def result_lines(result: LoopResult) -> Sequence[str]:
     """Predicted beside measured, as a table; errors are (predicted - measured) / measured."""
-    capacity = result.capacity
+    before, after = result.capacity.measured, result.capacity_again_per_s
     lines = [
-        *result.fit.lines(),
+        *(f"- {line}" for line in result.fit.lines()),
         "",
         *beside_lines(result.checks),
-        _row("capacity, requests/s", capacity),
+        _row("capacity, requests/s", result.capacity),
     ]
     if result.max_rate is not None:
-        name = f"requests/s with mean {result.slo}"
+        name = f"requests/s with mean ITL ≤ {result.slo.itl_ms:.2f} ms"
         lines.append(_row(name, result.max_rate))
-    return lines
+    misses = result.misses()
+    return [
+        *lines,
+        "",
+        f"Allowed errors: TTFT {MAX_TTFT_ERROR:.0%}, ITL {MAX_ITL_ERROR:.0%}, maximum rate "
+        f"{MAX_RATE_ERROR:.0%}. "
+        + (f"Beyond: {'; '.join(misses)}." if misses else "None is beyond."),
+        "",
+        f"The closed loop that measured the capacity got {before:.2f} requests/s at first and "
+        f"{after:.2f} at the end, {after / before - 1:+.1%}: so much the machine itself drifted.",
+    ]
 
 
 def _row(name: str, rate: Rate) -> str:
     return f"| {name} | | {rate.predicted:.2f} | {rate.measured:.2f} | {rate.error:+.1%} |"
+
+
+def _miss(what: str, error: float, allowed: float) -> list[str]:
+    return [] if abs(error) <= allowed else [f"{what} is off by {error:+.1%}"]

@@ -11,7 +11,7 @@ from benchmarking.summary import results
 def row_lines(run: Run, number: int, with_statistics: bool) -> Iterator[str]:
     """`with_statistics`: every documented one too."""
     row = run.rows[number]
-    title = f"row {number + 1} of {len(run.rows)}, {_shape(row.load)}"
+    title = f"row {number + 1}, {_shape(row.load)}"
     if row.error is not None:
         yield f"{title}: {row.error}"
         return
@@ -35,7 +35,7 @@ def row_lines(run: Run, number: int, with_statistics: bool) -> Iterator[str]:
 
 
 def _shape(load: Load) -> str:
-    rate = f"{load.concurrency} at once" if load.concurrency else f"{load.qps:g} per second"
+    rate = f"{load.concurrency} at once" if load.concurrency else f"{load.qps:.4g} per second"
     return f"{load.model}, {load.input_tokens} + {load.output_tokens} tokens, {rate}"
 
 

@@ -1,6 +1,7 @@
 """`make bench-loop`, shortened: every step against the mock server behind real gunicorn."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ import pytest
 from benchmarking.bench_loop import run_loop
 from benchmarking.fit_files import PERF_FILE, PICTURE_FILE, read_fit
 from benchmarking.goodput import Slo
-from benchmarking.loop import LoopPlan, crossing_per_s, result_lines
+from benchmarking.loop import LoopPlan, Rate, crossing_per_s, result_lines
 from benchmarking.records import read_run
 from benchmarking.search import MaxLoad, Shape
 from benchmarking.serving import MOCK_APP, served
@@ -42,12 +43,20 @@ def test_the_loop_closes_over_the_mock_server(tmp_path: Path) -> None:
     assert [beside.point.load.qps for beside in result.checks] == pytest.approx(
         [0.5 * result.capacity.predicted, 0.8 * result.capacity.predicted]
     )
+    assert replace(result, checks=(), max_rate=Rate(115, 100)).misses() == []
+    assert replace(result, checks=(), max_rate=Rate(84, 100)).misses() == [
+        "the maximum rate is off by -16.0%"
+    ]
+    (miss,) = replace(result, checks=(), max_rate=None).misses()
+    assert miss.startswith("no maximum rate")
     lines = "\n".join(result_lines(result))
     assert lines.count("| TTFT, ms |") == lines.count("| ITL, ms |") == 2
+    assert f"{result.capacity_again_per_s:.2f} at the end" in lines
     assert f"maxBatchSize {ROWS} (from rows)" in lines
 
     run = read_run(folder)
-    assert len(run.rows) >= 1 + 5 + 2 + 1
+    assert len(run.rows) >= 1 + 5 + 2 + 1 + 1
+    assert run.rows[0].load == run.rows[-1].load
     # The search for the maximum rate may overload the server, which then refuses.
     assert {record.error.code for record in run.records if record.error} <= {"503"}
     assert read_fit(folder) == result.fit
