@@ -80,7 +80,7 @@ def prometheus(proxy: ProxyProcess, tmp_path_factory: pytest.TempPathFactory) ->
 def answers(url: str) -> bool:
     try:
         return requests.get(url, timeout=5).ok
-    except requests.ConnectionError:
+    except requests.RequestException:
         return False
 
 

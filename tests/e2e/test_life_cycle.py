@@ -4,7 +4,6 @@ import http.client
 import json
 import signal
 import socket
-from collections.abc import Iterator
 from pathlib import Path
 
 import jwt
@@ -14,38 +13,37 @@ import requests
 
 from benchmarking.serving import MOCK_APP, ServedApi, eventually, post_bytes, served
 
-CRASHING_APP = "tests.e2e.crashing_server:create_crashing_server()"
+ALTERED = "tests.e2e.altered_servers"
+END_TIMEOUT_S = 60
 SECRET = "a secret of more than thirty-two bytes"
 
 
-@pytest.fixture
-def slow_api(tmp_path: Path) -> Iterator[ServedApi]:
-    with served(tmp_path / "log", MOCK_APP, MOCK_TOKENS_PER_SECOND=20, USER_ROWS=1) as api:
-        yield api
-
-
 def test_sigterm_lets_a_running_stream_finish_and_then_the_process_ends(
-    slow_api: ServedApi,
+    held_api: ServedApi, release_file: Path
 ) -> None:
-    children = psutil.Process(slow_api.process.pid).children(recursive=True)
-    stream = slow_api.open_stream(text="x" * 40)
-    slow_api.process.send_signal(signal.SIGTERM)
-    eventually(lambda: slow_api.state()["status"] == "draining")
-    refused = slow_api.post(text="late")
+    children = psutil.Process(held_api.process.pid).children(recursive=True)
+    stream = held_api.open_stream(text="x" * 40)
+    held_api.process.send_signal(signal.SIGTERM)
+    eventually(lambda: held_api.state()["status"] == "draining")
+    refused = held_api.post(text="late")
     assert refused.status_code == 503
     assert int(refused.headers["Retry-After"]) >= 1
+    release_file.touch()
     assert stream.text == "x" * 40
-    assert slow_api.process.wait(20) == 0
+    assert held_api.process.wait(END_TIMEOUT_S) == 0
     assert not [child for child in children if child.is_running()]
 
 
-def test_drain_closes_admission_first_and_ends_the_process_last(slow_api: ServedApi) -> None:
-    stream = slow_api.open_stream(text="x" * 40)
-    assert requests.post(f"{slow_api.url}/drain", timeout=10).status_code == 202
-    assert slow_api.state()["status"] == "draining"
-    assert slow_api.post(text="late").status_code == 503
+def test_drain_closes_admission_first_and_ends_the_process_last(
+    held_api: ServedApi, release_file: Path
+) -> None:
+    stream = held_api.open_stream(text="x" * 40)
+    assert requests.post(f"{held_api.url}/drain", timeout=10).status_code == 202
+    assert held_api.state()["status"] == "draining"
+    assert held_api.post(text="late").status_code == 503
+    release_file.touch()
     assert stream.text == "x" * 40
-    assert slow_api.process.wait(20) == 0
+    assert held_api.process.wait(END_TIMEOUT_S) == 0
 
 
 def test_what_outlives_the_drain_timeout_is_broken_off_not_ended_well(tmp_path: Path) -> None:
@@ -59,7 +57,7 @@ def test_what_outlives_the_drain_timeout_is_broken_off_not_ended_well(tmp_path: 
             _ = stream.content
         assert waiting.recv(65536).startswith(b"HTTP/1.1 503")
         waiting.close()
-        assert api.process.wait(20) == 0
+        assert api.process.wait(END_TIMEOUT_S) == 0
 
 
 def test_only_local_or_authorised_callers_may_drain(tmp_path: Path) -> None:
@@ -70,7 +68,7 @@ def test_only_local_or_authorised_callers_may_drain(tmp_path: Path) -> None:
         assert api.state()["status"] == "ready"
         token = {"Authorization": f"Bearer {jwt.encode({'team_id': 'a'}, SECRET)}"}
         assert requests.post(drain, headers=through_proxy | token, timeout=10).status_code == 202
-        assert api.process.wait(20) == 0
+        assert api.process.wait(END_TIMEOUT_S) == 0
 
 
 def test_api_checks_tokens_itself_when_it_has_a_secret(tmp_path: Path) -> None:
@@ -92,7 +90,8 @@ def test_api_checks_tokens_itself_when_it_has_a_secret(tmp_path: Path) -> None:
 def test_dead_decode_thread_fails_everybody_at_once_and_the_worker_is_replaced(
     tmp_path: Path,
 ) -> None:
-    with served(tmp_path / "log", CRASHING_APP, MOCK_TOKENS_PER_SECOND=50, USER_ROWS=1) as api:
+    app = f"{ALTERED}:create_crashing_server()"
+    with served(tmp_path / "log", app, USER_ROWS=1) as api:
         (worker,) = psutil.Process(api.process.pid).children()
         running = http.client.HTTPConnection("127.0.0.1", api.port, timeout=60)
         body = json.dumps({"text": "ends in a crash!" + "x" * 500, "max_tokens": 500})
@@ -112,16 +111,16 @@ def test_dead_decode_thread_fails_everybody_at_once_and_the_worker_is_replaced(
 
 
 def test_model_that_cannot_be_loaded_stops_the_start(tmp_path: Path) -> None:
-    app = "tests.e2e.crashing_server:create_unloadable_server()"
+    app = f"{ALTERED}:create_unloadable_server()"
     with served(tmp_path / "log", app, start_timeout_s=None) as api:
-        assert api.process.wait(30) != 0
+        assert api.process.wait(END_TIMEOUT_S) != 0
         assert "no such weights" in api.log
 
 
 def test_start_names_every_faulty_variable(tmp_path: Path) -> None:
     settings = {"USER_ROWS": "none", "DEVICE": "tpu", "DRAIN_TIMEOUT": -1}
     with served(tmp_path / "log", MOCK_APP, start_timeout_s=None, **settings) as api:
-        assert api.process.wait(30) != 0
+        assert api.process.wait(END_TIMEOUT_S) != 0
         for variable in ("USER_ROWS='none'", "DEVICE='tpu'", "DRAIN_TIMEOUT='-1'"):
             assert variable in api.log
         assert "Traceback" not in api.log
@@ -132,7 +131,7 @@ def test_start_names_a_taken_port_and_a_missing_model_together(tmp_path: Path) -
         port = holder.getsockname()[1]
         settings = {"SERVICE_PORT": port, "MODEL": "/nowhere/at/all"}
         with served(tmp_path / "log", start_timeout_s=None, **settings) as api:
-            assert api.process.wait(30) != 0
+            assert api.process.wait(END_TIMEOUT_S) != 0
             assert f"SERVICE_PORT={port} cannot be bound" in api.log
             assert "/nowhere/at/all" in api.log
             assert "Traceback" not in api.log

@@ -113,12 +113,17 @@ def lines_of(log: str, request_id: str) -> list[dict[str, Any]]:
     return [line for line in lines if line.get("request_id") == request_id]
 
 
+def audit_of(proxy: ProxyProcess, request_id: str) -> list[dict[str, Any]]:
+    """Written after the answer's last byte, so not at once."""
+    return [line for line in proxy.audit() if line["request_id"] == request_id]
+
+
 def test_one_request_has_one_id_in_both_logs(api: ServedApi, proxy: ProxyProcess) -> None:
     request_id = ask(proxy)
     (theirs,) = eventually(lambda: lines_of(api.log, request_id))
     assert theirs["completion_tokens"] == 4
     assert theirs["team_id"] == "team-a"
-    (ours,) = [line for line in proxy.audit() if line["request_id"] == request_id]
+    (ours,) = eventually(lambda: audit_of(proxy, request_id))
     assert (ours["route"], ours["status"]) == ("/inference", 200)
 
 
@@ -126,7 +131,8 @@ def test_refused_request_has_its_id_in_both_logs_too(api: ServedApi, proxy: Prox
     request_id = ask(proxy, "/inference/nobody")
     (line,) = eventually(lambda: lines_of(api.log, request_id))
     assert line["message"] == "refused '/inference/nobody': 404 model_not_found"
-    assert [x["status"] for x in proxy.audit() if x["request_id"] == request_id] == [404]
+    (ours,) = eventually(lambda: audit_of(proxy, request_id))
+    assert ours["status"] == 404
 
 
 def test_every_line_of_the_apis_log_is_json(api: ServedApi) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -232,19 +233,18 @@ class ProxyProcess:
     def metric(self, name: str) -> str:
         return requests.get(f"http://127.0.0.1:{self.metrics_port}{name}", timeout=DEADLINE_S).text
 
-    def raw(self, data: bytes) -> bytes:
-        """Send bytes as they are; whatever comes back until the proxy closes or falls silent."""
+    def raw(self, data: bytes, num_answers: int = 1) -> bytes:
+        """Send bytes as they are; whatever comes back until the proxy closes, as it may announce,
+        or has sent so many answers and falls silent."""
         with self.connect() as sock:
             sock.sendall(data)
-            sock.settimeout(2.0)
             received = b""
-            try:
+            with suppress(TimeoutError, ConnectionError):
                 while piece := sock.recv(65536):
                     received += piece
-                    if b"\r\n\r\n" in received and b"\r\nConnection: close" not in received:
+                    is_kept_open = b"\r\nConnection: close" not in received
+                    if is_kept_open and _num_whole_answers(received) >= num_answers:
                         sock.settimeout(0.2)
-            except (TimeoutError, ConnectionError):
-                pass
             return received
 
     def connect(self) -> socket.socket:
@@ -259,6 +259,18 @@ class ProxyProcess:
             "".encode()
         )
         return sock
+
+
+def _num_whole_answers(received: bytes) -> int:
+    count = 0
+    while b"\r\n\r\n" in received:
+        head, _, rest = received.partition(b"\r\n\r\n")
+        length = re.search(rb"(?i)\r\ncontent-length: (\d+)", head)
+        size = int(length[1]) if length else 0
+        if len(rest) < size:
+            break
+        count, received = count + 1, rest[size:]
+    return count
 
 
 @contextmanager

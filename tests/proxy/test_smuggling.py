@@ -100,7 +100,7 @@ def test_pipelined_requests_are_two_requests(
     proxy: ProxyProcess, upstream: ScriptedUpstream
 ) -> None:
     first = HEAD + b"Content-Length: 3\r\n\r\nabc"
-    answer = proxy.raw(first + SMUGGLED.replace(b"/smuggled", b"/second"))
+    answer = proxy.raw(first + SMUGGLED.replace(b"/smuggled", b"/second"), num_answers=2)
     assert answer.count(b"HTTP/1.1 200 OK") == 2
     assert [r.target for r in upstream.requests[-2:]] == ["/victim", "/second"]
 

@@ -1,0 +1,62 @@
+"""The mock server with a decode step that waits, one that dies, and a model that does not load."""
+
+import os
+import time
+from pathlib import Path
+from unittest.mock import patch
+
+from flask import Flask
+
+from inference_api._mock_inference_api_server import create_test_server
+from inference_api.inference_api_server import server_of
+
+FATAL_TEXT = "crash!"
+POLL_S = 0.005
+
+
+def create_held_server() -> Flask:
+    """Gives every row its first token, and the others once the file RELEASE_FILE is there."""
+    app = create_test_server()
+    backend = server_of(app).backend
+    decode = backend.decode
+    release_file = Path(os.environ["RELEASE_FILE"])
+
+    def decode_when_released() -> None:
+        rows = [row for row in backend.users if row is not None]
+        if rows and all(row.generated for row in rows) and not release_file.exists():
+            time.sleep(POLL_S)
+        else:
+            decode()
+
+    patch.object(backend, "decode", decode_when_released).start()
+    return app
+
+
+def create_crashing_server() -> Flask:
+    """Dies when it has echoed a text up to `FATAL_TEXT` and a request waits in the queue."""
+    app = create_test_server()
+    server = server_of(app)
+    decode = server.backend.decode
+
+    def decode_or_die() -> None:
+        rows = [row for row in server.backend.users if row is not None]
+        if not any(bytes(row.generated).endswith(FATAL_TEXT.encode()) for row in rows):
+            decode()
+        elif len(server.input_queue) == 0:
+            time.sleep(POLL_S)
+        else:
+            raise RuntimeError("the device has left")
+
+    patch.object(server.backend, "decode", decode_or_die).start()
+    return app
+
+
+def create_unloadable_server() -> Flask:
+    app = create_test_server()
+
+    def load_model_and_tokenizer() -> None:
+        raise FileNotFoundError("no such weights")
+
+    backend = server_of(app).backend
+    patch.object(backend, "load_model_and_tokenizer", load_model_and_tokenizer).start()
+    return app
