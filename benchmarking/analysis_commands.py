@@ -84,16 +84,9 @@ def compare_runs(before: Path, after: Path) -> None:
 @click.argument("folder", type=RESULTS_FOLDER)
 @click.option("--against", type=RESULTS_FOLDER, help="An earlier run to compare with.")
 @slo_options
-def report_run(
-    folder: Path,
-    against: Path | None,
-    ttft_ms: float | None,
-    itl_ms: float | None,
-    e2e_ms: float | None,
-) -> None:
+def report_run(folder: Path, against: Path | None, slo: Slo) -> None:
     """Write FOLDER/report.html: one page, nothing from the network."""
     before = open_run(against) if against else None
-    slo = Slo(ttft_ms, itl_ms, e2e_ms)
     page = report_html(open_run(folder), slo, read_fit(folder), before)
     path = folder / "report.html"
     try:

@@ -21,7 +21,7 @@ from benchmarking.command_line import (
 )
 from benchmarking.config import read_config
 from benchmarking.errors import BenchmarkError
-from benchmarking.load_commands import capacity, repeat, sweep, switching
+from benchmarking.load_commands import capacity, custom, repeat, sweep, switching
 from benchmarking.model_configs import read_model_configs
 from benchmarking.records import Run
 from benchmarking.result_files import read_rows
@@ -87,6 +87,7 @@ def recompute_all(folder: Path) -> None:
 for command in (
     sweep,
     capacity,
+    custom,
     switching,
     repeat,
     fit_run,

@@ -3,14 +3,16 @@
 import signal
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
+from functools import wraps
 from pathlib import Path
 from threading import Event
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import click
 from pydantic import ValidationError
 
 from benchmarking.errors import InvalidResults
+from benchmarking.goodput import Slo
 from benchmarking.imports import imported_run
 from benchmarking.records import RUN_FILE, Run, read_run
 
@@ -21,10 +23,16 @@ T = TypeVar("T")
 
 
 def slo_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Upper bounds for each request; those not given bound nothing."""
+    """Upper bounds for each request; those not given bound nothing. The command gets an `Slo`."""
+
+    @wraps(command)
+    def with_slo(**given: Any) -> None:
+        bounds = {name: given.pop(name) for name in ("ttft_ms", "itl_ms", "e2e_ms")}
+        command(slo=Slo(**bounds), **given)
+
     for name in ("--ttft-ms", "--itl-ms", "--e2e-ms"):
-        command = click.option(name, type=click.FloatRange(0, min_open=True))(command)
-    return command
+        with_slo = click.option(name, type=click.FloatRange(0, min_open=True))(with_slo)
+    return with_slo
 
 
 def open_run(folder: Path) -> Run:

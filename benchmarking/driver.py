@@ -37,12 +37,12 @@ class Driver:
         """Of every row so far that recorded something."""
         return load_points(self.run)
 
-    def measure(self, load: Load) -> LoadPoint | None:
+    def measure(self, load: Load, texts_too: bool = False) -> LoadPoint | None:
         """None when the user stopped it before anything was measured."""
         number = len(self.run.rows)
         with RowProgress(f"row {number + 1}, {load.model}") as progress:
             outcome = self._runner.run(number, load, self._stop, progress.show)
-        self.folder.add(number, outcome, texts_too=False)
+        self.folder.add(number, outcome, texts_too)
         for line in row_lines(self.run, number, with_statistics=False):
             self._tell(line)
         if not any(record.is_measured for record in outcome.records):

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 from itertools import accumulate
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from pydantic import TypeAdapter
@@ -48,10 +49,8 @@ def imported_run(folder: Path) -> Run:
 
 def _row(result: RowResult, records: Sequence[RequestRecord]) -> RowRecord:
     summary = result.summary
-    asked = {
+    asked = _asked_tokens(result, records) | {
         "model": summary["model"],
-        "input_tokens": summary["num_input_tokens"],
-        "output_tokens": summary["num_output_tokens"],
         "num_requests": len(records),
         "concurrency": summary.get("num_concurrent_requests"),
         "qps": summary.get("qps"),
@@ -65,6 +64,23 @@ def _row(result: RowResult, records: Sequence[RequestRecord]) -> RowRecord:
         end_s=max(record.end_s for record in records),
         timestamp=float(summary["timestamp"]),
     )
+
+
+def _asked_tokens(result: RowResult, records: Sequence[RequestRecord]) -> dict[str, Any]:
+    """Of a user's own prompts the files know the mean only, and the file's name."""
+    summary = result.summary
+    if "num_input_tokens" in summary:
+        return {
+            "input_tokens": summary["num_input_tokens"],
+            "output_tokens": summary["num_output_tokens"],
+        }
+    answered = [record for record in records if record.error is None]
+    longest = max((record.completion_tokens or 0 for record in answered), default=0)
+    return {
+        "input_tokens": round(fmean(record.prompt_tokens or 0 for record in answered or records)),
+        "output_tokens": summary.get("sampling_params_max_tokens", longest),
+        "prompts_path": result.stem.split("_")[2],
+    }
 
 
 def _records(number: int, result: RowResult) -> list[RequestRecord]:

@@ -1,8 +1,9 @@
-"""The commands that decide what to measure next while they measure: sweep, capacity, switching."""
+"""The commands that take their loads from their arguments, and mostly from what they measure."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
+from functools import wraps
 from pathlib import Path
 from threading import Event
 from typing import Any, TypeVar
@@ -22,6 +23,7 @@ from benchmarking.curve import LoadPoint
 from benchmarking.driver import Driver, new_run_folder
 from benchmarking.goodput import Slo
 from benchmarking.knee import knee
+from benchmarking.own_prompts import load_of
 from benchmarking.records import Load
 from benchmarking.row_runner import Origin, RowOptions, RowRunner
 from benchmarking.search import Shape, search_max_rate, sweep_concurrency, sweep_rate
@@ -31,6 +33,7 @@ from benchmarking.targets import Target
 from benchmarking.tokenizers import SERVER
 
 SWEEP_SHARES = tuple(share / 10 for share in range(1, 13))
+MODEL = click.option("--model", required=True)
 OUTPUT_TOKENS = click.option(
     "--output-tokens", type=click.IntRange(1), default=64, show_default=True
 )
@@ -69,7 +72,13 @@ class Asked:
 
 
 def asking(command: Callable[..., None]) -> Callable[..., None]:
-    """The options of `Asked`. The address and the key come from BENCHMARK_API_BASE and _KEY."""
+    """The options of `Asked`, which the command gets. The address and the key come from
+    BENCHMARK_API_BASE and _KEY."""
+
+    @wraps(command)
+    def with_asked(output_dir: Path, tokenizer: str, seed: int, **given: Any) -> None:
+        command(asked=Asked(output_dir, tokenizer, seed), **given)
+
     for option in (
         click.option(
             "--output-dir",
@@ -80,12 +89,27 @@ def asking(command: Callable[..., None]) -> Callable[..., None]:
         click.option("--tokenizer", default=SERVER, show_default=True, help="Or its folder."),
         click.option("--seed", type=click.IntRange(0), default=0, show_default=True),
     ):
-        command = option(command)
-    return command
+        with_asked = option(with_asked)
+    return with_asked
+
+
+@dataclass(frozen=True, slots=True)
+class Climb:
+    """How a sweep raises the load."""
+
+    by: str
+    max_concurrency: int
+    seconds: float
+    requests_each: int
+
+    def plan(self, shape: Shape) -> Generator[Load, LoadPoint, None]:
+        if self.by == "rate":
+            return sweep_rate(shape, self.max_concurrency, SWEEP_SHARES, self.seconds)
+        return sweep_concurrency(shape, self.max_concurrency, self.requests_each)
 
 
 @click.command()
-@click.option("--model", required=True)
+@MODEL
 @click.option(
     "--input-tokens",
     "lengths",
@@ -106,12 +130,9 @@ def sweep(
     model: str,
     lengths: tuple[int, ...],
     output_tokens: int,
-    by: str,
-    max_concurrency: int,
-    seconds: float,
-    requests_each: int,
     repeats: int,
-    **asked: Any,
+    asked: Asked,
+    **climb: Any,
 ) -> None:
     """Raise the load until it saturates the server, and name the knee.
 
@@ -120,16 +141,12 @@ def sweep(
     """
 
     def work(driver: Driver) -> list[LoadPoint]:
-        for shape in (Shape(model, length, output_tokens) for length in lengths):
-            if by == "rate":
-                plan = sweep_rate(shape, max_concurrency, SWEEP_SHARES, seconds)
-            else:
-                plan = sweep_concurrency(shape, max_concurrency, requests_each)
-            driver.drive(plan)
+        for length in lengths:
+            driver.drive(Climb(**climb).plan(Shape(model, length, output_tokens)))
         driver.measure_all([row.load for row in driver.run.rows] * (repeats - 1))
         return driver.points()
 
-    points = Asked(**asked).measure(work)
+    points = asked.measure(work)
     for length in lengths:
         bend = knee([point for point in points if point.load.input_tokens == length])
         if bend is None:
@@ -139,7 +156,7 @@ def sweep(
 
 
 @click.command()
-@click.option("--model", required=True)
+@MODEL
 @click.option("--attainment", type=click.FloatRange(0, 1, min_open=True), default=0.95)
 @click.option("--start-qps", type=click.FloatRange(0, min_open=True), default=1.0)
 @INPUT_TOKENS
@@ -148,36 +165,54 @@ def sweep(
 @slo_options
 @asking
 def capacity(
-    model: str,
-    attainment: float,
-    start_qps: float,
-    input_tokens: int,
-    output_tokens: int,
-    seconds: float,
-    ttft_ms: float | None,
-    itl_ms: float | None,
-    e2e_ms: float | None,
-    **asked: Any,
+    attainment: float, start_qps: float, seconds: float, slo: Slo, asked: Asked, **shape: Any
 ) -> None:
     """Search the highest rate at which enough requests keep their service levels.
 
     A request that fails or exceeds a level counts against --attainment. Exit status 1 when no
     rate does, or no rate does not.
     """
-    slo = Slo(ttft_ms, itl_ms, e2e_ms)
-    shape = Shape(model, input_tokens, output_tokens)
 
     def is_met(point: LoadPoint) -> bool:
         return point.goodput(slo).attainment >= attainment
 
-    found = Asked(**asked).measure(
-        lambda driver: driver.drive(search_max_rate(shape, is_met, start_qps, seconds))
-    )
+    plan = search_max_rate(Shape(**shape), is_met, start_qps, seconds)
+    found = asked.measure(lambda driver: driver.drive(plan))
     if found is None or found.met is None or found.missed is None:
         click.echo(f"no limit was found for {slo}", err=True)
         sys.exit(FAILURES)
     click.echo(f"{slo} by {attainment:.1%} of requests: {_described(found.met)}")
     click.echo(f"no more at {found.missed.offered_per_s:.3f} requests/s")
+
+
+@click.command()
+@click.argument(
+    "prompts",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="PROMPTS.JSONL",
+)
+@MODEL
+@click.option("--concurrency", type=click.IntRange(1), default=1, show_default=True)
+@OUTPUT_TOKENS
+@click.option("--save-texts", is_flag=True, help="Write prompts and completions too.")
+@asking
+def custom(
+    prompts: Path,
+    model: str,
+    concurrency: int,
+    output_tokens: int,
+    save_texts: bool,
+    asked: Asked,
+) -> None:
+    """Send your own prompts, each once.
+
+    A line is {"prompt": "..."}, with "image_path" if there is a picture. The warm-up sends others
+    of about their length, so that no cache knows yours.
+    """
+    load = load_of(prompts, model, output_tokens, concurrency)
+    point = asked.measure(lambda driver: driver.measure(load, save_texts))
+    if point is None or point.error_share > 0:
+        sys.exit(FAILURES)
 
 
 @click.command()
@@ -193,7 +228,7 @@ def switching(
     laps: int,
     input_tokens: int,
     output_tokens: int,
-    **asked: Any,
+    asked: Asked,
 ) -> None:
     """Measure how long MODELS of a bundle take to switch from each to each other.
 
@@ -208,7 +243,7 @@ def switching(
         )
         return switching_matrix(driver.run)
 
-    for (before, after), switches in sorted(Asked(**asked).measure(work).items()):
+    for (before, after), switches in sorted(asked.measure(work).items()):
         said, estimate = _seconds(switches.by_server_s), _seconds(switches.by_estimate_s)
         click.echo(f"{before} to {after}: server {said}, estimate {estimate}")
 
@@ -216,10 +251,10 @@ def switching(
 @click.command()
 @click.argument("folder", type=RESULTS_FOLDER)
 @asking
-def repeat(folder: Path, **asked: Any) -> None:
+def repeat(folder: Path, asked: Asked) -> None:
     """Measure the loads of FOLDER again, as a run of its own to compare it with."""
     loads = [row.load for row in open_run(folder).rows]
-    Asked(**asked).measure(lambda driver: driver.measure_all(loads))
+    asked.measure(lambda driver: driver.measure_all(loads))
 
 
 def _seconds(values: list[float]) -> str:

@@ -31,6 +31,8 @@ class Load:
 
     `concurrency`: closed loop, so many requests in flight, each followed by the next at once.
     `qps`: open loop, requests per second on a schedule that waits for no answer.
+    `prompts_path`: the user's own prompts, each once, instead of made ones; `input_tokens` is then
+    their mean, and known once the row has run.
     """
 
     model: str
@@ -41,6 +43,7 @@ class Load:
     qps: float | None = None
     qps_distribution: Distribution = "constant"
     image_size: ImageSize = "na"
+    prompts_path: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,11 +43,19 @@ class RowResult:
 
 def file_stem(load: Load, model_idx: int = 0) -> str:
     """As documented, with a new uuid: what the names of a row's files begin with."""
+    model = load.model.replace("_", "-")
+    if load.prompts_path is not None:
+        prompts = Path(load.prompts_path).stem.replace("_", "-")
+        return _stem(["custom", model, prompts, load.concurrency or load.qps])
     kind = "synthetic" if load.concurrency else "realworkload"
-    fields: list[object] = [kind, model_idx, load.model.replace("_", "-")]
+    fields: list[object] = [kind, model_idx, model]
     fields += [IMAGE_MARK, load.image_size] if load.image_size != "na" else []
     fields += [load.input_tokens, load.output_tokens]
     fields += [load.concurrency] if load.concurrency else [load.qps, load.qps_distribution]
+    return _stem(fields)
+
+
+def _stem(fields: Sequence[object]) -> str:
     stem = "_".join(map(str, [*fields, "stream", uuid4()]))
     return re.sub(r"[^A-Za-z0-9_-]+", "-", stem).replace("--", "-")
 

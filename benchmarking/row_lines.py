@@ -36,7 +36,8 @@ def row_lines(run: Run, number: int, with_statistics: bool) -> Iterator[str]:
 
 def _shape(load: Load) -> str:
     rate = f"{load.concurrency} at once" if load.concurrency else f"{load.qps:.4g} per second"
-    return f"{load.model}, {load.input_tokens} + {load.output_tokens} tokens, {rate}"
+    prompts = f"{load.prompts_path}, " if load.prompts_path else ""
+    return f"{load.model}, {prompts}{load.input_tokens} + {load.output_tokens} tokens, {rate}"
 
 
 def _figures(metrics: Metrics) -> str:

@@ -9,13 +9,17 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from pathlib import Path
 from random import Random
+from statistics import fmean
 from threading import Event
 
 from benchmarking.errors import RowRefused, TargetUnusable
 from benchmarking.images import image_url
 from benchmarking.load import Exchange, LoadJob, LoadResult, Progress
 from benchmarking.load_process import run_load
+from benchmarking.model_configs import MIN_INPUT_TOKENS
+from benchmarking.own_prompts import own_prompts
 from benchmarking.prompt_texts import TEXTS
 from benchmarking.prompts import PromptMaker
 from benchmarking.records import Load, RequestRecord, RowRecord
@@ -75,11 +79,17 @@ class RowRunner:
     ) -> RowOutcome:
         """Raises RowRefused. Once `stop` is set, returns soon with what was measured by then."""
         tokenizer = tokenizer_for(self.options.tokenizer, self.target, load.model)
+        own = own_prompts(Path(load.prompts_path), tokenizer) if load.prompts_path else []
+        if own:
+            mean_tokens = round(fmean(prompt.num_tokens for prompt in own))
+            load = replace(load, input_tokens=mean_tokens, num_requests=len(own))
         num_warmup = self._num_warmup(load)
-        prompts = self._prompts(number, load, num_warmup + load.num_requests, tokenizer)
-        self._check_fit(load, prompts[0], tokenizer)
-        if load.image_size != "na":
-            self._check_images(load, prompts[0], stop)
+        num_made = num_warmup + load.num_requests - len(own)
+        prompts = [*self._made_prompts(number, load, num_made, tokenizer), *own]
+        self._check_fit(load, max(prompts, key=lambda prompt: prompt.num_tokens), tokenizer)
+        with_image = [prompt for prompt in prompts if prompt.image_url is not None]
+        if with_image:
+            self._check_images(load, with_image[0], stop)
         result = run_load(self._job(number, load, prompts), on_progress or _ignore, stop)
         records = _records(number, load, prompts, num_warmup, result, tokenizer)
         row = _row(load, records, result, stop.is_set())
@@ -91,9 +101,12 @@ class RowRunner:
             return self.options.warmup_requests
         return min(load.num_requests, load.concurrency or math.ceil(load.qps or 0))
 
-    def _prompts(
+    def _made_prompts(
         self, number: int, load: Load, count: int, tokenizer: Tokenizer
-    ) -> Sequence[Prompt]:
+    ) -> list[Prompt]:
+        num_tokens = load.input_tokens
+        if load.prompts_path:  # these warm up only, and the user's own may be very short
+            num_tokens = max(num_tokens, MIN_INPUT_TOKENS)
         maker = PromptMaker(tokenizer)
         image_rng = Random(f"{self.options.seed} {number} image")
         image = None if load.image_size == "na" else image_url(load.image_size, image_rng)
@@ -104,29 +117,35 @@ class RowRunner:
             name = rng.choice(names) if self.options.use_multiple_prompts else "default"
             if self.options.unique_prefix:
                 prefix = f"Request {number}-{index}-{rng.randbytes(3).hex()}."
-                text = maker.make(name, load.input_tokens, prefix, rng)
+                text = maker.make(name, num_tokens, prefix, rng)
             else:
                 same = next((prompt.text for prompt in prompts if prompt.name == name), None)
-                text = same or maker.make(name, load.input_tokens, "", rng)
-            prompts.append(Prompt(name, text, load.input_tokens, image))
+                text = same or maker.make(name, num_tokens, "", rng)
+            prompts.append(Prompt(name, text, num_tokens, image))
         return prompts
 
     def _check_fit(self, load: Load, prompt: Prompt, tokenizer: Tokenizer) -> None:
         left = tokenizer.context_left(prompt.text)
         if left is not None and load.output_tokens > left:
             raise RowRefused(
-                f"input_tokens={load.input_tokens} leaves room for {left} tokens of answer in "
-                f"{load.model}; lower input_tokens or output_tokens={load.output_tokens}"
+                f"a prompt of {prompt.num_tokens} tokens leaves room for {left} tokens of answer "
+                f"in {load.model}; shorten it or lower output_tokens={load.output_tokens}"
             )
 
     def _check_images(self, load: Load, prompt: Prompt, stop: Event) -> None:
         probe = replace(load, num_requests=1, output_tokens=1, concurrency=1, qps=None)
-        result = run_load(self._job(0, probe, [prompt]), _ignore, stop)
+        question = replace(
+            prompt, text="What is this?"
+        )  # the prompt itself stays unknown to caches
+        result = run_load(self._job(0, probe, [question]), _ignore, stop)
         error = result.exchanges[0].error if result.exchanges else None
         if error is not None and error.code.startswith("4"):
+            asked, remedy = f"multimodal_img_size={load.image_size}", "set it to na"
+            if load.prompts_path is not None:
+                asked, remedy = "image_path", f"leave it out of {load.prompts_path}"
             raise RowRefused(
-                f"multimodal_img_size={load.image_size}: {load.model} does not take images (the "
-                f"server answered {error.code}: {error.message}); set it to na"
+                f"{asked}: {load.model} does not take images (the server answered {error.code}: "
+                f"{error.message}); {remedy}"
             )
 
     def _job(self, number: int, load: Load, prompts: Sequence[Prompt]) -> LoadJob:

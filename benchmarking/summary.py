@@ -41,14 +41,24 @@ def summarise(
         shape: Summary = {"num_concurrent_requests": load.concurrency}
     else:
         shape = {"qps": load.qps, "qps_distribution": load.qps_distribution}
+    if load.prompts_path is None:
+        asked: Summary = {
+            "num_input_tokens": load.input_tokens,
+            "num_output_tokens": load.output_tokens,
+            **{f"additional_sampling_params_{name}": v for name, v in sampling_params.items()},
+        }
+    else:
+        params = {"max_tokens": load.output_tokens} | sampling_params
+        asked = {
+            "request_count": load.num_requests,
+            **{f"sampling_params_{name}": value for name, value in params.items()},
+        }
     return {
         "name": f"{row.name}_summary",
         "model": load.model,
         **shape,
         **results(responses, row.end_s - row.start_s),
-        "num_input_tokens": load.input_tokens,
-        "num_output_tokens": load.output_tokens,
-        **{f"additional_sampling_params_{name}": v for name, v in sampling_params.items()},
+        **asked,
         "model_idx": model_idx,
         "timestamp": int(row.timestamp),
     }

@@ -30,7 +30,7 @@ def fitted_in_open_loop(shape: Shape, factors: tuple[float, ...] = (0.75, 1.0, 1
     """As `make bench-loop` does it."""
     saturating = shape.at_concurrency(2 * SERVER.rows, 8)
     (saturated,) = load_points(simulated([saturating], seed=1))
-    plan = LoopPlan(shape, 2 * SERVER.rows, sweep_s=20, check_s=0, length_factors=factors)
+    plan = LoopPlan(shape, 2 * SERVER.rows, sweep_s=10, check_s=0, length_factors=factors)
     loads = [saturating, *plan.sweep_loads(saturated.throughput_per_s)]
     return fit_run(simulated(loads, seed=1), shape.model)
 

@@ -14,7 +14,9 @@ from click.testing import CliRunner
 from benchmarking import scripted_server
 from benchmarking.cli import main
 from benchmarking.fit_files import read_fit
+from benchmarking.imports import imported_run
 from benchmarking.records import Run, append_records, read_run, write_run
+from benchmarking.result_files import read_rows
 from benchmarking.scripted_server import Script, ScriptedServer, scripted
 from benchmarking.search import Shape
 from benchmarking.switching import switching_matrix
@@ -127,6 +129,58 @@ def test_a_slower_run_is_called_worse_and_fails(tmp_path: Path) -> None:
     assert status == 1
     assert "worse" in said
     assert "better" not in said
+
+
+def test_a_users_own_prompts_are_sent_once_each(tmp_path: Path) -> None:
+    (tmp_path / "dot.png").write_bytes(b"a picture")
+    prompts = tmp_path / "my_prompts.jsonl"
+    lines = ({"prompt": "one"}, {"prompt": "see\u2028this", "image_path": f"{tmp_path}/dot.png"})
+    prompts.write_text("\n".join(json.dumps(line, ensure_ascii=False) for line in lines) + "\n")
+    options = ("--output-tokens", "3", "--save-texts")
+    with scripted({"m": QUICK}) as (server, base):
+        status, said = command(
+            "custom", prompts, "--model", "m", *options, "--output-dir", tmp_path / "out", base=base
+        )
+    assert status == 0, said
+    _, made, first, (text, image) = (each["messages"][0]["content"] for each in server.requests)
+    assert len(made.split()) == 40  # the warm-up
+    assert (first, text["text"]) == ("one", "see\u2028this")
+    assert image["image_url"]["url"].startswith("data:image/png;base64,")
+    folder = only_folder(tmp_path / "out")
+    run = read_run(folder)
+    assert [record.prompt_name for record in run.records_of(0)] == ["line 1", "line 2"]
+    assert [record.prompt_tokens for record in run.records_of(0)] == [1, 2]
+    (row,) = read_rows(folder)
+    assert row.stem.startswith("custom_m_my-prompts_1_stream_")
+    assert (row.summary["request_count"], row.summary["sampling_params_max_tokens"]) == (2, 3)
+    assert "num_input_tokens" not in row.summary
+    assert imported_run(folder).rows[0].load == replace(run.rows[0].load, prompts_path="my-prompts")
+    (texts,) = folder.glob("*_response_texts.jsonl")
+    assert json.loads(texts.read_text().splitlines()[0])["completion"] == " a b c"
+
+
+def test_every_wrong_line_of_a_file_of_prompts_is_named(tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"prompt": ""}\n\n{"prompt": "one", "id": 3}\nno json\n{"prompt": "two"}')
+    status, said = command("custom", prompts, "--model", "m", base="http://127.0.0.1:9/v1")
+    assert status == 2
+    assert "line 1, prompt: string should have at least 1 character" in said
+    assert "line 3, id: there is no such key; known are prompt, image_path" in said
+    assert "line 4, invalid JSON" in said
+    assert "line 5" not in said
+
+
+def test_a_picture_that_is_not_there_is_named(tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    with scripted({"m": QUICK}) as (_, base):
+        for image_path, fault in (
+            ("missing.png", "No such file"),
+            ("notes.txt", "a local picture"),
+        ):
+            prompts.write_text(json.dumps({"prompt": "see", "image_path": image_path}))
+            options = ("--model", "m", "--output-dir", tmp_path / "out")
+            status, said = command("custom", prompts, *options, base=base)
+            assert (status, "line 1, image_path" in said, fault in said) == (2, True, True), said
 
 
 @pytest.mark.parametrize(

@@ -213,7 +213,7 @@ def test_a_row_that_does_not_fit_the_context_is_refused_before_anything_is_sent(
     with scripted({"m": KNOWN}) as (server, base):
         status, output = benchmark(tmp_path, base, "m,4000,200,1,1,,,", "m,40,4,1,1,,,")
     assert status == 1
-    assert "leaves room for 94 tokens" in output
+    assert "a prompt of 4000 tokens leaves room for 94 tokens" in output
     assert len(server.requests) == 2  # of the other row, and its warm-up
 
 
