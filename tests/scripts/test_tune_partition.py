@@ -56,7 +56,7 @@ def test_every_trial_is_a_split_that_is_told_and_shown(
     )
     assert [split for _, split, _, _ in shown] == ["-".join(map(str, k)) for k in engine.measured]
     assert all(sum(k) == 14 and min(k) >= 1 for k in engine.measured)
-    overview = requests.get(f"{url}/weights/sessions/s", timeout=10).json()
+    overview = requests.get(f"{url}/weights/sessions/s", timeout=60).json()
     assert overview["num_observations"] == len(engine.measured)
     assert sum(found) == 14
 
@@ -72,29 +72,25 @@ def test_every_split_is_there_once() -> None:
     assert len(set(every_split(12, 3, 0))) == len(list(every_split(12, 3, 0))) == 91
 
 
-def groups() -> set[Path]:
-    return set(Path("/sys/fs/cgroup").glob("**/hearth-pipeline-*"))
-
-
 def test_real_processes_are_tuned_and_leave_nothing_behind() -> None:
-    groups_before = groups()  # of a run on this machine that was killed
-    run = subprocess.run(
+    with subprocess.Popen(
         [sys.executable, "scripts/tune_partition.py", "--trials", "3", "--seconds", "0.05",
          "--seed", "1", "--shares", "1,0.5,0.25", "--exhaustive", "--rounds", "1"],
-        cwd=ROOT, capture_output=True, text=True, timeout=110, check=False,
-    )  # fmt: skip
-    assert run.returncode == 0, run.stderr
-    rows = re.findall(r"^ +\d+  (\d)-(\d)-(\d) +([\d.]+)", run.stdout, re.M)
+        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    ) as run:  # fmt: skip
+        shown, faults = run.communicate()
+    assert run.returncode == 0, faults
+    rows = re.findall(r"^ +\d+  (\d)-(\d)-(\d) +([\d.]+)", shown, re.M)
     assert 1 <= len(rows) <= 3
     for *layers, tokens_per_s in rows:
         assert sum(map(int, layers)) == 5
         assert float(tokens_per_s) > 0
-    assert re.search(r"^vLLM +VLLM_PP_LAYER_PARTITION=\d,\d,\d$", run.stdout, re.M)
-    assert re.search(r"^llama.cpp .*--tensor-split [\d.,]+$", run.stdout, re.M)
-    assert run.stdout.count("exo        device_rank=") == 3
-    assert "exhaustive: 6 splits" in run.stdout
-    assert re.search(r"^found +\d-\d-\d +[\d.]+ tokens/s +[\d.]+%$", run.stdout, re.M)
-    assert groups() <= groups_before
+    assert re.search(r"^vLLM +VLLM_PP_LAYER_PARTITION=\d,\d,\d$", shown, re.M)
+    assert re.search(r"^llama.cpp .*--tensor-split [\d.,]+$", shown, re.M)
+    assert shown.count("exo        device_rank=") == 3
+    assert "exhaustive: 6 splits" in shown
+    assert re.search(r"^found +\d-\d-\d +[\d.]+ tokens/s +[\d.]+%$", shown, re.M)
+    assert not list(Path("/sys/fs/cgroup").glob(f"**/hearth-pipeline-{run.pid}-*"))
 
 
 def test_an_engine_that_cannot_start_says_so(tmp_path: Path) -> None:
@@ -138,7 +134,7 @@ def test_a_cgroup_throttles_a_process() -> None:
         pytest.skip("cgroups may not be written here")
     limiter: CpuLimiter = CgroupLimiter()
     with busy_process() as process:
-        limiter.limit(process.pid, 0.25)
+        limiter.limit(process.pid, 0.02)  # less than it gets on the busiest machine
         (group,) = Path("/sys/fs/cgroup").glob(f"**/hearth-pipeline-*-{process.pid}")
         end_s = time.monotonic() + 30
         while "nr_throttled 0" in (group / "cpu.stat").read_text() and time.monotonic() < end_s:
