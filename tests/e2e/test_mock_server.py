@@ -202,7 +202,7 @@ def test_early_next_request_on_the_same_connection_is_answered(api: ServedApi) -
     two = post_bytes("/inference", b'{"text": "second"}')
     client = api.send_raw(one + two)
     received = b""
-    while received.count(b"0\r\n\r\n") < 2:
+    while received.count(b"\r\n0\r\n\r\n") < 2:
         received += client.recv(65536)
     client.close()
     assert received.count(b"200 OK") == 2

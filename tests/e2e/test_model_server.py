@@ -109,7 +109,6 @@ def test_health_answers_while_32_streams_run(api: ServedApi) -> None:
     eventually(api.is_idle)
 
 
-@pytest.mark.timeout(300)
 def test_soak_leaves_nothing_behind(api: ServedApi) -> None:
     (worker,) = psutil.Process(api.process.pid).children()
     dice = random.Random(20)

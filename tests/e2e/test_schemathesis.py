@@ -28,7 +28,7 @@ EXCLUDED_CHECKS = (
 )
 
 
-@pytest.mark.timeout(max(300, 20 * EXAMPLES))
+@pytest.mark.timeout(max(600, 20 * EXAMPLES))
 def test_every_answer_is_described(tmp_path: Path) -> None:
     settings = {
         "MAX_SEQ_LEN": 64,

@@ -19,6 +19,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from tests.ports import free_port
 from tests.proxy.support import (
     DEADLINE_S,
+    LAST_CHUNK,
     ROOT,
     SECRET,
     Peer,
@@ -62,7 +63,7 @@ def test_drain_lets_running_streams_end_and_answers_503_meanwhile(
         assert refused.headers["Connection"] == "close"
         assert requests.get(proxy.url + "/ready", timeout=DEADLINE_S).status_code == 503
         gate.opened.set()
-        assert read_all(stream).endswith(b"4\r\nlast\r\n0\r\n\r\n")
+        assert read_all(stream).endswith(b"4\r\nlast" + LAST_CHUNK)
         assert proxy.process.wait(DEADLINE_S) == 0
 
 
@@ -78,7 +79,7 @@ def test_stream_longer_than_the_drain_is_cut_and_not_ended(
         proxy.process.send_signal(signal.SIGTERM)
         proxy_end += read_all(stream)
         assert b"first" in proxy_end
-        assert b"0\r\n\r\n" not in proxy_end
+        assert LAST_CHUNK not in proxy_end
         assert proxy.process.wait(DEADLINE_S) == 0
         assert proxy.audit_of("/endless")["outcome"] == "drained"
 
@@ -93,7 +94,7 @@ def test_interrupt_cuts_streams_and_ends_at_once(
     ):
         assert b"200 OK" in stream.recv(1000)
         proxy.process.send_signal(signal.SIGINT)
-        assert b"0\r\n\r\n" not in read_all(stream)
+        assert LAST_CHUNK not in read_all(stream)
         assert proxy.process.wait(DEADLINE_S) == 0
 
 
