@@ -60,12 +60,18 @@ class DisconnectWatcher:
         return unwatch
 
     def _run(self) -> None:
+        something_happened = select.poll()
+        something_happened.register(self._epoll, select.POLLIN)
         while not self._is_stopping:
-            for descriptor, _ in self._epoll.poll(POLL_S):
-                with self._lock:
-                    callbacks = list(self._callbacks.get(descriptor, ()))
-                for on_hang_up in callbacks:
-                    try:
-                        on_hang_up()
-                    except Exception:
-                        logger.exception("a hang-up could not be handled")
+            if not something_happened.poll(1000 * POLL_S):
+                continue
+            with (
+                self._lock
+            ):  # before it a watch may end, and another client's socket be so numbered
+                hung_up = [descriptor for descriptor, _ in self._epoll.poll(0)]
+                callbacks = [each for number in hung_up for each in self._callbacks[number]]
+            for on_hang_up in callbacks:
+                try:
+                    on_hang_up()
+                except Exception:
+                    logger.exception("a hang-up could not be handled")

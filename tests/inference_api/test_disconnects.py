@@ -1,7 +1,9 @@
 """A hang-up is noticed without reading, once, and not after the watch has ended."""
 
+import os
 import socket
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from threading import Event
 
 import pytest
@@ -79,3 +81,45 @@ def test_one_socket_may_be_watched_twice(watcher: DisconnectWatcher) -> None:
     assert not first.is_set()
     ends[1]()
     ours.close()
+
+
+class LockWithDelay:
+    """A lock before which something happens once, on the thread that reports hang-ups."""
+
+    def __init__(self, meanwhile: Callable[[], None]) -> None:
+        self._lock = threading.Lock()
+        self._meanwhile: Callable[[], None] | None = meanwhile
+
+    def __enter__(self) -> None:
+        if threading.current_thread().name == "disconnects" and self._meanwhile is not None:
+            meanwhile, self._meanwhile = self._meanwhile, None
+            meanwhile()
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+
+def test_a_socket_that_inherits_a_number_is_spared(watcher: DisconnectWatcher) -> None:
+    first, first_peer = socket.socketpair()
+    second, second_peer = socket.socketpair()
+    first_gone, second_gone, has_changed = Event(), Event(), Event()
+
+    def meanwhile() -> None:
+        unwatch_first()
+        os.dup2(second.fileno(), first.fileno())
+        unwatch.append(watcher.watch(first, second_gone.set))
+        has_changed.set()
+
+    unwatch: list[Callable[[], None]] = []
+    unwatch_first = watcher.watch(first, first_gone.set)
+    watcher._lock = LockWithDelay(meanwhile)  # type: ignore[assignment]
+    first_peer.close()
+    assert has_changed.wait(SOON_S)
+    assert not second_gone.wait(BRIEFLY_S)
+    second_peer.close()
+    assert second_gone.wait(SOON_S)
+    assert not first_gone.is_set()
+    unwatch[0]()
+    first.close()
+    second.close()
