@@ -2,16 +2,18 @@
 
 import os
 import platform
+import subprocess
 from datetime import date
 from importlib.metadata import version
 from pathlib import Path
 
 
 def describe_machine(*packages: str) -> str:
-    """One line: processor, cores, memory, Python, the versions of `packages`, and the date."""
+    """One line: processor, cores, memory, GPU, Python, the versions of `packages`, and the date."""
     memory_gib = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
     parts = [
         f"{_processor_name()}, {len(os.sched_getaffinity(0))} cores, {memory_gib:.0f} GiB",
+        _gpu_name() or "no CUDA device",
         f"Python {platform.python_version()}",
         *(f"{package} {version(package)}" for package in packages),
         date.today().isoformat(),
@@ -24,3 +26,13 @@ def _processor_name() -> str:
         if line.startswith("model name"):
             return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()
+
+
+def _gpu_name() -> str | None:
+    """The first one's, from the driver's own tool; asking torch would load it into every bench."""
+    query = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+    try:
+        found = subprocess.run(query, capture_output=True, text=True, timeout=30)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return found.stdout.partition("\n")[0].strip() or None if found.returncode == 0 else None

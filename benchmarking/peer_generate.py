@@ -1,4 +1,5 @@
-"""The peer of `bench_serve`: transformers' own generate, float32, all cores, one static batch.
+"""The peer of `bench_serve`: transformers' own generate, one static batch, on the device and in the
+type that the server chooses: float32 on all cores, or bfloat16 on a GPU.
 
 Reads `[model folder, prompts, max_tokens]` as JSON from standard input, prints tokens/s.
 """
@@ -17,9 +18,12 @@ from inference_api.engine.hardware import physical_cores
 def main() -> None:
     folder, prompts, max_tokens = json.load(sys.stdin)
     torch.set_num_threads(physical_cores())
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    dtype = torch.float32 if device == "cpu" else torch.bfloat16
     tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="left")
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
-    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
+    model.to(device)
     if tokenizer.chat_template is not None:
         turns = [[{"role": "user", "content": prompt}] for prompt in prompts]
         prompts = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
@@ -28,7 +32,7 @@ def main() -> None:
         return_tensors="pt",
         padding=True,
         add_special_tokens=tokenizer.chat_template is None,
-    )
+    ).to(device)
     batch.pop("token_type_ids", None)
     model.generate(**batch, max_new_tokens=2, do_sample=False)  # warm up
     started_s = time.perf_counter()
