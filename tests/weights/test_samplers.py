@@ -8,6 +8,8 @@ import pytest
 
 from weights.samplers import SamplerName, choose_sampler
 from weights.samplers.concentration import most_likely_concentration
+from weights.samplers.stages import fit_slowest_stage
+from weights.samplers.trials import trials_from
 from weights.search import Observation, Problem, Proposal
 from weights.simplex import FloatArray
 
@@ -88,6 +90,22 @@ def test_the_slowest_stage_is_recognised_and_balanced_under_noise() -> None:
     assert found.concentration is not None
     belief = np.array(found.concentration) / sum(found.concentration)
     assert belief == pytest.approx(np.array([4, 2, 1]) / 7, abs=0.05)
+
+
+def test_the_stages_of_many_nodes_are_not_taken_for_noise() -> None:
+    nodes, trials, rng = 16, 100, np.random.default_rng(2)
+    costs = np.exp(0.5 * rng.normal(size=nodes))
+    spread = rng.choice([0.1, 1.0], size=(trials, 1))
+    weights = np.exp(spread * rng.normal(size=(trials, nodes))) / costs
+    weights /= weights.sum(axis=1, keepdims=True)
+    metrics = np.exp(0.05 * rng.normal(size=trials)) / (costs * weights + 0.005).max(axis=1)
+    told = [
+        Observation(tuple(row), metric)
+        for row, metric in zip(weights.tolist(), metrics.tolist(), strict=True)
+    ]
+    problem = Problem((0.0,) * nodes, (1.0,) * nodes)
+    fit = fit_slowest_stage(trials_from(told, problem), np.random.default_rng(0))
+    assert fit.noise == pytest.approx(0.05, abs=0.01)
 
 
 @pytest.mark.parametrize("direction", ["maximize", "minimize"])
