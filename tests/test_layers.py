@@ -7,15 +7,14 @@ import pytest
 
 
 @pytest.mark.parametrize(
-    ("module", "absent"),
+    "module",
     [
-        ("inference_api", "torch"),
-        ("inference_api.inference_api_server", "torch"),
-        ("inference_api.inference_api_server", "transformers"),
-        ("inference_api._mock_inference_api_server", "torch"),
-        ("inference_api.preflight", "torch"),
+        "inference_api",
+        "inference_api.inference_api_server",
+        "inference_api._mock_inference_api_server",
+        "inference_api.preflight",
     ],
 )
-def test_import_does_not_load(module: str, absent: str) -> None:
-    code = f"import sys, {module}; sys.exit({absent!r} in sys.modules)"
+def test_import_loads_neither_torch_nor_transformers(module: str) -> None:
+    code = f"import sys, {module}; sys.exit(bool({{'torch', 'transformers'}} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0

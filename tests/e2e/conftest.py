@@ -1,11 +1,37 @@
-"""A server whose streams wait for the test."""
+"""Servers for several modules, and one whose streams wait for the test."""
 
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from benchmarking.serving import ServedApi, served
+from benchmarking.serving import MOCK_APP, ServedApi, eventually, served
+
+
+@pytest.fixture(scope="session")
+def _model_api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedApi]:
+    with served(tmp_path_factory.mktemp("model") / "log") as api:
+        yield api
+
+
+@pytest.fixture(scope="session")
+def _mock_api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedApi]:
+    with served(tmp_path_factory.mktemp("mock") / "log", MOCK_APP) as api:
+        yield api
+
+
+@pytest.fixture(scope="module")
+def model_api(_model_api: ServedApi) -> Iterator[ServedApi]:
+    """The embedded model, served as it is by default; idle when the module ends."""
+    yield _model_api
+    eventually(_model_api.is_idle)
+
+
+@pytest.fixture(scope="module")
+def mock_api(_mock_api: ServedApi) -> Iterator[ServedApi]:
+    """The mock backend, served as it is by default; idle when the module ends."""
+    yield _mock_api
+    eventually(_mock_api.is_idle)
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import openai
 import pytest
 
 from benchmarking.schemas import SCHEMAS
-from benchmarking.serving import MOCK_APP, ServedApi, served
+from benchmarking.serving import ServedApi
 
 MODEL = "hearth-tiny"
 NUM_REQUESTS = 200
@@ -20,9 +20,8 @@ QUESTION: list[Any] = [{"role": "user", "content": "Tell me about Nairobi."}]
 
 
 @pytest.fixture(scope="module")
-def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedApi]:
-    with served(tmp_path_factory.mktemp("constraints") / "log") as api:
-        yield api
+def api(model_api: ServedApi) -> ServedApi:
+    return model_api
 
 
 @pytest.fixture(scope="module")
@@ -129,9 +128,8 @@ def test_what_cannot_be_followed_is_refused_by_name(
     assert api.is_idle()
 
 
-def test_model_without_a_tokenizer_file_says_so(tmp_path_factory: pytest.TempPathFactory) -> None:
-    with served(tmp_path_factory.mktemp("mock") / "log", MOCK_APP) as api:
-        body = {"model": MODEL, "prompt": "a", "structured_outputs": {"regex": "b"}}
-        response = api.post("/v1/completions", **body)
-        assert response.status_code == 400
-        assert "tokenizer.json" in response.json()["error"]["message"]
+def test_model_without_a_tokenizer_file_says_so(mock_api: ServedApi) -> None:
+    body = {"model": MODEL, "prompt": "a", "structured_outputs": {"regex": "b"}}
+    response = mock_api.post("/v1/completions", **body)
+    assert response.status_code == 400
+    assert "tokenizer.json" in response.json()["error"]["message"]

@@ -5,16 +5,14 @@ from collections.abc import Iterator
 import pytest
 from playwright.sync_api import Page, expect, sync_playwright
 
-from benchmarking.serving import MOCK_APP, ServedApi, served
+from benchmarking.serving import ServedApi
 
 TIMEOUT_MS = 30_000
 
 
 @pytest.fixture(scope="module")
-def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedApi]:
-    folder = tmp_path_factory.mktemp("docs_page")
-    with served(folder / "log", MOCK_APP, WEIGHTS_DB=folder / "weights.db") as api:
-        yield api
+def api(mock_api: ServedApi) -> ServedApi:
+    return mock_api
 
 
 @pytest.fixture(scope="module")

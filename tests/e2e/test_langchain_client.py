@@ -1,6 +1,5 @@
 """LangChain's OpenAI integration against the mock server: a second client that people use."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import openai
@@ -8,7 +7,7 @@ import pytest
 from langchain_core.messages import HumanMessage, SystemMessage
 from langchain_openai import ChatOpenAI, OpenAI
 
-from benchmarking.serving import MOCK_APP, ServedApi, served
+from benchmarking.serving import ServedApi
 
 MODEL = "hearth-tiny"
 ECHO = "System: Be brief.\nUser: hello\nAI: "  # what the mock makes of it
@@ -16,9 +15,8 @@ TURNS = [SystemMessage("Be brief."), HumanMessage("hello")]
 
 
 @pytest.fixture(scope="module")
-def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedApi]:
-    with served(tmp_path_factory.mktemp("langchain") / "log", MOCK_APP) as api:
-        yield api
+def api(mock_api: ServedApi) -> ServedApi:
+    return mock_api
 
 
 def chat(api: ServedApi, **options: Any) -> ChatOpenAI:

@@ -1,7 +1,6 @@
 """The embedded model behind real gunicorn: correct alone and in company, and nothing left over."""
 
 import random
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from threading import Thread
 from typing import Any
@@ -10,7 +9,7 @@ import psutil
 import pytest
 import requests
 
-from benchmarking.serving import ServedApi, eventually, served
+from benchmarking.serving import ServedApi, eventually
 from tests.e2e.test_mock_server import AUSTIN, NUMBER, PARIS
 
 SOAK_REQUESTS = 2000
@@ -25,9 +24,8 @@ STORIES = [f"Tell me a story about {who}." for who in ("a fox", "a baker", "an o
 
 
 @pytest.fixture(scope="module")
-def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedApi]:
-    with served(tmp_path_factory.mktemp("model") / "log") as api:
-        yield api
+def api(model_api: ServedApi) -> ServedApi:
+    return model_api
 
 
 def ask(api: ServedApi, text: str, **fields: object) -> str:

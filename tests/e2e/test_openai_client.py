@@ -16,9 +16,8 @@ ECHO = "User: hello\nAI: "  # what the mock makes of it
 
 
 @pytest.fixture(scope="module")
-def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedApi]:
-    with served(tmp_path_factory.mktemp("openai") / "log", MOCK_APP) as api:
-        yield api
+def api(mock_api: ServedApi) -> ServedApi:
+    return mock_api
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from benchmarking.serving import served
+from benchmarking.serving import ServedApi
 from inference_api.settings import EMBEDDED_MODEL
 
 MODEL = "hearth-tiny"
@@ -18,11 +18,8 @@ TOP = 5
 
 
 @pytest.fixture(scope="module")
-def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[openai.OpenAI]:
-    with (
-        served(tmp_path_factory.mktemp("logprobs") / "log") as api,
-        openai.OpenAI(base_url=f"{api.url}/v1", api_key="none", max_retries=0) as client,
-    ):
+def client(model_api: ServedApi) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{model_api.url}/v1", api_key="none", max_retries=0) as client:
         yield client
 
 

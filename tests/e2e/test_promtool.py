@@ -1,7 +1,6 @@
 """Prometheus' own tools about what the API and the proxy publish."""
 
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,11 +11,10 @@ from tests.proxy.support import bearer, running_proxy
 
 
 @pytest.fixture(scope="module")
-def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedApi]:
-    with served(tmp_path_factory.mktemp("promtool") / "log", MOCK_APP) as api:
-        assert api.post(text="something to count").status_code == 200
-        assert api.post().status_code == 400
-        yield api
+def api(mock_api: ServedApi) -> ServedApi:
+    assert mock_api.post(text="something to count").status_code == 200
+    assert mock_api.post().status_code == 400
+    return mock_api
 
 
 def complaints(metrics: str) -> list[str]:
