@@ -1,6 +1,7 @@
 """The commands that only read what was measured: fit, predict, compare, report."""
 
 import json
+import math
 import sys
 from pathlib import Path
 
@@ -50,7 +51,10 @@ def fit_run(
 @click.option("--perf", type=click.Path(exists=True, path_type=Path), help="Default: FOLDER's own.")
 @click.option("--optimizer", "optimizer_url", required=True)
 def predict_run(folder: Path, perf: Path | None, optimizer_url: str) -> None:
-    """Set the optimizer's TTFT and ITL beside those of the Poisson loads in FOLDER."""
+    """Set the optimizer's word beside what FOLDER measured.
+
+    TTFT and ITL of every Poisson load.
+    """
     try:
         data = json.loads((perf or folder / PERF_FILE).read_text())["models"][0]
     except (OSError, ValueError, LookupError) as error:
@@ -67,7 +71,10 @@ def predict_run(folder: Path, perf: Path | None, optimizer_url: str) -> None:
 @click.argument("before", type=RESULTS_FOLDER)
 @click.argument("after", type=RESULTS_FOLDER)
 def compare_runs(before: Path, after: Path) -> None:
-    """Say for each load of both runs what changed, with 95 % intervals. Exit status 1 if worse."""
+    """Say what changed between two runs.
+
+    For each load of both, with 95 % intervals. Exit status 1 if anything is worse.
+    """
     first, second = open_run(before), open_run(after)
     changes = compare(first, second)
     for change in changes:
@@ -106,9 +113,11 @@ def _only_model(run: Run) -> str:
 def _change_line(change: Change) -> str:
     load = change.load
     amount = f"{load.concurrency} users" if load.qps is None else f"{load.qps:.4g}/s"
-    percent = (
-        f"{change.relative.value:+.1%} [{change.relative.low:+.1%}, {change.relative.high:+.1%}]"
-    )
+    relative = change.relative
+    bounds = f"[{relative.low:+.1%}, {relative.high:+.1%}]"
+    if math.isinf(relative.high):
+        bounds = "(too few requests for an interval)"
+    percent = f"{relative.value:+.1%} {bounds}"
     return (
         f"{load.model} {load.input_tokens}+{load.output_tokens} {amount}: {change.measure} "
         f"{change.before:.4g} -> {change.after:.4g}, {percent}, {change.verdict}"

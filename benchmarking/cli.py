@@ -64,6 +64,8 @@ def run(config_path: Path, run_name: str | None, check: bool) -> None:
     stop = Event()
     folder = until_interrupted(lambda: run_benchmark(plan, stop, tqdm.write), stop)
     click.echo(f"results in {folder.folder}")
+    if folder.workbook is not None and folder.workbook.exists():
+        click.echo(f"workbook {folder.workbook}")
     sys.exit(INTERRUPTED if stop.is_set() else exit_status(folder.run))
 
 
@@ -71,7 +73,7 @@ def run(config_path: Path, run_name: str | None, check: bool) -> None:
 @click.argument("folder", type=RESULTS_FOLDER)
 @click.argument("workbook", type=click.Path(dir_okay=False, path_type=Path))
 def consolidate(folder: Path, workbook: Path) -> None:
-    """Make the workbook from the summaries in FOLDER, also those of another client."""
+    """Make the workbook of FOLDER, of any client of the format."""
     rows = list(read_rows(folder))
     write_workbook(workbook, rows)
     click.echo(f"{len(rows)} rows in {workbook}")

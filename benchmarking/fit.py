@@ -26,6 +26,7 @@ FIRST_SCALE = 0.1  # relative residual from which a point counts less, before th
 MIN_SCALE = 1e-4
 MAD_TO_SIGMA = 1.4826  # of a normal distribution
 MIN_POINTS = 4
+POOR_FIT = 0.15  # relative residual of ITL that half of the points exceed
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +85,7 @@ class Fit:
     def lines(self) -> list[str]:
         """For people."""
         decode, prefill, valid = self.decode, self.prefill, self.validity
-        return [
+        lines = [
             f"alpha {decode.intercept} ms, beta {decode.slope} ms, R² {decode.r_squared:.3f}",
             f"gamma {prefill.intercept} ms, delta {prefill.slope} ms, R² {prefill.r_squared:.3f}",
             f"maxBatchSize {self.max_batch_size} (from {self.batch_bound}), "
@@ -92,6 +93,13 @@ class Fit:
             f"measured at {_span(valid.concurrency)} requests in service, "
             f"{_span(valid.input_tokens)} prompt and {_span(valid.output_tokens)} output tokens",
         ]
+        off = float(np.median(np.abs(decode.residuals)))
+        if off > POOR_FIT:
+            lines.append(
+                f"half of the ITL points are more than {off:.0%} off the line: measure longer, "
+                "with more different loads, or on a machine that does nothing else"
+            )
+        return lines
 
 
 def fit_run(run: Run, model: str, slo_itl_ms: float | None = None) -> Fit:

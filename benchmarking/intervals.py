@@ -15,6 +15,7 @@ from scipy.special import stdtrit
 
 LEVEL = 0.95
 BLOCKS = 20
+MIN_DRAWN = 10  # values; a bootstrap of fewer has too narrow intervals
 DRAWS = 500
 
 Statistic = Callable[[npt.NDArray[np.float64]], float]
@@ -90,8 +91,11 @@ def change_within_runs(
 ) -> Interval:
     """after / before - 1 of `statistic` of two runs, each given in the order of its schedule.
 
-    `statistic` of `before` must not be 0.
+    `statistic` of `before` must not be 0. Too few values on a side have no bounds.
     """
+    if min(len(before), len(after)) < MIN_DRAWN:
+        value = statistic(np.asarray(after)) / statistic(np.asarray(before)) - 1
+        return Interval(value, -np.inf, np.inf)
     first = np.asarray(before, dtype=np.float64)
     second = np.asarray(after, dtype=np.float64)
     rng = np.random.default_rng(seed)

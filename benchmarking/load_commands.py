@@ -102,7 +102,7 @@ class Climb:
     seconds: float
     requests_each: int
 
-    def plan(self, shape: Shape) -> Generator[Load, LoadPoint, None]:
+    def plan(self, shape: Shape) -> Generator[Load, LoadPoint, LoadPoint | None]:
         if self.by == "rate":
             return sweep_rate(shape, self.max_concurrency, SWEEP_SHARES, self.seconds)
         return sweep_concurrency(shape, self.max_concurrency, self.requests_each)
@@ -134,25 +134,30 @@ def sweep(
     asked: Asked,
     **climb: Any,
 ) -> None:
-    """Raise the load until it saturates the server, and name the knee.
+    """Raise the load until the server is saturated; name the knee.
 
     By concurrency: 1, 2, 4, ... users. By rate: shares of what --max-concurrency users get, as
     Poisson arrivals.
     """
 
+    ends: dict[int, LoadPoint | None] = {}
+
     def work(driver: Driver) -> list[LoadPoint]:
         for length in lengths:
-            driver.drive(Climb(**climb).plan(Shape(model, length, output_tokens)))
+            plan = Climb(**climb).plan(Shape(model, length, output_tokens))
+            ends[length] = driver.drive(plan)
         driver.measure_all([row.load for row in driver.run.rows] * (repeats - 1))
         return driver.points()
 
     points = asked.measure(work)
-    for length in lengths:
+    for length, end in ends.items():
         bend = knee([point for point in points if point.load.input_tokens == length])
         if bend is None:
             click.echo(f"{length} input tokens: nothing was answered", err=True)
             sys.exit(FAILURES)
         click.echo(f"{length} input tokens, knee: {_described(bend)}")
+        limit = f"saturated: {_described(end)}" if end else "not saturated by any of these loads"
+        click.echo(f"{length} input tokens, {limit}")
 
 
 @click.command()
@@ -167,10 +172,10 @@ def sweep(
 def capacity(
     attainment: float, start_qps: float, seconds: float, slo: Slo, asked: Asked, **shape: Any
 ) -> None:
-    """Search the highest rate at which enough requests keep their service levels.
+    """Search the highest rate within service levels.
 
-    A request that fails or exceeds a level counts against --attainment. Exit status 1 when no
-    rate does, or no rate does not.
+    It is the highest rate at which a share of --attainment keeps them; a request that fails keeps
+    none. Exit status 1 when no rate does, or no rate does not.
     """
 
     def is_met(point: LoadPoint) -> bool:
@@ -230,11 +235,13 @@ def switching(
     output_tokens: int,
     asked: Asked,
 ) -> None:
-    """Measure how long MODELS of a bundle take to switch from each to each other.
+    """Measure how long switching between MODELS takes.
 
-    One request at a time: the first of a visit waits for the switch, the others show what is
-    usual. The first visit to each model is warm-up.
+    From each to each other, with one request at a time: the first of a visit waits for the switch,
+    the others show what is usual. The first visit to each model is warm-up.
     """
+    if len(set(models)) < 2:
+        raise click.UsageError("name at least two models to switch between")
 
     def work(driver: Driver) -> Matrix:
         driver.measure_all(
@@ -252,7 +259,7 @@ def switching(
 @click.argument("folder", type=RESULTS_FOLDER)
 @asking
 def repeat(folder: Path, asked: Asked) -> None:
-    """Measure the loads of FOLDER again, as a run of its own to compare it with."""
+    """Measure the loads of FOLDER again, to compare with."""
     loads = [row.load for row in open_run(folder).rows]
     asked.measure(lambda driver: driver.measure_all(loads))
 

@@ -66,7 +66,9 @@ def _about(run: Run, slo: Slo) -> Section:
         ("tokenizer", environment.tokenizer),
         ("service levels", str(slo)),
     ]
-    note = "Latencies count from the moment a request was due. ± and bars are 95 % intervals."
+    note = (
+        "Latencies count from the moment a request was due. Brackets and bars are 95 % intervals."
+    )
     return Section("about", "What was measured", note, facts=facts)
 
 

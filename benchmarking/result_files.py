@@ -51,7 +51,11 @@ def file_stem(load: Load, model_idx: int = 0) -> str:
     fields: list[object] = [kind, model_idx, model]
     fields += [IMAGE_MARK, load.image_size] if load.image_size != "na" else []
     fields += [load.input_tokens, load.output_tokens]
-    fields += [load.concurrency] if load.concurrency else [load.qps, load.qps_distribution]
+    fields += (
+        [load.concurrency]
+        if load.concurrency
+        else [round(load.qps or 0.0, 4), load.qps_distribution]
+    )
     return _stem(fields)
 
 

@@ -35,7 +35,9 @@ def row_lines(run: Run, number: int, with_statistics: bool) -> Iterator[str]:
 
 
 def _shape(load: Load) -> str:
-    rate = f"{load.concurrency} at once" if load.concurrency else f"{load.qps:.4g} per second"
+    rate = f"{load.concurrency} at once"
+    if not load.concurrency:
+        rate = f"{load.qps:.4g} per second ({load.qps_distribution})"
     prompts = f"{load.prompts_path}, " if load.prompts_path else ""
     return f"{load.model}, {prompts}{load.input_tokens} + {load.output_tokens} tokens, {rate}"
 

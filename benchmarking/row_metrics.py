@@ -1,7 +1,7 @@
 """What the documented summary lacks, for each row, from its records alone: `metrics.json`. Pure.
 
-Latencies count from when a request was due. Rates are of the steady window: from the first measured
-request due to the last, while the load was all that was asked for.
+Latencies count from when a request was due. Rates are of the steady window (`curve.steady_window`),
+while the load was all that was asked for.
 """
 
 from collections import Counter
@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarking.curve import load_point
 from benchmarking.latency import e2e_s, itl_s, succeeded, ttft_s
 from benchmarking.records import RequestRecord, RowRecord, Run
 from benchmarking.switching import three_sigma_s
@@ -53,7 +54,7 @@ def row_metrics(row: RowRecord, records: Sequence[RequestRecord]) -> Metrics:
         "itl_s": _distribution(itl_s, answered),
         "end_to_end_latency_s": _distribution(e2e_s, answered),
         "send_delay_s": _distribution(lambda record: record.sent_s - record.scheduled_s, measured),
-        "steady_window": steady_window(records),
+        "steady_window": steady_window(row, records),
         "batch_size_used_mean": _mean(
             [record.usage.batch_size_used for record in answered if record.usage]
         ),
@@ -66,30 +67,16 @@ def row_metrics(row: RowRecord, records: Sequence[RequestRecord]) -> Metrics:
     }
 
 
-def steady_window(records: Sequence[RequestRecord]) -> Metrics | None:
-    """None when the window has no length: a closed loop of one round, or a single request.
-
-    Tokens count in it by when they came, whichever request they belong to.
-    """
-    due_s = [record.scheduled_s for record in records if record.is_measured]
-    if len(due_s) < 2 or max(due_s) == min(due_s):
+def steady_window(row: RowRecord, records: Sequence[RequestRecord]) -> Metrics | None:
+    """The rates of a load curve's point; None where nothing was measured."""
+    if not any(record.is_measured for record in records):
         return None
-    start_s, end_s = min(due_s), max(due_s)
-    ended = sum(start_s < r.end_s <= end_s for r in records if r.error is None)
-    tokens = sum(
-        count
-        for record in records
-        for at_s, count in zip(
-            record.chunk_s, record.chunk_tokens or (1,) * len(record.chunk_s), strict=True
-        )
-        if start_s < at_s <= end_s
-    )
-    seconds = end_s - start_s
+    point = load_point(row, records)
     return {
-        "start_s": start_s,
-        "end_s": end_s,
-        "requests_per_s": ended / seconds,
-        "output_tokens_per_s": tokens / seconds,
+        "start_s": point.from_s,
+        "end_s": point.to_s,
+        "requests_per_s": point.throughput_per_s,
+        "output_tokens_per_s": point.tokens_per_s,
     }
 
 

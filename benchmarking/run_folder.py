@@ -42,7 +42,7 @@ class RunFolder:
     def __init__(self, folder: Path, run: Run, workbook: Path | None) -> None:
         self.folder = folder
         self.run = run
-        self._workbook = workbook
+        self.workbook = workbook
         self._lock = Lock()
         try:
             folder.mkdir(parents=True, exist_ok=False)
@@ -81,8 +81,8 @@ class RunFolder:
                 write_metrics(self.folder, run_metrics(self.run))
             except OSError as error:
                 raise NotWritable(error) from error
-            if self._workbook is not None and any(map(self.run.records_of, self._numbers())):
-                write_workbook(self._workbook, list(read_rows(self.folder)))
+            if self.workbook is not None and any(map(self.run.records_of, self._numbers())):
+                write_workbook(self.workbook, list(read_rows(self.folder)))
 
     def _numbers(self) -> range:
         return range(len(self.run.rows))

@@ -45,27 +45,35 @@ class Shape:
 
 def sweep_concurrency(
     shape: Shape, max_concurrency: int, requests_each: int
-) -> Generator[Load, LoadPoint, None]:
-    """1, 2, 4, ... users until more of them bring no more tokens, at most `max_concurrency`."""
+) -> Generator[Load, LoadPoint, LoadPoint | None]:
+    """1, 2, 4, ... users until more of them bring no more tokens, at most `max_concurrency`.
+
+    Returns the point that was saturated, if one was.
+    """
     concurrency, previous = 1, None
     while concurrency <= max_concurrency:
         point = yield shape.at_concurrency(concurrency, requests_each)
         if is_saturated(point, previous):
-            return
+            return point
         concurrency, previous = 2 * concurrency, point
+    return None
 
 
 def sweep_rate(
     shape: Shape, max_concurrency: int, shares: Sequence[float], duration_s: float
-) -> Generator[Load, LoadPoint, None]:
+) -> Generator[Load, LoadPoint, LoadPoint | None]:
     """What `max_concurrency` users get in a closed loop, then open loops at ascending `shares` of
-    that rate, until requests come due faster than they are answered."""
+    that rate, until requests come due faster than they are answered.
+
+    Returns the point that was saturated, if one was.
+    """
     requests_each = 4
     saturated = yield shape.at_concurrency(max_concurrency, requests_each)
     for share in shares:
         point = yield shape.at_rate(share * saturated.throughput_per_s, duration_s)
         if is_saturated(point, None):
-            return
+            return point
+    return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,6 +74,11 @@ def test_a_sweep_names_its_knee_and_can_be_repeated_reported_and_compared(tmp_pa
     assert said.count("no difference shown") == 2 * 6
 
 
+def test_one_model_has_nothing_to_switch_to(tmp_path: Path) -> None:
+    status, said = command("switching", "a", "a", "--output-dir", tmp_path)
+    assert (status, "at least two models" in said) == (2, True)
+
+
 def test_repeats_ask_for_the_very_same_loads(tmp_path: Path) -> None:
     arguments = ("--max-concurrency", "1", "--requests-each", "2", "--repeats", "3")
     with scripted({"m": QUICK}) as (_, base):

@@ -74,6 +74,12 @@ def test_a_falling_line_becomes_flat_rather_than_negative() -> None:
     assert line.slope.low == 0
 
 
+def test_points_far_off_the_line_are_told() -> None:
+    assert not any("off the line" in line for line in fit(made_points(1), None).lines())
+    scattered = fit(made_points(1, noise=0.5), None)
+    assert any("off the line: measure longer" in line for line in scattered.lines())
+
+
 def test_one_batch_size_does_not_make_a_line() -> None:
     with pytest.raises(Unfit, match="ITL over concurrency: 4 points at 1 places"):
         fit([made_points(0)[0]] * 4, None)

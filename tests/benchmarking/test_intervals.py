@@ -73,6 +73,11 @@ def test_a_change_of_ten_percent_is_seen_and_none_is_not() -> None:
     assert sum(found.holds(0.1) for found in slower) >= 34
 
 
+def test_a_few_requests_show_no_change() -> None:
+    found = change_within_runs([10.0, 11.0], [20.0, 22.0], mean)
+    assert (found.value, found.low, found.high) == (1.0, -math.inf, math.inf)
+
+
 def test_a_run_of_one_request_has_a_mean_and_no_bounds() -> None:
     found = mean_within_run([3.0])
     assert (found.value, found.low, found.high) == (3.0, -math.inf, math.inf)

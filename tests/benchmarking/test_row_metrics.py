@@ -37,7 +37,7 @@ def test_the_queue_is_told_from_prefill_where_the_server_says_it() -> None:
 
 
 def test_the_steady_window_leaves_out_the_drain_and_lets_the_warmup_count() -> None:
-    window = steady_window([WARMUP, *RECORDS])
+    window = steady_window(ROW, [WARMUP, *RECORDS])
     assert window is not None
     assert (window["start_s"], window["end_s"]) == (1.0, 3.0)
     # Ended in it: the warm-up at 1.3, and two of the three at 1.9 and 2.9.
@@ -46,8 +46,13 @@ def test_the_steady_window_leaves_out_the_drain_and_lets_the_warmup_count() -> N
     assert window["output_tokens_per_s"] == pytest.approx(8 / 2)
 
 
-def test_one_round_of_a_closed_loop_has_no_steady_window() -> None:
-    assert steady_window([RECORDS[0], replace(RECORDS[0], index=1)]) is None
+def test_one_round_of_a_closed_loop_is_all_there_is() -> None:
+    one_round = [RECORDS[0], replace(RECORDS[0], index=1)]
+    window = steady_window(replace(ROW, end_s=1.95), one_round)
+    assert window is not None
+    assert (window["start_s"], window["end_s"]) == (1.0, 1.95)
+    assert window["requests_per_s"] == pytest.approx(2 / 0.95)
+    assert steady_window(ROW, [WARMUP]) is None
 
 
 def test_errors_are_counted_by_code_and_warmups_apart() -> None:
