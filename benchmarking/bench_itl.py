@@ -5,7 +5,6 @@ table shows the running streams' ITL with `ITL_BUDGET` as it is by default, and 
 large that a prompt is prefilled in whole chunks. Time it alone: nothing else may use the cores.
 """
 
-import argparse
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -13,9 +12,15 @@ from itertools import count, pairwise
 from statistics import median
 from threading import Event, Thread
 
-from benchmarking.bench_serve import Workload, p99, served_workload, stream_once, workloads
-from benchmarking.machine import describe_machine
-from benchmarking.serving import ServedApi, exit_on_sigterm
+from benchmarking.bench_serve import (
+    Workload,
+    asked_models,
+    p99,
+    served_workload,
+    stream_once,
+    workloads,
+)
+from benchmarking.serving import ServedApi
 
 USER_ROWS = 32
 ANSWER_TOKENS = 192
@@ -25,12 +30,7 @@ BUDGETS = (1.4, NO_BUDGET)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--models", nargs="+", default=["110m", "1.1b"])
-    parser.add_argument("--quantization", default="int8")
-    arguments = parser.parse_args()
-    exit_on_sigterm()
-    print(f"{describe_machine('torch', 'gunicorn')}\n")
+    arguments = asked_models(__doc__)
     print("| model | ITL_BUDGET | ITL p50 ms | ITL p99 ms | p99 / p50 | prompts taken | tokens/s |")
     print("|---|---|---|---|---|---|---|")
     for workload in workloads(arguments.models):

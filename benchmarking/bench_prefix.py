@@ -5,12 +5,10 @@ own, then each asks a second time. The table shows the first of them, the others
 turns, with and without `PREFIX_REUSE`. Time it alone: nothing else may use the cores.
 """
 
-import argparse
 from statistics import median
 
-from benchmarking.bench_serve import Workload, served_workload, stream_once, workloads
-from benchmarking.machine import describe_machine
-from benchmarking.serving import ServedApi, exit_on_sigterm
+from benchmarking.bench_serve import Workload, asked_models, served_workload, stream_once, workloads
+from benchmarking.serving import ServedApi
 
 USERS = 8
 SYSTEM_CHARS = 1000  # the models of random weights have one token per character
@@ -19,12 +17,7 @@ ANSWER_TOKENS = 16
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--models", nargs="+", default=["110m", "1.1b"])
-    parser.add_argument("--quantization", default="int8")
-    arguments = parser.parse_args()
-    exit_on_sigterm()
-    print(f"{describe_machine('torch', 'gunicorn')}\n")
+    arguments = asked_models(__doc__)
     print("| model | PREFIX_REUSE | TTFT first user ms | others p50 ms | second turns p50 ms |")
     print("|---|---|---|---|---|")
     for workload in workloads(arguments.models):

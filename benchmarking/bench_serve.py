@@ -102,6 +102,17 @@ def main() -> None:
     report(results)
 
 
+def asked_models(description: str | None) -> argparse.Namespace:
+    """The `models` and the `quantization` of a bench of large ones; prints the machine."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--models", nargs="+", default=["110m", "1.1b"])
+    parser.add_argument("--quantization", default="int8")
+    arguments = parser.parse_args()
+    exit_on_sigterm()
+    print(f"{describe_machine('torch', 'gunicorn')}\n")
+    return arguments
+
+
 @contextmanager
 def served_workload(
     workload: Workload, quantization: str, **settings: object

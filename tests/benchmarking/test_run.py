@@ -20,7 +20,7 @@ from benchmarking.cli import main
 from benchmarking.imports import imported_run
 from benchmarking.records import Run, read_run
 from benchmarking.result_files import RowResult, read_rows
-from benchmarking.scripted_server import Script, scripted
+from benchmarking.scripted_server import Script, Stall, scripted
 from benchmarking.serving import ROOT, eventually, free_port
 from tests.benchmarking.test_config import HEADER
 
@@ -117,6 +117,17 @@ def test_rates_and_latencies_equal_a_hand_computed_case(tmp_path: Path) -> None:
     prompts = [request["messages"][0]["content"] for request in server.requests]
     assert len({prompt.split()[1] for prompt in prompts}) == 8  # a prefix of its own each
     assert {len(prompt.split()) for prompt in prompts} == {40}
+
+
+def test_the_reported_p99_shows_a_stall_of_the_server(tmp_path: Path) -> None:
+    stalled = Script((0.01,), ("one",), USAGE)
+    with scripted({"m": stalled}, Stall(at_s=0.3, for_s=1.0)) as (_, base):
+        status, output = benchmark(
+            tmp_path, base, "m,40,1,20,,20,constant,", config="warmup_requests: 0"
+        )
+    assert status == 0, output
+    (row,) = json.loads((tmp_path / "out" / "r" / "metrics.json").read_text())["rows"]
+    assert row["ttft_s"]["p99"] > 0.9  # due every 50 ms, the first of them just as it began
 
 
 def test_the_key_reaches_the_server_and_no_file(tmp_path: Path) -> None:
