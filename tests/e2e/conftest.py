@@ -1,11 +1,13 @@
-"""Servers for several modules, and one whose streams wait for the test."""
+"""Servers and a browser for several modules, and a server whose streams wait for the test."""
 
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from playwright.sync_api import Browser, Page, sync_playwright
 
 from benchmarking.serving import MOCK_APP, ServedApi, eventually, served
+from tests.e2e.pages import ARGUMENTS, CHROMIUM, opened
 
 
 @pytest.fixture(scope="session")
@@ -32,6 +34,21 @@ def mock_api(_mock_api: ServedApi) -> Iterator[ServedApi]:
     """The mock backend, served as it is by default; idle when the module ends."""
     yield _mock_api
     eventually(_mock_api.is_idle)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def page(api: ServedApi, browser: Browser) -> Iterator[Page]:
+    """The dashboard of the module's `api`."""
+    with opened(browser, api.url) as page:
+        yield page
 
 
 @pytest.fixture

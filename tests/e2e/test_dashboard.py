@@ -1,131 +1,26 @@
 """The page in real Chromium, before real gunicorn: what it shows is what the server does.
 
-Every page is watched: whatever it logs as an error, and whatever it asks of another host, fails
-the test it happened in. `DASHBOARD_SCREENSHOT=docs/dashboard.png` renews the picture in the docs.
+`DASHBOARD_SCREENSHOT=docs/dashboard.png` renews the picture in the docs.
 """
 
 import json
 import os
 import re
 import shlex
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-import jwt
 import pytest
 import requests
-from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Page, expect
 
-from benchmarking.serving import MOCK_APP, ServedApi, eventually, served
-
-CHROMIUM = "/usr/bin/chromium"
-ARGUMENTS = [
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
-WIDE, NARROW = {"width": 1440, "height": 780}, {"width": 400, "height": 800}
-VIEWS = ("serving", "optimizer", "weights")
-TEAMS = ("search", "support", "research", "docs-bot")
-SECRET = "a secret that is long enough for HS256"
-WCAG = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
-
-expect.set_options(timeout=15_000)
+from benchmarking.serving import ServedApi, eventually
+from tests.e2e.pages import ask, busy, opened, show, solve_example
 
 
 @pytest.fixture(scope="module")
-def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedApi]:
-    folder = tmp_path_factory.mktemp("dashboard")
-    with served(folder / "log", WEIGHTS_DB=folder / "weights.db") as api:
-        yield api
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
-        yield browser
-        browser.close()
-
-
-@contextmanager
-def opened(browser: Browser, url: str, may_log: str = "^$", **options: Any) -> Iterator[Page]:
-    """A page of its own, watched for errors and for requests that leave its origin.
-
-    What matches `may_log` is expected: browsers log every answer of 400 and above.
-    """
-    context = browser.new_context(**{"viewport": WIDE, "reduced_motion": "reduce"} | options)
-    lines: list[str] = []
-    asked: list[str] = []
-    page = context.new_page()
-    page.set_default_timeout(15_000)
-    page.on("console", lambda line: lines.append(f"{line.type}: {line.text}"))
-    page.on("pageerror", lambda error: lines.append(f"error: {error}"))
-    page.on("request", lambda sent: asked.append(sent.url))
-    page.goto(url)
-    yield page
-    context.close()
-    errors = [line for line in lines if line.startswith("error")]
-    assert [error for error in errors if not re.search(may_log, error)] == []
-    assert [each for each in asked if not each.startswith(url)] == []
-
-
-@pytest.fixture
-def page(api: ServedApi, browser: Browser) -> Iterator[Page]:
-    with opened(browser, api.url) as page:
-        yield page
-
-
-@contextmanager
-def busy(api: ServedApi, num_rows: int) -> Iterator[None]:
-    """That many rows generate until the end, for a few teams."""
-    with ExitStack() as stack:
-        for row in range(num_rows):
-            body = {
-                "model": "hearth-tiny",
-                "prompt": "Tell me a story about a fox who travels far. " * (1 + row % 5),
-                "max_tokens": 1700,
-                "ignore_eos": True,
-                "stream": True,
-                "seed": row,
-            }
-            who = {"X-Team-Id": TEAMS[row % 4], "X-Request-Id": f"request-{row}"}
-            path = f"{api.url}/v1/completions"
-            stack.enter_context(
-                requests.post(path, json=body, headers=who, stream=True, timeout=60)
-            )
-        yield
-    eventually(api.is_idle)
-
-
-def show(page: Page, view: str) -> None:
-    page.get_by_role("link", name=view.capitalize()).click()
-    expect(page.locator(f"#view-{view}")).to_be_visible()
-
-
-def solve_example(page: Page) -> None:
-    """Bring the optimizer's view to a solved system, whatever an earlier test left."""
-    show(page, "optimizer")
-    page.locator("table.allocations, .empty").first.wait_for()
-    if page.locator(".empty:visible").count():
-        page.get_by_role("button", name="Solve the example").click()
-    expect(page.locator("table.allocations tbody tr")).to_have_count(5)
-
-
-def ask(page: Page, prompt: str, max_tokens: int, kind: str = "Chat turn") -> None:
-    page.get_by_label(kind).check()
-    page.get_by_role("textbox", name="Prompt", exact=True).fill(prompt)
-    page.get_by_label("Max tokens").fill(str(max_tokens))
-    page.get_by_label("Temperature").fill("0")
-    page.get_by_role("button", name="Send").click()
+def api(model_api: ServedApi) -> ServedApi:
+    return model_api
 
 
 def test_the_page_shows_the_server(api: ServedApi, page: Page) -> None:
@@ -308,65 +203,6 @@ def tell(api: ServedApi, session_id: str, trials: list[tuple[float, float]]) -> 
         assert told.status_code == 200
 
 
-def test_everything_is_reached_by_keyboard(api: ServedApi, page: Page) -> None:
-    expect(page.locator("#server-phase")).to_have_text("ready")
-    page.keyboard.press("Tab")
-    expect(page.get_by_role("link", name="Skip to the content")).to_be_focused()
-    page.keyboard.press("Enter")
-    page.keyboard.press("Tab")
-    cells = page.locator(".cell")
-    expect(cells.nth(0)).to_be_focused()
-    page.keyboard.press("ArrowDown")
-    expect(cells.nth(8)).to_be_focused()
-    page.keyboard.press("End")
-    expect(cells.nth(31)).to_be_focused()
-    expect(page.locator("#row-detail")).to_have_text("Row 32 is free.")
-    page.keyboard.press("Tab")  # out of the rows: they are one stop
-    page.keyboard.press("ArrowRight")
-    expect(page.get_by_label("Bare text")).to_be_checked()
-    page.keyboard.press("Tab")
-    page.keyboard.press("Control+a")
-    page.keyboard.type("What is the capital of Kenya?")
-    page.keyboard.press("Control+Enter")
-    expect(page.get_by_role("region", name="Answer")).to_contain_text("Nairobi")
-    page.get_by_role("link", name="Optimizer").focus()
-    page.keyboard.press("Enter")
-    expect(page.locator("#view-optimizer")).to_be_visible()
-    expect(page.get_by_role("link", name="Optimizer")).to_be_focused()
-
-
-@pytest.mark.parametrize(("scheme", "size"), [("light", WIDE), ("dark", NARROW)])
-def test_no_view_breaks_a_rule_of_accessibility(
-    api: ServedApi, browser: Browser, scheme: Any, size: Any
-) -> None:
-    with opened(browser, api.url, color_scheme=scheme, viewport=size) as page:
-        solve_example(page)
-        page.get_by_role("button", name="Why?").first.click()
-        for view in VIEWS:
-            show(page, view)
-            found = Axe().run(page, options={"runOnly": WCAG})
-            assert found.violations_count == 0, found.generate_report()
-
-
-def test_dark_mode_follows_the_system(api: ServedApi, browser: Browser) -> None:
-    def ground(scheme: Any) -> int:
-        with opened(browser, api.url, color_scheme=scheme) as page:
-            color = page.evaluate("getComputedStyle(document.body).backgroundColor")
-            return sum(int(part) for part in re.findall(r"\d+", color))
-
-    assert ground("dark") < 100 < 600 < ground("light")
-
-
-@pytest.mark.parametrize("width", [400, 800])
-def test_nothing_has_to_be_scrolled_sideways(api: ServedApi, browser: Browser, width: int) -> None:
-    with busy(api, 6), opened(browser, api.url, viewport=NARROW | {"width": width}) as page:
-        expect(page.locator(".cell[data-phase=decode]").first).to_be_visible()
-        solve_example(page)
-        for view in VIEWS:
-            show(page, view)
-            assert page.evaluate("document.documentElement.scrollWidth") == width
-
-
 def test_a_hidden_tab_asks_for_nothing(page: Page) -> None:
     asked: list[str] = []
     page.on("request", lambda sent: asked.append(sent.url))
@@ -419,75 +255,6 @@ def test_pure_modules(page: Page) -> None:
         parts,
     )
     assert texts == ["one", "two", "three"]
-
-
-@pytest.fixture(scope="module")
-def guarded_api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedApi]:
-    """Asks for tokens; its optimizer is stateful."""
-    folder = tmp_path_factory.mktemp("guarded")
-    settings = {
-        "JWT_SECRET": SECRET,
-        "OPTIMIZER_STATEFUL": "true",
-        "OPTIMIZER_STORE_PATH": folder / "optimizer.db",
-        "WEIGHTS_DB": folder / "weights.db",
-    }
-    with served(folder / "log", MOCK_APP, **settings) as api:
-        yield api
-
-
-@contextmanager
-def entered(browser: Browser, api: ServedApi, may_log: str = "^$") -> Iterator[Page]:
-    """The page of a server that asks for a token, once it has one."""
-    with opened(browser, api.url, may_log + "|status of 401") as page:
-        field = page.get_by_label("Bearer token")
-        field.fill(jwt.encode({"team_id": "a", "token_id": "b"}, SECRET, algorithm="HS256"))
-        field.press("Enter")
-        expect(page.locator("#server-phase")).to_have_text("ready")
-        yield page
-
-
-def test_a_token_is_asked_for_and_kept_in_the_tab_only(
-    guarded_api: ServedApi, browser: Browser
-) -> None:
-    with opened(browser, guarded_api.url, "status of 401") as page:
-        dialog = page.get_by_role("dialog")
-        field = dialog.get_by_label("Bearer token")
-        expect(field).to_be_focused()
-        field.fill("not a token")
-        field.press("Enter")
-        expect(dialog.get_by_role("alert")).to_have_text("The server refused this token.")
-    with entered(browser, guarded_api) as page:
-        expect(page.get_by_role("dialog")).to_be_hidden()
-        ask(page, "hello", 5)
-        expect(page.get_by_role("region", name="Answer")).to_have_text("User:")
-        assert page.evaluate("[localStorage.length, document.cookie]") == [0, ""]
-
-
-def test_a_stateful_optimizer_keeps_what_others_changed(
-    guarded_api: ServedApi, browser: Browser
-) -> None:
-    with entered(browser, guarded_api) as page:
-        solve_example(page)
-        rate = page.get_by_label("Requests per minute, Premium-llama_70b")
-        rate.fill("300")
-        with page.expect_request("**/setServers") as sent, page.expect_request("**/optimize"):
-            rate.press("Enter")
-        body: Any = sent.value.post_data_json
-        assert [server["name"] for server in body["servers"]] == ["Premium-llama_70b"]
-        expect(page.locator("#optimizer-status")).to_contain_text("Solved: ")
-        expect(rate).to_have_value("300")
-
-
-def test_a_server_that_is_gone_is_missed_and_found_again(
-    guarded_api: ServedApi, browser: Browser
-) -> None:
-    with entered(browser, guarded_api, "ERR_FAILED") as page:
-        page.route("**/dashboard/state", lambda route: route.abort())
-        expect(page.locator("#server-phase")).to_have_text("unreachable")
-        expect(page.locator("#notice")).to_contain_text("does not answer")
-        page.unroute("**/dashboard/state")
-        expect(page.locator("#server-phase")).to_have_text("ready")
-        expect(page.locator("#notice")).to_be_hidden()
 
 
 def test_a_picture_for_the_documentation(api: ServedApi, page: Page, tmp_path: Path) -> None:

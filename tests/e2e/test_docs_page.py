@@ -7,7 +7,7 @@ from playwright.sync_api import Page, expect, sync_playwright
 
 from benchmarking.serving import ServedApi
 
-TIMEOUT_MS = 30_000
+TIMEOUT_MS = 60_000
 
 
 @pytest.fixture(scope="module")

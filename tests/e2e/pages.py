@@ -1,0 +1,99 @@
+"""What the tests of the dashboard do with its page, in real Chromium.
+
+Every page is watched: whatever it logs as an error, and whatever it asks of another host, fails
+the test it happened in.
+"""
+
+import re
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import requests
+from playwright.sync_api import Browser, Page, expect
+
+from benchmarking.serving import ServedApi, eventually
+
+CHROMIUM = "/usr/bin/chromium"
+ARGUMENTS = [
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+WIDE, NARROW = {"width": 1440, "height": 780}, {"width": 400, "height": 800}
+VIEWS = ("serving", "optimizer", "weights")
+TEAMS = ("search", "support", "research", "docs-bot")
+TIMEOUT_MS = 60_000
+
+expect.set_options(timeout=TIMEOUT_MS)
+
+
+@contextmanager
+def opened(browser: Browser, url: str, may_log: str = "^$", **options: Any) -> Iterator[Page]:
+    """A page of its own, watched for errors and for requests that leave its origin.
+
+    What matches `may_log` is expected: browsers log every answer of 400 and above.
+    """
+    context = browser.new_context(**{"viewport": WIDE, "reduced_motion": "reduce"} | options)
+    lines: list[str] = []
+    asked: list[str] = []
+    page = context.new_page()
+    page.set_default_timeout(TIMEOUT_MS)
+    page.on("console", lambda line: lines.append(f"{line.type}: {line.text}"))
+    page.on("pageerror", lambda error: lines.append(f"error: {error}"))
+    page.on("request", lambda sent: asked.append(sent.url))
+    page.goto(url)
+    yield page
+    context.close()
+    errors = [line for line in lines if line.startswith("error")]
+    assert [error for error in errors if not re.search(may_log, error)] == []
+    assert [each for each in asked if not each.startswith(url)] == []
+
+
+@contextmanager
+def busy(api: ServedApi, num_rows: int) -> Iterator[None]:
+    """That many rows generate until the end, for a few teams."""
+    with ExitStack() as stack:
+        for row in range(num_rows):
+            body = {
+                "model": "hearth-tiny",
+                "prompt": "Tell me a story about a fox who travels far. " * (1 + row % 5),
+                "max_tokens": 1700,
+                "ignore_eos": True,
+                "stream": True,
+                "seed": row,
+            }
+            who = {"X-Team-Id": TEAMS[row % 4], "X-Request-Id": f"request-{row}"}
+            path = f"{api.url}/v1/completions"
+            stack.enter_context(
+                requests.post(path, json=body, headers=who, stream=True, timeout=60)
+            )
+        yield
+    eventually(api.is_idle)
+
+
+def show(page: Page, view: str) -> None:
+    page.get_by_role("link", name=view.capitalize()).click()
+    expect(page.locator(f"#view-{view}")).to_be_visible()
+
+
+def solve_example(page: Page) -> None:
+    """Bring the optimizer's view to a solved system, whatever an earlier test left."""
+    show(page, "optimizer")
+    page.locator("table.allocations, .empty").first.wait_for()
+    if page.locator(".empty:visible").count():
+        page.get_by_role("button", name="Solve the example").click()
+    expect(page.locator("table.allocations tbody tr")).to_have_count(5)
+
+
+def ask(page: Page, prompt: str, max_tokens: int, kind: str = "Chat turn") -> None:
+    page.get_by_label(kind).check()
+    page.get_by_role("textbox", name="Prompt", exact=True).fill(prompt)
+    page.get_by_label("Max tokens").fill(str(max_tokens))
+    page.get_by_label("Temperature").fill("0")
+    page.get_by_role("button", name="Send").click()

@@ -1,0 +1,77 @@
+"""The dashboard for everybody: by keyboard, in the dark, on a narrow screen, read aloud."""
+
+import re
+from typing import Any
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Browser, Page, expect
+
+from benchmarking.serving import ServedApi
+from tests.e2e.pages import NARROW, VIEWS, WIDE, busy, opened, show, solve_example
+
+WCAG = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
+
+
+@pytest.fixture(scope="module")
+def api(model_api: ServedApi) -> ServedApi:
+    return model_api
+
+
+def test_everything_is_reached_by_keyboard(api: ServedApi, page: Page) -> None:
+    expect(page.locator("#server-phase")).to_have_text("ready")
+    page.keyboard.press("Tab")
+    expect(page.get_by_role("link", name="Skip to the content")).to_be_focused()
+    page.keyboard.press("Enter")
+    page.keyboard.press("Tab")
+    cells = page.locator(".cell")
+    expect(cells.nth(0)).to_be_focused()
+    page.keyboard.press("ArrowDown")
+    expect(cells.nth(8)).to_be_focused()
+    page.keyboard.press("End")
+    expect(cells.nth(31)).to_be_focused()
+    expect(page.locator("#row-detail")).to_have_text("Row 32 is free.")
+    page.keyboard.press("Tab")  # out of the rows: they are one stop
+    page.keyboard.press("ArrowRight")
+    expect(page.get_by_label("Bare text")).to_be_checked()
+    page.keyboard.press("Tab")
+    page.keyboard.press("Control+a")
+    page.keyboard.type("What is the capital of Kenya?")
+    page.keyboard.press("Control+Enter")
+    expect(page.get_by_role("region", name="Answer")).to_contain_text("Nairobi")
+    page.get_by_role("link", name="Optimizer").focus()
+    page.keyboard.press("Enter")
+    expect(page.locator("#view-optimizer")).to_be_visible()
+    expect(page.get_by_role("link", name="Optimizer")).to_be_focused()
+
+
+@pytest.mark.parametrize(("scheme", "size"), [("light", WIDE), ("dark", NARROW)])
+def test_no_view_breaks_a_rule_of_accessibility(
+    api: ServedApi, browser: Browser, scheme: Any, size: Any
+) -> None:
+    with opened(browser, api.url, color_scheme=scheme, viewport=size) as page:
+        solve_example(page)
+        page.get_by_role("button", name="Why?").first.click()
+        for view in VIEWS:
+            show(page, view)
+            found = Axe().run(page, options={"runOnly": WCAG})
+            assert found.violations_count == 0, found.generate_report()
+
+
+def test_dark_mode_follows_the_system(api: ServedApi, browser: Browser) -> None:
+    def ground(scheme: Any) -> int:
+        with opened(browser, api.url, color_scheme=scheme) as page:
+            color = page.evaluate("getComputedStyle(document.body).backgroundColor")
+            return sum(int(part) for part in re.findall(r"\d+", color))
+
+    assert ground("dark") < 100 < 600 < ground("light")
+
+
+@pytest.mark.parametrize("width", [400, 800])
+def test_nothing_has_to_be_scrolled_sideways(api: ServedApi, browser: Browser, width: int) -> None:
+    with busy(api, 6), opened(browser, api.url, viewport=NARROW | {"width": width}) as page:
+        expect(page.locator(".cell[data-phase=decode]").first).to_be_visible()
+        solve_example(page)
+        for view in VIEWS:
+            show(page, view)
+            assert page.evaluate("document.documentElement.scrollWidth") == width
