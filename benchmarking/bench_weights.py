@@ -12,6 +12,9 @@ For each the median over seeds of the regret (sse: distance to the optimum; else
 of the noise-free value) of the weights reported best after so many trials. The public optimisers
 run in a virtual environment of their own under var/, made at the first run; they and the classic
 method report the best value seen. Results of earlier runs stay in the JSON file and in the table.
+
+Set OMP_NUM_THREADS=1: the matrices are small, and on a busy machine threads of BLAS wait for each
+other many times longer than they compute.
 """
 
 import argparse
