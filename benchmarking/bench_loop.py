@@ -2,8 +2,8 @@
 
 The embedded model behind real gunicorn with the optimizer mounted; predicted beside measured TTFT,
 ITL and maximum rate, as a table in Markdown. It ends with 1 when an error is larger than allowed.
-About ten minutes. Run it on a machine that does nothing else: client and server share its cores,
-in the sweep and in the check alike.
+It takes ten to fifteen minutes. Run it on a machine that does nothing else: client and server share
+its cores, in the sweep and in the check alike.
 """
 
 import argparse

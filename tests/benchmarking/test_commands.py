@@ -64,6 +64,7 @@ def test_a_sweep_names_its_knee_and_can_be_repeated_reported_and_compared(tmp_pa
         folder = only_folder(tmp_path / "a")
         assert command("repeat", folder, "--output-dir", tmp_path / "b", base=base)[0] == 0
     assert "40 input tokens, knee:" in said
+    assert "saturated" in said
     again = only_folder(tmp_path / "b")
     assert [row.load for row in read_run(again).rows] == [row.load for row in read_run(folder).rows]
     assert [row.load.concurrency for row in read_run(folder).rows] == [1, 2]
