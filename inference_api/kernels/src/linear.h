@@ -12,29 +12,21 @@
 namespace hearth {
 namespace {
 
-// What a tile fetches while it multiplies.
-enum class Fetch {
-  kNothing,
-  kAhead,  // its own weights, earlier than the processor would, which stops at every page
-  kNextPanel,
-};
-constexpr int kAheadBytes = 2304;
-
-template <class Block>
-void prefetch(const Block* block) {
-  const char* bytes = reinterpret_cast<const char*>(block);
+template <int kLines>
+void prefetch(const char* bytes) {
 #pragma GCC unroll 32
-  for (unsigned i = 0; i < sizeof(Block); i += kCacheLine) {
-    __builtin_prefetch(bytes + i, 0, 2);  // to be read, into the second level cache
+  for (int line = 0; line < kLines; ++line) {
+    __builtin_prefetch(bytes + line * kCacheLine, 0, 2);  // to be read, into the second level cache
   }
 }
 
-// `kRows` rows of activations times one panel. The loops over rows and vectors must be unrolled,
-// or the sums would not stay in registers; check the disassembly after any change. kFetch is a
-// template parameter, because a test inside the loop costs GCC the registers.
-template <class Isa, class Format, int kRows, Fetch kFetch>
-void multiply_tile(const typename Format::Block* blocks, const typename Format::Block* next,
-                   int64_t num_groups, const ActivationGroup* rows, float (*out)[kPanel]) {
+// `kRows` rows of activations times one panel; with every group, kLines lines of `fetched`. The
+// loops over rows and vectors must be unrolled, or the sums would not stay in registers; check the
+// disassembly after any change. kLines is a template parameter, because a test inside the loop costs
+// GCC the registers.
+template <class Isa, class Format, int kRows, int kLines>
+void multiply_tile(const typename Format::Block* blocks, const char* fetched, int64_t num_groups,
+                   const ActivationGroup* rows, float (*out)[kPanel]) {
   constexpr int kPanelVectors = kPanel / Isa::kLanes;
   constexpr int kVectors = Isa::kVectors;  // of the panel that are worked on together
   typename Isa::Floats totals[kPanelVectors][kRows];
@@ -46,11 +38,7 @@ void multiply_tile(const typename Format::Block* blocks, const typename Format::
   for (int64_t group = 0; group < num_groups; ++group) {
     const typename Format::Block& block = blocks[group];
     const ActivationGroup* x = rows + group;
-    if constexpr (kFetch == Fetch::kNextPanel) {
-      prefetch(next + group);
-    } else if constexpr (kFetch == Fetch::kAhead) {
-      prefetch(blocks + group + kAheadBytes / sizeof(block));
-    }
+    prefetch<kLines>(fetched + group * kLines * kCacheLine);
 #pragma GCC unroll 1  // registers suffice for one turn only…
     for (int first = 0; first < kPanelVectors; first += kVectors) {
       if (kVectors < kPanelVectors) {  // …and not for keeping activations from turn to turn
@@ -102,20 +90,20 @@ void multiply_tile(const typename Format::Block* blocks, const typename Format::
 }
 
 template <class Isa, class Format>
-using Tile = void (*)(const typename Format::Block* blocks, const typename Format::Block* next,
+using Tile = void (*)(const typename Format::Block* blocks, const char* fetched,
                       int64_t num_groups, const ActivationGroup* rows, float (*out)[kPanel]);
 
-template <class Isa, class Format, Fetch kFetch>
+template <class Isa, class Format, int kLines>
 Tile<Isa, Format> tile_for(int64_t num_rows) {
   static_assert(Isa::kMaxRows <= 6);
   constexpr int kMax = Isa::kMaxRows;
   constexpr Tile<Isa, Format> kTiles[] = {
-      multiply_tile<Isa, Format, 1, kFetch>,
-      multiply_tile<Isa, Format, kMax < 2 ? kMax : 2, kFetch>,
-      multiply_tile<Isa, Format, kMax < 3 ? kMax : 3, kFetch>,
-      multiply_tile<Isa, Format, kMax < 4 ? kMax : 4, kFetch>,
-      multiply_tile<Isa, Format, kMax < 5 ? kMax : 5, kFetch>,
-      multiply_tile<Isa, Format, kMax < 6 ? kMax : 6, kFetch>,
+      multiply_tile<Isa, Format, 1, kLines>,
+      multiply_tile<Isa, Format, kMax < 2 ? kMax : 2, kLines>,
+      multiply_tile<Isa, Format, kMax < 3 ? kMax : 3, kLines>,
+      multiply_tile<Isa, Format, kMax < 4 ? kMax : 4, kLines>,
+      multiply_tile<Isa, Format, kMax < 5 ? kMax : 5, kLines>,
+      multiply_tile<Isa, Format, kMax < 6 ? kMax : 6, kLines>,
   };
   return kTiles[num_rows - 1];
 }
@@ -170,44 +158,53 @@ void finish_row(const LinearCall& call, int64_t row, int64_t panel, float* resul
   }
 }
 
-// A tile for `num_rows` rows, and for what there is to fetch.
+// What the tiles of a panel fetch from memory while they multiply. A single tile fetches its own
+// panel ahead: earlier than the processor would, which stops at every page. Where there are more,
+// the first of them share the next panel, so that reading it overlaps with multiplying.
+constexpr int kAheadBytes = 2304;
+
+constexpr int share_lines(size_t block_bytes, int64_t shares) {
+  return static_cast<int>((block_bytes / kCacheLine + shares - 1) / shares);
+}
+
+// A tile for `num_rows` rows that fetches one of so many shares of a panel, or nothing for 0.
 template <class Isa, class Format>
-Tile<Isa, Format> tile_for(int64_t num_rows, Fetch fetch) {
-  switch (fetch) {
-    case Fetch::kAhead:
-      return tile_for<Isa, Format, Fetch::kAhead>(num_rows);
-    case Fetch::kNextPanel:
-      return tile_for<Isa, Format, Fetch::kNextPanel>(num_rows);
+Tile<Isa, Format> tile_for(int64_t num_rows, int64_t shares) {
+  constexpr size_t kBytes = sizeof(typename Format::Block);
+  switch (shares) {
+    case 0:
+      return tile_for<Isa, Format, 0>(num_rows);
+    case 1:
+      return tile_for<Isa, Format, share_lines(kBytes, 1)>(num_rows);
+    case 2:
+      return tile_for<Isa, Format, share_lines(kBytes, 2)>(num_rows);
     default:
-      return tile_for<Isa, Format, Fetch::kNothing>(num_rows);
+      return tile_for<Isa, Format, share_lines(kBytes, 4)>(num_rows);
   }
 }
 
-// All rows times one panel, in tiles of nearly equal size. The first tile streams the panel from
-// memory, the others find it in the cache: the last one may have the time to fetch the next panel.
-// It has with half bytes; whole bytes come no faster for it, and their first tile waits longer.
-// Where nothing fetched the panel, its first tile fetches ahead.
+// All rows times one panel, in tiles of nearly equal size.
 template <class Isa, class Simd, class Format>
 void multiply_panel(const LinearCall& call, int64_t panel, bool is_last) {
   using Block = typename Format::Block;
   const int num_parts = call.is_gated ? 2 : 1;
   const int64_t num_tiles = (call.num_rows + Isa::kMaxRows - 1) / Isa::kMaxRows;
-  const bool fetches_panels = sizeof(Block) < kPanel * kGroup && num_tiles > 1;
+  const int64_t shares = num_tiles < 2 ? 1 : num_tiles < 4 ? 2 : 4;
+  const int64_t share_bytes = call.num_groups * share_lines(sizeof(Block), shares) * kCacheLine;
   alignas(kCacheLine) float results[2][Isa::kMaxRows][kPanel];
   for (int64_t tile = 0; tile < num_tiles; ++tile) {
     const int64_t first = call.num_rows * tile / num_tiles;
     const int64_t count = call.num_rows * (tile + 1) / num_tiles - first;
     const ActivationGroup* rows = call.rows + first * call.num_groups;
-    Fetch fetch = Fetch::kNothing;
-    if (fetches_panels) {
-      fetch = tile == num_tiles - 1 && !is_last ? Fetch::kNextPanel : Fetch::kNothing;
-    } else if (tile == 0) {
-      fetch = Fetch::kAhead;
-    }
-    const auto multiply = tile_for<Isa, Format>(count, fetch);
+    const bool is_single = num_tiles == 1;
+    const bool fetches = is_single || (tile < shares && !is_last);
+    const auto multiply = tile_for<Isa, Format>(count, fetches ? shares : 0);
     for (int part = 0; part < num_parts; ++part) {
       const Block* blocks = panel_blocks<Block>(call, panel, part);
-      multiply(blocks, blocks + call.num_groups, call.num_groups, rows, results[part]);
+      const Block* later = is_single ? blocks : blocks + call.num_groups;
+      const int64_t offset = is_single ? kAheadBytes : tile * share_bytes;
+      multiply(blocks, reinterpret_cast<const char*>(later) + offset, call.num_groups, rows,
+               results[part]);
     }
     for (int64_t row = 0; row < count; ++row) {
       finish_row<Simd>(call, first + row, panel, results[0][row], results[1][row]);
