@@ -16,6 +16,7 @@ from benchmarking.serving import ROOT, environment, eventually
 from tests.ports import free_ports
 
 START_TIMEOUT_S = 90
+END_TIMEOUT_S = 60
 
 
 class Stack:
@@ -49,13 +50,15 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
             env=environment(**dict(zip(names, ports, strict=True))),
             stdout=log,
             stderr=log,
+            # Tests run in the background of a shell inherit that Ctrl-C is ignored.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
     stack = Stack(process, log_path, ports)
     eventually(stack.curl_line, START_TIMEOUT_S)
     yield stack
     if process.poll() is None:
         process.send_signal(signal.SIGTERM)
-        process.wait(30)
+        process.wait(END_TIMEOUT_S)
 
 
 def test_printed_curl_line_streams_an_answer(stack: Stack) -> None:
@@ -103,7 +106,7 @@ def test_drain_is_not_for_clients_of_the_proxy(stack: Stack) -> None:
 
 def test_interrupt_ends_both_processes(stack: Stack) -> None:
     os.kill(stack.process.pid, signal.SIGINT)
-    assert stack.process.wait(30) == 0
+    assert stack.process.wait(END_TIMEOUT_S) == 0
     for url in (stack.api, stack.proxy):
         with pytest.raises(requests.ConnectionError):
             requests.get(url, timeout=5)
