@@ -220,11 +220,26 @@ const float* loaded(const uint16_t* block, int64_t size, float* space) {
   return space;
 }
 
+// A block of keys or values to the second level cache. The processor's own prefetching stops at
+// every page, which is every 16 positions of 64 floats.
+template <class Element>
+void prefetch_block(const Element* block, int64_t count) {
+  constexpr int64_t kLineElements = kCacheLine / static_cast<int64_t>(sizeof(Element));
+  for (int64_t i = 0; i < count; i += kLineElements) {
+    __builtin_prefetch(block + i, 0, 2);
+  }
+}
+
+// Positions [first, first + count). The `next_count` after them are fetched a little with every
+// query: all at once they would hold up whatever comes after them.
 template <class Simd, class Element>
 void attend_block(const Element* keys, const Element* values, int64_t head_dim, int64_t first,
-                  int count, AttentionState& state) {
+                  int count, int64_t next_count, AttentionState& state) {
   const int depth = static_cast<int>(head_dim);
   const int64_t size = count * head_dim;
+  const Element* next_keys = keys + (first + count) * head_dim;
+  const Element* next_values = values + (first + count) * head_dim;
+  const int64_t share = next_count * head_dim / state.num_queries;
   transpose_keys<Simd>(loaded<Simd>(keys + first * head_dim, size, state.loaded), depth, count,
                        state.keys);
   for (int i = 0; i < state.num_queries * kPositions; ++i) {
@@ -233,6 +248,8 @@ void attend_block(const Element* keys, const Element* values, int64_t head_dim, 
   product<Simd>(state.num_queries, kPositions, state.queries, head_dim, state.keys, kPositions,
                 depth, state.scores, kPositions);
   for (int query = 0; query < state.num_queries; ++query) {
+    prefetch_block(next_keys + query * share, share);
+    prefetch_block(next_values + query * share, share);
     update_softmax<Simd>(state.scores + query * kPositions, state.begins[query] - first,
                          state.ends[query] - first, head_dim, state.softmax[query],
                          state.outputs + query * head_dim);
@@ -258,16 +275,6 @@ inline void scatter_outputs(const AttentionCall& call, const AttentionTask& task
   }
 }
 
-// A block of keys or values to the second level cache. The processor's own prefetching stops at
-// every page, which is every 16 positions of 64 floats.
-template <class Element>
-void prefetch_block(const Element* block, int64_t count) {
-  constexpr int64_t kLineElements = kCacheLine / static_cast<int64_t>(sizeof(Element));
-  for (int64_t i = 0; i < count; i += kLineElements) {
-    __builtin_prefetch(block + i, 0, 2);
-  }
-}
-
 template <class Simd, class Element>
 void attend_over(const AttentionCall& call, const AttentionTask& task) {
   AttentionState state;
@@ -287,10 +294,7 @@ void attend_over(const AttentionCall& call, const AttentionTask& task) {
     const int count = rest < kPositions ? static_cast<int>(rest) : kPositions;
     const int64_t next_rest = rest - count;
     const int64_t next_count = next_rest < kPositions ? next_rest : kPositions;
-    const int64_t next = (first + count) * call.head_dim;
-    prefetch_block(keys + next, next_count * call.head_dim);
-    prefetch_block(values + next, next_count * call.head_dim);
-    attend_block<Simd>(keys, values, call.head_dim, first, count, state);
+    attend_block<Simd>(keys, values, call.head_dim, first, count, next_count, state);
   }
   scatter_outputs(call, task, state);
 }
