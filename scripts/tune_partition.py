@@ -228,7 +228,8 @@ def _parse() -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # by way of cleaning up
+    # Ended from outside, it undoes what it did to the processes too.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     try:
         sys.exit(main())
     except (EngineFailed, requests.RequestException) as error:
