@@ -8,7 +8,8 @@ import pytest
 
 from weights.samplers import SamplerName, choose_sampler
 from weights.samplers.concentration import most_likely_concentration
-from weights.samplers.stages import fit_slowest_stage
+from weights.samplers.fit import Bounds
+from weights.samplers.stages import SlowestStage, fit_slowest_stage
 from weights.samplers.trials import trials_from
 from weights.search import Observation, Problem, Proposal
 from weights.simplex import FloatArray
@@ -106,6 +107,17 @@ def test_the_stages_of_many_nodes_are_not_taken_for_noise() -> None:
     problem = Problem((0.0,) * nodes, (1.0,) * nodes)
     fit = fit_slowest_stage(trials_from(told, problem), np.random.default_rng(0))
     assert fit.noise == pytest.approx(0.05, abs=0.01)
+
+
+def test_a_node_that_its_cap_keeps_fast_is_not_what_is_explored() -> None:
+    rng = np.random.default_rng(0)
+    slopes = np.exp(rng.normal(size=(48, 3)) * np.array([0.05, 0.05, 0.5]))  # the last least known
+    fit = SlowestStage(slopes, np.full((48, 3), 0.01), np.full(48, 0.05), np.zeros(1))
+    bounds = Bounds(np.zeros(3), np.array([1.0, 1.0, 0.1]))
+    explored = np.array([fit.explore(bounds, rng) for _ in range(20)])
+    # More of the last node there is not: its probe would be the safe weights themselves.
+    for safe in fit.safest(bounds):
+        assert np.abs(explored - safe).max(axis=1).min() > 1e-6
 
 
 @pytest.mark.parametrize("direction", ["maximize", "minimize"])

@@ -42,14 +42,16 @@ class SlowestStage:
     def explore(self, bounds: Bounds, rng: np.random.Generator) -> FloatArray:
         """Half of the times the optimum of one possible truth (Thompson). Else, from safe weights,
         give the least known node so much more that it is the slowest: then the trial measures that
-        node and no other."""
+        node and no other. A node that its bound keeps from being the slowest teaches nothing."""
         if rng.random() < 0.5:
             drawn: FloatArray = rng.choice(self.optima(bounds))
             return drawn
         safe = self.safest(bounds)[PESSIMISM.index(1.0)]
         stages = np.log(self.slopes * safe + self.latencies)
         mean, deviation = stages.mean(axis=0), stages.std(axis=0)
-        least_known = int(np.argmax(deviation))
+        at_bound = np.log(self.slopes * bounds.upper + self.latencies)
+        can_be_slowest = (at_bound > stages.max(axis=1, keepdims=True)).mean(axis=0)
+        least_known = int(np.argmax(can_be_slowest * deviation))
         others = np.arange(len(safe)) != least_known
         raise_to = (mean + 0.5 * deviation)[others].max() + deviation[least_known]
         factor = np.exp(np.clip(raise_to - mean[least_known], 0.0, np.log(4.0)))
