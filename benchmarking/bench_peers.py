@@ -72,6 +72,12 @@ LOADS = {
     "prefill": Load("prefill of 1,024", 1, 1024, 1, rounds=2),
     "long": Load("32 users, 1,500 in", 32, 1500, 64),
 }
+# Our server without quantisation, for --own.
+OWN: dict[str, dict[str, str]] = {
+    "bfloat16": {"DTYPE": "bfloat16"},
+    "float32": {},
+    "float32 by torch": {"KERNELS": "false"},
+}
 
 
 def main() -> None:
@@ -117,7 +123,7 @@ def _arguments() -> argparse.Namespace:
         "--llama-options", default="", help='of benchmarking.peer_llama_cpp, "--flash 1" say'
     )
     parser.add_argument("--times", type=int, default=3, help="alternations (of long: one)")
-    parser.add_argument("--own-fp32", action="store_true", help="our server in float32 takes part")
+    parser.add_argument("--own", action="store_true", help=f"ours as {', '.join(OWN)} takes part")
     parser.add_argument("--publish", action="store_true", help="only write what is kept to docs/")
     return parser.parse_args()
 
@@ -145,9 +151,11 @@ def _contestants(
     threads = str(physical_cores())
     sizes = ("--users", str(users), "--context", str(context))
     folder = random_model(model)
-    yield hearth(folder, quantization, users, context, logs / "ours")
-    if arguments.own_fp32:
-        yield hearth(folder, "none", users, context, logs / "fp32")
+    size = (folder, users, context)
+    yield hearth(quantization, *size, logs / "ours", {"QUANTIZATION": quantization})
+    if arguments.own:
+        for name, settings in OWN.items():
+            yield hearth(name, *size, logs / name, settings)
     if LLAMA_CPP in recipes:
         gguf_type = GGUF_TYPES[quantization]
         file = str(gguf_model(folder, gguf_type))

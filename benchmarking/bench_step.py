@@ -22,7 +22,7 @@ from inference_api.engine.checkpoint import load_config
 from inference_api.engine.kernel_decoder import KernelDecoder
 from inference_api.engine.layout import linear_weights, parameter_shape
 from inference_api.engine.torch_runner import TorchRunner
-from inference_api.kernels.packing import BITS, packed_bytes
+from inference_api.kernels.packing import BITS, FLOAT_BITS, packed_bytes
 from scripts.make_random_model import SHAPES, make_random_model
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -34,6 +34,7 @@ SHORT_TOKENS, LONG_TOKENS = 128, 1500  # in a row's cache
 PREFILL_TOKENS = 1024
 CONTEXT_TOKENS = 1536
 MIN_WINDOWS = 5
+FORMS = FLOAT_BITS | BITS  # of weights, by name
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,7 @@ class Result:
     """Seconds are of one step."""
 
     model: str
-    quantization: str
+    weights: str  # their form
     rows: int
     context_tokens: int
     tokens: int  # computed in the step
@@ -57,7 +58,7 @@ class Result:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--models", nargs="+", choices=SHAPES, default=list(SHAPES))
-    parser.add_argument("--quantizations", nargs="+", choices=BITS, default=list(BITS))
+    parser.add_argument("--weights", nargs="+", choices=FORMS, default=list(BITS))
     parser.add_argument("--seconds", type=float, default=3.0, help="for each figure")
     arguments = parser.parse_args()
     print(describe_machine("torch"))
@@ -67,8 +68,8 @@ def main() -> None:
     print("|---|---|---|---|---|---|---|---|")
     results = []
     for model in arguments.models:
-        for quantization in arguments.quantizations:
-            for result in measure(model, quantization, arguments.seconds):
+        for form in arguments.weights:
+            for result in measure(model, form, arguments.seconds):
                 results.append(result)
                 print(line(result, bandwidth), flush=True)
     RESULTS.parent.mkdir(parents=True, exist_ok=True)
@@ -82,7 +83,7 @@ def main() -> None:
 def line(result: Result, bandwidth: float) -> str:
     share = f"{result.weights_gb_per_s * 1e9 / bandwidth:.0%}" if result.tokens == 1 else ""
     return (
-        f"| {result.model} | {result.quantization} | "
+        f"| {result.model} | {result.weights} | "
         f"{'prefill' if result.tokens > result.rows else result.rows} | {result.context_tokens} | "
         f"{result.least_s * 1e3:.2f} ({result.median_s * 1e3:.2f}) | "
         f"{result.tokens / result.least_s:.0f} | {result.weights_gb_per_s:.1f} | {share} |"
@@ -96,21 +97,22 @@ def stream_bytes_per_s(budget_s: float) -> float:
 
 
 @torch.inference_mode()
-def measure(model: str, quantization: str, budget_s: float) -> Iterator[Result]:
+def measure(model: str, form: str, budget_s: float) -> Iterator[Result]:
     folder = MODELS / f"random-{model}"
     if not (folder / "model.safetensors").exists():
         make_random_model(SHAPES[model], folder)
-    runner = TorchRunner(folder, "cpu", "auto", max(ROWS), CONTEXT_TOKENS, quantization)
+    dtype, quantization = ("float32", form) if form in BITS else (form, "none")
+    runner = TorchRunner(folder, "cpu", dtype, max(ROWS), CONTEXT_TOKENS, quantization)
     runner.load()
     decoder = runner.decoder
     assert isinstance(decoder, KernelDecoder), "there are no kernels: see python -m ...build"
-    weight_bytes = linear_bytes(folder, quantization)
+    weight_bytes = linear_bytes(folder, form)
 
     def result(rows: int, context_tokens: int, tokens: int, step: Callable[[], object]) -> Result:
         times = seconds(step, budget_s)
         return Result(
             model,
-            quantization,
+            form,
             rows,
             context_tokens,
             tokens,
@@ -130,11 +132,11 @@ def measure(model: str, quantization: str, budget_s: float) -> Iterator[Result]:
     yield result(1, PREFILL_TOKENS, PREFILL_TOKENS, lambda: decoder.forward(*prompt))
 
 
-def linear_bytes(folder: Path, quantization: str) -> int:
+def linear_bytes(folder: Path, form: str) -> int:
     """Of the packed weights, all of which a step of one row reads."""
     plan = linear_weights(load_config(folder))
     shapes = (parameter_shape(parts) for parts in plan.values())
-    return sum(packed_bytes(BITS[quantization], *shape) for shape in shapes)
+    return sum(packed_bytes(FORMS[form], *shape) for shape in shapes)
 
 
 def seconds(step: Callable[[], object], budget_s: float) -> list[float]:

@@ -8,7 +8,7 @@ import http.client
 import json
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -44,17 +44,21 @@ class Contestant:
 
 @contextmanager
 def hearth(
-    folder: Path, quantization: str, users: int, context: int, log_path: Path
+    name: str,
+    folder: Path,
+    users: int,
+    context: int,
+    log_path: Path,
+    settings: Mapping[str, object],
 ) -> Iterator[Contestant]:
     """The real server; requests are OpenAI's completions, with token ids for a prompt."""
-    settings: dict[str, Any] = {
+    own: dict[str, Any] = {
         "MODEL": folder,
         "MODEL_NAME": "model",
-        "QUANTIZATION": quantization,
         "USER_ROWS": users,
         "MAX_SEQ_LEN": context,
     }
-    with served(log_path, start_timeout_s=START_TIMEOUT_S, **settings) as api:
+    with served(log_path, start_timeout_s=START_TIMEOUT_S, **own | dict(settings)) as api:
 
         def run(prompts: Prompts, max_tokens: int) -> float:
             def one_user(requests: Sequence[Sequence[int]]) -> int:
@@ -67,8 +71,8 @@ def hearth(
             _check_tokens(tokens, prompts, max_tokens)
             return seconds
 
-        name = "hearth" if quantization == "none" else f"hearth {quantization}"
-        yield Contestant(name, quantization, run, psutil.Process(api.process.pid))
+        about = " ".join(f"{key}={value}" for key, value in settings.items())
+        yield Contestant(f"hearth {name}", about, run, psutil.Process(api.process.pid))
         api.stop()
 
 

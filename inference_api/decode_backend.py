@@ -182,6 +182,7 @@ class DecodeBackend:
             max_seq_len=self.settings.max_seq_len,
             quantization=self.settings.quantization,
             kv_cache_dtype=self.settings.kv_cache_dtype,
+            kernels=self.settings.kernels,
         )
         runner.load()
         self.tokenizer = load_tokenizer(model_dir, runner.eos_token_ids)

@@ -23,6 +23,7 @@ def check_start(settings: Settings, with_model: bool) -> None:
             device=settings.device,
             dtype=settings.dtype,
             quantization=settings.quantization,
+            kernels=settings.kernels,
             kv_cache_dtype=settings.kv_cache_dtype,
         )
     if faults:

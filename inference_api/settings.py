@@ -47,9 +47,12 @@ class Settings(BaseSettings):
     quantization: Literal["none", "int8", "int4"] = Field(
         "none", description="Weights of linear maps in groups of 32; CPU only."
     )
+    kernels: bool = Field(
+        True, description="false: torch multiplies by weights that are not quantised; to compare."
+    )
     kv_cache_dtype: Literal["auto", "float16", "float32"] = Field(
         "auto",
-        description="Precision of the cache with quantised weights, else as DTYPE; auto: float16.",
+        description="Of the kernels' cache; auto: float16, but float32 for float32 weights.",
     )
     user_rows: int = Field(32, ge=1, le=256, description="Requests decoded together.")
     max_seq_len: int | None = Field(

@@ -11,7 +11,7 @@ from typing import Any
 from inference_api.engine import gguf_tokenizer, hardware, hub
 from inference_api.engine.config import ModelConfig, read_config, token_ids
 from inference_api.engine.gguf_files import SUFFIX, is_gguf, read_gguf
-from inference_api.engine.layout import linear_weights, shown, weight_bytes
+from inference_api.engine.layout import Part, linear_weights, shown, weight_bytes
 from inference_api.engine.weight_files import (
     Shapes,
     read_headers,
@@ -19,7 +19,15 @@ from inference_api.engine.weight_files import (
     weight_files,
 )
 from inference_api.errors import StartupError
-from inference_api.kernels.packing import CACHE_BYTES, GROUP, MAX_HEAD_DIM
+from inference_api.kernels.packing import (
+    BITS,
+    FLOAT_BITS,
+    FLOAT_BYTES,
+    GROUP,
+    MAX_HEAD_DIM,
+    Bits,
+    cache_dtype,
+)
 
 CONFIG = "config.json"
 GENERATION_CONFIG = "generation_config.json"
@@ -39,6 +47,7 @@ def check(
     max_seq_len: int | None,
     quantization: str = "none",
     kv_cache_dtype: str = "auto",
+    kernels: bool = True,
 ) -> list[str]:
     """Every reason why `model` cannot be served with these settings; empty when it can.
 
@@ -64,15 +73,14 @@ def check(
     unquantisable = quantization_faults(config, device, quantization)
     faults += unquantisable
     if device == "cpu" or (device == "auto" and not hardware.has_nvidia_driver()):
-        dtype_bytes = DTYPE_BYTES["float32" if dtype == "auto" else dtype]
-        available_bytes = hardware.available_memory_bytes()
+        dtype = "float32" if dtype == "auto" else dtype
         faults += memory_faults(
             config,
             max_rows,
             max_seq_len,
-            dtype_bytes,
-            available_bytes,
-            "none" if unquantisable else quantization,
+            DTYPE_BYTES[dtype],
+            hardware.available_memory_bytes(),
+            weight_bits(config, dtype, "none" if unquantisable else quantization, kernels),
             kv_cache_dtype,
         )
     return faults
@@ -116,8 +124,7 @@ def quantization_faults(config: ModelConfig, device: str, quantization: str) -> 
         faults.append(
             f"QUANTIZATION={quantization} is not there yet for CUDA; unset it or set DEVICE=cpu."
         )
-    parts = [part for parts in linear_weights(config).values() for part in parts]
-    uneven = [f"{part.name} {part.shape}" for part in parts if part.shape[1] % GROUP]
+    uneven = [f"{part.name} {part.shape}" for part in _uneven(config)]
     if uneven:
         faults.append(
             f"QUANTIZATION={quantization} needs weights with a multiple of {GROUP} columns, which "
@@ -126,9 +133,28 @@ def quantization_faults(config: ModelConfig, device: str, quantization: str) -> 
     return faults
 
 
-def decodes_by_kernels(config: ModelConfig, quantization: str) -> bool:
+def weight_bits(config: ModelConfig, dtype: str, quantization: str, kernels: bool) -> Bits | None:
+    """The form in which the kernels multiply by the weights on the CPU; None where torch does.
+
+    It does where `kernels` is false or weights that are not quantised do not fit the kernels.
+    `dtype` is float32 or bfloat16.
+    """
+    if quantization != "none":
+        return BITS[quantization]
+    bits = FLOAT_BITS[dtype]
+    fits = decodes_by_kernels(config, bits) and not _uneven(config)
+    return bits if kernels and fits else None
+
+
+def decodes_by_kernels(config: ModelConfig, bits: Bits | None) -> bool:
     """Whether the kernels run whole steps: of all that a config can say they only limit heads."""
-    return quantization != "none" and config.head_dim <= MAX_HEAD_DIM
+    return bits is not None and config.head_dim <= MAX_HEAD_DIM
+
+
+def _uneven(config: ModelConfig) -> list[Part]:
+    """Weights that do not fill groups."""
+    parts = [part for parts in linear_weights(config).values() for part in parts]
+    return [part for part in parts if part.shape[1] % GROUP]
 
 
 def memory_faults(
@@ -137,15 +163,17 @@ def memory_faults(
     max_seq_len: int | None,
     dtype_bytes: int,
     available_bytes: int | None,
-    quantization: str = "none",
+    bits: Bits | None = None,
     kv_cache_dtype: str = "auto",
 ) -> list[str]:
     """Whether weights and KV cache fit into what is free. Computed: nothing is allocated."""
     context = config.context(max_seq_len)
-    weights = weight_bytes(config, dtype_bytes, quantization)
-    is_by_kernels = decodes_by_kernels(config, quantization)
-    cache_dtype_bytes = CACHE_BYTES[kv_cache_dtype] if is_by_kernels else dtype_bytes
-    cache = config.kv_cache_bytes(max_rows, context, cache_dtype_bytes)
+    weights = weight_bytes(config, dtype_bytes, bits)
+    if bits is not None and decodes_by_kernels(config, bits):
+        cache_bytes = FLOAT_BYTES[cache_dtype(kv_cache_dtype, bits)]
+    else:
+        cache_bytes = dtype_bytes
+    cache = config.kv_cache_bytes(max_rows, context, cache_bytes)
     if available_bytes is None or weights + cache <= available_bytes:
         return []
     remedy = "choose a smaller model or, if not yet set, QUANTIZATION=int8 or DTYPE=bfloat16"

@@ -72,7 +72,7 @@ class GgufTensor:
 
     def _fits(self, packed: PackedWeight) -> bool:
         if self.kind == GGMLQuantizationType.Q4_0:
-            return True
+            return packed.bits in (8, 4)
         if self.kind != GGMLQuantizationType.Q8_0 or packed.bits != 8:
             return False
         return bool((self.data.view(_Q8_0)["values"] != _LEAST_INT8).all())

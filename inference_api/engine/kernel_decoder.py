@@ -1,8 +1,8 @@
 """The decoder by the kernels: all layers of a step in one call. Decode thread only.
 
-Does what `Decoder` does, for quantised weights on the CPU, and has its methods. Every token is
-computed on its own in integers and in a fixed order of sums: its numbers are the same bits whatever
-shares the step, however a prompt is cut and on however many threads.
+Does what `Decoder` does, for packed weights on the CPU, and has its methods. Every token is
+computed on its own and in a fixed order of sums: its numbers are the same bits whatever shares the
+step, however a prompt is cut and on however many threads.
 """
 
 from collections.abc import Sequence
@@ -32,12 +32,12 @@ class KernelDecoder:
         rope: Rope,
         max_seq_len: int,
     ) -> None:
-        """`rope` turns float32 for `max_seq_len` positions. The weights are quantised."""
-        assert parameters.quantisation is not None
+        """`rope` turns float32 for `max_seq_len` positions. The weights are packed."""
+        assert parameters.packing is not None
         self._config = config
         self._packed = parameters.packed
         self._tensors = parameters.tensors
-        self._kernels = parameters.quantisation.kernels
+        self._kernels = parameters.packing.kernels
         self._floats: list[Tensor] = []  # what the model points to, kept alive
         self._layers = (structs.Layer * config.num_layers)(
             *(self._layer(index, cache) for index in range(config.num_layers))

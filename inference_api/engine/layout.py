@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from math import prod
 
 from inference_api.engine.config import ModelConfig
-from inference_api.kernels.packing import BITS, packed_bytes
+from inference_api.kernels.packing import Bits, packed_bytes
 
 HEAD = "head"
 NAMES_SHOWN = 5
@@ -101,14 +101,14 @@ def linear_weights(config: ModelConfig) -> Plan:
     return weights
 
 
-def weight_bytes(config: ModelConfig, dtype_bytes: int, quantization: str) -> int:
-    """Memory that the parameters take once they are loaded."""
-    if quantization == "none":
+def weight_bytes(config: ModelConfig, dtype_bytes: int, bits: Bits | None) -> int:
+    """Memory that the parameters take once they are loaded, packed in `bits` or not at all."""
+    if bits is None:
         return num_parameters(config) * dtype_bytes
     shapes = {name: parameter_shape(parts) for name, parts in linear_weights(config).items()}
     kept = [parts for name, parts in weight_plan(config).items() if name not in shapes]
     kept_elements = sum(prod(part.shape) for parts in kept for part in parts)
-    packed = sum(packed_bytes(BITS[quantization], *shape) for shape in shapes.values())
+    packed = sum(packed_bytes(bits, *shape) for shape in shapes.values())
     return kept_elements * dtype_bytes + packed
 
 

@@ -28,7 +28,7 @@ class TorchLinear:
 
 
 @dataclass(frozen=True, slots=True)
-class QuantisedLinear:
+class PackedLinear:
     """Packed weights, multiplied by the kernels. A row's bits depend on that row alone."""
 
     kernels: Kernels
@@ -40,8 +40,8 @@ class QuantisedLinear:
 
 
 @dataclass(frozen=True, slots=True)
-class Quantisation:
-    """How the weights of linear maps are to be packed, and by what they are multiplied."""
+class Packing:
+    """The form of linear maps' weights for the kernels that multiply by them."""
 
     kernels: Kernels
     bits: Bits

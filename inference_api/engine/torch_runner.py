@@ -1,4 +1,4 @@
-"""`ModelRunner` on torch: CPU and CUDA, float32 and bfloat16, by one decoder."""
+"""`ModelRunner` by the kernels or, where these do not serve, by torch on CPU and CUDA."""
 
 import logging
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from inference_api.engine.fixed_step import FixedStepDecoder, step_lengths
 from inference_api.engine.kernel_decoder import KernelDecoder
 from inference_api.engine.kv_cache import KVCache
 from inference_api.engine.layout import HEAD, linear_weights, num_parameters
-from inference_api.engine.linear import Quantisation
+from inference_api.engine.linear import Packing
 from inference_api.engine.padding import least_rows_multiple
 from inference_api.engine.rope import Rope
 from inference_api.engine.runner import DecodeInput, Drawn, PrefillChunk
@@ -24,8 +24,8 @@ from inference_api.engine.sampler import sample
 from inference_api.engine.weight_files import read_headers, shape_faults, weight_files
 from inference_api.engine.weights import Parameters, load_parameters
 from inference_api.errors import StartupError
-from inference_api.kernels.library import Kernels, KernelsUnavailable
-from inference_api.kernels.packing import BITS
+from inference_api.kernels.library import PORTABLE, Kernels, KernelsUnavailable
+from inference_api.kernels.packing import FLOAT_BITS, Bits, cache_dtype
 from inference_api.request import SamplingParams
 
 logger = logging.getLogger(__name__)
@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 MIN_PARAMETERS_TO_SHARE = 30_000_000
 WARM_UP_PROMPT_TOKENS = 256
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-CACHE_DTYPES = {"auto": torch.float16, "float16": torch.float16, "float32": torch.float32}
+CACHE_DTYPES = {"float16": torch.float16, "float32": torch.float32}
 
 
 class TorchRunner:
@@ -57,16 +57,19 @@ class TorchRunner:
         max_seq_len: int | None,
         quantization: str = "none",
         kv_cache_dtype: str = "auto",
+        kernels: bool = True,
     ) -> None:
         """`device` is auto, cpu or cuda; `dtype` auto, float32 or bfloat16; `max_seq_len` None
         is the model's context, at most 2048; `quantization` none, int8 or int4;
-        `kv_cache_dtype` auto, float32 or float16, which matters where the kernels decode."""
+        `kv_cache_dtype` auto, float32 or float16, which matters where the kernels decode;
+        `kernels` false leaves weights that are not quantised to torch."""
         self._model_dir = model_dir
         self._config = checkpoint.load_config(model_dir)
         self._device = _device(device)
         self._dtype = _dtype(dtype, self._device)
         self._quantization = quantization
         self._kv_cache_dtype = kv_cache_dtype
+        self._wants_kernels = kernels
         self.max_rows = max_rows
         self.max_seq_len = self._config.context(max_seq_len)
         self.vocab_size = self._config.vocab_size
@@ -75,11 +78,11 @@ class TorchRunner:
 
     def load(self) -> None:
         """Read the weights and allocate the KV cache. Raises StartupError; see `ModelRunner`."""
-        quantisation = self._quantisation()
+        packing = self._packing()
         if self._device.type == "cpu":
             # Two pools of threads would spin on each other's cores: the kernels' has the work.
-            torch.set_num_threads(_num_threads(self._config) if quantisation is None else 1)
-        quantization = "none" if quantisation is None else self._quantization
+            torch.set_num_threads(_num_threads(self._config) if packing is None else 1)
+        bits = None if packing is None else packing.bits
         files = weight_files(self._model_dir)
         faults = shape_faults(read_headers(files), self._config)
         faults += checkpoint.context_faults(self._config, self.max_seq_len)
@@ -89,53 +92,59 @@ class TorchRunner:
             self.max_seq_len,
             self._dtype.itemsize,
             _available_bytes(self._device),
-            quantization,
+            bits,
             self._kv_cache_dtype,
         )
         if faults:
             raise StartupError(faults)
         place = (self._device, self._dtype)
-        self.is_batch_invariant = checkpoint.decodes_by_kernels(self._config, quantization)
+        self.is_batch_invariant = checkpoint.decodes_by_kernels(self._config, bits)
         with torch.inference_mode():
             self._cache = KVCache(
-                self._config, self.max_rows, self.max_seq_len, self._device, self._cache_dtype()
+                self._config, self.max_rows, self.max_seq_len, self._device, self._cache_dtype(bits)
             )
-            parameters = load_parameters(files, self._config, *place, quantisation)
+            parameters = load_parameters(files, self._config, *place, packing)
             self.decoder = self._decoder(parameters)
-        variant = "" if quantisation is None else f" by {quantisation.kernels.variant}"
         logger.info(
-            "loaded %s: %s, %s, quantization %s%s",
+            "loaded %s: %s, %s, quantization %s by %s",
             self._model_dir.name,
             self._device,
             self._dtype,
-            quantization,
-            variant,
+            "none" if packing is None else self._quantization,
+            "torch" if packing is None else packing.kernels.variant,
         )
 
-    def _quantisation(self) -> Quantisation | None:
-        """What QUANTIZATION asks for; None where it asks for nothing or there are no kernels.
+    def _packing(self) -> Packing | None:
+        """What the kernels are to have; None where torch multiplies by the weights as they are.
 
-        Raises StartupError when this model or device cannot have it.
+        Raises StartupError when this model or device cannot have what QUANTIZATION asks for.
         """
-        if self._quantization == "none":
-            return None
         faults = checkpoint.quantization_faults(self._config, self._device.type, self._quantization)
         if faults:
             raise StartupError(faults)
+        if self._device.type != "cpu":
+            return None
+        dtype = next(name for name, each in DTYPES.items() if each == self._dtype)
+        bits = checkpoint.weight_bits(self._config, dtype, self._quantization, self._wants_kernels)
+        if bits is None:
+            return None
         try:
             kernels = Kernels(_num_threads(self._config))
         except KernelsUnavailable as error:
+            ignored = f"QUANTIZATION={self._quantization} is ignored and "
             logger.warning(
-                "QUANTIZATION=%s is ignored and torch multiplies by the weights as they are, "
-                "because %s",
-                self._quantization,
+                "%storch multiplies by the weights as they are, because %s",
+                "" if self._quantization == "none" else ignored,
                 error,
             )
             return None
-        return Quantisation(kernels, BITS[self._quantization])
+        is_slower_than_torch = bits in FLOAT_BITS.values() and kernels.variant == PORTABLE
+        return None if is_slower_than_torch else Packing(kernels, bits)
 
-    def _cache_dtype(self) -> torch.dtype:
-        return CACHE_DTYPES[self._kv_cache_dtype] if self.is_batch_invariant else self._dtype
+    def _cache_dtype(self, bits: Bits | None) -> torch.dtype:
+        if bits is None or not self.is_batch_invariant:
+            return self._dtype
+        return CACHE_DTYPES[cache_dtype(self._kv_cache_dtype, bits)]
 
     def _decoder(self, parameters: Parameters) -> Decoder | FixedStepDecoder | KernelDecoder:
         def rope(dtype: torch.dtype) -> Rope:
@@ -159,7 +168,7 @@ class TorchRunner:
         return decoder
 
     def _rows_multiple(self, parameters: Parameters) -> int:
-        if parameters.quantisation is not None:
+        if parameters.packing is not None:
             return 1
         if self._device.type == "cuda":
             return self.max_rows

@@ -21,7 +21,7 @@ from inference_api.engine.layout import (
     parameter_shape,
     weight_plan,
 )
-from inference_api.engine.linear import Linear, Quantisation, QuantisedLinear, TorchLinear
+from inference_api.engine.linear import Linear, PackedLinear, Packing, TorchLinear
 from inference_api.errors import StartupError
 from inference_api.kernels.library import Kernels, PackedWeight, UnusableWeight
 
@@ -30,20 +30,20 @@ from inference_api.kernels.library import Kernels, PackedWeight, UnusableWeight
 class Parameters:
     """By the names of `weight_plan`, and "head", which is the embedding when the two are tied.
 
-    With a quantisation the weights of linear maps are packed, the others are tensors.
+    With a packing the weights of linear maps are packed, and only the others are tensors.
     """
 
     tensors: dict[str, Tensor]
     packed: dict[str, PackedWeight]
-    quantisation: Quantisation | None
+    packing: Packing | None
 
     def linear(self, weight: str, bias: str | None = None) -> Linear:
         """The linear map of these parameters; `bias` may name one that the model has not."""
         offsets = None if bias is None else self.tensors.get(bias)
-        if self.quantisation is None:
+        if self.packing is None:
             return TorchLinear(self.tensors[weight], offsets)
         offsets = None if offsets is None else offsets.float()
-        return QuantisedLinear(self.quantisation.kernels, self.packed[weight], offsets)
+        return PackedLinear(self.packing.kernels, self.packed[weight], offsets)
 
 
 Weight = Tensor | GgufTensor  # one tensor of the checkpoint
@@ -56,7 +56,7 @@ def load_parameters(
     config: ModelConfig,
     device: torch.device,
     dtype: torch.dtype,
-    quantisation: Quantisation | None = None,
+    packing: Packing | None = None,
 ) -> Parameters:
     """Read every parameter straight to its place, device and precision, or to its packed form.
 
@@ -64,11 +64,11 @@ def load_parameters(
     compared the files' headers with the plan. Raises StartupError when a file cannot be read to
     its end, or a weight is not a number that can be quantised.
     """
-    packed_plan = {} if quantisation is None else linear_weights(config)
+    packed_plan = {} if packing is None else linear_weights(config)
     kept_plan = {
         name: parts for name, parts in weight_plan(config).items() if name not in packed_plan
     }
-    parameters = Parameters({}, {}, quantisation)
+    parameters = Parameters({}, {}, packing)
     targets: dict[str, list[Write]] = {}  # by name in the checkpoint; a tied embedding has two
     for part, write in _tensor_targets(parameters, kept_plan, device, dtype):
         targets.setdefault(part.name, []).append(_ordered(part, config, write))
@@ -96,14 +96,14 @@ def _tensor_targets(
 
 
 def _packed_targets(parameters: Parameters, plan: Plan) -> Iterator[tuple[Part, Write]]:
-    quantisation = parameters.quantisation
+    packing = parameters.packing
     for name, parts in plan.items():
-        assert quantisation is not None
-        weight = PackedWeight.empty(quantisation.bits, *parameter_shape(parts))
+        assert packing is not None
+        weight = PackedWeight.empty(packing.bits, *parameter_shape(parts))
         parameters.packed[name] = weight
         first = 0
         for part in parts:
-            yield part, partial(_pack, quantisation.kernels, packed=weight, first_output=first)
+            yield part, partial(_pack, packing.kernels, packed=weight, first_output=first)
             first += part.shape[0]
 
 
@@ -158,10 +158,8 @@ def _write(name: str, weight: Weight, writes: Sequence[Write]) -> None:
         for write in writes:
             write(weight)
     except UnusableWeight as error:
-        verb, remedy = "cannot be loaded", "get the file again"
-        if isinstance(weight, Tensor):
-            verb, remedy = "cannot be quantised", "get the model again or set QUANTIZATION=none"
-        raise StartupError([f"{name} {verb}: {error}; {remedy}."]) from error
+        what = "model" if isinstance(weight, Tensor) else "file"
+        raise StartupError([f"{name} cannot be loaded: {error}; get the {what} again."]) from error
 
 
 def ungrouped(qkv: Tensor, config: ModelConfig) -> Tensor:

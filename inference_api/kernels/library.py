@@ -20,6 +20,7 @@ from inference_api.kernels.model_structs import Model
 from inference_api.kernels.packing import GROUP, MAX_HEAD_DIM, Bits, packed_bytes
 
 CACHE_TYPES = {torch.float32: 0, torch.float16: 1}
+PORTABLE = "portable"  # the variant without instructions of its own
 SOURCE_TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 
 
@@ -82,10 +83,10 @@ class Kernels:
             self._library.hearth_destroy(self._context)
 
     def pack(self, weights: Tensor, packed: PackedWeight, first_output: int = 0) -> None:
-        """Quantise `weights` [n, inputs] into outputs `first_output`… of `packed`, once.
+        """Bring `weights` [n, inputs] into outputs `first_output`… of `packed`, once.
 
         float32, float16 and bfloat16 are read as they are. Raises UnusableWeight when a weight is
-        not finite or too large for a half precision scale.
+        not finite or too large for its form.
         """
         outputs, inputs = weights.shape
         assert inputs == packed.inputs
@@ -107,8 +108,8 @@ class Kernels:
     def linear(self, x: Tensor, weight: PackedWeight, bias: Tensor | None = None) -> Tensor:
         """`x` [rows, inputs] times the weight, plus bias [outputs]: [rows, outputs], float32.
 
-        Rows are quantised in groups of 32 to 8 bits. A row's result depends on that row alone,
-        bit for bit, and not on the number of threads.
+        For weights of 8 and 4 bits, rows are quantised in groups of 32 to 8 bits. A row's result
+        depends on that row alone, bit for bit, and not on the number of threads.
         """
         rows, inputs = x.shape
         assert inputs == weight.inputs
@@ -128,7 +129,7 @@ class Kernels:
             out.data_ptr(),
         )
         if failed:
-            raise MemoryError(f"no memory to quantise {rows} rows of {inputs}")
+            raise MemoryError(f"no memory for {rows} rows of {inputs}")
         return out
 
     def attention(

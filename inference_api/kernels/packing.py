@@ -2,20 +2,25 @@
 
 from typing import Literal
 
-Bits = Literal[8, 4]
+Bits = Literal[32, 16, 8, 4]  # of a weight; 32 and 16 are float32 and bfloat16
 BITS: dict[str, Bits] = {"int8": 8, "int4": 4}  # by the values of QUANTIZATION
+FLOAT_BITS: dict[str, Bits] = {"float32": 32, "bfloat16": 16}
 GROUP = 32  # inputs that share a scale
 PANEL = 32  # outputs that are packed together
 SCALE_BYTES = 2
 MAX_HEAD_DIM = 256
-CACHE_BYTES = {
-    "auto": 2,
-    "float16": 2,
-    "float32": 4,
-}  # of a number, by the values of KV_CACHE_DTYPE
+FLOAT_BYTES = {"float32": 4, "float16": 2}
+
+
+def cache_dtype(kv_cache_dtype: str, bits: Bits) -> str:
+    """Of the KV cache beside such weights, by the value of KV_CACHE_DTYPE."""
+    if kv_cache_dtype != "auto":
+        return kv_cache_dtype
+    return "float32" if bits == FLOAT_BITS["float32"] else "float16"
 
 
 def packed_bytes(bits: Bits, outputs: int, inputs: int) -> int:
     """Bytes of a packed matrix [outputs, inputs], where `inputs` is a multiple of GROUP."""
     panels = -(-outputs // PANEL)
-    return panels * PANEL * (inputs * bits // 8 + inputs // GROUP * SCALE_BYTES)
+    scale_bytes = SCALE_BYTES if bits in BITS.values() else 0
+    return panels * PANEL * (inputs * bits // 8 + inputs // GROUP * scale_bytes)

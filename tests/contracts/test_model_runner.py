@@ -24,13 +24,17 @@ RunnerFactory = Callable[[Path], tuple[ModelRunner, int]]
 
 
 def make_torch_runner(
-    folder: Path, quantization: str = "none", device: str = "cpu"
+    folder: Path,
+    dtype: str = "float32",
+    quantization: str = "none",
+    device: str = "cpu",
+    kernels: bool = True,
 ) -> tuple[ModelRunner, int]:
     from inference_api.engine.torch_runner import TorchRunner
     from tests.inference_api.engine.tiny_models import VOCAB_SIZE, make_model
 
     make_model("llama", folder)
-    runner = TorchRunner(folder, device, "float32", 8, 64, quantization)
+    runner = TorchRunner(folder, device, dtype, 8, 64, quantization, kernels=kernels)
     runner.load()
     if device == "cuda":
         runner.warm_up()  # captures the decode steps
@@ -43,7 +47,7 @@ def make_fixed_step_runner(folder: Path) -> tuple[ModelRunner, int]:
     from inference_api.engine.fixed_step import FixedStepDecoder
     from inference_api.engine.torch_runner import TorchRunner
 
-    runner, vocab_size = make_torch_runner(folder)
+    runner, vocab_size = make_torch_runner(folder, kernels=False)
     assert isinstance(runner, TorchRunner)
     assert isinstance(runner.decoder, Decoder)
     runner.decoder = FixedStepDecoder(runner._config, runner.decoder, runner._cache, (16, 64))
@@ -57,7 +61,9 @@ def make_echo_runner(folder: Path) -> tuple[ModelRunner, int]:
 
 
 RUNNERS: dict[str, RunnerFactory] = {
-    "torch": make_torch_runner,
+    "torch": partial(make_torch_runner, kernels=False),
+    "float32": make_torch_runner,
+    "bfloat16": partial(make_torch_runner, dtype="bfloat16"),
     "fixed steps": make_fixed_step_runner,
     "int8": partial(make_torch_runner, quantization="int8"),
     "int4": partial(make_torch_runner, quantization="int4"),

@@ -23,6 +23,12 @@ inline float bfloat16_to_float(uint16_t bits) {
   return float_from_bits(static_cast<uint32_t>(bits) << 16);
 }
 
+// The nearest bfloat16, ties to even; of finite numbers.
+inline uint16_t float_to_bfloat16(float value) {
+  const uint32_t bits = bits_from_float(value);
+  return static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
 inline float half_to_float(uint16_t half) {
   constexpr float kExponentShift = 0x1p112f;  // from half's exponent bias, 15, to float's, 127
   const uint32_t sign = static_cast<uint32_t>(half & 0x8000) << 16;

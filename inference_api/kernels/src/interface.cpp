@@ -18,8 +18,9 @@
 #include <unistd.h>
 #endif
 
-using hearth::ActivationGroup;
+using hearth::BFloat16Block;
 using hearth::Bits;
+using hearth::Float32Block;
 using hearth::Int4Block;
 using hearth::Int8Block;
 using hearth::kGroup;
@@ -32,7 +33,7 @@ struct HearthContext {
 
   hearth::Workers workers;
   hearth::Step step;
-  std::vector<ActivationGroup> activations;  // of the current product; keeps its memory
+  std::vector<char> activations;  // of the current product; keeps its memory
 };
 
 namespace {
@@ -96,30 +97,46 @@ constexpr Variant kVariants[] = {
 constexpr int kNumVariants = sizeof(kVariants) / sizeof(kVariants[0]);
 
 int64_t block_bytes(Bits bits) {
-  return bits == Bits::kInt8 ? sizeof(Int8Block) : sizeof(Int4Block);
+  switch (bits) {
+    case Bits::kFloat32:
+      return sizeof(Float32Block);
+    case Bits::kBFloat16:
+      return sizeof(BFloat16Block);
+    case Bits::kInt8:
+      return sizeof(Int8Block);
+    default:
+      return sizeof(Int4Block);
+  }
 }
 
 int64_t type_bytes(SourceType type) { return type == SourceType::kFloat32 ? 4 : 2; }
 
-int unpacked(const Int8Block& block, int64_t lane, int64_t i) {
-  return block.values[i / kQuad][lane][i % kQuad] - hearth::kInt8Offset;
+float unpacked(const Float32Block& block, int64_t lane, int64_t i) { return block.values[i][lane]; }
+
+float unpacked(const BFloat16Block& block, int64_t lane, int64_t i) {
+  return hearth::bfloat16_to_float(block.values[i][lane]);
 }
 
-int unpacked(const Int4Block& block, int64_t lane, int64_t i) {
+float unpacked(const Int8Block& block, int64_t lane, int64_t i) {
+  const int value = block.values[i / kQuad][lane][i % kQuad] - hearth::kInt8Offset;
+  return static_cast<float>(value) * hearth::half_to_float(block.scales[lane]);
+}
+
+float unpacked(const Int4Block& block, int64_t lane, int64_t i) {
   const int64_t quad = i / kQuad;
   const int pair = block.pairs[quad / 2][lane][i % kQuad];
-  return (quad % 2 == 0 ? pair & 0x0f : pair >> 4) - hearth::kInt4Offset;
+  const int value = (quad % 2 == 0 ? pair & 0x0f : pair >> 4) - hearth::kInt4Offset;
+  return static_cast<float>(value) * hearth::half_to_float(block.scales[lane]);
 }
 
 template <class Block>
-void unpack(const Block* blocks, int64_t outputs, int64_t inputs, float* weights) {
+void unpack(const void* packed, int64_t outputs, int64_t inputs, float* weights) {
+  const auto* blocks = static_cast<const Block*>(packed);
   const int64_t num_groups = inputs / kGroup;
   for (int64_t output = 0; output < outputs; ++output) {
     for (int64_t input = 0; input < inputs; ++input) {
       const Block& block = blocks[output / kPanel * num_groups + input / kGroup];
-      const auto value = static_cast<float>(unpacked(block, output % kPanel, input % kGroup));
-      const float scale = hearth::half_to_float(block.scales[output % kPanel]);
-      weights[output * inputs + input] = value * scale;
+      weights[output * inputs + input] = unpacked(block, output % kPanel, input % kGroup);
     }
   }
 }
@@ -165,24 +182,31 @@ int64_t hearth_pack(HearthContext* context, int bits, int type, const void* weig
 }
 
 void hearth_unpack(int bits, const void* packed, int64_t outputs, int64_t inputs, float* weights) {
-  if (static_cast<Bits>(bits) == Bits::kInt8) {
-    unpack(static_cast<const Int8Block*>(packed), outputs, inputs, weights);
-  } else {
-    unpack(static_cast<const Int4Block*>(packed), outputs, inputs, weights);
+  switch (static_cast<Bits>(bits)) {
+    case Bits::kFloat32:
+      return unpack<Float32Block>(packed, outputs, inputs, weights);
+    case Bits::kBFloat16:
+      return unpack<BFloat16Block>(packed, outputs, inputs, weights);
+    case Bits::kInt8:
+      return unpack<Int8Block>(packed, outputs, inputs, weights);
+    default:
+      return unpack<Int4Block>(packed, outputs, inputs, weights);
   }
 }
 
 int hearth_linear(HearthContext* context, int bits, const void* packed, const float* bias,
                   const float* x, int64_t rows, int64_t outputs, int64_t inputs, float* out) try {
   const int64_t num_groups = inputs / kGroup;
-  std::vector<ActivationGroup>& activations = context->activations;
-  activations.resize(static_cast<size_t>(rows * num_groups));
+  const auto form = static_cast<Bits>(bits);
+  const int64_t row_bytes = num_groups * hearth::group_bytes(form);
+  std::vector<char>& activations = context->activations;
+  activations.resize(static_cast<size_t>(rows * row_bytes));
   context->workers.each_row(rows, [&](int64_t row) {
-    context->workers.kernels.quantise_row(x + row * inputs, num_groups,
-                                          activations.data() + row * num_groups);
+    context->workers.kernels.prepare_row(form, x + row * inputs, num_groups,
+                                         activations.data() + row * row_bytes);
   });
   hearth::LinearCall call = {};
-  call.bits = static_cast<Bits>(bits);
+  call.bits = form;
   call.blocks = packed;
   call.bias = bias;
   call.num_outputs = outputs;

@@ -17,14 +17,23 @@ struct Registers256 {
   using Floats = __m256;
   using Sums = __m256i;
   static constexpr int kLanes = 8;
+  static constexpr int kFloatVectors = 2;
+  static constexpr int kMaxFloatRows = 6;
 
   static Floats zero() { return _mm256_setzero_ps(); }
+  static Floats set(float value) { return _mm256_set1_ps(value); }
+  static Floats load(const float* values) { return _mm256_loadu_ps(values); }
   static void store(float* out, Floats values) { _mm256_storeu_ps(out, values); }
   static Floats multiply(Floats a, float b) { return _mm256_mul_ps(a, _mm256_set1_ps(b)); }
   static Floats multiply_add(Floats a, Floats b, Floats c) { return _mm256_fmadd_ps(a, b, c); }
 
   static Floats halves(const uint16_t* values) {
     return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(values)));
+  }
+
+  static Floats bfloat16s(const uint16_t* values) {
+    const __m128i bits = _mm_loadu_si128(reinterpret_cast<const __m128i*>(values));
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16));
   }
 
   static __m256i broadcast(const int8_t* quad) {

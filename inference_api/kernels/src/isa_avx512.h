@@ -16,14 +16,23 @@ struct Avx512Vnni {
   static constexpr int kLanes = 16;
   static constexpr int kVectors = 2;
   static constexpr int kMaxRows = 6;  // 12 sums and 12 totals leave 8 registers for the rest
+  static constexpr int kFloatVectors = 2;
+  static constexpr int kMaxFloatRows = 8;
 
   static Floats zero() { return _mm512_setzero_ps(); }
+  static Floats set(float value) { return _mm512_set1_ps(value); }
+  static Floats load(const float* values) { return _mm512_loadu_ps(values); }
   static void store(float* out, Floats values) { _mm512_storeu_ps(out, values); }
   static Floats multiply(Floats a, float b) { return _mm512_mul_ps(a, _mm512_set1_ps(b)); }
   static Floats multiply_add(Floats a, Floats b, Floats c) { return _mm512_fmadd_ps(a, b, c); }
 
   static Floats halves(const uint16_t* values) {
     return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(values)));
+  }
+
+  static Floats bfloat16s(const uint16_t* values) {
+    const __m256i bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(values));
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16));
   }
 
   static __m512i broadcast(const int8_t* quad) {

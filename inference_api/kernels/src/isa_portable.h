@@ -1,6 +1,8 @@
 // Arrays for registers: what any C++ compiler turns into the best it knows for the processor.
 #pragma once
 
+#include <cstring>
+
 #include "half.h"
 #include "layout.h"
 #include "simd.h"
@@ -12,6 +14,8 @@ struct Portable {
   static constexpr int kLanes = 8;
   static constexpr int kVectors = 1;
   static constexpr int kMaxRows = 2;
+  static constexpr int kFloatVectors = 1;
+  static constexpr int kMaxFloatRows = 2;
 
   struct Floats {
     float lanes[kLanes];
@@ -27,6 +31,20 @@ struct Portable {
   };
 
   static Floats zero() { return {}; }
+
+  static Floats set(float value) {
+    Floats floats;
+    for (float& lane : floats.lanes) {
+      lane = value;
+    }
+    return floats;
+  }
+
+  static Floats load(const float* values) {
+    Floats floats;
+    std::memcpy(floats.lanes, values, sizeof floats.lanes);
+    return floats;
+  }
 
   static void store(float* out, const Floats& values) {
     for (int lane = 0; lane < kLanes; ++lane) {
@@ -52,6 +70,14 @@ struct Portable {
     Floats floats;
     for (int lane = 0; lane < kLanes; ++lane) {
       floats.lanes[lane] = half_to_float(values[lane]);
+    }
+    return floats;
+  }
+
+  static Floats bfloat16s(const uint16_t* values) {
+    Floats floats;
+    for (int lane = 0; lane < kLanes; ++lane) {
+      floats.lanes[lane] = bfloat16_to_float(values[lane]);
     }
     return floats;
   }

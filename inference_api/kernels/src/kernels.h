@@ -12,7 +12,8 @@
 
 namespace hearth {
 
-enum class Bits : int { kInt8 = 8, kInt4 = 4 };
+// The form of weights, by the bits of a value.
+enum class Bits : int { kFloat32 = 32, kBFloat16 = 16, kInt8 = 8, kInt4 = 4 };
 enum class SourceType : int { kFloat32 = 0, kFloat16 = 1, kBFloat16 = 2 };
 
 enum class CacheType : int { kFloat32 = 0, kFloat16 = 1 };
@@ -23,17 +24,17 @@ enum class Activation : int { kSilu = 0, kGelu = 1, kGeluTanh = 2, kRelu = 3 };
 enum class Finish : int {
   kStore,     // out = factor * result
   kAdd,       // out += factor * result
-  kActivate,  // activated = quantised activation(result), or of gated: activation(gate) * result
+  kActivate,  // activated = activation(result), or of gated: activation(gate) * result
 };
 
 // A matrix product result[m][n] = bias[n] + sum over k of x[m][k] * w[n][k].
 struct LinearCall {
   Bits bits;
-  const void* blocks;  // Int8Block or Int4Block [panels][num_groups]
+  const void* blocks;  // of the form of `bits` [panels][num_groups]
   const float* bias;   // [num_outputs] or null
   int64_t num_outputs;
   int64_t num_groups;
-  const ActivationGroup* rows;  // [num_rows][num_groups]
+  const void* rows;  // FloatGroup or ActivationGroup [num_rows][num_groups]
   int64_t num_rows;
   const ActivationTile* tiles;  // [num_tiles(num_rows)][num_groups], the same; or null
   Finish finish;
@@ -42,11 +43,12 @@ struct LinearCall {
   // For kActivate. Gated: the first half of the outputs are gates, the second what passes them.
   Activation activation;
   bool is_gated;
-  ActivationGroup* activated;  // [num_rows][num_outputs, or half of it, / kGroup]
+  void* activated;  // like rows: [num_rows][num_outputs, or half of it, / kGroup]
 };
 
 // A norm over `size` elements of a row, a multiple of kGroup.
 struct NormCall {
+  Bits bits;  // of the weights that the result is for
   NormKind kind;
   float eps;
   const float* weight;
@@ -107,6 +109,13 @@ struct AttentionTask {
 
 namespace {
 
+constexpr bool is_quantised(Bits bits) { return bits == Bits::kInt8 || bits == Bits::kInt4; }
+
+// Bytes of a group of activations that meets such weights.
+constexpr int64_t group_bytes(Bits bits) {
+  return is_quantised(bits) ? sizeof(ActivationGroup) : sizeof(FloatGroup);
+}
+
 inline int64_t num_panels(int64_t outputs) { return (outputs + kPanel - 1) / kPanel; }
 
 // Panels of a product that can be worked on apart: of gated outputs, those of the gates.
@@ -117,12 +126,13 @@ inline int64_t num_panels(const LinearCall& call) {
 }  // namespace
 
 struct Kernels {
-  void (*quantise_row)(const float* x, int64_t num_groups, ActivationGroup* row);
+  // The groups of a row of activations in the form that meets such weights.
+  void (*prepare_row)(Bits bits, const float* x, int64_t num_groups, void* row);
   // Packs `num_groups` groups of one row of weights into lane `lane` of consecutive blocks. False
   // when a weight is not finite or too large for a half precision scale.
   bool (*pack_row)(Bits bits, SourceType type, const void* weights, int64_t num_groups, int lane,
                    void* blocks);
-  void (*norm_row)(const NormCall& call, const float* x, ActivationGroup* row);
+  void (*norm_row)(const NormCall& call, const float* x, void* row);
   void (*write_heads)(const HeadsCall& call);
   // Copies up to kTileRows rows to a row of tiles. Null where `linear_panels` wants no tiles, which
   // else wants them from min_tile_rows rows on.

@@ -6,9 +6,10 @@
 // blocks of a panel follow each other, so a panel is one stream of whole cache lines, read once for
 // as many rows of activations as the registers hold.
 //
-// Four neighbouring inputs ("a quad") of an output lie together, because the instructions that
+// Four neighbouring bytes ("a quad") of an output lie together, because the instructions that
 // matter multiply four bytes and add them up. A quad of 16 outputs is then one 512-bit register, of
-// 8 outputs one 256-bit register, and the activations that meet it are one broadcast quad.
+// 8 outputs one 256-bit register, and the activations that meet it are one broadcast quad. Floating
+// point weights are multiplied one by one: there the outputs of an input lie together.
 #pragma once
 
 #include <cstdint>
@@ -37,10 +38,25 @@ struct Int4Block {
   uint16_t scales[kPanel];  // IEEE half precision
 };
 
+// Weights as they are: nothing is lost, whatever their exponents.
+struct Float32Block {
+  float values[kGroup][kPanel];
+};
+
+struct BFloat16Block {
+  uint16_t values[kGroup][kPanel];
+};
+
 constexpr int kCacheLine = 64;
 static_assert(sizeof(Int8Block) % kCacheLine == 0 && sizeof(Int4Block) % kCacheLine == 0);
+static_assert(sizeof(Float32Block) % kCacheLine == 0 && sizeof(BFloat16Block) % kCacheLine == 0);
 
-// One group of one row of activations: x[i] = scale * values[i].
+// One group of one row of activations, for weights that are not quantised.
+struct FloatGroup {
+  float values[kGroup];
+};
+
+// The same for quantised weights: x[i] = scale * values[i].
 struct ActivationGroup {
   int8_t values[kGroup];
   float scale;           // NaN when an activation of the group is not finite

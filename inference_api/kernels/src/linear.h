@@ -1,9 +1,13 @@
 // The matrix product, for any instruction set. `Isa` brings registers, and formats Isa::Int8 and
-// Isa::Int4 that say how a quad of weights is loaded, multiplied and summed.
+// Isa::Int4 that say how a quad of weights is loaded, multiplied and summed; formats of weights that
+// are not quantised are below.
 //
 // A row's result depends on that row alone: the sums of a group are integers, exact in any order,
-// and groups are added in their order whatever the number of rows in the tile.
+// and groups are added in their order whatever the number of rows in the tile. Products of floats
+// are added one by one, in the order of the inputs.
 #pragma once
+
+#include <type_traits>
 
 #include "activation.h"
 #include "kernels.h"
@@ -19,6 +23,43 @@ void prefetch(const char* bytes) {
     __builtin_prefetch(bytes + line * kCacheLine, 0, 2);  // to be read, into the second level cache
   }
 }
+
+template <class Isa>
+struct Float32 {
+  using Block = Float32Block;
+  static typename Isa::Floats weights(const Block& block, int input, int vector) {
+    return Isa::load(block.values[input] + vector * Isa::kLanes);
+  }
+};
+
+template <class Isa>
+struct BFloat16 {
+  using Block = BFloat16Block;
+  static typename Isa::Floats weights(const Block& block, int input, int vector) {
+    return Isa::bfloat16s(block.values[input] + vector * Isa::kLanes);
+  }
+};
+
+// What weights of a form meet.
+template <class Block>
+struct Activations {
+  using Group = ActivationGroup;
+};
+template <>
+struct Activations<Float32Block> {
+  using Group = FloatGroup;
+};
+template <>
+struct Activations<BFloat16Block> {
+  using Group = FloatGroup;
+};
+template <class Format>
+using Group = typename Activations<typename Format::Block>::Group;
+
+// Rows of a tile.
+template <class Isa, class Format>
+constexpr int kMaxRows =
+    std::is_same_v<Group<Format>, FloatGroup> ? Isa::kMaxFloatRows : Isa::kMaxRows;
 
 // `kRows` rows of activations times one panel; with every group, kLines lines of `fetched`. The
 // loops over rows and vectors must be unrolled, or the sums would not stay in registers; check the
@@ -89,21 +130,72 @@ void multiply_tile(const typename Format::Block* blocks, const char* fetched, in
   }
 }
 
-template <class Isa, class Format>
+// The same for weights that are not quantised.
+template <class Isa, class Format, int kRows, int kLines>
+void multiply_tile(const typename Format::Block* blocks, const char* fetched, int64_t num_groups,
+                   const FloatGroup* rows, float (*out)[kPanel]) {
+  constexpr int kPanelVectors = kPanel / Isa::kLanes;
+  constexpr int kVectors = Isa::kFloatVectors;  // of the panel that are worked on together
+  constexpr int kQuadLines = kLines / kQuads;
+  for (int first = 0; first < kPanelVectors; first += kVectors) {
+    typename Isa::Floats totals[kVectors][kRows];
+    for (auto& vector : totals) {
+      for (auto& total : vector) {
+        total = Isa::zero();
+      }
+    }
+    for (int64_t group = 0; group < num_groups; ++group) {
+      const typename Format::Block& block = blocks[group];
+      const FloatGroup* x = rows + group;
+#pragma GCC unroll 1
+      for (int quad = 0; quad < kQuads; ++quad) {
+        if (first == 0) {
+          prefetch<kQuadLines>(fetched + (group * kQuads + quad) * kQuadLines * kCacheLine);
+        }
+#pragma GCC unroll 4
+        for (int input = quad * kQuad; input < (quad + 1) * kQuad; ++input) {
+          typename Isa::Floats weights[kVectors];
+#pragma GCC unroll 4
+          for (int vector = 0; vector < kVectors; ++vector) {
+            weights[vector] = Format::weights(block, input, first + vector);
+          }
+#pragma GCC unroll 8
+          for (int row = 0; row < kRows; ++row) {
+            const auto activation = Isa::set(x[row * num_groups].values[input]);
+#pragma GCC unroll 4
+            for (int vector = 0; vector < kVectors; ++vector) {
+              auto& total = totals[vector][row];
+              total = Isa::multiply_add(weights[vector], activation, total);
+            }
+          }
+        }
+      }
+    }
+    for (int vector = 0; vector < kVectors; ++vector) {
+      for (int row = 0; row < kRows; ++row) {
+        Isa::store(out[row] + (first + vector) * Isa::kLanes, totals[vector][row]);
+      }
+    }
+  }
+}
+
+template <class Format>
 using Tile = void (*)(const typename Format::Block* blocks, const char* fetched,
-                      int64_t num_groups, const ActivationGroup* rows, float (*out)[kPanel]);
+                      int64_t num_groups, const Group<Format>* rows, float (*out)[kPanel]);
 
 template <class Isa, class Format, int kLines>
-Tile<Isa, Format> tile_for(int64_t num_rows) {
-  static_assert(Isa::kMaxRows <= 6);
-  constexpr int kMax = Isa::kMaxRows;
-  constexpr Tile<Isa, Format> kTiles[] = {
+Tile<Format> tile_for(int64_t num_rows) {
+  constexpr int kMax = kMaxRows<Isa, Format>;
+  static_assert(kMax <= 8);
+  constexpr Tile<Format> kTiles[] = {
       multiply_tile<Isa, Format, 1, kLines>,
       multiply_tile<Isa, Format, kMax < 2 ? kMax : 2, kLines>,
       multiply_tile<Isa, Format, kMax < 3 ? kMax : 3, kLines>,
       multiply_tile<Isa, Format, kMax < 4 ? kMax : 4, kLines>,
       multiply_tile<Isa, Format, kMax < 5 ? kMax : 5, kLines>,
       multiply_tile<Isa, Format, kMax < 6 ? kMax : 6, kLines>,
+      multiply_tile<Isa, Format, kMax < 7 ? kMax : 7, kLines>,
+      multiply_tile<Isa, Format, kMax < 8 ? kMax : 8, kLines>,
   };
   return kTiles[num_rows - 1];
 }
@@ -143,7 +235,7 @@ void finish_row(const LinearCall& call, int64_t row, int64_t panel, float* resul
       add_bias(call, panels + panel, passing);
     }
     activate<Simd>(call.activation, result, call.is_gated ? passing : nullptr);
-    quantise_group(result, call.activated[row * panels + panel]);
+    prepare_group(call.bits, result, call.activated, row * panels + panel);
     return;
   }
   const int64_t first = panel * kPanel;
@@ -161,7 +253,8 @@ void finish_row(const LinearCall& call, int64_t row, int64_t panel, float* resul
 // What the tiles of a panel fetch from memory while they multiply. A single tile fetches its own
 // panel ahead: earlier than the processor would, which stops at every page. Where there are more,
 // the first of them share the next panel, so that reading it overlaps with multiplying.
-constexpr int kAheadBytes = 2304;
+template <class Format>
+constexpr int kAheadBytes = std::is_same_v<Group<Format>, FloatGroup> ? 8192 : 2304;
 
 constexpr int share_lines(size_t block_bytes, int64_t shares) {
   return static_cast<int>((block_bytes / kCacheLine + shares - 1) / shares);
@@ -169,7 +262,7 @@ constexpr int share_lines(size_t block_bytes, int64_t shares) {
 
 // A tile for `num_rows` rows that fetches one of so many shares of a panel, or nothing for 0.
 template <class Isa, class Format>
-Tile<Isa, Format> tile_for(int64_t num_rows, int64_t shares) {
+Tile<Format> tile_for(int64_t num_rows, int64_t shares) {
   constexpr size_t kBytes = sizeof(typename Format::Block);
   switch (shares) {
     case 0:
@@ -187,22 +280,23 @@ Tile<Isa, Format> tile_for(int64_t num_rows, int64_t shares) {
 template <class Isa, class Simd, class Format>
 void multiply_panel(const LinearCall& call, int64_t panel, bool is_last) {
   using Block = typename Format::Block;
+  constexpr int kMax = kMaxRows<Isa, Format>;
   const int num_parts = call.is_gated ? 2 : 1;
-  const int64_t num_tiles = (call.num_rows + Isa::kMaxRows - 1) / Isa::kMaxRows;
+  const int64_t num_tiles = (call.num_rows + kMax - 1) / kMax;
   const int64_t shares = num_tiles < 2 ? 1 : num_tiles < 4 ? 2 : 4;
   const int64_t share_bytes = call.num_groups * share_lines(sizeof(Block), shares) * kCacheLine;
-  alignas(kCacheLine) float results[2][Isa::kMaxRows][kPanel];
+  alignas(kCacheLine) float results[2][kMax][kPanel];
   for (int64_t tile = 0; tile < num_tiles; ++tile) {
     const int64_t first = call.num_rows * tile / num_tiles;
     const int64_t count = call.num_rows * (tile + 1) / num_tiles - first;
-    const ActivationGroup* rows = call.rows + first * call.num_groups;
+    const auto* rows = static_cast<const Group<Format>*>(call.rows) + first * call.num_groups;
     const bool is_single = num_tiles == 1;
     const bool fetches = is_single || (tile < shares && !is_last);
     const auto multiply = tile_for<Isa, Format>(count, fetches ? shares : 0);
     for (int part = 0; part < num_parts; ++part) {
       const Block* blocks = panel_blocks<Block>(call, panel, part);
       const Block* later = is_single ? blocks : blocks + call.num_groups;
-      const int64_t offset = is_single ? kAheadBytes : tile * share_bytes;
+      const int64_t offset = is_single ? kAheadBytes<Format> : tile * share_bytes;
       multiply(blocks, reinterpret_cast<const char*>(later) + offset, call.num_groups, rows,
                results[part]);
     }
@@ -216,10 +310,18 @@ template <class Isa, class Simd>
 void linear_panels(const LinearCall& call, int64_t first, int64_t end) {
   for (int64_t panel = first; panel < end; ++panel) {
     const bool is_last = panel == end - 1;
-    if (call.bits == Bits::kInt8) {
-      multiply_panel<Isa, Simd, typename Isa::Int8>(call, panel, is_last);
-    } else {
-      multiply_panel<Isa, Simd, typename Isa::Int4>(call, panel, is_last);
+    switch (call.bits) {
+      case Bits::kFloat32:
+        multiply_panel<Isa, Simd, Float32<Isa>>(call, panel, is_last);
+        break;
+      case Bits::kBFloat16:
+        multiply_panel<Isa, Simd, BFloat16<Isa>>(call, panel, is_last);
+        break;
+      case Bits::kInt8:
+        multiply_panel<Isa, Simd, typename Isa::Int8>(call, panel, is_last);
+        break;
+      default:
+        multiply_panel<Isa, Simd, typename Isa::Int4>(call, panel, is_last);
     }
   }
 }

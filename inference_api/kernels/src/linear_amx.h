@@ -214,7 +214,7 @@ inline void fill_tiles(const ActivationGroup* rows, int64_t num_rows, int64_t nu
 
 inline void linear_panels_by_tiles(const LinearCall& call, int64_t first, int64_t end) {
   if (call.tiles == nullptr) {
-    linear_panels<Avx512Vnni, Simd512>(call, first, end);
+    kAvx512Vnni.linear_panels(call, first, end);
     return;
   }
   const TileConfig config;

@@ -49,8 +49,8 @@ inline float inverse_root(float square_sum, int64_t size, float eps) {
   return 1.0f / __builtin_sqrtf(square_sum / static_cast<float>(size) + eps);
 }
 
-// The norm of x, quantised: a group at a time, while it is in registers.
-inline void norm_row(const NormCall& call, const float* x, ActivationGroup* row) {
+// The norm of x, as a product takes it: a group at a time, while it is in registers.
+inline void norm_row(const NormCall& call, const float* x, void* row) {
   const bool is_layer = call.kind == NormKind::kLayer;
   const float mean = is_layer ? sum(x, call.size) / static_cast<float>(call.size) : 0.0f;
   const float inverse = inverse_root(sum_of_squares(x, call.size, mean), call.size, call.eps);
@@ -64,7 +64,7 @@ inline void norm_row(const NormCall& call, const float* x, ActivationGroup* row)
         normed[i] += call.bias[first + i];
       }
     }
-    quantise_group(normed, row[first / kGroup]);
+    prepare_group(call.bits, normed, row, first / kGroup);
   }
 }
 

@@ -12,6 +12,8 @@ namespace {
 constexpr int kNumLanes = 8;
 using Lanes = float __attribute__((vector_size(kNumLanes * sizeof(float))));
 
+constexpr float kLargestFloat = 0x1.fffffep127f;
+constexpr float kLargestBFloat16 = 0x1.fep127f;
 constexpr float kLargestScale = 65504.0f;  // of half precision
 constexpr int kLeastInt4Ratio = 3;         // of a group's largest weight to its scale
 
@@ -123,17 +125,30 @@ inline void pack_group(const float* weights, int lane, Int4Block& block) {
   block.scales[lane] = scale_bits;
 }
 
+inline void pack_group(const float* weights, int lane, Float32Block& block) {
+  for (int i = 0; i < kGroup; ++i) {
+    block.values[i][lane] = weights[i];
+  }
+}
+
+inline void pack_group(const float* weights, int lane, BFloat16Block& block) {
+  for (int i = 0; i < kGroup; ++i) {
+    block.values[i][lane] = float_to_bfloat16(weights[i]);
+  }
+}
+
+// `largest`: how large a weight may be.
 template <class Block>
-bool pack_row_into(SourceType type, const void* weights, int64_t num_groups, int lane,
-                   Block* blocks, int least_ratio) {
+bool pack_row_into(SourceType type, const void* weights, int64_t num_groups, int lane, void* to,
+                   float largest) {
+  Block* blocks = static_cast<Block*>(to);
   for (int64_t group = 0; group < num_groups; ++group) {
     float values[kGroup];
     for (int i = 0; i < kGroup; ++i) {
       values[i] = read_weight(type, weights, group * kGroup + i);
     }
     const uint32_t largest_bits = largest_magnitude_bits(values);
-    const auto bound = kLargestScale * static_cast<float>(least_ratio);
-    if (largest_bits >= kInfinityBits || float_from_bits(largest_bits) > bound) {
+    if (largest_bits >= kInfinityBits || float_from_bits(largest_bits) > largest) {
       return false;
     }
     pack_group(values, lane, blocks[group]);
@@ -143,12 +158,19 @@ bool pack_row_into(SourceType type, const void* weights, int64_t num_groups, int
 
 inline bool pack_row(Bits bits, SourceType type, const void* weights, int64_t num_groups, int lane,
                      void* blocks) {
-  if (bits == Bits::kInt8) {
-    auto* int8_blocks = static_cast<Int8Block*>(blocks);
-    return pack_row_into(type, weights, num_groups, lane, int8_blocks, kInt8Max);
+  constexpr float kLargestInt8 = kLargestScale * kInt8Max;
+  constexpr float kLargestInt4 = kLargestScale * kLeastInt4Ratio;
+  switch (bits) {
+    case Bits::kFloat32:
+      return pack_row_into<Float32Block>(type, weights, num_groups, lane, blocks, kLargestFloat);
+    case Bits::kBFloat16:
+      return pack_row_into<BFloat16Block>(type, weights, num_groups, lane, blocks,
+                                          kLargestBFloat16);
+    case Bits::kInt8:
+      return pack_row_into<Int8Block>(type, weights, num_groups, lane, blocks, kLargestInt8);
+    default:
+      return pack_row_into<Int4Block>(type, weights, num_groups, lane, blocks, kLargestInt4);
   }
-  auto* int4_blocks = static_cast<Int4Block*>(blocks);
-  return pack_row_into(type, weights, num_groups, lane, int4_blocks, kLeastInt4Ratio);
 }
 
 }  // namespace

@@ -43,9 +43,18 @@ inline void quantise_group(const float* x, ActivationGroup& group) {
   group.scale = is_finite ? (is_scaled ? largest / kInt8Max : 0.0f) : float_from_bits(kNanBits);
 }
 
-inline void quantise_row(const float* x, int64_t num_groups, ActivationGroup* row) {
+// Group `index` of a row, in the form that meets weights of so many bits.
+inline void prepare_group(Bits bits, const float* x, void* row, int64_t index) {
+  if (is_quantised(bits)) {
+    quantise_group(x, static_cast<ActivationGroup*>(row)[index]);
+  } else {
+    std::memcpy(static_cast<FloatGroup*>(row)[index].values, x, sizeof(FloatGroup));
+  }
+}
+
+inline void prepare_row(Bits bits, const float* x, int64_t num_groups, void* row) {
   for (int64_t group = 0; group < num_groups; ++group) {
-    quantise_group(x + group * kGroup, row[group]);
+    prepare_group(bits, x + group * kGroup, row, group);
   }
 }
 

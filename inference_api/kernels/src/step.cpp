@@ -22,14 +22,22 @@ int64_t qkv_width(const HearthModel& model) {
   return width(model, model.num_heads + 2 * model.num_kv_heads);
 }
 
+Bits bits(const HearthModel& model) { return static_cast<Bits>(model.bits); }
+
+// Bytes of a row of `size` activations as products take it.
+int64_t row_bytes(const HearthModel& model, int64_t size) {
+  return size / kGroup * group_bytes(bits(model));
+}
+
 NormCall norm_call(const HearthModel& model, const HearthNorm& norm) {
-  return {static_cast<NormKind>(model.norm), model.norm_eps, norm.weight, norm.bias, model.hidden};
+  return {bits(model), static_cast<NormKind>(model.norm), model.norm_eps, norm.weight, norm.bias,
+          model.hidden};
 }
 
 LinearCall linear_call(const HearthModel& model, const HearthLinear& linear,
-                       const std::vector<ActivationGroup>& rows, int64_t num_rows, Finish finish,
+                       const std::vector<char>& rows, int64_t num_rows, Finish finish,
                        float factor, float* out) {
-  return {static_cast<Bits>(model.bits),
+  return {bits(model),
           linear.packed,
           linear.bias,
           linear.outputs,
@@ -67,10 +75,10 @@ void Step::reserve(const HearthModel& model, int64_t num_tokens) {
   grow(hidden_, num_tokens * model.hidden);
   grow(qkv_, num_tokens * qkv_width(model));
   grow(attended_, num_tokens * width(model, model.num_heads));
-  grow(normed_, num_tokens * model.hidden / kGroup);
-  grow(mlp_normed_, num_tokens * model.hidden / kGroup);
-  grow(quantised_, num_tokens * width(model, model.num_heads) / kGroup);
-  grow(activated_, num_tokens * model.ffn / kGroup);
+  grow(normed_, num_tokens * row_bytes(model, model.hidden));
+  grow(mlp_normed_, num_tokens * row_bytes(model, model.hidden));
+  grow(prepared_, num_tokens * row_bytes(model, width(model, model.num_heads)));
+  grow(activated_, num_tokens * row_bytes(model, model.ffn));
   grow(lengths_, num_tokens);
 }
 
@@ -89,7 +97,7 @@ void Step::run(Workers& workers, const HearthModel& model, Tokens tokens, int64_
     const NormCall norm = norm_call(model, model.final_norm);
     workers.each_row(count - skipped, [&](int64_t row) {
       workers.kernels.norm_row(norm, hidden_.data() + (skipped + row) * model.hidden,
-                               normed_.data() + row * model.hidden / kGroup);
+                               normed_.data() + row * row_bytes(model, model.hidden));
     });
     workers.multiply(linear_call(model, model.head, normed_, count - skipped, Finish::kStore,
                                  1.0f / model.logits_divisor,
@@ -111,11 +119,11 @@ void Step::run_part(Workers& workers, const HearthModel& model, const Tokens& to
 // norms are taken first; without one of its own the MLP shares attention's.
 void Step::run_layer(Workers& workers, const HearthModel& model, const HearthLayer& layer,
                      const Tokens& tokens) {
-  const auto norm_rows = [&](const HearthNorm& norm, std::vector<ActivationGroup>& rows) {
+  const auto norm_rows = [&](const HearthNorm& norm, std::vector<char>& rows) {
     const NormCall call = norm_call(model, norm);
     workers.each_row(tokens.count, [&](int64_t token) {
       workers.kernels.norm_row(call, hidden_.data() + token * model.hidden,
-                               rows.data() + token * model.hidden / kGroup);
+                               rows.data() + token * row_bytes(model, model.hidden));
     });
   };
   const bool has_mlp_norm = layer.mlp_norm.weight != nullptr;
@@ -164,12 +172,12 @@ void Step::attend(Workers& workers, const HearthModel& model, const HearthLayer&
                   model.head_stride, tokens.rows, lengths_.data(), tokens.count,
                   model.num_kv_heads, model.num_heads / model.num_kv_heads, model.head_dim,
                   layer.window, model.attention_scale, attended_.data()});
-  const int64_t num_groups = attended_width / kGroup;
   workers.each_row(tokens.count, [&](int64_t token) {
-    workers.kernels.quantise_row(attended_.data() + token * attended_width, num_groups,
-                                 quantised_.data() + token * num_groups);
+    workers.kernels.prepare_row(bits(model), attended_.data() + token * attended_width,
+                                attended_width / kGroup,
+                                prepared_.data() + token * row_bytes(model, attended_width));
   });
-  workers.multiply(linear_call(model, layer.out, quantised_, tokens.count, Finish::kAdd,
+  workers.multiply(linear_call(model, layer.out, prepared_, tokens.count, Finish::kAdd,
                                model.residual_multiplier, hidden_.data()));
 }
 

@@ -9,7 +9,7 @@
 
 namespace hearth {
 
-const Kernels kAmx = {quantise_row,
+const Kernels kAmx = {prepare_row,
                       pack_row,
                       norm_row,
                       write_heads<Simd512>,

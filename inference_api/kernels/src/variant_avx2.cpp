@@ -8,7 +8,7 @@
 
 namespace hearth {
 
-const Kernels kAvx2 = {quantise_row,
+const Kernels kAvx2 = {prepare_row,
                        pack_row,
                        norm_row,
                        write_heads<Simd256>,

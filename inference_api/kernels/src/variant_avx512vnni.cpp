@@ -8,7 +8,7 @@
 
 namespace hearth {
 
-const Kernels kAvx512Vnni = {quantise_row,
+const Kernels kAvx512Vnni = {prepare_row,
                              pack_row,
                              norm_row,
                              write_heads<Simd512>,

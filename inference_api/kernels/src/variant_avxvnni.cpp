@@ -8,7 +8,7 @@
 
 namespace hearth {
 
-const Kernels kAvxVnni = {quantise_row,
+const Kernels kAvxVnni = {prepare_row,
                           pack_row,
                           norm_row,
                           write_heads<Simd256>,

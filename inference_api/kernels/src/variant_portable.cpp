@@ -8,7 +8,7 @@
 
 namespace hearth {
 
-const Kernels kPortable = {quantise_row,
+const Kernels kPortable = {prepare_row,
                            pack_row,
                            norm_row,
                            write_heads<Scalar>,

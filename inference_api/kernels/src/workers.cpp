@@ -42,9 +42,11 @@ void Workers::multiply(LinearCall call) {
 
 // The call's rows as tiles, if the kernels want them.
 const ActivationTile* Workers::tiles(const LinearCall& call) {
-  if (kernels.fill_tiles == nullptr || call.num_rows < kernels.min_tile_rows) {
+  if (kernels.fill_tiles == nullptr || call.num_rows < kernels.min_tile_rows ||
+      !is_quantised(call.bits)) {
     return nullptr;
   }
+  const auto* rows = static_cast<const ActivationGroup*>(call.rows);
   const int64_t count = num_tiles(call.num_rows);
   const auto size = static_cast<size_t>(count * call.num_groups);
   if (tiles_.size() < size) {
@@ -52,7 +54,7 @@ const ActivationTile* Workers::tiles(const LinearCall& call) {
   }
   pool.run(count, [&](int64_t tile) {
     const int64_t first = tile * kTileRows;
-    kernels.fill_tiles(call.rows + first * call.num_groups,
+    kernels.fill_tiles(rows + first * call.num_groups,
                        std::min<int64_t>(kTileRows, call.num_rows - first), call.num_groups,
                        tiles_.data() + tile * call.num_groups);
   });

@@ -41,16 +41,29 @@ def device(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
+@pytest.fixture(
+    scope="session", params=["kernels", "torch", pytest.param("cuda", marks=NEEDS_CUDA)]
+)
+def engine(request: pytest.FixtureRequest) -> str:
+    """What multiplies: the kernels, or torch on either device."""
+    return str(request.param)
+
+
+def make_runner(folder: Path, engine: str, dtype: str, max_rows: int) -> TorchRunner:
+    device = "cuda" if engine == "cuda" else "cpu"
+    runner = TorchRunner(folder, device, dtype, max_rows, CONTEXT, kernels=engine == "kernels")
+    runner.load()
+    return runner
+
+
 @pytest.fixture(scope="session")
-def loaded(tiny_model: Callable[[str], TinyModel], device: str) -> Callable[[str], TorchRunner]:
-    """A loaded float32 runner by model name, each made once per device."""
+def loaded(tiny_model: Callable[[str], TinyModel], engine: str) -> Callable[[str], TorchRunner]:
+    """A loaded float32 runner by model name, each made once per engine."""
 
     @cache
     def load(name: str) -> TorchRunner:
-        folder, _ = tiny_model(name)
-        runner = TorchRunner(folder, device, "float32", MAX_ROWS, CONTEXT)
-        runner.load()
-        if device == "cuda":
+        runner = make_runner(tiny_model(name)[0], engine, "float32", MAX_ROWS)
+        if engine == "cuda":
             runner.warm_up()  # captures the steps
         return runner
 

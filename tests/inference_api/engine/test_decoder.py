@@ -13,7 +13,7 @@ from torch import Tensor
 from inference_api.engine.runner import DecodeInput, PrefillChunk
 from inference_api.engine.torch_runner import TorchRunner
 from inference_api.request import SamplingParams
-from tests.inference_api.engine.conftest import MAX_ROWS, TinyModel
+from tests.inference_api.engine.conftest import MAX_ROWS, TinyModel, make_runner
 from tests.inference_api.engine.tiny_models import CONTEXT, EOS, MODELS, VOCAB_SIZE
 
 PROMPT = random.Random(7).choices(range(3, VOCAB_SIZE), k=40)
@@ -134,11 +134,10 @@ def test_logits_are_the_same_bits_when_two_threads_share_the_work(
 
 
 def test_bfloat16_rows_are_the_same_bits_alone_and_beside_others(
-    tiny_model: Tiny, device: str
+    tiny_model: Tiny, engine: str
 ) -> None:
     folder, model = tiny_model("llama")
-    runner = TorchRunner(folder, device, "bfloat16", 8, CONTEXT)
-    runner.load()
+    runner = make_runner(folder, engine, "bfloat16", 8)
     rng = random.Random(3)
     prompts = {row: random_prompt(rng) for row in range(8)}
     for row, prompt in prompts.items():

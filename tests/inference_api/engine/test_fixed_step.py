@@ -61,7 +61,7 @@ def decoders(tiny_model: Callable[[str], TinyModel], device: str) -> Make:
 
     @cache
     def make(name: str, is_recorded: bool, dtype: str = "float32") -> Decoders:
-        runner = TorchRunner(tiny_model(name)[0], device, dtype, MAX_ROWS, CONTEXT)
+        runner = TorchRunner(tiny_model(name)[0], device, dtype, MAX_ROWS, CONTEXT, kernels=False)
         runner.load()
         plain = runner.decoder
         if isinstance(plain, FixedStepDecoder):

@@ -16,7 +16,7 @@ from inference_api.engine.gguf_config import llama3_rope
 from inference_api.engine.gguf_files import read_gguf
 from inference_api.engine.gguf_names import is_rope_interleaved
 from inference_api.engine.layout import linear_weights, weight_plan
-from inference_api.engine.linear import Quantisation
+from inference_api.engine.linear import Packing
 from inference_api.engine.rope import RopeConfig, frequencies
 from inference_api.engine.torch_runner import TorchRunner
 from inference_api.engine.weight_files import weight_files
@@ -71,9 +71,9 @@ def logits(model: Path) -> Tensor:
 
 
 def parameters(model: Path, bits: Bits | None = None) -> Parameters:
-    quantisation = None if bits is None else Quantisation(Kernels(1), bits)
+    packing = None if bits is None else Packing(Kernels(1), bits)
     config = checkpoint.load_config(model)
-    return load_parameters(weight_files(model), config, CPU, torch.float32, quantisation)
+    return load_parameters(weight_files(model), config, CPU, torch.float32, packing)
 
 
 def stored_numbers(file: Path, names: Sequence[str]) -> Tensor:

@@ -1,4 +1,4 @@
-"""The quantised matrix product against float64, over shapes and numbers it is not made for."""
+"""The matrix product against float64, over shapes and numbers it is not made for."""
 
 from itertools import pairwise
 
@@ -17,6 +17,8 @@ from inference_api.kernels.library import (
 from inference_api.kernels.packing import GROUP, Bits
 
 BITS: tuple[Bits, ...] = (8, 4)
+FLOATS: tuple[Bits, ...] = (32, 16)
+FORMS = (*FLOATS, *BITS)
 LARGEST_INT8 = 127
 WEIGHT_ERRORS: dict[Bits, float] = {8: 0.007, 4: 0.1}  # relative, of normal weights
 
@@ -89,6 +91,22 @@ def test_products_are_those_of_the_quantised_weights(
 
 
 @settings(max_examples=40, deadline=None)
+@given(problem=problems(), bits=st.sampled_from(FLOATS))
+def test_products_of_weights_as_they_are_lose_nothing_but_rounding(
+    kernels: Kernels, problem: tuple[Tensor, Tensor, Tensor | None], bits: Bits
+) -> None:
+    x, weights, bias = problem
+    weight = packed(kernels, weights, bits)
+    kept = weights if bits == 32 else weights.bfloat16().float()
+    assert torch.equal(weight.unpack(), kept)
+    added = torch.zeros(weights.shape[0]) if bias is None else bias
+    meant = x.double() @ kept.double().T + added
+    terms = x.double().abs() @ kept.double().abs().T + added.abs()
+    error = (kernels.linear(x, weight, bias).double() - meant).abs()
+    assert (error <= (x.shape[1] + 2) * 2.0**-23 * terms + 1e-37).all()
+
+
+@settings(max_examples=40, deadline=None)
 @given(problem=problems())
 def test_int8_weights_are_within_half_a_step(
     kernels: Kernels, problem: tuple[Tensor, Tensor, Tensor | None]
@@ -126,7 +144,7 @@ def test_int4_scales_are_better_than_those_of_the_largest_weight(kernels: Kernel
     assert (searched - weights).norm() < 0.95 * (plain - weights).norm()
 
 
-@pytest.mark.parametrize("bits", BITS)
+@pytest.mark.parametrize("bits", FORMS)
 def test_a_row_is_the_same_in_any_company_and_on_any_number_of_threads(
     kernels: Kernels, bits: Bits
 ) -> None:
@@ -140,7 +158,7 @@ def test_a_row_is_the_same_in_any_company_and_on_any_number_of_threads(
         assert torch.equal(single.linear(x[:rows], weight, bias), alone[:rows])
 
 
-@pytest.mark.parametrize("bits", BITS)
+@pytest.mark.parametrize("bits", FORMS)
 def test_variants_agree(bits: Bits) -> None:
     """All sums of a group are exact; only without fused multiply-add a total may differ."""
     x, weights = random(150, 1120), random(70, 1120, seed=1)
@@ -156,7 +174,7 @@ def test_variants_agree(bits: Bits) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("bits", BITS)
+@pytest.mark.parametrize("bits", FORMS)
 def test_half_precision_weights_are_read_as_they_are(
     kernels: Kernels, bits: Bits, dtype: torch.dtype
 ) -> None:
@@ -166,7 +184,7 @@ def test_half_precision_weights_are_read_as_they_are(
     assert torch.equal(packed(kernels, weights, bits).blocks, as_floats.blocks)
 
 
-@pytest.mark.parametrize("bits", BITS)
+@pytest.mark.parametrize("bits", FORMS)
 def test_a_matrix_may_be_packed_in_parts(kernels: Kernels, bits: Bits) -> None:
     weights = random(75, 64)
     whole, parts = packed(kernels, weights, bits), PackedWeight.empty(bits, 75, 64)
@@ -178,6 +196,17 @@ def test_a_matrix_may_be_packed_in_parts(kernels: Kernels, bits: Bits) -> None:
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf, 1e9])
 @pytest.mark.parametrize("bits", BITS)
 def test_a_weight_that_no_scale_holds_is_refused(
+    kernels: Kernels, bits: Bits, value: float
+) -> None:
+    weights = random(40, 64)
+    weights[33, 40] = value
+    with pytest.raises(UnusableWeight, match="row 33"):
+        packed(kernels, weights, bits)
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+@pytest.mark.parametrize("bits", FLOATS)
+def test_a_float_weight_that_is_not_finite_is_refused(
     kernels: Kernels, bits: Bits, value: float
 ) -> None:
     weights = random(40, 64)

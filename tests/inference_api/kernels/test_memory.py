@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from inference_api.engine.checkpoint import load_config
 from inference_api.engine.layout import weight_bytes
 from inference_api.kernels.library import KernelsUnavailable, supported_variants
+from inference_api.kernels.packing import BITS
 from scripts.make_random_model import SHAPES, make_random_model
 
 SHARDS = 4
@@ -28,7 +29,7 @@ def peak_bytes():
     return int(line.split()[1]) * 1024
 
 runner = TorchRunner(Path(sys.argv[1]), "cpu", "bfloat16", 1, 16, sys.argv[2])
-runner._quantisation()  # loads the library
+runner._packing()  # loads the library
 before = peak_bytes()
 runner.load()
 print(peak_bytes() - before)
@@ -65,6 +66,6 @@ def test_the_peak_is_little_more_than_the_weights_and_one_shard(
 ) -> None:
     command: Sequence[str] = [sys.executable, "-c", MEASURE, str(folder), quantization]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
-    quantised = weight_bytes(load_config(folder), torch.bfloat16.itemsize, quantization)
+    quantised = weight_bytes(load_config(folder), torch.bfloat16.itemsize, BITS[quantization])
     shard = max(file.stat().st_size for file in folder.glob("*.safetensors"))
     assert quantised < int(done.stdout) < PEAK_OF_QUANTISED * quantised + shard

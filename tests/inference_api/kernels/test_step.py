@@ -15,7 +15,7 @@ from inference_api.engine.config import ModelConfig
 from inference_api.engine.decoder import Decoder
 from inference_api.engine.kernel_decoder import KernelDecoder
 from inference_api.engine.kv_cache import KVCache
-from inference_api.engine.linear import Quantisation
+from inference_api.engine.linear import Packing
 from inference_api.engine.rope import Rope
 from inference_api.engine.weight_files import weight_files
 from inference_api.engine.weights import load_parameters
@@ -64,7 +64,7 @@ def loaded(
     config = checkpoint.load_config(folder)
     with torch.inference_mode():
         parameters = load_parameters(
-            weight_files(folder), config, CPU, torch.float32, Quantisation(kernels, bits)
+            weight_files(folder), config, CPU, torch.float32, Packing(kernels, bits)
         )
         rope = Rope(config.rope, config.head_dim, context, CPU, torch.float32)
         plain = TorchAttentions(config, empty_cache(config, torch.float32, context))
@@ -110,6 +110,15 @@ def test_a_step_of_every_family_equals_its_layers_op_by_op(folder: Folder, name:
     assert is_close(every_position(fused, texts), every_position(plain, texts), 2e-6, 0.05)
 
 
+@pytest.mark.parametrize("bits", [32, 16])
+@pytest.mark.parametrize("name", NAMES)
+def test_so_it_does_with_weights_as_they_are(folder: Folder, name: str, bits: Bits) -> None:
+    """Activations are not rounded, so that even the worst position is close."""
+    fused, plain = loaded(folder(name), Kernels(2), bits)
+    texts = [random_tokens(12, seed) for seed in range(4)]
+    assert is_close(every_position(fused, texts), every_position(plain, texts), 2e-6, 1e-5)
+
+
 @pytest.mark.parametrize("name", ["qwen3", "llama-wide-heads", EVEN, "llama-relu"])
 def test_so_it_does_with_every_variant(folder: Folder, kernels: Kernels, name: str) -> None:
     """Between them they have every norm, activation and kind of MLP, and biases."""
@@ -128,7 +137,7 @@ def test_a_cache_of_half_precision_costs_little(
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("bits", [32, 16, 8, 4])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_a_token_is_the_same_in_any_company_however_its_prompt_is_cut(
     folder: Folder, kernels: Kernels, bits: Bits, dtype: torch.dtype
