@@ -12,6 +12,7 @@ RUN python -m pip install --no-cache-dir -r requirements.txt
 COPY . .
 RUN useradd --create-home hearth && mkdir -p var && chown hearth var
 USER hearth
+RUN python -m inference_api.kernels.build
 
 ENV SERVICE_HOST=0.0.0.0
 EXPOSE 7000 1223

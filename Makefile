@@ -13,7 +13,7 @@ serve: $(VENV)/serve.stamp
 mock: $(VENV)/serve.stamp
 	$(BIN)/python scripts/serve.py --mock
 
-test: $(VENV)/dev.stamp check
+test: $(VENV)/dev.stamp check kernels
 	scripts/need_packages.sh chromium redis-server prometheus
 	$(BIN)/python -m pytest
 

@@ -6,6 +6,7 @@ Loads no torch.
 """
 
 import hashlib
+import logging
 import os
 import platform
 import shutil
@@ -15,6 +16,8 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+
+logger = logging.getLogger(__name__)
 
 SOURCES = Path(__file__).resolve().parent / "src"
 ROOT = SOURCES.parent.parent.parent
@@ -65,6 +68,7 @@ def library_path() -> Path:
         if (folder / name).exists():
             return folder / name
     folder = _writable_folder()
+    logger.info("compiling the kernels, once: this takes half a minute")
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         built = Path(scratch) / name
         link(compiler, compile_units(compiler, units(), FLAGS, Path(scratch)), FLAGS, built)
