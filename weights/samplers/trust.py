@@ -11,7 +11,9 @@ from weights.samplers.surrogate import fit_surrogate
 from weights.samplers.trials import Trials
 
 MARGIN = 3.0  # in log evidence: twenty to one
-MAX_TRIALS = 128  # that models are fitted to: the cheapest and the newest
+# That models are fitted to: the cheapest and the newest. The cheapest of noisy trials are the
+# lucky ones, so few of them mislead.
+MAX_TRIALS = 256
 
 STRUCTURES: Sequence[Callable[[Trials, np.random.Generator], Fit]] = (
     fit_slowest_stage,
