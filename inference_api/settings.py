@@ -42,7 +42,7 @@ class Settings(BaseSettings):
         "auto", description="Where the model runs; auto: CUDA when there is a GPU."
     )
     dtype: Literal["auto", "float32", "bfloat16"] = Field(
-        "auto", description="Precision of weights and cache; auto: float32 on CPU, else bfloat16."
+        "auto", description="Of weights, and of torch's cache; auto: float32 on CPU, else bfloat16."
     )
     quantization: Literal["none", "int8", "int4"] = Field(
         "none", description="Weights of linear maps in groups of 32; CPU only."
