@@ -15,10 +15,45 @@ namespace {
 constexpr int kPositions = 32;  // in a block
 constexpr float kMinusInfinity = -__builtin_inff();
 
-// c += a b, for kRows rows and kVectors vectors of columns, where b is [depth][columns].
-template <class Simd, int kRows, int kVectors>
-void product_tile(const float* a, int64_t a_stride, const float* b, int64_t b_stride, int depth,
-                  float* c, int64_t c_stride) {
+// Fetches a block of keys or values into the second level cache, a little with every step of other
+// work: all at once it would hold up whatever comes after it. The processor's own prefetching stops
+// at every page, which is every 32 positions of 64 halves.
+class Prefetch {
+ public:
+  Prefetch(const void* block, int64_t size, int64_t steps)
+      : line_(static_cast<const char*>(block)),
+        end_(line_ + size),
+        lines_per_step_((size / kCacheLine + steps - 1) / steps) {}
+
+  void step() {
+    for (int64_t i = 0; i < lines_per_step_ && line_ < end_; ++i, line_ += kCacheLine) {
+      __builtin_prefetch(line_, 0, 2);
+    }
+  }
+
+ private:
+  const char* line_;
+  const char* end_;
+  int64_t lines_per_step_;
+};
+
+// Elements of a cache as floats.
+template <class Simd>
+typename Simd::Vector load_element(const float* from) {
+  return Simd::load(from);
+}
+
+template <class Simd>
+typename Simd::Vector load_element(const uint16_t* from) {
+  return Simd::load_half(from);
+}
+
+// c += a b, for kRows rows and kVectors vectors of columns, where b is [depth][columns]. Every k is
+// a step of `prefetch`.
+template <class Simd, int kRows, int kVectors, class Element>
+void product_tile(const float* a, int64_t a_stride, const Element* b, int64_t b_stride, int depth,
+                  float* c, int64_t c_stride, Prefetch& prefetch) {
+  Prefetch fetch = prefetch;
   typename Simd::Vector sums[kRows][kVectors];
 #pragma GCC unroll 8
   for (int row = 0; row < kRows; ++row) {
@@ -28,10 +63,11 @@ void product_tile(const float* a, int64_t a_stride, const float* b, int64_t b_st
     }
   }
   for (int k = 0; k < depth; ++k) {
+    fetch.step();
     typename Simd::Vector columns[kVectors];
 #pragma GCC unroll 4
     for (int vector = 0; vector < kVectors; ++vector) {
-      columns[vector] = Simd::load(b + k * b_stride + vector * Simd::kLanes);
+      columns[vector] = load_element<Simd>(b + k * b_stride + vector * Simd::kLanes);
     }
 #pragma GCC unroll 8
     for (int row = 0; row < kRows; ++row) {
@@ -49,42 +85,51 @@ void product_tile(const float* a, int64_t a_stride, const float* b, int64_t b_st
       Simd::store(c + row * c_stride + vector * Simd::kLanes, sums[row][vector]);
     }
   }
+  prefetch = fetch;
 }
 
-// The columns of all rows that a tile of kVectors covers.
-template <class Simd, int kVectors>
-void product_columns(int num_rows, const float* a, int64_t a_stride, const float* b,
-                     int64_t b_stride, int depth, float* c, int64_t c_stride) {
-  constexpr int kRows = Simd::kRows;
+// The columns of all rows that a tile of kVectors covers: tiles of kRows, then of half as many.
+template <class Simd, int kRows, int kVectors, class Element>
+void product_columns(int num_rows, const float* a, int64_t a_stride, const Element* b,
+                     int64_t b_stride, int depth, float* c, int64_t c_stride, Prefetch& prefetch) {
   int row = 0;
   for (; row + kRows <= num_rows; row += kRows) {
     product_tile<Simd, kRows, kVectors>(a + row * a_stride, a_stride, b, b_stride, depth,
-                                        c + row * c_stride, c_stride);
+                                        c + row * c_stride, c_stride, prefetch);
   }
-  for (; row < num_rows; ++row) {
-    product_tile<Simd, 1, kVectors>(a + row * a_stride, a_stride, b, b_stride, depth,
-                                    c + row * c_stride, c_stride);
+  if constexpr (kRows > 1) {
+    if (row < num_rows) {
+      product_columns<Simd, kRows / 2, kVectors>(num_rows - row, a + row * a_stride, a_stride, b,
+                                                 b_stride, depth, c + row * c_stride, c_stride,
+                                                 prefetch);
+    }
   }
 }
 
 // c [num_rows][columns] += a [num_rows][depth] b [depth][columns]. Each element adds its products
 // in the order of k, whatever the tile that it is in.
-template <class Simd>
-void product(int num_rows, int columns, const float* a, int64_t a_stride, const float* b,
-             int64_t b_stride, int depth, float* c, int64_t c_stride) {
-  constexpr int kVectors = 2;
+template <class Simd, class Element>
+void product(int num_rows, int columns, const float* a, int64_t a_stride, const Element* b,
+             int64_t b_stride, int depth, float* c, int64_t c_stride, Prefetch& prefetch) {
+  constexpr int kLanes = Simd::kLanes;
   int column = 0;
-  for (; column + kVectors * Simd::kLanes <= columns; column += kVectors * Simd::kLanes) {
-    product_columns<Simd, kVectors>(num_rows, a, a_stride, b + column, b_stride, depth, c + column,
-                                    c_stride);
+  if (num_rows == 1) {  // more sums that do not wait for each other
+    for (; column + 4 * kLanes <= columns; column += 4 * kLanes) {
+      product_columns<Simd, 1, 4>(num_rows, a, a_stride, b + column, b_stride, depth, c + column,
+                                  c_stride, prefetch);
+    }
   }
-  for (; column + Simd::kLanes <= columns; column += Simd::kLanes) {
-    product_columns<Simd, 1>(num_rows, a, a_stride, b + column, b_stride, depth, c + column,
-                             c_stride);
+  for (; column + 2 * kLanes <= columns; column += 2 * kLanes) {
+    product_columns<Simd, Simd::kRows, 2>(num_rows, a, a_stride, b + column, b_stride, depth,
+                                          c + column, c_stride, prefetch);
+  }
+  for (; column + kLanes <= columns; column += kLanes) {
+    product_columns<Simd, Simd::kRows, 1>(num_rows, a, a_stride, b + column, b_stride, depth,
+                                          c + column, c_stride, prefetch);
   }
   for (; column < columns; ++column) {
-    product_columns<Scalar, 1>(num_rows, a, a_stride, b + column, b_stride, depth, c + column,
-                               c_stride);
+    product_columns<Scalar, Scalar::kRows, 1>(num_rows, a, a_stride, b + column, b_stride, depth,
+                                              c + column, c_stride, prefetch);
   }
 }
 
@@ -96,55 +141,105 @@ struct Softmax {
 
 // One task's queries, token by token and group by group, and everything it needs in between.
 struct AttentionState {
-  alignas(64) float queries[kMaxQueries * kMaxHeadDim];         // [query][head_dim], scaled
-  alignas(64) float outputs[kMaxQueries * kMaxHeadDim];         // [query][head_dim]
-  alignas(64) float keys[kMaxHeadDim * kPositions];             // a block, [head_dim][position]
-  alignas(64) float loaded[kMaxHeadDim * kPositions];           // a block out of half precision
-  alignas(64) float scores[kMaxQueries * kPositions];           // [query][position], then weights
+  alignas(64) float queries[kMaxQueries * kMaxHeadDim];  // [query][head_dim], scaled
+  alignas(64) float outputs[kMaxQueries * kMaxHeadDim];  // [query][head_dim]
+  alignas(64) float keys[kMaxHeadDim * kPositions];      // a block, [head_dim][position]
+  alignas(64) float scores[kMaxQueries * kPositions];    // [query][position], then weights
   Softmax softmax[kMaxQueries];
   int64_t begins[kMaxQueries];  // positions that a query sees: from begins…
   int64_t ends[kMaxQueries];    // …to before ends
   int num_queries;
 };
 
-inline void gather_queries(const AttentionCall& call, const AttentionTask& task,
+// The positions that each query sees, the same ones for all heads.
+inline void set_seen(const AttentionCall& call, const AttentionTask& task, AttentionState& state) {
+  int query = 0;
+  for (int64_t token = task.first_token; token < task.first_token + task.num_tokens; ++token) {
+    const int64_t end = call.lengths[token];
+    const bool is_cut = call.window > 0 && end > call.window;
+    for (int64_t group = 0; group < task.num_groups; ++group, ++query) {
+      state.begins[query] = is_cut ? end - call.window : 0;
+      state.ends[query] = end;
+    }
+  }
+  state.num_queries = query;
+}
+
+inline void gather_queries(const AttentionCall& call, const AttentionTask& task, int64_t kv_head,
                            AttentionState& state) {
-  state.num_queries = static_cast<int>(task.num_tokens * task.num_groups);
   int query = 0;
   for (int64_t token = task.first_token; token < task.first_token + task.num_tokens; ++token) {
     for (int64_t group = 0; group < task.num_groups; ++group, ++query) {
-      const int64_t head = task.kv_head * call.num_groups + task.first_group + group;
+      const int64_t head = kv_head * call.num_groups + task.first_group + group;
       const float* from = call.queries + token * call.query_stride + head * call.head_dim;
       for (int64_t i = 0; i < call.head_dim; ++i) {
         state.queries[query * call.head_dim + i] = from[i] * call.scale;
         state.outputs[query * call.head_dim + i] = 0.0f;
       }
-      const int64_t end = call.lengths[token];
-      const bool is_cut = call.window > 0 && end > call.window;
-      state.begins[query] = is_cut ? end - call.window : 0;
-      state.ends[query] = end;
       state.softmax[query] = Softmax{};
     }
   }
 }
 
-// Keys [position][head_dim] to [head_dim][position]; what lies behind `count` is set to zero.
-template <class Simd>
-void transpose_keys(const float* keys, int head_dim, int count, float* transposed) {
+// Keys [kPositions][head_dim] to floats [head_dim][kPositions].
+template <class Simd, class Element>
+void transpose_keys(const Element* keys, int head_dim, float* transposed) {
   constexpr int kLanes = Simd::kLanes;
-  const int whole_positions = count / kLanes * kLanes;
   const int whole_dims = head_dim / kLanes * kLanes;
-  for (int position = 0; position < whole_positions; position += kLanes) {
+  for (int position = 0; position < kPositions; position += kLanes) {
     for (int i = 0; i < whole_dims; i += kLanes) {
-      Simd::transpose(keys + position * head_dim + i, head_dim,
-                      transposed + i * kPositions + position, kPositions);
+      typename Simd::Vector columns[kLanes];
+      Simd::load_columns(keys + position * head_dim + i, head_dim, columns);
+      for (int lane = 0; lane < kLanes; ++lane) {
+        Simd::store(transposed + (i + lane) * kPositions + position, columns[lane]);
+      }
     }
   }
-  for (int position = 0; position < kPositions; ++position) {
-    const int first = position < whole_positions ? whole_dims : 0;
-    for (int i = first; i < head_dim; ++i) {
-      const bool is_there = position < count;
-      transposed[i * kPositions + position] = is_there ? keys[position * head_dim + i] : 0.0f;
+  for (int i = whole_dims; i < head_dim; ++i) {
+    for (int position = 0; position < kPositions; ++position) {
+      transposed[i * kPositions + position] =
+          load_element<Scalar>(keys + position * head_dim + i);
+    }
+  }
+}
+
+// The scores of one query, bit for bit what `product` makes of transposed keys.
+template <class Simd, class Element>
+void score(const float* query, const Element* keys, int head_dim, float* scores,
+           Prefetch prefetch) {
+  constexpr int kLanes = Simd::kLanes;
+  constexpr int kVectors = 4;  // whose sums do not wait for each other
+  const int whole_dims = head_dim / kLanes * kLanes;
+  for (int position = 0; position < kPositions; position += kVectors * kLanes) {
+    typename Simd::Vector sums[kVectors];
+#pragma GCC unroll 4
+    for (int vector = 0; vector < kVectors; ++vector) {
+      sums[vector] = Simd::set(0.0f);
+    }
+    for (int i = 0; i < whole_dims; i += kLanes) {
+      for (int lane = 0; lane < kLanes; ++lane) {
+        prefetch.step();
+      }
+#pragma GCC unroll 4
+      for (int vector = 0; vector < kVectors; ++vector) {
+        typename Simd::Vector columns[kLanes];
+        Simd::load_columns(keys + (position + vector * kLanes) * head_dim + i, head_dim, columns);
+#pragma GCC unroll 8
+        for (int lane = 0; lane < kLanes; ++lane) {
+          const auto factor = Simd::set(query[i + lane]);
+          sums[vector] = Simd::multiply_add(factor, columns[lane], sums[vector]);
+        }
+      }
+    }
+#pragma GCC unroll 4
+    for (int vector = 0; vector < kVectors; ++vector) {
+      Simd::store(scores + position + vector * kLanes, sums[vector]);
+    }
+  }
+  for (int i = whole_dims; i < head_dim; ++i) {
+    for (int position = 0; position < kPositions; ++position) {
+      scores[position] = fused_multiply_add(
+          query[i], load_element<Scalar>(keys + position * head_dim + i), scores[position]);
     }
   }
 }
@@ -202,70 +297,77 @@ void update_softmax(float* scores, int64_t begin, int64_t end, int64_t head_dim,
   softmax.sum += exponentiate<Simd>(scores, maximum);
 }
 
-// `count` positions of a cache as floats: where they are, or copied to `space`.
-template <class Simd>
-const float* loaded(const float* block, int64_t, float*) {
-  return block;
-}
-
-template <class Simd>
-const float* loaded(const uint16_t* block, int64_t size, float* space) {
-  int64_t i = 0;
-  for (; i + Simd::kLanes <= size; i += Simd::kLanes) {
-    Simd::store(space + i, Simd::load_half(block + i));
+// A whole block of keys: where they are, or copied to `space` with zeros behind `count`.
+template <class Element>
+const Element* whole_block(const Element* keys, int head_dim, int count, Element* space) {
+  if (count == kPositions) {
+    return keys;
   }
-  for (; i < size; ++i) {
-    space[i] = half_to_float(block[i]);
+  const int size = count * head_dim;
+  for (int i = 0; i < size; ++i) {
+    space[i] = keys[i];
+  }
+  for (int i = size; i < kPositions * head_dim; ++i) {
+    space[i] = 0;
   }
   return space;
 }
 
-// A block of keys or values to the second level cache. The processor's own prefetching stops at
-// every page, which is every 16 positions of 64 floats.
+// `count` positions of a key-value head.
 template <class Element>
-void prefetch_block(const Element* block, int64_t count) {
-  constexpr int64_t kLineElements = kCacheLine / static_cast<int64_t>(sizeof(Element));
-  for (int64_t i = 0; i < count; i += kLineElements) {
-    __builtin_prefetch(block + i, 0, 2);
-  }
-}
+struct Block {
+  const Element* keys;
+  const Element* values;
+  int64_t first;
+  int count;
+};
 
-// Positions [first, first + count). The `next_count` after them are fetched a little with every
-// query: all at once they would hold up whatever comes after them.
+// While it works on one block it fetches the next one.
 template <class Simd, class Element>
-void attend_block(const Element* keys, const Element* values, int64_t head_dim, int64_t first,
-                  int count, int64_t next_count, AttentionState& state) {
-  const int depth = static_cast<int>(head_dim);
-  const int64_t size = count * head_dim;
-  const Element* next_keys = keys + (first + count) * head_dim;
-  const Element* next_values = values + (first + count) * head_dim;
-  const int64_t share = next_count * head_dim / state.num_queries;
-  transpose_keys<Simd>(loaded<Simd>(keys + first * head_dim, size, state.loaded), depth, count,
-                       state.keys);
-  for (int i = 0; i < state.num_queries * kPositions; ++i) {
-    state.scores[i] = 0.0f;
+void attend_block(const Block<Element>& block, const Block<Element>& next, int head_dim,
+                  AttentionState& state) {
+  const int64_t next_size = next.count * head_dim * static_cast<int64_t>(sizeof(Element));
+  Prefetch next_keys(next.keys, next_size, head_dim);
+  Prefetch next_values(next.values, next_size, block.count);
+  alignas(64) Element space[kMaxHeadDim * kPositions];
+  const Element* keys = whole_block(block.keys, head_dim, block.count, space);
+  if (state.num_queries == 1) {
+    score<typename Simd::Square>(state.queries, keys, head_dim, state.scores, next_keys);
+  } else {
+    transpose_keys<typename Simd::Square>(keys, head_dim, state.keys);
+    for (int i = 0; i < state.num_queries * kPositions; ++i) {
+      state.scores[i] = 0.0f;
+    }
+    product<Simd>(state.num_queries, kPositions, state.queries, head_dim, state.keys, kPositions,
+                  head_dim, state.scores, kPositions, next_keys);
   }
-  product<Simd>(state.num_queries, kPositions, state.queries, head_dim, state.keys, kPositions,
-                depth, state.scores, kPositions);
   for (int query = 0; query < state.num_queries; ++query) {
-    prefetch_block(next_keys + query * share, share);
-    prefetch_block(next_values + query * share, share);
-    update_softmax<Simd>(state.scores + query * kPositions, state.begins[query] - first,
-                         state.ends[query] - first, head_dim, state.softmax[query],
+    update_softmax<Simd>(state.scores + query * kPositions, state.begins[query] - block.first,
+                         state.ends[query] - block.first, head_dim, state.softmax[query],
                          state.outputs + query * head_dim);
   }
-  product<Simd>(state.num_queries, depth, state.scores, kPositions,
-                loaded<Simd>(values + first * head_dim, size, state.loaded), head_dim, count,
-                state.outputs, head_dim);
+  const auto add_values = [&](const auto* values) {
+    product<Simd>(state.num_queries, head_dim, state.scores, kPositions, values, head_dim,
+                  block.count, state.outputs, head_dim, next_values);
+  };
+  if constexpr (Simd::kLanes > 1) {
+    add_values(block.values);
+  } else {  // without an instruction for it, values become floats once and not with every query
+    float values[kMaxHeadDim * kPositions];
+    for (int i = 0; i < block.count * head_dim; ++i) {
+      values[i] = load_element<Simd>(block.values + i);
+    }
+    add_values(values);
+  }
 }
 
-inline void scatter_outputs(const AttentionCall& call, const AttentionTask& task,
+inline void scatter_outputs(const AttentionCall& call, const AttentionTask& task, int64_t kv_head,
                             const AttentionState& state) {
   const int64_t num_heads = call.num_kv_heads * call.num_groups;
   int query = 0;
   for (int64_t token = task.first_token; token < task.first_token + task.num_tokens; ++token) {
     for (int64_t group = 0; group < task.num_groups; ++group, ++query) {
-      const int64_t head = task.kv_head * call.num_groups + task.first_group + group;
+      const int64_t head = kv_head * call.num_groups + task.first_group + group;
       float* to = call.out + (token * num_heads + head) * call.head_dim;
       const float inverse = 1.0f / state.softmax[query].sum;
       for (int64_t i = 0; i < call.head_dim; ++i) {
@@ -278,25 +380,37 @@ inline void scatter_outputs(const AttentionCall& call, const AttentionTask& task
 template <class Simd, class Element>
 void attend_over(const AttentionCall& call, const AttentionTask& task) {
   AttentionState state;
-  gather_queries(call, task, state);
+  set_seen(call, task, state);
   int64_t begin = state.begins[0];
   int64_t end = state.ends[0];
   for (int query = 1; query < state.num_queries; ++query) {
     begin = state.begins[query] < begin ? state.begins[query] : begin;
     end = state.ends[query] > end ? state.ends[query] : end;
   }
-  const int64_t offset =
-      call.rows[task.first_token] * call.row_stride + task.kv_head * call.head_stride;
-  const auto* keys = static_cast<const Element*>(call.keys) + offset;
-  const auto* values = static_cast<const Element*>(call.values) + offset;
-  for (int64_t first = begin / kPositions * kPositions; first < end; first += kPositions) {
+  begin = begin / kPositions * kPositions;
+  const auto block_at = [&](int64_t kv_head, int64_t first) {
+    const int64_t offset = call.rows[task.first_token] * call.row_stride +
+                           kv_head * call.head_stride + first * call.head_dim;
     const int64_t rest = end - first;
-    const int count = rest < kPositions ? static_cast<int>(rest) : kPositions;
-    const int64_t next_rest = rest - count;
-    const int64_t next_count = next_rest < kPositions ? next_rest : kPositions;
-    attend_block<Simd>(keys, values, call.head_dim, first, count, next_count, state);
+    return Block<Element>{static_cast<const Element*>(call.keys) + offset,
+                          static_cast<const Element*>(call.values) + offset, first,
+                          rest < kPositions ? static_cast<int>(rest) : kPositions};
+  };
+  const int64_t end_head = task.first_head + task.num_heads;
+  for (int64_t kv_head = task.first_head; kv_head < end_head; ++kv_head) {
+    gather_queries(call, task, kv_head, state);
+    for (int64_t first = begin; first < end; first += kPositions) {
+      const Block<Element> block = block_at(kv_head, first);
+      Block<Element> next = {};
+      if (first + kPositions < end) {
+        next = block_at(kv_head, first + kPositions);
+      } else if (kv_head + 1 < end_head) {
+        next = block_at(kv_head + 1, begin);
+      }
+      attend_block<Simd>(block, next, static_cast<int>(call.head_dim), state);
+    }
+    scatter_outputs(call, task, kv_head, state);
   }
-  scatter_outputs(call, task, state);
 }
 
 template <class Simd>

@@ -98,11 +98,13 @@ constexpr int kMaxQueries = 32;
 constexpr int kMaxHeadDim = 256;
 
 // Tokens [first_token, first_token + num_tokens) of one cache row, and the query heads
-// [first_group, first_group + num_groups) of one key-value head; at most kMaxQueries together.
+// [first_group, first_group + num_groups) of one key-value head, at most kMaxQueries together: for
+// each of the key-value heads [first_head, first_head + num_heads).
 struct AttentionTask {
   int64_t first_token;
   int64_t num_tokens;
-  int64_t kv_head;
+  int64_t first_head;
+  int64_t num_heads;
   int64_t first_group;
   int64_t num_groups;
 };

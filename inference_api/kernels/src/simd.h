@@ -47,6 +47,7 @@ inline float fused_multiply_add(float a, float b, float c) {
 // One lane: for the columns that no whole vector covers, and where nothing better is known.
 struct Scalar {
   using Vector = float;
+  using Square = Scalar;  // the vectors that load_columns is for
   static constexpr int kLanes = 1;
   static constexpr int kRows = 4;  // of a tile of a matrix product, with two vectors of columns
 
@@ -63,7 +64,12 @@ struct Scalar {
     return float_from_bits(bits_from_float(v) + (static_cast<uint32_t>(static_cast<int>(n)) << 23));
   }
   static Vector zero_below(Vector x, float bound, Vector v) { return x < bound ? 0.0f : v; }
-  static void transpose(const float* from, int64_t, float* to, int64_t) { *to = *from; }
+  static void load_columns(const float* from, int64_t, Vector (&columns)[1]) {
+    columns[0] = *from;
+  }
+  static void load_columns(const uint16_t* from, int64_t, Vector (&columns)[1]) {
+    columns[0] = half_to_float(*from);
+  }
   static Vector divide(Vector a, Vector b) { return a / b; }
   static Vector minus_magnitude(Vector v) { return float_from_bits(bits_from_float(v) | kSignBit); }
   static Vector where_negative(Vector x, Vector a, Vector b) { return x < 0.0f ? a : b; }
@@ -74,6 +80,7 @@ struct Scalar {
 #if defined(__AVX2__)
 struct Simd256 {
   using Vector = __m256;
+  using Square = Simd256;
   static constexpr int kLanes = 8;
   static constexpr int kRows = 4;
 
@@ -118,27 +125,42 @@ struct Simd256 {
     return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
   }
 
-  // to[i][j] = from[j][i] for a square of kLanes x kLanes: halves, then quarters, then pairs.
-  static void transpose(const float* from, int64_t from_stride, float* to, int64_t to_stride) {
-    __m256 halves[8];  // the left halves of rows i and i + 4, then the right ones
+  // columns[i][j] = from[j][i] for a square of kLanes x kLanes.
+  static void load_columns(const float* from, int64_t stride, Vector (&columns)[kLanes]) {
     for (int i = 0; i < 4; ++i) {
-      const float* upper = from + i * from_stride;
-      const float* lower = from + (i + 4) * from_stride;
-      halves[i] = _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(upper)),
-                                       _mm_loadu_ps(lower), 1);
-      halves[i + 4] = _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(upper + 4)),
-                                           _mm_loadu_ps(lower + 4), 1);
+      const float* upper = from + i * stride;
+      const float* lower = from + (i + 4) * stride;
+      columns[i] = _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(upper)),
+                                        _mm_loadu_ps(lower), 1);
+      columns[i + 4] = _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(upper + 4)),
+                                            _mm_loadu_ps(lower + 4), 1);
     }
+    transpose_quarters(columns);
+  }
+  static void load_columns(const uint16_t* from, int64_t stride, Vector (&columns)[kLanes]) {
+    for (int i = 0; i < 4; ++i) {
+      const auto* upper = reinterpret_cast<const __m128i*>(from + i * stride);
+      const auto* lower = reinterpret_cast<const __m128i*>(from + (i + 4) * stride);
+      const __m128i first = _mm_loadu_si128(upper);
+      const __m128i second = _mm_loadu_si128(lower);
+      columns[i] = _mm256_cvtph_ps(_mm_unpacklo_epi64(first, second));
+      columns[i + 4] = _mm256_cvtph_ps(_mm_unpackhi_epi64(first, second));
+    }
+    transpose_quarters(columns);
+  }
+
+ private:
+  // From the left halves of rows i and i + 4, then the right ones, to columns.
+  static void transpose_quarters(Vector (&halves)[kLanes]) {
     for (int half = 0; half < 8; half += 4) {
       const __m256 low01 = _mm256_unpacklo_ps(halves[half], halves[half + 1]);
       const __m256 high01 = _mm256_unpackhi_ps(halves[half], halves[half + 1]);
       const __m256 low23 = _mm256_unpacklo_ps(halves[half + 2], halves[half + 3]);
       const __m256 high23 = _mm256_unpackhi_ps(halves[half + 2], halves[half + 3]);
-      float* rows = to + half * to_stride;
-      store(rows, _mm256_shuffle_ps(low01, low23, _MM_SHUFFLE(1, 0, 1, 0)));
-      store(rows + to_stride, _mm256_shuffle_ps(low01, low23, _MM_SHUFFLE(3, 2, 3, 2)));
-      store(rows + 2 * to_stride, _mm256_shuffle_ps(high01, high23, _MM_SHUFFLE(1, 0, 1, 0)));
-      store(rows + 3 * to_stride, _mm256_shuffle_ps(high01, high23, _MM_SHUFFLE(3, 2, 3, 2)));
+      halves[half] = _mm256_shuffle_ps(low01, low23, _MM_SHUFFLE(1, 0, 1, 0));
+      halves[half + 1] = _mm256_shuffle_ps(low01, low23, _MM_SHUFFLE(3, 2, 3, 2));
+      halves[half + 2] = _mm256_shuffle_ps(high01, high23, _MM_SHUFFLE(1, 0, 1, 0));
+      halves[half + 3] = _mm256_shuffle_ps(high01, high23, _MM_SHUFFLE(3, 2, 3, 2));
     }
   }
 };
@@ -147,6 +169,7 @@ struct Simd256 {
 #if defined(__AVX512F__)
 struct Simd512 {
   using Vector = __m512;
+  using Square = Simd256;
   static constexpr int kLanes = 16;
   static constexpr int kRows = 8;
 
@@ -183,16 +206,6 @@ struct Simd512 {
 
   static float largest_of(Vector v) { return _mm512_reduce_max_ps(v); }
   static float sum_of(Vector v) { return _mm512_reduce_add_ps(v); }
-
-  static void transpose(const float* from, int64_t from_stride, float* to, int64_t to_stride) {
-    constexpr int kHalf = Simd256::kLanes;
-    for (int i = 0; i < kLanes; i += kHalf) {
-      for (int j = 0; j < kLanes; j += kHalf) {
-        Simd256::transpose(from + j * from_stride + i, from_stride, to + i * to_stride + j,
-                           to_stride);
-      }
-    }
-  }
 };
 #endif
 

@@ -104,7 +104,7 @@ void run_faulty_numbers(HearthContext* context, int variant) {
 void run_attention(HearthContext* context, int variant, int64_t groups, int64_t head_dim,
                    int64_t window) {
   constexpr int64_t kRows = 3;
-  constexpr int64_t kHeads = 2;
+  constexpr int64_t kHeads = 10;  // several of which are a task
   constexpr int64_t kCapacity = 48;
   const std::vector<float> keys = random_floats(kRows * kHeads * kCapacity * head_dim);
   const std::vector<float> values(keys.size(), 2.0f);  // so that every average is 2

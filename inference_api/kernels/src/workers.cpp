@@ -5,12 +5,15 @@
 namespace hearth {
 namespace {
 
-// Cuts a call into tasks: runs of tokens of one cache row, times heads, times parts of a head's
-// groups where there are too many.
-void plan(const AttentionCall& call, std::vector<AttentionTask>& tasks) {
+// Cuts a call into tasks: runs of tokens of one cache row, times key-value heads, times parts of a
+// head's groups where there are too many. Heads that are little work are one task, which fetches
+// the next head while it works on one, unless that leaves less than `min_tasks`.
+void plan(const AttentionCall& call, int64_t min_tasks, std::vector<AttentionTask>& tasks) {
+  constexpr int64_t kMaxScores = 4096;  // of a task of many heads
   tasks.clear();
   const int64_t groups = std::min<int64_t>(call.num_groups, kMaxQueries);
   const int64_t max_tokens = kMaxQueries / groups;
+  const int64_t fair_share = call.num_tokens * call.num_kv_heads / min_tasks;
   int64_t first = 0;
   while (first < call.num_tokens) {
     int64_t end = first + 1;
@@ -18,10 +21,13 @@ void plan(const AttentionCall& call, std::vector<AttentionTask>& tasks) {
            call.rows[end] == call.rows[first]) {
       ++end;
     }
-    for (int64_t head = 0; head < call.num_kv_heads; ++head) {
+    const int64_t head_scores = (end - first) * groups * call.lengths[end - 1];
+    const int64_t most = std::max<int64_t>(std::min(fair_share, kMaxScores / head_scores), 1);
+    for (int64_t head = 0; head < call.num_kv_heads; head += most) {
+      const int64_t heads = std::min(most, call.num_kv_heads - head);
       for (int64_t group = 0; group < call.num_groups; group += groups) {
         const int64_t count = std::min(groups, call.num_groups - group);
-        tasks.push_back({first, end - first, head, group, count});
+        tasks.push_back({first, end - first, head, heads, group, count});
       }
     }
     first = end;
@@ -62,7 +68,7 @@ const ActivationTile* Workers::tiles(const LinearCall& call) {
 }
 
 void Workers::attend(const AttentionCall& call) {
-  plan(call, tasks_);
+  plan(call, num_threads_ * kTasksPerThread, tasks_);
   pool.run(static_cast<int64_t>(tasks_.size()),
            [&](int64_t index) { kernels.attend(call, tasks_[static_cast<size_t>(index)]); });
 }

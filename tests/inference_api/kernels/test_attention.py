@@ -1,5 +1,6 @@
 """Attention over a cache against softmax in float64."""
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -56,7 +57,7 @@ def reference(
 @st.composite
 def heads(draw: st.DrawFn) -> tuple[int, int, int]:
     """Key-value heads, query heads for each of them, head_dim."""
-    kv_heads, groups = draw(st.sampled_from([(1, 1), (2, 4), (3, 1), (1, 71), (4, 8), (2, 5)]))
+    kv_heads, groups = draw(st.sampled_from([(1, 1), (2, 4), (12, 1), (1, 71), (4, 8), (7, 5)]))
     return kv_heads, groups, draw(st.sampled_from([2, 8, 24, 64, 72, 128, 256]))
 
 
@@ -111,9 +112,12 @@ def test_a_chunk_of_a_prompt(
     torch.testing.assert_close(result.double(), reference(*arguments), rtol=2e-5, atol=2e-5)
 
 
-def test_a_token_is_the_same_in_any_company_and_on_any_number_of_threads(kernels: Kernels) -> None:
-    keys, values = caches(2, 40, torch.float16)
-    queries = random(60, 6, 40)
+@pytest.mark.parametrize(("kv_heads", "groups"), [(2, 3), (9, 1)])
+def test_a_token_is_the_same_in_any_company_and_on_any_number_of_threads(
+    kernels: Kernels, kv_heads: int, groups: int
+) -> None:
+    keys, values = caches(kv_heads, 40, torch.float16)
+    queries = random(60, kv_heads * groups, 40)
     rows = [1] * 30 + [4, 0, 0, 2] + [3] * 26
     lengths = [*range(50, 80), 1, 112, 33, 64, *range(1, 27)]
     single = Kernels(1, kernels.variant)
