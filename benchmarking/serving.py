@@ -19,6 +19,8 @@ START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 30.0
 MOCK_APP = "inference_api._mock_inference_api_server:create_test_server()"
 
+_given_ports: set[int] = set()  # whoever asked may not listen yet
+
 
 def exit_on_sigterm() -> None:
     """End by SIGTERM as by Ctrl-C, so that what was started in a session of its own ends too."""
@@ -26,9 +28,14 @@ def exit_on_sigterm() -> None:
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A port that nobody listens on, and that this process was not given before."""
+    while True:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = int(probe.getsockname()[1])
+        if port not in _given_ports:
+            _given_ports.add(port)
+            return port
 
 
 def eventually(holds: Callable[[], Any], timeout_s: float = 20.0) -> Any:

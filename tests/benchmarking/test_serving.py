@@ -6,7 +6,12 @@ import sys
 
 import psutil
 
-from benchmarking.serving import ROOT, STOP_TIMEOUT_S, eventually
+from benchmarking.serving import ROOT, STOP_TIMEOUT_S, eventually, free_port
+
+
+def test_no_port_is_given_twice() -> None:
+    ports = [free_port() for _ in range(1000)]
+    assert len(set(ports)) == len(ports)
 
 
 def test_a_bench_that_is_terminated_takes_its_server_with_it() -> None:
