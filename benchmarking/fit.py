@@ -128,7 +128,7 @@ def fit(points: Sequence[Point], batch_limit: int | None, slo_itl_ms: float | No
         if point.prefill_concurrency is not None and point.ttft_ms is not None
     ]
     decode = robust_line(
-        [point.decode_concurrency for point in points],
+        [point.concurrency for point in points],
         [point.itl_ms for point in points],
         "ITL over concurrency",
     )
@@ -136,7 +136,7 @@ def fit(points: Sequence[Point], batch_limit: int | None, slo_itl_ms: float | No
         [x for x, _ in prefilled], [y for _, y in prefilled], "prefill over tokens x concurrency"
     )
     validity = Validity(
-        concurrency=_range([point.decode_concurrency for point in points]),
+        concurrency=_range([point.concurrency for point in points]),
         input_tokens=_range([point.input_tokens for point in points]),
         output_tokens=_range([point.output_tokens for point in points]),
     )

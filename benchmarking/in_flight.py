@@ -29,12 +29,6 @@ class InFlight:
         ended = np.searchsorted(self._ended_s, times_s, side="right")
         return np.asarray(sent - ended, dtype=np.float64)
 
-    def just_before(self, times_s: npt.ArrayLike) -> FloatArray:
-        """In flight just before each time; one that ends at that very moment is still in."""
-        sent = np.searchsorted(self._sent_s, times_s, side="left")
-        ended = np.searchsorted(self._ended_s, times_s, side="left")
-        return np.asarray(sent - ended, dtype=np.float64)
-
     def mean(self, from_s: float, to_s: float) -> float:
         """Averaged over time: what each request spent inside the window, over the window."""
         sent = np.clip(self._sent_s, from_s, to_s)

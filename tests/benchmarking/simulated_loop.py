@@ -5,6 +5,7 @@ server is swept, fitted, asked about and checked. The numbers do not depend on t
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from benchmarking.curve import load_point, load_points
 from benchmarking.fit import Fit, fit_run
@@ -17,22 +18,27 @@ from tests.benchmarking.made_runs import made_run
 from tests.benchmarking.simulated_server import SimulatedServer
 
 SERVER = SimulatedServer()
-CHECK_S = 600.0
+BUDGETED = replace(SERVER, budget_tokens=45)  # as ITL_BUDGET=1.4 makes it of 32 rows
+CHECK_S = 2400.0
 CONCURRENCIES = (1, 2, 4, 8, 16, 24, 32)
 
 
-def simulated(loads: Sequence[Load], seed: int) -> Run:
-    rows = [SERVER.measure(load, seed + i)[1] for i, load in enumerate(loads)]
+def simulated(loads: Sequence[Load], seed: int, server: SimulatedServer = SERVER) -> Run:
+    rows = [server.measure(load, seed + i)[1] for i, load in enumerate(loads)]
     return made_run(rows, loads)
 
 
-def fitted_in_open_loop(shape: Shape, factors: tuple[float, ...] = (0.75, 1.0, 1.25)) -> Fit:
+def fitted_in_open_loop(
+    shape: Shape,
+    factors: tuple[float, ...] = (0.75, 1.0, 1.25),
+    server: SimulatedServer = SERVER,
+) -> Fit:
     """As `make bench-loop` does it."""
-    saturating = shape.at_concurrency(2 * SERVER.rows, 8)
-    (saturated,) = load_points(simulated([saturating], seed=1))
-    plan = LoopPlan(shape, 2 * SERVER.rows, sweep_s=10, check_s=0, length_factors=factors)
+    saturating = shape.at_concurrency(2 * server.rows, 8)
+    (saturated,) = load_points(simulated([saturating], 1, server))
+    plan = LoopPlan(shape, 2 * server.rows, 10, check_s=0, search_s=0, length_factors=factors)
     loads = [saturating, *plan.sweep_loads(saturated.throughput_per_s)]
-    return fit_run(simulated(loads, seed=1), shape.model)
+    return fit_run(simulated(loads, 1, server), shape.model)
 
 
 def fitted_in_closed_loop(shape: Shape) -> Fit:
@@ -40,7 +46,7 @@ def fitted_in_closed_loop(shape: Shape) -> Fit:
     return fit_run(simulated(loads, seed=1), shape.model)
 
 
-def checked(shape: Shape, fit: Fit, share: float) -> str:
+def checked(shape: Shape, fit: Fit, share: float, server: SimulatedServer = SERVER) -> str:
     """Predicted beside simulated at a share of the capacity that the model states."""
     perf = fit.perf_data(shape.model, "simulated")
     replica = {
@@ -52,7 +58,7 @@ def checked(shape: Shape, fit: Fit, share: float) -> str:
     }
     capacity_per_minute = size(SizeQuery.model_validate(replica), System())["arrivalRate"]
     load = shape.at_rate(share * capacity_per_minute / 60, CHECK_S)
-    point = load_point(*SERVER.measure(load, seed=90))
+    point = load_point(*server.measure(load, seed=90))
     query = AnalyzeQuery.model_validate(replica | {"arrivalRate": 60 * point.offered_per_s})
     said = analyze(query, System())
     assert point.ttft is not None
@@ -69,19 +75,27 @@ def checked(shape: Shape, fit: Fit, share: float) -> str:
 def main() -> None:
     print("| prompt + answer, fitted by | load | TTFT | model | error | ITL | model | error |")
     print("|---|---|---|---|---|---|---|---|")
-    for name, shape, fit in (
-        ("64 + 64, rates", Shape("m", 64, 64), fitted_in_open_loop(Shape("m", 64, 64))),
-        ("128 + 128, rates", Shape("m", 128, 128), fitted_in_open_loop(Shape("m", 128, 128))),
-        ("256 + 64, rates", Shape("m", 256, 64), fitted_in_open_loop(Shape("m", 256, 64))),
+    square, double, long = Shape("m", 64, 64), Shape("m", 128, 128), Shape("m", 256, 64)
+    for name, shape, fit, server in (
+        ("64 + 64, rates", square, fitted_in_open_loop(square), SERVER),
+        ("128 + 128, rates", double, fitted_in_open_loop(double), SERVER),
+        ("256 + 64, rates", long, fitted_in_open_loop(long), SERVER),
         (
             "64 + 64, rates, prompts of 16 to 256",
-            Shape("m", 64, 64),
-            fitted_in_open_loop(Shape("m", 64, 64), (0.25, 1.0, 4.0)),
+            square,
+            fitted_in_open_loop(square, (0.25, 1.0, 4.0)),
+            SERVER,
         ),
-        ("64 + 64, users", Shape("m", 64, 64), fitted_in_closed_loop(Shape("m", 64, 64))),
+        ("64 + 64, users", square, fitted_in_closed_loop(square), SERVER),
+        (
+            "64 + 64, rates, prompts within a budget",
+            square,
+            fitted_in_open_loop(square, server=BUDGETED),
+            BUDGETED,
+        ),
     ):
         for share in (0.5, 0.8):
-            print(f"| {name} | {checked(shape, fit, share)} |")
+            print(f"| {name} | {checked(shape, fit, share, server)} |")
 
 
 if __name__ == "__main__":

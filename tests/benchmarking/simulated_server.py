@@ -1,7 +1,8 @@
 """A continuous-batching server simulated step by step: load in, records out, no clock and no noise.
 
-A step takes a + b per row that decodes + p per prompt token; prompts waiting for it are prefilled
-whole, the oldest first, as many as fit into `CHUNK_TOKENS`, at least one.
+A step takes a + b per row that decodes + p per prompt token. Of the prompts waiting for it, the
+oldest first, `CHUNK_TOKENS` are prefilled; with a budget, while rows decode, only as many as they
+leave of it, at least `MIN_CHUNK_TOKENS`.
 """
 
 from collections import deque
@@ -12,7 +13,7 @@ from benchmarking.records import Load, RequestRecord, RowRecord, ServerUsage
 from benchmarking.schedule import due_times_s
 from tests.benchmarking.made_runs import made_record
 
-CHUNK_TOKENS = 256
+CHUNK_TOKENS, MIN_CHUNK_TOKENS = 256, 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +23,7 @@ class SimulatedServer:
     row_s: float = 0.00016  # b
     prompt_token_s: float = 0.00003  # p
     overhead_s: float = 0.003  # before a request reaches its queue
+    budget_tokens: int | None = None  # of a step, those of rows that decode included
 
     def measure(self, load: Load, seed: int) -> tuple[RowRecord, list[RequestRecord]]:
         arrivals = _Arrivals(load, Random(seed))
@@ -35,8 +37,9 @@ class SimulatedServer:
             queue.extend(arrivals.take(now_s - self.overhead_s))
             while queue and len(serving) < self.rows:
                 serving.append(queue.popleft())
-            now_s += self._step_s(serving, load)
-            decoding = [request for request in serving if request.is_prefilled]
+                serving[-1].admitted_s = now_s
+            now_s += self._step_s(serving)
+            decoding = [request for request in serving if not request.left_tokens]
             for request in decoding:
                 request.chunk_s.append(now_s)
                 request.batches.append(len(decoding))
@@ -47,21 +50,28 @@ class SimulatedServer:
         records = [_record(request, load, i) for i, request in enumerate(sorted(done, key=_sent_s))]
         return RowRecord(load, "simulated", 0.0, now_s, 1.7e9), records
 
-    def _step_s(self, serving: list["_Request"], load: Load) -> float:
+    def _step_s(self, serving: list["_Request"]) -> float:
         """Prefill what fits into this step and say how long it takes."""
-        prompts = [request for request in serving if not request.is_prefilled]
-        chosen = prompts[: max(1, CHUNK_TOKENS // load.input_tokens)]
-        for request in chosen:
-            request.is_prefilled = True
-        decoding = sum(request.is_prefilled for request in serving)
-        tokens = load.input_tokens * len(chosen)
-        return self.step_s + self.row_s * decoding + self.prompt_token_s * tokens
+        room_tokens = self._room_tokens(sum(not request.left_tokens for request in serving))
+        prefilled_tokens = 0
+        for request in serving:
+            tokens = min(request.left_tokens, room_tokens - prefilled_tokens)
+            request.left_tokens -= tokens
+            prefilled_tokens += tokens
+        decoding = sum(not request.left_tokens for request in serving)
+        return self.step_s + self.row_s * decoding + self.prompt_token_s * prefilled_tokens
+
+    def _room_tokens(self, decoding: int) -> int:
+        if self.budget_tokens is None or not decoding:
+            return CHUNK_TOKENS
+        return min(CHUNK_TOKENS, max(self.budget_tokens - decoding, MIN_CHUNK_TOKENS))
 
 
 @dataclass(slots=True)
 class _Request:
     sent_s: float
-    is_prefilled: bool = False
+    left_tokens: int  # of its prompt
+    admitted_s: float = 0.0
     chunk_s: list[float] = field(default_factory=list)
     batches: list[int] = field(default_factory=list)
 
@@ -75,6 +85,7 @@ class _Arrivals:
 
     def __init__(self, load: Load, rng: Random) -> None:
         self._left = load.num_requests
+        self._input_tokens = load.input_tokens
         self._is_closed = load.qps is None
         if load.qps is None:
             self._due_s = deque([0.0] * min(load.concurrency or 1, load.num_requests))
@@ -92,7 +103,7 @@ class _Arrivals:
     def take(self, now_s: float) -> list[_Request]:
         come = []
         while self.has_come(now_s):
-            come.append(_Request(self._due_s.popleft()))
+            come.append(_Request(self._due_s.popleft(), self._input_tokens))
         return come
 
     def ended(self, now_s: float) -> None:
@@ -112,6 +123,7 @@ def _record(request: _Request, load: Load, index: int) -> RequestRecord:
             prompt_tokens=load.input_tokens,
             completion_tokens=load.output_tokens,
             ttft_s=request.chunk_s[0] - request.sent_s,
+            queue_s=request.admitted_s - request.sent_s,
             batch_size_used=batch,
         ),
     )

@@ -12,8 +12,10 @@ from benchmarking.errors import Unfit
 from benchmarking.fit import Fit, fit, robust_line
 from benchmarking.fit_points import Point, batch_limit, fit_points
 from benchmarking.records import RequestRecord
+from benchmarking.search import Shape
 from optimizer.spec import PerfData
 from tests.benchmarking.made_runs import made_record, made_run
+from tests.benchmarking.simulated_server import SimulatedServer
 
 ALPHA, BETA, GAMMA, DELTA = 2.0, 0.15, 6.0, 0.004
 
@@ -114,32 +116,52 @@ def side_by_side(count: int) -> list[RequestRecord]:
     return [made_record(ttft_s=0.1, itl_s=0.01, tokens=11) for _ in range(count)]
 
 
-def test_concurrency_counts_the_request_itself() -> None:
+def test_a_row_is_a_point() -> None:
+    points = fit_points(made_run([side_by_side(40), side_by_side(4)]), None)
+    assert [point.row for point in points] == [0, 1]
+    assert (points[1].itl_ms, points[1].ttft_ms) == pytest.approx((10, 100))
+    assert (points[1].input_tokens, points[1].output_tokens) == (100, 11)
+
+
+def test_concurrency_is_what_requests_met_themselves_included() -> None:
     (point,) = fit_points(made_run([side_by_side(4)]), None)
-    assert (point.decode_concurrency, point.itl_ms) == pytest.approx((4, 10))
-    assert (point.prefill_concurrency, point.ttft_ms) == pytest.approx((1, 100))
-    assert (point.input_tokens, point.output_tokens) == (100, 11)
+    assert point.concurrency == point.prefill_concurrency == 4
+    later = replace(made_record(due_s=0.05), index=3)
+    (point,) = fit_points(made_run([[*side_by_side(3), later]]), None)
+    assert point.concurrency == pytest.approx((3 + 3 + 3 + 4) / 4)
 
 
-def test_a_request_that_comes_later_meets_the_earlier_ones() -> None:
-    records = [*side_by_side(3), replace(made_record(due_s=0.05), index=3)]
-    points = fit_points(made_run([records]), None)
-    assert points[0].prefill_concurrency == pytest.approx((1 + 1 + 1 + 4) / 4)
+@pytest.mark.parametrize("users", [1, 8, 32])
+def test_users_of_a_closed_loop_meet_each_other(users: int) -> None:
+    load = Shape("m", 64, 64).at_concurrency(users, 20)
+    _, records = SimulatedServer().measure(load, seed=1)
+    (point,) = fit_points(made_run([records], [load]), 32)
+    assert point.concurrency == pytest.approx(users)
+
+
+@pytest.mark.parametrize("prompt_token_s", [0.00003, 0.00015])
+def test_what_requests_met_obeys_littles_law(prompt_token_s: float) -> None:
+    """Poisson arrivals see time averages, also where prompts stall the answers beside them."""
+    load = Shape("m", 64, 64).at_rate(30, 300)
+    _, records = SimulatedServer(prompt_token_s=prompt_token_s).measure(load, seed=1)
+    (point,) = fit_points(made_run([records], [load]), 32)
+    assert point.ttft_ms is not None
+    service_s = (point.ttft_ms + 63 * point.itl_ms) / 1000
+    assert point.concurrency == pytest.approx(30 * service_s + 1, rel=0.03)
 
 
 def test_who_queues_counts_neither_in_service_nor_for_prefill() -> None:
     records = [*side_by_side(2), made_record(due_s=0.05, ttft_s=1.0)]
     (point,) = fit_points(made_run([records]), max_batch=2)
-    assert point.prefill_concurrency == 1
+    assert point.concurrency == point.prefill_concurrency == 2
     assert point.ttft_ms == pytest.approx(100)
-    assert point.decode_concurrency <= 2
 
 
 def test_warm_up_is_no_point_but_is_in_flight() -> None:
     warmup = made_record(ttft_s=9.0, is_warmup=True)
     (point,) = fit_points(made_run([[warmup, made_record()]]), None)
-    assert point.decode_concurrency == 2
-    assert point.prefill_concurrency == 1
+    assert point.concurrency == 2
+    assert point.ttft_ms == pytest.approx(100)
 
 
 def test_failures_make_no_points() -> None:

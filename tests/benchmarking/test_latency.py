@@ -75,7 +75,6 @@ def test_goodput_of_each_expert() -> None:
 def test_in_flight_is_exact() -> None:
     flight = InFlight([lasting(0, 4), lasting(1, 3), made_record(due_s=2, ttft_s=4, error="500")])
     assert flight.at([0, 1, 2, 3, 4, 6]).tolist() == [1, 2, 3, 2, 1, 0]
-    assert flight.just_before([0, 1, 3]).tolist() == [0, 1, 3]
     assert flight.max() == 3
     assert flight.mean(0, 4) == pytest.approx((4 + 2 + 2) / 4)
 

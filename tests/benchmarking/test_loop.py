@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from benchmarking import bench_loop
 from benchmarking.bench_loop import run_loop
+from benchmarking.errors import TargetUnusable
 from benchmarking.fit_files import PERF_FILE, PICTURE_FILE, read_fit
 from benchmarking.goodput import Slo
 from benchmarking.loop import LoopPlan, Rate, crossing_per_s, result_lines
@@ -33,6 +35,7 @@ def test_the_loop_closes_over_the_mock_server(tmp_path: Path) -> None:
             users=2 * ROWS,
             sweep_s=1.0,
             check_s=1.0,
+            search_s=1.0,
             sweep_shares=(0.15, 0.3, 0.4, 0.5, 0.6),
             length_factors=(1.0,),
         )
@@ -66,11 +69,25 @@ def test_the_loop_closes_over_the_mock_server(tmp_path: Path) -> None:
     assert '<section id="fit">' in (folder / "report.html").read_text()
 
 
+def test_a_loop_that_cannot_go_on_says_why_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refused(given: object) -> None:
+        raise TargetUnusable("nobody answers")
+
+    monkeypatch.setattr(bench_loop, "serve_and_run", refused)
+    monkeypatch.setattr("sys.argv", ["bench_loop"])
+    with pytest.raises(SystemExit) as ended:
+        bench_loop.main()
+    assert ended.value.code == 2
+    assert capsys.readouterr().err == "bench-loop: nobody answers\n"
+
+
 def test_a_sweep_covers_rates_and_lengths_in_an_order_of_its_seed() -> None:
-    plan = LoopPlan(Shape("m", 64, 32), users=8, sweep_s=10, check_s=10)
+    plan = LoopPlan(Shape("m", 64, 32), users=8, sweep_s=10, check_s=10, search_s=10)
     loads = plan.sweep_loads(10.0)
     assert {load.input_tokens for load in loads} == {48, 64, 80}
-    assert {load.qps for load in loads} == {1.5, 3.0, 4.5, 6.0, 7.5, 9.0}
+    assert {load.qps for load in loads} == {3.0, 4.0, 5.0, 6.0, 7.0, 8.0}
     assert len(set(loads)) == 18
     assert loads == plan.sweep_loads(10.0)
     assert loads != sorted(loads, key=lambda load: (load.input_tokens, load.qps or 0))
