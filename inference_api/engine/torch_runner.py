@@ -83,6 +83,7 @@ class TorchRunner:
             # Two pools of threads would spin on each other's cores: the kernels' has the work.
             torch.set_num_threads(_num_threads(self._config) if packing is None else 1)
         bits = None if packing is None else packing.bits
+        self._kernels = None if packing is None else packing.kernels
         files = weight_files(self._model_dir)
         faults = shape_faults(read_headers(files), self._config)
         faults += checkpoint.context_faults(self._config, self.max_seq_len)
@@ -196,7 +197,7 @@ class TorchRunner:
         assert all(0 <= row < self.max_rows for row, _, _ in ends)
         assert all(0 <= start < end <= self.max_seq_len for _, start, end in ends)
         logits = self._logits_at_once if self.is_batch_invariant else self._logits_one_by_one
-        return sample(logits(chunks, inputs), inputs)
+        return sample(logits(chunks, inputs), inputs, self._kernels)
 
     def _logits_at_once(
         self, chunks: Sequence[PrefillChunk], inputs: Sequence[DecodeInput]

@@ -38,6 +38,7 @@ FLAGS = (
 AVX2 = ("-mavx2", "-mfma", "-mf16c")
 AVX512 = (*AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512vnni")
 UNITS: Mapping[str, Sequence[str]] = {
+    "draw": (),
     "interface": (),
     "pool": (),
     "step": (),

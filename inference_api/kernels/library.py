@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from inference_api.kernels.build import BuildFailed, library_path
@@ -183,6 +185,24 @@ class Kernels:
             raise MemoryError(f"no memory to plan attention of {tokens} tokens")
         return out
 
+    def draw(self, logits: Tensor, draws: NDArray[np.float64]) -> list[int]:
+        """A token of each row of `logits` [rows, vocab] float32; vocab >= 1.
+
+        `draws` [rows, 5]: temperature (0: the likeliest), top_k (0: all), top_p, min_p, and the
+        number in (0, 1] that decides. Does what `engine/sampler.py` does by torch.
+        """
+        rows, vocab = logits.shape
+        assert draws.shape == (rows, 5)
+        assert draws.flags.c_contiguous
+        assert logits.is_contiguous()
+        ids = (c_int64 * rows)()
+        failed = self._library.hearth_draw(
+            self._context, _floats(logits), rows, vocab, draws.ctypes.data, ids
+        )
+        if failed:
+            raise MemoryError(f"no memory to draw from {vocab} tokens")
+        return list(ids)
+
     def step(self, model: Model, tokens: Tensor, logits: Tensor) -> None:
         """A decoder's whole step: see `KernelDecoder`.
 
@@ -249,6 +269,7 @@ def _library() -> ctypes.CDLL:
             c_int,
             [pointer, *queries, *caches, pointer, pointer, *[size] * 5, c_float, pointer],
         ),
+        "hearth_draw": (c_int, [pointer, pointer, size, size, pointer, pointer]),
         "hearth_step": (
             c_int,
             [pointer, POINTER(Model), pointer, pointer, pointer, size, size, pointer],

@@ -5,6 +5,7 @@
 #include <system_error>
 #include <vector>
 
+#include "draw.h"
 #include "half.h"
 #include "kernels.h"
 #include "step.h"
@@ -241,4 +242,17 @@ int hearth_step(HearthContext* context, const HearthModel* model, const int64_t*
   return 0;
 } catch (const std::bad_alloc&) {
   return 1;
+}
+
+int hearth_draw(HearthContext* context, const float* logits, int64_t rows, int64_t vocab,
+                const HearthDraw* draws, int64_t* ids) {
+  std::atomic<bool> has_failed{false};
+  context->workers.each_row(rows, [&](int64_t row) {
+    try {
+      ids[row] = hearth::draw(context->workers.kernels, logits + row * vocab, vocab, draws[row]);
+    } catch (const std::bad_alloc&) {
+      has_failed = true;
+    }
+  });
+  return has_failed ? 1 : 0;
 }

@@ -43,6 +43,19 @@ HEARTH_EXPORT int hearth_attention(HearthContext* context, const float* queries,
                                    int64_t kv_heads, int64_t groups, int64_t head_dim,
                                    int64_t window, float scale, float* out);
 
+// How to draw from a row of logits; temperature 0 is the likeliest token.
+struct HearthDraw {
+  double temperature;
+  double top_k;  // 0: all tokens
+  double top_p;
+  double min_p;
+  double number;  // uniform in (0, 1]
+};
+
+// ids[r] from logits[r][vocab]. 0, or 1 without memory.
+HEARTH_EXPORT int hearth_draw(HearthContext* context, const float* logits, int64_t rows,
+                              int64_t vocab, const HearthDraw* draws, int64_t* ids);
+
 struct HearthLinear {
   const void* packed;
   const float* bias;  // [outputs] or null

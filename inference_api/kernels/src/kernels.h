@@ -144,6 +144,10 @@ struct Kernels {
   // All rows times the panels [first, end); of gated outputs, those of the gates and their others.
   void (*linear_panels)(const LinearCall& call, int64_t first, int64_t end);
   void (*attend)(const AttentionCall& call, const AttentionTask& task);
+  float (*largest_of)(const float* x, int64_t count);
+  // weights[i] = exp((logits[i] - largest) / temperature).
+  void (*weigh)(const float* logits, int64_t count, float largest, float temperature,
+                float* weights);
 };
 
 extern const Kernels kPortable;

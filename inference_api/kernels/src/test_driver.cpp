@@ -101,6 +101,26 @@ void run_faulty_numbers(HearthContext* context, int variant) {
   }
 }
 
+void run_draw(HearthContext* context, int variant) {
+  constexpr int64_t kRows = 6;
+  constexpr HearthDraw kDraws[kRows] = {
+      {0.0, 0.0, 1.0, 0.0, 0.5},    {1.0, 0.0, 1.0, 0.1, 1.0},   {1.0, 3.0, 1.0, 0.0, 1.0},
+      {0.01, 40.0, 0.5, 0.0, 0.5}, {100.0, 0.0, 0.9, 0.0, 1e-9}, {1.0, 2000.0, 0.9999, 0.3, 0.7}};
+  for (const int64_t vocab : {1, 7, 513, 3000}) {
+    for (const float spoilt : {0.0f, -std::numeric_limits<float>::infinity(), std::nanf("")}) {
+      std::vector<float> logits = random_floats(kRows * vocab);
+      for (size_t i = 0; i < logits.size(); i += 2) {
+        logits[i] += spoilt;
+      }
+      std::vector<int64_t> ids(kRows, -1);
+      hearth_draw(context, logits.data(), kRows, vocab, kDraws, ids.data());
+      for (const int64_t id : ids) {
+        expect(id >= 0 && id < vocab, "a token is none", variant);
+      }
+    }
+  }
+}
+
 void run_attention(HearthContext* context, int variant, int64_t groups, int64_t head_dim,
                    int64_t window) {
   constexpr int64_t kRows = 3;
@@ -238,6 +258,7 @@ int main() {
     HearthContext* context = hearth_create(variant, kThreads);
     run_linear(context, variant);
     run_faulty_numbers(context, variant);
+    run_draw(context, variant);
     for (const int64_t head_dim : {2, 24, 64, 256}) {
       for (const int64_t window : {0, 1, 17}) {
         run_attention(context, variant, 1, head_dim, window);

@@ -6,6 +6,7 @@
 #include "norm.h"
 #include "pack.h"
 #include "quantise.h"
+#include "weigh.h"
 
 namespace hearth {
 
@@ -16,6 +17,8 @@ const Kernels kAmx = {prepare_row,
                       fill_tiles,
                       kMinTileRows,
                       linear_panels_by_tiles,
-                      attend<Simd512>};
+                      attend<Simd512>,
+                      largest_of<Simd512>,
+                      weigh<Simd512>};
 
 }  // namespace hearth

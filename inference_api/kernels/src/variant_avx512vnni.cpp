@@ -5,6 +5,7 @@
 #include "norm.h"
 #include "pack.h"
 #include "quantise.h"
+#include "weigh.h"
 
 namespace hearth {
 
@@ -15,6 +16,8 @@ const Kernels kAvx512Vnni = {prepare_row,
                              nullptr,
                              0,
                              linear_panels<Avx512Vnni, Simd512>,
-                             attend<Simd512>};
+                             attend<Simd512>,
+                             largest_of<Simd512>,
+                             weigh<Simd512>};
 
 }  // namespace hearth

@@ -5,6 +5,7 @@
 #include "norm.h"
 #include "pack.h"
 #include "quantise.h"
+#include "weigh.h"
 
 namespace hearth {
 
@@ -15,6 +16,8 @@ const Kernels kAvxVnni = {prepare_row,
                           nullptr,
                           0,
                           linear_panels<AvxVnni, Simd256>,
-                          attend<Simd256>};
+                          attend<Simd256>,
+                          largest_of<Simd256>,
+                          weigh<Simd256>};
 
 }  // namespace hearth

@@ -5,6 +5,7 @@
 #include "norm.h"
 #include "pack.h"
 #include "quantise.h"
+#include "weigh.h"
 
 namespace hearth {
 
@@ -15,6 +16,8 @@ const Kernels kPortable = {prepare_row,
                            nullptr,
                            0,
                            linear_panels<Portable, Scalar>,
-                           attend<Scalar>};
+                           attend<Scalar>,
+                           largest_of<Scalar>,
+                           weigh<Scalar>};
 
 }  // namespace hearth
