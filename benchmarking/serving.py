@@ -65,7 +65,7 @@ class ServedApi:
         """What /ready says; {} while nobody answers."""
         try:
             state: dict[str, Any] = requests.get(f"{self.url}/ready", timeout=10).json()
-        except requests.ConnectionError:
+        except (requests.ConnectionError, requests.Timeout):
             return {}
         return state
 
