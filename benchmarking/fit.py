@@ -103,20 +103,15 @@ class Fit:
 
 
 def fit_run(run: Run, model: str, slo_itl_ms: float | None = None) -> Fit:
-    """The rows of `run` that ask for `model`; prefill from its open loops only, if there are any.
+    """The rows of `run` that ask for `model`; its open loops only, if there are any.
 
-    Closed loops hold the rows as full as they are told to, which chance does not near capacity. But
-    in a closed loop requests of one length may end and begin together, so that each prompt waits
-    for the others'; requests that come when they like do not. Raises Unfit.
+    In a closed loop requests of one length end and begin together, so that each prompt waits for
+    the others'; requests that come when they like do not. Raises Unfit.
     """
     rows = {number for number, row in enumerate(run.rows) if row.load.model == model}
     open_rows = {number for number in rows if run.rows[number].load.qps is not None}
     limit = batch_limit(run)
-    points = [
-        point if point.row in (open_rows or rows) else point.without_prefill()
-        for point in fit_points(run, limit)
-        if point.row in rows
-    ]
+    points = [point for point in fit_points(run, limit) if point.row in (open_rows or rows)]
     return fit(points, limit, slo_itl_ms)
 
 

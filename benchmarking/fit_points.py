@@ -9,7 +9,7 @@ requests of that part were served beside others than they met. Pure: any thread.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import fmean
 
 import numpy as np
@@ -35,9 +35,6 @@ class Point:
     itl_ms: float
     prefill_concurrency: float | None
     ttft_ms: float | None
-
-    def without_prefill(self) -> "Point":
-        return replace(self, prefill_concurrency=None, ttft_ms=None)
 
 
 def fit_points(run: Run, max_batch: int | None) -> list[Point]:

@@ -1,12 +1,11 @@
 """The loop's proof: measure a server, fit it, ask the optimizer, and measure what it said.
 
 Every step takes what the one before found; `close_loop` is the whole. Loads are Poisson arrivals,
-because that is what the optimizer's replica has, in the sweep and in the check alike; closed loops
-in the sweep fill the rows further than arrivals would in time.
+because that is what the optimizer's replica has, in the sweep and in the check alike.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from random import Random
 from typing import Any
 
@@ -43,27 +42,20 @@ class LoopPlan:
     seed: int = 0
     accelerator: str = "this machine"
     sweep_shares: tuple[float, ...] = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8)  # of what `users` get
-    sweep_users: tuple[float, ...] = (0.125, 0.25, 0.375, 0.5)  # of `users`: the fuller rows
     length_factors: tuple[float, ...] = (0.75, 1.0, 1.25)  # of the prompt length that is checked
     check_shares: tuple[float, ...] = (0.5, 0.8)  # of the capacity that the optimizer states
 
     def sweep_loads(self, saturated_per_s: float) -> list[Load]:
-        """Rates, numbers of users and prompt lengths around the ones that are checked.
+        """Rates and prompt lengths around the ones that are checked.
 
         In random order: a machine that slows down meanwhile must not look like a slope.
         """
-        shapes = [
-            replace(self.shape, input_tokens=round(factor * self.shape.input_tokens))
-            for factor in self.length_factors
-        ]
         loads = [
-            shape.at_rate(share * saturated_per_s, self.sweep_s)
-            for shape in shapes
+            Shape(
+                self.shape.model, round(factor * self.shape.input_tokens), self.shape.output_tokens
+            ).at_rate(share * saturated_per_s, self.sweep_s)
+            for factor in self.length_factors
             for share in self.sweep_shares
-        ] + [
-            shape.at_concurrency(max(1, round(share * self.users)), REQUESTS_EACH)
-            for shape in shapes
-            for share in self.sweep_users
         ]
         Random(self.seed).shuffle(loads)
         return loads

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarking.errors import Unfit
-from benchmarking.fit import Fit, fit, fit_run, robust_line
+from benchmarking.fit import Fit, fit, robust_line
 from benchmarking.fit_points import Point, batch_limit, fit_points
 from benchmarking.records import RequestRecord
 from benchmarking.search import Shape
@@ -137,20 +137,6 @@ def test_users_of_a_closed_loop_meet_each_other(users: int) -> None:
     _, records = SimulatedServer().measure(load, seed=1)
     (point,) = fit_points(made_run([records], [load]), 32)
     assert point.concurrency == pytest.approx(users)
-
-
-def test_closed_loops_say_what_full_rows_cost_but_not_what_prompts_do() -> None:
-    shape = Shape("m", 64, 64)
-    loads = [shape.at_rate(rate, 30) for rate in (4, 8, 12, 16, 20)]
-    rows = [SimulatedServer().measure(load, seed=1)[1] for load in loads]
-    closed = shape.at_concurrency(32, 8)
-    more_rows = [*rows, SimulatedServer().measure(closed, seed=1)[1]]
-    by_rates = fit_run(made_run(rows, loads), "m")
-    by_both = fit_run(made_run(more_rows, [*loads, closed]), "m")
-    assert by_rates.validity.concurrency[1] < 20
-    assert by_both.validity.concurrency[1] == 32
-    assert by_both.decode.at(32) == pytest.approx(by_both.decode.y[-1], rel=0.03)
-    assert by_both.prefill == by_rates.prefill
 
 
 @pytest.mark.parametrize("prompt_token_s", [0.00003, 0.00015])

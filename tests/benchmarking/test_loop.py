@@ -37,7 +37,6 @@ def test_the_loop_closes_over_the_mock_server(tmp_path: Path) -> None:
             check_s=1.0,
             search_s=1.0,
             sweep_shares=(0.15, 0.3, 0.4, 0.5, 0.6),
-            sweep_users=(0.25, 0.5),
             length_factors=(1.0,),
         )
         result, folder = run_loop(api, plan, SERVER, tmp_path)
@@ -59,7 +58,7 @@ def test_the_loop_closes_over_the_mock_server(tmp_path: Path) -> None:
     assert f"maxBatchSize {ROWS} (from rows)" in lines
 
     run = read_run(folder)
-    assert len(run.rows) >= 1 + 5 + 2 + 2 + 1 + 1
+    assert len(run.rows) >= 1 + 5 + 2 + 1 + 1
     assert run.rows[0].load == run.rows[-1].load
     # The search for the maximum rate may overload the server, which then refuses.
     assert {record.error.code for record in run.records if record.error} <= {"503"}
@@ -84,13 +83,12 @@ def test_a_loop_that_cannot_go_on_says_why_in_one_line(
     assert capsys.readouterr().err == "bench-loop: nobody answers\n"
 
 
-def test_a_sweep_covers_rates_users_and_lengths_in_an_order_of_its_seed() -> None:
-    plan = LoopPlan(Shape("m", 64, 32), users=16, sweep_s=10, check_s=10, search_s=10)
+def test_a_sweep_covers_rates_and_lengths_in_an_order_of_its_seed() -> None:
+    plan = LoopPlan(Shape("m", 64, 32), users=8, sweep_s=10, check_s=10, search_s=10)
     loads = plan.sweep_loads(10.0)
     assert {load.input_tokens for load in loads} == {48, 64, 80}
-    assert {load.qps for load in loads} == {None, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0}
-    assert {load.concurrency for load in loads} == {None, 2, 4, 6, 8}
-    assert len(set(loads)) == 3 * (6 + 4)
+    assert {load.qps for load in loads} == {3.0, 4.0, 5.0, 6.0, 7.0, 8.0}
+    assert len(set(loads)) == 18
     assert loads == plan.sweep_loads(10.0)
     assert loads != sorted(loads, key=lambda load: (load.input_tokens, load.qps or 0))
 
