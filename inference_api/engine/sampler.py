@@ -35,7 +35,9 @@ def sample(
     apply_penalties(logits, inputs)
     _forbid(logits, inputs)
     tokens = (
-        _draw_by_torch(logits, inputs) if kernels is None else _draw_by(kernels, logits, inputs)
+        _draw_by_torch(logits, inputs)
+        if kernels is None
+        else _draw_by_kernels(kernels, logits, inputs)
     )
     token_ids = [
         token if row.known_id is None else row.known_id
@@ -53,7 +55,7 @@ def sample(
     return list(map(Drawn, token_ids, logprobs))
 
 
-def _draw_by(kernels: Kernels, logits: Tensor, inputs: Sequence[DecodeInput]) -> list[int]:
+def _draw_by_kernels(kernels: Kernels, logits: Tensor, inputs: Sequence[DecodeInput]) -> list[int]:
     params = [row.sampling for row in inputs]
     numbers = uniforms([p.seed for p in params], [row.position for row in inputs])
     draws = [

@@ -139,8 +139,9 @@ class TorchRunner:
                 error,
             )
             return None
-        is_slower_than_torch = bits in FLOAT_BITS.values() and kernels.variant == PORTABLE
-        return None if is_slower_than_torch else Packing(kernels, bits)
+        if bits in FLOAT_BITS.values() and kernels.variant == PORTABLE:
+            return None  # with many rows torch is faster
+        return Packing(kernels, bits)
 
     def _cache_dtype(self, bits: Bits | None) -> torch.dtype:
         if bits is None or not self.is_batch_invariant:

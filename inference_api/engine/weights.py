@@ -62,7 +62,7 @@ def load_parameters(
 
     Beyond the parameters themselves, only the tensor being read takes memory. The caller has
     compared the files' headers with the plan. Raises StartupError when a file cannot be read to
-    its end, or a weight is not a number that can be quantised.
+    its end, or a weight is not a number that can be packed.
     """
     packed_plan = {} if packing is None else linear_weights(config)
     kept_plan = {

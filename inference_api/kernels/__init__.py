@@ -1,4 +1,4 @@
-"""Decode steps with quantised weights on the CPU, in C++ behind a plain C interface.
+"""Decode steps on the CPU, in C++ behind a plain C interface.
 
 `build` compiles the library (no torch), `library` loads it and calls it with torch tensors, `src/`
 is the C++: begin with `layout.h` and `linear.h`, then `step.cpp`, which puts all of it together.

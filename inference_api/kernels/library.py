@@ -31,7 +31,7 @@ class KernelsUnavailable(Exception):
 
 
 class UnusableWeight(Exception):
-    """A weight that cannot be quantised; the message says why."""
+    """A weight that cannot be packed; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,12 +30,14 @@ double sum(const float* weights, int64_t count) {
   return total;
 }
 
-// The tokens before a place in the order: those of whole buckets, and the first of one more.
+// The tokens before a place in the order: those of whole buckets, and the first of one more, of which
+// `last` is the last.
 struct Cut {
   int64_t bucket;
   int64_t in_bucket;
   int64_t tokens;
   double weight;
+  int64_t last;
 };
 
 // Tokens from the likeliest on. They are sorted by buckets, and within a bucket only when a cut or
@@ -56,7 +58,7 @@ class Order {
   }
 
   Cut whole() const {
-    Cut cut = {kBuckets, 0, static_cast<int64_t>(buckets_.size()), 0.0};
+    Cut cut = {kBuckets, 0, static_cast<int64_t>(buckets_.size()), 0.0, 0};
     for (const double each : sums_) {
       cut.weight += each;
     }
@@ -78,14 +80,12 @@ class Order {
     return cut;
   }
 
-  // The tokens of a cut before which less than `weight` lies.
+  // The tokens of a cut before which less than `weight` lies: more than 0, and no more than the cut
+  // has, which adds up in the same order, so that the last of them is always found.
   Cut lighter(double weight, const Cut& of) const {
     Cut cut = {};
-    while (cut.bucket < of.bucket && cut.weight + sums_[cut.bucket] < weight) {
+    while (cut.weight + sums_[cut.bucket] < weight && cut.bucket < of.bucket) {
       add_bucket(cut);
-    }
-    if (cut.bucket == kBuckets) {
-      return of;
     }
     const int64_t limit = cut.bucket < of.bucket ? counts_[cut.bucket] : of.in_bucket;
     for (const int64_t token : members(cut.bucket, limit)) {
@@ -95,28 +95,6 @@ class Order {
       add_token(cut, token);
     }
     return cut;
-  }
-
-  // The token of a cut with which the running weight reaches `weight`.
-  int64_t at(double weight, const Cut& of) const {
-    Cut cut = {};
-    while (cut.bucket < of.bucket && cut.weight + sums_[cut.bucket] < weight) {
-      add_bucket(cut);
-    }
-    int64_t bucket = std::min(cut.bucket, kBuckets - 1);
-    while (counts_[bucket] == 0 || (bucket == of.bucket && of.in_bucket == 0)) {
-      --bucket;  // rounding has carried us beyond the cut
-    }
-    const int64_t limit = bucket < of.bucket ? counts_[bucket] : of.in_bucket;
-    int64_t found = -1;
-    for (const int64_t token : members(bucket, limit)) {
-      found = token;
-      add_token(cut, token);
-      if (cut.weight >= weight) {
-        break;
-      }
-    }
-    return found;
   }
 
  private:
@@ -130,6 +108,7 @@ class Order {
     ++cut.in_bucket;
     ++cut.tokens;
     cut.weight += static_cast<double>(weights_[token]);
+    cut.last = token;
   }
 
   // The first `limit` tokens of a bucket.
@@ -211,7 +190,7 @@ int64_t draw(const Kernels& kernels, const float* logits, int64_t vocab, const H
   if (how.min_p > 0.0) {
     cut = order.first(std::count_if(weights.begin(), weights.end(), is_likely), cut);
   }
-  return order.at(how.number * cut.weight, cut);
+  return order.lighter(how.number * cut.weight, cut).last;  // the inverse of the running weight
 }
 
 }  // namespace hearth

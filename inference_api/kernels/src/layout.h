@@ -27,23 +27,31 @@ constexpr int kInt8Max = 127;  // -128 is not used: 2 * 127 * 127 still fits int
 constexpr int kInt4Offset = 8;
 constexpr int kInt4Max = 7;
 
+struct ActivationGroup;
+struct FloatGroup;
+
+// `Group`: what a block's weights meet.
 struct Int8Block {
+  using Group = ActivationGroup;
   uint8_t values[kQuads][kPanel][kQuad];
   uint16_t scales[kPanel];  // IEEE half precision
 };
 
 // Quads 2 i and 2 i + 1 share the bytes of pairs[i]: the even one has the low halves.
 struct Int4Block {
+  using Group = ActivationGroup;
   uint8_t pairs[kQuads / 2][kPanel][kQuad];
   uint16_t scales[kPanel];  // IEEE half precision
 };
 
 // Weights as they are: nothing is lost, whatever their exponents.
 struct Float32Block {
+  using Group = FloatGroup;
   float values[kGroup][kPanel];
 };
 
 struct BFloat16Block {
+  using Group = FloatGroup;
   uint16_t values[kGroup][kPanel];
 };
 

@@ -40,21 +40,8 @@ struct BFloat16 {
   }
 };
 
-// What weights of a form meet.
-template <class Block>
-struct Activations {
-  using Group = ActivationGroup;
-};
-template <>
-struct Activations<Float32Block> {
-  using Group = FloatGroup;
-};
-template <>
-struct Activations<BFloat16Block> {
-  using Group = FloatGroup;
-};
 template <class Format>
-using Group = typename Activations<typename Format::Block>::Group;
+using Group = typename Format::Block::Group;
 
 // Rows of a tile.
 template <class Isa, class Format>

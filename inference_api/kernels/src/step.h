@@ -34,10 +34,10 @@ class Step {
               const Tokens& tokens);
   void reserve(const HearthModel& model, int64_t num_tokens);
 
-  std::vector<float> hidden_;      // [tokens][hidden]: the residual
-  std::vector<float> qkv_;         // [tokens][(heads + 2 kv_heads) * head_dim]
-  std::vector<float> attended_;    // [tokens][heads * head_dim]
-  std::vector<int64_t> lengths_;   // [tokens]
+  std::vector<float> hidden_;     // [tokens][hidden]: the residual
+  std::vector<float> qkv_;        // [tokens][(heads + 2 kv_heads) * head_dim]
+  std::vector<float> attended_;   // [tokens][heads * head_dim]
+  std::vector<int64_t> lengths_;  // [tokens]
   // Rows of groups as products take them.
   std::vector<char> normed_;      // [tokens][hidden / kGroup], for attention
   std::vector<char> mlp_normed_;  // like normed_
