@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import os
 import signal
 import socket
 from pathlib import Path
@@ -44,6 +45,19 @@ def test_drain_closes_admission_first_and_ends_the_process_last(
     release_file.touch()
     assert stream.text == "x" * 40
     assert held_api.process.wait(END_TIMEOUT_S) == 0
+
+
+def test_request_threads_wait_for_the_processor_until_a_step_lets_go(
+    held_api: ServedApi, release_file: Path
+) -> None:
+    stream = held_api.open_stream(text="x" * 40)
+    (worker,) = psutil.Process(held_api.process.pid).children()
+    policies = [os.sched_getscheduler(thread.id) for thread in worker.threads()]
+    assert os.sched_getscheduler(worker.pid) == os.SCHED_BATCH
+    assert policies.count(os.SCHED_BATCH) > 1
+    assert os.SCHED_OTHER in policies  # the decode thread
+    release_file.touch()
+    assert stream.text == "x" * 40
 
 
 def test_what_outlives_the_drain_timeout_is_broken_off_not_ended_well(tmp_path: Path) -> None:
