@@ -11,6 +11,7 @@ from weights.samplers.concentration import most_likely_concentration
 from weights.samplers.fit import Bounds
 from weights.samplers.stages import SlowestStage, fit_slowest_stage
 from weights.samplers.trials import trials_from
+from weights.samplers.trust import guide, most_trusted
 from weights.search import Observation, Problem, Proposal
 from weights.simplex import FloatArray
 
@@ -145,6 +146,19 @@ def test_without_times_there_is_a_gaussian_process() -> None:
     assert proposals[-1].model == "gaussian_process"
     best = choose_sampler("adaptive").assess(FREE, told).best
     assert best.weights == pytest.approx((0.5, 0.3, 0.2), abs=0.05)
+
+
+def test_bad_weights_do_not_blur_what_a_surrogate_proposes_from() -> None:
+    optimum, rng = np.array([0.5, 0.3, 0.2]), np.random.default_rng(0)
+
+    def metric(weights: FloatArray) -> float:  # the worse the rougher
+        distance = float(((weights - optimum) ** 2).sum())
+        return 1.0 - 20.0 * distance * (1.0 + 0.5 * rng.normal())
+
+    near = Problem(tuple(optimum - 0.1), tuple(optimum + 0.1))
+    told = search("random", FREE, metric, 150)[0] + search("random", near, metric, 50)[0]
+    trials = trials_from(told, FREE)
+    assert guide(trials, rng).noise < 0.5 * most_trusted(trials, rng).noise
 
 
 def test_a_lucky_value_is_not_the_best_for_ever() -> None:

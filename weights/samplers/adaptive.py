@@ -15,7 +15,7 @@ from weights.samplers.fit import Bounds, Fit
 from weights.samplers.layers import neighbours
 from weights.samplers.random import RandomSampler
 from weights.samplers.trials import SAME, Trials, trials_from
-from weights.samplers.trust import most_trusted
+from weights.samplers.trust import guide
 from weights.search import Assessment, Observation, Problem, Proposal, Weights
 from weights.simplex import FloatArray
 
@@ -58,7 +58,7 @@ class _Step:
         self._problem, self._rng = problem, rng
         self._bounds = Bounds.of(problem)
         self._trials: Trials = trials_from(told, problem)
-        self._fit: Fit = most_trusted(self._trials, rng)
+        self._fit: Fit = guide(self._trials, rng)
 
     def proposal(self) -> Proposal:
         is_exploring = len(self._trials) % EXPLOIT_EVERY
