@@ -43,7 +43,7 @@ class LoopPlan:
     accelerator: str = "this machine"
     sweep_shares: tuple[float, ...] = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8)  # of what `users` get
     length_factors: tuple[float, ...] = (0.75, 1.0, 1.25)  # of the prompt length that is checked
-    check_shares: tuple[float, ...] = (0.5, 0.8)  # of the capacity that the optimizer states
+    check_shares: tuple[float, ...] = (0.5, 0.8)  # of what `users` get, too
 
     def sweep_loads(self, saturated_per_s: float) -> list[Load]:
         """Rates and prompt lengths around the ones that are checked.
@@ -106,7 +106,8 @@ def close_loop(
     """Raises Interrupted, Unfit, OptimizerUnusable, RowRefused and NotWritable."""
     saturating = plan.shape.at_concurrency(plan.users, REQUESTS_EACH)
     saturated = _one(driver.measure(saturating))
-    for load in plan.sweep_loads(saturated.throughput_per_s):
+    capacity_per_s = saturated.throughput_per_s
+    for load in plan.sweep_loads(capacity_per_s):
         _one(driver.measure(load))
     fitted = fit_run(driver.run, plan.shape.model)
     perf = fitted.perf_data(plan.shape.model, plan.accelerator)
@@ -117,14 +118,14 @@ def close_loop(
     top = optimizer.max_rate(perf, tokens, Slo())
     assert top is not None  # without targets every replica has a highest rate
     checked = [
-        _one(driver.measure(plan.shape.at_rate(share * top.rate_per_s, plan.check_s)))
+        _one(driver.measure(plan.shape.at_rate(share * capacity_per_s, plan.check_s)))
         for share in plan.check_shares
     ]
     checks = predict(optimizer, perf, checked)
     slo = Slo(itl_ms=fitted.decode.at(fitted.max_batch_size / 2))
     return LoopResult(
         fit=fitted,
-        capacity=Rate(top.rate_per_s, saturated.throughput_per_s),
+        capacity=Rate(top.rate_per_s, capacity_per_s),
         checks=tuple(checks),
         slo=slo,
         max_rate=max_rate(driver, plan, optimizer, perf, tokens, slo),

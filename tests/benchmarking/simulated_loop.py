@@ -12,13 +12,15 @@ from benchmarking.fit import Fit, fit_run
 from benchmarking.loop import LoopPlan
 from benchmarking.records import Load, Run
 from benchmarking.search import Shape
-from optimizer.queries import AnalyzeQuery, SizeQuery, analyze, size
+from optimizer.queries import AnalyzeQuery, analyze
 from optimizer.system import System
 from tests.benchmarking.made_runs import made_run
 from tests.benchmarking.simulated_server import SimulatedServer
 
 SERVER = SimulatedServer()
 BUDGETED = replace(SERVER, budget_tokens=45)  # as ITL_BUDGET=1.4 makes it of 32 rows
+# About as the embedded model: up to 4 rows a step takes as long as reading the weights.
+BENT = replace(BUDGETED, step_s=0.0002, row_s=0.0002, prompt_token_s=0.0001, floor_s=0.0008)
 CHECK_S = 2400.0
 CONCURRENCIES = (1, 2, 4, 8, 16, 24, 32)
 
@@ -28,16 +30,22 @@ def simulated(loads: Sequence[Load], seed: int, server: SimulatedServer = SERVER
     return made_run(rows, loads)
 
 
+def saturated(shape: Shape, server: SimulatedServer) -> tuple[Load, float]:
+    """The closed loop of more users than rows, and the requests per second that they get."""
+    load = shape.at_concurrency(2 * server.rows, 8)
+    (point,) = load_points(simulated([load], 1, server))
+    return load, point.throughput_per_s
+
+
 def fitted_in_open_loop(
     shape: Shape,
     factors: tuple[float, ...] = (0.75, 1.0, 1.25),
     server: SimulatedServer = SERVER,
 ) -> Fit:
     """As `make bench-loop` does it."""
-    saturating = shape.at_concurrency(2 * server.rows, 8)
-    (saturated,) = load_points(simulated([saturating], 1, server))
+    saturating, capacity_per_s = saturated(shape, server)
     plan = LoopPlan(shape, 2 * server.rows, 10, check_s=0, search_s=0, length_factors=factors)
-    loads = [saturating, *plan.sweep_loads(saturated.throughput_per_s)]
+    loads = [saturating, *plan.sweep_loads(capacity_per_s)]
     return fit_run(simulated(loads, 1, server), shape.model)
 
 
@@ -47,7 +55,7 @@ def fitted_in_closed_loop(shape: Shape) -> Fit:
 
 
 def checked(shape: Shape, fit: Fit, share: float, server: SimulatedServer = SERVER) -> str:
-    """Predicted beside simulated at a share of the capacity that the model states."""
+    """Predicted beside simulated at a share of the capacity."""
     perf = fit.perf_data(shape.model, "simulated")
     replica = {
         "decodeParms": perf["decodeParms"],
@@ -56,8 +64,8 @@ def checked(shape: Shape, fit: Fit, share: float, server: SimulatedServer = SERV
         "avgInTokens": shape.input_tokens,
         "avgOutTokens": shape.output_tokens,
     }
-    capacity_per_minute = size(SizeQuery.model_validate(replica), System())["arrivalRate"]
-    load = shape.at_rate(share * capacity_per_minute / 60, CHECK_S)
+    _, capacity_per_s = saturated(shape, server)
+    load = shape.at_rate(share * capacity_per_s, CHECK_S)
     point = load_point(*server.measure(load, seed=90))
     query = AnalyzeQuery.model_validate(replica | {"arrivalRate": 60 * point.offered_per_s})
     said = analyze(query, System())
@@ -76,6 +84,7 @@ def main() -> None:
     print("| prompt + answer, fitted by | load | TTFT | model | error | ITL | model | error |")
     print("|---|---|---|---|---|---|---|---|")
     square, double, long = Shape("m", 64, 64), Shape("m", 128, 128), Shape("m", 256, 64)
+    benched = Shape("m", 64, 96)
     for name, shape, fit, server in (
         ("64 + 64, rates", square, fitted_in_open_loop(square), SERVER),
         ("128 + 128, rates", double, fitted_in_open_loop(double), SERVER),
@@ -92,6 +101,12 @@ def main() -> None:
             square,
             fitted_in_open_loop(square, server=BUDGETED),
             BUDGETED,
+        ),
+        (
+            "64 + 96, rates, budget, steps with a floor",
+            benched,
+            fitted_in_open_loop(benched, server=BENT),
+            BENT,
         ),
     ):
         for share in (0.5, 0.8):

@@ -1,8 +1,9 @@
 """A continuous-batching server simulated step by step: load in, records out, no clock and no noise.
 
-A step takes a + b per row that decodes + p per prompt token. Of the prompts waiting for it, the
-oldest first, `CHUNK_TOKENS` are prefilled; with a budget, while rows decode, only as many as they
-leave of it, at least `MIN_CHUNK_TOKENS`.
+A step takes a + b per row that decodes + p per prompt token; what its tokens take is at least the
+floor, as reading the weights is. Of the prompts waiting for it, the oldest first, `CHUNK_TOKENS`
+are prefilled; with a budget, while rows decode, only as many as they leave of it, at least
+`MIN_CHUNK_TOKENS`.
 """
 
 from collections import deque
@@ -22,6 +23,7 @@ class SimulatedServer:
     step_s: float = 0.002  # a
     row_s: float = 0.00016  # b
     prompt_token_s: float = 0.00003  # p
+    floor_s: float = 0.0
     overhead_s: float = 0.003  # before a request reaches its queue
     budget_tokens: int | None = None  # of a step, those of rows that decode included
 
@@ -59,7 +61,8 @@ class SimulatedServer:
             request.left_tokens -= tokens
             prefilled_tokens += tokens
         decoding = sum(not request.left_tokens for request in serving)
-        return self.step_s + self.row_s * decoding + self.prompt_token_s * prefilled_tokens
+        tokens_s = self.row_s * decoding + self.prompt_token_s * prefilled_tokens
+        return self.step_s + max(self.floor_s, tokens_s)
 
     def _room_tokens(self, decoding: int) -> int:
         if self.budget_tokens is None or not decoding:

@@ -44,7 +44,7 @@ def test_the_loop_closes_over_the_mock_server(tmp_path: Path) -> None:
     assert (result.fit.max_batch_size, result.fit.batch_bound) == (ROWS, "rows")
     assert result.fit.decode.at(2) == pytest.approx(1000 / STEPS_PER_S, rel=0.5)
     assert [beside.point.load.qps for beside in result.checks] == pytest.approx(
-        [0.5 * result.capacity.predicted, 0.8 * result.capacity.predicted]
+        [0.5 * result.capacity.measured, 0.8 * result.capacity.measured]
     )
     assert replace(result, checks=(), max_rate=Rate(115, 100)).misses() == []
     assert replace(result, checks=(), max_rate=Rate(84, 100)).misses() == [

@@ -9,11 +9,12 @@ from benchmarking.curve import LoadPoint, load_point, load_points
 from benchmarking.errors import OptimizerUnusable
 from benchmarking.fit import Fit
 from benchmarking.goodput import Slo
+from benchmarking.loop import MAX_ITL_ERROR, MAX_TTFT_ERROR
 from benchmarking.predict import Optimizer, is_comparable, predict, request_shape
 from benchmarking.records import Load
 from benchmarking.search import Shape, search_max_rate
 from tests.benchmarking.made_runs import made_record, made_run
-from tests.benchmarking.simulated_loop import fitted_in_open_loop
+from tests.benchmarking.simulated_loop import BENT, SERVER, fitted_in_open_loop, saturated
 from tests.benchmarking.simulated_server import SimulatedServer
 from tests.benchmarking.test_search import drive
 
@@ -31,19 +32,25 @@ def test_the_fit_finds_the_rows_of_the_server(fitted: Fit) -> None:
     assert fitted.decode.r_squared > 0.95
 
 
-def test_predictions_at_half_and_four_fifths_of_capacity(fitted: Fit, optimizer_url: str) -> None:
+@pytest.mark.parametrize(
+    ("shape", "server", "itl_error", "ttft_error"),
+    [(SHAPE, SERVER, 0.05, 0.10), (Shape("m", 64, 96), BENT, MAX_ITL_ERROR, MAX_TTFT_ERROR)],
+    ids=["as the model assumes", "as the embedded model is served"],
+)
+def test_predictions_at_half_and_four_fifths_of_capacity(
+    shape: Shape, server: SimulatedServer, itl_error: float, ttft_error: float, optimizer_url: str
+) -> None:
     optimizer = Optimizer(optimizer_url)
-    perf = fitted.perf_data("m", "cpu")
+    perf = fitted_in_open_loop(shape, server=server).perf_data("m", "cpu")
     optimizer.set_perf(perf)
-    top = optimizer.max_rate(perf, (64, 64), Slo())
-    assert top is not None
+    _, capacity_per_s = saturated(shape, server)
     points = [
-        load_point(*SimulatedServer().measure(SHAPE.at_rate(share * top.rate_per_s, 200), seed=90))
+        load_point(*server.measure(shape.at_rate(share * capacity_per_s, 200), seed=90))
         for share in (0.5, 0.8)
     ]
     for beside in predict(optimizer, perf, points):
-        assert abs(beside.itl_error) < 0.05
-        assert abs(beside.ttft_error) < 0.10
+        assert abs(beside.itl_error) < itl_error
+        assert abs(beside.ttft_error) < ttft_error
 
 
 def test_the_maximum_rate_within_a_level(fitted: Fit, optimizer_url: str) -> None:
