@@ -90,7 +90,7 @@ def let_steps_finish() -> None:
     A step wakes a request thread for every token. As batch threads they write them beside the next
     step, and not in the midst of it; a processor that is idle takes them at once, as before.
     """
-    with suppress(PermissionError):  # a sandbox may forbid it
+    with suppress(OSError):  # a sandbox may forbid it, or not know it
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
