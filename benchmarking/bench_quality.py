@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.nn.functional import kl_div, nll_loss
 
 from benchmarking.machine import describe_machine
-from inference_api.engine.torch_runner import TorchRunner
+from inference_api.engine.engine_runner import EngineRunner
 from inference_api.settings import EMBEDDED_MODEL
 from inference_api.tokens import load_tokenizer
 from scripts.make_gguf import make_gguf
@@ -109,7 +109,7 @@ def windows(tokens: Sequence[int]) -> list[Sequence[int]]:
 
 
 def read(model: Path, quantization: str, pieces: Sequence[Sequence[int]]) -> Reading:
-    runner = TorchRunner(model, "cpu", "float32", ROWS, WINDOW_TOKENS, quantization)
+    runner = EngineRunner(model, "cpu", "float32", ROWS, WINDOW_TOKENS, quantization)
     runner.load()
     with torch.inference_mode():
         steps = [
@@ -121,7 +121,7 @@ def read(model: Path, quantization: str, pieces: Sequence[Sequence[int]]) -> Rea
 
 
 def read_together(
-    runner: TorchRunner, pieces: Sequence[Sequence[int]]
+    runner: EngineRunner, pieces: Sequence[Sequence[int]]
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """One piece a row, one token a step: the fields of a Reading, step by step."""
     for position in range(WINDOW_TOKENS - 1):

@@ -16,8 +16,8 @@ from tempfile import TemporaryDirectory
 
 from benchmarking.peer_install import LLAMA_CPP, NotInstalled, install
 from benchmarking.serving import ROOT, environment
+from inference_api.engine.engine_runner import EngineRunner
 from inference_api.engine.runner import DecodeInput, PrefillChunk
-from inference_api.engine.torch_runner import TorchRunner
 from inference_api.request import SamplingParams
 from inference_api.settings import EMBEDDED_MODEL
 from inference_api.tokens import load_tokenizer
@@ -77,7 +77,7 @@ def llama_cpp_answers(file: Path, prompts: list[list[int]]) -> list[list[int]]:
 
 def our_answers(file: Path, quantization: str, prompts: list[list[int]]) -> list[list[int]]:
     context = PROMPT_TOKENS + MAX_TOKENS
-    runner = TorchRunner(file, "cpu", "float32", 1, context, quantization)
+    runner = EngineRunner(file, "cpu", "float32", 1, context, quantization)
     runner.load()
     answers = []
     for prompt in prompts:

@@ -1,6 +1,6 @@
 """The inference API: streamed tokens from fixed user rows, batched continuously.
 
-Importing the package loads no torch: only `engine.torch_runner` and what lies below it do.
+Importing the package loads no torch: only `engine.engine_runner` and what lies below it do.
 """
 
 __version__ = "0.1.0"

@@ -171,10 +171,10 @@ class DecodeBackend:
     def load_model_and_tokenizer(self) -> None:
         """Bring the model into memory. Torch is imported here, off the serving threads."""
         from inference_api.engine.checkpoint import locate
-        from inference_api.engine.torch_runner import TorchRunner
+        from inference_api.engine.engine_runner import EngineRunner
 
         model_dir = locate(self.settings.model)
-        runner = TorchRunner(
+        runner = EngineRunner(
             model_dir,
             device=self.settings.device,
             dtype=self.settings.dtype,

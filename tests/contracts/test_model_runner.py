@@ -23,18 +23,18 @@ PENALISED = SamplingParams(temperature=1.3, frequency_penalty=0.5, repetition_pe
 RunnerFactory = Callable[[Path], tuple[ModelRunner, int]]
 
 
-def make_torch_runner(
+def make_engine_runner(
     folder: Path,
     dtype: str = "float32",
     quantization: str = "none",
     device: str = "cpu",
     kernels: bool = True,
 ) -> tuple[ModelRunner, int]:
-    from inference_api.engine.torch_runner import TorchRunner
+    from inference_api.engine.engine_runner import EngineRunner
     from tests.inference_api.engine.tiny_models import VOCAB_SIZE, make_model
 
     make_model("llama", folder)
-    runner = TorchRunner(folder, device, dtype, 8, 64, quantization, kernels=kernels)
+    runner = EngineRunner(folder, device, dtype, 8, 64, quantization, kernels=kernels)
     runner.load()
     if device == "cuda":
         runner.warm_up()  # captures the decode steps
@@ -44,11 +44,11 @@ def make_torch_runner(
 def make_fixed_step_runner(folder: Path) -> tuple[ModelRunner, int]:
     """On the CPU, but with the decode steps that CUDA has, not captured."""
     from inference_api.engine.decoder import Decoder
+    from inference_api.engine.engine_runner import EngineRunner
     from inference_api.engine.fixed_step import FixedStepDecoder
-    from inference_api.engine.torch_runner import TorchRunner
 
-    runner, vocab_size = make_torch_runner(folder, kernels=False)
-    assert isinstance(runner, TorchRunner)
+    runner, vocab_size = make_engine_runner(folder, kernels=False)
+    assert isinstance(runner, EngineRunner)
     assert isinstance(runner.decoder, Decoder)
     runner.decoder = FixedStepDecoder(runner._config, runner.decoder, runner._cache, (16, 64))
     return runner, vocab_size
@@ -61,16 +61,16 @@ def make_echo_runner(folder: Path) -> tuple[ModelRunner, int]:
 
 
 RUNNERS: dict[str, RunnerFactory] = {
-    "torch": partial(make_torch_runner, kernels=False),
-    "float32": make_torch_runner,
-    "bfloat16": partial(make_torch_runner, dtype="bfloat16"),
+    "torch": partial(make_engine_runner, kernels=False),
+    "float32": make_engine_runner,
+    "bfloat16": partial(make_engine_runner, dtype="bfloat16"),
     "fixed steps": make_fixed_step_runner,
-    "int8": partial(make_torch_runner, quantization="int8"),
-    "int4": partial(make_torch_runner, quantization="int4"),
+    "int8": partial(make_engine_runner, quantization="int8"),
+    "int4": partial(make_engine_runner, quantization="int4"),
     "echo": make_echo_runner,
 }
 if torch.cuda.is_available():
-    RUNNERS["cuda"] = partial(make_torch_runner, device="cuda")
+    RUNNERS["cuda"] = partial(make_engine_runner, device="cuda")
 
 any_sampling = pytest.mark.parametrize("sampling", [GREEDY, SEEDED, PENALISED])
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from inference_api.engine.torch_runner import TorchRunner
+from inference_api.engine.engine_runner import EngineRunner
 from tests.inference_api.engine.tiny_models import CONTEXT, make_model
 
 MAX_ROWS = 32
@@ -49,19 +49,19 @@ def engine(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-def make_runner(folder: Path, engine: str, dtype: str, max_rows: int) -> TorchRunner:
+def make_runner(folder: Path, engine: str, dtype: str, max_rows: int) -> EngineRunner:
     device = "cuda" if engine == "cuda" else "cpu"
-    runner = TorchRunner(folder, device, dtype, max_rows, CONTEXT, kernels=engine == "kernels")
+    runner = EngineRunner(folder, device, dtype, max_rows, CONTEXT, kernels=engine == "kernels")
     runner.load()
     return runner
 
 
 @pytest.fixture(scope="session")
-def loaded(tiny_model: Callable[[str], TinyModel], engine: str) -> Callable[[str], TorchRunner]:
+def loaded(tiny_model: Callable[[str], TinyModel], engine: str) -> Callable[[str], EngineRunner]:
     """A loaded float32 runner by model name, each made once per engine."""
 
     @cache
-    def load(name: str) -> TorchRunner:
+    def load(name: str) -> EngineRunner:
         runner = make_runner(tiny_model(name)[0], engine, "float32", MAX_ROWS)
         if engine == "cuda":
             runner.warm_up()  # captures the steps

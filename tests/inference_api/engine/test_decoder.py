@@ -10,8 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from inference_api.engine.engine_runner import EngineRunner
 from inference_api.engine.runner import DecodeInput, PrefillChunk
-from inference_api.engine.torch_runner import TorchRunner
 from inference_api.request import SamplingParams
 from tests.inference_api.engine.conftest import MAX_ROWS, TinyModel, make_runner
 from tests.inference_api.engine.tiny_models import CONTEXT, EOS, MODELS, VOCAB_SIZE
@@ -20,18 +20,20 @@ PROMPT = random.Random(7).choices(range(3, VOCAB_SIZE), k=40)
 NUM_NEW = 12
 every_model = pytest.mark.parametrize("name", MODELS)
 
-Loaded = Callable[[str], TorchRunner]
+Loaded = Callable[[str], EngineRunner]
 Tiny = Callable[[str], TinyModel]
 
 
-def prefill(runner: TorchRunner, row: int, tokens: Sequence[int], cuts: Sequence[int] = ()) -> None:
+def prefill(
+    runner: EngineRunner, row: int, tokens: Sequence[int], cuts: Sequence[int] = ()
+) -> None:
     """Prefill `tokens` in chunks that end at `cuts`."""
     borders = [0, *cuts, len(tokens)]
     for start, end in pairwise(borders):
         runner.step([PrefillChunk(row, start, tokens[start:end])], [])
 
 
-def next_logits(runner: TorchRunner, prompts: Mapping[int, Sequence[int]]) -> dict[int, Tensor]:
+def next_logits(runner: EngineRunner, prompts: Mapping[int, Sequence[int]]) -> dict[int, Tensor]:
     """Decode the last token of each row's prompt in one step: logits by row."""
     with torch.inference_mode():
         logits = runner.decoder.decode(
@@ -99,7 +101,7 @@ def test_logits_equal_those_of_transformers_however_the_prompt_is_cut(
     torch.testing.assert_close(actual.cpu(), expected, atol=1e-4, rtol=0)
 
 
-def assert_rows_do_not_mix(runner: TorchRunner, num_neighbours: int) -> None:
+def assert_rows_do_not_mix(runner: EngineRunner, num_neighbours: int) -> None:
     rng = random.Random(num_neighbours)
     rows = rng.sample(range(MAX_ROWS), num_neighbours + 1)
     prompts = {row: random_prompt(rng) for row in rows}

@@ -17,9 +17,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from inference_api.engine.cuda_graph import captured
 from inference_api.engine.decoder import Decoder
+from inference_api.engine.engine_runner import EngineRunner
 from inference_api.engine.fixed_step import FixedStepDecoder, Forward, Step, step_lengths
 from inference_api.engine.kv_cache import KVCache
-from inference_api.engine.torch_runner import TorchRunner
 from tests.inference_api.engine.conftest import MAX_ROWS, TinyModel
 from tests.inference_api.engine.test_decoder import random_prompt
 from tests.inference_api.engine.tiny_models import CONTEXT, MODELS, VOCAB_SIZE
@@ -61,7 +61,7 @@ def decoders(tiny_model: Callable[[str], TinyModel], device: str) -> Make:
 
     @cache
     def make(name: str, is_recorded: bool, dtype: str = "float32") -> Decoders:
-        runner = TorchRunner(tiny_model(name)[0], device, dtype, MAX_ROWS, CONTEXT, kernels=False)
+        runner = EngineRunner(tiny_model(name)[0], device, dtype, MAX_ROWS, CONTEXT, kernels=False)
         runner.load()
         plain = runner.decoder
         if isinstance(plain, FixedStepDecoder):

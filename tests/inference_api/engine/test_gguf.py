@@ -11,6 +11,7 @@ from gguf import GGMLQuantizationType
 from torch import Tensor
 
 from inference_api.engine import checkpoint
+from inference_api.engine.engine_runner import EngineRunner
 from inference_api.engine.gguf_blocks import GgufTensor
 from inference_api.engine.gguf_config import llama3_rope
 from inference_api.engine.gguf_files import read_gguf
@@ -18,7 +19,6 @@ from inference_api.engine.gguf_names import is_rope_interleaved
 from inference_api.engine.layout import linear_weights, weight_plan
 from inference_api.engine.linear import Packing
 from inference_api.engine.rope import RopeConfig, frequencies
-from inference_api.engine.torch_runner import TorchRunner
 from inference_api.engine.weight_files import weight_files
 from inference_api.engine.weights import Parameters, load_parameters
 from inference_api.kernels.library import Kernels, PackedWeight, UnusableWeight
@@ -63,7 +63,7 @@ def embedded(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
 def logits(model: Path) -> Tensor:
     """Of the token after PROMPT."""
-    runner = TorchRunner(model, "cpu", "float32", 1, CONTEXT)
+    runner = EngineRunner(model, "cpu", "float32", 1, CONTEXT)
     runner.load()
     with torch.inference_mode():
         runner.decoder.prefill(0, 0, PROMPT[:-1])

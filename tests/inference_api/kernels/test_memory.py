@@ -22,13 +22,13 @@ PEAK_OF_QUANTISED = 1.3
 MEASURE = """
 import sys
 from pathlib import Path
-from inference_api.engine.torch_runner import TorchRunner
+from inference_api.engine.engine_runner import EngineRunner
 
 def peak_bytes():
     line = next(l for l in Path("/proc/self/status").read_text().splitlines() if "VmHWM" in l)
     return int(line.split()[1]) * 1024
 
-runner = TorchRunner(Path(sys.argv[1]), "cpu", "bfloat16", 1, 16, sys.argv[2])
+runner = EngineRunner(Path(sys.argv[1]), "cpu", "bfloat16", 1, 16, sys.argv[2])
 runner._packing()  # loads the library
 before = peak_bytes()
 runner.load()

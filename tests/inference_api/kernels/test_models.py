@@ -12,10 +12,10 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from inference_api.engine import checkpoint, torch_runner
+from inference_api.engine import checkpoint, engine_runner
+from inference_api.engine.engine_runner import EngineRunner
 from inference_api.engine.layout import weight_bytes
 from inference_api.engine.linear import Packing
-from inference_api.engine.torch_runner import TorchRunner
 from inference_api.engine.weight_files import weight_files
 from inference_api.engine.weights import load_parameters
 from inference_api.errors import StartupError
@@ -48,14 +48,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     return make
 
 
-def loaded(folder: Path, quantization: str, dtype: str = "float32") -> TorchRunner:
-    runner = TorchRunner(folder, "cpu", dtype, ROWS, CONTEXT, quantization)
+def loaded(folder: Path, quantization: str, dtype: str = "float32") -> EngineRunner:
+    runner = EngineRunner(folder, "cpu", dtype, ROWS, CONTEXT, quantization)
     runner.load()
     return runner
 
 
 @torch.inference_mode()
-def teacher_forced(runner: TorchRunner, texts: Sequence[Sequence[int]]) -> Tensor:
+def teacher_forced(runner: EngineRunner, texts: Sequence[Sequence[int]]) -> Tensor:
     """Logits [position, row, vocab] after each token of `texts`, one row each, all of a length."""
     rows = range(len(texts))
     return torch.stack(
@@ -213,7 +213,7 @@ def test_without_kernels_torch_serves_and_the_log_says_so(
     def unavailable(num_threads: int) -> None:
         raise KernelsUnavailable("there is no C++ compiler; install one")
 
-    monkeypatch.setattr(torch_runner, "Kernels", unavailable)
+    monkeypatch.setattr(engine_runner, "Kernels", unavailable)
     texts = random_texts(2, 3)
     with caplog.at_level(logging.WARNING):
         runner = loaded(folder("llama"), "int8")

@@ -38,7 +38,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 CACHE_DTYPES = {"float16": torch.float16, "float32": torch.float32}
 
 
-class TorchRunner:
+class EngineRunner:
     """One model over `max_rows` user rows. Decode thread only, except the constructor.
 
     `vocab_size`, `max_seq_len` and `eos_token_ids` are known once constructed, `decoder` and
