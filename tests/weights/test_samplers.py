@@ -138,6 +138,21 @@ def test_summed_stages_fill_the_cheapest_nodes_to_their_caps(direction: str) -> 
     assert best.convergence.converged
 
 
+def test_few_trials_do_not_convince_however_well_they_fit() -> None:
+    problem = Problem((1 / 12,) * 3, (1.0,) * 3, num_layers=12)
+    measured = {(4, 2, 6): 18.4, (5, 6, 1): 32.0, (3, 5, 4): 20.1, (4, 7, 1): 32.5}
+    measured |= {(7, 4, 1): 34.8, (6, 5, 1): 34.1, (1, 10, 1): 31.2}
+    told = [
+        Observation(tuple(count / 12 for count in layers), tokens_per_s)
+        for layers, tokens_per_s in measured.items()
+    ]
+    sampler = choose_sampler("adaptive")
+    early = sampler.assess(problem, told[:4]).convergence
+    assert not early.converged
+    assert early.reason.endswith("from the optimum, but 6 unknowns fit any 4 trials")
+    assert sampler.assess(problem, told).convergence.converged
+
+
 def test_without_times_there_is_a_gaussian_process() -> None:
     def metric(weights: FloatArray) -> float:
         return 1.0 - 20.0 * float(((weights - np.array([0.5, 0.3, 0.2])) ** 2).sum())

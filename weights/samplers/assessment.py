@@ -16,6 +16,7 @@ SEED = 0  # the same history gets the same answer
 MIN_POINTS = 3  # different weights measured, before any model is fitted
 EQUAL = 1e-6  # of costs that are the same
 WORTHWHILE = 0.01  # gain in cost below which further trials do not pay
+UNKNOWN_PER_NODE = 2  # a speed and a latency; so many trials contradict no model
 INTERVAL = (0.05, 0.95)
 
 
@@ -30,7 +31,7 @@ def assess(problem: Problem, observations: Sequence[Observation]) -> Assessment:
     return Assessment(
         model=fit.name,
         best=_best(trials, point, costs[:, point]),
-        convergence=_convergence(costs[:, point], costs, fit),
+        convergence=_convergence(costs[:, point], costs, fit, trials),
         concentration=tuple(matched_concentration(optima).tolist()),
     )
 
@@ -70,11 +71,14 @@ def _best(trials: Trials, point: int, costs: FloatArray) -> Best:
     return Best(tuple(trials.points[point].tolist()), float(mean), low, high)
 
 
-def _convergence(best: FloatArray, costs: FloatArray, fit: Fit) -> Convergence:
+def _convergence(best: FloatArray, costs: FloatArray, fit: Fit, trials: Trials) -> Convergence:
     """In each possible truth the best measured is worse than the optimum by some part of its
     time; the mean of it is what perfect knowledge would gain."""
     gain = float(-np.expm1(np.minimum(costs.min(axis=1) - best, 0.0)).mean()) + 0.0  # no -0.0
     said = f"the {fit.name} model expects {gain:.1%} more from the optimum"
-    if gain <= WORTHWHILE:
-        return Convergence(True, f"{said}, {WORTHWHILE:.0%} or less")
-    return Convergence(False, f"{said}; one trial's noise is {fit.noise:.1%}")
+    if gain > WORTHWHILE:
+        return Convergence(False, f"{said}; one trial's noise is {fit.noise:.1%}")
+    unknown = UNKNOWN_PER_NODE * trials.points.shape[1]
+    if len(trials) <= unknown:
+        return Convergence(False, f"{said}, but {unknown} unknowns fit any {len(trials)} trials")
+    return Convergence(True, f"{said}, {WORTHWHILE:.0%} or less")
