@@ -24,6 +24,7 @@ from torch.nn.functional import kl_div, nll_loss
 
 from benchmarking.machine import describe_machine
 from inference_api.engine.engine_runner import EngineRunner
+from inference_api.engine.options import EngineOptions
 from inference_api.settings import EMBEDDED_MODEL
 from inference_api.tokens import load_tokenizer
 from scripts.make_gguf import make_gguf
@@ -109,7 +110,14 @@ def windows(tokens: Sequence[int]) -> list[Sequence[int]]:
 
 
 def read(model: Path, quantization: str, pieces: Sequence[Sequence[int]]) -> Reading:
-    runner = EngineRunner(model, "cpu", "float32", ROWS, WINDOW_TOKENS, quantization)
+    options = EngineOptions(
+        device="cpu",
+        dtype="float32",
+        max_rows=ROWS,
+        max_seq_len=WINDOW_TOKENS,
+        quantization=quantization,
+    )
+    runner = EngineRunner(model, options)
     runner.load()
     with torch.inference_mode():
         steps = [

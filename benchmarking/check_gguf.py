@@ -17,6 +17,7 @@ from tempfile import TemporaryDirectory
 from benchmarking.peer_install import LLAMA_CPP, NotInstalled, install
 from benchmarking.serving import ROOT, environment
 from inference_api.engine.engine_runner import EngineRunner
+from inference_api.engine.options import EngineOptions
 from inference_api.engine.runner import DecodeInput, PrefillChunk
 from inference_api.request import SamplingParams
 from inference_api.settings import EMBEDDED_MODEL
@@ -76,8 +77,14 @@ def llama_cpp_answers(file: Path, prompts: list[list[int]]) -> list[list[int]]:
 
 
 def our_answers(file: Path, quantization: str, prompts: list[list[int]]) -> list[list[int]]:
-    context = PROMPT_TOKENS + MAX_TOKENS
-    runner = EngineRunner(file, "cpu", "float32", 1, context, quantization)
+    options = EngineOptions(
+        device="cpu",
+        dtype="float32",
+        max_rows=1,
+        max_seq_len=PROMPT_TOKENS + MAX_TOKENS,
+        quantization=quantization,
+    )
+    runner = EngineRunner(file, options)
     runner.load()
     answers = []
     for prompt in prompts:

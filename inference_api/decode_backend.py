@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from threading import Lock, Thread
 
+from inference_api.engine.options import EngineOptions
 from inference_api.engine.runner import ModelRunner
 from inference_api.errors import BackendFailed, Draining, HearthError, NotReady, StartupError
 from inference_api.input_queue import InputQueue
@@ -174,16 +175,7 @@ class DecodeBackend:
         from inference_api.engine.engine_runner import EngineRunner
 
         model_dir = locate(self.settings.model)
-        runner = EngineRunner(
-            model_dir,
-            device=self.settings.device,
-            dtype=self.settings.dtype,
-            max_rows=self.max_users,
-            max_seq_len=self.settings.max_seq_len,
-            quantization=self.settings.quantization,
-            kv_cache_dtype=self.settings.kv_cache_dtype,
-            kernels=self.settings.kernels,
-        )
+        runner = EngineRunner(model_dir, EngineOptions.from_settings(self.settings))
         runner.load()
         self.tokenizer = load_tokenizer(model_dir, runner.eos_token_ids)
         self.runner = runner

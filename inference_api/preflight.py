@@ -6,6 +6,7 @@ Runs in gunicorn's arbiter, so it loads no torch.
 import socket
 
 from inference_api import telemetry
+from inference_api.engine.options import EngineOptions
 from inference_api.errors import StartupError
 from inference_api.settings import Settings
 
@@ -16,16 +17,7 @@ def check_start(settings: Settings, with_model: bool) -> None:
     if with_model:
         from inference_api.engine import checkpoint
 
-        faults += checkpoint.check(
-            settings.model,
-            max_rows=settings.user_rows,
-            max_seq_len=settings.max_seq_len,
-            device=settings.device,
-            dtype=settings.dtype,
-            quantization=settings.quantization,
-            kernels=settings.kernels,
-            kv_cache_dtype=settings.kv_cache_dtype,
-        )
+        faults += checkpoint.check(settings.model, EngineOptions.from_settings(settings))
     if faults:
         raise StartupError(faults)
 

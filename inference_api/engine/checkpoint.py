@@ -12,6 +12,7 @@ from inference_api.engine import gguf_tokenizer, hardware, hub
 from inference_api.engine.config import ModelConfig, read_config, token_ids
 from inference_api.engine.gguf_files import SUFFIX, is_gguf, read_gguf
 from inference_api.engine.layout import Part, linear_weights, shown, weight_bytes
+from inference_api.engine.options import EngineOptions
 from inference_api.engine.weight_files import (
     Shapes,
     read_headers,
@@ -38,18 +39,8 @@ DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
 GIB = 1024**3
 
 
-def check(
-    model: str,
-    *,
-    device: str,
-    dtype: str,
-    max_rows: int,
-    max_seq_len: int | None,
-    quantization: str = "none",
-    kv_cache_dtype: str = "auto",
-    kernels: bool = True,
-) -> list[str]:
-    """Every reason why `model` cannot be served with these settings; empty when it can.
+def check(model: str, options: EngineOptions) -> list[str]:
+    """Every reason why `model` cannot be served with these options; empty when it can.
 
     `model` is a folder, a GGUF file or a hub id; of a hub model only configuration, tokenizer and
     the headers of its weights are fetched. Memory is checked here for the CPU; the loader asks a
@@ -69,20 +60,13 @@ def check(
     except StartupError as error:
         faults += error.faults
     faults += _tokenizer_faults(folder, config)
-    faults += context_faults(config, max_seq_len)
-    unquantisable = quantization_faults(config, device, quantization)
+    faults += context_faults(config, options.max_seq_len)
+    unquantisable = quantization_faults(config, options)
     faults += unquantisable
-    if device == "cpu" or (device == "auto" and not hardware.has_nvidia_driver()):
-        dtype = "float32" if dtype == "auto" else dtype
-        faults += memory_faults(
-            config,
-            max_rows,
-            max_seq_len,
-            DTYPE_BYTES[dtype],
-            hardware.available_memory_bytes(),
-            weight_bits(config, dtype, "none" if unquantisable else quantization, kernels),
-            kv_cache_dtype,
-        )
+    if options.device == "cpu" or (options.device == "auto" and not hardware.has_nvidia_driver()):
+        options = options.on("cpu")
+        bits = None if unquantisable else weight_bits(config, options)
+        faults += memory_faults(config, options, hardware.available_memory_bytes(), bits)
     return faults
 
 
@@ -115,12 +99,13 @@ def context_faults(config: ModelConfig, max_seq_len: int | None) -> list[str]:
     ]
 
 
-def quantization_faults(config: ModelConfig, device: str, quantization: str) -> list[str]:
+def quantization_faults(config: ModelConfig, options: EngineOptions) -> list[str]:
     """Whether the weights can be quantised, and multiplied on the device."""
+    quantization = options.quantization
     if quantization == "none":
         return []
     faults = []
-    if device == "cuda":
+    if options.device == "cuda":
         faults.append(
             f"QUANTIZATION={quantization} is not there yet for CUDA; unset it or set DEVICE=cpu."
         )
@@ -133,17 +118,17 @@ def quantization_faults(config: ModelConfig, device: str, quantization: str) -> 
     return faults
 
 
-def weight_bits(config: ModelConfig, dtype: str, quantization: str, kernels: bool) -> Bits | None:
+def weight_bits(config: ModelConfig, options: EngineOptions) -> Bits | None:
     """The form in which the kernels multiply by the weights on the CPU; None where torch does.
 
     It does where `kernels` is false or weights that are not quantised do not fit the kernels.
-    `dtype` is float32 or bfloat16.
+    `options.dtype` is not auto.
     """
-    if quantization != "none":
-        return BITS[quantization]
-    bits = FLOAT_BITS[dtype]
+    if options.quantization != "none":
+        return BITS[options.quantization]
+    bits = FLOAT_BITS[options.dtype]
     fits = decodes_by_kernels(config, bits) and not _uneven(config)
-    return bits if kernels and fits else None
+    return bits if options.kernels and fits else None
 
 
 def decodes_by_kernels(config: ModelConfig, bits: Bits | None) -> bool:
@@ -158,19 +143,17 @@ def _uneven(config: ModelConfig) -> list[Part]:
 
 
 def memory_faults(
-    config: ModelConfig,
-    max_rows: int,
-    max_seq_len: int | None,
-    dtype_bytes: int,
-    available_bytes: int | None,
-    bits: Bits | None = None,
-    kv_cache_dtype: str = "auto",
+    config: ModelConfig, options: EngineOptions, available_bytes: int | None, bits: Bits | None
 ) -> list[str]:
-    """Whether weights and KV cache fit into what is free. Computed: nothing is allocated."""
-    context = config.context(max_seq_len)
+    """Whether weights and KV cache fit into what is free. Computed: nothing is allocated.
+
+    `options.dtype` is not auto.
+    """
+    max_rows, context = options.max_rows, config.context(options.max_seq_len)
+    dtype_bytes = DTYPE_BYTES[options.dtype]
     weights = weight_bytes(config, dtype_bytes, bits)
     if bits is not None and decodes_by_kernels(config, bits):
-        cache_bytes = FLOAT_BYTES[cache_dtype(kv_cache_dtype, bits)]
+        cache_bytes = FLOAT_BYTES[cache_dtype(options.kv_cache_dtype, bits)]
     else:
         cache_bytes = dtype_bytes
     cache = config.kv_cache_bytes(max_rows, context, cache_bytes)

@@ -17,6 +17,7 @@ from inference_api.engine.kernel_decoder import KernelDecoder
 from inference_api.engine.kv_cache import KVCache
 from inference_api.engine.layout import HEAD, linear_weights, num_parameters
 from inference_api.engine.linear import Packing
+from inference_api.engine.options import EngineOptions
 from inference_api.engine.padding import least_rows_multiple
 from inference_api.engine.rope import Rope
 from inference_api.engine.runner import DecodeInput, Drawn, PrefillChunk
@@ -48,30 +49,14 @@ class EngineRunner:
 
     decoder: Decoder | FixedStepDecoder | KernelDecoder
 
-    def __init__(
-        self,
-        model_dir: Path,
-        device: str,
-        dtype: str,
-        max_rows: int,
-        max_seq_len: int | None,
-        quantization: str = "none",
-        kv_cache_dtype: str = "auto",
-        kernels: bool = True,
-    ) -> None:
-        """`device` is auto, cpu or cuda; `dtype` auto, float32 or bfloat16; `max_seq_len` None
-        is the model's context, at most 2048; `quantization` none, int8 or int4;
-        `kv_cache_dtype` auto, float32 or float16, which matters where the kernels decode;
-        `kernels` false leaves weights that are not quantised to torch."""
+    def __init__(self, model_dir: Path, options: EngineOptions) -> None:
         self._model_dir = model_dir
         self._config = checkpoint.load_config(model_dir)
-        self._device = _device(device)
-        self._dtype = _dtype(dtype, self._device)
-        self._quantization = quantization
-        self._kv_cache_dtype = kv_cache_dtype
-        self._wants_kernels = kernels
-        self.max_rows = max_rows
-        self.max_seq_len = self._config.context(max_seq_len)
+        self._options = options.on(_device(options.device))
+        self._device = torch.device(self._options.device)
+        self._dtype = DTYPES[self._options.dtype]
+        self.max_rows = options.max_rows
+        self.max_seq_len = self._config.context(options.max_seq_len)
         self.vocab_size = self._config.vocab_size
         self.eos_token_ids = self._config.eos_token_ids
         self.is_batch_invariant = False
@@ -87,15 +72,8 @@ class EngineRunner:
         files = weight_files(self._model_dir)
         faults = shape_faults(read_headers(files), self._config)
         faults += checkpoint.context_faults(self._config, self.max_seq_len)
-        faults += checkpoint.memory_faults(
-            self._config,
-            self.max_rows,
-            self.max_seq_len,
-            self._dtype.itemsize,
-            _available_bytes(self._device),
-            bits,
-            self._kv_cache_dtype,
-        )
+        available_bytes = _available_bytes(self._device)
+        faults += checkpoint.memory_faults(self._config, self._options, available_bytes, bits)
         if faults:
             raise StartupError(faults)
         place = (self._device, self._dtype)
@@ -111,7 +89,7 @@ class EngineRunner:
             self._model_dir.name,
             self._device,
             self._dtype,
-            "none" if packing is None else self._quantization,
+            "none" if packing is None else self._options.quantization,
             "torch" if packing is None else packing.kernels.variant,
         )
 
@@ -120,22 +98,22 @@ class EngineRunner:
 
         Raises StartupError when this model or device cannot have what QUANTIZATION asks for.
         """
-        faults = checkpoint.quantization_faults(self._config, self._device.type, self._quantization)
+        faults = checkpoint.quantization_faults(self._config, self._options)
         if faults:
             raise StartupError(faults)
         if self._device.type != "cpu":
             return None
-        dtype = next(name for name, each in DTYPES.items() if each == self._dtype)
-        bits = checkpoint.weight_bits(self._config, dtype, self._quantization, self._wants_kernels)
+        bits = checkpoint.weight_bits(self._config, self._options)
         if bits is None:
             return None
         try:
             kernels = Kernels(_num_threads(self._config))
         except KernelsUnavailable as error:
-            ignored = f"QUANTIZATION={self._quantization} is ignored and "
+            quantization = self._options.quantization
+            ignored = f"QUANTIZATION={quantization} is ignored and "
             logger.warning(
                 "%storch multiplies by the weights as they are, because %s",
-                "" if self._quantization == "none" else ignored,
+                "" if quantization == "none" else ignored,
                 error,
             )
             return None
@@ -146,7 +124,7 @@ class EngineRunner:
     def _cache_dtype(self, bits: Bits | None) -> torch.dtype:
         if bits is None or not self.is_batch_invariant:
             return self._dtype
-        return CACHE_DTYPES[cache_dtype(self._kv_cache_dtype, bits)]
+        return CACHE_DTYPES[cache_dtype(self._options.kv_cache_dtype, bits)]
 
     def _decoder(self, parameters: Parameters) -> Decoder | FixedStepDecoder | KernelDecoder:
         def rope(dtype: torch.dtype) -> Rope:
@@ -239,20 +217,15 @@ class EngineRunner:
         """Nothing to free: the row's memory is there for the next request."""
 
 
-def _device(name: str) -> torch.device:
+def _device(name: str) -> str:
+    """cpu or cuda."""
     if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    elif name == "cuda" and not torch.cuda.is_available():
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda" and not torch.cuda.is_available():
         raise StartupError(
             ["DEVICE=cuda, but torch finds no CUDA device; set DEVICE=cpu or check the driver."]
         )
-    return torch.device(name)
-
-
-def _dtype(name: str, device: torch.device) -> torch.dtype:
-    if name == "auto":
-        name = "float32" if device.type == "cpu" else "bfloat16"
-    return DTYPES[name]
+    return name
 
 
 def _num_threads(config: ModelConfig) -> int:

@@ -6,12 +6,14 @@ of at least 8 rows of at least 64 tokens, and the size of its vocabulary (above 
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
+from inference_api.engine.options import EngineOptions
 from inference_api.engine.runner import DecodeInput, ModelRunner, PrefillChunk
 from inference_api.request import SamplingParams
 
@@ -20,23 +22,18 @@ GREEDY = SamplingParams(temperature=0.0)
 SEEDED = SamplingParams(temperature=0.9, top_k=40, top_p=0.95, seed=1234)
 PENALISED = SamplingParams(temperature=1.3, frequency_penalty=0.5, repetition_penalty=1.2, seed=-5)
 
+OPTIONS = EngineOptions(device="cpu", dtype="float32", max_rows=8, max_seq_len=64)
 RunnerFactory = Callable[[Path], tuple[ModelRunner, int]]
 
 
-def make_engine_runner(
-    folder: Path,
-    dtype: str = "float32",
-    quantization: str = "none",
-    device: str = "cpu",
-    kernels: bool = True,
-) -> tuple[ModelRunner, int]:
+def make_engine_runner(folder: Path, options: EngineOptions = OPTIONS) -> tuple[ModelRunner, int]:
     from inference_api.engine.engine_runner import EngineRunner
     from tests.inference_api.engine.tiny_models import VOCAB_SIZE, make_model
 
     make_model("llama", folder)
-    runner = EngineRunner(folder, device, dtype, 8, 64, quantization, kernels=kernels)
+    runner = EngineRunner(folder, options)
     runner.load()
-    if device == "cuda":
+    if options.device == "cuda":
         runner.warm_up()  # captures the decode steps
     return runner, VOCAB_SIZE
 
@@ -47,7 +44,7 @@ def make_fixed_step_runner(folder: Path) -> tuple[ModelRunner, int]:
     from inference_api.engine.engine_runner import EngineRunner
     from inference_api.engine.fixed_step import FixedStepDecoder
 
-    runner, vocab_size = make_engine_runner(folder, kernels=False)
+    runner, vocab_size = make_engine_runner(folder, replace(OPTIONS, kernels=False))
     assert isinstance(runner, EngineRunner)
     assert isinstance(runner.decoder, Decoder)
     runner.decoder = FixedStepDecoder(runner._config, runner.decoder, runner._cache, (16, 64))
@@ -61,16 +58,16 @@ def make_echo_runner(folder: Path) -> tuple[ModelRunner, int]:
 
 
 RUNNERS: dict[str, RunnerFactory] = {
-    "torch": partial(make_engine_runner, kernels=False),
+    "torch": partial(make_engine_runner, options=replace(OPTIONS, kernels=False)),
     "float32": make_engine_runner,
-    "bfloat16": partial(make_engine_runner, dtype="bfloat16"),
+    "bfloat16": partial(make_engine_runner, options=replace(OPTIONS, dtype="bfloat16")),
     "fixed steps": make_fixed_step_runner,
-    "int8": partial(make_engine_runner, quantization="int8"),
-    "int4": partial(make_engine_runner, quantization="int4"),
+    "int8": partial(make_engine_runner, options=replace(OPTIONS, quantization="int8")),
+    "int4": partial(make_engine_runner, options=replace(OPTIONS, quantization="int4")),
     "echo": make_echo_runner,
 }
 if torch.cuda.is_available():
-    RUNNERS["cuda"] = partial(make_engine_runner, device="cuda")
+    RUNNERS["cuda"] = partial(make_engine_runner, options=replace(OPTIONS, device="cuda"))
 
 any_sampling = pytest.mark.parametrize("sampling", [GREEDY, SEEDED, PENALISED])
 

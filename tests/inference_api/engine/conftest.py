@@ -7,6 +7,7 @@ import torch
 from transformers import PreTrainedModel
 
 from inference_api.engine.engine_runner import EngineRunner
+from inference_api.engine.options import EngineOptions
 from tests.inference_api.engine.tiny_models import CONTEXT, make_model
 
 MAX_ROWS = 32
@@ -50,8 +51,14 @@ def engine(request: pytest.FixtureRequest) -> str:
 
 
 def make_runner(folder: Path, engine: str, dtype: str, max_rows: int) -> EngineRunner:
-    device = "cuda" if engine == "cuda" else "cpu"
-    runner = EngineRunner(folder, device, dtype, max_rows, CONTEXT, kernels=engine == "kernels")
+    options = EngineOptions(
+        device="cuda" if engine == "cuda" else "cpu",
+        dtype=dtype,
+        max_rows=max_rows,
+        max_seq_len=CONTEXT,
+        kernels=engine == "kernels",
+    )
+    runner = EngineRunner(folder, options)
     runner.load()
     return runner
 

@@ -12,6 +12,7 @@ import pytest
 
 from inference_api.engine import checkpoint, hardware, hub
 from inference_api.engine.checkpoint import load_config, locate
+from inference_api.engine.options import EngineOptions
 from inference_api.engine.weight_files import read_headers
 from inference_api.errors import StartupError
 from tests.inference_api.engine.conftest import TinyModel
@@ -30,9 +31,8 @@ def folder(tiny_model: Tiny, tmp_path: Path) -> Path:
 def check(
     model: Path | str, max_rows: int = 4, max_seq_len: int | None = None, dtype: str = "auto"
 ) -> list[str]:
-    return checkpoint.check(
-        str(model), device="cpu", dtype=dtype, max_rows=max_rows, max_seq_len=max_seq_len
-    )
+    options = EngineOptions(device="cpu", dtype=dtype, max_rows=max_rows, max_seq_len=max_seq_len)
+    return checkpoint.check(str(model), options)
 
 
 def edit(file: Path, **values: Any) -> None:
@@ -48,9 +48,8 @@ def test_a_sound_model_has_no_faults(name: str, tiny_model: Tiny) -> None:
 
 def test_check_loads_neither_torch_nor_transformers(folder: Path) -> None:
     code = (
-        "import sys; from inference_api.engine import checkpoint;"
-        f"checkpoint.check({str(folder)!r}, device='cpu', dtype='auto', max_rows=1,"
-        " max_seq_len=None);"
+        "import sys; from inference_api.engine import checkpoint, options;"
+        f"checkpoint.check({str(folder)!r}, options.EngineOptions(device='cpu', max_rows=1));"
         "sys.exit(bool({'torch', 'transformers', 'huggingface_hub'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0

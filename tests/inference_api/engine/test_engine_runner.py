@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from shutil import copytree
 
@@ -10,6 +11,7 @@ import torch
 
 from inference_api.engine import hardware
 from inference_api.engine.engine_runner import EngineRunner
+from inference_api.engine.options import EngineOptions
 from inference_api.engine.runner import DecodeInput, PrefillChunk
 from inference_api.errors import StartupError
 from inference_api.request import SamplingParams
@@ -26,7 +28,7 @@ def folder(tiny_model: Tiny, tmp_path: Path) -> Path:
 
 
 def test_facts_of_the_model_are_known_before_it_is_loaded(folder: Path) -> None:
-    runner = EngineRunner(folder, "cpu", "auto", 4, None)
+    runner = EngineRunner(folder, EngineOptions(device="cpu", max_rows=4))
     assert runner.vocab_size == VOCAB_SIZE
     assert runner.eos_token_ids == {EOS}
     assert runner.max_seq_len == CONTEXT
@@ -36,13 +38,14 @@ def test_facts_of_the_model_are_known_before_it_is_loaded(folder: Path) -> None:
 def test_default_context_is_at_most_2048_tokens(folder: Path) -> None:
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 8192}))
-    assert EngineRunner(folder, "cpu", "auto", 4, None).max_seq_len == 2048
-    assert EngineRunner(folder, "cpu", "auto", 4, 4096).max_seq_len == 4096
+    options = EngineOptions(device="cpu", max_rows=4)
+    assert EngineRunner(folder, options).max_seq_len == 2048
+    assert EngineRunner(folder, replace(options, max_seq_len=4096)).max_seq_len == 4096
 
 
 def test_warm_up_runs_with_a_single_row_and_with_many(folder: Path) -> None:
     for max_rows in (1, 9):
-        runner = EngineRunner(folder, "auto", "auto", max_rows, 64)
+        runner = EngineRunner(folder, EngineOptions(max_rows=max_rows, max_seq_len=64))
         runner.load()
         runner.warm_up()
         alone = DecodeInput(0, 1, 0, SamplingParams(temperature=0.0), (1,), ())
@@ -50,12 +53,12 @@ def test_warm_up_runs_with_a_single_row_and_with_many(folder: Path) -> None:
 
 
 def test_small_models_leave_the_other_cores_alone(folder: Path) -> None:
-    EngineRunner(folder, "cpu", "auto", 1, 16).load()
+    EngineRunner(folder, EngineOptions(device="cpu", max_rows=1, max_seq_len=16)).load()
     assert torch.get_num_threads() == 1
 
 
 def test_last_position_of_the_context_can_be_used(folder: Path) -> None:
-    runner = EngineRunner(folder, "cpu", "float32", 2, 50)
+    runner = EngineRunner(folder, EngineOptions(device="cpu", max_rows=2, max_seq_len=50))
     runner.load()
     runner.step([PrefillChunk(1, 0, [5] * 49)], [])
     greedy = SamplingParams(temperature=0.0)
@@ -68,7 +71,7 @@ def test_sharded_weights_load_like_a_single_file(tiny_model: Tiny, tmp_path: Pat
     assert len(list(tmp_path.glob("*.safetensors"))) > 1
     tokens = []
     for each in (folder, tmp_path):
-        runner = EngineRunner(each, "cpu", "float32", 1, 64)
+        runner = EngineRunner(each, EngineOptions(device="cpu", max_rows=1, max_seq_len=64))
         runner.load()
         greedy = SamplingParams(temperature=0.0)
         tokens.append(runner.step([], [DecodeInput(0, 7, 0, greedy, [7], [])]))
@@ -81,7 +84,7 @@ def test_load_reports_all_faults_and_allocates_nothing(
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "intermediate_size": 97}))
     monkeypatch.setattr(hardware, "available_memory_bytes", lambda: 10_000)
-    runner = EngineRunner(folder, "cpu", "auto", 4, 500)
+    runner = EngineRunner(folder, EngineOptions(device="cpu", max_rows=4, max_seq_len=500))
     with pytest.raises(StartupError) as caught:
         runner.load()
     shapes, context, memory = caught.value.faults
@@ -93,4 +96,4 @@ def test_load_reports_all_faults_and_allocates_nothing(
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has CUDA")
 def test_cuda_without_a_device_is_refused(folder: Path) -> None:
     with pytest.raises(StartupError, match="set DEVICE=cpu"):
-        EngineRunner(folder, "cuda", "auto", 4, None)
+        EngineRunner(folder, EngineOptions(device="cuda", max_rows=4))

@@ -20,6 +20,7 @@ from inference_api.engine.decoder import Decoder
 from inference_api.engine.engine_runner import EngineRunner
 from inference_api.engine.fixed_step import FixedStepDecoder, Forward, Step, step_lengths
 from inference_api.engine.kv_cache import KVCache
+from inference_api.engine.options import EngineOptions
 from tests.inference_api.engine.conftest import MAX_ROWS, TinyModel
 from tests.inference_api.engine.test_decoder import random_prompt
 from tests.inference_api.engine.tiny_models import CONTEXT, MODELS, VOCAB_SIZE
@@ -61,7 +62,10 @@ def decoders(tiny_model: Callable[[str], TinyModel], device: str) -> Make:
 
     @cache
     def make(name: str, is_recorded: bool, dtype: str = "float32") -> Decoders:
-        runner = EngineRunner(tiny_model(name)[0], device, dtype, MAX_ROWS, CONTEXT, kernels=False)
+        options = EngineOptions(
+            device=device, dtype=dtype, max_rows=MAX_ROWS, max_seq_len=CONTEXT, kernels=False
+        )
+        runner = EngineRunner(tiny_model(name)[0], options)
         runner.load()
         plain = runner.decoder
         if isinstance(plain, FixedStepDecoder):

@@ -18,6 +18,7 @@ from inference_api.engine.gguf_files import read_gguf
 from inference_api.engine.gguf_names import is_rope_interleaved
 from inference_api.engine.layout import linear_weights, weight_plan
 from inference_api.engine.linear import Packing
+from inference_api.engine.options import EngineOptions
 from inference_api.engine.rope import RopeConfig, frequencies
 from inference_api.engine.weight_files import weight_files
 from inference_api.engine.weights import Parameters, load_parameters
@@ -63,7 +64,7 @@ def embedded(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
 def logits(model: Path) -> Tensor:
     """Of the token after PROMPT."""
-    runner = EngineRunner(model, "cpu", "float32", 1, CONTEXT)
+    runner = EngineRunner(model, EngineOptions(device="cpu", max_rows=1, max_seq_len=CONTEXT))
     runner.load()
     with torch.inference_mode():
         runner.decoder.prefill(0, 0, PROMPT[:-1])
@@ -214,12 +215,5 @@ def test_a_file_or_its_folder_is_a_model(embedded: Callable[[str], Path], tmp_pa
     assert checkpoint.locate(str(copy)) == copy
     assert checkpoint.locate(str(tmp_path)) == copy
     for quantization in ("none", "int8", "int4"):
-        faults = checkpoint.check(
-            str(tmp_path),
-            device="cpu",
-            dtype="auto",
-            max_rows=4,
-            max_seq_len=None,
-            quantization=quantization,
-        )
-        assert faults == []
+        options = EngineOptions(device="cpu", max_rows=4, quantization=quantization)
+        assert checkpoint.check(str(tmp_path), options) == []

@@ -16,6 +16,7 @@ from inference_api.engine import checkpoint
 from inference_api.engine.gguf_config import llama3_rope
 from inference_api.engine.gguf_files import read_gguf
 from inference_api.engine.gguf_tokenizer import vocabulary
+from inference_api.engine.options import EngineOptions
 from inference_api.engine.weight_files import read_headers, shape_faults, weight_files
 from inference_api.engine.weights import load_parameters
 from inference_api.errors import StartupError
@@ -251,7 +252,7 @@ def test_tokenizer_that_cannot_be_read_is_a_fault_of_the_model(
     change: Callable[[Metadata], None], expected: str, embedded_file: Path, tmp_path: Path
 ) -> None:
     file = rewritten(embedded_file, tmp_path / "model.gguf", change)
-    [found] = checkpoint.check(str(file), device="cpu", dtype="auto", max_rows=1, max_seq_len=None)
+    [found] = checkpoint.check(str(file), EngineOptions(device="cpu", max_rows=1))
     assert expected in found
     with pytest.raises(StartupError):
         vocabulary(read_gguf(file).metadata)

@@ -23,12 +23,16 @@ MEASURE = """
 import sys
 from pathlib import Path
 from inference_api.engine.engine_runner import EngineRunner
+from inference_api.engine.options import EngineOptions
 
 def peak_bytes():
     line = next(l for l in Path("/proc/self/status").read_text().splitlines() if "VmHWM" in l)
     return int(line.split()[1]) * 1024
 
-runner = EngineRunner(Path(sys.argv[1]), "cpu", "bfloat16", 1, 16, sys.argv[2])
+options = EngineOptions(
+    device="cpu", dtype="bfloat16", max_rows=1, max_seq_len=16, quantization=sys.argv[2]
+)
+runner = EngineRunner(Path(sys.argv[1]), options)
 runner._packing()  # loads the library
 before = peak_bytes()
 runner.load()

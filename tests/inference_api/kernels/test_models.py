@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -16,6 +17,7 @@ from inference_api.engine import checkpoint, engine_runner
 from inference_api.engine.engine_runner import EngineRunner
 from inference_api.engine.layout import weight_bytes
 from inference_api.engine.linear import Packing
+from inference_api.engine.options import EngineOptions
 from inference_api.engine.weight_files import weight_files
 from inference_api.engine.weights import load_parameters
 from inference_api.errors import StartupError
@@ -49,7 +51,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
 
 def loaded(folder: Path, quantization: str, dtype: str = "float32") -> EngineRunner:
-    runner = EngineRunner(folder, "cpu", dtype, ROWS, CONTEXT, quantization)
+    options = EngineOptions(
+        device="cpu",
+        dtype=dtype,
+        max_rows=ROWS,
+        max_seq_len=CONTEXT,
+        quantization=quantization,
+    )
+    runner = EngineRunner(folder, options)
     runner.load()
     return runner
 
@@ -160,11 +169,13 @@ def test_memory_is_foreseen_to_the_byte(
 
 def test_a_cache_of_half_precision_needs_half_the_memory() -> None:
     config = checkpoint.load_config(EMBEDDED_MODEL)
+    options = EngineOptions(dtype="float32", max_rows=32, max_seq_len=CONTEXT)
     weights = weight_bytes(config, 4, 8)
     cache = config.kv_cache_bytes(32, CONTEXT, 2)
 
     def faults(available_bytes: int, kv_cache_dtype: str) -> list[str]:
-        return checkpoint.memory_faults(config, 32, CONTEXT, 4, available_bytes, 8, kv_cache_dtype)
+        chosen = replace(options, kv_cache_dtype=kv_cache_dtype)
+        return checkpoint.memory_faults(config, chosen, available_bytes, 8)
 
     assert faults(weights + cache, "auto") == []
     assert faults(weights + 2 * cache, "float32") == []
@@ -175,14 +186,8 @@ def test_a_cache_of_half_precision_needs_half_the_memory() -> None:
 def test_weights_that_do_not_fill_groups_are_named_before_anything_is_loaded(
     folder: Callable[[str], Path],
 ) -> None:
-    faults = checkpoint.check(
-        str(folder(UNEVEN)),
-        device="cpu",
-        dtype="auto",
-        max_rows=1,
-        max_seq_len=None,
-        quantization="int8",
-    )
+    options = EngineOptions(device="cpu", max_rows=1, quantization="int8")
+    faults = checkpoint.check(str(folder(UNEVEN)), options)
     assert len(faults) == 1
     assert "transformer.h.0.mlp.dense_4h_to_h.weight (64, 80)" in faults[0]
     with pytest.raises(StartupError, match="dense_4h_to_h"):
@@ -202,7 +207,8 @@ def test_a_weight_that_is_no_number_is_named(folder: Callable[[str], Path], tmp_
 
 def test_cuda_is_refused() -> None:
     config = checkpoint.load_config(EMBEDDED_MODEL)
-    assert "DEVICE=cpu" in checkpoint.quantization_faults(config, "cuda", "int8")[0]
+    options = EngineOptions(device="cuda", max_rows=1, quantization="int8")
+    assert "DEVICE=cpu" in checkpoint.quantization_faults(config, options)[0]
 
 
 def test_without_kernels_torch_serves_and_the_log_says_so(

@@ -1,0 +1,44 @@
+"""How a model is to be served: what of the settings the engine has to know. Loads no torch."""
+
+from dataclasses import dataclass, replace
+from typing import Self
+
+from inference_api.settings import Settings
+
+AUTO_DTYPE = {"cpu": "float32", "cuda": "bfloat16"}  # by device
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineOptions:
+    """Immutable.
+
+    `device` is auto, cpu or cuda; `dtype` auto, float32 or bfloat16; `max_seq_len` None is the
+    model's context, at most 2048; `quantization` none, int8 or int4; `kv_cache_dtype` auto,
+    float32 or float16, which matters where the kernels decode; `kernels` false leaves weights
+    that are not quantised to torch.
+    """
+
+    device: str = "auto"
+    dtype: str = "auto"
+    max_rows: int
+    max_seq_len: int | None = None
+    quantization: str = "none"
+    kv_cache_dtype: str = "auto"
+    kernels: bool = True
+
+    @classmethod
+    def from_settings(cls, settings: Settings) -> Self:
+        return cls(
+            device=settings.device,
+            dtype=settings.dtype,
+            max_rows=settings.user_rows,
+            max_seq_len=settings.max_seq_len,
+            quantization=settings.quantization,
+            kv_cache_dtype=settings.kv_cache_dtype,
+            kernels=settings.kernels,
+        )
+
+    def on(self, device: str) -> Self:
+        """With `device`, cpu or cuda, and the dtype that auto means there."""
+        dtype = AUTO_DTYPE[device] if self.dtype == "auto" else self.dtype
+        return replace(self, device=device, dtype=dtype)

@@ -1,0 +1,31 @@
+from inference_api.engine.options import EngineOptions
+from inference_api.settings import Settings
+
+
+def test_every_option_is_the_setting_of_its_name() -> None:
+    settings = Settings(
+        device="cuda",
+        dtype="bfloat16",
+        user_rows=7,
+        max_seq_len=99,
+        quantization="int4",
+        kv_cache_dtype="float16",
+        kernels=False,
+    )
+    assert EngineOptions.from_settings(settings) == EngineOptions(
+        device="cuda",
+        dtype="bfloat16",
+        max_rows=7,
+        max_seq_len=99,
+        quantization="int4",
+        kv_cache_dtype="float16",
+        kernels=False,
+    )
+
+
+def test_auto_is_float32_on_the_cpu_and_bfloat16_on_cuda() -> None:
+    options = EngineOptions(max_rows=1)
+    assert options.on("cpu") == EngineOptions(device="cpu", dtype="float32", max_rows=1)
+    assert options.on("cuda") == EngineOptions(device="cuda", dtype="bfloat16", max_rows=1)
+    given = EngineOptions(dtype="float32", max_rows=1)
+    assert given.on("cuda").dtype == "float32"
