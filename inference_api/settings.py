@@ -50,9 +50,12 @@ class Settings(BaseSettings):
     kernels: bool = Field(
         True, description="false: torch multiplies by weights that are not quantised; to compare."
     )
-    kv_cache_dtype: Literal["auto", "float16", "float32"] = Field(
+    kv_cache_dtype: Literal["auto", "float16", "float32", "int8"] = Field(
         "auto",
-        description="Of the kernels' cache; auto: float16, but float32 for float32 weights.",
+        description=(
+            "Of the kernels' cache; auto: float16, or float32 with float32 weights; int8 is half "
+            "of float16."
+        ),
     )
     user_rows: int = Field(32, ge=1, le=256, description="Requests decoded together.")
     max_seq_len: int | None = Field(

@@ -23,11 +23,11 @@ from inference_api.errors import StartupError
 from inference_api.kernels.packing import (
     BITS,
     FLOAT_BITS,
-    FLOAT_BYTES,
     GROUP,
     MAX_HEAD_DIM,
     Bits,
     cache_dtype,
+    cache_vector_bytes,
 )
 
 CONFIG = "config.json"
@@ -153,10 +153,11 @@ def memory_faults(
     dtype_bytes = DTYPE_BYTES[options.dtype]
     weights = weight_bytes(config, dtype_bytes, bits)
     if bits is not None and decodes_by_kernels(config, bits):
-        cache_bytes = FLOAT_BYTES[cache_dtype(options.kv_cache_dtype, bits)]
+        chosen = cache_dtype(options.kv_cache_dtype, bits)
+        vector_bytes = cache_vector_bytes(chosen, config.head_dim)
     else:
-        cache_bytes = dtype_bytes
-    cache = config.kv_cache_bytes(max_rows, context, cache_bytes)
+        vector_bytes = config.head_dim * dtype_bytes
+    cache = config.kv_cache_bytes(max_rows, context, vector_bytes)
     if available_bytes is None or weights + cache <= available_bytes:
         return []
     remedy = "choose a smaller model or, if not yet set, QUANTIZATION=int8 or DTYPE=bfloat16"

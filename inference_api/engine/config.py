@@ -80,9 +80,10 @@ class ModelConfig:
         """Tokens a user row holds when MAX_SEQ_LEN is `max_seq_len`."""
         return max_seq_len or min(self.max_positions, DEFAULT_MAX_SEQ_LEN)
 
-    def kv_cache_bytes(self, max_rows: int, max_seq_len: int, dtype_bytes: int) -> int:
-        """Size of the static KV cache, as `KVCache` allocates it."""
-        token_bytes = KEYS_AND_VALUES * self.num_kv_heads * self.head_dim * dtype_bytes
+    def kv_cache_bytes(self, max_rows: int, max_seq_len: int, vector_bytes: int) -> int:
+        """Size of the static KV cache, as `KVCache` allocates it, with keys and values of
+        `vector_bytes` for each head."""
+        token_bytes = KEYS_AND_VALUES * self.num_kv_heads * vector_bytes
         return self.num_layers * max_rows * cache_capacity(max_seq_len) * token_bytes
 
 

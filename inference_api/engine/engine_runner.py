@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 MIN_PARAMETERS_TO_SHARE = 30_000_000
 WARM_UP_PROMPT_TOKENS = 256
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-CACHE_DTYPES = {"float16": torch.float16, "float32": torch.float32}
+CACHE_DTYPES = {"float16": torch.float16, "float32": torch.float32, "int8": torch.int8}
 
 
 class EngineRunner:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from inference_api.engine.config import ModelConfig, cache_capacity
+from inference_api.kernels.packing import CACHE_SCALE_BYTES
 
 LayerSlices = tuple[Tensor, ...]  # per layer [1, kv_heads, positions, head_dim]
 
@@ -17,7 +18,8 @@ class KVCache:
 
     Rows are rounded up to a multiple of 16 positions, which makes all rows begin alike within a
     cache line. Vectorised kernels may add in another order when they do not, and a row's numbers
-    must not depend on which row it is.
+    must not depend on which row it is. A cache of int8, which only the kernels write and read, has
+    a scale behind each key and value.
     """
 
     def __init__(
@@ -29,7 +31,8 @@ class KVCache:
         dtype: torch.dtype,
     ) -> None:
         capacity = cache_capacity(max_seq_len)
-        shape = (config.num_layers, max_rows, config.num_kv_heads, capacity, config.head_dim)
+        slot = config.head_dim + (CACHE_SCALE_BYTES if dtype == torch.int8 else 0)
+        shape = (config.num_layers, max_rows, config.num_kv_heads, capacity, slot)
         # zero_ touches every page: memory that is not there is missed now, not under load.
         self.keys = torch.empty(shape, dtype=dtype, device=device).zero_()
         self.values = torch.empty(shape, dtype=dtype, device=device).zero_()

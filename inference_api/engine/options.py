@@ -14,7 +14,7 @@ class EngineOptions:
 
     `device` is auto, cpu or cuda; `dtype` auto, float32 or bfloat16; `max_seq_len` None is the
     model's context, at most 2048; `quantization` none, int8 or int4; `kv_cache_dtype` auto,
-    float32 or float16, which matters where the kernels decode; `kernels` false leaves weights
+    float32, float16 or int8, which matters where the kernels decode; `kernels` false leaves weights
     that are not quantised to torch.
     """
 

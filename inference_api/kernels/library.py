@@ -19,9 +19,15 @@ from torch import Tensor
 
 from inference_api.kernels.build import BuildFailed, library_path
 from inference_api.kernels.model_structs import Model
-from inference_api.kernels.packing import GROUP, MAX_HEAD_DIM, Bits, packed_bytes
+from inference_api.kernels.packing import (
+    CACHE_SCALE_BYTES,
+    GROUP,
+    MAX_HEAD_DIM,
+    Bits,
+    packed_bytes,
+)
 
-CACHE_TYPES = {torch.float32: 0, torch.float16: 1}
+CACHE_TYPES = {torch.float32: 0, torch.float16: 1, torch.int8: 2}
 PORTABLE = "portable"  # the variant without instructions of its own
 SOURCE_TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 
@@ -147,7 +153,8 @@ class Kernels:
         """Query tokens over one layer of a static cache: [tokens, heads * head_dim], float32.
 
         `queries` is [tokens, heads, head_dim]; `keys` and `values` are [rows, kv_heads, capacity,
-        head_dim], float32 or float16, with head_dim up to 256. Token t sees the first
+        head_dim], float32 or float16, with head_dim up to 256; or int8, and behind each vector the
+        four bytes of the float32 that its bytes are multiplied by. Token t sees the first
         `lengths[t]` >= 1 positions of row `rows[t]`, or the last `window` of these. Its result
         depends on nothing else.
         `rows` and `lengths` are int64 [tokens] and trusted to be within the cache.
@@ -157,7 +164,8 @@ class Kernels:
         assert keys.shape == values.shape
         assert keys.stride() == values.stride()
         assert keys.dtype == values.dtype
-        assert keys.stride()[2:] == (head_dim, 1)
+        slot = head_dim + (CACHE_SCALE_BYTES if keys.dtype == torch.int8 else 0)
+        assert keys.stride()[2:] == (slot, 1)
         assert queries.stride()[1:] == (head_dim, 1)
         assert head_dim <= MAX_HEAD_DIM
         assert rows.shape == lengths.shape == (tokens,)

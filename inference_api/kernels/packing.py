@@ -9,7 +9,8 @@ GROUP = 32  # inputs that share a scale
 PANEL = 32  # outputs that are packed together
 SCALE_BYTES = 2
 MAX_HEAD_DIM = 256
-FLOAT_BYTES = {"float32": 4, "float16": 2}
+CACHE_BYTES = {"float32": 4, "float16": 2, "int8": 1}  # of an element, by KV_CACHE_DTYPE
+CACHE_SCALE_BYTES = 4  # behind a key or value of int8: what its steps are
 
 
 def cache_dtype(kv_cache_dtype: str, bits: Bits) -> str:
@@ -17,6 +18,11 @@ def cache_dtype(kv_cache_dtype: str, bits: Bits) -> str:
     if kv_cache_dtype != "auto":
         return kv_cache_dtype
     return "float32" if bits == FLOAT_BITS["float32"] else "float16"
+
+
+def cache_vector_bytes(dtype: str, head_dim: int) -> int:
+    """Of a key or a value in such a cache."""
+    return head_dim * CACHE_BYTES[dtype] + (CACHE_SCALE_BYTES if dtype == "int8" else 0)
 
 
 def packed_bytes(bits: Bits, outputs: int, inputs: int) -> int:

@@ -64,6 +64,7 @@ RUNNERS: dict[str, RunnerFactory] = {
     "fixed steps": make_fixed_step_runner,
     "int8": partial(make_engine_runner, options=replace(OPTIONS, quantization="int8")),
     "int4": partial(make_engine_runner, options=replace(OPTIONS, quantization="int4")),
+    "cache of int8": partial(make_engine_runner, options=replace(OPTIONS, kv_cache_dtype="int8")),
     "echo": make_echo_runner,
 }
 if torch.cuda.is_available():

@@ -6,6 +6,9 @@
 // kPositions wherever the query stands, and what a query does not see has weight zero exactly.
 #pragma once
 
+#include <cstring>
+#include <type_traits>
+
 #include "kernels.h"
 #include "simd.h"
 
@@ -46,6 +49,11 @@ typename Simd::Vector load_element(const float* from) {
 template <class Simd>
 typename Simd::Vector load_element(const uint16_t* from) {
   return Simd::load_half(from);
+}
+
+template <class Simd>
+typename Simd::Vector load_element(const int8_t* from) {
+  return Simd::load_int8(from);
 }
 
 // c += a b, for kRows rows and kVectors vectors of columns, where b is [depth][columns]. Every k is
@@ -181,15 +189,15 @@ inline void gather_queries(const AttentionCall& call, const AttentionTask& task,
   }
 }
 
-// Keys [kPositions][head_dim] to floats [head_dim][kPositions].
+// Keys [kPositions][slot] to floats [head_dim][kPositions].
 template <class Simd, class Element>
-void transpose_keys(const Element* keys, int head_dim, float* transposed) {
+void transpose_keys(const Element* keys, int slot, int head_dim, float* transposed) {
   constexpr int kLanes = Simd::kLanes;
   const int whole_dims = head_dim / kLanes * kLanes;
   for (int position = 0; position < kPositions; position += kLanes) {
     for (int i = 0; i < whole_dims; i += kLanes) {
       typename Simd::Vector columns[kLanes];
-      Simd::load_columns(keys + position * head_dim + i, head_dim, columns);
+      Simd::load_columns(keys + position * slot + i, slot, columns);
       for (int lane = 0; lane < kLanes; ++lane) {
         Simd::store(transposed + (i + lane) * kPositions + position, columns[lane]);
       }
@@ -197,15 +205,14 @@ void transpose_keys(const Element* keys, int head_dim, float* transposed) {
   }
   for (int i = whole_dims; i < head_dim; ++i) {
     for (int position = 0; position < kPositions; ++position) {
-      transposed[i * kPositions + position] =
-          load_element<Scalar>(keys + position * head_dim + i);
+      transposed[i * kPositions + position] = load_element<Scalar>(keys + position * slot + i);
     }
   }
 }
 
 // The scores of one query, bit for bit what `product` makes of transposed keys.
 template <class Simd, class Element>
-void score(const float* query, const Element* keys, int head_dim, float* scores,
+void score(const float* query, const Element* keys, int slot, int head_dim, float* scores,
            Prefetch prefetch) {
   constexpr int kLanes = Simd::kLanes;
   constexpr int kVectors = 4;  // whose sums do not wait for each other
@@ -223,7 +230,7 @@ void score(const float* query, const Element* keys, int head_dim, float* scores,
 #pragma GCC unroll 4
       for (int vector = 0; vector < kVectors; ++vector) {
         typename Simd::Vector columns[kLanes];
-        Simd::load_columns(keys + (position + vector * kLanes) * head_dim + i, head_dim, columns);
+        Simd::load_columns(keys + (position + vector * kLanes) * slot + i, slot, columns);
 #pragma GCC unroll 8
         for (int lane = 0; lane < kLanes; ++lane) {
           const auto factor = Simd::set(query[i + lane]);
@@ -239,7 +246,7 @@ void score(const float* query, const Element* keys, int head_dim, float* scores,
   for (int i = whole_dims; i < head_dim; ++i) {
     for (int position = 0; position < kPositions; ++position) {
       scores[position] = fused_multiply_add(
-          query[i], load_element<Scalar>(keys + position * head_dim + i), scores[position]);
+          query[i], load_element<Scalar>(keys + position * slot + i), scores[position]);
     }
   }
 }
@@ -299,19 +306,24 @@ void update_softmax(float* scores, int64_t begin, int64_t end, int64_t head_dim,
 
 // A whole block of keys: where they are, or copied to `space` with zeros behind `count`.
 template <class Element>
-const Element* whole_block(const Element* keys, int head_dim, int count, Element* space) {
+const Element* whole_block(const Element* keys, int slot, int count, Element* space) {
   if (count == kPositions) {
     return keys;
   }
-  const int size = count * head_dim;
+  const int size = count * slot;
   for (int i = 0; i < size; ++i) {
     space[i] = keys[i];
   }
-  for (int i = size; i < kPositions * head_dim; ++i) {
+  for (int i = size; i < kPositions * slot; ++i) {
     space[i] = 0;
   }
   return space;
 }
+
+template <class Element>
+constexpr CacheType kCacheType = std::is_same_v<Element, float>      ? CacheType::kFloat32
+                                 : std::is_same_v<Element, uint16_t> ? CacheType::kFloat16
+                                                                     : CacheType::kInt8;
 
 // `count` positions of a key-value head.
 template <class Element>
@@ -322,39 +334,66 @@ struct Block {
   int count;
 };
 
+// Elements of a cache that are steps of a scale, of their own for every position.
+template <class Element>
+constexpr bool kIsScaled = kCacheType<Element> == CacheType::kInt8;
+
+// Multiplies what `count` positions have for each query by the scales behind their vectors.
+template <class Element>
+void apply_scales(const Element* vectors, int slot, int head_dim, int count, int num_queries,
+                  float* of_positions) {
+  float scales[kPositions];
+  for (int position = 0; position < count; ++position) {
+    std::memcpy(scales + position, vectors + position * slot + head_dim, sizeof(float));
+  }
+  for (int query = 0; query < num_queries; ++query) {
+    for (int position = 0; position < count; ++position) {
+      of_positions[query * kPositions + position] *= scales[position];
+    }
+  }
+}
+
 // While it works on one block it fetches the next one.
 template <class Simd, class Element>
 void attend_block(const Block<Element>& block, const Block<Element>& next, int head_dim,
                   AttentionState& state) {
-  const int64_t next_size = next.count * head_dim * static_cast<int64_t>(sizeof(Element));
+  const int slot = static_cast<int>(slot_elements(kCacheType<Element>, head_dim));
+  const int64_t next_size = next.count * slot * static_cast<int64_t>(sizeof(Element));
   Prefetch next_keys(next.keys, next_size, head_dim);
   Prefetch next_values(next.values, next_size, block.count);
-  alignas(64) Element space[kMaxHeadDim * kPositions];
-  const Element* keys = whole_block(block.keys, head_dim, block.count, space);
+  constexpr int kMaxSlot = static_cast<int>(slot_elements(kCacheType<Element>, kMaxHeadDim));
+  alignas(64) Element space[kMaxSlot * kPositions];
+  const Element* keys = whole_block(block.keys, slot, block.count, space);
   if (state.num_queries == 1) {
-    score<typename Simd::Square>(state.queries, keys, head_dim, state.scores, next_keys);
+    score<typename Simd::Square>(state.queries, keys, slot, head_dim, state.scores, next_keys);
   } else {
-    transpose_keys<typename Simd::Square>(keys, head_dim, state.keys);
+    transpose_keys<typename Simd::Square>(keys, slot, head_dim, state.keys);
     for (int i = 0; i < state.num_queries * kPositions; ++i) {
       state.scores[i] = 0.0f;
     }
     product<Simd>(state.num_queries, kPositions, state.queries, head_dim, state.keys, kPositions,
                   head_dim, state.scores, kPositions, next_keys);
   }
+  if constexpr (kIsScaled<Element>) {
+    apply_scales(keys, slot, head_dim, block.count, state.num_queries, state.scores);
+  }
   for (int query = 0; query < state.num_queries; ++query) {
     update_softmax<Simd>(state.scores + query * kPositions, state.begins[query] - block.first,
                          state.ends[query] - block.first, head_dim, state.softmax[query],
                          state.outputs + query * head_dim);
   }
+  if constexpr (kIsScaled<Element>) {
+    apply_scales(block.values, slot, head_dim, block.count, state.num_queries, state.scores);
+  }
   const auto add_values = [&](const auto* values) {
-    product<Simd>(state.num_queries, head_dim, state.scores, kPositions, values, head_dim,
+    product<Simd>(state.num_queries, head_dim, state.scores, kPositions, values, slot,
                   block.count, state.outputs, head_dim, next_values);
   };
   if constexpr (Simd::kLanes > 1) {
     add_values(block.values);
   } else {  // without an instruction for it, values become floats once and not with every query
-    float values[kMaxHeadDim * kPositions];
-    for (int i = 0; i < block.count * head_dim; ++i) {
+    float values[kMaxSlot * kPositions];
+    for (int i = 0; i < block.count * slot; ++i) {
       values[i] = load_element<Simd>(block.values + i);
     }
     add_values(values);
@@ -388,9 +427,10 @@ void attend_over(const AttentionCall& call, const AttentionTask& task) {
     end = state.ends[query] > end ? state.ends[query] : end;
   }
   begin = begin / kPositions * kPositions;
+  const int64_t slot = slot_elements(call.type, call.head_dim);
   const auto block_at = [&](int64_t kv_head, int64_t first) {
     const int64_t offset = call.rows[task.first_token] * call.row_stride +
-                           kv_head * call.head_stride + first * call.head_dim;
+                           kv_head * call.head_stride + first * slot;
     const int64_t rest = end - first;
     return Block<Element>{static_cast<const Element*>(call.keys) + offset,
                           static_cast<const Element*>(call.values) + offset, first,
@@ -415,10 +455,15 @@ void attend_over(const AttentionCall& call, const AttentionTask& task) {
 
 template <class Simd>
 void attend(const AttentionCall& call, const AttentionTask& task) {
-  if (call.type == CacheType::kFloat16) {
-    attend_over<Simd, uint16_t>(call, task);
-  } else {
-    attend_over<Simd, float>(call, task);
+  switch (call.type) {
+    case CacheType::kFloat32:
+      attend_over<Simd, float>(call, task);
+      break;
+    case CacheType::kFloat16:
+      attend_over<Simd, uint16_t>(call, task);
+      break;
+    default:
+      attend_over<Simd, int8_t>(call, task);
   }
 }
 

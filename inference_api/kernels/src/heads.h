@@ -4,6 +4,7 @@
 
 #include "kernels.h"
 #include "norm.h"
+#include "quantise.h"
 #include "simd.h"
 
 namespace hearth {
@@ -32,8 +33,20 @@ typename Simd::Vector within_half(typename Simd::Vector v) {
   return Simd::multiply(negated, minus_one);
 }
 
+inline void write_int8_head(const float* head, int64_t head_dim, int8_t* to) {
+  const ByteScale scale = byte_scale(head, head_dim);
+  for (int64_t i = 0; i < head_dim; ++i) {
+    to[i] = static_cast<int8_t>(to_byte(head[i], scale.inverse));
+  }
+  std::memcpy(to + head_dim, &scale.scale, sizeof scale.scale);
+}
+
 template <class Simd>
 void write_head(const float* head, int64_t head_dim, CacheType type, void* cache, int64_t offset) {
+  if (type == CacheType::kInt8) {
+    write_int8_head(head, head_dim, static_cast<int8_t*>(cache) + offset);
+    return;
+  }
   if (type == CacheType::kFloat32) {
     float* to = static_cast<float*>(cache) + offset;
     for (int64_t i = 0; i < head_dim; ++i) {

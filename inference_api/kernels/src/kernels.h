@@ -16,7 +16,9 @@ namespace hearth {
 enum class Bits : int { kFloat32 = 32, kBFloat16 = 16, kInt8 = 8, kInt4 = 4 };
 enum class SourceType : int { kFloat32 = 0, kFloat16 = 1, kBFloat16 = 2 };
 
-enum class CacheType : int { kFloat32 = 0, kFloat16 = 1 };
+// The form of cached keys and values. kInt8: behind its bytes every vector has, as a float, what one
+// of them stands for.
+enum class CacheType : int { kFloat32 = 0, kFloat16 = 1, kInt8 = 2 };
 enum class NormKind : int { kRms = 0, kLayer = 1 };
 enum class Activation : int { kSilu = 0, kGelu = 1, kGeluTanh = 2, kRelu = 3 };
 
@@ -78,7 +80,7 @@ struct AttentionCall {
   const float* queries;  // [tokens][kv_heads * groups][head_dim], tokens query_stride apart
   int64_t query_stride;
   CacheType type;
-  const void* keys;    // [rows][kv_heads][capacity][head_dim]
+  const void* keys;    // [rows][kv_heads][capacity][slot_elements(type, head_dim)]
   const void* values;  // like keys
   int64_t row_stride;  // in elements
   int64_t head_stride;
@@ -116,6 +118,11 @@ constexpr bool is_quantised(Bits bits) { return bits == Bits::kInt8 || bits == B
 // Bytes of a group of activations that meets such weights.
 constexpr int64_t group_bytes(Bits bits) {
   return is_quantised(bits) ? sizeof(ActivationGroup) : sizeof(FloatGroup);
+}
+
+// Elements of the cache that a key or a value takes.
+constexpr int64_t slot_elements(CacheType type, int64_t head_dim) {
+  return head_dim + (type == CacheType::kInt8 ? static_cast<int64_t>(sizeof(float)) : 0);
 }
 
 inline int64_t num_panels(int64_t outputs) { return (outputs + kPanel - 1) / kPanel; }

@@ -44,7 +44,7 @@ inline uint16_t half_not_below(float value) {
 }
 
 inline void pack_group(const float* weights, int lane, Int8Block& block) {
-  const float largest = float_from_bits(largest_magnitude_bits(weights));
+  const float largest = float_from_bits(largest_magnitude_bits(weights, kGroup));
   const uint16_t scale_bits = half_not_below(largest / kInt8Max);
   const float scale = half_to_float(scale_bits);
   for (int i = 0; i < kGroup; ++i) {
@@ -95,7 +95,7 @@ inline float search_int4_scale(const float* weights) {
   constexpr float kFirst = 6.0f;  // the value that the largest weight is mapped to
   constexpr float kStep = 0.25f;
   constexpr int kCandidates = 13;  // up to 9
-  const float largest = float_from_bits(largest_magnitude_bits(weights));
+  const float largest = float_from_bits(largest_magnitude_bits(weights, kGroup));
   if (largest < kSmallestAbsMax) {
     return 0.0f;
   }
@@ -147,7 +147,7 @@ bool pack_row_into(SourceType type, const void* weights, int64_t num_groups, int
     for (int i = 0; i < kGroup; ++i) {
       values[i] = read_weight(type, weights, group * kGroup + i);
     }
-    const uint32_t largest_bits = largest_magnitude_bits(values);
+    const uint32_t largest_bits = largest_magnitude_bits(values, kGroup);
     if (largest_bits >= kInfinityBits || float_from_bits(largest_bits) > largest) {
       return false;
     }

@@ -1,4 +1,4 @@
-// Activations to bytes, group by group. Plain loops that compilers vectorise, with the same result
+// Activations to bytes, group by group, and keys and values. Plain loops that compilers vectorise, with the same result
 // in every variant.
 #pragma once
 
@@ -17,30 +17,48 @@ constexpr float kRounder = 0x1.8p23f;
 constexpr int32_t kRounderBits = 0x4b400000;
 
 // Bits of the largest magnitude. As integers magnitudes order like floats, and NaN comes last.
-inline uint32_t largest_magnitude_bits(const float* x) {
+inline uint32_t largest_magnitude_bits(const float* x, int64_t count) {
   uint32_t largest = 0;
-  for (int i = 0; i < kGroup; ++i) {
+  for (int64_t i = 0; i < count; ++i) {
     const uint32_t magnitude = bits_from_float(x[i]) & kMagnitudeMask;
     largest = magnitude > largest ? magnitude : largest;
   }
   return largest;
 }
 
-inline void quantise_group(const float* x, ActivationGroup& group) {
-  const uint32_t largest_bits = largest_magnitude_bits(x);
+// Between floats and bytes of one magnitude: x[i] = scale * values[i].
+struct ByteScale {
+  float scale;    // NaN when one of the floats is not finite
+  float inverse;  // 0 then, and when all are zero
+};
+
+inline ByteScale byte_scale(const float* x, int64_t count) {
+  const uint32_t largest_bits = largest_magnitude_bits(x, count);
   const float largest = float_from_bits(largest_bits);
-  const bool is_finite = largest_bits < kInfinityBits;
-  const bool is_scaled = is_finite && largest >= kSmallestAbsMax;
-  const float inverse = is_scaled ? kInt8Max / largest : 0.0f;
+  if (largest_bits >= kInfinityBits) {
+    return {float_from_bits(kNanBits), 0.0f};
+  }
+  if (largest < kSmallestAbsMax) {
+    return {0.0f, 0.0f};
+  }
+  return {largest / kInt8Max, kInt8Max / largest};
+}
+
+inline int32_t to_byte(float x, float inverse) {
+  const float scaled = inverse == 0.0f ? 0.0f : x * inverse;  // whatever is not finite
+  return static_cast<int32_t>(bits_from_float(scaled + kRounder)) - kRounderBits;
+}
+
+inline void quantise_group(const float* x, ActivationGroup& group) {
+  const ByteScale scale = byte_scale(x, kGroup);
   int32_t sum = 0;
   for (int i = 0; i < kGroup; ++i) {
-    const float scaled = is_finite ? x[i] * inverse : 0.0f;
-    const int32_t value = static_cast<int32_t>(bits_from_float(scaled + kRounder)) - kRounderBits;
+    const int32_t value = to_byte(x[i], scale.inverse);
     group.values[i] = static_cast<int8_t>(value);
     sum += value;
   }
   group.negative_sum = -sum;
-  group.scale = is_finite ? (is_scaled ? largest / kInt8Max : 0.0f) : float_from_bits(kNanBits);
+  group.scale = scale.scale;
 }
 
 // Group `index` of a row, in the form that meets weights of so many bits.

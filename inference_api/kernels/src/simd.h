@@ -73,6 +73,10 @@ struct Scalar {
   static Vector divide(Vector a, Vector b) { return a / b; }
   static Vector minus_magnitude(Vector v) { return float_from_bits(bits_from_float(v) | kSignBit); }
   static Vector where_negative(Vector x, Vector a, Vector b) { return x < 0.0f ? a : b; }
+  static void load_columns(const int8_t* from, int64_t, Vector (&columns)[1]) {
+    columns[0] = *from;
+  }
+  static Vector load_int8(const int8_t* from) { return *from; }
   static Vector load_half(const uint16_t* from) { return half_to_float(*from); }
   static void store_half(uint16_t* to, Vector v) { *to = float_to_half(v); }
 };
@@ -105,6 +109,9 @@ struct Simd256 {
   static Vector minus_magnitude(Vector v) { return _mm256_or_ps(v, _mm256_set1_ps(-0.0f)); }
   static Vector where_negative(Vector x, Vector a, Vector b) {
     return _mm256_blendv_ps(b, a, _mm256_cmp_ps(x, _mm256_setzero_ps(), _CMP_LT_OQ));
+  }
+  static Vector load_int8(const int8_t* from) {
+    return floats_from_low_bytes(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from)));
   }
   static Vector load_half(const uint16_t* from) {
     return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
@@ -148,8 +155,23 @@ struct Simd256 {
     }
     transpose_quarters(columns);
   }
+  static void load_columns(const int8_t* from, int64_t stride, Vector (&columns)[kLanes]) {
+    for (int i = 0; i < 4; ++i) {
+      const __m128i upper = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(from + i * stride));
+      const __m128i lower =
+          _mm_loadl_epi64(reinterpret_cast<const __m128i*>(from + (i + 4) * stride));
+      const __m128i halves = _mm_unpacklo_epi32(upper, lower);  // both left ones, both right ones
+      columns[i] = floats_from_low_bytes(halves);
+      columns[i + 4] = floats_from_low_bytes(_mm_unpackhi_epi64(halves, halves));
+    }
+    transpose_quarters(columns);
+  }
 
  private:
+  static Vector floats_from_low_bytes(__m128i bytes) {
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes));
+  }
+
   // From the left halves of rows i and i + 4, then the right ones, to columns.
   static void transpose_quarters(Vector (&halves)[kLanes]) {
     for (int half = 0; half < 8; half += 4) {
@@ -195,6 +217,10 @@ struct Simd512 {
   }
   static Vector where_negative(Vector x, Vector a, Vector b) {
     return _mm512_mask_mov_ps(b, _mm512_cmp_ps_mask(x, _mm512_setzero_ps(), _CMP_LT_OQ), a);
+  }
+  static Vector load_int8(const int8_t* from) {
+    const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes));
   }
   static Vector load_half(const uint16_t* from) {
     return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));

@@ -65,8 +65,8 @@ void embed(const HearthModel& model, int64_t token, float* out) {
 }
 
 void* at(const HearthModel& model, void* cache, int64_t element) {
-  const bool is_half = static_cast<CacheType>(model.cache_type) == CacheType::kFloat16;
-  return static_cast<char*>(cache) + element * (is_half ? 2 : 4);
+  constexpr int64_t kBytes[] = {4, 2, 1};  // by CacheType
+  return static_cast<char*>(cache) + element * kBytes[model.cache_type];
 }
 
 }  // namespace
@@ -150,11 +150,12 @@ void Step::attend(Workers& workers, const HearthModel& model, const HearthLayer&
   const int64_t stride = qkv_width(model);
   const int64_t attended_width = width(model, model.num_heads);
   const auto type = static_cast<CacheType>(model.cache_type);
+  const int64_t slot = slot_elements(type, model.head_dim);
   workers.multiply(linear_call(model, layer.qkv, normed_, tokens.count, Finish::kStore, 1.0f,
                                qkv_.data()));
   workers.each_row(tokens.count, [&](int64_t token) {
     const int64_t position = tokens.positions[token];
-    const int64_t place = tokens.rows[token] * model.row_stride + position * model.head_dim;
+    const int64_t place = tokens.rows[token] * model.row_stride + position * slot;
     workers.kernels.write_heads({qkv_.data() + token * stride,
                                  layer.qk_norm,
                                  model.norm_eps,

@@ -160,14 +160,14 @@ struct Model {
     description.activation = kind % 4;
     description.is_gated = is_gated;
     description.is_parallel = kind / 4 % 2;
-    description.cache_type = kind / 2 % 2;
+    description.cache_type = kind % 3;
     description.num_layers = 1;
     description.hidden = kHidden;
     description.ffn = kFfn;
     description.num_heads = kHeads;
     description.num_kv_heads = kKvHeads;
     description.head_dim = kHeadDim;
-    description.head_stride = kCapacity * kHeadDim;
+    description.head_stride = kCapacity * (kHeadDim + (description.cache_type == 2 ? 4 : 0));
     description.row_stride = kKvHeads * description.head_stride;
     description.norm_eps = 1e-5f;
     description.attention_scale = 0.2f;
@@ -189,7 +189,7 @@ struct Model {
     layer.out = linear(context, bits, kHidden, kHeads * kHeadDim);
     layer.up = linear(context, bits, is_gated ? 2 * kFfn : kFfn, kHidden);
     layer.down = linear(context, bits, kHidden, kFfn);
-    const auto element = static_cast<size_t>(description.cache_type == 0 ? 4 : 2);
+    const size_t element = size_t{4} >> description.cache_type;
     keys.resize(static_cast<size_t>(kRows * description.row_stride) * element);
     values.resize(keys.size());
     layer.keys = keys.data();

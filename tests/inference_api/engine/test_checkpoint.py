@@ -187,7 +187,7 @@ def test_context_longer_than_the_model_has(folder: Path) -> None:
 
 def test_too_little_memory_for_the_cache(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = load_config(folder)
-    cache_bytes = config.kv_cache_bytes(256, 128, 4)
+    cache_bytes = config.kv_cache_bytes(256, 128, 4 * config.head_dim)
     monkeypatch.setattr(hardware, "available_memory_bytes", lambda: cache_bytes)
     [fault] = check(folder, max_rows=256)
     assert f"{cache_bytes / GIB:.2f} GiB are free" in fault

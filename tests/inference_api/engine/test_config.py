@@ -118,4 +118,4 @@ def test_windows(changes: dict[str, Any], windows: tuple[int | None, ...]) -> No
 def test_kv_cache_bytes() -> None:
     config = read_config({**LLAMA, "num_key_value_heads": 2})
     # layers x rows x (keys, values) x kv heads x tokens in multiples of 16 x head_dim x bytes
-    assert config.kv_cache_bytes(5, 100, 2) == 3 * 5 * 2 * 2 * 112 * 16 * 2
+    assert config.kv_cache_bytes(5, 100, 16 * 2) == 3 * 5 * 2 * 2 * 112 * 16 * 2

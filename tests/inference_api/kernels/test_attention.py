@@ -10,7 +10,7 @@ from inference_api.kernels.library import Kernels
 
 CAPACITY = 112  # no multiple of the kernels' blocks of 32
 ROWS = 5
-CACHE_TYPES = st.sampled_from([torch.float32, torch.float16])
+CACHE_TYPES = st.sampled_from([torch.float32, torch.float16, torch.int8])
 
 
 def random(*shape: int, seed: int = 0) -> Tensor:
@@ -19,7 +19,21 @@ def random(*shape: int, seed: int = 0) -> Tensor:
 
 def caches(kv_heads: int, head_dim: int, dtype: torch.dtype) -> list[Tensor]:
     """Random keys and values."""
-    return [random(ROWS, kv_heads, CAPACITY, head_dim, seed=seed).to(dtype) for seed in (1, 2)]
+    vectors = [random(ROWS, kv_heads, CAPACITY, head_dim, seed=seed) for seed in (1, 2)]
+    return [as_bytes(each) if dtype == torch.int8 else each.to(dtype) for each in vectors]
+
+
+def as_bytes(vectors: Tensor) -> Tensor:
+    """Steps of a scale, which is behind each vector."""
+    scales = vectors.abs().amax(-1, keepdim=True) / 127
+    return torch.cat([(vectors / scales).round().to(torch.int8), scales.view(torch.int8)], -1)
+
+
+def as_doubles(cache: Tensor, head_dim: int) -> Tensor:
+    if cache.dtype != torch.int8:
+        return cache.double()
+    values, scales = cache[..., :head_dim], cache[..., head_dim:]
+    return values.double() * scales.contiguous().view(torch.float32).double()
 
 
 def attend(
@@ -45,12 +59,13 @@ def reference(
     scale: float,
     window: int | None,
 ) -> Tensor:
+    keys, values = (as_doubles(cache, queries.shape[-1]) for cache in (keys, values))
     outputs = []
     for query, row, length in zip(queries.double(), rows, lengths, strict=True):
         first = 0 if window is None else max(0, length - window)
         groups = query.unflatten(0, (keys.shape[1], -1))
-        scores = groups @ keys[row, :, first:length].double().mT * scale
-        outputs.append((scores.softmax(-1) @ values[row, :, first:length].double()).flatten())
+        scores = groups @ keys[row, :, first:length].mT * scale
+        outputs.append((scores.softmax(-1) @ values[row, :, first:length]).flatten())
     return torch.stack(outputs)
 
 
@@ -112,11 +127,12 @@ def test_a_chunk_of_a_prompt(
     torch.testing.assert_close(result.double(), reference(*arguments), rtol=2e-5, atol=2e-5)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.int8])
 @pytest.mark.parametrize(("kv_heads", "groups"), [(2, 3), (9, 1)])
 def test_a_token_is_the_same_in_any_company_and_on_any_number_of_threads(
-    kernels: Kernels, kv_heads: int, groups: int
+    kernels: Kernels, kv_heads: int, groups: int, dtype: torch.dtype
 ) -> None:
-    keys, values = caches(kv_heads, 40, torch.float16)
+    keys, values = caches(kv_heads, 40, dtype)
     queries = random(60, kv_heads * groups, 40)
     rows = [1] * 30 + [4, 0, 0, 2] + [3] * 26
     lengths = [*range(50, 80), 1, 112, 33, 64, *range(1, 27)]

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from inference_api.engine import checkpoint, engine_runner
 from inference_api.engine.engine_runner import EngineRunner
+from inference_api.engine.kv_cache import KVCache
 from inference_api.engine.layout import weight_bytes
 from inference_api.engine.linear import Packing
 from inference_api.engine.options import EngineOptions
@@ -167,11 +168,13 @@ def test_memory_is_foreseen_to_the_byte(
     assert sum(tensors.values()) + packed == weight_bytes(config, 4, bits)
 
 
-def test_a_cache_of_half_precision_needs_half_the_memory() -> None:
+def test_a_smaller_cache_needs_less_memory() -> None:
     config = checkpoint.load_config(EMBEDDED_MODEL)
     options = EngineOptions(dtype="float32", max_rows=32, max_seq_len=CONTEXT)
     weights = weight_bytes(config, 4, 8)
-    cache = config.kv_cache_bytes(32, CONTEXT, 2)
+    cache = config.kv_cache_bytes(32, CONTEXT, 2 * config.head_dim)
+    of_bytes = KVCache(config, 32, CONTEXT, torch.device("cpu"), torch.int8)
+    cache_of_bytes = of_bytes.keys.nbytes + of_bytes.values.nbytes
 
     def faults(available_bytes: int, kv_cache_dtype: str) -> list[str]:
         chosen = replace(options, kv_cache_dtype=kv_cache_dtype)
@@ -179,6 +182,8 @@ def test_a_cache_of_half_precision_needs_half_the_memory() -> None:
 
     assert faults(weights + cache, "auto") == []
     assert faults(weights + 2 * cache, "float32") == []
+    assert faults(weights + cache_of_bytes, "int8") == []
+    assert "USER_ROWS" in faults(weights + cache_of_bytes - 1, "int8")[0]
     assert "USER_ROWS" in faults(weights + 2 * cache - 1, "float32")[0]
     assert "USER_ROWS" in faults(weights + cache - 1, "float16")[0]
 

@@ -127,18 +127,36 @@ def test_so_it_does_with_every_variant(folder: Folder, kernels: Kernels, name: s
     assert is_close(every_position(fused, texts), every_position(plain, texts), 2e-6, 0.05)
 
 
+@pytest.mark.parametrize(("dtype", "typical"), [(torch.float16, 0.02), (torch.int8, 0.04)])
 @pytest.mark.parametrize("name", ["llama", "llama-wide-heads"])
-def test_a_cache_of_half_precision_costs_little(
-    folder: Folder, kernels: Kernels, name: str
+def test_a_smaller_cache_costs_little(
+    folder: Folder, kernels: Kernels, name: str, dtype: torch.dtype, typical: float
 ) -> None:
-    half, plain = loaded(folder(name), kernels, dtype=torch.float16)
+    smaller, plain = loaded(folder(name), kernels, dtype=dtype)
     texts = [random_tokens(12, seed) for seed in range(4)]
-    assert is_close(every_position(half, texts), every_position(plain, texts), 0.02, 0.1)
+    assert is_close(every_position(smaller, texts), every_position(plain, texts), typical, 0.1)
+
+
+@torch.inference_mode()
+def test_a_cache_of_bytes_is_the_nearest_to_one_of_floats(folder: Folder, kernels: Kernels) -> None:
+    text, cached = random_tokens(20), {}
+    for dtype in (torch.float32, torch.int8):
+        decoder, _ = loaded(folder("llama"), kernels, 32, dtype)
+        decoder.prefill(1, 0, text)
+        cached[dtype] = [
+            part[0, 1, :, :20] for part in (decoder._cache.keys, decoder._cache.values)
+        ]
+    for floats, packed in zip(*cached.values(), strict=True):
+        head_dim = floats.shape[-1]
+        scales = packed[..., head_dim:].contiguous().view(torch.float32)
+        assert torch.equal(scales, floats.abs().amax(-1, keepdim=True) / 127)
+        errors = (packed[..., :head_dim] * scales - floats).abs()
+        assert (errors <= scales * 0.5001).all()
 
 
 @torch.inference_mode()
 @pytest.mark.parametrize("bits", [32, 16, 8, 4])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int8])
 def test_a_token_is_the_same_in_any_company_however_its_prompt_is_cut(
     folder: Folder, kernels: Kernels, bits: Bits, dtype: torch.dtype
 ) -> None:
@@ -167,10 +185,11 @@ def test_outputs_are_those_of_the_last_tokens(folder: Folder, kernels: Kernels) 
 
 
 @torch.inference_mode()
+@pytest.mark.parametrize("dtype", [torch.float16, torch.int8])
 def test_a_value_too_large_for_half_precision_stays_finite(
-    folder: Folder, kernels: Kernels
+    folder: Folder, kernels: Kernels, dtype: torch.dtype
 ) -> None:
-    decoder, _ = loaded(folder("qwen2"), kernels, dtype=torch.float16)
+    decoder, _ = loaded(folder("qwen2"), kernels, dtype=dtype)
     for name, tensor in decoder._tensors.items():
         if name.endswith("qkv.bias"):
             tensor.fill_(1e6)
