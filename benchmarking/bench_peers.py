@@ -33,6 +33,7 @@ from benchmarking.peer_install import (
 from benchmarking.peer_models import gguf_model, openvino_model, random_model
 from benchmarking.peer_report import Cell, Measurement
 from inference_api.engine.hardware import physical_cores
+from inference_api.kernels.packing import CACHE_BYTES
 from scripts.make_random_model import SHAPES
 
 GGUF_TYPES = {"int8": "Q8_0", "int4": "Q4_0"}
@@ -101,7 +102,7 @@ def main() -> None:
                 ]
                 for load in loads:
                     times = 1 if load.name == LOADS["long"].name else arguments.times
-                    cell = Cell(model, quantization, load.name)
+                    cell = Cell(model, _form(quantization, arguments), load.name)
                     measured = _measure(contestants, load, times)
                     print(peer_report.keep(cell, describe_machine("torch"), measured), flush=True)
     print(peer_report.table())
@@ -124,6 +125,9 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--times", type=int, default=3, help="alternations (of long: one)")
     parser.add_argument("--own", action="store_true", help=f"ours as {', '.join(OWN)} takes part")
+    parser.add_argument(
+        "--kv-cache-dtype", choices=("auto", *CACHE_BYTES), default="auto", help="of ours"
+    )
     parser.add_argument("--publish", action="store_true", help="only write what is kept to docs/")
     return parser.parse_args()
 
@@ -152,7 +156,8 @@ def _contestants(
     sizes = ("--users", str(users), "--context", str(context))
     folder = random_model(model)
     size = (folder, users, context)
-    yield hearth(quantization, *size, logs / "ours", {"QUANTIZATION": quantization})
+    ours = {"QUANTIZATION": quantization, "KV_CACHE_DTYPE": arguments.kv_cache_dtype}
+    yield hearth(_form(quantization, arguments), *size, logs / "ours", ours)
     if arguments.own:
         for name, settings in OWN.items():
             yield hearth(name, *size, logs / name, settings)
@@ -171,6 +176,12 @@ def _contestants(
         )
     if VLLM in recipes:
         yield peer("vLLM bfloat16", VLLM, [str(folder), *sizes], logs / "vllm")
+
+
+def _form(quantization: str, arguments: argparse.Namespace) -> str:
+    """Of our weights and, unless it is the one that ours has by itself, of our cache."""
+    cache = arguments.kv_cache_dtype
+    return quantization if cache == "auto" else f"{quantization}, KV cache {cache}"
 
 
 def _measure(contestants: Sequence[Contestant], load: Load, times: int) -> list[Measurement]:

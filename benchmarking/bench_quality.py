@@ -1,4 +1,4 @@
-"""`make bench-quality`: what quantised weights cost in quality, beside float32 and GGUF's rounding.
+"""`make bench-quality`: what quantised weights and a smaller KV cache cost in quality.
 
 Teacher forced: every form of the model reads the same text, and at every position its prediction of
 the next token is compared with the text (perplexity) and with float32's prediction: how far the
@@ -31,14 +31,18 @@ from scripts.make_gguf import make_gguf
 
 ROWS = 32
 WINDOW_TOKENS = 256
-FORMS = (  # type of the GGUF file or none for the safetensors, and QUANTIZATION
-    (None, "none"),
-    (None, "int8"),
-    (None, "int4"),
-    ("Q8_0", "none"),
-    ("Q8_0", "int8"),
-    ("Q4_0", "none"),
-    ("Q4_0", "int4"),
+FORMS = (  # type of the GGUF file or none for the safetensors, QUANTIZATION and KV_CACHE_DTYPE
+    (None, "none", "float32"),
+    (None, "none", "float16"),
+    (None, "none", "int8"),
+    (None, "int8", "float16"),
+    (None, "int8", "int8"),
+    (None, "int4", "float16"),
+    (None, "int4", "int8"),
+    ("Q8_0", "none", "float32"),
+    ("Q8_0", "int8", "float16"),
+    ("Q4_0", "none", "float32"),
+    ("Q4_0", "int4", "float16"),
 )
 
 
@@ -71,7 +75,7 @@ class Reading:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Measure what quantised weights cost in quality.")
+    parser = argparse.ArgumentParser(description="Measure what rounding costs in quality.")
     parser.add_argument("--model", type=Path, default=EMBEDDED_MODEL)
     parser.add_argument("--text", type=Path, default=EMBEDDED_MODEL / "heldout.txt")
     arguments = parser.parse_args()
@@ -79,21 +83,22 @@ def main() -> None:
     print(describe_machine("torch", "gguf"))
     print(f"{arguments.text.name}: {len(tokens)} tokens in windows of {WINDOW_TOKENS}\n")
     print(
-        "| weights | QUANTIZATION | perplexity | beside float32 | KL divergence "
+        "| weights | QUANTIZATION | KV_CACHE_DTYPE | perplexity | beside float32 | KL divergence "
         "| same greedy token |"
     )
-    print("|---|---|---|---|---|---|")
+    print("|---|---|---|---|---|---|---|")
     exact: Reading | None = None
     with TemporaryDirectory() as folder:
-        for gguf_type, quantization in FORMS:
+        for gguf_type, quantization, cache in FORMS:
             model = arguments.model
             if gguf_type is not None:
                 model = Path(folder) / f"{gguf_type}.gguf"
                 make_gguf(arguments.model, model, gguf_type)
-            reading = read(model, quantization, windows(tokens))
+            reading = read(model, quantization, cache, windows(tokens))
             exact = exact or reading
             print(
-                f"| {gguf_type or 'safetensors'} | `{quantization}` | {reading.perplexity:.4f} "
+                f"| {gguf_type or 'safetensors'} | `{quantization}` | `{cache}` "
+                f"| {reading.perplexity:.4f} "
                 f"| {100 * (reading.perplexity / exact.perplexity - 1):+.2f} "
                 f"± {100 * reading.standard_error(exact):.2f} % "
                 f"| {reading.divergence(exact):.5f} "
@@ -109,13 +114,14 @@ def windows(tokens: Sequence[int]) -> list[Sequence[int]]:
     return [[bos, *text[first : first + size]] for first in range(0, len(text), size)]
 
 
-def read(model: Path, quantization: str, pieces: Sequence[Sequence[int]]) -> Reading:
+def read(model: Path, quantization: str, cache: str, pieces: Sequence[Sequence[int]]) -> Reading:
     options = EngineOptions(
         device="cpu",
         dtype="float32",
         max_rows=ROWS,
         max_seq_len=WINDOW_TOKENS,
         quantization=quantization,
+        kv_cache_dtype=cache,
     )
     runner = EngineRunner(model, options)
     runner.load()
