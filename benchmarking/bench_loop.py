@@ -36,8 +36,7 @@ def main() -> None:
     parser.add_argument("--input-tokens", type=int, default=64)
     parser.add_argument("--output-tokens", type=int, default=96)
     parser.add_argument("--sweep-seconds", type=float, default=10.0, help="of each of 18 rows")
-    parser.add_argument("--check-seconds", type=float, default=120.0, help="of each of 2 checks")
-    parser.add_argument("--search-seconds", type=float, default=60.0, help="of each probe")
+    parser.add_argument("--check-seconds", type=float, default=15.0, help="of each of 32 rows")
     parser.add_argument("--seed", type=int, default=1)
     given = parser.parse_args()
     exit_on_sigterm()
@@ -64,7 +63,6 @@ def serve_and_run(given: argparse.Namespace) -> tuple[LoopResult, Path]:
                 users=2 * state["user_rows"],
                 sweep_s=given.sweep_seconds,
                 check_s=given.check_seconds,
-                search_s=given.search_seconds,
                 seed=given.seed,
             )
             found = run_loop(api, plan, str(MODEL))

@@ -7,7 +7,7 @@ ms. The regression is robust: residuals are relative, and a soft L1 loss (scipy'
 lets a disturbed point pull no harder than its sign. Pure: any thread.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -102,13 +102,20 @@ class Fit:
         return lines
 
 
-def fit_run(run: Run, model: str, slo_itl_ms: float | None = None) -> Fit:
+def fit_run(
+    run: Run,
+    model: str,
+    slo_itl_ms: float | None = None,
+    left_out: Collection[int] = (),
+) -> Fit:
     """The rows of `run` that ask for `model`; its open loops only, if there are any.
 
     In a closed loop requests of one length end and begin together, so that each prompt waits for
-    the others'; requests that come when they like do not. Raises Unfit.
+    the others'; requests that come when they like do not. Rows `left_out` are kept to check the
+    fit with. Raises Unfit.
     """
     rows = {number for number, row in enumerate(run.rows) if row.load.model == model}
+    rows -= set(left_out)
     open_rows = {number for number in rows if run.rows[number].load.qps is not None}
     limit = batch_limit(run)
     points = [point for point in fit_points(run, limit) if point.row in (open_rows or rows)]

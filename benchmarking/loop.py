@@ -1,13 +1,14 @@
-"""The loop's proof: measure a server, fit it, ask the optimizer, and measure what it said.
+"""The loop's proof: measure a server, fit it, ask the optimizer, and compare what it said.
 
-Every step takes what the one before found; `close_loop` is the whole. Loads are Poisson arrivals,
-because that is what the optimizer's replica has, in the sweep and in the check alike.
+`close_loop` is the whole. Loads are Poisson arrivals, because that is what the optimizer's replica
+has, in the sweep and in the check alike. The rows of both are measured in turn, so that a machine
+whose speed drifts does so for both; the fit never sees a row of a check.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from random import Random
-from typing import Any
 
 from benchmarking.curve import LoadPoint
 from benchmarking.driver import Driver
@@ -16,11 +17,8 @@ from benchmarking.fit import Fit, fit_run
 from benchmarking.goodput import Slo
 from benchmarking.predict import Beside, Optimizer, beside_lines, predict, request_shape
 from benchmarking.records import Load
-from benchmarking.search import MaxLoad, Shape, search_max_rate
+from benchmarking.search import Shape
 
-# The prediction is the start, so the limit should be near; between the last two probes it is
-# interpolated.
-SEARCH_STEP, SEARCH_TOLERANCE = 1.2, 0.1
 REQUESTS_EACH = 8  # of each user of the closed loop that finds places and capacity
 # What the proof allows, of what was measured.
 MAX_TTFT_ERROR, MAX_ITL_ERROR, MAX_RATE_ERROR = 0.20, 0.10, 0.15
@@ -31,33 +29,52 @@ class LoopPlan:
     """`shape`: what is checked. `users`: more than the server has places. Seconds are per row.
 
     A load near capacity is known worst: what waits for a place is rare and comes in bursts, so
-    checks are the longest rows.
+    a check has many rows.
     """
 
     shape: Shape
     users: int
     sweep_s: float
     check_s: float
-    search_s: float
     seed: int = 0
     accelerator: str = "this machine"
     sweep_shares: tuple[float, ...] = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8)  # of what `users` get
     length_factors: tuple[float, ...] = (0.75, 1.0, 1.25)  # of the prompt length that is checked
     check_shares: tuple[float, ...] = (0.5, 0.8)  # of what `users` get, too
+    # Measured as well, so that the highest rate within a level lies between two.
+    more_shares: tuple[float, ...] = (0.65, 0.9)
+    check_rows: int = 8  # of each share
 
     def sweep_loads(self, saturated_per_s: float) -> list[Load]:
-        """Rates and prompt lengths around the ones that are checked.
-
-        In random order: a machine that slows down meanwhile must not look like a slope.
-        """
-        loads = [
+        """Rates and prompt lengths around the ones that are checked."""
+        return [
             Shape(
                 self.shape.model, round(factor * self.shape.input_tokens), self.shape.output_tokens
             ).at_rate(share * saturated_per_s, self.sweep_s)
             for factor in self.length_factors
             for share in self.sweep_shares
         ]
-        Random(self.seed).shuffle(loads)
+
+    def check_loads(self, saturated_per_s: float) -> list[Load]:
+        """One for each of the check shares, then one for each of the others."""
+        return [
+            self.shape.at_rate(share * saturated_per_s, self.check_s)
+            for share in (*self.check_shares, *self.more_shares)
+        ]
+
+    def loads(self, saturated_per_s: float) -> list[tuple[Load, bool]]:
+        """Of sweep and checks, and whether it is a check. Each of the rounds has every load to be
+        checked and a part of the sweep, in random order: a machine that slows down meanwhile must
+        look neither like a slope nor like a wrong prediction."""
+        rng = Random(self.seed)
+        sweep = self.sweep_loads(saturated_per_s)
+        rng.shuffle(sweep)
+        loads = []
+        for number in range(self.check_rows):
+            in_turn = [(load, True) for load in self.check_loads(saturated_per_s)]
+            in_turn += [(load, False) for load in sweep[number :: self.check_rows]]
+            rng.shuffle(in_turn)
+            loads += in_turn
         return loads
 
 
@@ -75,7 +92,7 @@ class Rate:
 
 @dataclass(frozen=True, slots=True)
 class LoopResult:
-    """`max_rate` is None where a search found no limit on one of its sides.
+    """`max_rate` is None where no rate keeps `slo` on average, or where the loads did not cross it.
 
     `capacity_again_per_s`: what the closed loop that measured `capacity` got after all the rest. By
     how much it differs the machine itself drifted meanwhile.
@@ -107,78 +124,46 @@ def close_loop(
     saturating = plan.shape.at_concurrency(plan.users, REQUESTS_EACH)
     saturated = _one(driver.measure(saturating))
     capacity_per_s = saturated.throughput_per_s
-    for load in plan.sweep_loads(capacity_per_s):
-        _one(driver.measure(load))
-    fitted = fit_run(driver.run, plan.shape.model)
+    checked: dict[int, LoadPoint] = {}  # by number of their row
+    for load, is_check in plan.loads(capacity_per_s):
+        row = len(driver.run.rows)
+        point = _one(driver.measure(load))
+        if is_check:
+            checked[row] = point
+    fitted = fit_run(driver.run, plan.shape.model, left_out=checked)
     perf = fitted.perf_data(plan.shape.model, plan.accelerator)
     optimizer.set_perf(perf)
     tell(f"fitted and posted: {perf}")
 
-    tokens = request_shape(saturated)
+    tokens = request_shape(saturated.measured)
     top = optimizer.max_rate(perf, tokens, Slo())
     assert top is not None  # without targets every replica has a highest rate
-    checked = [
-        _one(driver.measure(plan.shape.at_rate(share * capacity_per_s, plan.check_s)))
-        for share in plan.check_shares
-    ]
-    checks = predict(optimizer, perf, checked)
-    slo = Slo(itl_ms=fitted.decode.at(fitted.max_batch_size / 2))
+    found = {beside.load: beside for beside in predict(optimizer, perf, checked.values())}
+    besides = [found[load] for load in plan.check_loads(capacity_per_s)]
+    slo = Slo(itl_ms=fitted.decode.at(fitted.max_batch_size / 4))
+    within = optimizer.max_rate(perf, tokens, slo)
+    crossed_per_s = crossing_per_s(besides, slo)
     return LoopResult(
         fit=fitted,
         capacity=Rate(top.rate_per_s, capacity_per_s),
-        checks=tuple(checks),
+        checks=tuple(besides[: len(plan.check_shares)]),
         slo=slo,
-        max_rate=max_rate(driver, plan, optimizer, perf, tokens, slo),
+        max_rate=Rate(within.rate_per_s, crossed_per_s) if within and crossed_per_s else None,
         capacity_again_per_s=_one(driver.measure(saturating)).throughput_per_s,
     )
 
 
-def max_rate(
-    driver: Driver,
-    plan: LoopPlan,
-    optimizer: Optimizer,
-    perf: Mapping[str, Any],
-    tokens: tuple[int, int],
-    slo: Slo,
-) -> Rate | None:
-    """The highest rate whose mean ITL keeps `slo`: by the optimizer, and by search."""
-    predicted = optimizer.max_rate(perf, tokens, slo)
-    if predicted is None:
-        return None
-    found = driver.drive(
-        search_max_rate(
-            plan.shape,
-            lambda point: keeps_on_average(point, slo),
-            predicted.rate_per_s,
-            plan.search_s,
-            step=SEARCH_STEP,
-            tolerance=SEARCH_TOLERANCE,
-        )
-    )
-    if found is None:
-        raise Interrupted
-    measured = crossing_per_s(found, slo)
-    return None if measured is None else Rate(predicted.rate_per_s, measured)
+def crossing_per_s(measured: Iterable[Beside], slo: Slo) -> float | None:
+    """The rate at which the mean ITL crosses its level, on straight lines between those measured.
 
-
-def keeps_on_average(point: LoadPoint, slo: Slo) -> bool:
-    """The optimizer's levels are bounds on means, not on every request."""
+    None where all are above it, or all below. The optimizer's levels are bounds on means, too.
+    """
     assert slo.itl_ms is not None
-    return point.error_share == 0 and point.itl is not None and point.itl.mean.value <= slo.itl_ms
-
-
-def crossing_per_s(found: MaxLoad, slo: Slo) -> float | None:
-    """Between the last rate that kept the level and the first that did not, where ITL crosses it,
-    on a straight line between the two; halfway where the second failed in another way."""
-    met, missed = found.met, found.missed
-    if met is None or missed is None or met.itl is None:
-        return None
-    low, high = met.offered_per_s, missed.offered_per_s
-    assert slo.itl_ms is not None
-    if missed.itl is None or missed.itl.mean.value <= slo.itl_ms:
-        return (low + high) / 2
-    below_ms, above_ms = met.itl.mean.value, missed.itl.mean.value
-    return low + (high - low) * (slo.itl_ms - below_ms) / (above_ms - below_ms)
+    points = sorted((beside.prediction.rate_per_s, beside.itl.value) for beside in measured)
+    for (low, below_ms), (high, above_ms) in pairwise(points):
+        if below_ms <= slo.itl_ms < above_ms:
+            return low + (high - low) * (slo.itl_ms - below_ms) / (above_ms - below_ms)
+    return None
 
 
 def _one(point: LoadPoint | None) -> LoadPoint:

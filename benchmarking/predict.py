@@ -14,7 +14,9 @@ import requests
 from benchmarking.curve import LoadPoint
 from benchmarking.errors import OptimizerUnusable
 from benchmarking.goodput import Slo
-from benchmarking.latency import input_tokens, output_tokens, succeeded
+from benchmarking.intervals import Interval, mean_within_run
+from benchmarking.latency import ITL, TTFT, input_tokens, output_tokens, succeeded
+from benchmarking.records import Load, RequestRecord
 
 TIMEOUT_S = 30.0
 PER_MINUTE = 60.0
@@ -36,20 +38,20 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """A prediction and what was measured. Errors are (predicted - measured) / measured."""
+    """A prediction and the means measured, in ms. Errors are (predicted - measured) / measured."""
 
-    point: LoadPoint
+    load: Load
     prediction: Prediction
+    ttft: Interval
+    itl: Interval
 
     @property
     def ttft_error(self) -> float:
-        assert self.point.ttft is not None
-        return self.prediction.ttft_ms / self.point.ttft.mean.value - 1
+        return self.prediction.ttft_ms / self.ttft.value - 1
 
     @property
     def itl_error(self) -> float:
-        assert self.point.itl is not None
-        return self.prediction.itl_ms / self.point.itl.mean.value - 1
+        return self.prediction.itl_ms / self.itl.value - 1
 
 
 class Optimizer:
@@ -108,9 +110,9 @@ class Optimizer:
         return answer
 
 
-def request_shape(point: LoadPoint) -> tuple[int, int]:
+def request_shape(records: Iterable[RequestRecord]) -> tuple[int, int]:
     """Mean input and output tokens of what was answered, as the optimizer takes them: whole."""
-    answered = succeeded(point.measured)
+    answered = succeeded(records)
     inputs = [tokens for record in answered if (tokens := input_tokens(record)) is not None]
     return round(fmean(inputs)), round(fmean(output_tokens(record) for record in answered))
 
@@ -123,14 +125,28 @@ def is_comparable(point: LoadPoint) -> bool:
 
 
 def predict(
-    optimizer: Optimizer, perf: Mapping[str, Any], points: Sequence[LoadPoint]
+    optimizer: Optimizer, perf: Mapping[str, Any], points: Iterable[LoadPoint]
 ) -> list[Beside]:
-    """Every comparable point beside the optimizer's answer. Raises OptimizerUnusable."""
-    return [
-        Beside(point, optimizer.analyze(perf, request_shape(point), point.offered_per_s))
-        for point in points
-        if is_comparable(point)
-    ]
+    """Every comparable load beside the optimizer's answer. Raises OptimizerUnusable.
+
+    Rows of the same load are its parts: compared is the mean over all their requests.
+    """
+    parts: dict[Load, list[LoadPoint]] = {}
+    for point in filter(is_comparable, points):
+        parts.setdefault(point.load, []).append(point)
+    return [_beside(optimizer, perf, of_load) for of_load in parts.values()]
+
+
+def _beside(optimizer: Optimizer, perf: Mapping[str, Any], parts: Sequence[LoadPoint]) -> Beside:
+    records = [record for part in parts for record in part.measured]
+    durations_s = [part.to_s - part.from_s for part in parts]
+    rate_per_s = fmean([part.offered_per_s for part in parts], weights=durations_s)
+    return Beside(
+        load=parts[0].load,
+        prediction=optimizer.analyze(perf, request_shape(records), rate_per_s),
+        ttft=mean_within_run(TTFT.values(records)),
+        itl=mean_within_run(ITL.values(records)),
+    )
 
 
 def beside_lines(found: Iterable[Beside]) -> Iterator[str]:
@@ -138,13 +154,11 @@ def beside_lines(found: Iterable[Beside]) -> Iterator[str]:
     yield "| | requests/s | predicted | measured | error |"
     yield "|---|---|---|---|---|"
     for beside in found:
-        point, said = beside.point, beside.prediction
-        assert point.ttft is not None
-        assert point.itl is not None
+        said = beside.prediction
         rate = f"{said.rate_per_s:.2f}"
         ttft, itl = f"{said.ttft_ms:.2f}", f"{said.itl_ms:.2f}"
-        yield f"| TTFT, ms | {rate} | {ttft} | {point.ttft.mean} | {beside.ttft_error:+.1%} |"
-        yield f"| ITL, ms | {rate} | {itl} | {point.itl.mean} | {beside.itl_error:+.1%} |"
+        yield f"| TTFT, ms | {rate} | {ttft} | {beside.ttft} | {beside.ttft_error:+.1%} |"
+        yield f"| ITL, ms | {rate} | {itl} | {beside.itl} | {beside.itl_error:+.1%} |"
 
 
 def _prediction(answer: Json, max_rate_per_minute: float) -> Prediction:

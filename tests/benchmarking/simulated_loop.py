@@ -44,7 +44,7 @@ def fitted_in_open_loop(
 ) -> Fit:
     """As `make bench-loop` does it."""
     saturating, capacity_per_s = saturated(shape, server)
-    plan = LoopPlan(shape, 2 * server.rows, 10, check_s=0, search_s=0, length_factors=factors)
+    plan = LoopPlan(shape, 2 * server.rows, 10, check_s=0, length_factors=factors)
     loads = [saturating, *plan.sweep_loads(capacity_per_s)]
     return fit_run(simulated(loads, 1, server), shape.model)
 

@@ -1,7 +1,9 @@
 """`make bench-loop`, shortened: every step against the mock server behind real gunicorn."""
 
 import json
+from collections import Counter
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -11,13 +13,14 @@ from benchmarking.bench_loop import run_loop
 from benchmarking.errors import TargetUnusable
 from benchmarking.fit_files import PERF_FILE, PICTURE_FILE, read_fit
 from benchmarking.goodput import Slo
+from benchmarking.intervals import Interval
 from benchmarking.loop import LoopPlan, Rate, crossing_per_s, result_lines
+from benchmarking.predict import Beside, Prediction
 from benchmarking.records import read_run
-from benchmarking.search import MaxLoad, Shape
+from benchmarking.search import Shape
 from benchmarking.serving import MOCK_APP, served
 from benchmarking.tokenizers import SERVER
 from optimizer.spec import ModelData
-from tests.benchmarking.test_search import MadeServer
 
 STEPS_PER_S, ROWS = 300, 4
 
@@ -35,15 +38,15 @@ def test_the_loop_closes_over_the_mock_server(tmp_path: Path) -> None:
             users=2 * ROWS,
             sweep_s=1.0,
             check_s=1.0,
-            search_s=1.0,
             sweep_shares=(0.15, 0.3, 0.4, 0.5, 0.6),
             length_factors=(1.0,),
+            check_rows=2,
         )
         result, folder = run_loop(api, plan, SERVER, tmp_path)
 
     assert (result.fit.max_batch_size, result.fit.batch_bound) == (ROWS, "rows")
     assert result.fit.decode.at(2) == pytest.approx(1000 / STEPS_PER_S, rel=0.5)
-    assert [beside.point.load.qps for beside in result.checks] == pytest.approx(
+    assert [beside.load.qps for beside in result.checks] == pytest.approx(
         [0.5 * result.capacity.measured, 0.8 * result.capacity.measured]
     )
     assert replace(result, checks=(), max_rate=Rate(115, 100)).misses() == []
@@ -58,9 +61,10 @@ def test_the_loop_closes_over_the_mock_server(tmp_path: Path) -> None:
     assert f"maxBatchSize {ROWS} (from rows)" in lines
 
     run = read_run(folder)
-    assert len(run.rows) >= 1 + 5 + 2 + 1 + 1
+    assert len(run.rows) == 1 + 5 + 4 * 2 + 1
+    assert len(result.fit.decode.x) == 5  # without the rows of the checks
     assert run.rows[0].load == run.rows[-1].load
-    # The search for the maximum rate may overload the server, which then refuses.
+    # Near its capacity the server may refuse.
     assert {record.error.code for record in run.records if record.error} <= {"503"}
     assert read_fit(folder) == result.fit
     perf = ModelData.model_validate(json.loads((folder / PERF_FILE).read_text())).models
@@ -83,23 +87,29 @@ def test_a_loop_that_cannot_go_on_says_why_in_one_line(
     assert capsys.readouterr().err == "bench-loop: nobody answers\n"
 
 
-def test_a_sweep_covers_rates_and_lengths_in_an_order_of_its_seed() -> None:
-    plan = LoopPlan(Shape("m", 64, 32), users=8, sweep_s=10, check_s=10, search_s=10)
-    loads = plan.sweep_loads(10.0)
-    assert {load.input_tokens for load in loads} == {48, 64, 80}
-    assert {load.qps for load in loads} == {3.0, 4.0, 5.0, 6.0, 7.0, 8.0}
-    assert len(set(loads)) == 18
-    assert loads == plan.sweep_loads(10.0)
-    assert loads != sorted(loads, key=lambda load: (load.input_tokens, load.qps or 0))
+def test_sweep_and_checks_are_measured_in_turn_in_an_order_of_the_seed() -> None:
+    plan = LoopPlan(Shape("m", 64, 32), users=8, sweep_s=10, check_s=10)
+    loads = plan.loads(10.0)
+    swept = {load for load, is_check in loads if not is_check}
+    assert {load.input_tokens for load in swept} == {48, 64, 80}
+    assert {load.qps for load in swept} == {3.0, 4.0, 5.0, 6.0, 7.0, 8.0}
+    assert len(swept) == len(loads) - 4 * 8 == 18
+    checks = [load for load, is_check in loads if is_check]
+    assert {load.input_tokens for load in checks} == {64}
+    assert Counter(load.qps for load in checks) == {5.0: 8, 8.0: 8, 6.5: 8, 9.0: 8}
+    kinds = [is_check for _, is_check in loads]
+    assert sum(before != after for before, after in pairwise(kinds)) > 10
+    assert loads == plan.loads(10.0) != replace(plan, seed=1).loads(10.0)
 
 
 def test_the_maximum_rate_lies_where_itl_crosses_the_level() -> None:
-    server = MadeServer()
-    met, missed = (server.measure(Shape("m", 100, 11).at_rate(qps, 1)) for qps in (100.0, 120.0))
-    assert met.itl is not None
-    assert missed.itl is not None
-    level_ms = (3 * met.itl.mean.value + missed.itl.mean.value) / 4
-    assert crossing_per_s(MaxLoad(met, missed), Slo(itl_ms=level_ms)) == pytest.approx(105)
-    assert crossing_per_s(MaxLoad(met, None), Slo(itl_ms=level_ms)) is None
-    failed = Slo(itl_ms=missed.itl.mean.value + 1)
-    assert crossing_per_s(MaxLoad(met, missed), failed) == pytest.approx(110)
+    def measured(rate_per_s: float, itl_ms: float) -> Beside:
+        said = Prediction(rate_per_s, 1.0, 1.0, 0.0, 0.5, 200.0)
+        mean = Interval(itl_ms, itl_ms, itl_ms)
+        return Beside(Shape("m", 64, 32).at_rate(rate_per_s, 1), said, mean, mean)
+
+    curve = [measured(120, 6.0), measured(80, 2.0), measured(100, 4.0)]
+    assert crossing_per_s(curve, Slo(itl_ms=5.5)) == pytest.approx(115)
+    assert crossing_per_s(curve, Slo(itl_ms=2.0)) == pytest.approx(80)
+    assert crossing_per_s(curve, Slo(itl_ms=1.9)) is None
+    assert crossing_per_s(curve, Slo(itl_ms=6.1)) is None

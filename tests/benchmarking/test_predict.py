@@ -3,12 +3,15 @@
 Its clock is simulated, so what is left is the error of the model, the fit and a finite sample.
 """
 
+from statistics import fmean
+
 import pytest
 
 from benchmarking.curve import LoadPoint, load_point, load_points
 from benchmarking.errors import OptimizerUnusable
 from benchmarking.fit import Fit
 from benchmarking.goodput import Slo
+from benchmarking.latency import TTFT
 from benchmarking.loop import MAX_ITL_ERROR, MAX_TTFT_ERROR
 from benchmarking.predict import Optimizer, is_comparable, predict, request_shape
 from benchmarking.records import Load
@@ -93,13 +96,26 @@ def test_posted_data_and_the_same_parameters_give_the_same_answer(
     assert by_parameters.max_rate_per_s > 20.0
 
 
+def test_rows_of_the_same_load_are_parts_of_one(fitted: Fit, optimizer_url: str) -> None:
+    load = SHAPE.at_rate(10, 20)
+    parts = [load_point(*SERVER.measure(load, seed)) for seed in (1, 2, 3)]
+    other = load_point(*SERVER.measure(SHAPE.at_rate(20, 20), 4))
+    found = predict(Optimizer(optimizer_url), fitted.perf_data("m", "cpu"), [*parts, other])
+    assert [beside.load.qps for beside in found] == [10, 20]
+    ttfts_ms = [ttft for part in parts for ttft in TTFT.values(part.measured)]
+    assert found[0].ttft.value == pytest.approx(fmean(ttfts_ms))
+    held_s = [part.to_s - part.from_s for part in parts]
+    rate_per_s = sum(part.offered_per_s * s for part, s in zip(parts, held_s, strict=True))
+    assert found[0].prediction.rate_per_s == pytest.approx(rate_per_s / sum(held_s))
+
+
 def test_only_poisson_arrivals_are_compared() -> None:
     rows = [[made_record(due_s=i / 10) for i in range(5)] for _ in range(3)]
     poisson = SHAPE.at_rate(10, 1)
     constant = Load("m", 64, 64, 10, qps=10)
     points = load_points(made_run(rows, [poisson, constant, SHAPE.at_concurrency(2, 5)]))
     assert [is_comparable(point) for point in points] == [True, False, False]
-    assert request_shape(points[0]) == (100, 11)
+    assert request_shape(points[0].measured) == (100, 11)
 
 
 def test_an_optimizer_that_refuses_or_is_not_there_is_named(
