@@ -56,6 +56,32 @@ typename Simd::Vector load_element(const int8_t* from) {
   return Simd::load_int8(from);
 }
 
+// Some dimensions of the vectors at kLanes positions, as one vector for each dimension.
+template <class Simd, class Element>
+class Columns {
+ public:
+  static constexpr int kDims = Simd::kLanes;
+  Columns(const Element* from, int64_t stride) { Simd::load_columns(from, stride, columns_); }
+  typename Simd::Vector operator[](int dim) const { return columns_[dim]; }
+
+ private:
+  typename Simd::Vector columns_[kDims];
+};
+
+// Of bytes four dimensions are moved as one: a quarter of the shuffles.
+template <class Simd>
+class Columns<Simd, int8_t> {
+ public:
+  static constexpr int kDims = 4 * Simd::kLanes;
+  Columns(const int8_t* from, int64_t stride) { Simd::load_quads(from, stride, quads_); }
+  typename Simd::Vector operator[](int dim) const {
+    return Simd::from_quad(quads_[dim / 4], dim % 4);
+  }
+
+ private:
+  typename Simd::Vector quads_[Simd::kLanes];
+};
+
 // c += a b, for kRows rows and kVectors vectors of columns, where b is [depth][columns]. Every k is
 // a step of `prefetch`.
 template <class Simd, int kRows, int kVectors, class Element>
@@ -192,14 +218,14 @@ inline void gather_queries(const AttentionCall& call, const AttentionTask& task,
 // Keys [kPositions][slot] to floats [head_dim][kPositions].
 template <class Simd, class Element>
 void transpose_keys(const Element* keys, int slot, int head_dim, float* transposed) {
-  constexpr int kLanes = Simd::kLanes;
-  const int whole_dims = head_dim / kLanes * kLanes;
-  for (int position = 0; position < kPositions; position += kLanes) {
-    for (int i = 0; i < whole_dims; i += kLanes) {
-      typename Simd::Vector columns[kLanes];
-      Simd::load_columns(keys + position * slot + i, slot, columns);
-      for (int lane = 0; lane < kLanes; ++lane) {
-        Simd::store(transposed + (i + lane) * kPositions + position, columns[lane]);
+  constexpr int kDims = Columns<Simd, Element>::kDims;
+  const int whole_dims = head_dim / kDims * kDims;
+  for (int position = 0; position < kPositions; position += Simd::kLanes) {
+    for (int i = 0; i < whole_dims; i += kDims) {
+      const Columns<Simd, Element> columns(keys + position * slot + i, slot);
+#pragma GCC unroll 32
+      for (int dim = 0; dim < kDims; ++dim) {
+        Simd::store(transposed + (i + dim) * kPositions + position, columns[dim]);
       }
     }
   }
@@ -216,25 +242,28 @@ void score(const float* query, const Element* keys, int slot, int head_dim, floa
            Prefetch prefetch) {
   constexpr int kLanes = Simd::kLanes;
   constexpr int kVectors = 4;  // whose sums do not wait for each other
-  const int whole_dims = head_dim / kLanes * kLanes;
+  constexpr int kDims = Columns<Simd, Element>::kDims;
+  const int whole_dims = head_dim / kDims * kDims;
   for (int position = 0; position < kPositions; position += kVectors * kLanes) {
     typename Simd::Vector sums[kVectors];
 #pragma GCC unroll 4
     for (int vector = 0; vector < kVectors; ++vector) {
       sums[vector] = Simd::set(0.0f);
     }
-    for (int i = 0; i < whole_dims; i += kLanes) {
-      for (int lane = 0; lane < kLanes; ++lane) {
+    for (int i = 0; i < whole_dims; i += kDims) {
+      for (int dim = 0; dim < kDims; ++dim) {
         prefetch.step();
       }
-#pragma GCC unroll 4
-      for (int vector = 0; vector < kVectors; ++vector) {
-        typename Simd::Vector columns[kLanes];
-        Simd::load_columns(keys + (position + vector * kLanes) * slot + i, slot, columns);
-#pragma GCC unroll 8
-        for (int lane = 0; lane < kLanes; ++lane) {
-          const auto factor = Simd::set(query[i + lane]);
-          sums[vector] = Simd::multiply_add(factor, columns[lane], sums[vector]);
+#pragma GCC unroll 2
+      for (int vector = 0; vector < kVectors; vector += 2) {
+        const Element* from = keys + (position + vector * kLanes) * slot + i;
+        const Columns<Simd, Element> even(from, slot);
+        const Columns<Simd, Element> odd(from + kLanes * slot, slot);
+#pragma GCC unroll 32
+        for (int dim = 0; dim < kDims; ++dim) {
+          const auto factor = Simd::set(query[i + dim]);
+          sums[vector] = Simd::multiply_add(factor, even[dim], sums[vector]);
+          sums[vector + 1] = Simd::multiply_add(factor, odd[dim], sums[vector + 1]);
         }
       }
     }

@@ -2,6 +2,8 @@
 // same names in each.
 #pragma once
 
+#include <cstring>
+
 #include "half.h"
 
 #if defined(__x86_64__)
@@ -73,8 +75,13 @@ struct Scalar {
   static Vector divide(Vector a, Vector b) { return a / b; }
   static Vector minus_magnitude(Vector v) { return float_from_bits(bits_from_float(v) | kSignBit); }
   static Vector where_negative(Vector x, Vector a, Vector b) { return x < 0.0f ? a : b; }
-  static void load_columns(const int8_t* from, int64_t, Vector (&columns)[1]) {
-    columns[0] = *from;
+  static void load_quads(const int8_t* from, int64_t, Vector (&quads)[1]) {
+    std::memcpy(quads, from, sizeof quads);
+  }
+  static Vector from_quad(Vector quad, int byte) {
+    int8_t bytes[sizeof quad];
+    std::memcpy(bytes, &quad, sizeof quad);
+    return bytes[byte];
   }
   static Vector load_int8(const int8_t* from) { return *from; }
   static Vector load_half(const uint16_t* from) { return half_to_float(*from); }
@@ -111,7 +118,8 @@ struct Simd256 {
     return _mm256_blendv_ps(b, a, _mm256_cmp_ps(x, _mm256_setzero_ps(), _CMP_LT_OQ));
   }
   static Vector load_int8(const int8_t* from) {
-    return floats_from_low_bytes(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from)));
+    const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(from));
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes));
   }
   static Vector load_half(const uint16_t* from) {
     return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
@@ -134,15 +142,7 @@ struct Simd256 {
 
   // columns[i][j] = from[j][i] for a square of kLanes x kLanes.
   static void load_columns(const float* from, int64_t stride, Vector (&columns)[kLanes]) {
-    for (int i = 0; i < 4; ++i) {
-      const float* upper = from + i * stride;
-      const float* lower = from + (i + 4) * stride;
-      columns[i] = _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(upper)),
-                                        _mm_loadu_ps(lower), 1);
-      columns[i + 4] = _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(upper + 4)),
-                                            _mm_loadu_ps(lower + 4), 1);
-    }
-    transpose_quarters(columns);
+    load_words(from, stride * static_cast<int64_t>(sizeof(float)), columns);
   }
   static void load_columns(const uint16_t* from, int64_t stride, Vector (&columns)[kLanes]) {
     for (int i = 0; i < 4; ++i) {
@@ -155,21 +155,28 @@ struct Simd256 {
     }
     transpose_quarters(columns);
   }
-  static void load_columns(const int8_t* from, int64_t stride, Vector (&columns)[kLanes]) {
-    for (int i = 0; i < 4; ++i) {
-      const __m128i upper = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(from + i * stride));
-      const __m128i lower =
-          _mm_loadl_epi64(reinterpret_cast<const __m128i*>(from + (i + 4) * stride));
-      const __m128i halves = _mm_unpacklo_epi32(upper, lower);  // both left ones, both right ones
-      columns[i] = floats_from_low_bytes(halves);
-      columns[i + 4] = floats_from_low_bytes(_mm_unpackhi_epi64(halves, halves));
-    }
-    transpose_quarters(columns);
+  // Bytes are moved four at a time: lane j of quads[i] is what from[j][4 i…] has, for from_quad.
+  static void load_quads(const int8_t* from, int64_t stride, Vector (&quads)[kLanes]) {
+    load_words(from, stride, quads);
+  }
+  static Vector from_quad(Vector quad, int byte) {
+    const __m256i on_top = _mm256_slli_epi32(_mm256_castps_si256(quad), 24 - 8 * byte);
+    return _mm256_cvtepi32_ps(_mm256_srai_epi32(on_top, 24));
   }
 
  private:
-  static Vector floats_from_low_bytes(__m128i bytes) {
-    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes));
+  // columns[i][j] = word i of the row that begins j strides of bytes behind `from`.
+  static void load_words(const void* from, int64_t stride, Vector (&columns)[kLanes]) {
+    const auto* rows = static_cast<const char*>(from);
+    for (int i = 0; i < 4; ++i) {
+      const auto* upper = reinterpret_cast<const float*>(rows + i * stride);
+      const auto* lower = reinterpret_cast<const float*>(rows + (i + 4) * stride);
+      columns[i] = _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(upper)),
+                                        _mm_loadu_ps(lower), 1);
+      columns[i + 4] = _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(upper + 4)),
+                                            _mm_loadu_ps(lower + 4), 1);
+    }
+    transpose_quarters(columns);
   }
 
   // From the left halves of rows i and i + 4, then the right ones, to columns.

@@ -16,6 +16,7 @@ namespace {
 
 constexpr int kThreads = 3;
 constexpr int kFloat32 = 0;
+constexpr int kInt8Cache = 2;
 
 std::mt19937 generator(0);
 int num_failures = 0;
@@ -121,6 +122,24 @@ void run_draw(HearthContext* context, int variant) {
   }
 }
 
+// Vectors as a cache of bytes has them: with the scale behind each.
+std::vector<int8_t> as_bytes(const std::vector<float>& vectors, size_t head_dim) {
+  std::vector<int8_t> packed;
+  for (size_t first = 0; first < vectors.size(); first += head_dim) {
+    float largest = 0.0f;
+    for (size_t i = first; i < first + head_dim; ++i) {
+      largest = std::max(largest, std::fabs(vectors[i]));
+    }
+    const float scale = largest / 127;
+    for (size_t i = first; i < first + head_dim; ++i) {
+      packed.push_back(static_cast<int8_t>(std::lround(vectors[i] / scale)));
+    }
+    const auto* bytes = reinterpret_cast<const int8_t*>(&scale);
+    packed.insert(packed.end(), bytes, bytes + sizeof scale);
+  }
+  return packed;
+}
+
 void run_attention(HearthContext* context, int variant, int64_t groups, int64_t head_dim,
                    int64_t window) {
   constexpr int64_t kRows = 3;
@@ -137,9 +156,21 @@ void run_attention(HearthContext* context, int variant, int64_t groups, int64_t 
   hearth_attention(context, queries.data(), width, kFloat32, keys.data(), values.data(),
                    kHeads * kCapacity * head_dim, kCapacity * head_dim, rows.data(),
                    lengths.data(), tokens, kHeads, groups, head_dim, window, 0.3f, out.data());
-  for (const float value : out) {
-    expect(std::fabs(value - 2.0f) < 1e-4f, "an average is wrong", variant);
-  }
+  const auto expect_averages = [&] {
+    for (const float value : out) {
+      expect(std::fabs(value - 2.0f) < 1e-4f, "an average is wrong", variant);
+    }
+  };
+  expect_averages();
+  std::fill(out.begin(), out.end(), 0.0f);
+  const auto size = static_cast<size_t>(head_dim);
+  const std::vector<int8_t> key_bytes = as_bytes(keys, size);
+  const std::vector<int8_t> value_bytes = as_bytes(values, size);
+  const int64_t stride = kCapacity * (head_dim + static_cast<int64_t>(sizeof(float)));
+  hearth_attention(context, queries.data(), width, kInt8Cache, key_bytes.data(),
+                   value_bytes.data(), kHeads * stride, stride, rows.data(), lengths.data(),
+                   tokens, kHeads, groups, head_dim, window, 0.3f, out.data());
+  expect_averages();
 }
 
 // A model of one layer, with memory for what it points to.
