@@ -22,12 +22,13 @@ from inference_api.engine.weight_files import (
 from inference_api.errors import StartupError
 from inference_api.kernels.packing import (
     BITS,
+    CACHE_BYTES,
     FLOAT_BITS,
     GROUP,
     MAX_HEAD_DIM,
     Bits,
     cache_dtype,
-    cache_vector_bytes,
+    cache_slot,
 )
 
 CONFIG = "config.json"
@@ -153,10 +154,10 @@ def memory_faults(
     dtype_bytes = DTYPE_BYTES[options.dtype]
     weights = weight_bytes(config, dtype_bytes, bits)
     if bits is not None and decodes_by_kernels(config, bits):
-        chosen = cache_dtype(options.kv_cache_dtype, bits)
-        vector_bytes = cache_vector_bytes(chosen, config.head_dim)
+        element_bytes = CACHE_BYTES[cache_dtype(options.kv_cache_dtype, bits)]
     else:
-        vector_bytes = config.head_dim * dtype_bytes
+        element_bytes = dtype_bytes
+    vector_bytes = element_bytes * cache_slot(element_bytes, config.head_dim)
     cache = config.kv_cache_bytes(max_rows, context, vector_bytes)
     if available_bytes is None or weights + cache <= available_bytes:
         return []

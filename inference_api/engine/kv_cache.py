@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from inference_api.engine.config import ModelConfig, cache_capacity
-from inference_api.kernels.packing import CACHE_SCALE_BYTES
+from inference_api.kernels.packing import cache_slot
 
 LayerSlices = tuple[Tensor, ...]  # per layer [1, kv_heads, positions, head_dim]
 
@@ -31,7 +31,7 @@ class KVCache:
         dtype: torch.dtype,
     ) -> None:
         capacity = cache_capacity(max_seq_len)
-        slot = config.head_dim + (CACHE_SCALE_BYTES if dtype == torch.int8 else 0)
+        slot = cache_slot(dtype.itemsize, config.head_dim)
         shape = (config.num_layers, max_rows, config.num_kv_heads, capacity, slot)
         # zero_ touches every page: memory that is not there is missed now, not under load.
         self.keys = torch.empty(shape, dtype=dtype, device=device).zero_()

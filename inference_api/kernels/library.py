@@ -19,13 +19,7 @@ from torch import Tensor
 
 from inference_api.kernels.build import BuildFailed, library_path
 from inference_api.kernels.model_structs import Model
-from inference_api.kernels.packing import (
-    CACHE_SCALE_BYTES,
-    GROUP,
-    MAX_HEAD_DIM,
-    Bits,
-    packed_bytes,
-)
+from inference_api.kernels.packing import GROUP, MAX_HEAD_DIM, Bits, cache_slot, packed_bytes
 
 CACHE_TYPES = {torch.float32: 0, torch.float16: 1, torch.int8: 2}
 PORTABLE = "portable"  # the variant without instructions of its own
@@ -164,8 +158,7 @@ class Kernels:
         assert keys.shape == values.shape
         assert keys.stride() == values.stride()
         assert keys.dtype == values.dtype
-        slot = head_dim + (CACHE_SCALE_BYTES if keys.dtype == torch.int8 else 0)
-        assert keys.stride()[2:] == (slot, 1)
+        assert keys.stride()[2:] == (cache_slot(keys.itemsize, head_dim), 1)
         assert queries.stride()[1:] == (head_dim, 1)
         assert head_dim <= MAX_HEAD_DIM
         assert rows.shape == lengths.shape == (tokens,)

@@ -20,9 +20,9 @@ def cache_dtype(kv_cache_dtype: str, bits: Bits) -> str:
     return "float32" if bits == FLOAT_BITS["float32"] else "float16"
 
 
-def cache_vector_bytes(dtype: str, head_dim: int) -> int:
-    """Of a key or a value in such a cache."""
-    return head_dim * CACHE_BYTES[dtype] + (CACHE_SCALE_BYTES if dtype == "int8" else 0)
+def cache_slot(element_bytes: int, head_dim: int) -> int:
+    """Elements of the cache that a key or a value takes: bytes have their scale behind them."""
+    return head_dim + (CACHE_SCALE_BYTES if element_bytes == CACHE_BYTES["int8"] else 0)
 
 
 def packed_bytes(bits: Bits, outputs: int, inputs: int) -> int:

@@ -156,14 +156,16 @@ def test_a_token_is_the_same_in_any_company_and_on_any_number_of_threads(
             assert torch.equal(alone[0], together[token])
 
 
-def test_what_a_row_does_not_see_does_not_matter(kernels: Kernels) -> None:
-    keys, values = (random(ROWS, 2, CAPACITY, 16, seed=i) for i in (1, 2))
-    queries, rows, lengths = random(2, 4, 16), [0, 3], [40, 7]
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int8])
+def test_what_a_row_does_not_see_does_not_matter(kernels: Kernels, dtype: torch.dtype) -> None:
+    keys, values = caches(2, 32, dtype)
+    queries, rows, lengths = random(2, 4, 32), [0, 3], [40, 7]
     clean = attend(kernels, queries, keys, values, rows, lengths, 0.25)
     for cache in (keys, values):
-        cache[0, :, 40:] = torch.nan
-        cache[3, :, 7:] = torch.inf
-        cache[[1, 2, 4]] = torch.nan
+        unseen = cache.view(torch.float32)  # of bytes, four at a time and the scales
+        unseen[0, :, 40:] = torch.nan
+        unseen[3, :, 7:] = torch.inf
+        unseen[[1, 2, 4]] = torch.nan
     assert torch.equal(attend(kernels, queries, keys, values, rows, lengths, 0.25), clean)
 
 
