@@ -30,7 +30,7 @@ class LoadPoint:
     """Rates hold while the load was held: neither the ramp nor the drain counts.
 
     A latency is None where no request has it. `measured` are the requests without the warm-up, in
-    the order of their schedule.
+    the order of their schedule. `stolen_share`: ClientOverhead's.
     """
 
     load: Load
@@ -45,6 +45,7 @@ class LoadPoint:
     ttft: Spread | None
     itl: Spread | None
     e2e: Spread | None
+    stolen_share: float | None
 
     def goodput(self, slo: Slo) -> Goodput:
         """Of what came due while the load was held."""
@@ -94,6 +95,7 @@ def load_point(row: RowRecord, records: Sequence[RequestRecord]) -> LoadPoint:
         ttft=spread(TTFT, measured),
         itl=spread(ITL, measured),
         e2e=spread(E2E, measured),
+        stolen_share=row.overhead.stolen_share if row.overhead else None,
     )
 
 

@@ -10,6 +10,8 @@ from benchmarking.records import RequestRecord
 
 FloatArray = npt.NDArray[np.float64]
 
+LAST_PART = 0.1  # of the time from an answer's first token to its last
+
 
 class InFlight:
     """The number of requests sent and not yet ended, as a step function. Immutable: any thread.
@@ -40,13 +42,14 @@ class InFlight:
 
 
 def max_decoding(records: Iterable[RequestRecord]) -> int:
-    """The most answers that were ever under way at once: begun, and not yet at their last step.
+    """The most answers that were ever under way at once: begun, and not yet in their last part.
 
-    Without that step, a last token that was read late does not meet who took its place meanwhile.
+    Without that part, at least a step, last tokens that come late do not meet who took their place
+    meanwhile.
     """
     begun = [record for record in records if record.chunk_s]
     first_s = np.sort([record.chunk_s[0] for record in begun])
-    last_s = np.sort([record.chunk_s[-1] - (itl_s(record) or 0.0) for record in begun])
+    last_s = np.sort([record.chunk_s[-1] - _last_part_s(record) for record in begun])
     have_begun = np.searchsorted(first_s, first_s, side="right")
     have_ended = np.searchsorted(last_s, first_s, side="left")
     return int((have_begun - have_ended).max(initial=0))
@@ -68,6 +71,10 @@ def admitted_s(records: Iterable[RequestRecord], places: int) -> list[float]:
         free_s.append(max(_ended_s(record), start_s))
         free_s.sort()
     return admitted
+
+
+def _last_part_s(record: RequestRecord) -> float:
+    return max(itl_s(record) or 0.0, LAST_PART * (record.chunk_s[-1] - record.chunk_s[0]))
 
 
 def _ended_s(record: RequestRecord) -> float:

@@ -13,6 +13,7 @@ from typing import Any
 
 from benchmarking.answers import Answer
 from benchmarking.client import Address, Peer
+from benchmarking.machine import stolen_s
 from benchmarking.records import ClientOverhead, RequestError
 
 PROGRESS_PERIOD_S = 0.25
@@ -182,6 +183,7 @@ class _Watch:
     def __init__(self, tell: Callable[[], None]) -> None:
         self._tell = tell
         self._cpu_s = time.process_time()
+        self._stolen_s = stolen_s()
         self._began_s = time.monotonic()
         self._lags_s: list[float] = []
         self._task = asyncio.create_task(self._run())
@@ -192,7 +194,11 @@ class _Watch:
         elapsed_s = time.monotonic() - self._began_s
         lags_s = sorted(self._lags_s) or [0.0]
         p50_s, p99_s = (lags_s[len(lags_s) * percent // 100] for percent in (50, 99))
-        return ClientOverhead(cpu_s / elapsed_s, p50_s, p99_s, lags_s[-1])
+        now_stolen_s = stolen_s()
+        stolen_share = None
+        if now_stolen_s is not None and self._stolen_s is not None:
+            stolen_share = (now_stolen_s - self._stolen_s) / elapsed_s
+        return ClientOverhead(cpu_s / elapsed_s, p50_s, p99_s, lags_s[-1], stolen_share)
 
     async def _run(self) -> None:
         told_s = due_s = self._began_s

@@ -2,22 +2,26 @@
 
 `close_loop` is the whole. Loads are Poisson arrivals, because that is what the optimizer's replica
 has, in the sweep and in the check alike. The rows of both are measured in turn, so that a machine
-whose speed drifts does so for both; the fit never sees a row of a check.
+whose speed drifts does so for both; the fit never sees a row of a check. A row in which the host
+of a virtual machine took too much of it is measured again: by what it took, not by what came out.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from random import Random
+from typing import TypeVar
 
 from benchmarking.curve import LoadPoint
 from benchmarking.driver import Driver
-from benchmarking.errors import Interrupted
+from benchmarking.errors import Disturbed, Interrupted
 from benchmarking.fit import Fit, fit_run
 from benchmarking.goodput import Slo
 from benchmarking.predict import Beside, Optimizer, beside_lines, predict, request_shape
 from benchmarking.records import Load
 from benchmarking.search import Shape
+
+T = TypeVar("T")
 
 REQUESTS_EACH = 8  # of each user of the closed loop that finds places and capacity
 # What the proof allows, of what was measured.
@@ -29,7 +33,7 @@ class LoopPlan:
     """`shape`: what is checked. `users`: more than the server has places. Seconds are per row.
 
     A load near capacity is known worst: what waits for a place is rare and comes in bursts, so
-    a check has many rows.
+    the last of the check shares has more rows.
     """
 
     shape: Shape
@@ -43,7 +47,10 @@ class LoopPlan:
     check_shares: tuple[float, ...] = (0.5, 0.8)  # of what `users` get, too
     # Measured as well, so that the highest rate within a level lies between two.
     more_shares: tuple[float, ...] = (0.65, 0.9)
-    check_rows: int = 8  # of each share
+    rounds: int = 6  # each of all checks and a part of the sweep
+    last_rows: int = 2  # of the last of the check shares in each round; of the others one
+    max_stolen_share: float = 0.1  # of a core, in a row that counts
+    max_disturbed: int = 60  # rows that do not count
 
     def sweep_loads(self, saturated_per_s: float) -> list[Load]:
         """Rates and prompt lengths around the ones that are checked."""
@@ -62,6 +69,10 @@ class LoopPlan:
             for share in (*self.check_shares, *self.more_shares)
         ]
 
+    @property
+    def saturating(self) -> Load:
+        return self.shape.at_concurrency(self.users, REQUESTS_EACH)
+
     def loads(self, saturated_per_s: float) -> list[tuple[Load, bool]]:
         """Of sweep and checks, and whether it is a check. Each of the rounds has every load to be
         checked and a part of the sweep, in random order: a machine that slows down meanwhile must
@@ -69,13 +80,52 @@ class LoopPlan:
         rng = Random(self.seed)
         sweep = self.sweep_loads(saturated_per_s)
         rng.shuffle(sweep)
+        checks = self.check_loads(saturated_per_s)
+        checks += [checks[len(self.check_shares) - 1]] * (self.last_rows - 1)
         loads = []
-        for number in range(self.check_rows):
-            in_turn = [(load, True) for load in self.check_loads(saturated_per_s)]
-            in_turn += [(load, False) for load in sweep[number :: self.check_rows]]
+        for number in range(self.rounds):
+            in_turn = [(load, True) for load in checks]
+            in_turn += [(load, False) for load in sweep[number :: self.rounds]]
             rng.shuffle(in_turn)
             loads += in_turn
         return loads
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """All that was measured, in order. `checked` and `disturbed` are numbers of rows."""
+
+    points: tuple[LoadPoint, ...]
+    saturated: LoadPoint
+    checked: tuple[int, ...]
+    disturbed: tuple[int, ...]
+
+
+def measure_in_turn(plan: LoopPlan) -> Generator[Load, LoadPoint, Rows]:
+    """The closed loop that finds the capacity, then sweep and checks.
+
+    A row in which the host took too much is measured again at once. Raises Disturbed.
+    """
+    points: list[LoadPoint] = []
+    disturbed: list[int] = []
+
+    def undisturbed(load: Load) -> Generator[Load, LoadPoint, LoadPoint]:
+        while True:
+            point = yield load
+            points.append(point)
+            if (point.stolen_share or 0.0) <= plan.max_stolen_share:
+                return point
+            disturbed.append(len(points) - 1)
+            if len(disturbed) > plan.max_disturbed:
+                raise Disturbed(len(points), len(disturbed), plan.max_stolen_share)
+
+    saturated = yield from undisturbed(plan.saturating)
+    checked = []
+    for load, is_check in plan.loads(saturated.throughput_per_s):
+        yield from undisturbed(load)
+        if is_check:
+            checked.append(len(points) - 1)
+    return Rows(tuple(points), saturated, tuple(checked), tuple(disturbed))
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +145,8 @@ class LoopResult:
     """`max_rate` is None where no rate keeps `slo` on average, or where the loads did not cross it.
 
     `capacity_again_per_s`: what the closed loop that measured `capacity` got after all the rest. By
-    how much it differs the machine itself drifted meanwhile.
+    how much it differs the machine itself drifted meanwhile. `num_disturbed` of `num_rows` do not
+    count.
     """
 
     fit: Fit
@@ -104,6 +155,8 @@ class LoopResult:
     slo: Slo
     max_rate: Rate | None
     capacity_again_per_s: float
+    num_rows: int
+    num_disturbed: int
 
     def misses(self) -> list[str]:
         """What is predicted worse than allowed; empty where the loop is proved."""
@@ -120,25 +173,20 @@ class LoopResult:
 def close_loop(
     plan: LoopPlan, driver: Driver, optimizer: Optimizer, tell: Callable[[str], None]
 ) -> LoopResult:
-    """Raises Interrupted, Unfit, OptimizerUnusable, RowRefused and NotWritable."""
-    saturating = plan.shape.at_concurrency(plan.users, REQUESTS_EACH)
-    saturated = _one(driver.measure(saturating))
-    capacity_per_s = saturated.throughput_per_s
-    checked: dict[int, LoadPoint] = {}  # by number of their row
-    for load, is_check in plan.loads(capacity_per_s):
-        row = len(driver.run.rows)
-        point = _one(driver.measure(load))
-        if is_check:
-            checked[row] = point
-    fitted = fit_run(driver.run, plan.shape.model, left_out=checked)
+    """Raises Interrupted, Disturbed, Unfit, OptimizerUnusable, RowRefused and NotWritable."""
+    rows = _told(driver.drive(measure_in_turn(plan)))
+    capacity_per_s = rows.saturated.throughput_per_s
+    left_out = {*rows.checked, *rows.disturbed}
+    fitted = fit_run(driver.run, plan.shape.model, left_out=left_out)
     perf = fitted.perf_data(plan.shape.model, plan.accelerator)
     optimizer.set_perf(perf)
     tell(f"fitted and posted: {perf}")
 
-    tokens = request_shape(saturated.measured)
+    tokens = request_shape(rows.saturated.measured)
     top = optimizer.max_rate(perf, tokens, Slo())
     assert top is not None  # without targets every replica has a highest rate
-    found = {beside.load: beside for beside in predict(optimizer, perf, checked.values())}
+    checked = [rows.points[row] for row in rows.checked]
+    found = {beside.load: beside for beside in predict(optimizer, perf, checked)}
     besides = [found[load] for load in plan.check_loads(capacity_per_s)]
     slo = Slo(itl_ms=fitted.decode.at(fitted.max_batch_size / 4))
     within = optimizer.max_rate(perf, tokens, slo)
@@ -149,7 +197,9 @@ def close_loop(
         checks=tuple(besides[: len(plan.check_shares)]),
         slo=slo,
         max_rate=Rate(within.rate_per_s, crossed_per_s) if within and crossed_per_s else None,
-        capacity_again_per_s=_one(driver.measure(saturating)).throughput_per_s,
+        capacity_again_per_s=_told(driver.measure(plan.saturating)).throughput_per_s,
+        num_rows=len(rows.points),
+        num_disturbed=len(rows.disturbed),
     )
 
 
@@ -166,10 +216,10 @@ def crossing_per_s(measured: Iterable[Beside], slo: Slo) -> float | None:
     return None
 
 
-def _one(point: LoadPoint | None) -> LoadPoint:
-    if point is None:
+def _told(finding: T | None) -> T:
+    if finding is None:
         raise Interrupted
-    return point
+    return finding
 
 
 def result_lines(result: LoopResult) -> Sequence[str]:
@@ -194,6 +244,8 @@ def result_lines(result: LoopResult) -> Sequence[str]:
         "",
         f"The closed loop that measured the capacity got {before:.2f} requests/s at first and "
         f"{after:.2f} at the end, {after / before - 1:+.1%}: so much the machine itself drifted.",
+        f"{result.num_disturbed} of {result.num_rows} rows were measured again, because the host "
+        "of this virtual machine took too much of it meanwhile.",
     ]
 
 

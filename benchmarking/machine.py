@@ -7,6 +7,8 @@ from datetime import date
 from importlib.metadata import version
 from pathlib import Path
 
+STEAL = 8  # field of the first line of /proc/stat, after its name
+
 
 def describe_machine(*packages: str) -> str:
     """One line: processor, cores, memory, GPU, Python, the versions of `packages`, and the date."""
@@ -19,6 +21,16 @@ def describe_machine(*packages: str) -> str:
         date.today().isoformat(),
     ]
     return "; ".join(parts)
+
+
+def stolen_s() -> float | None:
+    """Processor time, of all cores together, that the host of a virtual machine has given to others
+    since the start although somebody here had work; None where no kernel tells (proc_stat(5))."""
+    try:
+        of_all_cores = Path("/proc/stat").read_text(encoding="ascii").partition("\n")[0].split()
+    except OSError:
+        return None
+    return int(of_all_cores[STEAL]) / os.sysconf("SC_CLK_TCK")
 
 
 def _processor_name() -> str:

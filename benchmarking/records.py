@@ -111,12 +111,17 @@ class RequestRecord:
 
 @dataclass(frozen=True, slots=True)
 class ClientOverhead:
-    """Whether the client itself was the bottleneck: measured in its process during one row."""
+    """Whether the client itself was the bottleneck: measured in its process during one row.
 
-    cpu_share: float  # CPU seconds per second, of one core
+    `stolen_share`: what the host took from the client's machine, from everybody on it; None where
+    no kernel tells. Shares are CPU seconds per second, of one core.
+    """
+
+    cpu_share: float
     lag_p50_s: float  # how late its event loop ran a timer
     lag_p99_s: float
     lag_max_s: float
+    stolen_share: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from benchmarking.fit import Fit
 from benchmarking.fit_points import batch_limit
 from benchmarking.goodput import Slo, goodput_by_model
 from benchmarking.knee import knee
-from benchmarking.records import Run
+from benchmarking.records import RowRecord, Run
 from benchmarking.report_svg import to_svg
 from benchmarking.switching import switching_matrix
 
@@ -222,19 +222,36 @@ def _findings(run: Run, fit: Fit | None, changes: Sequence[Change]) -> list[Sect
 
 
 def _client(run: Run) -> Section:
-    head = ("row", "CPU of a core", "timer late p99 ms", "timer late max ms", "error")
+    head = (
+        "row",
+        "CPU of a core",
+        "timer late p99 ms",
+        "timer late max ms",
+        "taken by the host",
+        "error",
+    )
     body = [
         (
             row.name,
             f"{row.overhead.cpu_share:.1%}" if row.overhead else "",
             f"{1000 * row.overhead.lag_p99_s:.3g}" if row.overhead else "",
             f"{1000 * row.overhead.lag_max_s:.3g}" if row.overhead else "",
+            _stolen(row),
             row.error or "",
         )
         for row in run.rows
     ]
-    note = "What the client's own process took: it must not be what limits the load."
+    note = (
+        "What the client's own process took: it must not be what limits the load. And what the "
+        "host of a virtual machine took from all on it, in parts of a core: rows that differ in "
+        "it cannot be compared."
+    )
     return Section("client", "The client itself", note, "no row was run.", table=_table(head, body))
+
+
+def _stolen(row: RowRecord) -> str:
+    share = row.overhead.stolen_share if row.overhead else None
+    return "" if share is None else f"{share:.1%}"
 
 
 def _picture(id_: str, title: str, note: str, absence: str, figure: Figure | None) -> Section:

@@ -51,6 +51,8 @@ def _figures(metrics: Metrics) -> str:
         parts.append(f"{window['output_tokens_per_s']:.1f} tokens/s")
     if client := metrics["client"]:
         parts.append(f"client {client['cpu_share']:.1%} of a core")
+        if client["stolen_share"]:
+            parts.append(f"host took {client['stolen_share']:.1%}")
     return ", ".join(parts)
 
 

@@ -99,6 +99,14 @@ def test_answers_under_way_are_counted_from_their_first_token_to_their_last_step
     assert max_decoding([]) == 0
 
 
+def test_a_last_token_that_comes_late_does_not_meet_who_took_its_place() -> None:
+    times_s = ((0.0, 1.0), (0.91, 2.0))
+    records = [
+        replace(made_record(tokens=101), chunk_s=(first_s, last_s)) for first_s, last_s in times_s
+    ]
+    assert max_decoding(records) == 1
+
+
 def test_places_are_given_first_come_first_served() -> None:
     records = [lasting(0, 4), lasting(1, 6), lasting(2, 8), lasting(7, 9)]
     assert admitted_s(records, places=2) == [0, 1, 4, 7]

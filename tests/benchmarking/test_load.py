@@ -7,11 +7,13 @@ from itertools import pairwise
 from random import Random
 from threading import Event
 
+import psutil
 import pytest
 
 from benchmarking.errors import LoadProcessFailed
 from benchmarking.load import Exchange, LoadJob, LoadResult, Progress
 from benchmarking.load_process import run_load
+from benchmarking.machine import stolen_s
 from benchmarking.records import Distribution
 from benchmarking.schedule import due_times_s
 from benchmarking.scripted_server import Ending, Script, Stall, scripted
@@ -190,6 +192,15 @@ def test_the_client_reports_what_it_took_itself() -> None:
     assert overhead is not None
     assert 0 < overhead.cpu_share < 1
     assert 0 <= overhead.lag_p50_s <= overhead.lag_p99_s <= overhead.lag_max_s
+    assert overhead.stolen_share is not None
+    assert 0 <= overhead.stolen_share < psutil.cpu_count()
+
+
+def test_what_the_host_took_is_read_as_psutil_reads_it() -> None:
+    before_s, told_s, after_s = stolen_s(), psutil.cpu_times().steal, stolen_s()
+    assert before_s is not None
+    assert after_s is not None
+    assert before_s <= told_s <= after_s
 
 
 @pytest.mark.parametrize(

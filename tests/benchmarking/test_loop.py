@@ -1,7 +1,9 @@
 """`make bench-loop`, shortened: every step against the mock server behind real gunicorn."""
 
 import json
+import math
 from collections import Counter
+from collections.abc import Container
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -10,17 +12,26 @@ import pytest
 
 from benchmarking import bench_loop
 from benchmarking.bench_loop import run_loop
-from benchmarking.errors import TargetUnusable
+from benchmarking.curve import load_point
+from benchmarking.errors import Disturbed, TargetUnusable
 from benchmarking.fit_files import PERF_FILE, PICTURE_FILE, read_fit
 from benchmarking.goodput import Slo
 from benchmarking.intervals import Interval
-from benchmarking.loop import LoopPlan, Rate, crossing_per_s, result_lines
+from benchmarking.loop import (
+    LoopPlan,
+    Rate,
+    Rows,
+    crossing_per_s,
+    measure_in_turn,
+    result_lines,
+)
 from benchmarking.predict import Beside, Prediction
-from benchmarking.records import read_run
+from benchmarking.records import Load, read_run
 from benchmarking.search import Shape
 from benchmarking.serving import MOCK_APP, served
 from benchmarking.tokenizers import SERVER
 from optimizer.spec import ModelData
+from tests.benchmarking.simulated_server import SimulatedServer
 
 STEPS_PER_S, ROWS = 300, 4
 
@@ -40,7 +51,9 @@ def test_the_loop_closes_over_the_mock_server(tmp_path: Path) -> None:
             check_s=1.0,
             sweep_shares=(0.15, 0.3, 0.4, 0.5, 0.6),
             length_factors=(1.0,),
-            check_rows=2,
+            rounds=2,
+            last_rows=1,
+            max_stolen_share=math.inf,
         )
         result, folder = run_loop(api, plan, SERVER, tmp_path)
 
@@ -93,13 +106,46 @@ def test_sweep_and_checks_are_measured_in_turn_in_an_order_of_the_seed() -> None
     swept = {load for load, is_check in loads if not is_check}
     assert {load.input_tokens for load in swept} == {48, 64, 80}
     assert {load.qps for load in swept} == {3.0, 4.0, 5.0, 6.0, 7.0, 8.0}
-    assert len(swept) == len(loads) - 4 * 8 == 18
+    assert len(swept) == len(loads) - 5 * 6 == 18
     checks = [load for load, is_check in loads if is_check]
     assert {load.input_tokens for load in checks} == {64}
-    assert Counter(load.qps for load in checks) == {5.0: 8, 8.0: 8, 6.5: 8, 9.0: 8}
+    assert Counter(load.qps for load in checks) == {5.0: 6, 8.0: 12, 6.5: 6, 9.0: 6}
     kinds = [is_check for _, is_check in loads]
     assert sum(before != after for before, after in pairwise(kinds)) > 10
     assert loads == plan.loads(10.0) != replace(plan, seed=1).loads(10.0)
+
+
+PLAN = LoopPlan(Shape("m", 64, 32), users=8, sweep_s=10, check_s=10, max_disturbed=3)
+
+
+def measured_in_turn(disturbed: Container[int]) -> tuple[list[Load], Rows]:
+    """What was asked for and found, where the host takes too much of the rows `disturbed`."""
+    measured = SimulatedServer().measure(PLAN.shape.at_concurrency(2, 2), seed=1)
+    point = replace(load_point(*measured), throughput_per_s=10.0)
+    turns = measure_in_turn(PLAN)
+    asked = [next(turns)]
+    try:
+        while True:
+            stolen_share = 0.11 if len(asked) - 1 in disturbed else 0.1
+            asked.append(turns.send(replace(point, stolen_share=stolen_share)))
+    except StopIteration as end:
+        return asked, end.value
+
+
+def test_rows_of_which_the_host_took_too_much_are_measured_again() -> None:
+    asked, rows = measured_in_turn(disturbed=(0, 3, 4))
+    assert rows.disturbed == (0, 3, 4)
+    assert asked[0] == asked[1] == PLAN.saturating
+    assert asked[3] == asked[4] == asked[5]
+    counted = [load for row, load in enumerate(asked) if row not in rows.disturbed]
+    assert counted[1:] == [load for load, _ in PLAN.loads(10.0)]
+    checked = [load for load, is_check in PLAN.loads(10.0) if is_check]
+    assert [asked[row] for row in rows.checked] == checked
+
+
+def test_a_machine_that_is_never_left_alone_proves_nothing() -> None:
+    with pytest.raises(Disturbed, match=r"in 4 of 6 rows the host took more than 10% of a core"):
+        measured_in_turn(disturbed=(1, 2, 4, 5))
 
 
 def test_the_maximum_rate_lies_where_itl_crosses_the_level() -> None:

@@ -90,7 +90,7 @@ def full_run(row_s: float = 0.00016) -> Run:
         if r.usage is not None
     ]
     run = made_run(rows, loads)
-    overhead = ClientOverhead(0.02, 1e-4, 2e-3, 3e-3)
+    overhead = ClientOverhead(0.02, 1e-4, 2e-3, 3e-3, stolen_share=0.034)
     return replace(run, rows=tuple(replace(row, overhead=overhead) for row in run.rows))
 
 
