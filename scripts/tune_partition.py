@@ -7,7 +7,7 @@
 Three processes under torchrun serve the model as a pipeline, held to 100, 50 and 25 % of a core
 (all a little less where there are few cores). It ends when further trials stop paying or after
 --trials, and prints the setting of each engine. --exhaustive then measures every split there is,
-and the best of them again in turn with what was found.
+the best of them again, and the best of those in turn with what was found.
 """
 
 import argparse
@@ -40,6 +40,7 @@ from weights.store.memory import MemoryStore  # noqa: E402
 HTTP_TIMEOUT_S = 60.0
 CORES_FOR_RANKS = 0.85  # of all cores; the rest is for whoever measures
 FINALISTS = 8  # of all splits, by one measurement each
+COMPARISONS = 4  # times the rounds that choose the best of them
 HEADER = f"{'trial':>5}  {'layers':<16}{'tokens/s':>10}{'best':>10}  proposed by"
 
 Layers = tuple[int, ...]  # of each rank
@@ -153,31 +154,35 @@ def report(search: Search) -> None:
 
 
 def compare(engine: Engine, found: Layers, arguments: argparse.Namespace) -> None:
-    """Measure every split once, then the FINALISTS best and what was found, `rounds` times in turn.
+    """Search exhaustively, and measure what that finds in turn with what was `found`.
 
-    Only the rounds in turn count: the best of many single measurements is mostly the luckiest.
+    The best of many noisy measurements is mostly the luckiest. So the FINALISTS best of one
+    measurement each are measured again, and the best of those is compared by other measurements
+    than those that chose it.
     """
     splits = list(every_split(engine.num_layers, len(found), arguments.min_layers))
-    print(
-        f"\nexhaustive: {len(splits)} splits, then {arguments.rounds} rounds of the best",
-        flush=True,
-    )
-    once = {}
-    for split in splits:
-        once[split] = engine.measure(split)
-        print(f"{'':<7}{_dashed(split):<16}{once[split]:>10.1f} tokens/s", flush=True)
-    finalists = {*nlargest(FINALISTS, once, key=once.__getitem__), found}
-    measured: dict[Layers, list[float]] = {split: [] for split in sorted(finalists)}
-    for _ in range(arguments.rounds):
+    print(f"\nexhaustive: {len(splits)} splits", flush=True)
+    once = _in_turn(engine, splits, 1)
+    finalists = nlargest(FINALISTS, once, key=once.__getitem__)
+    print(f"\nthe best of them, medians of {arguments.rounds} rounds in turn", flush=True)
+    again = _in_turn(engine, finalists, arguments.rounds)
+    best = max(again, key=again.__getitem__)
+    rounds = COMPARISONS * arguments.rounds
+    print(f"\nits best and what was found, medians of {rounds} rounds in turn", flush=True)
+    compared = _in_turn(engine, [best, found], rounds)
+    print(f"found  {compared[found] / compared[best]:.1%} of the best")
+
+
+def _in_turn(engine: Engine, splits: Iterable[Layers], rounds: int) -> dict[Layers, float]:
+    """Tokens/s of each: medians of rounds, so that a machine that slows down does so for all."""
+    measured: dict[Layers, list[float]] = {split: [] for split in splits}
+    for _ in range(rounds):
         for split, values in measured.items():
             values.append(engine.measure(split))
     medians = {split: median(values) for split, values in measured.items()}
-    print(f"\nmedians of {arguments.rounds} rounds in turn")
-    ranked = sorted(medians, key=medians.__getitem__, reverse=True)
-    for split in ranked:
-        share = medians[split] / medians[ranked[0]]
-        name = "found" if split == found else ""
-        print(f"{name:<7}{_dashed(split):<16}{medians[split]:>10.1f} tokens/s  {share:.1%}")
+    for split, tokens_per_s in medians.items():
+        print(f"{'':<7}{_dashed(split):<16}{tokens_per_s:>10.1f} tokens/s", flush=True)
+    return medians
 
 
 def every_split(num_layers: int, nodes: int, min_layers: int) -> Iterator[Layers]:
@@ -238,7 +243,7 @@ def _parse() -> argparse.Namespace:
     add("--session", default="tune-partition", help="its name there (default: %(default)s)")
     add("--seed", type=int, help="makes the proposals repeatable")
     add("--exhaustive", action="store_true", help="then measure every split, and compare")
-    add("--rounds", type=int, default=3, help="of the best of --exhaustive (default: %(default)s)")
+    add("--rounds", type=int, default=3, help="of --exhaustive (default: %(default)s)")
     return parser.parse_args()
 
 

@@ -89,7 +89,7 @@ def test_real_processes_are_tuned_and_leave_nothing_behind() -> None:
     assert re.search(r"^llama.cpp .*--tensor-split [\d.,]+$", shown, re.M)
     assert shown.count("exo        device_rank=") == 3
     assert "exhaustive: 6 splits" in shown
-    assert re.search(r"^found +\d-\d-\d +[\d.]+ tokens/s +[\d.]+%$", shown, re.M)
+    assert re.search(r"^found +[\d.]+% of the best$", shown, re.M)
     assert not list(Path("/sys/fs/cgroup").glob(f"**/hearth-pipeline-{run.pid}-*"))
 
 
