@@ -26,6 +26,7 @@ from threading import Thread
 from typing import Any, Protocol
 
 import requests
+from tqdm import tqdm
 from werkzeug.serving import make_server
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -176,9 +177,8 @@ def compare(engine: Engine, found: Layers, arguments: argparse.Namespace) -> Non
 def _in_turn(engine: Engine, splits: Iterable[Layers], rounds: int) -> dict[Layers, float]:
     """Tokens/s of each: medians of rounds, so that a machine that slows down does so for all."""
     measured: dict[Layers, list[float]] = {split: [] for split in splits}
-    for _ in range(rounds):
-        for split, values in measured.items():
-            values.append(engine.measure(split))
+    for split in tqdm(list(measured) * rounds, unit="trial", leave=False, disable=None):
+        measured[split].append(engine.measure(split))
     medians = {split: median(values) for split, values in measured.items()}
     for split, tokens_per_s in medians.items():
         print(f"{'':<7}{_dashed(split):<16}{tokens_per_s:>10.1f} tokens/s", flush=True)
