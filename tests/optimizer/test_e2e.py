@@ -2,41 +2,27 @@
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.optimizer.support import server, system_data
-from tests.ports import free_port
-
-ROOT = Path(__file__).parents[2]
+from tests.service import ROOT, kill_nine, running_service
 
 
-@contextmanager
-def running(folder: Path, *arguments: str, **environment: str) -> Iterator[tuple[str, Any]]:
-    """(base URL, process) of a server that answers."""
-    port = free_port()
-    process = subprocess.Popen(
-        [sys.executable, *arguments], cwd=folder, stderr=subprocess.PIPE, text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "INFERNO_PORT": str(port),
-             "INFERNO_HOST": "127.0.0.1", **environment},
-    )  # fmt: skip
-    try:
-        assert process.stderr is not None
-        assert any("Booting worker" in line for line in process.stderr)
-        yield f"http://127.0.0.1:{port}", process
-    finally:
-        process.terminate()
-        process.communicate(timeout=60)
+def running(
+    folder: Path, *arguments: str, **environment: str
+) -> AbstractContextManager[tuple[str, subprocess.Popen[str]]]:
+    return running_service(
+        folder, arguments, "INFERNO_PORT", INFERNO_HOST="127.0.0.1", **environment
+    )
 
 
 def call(url: str, body: object = None) -> tuple[int, Any]:
@@ -46,14 +32,6 @@ def call(url: str, body: object = None) -> tuple[int, Any]:
             return response.status, json.loads(response.read())
     except urllib.error.HTTPError as error:
         return error.code, error.read().decode()
-
-
-def kill_worker(process: Any) -> None:
-    """SIGKILL to gunicorn and its worker: no handler runs."""
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    for pid in [process.pid, *map(int, children)]:
-        os.kill(pid, signal.SIGKILL)
-    process.wait(timeout=60)
 
 
 def test_state_in_memory_is_the_state_on_disk_after_kill_nine(tmp_path: Path) -> None:
@@ -69,7 +47,7 @@ def test_state_in_memory_is_the_state_on_disk_after_kill_nine(tmp_path: Path) ->
             assert set(pool.map(edit, range(60))) == {200}
         assert call(f"{url}/getServer/a%2Fb")[1]["desiredAlloc"]["numReplicas"] == 2
         before = call(f"{url}/state")[1]
-        kill_worker(process)
+        kill_nine(process)
     with running(tmp_path, "-m", "optimizer", "-F") as (url, _):
         assert call(f"{url}/state")[1] == before
 

@@ -2,47 +2,26 @@
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from http.client import HTTPException
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import pytest
 
-from tests.ports import free_port
+from tests.service import ROOT, kill_nine, running_service
 from tests.weights.support import update
 
-ROOT = Path(__file__).parents[2]
 
-
-@contextmanager
-def running(folder: Path, *arguments: str, **environment: str) -> Iterator[tuple[str, Any]]:
-    """(base URL, process) of a server that answers."""
-    port = free_port()
-    process = subprocess.Popen(
-        [sys.executable, *(arguments or ("-m", "weights"))],
-        cwd=folder, stderr=subprocess.PIPE, text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "WEIGHTS_PORT": str(port), **environment},
-    )  # fmt: skip
-    assert process.stderr is not None
-    drain = Thread(target=process.stderr.read, name="drain-log")  # a full pipe would stop it
-    try:
-        assert any("Booting worker" in line for line in process.stderr)
-        drain.start()
-        yield f"http://127.0.0.1:{port}", process
-    finally:
-        process.terminate()
-        process.wait(timeout=60)
-        drain.join()
-        process.stderr.close()
+def running(
+    folder: Path, *arguments: str, **environment: str
+) -> AbstractContextManager[tuple[str, subprocess.Popen[str]]]:
+    return running_service(folder, arguments or ("-m", "weights"), "WEIGHTS_PORT", **environment)
 
 
 def call(url: str, body: object = None) -> tuple[int, Any]:
@@ -52,14 +31,6 @@ def call(url: str, body: object = None) -> tuple[int, Any]:
             return response.status, json.loads(response.read())
     except urllib.error.HTTPError as error:
         return error.code, json.loads(error.read())
-
-
-def kill_nine(process: Any) -> None:
-    """SIGKILL to gunicorn and its worker: no handler runs."""
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    for pid in [process.pid, *map(int, children)]:
-        os.kill(pid, signal.SIGKILL)
-    process.wait(timeout=60)
 
 
 @pytest.mark.parametrize("store", ["sqlite", "redis"])
