@@ -1,6 +1,7 @@
 """For all tests: no setting of the surrounding shell, and a real Redis where one is needed."""
 
 import shutil
+import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,9 @@ from tests.ports import free_port
 from weights.settings import Settings as WeightsSettings
 
 SETTINGS: tuple[type[BaseSettings], ...] = (ApiSettings, OptimizerSettings, WeightsSettings)
+
+# A shell that starts the tests in the background lets them, and whatever they start, ignore Ctrl-C.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)
