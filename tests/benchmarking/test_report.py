@@ -108,6 +108,7 @@ def test_every_section_is_there_and_filled(full_page: str) -> None:
         assert "em" not in page.sections[name], name
     for name in ("rows", "experts", "client"):
         assert "table" in page.sections[name], name
+    assert ">3.4%<" in full_page  # what the host took
 
 
 def test_nothing_comes_from_the_network(full_page: str) -> None:

@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from benchmarking.curve import load_point
 from benchmarking.records import ClientOverhead, Load, RequestError, RowRecord
+from benchmarking.row_lines import row_lines
 from benchmarking.row_metrics import is_client_bottleneck, row_metrics, steady_window, switching
 from benchmarking.run_folder import write_metrics
-from tests.benchmarking.made_runs import made_record
+from tests.benchmarking.made_runs import made_record, made_run
 
 ROW = RowRecord(Load("m", 100, 3, 4, concurrency=2), "stem", 1.0, 5.0, 1.7e9)
 # Due every second, each half a second late, first token after 0.2 s, two more after 0.1 s each.
@@ -85,6 +87,20 @@ def test_a_switch_in_the_warmup_is_seen() -> None:
 )
 def test_a_client_that_was_slow_is_told(overhead: ClientOverhead | None, expected: bool) -> None:
     assert is_client_bottleneck(replace(ROW, overhead=overhead)) is expected
+
+
+@pytest.mark.parametrize(
+    ("stolen_share", "told"), [(0.034, "2.0% of a core, host took 3.4%"), (None, "2.0% of a core")]
+)
+def test_what_the_host_took_is_told_beside_the_client(
+    stolen_share: float | None, told: str
+) -> None:
+    run = made_run([RECORDS])
+    overhead = ClientOverhead(0.02, 0.0, 0.001, 0.1, stolen_share)
+    row = replace(run.rows[0], overhead=overhead)
+    (line,) = row_lines(replace(run, rows=(row,)), 0, with_statistics=False)
+    assert line.endswith(f"client {told}")
+    assert load_point(row, run.records).stolen_share == stolen_share
 
 
 def test_metrics_are_written_as_json_and_as_a_table(tmp_path: Path) -> None:
