@@ -1,7 +1,7 @@
 """The commands that take their loads from their arguments, and mostly from what they measure."""
 
 import sys
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
@@ -22,17 +22,17 @@ from benchmarking.command_line import (
 from benchmarking.curve import LoadPoint
 from benchmarking.driver import Driver, new_run_folder
 from benchmarking.goodput import Slo
-from benchmarking.knee import knee
+from benchmarking.knee import MIN_LATENCIES, MIN_REQUESTS, Saturation, knee
 from benchmarking.own_prompts import load_of
 from benchmarking.records import Load
 from benchmarking.row_runner import Origin, RowOptions, RowRunner
-from benchmarking.search import Shape, search_max_rate, sweep_concurrency, sweep_rate
+from benchmarking.search import Shape, SweepEnd, search_max_rate, sweep_concurrency, sweep_rate
 from benchmarking.settings import load_settings
 from benchmarking.switching import Matrix, rotation, switching_matrix
 from benchmarking.targets import Target
 from benchmarking.tokenizers import SERVER
 
-SWEEP_SHARES = tuple(share / 10 for share in range(1, 13))
+SWEEP_SHARES = (*(share / 10 for share in range(1, 13)), 1.5)
 MODEL = click.option("--model", required=True)
 OUTPUT_TOKENS = click.option(
     "--output-tokens", type=click.IntRange(1), default=64, show_default=True
@@ -102,7 +102,7 @@ class Climb:
     seconds: float
     requests_each: int
 
-    def plan(self, shape: Shape) -> Generator[Load, LoadPoint, LoadPoint | None]:
+    def plan(self, shape: Shape) -> Generator[Load, LoadPoint, SweepEnd]:
         if self.by == "rate":
             return sweep_rate(shape, self.max_concurrency, SWEEP_SHARES, self.seconds)
         return sweep_concurrency(shape, self.max_concurrency, self.requests_each)
@@ -140,7 +140,7 @@ def sweep(
     Poisson arrivals.
     """
 
-    ends: dict[int, LoadPoint | None] = {}
+    ends: dict[int, SweepEnd | None] = {}
 
     def work(driver: Driver) -> list[LoadPoint]:
         for length in lengths:
@@ -156,8 +156,8 @@ def sweep(
             click.echo(f"{length} input tokens: nothing was answered", err=True)
             sys.exit(FAILURES)
         click.echo(f"{length} input tokens, knee: {_described(bend)}")
-        limit = f"saturated: {_described(end)}" if end else "not saturated by any of these loads"
-        click.echo(f"{length} input tokens, {limit}")
+        for line in _end_lines(end):
+            click.echo(f"{length} input tokens, {line}")
 
 
 @click.command()
@@ -262,6 +262,19 @@ def repeat(folder: Path, asked: Asked) -> None:
     """Measure the loads of FOLDER again, to compare with."""
     loads = [row.load for row in open_run(folder).rows]
     asked.measure(lambda driver: driver.measure_all(loads))
+
+
+def _end_lines(end: SweepEnd | None) -> Iterator[str]:
+    if end is None or end.saturated is None:
+        yield "not saturated by any of these loads"
+    else:
+        yield f"saturated: {_described(end.saturated)}"
+    if end is not None and end.too_short:
+        rates = ", ".join(f"{point.load.qps:.3g}" for point in end.too_short)
+        yield (
+            f"{Saturation.TOO_SHORT} at {rates} requests/s: it takes {MIN_REQUESTS} requests and "
+            f"{MIN_LATENCIES} times their latency; raise --seconds"
+        )
 
 
 def _seconds(values: list[float]) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 
 from benchmarking.curve import LoadPoint
-from benchmarking.knee import is_saturated
+from benchmarking.knee import Saturation, brings_no_more, saturation
 from benchmarking.records import Load
 
 MAX_PROBES = 12
@@ -43,37 +43,45 @@ class Shape:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class SweepEnd:
+    """`saturated`: where the sweep ended. `too_short`: rates below whose rows could not tell."""
+
+    saturated: LoadPoint | None
+    too_short: tuple[LoadPoint, ...] = ()
+
+
 def sweep_concurrency(
     shape: Shape, max_concurrency: int, requests_each: int
-) -> Generator[Load, LoadPoint, LoadPoint | None]:
-    """1, 2, 4, ... users until more of them bring no more tokens, at most `max_concurrency`.
-
-    Returns the point that was saturated, if one was.
-    """
+) -> Generator[Load, LoadPoint, SweepEnd]:
+    """1, 2, 4, ... users until more of them bring no more tokens, at most `max_concurrency`."""
     concurrency, previous = 1, None
     while concurrency <= max_concurrency:
         point = yield shape.at_concurrency(concurrency, requests_each)
-        if is_saturated(point, previous):
-            return point
+        if brings_no_more(point, previous):
+            return SweepEnd(point)
         concurrency, previous = 2 * concurrency, point
-    return None
+    return SweepEnd(None)
 
 
 def sweep_rate(
     shape: Shape, max_concurrency: int, shares: Sequence[float], duration_s: float
-) -> Generator[Load, LoadPoint, LoadPoint | None]:
+) -> Generator[Load, LoadPoint, SweepEnd]:
     """What `max_concurrency` users get in a closed loop, then open loops at ascending `shares` of
-    that rate, until requests come due faster than they are answered.
-
-    Returns the point that was saturated, if one was.
+    that rate, until requests come due faster than they are answered. A row that is too short to
+    tell ends nothing.
     """
     requests_each = 4
-    saturated = yield shape.at_concurrency(max_concurrency, requests_each)
+    closed = yield shape.at_concurrency(max_concurrency, requests_each)
+    too_short: list[LoadPoint] = []
     for share in shares:
-        point = yield shape.at_rate(share * saturated.throughput_per_s, duration_s)
-        if is_saturated(point, None):
-            return point
-    return None
+        point = yield shape.at_rate(share * closed.throughput_per_s, duration_s)
+        found = saturation(point.measured)
+        if found is Saturation.SATURATED:
+            return SweepEnd(point, tuple(too_short))
+        if found is Saturation.TOO_SHORT:
+            too_short.append(point)
+    return SweepEnd(None, tuple(too_short))
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,9 @@
 
 from collections.abc import Generator
 from dataclasses import replace
+from heapq import heappop, heappush
+from math import ceil
+from random import Random
 from typing import Protocol, TypeVar
 
 import pytest
@@ -10,10 +13,12 @@ from hypothesis import strategies as st
 
 from benchmarking.curve import LoadPoint, load_point, load_points, steady_window
 from benchmarking.goodput import Slo
-from benchmarking.knee import is_saturated, knee
-from benchmarking.records import INTERRUPTED, Load
+from benchmarking.knee import Saturation, knee, saturation
+from benchmarking.records import INTERRUPTED, Load, RequestRecord
+from benchmarking.schedule import due_times_s
 from benchmarking.search import Shape, search_max_rate, sweep_concurrency, sweep_rate
 from tests.benchmarking.made_runs import made_record, made_run
+from tests.benchmarking.simulated_server import SimulatedServer
 
 SHAPE = Shape("m", 100, 11)
 ALPHA_S, BETA_S, ROWS, TOKENS = 0.002, 0.0002, 32, 11
@@ -82,14 +87,28 @@ def test_concurrency_ends_at_the_bound() -> None:
     assert [load.concurrency for load in server.loads] == [1, 2, 4, 8]
 
 
+class StepServer:
+    """A simulated server whose loads are kept."""
+
+    def __init__(self) -> None:
+        self.loads: list[Load] = []
+
+    def measure(self, load: Load) -> LoadPoint:
+        self.loads.append(load)
+        return load_point(*SimulatedServer(rows=8).measure(load, seed=len(self.loads)))
+
+
 def test_rates_are_shares_of_the_closed_loop_and_end_in_saturation() -> None:
-    server = MadeServer()
-    drive(sweep_rate(SHAPE, 64, [0.5, 0.9, 1.2, 1.5], duration_s=10), server)
-    capacity = ROWS / server.e2e_s(ROWS)
+    server = StepServer()
+    end = drive(sweep_rate(Shape("m", 64, 64), 16, [0.1, 0.5, 0.9, 1.5, 2], duration_s=10), server)
+    closed = StepServer().measure(server.loads[0]).throughput_per_s
     rates = [load.qps for load in server.loads[1:] if load.qps is not None]
-    assert rates == pytest.approx([0.5 * capacity, 0.9 * capacity, 1.2 * capacity])
+    assert rates == pytest.approx([0.1 * closed, 0.5 * closed, 0.9 * closed, 1.5 * closed])
     assert all(load.qps_distribution == "exponential" for load in server.loads[1:])
-    assert server.loads[1].num_requests == round(0.5 * capacity * 10)
+    assert server.loads[2].num_requests == round(0.5 * closed * 10)
+    assert end.saturated is not None
+    assert end.saturated.load == server.loads[-1]
+    assert [point.load for point in end.too_short] == server.loads[1:2]
 
 
 @settings(deadline=None)
@@ -139,11 +158,63 @@ def taking(point: LoadPoint, e2e_s: float) -> LoadPoint:
     return replace(point, e2e=replace(point.e2e, mean=replace(point.e2e.mean, value=e2e_s)))
 
 
-def test_an_open_loop_is_saturated_when_answers_lag_behind() -> None:
-    server = MadeServer()
-    capacity = ROWS / server.e2e_s(ROWS)
-    assert not is_saturated(server.measure(SHAPE.at_rate(capacity, 1)), None)
-    assert is_saturated(server.measure(SHAPE.at_rate(1.1 * capacity, 1)), None)
+def queued(places: int, utilisation: float, num_requests: int, rng: Random) -> list[RequestRecord]:
+    """What Poisson arrivals meet at `places` first come, first served, after a second of warm-up.
+
+    Answers take an exponential time of mean 1 s (M/M/c).
+    """
+    qps = utilisation * places
+    num_warmup = ceil(qps)
+    free_s = [0.0] * places  # when each place is given back; a heap
+    records = []
+    for due_s in due_times_s(num_warmup + num_requests, qps, "exponential", rng):
+        end_s = max(due_s, heappop(free_s)) + rng.expovariate(1)
+        heappush(free_s, end_s)
+        records.append(made_record(due_s=due_s, ttft_s=end_s - due_s, tokens=1))
+    return records[num_warmup:]
+
+
+def share_of(verdict: Saturation, rows: int, *queue: float) -> float:
+    places, utilisation, num_requests = queue
+    found = [
+        saturation(queued(int(places), utilisation, int(num_requests), Random(f"{queue} {row}")))
+        for row in range(rows)
+    ]
+    return found.count(verdict) / rows
+
+
+@pytest.mark.parametrize("places", [1, 4])
+@pytest.mark.parametrize("num_requests", [9, 30, 100, 300])
+def test_a_server_that_keeps_up_is_hardly_ever_called_saturated(
+    places: int, num_requests: int
+) -> None:
+    assert share_of(Saturation.SATURATED, 400, places, 0.9, num_requests) <= 0.02
+
+
+@pytest.mark.parametrize("places", [1, 4])
+def test_a_server_offered_half_more_than_it_can_answer_is_found_by_enough_requests(
+    places: int,
+) -> None:
+    assert share_of(Saturation.SATURATED, 50, places, 1.5, 100) >= 0.6
+    assert share_of(Saturation.SATURATED, 50, places, 1.5, 300) >= 0.95
+    assert share_of(Saturation.SATURATED, 20, places, 10, 300) == 1  # all the row in one backlog
+
+
+def test_a_row_of_few_requests_or_of_few_latencies_is_too_short_to_tell() -> None:
+    assert share_of(Saturation.TOO_SHORT, 20, 1, 0.5, 30) == 1
+    assert share_of(Saturation.TOO_SHORT, 20, 128, 0.9, 100) == 1  # over before one is answered
+    assert share_of(Saturation.KEEPS_UP, 20, 1, 0.5, 100) == 1
+
+
+def test_a_server_that_refuses_what_is_too_much_is_saturated() -> None:
+    def refusing(number: int) -> Saturation:
+        return saturation(
+            [made_record(due_s=i, error="503" if i < number else None) for i in range(100)]
+        )
+
+    assert refusing(24) is Saturation.SATURATED
+    assert refusing(20) is Saturation.KEEPS_UP
+    assert refusing(100) is Saturation.SATURATED
 
 
 def test_rates_hold_while_the_load_was_held() -> None:
