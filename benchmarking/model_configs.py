@@ -7,14 +7,19 @@ refused whole.
 import csv
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from benchmarking.errors import InvalidConfig
 from benchmarking.records import Distribution, ImageSize, Load
 
 MIN_INPUT_TOKENS = 40
+
+
+def _size_name(cell: str) -> str:
+    """As other clients of this format write sizes too: "Small", "N/A"."""
+    return cell.lower().replace("n/a", "na")
 
 
 class Cells(BaseModel):
@@ -29,7 +34,7 @@ class Cells(BaseModel):
     concurrent_requests: int = Field(0, ge=0, le=10_000)
     qps: float = Field(0.0, ge=0, le=100_000, allow_inf_nan=False)
     qps_distribution: Distribution = "constant"
-    multimodal_img_size: ImageSize = "na"
+    multimodal_img_size: Annotated[ImageSize, BeforeValidator(_size_name)] = "na"
 
     def load(self) -> Load:
         return Load(

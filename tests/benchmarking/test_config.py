@@ -115,6 +115,16 @@ def test_both_modes_are_read(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("cell", "size"), [("N/A", "na"), ("Small", "small"), ("MEDIUM", "medium"), ("Large", "large")]
+)
+def test_image_sizes_are_read_as_the_kits_readme_writes_them(
+    tmp_path: Path, cell: str, size: str
+) -> None:
+    (load,) = read_model_configs(csv_of(tmp_path, HEADER, f"m,100,10,5,4,,,{cell}")).loads
+    assert load.image_size == size
+
+
 def test_older_files_lack_columns_and_spreadsheets_add_marks(tmp_path: Path) -> None:
     path = tmp_path / "models.csv"
     text = "num_requests,model_name,input_tokens,output_tokens,concurrent_requests\r\n"
