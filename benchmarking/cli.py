@@ -60,7 +60,9 @@ def run(config_path: Path, run_name: str | None, check: bool) -> None:
     if check:
         click.echo(f"{len(configured.loads)} rows can be run")
         sys.exit(FAILURES if configured.faults else OK)
-    plan = Plan(config, load_settings(), sys.argv, configured.loads, configured.faults)
+    plan = Plan(config, load_settings(), sys.argv, configured.loads, configured.faults).served()
+    for fault in plan.refused_rows[len(configured.faults) :]:
+        click.echo(f"{fault}; its rows are left out", err=True)
     stop = Event()
     folder = until_interrupted(lambda: run_benchmark(plan, stop, tqdm.write), stop)
     click.echo(f"results in {folder.folder}")

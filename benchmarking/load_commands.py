@@ -1,7 +1,7 @@
 """The commands that take their loads from their arguments, and mostly from what they measure."""
 
 import sys
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
@@ -21,9 +21,11 @@ from benchmarking.command_line import (
 )
 from benchmarking.curve import LoadPoint
 from benchmarking.driver import Driver, new_run_folder
+from benchmarking.errors import TargetUnusable
 from benchmarking.goodput import Slo
 from benchmarking.knee import MIN_LATENCIES, MIN_REQUESTS, Saturation, knee
 from benchmarking.own_prompts import load_of
+from benchmarking.preflight import unserved
 from benchmarking.records import Load
 from benchmarking.row_runner import Origin, RowOptions, RowRunner
 from benchmarking.search import Shape, SweepEnd, search_max_rate, sweep_concurrency, sweep_rate
@@ -52,10 +54,15 @@ class Asked:
     tokenizer: str
     seed: int
 
-    def measure(self, work: Callable[[Driver], T]) -> T:
-        """Do `work` with a driver until it ends or the user stops it; says where the files are."""
+    def measure(self, models: Iterable[str], work: Callable[[Driver], T]) -> T:
+        """Do `work` with a driver until it ends or the user stops it; says where the files are.
+
+        Raises TargetUnusable when the server does not serve one of `models`.
+        """
         settings = load_settings()
         target = Target("openai", settings.api_base, settings.api_key)
+        if faults := unserved(target, models):
+            raise TargetUnusable("\n".join(faults.values()))
         options = RowOptions(tokenizer=self.tokenizer, seed=self.seed)
         runner = RowRunner(target, options, Origin.now())
         folder = new_run_folder(self.output_dir, runner, sys.argv, {})
@@ -149,7 +156,7 @@ def sweep(
         driver.measure_all([row.load for row in driver.run.rows] * (repeats - 1))
         return driver.points()
 
-    points = asked.measure(work)
+    points = asked.measure([model], work)
     for length, end in ends.items():
         bend = knee([point for point in points if point.load.input_tokens == length])
         if bend is None:
@@ -182,7 +189,7 @@ def capacity(
         return point.goodput(slo).attainment >= attainment
 
     plan = search_max_rate(Shape(**shape), is_met, start_qps, seconds)
-    found = asked.measure(lambda driver: driver.drive(plan))
+    found = asked.measure([shape["model"]], lambda driver: driver.drive(plan))
     if found is None or found.met is None or found.missed is None:
         click.echo(f"no limit was found for {slo}", err=True)
         sys.exit(FAILURES)
@@ -215,7 +222,7 @@ def custom(
     of about their length, so that no cache knows yours.
     """
     load = load_of(prompts, model, output_tokens, concurrency)
-    point = asked.measure(lambda driver: driver.measure(load, save_texts))
+    point = asked.measure([model], lambda driver: driver.measure(load, save_texts))
     if point is None or point.error_share > 0:
         sys.exit(FAILURES)
 
@@ -250,7 +257,7 @@ def switching(
         )
         return switching_matrix(driver.run)
 
-    for (before, after), switches in sorted(asked.measure(work).items()):
+    for (before, after), switches in sorted(asked.measure(models, work).items()):
         said, estimate = _seconds(switches.by_server_s), _seconds(switches.by_estimate_s)
         click.echo(f"{before} to {after}: server {said}, estimate {estimate}")
 
@@ -261,7 +268,8 @@ def switching(
 def repeat(folder: Path, asked: Asked) -> None:
     """Measure the loads of FOLDER again, to compare with."""
     loads = [row.load for row in open_run(folder).rows]
-    asked.measure(lambda driver: driver.measure_all(loads))
+    models = [load.model for load in loads]
+    asked.measure(models, lambda driver: driver.measure_all(loads))
 
 
 def _end_lines(end: SweepEnd | None) -> Iterator[str]:

@@ -147,6 +147,7 @@ class Environment:
     argv: tuple[str, ...]
     target: str  # kind and address
     tokenizer: str  # where prompt lengths come from
+    user_rows: int | None = None  # requests served at once, by the server's own word
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from pydantic import ValidationError
 
 from benchmarking.errors import InvalidResults, NotWritable
 from benchmarking.machine import describe_machine
+from benchmarking.preflight import user_rows
 from benchmarking.records import (
     Environment,
     Load,
@@ -95,7 +96,10 @@ def new_run(
     name: str | None = None,
     loads: Sequence[Load] = (),
 ) -> Run:
-    """A run that begins now, its rows waiting. `name`: default, the local time."""
+    """A run that begins now, its rows waiting. `name`: default, the local time.
+
+    Asks the server how many requests it serves at once.
+    """
     started_at = runner.origin.started_at
     environment = Environment(
         machine=describe_machine(),
@@ -103,6 +107,7 @@ def new_run(
         argv=tuple(argv),
         target=str(runner.target),
         tokenizer=runner.options.tokenizer,
+        user_rows=user_rows(runner.target),
     )
     return Run(
         name=name or started_at.strftime("%Y%m%d-%H%M%S.%f"),

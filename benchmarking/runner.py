@@ -3,12 +3,13 @@
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Event
 
 from benchmarking.config import LLM_APIS, BenchmarkConfig
-from benchmarking.errors import RowRefused
+from benchmarking.errors import RowRefused, TargetUnusable
+from benchmarking.preflight import unserved
 from benchmarking.progress import RowProgress
 from benchmarking.records import Load, Run
 from benchmarking.row_lines import row_lines
@@ -28,15 +29,31 @@ class Plan:
     loads: Sequence[Load] = ()
     refused_rows: Sequence[str] = ()
 
-    def row_runner(self) -> RowRunner:
-        """Its clock starts now."""
+    @property
+    def target(self) -> Target:
         config = self.config
-        target = Target(
+        return Target(
             kind=LLM_APIS[config.llm_api],
             base=config.api_base or self.settings.api_base,
             key=self.settings.api_key,
             sampling_params=config.sampling_params,
         )
+
+    def served(self) -> "Plan":
+        """Without the rows whose model the server does not serve.
+
+        Raises TargetUnusable when it does not answer, or serves none of them.
+        """
+        faults = unserved(self.target, [load.model for load in self.loads])
+        loads = [load for load in self.loads if load.model not in faults]
+        if not loads:
+            raise TargetUnusable("\n".join(faults.values()))
+        refused = (*self.refused_rows, *faults.values())
+        return replace(self, loads=loads, refused_rows=refused)
+
+    def row_runner(self) -> RowRunner:
+        """Its clock starts now."""
+        config = self.config
         options = RowOptions(
             tokenizer=config.tokenizer,
             seed=config.seed,
@@ -46,7 +63,7 @@ class Plan:
             timeout_s=config.timeout,
             request_timeout_s=config.request_timeout,
         )
-        return RowRunner(target, options, Origin.now())
+        return RowRunner(self.target, options, Origin.now())
 
     def open_folder(self, runner: RowRunner) -> RunFolder:
         """A new folder with every row waiting. Raises NotWritable."""

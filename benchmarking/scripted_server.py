@@ -1,8 +1,9 @@
 """A server that answers as it was told, at times that were told: what a client is checked against.
 
 `python -m benchmarking.scripted_server --port 7001 --ttft 0.1 --itl 0.02 --tokens 100` speaks
-`/v1/chat/completions`, `/v1/models` and `/v1/tokenize`, to which every word is a token. In tests,
-scripts of any shape are given by model name. One event loop, in a process or thread of its own.
+`/v1/chat/completions`, `/v1/models`, `/v1/tokenize`, to which every word is a token, and `/ready`.
+In tests, scripts of any shape are given by model name. One event loop, in a process or thread of
+its own.
 """
 
 import argparse
@@ -54,6 +55,7 @@ class ScriptedServer:
     def __init__(self, scripts: Mapping[str, Script], stall: Stall | None = None) -> None:
         self.requests: list[dict[str, Any]] = []
         self.heads: list[bytes] = []
+        self.user_rows: int | None = None  # said at /ready, if anything
         self._scripts = scripts
         self._stall = stall or Stall()
         self._began_s: float | None = None
@@ -80,6 +82,8 @@ class ScriptedServer:
             _reply(writer, 200, {"data": [{"id": name} for name in self._scripts]})
         elif path.endswith("/tokenize"):
             _reply(writer, 200, _tokenized(body))
+        elif path == "/ready":
+            _reply(writer, 200 if self.user_rows else 404, {"user_rows": self.user_rows})
         elif body["model"] not in self._scripts:
             _reply(writer, 404, {"error": {"message": f"no model {body['model']}"}})
         else:

@@ -107,7 +107,15 @@ def test_a_server_that_is_not_there_ends_a_sweep_with_its_reason(tmp_path: Path)
     base = "http://127.0.0.1:9/v1"
     status, said = command("sweep", "--model", "m", "--output-dir", tmp_path, base=base)
     assert status == 2
-    assert "does not count tokens" in said
+    assert f"{base}/models does not answer" in said
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_model_that_is_not_served_ends_a_sweep_with_those_that_are(tmp_path: Path) -> None:
+    with scripted({"m": QUICK}) as (server, base):
+        status, said = command("sweep", "--model", "n", "--output-dir", tmp_path, base=base)
+    assert (status, server.requests) == (2, [])
+    assert "serves m, not n" in said
 
 
 def test_a_fit_is_written_posted_and_predicts(tmp_path: Path, optimizer_url: str) -> None:

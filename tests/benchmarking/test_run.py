@@ -170,15 +170,14 @@ def test_failures_are_recorded_by_status_and_other_rows_go_on(tmp_path: Path) ->
         "silent": Script((0.0, 0.1), ("one", " two")),
         "m": KNOWN,
     }
-    names = [*scripts, "unknown"]
     with scripted(scripts) as (_, base):
-        lines = [f"{name},40,4,2,1,,," for name in names]
+        lines = [f"{name},40,4,2,1,,," for name in scripts]
         status, output = benchmark(tmp_path, base, *lines)
     assert status == 1
     run = run_of(tmp_path)
     codes = {
         name: {record.error.code if record.error else None for record in run.records_of(row)}
-        for row, name in enumerate(names)
+        for row, name in enumerate(scripts)
     }
     assert codes == {
         "down": {"500"},
@@ -186,7 +185,6 @@ def test_failures_are_recorded_by_status_and_other_rows_go_on(tmp_path: Path) ->
         "noise": {"protocol"},
         "silent": {None},
         "m": {None},
-        "unknown": {"404"},
     }
     assert "2 failed with 500: as scripted" in output
     assert "the server sent no usage" in output
@@ -198,24 +196,44 @@ def test_failures_are_recorded_by_status_and_other_rows_go_on(tmp_path: Path) ->
     assert (tmp_path / "books" / "r.xlsx").exists()
 
 
-def test_a_server_that_is_down_refuses_every_row_and_says_how_to_go_on(tmp_path: Path) -> None:
-    base = f"http://127.0.0.1:{free_port()}/v1"
-    status, output = benchmark(tmp_path, base, "m,40,4,1,1,,,", "n,40,4,1,1,,,")
-    assert status == 1
-    assert output.count("start the server") == 2
-    assert all(row.error for row in run_of(tmp_path).rows)
-    assert not (tmp_path / "books" / "r.xlsx").exists()
-
-
-def test_with_a_tokenizer_of_our_own_a_server_that_is_down_fails_every_request(
-    tmp_path: Path,
+@pytest.mark.parametrize("tokenizer", ["server", str(TINY)])
+def test_a_server_that_is_down_is_named_once_with_how_to_go_on(
+    tmp_path: Path, tokenizer: str
 ) -> None:
     base = f"http://127.0.0.1:{free_port()}/v1"
-    config = f"tokenizer: {TINY}\nwarmup_requests: 0"
-    status, _ = benchmark(tmp_path, base, "m,40,4,2,1,,,", config=config)
-    assert status == 1
-    assert only_row(tmp_path).summary["results_error_code_frequency"] == "{'connection': 2}"
-    assert book_line(tmp_path)["number_errors"] == 2
+    lines = ("m,40,4,1,1,,,", "n,40,4,1,1,,,")
+    status, output = benchmark(tmp_path, base, *lines, config=f"tokenizer: {tokenizer}")
+    assert status == 2
+    assert output.splitlines() == [
+        f"benchmarking: {base}/models does not answer ([Errno 111] Connection refused); "
+        "start the server, or set BENCHMARK_API_BASE"
+    ]
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_model_that_is_not_served_is_named_once_and_the_other_rows_go_on(tmp_path: Path) -> None:
+    with scripted({"m": KNOWN, "n": KNOWN}) as (server, base):
+        lines = ("typo,40,4,1,1,,,", "typo,50,4,1,1,,,", "m,40,4,1,1,,,")
+        status, output = benchmark(tmp_path, base, *lines)
+    fault = f"{base}/models answered 200 and serves m, n, not typo; correct the name of the model"
+    assert (status, output.count("typo")) == (1, 1), output
+    assert f"{fault}; its rows are left out" in output
+    assert {request["model"] for request in server.requests} == {"m"}
+    assert run_of(tmp_path).config["refused_rows"] == [fault]
+
+
+def test_no_model_that_is_served_ends_with_2_and_one_line(tmp_path: Path) -> None:
+    with scripted({"m": KNOWN}) as (_, base):
+        status, output = benchmark(tmp_path, base, "typo,40,4,1,1,,,")
+    assert (status, len(output.splitlines())) == (2, 1), output
+    assert "serves m, not typo" in output
+
+
+def test_the_servers_user_rows_are_kept_with_the_run(tmp_path: Path) -> None:
+    with scripted({"m": KNOWN}) as (server, base):
+        server.user_rows = 7
+        benchmark(tmp_path, base, "m,40,4,1,1,,,")
+    assert run_of(tmp_path).environment.user_rows == 7
 
 
 def test_a_row_that_does_not_fit_the_context_is_refused_before_anything_is_sent(
@@ -256,11 +274,12 @@ def test_a_folder_that_cannot_be_written_stops_before_anything_is_sent(
     tmp_path: Path, folder: str
 ) -> None:
     (tmp_path / "file").write_text("")
-    path = Path(configured(tmp_path, "http://127.0.0.1:1/v1", "m,40,4,1,1,,,"))
-    lines = [line for line in path.read_text().splitlines() if folder not in line]
-    path.write_text("\n".join([*lines, f"{folder}: {tmp_path}/file/in"]))
-    status, output = command("run", str(path))
-    assert status == 2
+    with scripted({"m": KNOWN}) as (server, base):
+        path = Path(configured(tmp_path, base, "m,40,4,1,1,,,"))
+        lines = [line for line in path.read_text().splitlines() if folder not in line]
+        path.write_text("\n".join([*lines, f"{folder}: {tmp_path}/file/in"]))
+        status, output = command("run", str(path))
+    assert (status, server.requests) == (2, [])
     assert "choose a folder that can be written" in output
 
 
