@@ -24,12 +24,16 @@ from benchmarking.report import report_html
 @click.option("--model", help="Needed when the run holds several.")
 @click.option("--accelerator", default="cpu", show_default=True)
 @click.option("--slo-itl-ms", type=click.FloatRange(0, min_open=True), help="Bounds the batch.")
+@click.option(
+    "--max-batch-size", type=click.IntRange(1), help="Default: the server's user rows, or as seen."
+)
 @click.option("--optimizer", "optimizer_url", help="Such as http://127.0.0.1:7000")
 def fit_run(
     folder: Path,
     model: str | None,
     accelerator: str,
     slo_itl_ms: float | None,
+    max_batch_size: int | None,
     optimizer_url: str | None,
 ) -> None:
     """Fit alpha, beta, gamma and delta to the sweep in FOLDER.
@@ -38,7 +42,7 @@ def fit_run(
     """
     run = open_run(folder)
     model = model or _only_model(run)
-    found = fit_rows_of(run, model, slo_itl_ms)
+    found = fit_rows_of(run, model, slo_itl_ms, max_batch_size=max_batch_size)
     write_fit(folder, found, model, accelerator)
     if optimizer_url is not None:
         Optimizer(optimizer_url).set_perf(found.perf_data(model, accelerator))

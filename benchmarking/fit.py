@@ -16,7 +16,7 @@ import numpy.typing as npt
 from scipy.optimize import least_squares
 
 from benchmarking.errors import Unfit
-from benchmarking.fit_points import Point, batch_limit, fit_points
+from benchmarking.fit_points import Places, Point, fit_points, places_of
 from benchmarking.intervals import Interval, students_t
 from benchmarking.records import Run
 
@@ -51,11 +51,12 @@ class Validity:
     concurrency: tuple[float, float]
     input_tokens: tuple[float, float]
     output_tokens: tuple[float, float]
+    rate_per_s: tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """`batch_bound` says where `max_batch_size` comes from: rows, itl or range."""
+    """`batch_bound` says where `max_batch_size` comes from: a `Places.source`, or itl."""
 
     decode: Line  # ITL in ms over n
     prefill: Line  # TTFT without queueing in ms over k n
@@ -91,7 +92,8 @@ class Fit:
             f"maxBatchSize {self.max_batch_size} (from {self.batch_bound}), "
             f"atTokens {self.at_tokens}",
             f"measured at {_span(valid.concurrency)} requests in service, "
-            f"{_span(valid.input_tokens)} prompt and {_span(valid.output_tokens)} output tokens",
+            f"{_span(valid.input_tokens)} prompt and {_span(valid.output_tokens)} output tokens, "
+            f"{_span(valid.rate_per_s)} requests/s",
         ]
         off = float(np.median(np.abs(decode.residuals)))
         if off > POOR_FIT:
@@ -107,27 +109,29 @@ def fit_run(
     model: str,
     slo_itl_ms: float | None = None,
     left_out: Collection[int] = (),
+    max_batch_size: int | None = None,
 ) -> Fit:
     """The rows of `run` that ask for `model`; its open loops only, if there are any.
 
     In a closed loop requests of one length end and begin together, so that each prompt waits for
     the others'; requests that come when they like do not. Rows `left_out` are kept to check the
-    fit with. Raises Unfit.
+    fit with. `max_batch_size`: where the server's own word is missing or wrong. Raises Unfit.
     """
     rows = {number for number, row in enumerate(run.rows) if row.load.model == model}
     rows -= set(left_out)
     open_rows = {number for number in rows if run.rows[number].load.qps is not None}
-    limit = batch_limit(run)
-    points = [point for point in fit_points(run, limit) if point.row in (open_rows or rows)]
-    return fit(points, limit, slo_itl_ms)
+    places = places_of(run, max_batch_size)
+    points = fit_points(run, places.count if places else None)
+    points = [point for point in points if point.row in (open_rows or rows)]
+    return fit(points, places, slo_itl_ms)
 
 
-def fit(points: Sequence[Point], batch_limit: int | None, slo_itl_ms: float | None = None) -> Fit:
+def fit(points: Sequence[Point], places: Places | None, slo_itl_ms: float | None = None) -> Fit:
     """Both lines, and the batch a replica can have.
 
-    The batch is the least of the server's places (`batch_limit`, "rows"), the largest n that keeps
-    ITL within `slo_itl_ms` ("itl"), and, where neither is known, the largest n measured ("range").
-    Raises Unfit.
+    The batch is the least of the server's places and the largest n that keeps ITL within
+    `slo_itl_ms` ("itl"). Raises Unfit, also where neither is known: the largest n measured says
+    what was sent, not what the server can take.
     """
     prefilled = [
         (point.input_tokens * point.prefill_concurrency, point.ttft_ms)
@@ -146,8 +150,9 @@ def fit(points: Sequence[Point], batch_limit: int | None, slo_itl_ms: float | No
         concurrency=_range([point.concurrency for point in points]),
         input_tokens=_range([point.input_tokens for point in points]),
         output_tokens=_range([point.output_tokens for point in points]),
+        rate_per_s=_range([point.rate_per_s for point in points]),
     )
-    batch, bound = _max_batch(decode, validity, batch_limit, slo_itl_ms)
+    batch, bound = _max_batch(decode, places, slo_itl_ms)
     at_tokens = round(float(np.mean([point.output_tokens for point in points])))
     return Fit(decode, prefill, validity, batch, bound, at_tokens)
 
@@ -223,13 +228,16 @@ def _range(values: Sequence[float]) -> tuple[float, float]:
     return min(values), max(values)
 
 
-def _max_batch(
-    decode: Line, validity: Validity, batch_limit: int | None, slo_itl_ms: float | None
-) -> tuple[int, str]:
+def _max_batch(decode: Line, places: Places | None, slo_itl_ms: float | None) -> tuple[int, str]:
     bounds = []
-    if batch_limit is not None:
-        bounds.append((batch_limit, "rows"))
+    if places is not None:
+        bounds.append((places.count, places.source))
     if slo_itl_ms is not None and decode.slope.value > 0:
         room_ms = slo_itl_ms - decode.intercept.value
         bounds.append((max(1, int(room_ms / decode.slope.value)), "itl"))
-    return min(bounds, default=(max(1, round(validity.concurrency[1])), "range"))
+    if not bounds:
+        raise Unfit(
+            "maxBatchSize: the server did not say how many requests it serves at once, and no row "
+            "had so many in flight that others waited; give it as --max-batch-size"
+        )
+    return min(bounds)

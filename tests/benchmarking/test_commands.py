@@ -136,6 +136,20 @@ def test_a_fit_is_written_posted_and_predicts(tmp_path: Path, optimizer_url: str
     assert "R² =" in (folder / "report.html").read_text()
 
 
+def test_a_fit_takes_the_servers_places_and_asks_for_them_where_nobody_knows(
+    tmp_path: Path,
+) -> None:
+    loads = [Shape("m", 64, 16).at_rate(qps, 4) for qps in (10, 20, 30, 40)]  # nothing waits
+    quiet = made_run([SimulatedServer().measure(load, 1)[1] for load in loads], loads)
+    telling = replace(quiet, environment=replace(quiet.environment, user_rows=32))
+    assert "maxBatchSize 32 (from server)" in command("fit", written(tmp_path / "a", telling))[1]
+    folder = written(tmp_path / "b", quiet)
+    status, said = command("fit", folder)
+    assert (status, "give it as --max-batch-size" in said) == (2, True), said
+    status, said = command("fit", folder, "--max-batch-size", "8")
+    assert (status, "maxBatchSize 8 (from given)" in said) == (0, True), said
+
+
 def test_a_slower_run_is_called_worse_and_fails(tmp_path: Path) -> None:
     before = written(tmp_path / "before", simulated())
     after = written(tmp_path / "after", simulated(row_s=0.0005))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from benchmarking.errors import Unfit
 from benchmarking.fit import Fit, fit, robust_line
-from benchmarking.fit_points import Point, batch_limit, fit_points
+from benchmarking.fit_points import Places, Point, batch_limit, fit_points, places_of
 from benchmarking.records import RequestRecord
 from benchmarking.search import Shape
 from optimizer.spec import PerfData
@@ -18,6 +18,7 @@ from tests.benchmarking.made_runs import made_record, made_run
 from tests.benchmarking.simulated_server import SimulatedServer
 
 ALPHA, BETA, GAMMA, DELTA = 2.0, 0.15, 6.0, 0.004
+PLACES = Places(32, "rows")
 
 
 def made_points(seed: int, noise: float = 0.03, outliers: float = 0.1) -> list[Point]:
@@ -29,7 +30,7 @@ def made_points(seed: int, noise: float = 0.03, outliers: float = 0.1) -> list[P
         return float(true_ms * rng.normal(1, noise) * disturbed)
 
     return [
-        Point(0, k, 64, n, measured(ALPHA + BETA * n), n, measured(GAMMA + DELTA * k * n))
+        Point(0, k, 64, n, measured(ALPHA + BETA * n), n, measured(GAMMA + DELTA * k * n), n)
         for n in (1, 2, 4, 8, 12, 16, 24, 32)
         for k in (96, 128, 160)
         for _ in range(3)
@@ -46,13 +47,13 @@ def truths_held(found: Fit) -> list[bool]:
 
 
 def test_known_parameters_lie_within_the_intervals_as_often_as_they_should() -> None:
-    held = [truths_held(fit(made_points(seed), None)) for seed in range(50)]
+    held = [truths_held(fit(made_points(seed), PLACES)) for seed in range(50)]
     assert np.mean(held) >= 0.9
 
 
 @pytest.mark.parametrize("outliers", [0.0, 0.1])
 def test_a_tenth_of_outliers_moves_the_lines_by_a_few_percent_only(outliers: float) -> None:
-    found = fit(made_points(3, outliers=outliers), None)
+    found = fit(made_points(3, outliers=outliers), PLACES)
     assert found.decode.at(16) == pytest.approx(ALPHA + BETA * 16, rel=0.03)
     assert found.prefill.at(128 * 16) == pytest.approx(GAMMA + DELTA * 128 * 16, rel=0.03)
 
@@ -77,8 +78,8 @@ def test_a_falling_line_becomes_flat_rather_than_negative() -> None:
 
 
 def test_points_far_off_the_line_are_told() -> None:
-    assert not any("off the line" in line for line in fit(made_points(1), None).lines())
-    scattered = fit(made_points(1, noise=0.5), None)
+    assert not any("off the line" in line for line in fit(made_points(1), PLACES).lines())
+    scattered = fit(made_points(1, noise=0.5), PLACES)
     assert any("off the line: measure longer" in line for line in scattered.lines())
 
 
@@ -89,21 +90,31 @@ def test_one_batch_size_does_not_make_a_line() -> None:
         fit([], None)
 
 
-def test_the_largest_batch_comes_from_rows_itl_or_the_range_measured() -> None:
+def test_the_largest_batch_comes_from_the_servers_places_or_the_itl() -> None:
     points = made_points(1, noise=0.0, outliers=0.0)
     for limit, slo_itl_ms, expected in (
         (24, None, (24, "rows")),
         (24, 5.01, (20, "itl")),
         (16, 5.01, (16, "rows")),
-        (None, None, (32, "range")),
         (None, 1.0, (1, "itl")),
     ):
-        found = fit(points, limit, slo_itl_ms)
+        found = fit(points, limit and Places(limit, "rows"), slo_itl_ms)
         assert (found.max_batch_size, found.batch_bound) == expected
+    with pytest.raises(Unfit, match="give it as --max-batch-size"):
+        fit(points, None)
+
+
+def test_places_are_what_the_server_says_unless_others_are_given() -> None:
+    run = made_run([[made_record(ttft_s=0.1 + 0.11 * (i // 2)) for i in range(3)]])
+    assert places_of(run) == Places(2, "rows")
+    telling = replace(run, environment=replace(run.environment, user_rows=32))
+    assert places_of(telling) == Places(32, "server")
+    assert places_of(telling, given=8) == Places(8, "given")
+    assert places_of(made_run([side_by_side(1)])) is None
 
 
 def test_the_optimizer_reads_what_the_fit_writes() -> None:
-    found = fit(made_points(2, noise=0.0, outliers=0.0), 32)
+    found = fit(made_points(2, noise=0.0, outliers=0.0), PLACES)
     perf = PerfData.model_validate(json.loads(json.dumps(found.perf_data("tiny", "cpu"))))
     assert (perf.name, perf.acc, perf.max_batch_size, perf.at_tokens) == ("tiny", "cpu", 32, 64)
     assert perf.decode_parms.alpha == pytest.approx(ALPHA, rel=1e-3)

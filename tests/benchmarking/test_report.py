@@ -7,7 +7,7 @@ from html.parser import HTMLParser
 import pytest
 
 from benchmarking.fit import fit
-from benchmarking.fit_points import fit_points
+from benchmarking.fit_points import Places, fit_points
 from benchmarking.goodput import Slo
 from benchmarking.records import ClientOverhead, Run
 from benchmarking.report import report_html
@@ -97,7 +97,9 @@ def full_run(row_s: float = 0.00016) -> Run:
 @pytest.fixture(scope="module")
 def full_page() -> str:
     run = full_run()
-    return report_html(run, SLO, fit(fit_points(run, 4), 4), before=full_run(row_s=0.0002))
+    return report_html(
+        run, SLO, fit(fit_points(run, 4), Places(4, "rows")), before=full_run(row_s=0.0002)
+    )
 
 
 def test_every_section_is_there_and_filled(full_page: str) -> None:
@@ -145,7 +147,9 @@ def test_pictures_are_well_formed_and_say_what_they_show(full_page: str) -> None
 
 def test_the_same_run_gives_the_same_page(full_page: str) -> None:
     run = full_run()
-    again = report_html(run, SLO, fit(fit_points(run, 4), 4), before=full_run(row_s=0.0002))
+    again = report_html(
+        run, SLO, fit(fit_points(run, 4), Places(4, "rows")), before=full_run(row_s=0.0002)
+    )
     assert again == full_page
 
 
