@@ -12,9 +12,9 @@ from benchmarking.compare import Change, Verdict, compare, unmatched
 from benchmarking.curve import load_points
 from benchmarking.errors import InvalidResults, NotWritable
 from benchmarking.fit import fit_run as fit_rows_of
-from benchmarking.fit_files import PERF_FILE, read_fit, write_fit
+from benchmarking.fit_files import PERF_FILE, PREDICT_FILE, read_fit, write_fit
 from benchmarking.goodput import Slo
-from benchmarking.predict import Optimizer, beside_lines, predict
+from benchmarking.predict import Optimizer, as_json, beside_lines, predict, warning_lines
 from benchmarking.records import Run
 from benchmarking.report import report_html
 
@@ -57,18 +57,29 @@ def fit_run(
 def predict_run(folder: Path, perf: Path | None, optimizer_url: str) -> None:
     """Set the optimizer's word beside what FOLDER measured.
 
-    TTFT and ITL of every Poisson load.
+    TTFT and ITL of every Poisson load, also in FOLDER/predict.json. What lies outside the
+    measurements of the fit beside the performance data is named.
     """
+    path = perf or folder / PERF_FILE
     try:
-        data = json.loads((perf or folder / PERF_FILE).read_text())["models"][0]
+        data = json.loads(path.read_text())["models"][0]
     except (OSError, ValueError, LookupError) as error:
-        raise InvalidResults(f"{perf or folder / PERF_FILE}: {error}; see fit") from error
+        raise InvalidResults(f"{path}: {error}; see fit") from error
+    fitted = read_fit(path.parent)
+    validity = fitted.validity if fitted else None
     points = [point for point in load_points(open_run(folder)) if point.load.model == data["name"]]
     found = predict(Optimizer(optimizer_url), data, points)
     for line in beside_lines(found):
         click.echo(line)
+    for line in warning_lines(found, validity):
+        click.echo(line, err=True)
     if not found:
         raise InvalidResults(f"{folder} holds no open loop with exponential waits to compare")
+    text = json.dumps([as_json(beside, validity) for beside in found], indent=1)
+    try:
+        (folder / PREDICT_FILE).write_text(text + "\n")
+    except OSError as error:
+        raise NotWritable(error) from error
 
 
 @click.command("compare")

@@ -11,6 +11,7 @@ from benchmarking.report_findings import fit_residuals
 from benchmarking.report_svg import to_svg
 
 FIT_FILE, PERF_FILE, PICTURE_FILE = "fit.json", "perf.json", "fit.svg"
+PREDICT_FILE = "predict.json"
 
 _FIT = TypeAdapter(Fit)
 

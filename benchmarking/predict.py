@@ -5,7 +5,7 @@ compared, each at the rate at which its requests really came due.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from statistics import fmean
 from typing import Any
 
@@ -13,6 +13,7 @@ import requests
 
 from benchmarking.curve import LoadPoint
 from benchmarking.errors import OptimizerUnusable
+from benchmarking.fit import Validity
 from benchmarking.goodput import Slo
 from benchmarking.intervals import Interval, mean_within_run
 from benchmarking.latency import ITL, TTFT, input_tokens, output_tokens, succeeded
@@ -20,6 +21,7 @@ from benchmarking.records import Load, RequestRecord
 
 TIMEOUT_S = 30.0
 PER_MINUTE = 60.0
+SLACK = 1.05  # beyond a range that repeats of the same load may lie
 
 Json = dict[str, Any]
 
@@ -38,12 +40,19 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """A prediction and the means measured, in ms. Errors are (predicted - measured) / measured."""
+    """A prediction and the means measured, in ms. Errors are (predicted - measured) / measured.
+
+    `input_tokens` and `output_tokens` are means of a request. `in_service`: by the prediction, how
+    many a request meets in service, itself included, as `fit_points.Point` counts.
+    """
 
     load: Load
     prediction: Prediction
     ttft: Interval
     itl: Interval
+    input_tokens: float
+    output_tokens: float
+    in_service: float
 
     @property
     def ttft_error(self) -> float:
@@ -90,7 +99,7 @@ class Optimizer:
         return {
             "decodeParms": perf["decodeParms"],
             "prefillParms": perf["prefillParms"],
-            "maxBatchSize": max(1, perf["maxBatchSize"] * perf["atTokens"] // out_tokens),
+            "maxBatchSize": batch_at(perf, out_tokens),
             **tokens,
         }
 
@@ -110,11 +119,23 @@ class Optimizer:
         return answer
 
 
-def request_shape(records: Iterable[RequestRecord]) -> tuple[int, int]:
-    """Mean input and output tokens of what was answered, as the optimizer takes them: whole."""
+def batch_at(perf: Mapping[str, Any], out_tokens: int) -> int:
+    """The batch of answers of another length, as the optimizer scales it."""
+    batch: int = perf["maxBatchSize"] * perf["atTokens"] // out_tokens
+    return max(1, batch)
+
+
+def mean_tokens(records: Iterable[RequestRecord]) -> tuple[float, float]:
+    """Mean input and output tokens of what was answered."""
     answered = succeeded(records)
     inputs = [tokens for record in answered if (tokens := input_tokens(record)) is not None]
-    return round(fmean(inputs)), round(fmean(output_tokens(record) for record in answered))
+    return fmean(inputs), fmean(output_tokens(record) for record in answered)
+
+
+def request_shape(records: Iterable[RequestRecord]) -> tuple[int, int]:
+    """`mean_tokens` as the optimizer takes them: whole."""
+    in_tokens, out_tokens = mean_tokens(records)
+    return round(in_tokens), round(out_tokens)
 
 
 def is_comparable(point: LoadPoint) -> bool:
@@ -141,12 +162,58 @@ def _beside(optimizer: Optimizer, perf: Mapping[str, Any], parts: Sequence[LoadP
     records = [record for part in parts for record in part.measured]
     durations_s = [part.to_s - part.from_s for part in parts]
     rate_per_s = fmean([part.offered_per_s for part in parts], weights=durations_s)
+    in_tokens, out_tokens = mean_tokens(records)
+    shape = (round(in_tokens), round(out_tokens))
+    prediction = optimizer.analyze(perf, shape, rate_per_s)
+    places = batch_at(perf, shape[1])
     return Beside(
         load=parts[0].load,
-        prediction=optimizer.analyze(perf, request_shape(records), rate_per_s),
+        prediction=prediction,
         ttft=mean_within_run(TTFT.values(records)),
         itl=mean_within_run(ITL.values(records)),
+        input_tokens=in_tokens,
+        output_tokens=out_tokens,
+        in_service=min(prediction.utilization * places + 1, places),
     )
+
+
+def outside(beside: Beside, validity: Validity) -> list[str]:
+    """What of a prediction lies outside what was measured for the fit, each with the range."""
+    asked = (
+        ("prompt tokens", beside.input_tokens, validity.input_tokens),
+        ("output tokens", beside.output_tokens, validity.output_tokens),
+        ("requests/s", beside.prediction.rate_per_s, validity.rate_per_s),
+        ("requests in service", beside.in_service, validity.concurrency),
+    )
+    return [
+        f"{value:.3g} {name}, measured {low:.3g} to {high:.3g}"
+        for name, value, (low, high) in asked
+        if not low / SLACK <= value <= high * SLACK
+    ]
+
+
+def as_json(beside: Beside, validity: Validity | None) -> Json:
+    """`outside_measured`: None where nobody knows what was measured."""
+    return {
+        "load": asdict(beside.load),
+        "prediction": asdict(beside.prediction),
+        "measured_ttft_ms": beside.ttft.value,
+        "measured_itl_ms": beside.itl.value,
+        "ttft_error": beside.ttft_error,
+        "itl_error": beside.itl_error,
+        "outside_measured": outside(beside, validity) if validity else None,
+    }
+
+
+def warning_lines(found: Iterable[Beside], validity: Validity | None) -> Iterator[str]:
+    """For people: which predictions extrapolate."""
+    if validity is None:
+        yield "warning: no fit.json beside the performance data says what was measured for it"
+        return
+    for beside in found:
+        if beyond := outside(beside, validity):
+            rate = f"{beside.prediction.rate_per_s:.2f} requests/s"
+            yield f"warning: the prediction at {rate} extrapolates: {'; '.join(beyond)}"
 
 
 def beside_lines(found: Iterable[Beside]) -> Iterator[str]:

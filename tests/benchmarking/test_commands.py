@@ -132,6 +132,9 @@ def test_a_fit_is_written_posted_and_predicts(tmp_path: Path, optimizer_url: str
     status, said = command("predict", folder, "--optimizer", optimizer_url)
     assert status == 0, said
     assert said.count("| TTFT, ms |") == said.count("| ITL, ms |") == 4
+    assert "warning" not in said
+    predicted = json.loads((folder / "predict.json").read_text())
+    assert [each["outside_measured"] for each in predicted] == [[]] * 4
     assert command("report", folder)[0] == 0
     assert "R² =" in (folder / "report.html").read_text()
 
@@ -148,6 +151,30 @@ def test_a_fit_takes_the_servers_places_and_asks_for_them_where_nobody_knows(
     assert (status, "give it as --max-batch-size" in said) == (2, True), said
     status, said = command("fit", folder, "--max-batch-size", "8")
     assert (status, "maxBatchSize 8 (from given)" in said) == (0, True), said
+
+
+def test_a_prediction_outside_what_was_measured_is_named_with_the_range(
+    tmp_path: Path, optimizer_url: str
+) -> None:
+    fitted = written(tmp_path / "fitted", simulated())
+    assert command("fit", fitted)[0] == 0
+    loads = [Shape("m", 16, 32).at_rate(2, 20), Shape("m", 64, 16).at_rate(60, 4)]
+    server = SimulatedServer(rows=8)
+    other = made_run([server.measure(load, 5)[1] for load in loads], loads)
+    folder = written(tmp_path / "other", other)
+    asked = ("predict", folder, "--perf", fitted / "perf.json", "--optimizer", optimizer_url)
+    status, said = command(*asked)
+    assert status == 0, said
+    (warning,) = [line for line in said.splitlines() if "warning" in line]
+    assert "16 prompt tokens, measured 64 to 64" in warning
+    assert "32 output tokens, measured 16 to 16" in warning
+    assert "requests/s, measured 2" in warning
+    assert "requests in service, measured" in warning
+    first, second = json.loads((folder / "predict.json").read_text())
+    assert len(first["outside_measured"]) == 4
+    assert second["outside_measured"] == []
+    (fitted / "fit.json").unlink()
+    assert "no fit.json beside the performance data" in command(*asked)[1]
 
 
 def test_a_slower_run_is_called_worse_and_fails(tmp_path: Path) -> None:

@@ -152,7 +152,7 @@ def test_the_maximum_rate_lies_where_itl_crosses_the_level() -> None:
     def measured(rate_per_s: float, itl_ms: float) -> Beside:
         said = Prediction(rate_per_s, 1.0, 1.0, 0.0, 0.5, 200.0)
         mean = Interval(itl_ms, itl_ms, itl_ms)
-        return Beside(Shape("m", 64, 32).at_rate(rate_per_s, 1), said, mean, mean)
+        return Beside(Shape("m", 64, 32).at_rate(rate_per_s, 1), said, mean, mean, 64, 32, 1)
 
     curve = [measured(120, 6.0), measured(80, 2.0), measured(100, 4.0)]
     assert crossing_per_s(curve, Slo(itl_ms=5.5)) == pytest.approx(115)
