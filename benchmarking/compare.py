@@ -55,11 +55,15 @@ class Change:
     verdict: Verdict
 
 
+def _itls_ms(point: LoadPoint) -> list[float]:
+    return [] if point.burst_fault else ITL.values(point.measured)
+
+
 MEASURES = (
     Measure("TTFT mean, ms", lambda point: TTFT.values(point.measured), mean),
     Measure("TTFT p99, ms", lambda point: TTFT.values(point.measured), quantile(99)),
-    Measure("ITL mean, ms", lambda point: ITL.values(point.measured), mean),
-    Measure("ITL p99, ms", lambda point: ITL.values(point.measured), quantile(99)),
+    Measure("ITL mean, ms", _itls_ms, mean),
+    Measure("ITL p99, ms", _itls_ms, quantile(99)),
     Measure("end-to-end mean, ms", lambda point: E2E.values(point.measured), mean),
     Measure(
         "tokens/s",

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from benchmarking.bursts import burst_fault
 from benchmarking.goodput import Goodput, Slo, goodput
 from benchmarking.in_flight import InFlight
 from benchmarking.intervals import Interval, mean_within_run
@@ -29,8 +30,9 @@ class Spread:
 class LoadPoint:
     """Rates hold while the load was held: neither the ramp nor the drain counts.
 
-    A latency is None where no request has it. `measured` are the requests without the warm-up, in
-    the order of their schedule. `stolen_share`: ClientOverhead's.
+    A latency is None where no request has it, ITL also where tokens came in bursts. `measured` are
+    the requests without the warm-up, in the order of their schedule. `stolen_share`:
+    ClientOverhead's.
     """
 
     load: Load
@@ -46,6 +48,7 @@ class LoadPoint:
     itl: Spread | None
     e2e: Spread | None
     stolen_share: float | None
+    burst_fault: str | None = None  # why there is no ITL although tokens came
 
     def goodput(self, slo: Slo) -> Goodput:
         """Of what came due while the load was held."""
@@ -81,6 +84,7 @@ def load_point(row: RowRecord, records: Sequence[RequestRecord]) -> LoadPoint:
     duration_s = to_s - from_s
     due = sum(from_s <= record.scheduled_s < to_s for record in records)
     answered = succeeded(records)
+    fault = burst_fault(measured)
     ended = sum(from_s <= record.chunk_s[-1] < to_s for record in answered)
     return LoadPoint(
         load=row.load,
@@ -93,9 +97,10 @@ def load_point(row: RowRecord, records: Sequence[RequestRecord]) -> LoadPoint:
         in_flight=InFlight(records).mean(from_s, to_s),
         error_share=1 - len(succeeded(measured)) / len(measured),
         ttft=spread(TTFT, measured),
-        itl=spread(ITL, measured),
+        itl=None if fault else spread(ITL, measured),
         e2e=spread(E2E, measured),
         stolen_share=row.overhead.stolen_share if row.overhead else None,
+        burst_fault=fault,
     )
 
 

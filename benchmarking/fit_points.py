@@ -14,6 +14,7 @@ from statistics import fmean
 
 import numpy as np
 
+from benchmarking.bursts import burst_fault
 from benchmarking.curve import load_point
 from benchmarking.in_flight import InFlight, max_decoding
 from benchmarking.latency import TTFT, input_tokens, itl_s, output_tokens, succeeded
@@ -49,13 +50,16 @@ class Point:
 
 
 def fit_points(run: Run, max_batch: int | None) -> list[Point]:
-    """Of every row of `run`. With `max_batch` places, more in flight are not in service."""
+    """Of every row of `run` but those whose tokens came in bursts.
+
+    With `max_batch` places, more in flight are not in service.
+    """
     points = []
     for row in range(len(run.rows)):
         records = [record for record in run.records if record.row == row]
         in_flight = InFlight(records)
         usable = [r for r in succeeded(run.records_of(row)) if itl_s(r) and input_tokens(r)]
-        if usable:
+        if usable and not burst_fault(usable):
             rate_per_s = load_point(run.rows[row], records).offered_per_s
             points.append(_point(row, usable, in_flight, max_batch or in_flight.max(), rate_per_s))
     return points

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from benchmarking import report_curves, report_findings, report_requests
 from benchmarking.compare import Change, compare
-from benchmarking.curve import LoadPoint, load_points
+from benchmarking.curve import LoadPoint, Spread, load_points
 from benchmarking.fit import Fit
 from benchmarking.fit_points import batch_limit
 from benchmarking.goodput import Slo, goodput_by_model
@@ -93,20 +93,25 @@ def _rows(points: Sequence[LoadPoint], slo: Slo) -> Section:
             f"{point.in_flight:.1f}",
             f"{point.throughput_per_s:.2f}",
             f"{point.tokens_per_s:.1f}",
-            *(
-                text
-                for spread in (point.ttft, point.itl)
-                for text in (
-                    (str(spread.mean), f"{spread.percentile(99):.4g}") if spread else ("", "")
-                )
-            ),
+            *_spread_cells(point.ttft),
+            *_spread_cells(point.itl, "unusable" if point.burst_fault else ""),
             f"{point.goodput(slo).attainment:.1%}",
             f"{point.error_share:.1%}",
         )
         for point in points
     ]
     note = "Rates hold while the load was held, without warm-up and drain."
-    return Section("rows", "Rows", note, "no request was recorded.", table=_table(head, body))
+    facts = [
+        (f"unusable: {report_curves.load_label(point)}", point.burst_fault)
+        for point in points
+        if point.burst_fault
+    ]
+    absence = "no request was recorded."
+    return Section("rows", "Rows", note, absence, facts=facts, table=_table(head, body))
+
+
+def _spread_cells(spread: Spread | None, absence: str = "") -> tuple[str, str]:
+    return (str(spread.mean), f"{spread.percentile(99):.4g}") if spread else (absence, absence)
 
 
 def _curves(points: Sequence[LoadPoint], slo: Slo) -> list[Section]:

@@ -25,6 +25,8 @@ def row_lines(run: Run, number: int, with_statistics: bool) -> Iterator[str]:
         yield "  interrupted: these are the requests that had ended by then"
     if metrics["num_completed_requests"] and all(record.usage is None for record in records):
         yield "  the server sent no usage: its columns stay empty"
+    if fault := metrics["client_rates_unusable"]:
+        yield f"  client rates unusable: {fault}"
     if metrics["is_client_bottleneck"]:
         lag_ms = _ms(metrics["client"]["lag_p99_s"])
         yield f"  the client may have been what was slow: its timers came {lag_ms} ms late (p99)"

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarking.bursts import burst_fault
 from benchmarking.curve import load_point
 from benchmarking.latency import e2e_s, itl_s, succeeded, ttft_s
 from benchmarking.records import RequestRecord, RowRecord, Run
@@ -37,10 +38,12 @@ def row_metrics(row: RowRecord, records: Sequence[RequestRecord]) -> Metrics:
     measured = [record for record in records if record.is_measured]
     answered = succeeded(measured)
     errors = Counter(record.error.code for record in measured if record.error)
+    fault = burst_fault(measured)
     return {
         "name": row.name,
         **asdict(row.load),
         "error": row.error,
+        "client_rates_unusable": fault,
         "was_interrupted": row.was_interrupted,
         "duration_s": row.end_s - row.start_s,
         "num_requests_warmup": sum(record.is_warmup for record in records),
@@ -51,7 +54,7 @@ def row_metrics(row: RowRecord, records: Sequence[RequestRecord]) -> Metrics:
         "server_queue_s": _distribution(
             lambda record: record.usage.queue_s if record.usage else None, answered
         ),
-        "itl_s": _distribution(itl_s, answered),
+        "itl_s": None if fault else _distribution(itl_s, answered),
         "end_to_end_latency_s": _distribution(e2e_s, answered),
         "send_delay_s": _distribution(lambda record: record.sent_s - record.scheduled_s, measured),
         "steady_window": steady_window(row, records),

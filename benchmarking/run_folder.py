@@ -14,6 +14,7 @@ from threading import Lock
 
 from pydantic import ValidationError
 
+from benchmarking.bursts import burst_fault
 from benchmarking.errors import InvalidResults, NotWritable
 from benchmarking.machine import describe_machine
 from benchmarking.preflight import user_rows
@@ -132,6 +133,8 @@ def write_documented(folder: Path, run: Run, number: int) -> None:
     params = run.config.get("sampling_params")
     listed = responses(records, run.started_at)
     summary = summarise(row, listed, params if isinstance(params, dict) else {})
+    if fault := burst_fault(records):
+        summary["client_rates_unusable"] = fault
     write_row(folder, row.name, summary, listed)
 
 

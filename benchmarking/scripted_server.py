@@ -25,7 +25,10 @@ Ending = Literal["whole", "broken", "malformed", "error event", "not finished"]
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """One answer. `delays_s[i]` passes before `texts[i]` is sent, counted from the one before."""
+    """One answer. `delays_s[i]` passes before `texts[i]` is sent, counted from the one before.
+
+    `burst`: so many texts leave in one write, when the last of them is due.
+    """
 
     delays_s: tuple[float, ...] = ()
     texts: tuple[str, ...] = ()
@@ -33,6 +36,7 @@ class Script:
     status: int = 200
     ending: Ending = "whole"
     takes_images: bool = True
+    burst: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,11 +111,16 @@ class ScriptedServer:
         loop = asyncio.get_running_loop()
         start_s = loop.time()
         self._began_s = start_s if self._began_s is None else self._began_s
-        for text, after_s in zip(script.texts, accumulate(script.delays_s), strict=True):
+        held = b""
+        timed = zip(script.texts, accumulate(script.delays_s), strict=True)
+        for number, (text, after_s) in enumerate(timed, start=1):
             due_s = self._stall.postponed_s(start_s + after_s - self._began_s) + self._began_s
             await asyncio.sleep(due_s - loop.time())
-            writer.write(_chunk(_event(_choice({"content": text}))))
-            await writer.drain()
+            held += _chunk(_event(_choice({"content": text})))
+            if number % script.burst == 0 or number == len(script.texts):
+                writer.write(held)
+                held = b""
+                await writer.drain()
         writer.write(_ending(script))
         await writer.drain()
 

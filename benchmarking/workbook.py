@@ -46,6 +46,7 @@ COLUMNS = (
     "representative_batch_size",
     "estimated_request_batching_frequencies",
     "estimated_representative_batch_size",
+    "client_rates_unusable",
 )
 
 Line = dict[str, Any]

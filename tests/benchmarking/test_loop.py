@@ -57,7 +57,7 @@ def test_the_loop_closes_over_the_mock_server(tmp_path: Path) -> None:
         )
         result, folder = run_loop(api, plan, SERVER, tmp_path)
 
-    assert (result.fit.max_batch_size, result.fit.batch_bound) == (ROWS, "rows")
+    assert (result.fit.max_batch_size, result.fit.batch_bound) == (ROWS, "server")
     assert result.fit.decode.at(2) == pytest.approx(1000 / STEPS_PER_S, rel=0.5)
     assert [beside.load.qps for beside in result.checks] == pytest.approx(
         [0.5 * result.capacity.measured, 0.8 * result.capacity.measured]
@@ -71,7 +71,7 @@ def test_the_loop_closes_over_the_mock_server(tmp_path: Path) -> None:
     lines = "\n".join(result_lines(result))
     assert lines.count("| TTFT, ms |") == lines.count("| ITL, ms |") == 2
     assert f"{result.capacity_again_per_s:.2f} at the end" in lines
-    assert f"maxBatchSize {ROWS} (from rows)" in lines
+    assert f"maxBatchSize {ROWS} (from server)" in lines
 
     run = read_run(folder)
     assert len(run.rows) == 1 + 5 + 4 * 2 + 1

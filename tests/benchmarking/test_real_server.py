@@ -16,8 +16,12 @@ from benchmarking.serving import ROOT, ServedApi, environment, served
 from benchmarking.workbook import COLUMNS
 from tests.benchmarking.test_responses import KEYS
 
-# What this server has nothing to say about: no draft model, and nothing to switch to.
-UNSAID = {"multimodal_img_size", *(name for name in COLUMNS if name.startswith("acceptance"))}
+# What is not there to say of this server: no draft model, no images, no bursts.
+UNSAID = {
+    "multimodal_img_size",
+    "client_rates_unusable",
+    *(name for name in COLUMNS if name.startswith("acceptance")),
+}
 
 
 @pytest.fixture(scope="module")

@@ -130,6 +130,35 @@ def test_the_reported_p99_shows_a_stall_of_the_server(tmp_path: Path) -> None:
     assert row["ttft_s"]["p99"] > 0.9  # due every 50 ms, the first of them just as it began
 
 
+@pytest.mark.parametrize(("burst", "is_usable"), [(1, True), (4, True), (12, False)])
+def test_a_row_whose_tokens_arrive_in_bursts_marks_its_rates(
+    tmp_path: Path, burst: int, is_usable: bool
+) -> None:
+    script = Script((0.005,) * 24, (" word",) * 24, {"completion_tokens": 24}, burst=burst)
+    with scripted({"m": script}) as (_, base):
+        status, output = benchmark(tmp_path, base, "m,40,24,3,1,,,", config="warmup_requests: 0")
+    assert status == 0, output
+    folder = tmp_path / "out" / "r"
+    (metrics,) = json.loads((folder / "metrics.json").read_text())["rows"]
+    assert command("report", str(folder))[0] == 0
+    page = (folder / "report.html").read_text()
+    assert ("ITL p50" in output) == is_usable == (metrics["itl_s"] is not None)
+    reasons = (
+        metrics["client_rates_unusable"],
+        only_row(tmp_path).summary.get("client_rates_unusable"),
+        book_line(tmp_path).get("client_rates_unusable"),
+    )
+    if is_usable:
+        assert reasons == (None, None, None)
+        assert "unusable" not in output + page
+    else:
+        (reason,) = set(reasons)
+        assert "12.0 in one network read on average (96% with the one before)" in str(reason)
+        assert f"client rates unusable: {reason}" in output
+        assert page.count("<td>unusable</td>") == 2
+        assert "tokens came in bursts, 12.0 in one network read" in page
+
+
 def test_the_key_reaches_the_server_and_no_file(tmp_path: Path) -> None:
     with scripted({"m": KNOWN}) as (server, base):
         status, output = benchmark(tmp_path, base, "m,40,4,1,1,,,")
