@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from benchmarking import scripted_server
+from benchmarking import load_commands, scripted_server
 from benchmarking.cli import main
 from benchmarking.fit_files import read_fit
 from benchmarking.imports import imported_run
@@ -73,6 +73,20 @@ def test_a_sweep_names_its_knee_and_can_be_repeated_reported_and_compared(tmp_pa
     status, said = command("compare", folder, folder)
     assert status == 0
     assert said.count("no difference shown") == 2 * 6
+
+
+def test_a_sweep_names_the_rates_that_were_too_short_to_tell(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(load_commands, "SWEEP_SHARES", (0.5, 1.0))
+    arguments = ("--max-concurrency", "1", "--seconds", "1", *ASKED, "--output-dir", tmp_path)
+    with scripted({"m": QUICK}) as (_, base):
+        status, said = command("sweep", "--model", "m", *arguments, base=base)
+    assert status == 0, said
+    assert "40 input tokens, not saturated by any of these loads" in said
+    low, high = [row.load.qps for row in read_run(only_folder(tmp_path)).rows if row.load.qps]
+    assert f"40 input tokens, too short to tell at {low:.3g}, {high:.3g} requests/s" in said
+    assert "raise --seconds" in said
 
 
 def test_one_model_has_nothing_to_switch_to(tmp_path: Path) -> None:
