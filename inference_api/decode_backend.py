@@ -176,8 +176,8 @@ class DecodeBackend:
 
         model_dir = locate(self.settings.model)
         runner = EngineRunner(model_dir, EngineOptions.from_settings(self.settings))
+        self.tokenizer = load_tokenizer(model_dir, runner.eos_token_ids)  # quicker to fail
         runner.load()
-        self.tokenizer = load_tokenizer(model_dir, runner.eos_token_ids)
         self.runner = runner
 
     def _post_init_compile(self) -> None:

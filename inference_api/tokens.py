@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from jinja2 import TemplateError
 
+from inference_api.chat_template import check_chat_template
 from inference_api.engine import gguf_tokenizer
 from inference_api.engine.gguf_files import is_gguf, read_gguf
 from inference_api.errors import InvalidRequest, StartupError
@@ -91,16 +92,30 @@ def plain_chat_prompt(messages: Sequence[Message]) -> str:
 def load_tokenizer(model_dir: Path, stop_token_ids: frozenset[int]) -> HuggingFaceTokenizer:
     """Read the tokenizer of a model folder or GGUF file. Slow (seconds): not for request threads.
 
-    Raises StartupError when the folder has no `tokenizer.json` and none can be made of what it has.
+    Raises StartupError when the folder has no `tokenizer.json` and none can be made of what it has,
+    or its chat template does not serve.
     """
+    wrapper = _wrapper(model_dir)
+    check_chat_template(wrapper, model_dir)
+    return HuggingFaceTokenizer(wrapper, stop_token_ids)
+
+
+def _wrapper(model_dir: Path) -> "TokenizersBackend":
     from transformers import AutoTokenizer, TokenizersBackend
 
-    if is_gguf(model_dir):
-        return HuggingFaceTokenizer(_gguf_tokenizer(model_dir), stop_token_ids)
-    wrapper = AutoTokenizer.from_pretrained(model_dir)
+    try:
+        if is_gguf(model_dir):
+            return _gguf_tokenizer(model_dir)
+        wrapper = AutoTokenizer.from_pretrained(model_dir)
+    except StartupError:
+        raise
+    except Exception as error:  # of two libraries, for whatever is in the model's files
+        raise StartupError(
+            [f"{model_dir}: the tokenizer cannot be loaded ({error}); get its files again."]
+        ) from error
     if not isinstance(wrapper, TokenizersBackend):
         raise StartupError([f"{model_dir} has no fast tokenizer; add a tokenizer.json to it."])
-    return HuggingFaceTokenizer(wrapper, stop_token_ids)
+    return wrapper
 
 
 def _gguf_tokenizer(file: Path) -> "TokenizersBackend":

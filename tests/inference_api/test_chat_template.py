@@ -1,0 +1,97 @@
+"""Chat templates that do not serve are faults at start, with their file and line."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from inference_api.errors import StartupError
+from inference_api.settings import EMBEDDED_MODEL
+from inference_api.tokens import load_tokenizer
+
+Folder = Callable[..., Path]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Folder:
+    """The embedded model's tokenizer with another template, in a file or in the configuration."""
+
+    def make(template: object, in_config: bool = False) -> Path:
+        (tmp_path / "tokenizer.json").write_bytes((EMBEDDED_MODEL / "tokenizer.json").read_bytes())
+        config = {"tokenizer_class": "PreTrainedTokenizerFast"}
+        if in_config:
+            config["chat_template"] = template  # type: ignore[assignment]
+        else:
+            (tmp_path / "chat_template.jinja").write_text(str(template))
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+        return tmp_path
+
+    return make
+
+
+def fault(model: Path) -> str:
+    with pytest.raises(StartupError) as caught:
+        load_tokenizer(model, frozenset())
+    [only] = caught.value.faults
+    return only
+
+
+@pytest.mark.parametrize(
+    ("template", "line"),
+    [
+        ("{% for message in messages %}\n{{ message.content }\n{% endfor %}", 2),
+        ("{{ messages[0].content }}\n\n{% endfor %}", 3),
+        ("{{ bos_token }}\n{{ messages | no_such_filter }}", 2),
+        ("{{ 'a' }}\n{% no_such_tag %}", 2),
+    ],
+)
+def test_template_that_is_not_jinja_is_named_with_its_line(
+    folder: Folder, template: str, line: int
+) -> None:
+    message = fault(folder(template))
+    assert f"chat_template.jinja is not valid Jinja, line {line}: " in message
+    assert "correct it or remove it" in message
+
+
+def test_template_in_the_configuration_is_named_there(folder: Folder) -> None:
+    assert "tokenizer_config.json is not valid Jinja, line 1" in fault(
+        folder("{{ a", in_config=True)
+    )
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ no_such_function(messages) }}",
+        "{{ messages + 1 }}",
+        "{{ 1 / 0 }}",
+        "{{ messages[5].a }}",
+    ],
+)
+def test_template_that_breaks_on_one_turn_is_a_fault(folder: Folder, template: str) -> None:
+    assert "cannot render one message of a user (" in fault(folder(template))
+
+
+def test_several_templates_without_a_default_are_a_fault(folder: Folder) -> None:
+    templates = [{"name": "a", "template": "{{ 1 }}"}, {"name": "b", "template": "{{ 2 }}"}]
+    assert "no default" in fault(folder(templates, in_config=True))
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% if messages[0].role != 'system' %}{{ raise_exception('no system') }}{% endif %}",
+        "{{ strftime_now('%Y') }}{{ messages | tojson }}",
+        "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}",
+    ],
+    ids=["refuses", "uses what transformers adds", "marks what is generated"],
+)
+def test_template_that_may_serve_is_none(folder: Folder, template: str) -> None:
+    load_tokenizer(folder(template), frozenset())
+
+
+def test_models_without_a_template_start(tmp_path: Path) -> None:
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / name).write_bytes((EMBEDDED_MODEL / name).read_bytes())
+    load_tokenizer(tmp_path, frozenset())
