@@ -1,6 +1,6 @@
 """What can be known before a worker exists: is the port free, can this model be served here.
 
-Runs in gunicorn's arbiter, so it loads no torch.
+Runs in gunicorn's arbiter, so it loads no torch there.
 """
 
 import socket
@@ -15,8 +15,10 @@ def check_start(settings: Settings, with_model: bool) -> None:
     """Raises StartupError with every fault found."""
     faults = _port_faults(settings) + telemetry.faults(settings)
     if with_model:
-        from inference_api.engine import checkpoint
+        from inference_api.engine import checkpoint, hardware
 
+        if settings.device == "cuda" and hardware.lacks_cuda():
+            faults.append(hardware.NO_CUDA)
         faults += checkpoint.check(settings.model, EngineOptions.from_settings(settings))
     if faults:
         raise StartupError(faults)

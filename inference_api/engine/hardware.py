@@ -1,12 +1,21 @@
 """What this machine has: memory that is still free, and cores that compute. Loads no torch."""
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 PROC = Path("/proc")
 CGROUP = Path("/sys/fs/cgroup")
 CPUS = Path("/sys/devices/system/cpu")
 NVIDIA_CONTROL = Path("/dev/nvidiactl")
+
+NO_CUDA = (
+    "DEVICE=cuda, but torch finds no CUDA device; set DEVICE=cpu, or check the driver and that "
+    "torch is built for CUDA."
+)
+ASK_TORCH = "import torch; print(torch.cuda.is_available())"
+ASK_TIMEOUT_S = 60.0
 
 
 def available_memory_bytes(proc: Path = PROC, cgroup: Path = CGROUP) -> int | None:
@@ -33,6 +42,17 @@ def physical_cores(cpus: Path = CPUS) -> int:
 def has_nvidia_driver() -> bool:
     """Whether CUDA may be there; only torch can tell for sure."""
     return NVIDIA_CONTROL.exists()
+
+
+def lacks_cuda() -> bool:
+    """Whether torch says that there is no CUDA device, in a process of its own: it takes seconds,
+    and no process that has asked may fork. False where it says nothing."""
+    try:
+        command = [sys.executable, "-c", ASK_TORCH]
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=ASK_TIMEOUT_S)
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return answer.stdout.strip() == "False"
 
 
 def _core_of(cpu: int, cpus: Path) -> str:
