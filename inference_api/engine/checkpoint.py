@@ -4,28 +4,30 @@ Runs before any worker exists, so it loads no torch and reads headers, not weigh
 uses the same functions: what passes `check` also loads.
 """
 
-import json
+import reprlib
 from pathlib import Path
 from typing import Any
 
 from inference_api.engine import gguf_tokenizer, hardware, hub
 from inference_api.engine.config import ModelConfig, read_config, token_ids
 from inference_api.engine.gguf_files import SUFFIX, is_gguf, read_gguf
-from inference_api.engine.layout import Part, linear_weights, shown, weight_bytes
-from inference_api.engine.options import EngineOptions
-from inference_api.engine.weight_files import (
-    Shapes,
-    read_headers,
-    shape_faults,
-    weight_files,
+from inference_api.engine.json_files import MAX_JSON_BYTES, read_json
+from inference_api.engine.layout import (
+    Part,
+    Tensors,
+    decodes_by_kernels,
+    linear_weights,
+    shown,
+    weight_bytes,
 )
+from inference_api.engine.options import EngineOptions
+from inference_api.engine.weight_files import read_headers, shape_faults, weight_files
 from inference_api.errors import StartupError
 from inference_api.kernels.packing import (
     BITS,
     CACHE_BYTES,
     FLOAT_BITS,
     GROUP,
-    MAX_HEAD_DIM,
     Bits,
     cache_dtype,
     cache_slot,
@@ -35,6 +37,13 @@ CONFIG = "config.json"
 GENERATION_CONFIG = "generation_config.json"
 TOKENIZER = "tokenizer.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
+MAX_TEMPLATE_BYTES = 1_000_000  # of a chat template; the longest have some 20,000
+# What the tokenizer's library may read besides, and at most how many bytes of it.
+DESCRIPTIONS = {
+    "*.json": MAX_JSON_BYTES,
+    "*.jinja": MAX_TEMPLATE_BYTES,
+    "*/*.jinja": MAX_TEMPLATE_BYTES,
+}
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
 GIB = 1024**3
@@ -49,15 +58,23 @@ def check(model: str, options: EngineOptions) -> list[str]:
     """
     try:
         folder = _folder_of(model, with_weights=False)
+        return _faults_of(folder, model, options)
     except StartupError as error:
         return list(error.faults)
-    faults: list[str] = []
+    except (OSError, ValueError) as error:  # names that are too long, folders that are closed
+        return [f"MODEL={reprlib.repr(model)} cannot be read ({error}); correct it."]
+
+
+def _faults_of(folder: Path, model: str, options: EngineOptions) -> list[str]:
+    faults = _size_faults(folder)
+    if faults:
+        return faults
     try:
         config = load_config(folder)
     except StartupError as error:
         return list(dict.fromkeys([*error.faults, *_tokenizer_faults(folder, None)]))
     try:
-        faults += shape_faults(_tensor_shapes(folder, model), config)
+        faults += shape_faults(_stored_tensors(folder, model), config)
     except StartupError as error:
         faults += error.faults
     faults += _tokenizer_faults(folder, config)
@@ -132,11 +149,6 @@ def weight_bits(config: ModelConfig, options: EngineOptions) -> Bits | None:
     return bits if options.kernels and fits else None
 
 
-def decodes_by_kernels(config: ModelConfig, bits: Bits | None) -> bool:
-    """Whether the kernels run whole steps: of all that a config can say they only limit heads."""
-    return bits is not None and config.head_dim <= MAX_HEAD_DIM
-
-
 def _uneven(config: ModelConfig) -> list[Part]:
     """Weights that do not fill groups."""
     parts = [part for parts in linear_weights(config).values() for part in parts]
@@ -176,7 +188,10 @@ def memory_faults(
 
 
 def _folder_of(model: str, *, with_weights: bool) -> Path:
-    folder = Path(model).expanduser()
+    try:
+        folder = Path(model).expanduser()
+    except RuntimeError:  # ~somebody whom nobody knows
+        folder = Path(model)
     if folder.is_dir():
         return _gguf_file_in(folder) or folder
     if is_gguf(folder) and folder.is_file():
@@ -202,13 +217,24 @@ def _gguf_file_in(folder: Path) -> Path | None:
     return files[0]
 
 
-def _tensor_shapes(folder: Path, model: str) -> Shapes:
+def _stored_tensors(folder: Path, model: str) -> Tensors:
     try:
         return read_headers(weight_files(folder))
     except StartupError:
         if Path(model).expanduser().exists():
             raise
-        return hub.tensor_shapes(model)  # described, but not downloaded yet
+        return hub.stored_tensors(model)  # described, but not downloaded yet
+
+
+def _size_faults(folder: Path) -> list[str]:
+    if is_gguf(folder):
+        return []
+    return [
+        f"{file} has {file.stat().st_size} bytes, more than {most}; get the file again."
+        for pattern, most in DESCRIPTIONS.items()
+        for file in sorted(folder.glob(pattern))
+        if file.is_file() and file.stat().st_size > most
+    ]
 
 
 def _tokenizer_faults(folder: Path, config: ModelConfig | None) -> list[str]:
@@ -259,7 +285,10 @@ def _vocabulary(folder: Path) -> dict[str, int]:
         if isinstance(vocabulary, list):
             vocabulary = {entry[0]: index for index, entry in enumerate(vocabulary)}
         added = {entry["content"]: entry["id"] for entry in tokenizer.get("added_tokens") or []}
-        return {**vocabulary, **added}
+        ids = {**vocabulary, **added}
+        if not all(isinstance(number, int) for number in ids.values()):
+            raise TypeError("an id that is no integer")
+        return ids
     except (LookupError, TypeError):
         raise StartupError(
             [f"{folder / TOKENIZER} is no tokenizer of the tokenizers library; get it again."]
@@ -272,10 +301,4 @@ def _read_json(path: Path, *, required: bool = False) -> dict[str, Any]:
         if not required:
             return {}
         raise StartupError([f"{path.parent} has no {path.name}; get the model again."])
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise StartupError([f"{path} cannot be read ({error}); get the file again."]) from None
-    if not isinstance(value, dict):
-        raise StartupError([f"{path} is not a JSON object; get the file again."])
-    return value
+    return read_json(path)

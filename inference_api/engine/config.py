@@ -4,6 +4,7 @@ All differences between the supported families end here. The rest of the engine 
 properties ("is the MLP gated?"), never for a family. Loads no torch.
 """
 
+import reprlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -14,6 +15,11 @@ from inference_api.errors import StartupError
 DEFAULT_MAX_SEQ_LEN = 2048
 CACHE_ALIGNMENT_TOKENS = 16  # see kv_cache: rows then begin on cache-line borders
 KEYS_AND_VALUES = 2
+
+# Beyond every published model, and small enough to plan with: there are objects for every layer.
+MAX_LAYERS = 1024
+MAX_COUNT = 2**30
+MIN_NUMBER, MAX_NUMBER = 1e-30, 1e12  # as float32 has them
 
 NormKind = Literal["rms", "layer"]
 RopeKind = Literal["default", "linear", "llama3"]
@@ -103,8 +109,8 @@ def read_config(raw: Mapping[str, Any]) -> ModelConfig:
     if reader is None:
         raise StartupError(
             [
-                f"model_type={family!r} in config.json is not supported; choose a model of one "
-                f"of these: {', '.join(sorted(_READERS))}."
+                f"model_type={reprlib.repr(family)} in config.json is not supported; choose a "
+                f"model of one of these: {', '.join(sorted(_READERS))}."
             ]
         )
     fields = _Fields(raw)
@@ -127,34 +133,44 @@ class _Fields:
         self.raw = raw
         self.faults: list[str] = []
 
-    def count(self, name: str, default: int | None = None) -> int:
-        """A positive integer. Without a default the key must be there."""
+    def count(self, name: str, default: int | None = None, most: int = MAX_COUNT) -> int:
+        """An integer from 1 to `most`. Without a default the key must be there."""
         value = self.raw.get(name)
         value = default if value is None else value
-        if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+        if isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= most:
             return value
         self.faults.append(
-            f"{name}={value!r} in config.json is not a positive integer; get the model again."
+            f"{name}={reprlib.repr(value)} in config.json is not an integer from 1 to {most}; get "
+            "the model again."
         )
         return 1
 
     def number(self, name: str, default: float) -> float:
         value = self.raw.get(name)
         value = default if value is None else value
-        if isinstance(value, int | float) and not isinstance(value, bool) and value > 0:
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if is_number and MIN_NUMBER <= value <= MAX_NUMBER:
             return float(value)
         self.faults.append(
-            f"{name}={value!r} in config.json is not a positive number; get the model again."
+            f"{name}={reprlib.repr(value)} in config.json is not a number from {MIN_NUMBER:g} to "
+            f"{MAX_NUMBER:g}; get the model again."
         )
         return 1.0
 
     def flag(self, name: str, default: bool = False) -> bool:
         value = self.raw.get(name)
-        return default if value is None else bool(value)
+        if value is None or isinstance(value, bool):
+            return default if value is None else value
+        self.faults.append(
+            f"{name}={reprlib.repr(value)} in config.json is neither true nor false; get the model "
+            "again."
+        )
+        return default
 
     def refuse(self, name: str, value: object, supported: str) -> None:
         self.faults.append(
-            f"{name}={value!r} in config.json is not supported; choose a model with {supported}."
+            f"{name}={reprlib.repr(value)} in config.json is not supported; choose a model with "
+            f"{supported}."
         )
 
     def activation(self, name: str, default: str) -> str:
@@ -181,6 +197,8 @@ class _Fields:
             high_freq_factor=scaling.number("high_freq_factor", 4.0),
             original_max_positions=scaling.count("original_max_position_embeddings", max_positions),
         )
+        if rope.kind == "llama3" and rope.low_freq_factor >= rope.high_freq_factor:
+            self.refuse("low_freq_factor", rope.low_freq_factor, "one below its high_freq_factor")
         self.faults += scaling.faults
         return rope
 
@@ -191,14 +209,18 @@ class _Fields:
         self.refuse(name, value, "an object or nothing there")
         return {}
 
-    def eos_token_ids(self) -> frozenset[int]:
-        return token_ids(self.raw.get("eos_token_id"))
+    def eos_token_ids(self, vocab_size: int) -> frozenset[int]:
+        return frozenset(i for i in token_ids(self.raw.get("eos_token_id")) if i < vocab_size)
 
 
 def token_ids(value: object) -> frozenset[int]:
     """The ids in an `eos_token_id`, which may be absent, one id or a list of them."""
     values = value if isinstance(value, list) else [value]
-    return frozenset(item for item in values if isinstance(item, int) and item >= 0)
+    return frozenset(
+        item
+        for item in values
+        if isinstance(item, int) and not isinstance(item, bool) and item >= 0
+    )
 
 
 _ReadWindows = Callable[[_Fields, int], tuple[int | None, ...]]
@@ -242,12 +264,13 @@ def _read_llama_like(
     """
     hidden_size = fields.count("hidden_size")
     num_heads = fields.count("num_attention_heads")
-    num_layers = fields.count("num_hidden_layers")
+    num_layers = fields.count("num_hidden_layers", most=MAX_LAYERS)
     max_positions = fields.count("max_position_embeddings", DEFAULT_MAX_SEQ_LEN)
+    vocab_size = fields.count("vocab_size")
     head_dim = fields.count("head_dim", max(1, hidden_size // num_heads))
     attention_bias = fields.flag("attention_bias")
     return ModelConfig(
-        vocab_size=fields.count("vocab_size"),
+        vocab_size=vocab_size,
         hidden_size=hidden_size,
         ffn_size=fields.count("intermediate_size"),
         num_layers=num_layers,
@@ -273,7 +296,7 @@ def _read_llama_like(
         logits_divisor=fields.number("logits_scaling", 1.0),
         rope=fields.rope(max_positions),
         tensor_names="llama",
-        eos_token_ids=fields.eos_token_ids(),
+        eos_token_ids=fields.eos_token_ids(vocab_size),
     )
 
 
@@ -284,8 +307,9 @@ def _read_falcon(fields: _Fields) -> ModelConfig:
     is_new = fields.flag("new_decoder_architecture")
     hidden_size = fields.count("hidden_size")
     num_heads = fields.count("num_attention_heads")
-    num_layers = fields.count("num_hidden_layers")
+    num_layers = fields.count("num_hidden_layers", most=MAX_LAYERS)
     max_positions = fields.count("max_position_embeddings", DEFAULT_MAX_SEQ_LEN)
+    vocab_size = fields.count("vocab_size")
     num_kv_heads = fields.count("num_kv_heads", num_heads)
     if not is_new:
         num_kv_heads = 1 if fields.flag("multi_query", True) else num_heads
@@ -293,7 +317,7 @@ def _read_falcon(fields: _Fields) -> ModelConfig:
     is_parallel = is_new or fields.flag("parallel_attn", True)
     has_bias = fields.flag("bias")
     return ModelConfig(
-        vocab_size=fields.count("vocab_size"),
+        vocab_size=vocab_size,
         hidden_size=hidden_size,
         ffn_size=fields.count("ffn_hidden_size", 4 * hidden_size),
         num_layers=num_layers,
@@ -320,7 +344,7 @@ def _read_falcon(fields: _Fields) -> ModelConfig:
         logits_divisor=1.0,
         rope=fields.rope(max_positions),
         tensor_names="falcon",
-        eos_token_ids=fields.eos_token_ids(),
+        eos_token_ids=fields.eos_token_ids(vocab_size),
     )
 
 

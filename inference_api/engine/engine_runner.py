@@ -15,7 +15,7 @@ from inference_api.engine.decoder import Decoder
 from inference_api.engine.fixed_step import FixedStepDecoder, step_lengths
 from inference_api.engine.kernel_decoder import KernelDecoder
 from inference_api.engine.kv_cache import KVCache
-from inference_api.engine.layout import HEAD, linear_weights, num_parameters
+from inference_api.engine.layout import HEAD, decodes_by_kernels, linear_weights, num_parameters
 from inference_api.engine.linear import Packing
 from inference_api.engine.options import EngineOptions
 from inference_api.engine.padding import least_rows_multiple
@@ -77,7 +77,7 @@ class EngineRunner:
         if faults:
             raise StartupError(faults)
         place = (self._device, self._dtype)
-        self.is_batch_invariant = checkpoint.decodes_by_kernels(self._config, bits)
+        self.is_batch_invariant = decodes_by_kernels(self._config, bits)
         with torch.inference_mode():
             self._cache = KVCache(
                 self._config, self.max_rows, self.max_seq_len, self._device, self._cache_dtype(bits)
@@ -222,9 +222,7 @@ def _device(name: str) -> str:
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cuda" and not torch.cuda.is_available():
-        raise StartupError(
-            ["DEVICE=cuda, but torch finds no CUDA device; set DEVICE=cpu or check the driver."]
-        )
+        raise StartupError([hardware.NO_CUDA])
     return name
 
 

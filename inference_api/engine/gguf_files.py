@@ -18,13 +18,15 @@ from inference_api.engine import gguf_tokenizer
 from inference_api.engine.config import ModelConfig, read_config
 from inference_api.engine.gguf_config import raw_config
 from inference_api.engine.gguf_names import ARCHITECTURES, gguf_names
-from inference_api.engine.layout import shown, weight_plan
+from inference_api.engine.layout import StoredTensor, Tensors, shown, weight_plan
 from inference_api.errors import StartupError
 
 SUFFIX = ".gguf"
-MAX_ARRAY_LENGTH = 4_000_000  # of metadata; vocabularies and merges have some 100,000
+MAX_VALUES = 4_000_000  # of metadata's lists; vocabularies and merges have some 100,000
+MAX_TEXT_BYTES = 64 * 1024**2  # of one value of metadata
+MAX_ENTRIES = 100_000  # of metadata, and tensors
 ROPE_FACTORS = "rope_freqs.weight"
-LAYER = re.compile(r"blk\.(\d+)\.")
+LAYER = re.compile(r"blk\.(\d{1,9})\.")
 
 # What the package turns back into numbers.
 TYPES = frozenset(
@@ -46,8 +48,11 @@ class GgufModel:
     tensors: Mapping[str, ReaderTensor]
 
     @property
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        return {name: _shape(tensor) for name, tensor in self.tensors.items()}
+    def stored(self) -> Tensors:
+        return {
+            name: StoredTensor(_shape(tensor), tensor.tensor_type.name)
+            for name, tensor in self.tensors.items()
+        }
 
 
 def is_gguf(path: Path) -> bool:
@@ -101,12 +106,33 @@ class _Unreadable(Exception):
 class _Reader(GGUFReader):
     """The package's reader, which trusts what it reads a little less."""
 
+    _num_values = 0  # of the lists read so far
+
+    def _get_str(self, offset: int) -> Any:
+        num_bytes = int(self._get(offset, np.uint64)[0])
+        if num_bytes > MAX_TEXT_BYTES:
+            raise ValueError(f"a text of {num_bytes} bytes")
+        return super()._get_str(offset)
+
     def _get_field_parts(self, orig_offs: int, raw_type: int) -> Any:
         if raw_type == GGUFValueType.ARRAY:
+            if self._get(orig_offs, np.uint32)[0] == GGUFValueType.ARRAY:
+                raise ValueError("a list of lists")
             length = int(self._get(orig_offs + 4, np.uint64)[0])
-            if length > MAX_ARRAY_LENGTH:
+            self._num_values += length
+            if self._num_values > MAX_VALUES:
                 raise ValueError(f"a list of {length} values")
         return super()._get_field_parts(orig_offs, raw_type)
+
+    def _build_fields(self, offs: int, count: int) -> int:
+        if count > MAX_ENTRIES:
+            raise ValueError(f"{count} entries of metadata")
+        return super()._build_fields(offs, count)
+
+    def _build_tensor_info(self, offs: int, count: int) -> tuple[int, list[ReaderField]]:
+        if count > MAX_ENTRIES:
+            raise ValueError(f"{count} tensors")
+        return super()._build_tensor_info(offs, count)
 
     def _build_tensors(self, start_offs: int, fields: list[ReaderField]) -> None:
         for field in fields:

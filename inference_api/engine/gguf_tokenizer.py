@@ -15,6 +15,7 @@ Metadata = Mapping[str, Any]
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # GGUF's types of tokens
 SPACE = "▁"  # what SentencePiece writes for a space
+MAX_PIECE_CHARACTERS = 256  # of SentencePiece, which learns up to 16: each is cut everywhere
 
 _BYTES: Json = {
     "type": "ByteLevel",
@@ -108,17 +109,20 @@ def _check(metadata: Metadata) -> None:
     kind, pre = metadata.get("tokenizer.ggml.model"), metadata.get("tokenizer.ggml.pre")
     tokens: Any = metadata.get("tokenizer.ggml.tokens")
     types: Any = metadata.get("tokenizer.ggml.token_type")
+    scores: Any = metadata.get("tokenizer.ggml.scores")
     fault = None
     if kind not in ("gpt2", "llama"):
         fault = f"tokenizer.ggml.model={kind!r} is neither 'gpt2' nor 'llama'"
-    elif kind == "gpt2" and pre not in PRE_TOKENIZERS:
+    elif kind == "gpt2" and not (isinstance(pre, str) and pre in PRE_TOKENIZERS):
         fault = f"tokenizer.ggml.pre={pre!r} is none of {', '.join(PRE_TOKENIZERS)}"
     elif not _are(tokens, str) or len(set(tokens)) != len(tokens):
         fault = "tokenizer.ggml.tokens is no list of different tokens"
     elif kind == "gpt2" and not _are(metadata.get("tokenizer.ggml.merges"), str):
         fault = "tokenizer.ggml.merges is no list of merges"
-    elif kind == "llama" and len(metadata.get("tokenizer.ggml.scores") or ()) != len(tokens):
+    elif kind == "llama" and not (_are(scores, float) and len(scores) == len(tokens)):
         fault = "tokenizer.ggml.scores has not one score for each token"
+    elif kind == "llama" and max(map(len, tokens), default=0) > MAX_PIECE_CHARACTERS:
+        fault = f"tokenizer.ggml.tokens has one of more than {MAX_PIECE_CHARACTERS} characters"
     elif types is not None and (not _are(types, int) or len(types) != len(tokens)):
         fault = "tokenizer.ggml.token_type has not one type for each token"
     if fault is not None:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from inference_api.engine.weight_files import Shapes
+from inference_api.engine.layout import StoredTensor, Tensors
 from inference_api.errors import StartupError
 
 DESCRIPTION_FILES = ["*.json", "*.jinja"]  # configuration and tokenizer: small
@@ -27,8 +27,8 @@ def fetch(model: str, *, with_weights: bool) -> Path:
         return Path(snapshot_download(model, allow_patterns=patterns))
 
 
-def tensor_shapes(model: str) -> Shapes:
-    """Names and shapes of a hub model's tensors, by fetching only the headers of its files.
+def stored_tensors(model: str) -> Tensors:
+    """A hub model's tensors, by fetching only the headers of its files.
 
     Raises StartupError.
     """
@@ -36,7 +36,11 @@ def tensor_shapes(model: str) -> Shapes:
 
     with _faults_named(model):
         files = get_safetensors_metadata(model).files_metadata.values()
-    return {name: tuple(tensor.shape) for file in files for name, tensor in file.tensors.items()}
+    return {
+        name: StoredTensor(tuple(tensor.shape), tensor.dtype)
+        for file in files
+        for name, tensor in file.tensors.items()
+    }
 
 
 @contextmanager

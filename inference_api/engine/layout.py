@@ -4,15 +4,27 @@ Query, key and value projections are one parameter here, and so are the gate and
 of an MLP: one matrix product instead of three or two. A parameter's parts are stacked by rows.
 """
 
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import NamedTuple
 
 from inference_api.engine.config import ModelConfig
-from inference_api.kernels.packing import Bits, packed_bytes
+from inference_api.kernels.packing import MAX_HEAD_DIM, Bits, packed_bytes
 
 HEAD = "head"
 NAMES_SHOWN = 5
+
+
+class StoredTensor(NamedTuple):
+    """A tensor as a file has it; `dtype` is what safetensors and GGUF call it: F32, BF16, Q8_0 …"""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+
+Tensors = Mapping[str, StoredTensor]  # by name
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +111,18 @@ def linear_weights(config: ModelConfig) -> Plan:
     }
     weights[HEAD] = plan["embedding" if config.is_head_tied else HEAD]
     return weights
+
+
+def num_layers_in(names: Iterable[str], config: ModelConfig) -> int:
+    """Layers of which there is any tensor, up to the last."""
+    scheme = _LLAMA if config.tensor_names == "llama" else _FALCON
+    layer = re.compile(rf"{re.escape(scheme.layer)}\.(\d{{1,9}})\.")
+    return 1 + max((int(found[1]) for name in names if (found := layer.match(name))), default=-1)
+
+
+def decodes_by_kernels(config: ModelConfig, bits: Bits | None) -> bool:
+    """Whether the kernels run whole steps: of all that a config can say they only limit heads."""
+    return bits is not None and config.head_dim <= MAX_HEAD_DIM
 
 
 def weight_bytes(config: ModelConfig, dtype_bytes: int, bits: Bits | None) -> int:

@@ -3,21 +3,33 @@
 Loads no torch and reads no weights.
 """
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from math import prod
 from pathlib import Path
+from typing import Any
 
 from inference_api.engine.config import ModelConfig
 from inference_api.engine.gguf_files import is_gguf, read_gguf
-from inference_api.engine.layout import shown, weight_plan
+from inference_api.engine.json_files import (
+    MAX_JSON_BYTES,
+    UnusableJson,
+    parse_json,
+    read_json,
+)
+from inference_api.engine.layout import (
+    StoredTensor,
+    Tensors,
+    num_layers_in,
+    shown,
+    weight_plan,
+)
 from inference_api.errors import StartupError
 
 WEIGHTS = "model.safetensors"
 WEIGHTS_INDEX = "model.safetensors.index.json"
 LENGTH_BYTES = 8  # a file begins with the length of its JSON header
-MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors format
-
-Shapes = Mapping[str, tuple[int, ...]]  # by tensor name
+MAX_DIMENSIONS = 8
+DTYPE_BYTES = {"F32": 4, "F16": 2, "BF16": 2}  # of what can be served
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -43,47 +55,65 @@ def weight_files(folder: Path) -> list[Path]:
     )
 
 
-def read_header(file: Path) -> Shapes:
-    """Names, those of a safetensors file, and shapes of the tensors in one file.
+def read_header(file: Path) -> Tensors:
+    """The tensors in one file, by the names that safetensors have.
 
     Raises StartupError when it is cut short or not what its name says.
     """
     if is_gguf(file):
-        return read_gguf(file).shapes
-    broken = StartupError([f"{file} is damaged or incomplete; get the file again."])
-    size = file.stat().st_size
-    with file.open("rb") as stream:
-        header_bytes = int.from_bytes(stream.read(LENGTH_BYTES), "little")
-        if not 2 <= header_bytes <= min(size - LENGTH_BYTES, MAX_HEADER_BYTES):
-            raise broken
-        try:
-            header = json.loads(stream.read(header_bytes))
-            header.pop("__metadata__", None)
-            shapes = {name: tuple(tensor["shape"]) for name, tensor in header.items()}
-            weight_bytes = max(tensor["data_offsets"][1] for tensor in header.values())
-        except (ValueError, AttributeError, LookupError, TypeError):
-            raise broken from None
-    if size != LENGTH_BYTES + header_bytes + weight_bytes:
-        raise broken
-    return shapes
+        return read_gguf(file).stored
+    try:
+        size = file.stat().st_size
+        with file.open("rb") as stream:
+            header_bytes = int.from_bytes(stream.read(LENGTH_BYTES), "little")
+            if not 2 <= header_bytes <= min(size - LENGTH_BYTES, MAX_JSON_BYTES):
+                raise UnusableJson("its header does not fit into it")
+            header = parse_json(stream.read(header_bytes))
+        header.pop("__metadata__", None)
+        tensors = {name: _stored(entry) for name, entry in header.items()}
+        end = max(entry["data_offsets"][1] for entry in header.values())
+        if size != LENGTH_BYTES + header_bytes + end:
+            raise UnusableJson(f"it has {size} bytes")
+    except (OSError, UnusableJson, ValueError, LookupError, TypeError) as error:
+        raise StartupError(
+            [f"{file} is damaged or incomplete ({error}); get the file again."]
+        ) from None
+    return tensors
 
 
-def read_headers(files: Sequence[Path]) -> Shapes:
-    """Names and shapes of all tensors in `files`. Raises StartupError."""
-    shapes: dict[str, tuple[int, ...]] = {}
+def _stored(entry: Any) -> StoredTensor:
+    """Raises ValueError, LookupError or TypeError when a header's entry makes no sense."""
+    shape, dtype = tuple(entry["shape"]), str(entry["dtype"])
+    if len(shape) > MAX_DIMENSIONS:
+        raise ValueError(f"a tensor of {len(shape)} dimensions")
+    first, end = entry["data_offsets"]
+    if dtype in DTYPE_BYTES and prod(shape) * DTYPE_BYTES[dtype] != end - first:
+        raise ValueError(f"{end - first} bytes cannot be {dtype} of {list(shape)}")
+    return StoredTensor(shape, dtype)
+
+
+def read_headers(files: Sequence[Path]) -> Tensors:
+    """All tensors in `files`. Raises StartupError."""
+    tensors: dict[str, StoredTensor] = {}
     for file in files:
-        shapes.update(read_header(file))
-    return shapes
+        tensors.update(read_header(file))
+    return tensors
 
 
-def shape_faults(shapes: Shapes, config: ModelConfig) -> list[str]:
+def shape_faults(tensors: Tensors, config: ModelConfig) -> list[str]:
     """Tensors the decoder needs that are missing or not of the shape config.json implies."""
+    num_layers = num_layers_in(tensors, config)
+    if config.num_layers > num_layers:
+        return [
+            f"num_hidden_layers={config.num_layers} in config.json, but the weights have only "
+            f"{num_layers} layers; get the model again."
+        ]
     parts = [part for parts in weight_plan(config).values() for part in parts]
-    missing = [part.name for part in parts if part.name not in shapes]
+    missing = [part.name for part in parts if part.name not in tensors]
     misshapen = [
-        f"{part.name} is {list(shapes[part.name])} instead of {list(part.shape)}"
+        f"{part.name} is {list(tensors[part.name].shape)} instead of {list(part.shape)}"
         for part in parts
-        if part.name in shapes and shapes[part.name] != part.shape
+        if part.name in tensors and tensors[part.name].shape != part.shape
     ]
     faults = []
     if missing:
@@ -99,10 +129,8 @@ def _file_names(folder: Path) -> list[str]:
     index = folder / WEIGHTS_INDEX
     if not index.exists():
         return [WEIGHTS]
-    try:
-        names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-    except (ValueError, AttributeError, LookupError, TypeError):
-        names = []
+    by_tensor = read_json(index).get("weight_map")
+    names = list(by_tensor.values()) if isinstance(by_tensor, dict) else []
     if not names or not all(isinstance(name, str) for name in names):
         raise StartupError([f"{index} names no weights; get the file again."])
-    return names
+    return sorted(set(names))

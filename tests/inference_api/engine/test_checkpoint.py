@@ -9,6 +9,7 @@ from shutil import copytree
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from inference_api.engine import checkpoint, hardware, hub
 from inference_api.engine.checkpoint import load_config, locate
@@ -101,7 +102,7 @@ def test_index_that_names_a_missing_shard(folder: Path) -> None:
     assert "lacks weights: model-00002.safetensors" in fault
 
 
-@pytest.mark.parametrize("content", ["{}", '{"weight_map": {}}', "no", '{"weight_map": {"a": 1}}'])
+@pytest.mark.parametrize("content", ["{}", '{"weight_map": {}}', '{"weight_map": {"a": 1}}'])
 def test_damaged_index(folder: Path, content: str) -> None:
     (folder / "model.safetensors.index.json").write_text(content)
     [fault] = check(folder)
@@ -117,10 +118,18 @@ def test_weights_cut_short(folder: Path, keep_bytes: int) -> None:
 
 
 def test_weights_that_lack_tensors(folder: Path) -> None:
-    edit(folder / "config.json", num_hidden_layers=4)
+    tensors = load_file(folder / "model.safetensors")
+    save_file({n: t for n, t in tensors.items() if ".1.mlp" not in n}, folder / "model.safetensors")
     [fault] = check(folder)
-    assert "model.layers.2.input_layernorm.weight" in fault
-    assert "and 13 more" in fault
+    assert "The weights lack model.layers.1.mlp" in fault
+
+
+@pytest.mark.parametrize("claimed", [4, 1024])
+def test_more_layers_than_the_weights_have(folder: Path, claimed: int) -> None:
+    edit(folder / "config.json", num_hidden_layers=claimed)
+    [fault] = check(folder)
+    assert f"num_hidden_layers={claimed} in config.json" in fault
+    assert "the weights have only 2 layers" in fault
 
 
 def test_weights_of_another_shape(folder: Path) -> None:
@@ -235,7 +244,7 @@ def test_hub_model_is_checked_by_its_headers(
     shapes = read_headers([folder / "model.safetensors"])
     (folder / "model.safetensors").unlink()
     monkeypatch.setattr(hub, "fetch", lambda model, with_weights: folder)
-    monkeypatch.setattr(hub, "tensor_shapes", lambda model: shapes)
+    monkeypatch.setattr(hub, "stored_tensors", lambda model: shapes)
     assert check("owner/name") == []
 
 

@@ -64,11 +64,35 @@ def test_all_spellings_of_rope_are_read(spelling: dict[str, Any]) -> None:
         ({"num_hidden_layers": True}, "num_hidden_layers=True"),
         ({"rms_norm_eps": -1}, "rms_norm_eps=-1"),
         ({"num_key_value_heads": 3}, "4 heads of 16 over 3 key-value heads"),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers=1000000000 in config.json is not an"),
+        ({"num_hidden_layers": 1025}, "an integer from 1 to 1024"),
+        ({"head_dim": 10**400}, "head_dim=1000"),
+        ({"max_position_embeddings": 2**30 + 1}, f"an integer from 1 to {2**30}"),
+        ({"rms_norm_eps": math.nan}, "rms_norm_eps=nan"),
+        ({"rope_theta": math.inf}, "rope_theta=inf in config.json is not a number from 1e-30"),
+        ({"attention_multiplier": 10**400}, "attention_multiplier=1000"),
+        ({"rope_scaling": {"rope_type": "linear", "factor": "8"}}, "factor='8'"),
+        (
+            {"rope_scaling": {"rope_type": "llama3", "high_freq_factor": 1.0}},
+            "low_freq_factor=1.0",
+        ),
+        ({"attention_bias": "false"}, "attention_bias='false' in config.json is neither true"),
+        ({"tie_word_embeddings": 1}, "tie_word_embeddings=1"),
     ],
 )
 def test_what_cannot_be_served_is_named(changes: dict[str, Any], named: str) -> None:
     [fault] = faults({**LLAMA, **changes})
     assert named in fault
+
+
+@pytest.mark.parametrize("key", ["hidden_act", "hidden_size", "rope_scaling", "model_type"])
+def test_long_values_are_not_repeated(key: str) -> None:
+    [fault] = faults({**LLAMA, key: "x" * 100_000})
+    assert len(fault) < 300
+
+
+def test_ends_that_the_model_cannot_draw_are_left_out() -> None:
+    assert read_config({**LLAMA, "eos_token_id": [2, 100, True, -1]}).eos_token_ids == {2}
 
 
 def test_all_faults_are_reported_at_once() -> None:

@@ -1,5 +1,6 @@
 """Files that are cut short, altered or not understood: refused by name, and never a crash."""
 
+import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -66,7 +67,9 @@ def rewritten(
     tensors(kept)
     writer = GGUFWriter(target, values.pop("general.architecture"))
     for key, value in values.items():
-        kind = fields[key][0][0] if key in fields else gguf.GGUFValueType.get_type(value)
+        kinds, before = fields.get(key, ((), None))
+        is_alike = isinstance(value, list) == isinstance(before, list)
+        kind = kinds[0] if kinds and is_alike else gguf.GGUFValueType.get_type(value)
         writer.add_key_value(key, value, kind)
     for name, (data, kind) in kept.items():
         writer.add_tensor(name, data, raw_dtype=kind)
@@ -167,6 +170,48 @@ def test_list_that_would_fill_memory_is_refused(embedded_file: Path, tmp_path: P
     assert f"a list of {2**40} values" in fault(file)
 
 
+def with_metadata(file: Path, kind: int, value: bytes) -> Path:
+    """A file of one value of metadata and no tensors."""
+    key = b"key"
+    head = struct.pack("<IIQQ", gguf.GGUF_MAGIC, gguf.GGUF_VERSION, 0, 1)
+    file.write_bytes(head + struct.pack("<Q", len(key)) + key + struct.pack("<I", kind) + value)
+    return file
+
+
+def test_lists_of_lists_are_refused_before_they_are_entered(tmp_path: Path) -> None:
+    nested = struct.pack("<IQ", gguf.GGUFValueType.ARRAY, 1) * 100_000
+    file = with_metadata(tmp_path / "nested.gguf", gguf.GGUFValueType.ARRAY, nested)
+    assert "nested.gguf is damaged or incomplete (ValueError: a list of lists)" in fault(file)
+
+
+def test_text_that_would_fill_memory_is_refused(tmp_path: Path) -> None:
+    text = struct.pack("<Q", 2**31)
+    file = with_metadata(tmp_path / "long.gguf", gguf.GGUFValueType.STRING, text)
+    with file.open("ab") as stream:
+        stream.truncate(3 * 1024**3)
+    assert f"a text of {2**31} bytes" in fault(file)
+
+
+@pytest.mark.parametrize(
+    ("counts", "expected"), [((0, 2**40), f"{2**40} entries"), ((2**40, 0), f"{2**40} tensors")]
+)
+def test_counts_are_bounded_before_anything_is_read(
+    counts: tuple[int, int], expected: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "many.gguf"
+    file.write_bytes(struct.pack("<IIQQ", gguf.GGUF_MAGIC, gguf.GGUF_VERSION, *counts) + bytes(64))
+    assert expected in fault(file)
+
+
+def test_layer_with_an_endless_number_is_refused(sound: Path, tmp_path: Path) -> None:
+    def renamed(tensors: dict[str, Any]) -> None:
+        tensors[f"blk.{'9' * 5000}.attn_q.weight"] = tensors.pop("blk.1.attn_q.weight")
+
+    assert "should not have: blk.999" in fault(
+        rewritten(sound, tmp_path / "model.gguf", tensors=renamed)
+    )
+
+
 @pytest.fixture(scope="session")
 def embedded_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     file = tmp_path_factory.mktemp("embedded") / "model.gguf"
@@ -245,6 +290,19 @@ def test_weights_that_are_no_numbers_are_named(sound: Path, tmp_path: Path) -> N
         (set_values(tokenizer__ggml__merges=None), "no list of merges"),
         (set_values(tokenizer__ggml__token_type=[1, 1]), "not one type for each token"),
         (set_values(tokenizer__ggml__model="llama"), "not one score for each token"),
+        (
+            set_values(tokenizer__ggml__model="llama", tokenizer__ggml__scores=1),
+            "not one score for each token",
+        ),
+        (
+            set_values(
+                tokenizer__ggml__model="llama",
+                tokenizer__ggml__tokens=["a" * 257],
+                tokenizer__ggml__scores=[0.0],
+            ),
+            "has one of more than 256 characters",
+        ),
+        (set_values(tokenizer__ggml__pre=["a"]), "tokenizer.ggml.pre=['a']"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

@@ -1,0 +1,38 @@
+"""The JSON in a model's folder, which anybody may have written. Loads no torch."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from inference_api.errors import StartupError
+
+MAX_JSON_BYTES = 100_000_000  # safetensors' limit of a header; tokenizer.json has up to 35 MB
+
+
+class UnusableJson(Exception):
+    """What is wrong with a text, in a few words."""
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a file. Raises StartupError naming the file."""
+    try:
+        with path.open("rb") as stream:
+            content = stream.read(MAX_JSON_BYTES + 1)
+        return parse_json(content)
+    except (OSError, UnusableJson) as error:
+        raise StartupError([f"{path} cannot be read ({error}); get the file again."]) from None
+
+
+def parse_json(content: bytes) -> dict[str, Any]:
+    """The object in a text. Raises UnusableJson."""
+    if len(content) > MAX_JSON_BYTES:
+        raise UnusableJson(f"it has more than {MAX_JSON_BYTES} bytes")
+    try:
+        value = json.loads(content.decode())
+    except ValueError as error:
+        raise UnusableJson(str(error)) from None
+    except RecursionError:
+        raise UnusableJson("its lists and objects are nested too deep") from None
+    if not isinstance(value, dict):
+        raise UnusableJson("it is not a JSON object")
+    return value
