@@ -76,7 +76,7 @@ LOADS = {
 # Our server without quantisation, for --own.
 OWN: dict[str, dict[str, str]] = {
     "bfloat16": {"DTYPE": "bfloat16"},
-    "float32": {},
+    "float32": {"DTYPE": "float32"},
     "float32 by torch": {"KERNELS": "false"},
 }
 

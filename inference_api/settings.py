@@ -42,7 +42,11 @@ class Settings(BaseSettings):
         "auto", description="Where the model runs; auto: CUDA when there is a GPU."
     )
     dtype: Literal["auto", "float32", "bfloat16"] = Field(
-        "auto", description="Of weights, and of torch's cache; auto: float32 on CPU, else bfloat16."
+        "auto",
+        description=(
+            "Of weights, and of torch's cache; auto: bfloat16 on CUDA, and with the kernels where "
+            "the checkpoint's are, else float32."
+        ),
     )
     quantization: Literal["none", "int8", "int4"] = Field(
         "none", description="Weights of linear maps in groups of 32; CPU only."
@@ -53,8 +57,8 @@ class Settings(BaseSettings):
     kv_cache_dtype: Literal["auto", "float16", "float32", "int8"] = Field(
         "auto",
         description=(
-            "Of the kernels' cache; auto: float16, or float32 with float32 weights; int8 is half "
-            "of float16."
+            "Of the kernels' cache; auto: float16 with QUANTIZATION or DTYPE=bfloat16, else "
+            "float32; int8 is half of float16."
         ),
     )
     user_rows: int = Field(32, ge=1, le=256, description="Requests decoded together.")

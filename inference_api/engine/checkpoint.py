@@ -5,6 +5,7 @@ uses the same functions: what passes `check` also loads.
 """
 
 import reprlib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from inference_api.engine.layout import (
     Tensors,
     decodes_by_kernels,
     linear_weights,
+    matrices,
     shown,
     weight_bytes,
 )
@@ -73,8 +75,10 @@ def _faults_of(folder: Path, model: str, options: EngineOptions) -> list[str]:
         config = load_config(folder)
     except StartupError as error:
         return list(dict.fromkeys([*error.faults, *_tokenizer_faults(folder, None)]))
+    tensors: Tensors = {}
     try:
-        faults += shape_faults(_stored_tensors(folder, model), config)
+        tensors = _stored_tensors(folder, model)
+        faults += shape_faults(tensors, config)
     except StartupError as error:
         faults += error.faults
     faults += _tokenizer_faults(folder, config)
@@ -82,7 +86,7 @@ def _faults_of(folder: Path, model: str, options: EngineOptions) -> list[str]:
     unquantisable = quantization_faults(config, options)
     faults += unquantisable
     if options.device == "cpu" or (options.device == "auto" and not hardware.has_nvidia_driver()):
-        options = options.on("cpu")
+        options = options.on("cpu", keeps_bfloat16(config, options, tensors))
         bits = None if unquantisable else weight_bits(config, options)
         faults += memory_faults(config, options, hardware.available_memory_bytes(), bits)
     return faults
@@ -147,6 +151,18 @@ def weight_bits(config: ModelConfig, options: EngineOptions) -> Bits | None:
     bits = FLOAT_BITS[options.dtype]
     fits = decodes_by_kernels(config, bits) and not _uneven(config)
     return bits if options.kernels and fits else None
+
+
+def keeps_bfloat16(config: ModelConfig, options: EngineOptions, tensors: Tensors) -> bool:
+    """Whether the checkpoint's matrices are bfloat16 and the kernels can have them as they are.
+
+    They widen each weight to float32, which is exact; torch would compute in bfloat16. Vectors are
+    always float32 beside the kernels.
+    """
+    bits = weight_bits(config, replace(options, dtype="bfloat16"))
+    return decodes_by_kernels(config, bits) and all(
+        part.name in tensors and tensors[part.name].dtype == "BF16" for part in matrices(config)
+    )
 
 
 def _uneven(config: ModelConfig) -> list[Part]:

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -15,7 +16,13 @@ from inference_api.engine.decoder import Decoder
 from inference_api.engine.fixed_step import FixedStepDecoder, step_lengths
 from inference_api.engine.kernel_decoder import KernelDecoder
 from inference_api.engine.kv_cache import KVCache
-from inference_api.engine.layout import HEAD, decodes_by_kernels, linear_weights, num_parameters
+from inference_api.engine.layout import (
+    HEAD,
+    Tensors,
+    decodes_by_kernels,
+    linear_weights,
+    num_parameters,
+)
 from inference_api.engine.linear import Packing
 from inference_api.engine.options import EngineOptions
 from inference_api.engine.padding import least_rows_multiple
@@ -52,9 +59,8 @@ class EngineRunner:
     def __init__(self, model_dir: Path, options: EngineOptions) -> None:
         self._model_dir = model_dir
         self._config = checkpoint.load_config(model_dir)
-        self._options = options.on(_device(options.device))
+        self._options = replace(options, device=_device(options.device))
         self._device = torch.device(self._options.device)
-        self._dtype = DTYPES[self._options.dtype]
         self.max_rows = options.max_rows
         self.max_seq_len = self._config.context(options.max_seq_len)
         self.vocab_size = self._config.vocab_size
@@ -63,14 +69,15 @@ class EngineRunner:
 
     def load(self) -> None:
         """Read the weights and allocate the KV cache. Raises StartupError; see `ModelRunner`."""
-        packing = self._packing()
+        files = weight_files(self._model_dir)
+        tensors = read_headers(files)
+        packing = self._choose_form(tensors)
         if self._device.type == "cpu":
             # Two pools of threads would spin on each other's cores: the kernels' has the work.
             torch.set_num_threads(_num_threads(self._config) if packing is None else 1)
         bits = None if packing is None else packing.bits
         self._kernels = None if packing is None else packing.kernels
-        files = weight_files(self._model_dir)
-        faults = shape_faults(read_headers(files), self._config)
+        faults = shape_faults(tensors, self._config)
         faults += checkpoint.context_faults(self._config, self.max_seq_len)
         available_bytes = _available_bytes(self._device)
         faults += checkpoint.memory_faults(self._config, self._options, available_bytes, bits)
@@ -85,13 +92,25 @@ class EngineRunner:
             parameters = load_parameters(files, self._config, *place, packing)
             self.decoder = self._decoder(parameters)
         logger.info(
-            "loaded %s: %s, %s, quantization %s by %s",
+            "loaded %s: %s, %s, cache %s, quantization %s by %s",
             self._model_dir.name,
             self._device,
             self._dtype,
+            self._cache.keys.dtype,
             "none" if packing is None else self._options.quantization,
             "torch" if packing is None else packing.kernels.variant,
         )
+
+    def _choose_form(self, tensors: Tensors) -> Packing | None:
+        """Settle what auto means for these weights, as far as there are kernels for it."""
+        asked, device = self._options, self._device.type
+        keeps_bfloat16 = checkpoint.keeps_bfloat16(self._config, asked, tensors)
+        self._options = asked.on(device, keeps_bfloat16)
+        packing = self._packing()
+        if packing is None:
+            self._options = asked.on(device)
+        self._dtype = DTYPES[self._options.dtype]
+        return packing
 
     def _packing(self) -> Packing | None:
         """What the kernels are to have; None where torch multiplies by the weights as they are.

@@ -11,10 +11,11 @@ from math import prod
 from typing import NamedTuple
 
 from inference_api.engine.config import ModelConfig
-from inference_api.kernels.packing import MAX_HEAD_DIM, Bits, packed_bytes
+from inference_api.kernels.packing import FLOAT_BITS, MAX_HEAD_DIM, Bits, packed_bytes
 
 HEAD = "head"
 NAMES_SHOWN = 5
+VECTOR_BYTES = FLOAT_BITS["float32"] // 8  # of an element
 
 
 class StoredTensor(NamedTuple):
@@ -113,6 +114,12 @@ def linear_weights(config: ModelConfig) -> Plan:
     return weights
 
 
+def matrices(config: ModelConfig) -> list[Part]:
+    """What of a checkpoint is more than vectors."""
+    parts = [part for parts in weight_plan(config).values() for part in parts]
+    return [part for part in parts if len(part.shape) > 1]
+
+
 def num_layers_in(names: Iterable[str], config: ModelConfig) -> int:
     """Layers of which there is any tensor, up to the last."""
     scheme = _LLAMA if config.tensor_names == "llama" else _FALCON
@@ -130,10 +137,14 @@ def weight_bytes(config: ModelConfig, dtype_bytes: int, bits: Bits | None) -> in
     if bits is None:
         return num_parameters(config) * dtype_bytes
     shapes = {name: parameter_shape(parts) for name, parts in linear_weights(config).items()}
-    kept = [parts for name, parts in weight_plan(config).items() if name not in shapes]
-    kept_elements = sum(prod(part.shape) for parts in kept for part in parts)
-    packed = sum(packed_bytes(bits, *shape) for shape in shapes.values())
-    return kept_elements * dtype_bytes + packed
+    kept = [
+        part for name, parts in weight_plan(config).items() if name not in shapes for part in parts
+    ]
+    vector_bytes = VECTOR_BYTES if decodes_by_kernels(config, bits) else dtype_bytes
+    kept_bytes = sum(
+        prod(part.shape) * (vector_bytes if len(part.shape) == 1 else dtype_bytes) for part in kept
+    )
+    return kept_bytes + sum(packed_bytes(bits, *shape) for shape in shapes.values())
 
 
 def num_parameters(config: ModelConfig) -> int:

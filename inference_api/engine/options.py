@@ -5,8 +5,6 @@ from typing import Self
 
 from inference_api.settings import Settings
 
-AUTO_DTYPE = {"cpu": "float32", "cuda": "bfloat16"}  # by device
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineOptions:
@@ -38,7 +36,20 @@ class EngineOptions:
             kernels=settings.kernels,
         )
 
-    def on(self, device: str) -> Self:
-        """With `device`, cpu or cuda, and the dtype that auto means there."""
-        dtype = AUTO_DTYPE[device] if self.dtype == "auto" else self.dtype
-        return replace(self, device=device, dtype=dtype)
+    def on(self, device: str, keeps_bfloat16: bool = False) -> Self:
+        """With `device`, cpu or cuda, and the dtype that auto means there.
+
+        `keeps_bfloat16`: see `checkpoint`. A cache that nobody chose is then float32, as beside the
+        same weights in float32: the answers of both are the same bits, because what was not asked
+        for is not rounded.
+        """
+        if self.dtype != "auto":
+            return replace(self, device=device)
+        is_bfloat16 = device == "cuda" or keeps_bfloat16
+        is_exact = self.kv_cache_dtype == "auto" and self.quantization == "none"
+        return replace(
+            self,
+            device=device,
+            dtype="bfloat16" if is_bfloat16 else "float32",
+            kv_cache_dtype="float32" if is_exact else self.kv_cache_dtype,
+        )

@@ -17,6 +17,7 @@ from inference_api.engine.layout import (
     HEAD,
     Part,
     Plan,
+    decodes_by_kernels,
     linear_weights,
     parameter_shape,
     weight_plan,
@@ -60,7 +61,8 @@ def load_parameters(
 ) -> Parameters:
     """Read every parameter straight to its place, device and precision, or to its packed form.
 
-    Beyond the parameters themselves, only the tensor being read takes memory. The caller has
+    Beyond the parameters themselves, only the tensor being read takes memory. Where the kernels run
+    whole steps, vectors are float32 whatever `dtype` is: they read no others. The caller has
     compared the files' headers with the plan. Raises StartupError when a file cannot be read to
     its end, or a weight is not a number that can be packed.
     """
@@ -69,8 +71,10 @@ def load_parameters(
         name: parts for name, parts in weight_plan(config).items() if name not in packed_plan
     }
     parameters = Parameters({}, {}, packing)
+    has_kernels = packing is not None and decodes_by_kernels(config, packing.bits)
+    dtypes = (torch.float32 if has_kernels else dtype, dtype)
     targets: dict[str, list[Write]] = {}  # by name in the checkpoint; a tied embedding has two
-    for part, write in _tensor_targets(parameters, kept_plan, device, dtype):
+    for part, write in _tensor_targets(parameters, kept_plan, device, dtypes):
         targets.setdefault(part.name, []).append(_ordered(part, config, write))
     for part, write in _packed_targets(parameters, packed_plan):
         targets.setdefault(part.name, []).append(_ordered(part, config, write))
@@ -84,10 +88,15 @@ def load_parameters(
 
 
 def _tensor_targets(
-    parameters: Parameters, plan: Plan, device: torch.device, dtype: torch.dtype
+    parameters: Parameters,
+    plan: Plan,
+    device: torch.device,
+    dtypes: tuple[torch.dtype, torch.dtype],
 ) -> Iterator[tuple[Part, Write]]:
+    """`dtypes`: of vectors, and of matrices."""
     for name, parts in plan.items():
-        tensor = torch.empty(parameter_shape(parts), dtype=dtype, device=device)
+        shape = parameter_shape(parts)
+        tensor = torch.empty(shape, dtype=dtypes[len(shape) > 1], device=device)
         parameters.tensors[name] = tensor
         views = tensor.split_with_sizes([part.shape[0] for part in parts])
         yield from (

@@ -108,6 +108,17 @@ def test_products_of_weights_as_they_are_lose_nothing_but_rounding(
 
 @settings(max_examples=40, deadline=None)
 @given(problem=problems())
+def test_bfloat16_weights_give_the_bits_that_they_give_in_float32(
+    kernels: Kernels, problem: tuple[Tensor, Tensor, Tensor | None]
+) -> None:
+    x, weights, bias = problem
+    weights = weights.bfloat16().float()
+    widened, exact = (kernels.linear(x, packed(kernels, weights, bits), bias) for bits in FLOATS)
+    assert torch.equal(widened, exact)
+
+
+@settings(max_examples=40, deadline=None)
+@given(problem=problems())
 def test_int8_weights_are_within_half_a_step(
     kernels: Kernels, problem: tuple[Tensor, Tensor, Tensor | None]
 ) -> None:

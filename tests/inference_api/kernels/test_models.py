@@ -153,19 +153,20 @@ def test_bfloat16_models_can_be_quantised_too(folder: Callable[[str], Path]) -> 
     assert (quantised - exact).norm() / exact.norm() < 0.1
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("bits", [None, 32, 16, 8, 4])
 @pytest.mark.parametrize("name", ["llama", "llama-tied", "falcon-7b"])
 def test_memory_is_foreseen_to_the_byte(
-    folder: Callable[[str], Path], name: str, bits: Bits | None
+    folder: Callable[[str], Path], name: str, bits: Bits | None, dtype: torch.dtype
 ) -> None:
     config = checkpoint.load_config(folder(name))
     packing = None if bits is None else Packing(Kernels(1), bits)
     parameters = load_parameters(
-        weight_files(folder(name)), config, torch.device("cpu"), torch.float32, packing
+        weight_files(folder(name)), config, torch.device("cpu"), dtype, packing
     )
     tensors = {tensor.data_ptr(): tensor.nbytes for tensor in parameters.tensors.values()}
     packed = sum(weight.blocks.nbytes for weight in parameters.packed.values())
-    assert sum(tensors.values()) + packed == weight_bytes(config, 4, bits)
+    assert sum(tensors.values()) + packed == weight_bytes(config, dtype.itemsize, bits)
 
 
 def test_a_smaller_cache_needs_less_memory() -> None:

@@ -1,0 +1,178 @@
+"""DTYPE=auto on the CPU: weights as the checkpoint has them, and not a bit of an answer changed."""
+
+from collections.abc import Callable
+from pathlib import Path
+from shutil import copytree
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from inference_api.engine import checkpoint, engine_runner, hardware
+from inference_api.engine.engine_runner import EngineRunner
+from inference_api.engine.layout import weight_bytes
+from inference_api.engine.options import EngineOptions
+from inference_api.kernels.library import (
+    PORTABLE,
+    Kernels,
+    KernelsUnavailable,
+    supported_variants,
+)
+from scripts.make_gguf import make_gguf
+from tests.inference_api.engine.conftest import TinyModel
+from tests.inference_api.engine.tiny_models import CONTEXT, MODELS, VOCAB_SIZE
+
+Tiny = Callable[[str], TinyModel]
+Change = Callable[[str, Tensor], Tensor]
+UNEVEN = "falcon-sequential"  # its MLP is 80 wide: torch multiplies
+ROWS = 3
+
+try:
+    if supported_variants()[0] == PORTABLE:
+        pytest.skip("the kernels have no better variant here", allow_module_level=True)
+except KernelsUnavailable as unavailable:
+    pytest.skip(f"no kernels: {unavailable}", allow_module_level=True)
+
+
+@pytest.fixture
+def folder(tiny_model: Tiny, tmp_path: Path) -> Callable[..., Path]:
+    """A tiny model with its tensors changed, all to bfloat16 if not told otherwise."""
+
+    def make(name: str = "llama", change: Change = lambda _, tensor: tensor.bfloat16()) -> Path:
+        made = Path(copytree(tiny_model(name)[0], tmp_path / name))
+        file = made / "model.safetensors"
+        tensors = {name: change(name, tensor) for name, tensor in load_file(file).items()}
+        save_file(tensors, file, {"format": "pt"})
+        return made
+
+    return make
+
+
+def loaded(model: Path, **options: object) -> EngineRunner:
+    chosen = EngineOptions(device="cpu", max_rows=ROWS, max_seq_len=CONTEXT, **options)  # type: ignore[arg-type]
+    runner = EngineRunner(model, chosen)
+    runner.load()
+    return runner
+
+
+@torch.inference_mode()
+def logits(runner: EngineRunner) -> Tensor:
+    """After prompts of 1 to 41 tokens and 8 steps, all rows together: [steps, rows, vocab]."""
+    generator = torch.Generator().manual_seed(0)
+    texts = torch.randint(VOCAB_SIZE, (ROWS, CONTEXT), generator=generator).tolist()
+    lengths = [1 + 20 * row for row in range(ROWS)]
+    for row, length in enumerate(lengths):
+        runner.decoder.prefill(row, 0, texts[row][:length])
+    steps = []
+    for step in range(8):
+        positions = [length + step for length in lengths]
+        tokens = [texts[row][position] for row, position in enumerate(positions)]
+        steps.append(runner.decoder.decode(tokens, range(ROWS), positions))
+    return torch.stack(steps)
+
+
+def form(runner: EngineRunner) -> tuple[str, torch.dtype]:
+    """What became of DTYPE=auto, and the cache."""
+    return runner._options.dtype, runner._cache.keys.dtype
+
+
+@pytest.mark.parametrize("name", [name for name in MODELS if name != UNEVEN])
+def test_bfloat16_checkpoint_is_kept_with_the_bits_of_float32(
+    folder: Callable[..., Path], name: str
+) -> None:
+    model = folder(name)
+    kept = loaded(model)
+    assert form(kept) == ("bfloat16", torch.float32)
+    assert torch.equal(logits(kept), logits(loaded(model, dtype="float32")))
+
+
+def test_vectors_of_a_mixed_checkpoint_are_not_rounded(folder: Callable[..., Path]) -> None:
+    model = folder("qwen3", lambda _, tensor: tensor.bfloat16() if tensor.ndim > 1 else tensor)
+    kept = loaded(model)
+    assert form(kept) == ("bfloat16", torch.float32)
+    assert torch.equal(logits(kept), logits(loaded(model, dtype="float32")))
+
+
+def test_gguf_file_of_bfloat16_is_kept_with_the_bits_of_float32(
+    folder: Callable[..., Path], tmp_path: Path
+) -> None:
+    file = tmp_path / "model.gguf"
+    make_gguf(folder(), file, "BF16")
+    kept = loaded(file)
+    assert form(kept) == ("bfloat16", torch.float32)
+    assert torch.equal(logits(kept), logits(loaded(file, dtype="float32")))
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_embedding_beside_quantised_weights_is_kept_with_the_bits_of_float32(
+    folder: Callable[..., Path], quantization: str
+) -> None:
+    model = folder("llama-tied")
+    kept = loaded(model, quantization=quantization)
+    assert form(kept) == ("bfloat16", torch.float16)
+    exact = loaded(model, quantization=quantization, dtype="float32")
+    assert torch.equal(logits(kept), logits(exact))
+
+
+def one_matrix_exact(name: str, tensor: Tensor) -> Tensor:
+    return tensor if name.endswith("layers.1.mlp.down_proj.weight") else tensor.bfloat16()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [lambda _, tensor: tensor, lambda _, tensor: tensor.half(), one_matrix_exact],
+    ids=["float32", "float16", "one float32 matrix"],
+)
+def test_what_bfloat16_would_round_is_served_in_float32(
+    folder: Callable[..., Path], change: Change
+) -> None:
+    assert form(loaded(folder("llama", change))) == ("float32", torch.float32)
+
+
+@pytest.mark.parametrize("type_name", ["F32", "F16", "Q8_0"])
+def test_gguf_files_of_other_types_are_served_in_float32(
+    folder: Callable[..., Path], tmp_path: Path, type_name: str
+) -> None:
+    file = tmp_path / "model.gguf"
+    make_gguf(folder(), file, type_name)
+    assert form(loaded(file)) == ("float32", torch.float32)
+
+
+def test_torch_computes_in_float32_still(
+    folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = folder()
+    assert form(loaded(model, kernels=False)) == ("float32", torch.float32)
+    assert form(loaded(folder(UNEVEN))) == ("float32", torch.float32)
+    monkeypatch.setattr(engine_runner, "Kernels", lambda threads: Kernels(threads, PORTABLE))
+    assert form(loaded(model)) == ("float32", torch.float32)
+
+    def unavailable(threads: int) -> Kernels:
+        raise KernelsUnavailable("of this test")
+
+    monkeypatch.setattr(engine_runner, "Kernels", unavailable)
+    assert form(loaded(model)) == ("float32", torch.float32)
+    assert form(loaded(model, quantization="int8")) == ("float32", torch.float32)
+
+
+def test_what_is_asked_for_is_as_it_was(folder: Callable[..., Path]) -> None:
+    model = folder()
+    assert form(loaded(model, dtype="bfloat16")) == ("bfloat16", torch.float16)
+    assert form(loaded(model, kv_cache_dtype="float16")) == ("bfloat16", torch.float16)
+    assert form(loaded(model, kv_cache_dtype="int8")) == ("bfloat16", torch.int8)
+
+
+def test_memory_is_foreseen_for_weights_as_they_are(
+    folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = folder()
+    config = checkpoint.load_config(model)
+    needed = weight_bytes(config, 2, 16) + config.kv_cache_bytes(1, 16, 4 * config.head_dim)
+    options = EngineOptions(device="cpu", max_rows=1, max_seq_len=16)
+    monkeypatch.setattr(hardware, "available_memory_bytes", lambda: needed)
+    assert checkpoint.check(str(model), options) == []
+    EngineRunner(model, options).load()
+    monkeypatch.setattr(hardware, "available_memory_bytes", lambda: needed - 1)
+    [fault] = checkpoint.check(str(model), options)
+    assert fault.startswith("Memory:")
