@@ -23,7 +23,7 @@ from inference_api.settings import Settings, load_settings
 from inference_api.streaming import Generations
 from inference_api.telemetry import Tracing
 from optimizer.app import create_service
-from optimizer.metrics import DesiredReplicas
+from optimizer.metrics import ReplicaGauges
 from optimizer.routes import OPERATIONS as OPTIMIZER_OPERATIONS
 from optimizer.routes import create_blueprint as create_optimizer_blueprint
 from optimizer.settings import Settings as OptimizerSettings
@@ -96,7 +96,7 @@ def create_server(
     backend = DecodeBackend(settings, input_queue, output_queues, on_decoded=metrics.rows_decoded)
     watcher = DisconnectWatcher()
     tracing = Tracing(settings) if settings.otel_exporter_otlp_endpoint else None
-    metrics.registry.register(DesiredReplicas(lambda: optimizer.state))
+    metrics.registry.register(ReplicaGauges(lambda: optimizer.state, optimizer_settings.namespace))
     generations = Generations(backend, input_queue, output_queues, watcher, metrics, tracing)
 
     app = Flask("inference_api", static_folder=None)
@@ -116,7 +116,7 @@ def create_server(
     live_state = LiveState(backend, input_queue, generations, metrics.registry, settings)
     page = dashboard.Page.read("stateful" if optimizer_settings.stateful else "stateless")
     app.register_blueprint(dashboard.create_blueprint(backend, live_state.dump, page))
-    app.register_blueprint(create_optimizer_blueprint(optimizer, optimizer_settings.max_body_bytes))
+    app.register_blueprint(create_optimizer_blueprint(optimizer, optimizer_settings))
     app.register_blueprint(create_weights_blueprint(weights, weights_settings.max_body_bytes))
     register_openapi(app, OPERATIONS, lambda rule: needs_token(rule, settings))
     return app

@@ -24,6 +24,7 @@ MODEL = "model_name"
 LATENCY_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 TOKEN_GAP_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.15, 0.25, 0.5, 1, 2.5)
 BATCH_BUCKETS = (1, 2, 4, 8, 12, 16, 20, 24, 28, 32, 64, 128, 256)
+VLLM_REASONS = {"cancelled": "abort"}  # where vLLM has another word
 TOKEN_BUCKETS = (1, 4, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 32768)
 
 
@@ -107,6 +108,11 @@ class ServerMetrics:
         self.registry.register(_StateCollector(model_name, state, with_vllm_names))
         if with_vllm_names:
             self.registry.register(_Renamed(self._known_to_vllm()))
+            totals = {
+                "vllm:prompt_tokens": ("Tokens of prompts.", self._prompt),
+                "vllm:generation_tokens": ("Tokens of answers.", self._completion),
+            }
+            self.registry.register(_Totals(totals))
         for collector in (ProcessCollector, PlatformCollector, GCCollector):
             collector(registry=self.registry)
 
@@ -204,7 +210,7 @@ class _StateCollector(Collector):
 
 
 class _Renamed(Collector):
-    """The same record under other names."""
+    """The same record under vLLM's names, with its label and word for how a request ended."""
 
     def __init__(self, collectors: Mapping[str, Collector]) -> None:
         self._collectors = collectors
@@ -215,5 +221,24 @@ class _Renamed(Collector):
                 renamed = Metric(name, family.documentation, family.type)
                 for sample in family.samples:
                     suffix = sample.name.removeprefix(family.name)
-                    renamed.samples.append(sample._replace(name=name + suffix))
+                    labels = dict(sample.labels)
+                    if reason := labels.pop("finish_reason", None):
+                        labels["finished_reason"] = VLLM_REASONS.get(reason, reason)
+                    renamed.samples.append(sample._replace(name=name + suffix, labels=labels))
                 yield renamed
+
+
+class _Totals(Collector):
+    """What histograms sum up, as counters: by name, with their help."""
+
+    def __init__(self, histograms: Mapping[str, tuple[str, Histogram]]) -> None:
+        self._histograms = histograms
+
+    def collect(self) -> Iterable[Metric]:
+        for name, (help_text, histogram) in self._histograms.items():
+            counter = CounterMetricFamily(name, help_text, labels=[MODEL])
+            for family in histogram.collect():
+                for sample in family.samples:
+                    if sample.name == f"{family.name}_sum":
+                        counter.add_metric([sample.labels[MODEL]], sample.value)
+            yield counter

@@ -7,7 +7,7 @@ from flask import Flask, Response
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
 from optimizer.errors import InvalidRequest, StartupError, StoreFailed
-from optimizer.metrics import DesiredReplicas
+from optimizer.metrics import ReplicaGauges
 from optimizer.optimize import SolveOptions
 from optimizer.replicas import SizingCache
 from optimizer.routes import add_not_found_pages, create_blueprint
@@ -21,9 +21,9 @@ def create_app(settings: Settings | None = None) -> Flask:
     settings = settings or load_settings()
     service = create_service(settings)
     registry = CollectorRegistry()
-    registry.register(DesiredReplicas(lambda: service.state))
+    registry.register(ReplicaGauges(lambda: service.state, settings.namespace))
     app = Flask(__name__)
-    app.register_blueprint(create_blueprint(service, settings.max_body_bytes))
+    app.register_blueprint(create_blueprint(service, settings))
     add_not_found_pages(app)
 
     def metrics() -> Response:

@@ -1,6 +1,7 @@
 """What the environment decides, read once at start. Immutable: any thread."""
 
 from pathlib import Path
+from typing import Literal
 
 from pydantic import Field, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -23,6 +24,12 @@ class Settings(BaseSettings):
     threads: int = Field(default=16, ge=1, le=512, validation_alias="OPTIMIZER_THREADS")
     max_body_bytes: int = Field(
         default=64 * 2**20, ge=1024, validation_alias="OPTIMIZER_MAX_BODY_BYTES"
+    )
+    unknown_keys: Literal["refuse", "ignore"] = Field(
+        default="refuse", validation_alias="OPTIMIZER_UNKNOWN_KEYS"
+    )
+    namespace: str = Field(
+        default="default", max_length=253, validation_alias="OPTIMIZER_NAMESPACE"
     )
     milp_time_limit_s: float = Field(
         default=10.0, gt=0, le=3600, validation_alias="OPTIMIZER_MILP_TIME_LIMIT_S"

@@ -141,6 +141,7 @@ class LoadSpec(Body):
     arrival_rate: Measured = 0.0
     avg_in_tokens: MeasuredCount = 0
     avg_out_tokens: MeasuredCount = 0
+    throughput: Measured | None = None  # newer reference: what was served; not used
 
 
 class AllocationPart(Body):
@@ -152,6 +153,7 @@ class AllocationPart(Body):
     cost: Computed = 0.0
     itl_average: Computed = 0.0
     ttft_average: Computed = 0.0
+    avg_concurrency: Measured | None = None  # newer reference: requests in service; not used
     load: LoadSpec = LoadSpec()
 
 
@@ -262,4 +264,6 @@ class SystemSpec(Body):
 
 
 class SystemData(Body):
-    system: SystemSpec = SystemSpec()
+    """A whole system. It replaces another one, so it has to be there: nothing is no system."""
+
+    system: SystemSpec

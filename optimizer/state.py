@@ -21,7 +21,7 @@ from optimizer.spec import (
     SystemSpec,
 )
 from optimizer.system import System
-from optimizer.wire import Body, encode_compact, read
+from optimizer.wire import Body, BodyT, encode_compact, read
 
 Timestamp = Annotated[float, Field(ge=0, le=1e11)]  # s since 1970
 
@@ -56,7 +56,7 @@ class State:
 class StateData(Body):
     """The body of PUT /state."""
 
-    system: SystemSpec = SystemSpec()
+    system: SystemSpec
     models: list[Name] = Field(default_factory=list)  # those without performance data too
     changed_at: dict[str, Timestamp] = Field(default_factory=dict)
     allocated: list[Name] = Field(default_factory=list)
@@ -160,10 +160,15 @@ def from_records(records: Iterable[Record]) -> State:
     )
 
 
+def _read_record(model: type[BodyT], value: object) -> BodyT:
+    """Keys that only another version of Hearth knows do not stop the start."""
+    return read(model, value, ignore_unknown=True)
+
+
 _BUILDERS: Mapping[str, Callable[[object], Body]] = {
-    "accelerator": lambda value: read(AcceleratorSpec, value),
-    "perf": lambda value: read(PerfData, value),
-    "class": lambda value: read(ServiceClassSpec, value),
-    "server": lambda value: read(ServerSpec, value),
-    "optimizer": lambda value: read(OptimizerSpec, value),
+    "accelerator": lambda value: _read_record(AcceleratorSpec, value),
+    "perf": lambda value: _read_record(PerfData, value),
+    "class": lambda value: _read_record(ServiceClassSpec, value),
+    "server": lambda value: _read_record(ServerSpec, value),
+    "optimizer": lambda value: _read_record(OptimizerSpec, value),
 }

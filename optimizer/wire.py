@@ -1,19 +1,22 @@
 """JSON as the reference reads and writes it. Pure: any thread.
 
-Reading: keys in any case, unknown keys ignored, null and absent = default, the last of several
-equal keys wins, bytes after the first value ignored; 2.0 is no integer and "2" no number.
+Reading: keys in any case, null and absent = default, the last of several equal keys wins, bytes
+after the first value ignored; 2.0 is no integer and "2" no number. Unlike the reference a key that
+nobody knows is refused: a misspelt load would be a load of 0.
 Writing: 4 spaces, `<`, `>` and `&` escaped so that an answer may stand in an HTML page.
 """
 
 import json
-from typing import Any, ClassVar, NoReturn, Self, TypeVar
+from difflib import get_close_matches
+from typing import Any, ClassVar, NoReturn, Self, TypeVar, get_args
 
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, model_validator
 from pydantic.alias_generators import to_camel
 
 from optimizer.errors import Fault, InvalidRequest
 
 MAX_FAULTS = 100  # listed in one answer; a body with more is not read any better for it
+MAX_KEY_CHARACTERS = 100  # of a key, where a fault's path repeats it
 
 _ESCAPES = str.maketrans({"<": "\\u003c", ">": "\\u003e", "&": "\\u0026"})
 
@@ -24,7 +27,7 @@ class Body(BaseModel):
     model_config = ConfigDict(
         strict=True,
         frozen=True,
-        extra="ignore",
+        extra="forbid",
         allow_inf_nan=False,
         alias_generator=to_camel,
         validate_by_name=True,
@@ -42,17 +45,22 @@ class Body(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _read_keys(cls, value: Any) -> Any:
+    def _read_keys(cls, value: Any, info: ValidationInfo) -> Any:
         if value is None:
             return {}
         if not isinstance(value, dict):
             return value
         names = cls._names_by_lower
-        return {
-            names[lower]: entry
-            for key, entry in value.items()
-            if entry is not None and (lower := key.lower()) in names
-        }
+        given = {key: entry for key, entry in value.items() if entry is not None}
+        if info.context == _IGNORING_UNKNOWN:
+            given = {key: entry for key, entry in given.items() if key.lower() in names}
+        return {names.get(key.lower(), key): entry for key, entry in given.items()}
+
+    @classmethod
+    def nearest(cls, key: str) -> str | None:
+        """The known key that an unknown one is likely meant to be."""
+        found = get_close_matches(key.lower(), cls._names_by_lower, n=1)
+        return cls._names_by_lower[found[0]] if found else None
 
     @classmethod
     def parse(cls, raw: bytes) -> Self:
@@ -66,14 +74,25 @@ class Body(BaseModel):
 
 BodyT = TypeVar("BodyT", bound=Body)
 
+_IGNORING_UNKNOWN = "ignoring unknown keys"  # context of a validation
 
-def read(model: type[BodyT], value: object) -> BodyT:
+
+def read(model: type[BodyT], value: object, *, ignore_unknown: bool = False) -> BodyT:
     """Validate a decoded JSON value. Raises InvalidRequest with every fault and its path."""
     try:
-        return model.model_validate(value)
+        context = _IGNORING_UNKNOWN if ignore_unknown else None
+        return model.model_validate(value, context=context)
     except ValidationError as error:
         details = error.errors(include_url=False, include_context=False, include_input=False)
-        faults = [Fault(_path(d["loc"]), _sentence(d["msg"])) for d in details[:MAX_FAULTS]]
+        faults = [
+            Fault(
+                _path(d["loc"]),
+                _unknown_key(model, d["loc"])
+                if d["type"] == "extra_forbidden"
+                else _sentence(d["msg"]),
+            )
+            for d in details[:MAX_FAULTS]
+        ]
         raise InvalidRequest(faults) from error
 
 
@@ -85,7 +104,9 @@ def decode(raw: bytes) -> object:
             _reject("the body is empty; send a JSON object")
         value: object
         value, _ = json.JSONDecoder(parse_constant=_reject_constant).raw_decode(text)
-    except (ValueError, RecursionError) as error:
+    except RecursionError as error:
+        raise InvalidRequest([Fault("", "the body is nested too deeply")]) from error
+    except ValueError as error:
         raise InvalidRequest([Fault("", f"malformed JSON: {error}")]) from error
     return value
 
@@ -111,8 +132,32 @@ def _reject_constant(name: str) -> NoReturn:
 def _path(location: tuple[int | str, ...]) -> str:
     path = ""
     for step in location:
-        path += f"[{step}]" if isinstance(step, int) else f".{step}" if path else step
+        if isinstance(step, int):
+            path += f"[{step}]"
+        else:
+            path += "." * bool(path) + step[:MAX_KEY_CHARACTERS]
     return path
+
+
+def _unknown_key(model: type[Body], location: tuple[int | str, ...]) -> str:
+    """What to say of the key at `location`, which the object that holds it does not know."""
+    *parents, key = location
+    for name in parents:
+        if isinstance(name, str):
+            model = _held_by(model, name)
+    if near := model.nearest(str(key)):
+        return f"unknown key; the nearest known one is {near}"
+    return "unknown key; known here: " + ", ".join(dict.fromkeys(model._names_by_lower.values()))
+
+
+def _held_by(model: type[Body], alias: str) -> type[Body]:
+    """The type of the objects in a field: of itself, or of its list's or union's members."""
+    kinds = [next(f.annotation for n, f in model.model_fields.items() if alias in (f.alias, n))]
+    for kind in kinds:
+        if isinstance(kind, type) and issubclass(kind, Body):
+            return kind
+        kinds.extend(get_args(kind))
+    raise LookupError(alias)
 
 
 def _sentence(message: str) -> str:

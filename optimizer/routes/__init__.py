@@ -15,16 +15,15 @@ from optimizer.routes.operations import OPERATIONS
 from optimizer.routes.reads import add_query_routes, add_read_routes
 from optimizer.routes.solves import add_solve_routes, add_stateful_solve_routes
 from optimizer.service import StatefulService, StatelessService
+from optimizer.settings import Settings
 
 __all__ = ["OPERATIONS", "add_not_found_pages", "create_blueprint"]
 
 
-def create_blueprint(
-    service: StatelessService | StatefulService, max_body_bytes: int = 64 * 2**20
-) -> Blueprint:
+def create_blueprint(service: StatelessService | StatefulService, settings: Settings) -> Blueprint:
     """All routes of the service's mode. Stateless: reads, questions and /optimizeOne."""
     blueprint = Blueprint("optimizer", __name__)
-    http = Http(blueprint, max_body_bytes)
+    http = Http(blueprint, settings.max_body_bytes, settings.unknown_keys == "ignore")
     add_read_routes(http, service)
     add_query_routes(http, service)
     add_solve_routes(http, service)

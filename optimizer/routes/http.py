@@ -1,15 +1,13 @@
 """Reading requests and writing responses. No state of its own: any thread."""
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 from urllib.parse import unquote
 
 from flask import Blueprint, Response, request
 
 from optimizer.errors import BodyTooLarge
-from optimizer.wire import Body, decode, encode, read
-
-BodyT = TypeVar("BodyT", bound=Body)
+from optimizer.wire import BodyT, decode, encode, read
 
 
 def json_response(value: object, status: int = 200) -> Response:
@@ -23,8 +21,11 @@ def text_response(text: str, status: int) -> Response:
 class Http:
     """Adds routes to a blueprint. Used while it is built, then by its views to read bodies."""
 
-    def __init__(self, blueprint: Blueprint, max_body_bytes: int) -> None:
+    def __init__(
+        self, blueprint: Blueprint, max_body_bytes: int, ignore_unknown_keys: bool = False
+    ) -> None:
         self._blueprint, self._max_body_bytes = blueprint, max_body_bytes
+        self._ignore_unknown_keys = ignore_unknown_keys
 
     def get(self, path: str, view: Callable[..., Any]) -> None:
         self._add("GET", path, view)
@@ -37,7 +38,11 @@ class Http:
 
     def body(self, model: type[BodyT]) -> BodyT:
         """The request's body. Raises InvalidRequest and BodyTooLarge."""
-        return read(model, self.json())
+        return self.read(model, self.json())
+
+    def read(self, model: type[BodyT], value: object) -> BodyT:
+        """A body that is decoded already. Raises InvalidRequest."""
+        return read(model, value, ignore_unknown=self._ignore_unknown_keys)
 
     def json(self) -> object:
         length = request.content_length

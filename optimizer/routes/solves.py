@@ -11,7 +11,6 @@ from optimizer.service import OptimizerService, StatefulService
 from optimizer.spec import OptimizerData, OptimizerSpec, SystemData
 from optimizer.state import State, StateData
 from optimizer.system import System
-from optimizer.wire import read
 
 
 def add_solve_routes(http: Http, service: OptimizerService) -> None:
@@ -30,16 +29,17 @@ def add_stateful_solve_routes(http: Http, service: StatefulService) -> None:
         service.replace_state(http.body(StateData).to_state(), _expected_by_client())
         return state_response(service.state)
 
-    http.post("/optimize", lambda: service.optimize(_flags(http.json())))
+    http.post("/optimize", lambda: service.optimize(_flags(http)))
     http.get("/applyAllocation", apply_allocation)
     http.put("/state", put_state)
 
 
-def _flags(value: object) -> OptimizerSpec:
+def _flags(http: Http) -> OptimizerSpec:
     """Flags bare, as the reference takes them, or under `optimizer`, as its document says."""
+    value = http.json()
     if isinstance(value, dict) and any(key.lower() == "optimizer" for key in value):
-        return read(OptimizerData, value).optimizer
-    return read(OptimizerSpec, value)
+        return http.read(OptimizerData, value).optimizer
+    return http.read(OptimizerSpec, value)
 
 
 def _expected_by_client() -> Callable[[State], bool]:

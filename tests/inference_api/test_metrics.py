@@ -1,6 +1,7 @@
 """What is scraped is what happened, under our names and under vLLM's."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 from flask.testing import FlaskClient
@@ -9,9 +10,12 @@ from prometheus_client.parser import text_string_to_metric_families
 from benchmarking.serving import eventually
 from inference_api._mock_inference_api_server import create_test_server
 from inference_api.inference_api_server import server_of
+from inference_api.metrics import GenerationRecord, ServerMetrics, ServerState
 from inference_api.settings import Settings
 
 LABELS = '{model_name="hearth-tiny"}'
+STATE = ServerState(0, 32, 0, 0, 0, 0, 0, 0, 0.0, 0.0)
+RECORD = GenerationRecord(1, 0, 1, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, "stop", None, None, 1.0)
 
 
 @pytest.fixture(scope="module")
@@ -73,6 +77,30 @@ def test_vllm_names_carry_the_same_numbers(client: FlaskClient, theirs: str, our
     samples = scrape(client)
     for suffix in ("_sum", "_count"):
         assert samples[f"{theirs}{suffix}{LABELS}"] == samples[f"{ours}{suffix}{LABELS}"] > 0
+
+
+def test_requests_and_tokens_are_counted_under_vllm_names_and_labels(client: FlaskClient) -> None:
+    before = scrape(client)
+    with client.post("/inference", json={"text": "four", "max_tokens": 4}) as response:
+        assert response.text == "four"
+    after = scrape(client)
+
+    def gained(name: str) -> float:
+        return after[name] - before.get(name, 0.0)
+
+    reason = '{finished_reason="length",model_name="hearth-tiny"}'
+    assert gained(f"vllm:request_success_total{reason}") == 1
+    assert gained(f"vllm:prompt_tokens_total{LABELS}") == 4
+    assert gained(f"vllm:generation_tokens_total{LABELS}") == 4
+
+
+def test_cancelled_request_is_an_aborted_one_to_vllm() -> None:
+    metrics = ServerMetrics("m", lambda: STATE)
+    metrics.generation_ended(replace(RECORD, finish_reason="cancelled"))
+    labels = {"model_name": "m", "finished_reason": "abort"}
+    assert metrics.registry.get_sample_value("vllm:request_success_total", labels) == 1
+    ours = {"model_name": "m", "finish_reason": "cancelled"}
+    assert metrics.registry.get_sample_value("inference_requests_total", ours) == 1
 
 
 def test_state_is_read_at_the_scrape(client: FlaskClient) -> None:

@@ -20,6 +20,7 @@ CONSTANT_ITL = "a constant ITL (batch 1 or beta 0) is compared the wrong way rou
 NO_PREFILL = "without input tokens gamma is still subtracted from the service time"
 
 REFUSED = {
+    "q01": "a body without a system would replace what is stored by nothing",
     "q16": "a negative minimum of replicas is taken for a negative cost",
     "q36": "fractional integers are refused there too",
     "q37": "so are integers written as 2.0",

@@ -196,10 +196,11 @@ def test_sound_systems_with_extreme_numbers_are_answered(app: Flask, body: dict[
 )
 def test_hard_cases_take_less_than_a_second(app: Flask, fields: dict[str, Any]) -> None:
     body = {**SPEED, "maxBatchSize": 16, "avgInTokens": 128, "avgOutTokens": 512,
-            "arrivalRate": 60, "slo-itl": 14, "slo-ttft": 500, **fields}  # fmt: skip
+            **fields}  # fmt: skip
+    rate = {"arrivalRate": body.pop("arrivalRate", 60)}
     start = time.process_time()
-    for path in ("/analyze", "/size"):
-        assert post(app, "POST", path, json.dumps(body)) in (200, 400)
+    for path, asked in (("/analyze", rate), ("/size", {"slo-itl": 14, "slo-ttft": 500})):
+        assert post(app, "POST", path, json.dumps(body | asked)) in (200, 400)
     assert time.process_time() - start < 1
 
 
