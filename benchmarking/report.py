@@ -88,7 +88,7 @@ def _rows(points: Sequence[LoadPoint], slo: Slo) -> Section:
     )
     body = [
         (
-            report_curves.load_label(point),
+            label,
             str(len(point.measured)),
             f"{point.in_flight:.1f}",
             f"{point.throughput_per_s:.2f}",
@@ -98,7 +98,7 @@ def _rows(points: Sequence[LoadPoint], slo: Slo) -> Section:
             f"{point.goodput(slo).attainment:.1%}",
             f"{point.error_share:.1%}",
         )
-        for point in points
+        for point, label in zip(points, report_curves.load_labels(points), strict=True)
     ]
     note = "Rates hold while the load was held, without warm-up and drain."
     facts = [

@@ -1,6 +1,6 @@
 """Pictures of how latency and throughput follow the load. Each is None without what it shows."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -13,6 +13,7 @@ from benchmarking.goodput import Slo
 from benchmarking.intervals import Interval, over_repeats
 from benchmarking.knee import knee
 from benchmarking.latency import E2E, ITL, LATENCIES, TTFT, Metric
+from benchmarking.records import Load
 from benchmarking.report_svg import COLORS, panels
 
 CDF_POINTS = 200
@@ -152,29 +153,51 @@ def goodput_over_load(points: Sequence[LoadPoint], slo: Slo) -> Figure | None:
 def latency_cdf(points: Sequence[LoadPoint]) -> Figure | None:
     """The share of requests that was answered within a time: of up to CDF_LINES rows, spread evenly
     over the run from the lightest load to the heaviest."""
-    answered = [point for point in points if point.e2e is not None]
+    answered = [
+        (point, label)
+        for point, label in zip(points, load_labels(points), strict=True)
+        if point.e2e is not None
+    ]
     if not answered:
         return None
-    answered.sort(key=lambda point: point.in_flight)
+    answered.sort(key=lambda row: row[0].in_flight)
     chosen = np.linspace(0, len(answered) - 1, min(len(answered), CDF_LINES)).round().astype(int)
     figure, axes = panels(len(LATENCIES), height=3.8)
     shares = np.linspace(0, 100, CDF_POINTS)
     for index, color in zip(chosen, _colors(len(chosen)), strict=True):
-        point = answered[index]
+        point, label = answered[index]
         for metric, ax in zip(LATENCIES, axes, strict=True):
             if values := metric.values(point.measured):
-                ax.plot(np.percentile(values, shares), shares, color=color, label=load_label(point))
+                ax.plot(np.percentile(values, shares), shares, color=color, label=label)
     for metric, ax in zip(LATENCIES, axes, strict=True):
         ax.set(xlabel=f"{metric.name}, {metric.unit}", ylabel="% of requests within")
     handles, labels = axes[-1].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=4, fontsize=7)
+    figure.legend(handles, labels, loc="outside lower center", ncols=3, fontsize=7)
     return figure
 
 
-def load_label(point: LoadPoint) -> str:
-    load = point.load
-    amount = f"{load.concurrency} users" if load.qps is None else f"{load.qps:.3g}/s"
-    return f"{load.model}, {load.input_tokens} in, {amount}"
+def load_labels(points: Sequence[LoadPoint]) -> list[str]:
+    """What each row asked for; rows that asked for the same are numbered, so none share a label."""
+    names = [_load_name(point.load) for point in points]
+    counts, seen = Counter(names), Counter[str]()
+    labels = []
+    for name in names:
+        seen[name] += 1
+        of = f", {seen[name]} of {counts[name]}"
+        labels.append(name + of if counts[name] > 1 else name)
+    return labels
+
+
+def _load_name(load: Load) -> str:
+    parts = [load.model, f"{load.input_tokens} in", f"{load.output_tokens} out"]
+    if load.image_size != "na":
+        parts.append(f"{load.image_size} image")
+    if load.qps is None:
+        parts.append(f"{load.concurrency} users")
+    else:
+        spaced = "" if load.qps_distribution == "constant" else f" {load.qps_distribution}"
+        parts.append(f"{load.qps:.3g}/s{spaced}")
+    return ", ".join(parts)
 
 
 def _colors(count: int) -> list[str]:

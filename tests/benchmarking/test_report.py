@@ -171,3 +171,21 @@ def test_a_row_that_was_not_run_does_not_count_as_time() -> None:
 def test_names_from_outside_are_escaped() -> None:
     run = made_run([[made_record(model="<script>alert(1)</script>")]], name="<b>")
     assert "<script" not in report_html(run, Slo())
+
+
+def test_no_two_rows_of_the_page_have_the_same_label() -> None:
+    short, long = Shape("m", 64, 8), Shape("m", 64, 256)
+    loads = [short.at_concurrency(4, 6)] * 3 + [long.at_concurrency(4, 6)]
+    loads += [
+        replace(short.at_rate(20, 1.0), qps_distribution=spaced)
+        for spaced in ("constant", "exponential")
+    ]
+    page = report_html(made_run([[made_record()] for _ in loads], loads), Slo())
+    for label in (
+        "m, 64 in, 8 out, 4 users, 1 of 3",
+        "m, 64 in, 8 out, 4 users, 3 of 3",
+        "m, 64 in, 256 out, 4 users",
+        "m, 64 in, 8 out, 20/s",
+        "m, 64 in, 8 out, 20/s exponential",
+    ):
+        assert page.count(f"<td>{label}</td>") == 1, label
