@@ -17,6 +17,10 @@ from optimizer.spec import AllocationData, AllocationPart, ServerSpec
 FLOAT32_MAX = float(np.finfo(np.float32).max)
 NO_TRAFFIC_PER_S = 1e-12  # below it energy per request means nothing
 
+# What desired allocations remember beyond the reference's, so that who reads them has it as well.
+_EXTENSIONS = {"utilization", "power_watts"}
+_NOT_THE_REFERENCES = dict.fromkeys(_EXTENSIONS, True) | {"parts": {"__all__": _EXTENSIONS}}
+
 
 @dataclass(frozen=True, slots=True)
 class CardUse:
@@ -83,11 +87,13 @@ class Allocation:
         )
 
     def to_data(self) -> AllocationData:
-        """The reference's object; `parts` only if there is more than one."""
-        largest = _to_part(self.parts[0], self.server)
-        if len(self.parts) == 1:
-            return AllocationData(**dict(largest))
-        return AllocationData(**dict(largest), parts=[_to_part(p, self.server) for p in self.parts])
+        """As it is kept: the reference's object and what it draws; `parts` only if there is more
+        than one."""
+        parts = [
+            _to_part(part, self.server, power_w)
+            for part, power_w in zip(self.parts, self.powers_w, strict=True)
+        ]
+        return AllocationData(**dict(parts[0]), parts=parts if len(parts) > 1 else None)
 
     def details(self) -> dict[str, Any]:
         """Beyond the reference: how loaded it is, what it draws, what it can take."""
@@ -131,7 +137,10 @@ class Answer:
     def dump(self, desired: Mapping[str, AllocationData]) -> dict[str, Any]:
         """The body of /optimize and /optimizeOne."""
         return {
-            "allocations": {name: data.dump() for name, data in desired.items()},
+            "allocations": {
+                name: data.model_dump(exclude_none=True, exclude=_NOT_THE_REFERENCES)
+                for name, data in desired.items()
+            },
             "unallocated": dict(sorted(self.unallocated.items())),
             "details": {name: a.details() for name, a in self.allocations.items()},
             "changes": self._changes(desired),
@@ -166,7 +175,7 @@ class Answer:
         return changes
 
 
-def _to_part(part: Choice, server: ServerSpec) -> AllocationPart:
+def _to_part(part: Choice, server: ServerSpec, power_w: float) -> AllocationPart:
     return AllocationPart(
         accelerator=part.candidate.accelerator,
         num_replicas=part.replicas,
@@ -175,6 +184,8 @@ def _to_part(part: Choice, server: ServerSpec) -> AllocationPart:
         itl_average=shortest(part.candidate.itl_ms),
         ttft_average=shortest(part.candidate.ttft_ms),
         load=server.current_alloc.load,
+        utilization=shortest(part.candidate.utilization),
+        power_watts=shortest(power_w),
     )
 
 

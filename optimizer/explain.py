@@ -1,8 +1,11 @@
-"""Why a server got what it got: every accelerator, feasible or with the bound that failed.
+"""Why a server got what it got: every accelerator, feasible or with the bound that failed, and
+whether the other servers leave enough cards for it.
 
 Pure but for the sizing cache: any thread.
 """
 
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -27,6 +30,7 @@ def explain(system: System, name: str, cache: SizingCache) -> dict[str, Any]:
     candidates = offered.contenders[0].candidates if offered.contenders else ()
     by_accelerator = {candidate.accelerator: candidate for candidate in candidates}
     item = eligible(system, server)
+    left = _cards_left(system, server)
     return {
         "server": name,
         "currentAlloc": server.current_alloc.dump(),
@@ -43,6 +47,7 @@ def explain(system: System, name: str, cache: SizingCache) -> dict[str, Any]:
                     or _missing(system, server, accelerator.name),
                 ),
                 **_rates(system, item, accelerator.name),
+                "shortage": _shortage(system, by_accelerator.get(accelerator.name), left),
             }
             for accelerator in in_order(system.accelerators)
         ],
@@ -67,6 +72,30 @@ def _verdict(candidate: Candidate | None, refusal: Refusal) -> dict[str, Any]:
         "utilization": shortest(candidate.utilization),
         "maxRPM": shortest(60 * candidate.max_rate_per_s),
     }
+
+
+def _cards_left(system: System, server: ServerSpec) -> Mapping[str, int]:
+    """By type: what the desired allocations of the other servers leave."""
+    left = Counter(system.capacities)
+    for other in system.servers.values():
+        if other.name != server.name:
+            left.subtract(system.cards(other.model, other.desired_alloc))
+    return left
+
+
+def _shortage(
+    system: System, candidate: Candidate | None, left: Mapping[str, int]
+) -> dict[str, Any] | None:
+    """Of cards for all replicas of a candidate; None where they suffice."""
+    if candidate is None or system.optimizer.unlimited:
+        return None
+    card_type, needed = candidate.card_type, candidate.cards
+    count, free = system.capacities.get(card_type, 0), max(left.get(card_type, 0), 0)
+    if needed <= free:
+        return None
+    others = f"the other servers leave {free} of {count}" if free < count else f"there are {count}"
+    message = f"not enough cards left: it needs {needed} of type {card_type}, {others}"
+    return {"type": card_type, "needed": needed, "left": free, "count": count, "message": message}
 
 
 def _missing(system: System, server: ServerSpec, accelerator: str) -> Refusal:

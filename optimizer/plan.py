@@ -73,7 +73,7 @@ def _changes(system: System, server: ServerSpec) -> list[_Change]:
             server.name,
             priority,
             accelerator,
-            *_unit(system, server.model, accelerator),
+            *system.unit(server.model, accelerator),
             now.get(accelerator, 0),
             goal.get(accelerator, 0),
         )
@@ -82,23 +82,12 @@ def _changes(system: System, server: ServerSpec) -> list[_Change]:
     ]
 
 
-def _unit(system: System, model: str, accelerator: str) -> tuple[str, int, float]:
-    """(card type, cards, cost) of one replica; nothing for an accelerator that is not known."""
-    spec = system.accelerators.get(accelerator)
-    if spec is None:
-        return "", 0, 0.0
-    perf = system.models.get(model, {}).get(accelerator)
-    units = perf.units if perf else 1
-    return spec.type, units * spec.multiplicity, units * spec.cost
-
-
 def _free_cards(system: System) -> dict[str, int]:
     """Capacity less what runs; below 0 where more runs than there is."""
     free = dict(system.capacities)
     for server in system.servers.values():
-        for part in server.current_alloc.each_part():
-            card_type, cards, _ = _unit(system, server.model, part.accelerator)
-            free[card_type] = free.get(card_type, 0) - cards * part.num_replicas
+        for card_type, cards in system.cards(server.model, server.current_alloc).items():
+            free[card_type] = free.get(card_type, 0) - cards
     return free
 
 

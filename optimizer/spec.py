@@ -154,6 +154,8 @@ class AllocationPart(Body):
     itl_average: Computed = 0.0
     ttft_average: Computed = 0.0
     avg_concurrency: Measured | None = None  # newer reference: requests in service; not used
+    utilization: Computed | None = None  # extension, as `powerWatts`: of desired allocations
+    power_watts: Computed | None = None  # of all its replicas
     load: LoadSpec = LoadSpec()
 
 

@@ -4,6 +4,7 @@ Changes make a new value (`with_...`), so a solve works on what it was given wha
 meanwhile.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
@@ -12,6 +13,7 @@ from optimizer.errors import NotFound
 from optimizer.spec import (
     AcceleratorData,
     AcceleratorSpec,
+    AllocationData,
     CapacityData,
     CapacitySpec,
     ModelData,
@@ -67,6 +69,23 @@ class System:
     def capacity_data(self) -> CapacityData:
         counts = sorted(self.capacities.items())
         return CapacityData(count=[CapacitySpec(type=t, count=n) for t, n in counts])
+
+    def unit(self, model: str, accelerator: str) -> tuple[str, int, float]:
+        """(card type, cards, cost) of one replica; nothing for an accelerator not known."""
+        spec = self.accelerators.get(accelerator)
+        if spec is None:
+            return "", 0, 0.0
+        perf = self.models.get(model, {}).get(accelerator)
+        units = perf.units if perf else 1
+        return spec.type, units * spec.multiplicity, units * spec.cost
+
+    def cards(self, model: str, allocation: AllocationData) -> Counter[str]:
+        """What an allocation of a model takes, by type."""
+        taken: Counter[str] = Counter()
+        for part in allocation.each_part():
+            card_type, cards, _ = self.unit(model, part.accelerator)
+            taken[card_type] += cards * part.num_replicas
+        return taken
 
     def with_accelerators(self, specs: Iterable[AcceleratorSpec]) -> "System":
         return replace(self, accelerators={**self.accelerators, **{s.name: s for s in specs}})

@@ -73,8 +73,9 @@ export function allocationTable(view) {
 function line(server, { system, allocated, answer, loads }) {
   const target = targetOf(system, server);
   const allocation = server.desiredAlloc;
-  const details = answer?.details[server.name];
-  const has = partsOf(allocation).length > 0;
+  const parts = partsOf(allocation);
+  const has = parts.length > 0;
+  const utilization = Math.max(...parts.map((part) => part.utilization ?? -1));
   const cell = (index, content, properties = {}) =>
     h("td", { role: "cell", "data-label": COLUMNS[index], ...properties }, content);
   return h(
@@ -98,10 +99,10 @@ function line(server, { system, allocated, answer, loads }) {
     cell(5, has ? level(allocation.ttftAverage, target?.["slo-ttft"]) : "–"),
     cell(
       6,
-      details
+      utilization >= 0
         ? [
-            h("span", { class: "reading-small" }, percent(details.utilization)),
-            bar(details.utilization, { class: "neutral" }),
+            h("span", { class: "reading-small" }, percent(utilization)),
+            bar(utilization, { class: "neutral" }),
           ]
         : "–",
     ),
@@ -141,6 +142,11 @@ function noAllocation(isScaledToZero, reason) {
 /** Of all accelerators that a server runs on. */
 export function totalCost(allocation) {
   return partsOf(allocation).reduce((sum, part) => sum + part.cost, 0);
+}
+
+/** In W, where the solve that made the allocation has said it. */
+export function totalPower(allocation) {
+  return partsOf(allocation).reduce((sum, part) => sum + (part.powerWatts ?? NaN), 0);
 }
 
 /** An allocation is its one part, unless it has several. */

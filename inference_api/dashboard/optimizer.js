@@ -1,7 +1,7 @@
 // The optimizer's view: the system as the server has it, edited loads, and solving it again.
 
 import { getJson, postJson } from "./api.js";
-import { allocationTable, totalCost } from "./allocations.js";
+import { allocationTable, totalCost, totalPower } from "./allocations.js";
 import { h, setText } from "./dom.js";
 import { count, number } from "./format.js";
 import { systemPanels } from "./system_panels.js";
@@ -25,7 +25,7 @@ const fault = document.getElementById("optimizer-fault");
 const examplePath = new URL("example_system.json", import.meta.url).pathname;
 
 let state = null; // as in GET /state
-let answer = null; // of the last solve here: details, changes, reasons, summary
+let answer = null; // of the last solve here: changes, reasons, summary
 const loads = new Map(); // server name -> its load, where it was edited since the last solve
 const form = makeForm();
 const panels = h("div", { class: "side-by-side" });
@@ -194,10 +194,11 @@ function select(options) {
 
 function figuresOf() {
   const desired = state.system.serverData.servers.map((server) => server.desiredAlloc);
+  const power_W = desired.reduce((sum, each) => sum + totalPower(each), 0);
   const entries = [
     ["Cost", `${number(desired.reduce((sum, each) => sum + totalCost(each), 0))} ¢/h`],
     ["Servers", String(desired.length)],
-    answer && ["Power", `${number(answer.summary.totalPowerWatts / 1000)} kW`],
+    power_W >= 0 && ["Power", `${number(power_W / 1000)} kW`],
     answer && ["Solved by", answer.summary.solver],
   ];
   return entries

@@ -1,4 +1,4 @@
-// Why a server got what it got: what every accelerator could do for it.
+// Why a server got what it got: what every accelerator could do for it, and whether it had cards.
 
 import { getJson } from "./api.js";
 import { h } from "./dom.js";
@@ -42,7 +42,7 @@ function candidates(explained) {
     explained.candidates.map((each) =>
       h(
         "li",
-        { class: each.feasible ? "feasible" : "refused" },
+        { class: each.feasible && !each.shortage ? "feasible" : "refused" },
         h("strong", {}, each.accelerator),
         " ",
         candidateText(each),
@@ -58,6 +58,7 @@ function candidateText(each) {
     `ITL ${decimal(each.itlAverage)} ms, TTFT ${decimal(each.ttftAverage)} ms`,
     `up to ${number(each.maxRPM)} req/min each`,
     each.reason?.message,
+    each.shortage?.message,
   ];
   return told.filter(Boolean).join("; ");
 }

@@ -97,6 +97,16 @@ class Refused(Answer):
     over_by: float = 0.0
 
 
+class Shortage(Answer):
+    """Of cards: what a candidate needs, and what the other servers leave of `count`."""
+
+    type: str
+    needed: int
+    left: int
+    count: int
+    message: str
+
+
 class CandidateAnswer(Answer):
     """Figures come with what could be sized, `maxRateFor` with what has performance data."""
 
@@ -113,6 +123,7 @@ class CandidateAnswer(Answer):
     utilization: float = 0.0
     max_rpm: float = Field(0.0, alias="maxRPM")
     max_rate_for: MaxRates | None = None
+    shortage: Shortage | None
 
 
 class Explanation(Answer):

@@ -17,6 +17,8 @@ from playwright.sync_api import Browser, Page, expect
 from benchmarking.serving import ServedApi, eventually
 from tests.e2e.pages import ask, busy, opened, show, solve_example
 
+EXAMPLE = Path(__file__).parents[2] / "inference_api" / "dashboard" / "example_system.json"
+
 
 @pytest.fixture(scope="module")
 def api(model_api: ServedApi) -> ServedApi:
@@ -151,6 +153,41 @@ def test_a_solve_with_other_flags_and_its_reasons(page: Page) -> None:
     expect(page.locator(".candidates .feasible").first).to_contain_text("¢/h")
     why.click()
     expect(page.locator(".candidates")).to_have_count(0)
+
+
+def test_utilisation_and_power_are_there_after_a_reload(api: ServedApi, page: Page) -> None:
+    system = json.loads(EXAMPLE.read_text())
+    solved = requests.post(f"{api.url}/optimizeOne", json=system, timeout=30).json()
+    page.reload()
+    show(page, "optimizer")
+    for name, details in solved["details"].items():
+        cell = page.locator(f"tr[data-server={name}] td[data-label=Utilisation]")
+        expect(cell).to_have_text(re.compile(rf"{100 * details['utilization']:.0f}\s%"))
+    power_kw = solved["summary"]["totalPowerWatts"] / 1000
+    shown = page.locator(".figures.inline div", has_text="Power").locator("dd")
+    assert float(shown.inner_text().removesuffix(" kW")) == pytest.approx(power_kw, abs=0.1)
+
+
+def test_why_names_the_cards_that_ran_out(api: ServedApi, page: Page) -> None:
+    system = json.loads(EXAMPLE.read_text())
+    scarce = json.loads(EXAMPLE.read_text())
+    scarce["system"]["capacityData"]["count"] = [
+        {"type": "A100", "count": 24}, {"type": "G2", "count": 12},
+    ]  # fmt: skip
+    try:
+        solved = requests.post(f"{api.url}/optimizeOne", json=scarce, timeout=30).json()
+        cheap = [name for name, a in solved["allocations"].items() if a["accelerator"] == "G2"]
+        assert cheap
+        assert "Standard-granite_13b" not in cheap
+        show(page, "optimizer")
+        page.get_by_role("button", name="Why? Accelerators for Standard-granite_13b").click()
+        told = page.locator(".candidates .refused", has_text="G2")
+        expect(told).to_contain_text(
+            "not enough cards left: it needs 5 of type G2, the other servers leave 1 of 12"
+        )
+        expect(told).to_contain_text("¢/h")
+    finally:
+        requests.post(f"{api.url}/optimizeOne", json=system, timeout=30)
 
 
 def test_a_missed_service_level_is_said_in_words(page: Page) -> None:

@@ -50,6 +50,24 @@ def test_explanation_of_refused_and_of_idle_servers() -> None:
         explain(system([]), "zz", SizingCache())
 
 
+def test_explanation_names_the_cards_that_ran_out() -> None:
+    first = server("first", desiredAlloc=at("A", 2))
+    second = server("second", desiredAlloc=at("B", 2))
+    told = explain(system([first, second], capacity={"A": 3, "B": 4}), "second", SizingCache())
+    lacking, enough = told["candidates"]
+    assert lacking["feasible"]
+    assert lacking["shortage"] == {
+        "type": "A", "needed": 2, "left": 1, "count": 3,
+        "message": "not enough cards left: it needs 2 of type A, the other servers leave 1 of 3",
+    }  # fmt: skip
+    assert enough["shortage"] is None
+    alone = explain(system([first], capacity={"B": 4}), "first", SizingCache())
+    assert alone["candidates"][0]["shortage"]["message"].endswith("of type A, there are 0")
+    unlimited = system([first, second], capacity={}, unlimited=True)
+    told = explain(unlimited, "second", SizingCache())
+    assert [candidate["shortage"] for candidate in told["candidates"]] == [None, None]
+
+
 def at(accelerator: str, replicas: int) -> dict[str, Any]:
     return {"accelerator": accelerator, "numReplicas": replicas}
 

@@ -176,6 +176,21 @@ def test_answer_tells_beside_the_allocations_what_the_reference_only_logs(
     assert answer["details"]["s"]["powerWatts"] == pytest.approx(512.52, rel=1e-3)
 
 
+@pytest.mark.parametrize("flags", [{}, {"milpSolver": True, "heterogeneous": True}])
+def test_utilisation_and_power_of_the_answer_are_kept_with_the_servers(
+    tmp_path: Path, flags: dict[str, Any]
+) -> None:
+    servers = [server("s"), server("busy", 900)]
+    body = system_data(servers, capacity={"A": 8, "B": 20}, **flags)
+    details = client_of(tmp_path).post("/optimizeOne", json=body).get_json()["details"]
+    kept = client_of(tmp_path).get("/getServers").get_json()["servers"]  # after a restart
+    for spec in kept:
+        parts = spec["desiredAlloc"].get("parts", [spec["desiredAlloc"]])
+        told = details[spec["name"]]
+        assert max(part["utilization"] for part in parts) == told["utilization"] > 0
+        assert sum(part["powerWatts"] for part in parts) == pytest.approx(told["powerWatts"])
+
+
 def test_state_is_read_replaced_and_guarded_by_its_etag(client: FlaskClient) -> None:
     client.post("/optimizeOne", json=system_data([server()]))
     client.get("/addModel/bare")
