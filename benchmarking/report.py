@@ -86,6 +86,7 @@ def _rows(points: Sequence[LoadPoint], slo: Slo) -> Section:
         "good",
         "failed",
     )
+    labelled = list(zip(report_curves.load_labels(points), points, strict=True))
     body = [
         (
             label,
@@ -98,13 +99,11 @@ def _rows(points: Sequence[LoadPoint], slo: Slo) -> Section:
             f"{point.goodput(slo).attainment:.1%}",
             f"{point.error_share:.1%}",
         )
-        for point, label in zip(points, report_curves.load_labels(points), strict=True)
+        for label, point in labelled
     ]
     note = "Rates hold while the load was held, without warm-up and drain."
     facts = [
-        (f"unusable: {report_curves.load_label(point)}", point.burst_fault)
-        for point in points
-        if point.burst_fault
+        (f"unusable: {label}", point.burst_fault) for label, point in labelled if point.burst_fault
     ]
     absence = "no request was recorded."
     return Section("rows", "Rows", note, absence, facts=facts, table=_table(head, body))

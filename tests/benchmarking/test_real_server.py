@@ -80,10 +80,9 @@ def test_the_workbook_opens_again_with_every_column_filled(results: Path) -> Non
     for line in lines:
         empty = {name for name, value in zip(header, line, strict=True) if value is None}
         closed = {"qps", "qps_distribution"}
-        assert empty - {"switching_time", "representative_batch_size"} in (
-            closed,
-            {"num_concurrent_requests"},
-        )
+        # A client that is starved on a busy machine reads bursts, and says so of the row.
+        of_some = {"switching_time", "representative_batch_size", "client_rates_unusable"}
+        assert empty - of_some in (closed, {"num_concurrent_requests"})
 
 
 def test_prompts_have_the_asked_length_in_the_servers_own_tokenizer(
