@@ -9,21 +9,39 @@ import secrets
 import socket
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
+from proxy.access import plain_path
 from proxy.audit import AuditRecord
 from proxy.auth import Authenticator
-from proxy.errors import BadRequest, Draining, ModelNotAllowed, Overloaded, ProxyError, StreamBroken
+from proxy.errors import (
+    BadRequest,
+    Draining,
+    Headers,
+    ModelNotAllowed,
+    Overloaded,
+    ProxyError,
+    StreamBroken,
+)
 from proxy.exchange import Exchange, Outcome, RunningExchanges
 from proxy.forward import Forwarder, UpstreamReply
+from proxy.gate import Gate
 from proxy.headers import Identity, client_headers
 from proxy.heads import PendingHeads
 from proxy.inbound import Environ, InboundRequest, RequestBody, read_hints, target_fault
 from proxy.limits import Admission, TeamLimits
+from proxy.login import LOGIN_PATH, LOGOUT_PATH, Login, Page
 from proxy.logs import request_id
 from proxy.maintenance import Maintenance, check_health
 from proxy.metrics import Metrics
+from proxy.origins import (
+    PREFLIGHT_HEADERS,
+    check_preflight,
+    cors_headers,
+    is_allowed,
+    is_preflight,
+)
 from proxy.policy import Policy, TeamPolicy
 from proxy.probes import ControlServer, Probes, head
 from proxy.settings import Settings
@@ -54,6 +72,7 @@ class Visit:
     record: AuditRecord
     exchange: Exchange
     is_http_1_0: bool = False
+    cors: Headers = field(default_factory=list)
     body: RequestBody | None = None
     admission: Admission | None = None
     meter: UsageMeter | None = None
@@ -65,6 +84,8 @@ class ProxyApp:
     def __init__(self, settings: Settings, parts: Parts) -> None:
         self._settings = settings
         self._parts = parts
+        self._gate = Gate(parts.authenticator, parts.policy)
+        self._login = Login(self._gate, settings.client_timeout)
         self._forwarder = Forwarder(parts.balancer, settings.first_byte_timeout)
         self._running = RunningExchanges()
         self.heads = PendingHeads(settings.client_timeout)
@@ -110,16 +131,22 @@ class ProxyApp:
         return self._watcher.is_draining or target_fault(method, target) is not None
 
     def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
+        origin, allowed = environ.get("HTTP_ORIGIN"), self._settings.cors_origins
+        cors = cors_headers(origin, allowed)
+        if is_preflight(environ) and is_allowed(origin, allowed):
+            start_response("204 No Content", cors + PREFLIGHT_HEADERS)
+            return []
         if environ["REQUEST_METHOD"] in ("GET", "HEAD") and (
             answer := self._probes.answer(environ["RAW_URI"])
         ):
             status, content_type, body = answer
-            start_response(status, head(content_type, body))
+            start_response(status, head(content_type, body) + cors)
             return [] if environ["REQUEST_METHOD"] == "HEAD" else [body]
         visit = Visit(
             AuditRecord(secrets.token_hex(16), environ["REQUEST_METHOD"], _route(environ)),
             Exchange(environ.get("gunicorn.socket")),
             is_http_1_0=environ["SERVER_PROTOCOL"] == "HTTP/1.0",
+            cors=cors,
         )
         request_id.set(visit.record.request_id)
         self._running.add(visit.exchange)
@@ -143,8 +170,11 @@ class ProxyApp:
         target = str(environ["RAW_URI"])
         if fault := target_fault(record.method, target):
             raise BadRequest(fault)
-        principal = self._parts.authenticator.authenticate(environ.get("HTTP_AUTHORIZATION"))
-        record.team_id, record.token_id = principal.team_id, principal.token_id
+        path = plain_path(target)
+        check_preflight(environ, self._settings.cors_origins)
+        if path in (LOGIN_PATH, LOGOUT_PATH):
+            return self._answer(visit, self._login.answer(environ, path), start_response)
+        principal = self._gate.let_in(record, environ, path)
         policy = self._parts.policy().for_team(principal.team_id)
         visit.admission = self._parts.limits.admit(principal.team_id, policy)
         visit.body = RequestBody(
@@ -170,7 +200,8 @@ class ProxyApp:
         ours = [("X-Request-Id", record.request_id)]
         if visit.admission is not None:
             ours += visit.admission.headers
-        headers = client_headers(reply.headers, ours, reply.is_chunked)
+        url = reply.upstream.spec.url
+        headers = client_headers(reply.headers, ours, reply.is_chunked, url) + visit.cors
         record.upstream, record.status = reply.upstream.name, reply.status
         record.queue_ms = record.elapsed_ms()
         if record.method == "POST" and reply.status < 300:
@@ -185,11 +216,31 @@ class ProxyApp:
         record.status, record.reason = error.status, error.reason[:256]
         record.outcome = Outcome.CLIENT_GONE if error.status == 499 else Outcome.REFUSED
         body = error.body()
+        headers = head("application/json", body) + error.headers
+        return self._send(visit, f"{error.status} {error.phrase}", headers, body, start_response)
+
+    def _answer(self, visit: Visit, page: Page, start_response: StartResponse) -> list[bytes]:
+        record = visit.record
+        record.status = page.status
+        if page.reason is not None:
+            record.outcome, record.reason = Outcome.REFUSED, page.reason[:256]
+        headers = [*page.headers, ("Content-Length", str(len(page.body)))]
+        return self._send(visit, f"{page.status} {page.phrase}", headers, page.body, start_response)
+
+    def _send(
+        self,
+        visit: Visit,
+        status: str,
+        headers: Headers,
+        body: bytes,
+        start_response: StartResponse,
+    ) -> list[bytes]:
+        """An answer of the proxy's own, whole."""
         self._end(visit)
-        headers = [*head("application/json", body), ("X-Request-Id", record.request_id)]
+        ours = [("X-Request-Id", visit.record.request_id), *visit.cors]
         # With exc_info a response that was begun and not yet sent may be replaced (PEP 3333).
-        start_response(f"{error.status} {error.phrase}", headers + error.headers, sys.exc_info())
-        return [] if record.method == "HEAD" else [body]
+        start_response(status, headers + ours, sys.exc_info())
+        return [] if visit.record.method == "HEAD" else [body]
 
     def _end(self, visit: Visit) -> None:
         """Exactly once per visit: settle, and write down what happened."""

@@ -11,14 +11,16 @@ from typing import Any
 
 import jwt
 
+from proxy.access import Role
 from proxy.errors import Unauthorized
 from proxy.keys import Key, KeySource
-from proxy.settings import Settings
+from proxy.settings import SYMMETRIC_ALGORITHMS, Settings
 
 MAX_TOKEN_CHARS = 8192
 _COMPACT_TOKEN = re.compile(r"[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+")
 # Both become header values upstream and labels in records, so: printable ASCII, no blanks.
 _CLAIM_ID = re.compile(r"[!-~]{1,128}")
+ROLE_CLAIM = "role"
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +29,8 @@ class Principal:
 
     team_id: str
     token_id: str
+    role: Role = Role.TEAM
+    expires_s: float | None = None  # seconds since the epoch
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +41,7 @@ class ClaimRules:
     audience: str | None
     leeway_s: float
     must_expire: bool = False
+    role_claim: str | None = None  # None: ROLE_CLAIM, in tokens of a shared secret alone
 
     @property
     def required(self) -> list[str]:
@@ -46,6 +51,13 @@ class ClaimRules:
             "aud": self.audience is not None,
         }
         return [name for name, is_wanted in wanted.items() if is_wanted]
+
+    def role(self, claims: dict[str, Any], algorithm: str) -> Role:
+        """What a token says of its role. An identity provider's claim of the same name may mean
+        something else, so it counts only once it has been named."""
+        is_ours = algorithm in SYMMETRIC_ALGORITHMS
+        name = self.role_claim or (ROLE_CLAIM if is_ours else None)
+        return Role.named(claims.get(name)) if name else Role.TEAM
 
 
 class Authenticator:
@@ -67,16 +79,22 @@ class Authenticator:
         """The caller behind an Authorization header; Unauthorized with the reason otherwise."""
         token = bearer_token(authorization)
         try:
-            claims = self._verify(token)
+            claims, algorithm = self._verify(token)
         except (jwt.PyJWTError, ValueError, TypeError, RecursionError) as error:
             # ValueError and TypeError: odd header values reach into the library's own parsing.
             raise Unauthorized(f"{type(error).__name__}: {error}") from error
-        principal = Principal(_claim_id(claims, "team_id"), _claim_id(claims, "token_id"))
+        principal = Principal(
+            _claim_id(claims, "team_id"),
+            _claim_id(claims, "token_id"),
+            self._rules.role(claims, algorithm),
+            float(claims["exp"]) if "exp" in claims else None,
+        )
         if principal.token_id in self._revoked_ids():
             raise Unauthorized(f"token_id {principal.token_id} is revoked")
         return principal
 
-    def _verify(self, token: str) -> dict[str, Any]:
+    def _verify(self, token: str) -> tuple[dict[str, Any], str]:
+        """The claims, and the algorithm that their signature is of."""
         header = jwt.get_unverified_header(token)
         algorithm, key_id = header.get("alg"), header.get("kid")
         if not isinstance(algorithm, str) or algorithm not in self._algorithms:
@@ -85,7 +103,7 @@ class Authenticator:
         for source in self._key_sources:
             for key in source.candidates(algorithm, key_id):
                 try:
-                    return self._decode(token, key, algorithm)
+                    return self._decode(token, key, algorithm), algorithm
                 except jwt.InvalidSignatureError as error:
                     failure = error  # the other secret may be the one
         raise failure
@@ -112,6 +130,7 @@ def claim_rules(settings: Settings) -> ClaimRules:
         audience=settings.jwt_audience,
         leeway_s=settings.jwt_leeway_seconds,
         must_expire=settings.jwt_require_expiry,
+        role_claim=settings.jwt_role_claim,
     )
 
 

@@ -3,9 +3,14 @@
     ProxyError
     ├── BadRequest           400   the request line or the body cannot be forwarded safely
     ├── Unauthorized         401   no good token; the reason is logged, never answered
+    │   └── LoginNeeded      303   the same, for a browser that asks for a page
     ├── ModelNotAllowed      403   the team's policy does not list this model
+    ├── RoleNeeded           403   the caller's role does not open this route
+    ├── OriginNotAllowed     403   a web page of another origin asks, or may have made a browser ask
+    ├── BadMethod            405   /login and /logout know GET, and /login POST
     ├── ClientStalled        408   the client stopped sending its body
     ├── BodyTooLarge         413   over MAX_CONTENT_LENGTH, or too large to check its model
+    ├── NotAForm             415   the login was sent as something else than a form
     ├── LimitExceeded        429   a limit of the team is used up; `headers` say until when
     ├── ClientGone           499   nobody is left to answer: for the audit line only
     ├── UpstreamUnreachable  502   no upstream accepted a connection
@@ -78,6 +83,15 @@ class Unauthorized(ProxyError):
         return [("WWW-Authenticate", self._challenge)]
 
 
+class LoginNeeded(Unauthorized):
+    status = 303
+    phrase = "See Other"
+
+    @property
+    def headers(self) -> Headers:
+        return [("Location", "/login")]
+
+
 class ModelNotAllowed(ProxyError):
     status = 403
     phrase = "Forbidden"
@@ -88,6 +102,40 @@ class ModelNotAllowed(ProxyError):
     def __init__(self, team_id: str, model: str | None) -> None:
         named = f"model '{model[:128]}'" if model else "a request that names no model"
         super().__init__(f"Team '{team_id}' may not use {named}; ask who keeps its policy.")
+
+
+class RoleNeeded(ProxyError):
+    status = 403
+    phrase = "Forbidden"
+    code = "role_needed"
+    type = "permission_error"
+
+    def __init__(self, route: str, role: str, needed: str) -> None:
+        super().__init__(
+            f"{route} needs the role '{needed}' and this token has '{role}'; "
+            "use a token of that role, or ask who keeps the policy."
+        )
+
+
+class OriginNotAllowed(ProxyError):
+    status = 403
+    phrase = "Forbidden"
+    code = "origin_not_allowed"
+    type = "permission_error"
+
+
+class BadMethod(ProxyError):
+    status = 405
+    phrase = "Method Not Allowed"
+    code = "method_not_allowed"
+    type = "invalid_request_error"
+
+    def __init__(self, method: str, path: str) -> None:
+        super().__init__(f"{method} {path}: Method Not Allowed; send GET, or a form to /login.")
+
+    @property
+    def headers(self) -> Headers:
+        return [("Allow", "GET, HEAD, POST")]
 
 
 class ClientStalled(ProxyError):
@@ -104,6 +152,13 @@ class BodyTooLarge(ProxyError):
     status = 413
     phrase = "Content Too Large"
     code = "request_too_large"
+    type = "invalid_request_error"
+
+
+class NotAForm(ProxyError):
+    status = 415
+    phrase = "Unsupported Media Type"
+    code = "unsupported_media_type"
     type = "invalid_request_error"
 
 

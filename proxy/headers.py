@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from urllib.parse import urlsplit, urlunsplit
 
 from proxy.auth import Principal
 from proxy.errors import Headers, UpstreamBroken
@@ -23,17 +24,29 @@ HOP_BY_HOP = frozenset(
     }
 )
 # What a client may not claim: who it is, where it comes from. Expect: gunicorn has answered it.
+# What browsers say of their pages has been judged here; cookies are ours, or of other services
+# on this host.
 NEVER_FORWARDED = HOP_BY_HOP | {
+    "access-control-request-headers",
+    "access-control-request-method",
     "authorization",
     "content-length",
+    "cookie",
     "expect",
     "forwarded",
     "host",
+    "origin",
     "x-real-ip",
     "x-request-id",
     "x-team-id",
     "x-token-id",
 }
+DROPPED_PREFIXES = ("sec-fetch-", "x-forwarded-")
+# What an upstream may not tell a browser: whose pages read us, and what cookies to keep.
+NEVER_RETURNED = HOP_BY_HOP | {"date", "server", "set-cookie"}
+LOCATIONS = frozenset({"content-location", "location", "refresh"})
+_DEFAULT_PORTS = {"http": 80, "https": 443}
+_URL = re.compile(r"(?i)(https?:)?//[^\s;,'\"]*")
 _FOLD = re.compile(r"\r?\n[ \t]+")
 _FIELD_NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _FIELD_VALUE = re.compile(r"[ \t\x21-\x7e\x80-\xff]*")
@@ -55,7 +68,7 @@ def upstream_headers(environ: Environ, identity: Identity) -> Headers:
         for name, value in _client_headers(environ)
         if name not in NEVER_FORWARDED
         and name not in nominated
-        and not name.startswith("x-forwarded-")
+        and not name.startswith(DROPPED_PREFIXES)
     ]
     return [
         *headers,
@@ -68,15 +81,18 @@ def upstream_headers(environ: Environ, identity: Identity) -> Headers:
     ]
 
 
-def client_headers(received: Headers, ours: Headers, is_chunked: bool) -> Headers:
+def client_headers(
+    received: Headers, ours: Headers, is_chunked: bool, upstream_url: str
+) -> Headers:
     """The upstream's end-to-end headers, with `ours` in place of any of the same name.
 
-    Raises UpstreamBroken for a header that HTTP does not allow, and for framing that the client
-    could read in another way than we do.
+    Redirects to the upstream's own address become paths, which lead back here. Raises
+    UpstreamBroken for a header that HTTP does not allow, and for framing that the client could read
+    in another way than we do.
     """
     _check_framing(received, is_chunked)
     nominated = _nominated(",".join(v for n, v in received if n.lower() == "connection"))
-    dropped = HOP_BY_HOP | nominated | {name.lower() for name, _ in ours} | {"server", "date"}
+    dropped = NEVER_RETURNED | nominated | {name.lower() for name, _ in ours}
     if is_chunked:
         dropped |= {"content-length"}
     passed = []
@@ -84,9 +100,35 @@ def client_headers(received: Headers, ours: Headers, is_chunked: bool) -> Header
         value = _FOLD.sub(" ", raw_value)
         if not _FIELD_NAME.fullmatch(name) or not _FIELD_VALUE.fullmatch(value):
             raise UpstreamBroken(f"an unusable response header {name[:64]!r}")
-        if name.lower() not in dropped:
-            passed.append((name, value))
+        if name.lower() in dropped or name.lower().startswith("access-control-"):
+            continue
+        if name.lower() in LOCATIONS:
+            value = without_address(value, upstream_url)
+        passed.append((name, value))
     return passed + ours
+
+
+def without_address(value: str, upstream_url: str) -> str:
+    """A header's URL without the upstream's address, which is nobody's business outside."""
+
+    def shorten(url: re.Match[str]) -> str:
+        try:
+            if _address(url[0], upstream_url) != _address(upstream_url, upstream_url):
+                return url[0]
+        except ValueError:  # a port that is no number: not the upstream's either
+            return url[0]
+        _, _, path, query, fragment = urlsplit(url[0])
+        path = path.removeprefix(urlsplit(upstream_url).path.rstrip("/"))
+        # Two slashes in front would make another host of what follows.
+        return urlunsplit(("", "", "/" + path.lstrip("/\\"), query, fragment))
+
+    return _URL.sub(shorten, value)
+
+
+def _address(url: str, base_url: str) -> tuple[str | None, int | None]:
+    """Host and port, each as good as the other when the host's port is the scheme's own."""
+    parts = urlsplit(url, scheme=urlsplit(base_url).scheme)
+    return parts.hostname, parts.port or _DEFAULT_PORTS.get(parts.scheme)
 
 
 def _check_framing(received: Headers, is_chunked: bool) -> None:

@@ -33,12 +33,19 @@ class RequestBody:
     Request thread only.
     """
 
-    def __init__(self, environ: Environ, max_bytes: int, timeout_s: float) -> None:
+    def __init__(
+        self,
+        environ: Environ,
+        max_bytes: int,
+        timeout_s: float,
+        remedy: str = "send less, or have MAX_CONTENT_LENGTH raised",
+    ) -> None:
         """Reads the first part. Raises BodyTooLarge, BadRequest, ClientStalled or ClientGone."""
         self._source: IO[bytes] = environ["wsgi.input"]
         self._client = environ.get("gunicorn.socket")
         self._timeout_s = timeout_s
         self._max_bytes = max_bytes
+        self._remedy = remedy
         length = environ.get("CONTENT_LENGTH") or ""
         self.length = int(length) if length else None
         self.is_chunked = "HTTP_TRANSFER_ENCODING" in environ
@@ -85,10 +92,7 @@ class RequestBody:
         return piece
 
     def _too_large(self) -> BodyTooLarge:
-        return BodyTooLarge(
-            f"The request body exceeds {self._max_bytes} bytes; send less, "
-            "or have MAX_CONTENT_LENGTH raised."
-        )
+        return BodyTooLarge(f"The request body exceeds {self._max_bytes} bytes; {self._remedy}.")
 
 
 @dataclass(frozen=True, slots=True)

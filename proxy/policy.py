@@ -1,22 +1,25 @@
-"""What each team may do: a YAML file of limits and models, with defaults for teams not named.
+"""What each team may do: a YAML file of limits, models and roles, with defaults.
 
     defaults: {requests_per_minute: 600, max_concurrent: 32}
     teams:
       research: {tokens_per_minute: 200000, models: [hearth-tiny]}
+      platform: {role: operator}
 
 A team's entry adds to the defaults or replaces them key by key. `null` means no limit.
 """
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from proxy.access import Role
 
 Limit = Annotated[int, Field(ge=1)] | None
 
 
 class TeamPolicy(BaseModel):
-    """One team's rights. None: unlimited, or any model. Immutable."""
+    """One team's rights. None: unlimited, any model, the role its tokens claim. Immutable."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -24,6 +27,11 @@ class TeamPolicy(BaseModel):
     tokens_per_minute: Limit = None
     max_concurrent: Limit = None
     models: frozenset[str] | None = None
+    role: Literal["team", "viewer", "operator"] | None = None
+
+    def role_of(self, claimed: Role) -> Role:
+        """The file's word, which also takes away what tokens claim; else the token's."""
+        return claimed if self.role is None else Role.named(self.role)
 
 
 class Policy(BaseModel):

@@ -5,6 +5,7 @@ default and bounds; `docs/proxy.md` explains them. `Settings.load` reports every
 """
 
 import ipaddress
+import re
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -19,6 +20,9 @@ ASYMMETRIC_ALGORITHMS = frozenset(
 )
 # RFC 7518, section 3.2: a key of the hash's own size or larger; 32 bytes for SHA-256.
 MIN_SECRET_BYTES = 32
+
+# As browsers send it: in lower case, without a path.
+ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://[^/?#@\sA-Z]+")
 
 Port = Annotated[int, Field(ge=1, le=65535)]
 Seconds = Annotated[float, Field(gt=0, le=86400)]
@@ -51,9 +55,12 @@ class Settings(BaseSettings):
     jwt_audience: str | None = None
     jwt_leeway_seconds: Annotated[float, Field(ge=0, le=600)] = 30.0
     jwt_require_expiry: bool = False  # the documented example token has none
+    jwt_role_claim: str | None = None  # None: `role`, in tokens of JWT_SECRET alone
     jwks_file: FilePath | None = None
     jwks_url: str | None = None
     revoked_tokens_file: FilePath | None = None
+
+    cors_origins: Annotated[tuple[str, ...], NoDecode] = ()  # `*`: any
 
     policy_file: FilePath | None = None
     redis_url: SecretStr | None = None
@@ -62,10 +69,20 @@ class Settings(BaseSettings):
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
     log_format: Literal["text", "json"] = "text"
 
-    @field_validator("jwt_algorithms", mode="before")
+    @field_validator("jwt_algorithms", "cors_origins", mode="before")
     @classmethod
-    def _split_algorithms(cls, value: object) -> object:
+    def _split(cls, value: object) -> object:
         return tuple(value.replace(",", " ").split()) if isinstance(value, str) else value
+
+    @field_validator("cors_origins")
+    @classmethod
+    def _check_origins(cls, origins: tuple[str, ...]) -> tuple[str, ...]:
+        for origin in origins:
+            if not ORIGIN.fullmatch(origin):
+                raise ValueError(
+                    f"'{origin}' is no origin; give scheme://host[:port] in lower case, or *"
+                )
+        return origins
 
     @classmethod
     def load(cls, **overrides: Any) -> Self:

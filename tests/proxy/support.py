@@ -27,7 +27,9 @@ LAST_CHUNK = b"\r\n0\r\n\r\n"
 
 
 def make_token(secret: str = SECRET, **claims: object) -> str:
-    return jwt.encode({"team_id": "team-a", "token_id": "token-1"} | claims, secret)
+    """An operator's, as most tests are not about roles and scripts answer at any path."""
+    ours = {"team_id": "team-a", "token_id": "token-1", "role": "operator"}
+    return jwt.encode(ours | claims, secret)
 
 
 def bearer(**claims: object) -> dict[str, str]:

@@ -253,7 +253,7 @@ def test_the_good_token_they_were_made_from_passes(
         jwt.encode(good_claims(), rsa_key, "RS256"),
     ):
         headers = {"Authorization": f"{scheme} {token}"}
-        assert requests.get(strict_proxy.url + "/good", headers=headers, timeout=DEADLINE_S).ok
+        assert requests.get(strict_proxy.url + "/v1/models", headers=headers, timeout=DEADLINE_S).ok
 
 
 def test_the_reason_is_logged_and_the_token_is_not(strict_proxy: ProxyProcess) -> None:

@@ -1,0 +1,164 @@
+"""Which role opens which route: the one table of it, and the only form of a path it is asked with.
+
+A role includes those before it. `team` is every good token's: it generates. `viewer` reads what is
+not its own: state, metrics, other teams' ids; and asks questions that change nothing, whatever
+their verb. `operator` changes something. A route without a line is the operator's, so that a new
+one is closed until somebody opens it; `tests/proxy/test_access.py` names those that have none.
+
+Pure functions; any thread.
+"""
+
+import re
+from collections.abc import Mapping
+from enum import IntEnum
+from urllib.parse import unquote_to_bytes
+
+from proxy.errors import BadRequest
+
+
+class Role(IntEnum):
+    """What a caller may do, from least to most."""
+
+    TEAM = 0
+    VIEWER = 1
+    OPERATOR = 2
+
+    @classmethod
+    def named(cls, name: object) -> "Role":
+        """The role of that name; TEAM for whatever else a token may claim."""
+        return _ROLE_BY_NAME.get(name, cls.TEAM) if isinstance(name, str) else cls.TEAM
+
+    def __str__(self) -> str:
+        return self.name.lower()
+
+
+_ROLE_BY_NAME = {str(role): role for role in Role}
+
+# As in the API's /openapi.json; `{...}` stands for any text, slashes included. Lines of TEAM that
+# the API does not have are vLLM's.
+LINES: Mapping[Role, str] = {
+    Role.TEAM: """
+        POST /inference
+        POST /inference/{model}
+        POST /predictions/{model}
+        POST /chat/{model}
+        POST /v1/completions
+        POST /v1/chat/completions
+        POST /v1/tokenize
+        POST /v1/detokenize
+        POST /tokenize
+        POST /detokenize
+        GET /tokenizer_info
+        GET /v1/models
+        GET /v1/models/{model}
+        GET /health
+        GET /ready
+        GET /ping
+        POST /ping
+        GET /version
+        GET /openapi.json
+        GET /docs/
+        GET /docs/{path}
+    """,
+    Role.VIEWER: """
+        GET /
+        GET /dashboard/assets/{version}/{name}
+        GET /dashboard/state
+        GET /metrics
+        GET /state
+        GET /plan
+        GET /explain/{name}
+        GET /getAccelerators
+        GET /getAccelerator/{name}
+        GET /getCapacities
+        GET /getCapacity/{name}
+        GET /getModels
+        GET /getModel/{name}
+        GET /getModelAcceleratorPerf/{names}
+        GET /getServiceClasses
+        GET /getServiceClass/{name}
+        GET /getServiceClassModelTarget/{names}
+        GET /getServers
+        GET /getServer/{name}
+        POST /analyze
+        POST /size
+        POST /whatif
+        GET /weights/sessions
+        GET /weights/sessions/{session_id}
+        GET /weights/sessions/{session_id}/plot
+        POST /weights/sessions/{session_id}/partition
+    """,
+    Role.OPERATOR: """
+        POST /drain
+        PUT /state
+        POST /optimize
+        POST /optimizeOne
+        GET /applyAllocation
+        POST /setAccelerators
+        POST /addAccelerator
+        GET /removeAccelerator/{name}
+        POST /setCapacities
+        POST /setCapacity
+        GET /removeCapacity/{name}
+        POST /setModels
+        GET /addModel/{name}
+        GET /removeModel/{name}
+        POST /addModelAcceleratorPerf
+        GET /removeModelAcceleratorPerf/{names}
+        POST /setServiceClasses
+        GET /addServiceClass/{names}
+        GET /removeServiceClass/{name}
+        POST /addServiceClassModelTargets
+        GET /removeServiceClassModelTarget/{names}
+        POST /setServers
+        POST /addServer
+        GET /removeServer/{name}
+        POST /weights_update
+        POST /weights_gen
+        POST /weights_update_delete
+        POST /weights_log
+        DELETE /weights/sessions/{session_id}
+        POST /weights/sessions/{session_id}/observations
+    """,
+}
+ROLE_BY_ROUTE: Mapping[str, Role] = {
+    line.strip(): role for role, lines in LINES.items() for line in lines.strip().splitlines()
+}
+
+_PARAMETER = re.compile(r"\\\{\w+\\\}")
+_PATTERNS = [
+    (re.compile(_PARAMETER.sub("(?s:.+)", re.escape(route))), role)
+    for route, role in ROLE_BY_ROUTE.items()
+]
+_BAD_ESCAPE = re.compile(r"%(?![0-9A-Fa-f]{2})")
+_ESCAPE = re.compile(r"%[0-9A-Fa-f]{2}")
+# Dot segments also as servers see them that cut off parameters: `/..;a/`.
+_ODD_PATH = re.compile(r"//|/\.{1,2}(?:;[^/]*)?(?:/|$)|[\\\x00-\x1f\x7f]")
+
+
+def plain_path(target: str) -> str:
+    """The path of a request target, decoded as the server behind us decodes it: once.
+
+    Raises BadRequest for a path that servers may take for another one: dot segments, empty
+    segments, backslashes, control characters, and escapes that are broken, of no UTF-8, or hide
+    further escapes.
+    """
+    raw = target.partition("?")[0]
+    try:
+        path = unquote_to_bytes(raw.encode("latin-1")).decode()
+    except UnicodeError:
+        path = "//"
+    if _BAD_ESCAPE.search(raw) or _ESCAPE.search(path) or _ODD_PATH.search(path):
+        raise BadRequest(
+            "The path is not in its plain form; send it without '.', '..' or empty segments, "
+            "backslashes, control characters, and encoded once, as UTF-8."
+        )
+    return path
+
+
+def needed_role(method: str, path: str) -> Role:
+    """The least role that may ask for a plain path; the highest of the lines that match it."""
+    line = f"{'GET' if method == 'HEAD' else method} {path}"
+    return max(
+        (role for pattern, role in _PATTERNS if pattern.fullmatch(line)), default=Role.OPERATOR
+    )

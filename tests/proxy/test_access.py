@@ -1,0 +1,208 @@
+"""Who may ask for what: the table of routes, the form of paths, and a real API behind it all."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import requests
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchmarking.serving import MOCK_APP, ServedApi, served
+from inference_api.inference_api_server import create_server
+from inference_api.settings import Settings
+from optimizer.settings import Settings as OptimizerSettings
+from proxy.access import ROLE_BY_ROUTE, Role, needed_role, plain_path
+from proxy.errors import BadRequest
+from tests.proxy.support import (
+    DEADLINE_S,
+    ProxyProcess,
+    ScriptedUpstream,
+    bearer,
+    make_token,
+    running_proxy,
+)
+from weights.settings import Settings as WeightsSettings
+
+POLICY = """
+teams:
+  ops: {role: operator}
+  demoted: {role: team}
+"""
+
+
+def routes_of_the_api(folder: Path, is_stateful: bool) -> set[str]:
+    optimizer = OptimizerSettings(stateful=is_stateful, store_path=folder / "optimizer.db")
+    app = create_server(Settings(), optimizer, WeightsSettings(db_path=folder / "weights.db"))
+    document: Any = app.test_client().get("/openapi.json").get_json()
+    return {f"{verb.upper()} {path}" for path, verbs in document["paths"].items() for verb in verbs}
+
+
+@pytest.mark.parametrize("is_stateful", [True, False])
+def test_every_route_of_the_api_has_a_line_in_the_table(tmp_path: Path, is_stateful: bool) -> None:
+    without_line = routes_of_the_api(tmp_path, is_stateful) - ROLE_BY_ROUTE.keys()
+    assert without_line == set(), "say in proxy/access.py whom they are open to"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "role"),
+    [
+        ("POST", "/v1/chat/completions", Role.TEAM),
+        ("POST", "/inference/any/model", Role.TEAM),
+        ("HEAD", "/v1/models", Role.TEAM),
+        ("GET", "/state", Role.VIEWER),
+        ("POST", "/whatif", Role.VIEWER),
+        ("PUT", "/state", Role.OPERATOR),
+        ("DELETE", "/weights/sessions/a", Role.OPERATOR),
+        ("GET", "/removeServer/a/b", Role.OPERATOR),
+        ("GET", "/v1/chat/completions", Role.OPERATOR),
+        ("POST", "/v1/models", Role.OPERATOR),
+        ("OPTIONS", "/v1/models", Role.OPERATOR),
+        ("POST", "/v1/chat/completions/", Role.OPERATOR),
+        ("POST", "/V1/chat/completions", Role.OPERATOR),
+        ("GET", "/DRAIN", Role.OPERATOR),
+        ("POST", "/inference/", Role.OPERATOR),
+        ("POST", "/weights/sessions/a/observations/", Role.OPERATOR),
+        ("GET", "/nowhere", Role.OPERATOR),
+    ],
+)
+def test_what_has_no_line_is_the_operators(method: str, path: str, role: Role) -> None:
+    assert needed_role(method, path) is role
+
+
+ODD_PATHS = [
+    "//drain", "/v1//models", "/./drain", "/v1/models/../drain", "/v1/models/..", "/v1/.",
+    "/inference/x/%2e%2e/%2e%2e/drain", "/inference/x/%2E./drain", "/inference%2f..%2fdrain",
+    "/inference/..;/drain", "/inference/..;a=b/drain", "/v1/models/.;x", "/inference/x\\..\\drain",
+    "/inference/%5c..%5cdrain", "/v1/models/%00", "/v1/models/x%0d%0aX-Team-Id:evil",
+    "/inference/%252e%252e/drain", "/drain%252f", "/v1/models/%", "/v1/models/%zz", "/v1/models/%2",
+    "/v1/models/%ff", "/v1/models/%c0%ae%c0%ae/x", "/v1/models/%7f", "%2fdrain/..",
+    "/v1/models/x%2f%2fy",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("target", ODD_PATHS)
+def test_path_that_servers_may_read_in_two_ways_is_refused(target: str) -> None:
+    with pytest.raises(BadRequest, match="not in its plain form"):
+        plain_path(target + "?a=b")
+
+
+@pytest.mark.parametrize(
+    ("target", "path"),
+    [
+        ("/explain/meta-llama%2FLlama-3?a=/../b//c", "/explain/meta-llama/Llama-3"),
+        ("/getServer/100%25", "/getServer/100%"),
+        ("/getServer/caf%C3%A9%20.x", "/getServer/café .x"),
+        ("/v1/models/...", "/v1/models/..."),
+        ("/any;x=1", "/any;x=1"),
+    ],
+)
+def test_plain_path_is_decoded_once(target: str, path: str) -> None:
+    assert plain_path(target) == path
+
+
+@given(st.text(alphabet="/.%;2eEfF5cC0adrinb\\", max_size=24))
+def test_no_plain_path_has_another_one_in_it(rest: str) -> None:
+    try:
+        path = plain_path("/" + rest)
+    except BadRequest:
+        return
+    segments = [segment.partition(";")[0] for segment in path.split("/")[1:]]
+    assert not {".", ".."} & set(segments)
+    assert "" not in path.split("/")[1:-1]
+    assert "\\" not in path
+
+
+@pytest.fixture(scope="module")
+def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedApi]:
+    """Its optimizer is stateful, so that it has all routes."""
+    folder = tmp_path_factory.mktemp("api")
+    settings = {"OPTIMIZER_STATEFUL": "true", "OPTIMIZER_STORE_PATH": folder / "optimizer.db"}
+    with served(folder / "log", MOCK_APP, **settings) as api:
+        yield api
+
+
+@pytest.fixture(scope="module")
+def door(api: ServedApi, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxyProcess]:
+    with running_proxy(tmp_path_factory.mktemp("door"), api.url) as process:
+        yield process
+
+
+def ask(door: ProxyProcess, route: str, **claims: object) -> requests.Response:
+    method, _, path = route.partition(" ")
+    path = path.replace("{", "").replace("}", "")
+    body = {"json": {}} if method in ("POST", "PUT") else {}
+    return requests.request(
+        method, door.url + path, headers=bearer(**claims), timeout=DEADLINE_S, **body
+    )
+
+
+def test_each_role_reaches_its_routes_and_no_others(door: ProxyProcess) -> None:
+    for route, needed in ROLE_BY_ROUTE.items():
+        if route == "POST /drain":
+            continue
+        for role in Role:
+            reply = ask(door, route, role=str(role))
+            is_refused = reply.status_code == 403
+            assert is_refused == (role < needed), (route, role, reply.text)
+            if is_refused:
+                assert reply.json()["error"]["code"] == "role_needed"
+                assert f"needs the role '{needed}'" in reply.json()["message"]
+
+
+def test_team_finds_no_way_around_the_table(door: ProxyProcess, api: ServedApi) -> None:
+    told = {"session_id": "theirs", "number_of_nodes": 2, "max_weightings": [1.0, 1.0]}
+    told |= {"weights": [0.5, 0.5], "performance_metric": 1.0}
+    requests.post(f"{api.url}/weights_update", json=told, timeout=DEADLINE_S).raise_for_status()
+    before = requests.get(f"{api.url}/state", timeout=DEADLINE_S).json()
+    head = b"%b %b HTTP/1.1\r\nHost: p\r\nAuthorization: Bearer %b\r\nConnection: close\r\n\r\n"
+    token = make_token(role="team").encode()
+    closed = [b"/drain", b"/state", b"/metrics", b"/weights/sessions/theirs", b"/removeServer/x"]
+    closed += [b"/drain?x=/v1/models", b"/drain;/v1/models", b"/%64rain", b"/v1/models%3f/../drain"]
+    odd = [target.encode() for target in ODD_PATHS if target.startswith("/")]
+    for target in closed + odd:
+        for method in (b"GET", b"POST", b"DELETE", b"PUT", b"PATCH", b"OPTIONS", b"HEAD"):
+            answer = door.raw(head % (method, target, token))
+            assert answer[9:12] in (b"400", b"403"), (method, target, answer[:200])
+    assert api.state()["status"] == "ready"
+    assert requests.get(f"{api.url}/state", timeout=DEADLINE_S).json() == before
+    kept = requests.get(f"{api.url}/weights/sessions/theirs", timeout=DEADLINE_S)
+    assert kept.status_code == 200
+
+
+def test_refusal_by_role_is_in_the_audit(door: ProxyProcess) -> None:
+    ask(door, "GET /dashboard/state", role="team", token_id="curious")
+    line = [line for line in door.audit() if line.get("token_id") == "curious"][-1]
+    assert (line["status"], line["outcome"]) == (403, "refused")
+    assert "needs the role 'viewer'" in str(line["reason"])
+
+
+@pytest.fixture(scope="module")
+def ruled(
+    upstream: ScriptedUpstream, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ProxyProcess]:
+    folder = tmp_path_factory.mktemp("ruled")
+    (folder / "policy.yaml").write_text(POLICY)
+    with running_proxy(folder, upstream.url, POLICY_FILE=str(folder / "policy.yaml")) as process:
+        yield process
+
+
+@pytest.mark.parametrize(
+    ("team", "claimed", "status"),
+    [
+        ("ops", None, 200),
+        ("demoted", "operator", 403),
+        ("unnamed", "operator", 200),
+        ("unnamed", "viewer", 403),
+        ("unnamed", "root", 403),
+        ("unnamed", ["operator"], 403),
+        ("unnamed", {"operator": True}, 403),
+        ("unnamed", 2, 403),
+        ("unnamed", "OPERATOR", 403),
+    ],
+)
+def test_policy_file_decides_about_a_role_and_else_the_token(
+    ruled: ProxyProcess, team: str, claimed: object, status: int
+) -> None:
+    assert ask(ruled, "POST /drain", team_id=team, role=claimed).status_code == status
