@@ -4,8 +4,11 @@
     ├── InvalidRequest       400   a field is missing, mistyped or out of bounds
     │   └── ContextTooLong   400   the prompt does not fit the model's context
     ├── Unauthorized         401   the API itself checks tokens and this one is not good
+    ├── HostNotAllowed       403   the request names a host that may be anybody's
+    ├── OriginNotAllowed     403   a web page that is not ours had a browser send this
     ├── UnknownModel         404   no model is served under this name
     ├── RequestTooLarge      413   the body exceeds MAX_CONTENT_LENGTH
+    ├── NotJson              415   a body that any page could have sent
     ├── Unavailable          503   not now: try again after `retry_after_s`
     │   ├── QueueFull              the input queue has no place
     │   ├── NotReady               the model is still loading
@@ -57,6 +60,34 @@ class Unauthorized(HearthError):
     type = "authentication_error"
 
 
+class HostNotAllowed(HearthError):
+    status = 403
+    code = "host_not_allowed"
+    type = "permission_error"
+
+    def __init__(self, host: str) -> None:
+        super().__init__(
+            f"Host '{host[:255]}' is not known to be this server; add it to ALLOWED_HOSTS, or ask "
+            "by address."
+        )
+
+
+class OriginNotAllowed(HearthError):
+    """A page of `origin`; empty: of any, as this is not for browsers."""
+
+    status = 403
+    code = "origin_not_allowed"
+    type = "permission_error"
+
+    def __init__(self, origin: str, path: str) -> None:
+        super().__init__(
+            f"Pages of origin '{origin[:255]}' may not use {path[:255]}; CORS_ORIGINS lists those "
+            "that may use the inference routes, and all others are for pages of this server."
+            if origin
+            else f"{path[:255]} is not for pages that a browser shows; ask with curl or a client."
+        )
+
+
 class UnknownModel(HearthError):
     status = 404
     code = "model_not_found"
@@ -74,6 +105,18 @@ class RequestTooLarge(HearthError):
 
     def __init__(self, max_bytes: int) -> None:
         super().__init__(f"The request body exceeds {max_bytes} bytes; send less text.")
+
+
+class NotJson(HearthError):
+    status = 415
+    code = "unsupported_media_type"
+    type = "invalid_request_error"
+
+    def __init__(self, media_type: str) -> None:
+        super().__init__(
+            f"The body is declared as '{media_type[:255]}'; send it with Content-Type: "
+            "application/json."
+        )
 
 
 class Unavailable(HearthError):

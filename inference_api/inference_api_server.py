@@ -19,6 +19,7 @@ from inference_api.routes.auth import needs_token, register_token_check
 from inference_api.routes.caller import register_request_ids
 from inference_api.routes.errors import register_error_handlers
 from inference_api.routes.openapi import register_openapi
+from inference_api.routes.origins import register_origin_check
 from inference_api.settings import Settings, load_settings
 from inference_api.streaming import Generations
 from inference_api.telemetry import Tracing
@@ -105,6 +106,7 @@ def create_server(
         settings, backend, input_queue, output_queues, watcher, tracing
     )
     register_request_ids(app)
+    register_origin_check(app, settings)
     register_token_check(app, settings)
     register_error_handlers(app, on_error=metrics.request_failed)
     app.register_blueprint(generate.create_blueprint(generations, settings))

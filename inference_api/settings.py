@@ -3,6 +3,7 @@
 `docs/settings.md` lists the same variables for people; a test holds the two together.
 """
 
+import re
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -13,6 +14,11 @@ from inference_api.errors import StartupError
 
 EMBEDDED_MODEL = Path(__file__).resolve().parent.parent / "models" / "hearth-tiny"
 CONTROL_THREADS = 16  # request threads beyond rows and queue, so that /health always has one
+
+ANY = "*"
+# As browsers send it: in lower case, without a path.
+ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://[^/?#@\sA-Z]+")
+HOST = re.compile(r"\*|[a-z0-9_-]+(\.[a-z0-9_-]+)*")
 
 
 class Settings(BaseSettings):
@@ -112,6 +118,19 @@ class Settings(BaseSettings):
     jwt_secret: SecretStr | None = Field(
         None, description="When set, the API itself also checks bearer tokens (HS256)."
     )
+    allowed_hosts: Annotated[tuple[str, ...], NoDecode] = Field(
+        (),
+        description=(
+            "Public names of this server, comma-separated; *: any. Addresses, names without a dot "
+            "and those of local networks need no entry."
+        ),
+    )
+    cors_origins: Annotated[tuple[str, ...], NoDecode] = Field(
+        (),
+        description=(
+            "Origins whose web pages may use the inference routes, comma-separated; *: any."
+        ),
+    )
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field(
         "INFO", description="Least severe level that is logged."
     )
@@ -124,12 +143,30 @@ class Settings(BaseSettings):
     )
     otel_service_name: str = Field("hearth", description="Name of this process in traces.")
 
-    @field_validator("route_aliases", mode="before")
+    @field_validator("route_aliases", "allowed_hosts", "cors_origins", mode="before")
     @classmethod
     def _split_at_commas(cls, value: object) -> object:
         if isinstance(value, str):
             return tuple(name.strip() for name in value.split(",") if name.strip())
         return value
+
+    @field_validator("cors_origins")
+    @classmethod
+    def _check_origins(cls, origins: tuple[str, ...]) -> tuple[str, ...]:
+        for origin in origins:
+            if not ORIGIN.fullmatch(origin):
+                raise ValueError(
+                    f"'{origin}' is no origin, which is scheme://host[:port] in lower case, or *"
+                )
+        return origins
+
+    @field_validator("allowed_hosts")
+    @classmethod
+    def _check_hosts(cls, hosts: tuple[str, ...]) -> tuple[str, ...]:
+        for host in hosts:
+            if not HOST.fullmatch(host):
+                raise ValueError(f"'{host}' is no name of a host in lower case, without a port")
+        return hosts
 
     @property
     def served_name(self) -> str:

@@ -52,9 +52,10 @@ OPERATIONS: Operations = {
 def create_blueprint(generations: Generations, settings: Settings) -> Blueprint:
     blueprint = Blueprint("generate", __name__)
 
-    @blueprint.post("/inference", defaults={"model": settings.served_name})
+    # Not by the rule's `defaults`: with those, Werkzeug redirects who names the default.
+    @blueprint.post("/inference")
     @blueprint.post("/inference/<path:model>")
-    def infer(model: str) -> Response:
+    def infer(model: str = settings.served_name) -> Response:
         """The text as given goes to the model; the answer is the bare text."""
         body, generation = begin(model, encode_plain)
         return streamed(generation, _raw_chunks(body, generation, settings), RAW_TEXT)
@@ -95,6 +96,8 @@ def streamed(generation: TextGeneration, chunks: Iterator[bytes], mimetype: str)
     response = Response(chunks, content_type=mimetype)
     response.headers.update(STREAM_HEADERS)
     response.headers["X-Session-Id"] = generation.session_id
+    # Raw text has no usage; limits by tokens need to know.
+    response.headers["X-Prompt-Tokens"] = str(len(generation.prompt_tokens))
     response.call_on_close(generation.close)
     return response
 
