@@ -46,7 +46,7 @@ from proxy.policy import Policy, TeamPolicy
 from proxy.probes import ControlServer, Probes, head
 from proxy.settings import Settings
 from proxy.upstreams import Balancer
-from proxy.usage import UsageMeter
+from proxy.usage import PROMPT_HEADER, Usage, UsageMeter, estimated_usage
 from proxy.watcher import Watcher, probe_silent_peer
 
 log = logging.getLogger(__name__)
@@ -205,7 +205,8 @@ class ProxyApp:
         record.upstream, record.status = reply.upstream.name, reply.status
         record.queue_ms = record.elapsed_ms()
         if record.method == "POST" and reply.status < 300:
-            visit.meter = UsageMeter(reply.response.headers.get("Content-Type", ""))
+            told = reply.response.headers
+            visit.meter = UsageMeter(told.get("Content-Type", ""), told.get(PROMPT_HEADER, ""))
         start_response(f"{reply.status} {reply.reason}", headers)
         return RelayedBody(visit, reply, self._end)
 
@@ -249,7 +250,7 @@ class ProxyApp:
         record = visit.record
         if visit.body is not None:
             record.bytes_in = visit.body.num_read_bytes
-        usage = visit.meter.usage() if visit.meter is not None else None
+        usage = _usage(visit)
         if usage is not None:
             record.prompt_tokens = usage.prompt_tokens
             record.completion_tokens = usage.completion_tokens
@@ -312,6 +313,15 @@ class RelayedBody:
         if self._visit.record.reason is not None:
             return Outcome.UPSTREAM_BROKE
         return Outcome.CLIENT_GONE  # a write to the client failed
+
+
+def _usage(visit: Visit) -> Usage | None:
+    if visit.meter is not None:
+        return visit.meter.usage()
+    has_left = visit.exchange.abort_reason is Outcome.CLIENT_GONE and visit.record.queue_ms is None
+    if has_left and visit.record.method == "POST" and visit.body is not None:
+        return estimated_usage(visit.body.prefix)
+    return None
 
 
 def _check_model(request: InboundRequest, team_id: str, policy: TeamPolicy) -> None:

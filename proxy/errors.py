@@ -15,6 +15,7 @@
     ├── ClientGone           499   nobody is left to answer: for the audit line only
     ├── UpstreamUnreachable  502   no upstream accepted a connection
     ├── UpstreamBroken       502   the upstream closed, reset or sent no HTTP before its head
+    ├── UpstreamSilent       503   no upstream answers its health checks
     ├── Overloaded           503   as many requests run as there are threads for
     ├── Draining             503   the proxy is about to stop
     └── UpstreamTimeout      504   no first byte within FIRST_BYTE_TIMEOUT
@@ -203,6 +204,22 @@ class UpstreamBroken(ProxyError):
 
     def __init__(self, reason: str) -> None:
         super().__init__("The inference server broke off before it answered.", reason=reason)
+
+
+class UpstreamSilent(ProxyError):
+    status = 503
+    phrase = "Service Unavailable"
+    code = "upstream_silent"
+
+    def __init__(self, names: str) -> None:
+        super().__init__(
+            "No inference server answers its health checks, try again later.",
+            reason=f"{names}: no answer to two health checks in a row",
+        )
+
+    @property
+    def headers(self) -> Headers:
+        return [("Retry-After", "5")]
 
 
 class Overloaded(ProxyError):

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from proxy.upstreams import Balancer, Upstream
+from proxy.upstreams import Balancer, Health, Upstream
 
 log = logging.getLogger(__name__)
 
@@ -76,19 +76,22 @@ def check_health(balancer: Balancer) -> None:
 
 
 def _check_one(balancer: Balancer, upstream: Upstream) -> None:
-    balancer.report_health(upstream, is_ready(upstream))
+    balancer.report_health(upstream, health_of(upstream))
 
 
-def is_ready(upstream: Upstream) -> bool:
-    """Whether its health path answers 2xx. An upstream without such a path counts as ready:
+def health_of(upstream: Upstream) -> Health:
+    """Ready if its health path answers 2xx. An upstream without such a path counts as ready:
     it speaks HTTP, and what is wrong with it will show in its answers.
     """
     client = upstream.pool.new_client(CHECK_TIMEOUT_S)
     try:
         client.request("GET", upstream.spec.base_path + upstream.spec.health_path)
         response = client.getresponse()
-        return 200 <= response.status < 300 or response.status in (404, 405)
+        is_ready = 200 <= response.status < 300 or response.status in (404, 405)
+    except TimeoutError:
+        return Health.SILENT
     except (OSError, ValueError, http.client.HTTPException):
-        return False
+        return Health.NOT_READY
     finally:
         client.close()
+    return Health.READY if is_ready else Health.NOT_READY

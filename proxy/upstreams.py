@@ -13,12 +13,13 @@ import time
 from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
+from enum import Enum
 from urllib.parse import urlsplit
 
 import yaml
 
 from proxy.connections import ConnectionPool
-from proxy.errors import UpstreamUnreachable
+from proxy.errors import UpstreamSilent, UpstreamUnreachable
 from proxy.inbound import RoutingHints
 
 log = logging.getLogger(__name__)
@@ -32,6 +33,17 @@ LOAD_SLACK = 2.0
 MAX_FAILURES = 3
 FIRST_COOLDOWN_S = 2.0
 MAX_COOLDOWN_S = 60.0
+# Health checks in a row without any answer before an upstream is not even tried for want of
+# another: a request would wait as long as it may. One may have been a moment's load.
+MAX_SILENT_CHECKS = 2
+
+
+class Health(Enum):
+    """What a health check found."""
+
+    READY = "ready"
+    NOT_READY = "not ready"
+    SILENT = "silent"  # no answer in time
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +80,8 @@ class Upstream:
     spec: UpstreamSpec
     pool: ConnectionPool
     in_flight: int = 0
-    is_healthy: bool = True
+    health: Health = Health.READY
+    num_silent_checks: int = 0  # in a row
     num_failures: int = 0
     cooldown_s: float = FIRST_COOLDOWN_S
     ejected_until_s: float = 0.0
@@ -135,8 +148,9 @@ class Balancer:
     ) -> Upstream:
         """The upstream for a request, counted as in flight until `finish`.
 
-        When none is usable, all are tried: a health check may be wrong, and an upstream's own
-        answer says more than ours. Raises UpstreamUnreachable when all are excluded.
+        When none is usable, all are tried that answer at all: a health check may be wrong, and an
+        upstream's own answer says more than ours. Raises UpstreamUnreachable when all are excluded
+        and UpstreamSilent when none answers.
         """
         with self._lock:
             serving = [
@@ -150,7 +164,10 @@ class Balancer:
                     f"no upstream left for model {hints.model!r} of {len(self._upstreams)}"
                 )
             usable = [upstream for upstream in serving if self._is_usable(upstream)]
-            chosen = self._pick(usable or serving, hints.affinity_key)
+            answering = [u for u in serving if u.num_silent_checks < MAX_SILENT_CHECKS]
+            if not usable and not answering:
+                raise UpstreamSilent(", ".join(upstream.name for upstream in serving))
+            chosen = self._pick(usable or answering, hints.affinity_key)
             chosen.in_flight += 1
             return chosen
 
@@ -186,20 +203,20 @@ class Balancer:
             upstream.cooldown_s = min(2 * cooldown_s, MAX_COOLDOWN_S)
         log.warning("upstream %s ejected for %g s", upstream.name, cooldown_s)
 
-    def report_health(self, upstream: Upstream, is_healthy: bool) -> None:
+    def report_health(self, upstream: Upstream, health: Health) -> None:
         """The result of an active check. One that got through also ends an ejection for being
         unreachable; answers that break say nothing in a health check's favour.
         """
         with self._lock:
-            has_changed = upstream.is_healthy != is_healthy
-            upstream.is_healthy = is_healthy
-            if is_healthy and upstream.was_unreachable:
+            has_changed = upstream.health is not health
+            upstream.health = health
+            is_silent = health is Health.SILENT
+            upstream.num_silent_checks = upstream.num_silent_checks + 1 if is_silent else 0
+            if health is Health.READY and upstream.was_unreachable:
                 upstream.ejected_until_s = 0.0
         if has_changed:
-            level = logging.INFO if is_healthy else logging.WARNING
-            log.log(
-                level, "upstream %s is %s", upstream.name, "ready" if is_healthy else "not ready"
-            )
+            level = logging.INFO if health is Health.READY else logging.WARNING
+            log.log(level, "upstream %s is %s", upstream.name, health.value)
 
     def close(self) -> None:
         for upstream in self._upstreams:
@@ -212,7 +229,7 @@ class Balancer:
         return Upstream(spec, pool)
 
     def _is_usable(self, upstream: Upstream) -> bool:
-        return upstream.is_healthy and upstream.ejected_until_s <= self._clock()
+        return upstream.health is Health.READY and upstream.ejected_until_s <= self._clock()
 
     def _pick(self, candidates: Sequence[Upstream], affinity_key: str | None) -> Upstream:
         least = min(

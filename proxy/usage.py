@@ -2,7 +2,8 @@
 
 OpenAI-style answers say what they used: at the end of a JSON body, or in a stream's last event
 if the client asked for that. Other streams are counted by their events, and Hearth's raw text
-streams by their chunks, of which there is one per piece of text: close to tokens, not exact.
+streams by their chunks, of which there is one per piece of text: close to tokens, not exact. What
+their prompts took, Hearth says in a header.
 """
 
 import re
@@ -11,13 +12,18 @@ from dataclasses import dataclass
 # Usage stands at the end of what we read; a list of logprobs may follow it, rarely this long.
 TAIL_BYTES = 8192
 # A quotation mark inside an answer's text is escaped, so a model cannot forge these.
+PROMPT_HEADER = "X-Prompt-Tokens"
+# English has about four bytes to a token, JSON and other scripts differ: an estimate.
+BYTES_PER_TOKEN = 4
+_NUMBER = re.compile(r"[0-9]{1,9}")
 _PROMPT = re.compile(rb'(?<!\\)"prompt_tokens"\s*:\s*([0-9]{1,9})')
 _COMPLETION = re.compile(rb'(?<!\\)"completion_tokens"\s*:\s*([0-9]{1,9})')
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """`source` is "usage" when the upstream said it, "events" when we counted."""
+    """`source` is "usage" when the upstream said it, "events" when we counted, "estimated" when
+    the client left before there was anything to count."""
 
     prompt_tokens: int | None  # None: only the upstream knows
     completion_tokens: int
@@ -31,7 +37,9 @@ class Usage:
 class UsageMeter:
     """Fed every chunk of one answer. Request thread only."""
 
-    def __init__(self, content_type: str) -> None:
+    def __init__(self, content_type: str, prompt_tokens: str = "") -> None:
+        """`prompt_tokens` is the upstream's header, if it sent one."""
+        self._prompt_tokens = int(prompt_tokens) if _NUMBER.fullmatch(prompt_tokens) else None
         kind = content_type.partition(";")[0].strip().lower()
         self._is_event_stream = kind == "text/event-stream"
         self._is_json = kind == "application/json"
@@ -53,7 +61,13 @@ class UsageMeter:
             return Usage(_last(_PROMPT, self._tail), completion, "usage")
         if self._is_json:
             return None
-        return Usage(None, self._num_events, "events")
+        return Usage(self._prompt_tokens, self._num_events, "events")
+
+
+def estimated_usage(body: bytes) -> Usage:
+    """Of a request whose client left before the first byte: its prompt was, or will have been,
+    worked on, and the upstream had no chance to say how long it was."""
+    return Usage(len(body) // BYTES_PER_TOKEN, 0, "estimated")
 
 
 def _last(pattern: re.Pattern[bytes], tail: bytes) -> int | None:

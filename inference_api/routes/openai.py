@@ -159,6 +159,8 @@ class _Views:
             response = Response(events, content_type=EVENT_STREAM)
             response.headers.update(STREAM_HEADERS)
             response.headers["X-Session-Id"] = choices[0].generation.session_id
+            num_tokens = sum(len(choice.generation.prompt_tokens) for choice in choices)
+            response.headers["X-Prompt-Tokens"] = str(num_tokens // num_choices)
             response.call_on_close(stack.pop_all().close)
             return response
 

@@ -80,6 +80,22 @@ def test_prompt_just_within_the_context_gets_one_token(client: FlaskClient) -> N
     assert client.post("/inference", json={"text": "x" * 31}).text == "x"
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/inference", {"text": "four"}),
+        ("/inference/hearth-tiny", {"text": "four"}),
+        ("/v1/completions", {"model": "hearth-tiny", "prompt": ["four"], "stream": True, "n": 2}),
+    ],
+)
+def test_streams_say_how_many_tokens_their_prompts_have(
+    client: FlaskClient, path: str, body: dict[str, Any]
+) -> None:
+    response = client.post(path, json=body | {"max_tokens": 1})
+    assert response.status_code == 200
+    assert response.headers["X-Prompt-Tokens"] == "4"
+
+
 def test_large_body_is_refused(client: FlaskClient) -> None:
     response = client.post("/inference", json={"text": "x" * 3000})
     assert_error(response, 413, "The request body exceeds 2048 bytes")

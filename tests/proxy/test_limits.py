@@ -17,6 +17,7 @@ from tests.proxy.support import (
     ProxyProcess,
     ScriptedUpstream,
     bearer,
+    make_token,
     running_proxy,
     until,
 )
@@ -159,6 +160,8 @@ def test_faulty_policy_is_refused_by_name(text: str, message: str) -> None:
 POLICY = """
 defaults: {}
 teams:
+  raw: {tokens_per_minute: 10}
+  hasty: {tokens_per_minute: 10}
   minute: {requests_per_minute: 2}
   tokens: {tokens_per_minute: 10}
   narrow: {max_concurrent: 1}
@@ -236,6 +239,41 @@ def test_raw_text_stream_is_counted_by_its_pieces(
     ask(limited, "unlimited", "/inference/m")
     line = limited.audit_of("/inference/m")
     assert (line["completion_tokens"], line["tokens_source"]) == (6, "events")
+
+
+def test_prompt_of_a_raw_text_stream_is_charged_as_the_server_counted_it(
+    limited: ProxyProcess, upstream: ScriptedUpstream
+) -> None:
+    def script(peer: Peer) -> None:
+        peer.send(b"HTTP/1.1 200 OK\r\nX-Prompt-Tokens: 9\r\nConnection: close\r\n\r\ntok ")
+        peer.close()
+
+    upstream.scripts["/inference/prompted"] = script
+    assert ask(limited, "raw", "/inference/prompted").headers["X-Prompt-Tokens"] == "9"
+    line = limited.audit_of("/inference/prompted")
+    assert (line["prompt_tokens"], line["completion_tokens"]) == (9, 1)
+    assert ask(limited, "raw").status_code == 429
+
+
+def test_client_that_leaves_before_the_first_byte_is_charged_for_its_prompt(
+    limited: ProxyProcess, upstream: ScriptedUpstream
+) -> None:
+    arrived = threading.Event()
+
+    def script(peer: Peer) -> None:
+        arrived.set()
+        peer.wait_until_closed_by_proxy()
+
+    upstream.scripts["/inference/hasty"] = script
+    head = b"POST /inference/hasty HTTP/1.1\r\nHost: p\r\nContent-Length: 400\r\n"
+    token = make_token(team_id="hasty").encode()
+    with limited.connect() as client:
+        client.sendall(head + b"Authorization: Bearer " + token + b"\r\n\r\n" + b"x" * 400)
+        assert arrived.wait(DEADLINE_S)
+    line = limited.audit_of("/inference/hasty")
+    assert (line["prompt_tokens"], line["tokens_source"]) == (100, "estimated")
+    assert (line["outcome"], line["completion_tokens"]) == ("client_gone", 0)
+    assert ask(limited, "hasty").status_code == 429
 
 
 def test_second_stream_of_a_narrow_team_waits(

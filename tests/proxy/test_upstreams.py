@@ -10,9 +10,15 @@ import requests
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.errors import UpstreamUnreachable
+from proxy.errors import UpstreamSilent, UpstreamUnreachable
 from proxy.inbound import RoutingHints
-from proxy.upstreams import FIRST_COOLDOWN_S, Balancer, UpstreamSpec, parse_upstreams
+from proxy.upstreams import (
+    FIRST_COOLDOWN_S,
+    Balancer,
+    Health,
+    UpstreamSpec,
+    parse_upstreams,
+)
 from tests.proxy.support import (
     DEADLINE_S,
     Peer,
@@ -69,7 +75,7 @@ def test_only_the_sessions_of_a_lost_upstream_move(keys: set[str]) -> None:
     balancer = make_balancer(Clock())
     before = {key: serve(balancer, key) for key in keys}
     lost = balancer.upstreams[1]
-    balancer.report_health(lost, False)
+    balancer.report_health(lost, Health.NOT_READY)
     for key, name in before.items():
         assert (serve(balancer, key) == name) == (name != lost.name)
 
@@ -125,7 +131,7 @@ def test_good_health_check_does_not_excuse_broken_answers(clock: Clock) -> None:
     balancer = make_balancer(clock, UpstreamSpec("http://only:1"))
     for _ in range(3):
         balancer.report_failure(balancer.upstreams[0])
-    balancer.report_health(balancer.upstreams[0], True)
+    balancer.report_health(balancer.upstreams[0], Health.READY)
     assert not balancer.is_ready()
     clock.now_s += FIRST_COOLDOWN_S
     assert balancer.is_ready()
@@ -135,15 +141,27 @@ def test_good_health_check_ends_an_ejection(clock: Clock) -> None:
     balancer = make_balancer(clock, UpstreamSpec("http://only:1"))
     balancer.report_failure(balancer.upstreams[0], is_unreachable=True)
     assert not balancer.is_ready()
-    balancer.report_health(balancer.upstreams[0], True)
+    balancer.report_health(balancer.upstreams[0], Health.READY)
     assert balancer.is_ready()
 
 
 def test_when_none_is_usable_one_is_tried_all_the_same(clock: Clock) -> None:
     balancer = make_balancer(clock)
     for upstream in balancer.upstreams:
-        balancer.report_health(upstream, False)
+        balancer.report_health(upstream, Health.NOT_READY)
     assert serve(balancer).startswith("u")
+
+
+def test_none_that_is_silent_twice_in_a_row_is_tried(clock: Clock) -> None:
+    balancer = make_balancer(clock, UpstreamSpec("http://only:1"))
+    (only,) = balancer.upstreams
+    balancer.report_health(only, Health.SILENT)
+    assert serve(balancer) == "only:1", "that may have been a moment's load"
+    balancer.report_health(only, Health.SILENT)
+    with pytest.raises(UpstreamSilent):
+        serve(balancer)
+    balancer.report_health(only, Health.NOT_READY)
+    assert serve(balancer) == "only:1", "its own answer says more"
 
 
 def test_models_restrict_the_choice(clock: Clock) -> None:
@@ -297,6 +315,30 @@ def test_unready_upstream_gets_no_requests_until_it_is_ready(tmp_path: Path) -> 
         assert len({ask(proxy.url, f"s{i}").text for i in range(20)}) == 2
     loading.stop()
     ready.stop()
+
+
+def test_request_to_a_server_that_stopped_answering_is_refused_at_once(tmp_path: Path) -> None:
+    """By the proxy: the server would take the connection and let it wait."""
+    frozen = ScriptedUpstream()
+    with running_proxy(tmp_path, frozen.url) as proxy:
+        assert ask(proxy.url).status_code == 200
+        frozen.scripts["/ready"] = lambda peer: peer.wait_until_closed_by_proxy() and None
+        frozen.scripts["/ask"] = frozen.scripts["/ready"]
+        until(lambda: "is silent" in proxy.log(), "the first silent check")
+
+        def is_refused() -> bool:
+            try:
+                reply = requests.post(f"{proxy.url}/ask", headers=bearer(), json={}, timeout=1)
+            except requests.Timeout:
+                return False
+            assert reply.json()["error"]["code"] == "upstream_silent"
+            return reply.status_code == 503 and "Retry-After" in reply.headers
+
+        until(is_refused, "the second silent check")
+        frozen.scripts["/ready"] = lambda peer: peer.reply(b"{}")
+        frozen.scripts["/ask"] = lambda peer: peer.reply(b"thawed")
+        until(lambda: ask(proxy.url).status_code == 200, "an answered check")
+    frozen.stop()
 
 
 def test_engine_without_a_ready_route_counts_as_ready(tmp_path: Path) -> None:
