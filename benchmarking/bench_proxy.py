@@ -317,7 +317,7 @@ def main() -> None:
     exit_on_sigterm()
     print(describe_machine("gunicorn"))
     secret = secrets.token_hex(32)
-    token = jwt.encode({"team_id": "bench", "token_id": "bench"}, secret)
+    token = jwt.encode({"team_id": "bench", "token_id": "bench", "role": "operator"}, secret)
     load = Load(arguments.streams, arguments.many, arguments.rate, arguments.seconds)
     with TemporaryDirectory() as directory, ExitStack() as stack:
         run(start_targets(stack, Path(directory), secret), token, load)

@@ -14,6 +14,7 @@ from inference_api.inference_api_server import create_server
 from inference_api.settings import Settings
 from optimizer.settings import Settings as OptimizerSettings
 from proxy.access import ROLE_BY_ROUTE, Role, needed_role, plain_path
+from proxy.auth import ClaimRules
 from proxy.errors import BadRequest
 from tests.proxy.support import (
     DEADLINE_S,
@@ -69,6 +70,23 @@ def test_every_route_of_the_api_has_a_line_in_the_table(tmp_path: Path, is_state
 )
 def test_what_has_no_line_is_the_operators(method: str, path: str, role: Role) -> None:
     assert needed_role(method, path) is role
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "role_claim", "role"),
+    [
+        ("HS256", None, Role.OPERATOR),
+        ("RS256", None, Role.TEAM),
+        ("RS256", "role", Role.OPERATOR),
+        ("HS256", "https://hearth/role", Role.VIEWER),
+        ("RS256", "https://hearth/role", Role.VIEWER),
+    ],
+)
+def test_role_of_an_identity_provider_counts_only_under_the_name_given_for_it(
+    algorithm: str, role_claim: str | None, role: Role
+) -> None:
+    rules = ClaimRules(issuer=None, audience=None, leeway_s=0, role_claim=role_claim)
+    assert rules.role({"role": "operator", "https://hearth/role": "viewer"}, algorithm) is role
 
 
 ODD_PATHS = [

@@ -8,6 +8,7 @@ import threading
 import pytest
 import requests
 
+from proxy.headers import without_address
 from tests.proxy.support import (
     DEADLINE_S,
     LAST_CHUNK,
@@ -78,6 +79,64 @@ def test_underscore_spelling_of_an_identity_header_does_not_pass(proxy: ProxyPro
     answer = proxy.raw(head % bearer()["Authorization"].encode())
     assert b"evil" not in answer
     assert b'"x-team-id": "team-a"' in answer
+
+
+@pytest.mark.parametrize(
+    ("upstream_url", "location", "passed"),
+    [
+        ("http://api:7000", "http://api:7000/docs/?a=b#c", "/docs/?a=b#c"),
+        ("http://api:7000", "//API:7000/docs/", "/docs/"),
+        ("http://api:7000", "http://api:7000", "/"),
+        ("http://api:7000", "http://me@api:7000//evil.example/", "/evil.example/"),
+        ("http://api:7000", "http://api:7000/\\evil.example/", "/evil.example/"),
+        ("http://api", "http://api:80/x", "/x"),
+        ("https://api/base", "https://api/base/x", "/x"),
+        ("http://api:7000", "5; url=http://api:7000/x", "5; url=/x"),
+        ("http://api:7000", "/login?next=http://api:7000/x", "/login?next=/x"),
+        ("http://api:7000", "http://other:7000/x", "http://other:7000/x"),
+        ("http://api:7000", "http://api:8000/x", "http://api:8000/x"),
+        ("http://api:7000", "http://api:port/x", "http://api:port/x"),
+        ("http://api:7000", "/x", "/x"),
+    ],
+)
+def test_redirect_names_no_address_of_an_upstream(
+    upstream_url: str, location: str, passed: str
+) -> None:
+    assert without_address(location, upstream_url) == passed
+
+
+def test_redirects_and_cookies_of_an_upstream_stay_inside(
+    proxy: ProxyProcess, upstream: ScriptedUpstream
+) -> None:
+    upstream.scripts["/moved"] = lambda peer: peer.reply(
+        b"",
+        "308 Permanent Redirect",
+        f"Location: {upstream.url}/there?a=b",
+        f"Content-Location: {upstream.url}/here",
+        "Set-Cookie: hearth_token=theirs",
+        "Access-Control-Allow-Origin: *",
+    )
+    reply = requests.get(
+        proxy.url + "/moved", headers=bearer(), allow_redirects=False, timeout=DEADLINE_S
+    )
+    assert reply.status_code == 308
+    assert (reply.headers["Location"], reply.headers["Content-Location"]) == ("/there?a=b", "/here")
+    assert str(upstream.port) not in str(reply.headers)
+    assert "Set-Cookie" not in reply.headers
+    assert "Access-Control-Allow-Origin" not in reply.headers
+
+
+def test_what_browsers_say_of_their_pages_ends_at_the_proxy(proxy: ProxyProcess) -> None:
+    said = {
+        "Origin": "http://page.example",
+        "Cookie": "hearth_token=secret; other=secret",
+        "Sec-Fetch-Site": "cross-site",
+        "Sec-Fetch-Mode": "cors",
+        "Access-Control-Request-Method": "POST",
+    }
+    reply = requests.get(f"{proxy.url}/page", headers=bearer() | said, timeout=DEADLINE_S)
+    seen = reply.json()["headers"]
+    assert {name.lower() for name in said} & set(seen) == set()
 
 
 def test_upstream_errors_pass_whole(proxy: ProxyProcess, upstream: ScriptedUpstream) -> None:
