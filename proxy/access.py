@@ -57,6 +57,7 @@ LINES: Mapping[Role, str] = {
         POST /ping
         GET /version
         GET /openapi.json
+        GET /docs
         GET /docs/
         GET /docs/{path}
     """,
