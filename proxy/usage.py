@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 # Usage stands at the end of what we read; a list of logprobs may follow it, rarely this long.
 TAIL_BYTES = 8192
-# A quotation mark inside an answer's text is escaped, so a model cannot forge these.
 PROMPT_HEADER = "X-Prompt-Tokens"
 # English has about four bytes to a token, JSON and other scripts differ: an estimate.
 BYTES_PER_TOKEN = 4
 _NUMBER = re.compile(r"[0-9]{1,9}")
+# A quotation mark inside an answer's text is escaped, so a model cannot forge these.
 _PROMPT = re.compile(rb'(?<!\\)"prompt_tokens"\s*:\s*([0-9]{1,9})')
 _COMPLETION = re.compile(rb'(?<!\\)"completion_tokens"\s*:\s*([0-9]{1,9})')
 
