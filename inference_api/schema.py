@@ -4,15 +4,15 @@ Lenient where documented clients need it (numbers as strings, null for absent), 
 The first fault in the order of `FIELDS` is reported, types before bounds.
 """
 
-import json
 import math
 import re
 import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any
 
 from inference_api.errors import InvalidRequest
+from inference_api.json_object import parse_object, shortened
 from inference_api.request import GenerationParams, SamplingParams
 
 MAX_STOP_STRINGS = 8
@@ -124,15 +124,18 @@ class GenerationBody:
     params: GenerationParams
 
 
-def parse_generation_body(body: bytes) -> GenerationBody:
-    """Raises InvalidRequest naming the first fault."""
+def parse_generation_body(body: bytes, has_strict_bounds: bool = False) -> GenerationBody:
+    """Raises InvalidRequest naming the first fault.
+
+    `has_strict_bounds`: as the reference's, whose temperature is never 0.
+    """
     given = parse_object(body)
     if given.get("text") in (None, ""):
         raise InvalidRequest("required 'text' parameter is either empty or not provided", "text")
     values = {field.name: _read(field, given) for field in FIELDS}
     for field in FIELDS:
-        _check_bounds(field, values[field.name])
-    _check_text(values["text"])
+        if has_strict_bounds or values[field.name] != field.also_accepted:
+            _check_bounds(field, values[field.name])
     _check_stop_strings(values["stop_sequence"])
     _check_session_id(values["session_id"])
     seed = secrets.randbits(63) if values["seed"] is None else values["seed"]
@@ -163,21 +166,6 @@ def _text_of(pattern: re.Pattern[str]) -> dict[str, object]:
     return {"type": "string", "pattern": f"^(?:{pattern.pattern})$"}
 
 
-def parse_object(body: bytes) -> dict[str, object]:
-    """The JSON object in a body. Raises InvalidRequest when there is none."""
-    try:
-        parsed = json.loads(body.decode("utf-8"), parse_constant=_refuse_constant)
-    except (ValueError, RecursionError):
-        parsed = None
-    if not isinstance(parsed, dict):
-        raise InvalidRequest("Malformed JSON request body.")
-    return parsed
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not JSON")
-
-
 def _read(field: Field, given: Mapping[str, object]) -> Any:
     value = given.get(field.name)
     if value is None:
@@ -192,31 +180,15 @@ def _read(field: Field, given: Mapping[str, object]) -> Any:
 
 
 def _check_bounds(field: Field, value: Any) -> None:
-    if field.bounds is None or value is None or value == field.also_accepted:
+    if field.bounds is None or value is None:
         return
     low, high = field.bounds
     if not low <= value <= high:
         raise InvalidRequest(
-            f"Parameter: {field.name}={_shortened(value)} is outside bounds, "
+            f"Parameter: {field.name}={shortened(value)} is outside bounds, "
             f"{low} <= {field.name} <= {high}.",
             field.name,
         )
-
-
-def _shortened(value: object) -> str:
-    text = str(value)
-    return text if len(text) <= 40 else f"{text[:37]}..."
-
-
-def _check_text(text: str) -> None:
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise InvalidRequest(
-            f"Parameter: text has half of a surrogate pair at character {error.start}; "
-            "send whole characters.",
-            "text",
-        ) from None
 
 
 def _check_stop_strings(stop_strings: tuple[str, ...]) -> None:

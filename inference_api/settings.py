@@ -44,6 +44,13 @@ class Settings(BaseSettings):
     route_aliases: Annotated[tuple[str, ...], NoDecode] = Field(
         ("falcon40b",), description="Further names of the model, comma-separated."
     )
+    strict_bounds: Literal["aliases", "always", "never"] = Field(
+        "aliases",
+        description=(
+            "Where the native routes refuse temperature 0 as the Falcon server does: under "
+            "ROUTE_ALIASES, its names; else 0 is greedy."
+        ),
+    )
     device: Literal["auto", "cpu", "cuda"] = Field(
         "auto", description="Where the model runs; auto: CUDA when there is a GPU."
     )
@@ -175,6 +182,12 @@ class Settings(BaseSettings):
     @property
     def served_names(self) -> tuple[str, ...]:
         return (self.served_name, *self.route_aliases)
+
+    def has_strict_bounds(self, model: str) -> bool:
+        """Whether requests to the native routes under this name keep to the reference's bounds."""
+        if self.strict_bounds == "aliases":
+            return model in self.route_aliases
+        return self.strict_bounds == "always"
 
     @property
     def threads(self) -> int:

@@ -75,7 +75,7 @@ def create_blueprint(generations: Generations, settings: Settings) -> Blueprint:
     def begin(model: str, encode: Encode) -> tuple[GenerationBody, TextGeneration]:
         if model not in settings.served_names:
             raise UnknownModel(model, settings.served_names)
-        body = parse_generation_body(json_body())
+        body = parse_generation_body(json_body(), settings.has_strict_bounds(model))
         return body, generations.begin(
             lambda tokenizer: encode(tokenizer, body.text), body.params, caller_of_request()
         )

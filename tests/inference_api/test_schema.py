@@ -78,11 +78,36 @@ def test_unknown_fields_are_ignored() -> None:
 
 @pytest.mark.parametrize(
     "body",
-    [b"", b"{", b"[]", b'"text"', b"null", b"\xff", b'{"text": NaN}', b"[" * 100_000],
+    [b"", b"{", b"[]", b'"text"', b"null", b"\xff", b'{"text": NaN}', b"9" * 5000],
 )
 def test_what_is_no_json_object_is_malformed(body: bytes) -> None:
     with pytest.raises(InvalidRequest, match=r"^Malformed JSON request body\.$"):
         parse_generation_body(body)
+
+
+@pytest.mark.parametrize("depth", [130, 100_000])
+def test_depth_has_a_bound(depth: int) -> None:
+    body = b'{"text": "a", "deep": ' + b"[" * depth + b"]" * depth + b"}"
+    with pytest.raises(InvalidRequest, match="is nested more than 100 levels deep; flatten it"):
+        parse_generation_body(body)
+
+
+def test_half_of_a_character_is_named_wherever_it_is() -> None:
+    body = rb'{"text": "\ud83d\ude00", "extra": [{"a": ["fine", "b\udc00"]}]}'
+    with pytest.raises(
+        InvalidRequest, match=r"extra\[0\]\.a\[1\] has half .* character 1"
+    ) as caught:
+        parse_generation_body(body)
+    assert caught.value.param == "extra"
+    with pytest.raises(InvalidRequest, match="A name has half of a surrogate pair"):
+        parse_generation_body(rb'{"text": "a", "\ud800": 1}')
+
+
+@pytest.mark.parametrize("temperature", [0, "0", 0.001])
+def test_strict_bounds_know_no_greedy_temperature(temperature: object) -> None:
+    body = json.dumps({"text": "hello", "temperature": temperature}).encode()
+    with pytest.raises(InvalidRequest, match=r"outside bounds, 0\.01 <= temperature"):
+        parse_generation_body(body, has_strict_bounds=True)
 
 
 @pytest.mark.parametrize("text", [None, ""])
