@@ -26,14 +26,21 @@ class ByteTokenizer:
 
     stop_token_ids = frozenset({END_TOKEN})
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         return list(text.encode())
 
     def encode_chat(self, messages: Sequence[Message]) -> list[int]:
         return self.encode(plain_chat_prompt(messages))
 
-    def decode(self, token_ids: Sequence[int]) -> str:
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         return bytes(id_ for id_ in token_ids if id_ < END_TOKEN).decode(errors="replace")
+
+    def token_strings(self, token_ids: Sequence[int]) -> list[str]:
+        return [self.decode([token_id]) for token_id in token_ids]
+
+    def info(self) -> dict[str, str | None]:
+        names = ("bos_token", "eos_token", "pad_token", "unk_token", "chat_template")
+        return {"tokenizer_class": "ByteTokenizer", **dict.fromkeys(names)}
 
     def as_json(self) -> None:
         return None

@@ -2,7 +2,8 @@
 
     HearthError
     ├── InvalidRequest       400   a field is missing, mistyped or out of bounds
-    │   └── ContextTooLong   400   the prompt does not fit the model's context
+    │   ├── ContextTooLong   400   the prompt does not fit the model's context
+    │   └── AnswerTooLong    400   the prompt fits, the tokens asked for do not
     ├── Unauthorized         401   the API itself checks tokens and this one is not good
     ├── HostNotAllowed       403   the request names a host that may be anybody's
     ├── OriginNotAllowed     403   a web page that is not ours had a browser send this
@@ -51,6 +52,18 @@ class ContextTooLong(InvalidRequest):
             f"The prompt has {prompt_tokens} tokens and the model's context holds {max_seq_len}, "
             "of which at least one is for the answer; shorten the prompt.",
             param="text",
+        )
+
+
+class AnswerTooLong(InvalidRequest):
+    code = "context_length_exceeded"
+
+    def __init__(self, prompt_tokens: int, max_tokens: int, max_seq_len: int, param: str) -> None:
+        super().__init__(
+            f"The prompt has {prompt_tokens} tokens, {param} asks for {max_tokens} more, "
+            f"and the model's context holds {max_seq_len}; ask for {max_seq_len - prompt_tokens} "
+            "or fewer, or shorten the prompt.",
+            param,
         )
 
 

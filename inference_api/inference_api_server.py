@@ -13,7 +13,7 @@ from inference_api.live_state import LiveState
 from inference_api.metrics import ServerMetrics, ServerState
 from inference_api.openapi import Operations
 from inference_api.output_queues import OutputQueues
-from inference_api.routes import dashboard, generate, health, openai
+from inference_api.routes import dashboard, generate, health, openai, tokenize
 from inference_api.routes import metrics as metrics_routes
 from inference_api.routes.auth import needs_token, register_token_check
 from inference_api.routes.caller import register_request_ids
@@ -39,6 +39,7 @@ EXTENSION = "hearth"  # key of the Server in app.extensions
 OPERATIONS: Operations = {
     **generate.OPERATIONS,
     **openai.OPERATIONS,
+    **tokenize.OPERATIONS,
     **health.OPERATIONS,
     **dashboard.OPERATIONS,
     **metrics_routes.OPERATIONS,
@@ -111,6 +112,7 @@ def create_server(
     register_error_handlers(app, on_error=metrics.request_failed)
     app.register_blueprint(generate.create_blueprint(generations, settings))
     app.register_blueprint(openai.create_blueprint(generations, backend, settings))
+    app.register_blueprint(tokenize.create_blueprint(backend, settings))
     app.register_blueprint(
         health.create_blueprint(backend, input_queue, output_queues, settings, _end_arbiter)
     )

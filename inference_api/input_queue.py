@@ -59,7 +59,9 @@ class InputQueue:
             self._taken_at_s.append(self._clock())
             while (session_id := heapq.heappop(self._line)[2]) not in self._waiting:
                 continue
-            return self._waiting.pop(session_id)
+            request = self._waiting.pop(session_id)
+            self._changed.notify_all()
+            return request
 
     def wait_for_request(self, timeout_s: float) -> None:
         """Return when a request is there, `wake` is called or the time is over."""
@@ -67,11 +69,18 @@ class InputQueue:
             if not self._waiting:
                 self._changed.wait(timeout_s)
 
+    def wait_for_room(self, timeout_s: float) -> None:
+        """Return when a request has left the line, `wake` is called or the time is over."""
+        with self._changed:
+            if self._refusal is None and len(self._waiting) >= self._max_size:
+                self._changed.wait(timeout_s)
+
     def remove(self, session_id: SessionId) -> bool:
         """Take a request out of the line; False when it is not (or no longer) waiting."""
         with self._changed:
             is_there = self._waiting.pop(session_id, None) is not None
             self._forget_those_that_left()
+            self._changed.notify_all()
             return is_there
 
     def refuse(self, refusal: Callable[[], HearthError]) -> None:

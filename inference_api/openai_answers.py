@@ -112,6 +112,17 @@ class Tokens(Answer):
     count: int
     max_model_len: int
     tokens: list[int]
+    token_strs: list[str] | None
+
+
+class TokenizerInfo(Answer):
+    tokenizer_class: str
+    bos_token: str | None
+    eos_token: str | None
+    pad_token: str | None
+    unk_token: str | None
+    chat_template: str | None
+    model_max_length: int
 
 
 class Detokenized(Answer):

@@ -28,6 +28,11 @@ class Form:
     chunk_object: str
     is_chat: bool
 
+    @property
+    def prompt_field(self) -> str:
+        """Of a body."""
+        return "messages" if self.is_chat else "prompt"
+
     def content(self, text: str) -> Json:
         if self.is_chat:
             return {"message": {"role": "assistant", "content": text}}

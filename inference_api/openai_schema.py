@@ -1,54 +1,33 @@
-"""The bodies of the `/v1` routes, as pydantic models: OpenAI's fields, and vLLM's beside them.
+"""The bodies of the `/v1` routes, as pydantic models: OpenAI's fields, and vLLM's beside them."""
 
-A field we know and do not serve is refused by name, one nobody knows too; only fields that cannot
-change an answer are ignored. `parse` is the way in.
-"""
-
-import json
+import re
 import secrets
 from dataclasses import dataclass
-from typing import Annotated, Any, Final, Literal, TypeVar
+from typing import Annotated, Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import Discriminator, Field, Tag, model_validator
 
-from inference_api.errors import InvalidRequest
+from inference_api.errors import AnswerTooLong, InvalidRequest
+from inference_api.json_object import shortened
+from inference_api.openai_body import ANY_SIZE, Body, Unserved, fault
+from inference_api.openai_fields import IGNORED, UNSERVED, UNSERVED_OF_CHAT
+from inference_api.openai_formats import ResponseFormat, StructuredOutputs
+from inference_api.openai_messages import Messages
 from inference_api.request import ConstraintSpec, GenerationParams, SamplingParams
-from inference_api.schema import parse_object
 
 MAX_CHOICES = 32
+MAX_GENERATIONS = 256  # prompts times choices of one call
+MAX_STOP_STRINGS = 8
 MAX_LOGPROBS = 20
 MAX_PRIORITY = 1000
+MAX_INTEGER = 2**31 - 1  # of token ids and numbers of tokens
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's, for /v1/completions
-IGNORED = frozenset(
-    {
-        "metadata",
-        "parallel_tool_calls",
-        "prompt_cache_key",
-        "safety_identifier",
-        "service_tier",
-        "store",
-        "user",
-    }
-)
-# What is not served, and the values that ask for nothing.
-UNSERVED: dict[str, tuple[Any, ...]] = {
-    "audio": (),
-    "best_of": (1,),
-    "function_call": ("none",),
-    "functions": ([],),
-    "modalities": (["text"],),
-    "prediction": (),
-    "reasoning_effort": (),
-    "suffix": ("",),
-    "tool_choice": ("none", "auto"),
-    "tools": ([],),
-    "verbosity": (),
-    "web_search_options": (),
-}
 
-TokenId = Annotated[int, Field(ge=0)]
-StopString = Annotated[str, Field(min_length=1)]
+TOKEN_ID = re.compile("[0-9]{1,10}")
+
+TokenId = Annotated[int, Field(ge=0, le=MAX_INTEGER)]
+Ids = Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]
+Text = Annotated[str, Field(min_length=1)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,113 +37,72 @@ class TokenIds:
     token_ids: list[int]
 
 
-class Body(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+def _form_of_prompt(prompt: Any) -> str | None:
+    """By its first element: whoever mixes forms is told of the first that differs."""
+    if isinstance(prompt, str):
+        return "<text>"
+    if not isinstance(prompt, list) or not prompt:
+        return None
+    forms = {str: "<texts>", int: "<ids>", list: "<lists of ids>"}
+    return forms.get(type(prompt[0]))
 
 
-def _add_known_fields(schema: dict[str, Any]) -> None:
-    """To a body's JSON schema: what `parse` takes besides the model's own fields."""
-    fields = schema["properties"]
-    for name in sorted(IGNORED):
-        fields.setdefault(name, {"description": "Accepted and ignored."})
-    for name, neutral in UNSERVED.items():
-        fields.setdefault(name, {"enum": [*neutral, None], "description": "Not served."})
+def _form_of_stop(stop: Any) -> str | None:
+    if isinstance(stop, str):
+        return "<text>"
+    return "<texts>" if isinstance(stop, list) else None
 
 
-class JsonSchema(Body):
-    name: str
-    description: str | None = None
-    schema_: dict[str, Any] = Field(alias="schema")
-    strict: bool | None = None
-
-
-class ResponseFormat(Body):
-    """`json_schema` comes with a schema; `json_object` is any object."""
-
-    type: Literal["text", "json_object", "json_schema"]
-    json_schema: JsonSchema | None = None
-
-    @model_validator(mode="after")
-    def _schema_where_it_belongs(self) -> "ResponseFormat":
-        if (self.type == "json_schema") != (self.json_schema is not None):
-            raise PydanticCustomError(
-                "response_format", "json_schema comes with the type of that name and no other"
-            )
-        return self
-
-    def as_constraint(self) -> ConstraintSpec | None:
-        if self.type == "text":
-            return None
-        schema = {"type": "object"} if self.json_schema is None else self.json_schema.schema_
-        return ConstraintSpec("response_format", "json_schema", json.dumps(schema))
-
-
-class StructuredOutputs(Body):
-    """One of the three; vLLM's field."""
-
-    model_config = ConfigDict(protected_namespaces=())
-
-    json_: dict[str, Any] | None = Field(None, alias="json")
-    regex: Annotated[str, Field(min_length=1)] | None = None
-    choice: Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1)] | None = None
-
-    @model_validator(mode="after")
-    def _one_of_them(self) -> "StructuredOutputs":
-        if sum(each is not None for each in (self.json_, self.regex, self.choice)) != 1:
-            raise PydanticCustomError("structured_outputs", "give one of json, regex and choice")
-        return self
-
-    def as_constraint(self) -> ConstraintSpec:
-        field: Final = "structured_outputs"
-        if self.regex is not None:
-            return ConstraintSpec(field, "regex", self.regex)
-        if self.choice is not None:
-            return ConstraintSpec(field, "choice", json.dumps(self.choice))
-        return ConstraintSpec(field, "json_schema", json.dumps(self.json_))
+Prompt = Annotated[
+    Annotated[Text, Tag("<text>")]
+    | Annotated[Ids, Tag("<ids>")]
+    | Annotated[list[Text], Field(max_length=MAX_GENERATIONS, fail_fast=True), Tag("<texts>")]
+    | Annotated[
+        list[Ids], Field(max_length=MAX_GENERATIONS, fail_fast=True), Tag("<lists of ids>")
+    ],
+    Discriminator(
+        _form_of_prompt,
+        custom_error_type="prompt",
+        custom_error_message="give a text, token ids, or a list of one or more of either",
+    ),
+]
+Stop = Annotated[
+    Annotated[Text, Tag("<text>")]
+    | Annotated[list[Text], Field(max_length=MAX_STOP_STRINGS), Tag("<texts>")],
+    Discriminator(
+        _form_of_stop,
+        custom_error_type="stop",
+        custom_error_message=f"give a text or a list of {MAX_STOP_STRINGS} texts at most",
+    ),
+]
 
 
 class RequestBody(Body):
-    model_config = ConfigDict(json_schema_extra=_add_known_fields)
+    ignored: ClassVar[frozenset[str]] = IGNORED
+    unserved: ClassVar[Unserved] = UNSERVED
 
 
 class StreamOptions(Body):
+    unserved: ClassVar[Unserved] = {"include_obfuscation": (False,)}
+
     include_usage: bool = False
     continuous_usage_stats: bool = False
-
-
-class TextPart(Body):
-    type: Literal["text"]
-    text: str
-
-
-class ChatMessage(Body):
-    role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[TextPart]
-    name: str | None = None
-
-    def as_turn(self) -> dict[str, str]:
-        """The message as chat templates take it: one text, and no name for a system role."""
-        content = self.content
-        if not isinstance(content, str):
-            content = "".join(part.text for part in content)
-        role = "system" if self.role == "developer" else self.role
-        return {"role": role, "content": content}
 
 
 class GenerationBody(RequestBody):
     """What completions and chat have in common."""
 
     model: str
-    max_tokens: int | None = Field(None, ge=1)
-    temperature: float | None = Field(None, ge=0, le=2)
-    top_p: float | None = Field(None, gt=0, le=1)
-    top_k: int | None = Field(None, ge=-1)
-    min_p: float | None = Field(None, ge=0, le=1)
-    presence_penalty: float | None = Field(None, ge=-2, le=2)
-    frequency_penalty: float | None = Field(None, ge=-2, le=2)
-    repetition_penalty: float | None = Field(None, gt=0, le=10)
-    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
-    stop: StopString | Annotated[list[StopString], Field(max_length=8)] | None = None
+    max_tokens: int | None = Field(None, ge=1, le=MAX_INTEGER)
+    temperature: Annotated[float, Field(ge=0, le=2), ANY_SIZE] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1), ANY_SIZE] | None = None
+    top_k: int | None = Field(None, ge=-1, le=MAX_INTEGER)
+    min_p: Annotated[float, Field(ge=0, le=1), ANY_SIZE] | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2), ANY_SIZE] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2), ANY_SIZE] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=10), ANY_SIZE] | None = None
+    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100), ANY_SIZE]] | None = None
+    stop: Stop | None = None
     seed: int | None = Field(None, ge=-(2**63), le=2**63 - 1)
     n: int | None = Field(None, ge=1, le=MAX_CHOICES)
     ignore_eos: bool | None = None
@@ -185,9 +123,20 @@ class GenerationBody(RequestBody):
         return False
 
     @property
+    def asked_limit(self) -> tuple[str, int | None]:
+        """The field that says how many tokens to generate, and what it says."""
+        return "max_tokens", self.max_tokens
+
+    @property
     def token_limit(self) -> int | None:
         """Tokens to generate; None: to the end of the context."""
-        return self.max_tokens
+        return self.asked_limit[1]
+
+    def check_room(self, prompt_tokens: int, max_seq_len: int) -> None:
+        """Raises AnswerTooLong where the tokens that are asked for do not fit after the prompt."""
+        field, asked = self.asked_limit
+        if prompt_tokens < max_seq_len < prompt_tokens + (asked or 0):
+            raise AnswerTooLong(prompt_tokens, asked or 0, max_seq_len, field)
 
     def params(self, choice: int, vocab_size: int) -> GenerationParams:
         """For one of `n` choices; each draws from a seed of its own.
@@ -231,17 +180,15 @@ class GenerationBody(RequestBody):
     @model_validator(mode="after")
     def _constraint_needs_its_end(self) -> "GenerationBody":
         if self.ignore_eos and self._constraint() is not None:
-            raise PydanticCustomError(
-                "ignore_eos", "a constrained answer has an end; leave out ignore_eos"
-            )
+            raise fault("ignore_eos", "a constrained answer has an end; leave it out")
         return self
 
     def _biases(self, vocab_size: int) -> tuple[tuple[int, float], ...]:
         biases = []
         for token_id, bias in (self.logit_bias or {}).items():
-            if not (token_id.isascii() and token_id.isdigit() and int(token_id) < vocab_size):
+            if not (TOKEN_ID.fullmatch(token_id) and int(token_id) < vocab_size):
                 raise InvalidRequest(
-                    f"logit_bias: {token_id[:20]!r} is no token id of this model, 0 to "
+                    f"logit_bias: {shortened(token_id)!r} is no token id of this model, 0 to "
                     f"{vocab_size - 1}.",
                     "logit_bias",
                 )
@@ -250,17 +197,14 @@ class GenerationBody(RequestBody):
 
 
 class CompletionBody(GenerationBody):
-    prompt: (
-        Annotated[str, Field(min_length=1)]
-        | Annotated[list[TokenId], Field(min_length=1)]
-        | Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1, max_length=32)]
-        | Annotated[
-            list[Annotated[list[TokenId], Field(min_length=1)]],
-            Field(min_length=1, max_length=MAX_CHOICES),
-        ]
-    )
+    unserved: ClassVar[Unserved] = {
+        **UNSERVED,
+        "add_special_tokens": (True,),
+        "prompt_embeds": (),
+    }
 
-    max_tokens: int | None = Field(None, ge=0)
+    prompt: Prompt
+    max_tokens: int | None = Field(None, ge=0, le=MAX_INTEGER)
     logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     echo: bool | None = None
 
@@ -279,7 +223,18 @@ class CompletionBody(GenerationBody):
     @model_validator(mode="after")
     def _no_tokens_only_with_echo(self) -> "CompletionBody":
         if self.max_tokens == 0 and not self.echo:
-            raise PydanticCustomError("max_tokens", "0 needs echo: true; ask for 1 or more")
+            raise fault("max_tokens", "is 0, which needs echo: true; give 1 or more")
+        return self
+
+    @model_validator(mode="after")
+    def _not_too_many(self) -> "CompletionBody":
+        num_prompts, num_choices = len(self.prompts()), self.n or 1
+        if num_prompts * num_choices > MAX_GENERATIONS:
+            raise fault(
+                "n",
+                f"is {num_choices} for each of {num_prompts} prompts; give prompts times choices "
+                f"of {MAX_GENERATIONS} or fewer",
+            )
         return self
 
     def prompts(self) -> list[str | TokenIds]:
@@ -296,8 +251,15 @@ class CompletionBody(GenerationBody):
 
 
 class ChatBody(GenerationBody):
-    messages: list[ChatMessage] = Field(min_length=1)
-    max_completion_tokens: int | None = Field(None, ge=1)
+    unserved: ClassVar[Unserved] = {
+        **UNSERVED,
+        **UNSERVED_OF_CHAT,
+        "add_special_tokens": (False,),
+        "echo": (False,),
+    }
+
+    messages: Messages
+    max_completion_tokens: int | None = Field(None, ge=1, le=MAX_INTEGER)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
 
@@ -306,52 +268,41 @@ class ChatBody(GenerationBody):
         return (self.top_logprobs or 0) if self.logprobs else None
 
     @property
-    def token_limit(self) -> int | None:
-        return self.max_completion_tokens or self.max_tokens
+    def asked_limit(self) -> tuple[str, int | None]:
+        if self.max_completion_tokens is None:
+            return super().asked_limit
+        return "max_completion_tokens", self.max_completion_tokens
 
     @model_validator(mode="after")
     def _top_only_with_logprobs(self) -> "ChatBody":
-        if self.top_logprobs is not None and not self.logprobs:
-            raise PydanticCustomError("top_logprobs", "top_logprobs needs logprobs: true")
+        if self.top_logprobs and not self.logprobs:
+            raise fault("top_logprobs", "needs logprobs: true; give both or neither")
         return self
 
 
 class TokenizeBody(RequestBody):
+    """One of prompt and messages."""
+
+    unserved: ClassVar[Unserved] = {**UNSERVED, **UNSERVED_OF_CHAT}
+
     model: str | None = None
     prompt: str | None = None
-    messages: list[ChatMessage] | None = None
-    add_special_tokens: bool | None = True
+    messages: Messages | None = None
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
+
+    @model_validator(mode="after")
+    def _one_of_them(self) -> "TokenizeBody":
+        if (self.prompt is None) == (self.messages is None):
+            raise fault("prompt", "comes in place of messages; give one of the two")
+        if self.messages is not None and self.add_special_tokens:
+            raise fault("add_special_tokens", "is the template's matter; leave it out")
+        return self
 
 
 class DetokenizeBody(RequestBody):
     model: str | None = None
-    tokens: list[TokenId]
-
-
-B = TypeVar("B", bound=Body)
-
-
-def parse(kind: type[B], body: bytes) -> B:
-    """Raises InvalidRequest naming the field at fault."""
-    given = {name: v for name, v in parse_object(body).items() if v is not None}
-    for name, neutral in UNSERVED.items():
-        if name in given and given.pop(name) not in neutral:
-            raise InvalidRequest(f"{name} is not supported by this server; leave it out.", name)
-    for name in IGNORED:
-        given.pop(name, None)
-    try:
-        return kind.model_validate(given)
-    except ValidationError as error:
-        raise _fault(error) from None
-
-
-def _fault(error: ValidationError) -> InvalidRequest:
-    detail = error.errors(include_url=False, include_context=False)[0]
-    # A fault of the body as a whole is named by its type.
-    path = ".".join(str(part) for part in detail["loc"]) or detail["type"]
-    if detail["type"] == "extra_forbidden":
-        return InvalidRequest(f"Unrecognized request argument supplied: {path}", path)
-    return InvalidRequest(f"{path}: {detail['msg']}", path.partition(".")[0])
+    tokens: Annotated[list[TokenId], Field(fail_fast=True)]
 
 
 def _or(value: float | None, default: float) -> float:

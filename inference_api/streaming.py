@@ -14,7 +14,7 @@ from threading import Lock
 from inference_api.constraints import GrammarCompiler
 from inference_api.decode_backend import DecodeBackend
 from inference_api.disconnects import DisconnectWatcher
-from inference_api.errors import ContextTooLong
+from inference_api.errors import ContextTooLong, QueueFull
 from inference_api.input_queue import InputQueue
 from inference_api.metrics import GenerationRecord, ServerMetrics
 from inference_api.output_queues import OutputQueue, OutputQueues
@@ -62,6 +62,7 @@ class TextGeneration:
     ) -> None:
         self.session_id = request.session_id
         self.finish_reason: FinishReason | None = None
+        self.is_abandoned = False
         self._request = request
         self._events = events
         self._text = text
@@ -111,6 +112,7 @@ class TextGeneration:
 
     def abandon(self) -> None:
         """The client is gone: wake the thread that waits here. Any thread may call it."""
+        self.is_abandoned = True
         self._events.put(TokenEvent((), FinishReason.CANCELLED))
 
     def close(self) -> None:
@@ -189,12 +191,13 @@ class Generations:
     def begin_all(
         self, requests: Sequence[tuple[Encode, GenerationParams]], caller: Caller
     ) -> list[TextGeneration]:
-        """Queue requests together and return once each has its first event. See `begin`: when one
-        fails, all are ended."""
+        """Queue requests, as room comes, and return once each has its first event. See `begin`:
+        the first must find room, and when one fails, all are ended."""
         generations: list[TextGeneration] = []
         try:
             for encode, params in requests:
-                generations.append(self._queue(encode, params, caller))
+                before = generations[-1] if generations else None
+                generations.append(self._queue_after(before, encode, params, caller))
             for generation in generations:
                 generation.wait_until_started()
         except BaseException:
@@ -202,6 +205,22 @@ class Generations:
                 generation.close()
             raise
         return generations
+
+    def _queue_after(
+        self,
+        before: TextGeneration | None,
+        encode: Encode,
+        params: GenerationParams,
+        caller: Caller,
+    ) -> TextGeneration:
+        """Wait for room while the caller, who has been queued before, is still there."""
+        while True:
+            try:
+                return self._queue(encode, params, caller)
+            except QueueFull:
+                if before is None or before.is_abandoned:
+                    raise
+            self._input_queue.wait_for_room(EVENT_WAIT_S)
 
     def _queue(self, encode: Encode, params: GenerationParams, caller: Caller) -> TextGeneration:
         timeline = Timeline(time.monotonic(), self._metrics.token_gap)

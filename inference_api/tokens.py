@@ -30,8 +30,9 @@ class Tokenizer(Protocol):
 
     stop_token_ids: frozenset[int]
 
-    def encode(self, text: str) -> list[int]:
-        """The text as given, with the special tokens the model expects around a prompt."""
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """The text as given, with the special tokens the model expects around a prompt, or
+        without."""
 
     def encode_chat(self, messages: Sequence[Message]) -> list[int]:
         """A conversation in the model's own chat template, ready for the answer.
@@ -39,8 +40,14 @@ class Tokenizer(Protocol):
         Raises InvalidRequest when the template refuses it, for the order of its roles, say.
         """
 
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """The text of the ids, special tokens left out."""
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """The text of the ids, special tokens left out or not."""
+
+    def token_strings(self, token_ids: Sequence[int]) -> list[str]:
+        """The tokens as the vocabulary has them; for one that it lacks, an empty text."""
+
+    def info(self) -> dict[str, str | None]:
+        """Class, special tokens and chat template, named as in `tokenizer_config.json`."""
 
     def as_json(self) -> str | None:
         """The content of its `tokenizer.json`; None when it has no such form."""
@@ -60,8 +67,8 @@ class HuggingFaceTokenizer:
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
 
-    def encode(self, text: str) -> list[int]:
-        return list(self._tokenizer.encode(text, add_special_tokens=True).ids)
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
 
     def encode_chat(self, messages: Sequence[Message]) -> list[int]:
         if self._wrapper.chat_template is None:
@@ -76,8 +83,22 @@ class HuggingFaceTokenizer:
             ) from error
         return list(self._tokenizer.encode(prompt, add_special_tokens=False).ids)
 
-    def decode(self, token_ids: Sequence[int]) -> str:
-        return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=True))
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens))
+
+    def token_strings(self, token_ids: Sequence[int]) -> list[str]:
+        return [self._tokenizer.id_to_token(token_id) or "" for token_id in token_ids]
+
+    def info(self) -> dict[str, str | None]:
+        template = self._wrapper.chat_template
+        return {
+            "tokenizer_class": type(self._wrapper).__name__,
+            "bos_token": self._wrapper.bos_token,
+            "eos_token": self._wrapper.eos_token,
+            "pad_token": self._wrapper.pad_token,
+            "unk_token": self._wrapper.unk_token,
+            "chat_template": template if isinstance(template, str) else None,
+        }
 
     def as_json(self) -> str | None:
         return str(self._tokenizer.to_str())

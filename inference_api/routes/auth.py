@@ -7,7 +7,9 @@ from inference_api.errors import Unauthorized
 from inference_api.settings import Settings
 
 # /drain has a rule of its own; scrapers carry no tokens.
-OPEN_PATHS = frozenset({"/", "/health", "/ready", "/drain", "/metrics", "/openapi.json"})
+OPEN_PATHS = frozenset(
+    {"/", "/health", "/ping", "/version", "/ready", "/drain", "/metrics", "/openapi.json"}
+)
 ASSETS_PATH = "/dashboard/assets/"  # the page's files: it can ask for a token once it is there
 DOCS_PATH = "/docs/"
 

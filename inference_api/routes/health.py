@@ -7,6 +7,7 @@ from dataclasses import asdict
 from flask import Blueprint, Response, jsonify, request
 from pydantic import BaseModel
 
+from inference_api import __version__
 from inference_api.decode_backend import DecodeBackend, Phase, StepTotals
 from inference_api.errors import Unauthorized
 from inference_api.input_queue import InputQueue
@@ -32,11 +33,19 @@ class Draining(BaseModel):
     status: Phase
 
 
+class Version(BaseModel):
+    version: str
+
+
+LIVENESS = {
+    "summary": "Liveness: 500 with the reason once the process should be replaced.",
+    "answers": {200: "text/plain", 500: "text/plain"},
+}
 OPERATIONS: Operations = {
-    "GET /health": {
-        "summary": "Liveness: 500 with the reason once the process should be replaced.",
-        "answers": {200: "text/plain", 500: "text/plain"},
-    },
+    "GET /health": LIVENESS,
+    "GET /ping": LIVENESS,
+    "POST /ping": LIVENESS,
+    "GET /version": {"summary": "Hearth's own version.", "answers": {200: Version}},
     "GET /ready": {
         "summary": "Readiness, and how the decode loop has fared so far.",
         "answers": {200: Readiness, 503: Readiness},
@@ -58,8 +67,13 @@ def create_blueprint(
     blueprint = Blueprint("health", __name__)
 
     @blueprint.get("/health")
+    @blueprint.route("/ping", methods=["GET", "POST"])  # as vLLM has it, for SageMaker
     def health() -> Response:
         return liveness(backend)
+
+    @blueprint.get("/version")
+    def version() -> Response:
+        return jsonify({"version": __version__})
 
     @blueprint.get("/ready")
     def ready() -> tuple[Response, int]:

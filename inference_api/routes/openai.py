@@ -12,32 +12,29 @@ from typing import Any
 from flask import Blueprint, Response, g, jsonify
 
 from inference_api.decode_backend import DecodeBackend
-from inference_api.errors import InvalidRequest, UnknownModel
+from inference_api.errors import ContextTooLong, InvalidRequest, UnknownModel
 from inference_api.openai_answers import (
     ChatCompletion,
     Completion,
-    Detokenized,
     ModelCard,
     ModelList,
-    Tokens,
 )
+from inference_api.openai_body import parse
 from inference_api.openai_choices import CHAT, COMPLETION, Choice, Form, chunks, whole_answer
 from inference_api.openai_logprobs import Logprobs
+from inference_api.openai_messages import turns_of
 from inference_api.openai_schema import (
     ChatBody,
-    ChatMessage,
     CompletionBody,
-    DetokenizeBody,
     GenerationBody,
     StreamOptions,
     TokenIds,
-    TokenizeBody,
-    parse,
 )
 from inference_api.openapi import Error, Operations
 from inference_api.routes.caller import caller_of_request, json_body
 from inference_api.routes.errors import error_body
 from inference_api.routes.generate import EVENT_STREAM, STREAM_HEADERS
+from inference_api.routes.tokenize import known_ids
 from inference_api.settings import Settings
 from inference_api.streaming import Generations
 from inference_api.tokens import Message, Tokenizer
@@ -62,16 +59,6 @@ OPERATIONS: Operations = {
         "body": ChatBody,
         "answers": {200: (ChatCompletion, "text/event-stream"), **REFUSALS},
     },
-    "POST /v1/tokenize": {
-        "summary": "The token ids of a text or a conversation.",
-        "body": TokenizeBody,
-        "answers": {200: Tokens, **REFUSALS},
-    },
-    "POST /v1/detokenize": {
-        "summary": "The text of token ids.",
-        "body": DetokenizeBody,
-        "answers": {200: Detokenized, **REFUSALS},
-    },
 }
 
 
@@ -84,8 +71,6 @@ def create_blueprint(
     blueprint.get("/v1/models/<path:model>")(views.model)
     blueprint.post("/v1/completions")(views.completions)
     blueprint.post("/v1/chat/completions")(views.chat_completions)
-    blueprint.post("/v1/tokenize")(views.tokenize)
-    blueprint.post("/v1/detokenize")(views.detokenize)
     return blueprint
 
 
@@ -98,7 +83,6 @@ class _Views:
         self._generations = generations
         self._backend = backend
         self._names = settings.served_names
-        self._max_choices = settings.max_input_qsize
         self._started_at = int(time.time())
 
     def models(self) -> Response:
@@ -114,37 +98,13 @@ class _Views:
 
     def chat_completions(self) -> Response:
         body = parse(ChatBody, json_body())
-        return self._answer(CHAT, body, [_turns(body.messages)])
-
-    def tokenize(self) -> Response:
-        body = parse(TokenizeBody, json_body())
-        self._check_model(body.model)
-        if (body.prompt is None) == (body.messages is None):
-            raise InvalidRequest("Give either prompt or messages.", "prompt")
-        self._backend.check_admission()
-        prompt = _turns(body.messages) if body.prompt is None else body.prompt
-        tokens = self._encode(self._backend.tokenizer, prompt)
-        context = self._backend.runner.max_seq_len
-        return jsonify({"count": len(tokens), "max_model_len": context, "tokens": tokens})
-
-    def detokenize(self) -> Response:
-        body = parse(DetokenizeBody, json_body())
-        self._check_model(body.model)
-        self._backend.check_admission()
-        tokens = self._known(body.tokens, "tokens")
-        return jsonify({"prompt": self._backend.tokenizer.decode(tokens)})
+        return self._answer(CHAT, body, [turns_of(body.messages)])
 
     def _answer(self, form: Form, body: GenerationBody, prompts: Sequence[Prompt]) -> Response:
         self._check_model(body.model)
         if body.stream_options is not None and not body.stream:
             raise InvalidRequest("stream_options needs stream: true.", "stream_options")
         num_choices = body.n or 1
-        if num_choices * len(prompts) > self._max_choices:
-            raise InvalidRequest(
-                f"{len(prompts)} prompts of {num_choices} choices are more than the "
-                f"{self._max_choices} that may wait here; send them one after the other.",
-                "n",
-            )
         self._backend.check_admission()
         identity = {"id": form.id_prefix + g.request_id, "created": int(time.time())}
         identity["model"] = body.model
@@ -170,11 +130,15 @@ class _Views:
         vocab_size = self._backend.runner.vocab_size
         each_choice = [body.params(choice, vocab_size) for choice in range(num_choices)]
         requests = [
-            (partial(self._encode, prompt=prompt), params)
+            (partial(self._encode, prompt=prompt, body=body), params)
             for prompt in prompts
             for params in each_choice
         ]
-        running = self._generations.begin_all(requests, caller_of_request())
+        try:
+            running = self._generations.begin_all(requests, caller_of_request())
+        except ContextTooLong as error:
+            error.param = form.prompt_field
+            raise
         tokenizer = self._backend.tokenizer
         choices = []
         for index, generation in enumerate(running):
@@ -184,31 +148,21 @@ class _Views:
             choices.append(Choice(index, generation, echo, logprobs))
         return choices
 
-    def _encode(self, tokenizer: Tokenizer, prompt: Prompt) -> list[int]:
+    def _encode(self, tokenizer: Tokenizer, prompt: Prompt, body: GenerationBody) -> list[int]:
+        runner = self._backend.runner
         if isinstance(prompt, str):
-            return tokenizer.encode(prompt)
-        if isinstance(prompt, TokenIds):
-            return self._known(prompt.token_ids, "prompt")
-        return tokenizer.encode_chat(prompt)
-
-    def _known(self, token_ids: list[int], field: str) -> list[int]:
-        vocab_size = self._backend.runner.vocab_size
-        if max(token_ids, default=0) >= vocab_size:
-            raise InvalidRequest(
-                f"Token id {max(token_ids)} is not in this model's vocabulary, 0 to "
-                f"{vocab_size - 1}.",
-                field,
-            )
+            token_ids = tokenizer.encode(prompt)
+        elif isinstance(prompt, TokenIds):
+            token_ids = known_ids(prompt.token_ids, runner.vocab_size, "prompt")
+        else:
+            token_ids = tokenizer.encode_chat(prompt)
+        body.check_room(len(token_ids), runner.max_seq_len)
         return token_ids
 
-    def _check_model(self, model: str | None) -> None:
-        if model is not None and model not in self._names:
+    def _check_model(self, model: str) -> None:
+        if model not in self._names:
             raise UnknownModel(model, self._names)
 
     def _card(self, name: str) -> Json:
         created = self._started_at
         return {"id": name, "object": "model", "created": created, "owned_by": "hearth"}
-
-
-def _turns(messages: Sequence[ChatMessage] | None) -> list[Message]:
-    return [message.as_turn() for message in messages or ()]

@@ -34,6 +34,13 @@ def format_of(schema: dict[str, Any]) -> Any:
     return {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
 
 
+def nested(levels: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "string"}
+    for _ in range(levels):
+        schema = {"type": "array", "items": schema}
+    return schema
+
+
 def test_all_answers_fit_their_schemas_whoever_shares_the_step(client: openai.OpenAI) -> None:
     dice = random.Random(4)
     jobs = [(dice.choice(SCHEMAS), dice.choice([0.0, 1.0, 2.0])) for _ in range(NUM_REQUESTS)]
@@ -77,6 +84,34 @@ def test_regular_expression_and_choice(client: openai.OpenAI, is_streamed: bool)
         assert re.fullmatch(pattern, text)
 
 
+def test_objects_are_closed_unless_they_say_otherwise(client: openai.OpenAI) -> None:
+    """An object that may always have one more property has no end for a small model."""
+    person = {"type": "object", "properties": {"name": {"type": "string", "maxLength": 8}}}
+    schema = {
+        "type": "object",
+        "properties": {
+            "person": {"$ref": "#/$defs/person"},
+            "either": {"anyOf": [{"$ref": "#/$defs/person"}, {"type": "null"}]},
+            "all": {"type": "array", "maxItems": 2, "items": person | {"required": ["name"]}},
+        },
+        "required": ["person", "either", "all"],
+        "$defs": {"person": person | {"required": ["name"]}},
+    }
+    for seed in range(8):
+        answer = client.chat.completions.create(
+            model=MODEL,
+            messages=QUESTION,
+            response_format=format_of(schema),
+            temperature=2.0,
+            max_tokens=400,
+            seed=seed,
+        )
+        assert answer.choices[0].finish_reason == "stop"
+        given = json.loads(answer.choices[0].message.content or "")
+        assert set(given) == {"person", "either", "all"}
+        assert set(given["person"]) == {"name"}
+
+
 def test_any_object_is_json(client: openai.OpenAI) -> None:
     answer = client.chat.completions.create(
         model=MODEL,
@@ -110,6 +145,8 @@ def test_token_limit_still_ends_a_constrained_answer(client: openai.OpenAI) -> N
         ({"response_format": {"type": "xml"}}, "response_format"),
         ({"response_format": format_of({"type": "colour"})}, "response_format"),
         ({"structured_outputs": {"regex": "(["}}, "structured_outputs"),
+        ({"response_format": format_of(nested(130))}, "response_format"),
+        ({"structured_outputs": {"json": nested(130)}}, "structured_outputs"),
         ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs"),
         ({"structured_outputs": {"choice": []}}, "structured_outputs"),
         (

@@ -1,6 +1,7 @@
 """The official OpenAI client against the mock server: what it sends is understood, what it gets
 it understands."""
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,6 +14,51 @@ from benchmarking.serving import MOCK_APP, ServedApi, eventually, post_bytes, se
 MODEL = "hearth-tiny"
 HELLO: list[Any] = [{"role": "user", "content": "hello"}]
 ECHO = "User: hello\nAI: "  # what the mock makes of it
+# What vLLM's clients send where they ask for nothing.
+NEUTRAL_OF_VLLM: dict[str, Any] = {
+    "allowed_token_ids": None,
+    "bad_words": [],
+    "detokenize": True,
+    "guided_json": None,
+    "include_stop_str_in_output": False,
+    "length_penalty": 1.0,
+    "logit_bias": {},
+    "min_tokens": 0,
+    "priority": 0,
+    "prompt_logprobs": None,
+    "return_token_ids": False,
+    "skip_special_tokens": True,
+    "spaces_between_special_tokens": True,
+    "stop_token_ids": [],
+    "structured_outputs": None,
+    "truncate_prompt_tokens": None,
+    "unknown_but_null": None,
+    "use_beam_search": False,
+}
+NEUTRAL = NEUTRAL_OF_VLLM | {
+    "add_generation_prompt": True,
+    "chat_template_kwargs": {},
+    "continue_final_message": False,
+    "echo": False,
+    "function_call": "none",
+    "modalities": ["text"],
+    "reasoning_effort": None,
+    "response_format": {"type": "text", "json_schema": None},
+    "stream_options": None,
+    "top_logprobs": 0,
+}
+# What clients add to a message that they keep.
+KEPT: dict[str, Any] = {
+    "annotations": [{"type": "url_citation"}],
+    "audio": None,
+    "function_call": None,
+    "name": None,
+    "provider_specific_fields": {"refusal": None},
+    "reasoning_content": None,
+    "refusal": None,
+    "thinking_blocks": [],
+    "tool_calls": [],
+}
 
 
 @pytest.fixture(scope="module")
@@ -112,6 +158,23 @@ def test_several_prompts_and_several_choices(client: openai.OpenAI) -> None:
     assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (8, 16)
 
 
+def test_lm_evals_256_prompts_in_one_call_need_no_256_places(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    log = tmp_path_factory.mktemp("prompts") / "log"
+    prompts = [f"prompt {number}" for number in range(256)]
+    with served(log, MOCK_APP, USER_ROWS=2, MAX_INPUT_QSIZE=2) as api:
+        answer = api.post("/v1/completions", model=MODEL, prompt=prompts, max_tokens=20)
+        assert [choice["text"] for choice in answer.json()["choices"]] == prompts
+        body = json.dumps({"model": MODEL, "prompt": ["x" * 900] * 256, "max_tokens": 900}).encode()
+        leaving = api.send_raw(post_bytes("/v1/completions", body))
+        eventually(lambda: api.state()["queued"] == 2)
+        refused = api.post("/v1/completions", model=MODEL, prompt=prompts)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "queue_full")
+        leaving.close()
+        eventually(api.is_idle)
+
+
 def test_streamed_completion(client: openai.OpenAI) -> None:
     with client.completions.create(model=MODEL, prompt="flow", stream=True) as stream:
         chunks = list(stream)
@@ -132,11 +195,11 @@ def test_stop_text_parts_and_the_developer_role(client: openai.OpenAI) -> None:
 
 
 def test_tokens_out_and_back(api: ServedApi) -> None:
-    tokens = requests.post(f"{api.url}/v1/tokenize", json={"prompt": "hé"}, timeout=10).json()
-    assert tokens == {"count": 3, "max_model_len": 2048, "tokens": list("hé".encode())}
-    body = {"tokens": tokens["tokens"]}
-    back = requests.post(f"{api.url}/v1/detokenize", json=body, timeout=10).json()
-    assert back == {"prompt": "hé"}
+    for root in ("/v1", ""):  # at the root too, as vLLM has them
+        tokens = api.post(f"{root}/tokenize", prompt="hé").json()
+        ids = list("hé".encode())
+        assert tokens == {"count": 3, "max_model_len": 2048, "tokens": ids, "token_strs": None}
+        assert api.post(f"{root}/detokenize", tokens=ids).json() == {"prompt": "hé"}
 
 
 def test_stream_carries_several_choices(client: openai.OpenAI) -> None:
@@ -236,7 +299,9 @@ def test_cached_prompt_tokens_are_counted(client: openai.OpenAI) -> None:
         ({"stream_options": {"include_usage": True}}, "stream_options"),
         ({"extra_body": {"colour": "blue"}}, "colour"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages"),
-        ({"messages": [{"role": "user", "content": "x" * 3000}]}, "text"),
+        ({"messages": [{"role": "user", "content": "x" * 3000}]}, "messages"),
+        ({"max_tokens": 2048}, "max_tokens"),
+        ({"max_completion_tokens": 2048}, "max_completion_tokens"),
     ],
 )
 def test_what_is_not_served_is_refused_by_name(
@@ -248,6 +313,77 @@ def test_what_is_not_served_is_refused_by_name(
     assert caught.value.type == "invalid_request_error"
 
 
+@pytest.mark.parametrize(
+    "extra",
+    [
+        {"cache_control": {"type": "ephemeral"}},
+        {"tool_calls": [{"id": "1", "type": "function"}]},
+        {"content": None},
+        {"content": [{"type": "image_url", "image_url": {"url": "data:,"}}]},
+        {"content": [{"type": "input_audio", "input_audio": {"data": "", "format": "wav"}}]},
+        {"content": [{"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}}]},
+        {"content": []},
+        {"role": "tool"},
+    ],
+)
+def test_what_a_message_may_not_hold_is_refused_with_its_place(
+    api: ServedApi, extra: dict[str, Any]
+) -> None:
+    messages = [HELLO[0], {"role": "assistant", "content": "Hello!", **extra}]
+    response = api.post("/v1/chat/completions", model=MODEL, messages=messages)
+    error = response.json()["error"]
+    (name,) = extra
+    assert (response.status_code, error["param"]) == (400, "messages")
+    assert error["message"].startswith(f"messages[1].{name}")
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"prompt": []}, "prompt: give a text, token ids, or a list of one or more of either."),
+        ({"prompt": [-1]}, "prompt[0]: is -1; give 0 or more."),
+        ({"prompt": ["a", 1]}, "prompt[1]: is 1; give a text."),
+        ({"prompt": [[1], []]}, "prompt[1]: has 0 entries; give 1 or more."),
+        ({"prompt": ["a"] * 257}, "prompt: has 257 entries; give 256 or fewer."),
+        ({"prompt": ["a"] * 200, "n": 2}, "n: is 2 for each of 200 prompts; give prompts times"),
+        ({"stop": ["a"] * 9}, "stop: has 9 entries; give 8 or fewer."),
+        ({"stop": 5}, "stop: give a text or a list of 8 texts at most."),
+        ({"min_tokens": 5}, "min_tokens: is not served; leave it out or give 0."),
+        (
+            {"temperature": 10**400},
+            "temperature: is Infinity; give 2 or less.",
+        ),
+        ({"top_p": 10**400}, "top_p: is Infinity; give 1 or less."),
+        ({"logit_bias": {"9" * 5000: 1}}, "logit_bias: '999999999"),
+        ({"model": None}, "model: is missing; give it."),
+        ({"x" * 500: 1}, "Unrecognized request argument supplied: xxxxxxxxxxxx"),
+    ],
+)
+def test_refusals_name_field_bound_and_remedy(
+    api: ServedApi, fields: dict[str, Any], message: str
+) -> None:
+    response = api.post("/v1/completions", **{"model": MODEL, "prompt": "a", **fields})
+    assert response.status_code == 400
+    assert response.json()["message"].startswith(message)
+    assert len(response.json()["message"]) < 200
+
+
+def test_messages_may_not_be_empty(api: ServedApi) -> None:
+    for path in ("/v1/tokenize", "/v1/chat/completions"):
+        response = api.post(path, model=MODEL, messages=[])
+        assert (response.status_code, response.json()["error"]["param"]) == (400, "messages")
+
+
+def test_max_tokens_beyond_the_context_names_both_numbers(api: ServedApi) -> None:
+    response = api.post("/v1/completions", model=MODEL, prompt="a" * 48, max_tokens=2001)
+    assert response.status_code == 400
+    assert "The prompt has 48 tokens, max_tokens asks for 2001 more" in response.json()["message"]
+    assert "ask for 2000 or fewer" in response.json()["message"]
+    assert api.post("/v1/completions", model=MODEL, prompt="a" * 48, max_tokens=2000).ok
+    cut = api.post("/predictions/hearth-tiny", text="a" * 2000, max_tokens=2048)
+    assert cut.ok  # the native routes cut instead
+
+
 def test_what_asks_for_nothing_is_accepted(client: openai.OpenAI) -> None:
     answer = client.chat.completions.create(
         model=MODEL,
@@ -257,8 +393,24 @@ def test_what_asks_for_nothing_is_accepted(client: openai.OpenAI) -> None:
         logprobs=False,
         response_format={"type": "text"},
         metadata={"a": "b"},
+        extra_body=NEUTRAL,
     )
     assert answer.choices[0].message.content == ECHO
+    completion = client.completions.create(
+        model=MODEL, prompt="abc", best_of=1, suffix="", extra_body=NEUTRAL_OF_VLLM
+    )
+    assert completion.choices[0].text == "abc"
+
+
+def test_answers_are_taken_back_as_the_client_dumps_them(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(model=MODEL, messages=HELLO)
+    message: Any = answer.choices[0].message
+    for dump in (message, message.model_dump(), message.to_dict(), message.model_dump() | KEPT):
+        again = client.chat.completions.create(model=MODEL, messages=[*HELLO, dump, *HELLO])
+        assert again.choices[0].message.content == f"User: hello\nAI: {ECHO}\n{ECHO}"
+    refusal = {"role": "assistant", "content": None, "refusal": "I cannot."}
+    again = client.chat.completions.create(model=MODEL, messages=[*HELLO, refusal, *HELLO])
+    assert again.choices[0].message.content == f"User: hello\nAI: I cannot.\n{ECHO}"
 
 
 def test_unknown_model_is_not_found(client: openai.OpenAI) -> None:

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from benchmarking.serving import eventually
 from inference_api._mock_inference_api_server import create_test_server
 from inference_api.inference_api_server import create_server, server_of
-from inference_api.openai_schema import UNSERVED, ChatBody
+from inference_api.openai_fields import UNSERVED
+from inference_api.openai_schema import ChatBody
 from inference_api.schema import FIELDS
 from inference_api.settings import Settings
 

@@ -1,0 +1,92 @@
+"""vLLM's routes to the tokenizer, for clients that have none of their own (lm-eval, say)."""
+
+from typing import Any
+
+from flask import Blueprint, Response, jsonify
+
+from inference_api.decode_backend import DecodeBackend
+from inference_api.errors import InvalidRequest, UnknownModel
+from inference_api.openai_answers import Detokenized, TokenizerInfo, Tokens
+from inference_api.openai_body import parse
+from inference_api.openai_messages import turns_of
+from inference_api.openai_schema import DetokenizeBody, TokenizeBody
+from inference_api.openapi import Error, Operations
+from inference_api.routes.caller import json_body
+from inference_api.settings import Settings
+
+REFUSALS: dict[int, Any] = {400: Error, 404: Error, 503: Error}
+TOKENIZE = {
+    "summary": "The token ids of a text or a conversation.",
+    "body": TokenizeBody,
+    "answers": {200: Tokens, **REFUSALS},
+}
+DETOKENIZE = {
+    "summary": "The text of token ids, special tokens among it.",
+    "body": DetokenizeBody,
+    "answers": {200: Detokenized, **REFUSALS},
+}
+OPERATIONS: Operations = {
+    "POST /tokenize": TOKENIZE,
+    "POST /v1/tokenize": TOKENIZE,
+    "POST /detokenize": DETOKENIZE,
+    "POST /v1/detokenize": DETOKENIZE,
+    "GET /tokenizer_info": {
+        "summary": "Its special tokens and chat template, as in tokenizer_config.json.",
+        "answers": {200: TokenizerInfo, 503: Error},
+    },
+}
+
+
+def create_blueprint(backend: DecodeBackend, settings: Settings) -> Blueprint:
+    blueprint = Blueprint("tokenize", __name__)
+
+    @blueprint.post("/tokenize")
+    @blueprint.post("/v1/tokenize")
+    def tokenize() -> Response:
+        body = parse(TokenizeBody, json_body())
+        check_model(body.model)
+        backend.check_admission()
+        tokenizer = backend.tokenizer
+        if body.messages is not None:
+            token_ids = tokenizer.encode_chat(turns_of(body.messages))
+        else:
+            add_special_tokens = body.add_special_tokens is not False
+            token_ids = tokenizer.encode(body.prompt or "", add_special_tokens)
+        answer = {
+            "count": len(token_ids),
+            "max_model_len": backend.runner.max_seq_len,
+            "tokens": token_ids,
+            "token_strs": tokenizer.token_strings(token_ids) if body.return_token_strs else None,
+        }
+        return jsonify(answer)
+
+    @blueprint.post("/detokenize")
+    @blueprint.post("/v1/detokenize")
+    def detokenize() -> Response:
+        body = parse(DetokenizeBody, json_body())
+        check_model(body.model)
+        backend.check_admission()
+        token_ids = known_ids(body.tokens, backend.runner.vocab_size, "tokens")
+        return jsonify({"prompt": backend.tokenizer.decode(token_ids, skip_special_tokens=False)})
+
+    @blueprint.get("/tokenizer_info")
+    def tokenizer_info() -> Response:
+        backend.check_admission()
+        return jsonify({**backend.tokenizer.info(), "model_max_length": backend.runner.max_seq_len})
+
+    def check_model(model: str | None) -> None:
+        if model is not None and model not in settings.served_names:
+            raise UnknownModel(model, settings.served_names)
+
+    return blueprint
+
+
+def known_ids(token_ids: list[int], vocab_size: int, field: str) -> list[int]:
+    """Raises InvalidRequest for one that the model does not have."""
+    if max(token_ids, default=0) >= vocab_size:
+        raise InvalidRequest(
+            f"{field}: Token id {max(token_ids)} is not in this model's vocabulary, 0 to "
+            f"{vocab_size - 1}; give ids of this model's tokenizer.",
+            field,
+        )
+    return token_ids
