@@ -4,6 +4,7 @@ Pure: any thread.
 """
 
 import json
+import math
 import re
 from collections.abc import Iterable, Iterator
 from typing import NoReturn
@@ -29,6 +30,14 @@ def parse_object(body: bytes) -> dict[str, object]:
     if ESCAPED_SURROGATE.search(body):
         _check_texts(parsed)
     return parsed
+
+
+def to_float(number: float) -> float:
+    """An integer beyond any float is infinite, and so beyond any bound."""
+    try:
+        return float(number)
+    except OverflowError:
+        return math.inf if number > 0 else -math.inf
 
 
 def shortened(value: object) -> str:

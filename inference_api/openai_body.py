@@ -13,7 +13,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, mo
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from inference_api.errors import InvalidRequest
-from inference_api.json_object import parse_object, shortened
+from inference_api.json_object import parse_object, shortened, to_float
 
 Json = dict[str, Any]
 Unserved = Mapping[str, tuple[Any, ...]]  # field -> the values that ask for nothing
@@ -66,13 +66,8 @@ def fault(field: str, message: str) -> PydanticCustomError:
     return PydanticCustomError("fault", "{message}", {"field": field, "message": message})
 
 
-def _as_float(value: object) -> object:
-    if isinstance(value, int) and not isinstance(value, bool):
-        try:
-            return float(value)
-        except OverflowError:
-            return float("inf") if value > 0 else float("-inf")
-    return value
+def _as_float(value: Any) -> Any:
+    return to_float(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
 # Of a float with bounds: an integer that is beyond any float is beyond them too.
@@ -126,9 +121,14 @@ def _refusal(detail: ErrorDetails) -> InvalidRequest:
         message = f"Unrecognized request argument supplied: {path}"
     else:
         said = _SAID.get(detail["type"], detail["msg"])
-        given = {"given": _shown(detail["input"]), **context}
+        given = {"given": _shown(detail["input"])}
+        given |= {name: _without_zeros(value) for name, value in context.items()}
         message = f"{path}: {said.format_map(given) if detail['type'] in _SAID else said}."
     return InvalidRequest(message, shortened(location[0]))
+
+
+def _without_zeros(value: Any) -> Any:
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _path(location: tuple[int | str, ...]) -> str:
@@ -141,4 +141,4 @@ def _path(location: tuple[int | str, ...]) -> str:
 def _shown(value: object) -> str:
     if isinstance(value, list | dict):
         return "a list" if isinstance(value, list) else "an object"
-    return shortened(json.dumps(value))
+    return shortened(json.dumps(_without_zeros(value)))

@@ -4,7 +4,6 @@ Lenient where documented clients need it (numbers as strings, null for absent), 
 The first fault in the order of `FIELDS` is reported, types before bounds.
 """
 
-import math
 import re
 import secrets
 from collections.abc import Callable, Mapping
@@ -12,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from inference_api.errors import InvalidRequest
-from inference_api.json_object import parse_object, shortened
+from inference_api.json_object import parse_object, shortened, to_float
 from inference_api.request import GenerationParams, SamplingParams
 
 MAX_STOP_STRINGS = 8
@@ -41,10 +40,7 @@ def read_number(value: object) -> float:
         return float(value)
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise NotThisType
-    try:
-        return float(value)
-    except OverflowError:
-        return math.copysign(math.inf, value)
+    return to_float(value)
 
 
 def read_integer(value: object) -> int:

@@ -145,6 +145,8 @@ def test_wrong_types_are_named(field: str, value: object, message: str) -> None:
     [
         ("temperature", 0.001, "temperature=0.001 is outside bounds, 0.01 <= temperature <= 100."),
         ("temperature", 1e999, "temperature=inf is outside bounds, 0.01 <= temperature <= 100."),
+        ("temperature", -(10**400), "temperature=-inf is outside bounds, 0.01 <= temperature"),
+        ("top_p", 10**400, "top_p=inf is outside bounds, 0.01 <= top_p <= 1.0."),
         ("top_p", 1.1, "top_p=1.1 is outside bounds, 0.01 <= top_p <= 1.0."),
         ("top_k", 0, "top_k=0 is outside bounds, 1 <= top_k <= 1000."),
         ("max_tokens", "9000", "max_tokens=9000 is outside bounds, 1 <= max_tokens <= 2048."),
