@@ -39,7 +39,9 @@ Content = Annotated[
 class ChatMessage(Body):
     """What clients add to an answer when they keep it is taken back."""
 
-    ignored: ClassVar[frozenset[str]] = frozenset({"annotations", "provider_specific_fields"})
+    ignored: ClassVar[frozenset[str]] = frozenset(
+        {"annotations", "parsed", "provider_specific_fields"}
+    )
     unserved: ClassVar[Unserved] = {
         "audio": (),
         "cache_control": (),
