@@ -23,9 +23,10 @@ check: $(VENV)/dev.stamp
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# The description of the API against a real server, with more examples than `make test` has time for.
+# The description of the API, and raw bytes, against real servers: more than `make test` has time for.
 fuzz: $(VENV)/dev.stamp
-	SCHEMATHESIS_EXAMPLES=$${SCHEMATHESIS_EXAMPLES:-200} $(BIN)/python -m pytest tests/e2e/test_schemathesis.py
+	SCHEMATHESIS_EXAMPLES=$${SCHEMATHESIS_EXAMPLES:-200} RAW_FUZZ_EXAMPLES=$${RAW_FUZZ_EXAMPLES:-20000} \
+	  $(BIN)/python -m pytest tests/e2e/test_schemathesis.py tests/e2e/test_raw_fuzz.py
 
 format: $(VENV)/dev.stamp
 	$(BIN)/ruff format .

@@ -38,7 +38,7 @@ class GuidedConstraint:
         if not self.is_complete:
             self.allowed = self._matcher.compute_bitmask()
         if self._matcher.is_error():
-            raise ConstraintFailed(self._matcher.get_error())
+            raise ConstraintFailed(_first_line(self._matcher.get_error()))
 
 
 class CompiledGrammar:
@@ -68,10 +68,17 @@ class GrammarCompiler:
             from llguidance import LLMatcher
         except ImportError as error:
             raise InvalidRequest(f"{spec.field} needs {EXTRA}.", spec.field) from error
-        matcher = LLMatcher(self._read_vocabulary(spec.field), _grammar(spec), log_level=0)
+        vocabulary = self._read_vocabulary(spec.field)
+        try:
+            matcher = LLMatcher(vocabulary, _grammar(spec), log_level=0)
+            first_step = matcher.deep_copy()
+            first_step.compute_bitmask()
+        except ValueError as error:  # a number beyond any float is in no JSON, for one
+            raise _unusable(spec, str(error)) from None
         if matcher.is_error():
-            reason = matcher.get_error().strip().splitlines()[0]
-            raise InvalidRequest(f"{spec.field} cannot be used: {reason[:300]}", spec.field)
+            raise _unusable(spec, matcher.get_error())
+        if first_step.is_error():
+            raise _unusable(spec, "no answer meets it")
         return CompiledGrammar(matcher)
 
     def _read_vocabulary(self, field: str) -> "LLTokenizer":
@@ -90,6 +97,14 @@ class GrammarCompiler:
                     eos_token=sorted(self._tokenizer.stop_token_ids),
                 )
             return self._vocabulary
+
+
+def _unusable(spec: ConstraintSpec, reason: str) -> InvalidRequest:
+    return InvalidRequest(f"{spec.field} cannot be used: {_first_line(reason)}", spec.field)
+
+
+def _first_line(reason: str) -> str:
+    return reason.strip().partition("\n")[0][:300]
 
 
 def _grammar(spec: ConstraintSpec) -> str:

@@ -3,7 +3,8 @@
     HearthError
     ├── InvalidRequest       400   a field is missing, mistyped or out of bounds
     │   ├── ContextTooLong   400   the prompt does not fit the model's context
-    │   └── AnswerTooLong    400   the prompt fits, the tokens asked for do not
+    │   ├── AnswerTooLong    400   the prompt fits, the tokens asked for do not
+    │   └── ConstraintFailed 400   an answer's constraint cannot be followed to its end
     ├── Unauthorized         401   the API itself checks tokens and this one is not good
     ├── HostNotAllowed       403   the request names a host that may be anybody's
     ├── OriginNotAllowed     403   a web page that is not ours had a browser send this
@@ -15,7 +16,6 @@
     │   ├── NotReady               the model is still loading
     │   └── Draining               the server is about to stop
     ├── BackendFailed        500   the decode thread died
-    ├── ConstraintFailed     500   an answer's grammar could not be followed to its end
     └── StartupError         --    the process cannot start; lists every fault found
 
 Raise them anywhere; `routes.errors` renders them, once, at the edge.
@@ -65,6 +65,15 @@ class AnswerTooLong(InvalidRequest):
             "or fewer, or shorten the prompt.",
             param,
         )
+
+
+class ConstraintFailed(InvalidRequest):
+    """Found out while it is followed: no answer meets it, say, or only an endless one."""
+
+    code = "constraint_failed"
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"The answer cannot go on under its constraint; simplify it: {reason}")
 
 
 class Unauthorized(HearthError):
@@ -158,13 +167,6 @@ class Draining(Unavailable):
 
 class BackendFailed(HearthError):
     code = "backend_failed"
-
-
-class ConstraintFailed(HearthError):
-    code = "constraint_failed"
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(f"The answer cannot go on under its constraint; simplify it: {reason}")
 
 
 class StartupError(HearthError):

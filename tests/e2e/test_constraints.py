@@ -165,6 +165,15 @@ def test_what_cannot_be_followed_is_refused_by_name(
     assert api.is_idle()
 
 
+def test_answer_that_could_only_be_endless_is_the_clients_fault(api: ServedApi) -> None:
+    endless = {"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]}
+    body = {"model": MODEL, "prompt": "a", "structured_outputs": {"json": endless}}
+    response = api.post("/v1/completions", **body)
+    assert response.status_code == 400
+    assert response.json()["error"]["code"] == "constraint_failed"
+    assert len(response.json()["message"]) < 300
+
+
 def test_model_without_a_tokenizer_file_says_so(mock_api: ServedApi) -> None:
     body = {"model": MODEL, "prompt": "a", "structured_outputs": {"regex": "b"}}
     response = mock_api.post("/v1/completions", **body)

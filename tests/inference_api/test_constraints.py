@@ -70,6 +70,15 @@ def test_same_grammar_is_compiled_once_and_followed_apart() -> None:
     assert not second.is_complete
 
 
+@pytest.mark.parametrize(
+    "text", ['{"type": Infinity}', '{"type": "colour"}', '{"$ref": "#/nowhere"}', '{"$ref": "#"}']
+)
+def test_schema_that_cannot_be_read_is_refused(text: str) -> None:
+    compiler = GrammarCompiler(load_tokenizer(EMBEDDED_MODEL, frozenset({0})), vocab_size=4096)
+    with pytest.raises(InvalidRequest, match="response_format cannot be used: "):
+        compiler.compile(ConstraintSpec("response_format", "json_schema", text))
+
+
 def test_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "llguidance", None)
     compiler = GrammarCompiler(load_tokenizer(EMBEDDED_MODEL, frozenset({0})), vocab_size=4096)
