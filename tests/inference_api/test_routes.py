@@ -9,8 +9,10 @@ from flask import Flask
 from flask.testing import FlaskClient
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from pydantic import SecretStr
 
 from benchmarking.serving import eventually
+from inference_api import __version__
 from inference_api._mock_inference_api_server import create_test_server
 from inference_api.inference_api_server import create_server, server_of
 from inference_api.openai_fields import UNSERVED
@@ -131,6 +133,15 @@ def test_unexpected_errors_are_json_without_details(
     response = client.post("/inference", json={"text": "a"})
     assert_error(response, 500, "Internal error")
     assert "secret" not in response.text
+
+
+def test_probes_need_no_token_and_the_tokenizer_does() -> None:
+    secret = SecretStr("long enough to be a secret of HS256")
+    client = create_server(Settings(jwt_secret=secret)).test_client()
+    assert client.get("/ping").text == client.post("/ping").text == "OK"
+    assert client.get("/version").get_json() == {"version": __version__}
+    assert_error(client.get("/tokenizer_info"), 401, "A valid bearer token")
+    assert_error(client.post("/tokenize", json={"prompt": "a"}), 401, "A valid bearer token")
 
 
 flat_values = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20)
