@@ -1,0 +1,200 @@
+"""Which bodies of OpenAI's routes are taken, and how the others are refused, on the mock server."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+
+from benchmarking.serving import ServedApi
+
+MODEL = "hearth-tiny"
+HELLO: list[Any] = [{"role": "user", "content": "hello"}]
+ECHO = "User: hello\nAI: "  # what the mock makes of it
+# What vLLM's clients send where they ask for nothing.
+NEUTRAL_OF_VLLM: dict[str, Any] = {
+    "allowed_token_ids": None,
+    "bad_words": [],
+    "detokenize": True,
+    "guided_json": None,
+    "include_stop_str_in_output": False,
+    "length_penalty": 1.0,
+    "logit_bias": {},
+    "min_tokens": 0,
+    "priority": 0,
+    "prompt_logprobs": None,
+    "return_token_ids": False,
+    "skip_special_tokens": True,
+    "spaces_between_special_tokens": True,
+    "stop_token_ids": [],
+    "structured_outputs": None,
+    "truncate_prompt_tokens": None,
+    "unknown_but_null": None,
+    "use_beam_search": False,
+}
+NEUTRAL = NEUTRAL_OF_VLLM | {
+    "add_generation_prompt": True,
+    "chat_template_kwargs": {},
+    "continue_final_message": False,
+    "echo": False,
+    "function_call": "none",
+    "modalities": ["text"],
+    "reasoning_effort": None,
+    "response_format": {"type": "text", "json_schema": None},
+    "stream_options": None,
+    "top_logprobs": 0,
+}
+# What clients add to a message that they keep.
+KEPT: dict[str, Any] = {
+    "annotations": [{"type": "url_citation"}],
+    "audio": None,
+    "function_call": None,
+    "name": None,
+    "provider_specific_fields": {"refusal": None},
+    "reasoning_content": None,
+    "refusal": None,
+    "thinking_blocks": [],
+    "tool_calls": [],
+}
+
+
+@pytest.fixture(scope="module")
+def api(mock_api: ServedApi) -> ServedApi:
+    return mock_api
+
+
+@pytest.fixture(scope="module")
+def client(api: ServedApi) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{api.url}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ({"temperature": 3.0}, "temperature"),
+        ({"top_p": 0}, "top_p"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"n": 33}, "n"),
+        ({"extra_body": {"priority": 1001}}, "priority"),
+        ({"stop": ["a"] * 9}, "stop"),
+        ({"logit_bias": {"99999": 1}}, "logit_bias"),
+        ({"stream_options": {"include_usage": True}}, "stream_options"),
+        ({"extra_body": {"colour": "blue"}}, "colour"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages"),
+        ({"messages": [{"role": "user", "content": "x" * 3000}]}, "messages"),
+        ({"max_tokens": 2048}, "max_tokens"),
+        ({"max_completion_tokens": 2048}, "max_completion_tokens"),
+    ],
+)
+def test_what_is_not_served_is_refused_by_name(
+    client: openai.OpenAI, fields: dict[str, Any], param: str
+) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.chat.completions.create(**({"model": MODEL, "messages": HELLO} | fields))
+    assert caught.value.param == param
+    assert caught.value.type == "invalid_request_error"
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        {"cache_control": {"type": "ephemeral"}},
+        {"tool_calls": [{"id": "1", "type": "function"}]},
+        {"content": None},
+        {"content": [{"type": "image_url", "image_url": {"url": "data:,"}}]},
+        {"content": [{"type": "input_audio", "input_audio": {"data": "", "format": "wav"}}]},
+        {"content": [{"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}}]},
+        {"content": []},
+        {"role": "tool"},
+    ],
+)
+def test_what_a_message_may_not_hold_is_refused_with_its_place(
+    api: ServedApi, extra: dict[str, Any]
+) -> None:
+    messages = [HELLO[0], {"role": "assistant", "content": "Hello!", **extra}]
+    response = api.post("/v1/chat/completions", model=MODEL, messages=messages)
+    error = response.json()["error"]
+    (name,) = extra
+    assert (response.status_code, error["param"]) == (400, "messages")
+    assert error["message"].startswith(f"messages[1].{name}")
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"prompt": []}, "prompt: give a text, token ids, or a list of one or more of either."),
+        ({"prompt": [-1]}, "prompt[0]: is -1; give 0 or more."),
+        ({"prompt": ["a", 1]}, "prompt[1]: is 1; give a text."),
+        ({"prompt": [[1], []]}, "prompt[1]: has 0 entries; give 1 or more."),
+        ({"prompt": ["a"] * 257}, "prompt: has 257 entries; give 256 or fewer."),
+        ({"prompt": ["a"] * 200, "n": 2}, "n: is 2 for each of 200 prompts; give prompts times"),
+        ({"stop": ["a"] * 9}, "stop: has 9 entries; give 8 or fewer."),
+        ({"stop": 5}, "stop: give a text or a list of 8 texts at most."),
+        ({"min_tokens": 5}, "min_tokens: is not served; leave it out or give 0."),
+        (
+            {"temperature": 10**400},
+            "temperature: is Infinity; give 2 or less.",
+        ),
+        ({"top_p": 10**400}, "top_p: is Infinity; give 1 or less."),
+        ({"logit_bias": {"9" * 5000: 1}}, "logit_bias: '999999999"),
+        ({"model": None}, "model: is missing; give it."),
+        ({"x" * 500: 1}, "Unrecognized request argument supplied: xxxxxxxxxxxx"),
+    ],
+)
+def test_refusals_name_field_bound_and_remedy(
+    api: ServedApi, fields: dict[str, Any], message: str
+) -> None:
+    response = api.post("/v1/completions", **{"model": MODEL, "prompt": "a", **fields})
+    assert response.status_code == 400
+    assert response.json()["message"].startswith(message)
+    assert len(response.json()["message"]) < 200
+
+
+def test_messages_may_not_be_empty(api: ServedApi) -> None:
+    for path in ("/v1/tokenize", "/v1/chat/completions"):
+        response = api.post(path, model=MODEL, messages=[])
+        assert (response.status_code, response.json()["error"]["param"]) == (400, "messages")
+
+
+def test_max_tokens_beyond_the_context_names_both_numbers(api: ServedApi) -> None:
+    response = api.post("/v1/completions", model=MODEL, prompt="a" * 48, max_tokens=2001)
+    assert response.status_code == 400
+    assert "The prompt has 48 tokens, max_tokens asks for 2001 more" in response.json()["message"]
+    assert "ask for 2000 or fewer" in response.json()["message"]
+    assert api.post("/v1/completions", model=MODEL, prompt="a" * 48, max_tokens=2000).ok
+    cut = api.post("/predictions/hearth-tiny", text="a" * 2000, max_tokens=2048)
+    assert cut.ok  # the native routes cut instead
+
+
+def test_what_asks_for_nothing_is_accepted(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(
+        model=MODEL,
+        messages=HELLO,
+        user="me",
+        tools=[],
+        logprobs=False,
+        response_format={"type": "text"},
+        metadata={"a": "b"},
+        extra_body=NEUTRAL,
+    )
+    assert answer.choices[0].message.content == ECHO
+    completion = client.completions.create(
+        model=MODEL, prompt="abc", best_of=1, suffix="", extra_body=NEUTRAL_OF_VLLM
+    )
+    assert completion.choices[0].text == "abc"
+
+
+def test_answers_are_taken_back_as_the_client_dumps_them(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(model=MODEL, messages=HELLO)
+    message: Any = answer.choices[0].message
+    for dump in (message, message.model_dump(), message.to_dict(), message.model_dump() | KEPT):
+        again = client.chat.completions.create(model=MODEL, messages=[*HELLO, dump, *HELLO])
+        assert again.choices[0].message.content == f"User: hello\nAI: {ECHO}\n{ECHO}"
+    refusal = {"role": "assistant", "content": None, "refusal": "I cannot."}
+    again = client.chat.completions.create(model=MODEL, messages=[*HELLO, refusal, *HELLO])
+    assert again.choices[0].message.content == f"User: hello\nAI: I cannot.\n{ECHO}"
