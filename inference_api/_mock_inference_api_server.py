@@ -10,12 +10,12 @@ from unittest.mock import patch
 
 from flask import Flask
 
+from inference_api.chat_prompts import Message, check_names, plain_chat_prompt
 from inference_api.decode_backend import DecodeBackend
 from inference_api.engine.runner import DecodeInput, Drawn, PrefillChunk
 from inference_api.inference_api_server import create_server, server_of
 from inference_api.request import TokenLogprobs
 from inference_api.settings import Settings
-from inference_api.tokens import Message, plain_chat_prompt
 
 END_TOKEN = 256  # the ids below it are bytes
 DEFAULT_SEQ_LEN = 2048
@@ -25,11 +25,13 @@ class ByteTokenizer:
     """One token per byte of UTF-8."""
 
     stop_token_ids = frozenset({END_TOKEN})
+    bytes_per_token = 1
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         return list(text.encode())
 
     def encode_chat(self, messages: Sequence[Message]) -> list[int]:
+        check_names(messages, named_roles=frozenset())
         return self.encode(plain_chat_prompt(messages))
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
@@ -41,6 +43,12 @@ class ByteTokenizer:
     def info(self) -> dict[str, str | None]:
         names = ("bos_token", "eos_token", "pad_token", "unk_token", "chat_template")
         return {"tokenizer_class": "ByteTokenizer", **dict.fromkeys(names)}
+
+    def special_token(self, token_id: int) -> str | None:
+        return None if token_id < END_TOKEN else "</s>"
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return bytes([token_id]) if token_id < END_TOKEN else b""
 
     def as_json(self) -> None:
         return None

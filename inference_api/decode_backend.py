@@ -18,6 +18,7 @@ from inference_api.engine.runner import ModelRunner
 from inference_api.errors import BackendFailed, Draining, HearthError, NotReady, StartupError
 from inference_api.input_queue import InputQueue
 from inference_api.output_queues import OutputQueues
+from inference_api.prompt_encoder import PromptEncoder
 from inference_api.request import FinishReason, SessionId, TokenEvent
 from inference_api.rows import RowTable, UserRow
 from inference_api.settings import Settings
@@ -75,7 +76,8 @@ class DecodeBackend:
 
     runner: ModelRunner
     tokenizer: Tokenizer
-    _planner: StepPlanner  # once the model is loaded
+    prompt_encoder: PromptEncoder  # once the model is loaded, as the planner
+    _planner: StepPlanner
 
     def __init__(
         self,
@@ -291,6 +293,7 @@ class DecodeBackend:
     def _become_ready(self) -> None:
         self._rows = RowTable(self.max_users, self._reuse_unit_tokens())
         self._planner = StepPlanner(self._rows, self.runner, self.settings)
+        self.prompt_encoder = PromptEncoder(self.tokenizer, self.runner.max_seq_len)
         with self._lock:
             if self.phase is Phase.LOADING:
                 self.phase = Phase.READY

@@ -3,6 +3,7 @@
     HearthError
     ├── InvalidRequest       400   a field is missing, mistyped or out of bounds
     │   ├── ContextTooLong   400   the prompt does not fit the model's context
+    │   ├── PromptTooLong    400   nor could it, which is known without encoding it
     │   ├── AnswerTooLong    400   the prompt fits, the tokens asked for do not
     │   └── ConstraintFailed 400   an answer's constraint cannot be followed to its end
     ├── Unauthorized         401   the API itself checks tokens and this one is not good
@@ -74,6 +75,17 @@ class ConstraintFailed(InvalidRequest):
 
     def __init__(self, reason: str) -> None:
         super().__init__(f"The answer cannot go on under its constraint; simplify it: {reason}")
+
+
+class PromptTooLong(InvalidRequest):
+    code = "context_length_exceeded"
+
+    def __init__(self, size: str, at_most: int, max_seq_len: int) -> None:
+        super().__init__(
+            f"The prompt has {size} and the model's context of {max_seq_len} tokens holds at most "
+            f"{at_most}; shorten the prompt.",
+            param="text",
+        )
 
 
 class Unauthorized(HearthError):

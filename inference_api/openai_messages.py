@@ -5,8 +5,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
+from inference_api.chat_prompts import Message
 from inference_api.openai_body import Body, Unserved, fault
-from inference_api.tokens import Message
 
 
 def _form_of_content(content: Any) -> str | None:
@@ -68,12 +68,13 @@ class ChatMessage(Body):
         return self
 
     def as_turn(self) -> Message:
-        """The message as chat templates take it: one text, and no name for a system role."""
+        """The message as chat templates take it: one text, and a developer is a system."""
         content = self.refusal or "" if self.content is None else self.content
         if not isinstance(content, str):
             content = "".join(part.text for part in content)
         role = "system" if self.role == "developer" else self.role
-        return {"role": role, "content": content}
+        named = {"name": self.name} if self.name else {}
+        return {"role": role, "content": content, **named}
 
 
 Messages = Annotated[list[ChatMessage], Field(min_length=1, fail_fast=True)]

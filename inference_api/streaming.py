@@ -18,6 +18,7 @@ from inference_api.errors import ContextTooLong, QueueFull
 from inference_api.input_queue import InputQueue
 from inference_api.metrics import GenerationRecord, ServerMetrics
 from inference_api.output_queues import OutputQueue, OutputQueues
+from inference_api.prompt_encoder import PromptEncoder
 from inference_api.request import (
     FinishReason,
     GenerationParams,
@@ -35,7 +36,7 @@ logger = logging.getLogger(__name__)
 EVENT_WAIT_S = 5.0  # one wait for the next event; repeated until it comes
 
 Clock = Callable[[], float]
-Encode = Callable[[Tokenizer], Sequence[int]]
+Encode = Callable[[PromptEncoder], Sequence[int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +184,7 @@ class Generations:
     def begin(self, encode: Encode, params: GenerationParams, caller: Caller) -> TextGeneration:
         """Queue a request and return once it has its first event (or its failure: raises).
 
-        Raises NotReady, Draining, BackendFailed, ContextTooLong and QueueFull.
+        Raises NotReady, Draining, BackendFailed, ContextTooLong, PromptTooLong and QueueFull.
         """
         (generation,) = self.begin_all([(encode, params)], caller)
         return generation
@@ -227,7 +228,7 @@ class Generations:
         self._backend.check_admission()
         self._input_queue.check_room()  # before the work of encoding, not after it
         tokenizer = self._backend.tokenizer
-        prompt_tokens = tuple(encode(tokenizer))
+        prompt_tokens = tuple(encode(self._backend.prompt_encoder))
         grammar = None
         if params.constraint is not None:
             grammar = self._compiler(tokenizer).compile(params.constraint)

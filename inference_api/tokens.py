@@ -1,41 +1,44 @@
-"""Between text and token ids, on request threads: encoding, chat prompts, text that grows.
+"""Between text and token ids: encoding, single tokens, text that grows.
 
 A `Tokenizer` is immutable once loaded and may be shared by any threads. `TextStream` and
 `StopMatcher` belong to one request each. Importing this module loads no torch.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from jinja2 import TemplateError
-
+from inference_api.chat_prompts import ChatPrompts, Message, template_of
 from inference_api.chat_template import check_chat_template
 from inference_api.engine import gguf_tokenizer
 from inference_api.engine.gguf_files import is_gguf, read_gguf
-from inference_api.errors import InvalidRequest, StartupError
+from inference_api.errors import StartupError
+from inference_api.prompt_bounds import bytes_per_token, is_byte_level
+from inference_api.special_tokens import encoded
+from inference_api.token_bytes import BYTE_TOKENS, byte_level_bytes
 
 if TYPE_CHECKING:
     from transformers import TokenizersBackend
 
 REPLACEMENT = "\ufffd"  # what an incomplete UTF-8 sequence decodes to
-SPEAKERS = {"user": "User", "assistant": "AI", "system": "System"}
-
-Message = Mapping[str, str]  # of a chat: its role and content
+ANCHOR = "a"  # a token's text is what it adds to another's: alone it may lose its leading space
 
 
 class Tokenizer(Protocol):
     """What request threads need of a model's tokenizer."""
 
     stop_token_ids: frozenset[int]
+    bytes_per_token: int
+    """The most bytes of text, in UTF-8, that one token stands for. See `prompt_bounds`."""
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """The text as given, with the special tokens the model expects around a prompt, or
-        without."""
+        without. What reads like a special token in it becomes one."""
 
     def encode_chat(self, messages: Sequence[Message]) -> list[int]:
-        """A conversation in the model's own chat template, ready for the answer.
+        """A conversation in the model's own chat template, ready for the answer. What reads like a
+        special token in a message stays text.
 
         Raises InvalidRequest when the template refuses it, for the order of its roles, say.
         """
@@ -48,6 +51,13 @@ class Tokenizer(Protocol):
 
     def info(self) -> dict[str, str | None]:
         """Class, special tokens and chat template, named as in `tokenizer_config.json`."""
+
+    def special_token(self, token_id: int) -> str | None:
+        """The name of a special token; None for any other."""
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """What a token adds to the bytes of a text: whole characters, parts of one, and nothing if
+        it is special."""
 
     def as_json(self) -> str | None:
         """The content of its `tokenizer.json`; None when it has no such form."""
@@ -66,22 +76,19 @@ class HuggingFaceTokenizer:
         self._tokenizer = wrapper.backend_tokenizer
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
+        description = json.loads(self._tokenizer.to_str())
+        self.bytes_per_token = bytes_per_token(description)
+        self._is_byte_level = is_byte_level(description)
+        added = self._tokenizer.get_added_tokens_decoder()
+        self._special = {id_: token.content for id_, token in added.items() if token.special}
+        self._chat = ChatPrompts(self._tokenizer, template_of(wrapper))
+        self._anchor_id = self.encode(ANCHOR)[-1]
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
+        return encoded(self._tokenizer, text, add_special_tokens)
 
     def encode_chat(self, messages: Sequence[Message]) -> list[int]:
-        if self._wrapper.chat_template is None:
-            return self.encode(plain_chat_prompt(messages))
-        try:
-            prompt = self._wrapper.apply_chat_template(
-                [dict(message) for message in messages], tokenize=False, add_generation_prompt=True
-            )
-        except TemplateError as error:
-            raise InvalidRequest(
-                f"The model's chat template refuses the messages: {error}.", "messages"
-            ) from error
-        return list(self._tokenizer.encode(prompt, add_special_tokens=False).ids)
+        return self._chat.encode(messages)
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens))
@@ -100,14 +107,22 @@ class HuggingFaceTokenizer:
             "chat_template": template if isinstance(template, str) else None,
         }
 
+    def special_token(self, token_id: int) -> str | None:
+        return self._special.get(token_id)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        token = self._tokenizer.id_to_token(token_id)
+        if token is None or token_id in self._special:
+            return b""
+        if self._is_byte_level:
+            return byte_level_bytes(token)
+        if token in BYTE_TOKENS:
+            return bytes([BYTE_TOKENS[token]])
+        anchored = self.decode([self._anchor_id, token_id])
+        return anchored.removeprefix(self.decode([self._anchor_id])).encode()
+
     def as_json(self) -> str | None:
         return str(self._tokenizer.to_str())
-
-
-def plain_chat_prompt(messages: Sequence[Message]) -> str:
-    """For models that bring no chat template."""
-    turns = [f"{SPEAKERS[message['role']]}: {message['content']}\n" for message in messages]
-    return "".join(turns) + f"{SPEAKERS['assistant']}: "
 
 
 def load_tokenizer(model_dir: Path, stop_token_ids: frozenset[int]) -> HuggingFaceTokenizer:

@@ -170,11 +170,19 @@ def _sentence_pieces(metadata: Metadata, vocab: dict[str, int]) -> Json:
         },
         "model": _bpe(
             vocab,
-            list(merges_from_scores(vocab, scores)),
+            list(merges_from_scores(_text_pieces(metadata, vocab), scores)),
             unk_token=special_token(metadata, "unknown"),
             fuse_unk=True,
             byte_fallback=True,
         ),
+    }
+
+
+def _text_pieces(metadata: Metadata, vocab: dict[str, int]) -> dict[str, int]:
+    """Without the tokens that SentencePiece never makes of text, whatever the text says."""
+    types = metadata.get("tokenizer.ggml.token_type") or [NORMAL] * len(vocab)
+    return {
+        token: number for token, number in vocab.items() if types[number] in (NORMAL, USER_DEFINED)
     }
 
 

@@ -11,18 +11,18 @@ from flask import Blueprint, Response
 
 from inference_api.errors import HearthError, UnknownModel
 from inference_api.openapi import Error, Operations
+from inference_api.prompt_encoder import PromptEncoder
 from inference_api.routes.caller import caller_of_request, json_body
 from inference_api.routes.errors import error_body
 from inference_api.schema import GenerationBody, json_schema, parse_generation_body
 from inference_api.settings import Settings
 from inference_api.streaming import Generations, TextGeneration
-from inference_api.tokens import Tokenizer
 
 RAW_TEXT = "text/plain; charset=utf-8"
 EVENT_STREAM = "text/event-stream; charset=utf-8"
 STREAM_HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 
-Encode = Callable[[Tokenizer, str], Sequence[int]]
+Encode = Callable[[PromptEncoder, str], Sequence[int]]
 
 REFUSALS: dict[int, Any] = {400: Error, 404: Error, 503: Error}
 OPERATIONS: Operations = {
@@ -77,18 +77,18 @@ def create_blueprint(generations: Generations, settings: Settings) -> Blueprint:
             raise UnknownModel(model, settings.served_names)
         body = parse_generation_body(json_body(), settings.has_strict_bounds(model))
         return body, generations.begin(
-            lambda tokenizer: encode(tokenizer, body.text), body.params, caller_of_request()
+            lambda prompts: encode(prompts, body.text), body.params, caller_of_request()
         )
 
     return blueprint
 
 
-def encode_plain(tokenizer: Tokenizer, text: str) -> Sequence[int]:
-    return tokenizer.encode(text)
+def encode_plain(prompts: PromptEncoder, text: str) -> Sequence[int]:
+    return prompts.encode(text)
 
 
-def encode_turn(tokenizer: Tokenizer, text: str) -> Sequence[int]:
-    return tokenizer.encode_chat([{"role": "user", "content": text}])
+def encode_turn(prompts: PromptEncoder, text: str) -> Sequence[int]:
+    return prompts.encode_chat([{"role": "user", "content": text}])
 
 
 def streamed(generation: TextGeneration, chunks: Iterator[bytes], mimetype: str) -> Response:

@@ -6,13 +6,14 @@ A completion is one or several generations; the answer is put together here from
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 from flask import Blueprint, Response, g, jsonify
 
+from inference_api.chat_prompts import Message
 from inference_api.decode_backend import DecodeBackend
-from inference_api.errors import ContextTooLong, InvalidRequest, UnknownModel
+from inference_api.errors import InvalidRequest, UnknownModel
 from inference_api.openai_answers import (
     ChatCompletion,
     Completion,
@@ -31,13 +32,13 @@ from inference_api.openai_schema import (
     TokenIds,
 )
 from inference_api.openapi import Error, Operations
+from inference_api.prompt_encoder import PromptEncoder
 from inference_api.routes.caller import caller_of_request, json_body
 from inference_api.routes.errors import error_body
 from inference_api.routes.generate import EVENT_STREAM, STREAM_HEADERS
-from inference_api.routes.tokenize import known_ids
+from inference_api.routes.tokenize import known_ids, prompt_is_called
 from inference_api.settings import Settings
 from inference_api.streaming import Generations
-from inference_api.tokens import Message, Tokenizer
 
 Json = dict[str, Any]
 Prompt = str | TokenIds | list[Message]
@@ -129,33 +130,28 @@ class _Views:
     ) -> list[Choice]:
         vocab_size = self._backend.runner.vocab_size
         each_choice = [body.params(choice, vocab_size) for choice in range(num_choices)]
-        requests = [
-            (partial(self._encode, prompt=prompt, body=body), params)
-            for prompt in prompts
-            for params in each_choice
-        ]
-        try:
+        encodes = [cache(partial(self._encode, prompt=prompt, body=body)) for prompt in prompts]
+        requests = [(encode, params) for encode in encodes for params in each_choice]
+        with prompt_is_called(form.prompt_field):
             running = self._generations.begin_all(requests, caller_of_request())
-        except ContextTooLong as error:
-            error.param = form.prompt_field
-            raise
         tokenizer = self._backend.tokenizer
         choices = []
         for index, generation in enumerate(running):
             echo = tokenizer.decode(generation.prompt_tokens) if body.wants_echo else ""
+            scored_prompt = len(generation.prompt_tokens) if body.wants_echo else 0
             is_scored = body.num_logprobs is not None
-            logprobs = Logprobs(tokenizer, form.is_chat) if is_scored else None
+            logprobs = Logprobs(tokenizer, form.is_chat, scored_prompt) if is_scored else None
             choices.append(Choice(index, generation, echo, logprobs))
         return choices
 
-    def _encode(self, tokenizer: Tokenizer, prompt: Prompt, body: GenerationBody) -> list[int]:
+    def _encode(self, prompts: PromptEncoder, prompt: Prompt, body: GenerationBody) -> list[int]:
         runner = self._backend.runner
         if isinstance(prompt, str):
-            token_ids = tokenizer.encode(prompt)
+            token_ids = prompts.encode(prompt)
         elif isinstance(prompt, TokenIds):
             token_ids = known_ids(prompt.token_ids, runner.vocab_size, "prompt")
         else:
-            token_ids = tokenizer.encode_chat(prompt)
+            token_ids = prompts.encode_chat(prompt)
         body.check_room(len(token_ids), runner.max_seq_len)
         return token_ids
 

@@ -1,11 +1,13 @@
 """vLLM's routes to the tokenizer, for clients that have none of their own (lm-eval, say)."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from flask import Blueprint, Response, jsonify
 
 from inference_api.decode_backend import DecodeBackend
-from inference_api.errors import InvalidRequest, UnknownModel
+from inference_api.errors import ContextTooLong, InvalidRequest, PromptTooLong, UnknownModel
 from inference_api.openai_answers import Detokenized, TokenizerInfo, Tokens
 from inference_api.openai_body import parse
 from inference_api.openai_messages import turns_of
@@ -46,12 +48,14 @@ def create_blueprint(backend: DecodeBackend, settings: Settings) -> Blueprint:
         body = parse(TokenizeBody, json_body())
         check_model(body.model)
         backend.check_admission()
-        tokenizer = backend.tokenizer
+        prompts, tokenizer = backend.prompt_encoder, backend.tokenizer
         if body.messages is not None:
-            token_ids = tokenizer.encode_chat(turns_of(body.messages))
+            with prompt_is_called("messages"):
+                token_ids = prompts.encode_chat(turns_of(body.messages))
         else:
             add_special_tokens = body.add_special_tokens is not False
-            token_ids = tokenizer.encode(body.prompt or "", add_special_tokens)
+            with prompt_is_called("prompt"):
+                token_ids = prompts.encode(body.prompt or "", add_special_tokens)
         answer = {
             "count": len(token_ids),
             "max_model_len": backend.runner.max_seq_len,
@@ -79,6 +83,16 @@ def create_blueprint(backend: DecodeBackend, settings: Settings) -> Blueprint:
             raise UnknownModel(model, settings.served_names)
 
     return blueprint
+
+
+@contextmanager
+def prompt_is_called(field: str) -> Iterator[None]:
+    """Have refusals of a prompt for its length name `field`, as the route has it."""
+    try:
+        yield
+    except (ContextTooLong, PromptTooLong) as error:
+        error.param = field
+        raise
 
 
 def known_ids(token_ids: list[int], vocab_size: int, field: str) -> list[int]:

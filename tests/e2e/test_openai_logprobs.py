@@ -78,7 +78,57 @@ def test_prompt_and_answer_are_scored_as_transformers_does(
         top = logprobs.top_logprobs[position + 1]
         assert max(top.values()) == pytest.approx(float(known[position].max()), abs=1e-4)
         assert len(top) <= TOP + 1
-    assert "".join(logprobs.tokens) == choice.text
+    specials = tokenizer.all_special_tokens
+    assert specials[0] in logprobs.tokens
+    texts = [token for token in logprobs.tokens if token not in specials]
+    assert "".join(texts) == choice.text
+
+
+def test_offsets_say_where_the_tokens_texts_begin_and_parts_of_a_character_share_theirs(
+    client: openai.OpenAI,
+) -> None:
+    """The model has no token for these characters: each is several."""
+    choice = client.completions.create(
+        model=MODEL, prompt="né 🎉 ok", max_tokens=0, logprobs=0, extra_body={"echo": True}
+    ).choices[0]
+    assert choice.text == "né 🎉 ok"
+    assert choice.logprobs is not None
+    assert choice.logprobs.tokens == [
+        "<s>",
+        "n",
+        "\ufffd",
+        "\ufffd",
+        " ",
+        *4 * ["\ufffd"],
+        " o",
+        "k",
+    ]
+    assert choice.logprobs.text_offset == [0, 0, 1, 1, 2, 3, 3, 3, 3, 4, 6]
+
+
+def test_bytes_of_a_chats_tokens_are_those_of_its_text(client: openai.OpenAI) -> None:
+    """A regular expression makes the answer one that the model has no whole tokens for."""
+    answer = client.chat.completions.create(
+        model=MODEL,
+        messages=[{"role": "user", "content": "Hello"}],
+        logprobs=True,
+        extra_body={"structured_outputs": {"choice": ["né 🎉"]}},
+    )
+    logprobs = answer.choices[0].logprobs
+    assert logprobs is not None
+    assert logprobs.content is not None
+    assert all(entry.bytes for entry in logprobs.content)
+    assert b"".join(bytes(entry.bytes or []) for entry in logprobs.content).decode() == "né 🎉"
+
+
+def test_special_tokens_are_named(client: openai.OpenAI) -> None:
+    completion = client.completions.create(
+        model=MODEL, prompt="a</s>", max_tokens=0, logprobs=1, extra_body={"echo": True}
+    )
+    logprobs = completion.choices[0].logprobs
+    assert logprobs is not None
+    assert logprobs.tokens == ["<s>", "a", "</s>"]
+    assert logprobs.text_offset == [0, 0, 1]
 
 
 def test_chat_logprobs_of_a_greedy_answer_are_its_maxima(client: openai.OpenAI) -> None:

@@ -1,0 +1,131 @@
+"""Special tokens in a prompt, told from text that reads like them."""
+
+import re
+import secrets
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tokenizers import AddedToken
+    from tokenizers import Tokenizer as Backend
+
+Span = tuple[int, int]  # of a text: where it begins, and where it has ended
+
+PRIVATE_USE = range(0xE000, 0xF900)  # characters that mean nothing, so that no normaliser has them
+PRIVATE_PLANE = 0xF0000  # 65,534 more of them
+SECRET_CHARS = 8
+
+
+def encoded(backend: "Backend", text: str, add_special_tokens: bool) -> list[int]:
+    # As a batch of one: only batches leave the interpreter to other threads meanwhile.
+    (encoding,) = backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+    return list(encoding.ids)
+
+
+class SpecialTokens:
+    """Keeps what a template writes apart from what a message says. Immutable; any thread.
+
+    `hide` puts a placeholder for every look-alike in a message before the template is rendered, so
+    that whatever reads like a special token afterwards was written by the template. `encode` then
+    puts an alias for each of those, and for each placeholder what it stands for, and gives the
+    whole to a second tokenizer, which knows the aliases instead of the special tokens and is else
+    the same: whatever spaces and neighbours do to a token they do to its alias. Placeholders and
+    aliases begin with a secret, so that no text has them by chance or on purpose.
+    """
+
+    def __init__(self, backend: "Backend", add_special_tokens: bool) -> None:
+        added = backend.get_added_tokens_decoder()
+        self._ids = {token.content: id_ for id_, token in added.items() if token.special}
+        self._placeholders = _stand_ins(self._ids, secret := _secret())
+        self._hidden = {placeholder: token for token, placeholder in self._placeholders.items()}
+        self._placeholder = re.compile(secret + ".")
+        self._aliases = _stand_ins(self._ids, _secret())
+        self._finder = _finder(self._ids)
+        self._aliased, self._original_ids = _aliased(backend, added, self._aliases)
+        self._adds_special_tokens = add_special_tokens
+        # What a tokenizer itself puts around a prompt, and for text that it does not know.
+        self._around = Counter(encoded(backend, "", add_special_tokens))
+        self._unknown_id = self._ids.get(getattr(backend.model, "unk_token", None) or "")
+
+    def find(self, text: str) -> list[Span]:
+        """Where special tokens' texts are, from left to right, the longest at each place."""
+        (found,) = self._finder.encode_batch([text])
+        return list(found.offsets)
+
+    def hide(self, text: str) -> str:
+        """The text with placeholders for what reads like special tokens."""
+        return _replaced(text, self.find(text), self._placeholders)
+
+    def encode(self, prompt: str, written: Sequence[Span]) -> list[int]:
+        """A prompt with placeholders; at `written` are the template's special tokens."""
+        text = _replaced(prompt, written, self._aliases)
+        text = self._placeholder.sub(lambda found: self._hidden.get(found[0], ""), text)
+        ids = encoded(self._aliased, text, self._adds_special_tokens)
+        return [self._original_ids.get(id_, id_) for id_ in ids]
+
+    def are_written(self, ids: Sequence[int], prompt: str, written: Sequence[Span]) -> bool:
+        """Whether no more special tokens are among the ids than the template wrote: a normaliser,
+        say, may make one of other text."""
+        wanted = Counter(self._ids[prompt[start:end]] for start, end in written) + self._around
+        known = {*self._ids.values()} - {self._unknown_id}
+        return Counter(id_ for id_ in ids if id_ in known) <= wanted
+
+
+def _secret() -> str:
+    return "".join(chr(secrets.choice(PRIVATE_USE)) for _ in range(SECRET_CHARS))
+
+
+def _stand_ins(tokens: Iterable[str], secret: str) -> dict[str, str]:
+    return {token: secret + chr(PRIVATE_PLANE + number) for number, token in enumerate(tokens)}
+
+
+def _finder(tokens: Iterable[str]) -> "Backend":
+    """A tokenizer that knows nothing but these: what is between them has no tokens."""
+    from tokenizers import AddedToken
+    from tokenizers import Tokenizer as Backend
+    from tokenizers.models import BPE
+
+    finder = Backend(BPE())
+    finder.add_tokens([AddedToken(token, normalized=False) for token in tokens])
+    return finder
+
+
+def _aliased(
+    backend: "Backend", added: Mapping[int, "AddedToken"], aliases: Mapping[str, str]
+) -> tuple["Backend", dict[int, int]]:
+    """The tokenizer with aliases for its special tokens, and the original ids of all that were
+    added to it. It shares the model, which is what takes memory."""
+    from tokenizers import AddedToken
+    from tokenizers import Tokenizer as Backend
+
+    twin = Backend(backend.model)
+    for part in ("normalizer", "pre_tokenizer", "post_processor"):
+        if (value := getattr(backend, part)) is not None:
+            setattr(twin, part, value)
+    names = {
+        id_: aliases[token.content] if token.special else token.content
+        for id_, token in added.items()
+    }
+    twin.add_tokens(
+        [
+            AddedToken(
+                names[id_],
+                single_word=token.single_word,
+                lstrip=token.lstrip,
+                rstrip=token.rstrip,
+                normalized=token.normalized,
+            )
+            for id_, token in added.items()
+        ]
+    )
+    ids = twin.get_vocab()
+    return twin, {ids[name]: id_ for id_, name in names.items()}
+
+
+def _replaced(text: str, spans: Sequence[Span], by: Mapping[str, str]) -> str:
+    pieces, at = [], 0
+    for start, end in spans:
+        pieces += [text[at:start], by[text[start:end]]]
+        at = end
+    return "".join([*pieces, text[at:]])
