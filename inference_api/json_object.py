@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import NoReturn
 
+from inference_api.body_bounds import check_structure
 from inference_api.errors import InvalidRequest
 
 MAX_DEPTH = 100  # levels; whoever walks a body afterwards may do so by recursion
@@ -16,7 +17,9 @@ ESCAPED_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 def parse_object(body: bytes) -> dict[str, object]:
-    """Raises InvalidRequest when there is none, it is nested too deep or a text in it is none."""
+    """Raises InvalidRequest when there is none, it is huge, nested too deep or a text in it is
+    none."""
+    check_structure(body)
     try:
         parsed = json.loads(body.decode("utf-8"), parse_constant=_refuse_constant)
     except RecursionError:

@@ -15,6 +15,8 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 from inference_api.errors import InvalidRequest
 from inference_api.json_object import parse_object, shortened, to_float
 
+MAX_FAULTS = 100  # of a body, to look at one by one: a body can have a million
+
 Json = dict[str, Any]
 Unserved = Mapping[str, tuple[Any, ...]]  # field -> the values that ask for nothing
 
@@ -57,6 +59,11 @@ def parse(kind: type[B], body: bytes) -> B:
     try:
         return kind.model_validate(parse_object(body))
     except ValidationError as error:
+        if error.error_count() > MAX_FAULTS:
+            raise InvalidRequest(
+                f"The body has {error.error_count()} faults, more than {MAX_FAULTS} are not looked "
+                "at; send the fields that /openapi.json describes."
+            ) from None
         details = error.errors(include_url=False)
         raise _refusal(details[0]) from None
 

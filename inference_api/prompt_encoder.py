@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from threading import Condition, Lock
 
-from inference_api.chat_prompts import Message
+from inference_api.chat_prompts import USER_TEXTS, Message
 from inference_api.errors import PromptTooLong, QueueFull
 from inference_api.tokens import Tokenizer
 
@@ -35,7 +35,7 @@ class PromptEncoder:
         InvalidRequest when the template refuses them."""
         if len(messages) > self._max_seq_len:
             raise PromptTooLong(f"{len(messages)} messages", self._max_seq_len, self._max_seq_len)
-        with self._room_for([each[key] for each in messages for key in each]):
+        with self._room_for([each[key] for each in messages for key in USER_TEXTS if key in each]):
             return self._tokenizer.encode_chat(messages)
 
     @contextmanager
