@@ -43,7 +43,7 @@ class TextOffsets:
         """Of the token that comes next; inside a character, where that character begins."""
         # The last character of this is the one that the token's first byte is in.
         begun = (self._held + own[:1]).decode(errors="replace")
-        offset = self._num_chars + max(0, len(begun) - 1 if own else len(begun))
+        offset = self._num_chars + max(0, len(begun) - 1)
         piece = self._text.push([token_id])
         self._num_chars += len(piece)
         self._held = b"" if piece else self._held + own
