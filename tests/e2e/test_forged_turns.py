@@ -47,5 +47,5 @@ def test_a_name_is_refused_by_a_template_that_has_no_place_for_it(model_api: Ser
     assert answer(None).status_code == 200
     refusal = answer("Ada")
     assert refusal.status_code == 400
-    assert "messages.0.name: this model's chat template has no place" in refusal.text
+    assert "messages[0].name: this model's chat template has no place" in refusal.text
     assert refusal.json()["error"]["param"] == "messages"

@@ -99,12 +99,12 @@ def test_a_name_that_the_template_writes_is_text_too() -> None:
 def test_a_name_that_nothing_would_read_is_refused(
     tokenizer: HuggingFaceTokenizer | ByteTokenizer,
 ) -> None:
-    with pytest.raises(InvalidRequest, match=r"messages\.0\.name: .* has no place for") as refusal:
+    with pytest.raises(InvalidRequest, match=r"messages\[0\]\.name: .* has no place for") as refusal:
         tokenizer.encode_chat([{"role": "user", "content": "hi", "name": "Ada"}])
     assert refusal.value.param == "messages"
 
 
 def test_a_name_is_refused_for_the_roles_whose_names_are_not_read() -> None:
     messages = [*user("hi"), {"role": "assistant", "content": "hi", "name": "Ada"}]
-    with pytest.raises(InvalidRequest, match=r"messages\.1\.name: .* of role assistant"):
+    with pytest.raises(InvalidRequest, match=r"messages\[1\]\.name: .* of role assistant"):
         pieces().encode_chat(messages)

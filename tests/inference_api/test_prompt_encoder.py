@@ -21,7 +21,7 @@ class IdleTokenizer(ByteTokenizer):
 
     bytes_per_token = 2
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         raise AssertionError("this is encoded")
 
     def encode_chat(self, messages: Sequence[Message]) -> list[int]:

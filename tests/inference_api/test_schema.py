@@ -85,7 +85,7 @@ def test_what_is_no_json_object_is_malformed(body: bytes) -> None:
         parse_generation_body(body)
 
 
-@pytest.mark.parametrize("depth", [130, 100_000])
+@pytest.mark.parametrize("depth", [130, 30_000])
 def test_depth_has_a_bound(depth: int) -> None:
     body = b'{"text": "a", "deep": ' + b"[" * depth + b"]" * depth + b"}"
     with pytest.raises(InvalidRequest, match="is nested more than 100 levels deep; flatten it"):
