@@ -21,6 +21,7 @@ from inference_api.inference_api_server import server_of
 from inference_api.logs import logging_config
 from inference_api.preflight import check_start
 from inference_api.settings import load_settings
+from inference_api.worker import ApiWorker, allowed_connections
 from optimizer.errors import StartupError as OptimizerStartupError
 from optimizer.settings import load_settings as load_optimizer_settings
 from weights.errors import StartupError as WeightsStartupError
@@ -43,9 +44,9 @@ GRACE_BEYOND_DRAIN_S = 15
 wsgi_app = MOCK_APP if settings.mock_model else MODEL_APP
 bind = f"{settings.service_host}:{settings.service_port}"
 workers = 1
-worker_class = "gthread"
+worker_class = ApiWorker
 threads = settings.threads
-worker_connections = max(1000, 2 * settings.threads)
+worker_connections = allowed_connections(settings.max_connections)
 preload_app = False
 max_requests = 0  # recycling a worker would load the model again
 timeout = 120  # of the worker's heartbeat: no limit on a stream

@@ -10,10 +10,12 @@
     ├── HostNotAllowed       403   the request names a host that may be anybody's
     ├── OriginNotAllowed     403   a web page that is not ours had a browser send this
     ├── UnknownModel         404   no model is served under this name
+    ├── RequestTimeout       408   the client takes too long to send its request
     ├── RequestTooLarge      413   the body exceeds MAX_CONTENT_LENGTH
     ├── NotJson              415   a body that any page could have sent
     ├── Unavailable          503   not now: try again after `retry_after_s`
     │   ├── QueueFull              the input queue has no place
+    │   ├── TooManyConnections     this one had waited longest, or held most bytes
     │   ├── NotReady               the model is still loading
     │   └── Draining               the server is about to stop
     ├── BackendFailed        500   the decode thread died
@@ -132,6 +134,18 @@ class UnknownModel(HearthError):
         self.param = "model"
 
 
+class RequestTimeout(HearthError):
+    status = 408
+    code = "request_timeout"
+    type = "invalid_request_error"
+
+    def __init__(self, head_s: float, body_s: float, body_bytes_per_s: int) -> None:
+        super().__init__(
+            f"The request did not come in time: a head may take {head_s:g} s, a body {body_s:g} s "
+            f"and one more for every {body_bytes_per_s} bytes of it; send it faster."
+        )
+
+
 class RequestTooLarge(HearthError):
     status = 413
     code = "request_too_large"
@@ -167,6 +181,17 @@ class QueueFull(Unavailable):
 
     def __init__(self, retry_after_s: int) -> None:
         super().__init__("Service overloaded, try again later.", retry_after_s)
+
+
+class TooManyConnections(Unavailable):
+    code = "too_many_connections"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "Too much is being sent at once and this request was not complete yet, try again "
+            "later.",
+            retry_after_s=1,
+        )
 
 
 class NotReady(Unavailable):

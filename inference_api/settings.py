@@ -118,6 +118,39 @@ class Settings(BaseSettings):
         le=1024**3,
         description="Largest request body in bytes.",
     )
+    head_timeout_s: float = Field(
+        5.0,
+        alias="HEAD_TIMEOUT",
+        gt=0,
+        le=3600,
+        description="Seconds a client may take to send a request's head.",
+    )
+    body_timeout_s: float = Field(
+        10.0,
+        alias="BODY_TIMEOUT",
+        gt=0,
+        le=3600,
+        description="Seconds a client may take to send a body, beside those of MIN_BODY_RATE.",
+    )
+    min_body_bytes_per_s: int = Field(
+        16 * 1024,
+        alias="MIN_BODY_RATE",
+        ge=1,
+        le=1024**3,
+        description="Bytes of a body that earn the client one more second.",
+    )
+    max_connections: int = Field(
+        4096,
+        ge=64,
+        le=1_000_000,
+        description="Open connections; above it, whichever sent no whole request goes first.",
+    )
+    max_waiting_per_address: int = Field(
+        256,
+        ge=1,
+        le=1_000_000,
+        description="Connections of one address with no whole request yet; the oldest goes first.",
+    )
     mock_model: bool = Field(False, description="Serve the mock backend: an echo, no model.")
     mock_tokens_per_second: float = Field(
         3000.0, gt=0, le=1e6, description="Decode steps per second of the mock backend."

@@ -1,0 +1,153 @@
+"""Requests on their way in: gunicorn's parser over the bytes that have come so far.
+
+The thread that polls feeds it, without ever waiting, until a request is whole; a request thread
+then takes the request and finds all of its body in memory. What bytes mean is for gunicorn's
+parser alone to say: here it is only found out where a request ends.
+"""
+
+import re
+from collections import deque
+from typing import Any
+
+import httptools
+from gunicorn.http.body import ChunkedReader
+from gunicorn.http.errors import LimitRequestHeaders
+from gunicorn.http.message import Request
+from gunicorn.http.parser import RequestParser
+from gunicorn.http.unreader import Unreader
+
+MAX_HEAD_BYTES = 64 * 1024  # gunicorn's own limits, on lines and their number, come to 800 KiB
+MAX_FRAMING = 2  # chunked, a body may have this many times the bytes it may have otherwise
+PIECE_BYTES = 8 * 1024  # gunicorn's reader copies the rest of a piece for each chunk in it
+# A bare LF is no end, but gunicorn refuses such a head at once.
+END_OF_HEAD = re.compile(rb"\r\n\r\n|(?<!\r)\n")
+EMPTY_HEAD = b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+class Inbound(RequestParser):
+    """One connection's requests, one after the other. Used by one thread at a time."""
+
+    def __init__(self, cfg: Any, peer: Any, max_body_bytes: int) -> None:
+        super().__init__(cfg, (), peer)
+        self.unreader: _Received = _Received()
+        self.request: Any = None  # gunicorn's Request, from the end of its head until it is taken
+        self.num_body_bytes = 0  # as sent: of chunks, with their framing
+        self._max_body_bytes = max_body_bytes
+        self._head = bytearray()
+        self._chunks: _Chunks | None = None
+
+    @property
+    def has_begun(self) -> bool:
+        return bool(self._head) or self.request is not None
+
+    def feed(self, data: bytes) -> bool:
+        """Take what was received. Returns whether the request is due: whole, or beyond hope.
+
+        One beyond hope, because its body is too large or its chunks are malformed, is for the
+        application to refuse; its connection is closed after it. Raises gunicorn's own errors
+        when the head is malformed or too large.
+        """
+        if self.request is None:
+            if not self._has_whole_head(data):
+                return False
+            self.request = super().__next__()
+            self.num_body_bytes = 0
+            is_chunked = isinstance(self.request.body.reader, ChunkedReader)
+            self._chunks = _Chunks() if is_chunked else None
+            data = self.unreader.take_buffered()
+        self.num_body_bytes += len(data)
+        self.unreader.put(data)
+        return self._is_chunked_body_due(data) if self._chunks else self._is_sized_body_due()
+
+    def feed_rest(self) -> bool:
+        """`feed`, once a request is answered, what came behind it."""
+        return self.feed(self.unreader.take_buffered())
+
+    def take_expectation(self) -> bool:
+        """Whether the client waits for "100 Continue" before it sends the body; True once."""
+        if self.request is None or not self.request._expected_100_continue:
+            return False
+        self.request._expected_100_continue = False  # or gunicorn would send it too
+        return True
+
+    def __next__(self) -> Request:
+        """Take the request that is due."""
+        assert self.request is not None, "feed says when a request is due"
+        self.take_expectation()
+        request: Request = self.request
+        self.request = None
+        return request
+
+    def _has_whole_head(self, data: bytes) -> bool:
+        searched = max(0, len(self._head) - 3)
+        self._head += data
+        if END_OF_HEAD.search(self._head, searched) is None:
+            if len(self._head) > MAX_HEAD_BYTES:
+                raise LimitRequestHeaders(f"the head exceeds {MAX_HEAD_BYTES} bytes")
+            return False
+        self.unreader.unread(self._head)
+        self._head.clear()
+        return True
+
+    def _is_sized_body_due(self) -> bool:
+        length = self.request.body.reader.length
+        if length > self._max_body_bytes:
+            self.request.force_close()
+            return True
+        return bool(self.num_body_bytes >= length)
+
+    def _is_chunked_body_due(self, data: bytes) -> bool:
+        assert self._chunks is not None
+        self._chunks.feed(data)
+        if self._chunks.are_complete:
+            return True
+        is_too_large = self._chunks.num_bytes > self._max_body_bytes
+        is_mostly_framing = self.num_body_bytes > MAX_FRAMING * self._max_body_bytes + PIECE_BYTES
+        if self._chunks.are_malformed or is_too_large or is_mostly_framing:
+            self.request.force_close()
+            return True
+        return False
+
+
+class _Received(Unreader):
+    """What gunicorn's readers read from: received bytes, and an end behind them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._pieces: deque[bytes] = deque()
+
+    def put(self, data: bytes) -> None:
+        self._pieces.extend(
+            data[start : start + PIECE_BYTES] for start in range(0, len(data), PIECE_BYTES)
+        )
+
+    def chunk(self, size_hint: int | None = None) -> bytes:
+        return self._pieces.popleft() if self._pieces else b""
+
+    def take_buffered(self) -> bytes:
+        rest = super().take_buffered() + b"".join(self._pieces)
+        self._pieces.clear()
+        return rest
+
+
+class _Chunks:
+    """Finds where a chunked body ends, and counts what is in it, by httptools."""
+
+    def __init__(self) -> None:
+        self.num_bytes = 0
+        self.are_complete = self.are_malformed = False
+        self._parser = httptools.HttpRequestParser(self)
+        self._parser.feed_data(EMPTY_HEAD)
+
+    def feed(self, data: bytes) -> None:
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError:  # or what follows the end is no request
+            self.are_malformed = not self.are_complete
+
+    def on_body(self, data: bytes) -> None:
+        if not self.are_complete:
+            self.num_bytes += len(data)
+
+    def on_message_complete(self) -> None:
+        self.are_complete = True
