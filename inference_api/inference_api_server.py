@@ -16,6 +16,7 @@ from inference_api.output_queues import OutputQueues
 from inference_api.routes import dashboard, generate, health, openai, tokenize
 from inference_api.routes import metrics as metrics_routes
 from inference_api.routes.auth import needs_token, register_token_check
+from inference_api.routes.body import WholeBodyRequest
 from inference_api.routes.caller import register_request_ids
 from inference_api.routes.errors import register_error_handlers
 from inference_api.routes.openapi import register_openapi
@@ -102,6 +103,7 @@ def create_server(
     generations = Generations(backend, input_queue, output_queues, watcher, metrics, tracing)
 
     app = Flask("inference_api", static_folder=None)
+    app.request_class = WholeBodyRequest
     app.config["MAX_CONTENT_LENGTH"] = settings.max_content_length_bytes
     app.extensions[EXTENSION] = Server(
         settings, backend, input_queue, output_queues, watcher, tracing
