@@ -59,10 +59,6 @@ class Inbound(RequestParser):
         self.unreader.put(data)
         return self._is_chunked_body_due(data) if self._chunks else self._is_sized_body_due()
 
-    def feed_rest(self) -> bool:
-        """`feed`, once a request is answered, what came behind it."""
-        return self.feed(self.unreader.take_buffered())
-
     def take_expectation(self) -> bool:
         """Whether the client waits for "100 Continue" before it sends the body; True once."""
         if self.request is None or not self.request._expected_100_continue:
