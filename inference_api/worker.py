@@ -33,9 +33,10 @@ from inference_api.waiting import ApiConnection, Wait, WaitingConnections
 logger = logging.getLogger(__name__)
 
 RECEIVE_BYTES = 64 * 1024
+MAX_ACCEPTED = 32  # at once: between polls come the duties of a whole turn
+MAX_HELD_REQUESTS = 64  # of full size, coming in or being answered
 LINGER_S = 2.0  # for a client to close what was answered, or a stopping worker's connection
 LINGER_BYTES = 16 * 1024 * 1024  # that such a client may still send
-MAX_HELD_REQUESTS = 64  # of full size, coming in or being answered
 SWEEP_S = 0.5  # how often late connections are looked for
 PROBE_PATHS = frozenset({"/health", "/ready"})
 PROBE_THREADS = 2
@@ -58,10 +59,10 @@ class ApiWorker(ThreadWorker):
     """All but `handle`, which is gunicorn's, runs on the thread that polls."""
 
     _settings: Settings
-    _timeout: RequestTimeout
     _waiting: WaitingConnections
     _probe_pool: ThreadPoolExecutor
     _swept_at_s = 0.0
+    _num_let_go = 0  # since then
 
     @classmethod
     def check_config(cls, cfg: Any, log: Any) -> None:
@@ -71,32 +72,28 @@ class ApiWorker(ThreadWorker):
 
     def run(self) -> None:
         self._settings = server_of(self.wsgi).settings
-        self._timeout = RequestTimeout(
-            self._settings.head_timeout_s,
-            self._settings.body_timeout_s,
-            self._settings.min_body_bytes_per_s,
-        )
         self._waiting = WaitingConnections()
         self._probe_pool = ThreadPoolExecutor(PROBE_THREADS, "probe")
         super().run()
         self._probe_pool.shutdown(wait=False)
 
     def accept(self, listener: socket.socket) -> None:
-        try:
-            sock, client = listener.accept()
-        except OSError as error:
-            if error.errno in OUT_OF_DESCRIPTORS:
-                self._make_room()
-            elif error.errno not in NO_CONNECTION:
-                raise
-            return
-        max_body_bytes = self._settings.max_content_length_bytes
-        connection = ApiConnection(self.cfg, sock, client, listener.getsockname(), max_body_bytes)
-        connection.since_s = time.monotonic()
-        self.nr_conns += 1
-        self._receive(connection, sock)  # the request often comes with the connection
-        if self.nr_conns >= self.worker_connections:
-            self._make_room()
+        server, max_body_bytes = listener.getsockname(), self._settings.max_content_length_bytes
+        for _ in range(MAX_ACCEPTED):
+            try:
+                sock, client = listener.accept()
+            except OSError as error:
+                if error.errno in OUT_OF_DESCRIPTORS:
+                    self._let_go(self._waiting.oldest())
+                elif error.errno not in NO_CONNECTION:
+                    raise
+                return
+            connection = ApiConnection(self.cfg, sock, client, server, max_body_bytes)
+            connection.since_s = time.monotonic()
+            self.nr_conns += 1
+            self._receive(connection)  # the request often comes with the connection
+            if self.nr_conns >= self.worker_connections:
+                self._let_go(self._waiting.oldest())
 
     def enqueue_req(self, conn: ApiConnection) -> None:  # type: ignore[override]
         """Probes have threads of their own, which nothing else can take."""
@@ -128,21 +125,27 @@ class ApiWorker(ThreadWorker):
             for conn in self._waiting.all():
                 self._close(conn)
         elif now_s >= self._swept_at_s + SWEEP_S:
-            self._swept_at_s = now_s
             for conn in self._waiting.late(now_s):
-                self._dismiss(conn, self._timeout)
+                self._time_out(conn)
+            if self._num_let_go:
+                logger.warning("closed %d connections to make room for others", self._num_let_go)
+            self._swept_at_s, self._num_let_go = now_s, 0
 
     def _cap_keepalive(self, deadline: float) -> None:
         """Called when the worker stops."""
         for conn in self._waiting.all():
             conn.deadline_s = min(conn.deadline_s, deadline)
 
-    def _receive(self, conn: ApiConnection, sock: socket.socket) -> None:
+    def _on_readable(self, conn: ApiConnection, sock: socket.socket) -> None:
+        if conn.is_polled:  # and not closed since the poll, for another one's sake
+            self._receive(conn)
+
+    def _receive(self, conn: ApiConnection) -> None:
         try:
-            data = sock.recv(RECEIVE_BYTES)
+            data = conn.sock.recv(RECEIVE_BYTES)
         except BlockingIOError:
             if conn.wait is None:  # it is new
-                self._take(conn, b"", Wait.REQUEST)
+                self._await(conn, Wait.REQUEST)
             return
         except OSError:
             data = b""
@@ -184,14 +187,14 @@ class ApiWorker(ThreadWorker):
         if conn.wait is not wait:
             self._waiting.add(conn, wait)
         if self._waiting.num_requests_of(conn.address) > self._settings.max_waiting_per_address:
-            self._dismiss(self._waiting.oldest_of(conn.address), TooManyConnections())
+            self._let_go(self._waiting.oldest_of(conn.address))
 
     def _has_room_for_bytes_of(self, conn: ApiConnection) -> bool:
         """Whether `conn` could be kept; others that hold more go before it."""
         max_request_bytes = MAX_HEAD_BYTES + self._settings.max_content_length_bytes
         while self._waiting.num_held_bytes > MAX_HELD_REQUESTS * max_request_bytes:
             largest = self._waiting.largest() or conn
-            self._dismiss(largest, TooManyConnections())
+            self._let_go(largest)
             if largest is conn:
                 return False
         return True
@@ -207,25 +210,27 @@ class ApiWorker(ThreadWorker):
         body_s = conn.parser.num_body_bytes / self._settings.min_body_bytes_per_s
         return self._settings.body_timeout_s + body_s
 
-    def _make_room(self) -> None:
-        oldest = self._waiting.oldest()
-        if oldest is not None:
-            self._tell(oldest, TooManyConnections())
-            self._close(oldest)
+    def _let_go(self, conn: ApiConnection | None) -> None:
+        """Close a connection to make room for another."""
+        if conn is None:
+            return
+        self._num_let_go += 1
+        if conn.wait is not Wait.CLOSE and conn.parser.has_begun:
+            _send(conn.sock, _refusal(TooManyConnections()))
+        self._close(conn)
 
-    def _dismiss(self, conn: ApiConnection, error: HearthError) -> None:
-        if self._tell(conn, error):
-            self._linger(conn)
-        else:
-            self._close(conn)
-
-    def _tell(self, conn: ApiConnection, error: HearthError) -> bool:
-        """Tell a client that has sent a part of a request why it is not answered."""
+    def _time_out(self, conn: ApiConnection) -> None:
         if conn.wait is Wait.CLOSE or not conn.parser.has_begun:
-            return False
+            self._close(conn)
+            return
+        error = RequestTimeout(
+            self._settings.head_timeout_s,
+            self._settings.body_timeout_s,
+            self._settings.min_body_bytes_per_s,
+        )
         logger.info("refused a request of %s: %d %s", conn.address, error.status, error.code)
         _send(conn.sock, _refusal(error))
-        return True
+        self._linger(conn)
 
     def _linger(self, conn: ApiConnection) -> None:
         """Close our side and wait for the client's: at once, it might lose what was sent last."""
@@ -253,8 +258,8 @@ class ApiWorker(ThreadWorker):
 
     def _set_polled(self, conn: ApiConnection, is_polled: bool) -> None:
         if is_polled and not conn.is_polled:
-            receive = partial(self._receive, conn)
-            self.poller.register(conn.sock, selectors.EVENT_READ, receive)
+            on_readable = partial(self._on_readable, conn)
+            self.poller.register(conn.sock, selectors.EVENT_READ, on_readable)
         elif conn.is_polled and not is_polled:
             self.poller.unregister(conn.sock)
         conn.is_polled = is_polled
