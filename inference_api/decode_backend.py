@@ -257,6 +257,7 @@ class DecodeBackend:
             if row.finish_reason is not None:
                 self._rows.free(row)
                 self.runner.release(row.index)
+                self._input_queue.row_is_free()
 
     def _report_status(self, started_s: float, model_s_before: float) -> None:
         now_s = self._clock()

@@ -89,7 +89,7 @@ def create_server(
     weights_settings = weights_settings or load_weights_settings()
     optimizer = create_service(optimizer_settings)
     weights = create_weights_service(weights_settings)
-    input_queue = InputQueue(settings.max_input_qsize)
+    input_queue = InputQueue(settings.max_input_qsize, settings.user_rows)
     output_queues = OutputQueues()
     metrics = ServerMetrics(
         settings.served_name,

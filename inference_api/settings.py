@@ -81,7 +81,9 @@ class Settings(BaseSettings):
         le=1_048_576,
         description="Context of a row in tokens; default: the model's own, at most 2048.",
     )
-    max_input_qsize: int = Field(64, ge=1, le=4096, description="Requests waiting for a row.")
+    max_input_qsize: int = Field(
+        64, ge=1, le=4096, description="Requests waiting for a row while none is free."
+    )
     prefill_chunk_tokens: int = Field(
         256, ge=1, le=65536, description="Most prompt tokens prefilled in one step."
     )

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from inference_api._mock_inference_api_server import END_TOKEN, ByteTokenizer, EchoRunner
 from inference_api.decode_backend import DecodeBackend, Phase
-from inference_api.errors import BackendFailed, Draining, NotReady
+from inference_api.errors import BackendFailed, Draining, NotReady, QueueFull
 from inference_api.input_queue import InputQueue
 from inference_api.output_queues import OutputQueue, OutputQueues
 from inference_api.request import FinishReason, GenerationRequest
@@ -20,7 +20,7 @@ class Loop:
 
     def __init__(self, rows: int = 2, context: int = 64, chunk: int = 4) -> None:
         self.now_s = 0.0
-        self.input_queue, self.output_queues = InputQueue(100), OutputQueues()
+        self.input_queue, self.output_queues = InputQueue(100, rows), OutputQueues()
         self.backend = DecodeBackend(
             Settings(user_rows=rows, prefill_chunk_tokens=chunk, drain_timeout_s=10),
             self.input_queue,
@@ -165,6 +165,10 @@ def test_no_row_leaks_whatever_the_order_of_arrivals_and_cancels(
     for queue in queues:
         loop.output_queues.close(queue.session_id)
     assert len(loop.output_queues) == 0
+    for _ in range(100 + 3):  # the queue's places and the rows
+        loop.submit("x")
+    with pytest.raises(QueueFull):
+        loop.submit("x")
 
 
 def test_draining_finishes_what_was_admitted_then_says_so() -> None:

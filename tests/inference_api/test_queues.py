@@ -5,9 +5,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inference_api.errors import Draining, QueueFull
+from inference_api.inference_api_server import create_server, server_of
 from inference_api.input_queue import InputQueue
 from inference_api.output_queues import OutputQueues
 from inference_api.request import FinishReason, GenerationRequest, SessionId, TokenEvent
+from inference_api.settings import Settings
 
 
 def request(name: str, priority: int = 0) -> GenerationRequest:
@@ -58,6 +60,28 @@ def test_full_queue_refuses_with_a_time_from_the_measured_drain_rate() -> None:
     assert caught.value.retry_after_s == 8
     with pytest.raises(QueueFull):
         queue.check_room()
+
+
+def test_burst_fills_the_free_rows_and_the_queue() -> None:
+    queue = InputQueue(max_size=4, num_rows=32)
+    for number in range(36):
+        queue.put(request(str(number)))
+    for _ in range(32):  # into the rows: that makes no room
+        queue.get()
+        with pytest.raises(QueueFull):
+            queue.check_room()
+    queue.row_is_free()
+    queue.put(request("next"))
+    with pytest.raises(QueueFull):
+        queue.put(request("one too many"))
+
+
+def test_server_has_room_for_its_rows_and_its_queue() -> None:
+    server = server_of(create_server(Settings(user_rows=3, max_input_qsize=2)))
+    for number in range(3 + 2):
+        server.input_queue.put(request(str(number)))
+    with pytest.raises(QueueFull):
+        server.input_queue.put(request("one too many"))
 
 
 def test_removed_request_makes_room_wherever_it_stood() -> None:
