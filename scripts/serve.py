@@ -1,17 +1,20 @@
 """Serve on this machine: the API and the proxy side by side, and how to try and to watch them.
 
-`make serve` runs it. Ctrl-C or SIGTERM drains and ends both; a second Ctrl-C kills them. If one of
-them ends by itself, so does the other. The secret of the printed token is made once and kept in
-`var/`, so that a printed line stays good; the proxy alone gets it and checks tokens.
+`make serve` runs it. Ctrl-C or SIGTERM drains and ends both, and so does a SIGKILL of this process;
+a second Ctrl-C kills them. If one of them ends by itself, so does the other. The secret of the
+printed token is made once and kept in `var/`, so that a printed line stays good; the proxy alone
+gets it and checks tokens.
 """
 
 import argparse
+import ctypes
 import os
 import secrets
 import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from urllib.request import urlopen
@@ -28,6 +31,7 @@ SECRET_PATH = ROOT / "var" / "jwt_secret"
 DEFAULT_PROXY_PORT = "1223"
 ANY_ADDRESS = ("0.0.0.0", "::")
 POLL_S = 0.2
+PR_SET_PDEATHSIG = 1  # prctl(2)
 QUESTION = "Have you been to Paris, France?"
 
 Process = subprocess.Popen[bytes]
@@ -112,7 +116,23 @@ def end(processes: tuple[Process, ...]) -> None:
 def _start(config: str, environment: dict[str, str]) -> Process:
     """gunicorn in a session of its own, so that a Ctrl-C reaches it through us alone."""
     command = [sys.executable, "-m", "gunicorn", "--config", config]
-    return subprocess.Popen(command, cwd=ROOT, env=environment, start_new_session=True)
+    return subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env=environment,
+        start_new_session=True,
+        preexec_fn=partial(_end_with, os.getpid(), ctypes.CDLL(None)),
+    )
+
+
+def _end_with(parent: int, libc: ctypes.CDLL) -> None:
+    """Have Linux send us SIGTERM when the parent ends, however that happens.
+
+    Runs between fork and exec, which is safe as the parent has one thread.
+    """
+    libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != parent:  # it has ended before
+        os._exit(1)
 
 
 def _reachable(settings: Settings) -> str:

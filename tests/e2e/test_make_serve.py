@@ -6,9 +6,11 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import jwt
+import psutil
 import pytest
 import requests
 
@@ -38,14 +40,13 @@ class Stack:
         return {"Authorization": f"Bearer {token}"}
 
 
-@pytest.fixture(scope="module")
-def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    log_path = tmp_path_factory.mktemp("serve") / "log"
+@contextmanager
+def started(log_path: Path, *arguments: str) -> Iterator[Stack]:
     ports = free_ports(3)
     names = ("SERVICE_PORT", "PROXY_PORT", "PROXY_METRICS_PORT")
     with log_path.open("wb") as log:
         process = subprocess.Popen(
-            [sys.executable, "scripts/serve.py"],
+            [sys.executable, "scripts/serve.py", *arguments],
             cwd=ROOT,
             env=environment(**dict(zip(names, ports, strict=True))),
             stdout=log,
@@ -59,6 +60,12 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     if process.poll() is None:
         process.send_signal(signal.SIGTERM)
         process.wait(END_TIMEOUT_S)
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    with started(tmp_path_factory.mktemp("serve") / "log") as stack:
+        yield stack
 
 
 def test_printed_curl_line_streams_an_answer(stack: Stack) -> None:
@@ -110,3 +117,14 @@ def test_interrupt_ends_both_processes(stack: Stack) -> None:
     for url in (stack.api, stack.proxy):
         with pytest.raises(requests.ConnectionError):
             requests.get(url, timeout=5)
+
+
+def test_killed_script_takes_both_processes_with_it(tmp_path: Path) -> None:
+    with started(tmp_path / "log", "--mock") as stack:
+        servers = psutil.Process(stack.process.pid).children(recursive=True)
+        stack.process.kill()
+        stack.process.wait(END_TIMEOUT_S)
+        gone, alive = psutil.wait_procs(servers, END_TIMEOUT_S)
+        for server in alive:
+            server.kill()
+        assert (len(gone), alive) == (4, [])  # two arbiters, each with its worker
