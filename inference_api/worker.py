@@ -193,7 +193,9 @@ class ApiWorker(ThreadWorker):
         """Whether `conn` could be kept; others that hold more go before it."""
         max_request_bytes = MAX_HEAD_BYTES + self._settings.max_content_length_bytes
         while self._waiting.num_held_bytes > MAX_HELD_REQUESTS * max_request_bytes:
-            largest = self._waiting.largest() or conn
+            largest = self._waiting.largest()
+            if largest is None or largest.num_held_bytes < conn.num_held_bytes:
+                largest = conn
             self._let_go(largest)
             if largest is conn:
                 return False

@@ -33,7 +33,7 @@ CHUNKED_HEAD = (
 @pytest.fixture(scope="module")
 def bounded_api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedApi]:
     settings = {
-        "HEAD_TIMEOUT": 1,
+        "HEAD_TIMEOUT": 3,
         "BODY_TIMEOUT": 1,
         "MIN_BODY_RATE": 50,
         "MAX_WAITING_PER_ADDRESS": MAX_WAITING_PER_ADDRESS,
