@@ -1,12 +1,12 @@
 """Reading requests and writing responses. No state of its own: any thread."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import IO, Any
 from urllib.parse import unquote
 
 from flask import Blueprint, Response, request
 
-from optimizer.errors import BodyTooLarge
+from optimizer.errors import BodyTooLarge, Fault, InvalidRequest
 from optimizer.wire import BodyT, decode, encode, read
 
 
@@ -48,7 +48,7 @@ class Http:
         length = request.content_length
         if length is not None and length > self._max_body_bytes:
             raise BodyTooLarge(self._max_body_bytes)
-        raw = request.stream.read(self._max_body_bytes + 1)
+        raw = _read(request.stream, self._max_body_bytes + 1)
         if len(raw) > self._max_body_bytes:
             raise BodyTooLarge(self._max_body_bytes)
         return decode(raw)
@@ -63,6 +63,13 @@ class Http:
         self._blueprint.add_url_rule(
             path, f"{verb} {path}".replace(".", "_"), respond, methods=[verb], strict_slashes=False
         )
+
+
+def _read(stream: IO[bytes], max_bytes: int) -> bytes:
+    try:
+        return stream.read(max_bytes)
+    except Exception as error:  # each server has errors of its own for what its client sends
+        raise InvalidRequest([Fault("", "the body's chunks are malformed or cut short")]) from error
 
 
 def two_names(rest: str, is_known: Callable[[str], bool]) -> tuple[str, str] | None:

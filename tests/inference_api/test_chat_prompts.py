@@ -99,7 +99,9 @@ def test_a_name_that_the_template_writes_is_text_too() -> None:
 def test_a_name_that_nothing_would_read_is_refused(
     tokenizer: HuggingFaceTokenizer | ByteTokenizer,
 ) -> None:
-    with pytest.raises(InvalidRequest, match=r"messages\[0\]\.name: .* has no place for") as refusal:
+    with pytest.raises(
+        InvalidRequest, match=r"messages\[0\]\.name: .* has no place for"
+    ) as refusal:
         tokenizer.encode_chat([{"role": "user", "content": "hi", "name": "Ada"}])
     assert refusal.value.param == "messages"
 

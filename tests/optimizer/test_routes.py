@@ -2,11 +2,13 @@
 
 import json
 from collections.abc import Callable
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import pytest
 from flask.testing import FlaskClient
+from gunicorn.http.errors import InvalidChunkSize
 
 from optimizer.app import create_app
 from optimizer.settings import Settings
@@ -243,3 +245,17 @@ def test_bodies_beyond_the_limit_are_refused(tmp_path: Path) -> None:
     response = client.post("/setServers", data=b" " * 1025)
     assert response.status_code == 413
     assert "OPTIMIZER_MAX_BODY_BYTES" in response.get_json()["message"]
+
+
+class BrokenChunks(BytesIO):
+    def read(self, size: int | None = -1) -> bytes:
+        raise InvalidChunkSize(b"zz")
+
+
+def test_malformed_chunks_are_answered_with_400(client: FlaskClient) -> None:
+    terminated = {"wsgi.input_terminated": True}
+    response = client.post(
+        "/optimizeOne", input_stream=BrokenChunks(), environ_overrides=terminated
+    )
+    assert response.status_code == 400
+    assert "chunks are malformed" in response.get_json()["message"]

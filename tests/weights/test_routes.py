@@ -1,10 +1,12 @@
 """The table of the routes, row by row: texts, fields, status, and what changed."""
 
 import json
+from io import BytesIO
 from typing import Any
 
 import pytest
 from flask.testing import FlaskClient
+from gunicorn.http.errors import InvalidChunkSize
 
 from tests.weights.support import DELETE, GENERATE, UPDATE, new_client, search, update
 from weights.errors import StoreFailed
@@ -340,3 +342,15 @@ def test_unknown_paths_and_verbs_are_answered_in_json(client: FlaskClient) -> No
     assert client.get("/nope").get_json() == {"status_code": 404, "message": "Not Found"}
     assert client.get(UPDATE).get_json()["status_code"] == 405
     assert client.get("/health").get_json() == {"status": "ok"}
+
+
+class BrokenChunks(BytesIO):
+    def read(self, size: int | None = -1) -> bytes:
+        raise InvalidChunkSize(b"zz")
+
+
+def test_malformed_chunks_are_answered_with_422(client: FlaskClient) -> None:
+    terminated = {"wsgi.input_terminated": True}
+    response = client.post(UPDATE, input_stream=BrokenChunks(), environ_overrides=terminated)
+    assert response.status_code == 422
+    assert "chunks are malformed" in response.get_json()["message"]

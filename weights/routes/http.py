@@ -1,12 +1,12 @@
 """Reading requests and writing responses. No state of its own: any thread."""
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import IO, Any, TypeVar
 
 from flask import Blueprint, Response, request
 from pydantic import BaseModel
 
-from weights.errors import BodyTooLarge
+from weights.errors import BodyTooLarge, Fault, InvalidRequest
 from weights.schema import Body
 
 BodyT = TypeVar("BodyT", bound=Body)
@@ -40,7 +40,16 @@ class Http:
         length = request.content_length
         if length is not None and length > self._max_body_bytes:
             raise BodyTooLarge(self._max_body_bytes)
-        raw = request.stream.read(self._max_body_bytes + 1)
+        raw = _read(request.stream, self._max_body_bytes + 1)
         if len(raw) > self._max_body_bytes:
             raise BodyTooLarge(self._max_body_bytes)
         return model.parse(raw)
+
+
+def _read(stream: IO[bytes], max_bytes: int) -> bytes:
+    try:
+        return stream.read(max_bytes)
+    except Exception as error:  # each server has errors of its own for what its client sends
+        raise InvalidRequest(
+            [Fault(("body",), "the chunks are malformed or cut short", "body_malformed")]
+        ) from error
