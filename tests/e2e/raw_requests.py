@@ -73,7 +73,6 @@ PATH_VALUES = (*["hearth-tiny", "falcon40b", "s", "A100", "granite_13b/A100"] * 
                "%2e%2e", "..%2f..%2fetc", "a" * 2000, "%ud800", "%ed%a0%80", "'\"<>", "é",
                "a%2Fb", "+")  # fmt: skip
 QUERIES = ("", "", "?limit=-1", "?offset=%ff&limit=x", "?format=png", "?" + "a=1&" * 300, "?%")
-# Bodies and answers that are cut, or whose length is a lie, belong to the sockets' own tests.
 HEAD = (
     "{verb} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
     "X-Forwarded-For: 192.0.2.1\r\n"  # a remote caller: /drain must refuse it
@@ -126,6 +125,17 @@ def broken_head(headers: str, dice: random.Random) -> bytes:
         verb="POST", path="/inference", headers=headers, type=TYPES[0], length=len(body)
     )
     return _mutated(head.encode(), dice) + body
+
+
+def broken_chunks(routes: Sequence[Route], headers: str, dice: random.Random) -> bytes:
+    """A sound request whose body comes in chunks, and these are broken anywhere."""
+    route = dice.choice([route for route in routes if route.verb == "POST"])
+    body = json.dumps(_sound_body(route, dice)).encode()
+    size = dice.randrange(1, len(body) + 1)
+    pieces = [body[at : at + size] for at in range(0, len(body), size)]
+    chunks = b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in (*pieces, b""))
+    head, _, _ = _request(route, PATH_VALUES[0], headers, b"").rpartition(b"Content-Length")
+    return head + b"Transfer-Encoding: chunked\r\n\r\n" + _mutated(chunks, dice)
 
 
 def exchange(port: int, request: bytes, ends: bool) -> bytes:

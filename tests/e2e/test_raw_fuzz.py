@@ -17,6 +17,7 @@ from benchmarking.serving import ServedApi, eventually, served
 from tests.e2e.raw_requests import (
     Route,
     broken_at_random,
+    broken_chunks,
     broken_head,
     broken_one_by_one,
     exchange,
@@ -101,4 +102,12 @@ def test_no_bytes_to_any_route_are_answered_with_500(doors: Doors, door: str) ->
 def test_no_head_leaves_a_client_waiting(doors: Doors, door: str) -> None:
     headers = headers_of(door)
     made = (broken_head(headers, random.Random(n)) for n in range(EXAMPLES))
+    check_answers(doors, door, made, ends=True)
+
+
+@pytest.mark.timeout(max(600, EXAMPLES))
+@pytest.mark.parametrize("door", ["api", "proxy"])
+def test_no_chunks_are_answered_with_500(doors: Doors, door: str) -> None:
+    routes, headers = routes_of_api(doors), headers_of(door)
+    made = (broken_chunks(routes, headers, random.Random(n)) for n in range(EXAMPLES))
     check_answers(doors, door, made, ends=True)
