@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from inference_api.chat_prompts import plain_chat_prompt
+from inference_api.chat_template import SIMPLEST
 from inference_api.errors import StartupError
 from inference_api.settings import EMBEDDED_MODEL
 from inference_api.tokens import load_tokenizer
@@ -88,10 +90,11 @@ def test_several_templates_without_a_default_are_a_fault(folder: Folder) -> None
     ids=["refuses", "uses what transformers adds", "marks what is generated"],
 )
 def test_template_that_may_serve_is_none(folder: Folder, template: str) -> None:
-    load_tokenizer(folder(template), frozenset())
+    assert load_tokenizer(folder(template), frozenset()).info()["chat_template"] == template
 
 
-def test_models_without_a_template_start(tmp_path: Path) -> None:
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        (tmp_path / name).write_bytes((EMBEDDED_MODEL / name).read_bytes())
-    load_tokenizer(tmp_path, frozenset())
+def test_models_without_a_template_start(folder: Folder) -> None:
+    model = folder("")
+    (model / "chat_template.jinja").unlink()
+    tokenizer = load_tokenizer(model, frozenset())
+    assert tokenizer.encode_chat(SIMPLEST) == tokenizer.encode(plain_chat_prompt(SIMPLEST))
