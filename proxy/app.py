@@ -1,22 +1,26 @@
-"""The WSGI application: one request from its first byte to its audit line.
+"""The application: one request from its head to its audit line.
 
-`ProxyApp._serve` reads as the life of a request. Request threads only, but for the life-cycle
-methods, which belong to the worker's main thread.
+`ProxyApp._serve` reads as the life of a request. Event loop only, but for what says otherwise.
 """
 
+import asyncio
 import logging
 import secrets
-import socket
-import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from proxy.access import plain_path
-from proxy.audit import AuditRecord
+from proxy.access import Role, plain_path
+from proxy.answers import answer_head, content_headers, refusal
+from proxy.aside import Aside
+from proxy.audit import AuditLog, AuditRecord, Outcome
 from proxy.auth import Authenticator
+from proxy.client import ClientConnection, Patience
+from proxy.crowd import Crowd
+from proxy.discovery import Discovery
 from proxy.errors import (
     BadRequest,
+    ClientGone,
     Draining,
     Headers,
     ModelNotAllowed,
@@ -24,12 +28,11 @@ from proxy.errors import (
     ProxyError,
     StreamBroken,
 )
-from proxy.exchange import Exchange, Outcome, RunningExchanges
-from proxy.forward import Forwarder, UpstreamReply
+from proxy.exchange import Exchange
+from proxy.forward import Forwarder, Reply
 from proxy.gate import Gate
 from proxy.headers import Identity, client_headers
-from proxy.heads import PendingHeads
-from proxy.inbound import Environ, InboundRequest, RequestBody, read_hints, target_fault
+from proxy.inbound import InboundRequest, read_hints, takes_row, target_fault
 from proxy.limits import Admission, TeamLimits
 from proxy.login import LOGIN_PATH, LOGOUT_PATH, Login, Page
 from proxy.logs import request_id
@@ -43,15 +46,18 @@ from proxy.origins import (
     is_preflight,
 )
 from proxy.policy import Policy, TeamPolicy
-from proxy.probes import ControlServer, Probes, head
+from proxy.probes import ControlServer, Probes
+from proxy.relay import Relay
 from proxy.settings import Settings
 from proxy.upstreams import Balancer
 from proxy.usage import PROMPT_HEADER, Usage, UsageMeter, estimated_usage
-from proxy.watcher import Watcher, probe_silent_peer
 
 log = logging.getLogger(__name__)
 
-StartResponse = Callable[..., Callable[[bytes], object]]
+SWEEP_S = 0.2  # how often it is looked for those whose time is over
+LAST_WORDS_S = 5.0  # for what is cut at the end to be written down
+# Beyond PROXY_REQUESTS, for operators.
+RESERVED_REQUESTS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,20 +68,20 @@ class Parts:
     balancer: Balancer
     limits: TeamLimits
     policy: Callable[[], Policy]
+    discovery: Discovery
     refreshers: Sequence[Callable[[], object]] = ()
 
 
 @dataclass(slots=True)
 class Visit:
-    """What belongs to one request. Request thread only, but for what `exchange` allows."""
+    """What belongs to one request."""
 
     record: AuditRecord
     exchange: Exchange
-    is_http_1_0: bool = False
     cors: Headers = field(default_factory=list)
-    body: RequestBody | None = None
     admission: Admission | None = None
     meter: UsageMeter | None = None
+    has_begun_answer: bool = False
 
 
 class ProxyApp:
@@ -84,254 +90,355 @@ class ProxyApp:
     def __init__(self, settings: Settings, parts: Parts) -> None:
         self._settings = settings
         self._parts = parts
-        self._gate = Gate(parts.authenticator, parts.policy)
-        self._login = Login(self._gate, settings.client_timeout)
-        self._forwarder = Forwarder(parts.balancer, settings.first_byte_timeout)
-        self._running = RunningExchanges()
-        self.heads = PendingHeads(settings.client_timeout)
-        self._watcher = Watcher(self._running, self.heads, settings.client_timeout)
+        self._aside = Aside()
+        self._gate = Gate(parts.authenticator, parts.policy, self._aside)
+        self._login = Login(self._gate)
+        self._forwarder = Forwarder(
+            parts.balancer,
+            settings.first_byte_timeout,
+            settings.max_content_length,
+            settings.queue_size,
+            settings.queue_timeout,
+        )
+        self._patience = Patience(
+            settings.head_timeout,
+            settings.body_timeout,
+            settings.min_body_rate,
+            settings.keepalive_timeout,
+            settings.client_timeout,
+        )
+        self.crowd = Crowd(settings.proxy_connections, settings.max_waiting_per_address)
+        self._running: set[Exchange] = set()
+        self._is_draining = False
+        self._all_done = asyncio.Event()
         self._maintenance = Maintenance(
-            [*parts.refreshers, parts.limits.renew, partial(check_health, parts.balancer)],
+            [
+                *parts.refreshers,
+                self._discover,
+                parts.limits.renew,
+                partial(check_health, parts.balancer),
+                self._admit_waiting,
+            ],
             settings.health_interval,
         )
-        self._metrics = Metrics(parts.balancer, lambda: len(self._running))
-        self._probes = Probes(self._is_alive, self._why_not_ready)
+        self._metrics = Metrics(
+            parts.balancer,
+            lambda: len(self._running),
+            lambda: len(self.crowd),
+            lambda: len(self._forwarder.room),
+        )
+        self._audit = AuditLog()
+        self._probes = Probes(lambda: self._maintenance.is_alive, self._why_not_ready)
         address = (settings.proxy_metrics_host, settings.proxy_metrics_port)
-        self._control = ControlServer(address, self._probes, self._metrics.registry)
+        self._control = ControlServer(
+            address, settings.proxy_processes, self._probes, self._metrics.registry
+        )
 
     def start(self) -> None:
-        self._watcher.start()
+        """In the running event loop."""
+        self._loop = asyncio.get_running_loop()
+        self._sweep()
         self._maintenance.start()
         if self._settings.proxy_metrics_port:
             self._control.start()
 
-    def stop(self) -> None:
+    async def stop(self) -> None:
         """Ends what still runs, which is nothing after a drain."""
-        for exchange in self._running.snapshot():
+        self._is_draining = True
+        for exchange in self._running:
             exchange.abort(Outcome.DRAINED)
+        if self._running:
+            self._all_done.clear()
+            await asyncio.wait({asyncio.create_task(self._all_done.wait())}, timeout=LAST_WORDS_S)
+        for member in self.crowd.members():
+            member.evict()
+        self._sweeping.cancel()
         self._control.stop()
         self._maintenance.stop()
-        self._watcher.stop()
+        self._aside.close()
         self._parts.balancer.close()
+        self._audit.flush()
 
     def request_reload(self) -> None:
-        """From a signal handler: read the changed files again, soon."""
+        """Read the changed files again, soon."""
         self._maintenance.request_run()
 
-    def begin_drain(self, on_drained: Callable[[], None]) -> None:
-        """From a signal handler: refuse new requests, let running ones end, then call back."""
-        self._watcher.begin_drain(self._settings.drain_timeout, on_drained)
+    async def drain(self) -> None:
+        """Refuse new requests, let running ones end; what runs after DRAIN_TIMEOUT is cut."""
+        self._is_draining = True
+        if self._running:
+            drained = asyncio.create_task(self._all_done.wait())
+            await asyncio.wait({drained}, timeout=self._settings.drain_timeout)
 
-    def greet(self, client: socket.socket) -> None:
-        """Prepare a new connection."""
-        probe_silent_peer(client, self._settings.client_timeout)
+    @property
+    def is_draining(self) -> bool:
+        return self._is_draining
 
-    def must_close(self, method: str, target: str) -> bool:
-        """Whether the answer to this request has to be its connection's last."""
-        return self._watcher.is_draining or target_fault(method, target) is not None
+    @property
+    def settings(self) -> Settings:
+        return self._settings
 
-    def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
-        origin, allowed = environ.get("HTTP_ORIGIN"), self._settings.cors_origins
-        cors = cors_headers(origin, allowed)
-        if is_preflight(environ) and is_allowed(origin, allowed):
-            start_response("204 No Content", cors + PREFLIGHT_HEADERS)
-            return []
-        if environ["REQUEST_METHOD"] in ("GET", "HEAD") and (
-            answer := self._probes.answer(environ["RAW_URI"])
-        ):
-            status, content_type, body = answer
-            start_response(status, head(content_type, body) + cors)
-            return [] if environ["REQUEST_METHOD"] == "HEAD" else [body]
-        visit = Visit(
-            AuditRecord(secrets.token_hex(16), environ["REQUEST_METHOD"], _route(environ)),
-            Exchange(environ.get("gunicorn.socket")),
-            is_http_1_0=environ["SERVER_PROTOCOL"] == "HTTP/1.0",
-            cors=cors,
-        )
-        request_id.set(visit.record.request_id)
-        self._running.add(visit.exchange)
+    def __call__(self) -> ClientConnection:
+        """A new client, for the event loop's server."""
+        return ClientConnection(self.crowd, self, self._patience)
+
+    def begin(self, exchange: Exchange) -> None:
+        self._running.add(exchange)
+        self._all_done.clear()
+        exchange.start(self._answer(exchange))
+
+    def refuse(self, error: ProxyError) -> bytes:
+        """The answer to what is no request."""
+        record = AuditRecord(secrets.token_hex(16), "-", "-")
+        record.status, record.reason = error.status, error.reason[:256]
+        record.outcome = Outcome.REFUSED
+        self._write_down(record)
+        headers, body = refusal(error, [("X-Request-Id", record.request_id)])
+        return answer_head(error.status, error.phrase, headers, closes=True) + body
+
+    async def _answer(self, exchange: Exchange) -> None:
         try:
-            return self._serve(visit, environ, start_response)
+            if not self._answer_probe(exchange):
+                await self._visit(exchange)
+        finally:
+            self._running.discard(exchange)
+            if not self._running:
+                self._all_done.set()
+
+    def _answer_probe(self, exchange: Exchange) -> bool:
+        """Answer what needs no token: probes, and preflights of allowed origins."""
+        head = exchange.head
+        origin, allowed = head.get("origin"), self._settings.cors_origins
+        if is_preflight(head) and is_allowed(origin, allowed):
+            cors = cors_headers(origin, allowed)
+            self._send(exchange, 204, "No Content", cors + PREFLIGHT_HEADERS, b"")
+            return True
+        if head.method not in ("GET", "HEAD") or not (answer := self._probes.answer(head.target)):
+            return False
+        status, phrase, content_type, body = answer
+        headers = content_headers(content_type, body) + cors_headers(origin, allowed)
+        self._send(exchange, status, phrase, headers, body)
+        return True
+
+    async def _visit(self, exchange: Exchange) -> None:
+        head = exchange.head
+        record = AuditRecord(secrets.token_hex(16), head.method, _route(head.target))
+        cors = cors_headers(head.get("origin"), self._settings.cors_origins)
+        visit = Visit(record, exchange, cors)
+        request_id.set(record.request_id)
+        try:
+            await self._serve(visit)
         except ProxyError as error:
-            return self._refuse(visit, error, start_response)
+            self._refuse(visit, error)
+        except asyncio.CancelledError:
+            self._break_off(visit)
         except Exception:
-            log.exception("request %s failed", visit.record.request_id)
-            failure = ProxyError("The proxy failed; its log says why.")
-            return self._refuse(visit, failure, start_response)
+            log.exception("request %s failed", record.request_id)
+            self._refuse(visit, ProxyError("The proxy failed; its log says why."))
+        finally:
+            self._settle(visit)
 
-    def _serve(
-        self, visit: Visit, environ: Environ, start_response: StartResponse
-    ) -> Iterable[bytes]:
-        if self._watcher.is_draining:
+    async def _serve(self, visit: Visit) -> None:
+        if self._is_draining:
             raise Draining
-        if len(self._running) > self._settings.proxy_threads:
-            raise Overloaded(self._settings.proxy_threads)
-        record = visit.record
-        target = str(environ["RAW_URI"])
-        if fault := target_fault(record.method, target):
+        head, body, record = visit.exchange.head, visit.exchange.body, visit.record
+        if fault := target_fault(head.method, head.target):
             raise BadRequest(fault)
-        path = plain_path(target)
-        check_preflight(environ, self._settings.cors_origins)
+        path = plain_path(head.target)
+        check_preflight(head, self._settings.cors_origins)
         if path in (LOGIN_PATH, LOGOUT_PATH):
-            return self._answer(visit, self._login.answer(environ, path), start_response)
-        principal = self._gate.let_in(record, environ, path)
+            self._show(visit, await self._login.answer(head, body, path))
+            return
+        principal, role = await self._gate.let_in(record, head, path)
+        self._check_room(role)
         policy = self._parts.policy().for_team(principal.team_id)
-        visit.admission = self._parts.limits.admit(principal.team_id, policy)
-        visit.body = RequestBody(
-            environ, self._settings.max_content_length, self._settings.client_timeout
-        )
-        hints = read_hints(target, environ, visit.body)
+        await self._admit(visit, principal.team_id, policy)
+        await body.read_prefix(self._settings.max_content_length)
+        hints = read_hints(head, body)
         record.model = hints.model[:128] if hints.model else None
-        request = InboundRequest(record.method, target, environ, visit.body, hints)
-        _check_model(request, principal.team_id, policy)
-        self._watcher.watch(visit.exchange)
-        identity = Identity(principal, record.request_id)
-        reply = self._forwarder.open(request, identity, visit.exchange)
+        request = InboundRequest(head, body, hints, principal.team_id, takes_row(head.method, path))
+        _check_model(request, policy)
+        reply = await self._forwarder.open(request, Identity(principal, record.request_id))
         try:
-            return self._relay(visit, reply, start_response)
-        except BaseException:
+            await self._relay(visit, reply)
+        finally:
+            visit.exchange.source = None
             reply.close()
-            raise
 
-    def _relay(
-        self, visit: Visit, reply: UpstreamReply, start_response: StartResponse
-    ) -> Iterable[bytes]:
-        record = visit.record
+    async def _relay(self, visit: Visit, reply: Reply) -> None:
+        record, client, head = visit.record, visit.exchange.client, reply.head
         ours = [("X-Request-Id", record.request_id)]
         if visit.admission is not None:
             ours += visit.admission.headers
-        url = reply.upstream.spec.url
-        headers = client_headers(reply.headers, ours, reply.is_chunked, url) + visit.cors
-        record.upstream, record.status = reply.upstream.name, reply.status
+        headers = client_headers(head.fields, ours, head.is_chunked, reply.upstream.spec.url)
+        record.upstream, record.status = reply.upstream.name, head.status
         record.queue_ms = record.elapsed_ms()
-        if record.method == "POST" and reply.status < 300:
-            told = reply.response.headers
-            visit.meter = UsageMeter(told.get("Content-Type", ""), told.get(PROMPT_HEADER, ""))
-        start_response(f"{reply.status} {reply.reason}", headers)
-        return RelayedBody(visit, reply, self._end)
+        if record.method == "POST" and head.status < 300:
+            visit.meter = UsageMeter(head.get("content-type"), head.get(PROMPT_HEADER.lower()))
+        is_chunked = reply.has_unframed_body and not visit.exchange.head.is_http_1_0
+        if is_chunked:
+            headers.append(("Transfer-Encoding", "chunked"))
+        closes = client.must_close()
+        answer = answer_head(head.status, head.reason, headers + visit.cors, closes=closes)
+        visit.has_begun_answer = True
+        relay = Relay(
+            client,
+            record,
+            answer,
+            is_chunked=is_chunked,
+            meter=visit.meter,
+            note_piece=partial(self._parts.balancer.note_piece, reply.upstream),
+        )
+        if client.is_congested:
+            reply.connection.set_reading(False)
+        visit.exchange.source = reply.connection
+        try:
+            await reply.relay(relay)
+        except StreamBroken as error:
+            self._parts.balancer.report_failure(reply.upstream)
+            record.outcome, record.reason = Outcome.UPSTREAM_BROKE, str(error)[:256]
+            client.break_off()
+        else:
+            client.end_answer()
 
-    def _refuse(
-        self, visit: Visit, error: ProxyError, start_response: StartResponse
-    ) -> list[bytes]:
+    def _check_room(self, role: Role) -> None:
+        """Raises Overloaded. Some places are left for operators, who may have to see to it."""
+        num_places = self._settings.proxy_requests
+        if role is Role.OPERATOR:
+            num_places += RESERVED_REQUESTS
+        elif self.crowd.is_full:
+            raise Overloaded(f"{len(self.crowd)} connections; raise PROXY_CONNECTIONS")
+        if len(self._running) > num_places:
+            raise Overloaded(f"{len(self._running)} requests are running; raise PROXY_REQUESTS")
+
+    async def _admit(self, visit: Visit, team_id: str, policy: TeamPolicy) -> None:
+        """Raises LimitExceeded. A client that leaves meanwhile leaves no place taken behind."""
+        limits = self._parts.limits
+        if not limits.may_block:
+            visit.admission = limits.admit(team_id, policy)
+            return
+        admitting = asyncio.ensure_future(self._aside.run(limits.admit, team_id, policy))
+        try:
+            visit.admission = await asyncio.shield(admitting)
+        except asyncio.CancelledError:
+            admitting.add_done_callback(self._leave_again)
+            raise
+
+    def _leave_again(self, admitting: "asyncio.Future[Admission]") -> None:
+        if not admitting.cancelled() and admitting.exception() is None:
+            self._leave(admitting.result(), 0)
+
+    def _leave(self, admission: Admission, num_tokens: int) -> None:
+        limits = self._parts.limits
+
+        def leave() -> None:
+            limits.leave(admission)
+            limits.charge(admission, num_tokens)
+
+        if limits.may_block:
+            self._aside.run_later(leave)
+        else:
+            leave()
+
+    def _refuse(self, visit: Visit, error: ProxyError) -> None:
         record = visit.record
         record.status, record.reason = error.status, error.reason[:256]
         record.outcome = Outcome.CLIENT_GONE if error.status == 499 else Outcome.REFUSED
-        body = error.body()
-        headers = head("application/json", body) + error.headers
-        return self._send(visit, f"{error.status} {error.phrase}", headers, body, start_response)
+        if visit.has_begun_answer or error.status == 499:
+            visit.exchange.client.break_off()
+            return
+        headers, body = refusal(error, self._ours(visit))
+        self._send(visit.exchange, error.status, error.phrase, headers, body)
 
-    def _answer(self, visit: Visit, page: Page, start_response: StartResponse) -> list[bytes]:
+    def _show(self, visit: Visit, page: Page) -> None:
         record = visit.record
         record.status = page.status
         if page.reason is not None:
             record.outcome, record.reason = Outcome.REFUSED, page.reason[:256]
-        headers = [*page.headers, ("Content-Length", str(len(page.body)))]
-        return self._send(visit, f"{page.status} {page.phrase}", headers, page.body, start_response)
+        headers = [*page.headers, ("Content-Length", str(len(page.body))), *self._ours(visit)]
+        self._send(visit.exchange, page.status, page.phrase, headers, page.body)
+
+    def _break_off(self, visit: Visit) -> None:
+        """The exchange was aborted: its client has gone or stalled, or the drain is over."""
+        outcome = visit.exchange.abort_reason or Outcome.DRAINED
+        if outcome is Outcome.DRAINED and not visit.has_begun_answer:
+            self._refuse(visit, Draining())
+            return
+        if not visit.has_begun_answer:
+            self._refuse(visit, ClientGone())
+        visit.record.outcome = outcome
+        visit.exchange.client.break_off()
 
     def _send(
-        self,
-        visit: Visit,
-        status: str,
-        headers: Headers,
-        body: bytes,
-        start_response: StartResponse,
-    ) -> list[bytes]:
-        """An answer of the proxy's own, whole."""
-        self._end(visit)
-        ours = [("X-Request-Id", visit.record.request_id), *visit.cors]
-        # With exc_info a response that was begun and not yet sent may be replaced (PEP 3333).
-        start_response(status, headers + ours, sys.exc_info())
-        return [] if visit.record.method == "HEAD" else [body]
+        self, exchange: Exchange, status: int, phrase: str, headers: Headers, body: bytes
+    ) -> None:
+        """An answer of the proxy's own, whole. After an odd request nothing else is believed."""
+        client = exchange.client
+        closes = client.must_close(is_last=status == 400)
+        head = answer_head(status, phrase, headers, closes=closes)
+        client.write(head if exchange.head.method == "HEAD" else head + body)
+        client.end_answer()
 
-    def _end(self, visit: Visit) -> None:
-        """Exactly once per visit: settle, and write down what happened."""
-        self._watcher.unwatch(visit.exchange)
-        self._running.discard(visit.exchange)
+    def _ours(self, visit: Visit) -> Headers:
+        return [("X-Request-Id", visit.record.request_id), *visit.cors]
+
+    def _settle(self, visit: Visit) -> None:
+        """Exactly once per visit: charge, and write down what happened."""
         record = visit.record
-        if visit.body is not None:
-            record.bytes_in = visit.body.num_read_bytes
+        record.bytes_in = visit.exchange.body.num_read_bytes
         usage = _usage(visit)
         if usage is not None:
             record.prompt_tokens = usage.prompt_tokens
             record.completion_tokens = usage.completion_tokens
             record.tokens_source = usage.source
         if visit.admission is not None:
-            self._parts.limits.leave(visit.admission)
-            if usage is not None:
-                self._parts.limits.charge(visit.admission, usage.total_tokens)
+            self._leave(visit.admission, usage.total_tokens if usage is not None else 0)
+        self._write_down(record)
+
+    def _write_down(self, record: AuditRecord) -> None:
         record.total_ms = record.elapsed_ms()
-        record.write()
+        self._audit.write(record)
         self._metrics.record(record)
 
-    def _is_alive(self) -> bool:
-        return self._watcher.is_alive and self._maintenance.is_alive
+    def _sweep(self) -> None:
+        self.crowd.sweep(self._loop.time())
+        self._sweeping = self._loop.call_later(SWEEP_S, self._sweep)
+
+    def _discover(self) -> None:
+        """Maintenance thread."""
+        specs = self._parts.discovery.changed()
+        if specs is not None:
+            self._loop.call_soon_threadsafe(self._parts.balancer.replace, specs)
+
+    def _admit_waiting(self) -> None:
+        """Maintenance thread, after the health checks: rows may have come free."""
+        self._loop.call_soon_threadsafe(self._forwarder.room.admit)
 
     def _why_not_ready(self) -> str | None:
-        if self._watcher.is_draining:
+        """Any thread."""
+        if self._is_draining:
             return "draining"
         return None if self._parts.balancer.is_ready() else "no upstream is ready"
-
-
-class RelayedBody:
-    """The iterable gunicorn writes from. `close` is called however the response ends."""
-
-    def __init__(self, visit: Visit, reply: UpstreamReply, on_end: Callable[[Visit], None]) -> None:
-        self._visit = visit
-        self._reply = reply
-        self._on_end = on_end
-
-    def __iter__(self) -> Iterator[bytes]:
-        record, exchange, meter = self._visit.record, self._visit.exchange, self._visit.meter
-        try:
-            if self._reply.is_stream:
-                yield b""  # its head goes out now, not with its first token
-            for chunk in self._reply.chunks():
-                if record.ttft_ms is None:
-                    record.ttft_ms = record.elapsed_ms()
-                record.bytes_out += len(chunk)
-                if meter is not None:
-                    meter.feed(chunk)
-                exchange.write_begins()
-                yield chunk
-                exchange.write_ends()
-        except StreamBroken as error:
-            record.reason = error.reason
-            raise
-
-    def close(self) -> None:
-        if not self._reply.is_whole:
-            self._visit.record.outcome = self._how_it_broke()
-        self._reply.close()
-        self._on_end(self._visit)
-        if not self._reply.is_whole and self._visit.is_http_1_0:
-            # Such a body may end with its connection, so only a reset tells it is cut short.
-            self._visit.exchange.reset_client()
-
-    def _how_it_broke(self) -> Outcome:
-        if self._visit.exchange.abort_reason is not None:
-            return self._visit.exchange.abort_reason
-        if self._visit.record.reason is not None:
-            return Outcome.UPSTREAM_BROKE
-        return Outcome.CLIENT_GONE  # a write to the client failed
 
 
 def _usage(visit: Visit) -> Usage | None:
     if visit.meter is not None:
         return visit.meter.usage()
-    has_left = visit.exchange.abort_reason is Outcome.CLIENT_GONE and visit.record.queue_ms is None
-    if has_left and visit.record.method == "POST" and visit.body is not None:
-        return estimated_usage(visit.body.prefix)
+    exchange = visit.exchange
+    has_left = exchange.abort_reason is Outcome.CLIENT_GONE and visit.record.queue_ms is None
+    if has_left and visit.record.method == "POST" and exchange.body.prefix:
+        return estimated_usage(exchange.body.prefix)
     return None
 
 
-def _check_model(request: InboundRequest, team_id: str, policy: TeamPolicy) -> None:
+def _check_model(request: InboundRequest, policy: TeamPolicy) -> None:
     """A team with a list of models must name one of them, in a body that can be read here."""
-    if policy.models is None or request.method in ("GET", "HEAD", "OPTIONS"):
+    if policy.models is None or request.head.method in ("GET", "HEAD", "OPTIONS"):
         return
     if request.hints.model not in policy.models:
-        raise ModelNotAllowed(team_id, request.hints.model)
+        raise ModelNotAllowed(request.team_id, request.hints.model)
 
 
-def _route(environ: Environ) -> str:
+def _route(target: str) -> str:
     """The path without its query, which may hold anything: for records."""
-    return str(environ["RAW_URI"]).partition("?")[0][:256]
+    return target.partition("?")[0][:256]

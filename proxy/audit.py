@@ -3,21 +3,33 @@
 Never prompts, answers, tokens or query strings.
 """
 
+import asyncio
 import json
 import logging
 import time
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
+from enum import StrEnum
 
-from proxy.exchange import Outcome
 from proxy.logs import AUDIT_LOGGER
 
 audit_log = logging.getLogger(AUDIT_LOGGER)
 
 
+class Outcome(StrEnum):
+    """How an exchange ended."""
+
+    COMPLETE = "complete"
+    REFUSED = "refused"  # answered by the proxy itself
+    CLIENT_GONE = "client_gone"
+    CLIENT_STALLED = "client_stalled"
+    UPSTREAM_BROKE = "upstream_broke"
+    DRAINED = "drained"
+
+
 @dataclass(slots=True)
 class AuditRecord:
-    """Filled in along the way. Request thread only.
+    """Filled in along the way. Event loop only.
 
     `queue_ms` is the time until the upstream sent its head, `ttft_ms` until its first byte of
     body; both None when it never came to that. `tokens_source` says how completion tokens were
@@ -48,10 +60,27 @@ class AuditRecord:
     def elapsed_ms(self) -> float:
         return round((time.monotonic() - self.started_s) * 1000, 3)
 
-    def write(self) -> None:
+    def line(self) -> str:
         values = {name: getattr(self, name) for name in _FIELDS}
         known = {name: value for name, value in values.items() if value is not None}
-        audit_log.info(json.dumps({"time": datetime.now(UTC).isoformat(), **known}))
+        return json.dumps({"time": datetime.now(UTC).isoformat(), **known})
+
+
+class AuditLog:
+    """Writes the lines of one turn of the event loop at its end, in one go. Event loop only."""
+
+    def __init__(self) -> None:
+        self._lines: list[str] = []
+
+    def write(self, record: AuditRecord) -> None:
+        if not self._lines:
+            asyncio.get_running_loop().call_soon(self.flush)
+        self._lines.append(record.line())
+
+    def flush(self) -> None:
+        lines, self._lines = self._lines, []
+        if lines:
+            audit_log.info("\n".join(lines))
 
 
 # Not dataclasses.asdict: its deep copies cost more than checking the token does.

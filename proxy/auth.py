@@ -75,6 +75,11 @@ class Authenticator:
         self._rules = rules
         self._revoked_ids = revoked_ids
 
+    @property
+    def may_block(self) -> bool:
+        """Whether a check may wait for the network, so that it is no matter for an event loop."""
+        return any(source.may_block for source in self._key_sources)
+
     def authenticate(self, authorization: str | None) -> Principal:
         """The caller behind an Authorization header; Unauthorized with the reason otherwise."""
         token = bearer_token(authorization)

@@ -8,25 +8,28 @@
     ├── RoleNeeded           403   the caller's role does not open this route
     ├── OriginNotAllowed     403   a web page of another origin asks, or may have made a browser ask
     ├── BadMethod            405   /login and /logout know GET, and /login POST
-    ├── ClientStalled        408   the client stopped sending its body
+    ├── ClientStalled        408   the client was too slow with its head or its body
     ├── BodyTooLarge         413   over MAX_CONTENT_LENGTH, or too large to check its model
     ├── NotAForm             415   the login was sent as something else than a form
+    ├── ExpectationFailed    417   an Expect other than 100-continue
     ├── LimitExceeded        429   a limit of the team is used up; `headers` say until when
+    ├── HeadTooLarge         431   more head than anybody needs
     ├── ClientGone           499   nobody is left to answer: for the audit line only
     ├── UpstreamUnreachable  502   no upstream accepted a connection
     ├── UpstreamBroken       502   the upstream closed, reset or sent no HTTP before its head
-    ├── UpstreamSilent       503   no upstream answers its health checks
-    ├── Overloaded           503   as many requests run as there are threads for
+    ├── UpstreamNotReady     503   no upstream passes its health checks, or none answers them
+    ├── Overloaded           503   PROXY_REQUESTS or PROXY_CONNECTIONS are reached
+    ├── AllRowsBusy          503   no row came free in time, or too many wait for one
     ├── Draining             503   the proxy is about to stop
     └── UpstreamTimeout      504   no first byte within FIRST_BYTE_TIMEOUT
 
-    StreamBroken (ConnectionResetError)  after the head: the client's body must break too
-    StartupError                         the process cannot start; lists every fault found
+    StreamBroken   after the head: the client's body must break too
+    StartupError   the process cannot start; lists every fault found
 
-Raise them anywhere on a request thread; `app.ProxyApp` renders them, once, at the edge.
+`app.ProxyApp` renders them, once, at the edge; those of a head that is no request,
+`client.ClientConnection`.
 """
 
-import errno
 import json
 from collections.abc import Sequence
 
@@ -145,9 +148,6 @@ class ClientStalled(ProxyError):
     code = "request_timeout"
     type = "invalid_request_error"
 
-    def __init__(self, timeout_s: float) -> None:
-        super().__init__(f"No byte of the request body came for {timeout_s:g} s.")
-
 
 class BodyTooLarge(ProxyError):
     status = 413
@@ -161,6 +161,16 @@ class NotAForm(ProxyError):
     phrase = "Unsupported Media Type"
     code = "unsupported_media_type"
     type = "invalid_request_error"
+
+
+class ExpectationFailed(ProxyError):
+    status = 417
+    phrase = "Expectation Failed"
+    code = "expectation_failed"
+    type = "invalid_request_error"
+
+    def __init__(self, expectation: str) -> None:
+        super().__init__(f"Expect: {expectation!r} is not known here; only 100-continue is.")
 
 
 class LimitExceeded(ProxyError):
@@ -177,6 +187,13 @@ class LimitExceeded(ProxyError):
     @property
     def headers(self) -> Headers:
         return self._headers
+
+
+class HeadTooLarge(ProxyError):
+    status = 431
+    phrase = "Request Header Fields Too Large"
+    code = "request_head_too_large"
+    type = "invalid_request_error"
 
 
 class ClientGone(ProxyError):
@@ -206,49 +223,47 @@ class UpstreamBroken(ProxyError):
         super().__init__("The inference server broke off before it answered.", reason=reason)
 
 
-class UpstreamSilent(ProxyError):
+class _ComeAgain(ProxyError):
+    """503 with the seconds after which it is worth asking again."""
+
     status = 503
     phrase = "Service Unavailable"
-    code = "upstream_silent"
+    retry_after_s = 1
+
+    @property
+    def headers(self) -> Headers:
+        return [("Retry-After", str(self.retry_after_s))]
+
+
+class UpstreamNotReady(_ComeAgain):
+    code = "upstream_not_ready"
+    retry_after_s = 5
 
     def __init__(self, names: str) -> None:
-        super().__init__(
-            "No inference server answers its health checks, try again later.",
-            reason=f"{names}: no answer to two health checks in a row",
-        )
-
-    @property
-    def headers(self) -> Headers:
-        return [("Retry-After", "5")]
+        super().__init__("No inference server is ready, try again later.", reason=names)
 
 
-class Overloaded(ProxyError):
-    status = 503
-    phrase = "Service Unavailable"
+class Overloaded(_ComeAgain):
     code = "overloaded"
 
-    def __init__(self, num_threads: int) -> None:
-        super().__init__(
-            "The proxy is overloaded, try again later.",
-            reason=f"{num_threads} requests are running; raise PROXY_THREADS or add a proxy",
-        )
-
-    @property
-    def headers(self) -> Headers:
-        return [("Retry-After", "1")]
+    def __init__(self, reason: str) -> None:
+        super().__init__("The proxy is overloaded, try again later.", reason=reason)
 
 
-class Draining(ProxyError):
-    status = 503
-    phrase = "Service Unavailable"
+class AllRowsBusy(_ComeAgain):
+    """Raised by the balancer for those who wait, and to a client that waited in vain."""
+
+    code = "all_rows_busy"
+
+    def __init__(self, reason: str) -> None:
+        super().__init__("All user rows are busy, try again later.", reason=reason)
+
+
+class Draining(_ComeAgain):
     code = "draining"
 
     def __init__(self) -> None:
         super().__init__("The proxy is about to stop, try again.")
-
-    @property
-    def headers(self) -> Headers:
-        return [("Retry-After", "1")]
 
 
 class UpstreamTimeout(ProxyError):
@@ -260,16 +275,8 @@ class UpstreamTimeout(ProxyError):
         super().__init__(f"The inference server sent no first byte within {timeout_s:g} s.")
 
 
-class StreamBroken(ConnectionResetError):
-    """The upstream, or the proxy itself, cut a stream whose head has already been sent.
-
-    An OSError with ECONNRESET on purpose: gunicorn then closes the client's connection without
-    the final zero chunk and without a traceback, which is how a client sees a broken body.
-    """
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(errno.ECONNRESET, reason)
-        self.reason = reason
+class StreamBroken(Exception):
+    """The upstream cut an answer whose head has already been sent."""
 
 
 class StartupError(Exception):

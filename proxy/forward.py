@@ -1,251 +1,245 @@
-"""Sends a request to an upstream and relays what comes back, byte for byte, as it comes.
+"""Sends a request to an upstream and brings the head of its answer. Event loop only.
 
-Request threads only. A request is tried on another upstream only while it is certain that
-nothing has processed it: the connection was refused, or the answer was 503, and in both cases
-the whole body is still in hand.
+A request is tried on another upstream only while it is certain that nothing has processed it: the
+connection was refused, or the answer was 503, and in both cases the whole body is still in hand.
 """
 
-import http.client
-from collections.abc import Iterator
+import asyncio
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
-from proxy.connections import PooledConnection
+from httptools import HttpParserError
+
 from proxy.errors import (
-    ClientGone,
-    Draining,
+    AllRowsBusy,
     Headers,
     ProxyError,
-    StreamBroken,
     UpstreamBroken,
     UpstreamTimeout,
     UpstreamUnreachable,
 )
-from proxy.exchange import Exchange, Outcome
 from proxy.headers import Identity, upstream_headers
-from proxy.inbound import InboundRequest, RequestBody
+from proxy.inbound import InboundRequest
+from proxy.reply import Receiver, ReplyHead, StaleConnection, UpstreamConnection
+from proxy.retries import RetryBudget
 from proxy.upstreams import Balancer, Upstream
+from proxy.waiting_room import WaitingRoom
 
-RELAY_BYTES = 64 * 1024
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
-class _StaleConnection(Exception):
-    """A kept-alive connection was closed under a request that may simply be sent again."""
-
-
 @dataclass(slots=True)
-class UpstreamReply:
-    """An answer whose head has come. Request thread only; `close` exactly once."""
+class Reply:
+    """An answer whose head has come. `close` exactly once."""
 
     upstream: Upstream
-    connection: PooledConnection
-    response: http.client.HTTPResponse
-    exchange: Exchange
-    balancer: Balancer
-    can_reuse: bool = field(default=False, init=False)
-    is_whole: bool = field(default=False, init=False)
+    connection: UpstreamConnection
+    head: ReplyHead
+    forwarder: "Forwarder"
+    upload: asyncio.Task[None] | None = None
+    is_stream: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.is_stream = self.head.length is None and not self.connection.is_whole
+        if self.is_stream:
+            self.forwarder.balancer.begin_stream(self.upstream)
 
     @property
-    def status(self) -> int:
-        return self.response.status
+    def has_unframed_body(self) -> bool:
+        """Whether how long its body is shows at its end only."""
+        return self.head.length is None and not self.connection.is_bodyless
 
-    @property
-    def reason(self) -> str:
-        """The phrase of the status line, without what a status line may not hold."""
-        return "".join(c for c in self.response.reason if c.isprintable()).strip() or "-"
-
-    @property
-    def is_chunked(self) -> bool:
-        return bool(self.response.chunked)
-
-    @property
-    def is_stream(self) -> bool:
-        """Whether the body has no known length, so that it may be long in coming."""
-        return self.response.length is None
-
-    @property
-    def headers(self) -> Headers:
-        return self.response.getheaders()
-
-    def chunks(self) -> Iterator[bytes]:
-        """The body, in the pieces in which it arrives. StreamBroken when it ends too soon.
-
-        `read1` returns what is there, be it one token or 64 KiB, without waiting for more; it
-        hands on compressed bodies as they are.
-        """
-        read1 = self.response.read1
-        try:
-            while chunk := read1(RELAY_BYTES):
-                yield chunk
-        except (OSError, ValueError, http.client.HTTPException) as error:
-            raise self._broken(repr(error)) from error
-        if self.response.length:  # closed before Content-Length was reached
-            raise self._broken(f"{self.response.length} bytes missing at the end")
-        if self.exchange.abort_reason is not None:  # a close-delimited body looks complete
-            raise self._broken("cut")
-        self.is_whole = True
-
-    def _broken(self, reason: str) -> StreamBroken:
-        if self.exchange.abort_reason is None:
-            self.balancer.report_failure(self.upstream)
-        return StreamBroken(f"{self.upstream.name}: {reason}")
+    async def relay(self, receiver: Receiver) -> None:
+        """The body, in the pieces in which it arrives. Raises StreamBroken."""
+        await self.connection.relay(receiver)
 
     def close(self) -> None:
         """Give the connection back if it can serve again; close it at once if not."""
-        self.exchange.detach()
-        self.balancer.finish(self.upstream)
-        self.response.close()
-        if self.is_whole and self.can_reuse:
-            self.upstream.pool.release(self.connection)
+        balancer = self.forwarder.balancer
+        if self.is_stream:
+            balancer.end_stream(self.upstream)
+        if self.upload is not None and not self.upload.done():
+            self.upload.cancel()
+            self.connection.abort()
         else:
-            self.connection.client.close()
+            self.upstream.pool.release(self.connection)
+        self.forwarder.finish(self.upstream)
 
 
 class Forwarder:
-    """Opens replies. Any thread."""
+    """Opens replies."""
 
-    def __init__(self, balancer: Balancer, first_byte_timeout_s: float) -> None:
-        self._balancer = balancer
+    def __init__(
+        self,
+        balancer: Balancer,
+        first_byte_timeout_s: float,
+        max_body_bytes: int,
+        max_waiting: int,
+        queue_timeout_s: float,
+    ) -> None:
+        """`max_waiting` requests may wait for a row at a time."""
+        self.balancer = balancer
+        self.room = WaitingRoom(self._choose, self.finish, max_waiting)
+        self._retries = RetryBudget()
+        self._queue_timeout_s = queue_timeout_s
         self._first_byte_timeout_s = first_byte_timeout_s
+        self._max_body_bytes = max_body_bytes
 
-    def open(
-        self, request: InboundRequest, identity: Identity, exchange: Exchange
-    ) -> UpstreamReply:
+    def finish(self, upstream: Upstream) -> None:
+        """A request is over, and its row may be the next one's."""
+        self.balancer.finish(upstream)
+        if len(self.room):
+            self.room.admit()
+
+    async def open(self, request: InboundRequest, identity: Identity) -> Reply:
         """Send the request and wait for the head of the answer.
 
-        Raises UpstreamUnreachable, UpstreamBroken, UpstreamTimeout, ClientGone or Draining.
+        Raises UpstreamUnreachable, UpstreamBroken, UpstreamTimeout, UpstreamNotReady, AllRowsBusy,
+        or what the body's connection failed with.
         """
-        headers = upstream_headers(request.environ, identity)
+        head = upstream_headers(request.head, identity)
         tried: set[Upstream] = set()
         unreachable: UpstreamUnreachable | None = None
+        self._retries.note_request()
+        deadline_s = asyncio.get_running_loop().time() + self._queue_timeout_s
         while True:
             try:
-                upstream = self._balancer.choose(request.hints, tried)
+                upstream = await self._wait_for_row(request, tried, deadline_s)
             except UpstreamUnreachable as error:
                 raise unreachable or error from None
-            tried.add(upstream)
             try:
-                reply = self._try(upstream, request, headers, exchange)
+                reply = await self._try(upstream, request, head)
             except UpstreamUnreachable as error:
+                tried.add(upstream)
                 unreachable = error
                 continue
-            may_retry = reply.status == 503 and request.body.is_complete
-            if may_retry and self._balancer.has_alternative(request.hints, tried):
+            if reply.head.status == 503 and self._may_go_elsewhere(request, upstream, tried):
                 reply.close()
                 continue
             return reply
 
-    def _try(
-        self, upstream: Upstream, request: InboundRequest, headers: Headers, exchange: Exchange
-    ) -> UpstreamReply:
-        """One upstream: finish it here on failure, in the reply's `close` otherwise."""
+    async def _wait_for_row(
+        self, request: InboundRequest, tried: set[Upstream], deadline_s: float
+    ) -> Upstream:
+        if not (len(self.room) and request.takes_row):
+            try:
+                return self._choose(request, tried)
+            except AllRowsBusy:
+                pass
+        return await self.room.enter(request, tried, deadline_s)
+
+    def _choose(self, request: InboundRequest, tried: AbstractSet[Upstream]) -> Upstream:
+        return self.balancer.choose(request.hints, tried, takes_row=request.takes_row)
+
+    def _may_go_elsewhere(
+        self, request: InboundRequest, upstream: Upstream, tried: set[Upstream]
+    ) -> bool:
+        """Whether a 503 is not the last word: another upstream may do, or a row of this one."""
+        if not request.body.is_complete:
+            return False
+        is_worth_waiting = request.takes_row and self.balancer.report_full(upstream)
+        if not is_worth_waiting:
+            tried.add(upstream)
+            if not self.balancer.has_alternative(request.hints, tried):
+                return False
+        return self._retries.try_spend()
+
+    async def _try(self, upstream: Upstream, request: InboundRequest, fields: Headers) -> Reply:
+        """One upstream: finished here on failure, in the reply's `close` otherwise."""
         try:
             while True:
-                connection = self._connect(upstream, exchange)
+                connection = await self._connect(upstream)
                 try:
-                    return self._converse(upstream, connection, request, headers, exchange)
-                except _StaleConnection:
-                    continue
+                    return await self._converse(upstream, connection, request, fields)
+                except StaleConnection as error:
+                    if request.head.method in SAFE_METHODS and request.body.is_complete:
+                        continue
+                    raise UpstreamBroken(f"{upstream.name}: {error!r}") from error
         except UpstreamUnreachable:
-            self._balancer.finish(upstream)
-            self._balancer.report_failure(upstream, is_unreachable=True)
+            self.balancer.report_failure(upstream, is_unreachable=True)
+            self.finish(upstream)
             raise
         except (UpstreamBroken, UpstreamTimeout):
-            self._balancer.finish(upstream)
-            self._balancer.report_failure(upstream)
+            self.balancer.report_failure(upstream)
+            self.finish(upstream)
             raise
         except BaseException:
-            self._balancer.finish(upstream)
+            self.finish(upstream)
             raise
 
-    def _connect(self, upstream: Upstream, exchange: Exchange) -> PooledConnection:
+    async def _connect(self, upstream: Upstream) -> UpstreamConnection:
         try:
-            connection = upstream.pool.acquire()
-        except OSError as error:
-            raise UpstreamUnreachable(f"{upstream.name}: {error}") from error
-        exchange.attach(connection.socket)
-        return connection
+            return await upstream.pool.acquire()
+        except (OSError, TimeoutError) as error:
+            raise UpstreamUnreachable(f"{upstream.name}: {error!r}") from error
 
-    def _converse(
+    async def _converse(
         self,
         upstream: Upstream,
-        connection: PooledConnection,
+        connection: UpstreamConnection,
         request: InboundRequest,
-        headers: Headers,
-        exchange: Exchange,
-    ) -> UpstreamReply:
-        connection.socket.settimeout(self._first_byte_timeout_s)
+        fields: Headers,
+    ) -> Reply:
+        upload: asyncio.Task[None] | None = None
         try:
-            is_all_sent = _send(connection.client, upstream, request, headers)
-            response = connection.client.getresponse()
-            if response.status < 200:
-                raise UpstreamBroken(f"{upstream.name}: unasked-for status {response.status}")
-            if response.msg.defects:  # lines that are no headers, and whatever followed them
-                raise UpstreamBroken(f"{upstream.name}: unreadable headers")
-            connection.socket.settimeout(None)  # a token may take as long as it takes
-            self._balancer.report_success(upstream)
-            reply = UpstreamReply(upstream, connection, response, exchange, self._balancer)
-            reply.can_reuse = is_all_sent and not response.will_close
-            return reply
+            connection.begin(request.head.method, _request_bytes(upstream, request, fields))
+            if not request.body.is_complete:
+                upload = asyncio.create_task(self._upload(connection, request))
+                await self._uploaded_or_answered(upload, connection)
+            async with asyncio.timeout(self._first_byte_timeout_s):
+                head = await connection.answered()
+            self.balancer.report_success(upstream)
+            return Reply(upstream, connection, head, self, upload)
         except BaseException as error:
-            exchange.detach()
-            connection.client.close()
-            if isinstance(error, ProxyError):
+            if upload is not None:
+                upload.cancel()
+            connection.abort()
+            if isinstance(error, TimeoutError):
+                raise UpstreamTimeout(self._first_byte_timeout_s) from error
+            if isinstance(error, UpstreamBroken):
+                raise UpstreamBroken(f"{upstream.name}: {error.reason}") from error
+            if isinstance(error, (ProxyError, StaleConnection)):
                 raise
-            if isinstance(error, (OSError, ValueError, http.client.HTTPException)):
-                raise self._explain(error, upstream, connection, request, exchange) from error
+            if isinstance(error, (OSError, EOFError, ValueError, HttpParserError)):
+                raise UpstreamBroken(f"{upstream.name}: {error!r}") from error
             raise
 
-    def _explain(
-        self,
-        error: Exception,
-        upstream: Upstream,
-        connection: PooledConnection,
-        request: InboundRequest,
-        exchange: Exchange,
-    ) -> Exception:
-        """What a failed conversation means, after its connection has been closed."""
-        if exchange.abort_reason is Outcome.DRAINED:
-            return Draining()
-        if exchange.abort_reason is not None:
-            return ClientGone()
-        if isinstance(error, TimeoutError):
-            return UpstreamTimeout(self._first_byte_timeout_s)
-        is_closed = isinstance(error, (ConnectionError, http.client.RemoteDisconnected))
-        can_repeat = request.method in SAFE_METHODS and request.body.is_complete
-        if is_closed and connection.is_reused and can_repeat:
-            return _StaleConnection()
-        return UpstreamBroken(f"{upstream.name}: {error!r}")
+    async def _upload(self, connection: UpstreamConnection, request: InboundRequest) -> None:
+        is_chunked = request.body.length is None
+        async for piece in request.body.rest(self._max_body_bytes):
+            await connection.send(b"%x\r\n%b\r\n" % (len(piece), piece) if is_chunked else piece)
+        if is_chunked:
+            await connection.send(b"0\r\n\r\n")
+
+    async def _uploaded_or_answered(
+        self, upload: asyncio.Task[None], connection: UpstreamConnection
+    ) -> None:
+        """An upstream may answer (413, say) before it has all of the body. Raises the upload's."""
+        answer = asyncio.create_task(connection.answered())
+        try:
+            await asyncio.wait({upload, answer}, return_when=asyncio.FIRST_COMPLETED)
+            if upload.done():
+                upload.result()
+            elif answer.exception() is not None:
+                upload.cancel()
+        finally:
+            if not answer.cancel() and not answer.cancelled():
+                answer.exception()  # is asked for again by whoever waits for the answer
 
 
-def _send(
-    client: http.client.HTTPConnection,
-    upstream: Upstream,
-    request: InboundRequest,
-    headers: Headers,
-) -> bool:
-    """Send head and body; False if the upstream stopped reading before the end."""
-    target = request.target if request.target == "*" else upstream.spec.base_path + request.target
-    client.putrequest(request.method, target, skip_host=True, skip_accept_encoding=True)
-    client.putheader("Host", upstream.spec.netloc)
-    for name, value in headers:
-        client.putheader(name, value.encode("latin-1"))
-    body = request.body
-    is_chunked = not body.is_complete and body.length is None
-    if is_chunked:
-        client.putheader("Transfer-Encoding", "chunked")
-    elif body.is_present:
-        length = len(body.prefix) if body.is_complete else body.length
-        client.putheader("Content-Length", str(length))
-    payload = body.prefix if body.is_complete else _pieces(body)
-    try:
-        client.endheaders(payload or None, encode_chunked=is_chunked)
-    except (BrokenPipeError, ConnectionResetError):
-        # Its answer (413, say) may already lie in our receive buffer: read that next.
-        return False
-    return True
-
-
-def _pieces(body: RequestBody) -> Iterator[bytes]:
-    yield body.prefix
-    yield from body.rest()
+def _request_bytes(upstream: Upstream, request: InboundRequest, fields: Headers) -> bytes:
+    """The request's head, and what there is of its body."""
+    head, body = request.head, request.body
+    target = head.target if head.target == "*" else upstream.spec.base_path + head.target
+    lines = [f"{head.method} {target} HTTP/1.1", f"Host: {upstream.spec.netloc}"]
+    lines += [f"{name}: {value}" for name, value in fields]
+    prefix = body.prefix
+    if body.is_complete:
+        if body.is_present:
+            lines.append(f"Content-Length: {len(prefix)}")
+    elif body.length is None:
+        lines.append("Transfer-Encoding: chunked")
+        prefix = b"%x\r\n%b\r\n" % (len(prefix), prefix)
+    else:
+        lines.append(f"Content-Length: {body.length}")
+    return "\r\n".join([*lines, "\r\n"]).encode("latin-1") + prefix

@@ -1,15 +1,14 @@
 """Which headers pass through the proxy, and which ones it sets itself. Pure functions."""
 
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 from urllib.parse import urlsplit, urlunsplit
 
 from proxy.auth import Principal
 from proxy.errors import Headers, UpstreamBroken
-from proxy.inbound import Environ
+from proxy.request_head import RequestHead
 
-# RFC 9110, section 7.6.1, and the fields gunicorn writes itself.
+# RFC 9110, section 7.6.1, which every hop writes for itself.
 HOP_BY_HOP = frozenset(
     {
         "connection",
@@ -23,7 +22,8 @@ HOP_BY_HOP = frozenset(
         "upgrade",
     }
 )
-# What a client may not claim: who it is, where it comes from. Expect: gunicorn has answered it.
+# What a client may not claim: who it is, where it comes from. Expect: the
+# connection has answered it.
 # What browsers say of their pages has been judged here; cookies are ours, or of other services
 # on this host.
 NEVER_FORWARDED = HOP_BY_HOP | {
@@ -60,12 +60,12 @@ class Identity:
     request_id: str
 
 
-def upstream_headers(environ: Environ, identity: Identity) -> Headers:
+def upstream_headers(head: RequestHead, identity: Identity) -> Headers:
     """The client's end-to-end headers, then ours. Host and framing are the caller's."""
-    nominated = _nominated(environ.get("HTTP_CONNECTION", ""))
+    nominated = _nominated(head.get("connection", ""))
     headers = [
-        (name.title(), value)
-        for name, value in _client_headers(environ)
+        (name, value)
+        for name, value in head
         if name not in NEVER_FORWARDED
         and name not in nominated
         and not name.startswith(DROPPED_PREFIXES)
@@ -75,9 +75,9 @@ def upstream_headers(environ: Environ, identity: Identity) -> Headers:
         ("X-Team-Id", identity.principal.team_id),
         ("X-Token-Id", identity.principal.token_id),
         ("X-Request-Id", identity.request_id),
-        ("X-Forwarded-For", str(environ.get("REMOTE_ADDR", ""))),
-        ("X-Forwarded-Proto", str(environ["wsgi.url_scheme"])),
-        ("X-Forwarded-Host", str(environ.get("HTTP_HOST", ""))),
+        ("X-Forwarded-For", head.peer),
+        ("X-Forwarded-Proto", head.scheme),
+        ("X-Forwarded-Host", head.get("host", "")),
     ]
 
 
@@ -137,14 +137,6 @@ def _check_framing(received: Headers, is_chunked: bool) -> None:
         raise UpstreamBroken("more than one Content-Length, or one that is no number")
     if not is_chunked and any(name.lower() == "transfer-encoding" for name, _ in received):
         raise UpstreamBroken("an unknown Transfer-Encoding")
-
-
-def _client_headers(environ: Environ) -> Iterable[tuple[str, str]]:
-    for key, value in environ.items():
-        if key.startswith("HTTP_"):
-            yield key[5:].replace("_", "-").lower(), value
-    if content_type := environ.get("CONTENT_TYPE"):
-        yield "content-type", content_type
 
 
 def _nominated(connection: str) -> frozenset[str]:

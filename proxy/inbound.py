@@ -1,98 +1,157 @@
-"""The request as the proxy received it: what to forward, and what routing needs to know.
+"""The request as the proxy received it: what to forward, and what routing needs to know."""
 
-Built on a request thread from gunicorn's environ; immutable but for the body, which is read once.
-"""
-
+import asyncio
 import json
-from collections.abc import Iterator
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from typing import IO, Any
+from typing import Any, Protocol
 from urllib.parse import unquote
 
-from gunicorn.http.errors import NoMoreData, ParseException
-
-from proxy.errors import BadRequest, BodyTooLarge, ClientGone, ClientStalled
+from proxy.errors import BodyTooLarge, ProxyError
+from proxy.request_head import RequestHead
 
 # What is read of a body before an upstream is chosen: enough for a prompt of some 60 000 tokens.
 # A body up to this size is inspected and can be sent again to another upstream; beyond it the
 # rest is streamed through.
 INSPECTED_BYTES = 256 * 1024
-READ_BYTES = 64 * 1024
 # The characters of a prompt that decide its replica: long enough to tell system prompts apart,
 # short enough that a growing conversation keeps its place.
 AFFINITY_CHARS = 256
 # The native routes name the model in their path.
 MODEL_ROUTES = ("inference", "predictions", "chat")
+# What answers with tokens, and so takes a user row.
+GENERATING_ROUTES = frozenset({*MODEL_ROUTES, "v1/completions", "v1/chat/completions"})
 
-Environ = dict[str, Any]
+
+class BodySource(Protocol):
+    """The connection that a body comes from."""
+
+    def set_reading(self, is_reading: bool) -> None: ...
+
+    def invite_body(self) -> None:
+        """Tell a client that asks first that its body is wanted."""
+        ...
 
 
 class RequestBody:
-    """A request's body: its first part in memory, the rest still at the client.
+    """A request's body: what has come of it, fed by its connection and read by its request.
 
-    Request thread only.
+    Event loop only.
     """
 
-    def __init__(
-        self,
-        environ: Environ,
-        max_bytes: int,
-        timeout_s: float,
-        remedy: str = "send less, or have MAX_CONTENT_LENGTH raised",
-    ) -> None:
-        """Reads the first part. Raises BodyTooLarge, BadRequest, ClientStalled or ClientGone."""
-        self._source: IO[bytes] = environ["wsgi.input"]
-        self._client = environ.get("gunicorn.socket")
-        self._timeout_s = timeout_s
-        self._max_bytes = max_bytes
-        self._remedy = remedy
-        length = environ.get("CONTENT_LENGTH") or ""
-        self.length = int(length) if length else None
-        self.is_chunked = "HTTP_TRANSFER_ENCODING" in environ
+    __slots__ = (
+        "_error",
+        "_is_invited",
+        "_num_held_bytes",
+        "_pieces",
+        "_source",
+        "_waiter",
+        "is_chunked",
+        "is_complete",
+        "is_ended",
+        "is_held_back",
+        "length",
+        "num_read_bytes",
+        "prefix",
+    )
+
+    def __init__(self, head: RequestHead, source: BodySource) -> None:
+        self.length = head.content_length
+        self.is_chunked = head.is_chunked
+        self.is_ended = not self.is_chunked and not self.length
+        self.is_complete = self.is_ended  # the prefix is all of it, so that it can be sent again
         self.num_read_bytes = 0
-        if self.length is not None and self.length > max_bytes:
-            raise self._too_large()
-        self.prefix = self._read(INSPECTED_BYTES) if self.length or self.is_chunked else b""
-        self.is_complete = (
-            len(self.prefix) < INSPECTED_BYTES
-            if self.is_chunked
-            else len(self.prefix) == (self.length or 0)
-        )
+        self.prefix = b""
+        self.is_held_back = False  # enough is here for now
+        self._source = source
+        self._is_invited = not head.expects_continue
+        self._error: ProxyError | None = None
+        self._pieces: list[bytes] = []
+        self._num_held_bytes = 0
+        self._waiter: asyncio.Future[None] | None = None
 
     @property
     def is_present(self) -> bool:
         return self.length is not None or self.is_chunked
 
-    def rest(self) -> Iterator[bytes]:
-        """What follows the prefix, in pieces. May be iterated once."""
-        while piece := self._read(READ_BYTES):
-            yield piece
-
-    def _read(self, size: int) -> bytes:
-        if self._client is not None:
-            self._client.settimeout(self._timeout_s)
-        try:
-            piece = self._source.read(size)
-        except TimeoutError:
-            raise ClientStalled(self._timeout_s) from None
-        except NoMoreData:
-            raise ClientGone("the client closed in the middle of its body") from None
-        except (OSError, ParseException) as error:
-            raise BadRequest("The request body is malformed.", reason=repr(error)) from error
-        finally:
-            if self._client is not None:
-                self._client.settimeout(None)
+    def feed(self, piece: bytes) -> None:
+        """From the connection. It stops reading while more is held than is wanted."""
         self.num_read_bytes += len(piece)
-        if self.num_read_bytes > self._max_bytes:
-            raise self._too_large()
-        if self.length is not None and len(piece) < min(
-            size, self.length - self.num_read_bytes + len(piece)
-        ):
-            raise ClientGone("the client closed in the middle of its body")
-        return piece
+        self._num_held_bytes += len(piece)
+        self._pieces.append(piece)
+        if self._num_held_bytes > INSPECTED_BYTES:
+            self._hold_back(True)
+        self._wake()
 
-    def _too_large(self) -> BodyTooLarge:
-        return BodyTooLarge(f"The request body exceeds {self._max_bytes} bytes; {self._remedy}.")
+    def fail(self, error: ProxyError) -> None:
+        """From the connection: the rest will not come."""
+        self._error = error
+        self._wake()
+
+    def end(self) -> None:
+        """From the connection: all of it has been fed."""
+        self.is_ended = True
+        self._wake()
+
+    async def read_prefix(
+        self, max_bytes: int, remedy: str = "send less, or have MAX_CONTENT_LENGTH raised"
+    ) -> None:
+        """Wait for the first INSPECTED_BYTES, or for all of it. Raises BodyTooLarge."""
+        too_large = BodyTooLarge(f"The request body exceeds {max_bytes} bytes; {remedy}.")
+        if (self.length or 0) > max_bytes:
+            raise too_large
+        while not self.is_ended and self._num_held_bytes < min(INSPECTED_BYTES, max_bytes + 1):
+            await self._wait()
+        if self.num_read_bytes > max_bytes:
+            raise too_large
+        self.prefix = self._take()
+        self.is_complete = self.is_ended and len(self.prefix) <= INSPECTED_BYTES
+
+    async def rest(self, max_bytes: int) -> AsyncIterator[bytes]:
+        """What follows the prefix, in pieces. May be iterated once. Raises BodyTooLarge."""
+        while True:
+            while not self._pieces and not self.is_ended:
+                await self._wait()
+            if self.num_read_bytes > max_bytes:
+                raise BodyTooLarge(
+                    f"The request body exceeds {max_bytes} bytes; send less, or have "
+                    "MAX_CONTENT_LENGTH raised."
+                )
+            if not self._pieces:
+                return
+            yield self._take()
+
+    def _take(self) -> bytes:
+        data = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
+        self._pieces.clear()
+        self._num_held_bytes = 0
+        if not self.is_ended:
+            self._hold_back(False)
+        return data
+
+    def _hold_back(self, is_held_back: bool) -> None:
+        if self.is_held_back is not is_held_back:
+            self.is_held_back = is_held_back
+            self._source.set_reading(not is_held_back)
+
+    async def _wait(self) -> None:
+        """For more of it, or its end. Raises what the connection failed with."""
+        if self._error is not None:
+            raise self._error
+        if not self._is_invited:
+            self._is_invited = True
+            self._source.invite_body()
+        self._waiter = asyncio.get_running_loop().create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+        if self._error is not None:
+            raise self._error
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,11 +166,11 @@ class RoutingHints:
 class InboundRequest:
     """One request, ready to be forwarded."""
 
-    method: str
-    target: str  # the request line's own, still percent-encoded
-    environ: Environ
+    head: RequestHead
     body: RequestBody
     hints: RoutingHints
+    team_id: str
+    takes_row: bool
 
 
 def target_fault(method: str, target: str) -> str | None:
@@ -128,24 +187,32 @@ def target_fault(method: str, target: str) -> str | None:
     return "The request target must be a path."
 
 
-def read_hints(target: str, environ: Environ, body: RequestBody) -> RoutingHints:
+def takes_row(method: str, path: str) -> bool:
+    """Whether a plain path is one that answers with tokens."""
+    first, _, rest = path.strip("/").partition("/")
+    return method == "POST" and (
+        first in GENERATING_ROUTES or f"{first}/{rest}" in GENERATING_ROUTES
+    )
+
+
+def read_hints(head: RequestHead, body: RequestBody) -> RoutingHints:
     """Model, session and prompt of a JSON body; the native routes' model from the path only.
 
     Those routes do not look for a model in the body, so one named there must not count.
     """
     # Decoded before it is split, as the server behind us does: otherwise `/inference%2Fx` would
     # be another model to us than to it.
-    parts = [part for part in unquote(target.partition("?")[0]).split("/") if part]
+    parts = [part for part in unquote(head.target.partition("?")[0]).split("/") if part]
     is_native = bool(parts) and parts[0] in MODEL_ROUTES
-    fields = _json_fields(environ, body) or {}
+    fields = _json_fields(head, body) or {}
     model = (parts[1] if len(parts) > 1 else None) if is_native else fields.get("model")
     return RoutingHints(
         model=model if isinstance(model, str) else None, affinity_key=_affinity_key(fields)
     )
 
 
-def _json_fields(environ: Environ, body: RequestBody) -> dict[str, Any] | None:
-    content_type = str(environ.get("CONTENT_TYPE", "")).lower()
+def _json_fields(head: RequestHead, body: RequestBody) -> dict[str, Any] | None:
+    content_type = head.get("content-type", "").lower()
     if "json" not in content_type or not body.is_complete or not body.prefix:
         return None
     try:

@@ -29,7 +29,10 @@ Key = str | PyJWK
 
 
 class KeySource(Protocol):
-    """Any thread may call it."""
+    """Any thread may call it. `may_block`: it asks another machine for its keys at times."""
+
+    @property
+    def may_block(self) -> bool: ...
 
     def candidates(self, algorithm: str, key_id: str | None) -> Sequence[Key]:
         """The keys worth trying, best first; empty when none fits. Never raises."""
@@ -38,6 +41,8 @@ class KeySource(Protocol):
 
 class SharedSecrets:
     """The current secret, and the previous one while clients change over. Immutable."""
+
+    may_block = False
 
     def __init__(self, secrets: Sequence[str]) -> None:
         self._secrets = tuple(secrets)
@@ -48,6 +53,8 @@ class SharedSecrets:
 
 class JwksFile:
     """Public keys from a file that is read again when it changes. Any thread."""
+
+    may_block = False
 
     def __init__(self, file: WatchedFile[tuple[PyJWK, ...]]) -> None:
         self._file = file
@@ -63,6 +70,8 @@ class JwksUrl:
     cannot make us hammer the provider. A failed fetch keeps the last good set. Any thread; the
     lock is never held during a fetch, and other threads use the old set meanwhile.
     """
+
+    may_block = True
 
     def __init__(
         self,

@@ -75,6 +75,11 @@ class TeamLimits:
             self._shared_places = SharedPlaces(storage.storage)
             self._shared = _counts(storage, self._shared_places)
 
+    @property
+    def may_block(self) -> bool:
+        """Whether the counts are on another machine, so that asking is no matter for a loop."""
+        return self._shared is not None
+
     def admit(self, team_id: str, policy: TeamPolicy) -> Admission:
         """Count a request in, to be counted out with `leave`. LimitExceeded if it has to wait.
 

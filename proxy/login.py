@@ -2,7 +2,7 @@
 
 The token comes in a form's body, never in a URL, is checked, and is kept by the browser in a
 cookie that no script can read and that pages of other sites cannot make it send. Nothing is kept
-here. Any thread.
+here.
 """
 
 import time
@@ -17,8 +17,9 @@ from proxy.access import Role
 from proxy.auth import Principal
 from proxy.errors import BadMethod, Headers, NotAForm, Unauthorized
 from proxy.gate import COOKIE, Gate
-from proxy.inbound import Environ, RequestBody
+from proxy.inbound import RequestBody
 from proxy.origins import check_own_page
+from proxy.request_head import RequestHead
 
 LOGIN_PATH = "/login"
 LOGOUT_PATH = "/logout"
@@ -56,32 +57,30 @@ class Page:
 
 
 class Login:
-    """Any thread."""
+    """Event loop only."""
 
-    def __init__(self, gate: Gate, client_timeout_s: float) -> None:
+    def __init__(self, gate: Gate) -> None:
         self._gate = gate
-        self._client_timeout_s = client_timeout_s
 
-    def answer(self, environ: Environ, path: str) -> Page:
+    async def answer(self, head: RequestHead, body: RequestBody, path: str) -> Page:
         """Raises BadMethod, OriginNotAllowed, NotAForm, and what reading a body raises."""
-        method = str(environ["REQUEST_METHOD"])
+        method = head.method
         if method in ("GET", "HEAD"):
             return Page(200, "OK", PAGE_HEADERS, _page()) if path == LOGIN_PATH else _leave()
         if path == LOGOUT_PATH or method != "POST":
             raise BadMethod(method, path)
-        check_own_page(environ)
-        remedy = "a login is one token of at most 3900 characters"
-        body = RequestBody(environ, MAX_FORM_BYTES, self._client_timeout_s, remedy)
-        return self._enter(environ, body.prefix)
+        check_own_page(head)
+        await body.read_prefix(MAX_FORM_BYTES, "a login is one token of at most 3900 characters")
+        return await self._enter(head, body.prefix)
 
-    def _enter(self, environ: Environ, form: bytes) -> Page:
+    async def _enter(self, head: RequestHead, form: bytes) -> Page:
         """To the dashboard with a cookie, or back to the form with what is wrong."""
-        content_type = str(environ.get("CONTENT_TYPE", "")).partition(";")[0].strip().lower()
+        content_type = head.get("content-type", "").partition(";")[0].strip().lower()
         if content_type != "application/x-www-form-urlencoded":
             raise NotAForm("The login takes application/x-www-form-urlencoded, a form's fields.")
         token = _token_of(form)
         try:
-            principal, role = self._gate.identify(f"Bearer {token}")
+            principal, role = await self._gate.identify(f"Bearer {token}")
         except Unauthorized as error:
             return _refused(401, "Unauthorized", "The proxy refused this token.", error.reason)
         if role < Role.VIEWER:
@@ -90,7 +89,7 @@ class Login:
         if len(token) > MAX_COOKIE_TOKEN_CHARS:
             fault = f"Browsers keep tokens of at most {MAX_COOKIE_TOKEN_CHARS} characters."
             return _refused(400, "Bad Request", fault, fault)
-        cookie = _cookie(token, _is_secure(environ), _seconds_left(principal))
+        cookie = _cookie(token, _is_secure(head), _seconds_left(principal))
         return Page(303, "See Other", [("Location", "/"), ("Set-Cookie", cookie)])
 
 
@@ -115,10 +114,10 @@ def _cookie(token: str, is_secure: bool, max_age_s: int | None) -> str:
     return cookie if max_age_s is None else f"{cookie}; Max-Age={max_age_s}"
 
 
-def _is_secure(environ: Environ) -> bool:
+def _is_secure(head: RequestHead) -> bool:
     """Behind a TLS terminator only the browser's own word tells; forms always carry it."""
-    origin = str(environ.get("HTTP_ORIGIN", ""))
-    return environ["wsgi.url_scheme"] == "https" or origin.startswith("https://")
+    origin = head.get("origin", "")
+    return head.scheme == "https" or origin.startswith("https://")
 
 
 def _seconds_left(principal: Principal) -> int | None:

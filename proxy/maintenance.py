@@ -1,17 +1,20 @@
 """The thread that keeps what the proxy knows up to date: upstream health, watched files."""
 
 import http.client
+import json
 import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from urllib.parse import urlsplit
 
-from proxy.upstreams import Balancer, Health, Upstream
+from proxy.upstreams import Balancer, Health, Rows, Upstream, UpstreamSpec
 
 log = logging.getLogger(__name__)
 
 TICK_S = 0.2
 CHECK_TIMEOUT_S = 2.0
+MAX_ANSWER_BYTES = 64 * 1024
 
 
 class Maintenance:
@@ -76,22 +79,46 @@ def check_health(balancer: Balancer) -> None:
 
 
 def _check_one(balancer: Balancer, upstream: Upstream) -> None:
-    balancer.report_health(upstream, health_of(upstream))
+    balancer.report_health(upstream, *health_of(upstream.spec))
 
 
-def health_of(upstream: Upstream) -> Health:
-    """Ready if its health path answers 2xx. An upstream without such a path counts as ready:
-    it speaks HTTP, and what is wrong with it will show in its answers.
+def health_of(spec: UpstreamSpec) -> tuple[Health, Rows | None]:
+    """Ready if its health path answers 2xx, and what Hearth's says of its user rows.
+
+    An upstream without such a path counts as ready: it speaks HTTP, and what is wrong with it will
+    show in its answers.
     """
-    client = upstream.pool.new_client(CHECK_TIMEOUT_S)
+    client = _new_client(spec)
     try:
-        client.request("GET", upstream.spec.base_path + upstream.spec.health_path)
+        client.request("GET", spec.base_path + spec.health_path)
         response = client.getresponse()
         is_ready = 200 <= response.status < 300 or response.status in (404, 405)
+        rows = parse_rows(response.read(MAX_ANSWER_BYTES)) if is_ready else None
     except TimeoutError:
-        return Health.SILENT
+        return Health.SILENT, None
     except (OSError, ValueError, http.client.HTTPException):
-        return Health.NOT_READY
+        return Health.NOT_READY, None
     finally:
         client.close()
-    return Health.READY if is_ready else Health.NOT_READY
+    return (Health.READY if is_ready else Health.NOT_READY), rows
+
+
+def parse_rows(answer: bytes) -> Rows | None:
+    """The rows in the answer of Hearth's /ready; None for what other servers say."""
+    try:
+        state = json.loads(answer)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(state, dict):
+        return None
+    num, *taken = (state.get(name) for name in ("user_rows", "busy_rows", "queued"))
+    counts = [count for count in taken if type(count) is int and count >= 0]
+    if type(num) is not int or num < 1 or len(counts) < len(taken):
+        return None
+    return Rows(num, sum(counts))
+
+
+def _new_client(spec: UpstreamSpec) -> http.client.HTTPConnection:
+    parts = urlsplit(spec.url)
+    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+    return kind(parts.hostname or "", parts.port, timeout=CHECK_TIMEOUT_S)

@@ -1,6 +1,6 @@
 """The proxy's Prometheus metrics: every name is declared here.
 
-Recorded by request threads; upstreams are read when somebody asks.
+Recorded by the event loop; what is so now is read when somebody asks.
 """
 
 from collections.abc import Callable, Iterable
@@ -19,7 +19,13 @@ NO_TEAM = "-"  # refused before anybody was known
 class Metrics:
     """Any thread. Each app has a registry of its own."""
 
-    def __init__(self, balancer: Balancer, num_running: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        balancer: Balancer,
+        num_running: Callable[[], int],
+        num_connections: Callable[[], int],
+        num_waiting: Callable[[], int],
+    ) -> None:
         self.registry = CollectorRegistry()
         self._requests = Counter(
             "hearth_proxy_requests",
@@ -42,6 +48,12 @@ class Metrics:
         Gauge(
             "hearth_proxy_in_flight", "Requests being served now.", registry=self.registry
         ).set_function(num_running)
+        Gauge(
+            "hearth_proxy_connections", "Open connections of clients.", registry=self.registry
+        ).set_function(num_connections)
+        Gauge(
+            "hearth_proxy_waiting", "Requests that wait for a user row.", registry=self.registry
+        ).set_function(num_waiting)
         self.registry.register(UpstreamCollector(balancer))
 
     def record(self, record: AuditRecord) -> None:

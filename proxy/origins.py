@@ -10,7 +10,7 @@ from collections.abc import Collection
 from urllib.parse import urlsplit
 
 from proxy.errors import Headers, OriginNotAllowed
-from proxy.inbound import Environ
+from proxy.request_head import RequestHead
 
 ANY_ORIGIN = "*"
 # No answer allows credentials, so a star means all headers; but it never includes this one.
@@ -22,12 +22,8 @@ PREFLIGHT_HEADERS: Headers = [
 READABLE_HEADERS = ("Access-Control-Expose-Headers", "*")
 
 
-def is_preflight(environ: Environ) -> bool:
-    return (
-        environ["REQUEST_METHOD"] == "OPTIONS"
-        and "HTTP_ORIGIN" in environ
-        and "HTTP_ACCESS_CONTROL_REQUEST_METHOD" in environ
-    )
+def is_preflight(head: RequestHead) -> bool:
+    return head.method == "OPTIONS" and "origin" in head and "access-control-request-method" in head
 
 
 def is_allowed(origin: str | None, allowed: Collection[str]) -> bool:
@@ -44,24 +40,24 @@ def cors_headers(origin: str | None, allowed: Collection[str]) -> Headers:
     return [("Access-Control-Allow-Origin", origin), READABLE_HEADERS, *vary]
 
 
-def check_preflight(environ: Environ, allowed: Collection[str]) -> None:
+def check_preflight(head: RequestHead, allowed: Collection[str]) -> None:
     """Raises OriginNotAllowed for a preflight of an origin that is not allowed."""
-    origin = environ.get("HTTP_ORIGIN")
-    if is_preflight(environ) and not is_allowed(origin, allowed):
+    origin = head.get("origin")
+    if is_preflight(head) and not is_allowed(origin, allowed):
         raise OriginNotAllowed(
             f"Pages of origin {str(origin)[:128]!r} may not use this proxy; "
             "have it added to CORS_ORIGINS."
         )
 
 
-def check_own_page(environ: Environ) -> None:
+def check_own_page(head: RequestHead) -> None:
     """Raises OriginNotAllowed unless the browser says that a page of ours asks.
 
     Sec-Fetch-Site says it best; browsers leave it out over plain HTTP to another machine.
     """
-    site = environ.get("HTTP_SEC_FETCH_SITE")
-    origin = urlsplit(str(environ.get("HTTP_ORIGIN", ""))[:256]).netloc.lower()
-    host = str(environ.get("HTTP_HOST", "")).lower()
+    site = head.get("sec-fetch-site")
+    origin = urlsplit(head.get("origin", "")[:256]).netloc.lower()
+    host = head.get("host", "").lower()
     if site != "same-origin" if site is not None else not origin or origin != host:
         raise OriginNotAllowed(
             "With the login's cookie, only pages of this proxy may change something; "

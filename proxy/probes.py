@@ -1,8 +1,7 @@
 """/health, /ready and /metrics: what the proxy says about itself.
 
 The first two are answered on the main port, without a token, for load balancers. All three are
-answered on the metrics port by a thread of its own, which works even when every request thread
-streams, and throughout a drain.
+answered on the metrics port by a thread of its own, also throughout a drain.
 """
 
 import json
@@ -15,14 +14,14 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
-from proxy.errors import Headers
+from proxy.answers import content_headers
 
 log = logging.getLogger(__name__)
 
 CLIENT_TIMEOUT_S = 5.0
 POLL_S = 0.1  # how soon it notices that it shall stop
 
-Answer = tuple[str, str, bytes]  # status line, content type, body
+Answer = tuple[int, str, str, bytes]  # status, phrase, content type, body
 
 
 class Probes:
@@ -44,20 +43,33 @@ class Probes:
 
     def _health(self) -> Answer:
         if self._is_alive():
-            return "200 OK", "text/plain; charset=utf-8", b"OK"
-        return "500 Internal Server Error", "text/plain; charset=utf-8", b"a thread has died"
+            return 200, "OK", "text/plain; charset=utf-8", b"OK"
+        failure = b"a thread has died"
+        return 500, "Internal Server Error", "text/plain; charset=utf-8", failure
 
     def _ready(self) -> Answer:
         why_not = self._why_not_ready()
-        status = "503 Service Unavailable" if why_not else "200 OK"
-        return status, "application/json", json.dumps({"status": why_not or "ready"}).encode()
+        body = json.dumps({"status": why_not or "ready"}).encode()
+        if why_not:
+            return 503, "Service Unavailable", "application/json", body
+        return 200, "OK", "application/json", body
 
 
 class ControlServer:
-    """The metrics port. Owned by the app, which starts and stops it."""
+    """The metrics port: of several processes each has its own, the next that is free.
 
-    def __init__(self, address: tuple[str, int], probes: Probes, registry: CollectorRegistry):
-        self._address = address
+    Owned by the app, which starts and stops it.
+    """
+
+    def __init__(
+        self,
+        address: tuple[str, int],
+        num_processes: int,
+        probes: Probes,
+        registry: CollectorRegistry,
+    ) -> None:
+        self._host, first_port = address
+        self._ports = range(first_port, first_port + num_processes)
         self._probes = probes
         self._registry = registry
         self._server: WSGIServer | None = None
@@ -65,11 +77,14 @@ class ControlServer:
 
     def start(self) -> None:
         """A port that is taken is logged, not fatal: serving matters more than measuring."""
-        host, port = self._address
-        try:
-            self._server = make_server(host, port, self._serve, _Server, _QuietHandler)
-        except OSError as error:
-            log.error("no metrics on %s:%d: %s", host, port, error)
+        for port in self._ports:
+            try:
+                self._server = make_server(self._host, port, self._serve, _Server, _QuietHandler)
+                break
+            except OSError as error:
+                failure = error
+        if self._server is None:
+            log.error("no metrics on %s:%d: %s", self._host, self._ports[0], failure)
             return
         self._thread = threading.Thread(
             target=self._server.serve_forever, args=(POLL_S,), name="proxy-control", daemon=True
@@ -86,14 +101,10 @@ class ControlServer:
         path = environ["PATH_INFO"]
         answer = self._probes.answer(path)
         if path == "/metrics":
-            answer = "200 OK", CONTENT_TYPE_LATEST, generate_latest(self._registry)
-        status, content_type, body = answer or ("404 Not Found", "text/plain", b"")
-        start_response(status, head(content_type, body))
+            answer = 200, "OK", CONTENT_TYPE_LATEST, generate_latest(self._registry)
+        status, phrase, content_type, body = answer or (404, "Not Found", "text/plain", b"")
+        start_response(f"{status} {phrase}", content_headers(content_type, body))
         return [body]
-
-
-def head(content_type: str, body: bytes) -> Headers:
-    return [("Content-Type", content_type), ("Content-Length", str(len(body)))]
 
 
 class _Server(socketserver.ThreadingMixIn, WSGIServer):

@@ -15,7 +15,6 @@ if __package__ in (None, ""):
 import logging
 import logging.config
 import warnings
-from functools import partial
 
 import click
 from jwt import PyJWK
@@ -23,6 +22,7 @@ from jwt.warnings import InsecureKeyLengthWarning
 
 from proxy.app import Parts, ProxyApp
 from proxy.auth import Authenticator, claim_rules, parse_revoked
+from proxy.discovery import Discovery, FixedReplicas, ReplicasFile
 from proxy.errors import StartupError
 from proxy.files import FileOpener, WatchedFile
 from proxy.keys import JwksFile, JwksUrl, KeySource, SharedSecrets, parse_jwks
@@ -47,18 +47,23 @@ def create_proxy(settings: Settings | None = None) -> ProxyApp:
     policy = files.open(settings.policy_file, parse_policy)
     revoked = files.open(settings.revoked_tokens_file, parse_revoked)
     jwks = files.open(settings.jwks_file, parse_jwks)
+    discovery: Discovery = FixedReplicas()
     try:
-        specs = upstreams.value if upstreams else (UpstreamSpec(settings.upstream),)
+        discovery = (
+            ReplicasFile(upstreams) if upstreams else FixedReplicas(UpstreamSpec(settings.upstream))
+        )
     except ValueError as error:
         files.faults.append(f"UPSTREAM: {error}")
     if files.faults:
         raise StartupError(files.faults)
     log.info("settings: %r", settings)  # secrets mask themselves
     _warn_of_weak_secrets(settings)
-    balancer = Balancer(specs, settings.connect_timeout)
-    refreshers = [file.refresh for file in (policy, revoked, jwks) if file]
-    if upstreams:
-        refreshers.append(partial(_refresh_upstreams, upstreams, balancer))
+    balancer = Balancer(
+        discovery.current,
+        settings.connect_timeout,
+        max_in_flight=settings.upstream_connections,
+        stall_timeout_s=settings.stream_stall_timeout,
+    )
     authenticator = Authenticator(
         settings.jwt_algorithms,
         _key_sources(settings, jwks),
@@ -75,7 +80,8 @@ def create_proxy(settings: Settings | None = None) -> ProxyApp:
         balancer=balancer,
         limits=limits,
         policy=(lambda: policy.value) if policy else (lambda: no_limits),
-        refreshers=refreshers,
+        discovery=discovery,
+        refreshers=[file.refresh for file in (policy, revoked, jwks) if file],
     )
     return ProxyApp(settings, parts)
 
@@ -89,12 +95,6 @@ def _key_sources(
     if settings.jwks_url:
         sources.append(JwksUrl(settings.jwks_url))
     return sources
-
-
-def _refresh_upstreams(file: WatchedFile[tuple[UpstreamSpec, ...]], balancer: Balancer) -> bool:
-    if has_changed := file.refresh():
-        balancer.replace(file.value)
-    return has_changed
 
 
 def _warn_of_weak_secrets(settings: Settings) -> None:

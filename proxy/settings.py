@@ -35,15 +35,27 @@ class Settings(BaseSettings):
 
     proxy_host: str = "127.0.0.1"
     proxy_port: Port = 1223
-    proxy_threads: Annotated[int, Field(ge=8, le=8192)] = 640
+    proxy_processes: Annotated[int, Field(ge=1, le=64)] = 1
+    # Of each process:
+    proxy_connections: Annotated[int, Field(ge=64, le=1_000_000)] = 12_000
+    proxy_requests: Annotated[int, Field(ge=8, le=1_000_000)] = 10_000
     proxy_metrics_host: str = "127.0.0.1"
     proxy_metrics_port: Annotated[int, Field(ge=0, le=65535)] = 1224  # 0: no such port
 
     upstream: str = "http://127.0.0.1:7000"
     upstreams_file: FilePath | None = None
+    upstream_connections: Annotated[int, Field(ge=1, le=1_000_000)] = 4096
     connect_timeout: Seconds = 5.0
     first_byte_timeout: Seconds = 600.0
+    stream_stall_timeout: Seconds = 60.0
+    queue_timeout: Seconds = 30.0
+    queue_size: Annotated[int, Field(ge=0, le=100_000)] = 1024
+    head_timeout: Seconds = 5.0
+    body_timeout: Seconds = 10.0
+    min_body_rate: Annotated[int, Field(ge=1, le=2**30)] = 16_384
+    keepalive_timeout: Seconds = 75.0
     client_timeout: Seconds = 60.0
+    max_waiting_per_address: Annotated[int, Field(ge=1, le=1_000_000)] = 256
     drain_timeout: Seconds = 60.0
     health_interval: Annotated[float, Field(gt=0, le=30)] = 2.0
     max_content_length: Annotated[int, Field(ge=1024)] = 4 * 1024 * 1024
@@ -156,6 +168,13 @@ class Settings(BaseSettings):
             (
                 self.jwks_file is not None and self.jwks_url is not None,
                 "JWKS_FILE and JWKS_URL are both set; keep one",
+            ),
+            (
+                self.proxy_processes > 1
+                and self.policy_file is not None
+                and self.redis_url is None,
+                f"PROXY_PROCESSES={self.proxy_processes} with a POLICY_FILE: set REDIS_URL, which "
+                "counts what a team uses in all of them, or PROXY_PROCESSES=1",
             ),
             *(
                 (

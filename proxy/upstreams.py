@@ -1,8 +1,11 @@
 """The upstreams and the choice between them.
 
-Least in-flight per weight, with a preference: requests of one session, or with the same prompt
-beginning, go to the replica that rendezvous hashing names for them, unless it is clearly busier
-than the rest. So a replica's prefix cache is met again without any table of sessions.
+Least busy user rows per weight, with a preference: requests of one session, or with the same
+prompt beginning, go to the replica that rendezvous hashing names for them, unless it is clearly
+busier than the rest. So a replica's prefix cache is met again without any table of sessions.
+
+A replica that says in its health check how many user rows it has gets no more generating requests
+than those and a few: the others are told to wait (AllRowsBusy).
 """
 
 import hashlib
@@ -19,7 +22,7 @@ from urllib.parse import urlsplit
 import yaml
 
 from proxy.connections import ConnectionPool
-from proxy.errors import UpstreamSilent, UpstreamUnreachable
+from proxy.errors import AllRowsBusy, UpstreamNotReady, UpstreamUnreachable
 from proxy.inbound import RoutingHints
 
 log = logging.getLogger(__name__)
@@ -36,6 +39,11 @@ MAX_COOLDOWN_S = 60.0
 # Health checks in a row without any answer before an upstream is not even tried for want of
 # another: a request would wait as long as it may. One may have been a moment's load.
 MAX_SILENT_CHECKS = 2
+# What an upstream that does not say how many user rows it has is taken for, beside those that do.
+USUAL_ROWS = 32
+# Beyond its rows a replica gets one request for so many of them, so that no row has to wait for
+# its next request to come over the network.
+ROWS_PER_QUEUED = 8
 
 
 class Health(Enum):
@@ -44,6 +52,14 @@ class Health(Enum):
     READY = "ready"
     NOT_READY = "not ready"
     SILENT = "silent"  # no answer in time
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """An upstream's user rows, as it says itself; `num_taken` with those that wait for one."""
+
+    num: int
+    num_taken: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,13 +102,28 @@ class Upstream:
     cooldown_s: float = FIRST_COOLDOWN_S
     ejected_until_s: float = 0.0
     was_unreachable: bool = False  # why it was ejected, as opposed to for broken answers
+    rows: Rows | None = None  # None: it does not say
+    num_taken_by_others: int = 0  # of its rows, at the last health check
+    is_full: bool = False  # it said so itself, and no row of it has come free since
+    num_streams: int = 0  # answers that come token by token
+    last_piece_s: float = 0.0  # when the last piece of any of them came
     name: str = field(init=False)
 
     def __post_init__(self) -> None:
         self.name = self.spec.netloc + self.spec.base_path
 
-    def load(self) -> float:
-        return self.in_flight / self.spec.weight
+    def load(self, num_more: int = 0) -> float:
+        """Requests per weight, as if it had the usual number of rows."""
+        num_rows = self.rows.num if self.rows else USUAL_ROWS
+        num_requests = self.in_flight + self.num_taken_by_others + num_more
+        return num_requests / self.spec.weight * USUAL_ROWS / num_rows
+
+    def has_row(self) -> bool:
+        """Whether one more request finds a row, or will as soon as one comes free."""
+        if self.rows is None:
+            return True
+        room = self.rows.num + max(1, self.rows.num // ROWS_PER_QUEUED)
+        return not self.is_full and self.in_flight + self.num_taken_by_others < room
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +143,15 @@ class Balancer:
         specs: Sequence[UpstreamSpec],
         connect_timeout_s: float,
         clock: Callable[[], float] = time.monotonic,
+        *,
+        max_in_flight: int = 4096,
+        stall_timeout_s: float = math.inf,
     ) -> None:
+        """`max_in_flight` is of each upstream; `stall_timeout_s` for how long all its streams may
+        bring nothing before it gets no more."""
         self._connect_timeout_s = connect_timeout_s
+        self._max_in_flight = max_in_flight
+        self._stall_timeout_s = stall_timeout_s
         self._clock = clock
         self._lock = threading.Lock()
         self._upstreams: tuple[Upstream, ...] = ()
@@ -144,13 +182,17 @@ class Balancer:
             return any(self._is_usable(upstream) for upstream in self._upstreams)
 
     def choose(
-        self, hints: RoutingHints, excluded: AbstractSet[Upstream] = frozenset()
+        self,
+        hints: RoutingHints,
+        excluded: AbstractSet[Upstream] = frozenset(),
+        *,
+        takes_row: bool = False,
     ) -> Upstream:
         """The upstream for a request, counted as in flight until `finish`.
 
-        When none is usable, all are tried that answer at all: a health check may be wrong, and an
-        upstream's own answer says more than ours. Raises UpstreamUnreachable when all are excluded
-        and UpstreamSilent when none answers.
+        When all that are ready have been ejected, one of them is tried all the same: an upstream's
+        own answer says more than our memory. Raises UpstreamUnreachable when all are excluded,
+        UpstreamNotReady when none passes its health checks, and AllRowsBusy when waiting helps.
         """
         with self._lock:
             serving = [
@@ -164,10 +206,14 @@ class Balancer:
                     f"no upstream left for model {hints.model!r} of {len(self._upstreams)}"
                 )
             usable = [upstream for upstream in serving if self._is_usable(upstream)]
-            answering = [u for u in serving if u.num_silent_checks < MAX_SILENT_CHECKS]
-            if not usable and not answering:
-                raise UpstreamSilent(", ".join(upstream.name for upstream in serving))
-            chosen = self._pick(usable or answering, hints.affinity_key)
+            candidates = usable or [upstream for upstream in serving if _may_answer(upstream)]
+            if not candidates:
+                states = (f"{upstream.name} is {upstream.health.value}" for upstream in serving)
+                raise UpstreamNotReady(", ".join(states))
+            free = [upstream for upstream in candidates if self._has_room(upstream, takes_row)]
+            if not free:
+                raise AllRowsBusy(", ".join(f"{u.name} has {u.in_flight}" for u in candidates))
+            chosen = self._pick(free, hints.affinity_key)
             chosen.in_flight += 1
             return chosen
 
@@ -184,6 +230,26 @@ class Balancer:
     def finish(self, upstream: Upstream) -> None:
         with self._lock:
             upstream.in_flight -= 1
+            upstream.is_full = False
+
+    def report_full(self, upstream: Upstream) -> bool:
+        """It said that it takes no more. Returns whether to wait for a row of it."""
+        with self._lock:
+            upstream.is_full = upstream.rows is not None
+            return upstream.is_full
+
+    def begin_stream(self, upstream: Upstream) -> None:
+        with self._lock:
+            upstream.num_streams += 1
+            upstream.last_piece_s = self._clock()
+
+    def end_stream(self, upstream: Upstream) -> None:
+        with self._lock:
+            upstream.num_streams -= 1
+
+    def note_piece(self, upstream: Upstream) -> None:
+        """A piece of a stream has come. Without the lock, as it is one assignment."""
+        upstream.last_piece_s = self._clock()
 
     def report_success(self, upstream: Upstream) -> None:
         with self._lock:
@@ -203,7 +269,7 @@ class Balancer:
             upstream.cooldown_s = min(2 * cooldown_s, MAX_COOLDOWN_S)
         log.warning("upstream %s ejected for %g s", upstream.name, cooldown_s)
 
-    def report_health(self, upstream: Upstream, health: Health) -> None:
+    def report_health(self, upstream: Upstream, health: Health, rows: Rows | None = None) -> None:
         """The result of an active check. One that got through also ends an ejection for being
         unreachable; answers that break say nothing in a health check's favour.
         """
@@ -212,6 +278,10 @@ class Balancer:
             upstream.health = health
             is_silent = health is Health.SILENT
             upstream.num_silent_checks = upstream.num_silent_checks + 1 if is_silent else 0
+            if not is_silent:
+                upstream.rows, upstream.is_full = rows, False
+                num_taken = rows.num_taken if rows else 0
+                upstream.num_taken_by_others = max(0, num_taken - upstream.in_flight)
             if health is Health.READY and upstream.was_unreachable:
                 upstream.ejected_until_s = 0.0
         if has_changed:
@@ -229,19 +299,36 @@ class Balancer:
         return Upstream(spec, pool)
 
     def _is_usable(self, upstream: Upstream) -> bool:
-        return upstream.health is Health.READY and upstream.ejected_until_s <= self._clock()
+        now_s = self._clock()
+        is_stalled = upstream.num_streams > 0 and (
+            now_s - upstream.last_piece_s > self._stall_timeout_s
+        )
+        return (
+            upstream.health is Health.READY and upstream.ejected_until_s <= now_s and not is_stalled
+        )
+
+    def _has_room(self, upstream: Upstream, takes_row: bool) -> bool:
+        if upstream.in_flight >= self._max_in_flight:
+            return False
+        return upstream.has_row() if takes_row else True
 
     def _pick(self, candidates: Sequence[Upstream], affinity_key: str | None) -> Upstream:
-        least = min(
-            candidates, key=lambda upstream: (upstream.in_flight + 1) / upstream.spec.weight
-        )
+        least = min(candidates, key=lambda upstream: upstream.load(1))
         if affinity_key is None or len(candidates) == 1:
             return least
         preferred = max(candidates, key=lambda upstream: _rendezvous(affinity_key, upstream.spec))
         total_weight = sum(upstream.spec.weight for upstream in candidates)
-        mean_load = (sum(upstream.in_flight for upstream in candidates) + 1) / total_weight
+        in_all = sum(upstream.load() * upstream.spec.weight for upstream in candidates)
+        mean_load = (in_all + 1) / total_weight
         bound = MAX_LOAD_FACTOR * mean_load + LOAD_SLACK
         return preferred if preferred.load() <= bound else least
+
+
+def _may_answer(upstream: Upstream) -> bool:
+    """Whether it is worth trying although it is not ready, or has been ejected."""
+    if upstream.health is Health.SILENT:
+        return upstream.num_silent_checks < MAX_SILENT_CHECKS
+    return upstream.health is Health.READY
 
 
 def _rendezvous(key: str, spec: UpstreamSpec) -> float:

@@ -1,73 +1,112 @@
-"""gunicorn's threaded worker, with four habits a streaming proxy needs.
+"""gunicorn's worker for the proxy: an event loop, and what its signals mean.
 
-Everything else is gunicorn's. The methods overridden here are the whole of what we assume about
-its insides; `tests/proxy/test_life_cycle.py` fails if an upgrade changes them.
+gunicorn starts it, starts it again should it die, and hands it the listening socket; the rest of
+gunicorn's ways of serving is not used.
 """
 
+import asyncio
+import logging
+import os
+import resource
 import signal
-from types import FrameType
-from typing import Any
+import socket
+import ssl
+import sys
 
-from gunicorn.workers.gthread import TConn, ThreadWorker
+import uvloop
+from gunicorn.sock import ssl_context
+from gunicorn.workers.base import Worker
 
 from proxy.app import ProxyApp
 
+log = logging.getLogger(__name__)
 
-class ProxyWorker(ThreadWorker):
-    """One per process, as the app's tables are in memory."""
+HEARTBEAT_S = 1.0  # to gunicorn, which takes a worker that is silent for dead
+SPARE_DESCRIPTORS = 256  # for what is neither a client nor an upstream
+# A client whose machine died sends no FIN. Its silence is found by keepalive probes while we
+# wait, and by unacknowledged bytes while we send.
+KEEPALIVE_IDLE_S = 30
+KEEPALIVE_INTERVAL_S = 10
+KEEPALIVE_PROBES = 3
+
+
+class ProxyWorker(Worker):
+    """Its application is no WSGI one: it makes a protocol for each connection."""
 
     @property
     def _app(self) -> ProxyApp:
-        assert isinstance(self.wsgi, ProxyApp)
-        return self.wsgi
+        app: object = self.wsgi
+        assert isinstance(app, ProxyApp)
+        return app
 
     def init_signals(self) -> None:
-        super().init_signals()
-        signal.signal(signal.SIGHUP, self._reload)
+        """Not yet: the event loop takes them over."""
 
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """SIGTERM: keep answering (503, at once) until the streams are over, then leave.
+    def run(self) -> None:
+        uvloop.run(self._serve())
+        sys.exit(0)
 
-        gunicorn would stop accepting right away, and the kernel would go on taking connections
-        that nobody ever answers.
-        """
-        if not isinstance(self.wsgi, ProxyApp):  # still booting: nothing to drain
-            super().handle_exit(sig, frame)
-            return
-        self.wsgi.begin_drain(lambda: self.method_queue.defer(self._leave))
+    async def _serve(self) -> None:
+        app, stopping = self._app, asyncio.Event()
+        descriptors_for(app)
+        app.start()
+        draining: list[asyncio.Task[None]] = []
 
-    def _leave(self) -> None:
-        self.alive = False
+        def drain() -> None:
+            if not draining:
+                draining.append(asyncio.create_task(app.drain()))
+                draining[0].add_done_callback(lambda _: stopping.set())
 
-    def _reload(self, sig: int, frame: FrameType | None) -> None:
-        self._app.request_reload()
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGTERM, drain)
+        loop.add_signal_handler(signal.SIGHUP, app.request_reload)
+        for interrupt in (signal.SIGINT, signal.SIGQUIT):
+            loop.add_signal_handler(interrupt, stopping.set)
+        servers = [await self._listen(sock) for sock in self.sockets]
+        while not stopping.is_set() and os.getppid() == self.ppid:
+            self.notify()
+            try:
+                await asyncio.wait_for(stopping.wait(), HEARTBEAT_S)
+            except TimeoutError:
+                continue
+        for server in servers:
+            server.close()
+        await app.stop()
 
-    def handle(self, conn: TConn) -> Any:
-        """One request, its head within CLIENT_TIMEOUT; a finished connection is closed here.
-
-        Closing lingers up to two seconds for a client that does not close its side, and gunicorn
-        does that on the thread that accepts everyone else.
-        """
-        if not conn.initialized:
-            self._app.greet(conn.sock)
-        self._app.heads.begin(conn)
-        try:
-            outcome = super().handle(conn)
-        finally:
-            self._app.heads.end(conn)
-        if outcome is False:
-            conn.close(graceful=True)
-            # The accepting thread closes it once more. On a closed socket that raises, and
-            # gunicorn then counts the connection as gone twice.
-            conn.close = _closed_already  # type: ignore[method-assign]
-        return outcome
-
-    def handle_request(self, req: Any, conn: TConn) -> Any:
-        self._app.heads.end(conn)
-        if self._app.must_close(req.method, req.uri):
-            req.force_close()
-        return super().handle_request(req, conn)
+    async def _listen(self, listener: object) -> asyncio.Server:
+        """Clients go on being accepted throughout a drain: they are told, with 503."""
+        sock: socket.socket = listener.sock  # type: ignore[attr-defined]
+        tell_dead_peers(sock, self._app.settings.client_timeout)
+        tls: ssl.SSLContext | None = ssl_context(self.cfg) if self.cfg.is_ssl else None
+        timeout_s = self._app.settings.head_timeout if tls else None
+        return await asyncio.get_running_loop().create_server(
+            self._app, sock=sock, ssl=tls, backlog=self.cfg.backlog, ssl_handshake_timeout=timeout_s
+        )
 
 
-def _closed_already(graceful: bool = False) -> None:
-    pass
+def tell_dead_peers(listener: socket.socket, timeout_s: float) -> None:
+    """What a listening socket is told holds for all connections that it accepts."""
+    if listener.family == socket.AF_UNIX:
+        return
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_IDLE_S)
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, KEEPALIVE_INTERVAL_S)
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, KEEPALIVE_PROBES)
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(timeout_s * 1000))
+
+
+def descriptors_for(app: ProxyApp) -> None:
+    """Raise this process's limit of descriptors, or lower its connections to what it may have."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    # A request has one to its client and one to its upstream.
+    wanted = app.crowd.max_connections + app.settings.proxy_requests + SPARE_DESCRIPTORS
+    limit = wanted if hard == resource.RLIM_INFINITY else min(hard, wanted)
+    if soft != resource.RLIM_INFINITY and soft < limit:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+    if limit < wanted:
+        app.crowd.max_connections = (limit - SPARE_DESCRIPTORS) // 2
+        log.warning(
+            "%d connections instead of PROXY_CONNECTIONS, as the limit of open files is %d",
+            app.crowd.max_connections,
+            limit,
+        )

@@ -294,7 +294,6 @@ def running_proxy(
         "HOME": str(directory),
         "PROXY_PORT": str(port),
         "PROXY_METRICS_PORT": str(metrics_port),
-        "PROXY_THREADS": "64",
         "UPSTREAM": upstream,
         "JWT_SECRET": SECRET,
         "AUDIT_FILE": str(directory / "audit.jsonl"),

@@ -1,11 +1,18 @@
 """What the proxy reads from a request to route it."""
 
-import io
+import asyncio
 import json
 
 import pytest
 
 from proxy.inbound import RequestBody, RoutingHints, read_hints, target_fault
+from proxy.request_head import RequestHead
+
+
+class NoSource:
+    def set_reading(self, is_reading: bool) -> None: ...
+
+    def invite_body(self) -> None: ...
 
 
 def hints(target: str = "/v1/chat/completions", content_type: str = "application/json", **fields):
@@ -15,12 +22,15 @@ def hints(target: str = "/v1/chat/completions", content_type: str = "application
 def hints_of(
     data: bytes, target: str = "/v1/completions", content_type: str = "application/json"
 ) -> RoutingHints:
-    environ = {
-        "wsgi.input": io.BytesIO(data),
-        "CONTENT_LENGTH": str(len(data)),
-        "CONTENT_TYPE": content_type,
-    }
-    return read_hints(target, environ, RequestBody(environ, 10_000_000, 1.0))
+    head = RequestHead(
+        "POST", target, {"content-length": str(len(data)), "content-type": content_type}
+    )
+    body = RequestBody(head, NoSource())
+    if data:
+        body.feed(data)
+        body.end()
+    asyncio.run(body.read_prefix(10_000_000))
+    return read_hints(head, body)
 
 
 def test_a_growing_conversation_keeps_its_key() -> None:

@@ -37,7 +37,7 @@ def test_a_secret_is_all_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (settings.proxy_host, settings.proxy_port) == ("127.0.0.1", 1223)
     assert settings.upstream == "http://127.0.0.1:7000"
     assert settings.secrets == (SECRET,)
-    assert settings.proxy_threads >= 500
+    assert settings.proxy_requests >= 500
 
 
 def test_without_a_secret_it_says_how_to_make_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,7 +81,7 @@ def test_short_secret_is_a_warning_on_loopback(monkeypatch: pytest.MonkeyPatch, 
         ({"CONNECT_TIMEOUT": "0"}, "CONNECT_TIMEOUT='0'"),
         ({"LOG_FORMAT": "xml"}, "LOG_FORMAT='xml'"),
         ({"POLICY_FILE": "/nowhere"}, "POLICY_FILE='/nowhere'"),
-        ({"PROXY_THREADS": "many"}, "PROXY_THREADS='many'"),
+        ({"PROXY_REQUESTS": "many"}, "PROXY_REQUESTS='many'"),
     ],
 )
 def test_faulty_values_are_named(

@@ -1,8 +1,8 @@
 """Requests that two servers could read in two ways: refused, and never forwarded.
 
 Raw bytes through a real proxy. Each case is followed on the same connection by a request for
-/smuggled, which an upstream must never see. Most are refused by gunicorn's parser; these tests
-are the proof that it goes on doing so.
+/smuggled, which an upstream must never see. Most are refused by llhttp, httptools' parser;
+these tests are the proof that it goes on doing so.
 """
 
 import pytest

@@ -10,7 +10,7 @@ import requests
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.errors import UpstreamSilent, UpstreamUnreachable
+from proxy.errors import UpstreamNotReady, UpstreamUnreachable
 from proxy.inbound import RoutingHints
 from proxy.upstreams import (
     FIRST_COOLDOWN_S,
@@ -145,11 +145,21 @@ def test_good_health_check_ends_an_ejection(clock: Clock) -> None:
     assert balancer.is_ready()
 
 
-def test_when_none_is_usable_one_is_tried_all_the_same(clock: Clock) -> None:
+def test_when_all_are_ejected_one_is_tried_all_the_same(clock: Clock) -> None:
+    balancer = make_balancer(clock)
+    for upstream in balancer.upstreams:
+        balancer.report_failure(upstream, is_unreachable=True)
+    assert serve(balancer).startswith("u")
+
+
+def test_none_that_is_not_ready_is_tried(clock: Clock) -> None:
     balancer = make_balancer(clock)
     for upstream in balancer.upstreams:
         balancer.report_health(upstream, Health.NOT_READY)
-    assert serve(balancer).startswith("u")
+    with pytest.raises(UpstreamNotReady):
+        serve(balancer)
+    balancer.report_health(balancer.upstreams[0], Health.READY)
+    assert serve(balancer) == balancer.upstreams[0].name
 
 
 def test_none_that_is_silent_twice_in_a_row_is_tried(clock: Clock) -> None:
@@ -158,10 +168,10 @@ def test_none_that_is_silent_twice_in_a_row_is_tried(clock: Clock) -> None:
     balancer.report_health(only, Health.SILENT)
     assert serve(balancer) == "only:1", "that may have been a moment's load"
     balancer.report_health(only, Health.SILENT)
-    with pytest.raises(UpstreamSilent):
+    with pytest.raises(UpstreamNotReady):
         serve(balancer)
-    balancer.report_health(only, Health.NOT_READY)
-    assert serve(balancer) == "only:1", "its own answer says more"
+    balancer.report_health(only, Health.READY)
+    assert serve(balancer) == "only:1"
 
 
 def test_models_restrict_the_choice(clock: Clock) -> None:
@@ -331,7 +341,7 @@ def test_request_to_a_server_that_stopped_answering_is_refused_at_once(tmp_path:
                 reply = requests.post(f"{proxy.url}/ask", headers=bearer(), json={}, timeout=1)
             except requests.Timeout:
                 return False
-            assert reply.json()["error"]["code"] == "upstream_silent"
+            assert reply.json()["error"]["code"] == "upstream_not_ready"
             return reply.status_code == 503 and "Retry-After" in reply.headers
 
         until(is_refused, "the second silent check")

@@ -1,0 +1,37 @@
+"""The heads of answers, as bytes. Pure functions, but for the date."""
+
+import time
+from email.utils import formatdate
+from functools import lru_cache
+
+from proxy.errors import Headers, ProxyError
+
+END_OF_CHUNKS = b"0\r\n\r\n"
+
+
+def answer_head(status: int, phrase: str, headers: Headers, *, closes: bool) -> bytes:
+    """A status line and its fields, which are taken as they are: all checked before."""
+    lines = [f"HTTP/1.1 {status} {phrase}", _date(int(time.time()))]
+    lines += [f"{name}: {value}" for name, value in headers]
+    if closes:
+        lines.append("Connection: close")
+    return "\r\n".join([*lines, "\r\n"]).encode("latin-1")
+
+
+def content_headers(content_type: str, body: bytes) -> Headers:
+    return [("Content-Type", content_type), ("Content-Length", str(len(body)))]
+
+
+def refusal(error: ProxyError, ours: Headers) -> tuple[Headers, bytes]:
+    """The fields and the body that a refused client gets."""
+    body = error.body()
+    return content_headers("application/json", body) + error.headers + ours, body
+
+
+def chunk(data: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(data), data)
+
+
+@lru_cache(maxsize=2)
+def _date(now_s: int) -> str:
+    return f"Date: {formatdate(now_s, usegmt=True)}"

@@ -1,0 +1,31 @@
+"""Threads for what would hold the event loop up: Redis, and fetching public keys."""
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import ParamSpec, TypeVar
+
+NUM_THREADS = 8
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Aside:
+    """Owned by the app, which closes it. Event loop only."""
+
+    def __init__(self) -> None:
+        # Its threads are started by the first use, which comes after gunicorn's fork.
+        self._threads = ThreadPoolExecutor(NUM_THREADS, "proxy-aside")
+
+    async def run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._threads, partial(function, *args, **kwargs))
+
+    def run_later(self, function: Callable[[], object]) -> None:
+        """Nobody waits for it; it is done before `close` returns."""
+        self._threads.submit(function)
+
+    def close(self) -> None:
+        self._threads.shutdown()

@@ -1,0 +1,114 @@
+"""The clients' connections: how many there may be, who has to go first, whose time is over.
+
+Silent and slow clients cost one entry here each and never more: whoever sent no whole head gives
+way to newcomers, of the same address first. Event loop only.
+"""
+
+import math
+from enum import IntEnum
+from typing import Protocol
+
+# Above the cap, for /health and for operators.
+RESERVED_CONNECTIONS = 64
+# No connection is one too many of its address sooner: when many come at once, their heads are read
+# only after all have been accepted.
+GRACE_S = 1.0
+
+
+class Wait(IntEnum):
+    """What a connection waits for; where room is needed, the lowest go first."""
+
+    CLOSE = 0  # it is answered, and the client is to close it too
+    REQUEST = 1  # new, or with a part of a head
+    NEXT_REQUEST = 2  # kept alive, with nothing of the next request yet
+
+
+class Member(Protocol):
+    """A connection. `deadline_s`, by the loop's clock, is infinite while nothing is due."""
+
+    address: str
+    wait: Wait | None
+    deadline_s: float
+
+    def expire(self) -> None:
+        """The deadline has passed."""
+        ...
+
+    def evict(self) -> None:
+        """Close it now; its room is needed."""
+        ...
+
+
+class Crowd:
+    """In the order in which they began to wait."""
+
+    def __init__(self, max_connections: int, max_waiting_per_address: int) -> None:
+        self.max_connections = max_connections
+        self._max_waiting_per_address = max_waiting_per_address
+        self._members: set[Member] = set()
+        self._waiting: dict[Wait, dict[Member, None]] = {wait: {} for wait in Wait}
+        self._since_s: dict[str, dict[Member, float]] = {}  # by address; Wait.REQUEST only
+        self.num_evicted = 0
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether what is left is kept for /health and for operators."""
+        return len(self._members) > self.max_connections
+
+    def enter(self, member: Member) -> bool:
+        """Whether there is room for a new connection; makes some if that can be had."""
+        if len(self._members) >= self.max_connections:
+            self._evict(self._oldest())
+        if len(self._members) >= self.max_connections + RESERVED_CONNECTIONS:
+            return False
+        self._members.add(member)
+        return True
+
+    def leave(self, member: Member) -> None:
+        self.serve(member)
+        self._members.discard(member)
+
+    def wait(self, member: Member, wait: Wait, now_s: float) -> None:
+        """From now on it waits, behind those that do already."""
+        self.serve(member)
+        member.wait = wait
+        self._waiting[wait][member] = None
+        if wait is Wait.REQUEST:
+            self._since_s.setdefault(member.address, {})[member] = now_s
+
+    def serve(self, member: Member) -> None:
+        """It no longer waits."""
+        if member.wait is None:
+            return
+        self._waiting[member.wait].pop(member, None)
+        if member.wait is Wait.REQUEST and (since_s := self._since_s.get(member.address)):
+            since_s.pop(member, None)
+            if not since_s:
+                del self._since_s[member.address]
+        member.wait = None
+
+    def sweep(self, now_s: float) -> None:
+        """Close those whose time is over or who are too many. Called a few times a second."""
+        for since_s in list(self._since_s.values()):
+            num_surplus = len(since_s) - self._max_waiting_per_address
+            for member, at_s in list(since_s.items())[: max(0, num_surplus)]:
+                if at_s <= now_s - GRACE_S:
+                    self._evict(member)
+        for member in [member for member in self._members if member.deadline_s <= now_s]:
+            member.deadline_s = math.inf
+            member.expire()
+
+    def members(self) -> tuple[Member, ...]:
+        return tuple(self._members)
+
+    def _oldest(self) -> Member | None:
+        return next((member for wait in Wait for member in self._waiting[wait]), None)
+
+    def _evict(self, member: Member | None) -> None:
+        if member is not None:
+            self.num_evicted += 1
+            self.leave(member)
+            member.evict()

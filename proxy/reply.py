@@ -1,0 +1,284 @@
+"""One conversation with an upstream: a request out, the answer in, byte for byte as it comes.
+
+What an answer's bytes mean is for httptools' parser to say; a body that ends with its connection,
+or that a HEAD never has, is told here, as the parser does not know what was asked. Event loop only.
+"""
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Protocol, cast
+
+import httptools
+from httptools import HttpParserError, HttpParserUpgrade
+
+from proxy.errors import Headers, StreamBroken, UpstreamBroken
+
+MAX_HEAD_BYTES = 64 * 1024
+MAX_UNSENT_BYTES = 64 * 1024
+BODYLESS = frozenset({204, 304})
+
+
+@dataclass(slots=True)
+class ReplyHead:
+    status: int = 0
+    reason: str = "-"
+    fields: Headers = field(default_factory=list)
+    is_chunked: bool = False
+    length: int | None = None  # None: not known before its end
+
+    def get(self, name: str) -> str:
+        """The first field of a name in lower case; empty when there is none."""
+        return next((value for key, value in self.fields if key.lower() == name), "")
+
+
+class Receiver(Protocol):
+    """Who takes the body."""
+
+    def take(self, pieces: list[bytes], is_last: bool) -> None:
+        """What came at one time, in order."""
+        ...
+
+
+class StaleConnection(Exception):
+    """A kept-alive connection was closed before a byte of the answer."""
+
+
+class UpstreamConnection(asyncio.Protocol):
+    """A connection to an upstream, for one conversation after the other."""
+
+    __slots__ = (
+        "_can_go_on",
+        "_drained",
+        "_ended",
+        "_error",
+        "_fields",
+        "_has_answered",
+        "_head_waiter",
+        "_loop",
+        "_method",
+        "_num_head_bytes",
+        "_parser",
+        "_phrase",
+        "_pieces",
+        "_receiver",
+        "_transport",
+        "head",
+        "idle_since_s",
+        "is_bodyless",
+        "is_reused",
+        "is_whole",
+    )
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._parser: httptools.HttpResponseParser | None = None  # None: between conversations
+        self._drained: asyncio.Future[None] | None = None
+        self._head_waiter: asyncio.Future[ReplyHead] | None = None
+        self.is_reused = False
+        self.idle_since_s = 0.0
+        self._error: Exception | None = None
+
+    # The event loop calls these.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.set_write_buffer_limits(high=MAX_UNSENT_BYTES)
+
+    def data_received(self, data: bytes) -> None:
+        if self._parser is None or self.is_whole:
+            self._can_go_on = False
+            self._transport.abort()  # nobody asked for this
+            return
+        self._has_answered = True
+        try:
+            self._parser.feed_data(data)
+        except HttpParserUpgrade:
+            self._break(UpstreamBroken("unasked-for change of protocol"))
+        except HttpParserError as error:
+            # What follows a body that ends sooner than its bytes is dropped with the connection.
+            if self.is_whole:
+                self._can_go_on = False
+            else:
+                self._break(error.__context__ or error)
+        if self.head is None:
+            self._num_head_bytes += len(data)
+            if self._num_head_bytes > MAX_HEAD_BYTES:
+                self._break(UpstreamBroken(f"a head of more than {MAX_HEAD_BYTES} bytes"))
+        self._hand_over()
+
+    def eof_received(self) -> None:
+        self._close_delimited_end()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._parser is None or self.is_whole:
+            self._can_go_on = False
+        elif exc is None and self._close_delimited_end():
+            pass
+        elif not self._has_answered:
+            self._break(StaleConnection() if self.is_reused else exc or EOFError("closed"))
+        else:
+            self._break(exc or EOFError("closed before the end of its answer"))
+        self._can_go_on = False
+        self.resume_writing()
+
+    def pause_writing(self) -> None:
+        self._drained = self._loop.create_future()
+
+    def resume_writing(self) -> None:
+        drained, self._drained = self._drained, None
+        if drained is not None and not drained.done():
+            drained.set_result(None)
+
+    # Who talks to the upstream calls these.
+
+    def begin(self, method: str, data: bytes) -> None:
+        """Send the head of a request, and what there is of its body."""
+        self._parser = httptools.HttpResponseParser(self)
+        self._method = method
+        self.head: ReplyHead | None = None
+        self.is_whole = False
+        self._phrase = b""
+        self._pieces: list[bytes] = []
+        self._receiver: Receiver | None = None
+        self._ended: asyncio.Future[None] | None = None
+        self._error = None
+        self._has_answered = False
+        self.is_bodyless = False
+        self._can_go_on = True
+        self._num_head_bytes = 0
+        self._fields: Headers = []
+        self._transport.write(data)
+
+    async def send(self, data: bytes) -> None:
+        """More of the request's body; returns when there is room for more."""
+        if not self._transport.is_closing():
+            self._transport.write(data)
+        if self._drained is not None:
+            await self._drained
+
+    async def answered(self) -> ReplyHead:
+        """The answer's head, once it has come. Raises what went wrong."""
+        if self._error is not None:
+            raise self._error
+        if self.head is None:
+            self._head_waiter = self._loop.create_future()
+            return await self._head_waiter
+        return self.head
+
+    async def relay(self, receiver: Receiver) -> None:
+        """Hand the body over as it comes, to its end. StreamBroken if that comes too soon."""
+        self._receiver = receiver
+        pieces, self._pieces = self._pieces, []
+        receiver.take(pieces, self.is_whole)
+        if self._error is not None:
+            raise StreamBroken(repr(self._error)) from self._error
+        if not self.is_whole:
+            self._ended = self._loop.create_future()
+            await self._ended
+
+    def set_reading(self, is_reading: bool) -> None:
+        if not self._transport.is_closing():
+            self._transport.resume_reading() if is_reading else self._transport.pause_reading()
+
+    @property
+    def can_be_reused(self) -> bool:
+        return self.is_whole and self._can_go_on and not self._transport.is_closing()
+
+    @property
+    def is_closed(self) -> bool:
+        return self._transport.is_closing()
+
+    def rest(self) -> None:
+        """Between conversations."""
+        self._parser = self._receiver = self._head_waiter = self._ended = None
+        self._pieces = []
+        self.is_reused = True
+        self.idle_since_s = self._loop.time()
+
+    def abort(self) -> None:
+        self._parser = self._receiver = None
+        self._transport.abort()
+
+    # httptools calls these.
+
+    def on_status(self, phrase: bytes) -> None:
+        self._phrase += phrase
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self.head is not None:  # a trailer
+            return
+        self._num_head_bytes += len(name) + len(value)
+        if self._num_head_bytes > MAX_HEAD_BYTES:
+            raise UpstreamBroken(f"a head of more than {MAX_HEAD_BYTES} bytes")
+        self._fields.append((name.decode("latin-1"), value.decode("latin-1")))
+
+    def on_headers_complete(self) -> None:
+        assert self._parser is not None
+        status = self._parser.get_status_code()
+        if status < 200 and status != 100:
+            raise UpstreamBroken(f"unasked-for status {status}")
+        if status == 100:
+            return
+        fields = {name.lower(): value for name, value in self._fields}
+        length = fields.get("content-length")
+        head = ReplyHead(
+            status,
+            "".join(c for c in self._phrase.decode("latin-1") if c.isprintable()).strip() or "-",
+            self._fields,
+            is_chunked=fields.get("transfer-encoding", "").strip().lower() == "chunked",
+            length=None if length is None else int(length),
+        )
+        self.is_bodyless = self._method == "HEAD" or status in BODYLESS
+        says_close = "close" in fields.get("connection", "").lower()
+        self._can_go_on = self._parser.should_keep_alive() or (self.is_bodyless and not says_close)
+        self.head = head
+        if self.is_bodyless:
+            self.is_whole = True
+
+    def on_body(self, piece: bytes) -> None:
+        if not self.is_bodyless:
+            self._pieces.append(piece)
+
+    def on_message_complete(self) -> None:
+        if self.head is None:  # 100 Continue
+            self._fields, self._phrase = [], b""
+        else:
+            self.is_whole = True
+
+    def _close_delimited_end(self) -> bool:
+        """Whether the connection's end is the body's."""
+        head = self.head
+        if head is None or head.is_chunked or head.length is not None or self._error is not None:
+            return False
+        if not self.is_whole:
+            self.is_whole = True
+            self._can_go_on = False
+            self._hand_over()
+        return True
+
+    def _hand_over(self) -> None:
+        """Wake whoever waits, with what there is."""
+        if self._head_waiter is not None and not self._head_waiter.done():
+            if self._error is not None:
+                self._head_waiter.set_exception(self._error)
+            elif self.head is not None:
+                self._head_waiter.set_result(self.head)
+        if self._receiver is None:
+            return
+        if self._pieces or self.is_whole:
+            pieces, self._pieces = self._pieces, []
+            self._receiver.take(pieces, self.is_whole)
+        if self._ended is None or self._ended.done():
+            return
+        if self._error is not None:
+            self._ended.set_exception(StreamBroken(repr(self._error)))
+        elif self.is_whole:
+            self._ended.set_result(None)
+
+    def _break(self, error: BaseException) -> None:
+        if self._error is None:
+            self._error = error if isinstance(error, Exception) else EOFError(repr(error))
+        self._can_go_on = False
+        if not self._transport.is_closing():
+            self._transport.abort()
+        self._hand_over()

@@ -1,0 +1,227 @@
+"""The head of one request, and the reader that takes requests out of a client's bytes.
+
+What bytes mean is for httptools' parser (llhttp, strict by default) to say; what it takes and two
+servers could read in two ways is refused here.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import Enum
+from typing import overload
+
+import httptools
+from httptools import HttpParserError, HttpParserUpgrade
+
+from proxy.errors import BadRequest, ExpectationFailed, HeadTooLarge, ProxyError
+
+MAX_HEAD_BYTES = 64 * 1024
+MAX_FIELDS = 100
+END_OF_HEAD = b"\r\n\r\n"
+# One line each: a second one could be the one that another server believes.
+SINGLE_FIELDS = frozenset({"host", "content-length"})
+# RFC 9110, section 6.5.1: what may not come after the body, where it would come too late.
+NO_TRAILERS = frozenset(
+    {"authorization", "content-length", "cookie", "host", "te", "transfer-encoding"}
+)
+
+
+@dataclass(slots=True)
+class RequestHead:
+    """`fields` by names in lower case; what came under one name twice is joined by a comma."""
+
+    method: str
+    target: str  # the request line's own, still percent-encoded
+    fields: dict[str, str]
+    is_http_1_0: bool = False
+    keeps_alive: bool = True
+    peer: str = ""
+    scheme: str = "http"
+
+    @overload
+    def get(self, name: str) -> str | None: ...
+    @overload
+    def get(self, name: str, default: str) -> str: ...
+    def get(self, name: str, default: str | None = None) -> str | None:
+        return self.fields.get(name, default)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.fields
+
+    def __iter__(self) -> Iterator[tuple[str, str]]:
+        return iter(self.fields.items())
+
+    @property
+    def content_length(self) -> int | None:
+        length = self.fields.get("content-length")
+        return None if length is None else int(length)
+
+    @property
+    def is_chunked(self) -> bool:
+        return "transfer-encoding" in self.fields
+
+    @property
+    def expects_continue(self) -> bool:
+        return "expect" in self.fields and not self.is_http_1_0
+
+
+class Part(Enum):
+    """Which part of a request the next byte belongs to."""
+
+    HEAD = "head"
+    SIZED_BODY = "body of a known length"
+    CHUNKED_BODY = "chunked body"
+    NONE = "none: it is whole"
+
+
+class RequestReader:
+    """Reads one request; the next takes another reader. Event loop only.
+
+    `on_head` is called once, then `on_body` for each piece; `part` is NONE when all has come.
+    """
+
+    __slots__ = (
+        "_fields",
+        "_last_bytes",
+        "_num_fields",
+        "_num_head_bytes",
+        "_on_body",
+        "_on_head",
+        "_parser",
+        "_url",
+        "has_overrun",
+        "num_missing_bytes",
+        "part",
+    )
+
+    def __init__(
+        self, on_head: Callable[[RequestHead], None], on_body: Callable[[bytes], None]
+    ) -> None:
+        self.part = Part.HEAD
+        self.has_overrun = False  # something came behind a chunked body that is lost with it
+        self.num_missing_bytes = 0  # of a body of a known length
+        self._on_head, self._on_body = on_head, on_body
+        self._parser = httptools.HttpRequestParser(self)
+        self._url = b""
+        self._fields: dict[str, str] = {}
+        self._num_fields = 0
+        self._num_head_bytes = 0
+        self._last_bytes = b""
+
+    @property
+    def has_begun(self) -> bool:
+        return self._num_head_bytes > 0
+
+    def feed(self, data: bytes) -> bytes:
+        """Take bytes; returns those that belong to the next request. Raises ProxyError."""
+        try:
+            while data and self.part is Part.HEAD:
+                data = self._feed_head(data)
+            if not data:
+                return b""
+            if self.part is Part.SIZED_BODY:
+                return self._feed_sized_body(data)
+            if self.part is Part.CHUNKED_BODY:
+                self._parser.feed_data(data)
+                return b""
+            return data
+        except HttpParserUpgrade:
+            return b""  # asked for another protocol at the end of a chunked body
+        except HttpParserError as error:
+            if isinstance(error.__context__, ProxyError):
+                raise error.__context__ from None
+            if self.part is Part.NONE:  # what came behind a chunked body is no request
+                self.has_overrun = True
+                return b""
+            raise BadRequest("The request is malformed.", reason=repr(error)) from error
+
+    def _feed_head(self, data: bytes) -> bytes:
+        """Feed no byte beyond the head, as the parser does not say how far it came."""
+        end = self._end_of_head(data)
+        self._num_head_bytes += end
+        if self._num_head_bytes > MAX_HEAD_BYTES:
+            raise HeadTooLarge(f"The request head exceeds {MAX_HEAD_BYTES} bytes.")
+        # Another protocol may be asked for, which nobody here speaks: the answer is HTTP's.
+        with suppress(HttpParserUpgrade):
+            self._parser.feed_data(data[:end] if end < len(data) else data)
+        return data[end:]
+
+    def _end_of_head(self, data: bytes) -> int:
+        seam = self._last_bytes + data[:3]
+        at = seam.find(END_OF_HEAD)
+        if at >= 0:
+            end = at + 4 - len(self._last_bytes)
+        else:
+            at = data.find(END_OF_HEAD)
+            end = at + 4 if at >= 0 else len(data)
+        self._last_bytes = (self._last_bytes + data[max(0, end - 3) : end])[-3:]
+        return end
+
+    def _feed_sized_body(self, data: bytes) -> bytes:
+        missing = self.num_missing_bytes
+        self._on_body(data[:missing] if missing < len(data) else data)
+        self.num_missing_bytes = max(0, missing - len(data))
+        if not self.num_missing_bytes:
+            self.part = Part.NONE
+        return data[missing:]
+
+    # httptools calls these.
+
+    def on_url(self, url: bytes) -> None:
+        self._url += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self.part is Part.NONE:
+            return
+        key = name.decode("latin-1").lower()
+        if self.part is not Part.HEAD:
+            if key in NO_TRAILERS:
+                raise BadRequest(f"A trailer may not be called '{key}'; send it with the head.")
+            return
+        self._num_fields += 1
+        if self._num_fields > MAX_FIELDS:
+            raise HeadTooLarge(f"The request head has more than {MAX_FIELDS} fields.")
+        if "_" in key:  # servers behind us may take it for the name with a hyphen
+            return
+        text = value.decode("latin-1")
+        if key in self._fields:
+            if key in SINGLE_FIELDS:
+                raise BadRequest(f"The field '{key}' came twice; send it once.")
+            text = f"{self._fields[key]},{text}"
+        self._fields[key] = text
+
+    def on_headers_complete(self) -> None:
+        if self.part is not Part.HEAD:
+            return
+        version = self._parser.get_http_version()
+        if version not in ("1.0", "1.1"):
+            raise BadRequest("The request is malformed.", reason=f"HTTP version {version}")
+        method = self._parser.get_method().decode("latin-1")
+        head = RequestHead(
+            method,
+            self._url.decode("latin-1"),
+            self._fields,
+            is_http_1_0=version == "1.0",
+            keeps_alive=self._parser.should_keep_alive() and version == "1.1",
+        )
+        if head.is_chunked and head.is_http_1_0:
+            raise BadRequest("HTTP/1.0 knows no Transfer-Encoding; send a Content-Length.")
+        if head.get("expect", "100-continue").lower() != "100-continue":
+            raise ExpectationFailed(head.get("expect", "")[:64])
+        if head.is_chunked:
+            self.part = Part.CHUNKED_BODY
+        else:
+            self.num_missing_bytes = head.content_length or 0
+            self.part = Part.SIZED_BODY if self.num_missing_bytes else Part.NONE
+        self._on_head(head)
+
+    def on_body(self, piece: bytes) -> None:
+        if self.part is Part.CHUNKED_BODY:
+            self._on_body(piece)
+
+    def on_message_begin(self) -> None:
+        self.has_overrun = self.part is Part.NONE
+
+    def on_message_complete(self) -> None:
+        if self.part is Part.CHUNKED_BODY:
+            self.part = Part.NONE

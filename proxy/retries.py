@@ -1,0 +1,20 @@
+"""How many requests may be sent a second time: a share of all, so that no outage doubles itself."""
+
+RETRY_SHARE = 0.2
+MAX_SAVED_RETRIES = 100.0
+
+
+class RetryBudget:
+    """Each request saves up a share of a retry, each retry spends one. Event loop only."""
+
+    def __init__(self) -> None:
+        self._saved = MAX_SAVED_RETRIES
+
+    def note_request(self) -> None:
+        self._saved = min(MAX_SAVED_RETRIES, self._saved + RETRY_SHARE)
+
+    def try_spend(self) -> bool:
+        if self._saved < 1.0:
+            return False
+        self._saved -= 1.0
+        return True
