@@ -11,6 +11,7 @@ Pure functions; any thread.
 import re
 from collections.abc import Mapping
 from enum import IntEnum
+from functools import lru_cache
 from urllib.parse import unquote_to_bytes
 
 from proxy.errors import BadRequest
@@ -157,6 +158,7 @@ def plain_path(target: str) -> str:
     return path
 
 
+@lru_cache(maxsize=4096)
 def needed_role(method: str, path: str) -> Role:
     """The least role that may ask for a plain path; the highest of the lines that match it."""
     line = f"{'GET' if method == 'HEAD' else method} {path}"

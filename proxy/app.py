@@ -5,7 +5,7 @@
 
 import asyncio
 import logging
-import secrets
+import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -189,7 +189,7 @@ class ProxyApp:
 
     def refuse(self, error: ProxyError) -> bytes:
         """The answer to what is no request."""
-        record = AuditRecord(secrets.token_hex(16), "-", "-")
+        record = AuditRecord(_new_id(), "-", "-")
         record.status, record.reason = error.status, error.reason[:256]
         record.outcome = Outcome.REFUSED
         self._write_down(record)
@@ -201,6 +201,7 @@ class ProxyApp:
             if not self._answer_probe(exchange):
                 await self._visit(exchange)
         finally:
+            exchange.end()
             self._running.discard(exchange)
             if not self._running:
                 self._all_done.set()
@@ -222,7 +223,7 @@ class ProxyApp:
 
     async def _visit(self, exchange: Exchange) -> None:
         head = exchange.head
-        record = AuditRecord(secrets.token_hex(16), head.method, _route(head.target))
+        record = AuditRecord(_new_id(), head.method, _route(head.target))
         cors = cors_headers(head.get("origin"), self._settings.cors_origins)
         visit = Visit(record, exchange, cors)
         request_id.set(record.request_id)
@@ -401,7 +402,9 @@ class ProxyApp:
         self._metrics.record(record)
 
     def _sweep(self) -> None:
-        self.crowd.sweep(self._loop.time())
+        now_s = self._loop.time()
+        self.crowd.sweep(now_s)
+        self._forwarder.sweep(now_s)
         self._sweeping = self._loop.call_later(SWEEP_S, self._sweep)
 
     def _discover(self) -> None:
@@ -437,6 +440,11 @@ def _check_model(request: InboundRequest, policy: TeamPolicy) -> None:
         return
     if request.hints.model not in policy.models:
         raise ModelNotAllowed(request.team_id, request.hints.model)
+
+
+def _new_id() -> str:
+    """A request's; it has to be unique and need not be a secret."""
+    return f"{random.getrandbits(128):032x}"
 
 
 def _route(target: str) -> str:

@@ -200,6 +200,8 @@ def read_hints(head: RequestHead, body: RequestBody) -> RoutingHints:
 
     Those routes do not look for a model in the body, so one named there must not count.
     """
+    if head.method == "GET" and not body.is_present:
+        return RoutingHints()
     # Decoded before it is split, as the server behind us does: otherwise `/inference%2Fx` would
     # be another model to us than to it.
     parts = [part for part in unquote(head.target.partition("?")[0]).split("/") if part]

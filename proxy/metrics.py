@@ -39,9 +39,10 @@ class Metrics:
             ["team_id", "kind"],
             registry=self.registry,
         )
-        self._bytes = Counter(
+        relayed = Counter(
             "hearth_proxy_bytes", "Body bytes relayed.", ["direction"], registry=self.registry
         )
+        self._bytes_in, self._bytes_out = relayed.labels("in"), relayed.labels("out")
         self._head_seconds = self._histogram("head", "From the request to the upstream's head.")
         self._ttft_seconds = self._histogram("ttft", "From the request to the first body byte.")
         self._total_seconds = self._histogram("request", "From the request to the last byte.")
@@ -59,8 +60,8 @@ class Metrics:
     def record(self, record: AuditRecord) -> None:
         team_id = record.team_id or NO_TEAM
         self._requests.labels(team_id, str(record.status), record.outcome.value).inc()
-        self._bytes.labels("in").inc(record.bytes_in)
-        self._bytes.labels("out").inc(record.bytes_out)
+        self._bytes_in.inc(record.bytes_in)
+        self._bytes_out.inc(record.bytes_out)
         if record.prompt_tokens is not None:
             self._tokens.labels(team_id, "prompt").inc(record.prompt_tokens)
         if record.completion_tokens is not None:

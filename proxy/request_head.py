@@ -101,7 +101,7 @@ class RequestReader:
         self.has_overrun = False  # something came behind a chunked body that is lost with it
         self.num_missing_bytes = 0  # of a body of a known length
         self._on_head, self._on_body = on_head, on_body
-        self._parser = httptools.HttpRequestParser(self)
+        self._parser: httptools.HttpRequestParser | None = httptools.HttpRequestParser(self)
         self._url = b""
         self._fields: dict[str, str] = {}
         self._num_fields = 0
@@ -115,16 +115,7 @@ class RequestReader:
     def feed(self, data: bytes) -> bytes:
         """Take bytes; returns those that belong to the next request. Raises ProxyError."""
         try:
-            while data and self.part is Part.HEAD:
-                data = self._feed_head(data)
-            if not data:
-                return b""
-            if self.part is Part.SIZED_BODY:
-                return self._feed_sized_body(data)
-            if self.part is Part.CHUNKED_BODY:
-                self._parser.feed_data(data)
-                return b""
-            return data
+            return self._feed(data)
         except HttpParserUpgrade:
             return b""  # asked for another protocol at the end of a chunked body
         except HttpParserError as error:
@@ -135,7 +126,20 @@ class RequestReader:
                 return b""
             raise BadRequest("The request is malformed.", reason=repr(error)) from error
 
-    def _feed_head(self, data: bytes) -> bytes:
+    def _feed(self, data: bytes) -> bytes:
+        while data and self._parser is not None and self.part is Part.HEAD:
+            data = self._feed_head(self._parser, data)
+        if self.part is Part.CHUNKED_BODY and self._parser is not None:
+            if data:
+                self._parser.feed_data(data)
+            if self.part is not Part.NONE:
+                return b""
+            data = b""
+        if self.part is not Part.HEAD:
+            self._parser = None  # has done its work, and would keep us alive as we keep it
+        return self._feed_sized_body(data) if data and self.part is Part.SIZED_BODY else data
+
+    def _feed_head(self, parser: httptools.HttpRequestParser, data: bytes) -> bytes:
         """Feed no byte beyond the head, as the parser does not say how far it came."""
         end = self._end_of_head(data)
         self._num_head_bytes += end
@@ -143,7 +147,7 @@ class RequestReader:
             raise HeadTooLarge(f"The request head exceeds {MAX_HEAD_BYTES} bytes.")
         # Another protocol may be asked for, which nobody here speaks: the answer is HTTP's.
         with suppress(HttpParserUpgrade):
-            self._parser.feed_data(data[:end] if end < len(data) else data)
+            parser.feed_data(data[:end] if end < len(data) else data)
         return data[end:]
 
     def _end_of_head(self, data: bytes) -> int:
@@ -193,6 +197,7 @@ class RequestReader:
     def on_headers_complete(self) -> None:
         if self.part is not Part.HEAD:
             return
+        assert self._parser is not None
         version = self._parser.get_http_version()
         if version not in ("1.0", "1.1"):
             raise BadRequest("The request is malformed.", reason=f"HTTP version {version}")
