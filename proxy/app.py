@@ -123,9 +123,14 @@ class ProxyApp:
         )
         self._metrics = Metrics(
             parts.balancer,
-            lambda: len(self._running),
-            lambda: len(self.crowd),
-            lambda: len(self._forwarder.room),
+            {
+                "hearth_proxy_in_flight": ("Requests served now.", lambda: len(self._running)),
+                "hearth_proxy_connections": ("Clients' connections.", lambda: len(self.crowd)),
+                "hearth_proxy_waiting": (
+                    "Requests that wait for a user row.",
+                    lambda: len(self._forwarder.room),
+                ),
+            },
         )
         self._audit = AuditLog()
         self._probes = Probes(lambda: self._maintenance.is_alive, self._why_not_ready)

@@ -4,12 +4,13 @@ Never prompts, answers, tokens or query strings.
 """
 
 import asyncio
-import json
 import logging
 import time
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from enum import StrEnum
+
+from pydantic_core import to_json
 
 from proxy.logs import AUDIT_LOGGER
 
@@ -61,9 +62,11 @@ class AuditRecord:
         return round((time.monotonic() - self.started_s) * 1000, 3)
 
     def line(self) -> str:
-        values = {name: getattr(self, name) for name in _FIELDS}
-        known = {name: value for name, value in values.items() if value is not None}
-        return json.dumps({"time": datetime.now(UTC).isoformat(), **known})
+        known = {"time": datetime.now(UTC).isoformat()}
+        for name in _FIELDS:
+            if (value := getattr(self, name)) is not None:
+                known[name] = value
+        return to_json(known, inf_nan_mode="null").decode()
 
 
 class AuditLog:

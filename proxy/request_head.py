@@ -130,14 +130,17 @@ class RequestReader:
         while data and self._parser is not None and self.part is Part.HEAD:
             data = self._feed_head(self._parser, data)
         if self.part is Part.CHUNKED_BODY and self._parser is not None:
-            if data:
-                self._parser.feed_data(data)
-            if self.part is not Part.NONE:
-                return b""
-            data = b""
+            return self._feed_chunked_body(self._parser, data)
         if self.part is not Part.HEAD:
             self._parser = None  # has done its work, and would keep us alive as we keep it
         return self._feed_sized_body(data) if data and self.part is Part.SIZED_BODY else data
+
+    def _feed_chunked_body(self, parser: httptools.HttpRequestParser, data: bytes) -> bytes:
+        if data:
+            parser.feed_data(data)
+        if self.part is Part.NONE:
+            self._parser = None
+        return b""
 
     def _feed_head(self, parser: httptools.HttpRequestParser, data: bytes) -> bytes:
         """Feed no byte beyond the head, as the parser does not say how far it came."""
