@@ -141,11 +141,19 @@ _ODD_PATH = re.compile(r"//|/\.{1,2}(?:;[^/]*)?(?:/|$)|[\\\x00-\x1f\x7f]")
 def plain_path(target: str) -> str:
     """The path of a request target, decoded as the server behind us decodes it: once.
 
+    Raises BadRequest as `_decoded` does.
+    """
+    return _decoded(target.partition("?")[0])
+
+
+@lru_cache(maxsize=4096)
+def _decoded(raw: str) -> str:
+    """A path without its query, decoded.
+
     Raises BadRequest for a path that servers may take for another one: dot segments, empty
     segments, backslashes, control characters, and escapes that are broken, of no UTF-8, or hide
     further escapes.
     """
-    raw = target.partition("?")[0]
     try:
         path = unquote_to_bytes(raw.encode("latin-1")).decode()
     except UnicodeError:

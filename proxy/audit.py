@@ -9,6 +9,7 @@ import time
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from enum import StrEnum
+from operator import attrgetter
 
 from pydantic_core import to_json
 
@@ -62,11 +63,9 @@ class AuditRecord:
         return round((time.monotonic() - self.started_s) * 1000, 3)
 
     def line(self) -> str:
-        known = {"time": datetime.now(UTC).isoformat()}
-        for name in _FIELDS:
-            if (value := getattr(self, name)) is not None:
-                known[name] = value
-        return to_json(known, inf_nan_mode="null").decode()
+        values = zip(_FIELDS, _values_of(self), strict=True)
+        known = {name: value for name, value in values if value is not None}
+        return to_json({"time": datetime.now(UTC).isoformat(), **known}).decode()
 
 
 class AuditLog:
@@ -92,3 +91,4 @@ class AuditLog:
 
 # Not dataclasses.asdict: its deep copies cost more than checking the token does.
 _FIELDS = tuple(item.name for item in fields(AuditRecord) if item.name != "started_s")
+_values_of = attrgetter(*_FIELDS)

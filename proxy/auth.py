@@ -87,7 +87,7 @@ class Authenticator:
         self._key_sources = tuple(key_sources)
         self._rules = rules
         self._revoked_ids = revoked_ids
-        self._known: dict[str, Principal] = {}
+        self._known: dict[str, Principal] = {}  # by the header that brought the token
 
     @property
     def may_block(self) -> bool:
@@ -96,15 +96,15 @@ class Authenticator:
 
     def authenticate(self, authorization: str | None) -> Principal:
         """The caller behind an Authorization header; Unauthorized with the reason otherwise."""
-        token = bearer_token(authorization)
-        principal = self._known.get(token)
+        principal = self._known.get(authorization or "")
         if principal is None or not self._rules.is_current(principal):
-            principal = self._check(token)
+            principal = self._check(authorization)
         if principal.token_id in self._revoked_ids():
             raise Unauthorized(f"token_id {principal.token_id} is revoked")
         return principal
 
-    def _check(self, token: str) -> Principal:
+    def _check(self, authorization: str | None) -> Principal:
+        token = bearer_token(authorization)
         try:
             claims, algorithm = self._verify(token)
         except (jwt.PyJWTError, ValueError, TypeError, RecursionError) as error:
@@ -119,7 +119,7 @@ class Authenticator:
         if algorithm in SYMMETRIC_ALGORITHMS:
             if len(self._known) >= MAX_KNOWN_TOKENS:
                 self._known.clear()
-            self._known[token] = principal
+            self._known[authorization or ""] = principal
         return principal
 
     def _verify(self, token: str) -> tuple[dict[str, Any], str]:

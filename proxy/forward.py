@@ -150,7 +150,7 @@ class Forwarder:
         """One upstream: finished here on failure, in the reply's `close` otherwise."""
         try:
             while True:
-                connection = await self._connect(upstream)
+                connection = upstream.pool.take_idle() or await self._connect(upstream)
                 try:
                     return await self._converse(upstream, connection, request, fields)
                 except StaleConnection as error:
@@ -171,7 +171,7 @@ class Forwarder:
 
     async def _connect(self, upstream: Upstream) -> UpstreamConnection:
         try:
-            return await upstream.pool.acquire()
+            return await upstream.pool.connect()
         except (OSError, TimeoutError) as error:
             raise UpstreamUnreachable(f"{upstream.name}: {error!r}") from error
 
