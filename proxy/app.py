@@ -132,7 +132,7 @@ class ProxyApp:
                 ),
             },
         )
-        self._audit = AuditLog()
+        self._audit = AuditLog(self._metrics.record)
         self._probes = Probes(lambda: self._maintenance.is_alive, self._why_not_ready)
         address = (settings.proxy_metrics_host, settings.proxy_metrics_port)
         self._control = ControlServer(
@@ -402,9 +402,8 @@ class ProxyApp:
         self._write_down(record)
 
     def _write_down(self, record: AuditRecord) -> None:
-        record.total_ms = record.elapsed_ms()
+        record.end()
         self._audit.write(record)
-        self._metrics.record(record)
 
     def _sweep(self) -> None:
         now_s = self._loop.time()
