@@ -258,8 +258,12 @@ class ProxyApp:
         principal, role = await self._gate.let_in(record, head, path)
         self._check_room(role)
         policy = self._parts.policy().for_team(principal.team_id)
-        await self._admit(visit, principal.team_id, policy)
-        await body.read_prefix(self._settings.max_content_length)
+        if self._parts.limits.may_block:
+            await self._admit_aside(visit, principal.team_id, policy)
+        else:
+            visit.admission = self._parts.limits.admit(principal.team_id, policy)
+        if body.is_present:
+            await body.read_prefix(self._settings.max_content_length)
         hints = read_hints(head, body)
         record.model = hints.model[:128] if hints.model else None
         request = InboundRequest(head, body, hints, principal.team_id, takes_row(head.method, path))
@@ -317,12 +321,9 @@ class ProxyApp:
         if len(self._running) > num_places:
             raise Overloaded(f"{len(self._running)} requests are running; raise PROXY_REQUESTS")
 
-    async def _admit(self, visit: Visit, team_id: str, policy: TeamPolicy) -> None:
+    async def _admit_aside(self, visit: Visit, team_id: str, policy: TeamPolicy) -> None:
         """Raises LimitExceeded. A client that leaves meanwhile leaves no place taken behind."""
         limits = self._parts.limits
-        if not limits.may_block:
-            visit.admission = limits.admit(team_id, policy)
-            return
         admitting = asyncio.ensure_future(self._aside.run(limits.admit, team_id, policy))
         try:
             visit.admission = await asyncio.shield(admitting)
