@@ -9,6 +9,8 @@ from playwright.sync_api import Browser, Page, sync_playwright
 from benchmarking.serving import MOCK_APP, ServedApi, eventually, served
 from tests.e2e.pages import ARGUMENTS, CHROMIUM, opened
 
+SLOW = {"MOCK_TOKENS_PER_SECOND": 20}  # an answer of 900 tokens outlasts what a test does meanwhile
+
 
 @pytest.fixture(scope="session")
 def _model_api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedApi]:
@@ -34,6 +36,33 @@ def mock_api(_mock_api: ServedApi) -> Iterator[ServedApi]:
     """The mock backend, served as it is by default; idle when the module ends."""
     yield _mock_api
     eventually(_mock_api.is_idle)
+
+
+@pytest.fixture(scope="session")
+def _slow_api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedApi]:
+    with served(tmp_path_factory.mktemp("slow") / "log", MOCK_APP, **SLOW) as api:
+        yield api
+
+
+@pytest.fixture(scope="session")
+def _narrow_api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedApi]:
+    log_path = tmp_path_factory.mktemp("narrow") / "log"
+    with served(log_path, MOCK_APP, USER_ROWS=1, MAX_INPUT_QSIZE=1, **SLOW) as api:
+        yield api
+
+
+@pytest.fixture
+def slow_api(_slow_api: ServedApi) -> Iterator[ServedApi]:
+    """Twenty tokens a second in each row: for answers that must not end before the test is done."""
+    yield _slow_api
+    eventually(_slow_api.is_idle)
+
+
+@pytest.fixture
+def narrow_api(_narrow_api: ServedApi) -> Iterator[ServedApi]:
+    """`slow_api` with one row and one place in the queue."""
+    yield _narrow_api
+    eventually(_narrow_api.is_idle)
 
 
 @pytest.fixture(scope="module")

@@ -6,6 +6,7 @@ the test it happened in.
 
 import re
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -58,21 +59,24 @@ def opened(browser: Browser, url: str, may_log: str = "^$", **options: Any) -> I
 @contextmanager
 def busy(api: ServedApi, num_rows: int) -> Iterator[None]:
     """That many rows generate until the end, for a few teams."""
-    with ExitStack() as stack:
-        for row in range(num_rows):
-            body = {
-                "model": "hearth-tiny",
-                "prompt": "Tell me a story about a fox who travels far. " * (1 + row % 5),
-                "max_tokens": 1700,
-                "ignore_eos": True,
-                "stream": True,
-                "seed": row,
-            }
-            who = {"X-Team-Id": TEAMS[row % 4], "X-Request-Id": f"request-{row}"}
-            path = f"{api.url}/v1/completions"
-            stack.enter_context(
-                requests.post(path, json=body, headers=who, stream=True, timeout=60)
-            )
+
+    def stream(row: int) -> requests.Response:
+        body = {
+            "model": "hearth-tiny",
+            "prompt": "Tell me a story about a fox who travels far. " * (1 + row % 5),
+            "max_tokens": 1700,
+            "ignore_eos": True,
+            "stream": True,
+            "seed": row,
+        }
+        who = {"X-Team-Id": TEAMS[row % 4], "X-Request-Id": f"request-{row}"}
+        return requests.post(
+            f"{api.url}/v1/completions", json=body, headers=who, stream=True, timeout=60
+        )
+
+    with ExitStack() as stack, ThreadPoolExecutor(num_rows) as pool:
+        for answer in pool.map(stream, range(num_rows)):
+            stack.enter_context(answer)
         yield
     eventually(api.is_idle)
 

@@ -68,8 +68,11 @@ def test_dark_mode_follows_the_system(api: ServedApi, browser: Browser) -> None:
 
 
 @pytest.mark.parametrize("width", [400, 800])
-def test_nothing_has_to_be_scrolled_sideways(api: ServedApi, browser: Browser, width: int) -> None:
-    with busy(api, 6), opened(browser, api.url, viewport=NARROW | {"width": width}) as page:
+def test_nothing_has_to_be_scrolled_sideways(
+    slow_api: ServedApi, browser: Browser, width: int
+) -> None:
+    viewport = NARROW | {"width": width}
+    with busy(slow_api, 6), opened(browser, slow_api.url, viewport=viewport) as page:
         expect(page.locator(".cell[data-phase=decode]").first).to_be_visible()
         solve_example(page)
         for view in VIEWS:

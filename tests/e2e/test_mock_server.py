@@ -45,22 +45,6 @@ def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedApi]:
         yield api
 
 
-@pytest.fixture(scope="module")
-def narrow_api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedApi]:
-    """One row, one place in the queue, twenty tokens a second."""
-    log_path = tmp_path_factory.mktemp("slow") / "log"
-    settings = {"USER_ROWS": 1, "MAX_INPUT_QSIZE": 1, "MOCK_TOKENS_PER_SECOND": 20}
-    with served(log_path, MOCK_APP, **settings) as api:
-        yield api
-
-
-@pytest.fixture
-def slow_api(narrow_api: ServedApi) -> Iterator[ServedApi]:
-    """`narrow_api` with nothing in it, at the end of the test as well."""
-    yield narrow_api
-    eventually(narrow_api.is_idle)
-
-
 def test_every_token_arrives_while_the_next_is_still_to_come(
     held_api: ServedApi, release_file: Path
 ) -> None:
@@ -99,10 +83,9 @@ def test_headers_of_a_stream(api: ServedApi) -> None:
 
 
 def test_session_id_in_use_is_not_given_twice(slow_api: ServedApi) -> None:
-    with slow_api.open_stream(text="a" * 100, session_id="one") as first:
+    with slow_api.open_stream(text="a" * 900, max_tokens=900, session_id="one") as first:
         assert first.headers["X-Session-Id"] == "one"
         second = slow_api.open_stream(text="b", session_id="one")
-        first.close()
         assert second.headers["X-Session-Id"] != "one"
         assert second.text == "b"
 
@@ -151,32 +134,32 @@ def test_99_requests_10_ms_apart_are_all_answered(api: ServedApi) -> None:
     eventually(api.is_idle)
 
 
-def test_health_answers_while_every_row_and_queue_place_is_taken(slow_api: ServedApi) -> None:
-    with slow_api.open_stream(text="a" * 2000, max_tokens=2000):
-        waiting = slow_api.send_raw(post_bytes("/inference", b'{"text": "b"}'))
-        eventually(lambda: slow_api.state()["queued"] == 1)
-        assert requests.get(f"{slow_api.url}/health", timeout=10).text == "OK"
+def test_health_answers_while_every_row_and_queue_place_is_taken(narrow_api: ServedApi) -> None:
+    with narrow_api.open_stream(text="a" * 2000, max_tokens=2000):
+        waiting = narrow_api.send_raw(post_bytes("/inference", b'{"text": "b"}'))
+        eventually(lambda: narrow_api.state()["queued"] == 1)
+        assert requests.get(f"{narrow_api.url}/health", timeout=10).text == "OK"
         waiting.close()
 
 
-def test_client_that_leaves_its_stream_frees_its_row(slow_api: ServedApi) -> None:
-    before = slow_api.state()["totals"]["generated_tokens"]
-    stream = slow_api.open_stream(text="x" * 2000, max_tokens=2000)
-    assert slow_api.state()["busy_rows"] == 1
+def test_client_that_leaves_its_stream_frees_its_row(narrow_api: ServedApi) -> None:
+    before = narrow_api.state()["totals"]["generated_tokens"]
+    stream = narrow_api.open_stream(text="x" * 2000, max_tokens=2000)
+    assert narrow_api.state()["busy_rows"] == 1
     stream.close()
-    eventually(slow_api.is_idle)
-    assert slow_api.state()["totals"]["generated_tokens"] - before < 2000
+    eventually(narrow_api.is_idle)
+    assert narrow_api.state()["totals"]["generated_tokens"] - before < 2000
 
 
-def test_client_that_leaves_the_queue_is_forgotten_at_once(slow_api: ServedApi) -> None:
-    with slow_api.open_stream(text="x" * 2000, max_tokens=2000):
-        waiting = slow_api.send_raw(post_bytes("/inference", b'{"text": "b"}'))
-        eventually(lambda: slow_api.state()["queued"] == 1)
+def test_client_that_leaves_the_queue_is_forgotten_at_once(narrow_api: ServedApi) -> None:
+    with narrow_api.open_stream(text="x" * 2000, max_tokens=2000):
+        waiting = narrow_api.send_raw(post_bytes("/inference", b'{"text": "b"}'))
+        eventually(lambda: narrow_api.state()["queued"] == 1)
         waiting.close()
-        eventually(lambda: slow_api.state()["sessions"] == 1)
-        state = slow_api.state()
+        eventually(lambda: narrow_api.state()["sessions"] == 1)
+        state = narrow_api.state()
         assert (state["queued"], state["busy_rows"]) == (0, 1)
-    eventually(slow_api.is_idle)
+    eventually(narrow_api.is_idle)
 
 
 def test_overload_is_refused_and_what_was_accepted_is_not_lost(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 import random
 from concurrent.futures import ThreadPoolExecutor
-from threading import Thread
 from typing import Any
 
 import psutil
@@ -10,6 +9,7 @@ import pytest
 import requests
 
 from benchmarking.serving import ServedApi, eventually
+from tests.e2e.pages import busy
 from tests.e2e.test_mock_server import AUSTIN, NUMBER, PARIS
 
 SOAK_REQUESTS = 2000
@@ -95,16 +95,9 @@ def test_32_seeded_streams_at_once_say_what_each_says_alone(api: ServedApi) -> N
 
 
 def test_health_answers_while_32_streams_run(api: ServedApi) -> None:
-    running = Thread(
-        target=lambda: list(
-            ThreadPoolExecutor(32).map(lambda text: ask(api, text, max_tokens=200), STORIES * 8)
-        )
-    )
-    running.start()
-    eventually(lambda: api.state()["busy_rows"] == 32)
-    assert requests.get(f"{api.url}/health", timeout=10).text == "OK"
-    running.join(60)
-    eventually(api.is_idle)
+    with busy(api, 32):
+        assert api.state()["busy_rows"] == 32
+        assert requests.get(f"{api.url}/health", timeout=10).text == "OK"
 
 
 def test_soak_leaves_nothing_behind(api: ServedApi) -> None:

@@ -251,37 +251,28 @@ def test_token_ids_beyond_the_vocabulary_are_refused(api: ServedApi) -> None:
     assert api.state()["status"] == "ready"
 
 
-def test_cancelled_stream_frees_its_row(tmp_path_factory: pytest.TempPathFactory) -> None:
-    folder = tmp_path_factory.mktemp("cancel")
-    with (
-        served(folder / "log", MOCK_APP, MOCK_TOKENS_PER_SECOND=20) as api,
-        openai.OpenAI(base_url=f"{api.url}/v1", api_key="none", max_retries=0) as client,
-    ):
+def test_cancelled_stream_frees_its_row(slow_api: ServedApi) -> None:
+    url = f"{slow_api.url}/v1"
+    with openai.OpenAI(base_url=url, api_key="none", max_retries=0) as client:
         stream = client.completions.create(
             model=MODEL, prompt="x" * 900, max_tokens=900, stream=True
         )
         assert next(iter(stream)).choices[0].text == "x"
         stream.close()
-        eventually(api.is_idle)
+        eventually(slow_api.is_idle)
         with pytest.raises(openai.APITimeoutError):
             client.with_options(timeout=1.0).completions.create(
                 model=MODEL, prompt="x" * 900, max_tokens=900
             )
-        eventually(api.is_idle)
 
 
-def test_overload_is_the_clients_internal_server_error(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> None:
-    settings = {"USER_ROWS": 1, "MAX_INPUT_QSIZE": 1, "MOCK_TOKENS_PER_SECOND": 20}
-    folder = tmp_path_factory.mktemp("overload")
+def test_overload_is_the_clients_internal_server_error(narrow_api: ServedApi) -> None:
     with (
-        served(folder / "log", MOCK_APP, **settings) as api,
-        openai.OpenAI(base_url=f"{api.url}/v1", api_key="none", max_retries=0) as client,
-        api.open_stream(text="x" * 900, max_tokens=900),
+        openai.OpenAI(base_url=f"{narrow_api.url}/v1", api_key="none", max_retries=0) as client,
+        narrow_api.open_stream(text="x" * 900, max_tokens=900),
     ):
-        waiting = api.send_raw(post_bytes("/inference", b'{"text": "y"}'))
-        eventually(lambda: api.state()["queued"] == 1)
+        waiting = narrow_api.send_raw(post_bytes("/inference", b'{"text": "y"}'))
+        eventually(lambda: narrow_api.state()["queued"] == 1)
         with pytest.raises(openai.InternalServerError) as caught:
             client.completions.create(model=MODEL, prompt="z")
         assert caught.value.status_code == 503
