@@ -78,9 +78,9 @@ class WaitingConnections:
         """How many connections of an address wait for a request, or for the rest of one."""
         return len(self._by_address.get(address, ()))
 
-    def oldest(self) -> ApiConnection | None:
-        """Who goes first where connections are too many."""
-        return next((each for wait in Wait for each in self._by_wait[wait]), None)
+    def oldest(self, besides: ApiConnection | None = None) -> ApiConnection | None:
+        """Who goes first where connections are too many; never `besides`, for whom room is made."""
+        return next((each for each in self.all() if each is not besides), None)
 
     def oldest_of(self, address: str) -> ApiConnection:
         return next(iter(self._by_address[address]))

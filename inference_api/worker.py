@@ -93,7 +93,7 @@ class ApiWorker(ThreadWorker):
             self.nr_conns += 1
             self._receive(connection)  # the request often comes with the connection
             if self.nr_conns >= self.worker_connections:
-                self._let_go(self._waiting.oldest())
+                self._let_go(self._waiting.oldest(besides=connection))
 
     def enqueue_req(self, conn: ApiConnection) -> None:  # type: ignore[override]
         """Probes have threads of their own, which nothing else can take."""

@@ -149,14 +149,23 @@ def test_oldest_of_an_address_goes_first_and_whole_requests_are_served(
     assert others[-1].recv(65536).startswith(b"HTTP/1.1 200 OK\r\n")
 
 
+def health_over(client: http.client.HTTPConnection) -> bytes:
+    client.request("GET", "/health")
+    return client.getresponse().read()
+
+
 def test_kept_alive_connections_make_room_for_new_ones(
     bounded_api: ServedApi, sockets: ExitStack
 ) -> None:
     for _ in range(2 * MAX_CONNECTIONS):
         client = http.client.HTTPConnection("127.0.0.1", bounded_api.port, timeout=10)
         sockets.callback(client.close)
-        client.request("GET", "/health")
-        assert client.getresponse().read() == b"OK"
+        assert health_over(client) == b"OK"
+    new = http.client.HTTPConnection("127.0.0.1", bounded_api.port, timeout=10)
+    sockets.callback(new.close)
+    new.connect()
+    assert health_over(client) == b"OK"  # so the new one is accepted, and has sent nothing yet
+    assert health_over(new) == b"OK"
 
 
 def test_bytes_of_all_requests_are_bounded_and_the_largest_goes_first(
