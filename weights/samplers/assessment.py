@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 import numpy as np
-from scipy.stats import t as student
+from scipy.special import stdtrit  # scipy.stats would take a third of a second to import
 
 from weights.samplers.concentration import matched_concentration
 from weights.samplers.fit import Bounds, Fit
@@ -46,7 +46,7 @@ def _without_model(trials: Trials) -> Assessment:
     if degrees:
         squares = ((trials.metrics - means[trials.point_of]) ** 2).sum()
         repeats = int((trials.point_of == best).sum())
-        half = float(student.ppf(INTERVAL[1], degrees) * np.sqrt(squares / degrees / repeats))
+        half = float(stdtrit(degrees, INTERVAL[1]) * np.sqrt(squares / degrees / repeats))
     metric = float(means[best])
     return Assessment(
         model="random",
