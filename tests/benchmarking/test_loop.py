@@ -33,7 +33,7 @@ from benchmarking.tokenizers import SERVER
 from optimizer.spec import ModelData
 from tests.benchmarking.simulated_server import SimulatedServer
 
-STEPS_PER_S, ROWS = 300, 4
+STEPS_PER_S, ROWS = 500, 4
 
 
 def test_the_loop_closes_over_the_mock_server(tmp_path: Path) -> None:
@@ -48,10 +48,10 @@ def test_the_loop_closes_over_the_mock_server(tmp_path: Path) -> None:
             shape=Shape(api.state()["model"], input_tokens=48, output_tokens=40),
             users=2 * ROWS,
             sweep_s=1.0,
-            check_s=1.0,
+            check_s=0.5,
             sweep_shares=(0.15, 0.3, 0.4, 0.5, 0.6),
             length_factors=(1.0,),
-            rounds=2,
+            rounds=1,
             last_rows=1,
             max_stolen_share=math.inf,
         )
@@ -74,7 +74,7 @@ def test_the_loop_closes_over_the_mock_server(tmp_path: Path) -> None:
     assert f"maxBatchSize {ROWS} (from server)" in lines
 
     run = read_run(folder)
-    assert len(run.rows) == 1 + 5 + 4 * 2 + 1
+    assert len(run.rows) == 1 + 5 + 4 + 1
     assert len(result.fit.decode.x) == 5  # without the rows of the checks
     assert run.rows[0].load == run.rows[-1].load
     # Near its capacity the server may refuse.
