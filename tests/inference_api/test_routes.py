@@ -1,6 +1,7 @@
 """Every row of the error table, and random bodies, against the application in this process."""
 
 import json
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,7 +21,7 @@ from inference_api.openai_schema import ChatBody
 from inference_api.schema import FIELDS
 from inference_api.settings import Settings
 
-RANDOM_BODIES = 10_000
+RANDOM_BODIES = int(os.environ.get("RANDOM_BODIES", "3000"))  # `make fuzz` has more
 
 
 @pytest.fixture(scope="module")
