@@ -5,7 +5,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: serve mock test check fuzz format kernels test-kernels clean
+.PHONY: serve mock test test-fast check fuzz format packages kernels test-kernels clean
 
 serve: $(VENV)/serve.stamp
 	$(BIN)/python scripts/serve.py
@@ -13,9 +13,20 @@ serve: $(VENV)/serve.stamp
 mock: $(VENV)/serve.stamp
 	$(BIN)/python scripts/serve.py --mock
 
-test: $(VENV)/dev.stamp check kernels
+# Two workers, on two cores: each takes whole files, so that what shares a server stays together,
+# in the order of folders. OpenMP's threads would spin for the core of the other worker.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+
+# With `make -j2 test`, packages and the build come beside other things.
+test: packages check kernels
+	$(PYTEST)
+
+# What starts no process: no server, no browser, no Redis.
+test-fast: $(VENV)/dev.stamp kernels
+	RANDOM_BODIES=$${RANDOM_BODIES:-300} $(PYTEST) -m "not process"
+
+packages:
 	scripts/need_packages.sh chromium redis-server prometheus
-	$(BIN)/python -m pytest
 
 check: $(VENV)/dev.stamp
 	$(BIN)/ruff format --check .

@@ -17,8 +17,38 @@ from weights.settings import Settings as WeightsSettings
 
 SETTINGS: tuple[type[BaseSettings], ...] = (ApiSettings, OptimizerSettings, WeightsSettings)
 
+# Whose tests start processes, all or nearly all of them: `make test-fast` leaves them out.
+# Elsewhere tests of Redis are found by themselves, and single ones say `@pytest.mark.process`.
+NOT_PROCESS = "not process"
+TESTS = Path(__file__).parent
+WITH_PROCESSES = (
+    *("deploy", "e2e", "proxy"),
+    *("benchmarking/test_answers.py", "benchmarking/test_bench_client.py"),
+    *("benchmarking/test_commands.py", "benchmarking/test_load.py", "benchmarking/test_loop.py"),
+    *("benchmarking/test_real_server.py", "benchmarking/test_run.py"),
+    *("benchmarking/test_serving.py", "inference_api/kernels/test_build.py"),
+    *("inference_api/kernels/test_memory.py", "optimizer/test_e2e.py"),
+    *("scripts/test_tune_partition.py", "test_layers.py", "weights/test_e2e.py"),
+)
+
 # A shell that starts the tests in the background lets them, and whatever they start, ignore Ctrl-C.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def is_listed(path: Path) -> bool:
+    return any(path.is_relative_to(TESTS / each) for each in WITH_PROCESSES)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """What would be left out need not be imported first."""
+    return is_listed(collection_path) or None if config.option.markexpr == NOT_PROCESS else None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Function]) -> None:
+    for item in items:
+        given = item.callspec.params.values() if hasattr(item, "callspec") else ()
+        if is_listed(item.path) or "redis_url" in item.fixturenames or "redis" in given:
+            item.add_marker(pytest.mark.process)
 
 
 @pytest.fixture(autouse=True)
