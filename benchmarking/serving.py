@@ -19,7 +19,7 @@ START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 30.0
 MOCK_APP = "inference_api._mock_inference_api_server:create_test_server()"
 
-_given_ports: set[int] = set()  # whoever asked may not listen yet
+given_ports: set[int] = set()  # whoever asked may not listen yet
 
 
 def exit_on_sigterm() -> None:
@@ -33,8 +33,8 @@ def free_port() -> int:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = int(probe.getsockname()[1])
-        if port not in _given_ports:
-            _given_ports.add(port)
+        if port not in given_ports:
+            given_ports.add(port)
             return port
 
 

@@ -1,5 +1,6 @@
 """For all tests: no setting of the surrounding shell, and a real Redis where one is needed."""
 
+import os
 import shutil
 import signal
 import subprocess
@@ -12,14 +13,14 @@ from pydantic_settings import BaseSettings
 
 from inference_api.settings import Settings as ApiSettings
 from optimizer.settings import Settings as OptimizerSettings
-from tests.ports import free_port
+from tests.ports import free_port, leave_to_other_workers
 from weights.settings import Settings as WeightsSettings
 
 SETTINGS: tuple[type[BaseSettings], ...] = (ApiSettings, OptimizerSettings, WeightsSettings)
 
-# Whose tests start processes, all or nearly all of them: `make test-fast` leaves them out.
-# Elsewhere tests of Redis are found by themselves, and single ones say `@pytest.mark.process`.
-NOT_PROCESS = "not process"
+# What `make test-fast` leaves out: whose tests start processes, or compute for seconds. Elsewhere
+# tests of Redis are found by themselves, and single ones say `@pytest.mark.slow`.
+NOT_SLOW = "not slow"
 TESTS = Path(__file__).parent
 WITH_PROCESSES = (
     *("deploy", "e2e", "proxy"),
@@ -30,25 +31,39 @@ WITH_PROCESSES = (
     *("inference_api/kernels/test_memory.py", "optimizer/test_e2e.py"),
     *("scripts/test_tune_partition.py", "test_layers.py", "weights/test_e2e.py"),
 )
+WITH_MUCH_TO_COMPUTE = (
+    *("benchmarking/test_predict.py", "benchmarking/test_preflight.py"),
+    *("benchmarking/test_report.py", "benchmarking/test_search.py"),
+    *("inference_api/engine/test_gguf_damage.py", "inference_api/engine/test_sampler.py"),
+    *("inference_api/kernels/test_models.py", "optimizer/test_simulation.py"),
+    *("scripts/test_default_model.py", "weights/test_samplers.py"),
+)
 
 # A shell that starts the tests in the background lets them, and whatever they start, ignore Ctrl-C.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def is_listed(path: Path) -> bool:
-    return any(path.is_relative_to(TESTS / each) for each in WITH_PROCESSES)
+def pytest_configure() -> None:
+    worker = os.environ.get("PYTEST_XDIST_WORKER")
+    if worker is not None:
+        num_workers = int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
+        leave_to_other_workers(int(worker.removeprefix("gw")), num_workers)
+
+
+def is_slow(path: Path) -> bool:
+    return any(path.is_relative_to(TESTS / each) for each in WITH_PROCESSES + WITH_MUCH_TO_COMPUTE)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """What would be left out need not be imported first."""
-    return is_listed(collection_path) or None if config.option.markexpr == NOT_PROCESS else None
+    return is_slow(collection_path) or None if config.option.markexpr == NOT_SLOW else None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Function]) -> None:
     for item in items:
         given = item.callspec.params.values() if hasattr(item, "callspec") else ()
-        if is_listed(item.path) or "redis_url" in item.fixturenames or "redis" in given:
-            item.add_marker(pytest.mark.process)
+        if is_slow(item.path) or "redis_url" in item.fixturenames or "redis" in given:
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(autouse=True)

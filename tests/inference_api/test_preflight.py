@@ -10,7 +10,7 @@ from inference_api.settings import Settings
 from tests.ports import free_port
 
 
-@pytest.mark.process
+@pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device here")
 def test_cuda_that_is_not_there_is_a_fault_with_a_remedy() -> None:
     with pytest.raises(StartupError) as caught:
@@ -19,7 +19,7 @@ def test_cuda_that_is_not_there_is_a_fault_with_a_remedy() -> None:
     assert fault.startswith("DEVICE=cuda, but torch finds no CUDA device; set DEVICE=cpu")
 
 
-@pytest.mark.process
+@pytest.mark.slow
 def test_torch_that_says_nothing_is_asked_again_by_the_loader(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -107,7 +107,7 @@ WRITER = """
 """
 
 
-@pytest.mark.process
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["sqlite", "redis"])
 def test_what_was_acknowledged_survives_kill_nine(
     kind: str, request: pytest.FixtureRequest

@@ -63,7 +63,7 @@ def test_documented_command_prints_pyjwts_bytes(secret: str) -> None:
     assert succeed("--secret", secret, "encode", CLAIMS) == expected
 
 
-@pytest.mark.process
+@pytest.mark.slow
 def test_documented_token_is_this_very_string() -> None:
     command = [sys.executable, str(SCRIPT), "--secret", "test-secret-456", "encode", CLAIMS]
     result = subprocess.run(command, env={}, capture_output=True, text=True, timeout=60)
@@ -75,7 +75,7 @@ def test_documented_token_is_this_very_string() -> None:
     )
 
 
-@pytest.mark.process
+@pytest.mark.slow
 def test_script_can_be_executed_directly() -> None:
     # By its first line, which asks for python3: here the one that runs the tests.
     environment = {"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin"}
@@ -148,7 +148,7 @@ def test_wrong_secret_and_expired_token_are_errors() -> None:
     assert "expired" in fail("--secret", "s", "decode", expired)
 
 
-@pytest.mark.process
+@pytest.mark.slow
 def test_it_needs_only_pyjwt() -> None:
     code = (
         f"import runpy, sys; runpy.run_path({str(SCRIPT)!r});"

@@ -151,7 +151,7 @@ TELLER = """
 """
 
 
-@pytest.mark.process
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["sqlite", "redis"])
 def test_no_update_of_eight_processes_is_lost(kind: str, request: pytest.FixtureRequest) -> None:
     where = place(kind, request)
@@ -169,7 +169,7 @@ def test_no_update_of_eight_processes_is_lost(kind: str, request: pytest.Fixture
         assert mine == list(range(UPDATES))
 
 
-@pytest.mark.process
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["sqlite", "redis"])
 def test_what_was_acknowledged_survives_kill_nine(
     kind: str, request: pytest.FixtureRequest

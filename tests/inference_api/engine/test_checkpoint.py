@@ -47,7 +47,7 @@ def test_a_sound_model_has_no_faults(name: str, tiny_model: Tiny) -> None:
     assert check(tiny_model(name)[0]) == []
 
 
-@pytest.mark.process
+@pytest.mark.slow
 def test_check_loads_neither_torch_nor_transformers(folder: Path) -> None:
     code = (
         "import sys; from inference_api.engine import checkpoint, options;"

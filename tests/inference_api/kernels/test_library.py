@@ -9,7 +9,7 @@ import torch
 from inference_api.kernels.library import Kernels, KernelsUnavailable, PackedWeight
 
 
-@pytest.mark.process
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_forked_child_computes_the_same_and_ends() -> None:
     try:
