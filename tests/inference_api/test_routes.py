@@ -185,7 +185,7 @@ openai_bodies = st.dictionaries(openai_names, openai_values, max_size=3).map(
 )
 
 
-@settings(max_examples=2000, suppress_health_check=list(HealthCheck))
+@settings(max_examples=2 * RANDOM_BODIES // 3, suppress_health_check=list(HealthCheck))
 @given(openai_bodies, st.sampled_from(["completions", "chat/completions", "tokenize"]))
 def test_no_body_of_an_openai_client_is_answered_with_500(
     client: FlaskClient, body: str, route: str
