@@ -18,7 +18,7 @@ from playwright.sync_api import Browser, Page, expect
 from benchmarking.serving import MOCK_APP, ServedApi, served
 from tests.e2e.pages import ask, opened, show
 from tests.ports import free_port
-from tests.proxy.support import ProxyProcess, bearer, make_token, running_proxy
+from tests.proxy.support import ProxyProcess, bearer, make_token, running_proxy, until
 
 # What a page can try without being asked first: no headers of its own, a body of plain text.
 SILENTLY = "fetch(%s, {method: %s, mode: 'no-cors', body: %s}).then(() => 'sent', () => 'failed')"
@@ -192,11 +192,12 @@ def test_operators_cookie_serves_no_page_but_the_proxys(
                 " credentials: 'include'}).then(() => null, () => null)",
                 [url, method, body],
             )
-    refused = [line for line in proxy.audit() if line["status"] == 403]
-    assert {line["method"] for line in refused if "only pages of this proxy" in str(line)} == {
-        "GET",
-        "POST",
-    }
+
+    def refused() -> set[object]:
+        lines = [line for line in proxy.audit() if line["status"] == 403]
+        return {line["method"] for line in lines if "only pages of this proxy" in str(line)}
+
+    until(lambda: refused() == {"GET", "POST"}, "their audit lines")
     kept = requests.get(f"{api.url}/getCapacity/H100", timeout=10).json()
     assert kept == {"type": "H100", "count": 3}
 

@@ -225,13 +225,17 @@ class ProxyProcess:
 
     def audit_of(self, route: str) -> dict[str, object]:
         """The last line of a route, once it is there."""
+        return self.audit_with(route=route)
+
+    def audit_with(self, **values: object) -> dict[str, object]:
+        """The last line that says this, once it is there."""
         found: list[dict[str, object]] = []
 
         def is_there() -> bool:
-            found[:] = [line for line in self.audit() if line["route"] == route]
+            found[:] = [line for line in self.audit() if values.items() <= line.items()]
             return bool(found)
 
-        until(is_there, f"an audit line of {route}")
+        until(is_there, f"an audit line with {values}")
         return found[-1]
 
     def metric(self, name: str) -> str:

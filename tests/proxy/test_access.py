@@ -191,7 +191,7 @@ def test_team_finds_no_way_around_the_table(door: ProxyProcess, api: ServedApi) 
 
 def test_refusal_by_role_is_in_the_audit(door: ProxyProcess) -> None:
     ask(door, "GET /dashboard/state", role="team", token_id="curious")
-    line = [line for line in door.audit() if line.get("token_id") == "curious"][-1]
+    line = door.audit_with(token_id="curious")
     assert (line["status"], line["outcome"]) == (403, "refused")
     assert "needs the role 'viewer'" in str(line["reason"])
 
