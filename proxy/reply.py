@@ -201,6 +201,10 @@ class UpstreamConnection(asyncio.Protocol):
 
     # httptools calls these.
 
+    def on_message_begin(self) -> None:
+        if self.is_whole:
+            raise UpstreamBroken("an answer that nobody asked for")
+
     def on_status(self, phrase: bytes) -> None:
         self._phrase += phrase
 
