@@ -192,6 +192,7 @@ class UpstreamConnection(asyncio.Protocol):
         """Between conversations."""
         self._parser = self._receiver = self._head_waiter = self._ended = None
         self._pieces = []
+        self._transport.resume_reading()  # its last client may have been slow
         self.is_reused = True
         self.idle_since_s = self._loop.time()
 

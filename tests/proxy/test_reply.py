@@ -78,6 +78,21 @@ def test_answer_in_single_bytes_is_the_same_as_in_one_piece() -> None:
     talk(script)
 
 
+def test_held_back_connection_reads_again_when_it_rests() -> None:
+    """It may be held back by a slow client when the last of its answer has come already."""
+
+    async def script(connection: UpstreamConnection, wire: Wire, body: Body) -> None:
+        connection.data_received(ANSWER)
+        await connection.answered()
+        connection.set_reading(False)
+        await connection.relay(body)
+        assert connection.can_be_reused
+        connection.rest()
+        assert wire.is_reading
+
+    talk(script)
+
+
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
 @pytest.mark.parametrize("is_one_segment", [True, False])
 def test_answer_that_nobody_asked_for_ends_the_connection_and_changes_nothing(
