@@ -212,9 +212,6 @@ class UpstreamConnection(asyncio.Protocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         if self.head is not None:  # a trailer
             return
-        self._num_head_bytes += len(name) + len(value)
-        if self._num_head_bytes > MAX_HEAD_BYTES:
-            raise UpstreamBroken(f"a head of more than {MAX_HEAD_BYTES} bytes")
         self._fields.append((name.decode("latin-1"), value.decode("latin-1")))
 
     def on_headers_complete(self) -> None:
@@ -224,6 +221,8 @@ class UpstreamConnection(asyncio.Protocol):
             raise UpstreamBroken(f"unasked-for status {status}")
         if status == 100:
             return
+        if sum(len(name) + len(value) for name, value in self._fields) > MAX_HEAD_BYTES:
+            raise UpstreamBroken(f"a head of more than {MAX_HEAD_BYTES} bytes")
         fields = {name.lower(): value for name, value in self._fields}
         length = fields.get("content-length")
         head = ReplyHead(

@@ -127,6 +127,28 @@ def test_interim_answers_are_passed_over() -> None:
     talk(script)
 
 
+@pytest.mark.parametrize("is_one_segment", [True, False])
+@pytest.mark.parametrize(("size", "is_taken"), [(MAX_HEAD_BYTES - 2000, True), (70_000, False)])
+def test_bound_of_a_head_does_not_depend_on_its_segments(
+    is_one_segment: bool, size: int, is_taken: bool
+) -> None:
+    data = ANSWER.replace(b"\r\n\r\n", b"\r\nX: " + b"x" * (size // 2) + b"\r\nY: ", 1)
+    data = data[:-2] + b"y" * (size // 2) + b"\r\n\r\nok"
+
+    async def script(connection: UpstreamConnection, wire: Wire, body: Body) -> None:
+        step = len(data) if is_one_segment else 1000
+        for at in range(0, len(data), step):
+            if not wire.is_closed:
+                connection.data_received(data[at : at + step])
+        if is_taken:
+            assert (await connection.answered()).status == 200
+        else:
+            with pytest.raises(UpstreamBroken):
+                await connection.answered()
+
+    talk(script)
+
+
 def test_upstream_that_closes_at_each_byte_breaks_visibly() -> None:
     for at in range(len(ANSWER)):
 
