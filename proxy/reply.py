@@ -76,6 +76,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._head_waiter: asyncio.Future[ReplyHead] | None = None
         self.is_reused = False
         self.idle_since_s = 0.0
+        self.head: ReplyHead | None = None
         self._error: Exception | None = None
 
     # The event loop calls these.
@@ -135,13 +136,14 @@ class UpstreamConnection(asyncio.Protocol):
         """Send the head of a request, and what there is of its body."""
         self._parser = httptools.HttpResponseParser(self)
         self._method = method
-        self.head: ReplyHead | None = None
+        self.head = None
         self.is_whole = False
         self._phrase = b""
         self._pieces: list[bytes] = []
         self._receiver: Receiver | None = None
         self._ended: asyncio.Future[None] | None = None
-        self._error = None
+        # A new connection may have ended before it is used; nothing would say so any more.
+        self._error = EOFError("closed") if self._transport.is_closing() else None
         self._has_answered = False
         self.is_bodyless = False
         self._can_go_on = True

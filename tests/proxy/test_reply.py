@@ -191,3 +191,17 @@ def test_kept_connection_that_ends_before_its_answer_is_stale() -> None:
             await connection.answered()
 
     talk(script)
+
+
+def test_connection_that_ends_before_it_is_used_says_so_at_once() -> None:
+    async def run() -> None:
+        connection, wire = UpstreamConnection(), Wire()
+        connection.connection_made(wire)  # type: ignore[arg-type]
+        connection.eof_received()
+        wire.is_closed = True
+        connection.connection_lost(None)
+        connection.begin("GET", b"request")
+        with pytest.raises(EOFError):
+            await asyncio.wait_for(connection.answered(), 1)
+
+    asyncio.run(run())
