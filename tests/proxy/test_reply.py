@@ -149,6 +149,11 @@ def test_bound_of_a_head_does_not_depend_on_its_segments(
     talk(script)
 
 
+async def take_all(connection: UpstreamConnection, body: Body) -> None:
+    await connection.answered()
+    await connection.relay(body)
+
+
 def test_upstream_that_closes_at_each_byte_breaks_visibly() -> None:
     for at in range(len(ANSWER)):
 
@@ -160,8 +165,7 @@ def test_upstream_that_closes_at_each_byte_breaks_visibly() -> None:
             connection.eof_received()
             connection.connection_lost(None)
             with pytest.raises((EOFError, StreamBroken)):
-                await connection.answered()
-                await connection.relay(body)
+                await take_all(connection, body)
             assert not connection.can_be_reused
 
         talk(script)
