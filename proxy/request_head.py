@@ -5,7 +5,6 @@ servers could read in two ways is refused here.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 from typing import overload
@@ -18,6 +17,7 @@ from proxy.errors import BadRequest, ExpectationFailed, HeadTooLarge, ProxyError
 MAX_HEAD_BYTES = 64 * 1024
 MAX_FIELDS = 100
 END_OF_HEAD = b"\r\n\r\n"
+HEAD_OF_CHUNKS = b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n"
 # One line each: a second one could be the one that another server believes.
 SINGLE_FIELDS = frozenset({"host", "content-length"})
 # RFC 9110, section 6.5.1: what may not come after the body, where it would come too late.
@@ -82,6 +82,7 @@ class RequestReader:
 
     __slots__ = (
         "_fields",
+        "_is_chunked",
         "_last_bytes",
         "_num_fields",
         "_num_head_bytes",
@@ -107,6 +108,7 @@ class RequestReader:
         self._num_fields = 0
         self._num_head_bytes = 0
         self._last_bytes = b""
+        self._is_chunked = False
 
     @property
     def has_begun(self) -> bool:
@@ -126,7 +128,7 @@ class RequestReader:
                 return b""
             return data
         except HttpParserUpgrade:
-            return b""  # asked for another protocol at the end of a chunked body
+            return b""  # asked for by what came behind a chunked body
         except HttpParserError as error:
             if isinstance(error.__context__, ProxyError):
                 raise error.__context__ from None
@@ -142,9 +144,19 @@ class RequestReader:
         if self._num_head_bytes > MAX_HEAD_BYTES:
             raise HeadTooLarge(f"The request head exceeds {MAX_HEAD_BYTES} bytes.")
         # Another protocol may be asked for, which nobody here speaks: the answer is HTTP's.
-        with suppress(HttpParserUpgrade):
+        try:
             self._parser.feed_data(data[:end] if end < len(data) else data)
+        except HttpParserUpgrade:
+            if self._is_chunked:
+                self._expect_chunks()
         return data[end:]
+
+    def _expect_chunks(self) -> None:
+        """With another parser: the first takes what follows for the other protocol's."""
+        self.part = Part.NONE  # nothing that it says of this head counts
+        self._parser = httptools.HttpRequestParser(self)
+        self._parser.feed_data(HEAD_OF_CHUNKS)
+        self.part, self.has_overrun = Part.CHUNKED_BODY, False
 
     def _end_of_head(self, data: bytes) -> int:
         seam = self._last_bytes + data[:3]
@@ -208,6 +220,7 @@ class RequestReader:
             raise BadRequest("HTTP/1.0 knows no Transfer-Encoding; send a Content-Length.")
         if head.get("expect", "100-continue").lower() != "100-continue":
             raise ExpectationFailed(head.get("expect", "")[:64])
+        self._is_chunked = head.is_chunked
         if head.is_chunked:
             self.part = Part.CHUNKED_BODY
         else:
