@@ -85,10 +85,12 @@ class RequestReader:
         "_is_chunked",
         "_last_bytes",
         "_num_fields",
+        "_num_framing_bytes",
         "_num_head_bytes",
         "_on_body",
         "_on_head",
         "_parser",
+        "_pieces",
         "_url",
         "has_overrun",
         "num_missing_bytes",
@@ -109,6 +111,8 @@ class RequestReader:
         self._num_head_bytes = 0
         self._last_bytes = b""
         self._is_chunked = False
+        self._num_framing_bytes = 0  # of a chunked body, since the last of its own
+        self._pieces: list[bytes] = []
 
     @property
     def has_begun(self) -> bool:
@@ -124,7 +128,7 @@ class RequestReader:
             if self.part is Part.SIZED_BODY:
                 return self._feed_sized_body(data)
             if self.part is Part.CHUNKED_BODY:
-                self._parser.feed_data(data)
+                self._feed_chunks(data)
                 return b""
             return data
         except HttpParserUpgrade:
@@ -176,6 +180,19 @@ class RequestReader:
         if not self.num_missing_bytes:
             self.part = Part.NONE
         return data[missing:]
+
+    def _feed_chunks(self, data: bytes) -> None:
+        self._num_framing_bytes += len(data)
+        try:
+            self._parser.feed_data(data)
+        finally:
+            # Together: of tiny chunks each would be an object for as long as the body is held.
+            pieces, self._pieces = self._pieces, []
+            if pieces:
+                self._num_framing_bytes = 0
+                self._on_body(b"".join(pieces))
+        if self._num_framing_bytes > MAX_HEAD_BYTES and self.part is Part.CHUNKED_BODY:
+            raise HeadTooLarge(f"Trailers or a chunk's extensions exceed {MAX_HEAD_BYTES} bytes.")
 
     # httptools calls these.
 
@@ -230,7 +247,7 @@ class RequestReader:
 
     def on_body(self, piece: bytes) -> None:
         if self.part is Part.CHUNKED_BODY:
-            self._on_body(piece)
+            self._pieces.append(piece)
 
     def on_message_begin(self) -> None:
         self.has_overrun = self.part is Part.NONE

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.errors import BadRequest, ProxyError
+from proxy.errors import BadRequest, HeadTooLarge, ProxyError
 from proxy.request_head import MAX_FIELDS, MAX_HEAD_BYTES, Part, RequestHead, RequestReader
 
 CHUNKED = b"Transfer-Encoding: chunked\r\n\r\n"
@@ -125,6 +125,26 @@ def test_what_two_servers_could_read_in_two_ways_is_refused(data: bytes) -> None
         read(data)
 
 
+@pytest.mark.parametrize("step", [1, 1000, 10**6])
+@pytest.mark.parametrize(
+    "endless",
+    [
+        b"GET /" + b"a" * MAX_HEAD_BYTES,
+        b"GET / HTTP/1.1\r\nX: " + b"a" * MAX_HEAD_BYTES,
+        b"\r\n" * MAX_HEAD_BYTES,
+        b"GET / HTTP/1.1\r\n" + b"X: 1\r\n" * (MAX_FIELDS + 1) + b"\r\n",
+        b"POST / HTTP/1.1\r\n" + CHUNKED + b"0\r\nX: " + b"a" * MAX_HEAD_BYTES,
+        b"POST / HTTP/1.1\r\n" + CHUNKED + b"0\r\n" + b"X: 1\r\n" * MAX_HEAD_BYTES,
+        b"POST / HTTP/1.1\r\n" + CHUNKED + b"1;" + b"a" * 2 * MAX_HEAD_BYTES,
+    ],
+    ids=["target", "value", "blank lines", "fields", "trailer", "trailers", "chunk extension"],
+)
+def test_no_part_of_it_is_endless(endless: bytes, step: int) -> None:
+    reading = Reading()
+    with pytest.raises(HeadTooLarge):
+        reading.feed(*(endless[at : at + step] for at in range(0, len(endless), step)))
+
+
 def test_largest_head_passes() -> None:
     start = b"GET / HTTP/1.1\r\nX: "
     data = start + b"a" * (MAX_HEAD_BYTES - len(start) - 4) + b"\r\n\r\n"
@@ -132,6 +152,13 @@ def test_largest_head_passes() -> None:
     assert len(Reading().feed(data[:1000], data[1000:]).head.fields["x"]) > 65_000
     many = b"GET / HTTP/1.1\r\n" + b"X: 1\r\n" * MAX_FIELDS + b"\r\n"
     assert read(many).reader.part is Part.NONE
+
+
+def test_tiny_chunks_are_handed_over_together() -> None:
+    """Each piece is an object of its own for as long as the body is held."""
+    chunks = b"1\r\nx\r\n" * 1000 + b"0\r\n\r\n"
+    reading = read(b"POST / HTTP/1.1\r\n" + CHUNKED + chunks)
+    assert (reading.body, reading.num_pieces) == (b"x" * 1000, 1)
 
 
 @given(data=st.binary(max_size=300), places=st.lists(st.integers(0, 10_000), max_size=5))
