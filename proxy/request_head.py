@@ -212,7 +212,7 @@ class RequestReader:
             raise HeadTooLarge(f"The request head has more than {MAX_FIELDS} fields.")
         if "_" in key:  # servers behind us may take it for the name with a hyphen
             return
-        text = value.decode("latin-1")
+        text = value.decode("latin-1").rstrip(" \t")  # the parser has taken those in front
         if key in self._fields:
             if key in SINGLE_FIELDS:
                 raise BadRequest(f"The field '{key}' came twice; send it once.")

@@ -96,6 +96,11 @@ def test_what_is_lost_behind_chunks_is_known_to_be(name: str, follows: bytes) ->
     assert reading.reader.has_overrun
 
 
+def test_fields_of_one_name_are_joined_and_ambiguous_names_dropped() -> None:
+    head = read(b"GET / HTTP/1.1\r\nX-A: 1\r\nx-a:  2 \r\nX_Team_Id: evil\r\n\r\n").head
+    assert head.fields == {"x-a": "1,2"}
+
+
 def test_old_clients_are_known() -> None:
     head = read(REQUESTS["old"]).head
     assert (head.is_http_1_0, head.keeps_alive) == (True, False)
