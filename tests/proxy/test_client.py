@@ -345,6 +345,19 @@ class Transport:
     def resume_reading(self) -> None: ...
 
 
+def test_client_that_leaves_behind_a_large_body_is_noticed(
+    hasty: ProxyProcess, upstream: ScriptedUpstream
+) -> None:
+    closed: list[bool] = []
+    upstream.scripts["/left"] = lambda peer: closed.append(peer.wait_until_closed_by_proxy())
+    for size in (200_000, 262_145, 300_000, 700_000):
+        with hasty.connect() as sock:
+            sock.sendall(post("/left", body=b"x" * size))
+            until(lambda: gauge(hasty, "hearth_proxy_upstream_in_flight") == 1, "the request")
+        until(lambda: gauge(hasty, "hearth_proxy_upstream_in_flight") == 0, f"its end at {size}")
+    until(lambda: closed == [True] * 4, "the upstream's view of it")
+
+
 def test_thousands_that_send_nothing_or_one_byte_keep_nobody_out(
     upstream: ScriptedUpstream, tmp_path: Path
 ) -> None:
