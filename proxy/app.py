@@ -290,8 +290,8 @@ class ProxyApp:
             note_piece=partial(self._parts.balancer.note_piece, reply.upstream),
         )
         if client.is_congested:
-            reply.connection.set_reading(False)
-        visit.exchange.source = reply.connection
+            reply.set_reading(False)
+        visit.exchange.source = reply
         try:
             await reply.relay(relay)
         except StreamBroken as error:

@@ -38,6 +38,7 @@ class Reply:
     forwarder: "Forwarder"
     upload: asyncio.Task[None] | None = None
     is_stream: bool = field(init=False)
+    is_held_back: bool = False
 
     def __post_init__(self) -> None:
         self.is_stream = self.head.length is None and not self.connection.is_whole
@@ -53,10 +54,18 @@ class Reply:
         """The body, in the pieces in which it arrives. Raises StreamBroken."""
         await self.connection.relay(receiver)
 
+    def set_reading(self, is_reading: bool) -> None:
+        """A stream that is held back for its client's sake says nothing of its upstream."""
+        self.connection.set_reading(is_reading)
+        if self.is_stream and self.is_held_back is is_reading:
+            self.is_held_back = not is_reading
+            balancer = self.forwarder.balancer
+            (balancer.begin_stream if is_reading else balancer.end_stream)(self.upstream)
+
     def close(self) -> None:
         """Give the connection back if it can serve again; close it at once if not."""
         balancer = self.forwarder.balancer
-        if self.is_stream:
+        if self.is_stream and not self.is_held_back:
             balancer.end_stream(self.upstream)
         if self.upload is not None and not self.upload.done():
             self.upload.cancel()

@@ -267,6 +267,23 @@ def test_slow_readers_hold_their_upstream_back_and_take_little_memory(
     assert outcomes == ["client_stalled"] * 50
 
 
+def test_reader_that_is_only_slow_is_not_cut_off(
+    hasty: ProxyProcess, upstream: ScriptedUpstream
+) -> None:
+    upstream.scripts["/patient"] = flood
+    with closing(slow_reader(hasty)) as sock:
+        sock.sendall(post("/patient"))
+        for _ in range(6):
+            taken = 0
+            while taken < 100_000:
+                taken += len(receive(sock))
+            time.sleep(0.5)
+        assert requests.get(hasty.url + "/ready", timeout=DEADLINE_S).status_code == 200, (
+            "held back by its reader, the stream says nothing against its upstream"
+        )
+    assert hasty.audit_of("/patient")["outcome"] == "client_gone"
+
+
 @pytest.mark.parametrize("is_last", [True, False])
 def test_slow_reader_gets_the_end_of_its_answer(
     hasty: ProxyProcess, upstream: ScriptedUpstream, is_last: bool
