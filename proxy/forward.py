@@ -72,7 +72,7 @@ class Reply:
             self.connection.abort()
         else:
             self.upstream.pool.release(self.connection)
-        self.forwarder.finish(self.upstream)
+        self.forwarder.finish(self.upstream, had_row=self.head.status != 503)
 
 
 class Forwarder:
@@ -94,9 +94,9 @@ class Forwarder:
         self._first_byte_timeout_s = first_byte_timeout_s
         self._max_body_bytes = max_body_bytes
 
-    def finish(self, upstream: Upstream) -> None:
-        """A request is over, and its row may be the next one's."""
-        self.balancer.finish(upstream)
+    def finish(self, upstream: Upstream, *, had_row: bool = True) -> None:
+        """A request is over, and its row, if it had one, may be the next one's."""
+        self.balancer.finish(upstream, had_row=had_row)
         if len(self.room):
             self.room.admit()
 

@@ -1,16 +1,32 @@
 """Waiting for a user row: by turns, in order, not for ever; and in front of a real upstream."""
 
 import asyncio
+import json
+import re
+import threading
+import time
+from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
-from contextlib import suppress
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
 
 import pytest
+import requests
 
 from proxy.errors import AllRowsBusy, UpstreamNotReady
 from proxy.inbound import InboundRequest, RequestBody, RoutingHints
 from proxy.request_head import RequestHead
 from proxy.upstreams import Balancer, Upstream, UpstreamSpec
 from proxy.waiting_room import WaitingRoom
+from tests.proxy.support import (
+    DEADLINE_S,
+    Peer,
+    ProxyProcess,
+    ScriptedUpstream,
+    bearer,
+    running_proxy,
+    until,
+)
 
 
 class NoSource:
@@ -159,3 +175,121 @@ def test_who_wants_what_is_busy_holds_up_nobody_behind() -> None:
         return rows.served
 
     assert asyncio.run(run()) == ["a2"]
+
+
+class Serving:
+    """An upstream with two rows that says so; each answer waits to be let go."""
+
+    def __init__(self) -> None:
+        self.server = ScriptedUpstream()
+        self.taken_by_others = 0
+        self.status = "200 OK"
+        self.running: list[threading.Event] = []
+        self.num_at_most = 0
+        self.server.scripts["/ready"] = self.ready
+        self.server.scripts["/inference/x"] = self.generate
+
+    def ready(self, peer: Peer) -> None:
+        rows = {"user_rows": 2, "busy_rows": self.taken_by_others, "queued": 0}
+        peer.reply(json.dumps(rows).encode())
+
+    def generate(self, peer: Peer) -> None:
+        if self.status != "200 OK":
+            peer.reply(b"full", self.status)
+            return
+        ended = threading.Event()
+        self.running.append(ended)
+        self.num_at_most = max(self.num_at_most, len(self.running))
+        ended.wait(DEADLINE_S)
+        self.running.remove(ended)
+        peer.reply(b"done")
+
+    def end_one(self) -> None:
+        self.running[0].set()
+
+
+@pytest.fixture
+def serving() -> Iterator[Serving]:
+    upstream = Serving()
+    yield upstream
+    for ended in list(upstream.running):
+        ended.set()
+    upstream.server.stop()
+
+
+@contextmanager
+def in_front_of(directory: Path, serving: Serving, **env: str) -> Iterator[ProxyProcess]:
+    with running_proxy(directory, serving.server.url, **env) as proxy:
+        until(lambda: serving.server.num_connections > 1, "it has said how many rows it has")
+        yield proxy
+
+
+def num_waiting(proxy: ProxyProcess) -> int:
+    found = re.search(r"^hearth_proxy_waiting (\S+)$", proxy.metric("/metrics"), re.MULTILINE)
+    return int(float(found[1])) if found else -1
+
+
+def test_upstream_gets_its_rows_and_one_more_and_the_rest_waits(
+    serving: Serving, tmp_path: Path
+) -> None:
+    with in_front_of(tmp_path, serving) as proxy, ExitStack() as stack:
+        early = [stack.enter_context(proxy.begin("/inference/x")) for _ in range(3)]
+        until(lambda: len(serving.running) == 3, "three are served")
+        late = [stack.enter_context(proxy.begin("/inference/x")) for _ in range(2)]
+        until(lambda: num_waiting(proxy) == 2, "two wait")
+        assert requests.get(proxy.url + "/x", headers=bearer(), timeout=DEADLINE_S).ok, (
+            "what takes no row does not wait for one"
+        )
+        late.pop().close()
+        until(lambda: num_waiting(proxy) == 1, "who leaves waits no more")
+        assert proxy.audit_of("/inference/x")["outcome"] == "client_gone"
+        serving.end_one()
+        until(lambda: num_waiting(proxy) == 0, "its turn")
+        until(lambda: len(serving.running) == 3, "three are served again")
+        while serving.running:
+            serving.end_one()
+            time.sleep(0.01)
+        for sock in [*early, *late]:
+            assert b"200 OK" in sock.recv(1000)
+    assert (serving.num_at_most, len(serving.server.seen("/inference/x"))) == (3, 4)
+
+
+def test_who_waits_in_vain_is_told_when_to_come_again(serving: Serving, tmp_path: Path) -> None:
+    serving.taken_by_others = 3
+    with in_front_of(tmp_path, serving, QUEUE_TIMEOUT="0.2", QUEUE_SIZE="1") as proxy:
+        refused = ask(proxy)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "all_rows_busy")
+    assert refused.headers["Retry-After"] == "1"
+
+
+def ask(proxy: ProxyProcess) -> requests.Response:
+    return requests.post(
+        proxy.url + "/inference/x", json={"text": "x"}, headers=bearer(), timeout=DEADLINE_S
+    )
+
+
+def test_server_that_says_that_it_is_full_is_asked_again_once_a_row_is_free(
+    serving: Serving, tmp_path: Path
+) -> None:
+    """Not sooner: a full server is not helped by being asked all the time."""
+    with in_front_of(tmp_path, serving, HEALTH_INTERVAL="1") as proxy, ExitStack() as stack:
+        stack.enter_context(proxy.begin("/inference/x"))
+        until(lambda: len(serving.running) == 1, "one is served")
+        serving.status = "503 Service Unavailable"
+        second = stack.enter_context(proxy.begin("/inference/x"))
+        until(lambda: num_waiting(proxy) == 1, "it waits")
+        num_asked = len(serving.server.seen("/inference/x"))
+        assert num_asked <= 3
+        serving.status = "200 OK"
+        first = serving.running[0]
+        first.set()
+        until(lambda: serving.running and serving.running[0] is not first, "it is served")
+        serving.end_one()
+        assert b"200 OK" in second.recv(1000)
+
+
+def test_retries_end_when_they_are_spent(serving: Serving, tmp_path: Path) -> None:
+    serving.status = "503 Service Unavailable"
+    with in_front_of(tmp_path, serving, HEALTH_INTERVAL="0.005", QUEUE_TIMEOUT="60") as proxy:
+        assert ask(proxy).text == "full"
+    assert 50 <= len(serving.server.seen("/inference/x")) <= 120
