@@ -104,7 +104,7 @@ class ClientConnection(asyncio.Protocol):
         peer = transport.get_extra_info("peername")
         self.address = str(peer[0]) if isinstance(peer, tuple) else ""
         self._is_tls = transport.get_extra_info("sslcontext") is not None
-        if not self._crowd.enter(self):
+        if not self._crowd.enter(self, self._loop.time()):
             self._transport.abort()
             return
         self._transport.set_write_buffer_limits(high=MAX_UNSENT_BYTES)
