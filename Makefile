@@ -26,7 +26,8 @@ check: $(VENV)/dev.stamp
 # The description of the API, and raw bytes, against real servers: more than `make test` has time for.
 fuzz: $(VENV)/dev.stamp
 	SCHEMATHESIS_EXAMPLES=$${SCHEMATHESIS_EXAMPLES:-200} RAW_FUZZ_EXAMPLES=$${RAW_FUZZ_EXAMPLES:-20000} \
-	  $(BIN)/python -m pytest tests/e2e/test_schemathesis.py tests/e2e/test_raw_fuzz.py
+	  $(BIN)/python -m pytest tests/e2e/test_schemathesis.py tests/e2e/test_raw_fuzz.py \
+	    tests/proxy/test_raw_bytes.py
 
 format: $(VENV)/dev.stamp
 	$(BIN)/ruff format .
