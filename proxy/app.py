@@ -166,9 +166,13 @@ class ProxyApp:
     async def drain(self) -> None:
         """Refuse new requests, let running ones end; what runs after DRAIN_TIMEOUT is cut."""
         self._is_draining = True
+        ending_s = self._loop.time() + self._settings.drain_timeout
         if self._running:
             drained = asyncio.create_task(self._all_done.wait())
             await asyncio.wait({drained}, timeout=self._settings.drain_timeout)
+        # The ends of answers may still wait here for slow readers.
+        while self._loop.time() < ending_s and any(m.is_sending for m in self.crowd.members()):
+            await asyncio.sleep(SWEEP_S)
 
     @property
     def is_draining(self) -> bool:

@@ -156,6 +156,10 @@ class ClientConnection(asyncio.Protocol):
 
     # The crowd calls these.
 
+    @property
+    def is_sending(self) -> bool:
+        return self._transport.get_write_buffer_size() > 0
+
     def expire(self) -> None:
         is_lingering = self.wait is Wait.CLOSE
         if self._transport.is_closing() or self.wait is Wait.NEXT_REQUEST:

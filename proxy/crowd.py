@@ -30,6 +30,11 @@ class Member(Protocol):
     wait: Wait | None
     deadline_s: float
 
+    @property
+    def is_sending(self) -> bool:
+        """Whether it has something that the client is yet to take."""
+        ...
+
     def expire(self) -> None:
         """The deadline has passed."""
         ...

@@ -11,6 +11,7 @@ class Person:
         self.wait: Wait | None = None
         self.deadline_s = math.inf
         self.fate = ""
+        self.is_sending = False
 
     def expire(self) -> None:
         self.fate += "expired"
