@@ -67,7 +67,7 @@ class Reply:
         balancer = self.forwarder.balancer
         if self.is_stream and not self.is_held_back:
             balancer.end_stream(self.upstream)
-        if self.upload is not None and not self.upload.done():
+        if self.upload is not None and not _is_whole(self.upload):
             self.upload.cancel()
             self.connection.abort()
         else:
@@ -234,6 +234,10 @@ class Forwarder:
         finally:
             if not answer.cancel() and not answer.cancelled():
                 answer.exception()  # is asked for again by whoever waits for the answer
+
+
+def _is_whole(upload: asyncio.Task[None]) -> bool:
+    return upload.done() and not upload.cancelled() and upload.exception() is None
 
 
 def _request_bytes(upstream: Upstream, request: InboundRequest, fields: Headers) -> bytes:
