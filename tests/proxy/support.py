@@ -330,6 +330,8 @@ def wait_for_ending_proxies() -> None:
             proxy.process.kill()
             proxy.process.wait()
             raise AssertionError(f"a proxy did not end:\n{proxy.log()}") from None
+        for sign in ("Traceback", "never retrieved"):
+            assert sign not in proxy.log(), proxy.log()
 
 
 _ending: list[ProxyProcess] = []
