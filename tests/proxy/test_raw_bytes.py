@@ -25,7 +25,7 @@ from tests.proxy.support import (
     until,
 )
 
-EXAMPLES = int(os.environ.get("RAW_FUZZ_EXAMPLES", "300"))
+EXAMPLES = int(os.environ.get("RAW_FUZZ_EXAMPLES", "200"))
 CLIENTS = 8
 AUTH = f"Authorization: Bearer {make_token()}\r\n".encode()
 NASTY = (
