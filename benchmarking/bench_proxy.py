@@ -1,66 +1,50 @@
-"""`make bench-proxy`: what the proxy costs, beside no proxy and beside nginx, in one run.
+"""`make bench-proxy`: what the proxy costs, beside no proxy, nginx and Envoy, in one run.
 
-Three measurements against one scripted upstream: the delay of each token at a moderate number of
-streams, a small JSON route in a closed loop, and many streams at once with the memory they take.
-Every token carries its number and the time it was sent (one clock for all processes of a machine),
-so loss, order and delay are read from what arrives. nginx relays unbuffered and checks no token.
+Four measurements against one scripted upstream: the delay that each token gets at several numbers
+of streams, with the memory of a stream and the processor time of a token; the highest token rate
+whose delays stay small; a small JSON route in a closed loop; and what 32 streams notice of
+thousands of hostile sockets. nginx and Envoy relay unbuffered and check no token.
 Time it alone: upstream, client and proxy already share the cores.
 """
 
 import argparse
 import asyncio
-import os
-import re
+import resource
 import secrets
-import shutil
-import signal
-import socket
-import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median, quantiles
 from tempfile import TemporaryDirectory
 
 import jwt
-import psutil
+import uvloop
 
 from benchmarking.machine import describe_machine
+from benchmarking.proxy_load import (
+    Crowd,
+    StreamClient,
+    closed_loop,
+    open_streams,
+    serve_upstream,
+)
+from benchmarking.proxy_targets import Target, Targets
 from benchmarking.serving import exit_on_sigterm
 
-ROOT = Path(__file__).resolve().parent.parent
-TOKEN = re.compile(rb"T(\d{8}) (\d{19})\n")
-START_TIMEOUT_S = 30.0
-JSON_BODY = b'{"object": "list", "data": [{"id": "hearth-tiny", "object": "model"}]}'
-
-NGINX_CONFIG = """
-daemon off; worker_processes 2; pid {directory}/nginx.pid; error_log {directory}/error.log;
-events {{ worker_connections 4096; }}
-http {{
-  access_log off; client_body_temp_path {directory}/a; proxy_temp_path {directory}/b;
-  fastcgi_temp_path {directory}/c; uwsgi_temp_path {directory}/d; scgi_temp_path {directory}/e;
-  keepalive_requests 1000000;
-  upstream api {{ server 127.0.0.1:{upstream_port}; keepalive 1024; keepalive_requests 1000000; }}
-  server {{
-    listen 127.0.0.1:{port} backlog=2048;
-    location / {{
-      proxy_pass http://api; proxy_http_version 1.1; proxy_set_header Connection "";
-      proxy_buffering off; proxy_read_timeout 600s;
-    }}
-  }}
-}}
-"""
+MAX_P99_MS = 10.0
+LOOP_CLIENTS = 64
+NUM_VICTIMS = 32
+SLOW_READERS = 500
+HALF_A_HEAD = b"G"
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """How much is asked of each target."""
+    """Streams, and the tokens per second of each."""
 
     num_streams: int
-    num_many: int
     tokens_per_s: float
     seconds: float
 
@@ -68,259 +52,215 @@ class Load:
     def num_tokens(self) -> int:
         return max(1, round(self.tokens_per_s * self.seconds))
 
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """Something that answers on a port; `pid` of its process tree, for its memory."""
-
-    name: str
-    port: int
-    pid: int | None = None
-
-    def memory_bytes(self) -> int:
-        """Proportional set size, so that pages shared by forked processes count once."""
-        if self.pid is None:
-            return 0
-        parent = psutil.Process(self.pid)
-        tree = [parent, *parent.children(recursive=True)]
-        return sum(process.memory_full_info().pss for process in tree)
-
-
-class UpstreamProtocol(asyncio.Protocol):
-    """POST /stream/<tokens>/<tokens per s> streams; everything else is a small JSON answer."""
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
-        self.buffer = b""
-
-    def data_received(self, data: bytes) -> None:
-        self.buffer += data
-        while b"\r\n\r\n" in self.buffer:
-            head, _, self.buffer = self.buffer.partition(b"\r\n\r\n")
-            self.answer(head.split(b" ", 2)[1].decode())
-
-    def answer(self, path: str) -> None:
-        if not path.startswith("/stream/"):
-            self.transport.write(
-                b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%b"
-                % (len(JSON_BODY), JSON_BODY)
-            )
-            return
-        self.transport.write(
-            b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nTransfer-Encoding: chunked\r\n\r\n"
+    def __str__(self) -> str:
+        return (
+            f"{self.num_streams} streams at {self.tokens_per_s:g} tokens/s each, "
+            f"{self.num_streams * self.tokens_per_s:.0f} in all, for {self.seconds:g} s"
         )
-        num_tokens, per_s = path.split("/")[2:4]
-        loop = asyncio.get_running_loop()
-        start_s = loop.time() + secrets.randbelow(1000) / 1000 / float(per_s)
-        loop.call_at(start_s, self.send, 0, int(num_tokens), start_s, 1 / float(per_s))
-
-    def send(self, number: int, num_tokens: int, start_s: float, every_s: float) -> None:
-        if self.transport.is_closing():
-            return
-        if number == num_tokens:
-            self.transport.write(b"0\r\n\r\n")
-            return
-        token = b"T%08d %019d\n" % (number, time.monotonic_ns())
-        self.transport.write(b"%x\r\n%b\r\n" % (len(token), token))
-        at_s = start_s + (number + 1) * every_s
-        loop = asyncio.get_running_loop()
-        loop.call_at(at_s, self.send, number + 1, num_tokens, start_s, every_s)
-
-
-@dataclass(slots=True)
-class StreamClient:
-    """One stream's tokens, as they come. `delays_ns` in order of arrival."""
-
-    num_tokens: int
-    delays_ns: list[int] = field(default_factory=list)
-    num_out_of_order: int = 0
-    is_whole: bool = False
-
-    async def run(self, port: int, request: bytes) -> None:
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(request)
-        pending = b""
-        while not self.is_whole and (data := await reader.read(65536)):
-            now_ns = time.monotonic_ns()
-            pending += data
-            end = 0
-            for match in TOKEN.finditer(pending):
-                self.num_out_of_order += int(match[1]) != len(self.delays_ns)
-                self.delays_ns.append(now_ns - int(match[2]))
-                end = match.end()
-            self.is_whole = pending.endswith(b"\r\n0\r\n\r\n")
-            pending = pending[end:]
-        writer.close()
-
-    @property
-    def num_lost(self) -> int:
-        return self.num_tokens - len(self.delays_ns) + (not self.is_whole)
 
 
 @dataclass(frozen=True, slots=True)
-class StreamResult:
+class Delays:
     """What all streams of one measurement have in common."""
 
-    delays_ms: list[float]
+    p50_ms: float
+    p99_ms: float
     num_lost: int
     num_out_of_order: int
-    bytes_per_stream: float
+    kib_per_stream: float
+    cpu_us_per_token: float
+
+    @classmethod
+    def of(cls, clients: list[StreamClient], memory_bytes: int, cpu_s: float) -> "Delays":
+        delays_ms = [delay / 1e6 for client in clients for delay in client.delays_ns]
+        p50_ms, p99_ms = p50_p99(delays_ms)
+        return cls(
+            p50_ms,
+            p99_ms,
+            sum(client.num_lost for client in clients),
+            sum(client.num_out_of_order for client in clients),
+            memory_bytes / len(clients) / 1024,
+            cpu_s / max(1, len(delays_ms)) * 1e6,
+        )
 
 
-async def measure_streams(target: Target, request: bytes, count: int, load: Load) -> StreamResult:
-    before_bytes = target.memory_bytes()
-    clients = [StreamClient(load.num_tokens) for _ in range(count)]
-    running = [asyncio.create_task(client.run(target.port, request)) for client in clients]
-    await asyncio.sleep(0.8 * load.seconds)
-    during_bytes = target.memory_bytes()
-    await asyncio.gather(*running)
-    return StreamResult(
-        [delay / 1e6 for client in clients for delay in client.delays_ns],
-        sum(client.num_lost for client in clients),
-        sum(client.num_out_of_order for client in clients),
-        (during_bytes - before_bytes) / count,
-    )
+class Bench:
+    """Measures and prints. `num_faults` counts the proxy's tokens that were lost or reordered."""
 
+    def __init__(self, token: str) -> None:
+        self._token = token
+        self.num_faults = 0
 
-async def measure_json(target: Target, request: bytes, load: Load) -> list[float]:
-    """Latencies in ms of 16 kept-alive clients, each asking again as soon as it is answered."""
-    latencies_ms: list[float] = []
-    deadline_s = time.monotonic() + load.seconds
+    async def streams(self, target: Target, load: Load) -> Delays:
+        request = self._request("POST", f"/inference/{load.num_tokens}/{load.tokens_per_s}")
+        before_bytes, before_s = target.memory_bytes(), target.cpu_s()
+        clients = await open_streams(target.port, request, load.num_streams, load.num_tokens)
+        opened_s = target.cpu_s()
+        await asyncio.sleep(0.5 * load.seconds)
+        during_bytes = target.memory_bytes()
+        await asyncio.gather(*(client.ended for client in clients))
+        cpu_s = target.cpu_s() - (opened_s if load.seconds > 1 else before_s)
+        result = Delays.of(clients, during_bytes - before_bytes, cpu_s)
+        if target.name.startswith("proxy"):
+            self.num_faults += result.num_lost + result.num_out_of_order
+        return result
 
-    async def client() -> None:
-        reader, writer = await asyncio.open_connection("127.0.0.1", target.port)
+    def delays(self, targets: list[Target], load: Load) -> None:
+        """A table: what is added to what the upstream itself takes."""
+        print(f"\n{load}")
+        print(f"{'':9} {'p50 ms':>8} {'p99 ms':>8} {'lost':>6} {'disorder':>8}", end="")
+        print(f" {'KiB/stream':>10} {'CPU us/token':>12}")
+        for target in targets:
+            result = uvloop.run(self.streams(target, load))
+            cost = f" {result.kib_per_stream:10.1f} {result.cpu_us_per_token:12.1f}"
+            print(
+                f"{target.name:9} {result.p50_ms:8.2f} {result.p99_ms:8.2f} {result.num_lost:6d} "
+                f"{result.num_out_of_order:8d}{cost if target.pid else ''}"
+            )
+
+    def highest_rate(self, targets: list[Target], load: Load) -> None:
+        """Half as many tokens again at each step, for as long as their delays stay small."""
+        print(
+            f"\nHighest rate of {load.num_streams} streams with a p99 of at most {MAX_P99_MS:g} ms"
+        )
+        for target in targets:
+            best, step = 0.0, load
+            while True:
+                result = uvloop.run(self.streams(target, step))
+                if result.p99_ms > MAX_P99_MS or result.num_lost:
+                    break
+                best = step.num_streams * step.tokens_per_s
+                step = replace(step, tokens_per_s=step.tokens_per_s * 1.5)
+            print(f"{target.name:9} {best:8.0f} tokens/s (p99 {result.p99_ms:.1f} ms at the next)")
+
+    def small_requests(self, targets: list[Target], seconds: float) -> None:
+        """Requests per second, and per second of the target's own processor time."""
+        print(f"\nGET of a small JSON, {LOOP_CLIENTS} clients in a closed loop for {seconds:g} s")
+        print(f"{'':9} {'per s':>8} {'p50 ms':>8} {'p99 ms':>8} {'failed':>6} {'per CPU s':>10}")
+        request = self._request("GET", "/v1/models")
+        rates: dict[str, float] = {}
+        for target in targets:
+            before_s = target.cpu_s()
+            results = uvloop.run(closed_loop(target.port, request, LOOP_CLIENTS, seconds))
+            cpu_s = target.cpu_s() - before_s
+            count = len(results.latencies_ms)
+            rates[target.name] = count / seconds
+            p50_ms, p99_ms = p50_p99(results.latencies_ms)
+            per_cpu_s = f" {count / cpu_s:10.0f}" if cpu_s else ""
+            print(
+                f"{target.name:9} {count / seconds:8.0f} {p50_ms:8.2f} {p99_ms:8.2f} "
+                f"{results.num_failed:6d}{per_cpu_s}"
+            )
+        for other in {"nginx", "envoy"} & rates.keys():
+            for name in (name for name in rates if name.startswith("proxy")):
+                print(f"ratio: {name} {rates[name] / rates[other]:.2f} of {other}'s requests")
+
+    def hostile(self, target: Target, load: Load, num_sockets: int) -> None:
+        """Gaps between tokens of 32 streams without and with a crowd, and `/health` meanwhile."""
+        print(f"\n{num_sockets} silent sockets, as many with one byte, {SLOW_READERS} slow readers")
+        for name, count in (("without", 0), ("with", num_sockets), ("without", 0)):
+            gaps_ms, health_ms, mib = uvloop.run(self._crowded(target, load, count))
+            p50_ms, p99_ms = p50_p99(gaps_ms)
+            print(
+                f"{name:9} gaps p50 {p50_ms:6.1f} p99 {p99_ms:6.1f} max {max(gaps_ms):6.1f} ms; "
+                f"/health at most {health_ms:.1f} ms; {target.name} {mib:+.0f} MiB"
+            )
+
+    async def _crowded(
+        self, target: Target, load: Load, num_sockets: int
+    ) -> tuple[list[float], float, float]:
+        request = self._request("POST", f"/inference/{load.num_tokens}/{load.tokens_per_s}")
+        before_bytes = target.memory_bytes()
+        victims = await open_streams(target.port, request, NUM_VICTIMS, load.num_tokens)
+        crowd = Crowd(target.port)
+        health = asyncio.create_task(self._slowest_health(target, load.seconds))
+        if num_sockets:
+            flood = self._request("POST", "/inference/flood")
+            # In a thread: a connection that is slow to come must not look like a stream's gap.
+            await asyncio.to_thread(crowd.add, SLOW_READERS, flood, 4096)
+            await asyncio.to_thread(crowd.add, num_sockets, b"")
+            await asyncio.to_thread(crowd.add, num_sockets, HALF_A_HEAD)
+        await asyncio.gather(*(victim.ended for victim in victims))
+        added_bytes = target.memory_bytes() - before_bytes
+        crowd.close()
+        self.num_faults += sum(victim.num_lost + victim.num_out_of_order for victim in victims)
+        gaps_ms = [
+            (after - before) / 1e6
+            for victim in victims
+            for before, after in zip(victim.arrivals_ns, victim.arrivals_ns[1:], strict=False)
+        ]
+        return gaps_ms, await health, added_bytes / 2**20
+
+    async def _slowest_health(self, target: Target, seconds: float) -> float:
+        """The longest of one new connection's `/health` after the other, in ms."""
+        slowest_s, deadline_s = 0.0, time.monotonic() + 0.8 * seconds
         while (start_s := time.monotonic()) < deadline_s:
-            writer.write(request)
-            await reader.readuntil(b"\r\n\r\n")
-            await reader.readexactly(len(JSON_BODY))
-            latencies_ms.append((time.monotonic() - start_s) * 1000)
-        writer.close()
+            reader, writer = await asyncio.open_connection("127.0.0.1", target.port)
+            writer.write(b"GET /health HTTP/1.1\r\nHost: bench\r\nConnection: close\r\n\r\n")
+            answer = await reader.read()
+            if not answer.startswith(b"HTTP/1.1 200 "):
+                sys.exit(f"/health: {answer[:100]!r}")
+            slowest_s = max(slowest_s, time.monotonic() - start_s)
+            writer.close()
+            await asyncio.sleep(0.1)
+        return 1000 * slowest_s
 
-    await asyncio.gather(*(client() for _ in range(16)))
-    return latencies_ms
-
-
-def http_request(method: str, path: str, token: str) -> bytes:
-    return (
-        f"{method} {path} HTTP/1.1\r\nHost: bench\r\nAuthorization: Bearer {token}\r\n"
-        f"Content-Length: 0\r\n\r\n"
-    ).encode()
+    def _request(self, method: str, path: str) -> bytes:
+        return (
+            f"{method} {path} HTTP/1.1\r\nHost: bench\r\nAuthorization: Bearer {self._token}\r\n"
+            f"Content-Length: 0\r\n\r\n"
+        ).encode()
 
 
 def p50_p99(values: list[float]) -> tuple[float, float]:
+    if len(values) < 2:
+        sys.exit("hardly anything was answered")
     return median(values), quantiles(values, n=100)[98]
 
 
-def run(targets: list[Target], token: str, load: Load) -> None:
-    """Measure and print. Exits with 1 if the proxy lost or reordered a token."""
-    stream = http_request("POST", f"/stream/{load.num_tokens}/{load.tokens_per_s}", token)
-    listing = http_request("GET", "/v1/models", token)
-    asyncio.run(measure_streams(targets[0], stream, 2, Load(2, 2, load.tokens_per_s, 0.2)))
-    print(f"{'':8} {'delay per token, ms':>22} {'added p50':>10} {'lost':>6} {'disorder':>9}")
-    faults = 0
-    for count in (load.num_streams, load.num_many):
-        print(f"{count} streams at {load.tokens_per_s:g} tokens/s each for {load.seconds:g} s")
-        base_ms = 0.0
-        for target in targets:
-            result = asyncio.run(measure_streams(target, stream, count, load))
-            p50_ms, p99_ms = p50_p99(result.delays_ms)
-            base_ms = p50_ms if target.name == "direct" else base_ms
-            memory = f" {result.bytes_per_stream / 1024:8.0f} KiB/stream" if target.pid else ""
-            print(
-                f"{target.name:8} p50 {p50_ms:6.2f} p99 {p99_ms:7.2f} {p50_ms - base_ms:+9.2f} "
-                f"{result.num_lost:6d} {result.num_out_of_order:9d}{memory}"
-            )
-            if target.name == "proxy":
-                faults += result.num_lost + result.num_out_of_order
-    print(f"GET of a small JSON, 16 clients in a closed loop for {load.seconds:g} s")
-    rates = {}
-    for target in targets:
-        latencies_ms = asyncio.run(measure_json(target, listing, load))
-        rates[target.name] = len(latencies_ms) / load.seconds
-        p50_ms, p99_ms = p50_p99(latencies_ms)
-        print(
-            f"{target.name:8} p50 {p50_ms:6.2f} p99 {p99_ms:7.2f} {rates[target.name]:9.0f} per s"
+def run(targets: Targets, bench: Bench, arguments: argparse.Namespace) -> None:
+    one, two = targets.proxy(1), targets.proxy(2)
+    behind = [one, two, *filter(None, (targets.nginx(), targets.envoy()))]
+    load = Load(arguments.streams, arguments.rate, arguments.seconds)
+    uvloop.run(bench.streams(targets.direct, Load(2, 5, 0.4)))
+    bench.delays([targets.direct, *behind], load)
+    bench.delays([targets.direct, *behind], replace(load, num_streams=arguments.many))
+    most = Load(arguments.most, arguments.most_rate, arguments.seconds)
+    bench.delays([targets.direct, *behind[1:]], most)
+    bench.small_requests([targets.direct, *behind], arguments.seconds)
+    if arguments.highest:
+        bench.highest_rate(
+            [targets.direct, *behind], Load(arguments.many, arguments.rate, arguments.seconds)
         )
-    if "nginx" in rates:
-        print(f"ratio: the proxy serves {rates['proxy'] / rates['nginx']:.2f} of nginx's requests")
-    if faults:
-        sys.exit(f"the proxy lost or reordered {faults} tokens")
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-@contextmanager
-def serving(command: list[str], port: int, env: dict[str, str]) -> Iterator[int]:
-    """A process that listens on `port`, stopped at the end of the block; yields its pid."""
-    process = subprocess.Popen(command, cwd=ROOT, env=env, stdout=subprocess.DEVNULL)
-    deadline_s = time.monotonic() + START_TIMEOUT_S
-    try:
-        while socket.socket().connect_ex(("127.0.0.1", port)):
-            if process.poll() is not None or time.monotonic() > deadline_s:
-                sys.exit(f"{command[0]} did not come up")
-            time.sleep(0.05)
-        yield process.pid
-    finally:
-        process.send_signal(signal.SIGTERM)
-        process.wait(START_TIMEOUT_S)
-
-
-def start_targets(stack: ExitStack, directory: Path, secret: str) -> list[Target]:
-    upstream_port, proxy_port, nginx_port = free_port(), free_port(), free_port()
-    env = {"PATH": os.defpath, "HOME": str(directory)}
-    upstream = [sys.executable, "-m", "benchmarking.bench_proxy", "--upstream", str(upstream_port)]
-    stack.enter_context(serving(upstream, upstream_port, env))
-    proxy_env = env | {
-        "JWT_SECRET": secret,
-        "PROXY_PORT": str(proxy_port),
-        "PROXY_METRICS_PORT": "0",
-        "UPSTREAM": f"http://127.0.0.1:{upstream_port}",
-        "AUDIT_FILE": str(directory / "audit.jsonl"),
-    }
-    proxy = [sys.executable, "-m", "gunicorn", "--config", "proxy/gunicorn.conf.py"]
-    pid = stack.enter_context(serving(proxy, proxy_port, proxy_env))
-    targets = [Target("direct", upstream_port), Target("proxy", proxy_port, pid)]
-    nginx = shutil.which("nginx", path="/usr/sbin:/usr/bin:/usr/local/sbin")
-    if nginx is None:
-        print("nginx is not installed (Debian: apt-get install nginx): measured without it")
-        return targets
-    config = directory / "nginx.conf"
-    config.write_text(
-        NGINX_CONFIG.format(directory=directory, upstream_port=upstream_port, port=nginx_port)
-    )
-    nginx_pid = stack.enter_context(serving([nginx, "-c", str(config)], nginx_port, env))
-    return [*targets, Target("nginx", nginx_port, nginx_pid)]
-
-
-async def serve_upstream(port: int) -> None:
-    loop = asyncio.get_running_loop()
-    server = await loop.create_server(UpstreamProtocol, "127.0.0.1", port, backlog=2048)
-    await server.serve_forever()
+    if arguments.hostile:
+        bench.hostile(one, load, arguments.hostile)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Measure the proxy beside nginx and no proxy.")
+    parser = argparse.ArgumentParser(description="Measure the proxy beside others and none.")
     parser.add_argument("--streams", type=int, default=32)
     parser.add_argument("--many", type=int, default=500)
     parser.add_argument("--rate", type=float, default=20.0, help="tokens per second and stream")
+    parser.add_argument("--most", type=int, default=10_000, help="streams of the last table")
+    parser.add_argument("--most-rate", type=float, default=0.5)
     parser.add_argument("--seconds", type=float, default=10.0)
+    parser.add_argument("--hostile", type=int, default=5_000, help="sockets of each kind")
+    parser.add_argument("--highest", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--upstream", type=int, metavar="PORT", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     if arguments.upstream is not None:
-        asyncio.run(serve_upstream(arguments.upstream))
+        uvloop.run(serve_upstream(arguments.upstream))
         return
     exit_on_sigterm()
-    print(describe_machine("gunicorn"))
+    print(describe_machine("gunicorn", "uvloop", "httptools"))
     secret = secrets.token_hex(32)
-    token = jwt.encode({"team_id": "bench", "token_id": "bench", "role": "operator"}, secret)
-    load = Load(arguments.streams, arguments.many, arguments.rate, arguments.seconds)
+    bench = Bench(jwt.encode({"team_id": "bench", "token_id": "bench"}, secret))
     with TemporaryDirectory() as directory, ExitStack() as stack:
-        run(start_targets(stack, Path(directory), secret), token, load)
+        run(Targets(stack, Path(directory), secret), bench, arguments)
+    if bench.num_faults:
+        sys.exit(f"the proxy lost or reordered {bench.num_faults} tokens")
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ Pure functions; any thread.
 import re
 from collections.abc import Mapping
 from enum import IntEnum
+from functools import lru_cache
 from urllib.parse import unquote_to_bytes
 
 from proxy.errors import BadRequest
@@ -140,11 +141,19 @@ _ODD_PATH = re.compile(r"//|/\.{1,2}(?:;[^/]*)?(?:/|$)|[\\\x00-\x1f\x7f]")
 def plain_path(target: str) -> str:
     """The path of a request target, decoded as the server behind us decodes it: once.
 
+    Raises BadRequest as `_decoded` does.
+    """
+    return _decoded(target.partition("?")[0])
+
+
+@lru_cache(maxsize=4096)
+def _decoded(raw: str) -> str:
+    """A path without its query, decoded.
+
     Raises BadRequest for a path that servers may take for another one: dot segments, empty
     segments, backslashes, control characters, and escapes that are broken, of no UTF-8, or hide
     further escapes.
     """
-    raw = target.partition("?")[0]
     try:
         path = unquote_to_bytes(raw.encode("latin-1")).decode()
     except UnicodeError:
@@ -157,6 +166,7 @@ def plain_path(target: str) -> str:
     return path
 
 
+@lru_cache(maxsize=4096)
 def needed_role(method: str, path: str) -> Role:
     """The least role that may ask for a plain path; the highest of the lines that match it."""
     line = f"{'GET' if method == 'HEAD' else method} {path}"

@@ -5,7 +5,7 @@
 
 import asyncio
 import logging
-import secrets
+import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -123,11 +123,16 @@ class ProxyApp:
         )
         self._metrics = Metrics(
             parts.balancer,
-            lambda: len(self._running),
-            lambda: len(self.crowd),
-            lambda: len(self._forwarder.room),
+            {
+                "hearth_proxy_in_flight": ("Requests served now.", lambda: len(self._running)),
+                "hearth_proxy_connections": ("Clients' connections.", lambda: len(self.crowd)),
+                "hearth_proxy_waiting": (
+                    "Requests that wait for a user row.",
+                    lambda: len(self._forwarder.room),
+                ),
+            },
         )
-        self._audit = AuditLog()
+        self._audit = AuditLog(self._metrics.record)
         self._probes = Probes(lambda: self._maintenance.is_alive, self._why_not_ready)
         address = (settings.proxy_metrics_host, settings.proxy_metrics_port)
         self._control = ControlServer(
@@ -193,7 +198,7 @@ class ProxyApp:
 
     def refuse(self, error: ProxyError) -> bytes:
         """The answer to what is no request."""
-        record = AuditRecord(secrets.token_hex(16), "-", "-")
+        record = AuditRecord(_new_id(), "-", "-")
         record.status, record.reason = error.status, error.reason[:256]
         record.outcome = Outcome.REFUSED
         self._write_down(record)
@@ -205,6 +210,7 @@ class ProxyApp:
             if not self._answer_probe(exchange):
                 await self._visit(exchange)
         finally:
+            exchange.end()
             self._running.discard(exchange)
             if not self._running:
                 self._all_done.set()
@@ -226,7 +232,7 @@ class ProxyApp:
 
     async def _visit(self, exchange: Exchange) -> None:
         head = exchange.head
-        record = AuditRecord(secrets.token_hex(16), head.method, _route(head.target))
+        record = AuditRecord(_new_id(), head.method, _route(head.target))
         cors = cors_headers(head.get("origin"), self._settings.cors_origins)
         visit = Visit(record, exchange, cors)
         request_id.set(record.request_id)
@@ -256,8 +262,12 @@ class ProxyApp:
         principal, role = await self._gate.let_in(record, head, path)
         self._check_room(role)
         policy = self._parts.policy().for_team(principal.team_id)
-        await self._admit(visit, principal.team_id, policy)
-        await body.read_prefix(self._settings.max_content_length)
+        if self._parts.limits.may_block:
+            await self._admit_aside(visit, principal.team_id, policy)
+        else:
+            visit.admission = self._parts.limits.admit(principal.team_id, policy)
+        if body.is_present:
+            await body.read_prefix(self._settings.max_content_length)
         hints = read_hints(head, body)
         record.model = hints.model[:128] if hints.model else None
         request = InboundRequest(head, body, hints, principal.team_id, takes_row(head.method, path))
@@ -315,12 +325,9 @@ class ProxyApp:
         if len(self._running) > num_places:
             raise Overloaded(f"{len(self._running)} requests are running; raise PROXY_REQUESTS")
 
-    async def _admit(self, visit: Visit, team_id: str, policy: TeamPolicy) -> None:
+    async def _admit_aside(self, visit: Visit, team_id: str, policy: TeamPolicy) -> None:
         """Raises LimitExceeded. A client that leaves meanwhile leaves no place taken behind."""
         limits = self._parts.limits
-        if not limits.may_block:
-            visit.admission = limits.admit(team_id, policy)
-            return
         admitting = asyncio.ensure_future(self._aside.run(limits.admit, team_id, policy))
         try:
             visit.admission = await asyncio.shield(admitting)
@@ -400,12 +407,13 @@ class ProxyApp:
         self._write_down(record)
 
     def _write_down(self, record: AuditRecord) -> None:
-        record.total_ms = record.elapsed_ms()
+        record.end()
         self._audit.write(record)
-        self._metrics.record(record)
 
     def _sweep(self) -> None:
-        self.crowd.sweep(self._loop.time())
+        now_s = self._loop.time()
+        self.crowd.sweep(now_s)
+        self._forwarder.sweep(now_s)
         self._sweeping = self._loop.call_later(SWEEP_S, self._sweep)
 
     def _discover(self) -> None:
@@ -441,6 +449,11 @@ def _check_model(request: InboundRequest, policy: TeamPolicy) -> None:
         return
     if request.hints.model not in policy.models:
         raise ModelNotAllowed(request.team_id, request.hints.model)
+
+
+def _new_id() -> str:
+    """A request's; it has to be unique and need not be a secret."""
+    return f"{random.getrandbits(128):032x}"
 
 
 def _route(target: str) -> str:

@@ -4,16 +4,21 @@ Never prompts, answers, tokens or query strings.
 """
 
 import asyncio
-import json
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from enum import StrEnum
+from operator import attrgetter
+
+from pydantic_core import to_json
 
 from proxy.logs import AUDIT_LOGGER
 
 audit_log = logging.getLogger(AUDIT_LOGGER)
+
+WRITE_WITHIN_S = 0.01
 
 
 class Outcome(StrEnum):
@@ -56,32 +61,48 @@ class AuditRecord:
     ttft_ms: float | None = None
     total_ms: float = 0.0
     started_s: float = field(default_factory=time.monotonic)
+    ended_at: datetime | None = None
 
     def elapsed_ms(self) -> float:
         return round((time.monotonic() - self.started_s) * 1000, 3)
 
     def line(self) -> str:
-        values = {name: getattr(self, name) for name in _FIELDS}
-        known = {name: value for name, value in values.items() if value is not None}
-        return json.dumps({"time": datetime.now(UTC).isoformat(), **known})
+        values = zip(_FIELDS, _values_of(self), strict=True)
+        known = {name: value for name, value in values if value is not None}
+        ended_at = self.ended_at or datetime.now(UTC)
+        return to_json({"time": ended_at.isoformat(), **known}).decode()
+
+    def end(self) -> None:
+        self.total_ms = self.elapsed_ms()
+        self.ended_at = datetime.now(UTC)
 
 
 class AuditLog:
-    """Writes the lines of one turn of the event loop at its end, in one go. Event loop only."""
+    """Writes the lines of requests that ended within WRITE_WITHIN_S of each other in one go, and
+    tells `on_written` of them: one after the other they take twice the time. Event loop only.
+    """
 
-    def __init__(self) -> None:
-        self._lines: list[str] = []
+    def __init__(self, on_written: Callable[[AuditRecord], None]) -> None:
+        self._on_written = on_written
+        self._records: list[AuditRecord] = []
 
     def write(self, record: AuditRecord) -> None:
-        if not self._lines:
-            asyncio.get_running_loop().call_soon(self.flush)
-        self._lines.append(record.line())
+        if not self._records:
+            asyncio.get_running_loop().call_later(WRITE_WITHIN_S, self.flush)
+        self._records.append(record)
 
     def flush(self) -> None:
-        lines, self._lines = self._lines, []
-        if lines:
-            audit_log.info("\n".join(lines))
+        records, self._records = self._records, []
+        if not records:
+            return
+        # Not `info`, which looks up who called it, for nobody.
+        text = "\n".join([record.line() for record in records])
+        audit_log.handle(audit_log.makeRecord(AUDIT_LOGGER, logging.INFO, "", 0, text, (), None))
+        for record in records:
+            self._on_written(record)
 
 
 # Not dataclasses.asdict: its deep copies cost more than checking the token does.
-_FIELDS = tuple(item.name for item in fields(AuditRecord) if item.name != "started_s")
+_OWN = {"started_s", "ended_at"}
+_FIELDS = tuple(item.name for item in fields(AuditRecord) if item.name not in _OWN)
+_values_of = attrgetter(*_FIELDS)

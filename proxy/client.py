@@ -260,7 +260,9 @@ class ClientConnection(asyncio.Protocol):
         reader = self._reader
         if reader is None:
             reader = self._reader = RequestReader(self._on_head, self._on_body)
-            self._await_head(Wait.REQUEST)
+            is_begun = False
+        else:
+            is_begun = True
         try:
             rest = reader.feed(data)
         except ProxyError as error:
@@ -271,6 +273,8 @@ class ClientConnection(asyncio.Protocol):
                 self._exchange.body.fail(error)
             return
         if self._exchange is None:
+            if not is_begun:
+                self._await_head(Wait.REQUEST)
             return
         if reader.part is Part.NONE:
             self._will_close = self._will_close or reader.has_overrun

@@ -23,15 +23,15 @@ class ConnectionPool:
         self._idle: list[UpstreamConnection] = []
         self._is_closed = False
 
-    async def acquire(self) -> UpstreamConnection:
-        """A live idle connection, or a new one. OSError when the upstream cannot be reached."""
+    def take_idle(self) -> UpstreamConnection | None:
+        """A live idle connection, if there is one."""
         fresh_s = asyncio.get_running_loop().time() - MAX_IDLE_S
         while self._idle:
             connection = self._idle.pop()
             if not connection.is_closed and connection.idle_since_s > fresh_s:
                 return connection
             connection.abort()
-        return await self._connect()
+        return None
 
     def release(self, connection: UpstreamConnection) -> None:
         """Keep it if it can serve again; close it if not."""
@@ -48,7 +48,8 @@ class ConnectionPool:
         for connection in idle:
             connection.abort()
 
-    async def _connect(self) -> UpstreamConnection:
+    async def connect(self) -> UpstreamConnection:
+        """A new one. Raises OSError or TimeoutError when the upstream cannot be reached."""
         loop = asyncio.get_running_loop()
         async with asyncio.timeout(self._connect_timeout_s):
             transport, connection = await loop.create_connection(

@@ -59,6 +59,10 @@ class Exchange:
             # Not at once: a task that is cancelled before its first step leaves no audit line.
             asyncio.get_running_loop().call_soon(self._task.cancel)
 
+    def end(self) -> None:
+        """The work is done. A task and what it works on would keep each other alive."""
+        self._task = None
+
     def set_flowing(self, is_flowing: bool) -> None:
         """The client takes what is written, or no longer does."""
         if self.source is not None:

@@ -91,6 +91,8 @@ class Forwarder:
         self.room = WaitingRoom(self._choose, self.finish, max_waiting)
         self._retries = RetryBudget()
         self._queue_timeout_s = queue_timeout_s
+        # In the order of their deadlines, as all have the same time.
+        self._deadline_s: dict[UpstreamConnection, float] = {}
         self._first_byte_timeout_s = first_byte_timeout_s
         self._max_body_bytes = max_body_bytes
 
@@ -157,7 +159,7 @@ class Forwarder:
         """One upstream: finished here on failure, in the reply's `close` otherwise."""
         try:
             while True:
-                connection = await self._connect(upstream)
+                connection = upstream.pool.take_idle() or await self._connect(upstream)
                 try:
                     return await self._converse(upstream, connection, request, fields)
                 except StaleConnection as error:
@@ -178,7 +180,7 @@ class Forwarder:
 
     async def _connect(self, upstream: Upstream) -> UpstreamConnection:
         try:
-            return await upstream.pool.acquire()
+            return await upstream.pool.connect()
         except (OSError, TimeoutError) as error:
             raise UpstreamUnreachable(f"{upstream.name}: {error!r}") from error
 
@@ -195,16 +197,13 @@ class Forwarder:
             if not request.body.is_complete:
                 upload = asyncio.create_task(self._upload(connection, request))
                 await self._uploaded_or_answered(upload, connection)
-            async with asyncio.timeout(self._first_byte_timeout_s):
-                head = await connection.answered()
+            head = await self._first_byte(connection)
             self.balancer.report_success(upstream)
             return Reply(upstream, connection, head, self, upload)
         except BaseException as error:
             if upload is not None:
                 upload.cancel()
             connection.abort()
-            if isinstance(error, TimeoutError):
-                raise UpstreamTimeout(self._first_byte_timeout_s) from error
             if isinstance(error, UpstreamBroken):
                 raise UpstreamBroken(f"{upstream.name}: {error.reason}") from error
             if isinstance(error, (ProxyError, StaleConnection)):
@@ -212,6 +211,21 @@ class Forwarder:
             if isinstance(error, (OSError, EOFError, ValueError, HttpParserError)):
                 raise UpstreamBroken(f"{upstream.name}: {error!r}") from error
             raise
+
+    async def _first_byte(self, connection: UpstreamConnection) -> ReplyHead:
+        now_s = asyncio.get_running_loop().time()
+        self._deadline_s[connection] = now_s + self._first_byte_timeout_s
+        try:
+            return await connection.answered()
+        finally:
+            del self._deadline_s[connection]
+
+    def sweep(self, now_s: float) -> None:
+        """Give up on those that let us wait too long. Called a few times a second."""
+        for connection, deadline_s in list(self._deadline_s.items()):
+            if deadline_s > now_s:
+                break
+            connection.give_up(UpstreamTimeout(self._first_byte_timeout_s))
 
     async def _upload(self, connection: UpstreamConnection, request: InboundRequest) -> None:
         is_chunked = request.body.length is None

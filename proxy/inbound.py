@@ -97,6 +97,8 @@ class RequestBody:
         self, max_bytes: int, remedy: str = "send less, or have MAX_CONTENT_LENGTH raised"
     ) -> None:
         """Wait for the first INSPECTED_BYTES, or for all of it. Raises BodyTooLarge."""
+        if self.is_ended and not self._pieces:
+            return
         too_large = BodyTooLarge(f"The request body exceeds {max_bytes} bytes; {remedy}.")
         if (self.length or 0) > max_bytes:
             raise too_large
@@ -199,6 +201,8 @@ def read_hints(head: RequestHead, body: RequestBody) -> RoutingHints:
 
     Those routes do not look for a model in the body, so one named there must not count.
     """
+    if head.method == "GET" and not body.is_present:
+        return RoutingHints()
     # Decoded before it is split, as the server behind us does: otherwise `/inference%2Fx` would
     # be another model to us than to it.
     parts = [part for part in unquote(head.target.partition("?")[0]).split("/") if part]

@@ -32,12 +32,14 @@ def is_allowed(origin: str | None, allowed: Collection[str]) -> bool:
 
 def cors_headers(origin: str | None, allowed: Collection[str]) -> Headers:
     """What every answer carries so that an allowed page may read it; nothing by default."""
+    if not allowed:
+        return []
     if ANY_ORIGIN in allowed:
         return [("Access-Control-Allow-Origin", ANY_ORIGIN), READABLE_HEADERS]
-    vary = [("Vary", "Origin")] if allowed else []
+    vary = ("Vary", "Origin")
     if origin is None or origin not in allowed:
-        return vary
-    return [("Access-Control-Allow-Origin", origin), READABLE_HEADERS, *vary]
+        return [vary]
+    return [("Access-Control-Allow-Origin", origin), READABLE_HEADERS, vary]
 
 
 def check_preflight(head: RequestHead, allowed: Collection[str]) -> None:

@@ -198,6 +198,10 @@ class UpstreamConnection(asyncio.Protocol):
         self.is_reused = True
         self.idle_since_s = self._loop.time()
 
+    def give_up(self, error: Exception) -> None:
+        """Whoever waits for the answer gets this instead."""
+        self._break(error)
+
     def abort(self) -> None:
         self._parser = self._receiver = None
         self._transport.abort()

@@ -104,7 +104,7 @@ class RequestReader:
         self.has_overrun = False  # something came behind a chunked body that is lost with it
         self.num_missing_bytes = 0  # of a body of a known length
         self._on_head, self._on_body = on_head, on_body
-        self._parser = httptools.HttpRequestParser(self)
+        self._parser: httptools.HttpRequestParser | None = httptools.HttpRequestParser(self)
         self._url = b""
         self._fields: dict[str, str] = {}
         self._num_fields = 0
@@ -121,16 +121,7 @@ class RequestReader:
     def feed(self, data: bytes) -> bytes:
         """Take bytes; returns those that belong to the next request. Raises ProxyError."""
         try:
-            while data and self.part is Part.HEAD:
-                data = self._feed_head(data)
-            if not data:
-                return b""
-            if self.part is Part.SIZED_BODY:
-                return self._feed_sized_body(data)
-            if self.part is Part.CHUNKED_BODY:
-                self._feed_chunks(data)
-                return b""
-            return data
+            return self._feed(data)
         except HttpParserUpgrade:
             return b""  # asked for by what came behind a chunked body
         except HttpParserError as error:
@@ -141,7 +132,23 @@ class RequestReader:
                 return b""
             raise BadRequest("The request is malformed.", reason=repr(error)) from error
 
-    def _feed_head(self, data: bytes) -> bytes:
+    def _feed(self, data: bytes) -> bytes:
+        while data and self._parser is not None and self.part is Part.HEAD:
+            data = self._feed_head(self._parser, data)
+        if self.part is Part.CHUNKED_BODY and self._parser is not None:
+            return self._feed_chunked_body(self._parser, data)
+        if self.part is not Part.HEAD:
+            self._parser = None  # has done its work, and would keep us alive as we keep it
+        return self._feed_sized_body(data) if data and self.part is Part.SIZED_BODY else data
+
+    def _feed_chunked_body(self, parser: httptools.HttpRequestParser, data: bytes) -> bytes:
+        if data:
+            self._feed_chunks(parser, data)
+        if self.part is Part.NONE:
+            self._parser = None
+        return b""
+
+    def _feed_head(self, parser: httptools.HttpRequestParser, data: bytes) -> bytes:
         """Feed no byte beyond the head, as the parser does not say how far it came."""
         end = self._end_of_head(data)
         self._num_head_bytes += end
@@ -149,7 +156,7 @@ class RequestReader:
             raise HeadTooLarge(f"The request head exceeds {MAX_HEAD_BYTES} bytes.")
         # Another protocol may be asked for, which nobody here speaks: the answer is HTTP's.
         try:
-            self._parser.feed_data(data[:end] if end < len(data) else data)
+            parser.feed_data(data[:end] if end < len(data) else data)
         except HttpParserUpgrade:
             if self._is_chunked:
                 self._expect_chunks()
@@ -181,10 +188,10 @@ class RequestReader:
             self.part = Part.NONE
         return data[missing:]
 
-    def _feed_chunks(self, data: bytes) -> None:
+    def _feed_chunks(self, parser: httptools.HttpRequestParser, data: bytes) -> None:
         self._num_framing_bytes += len(data)
         try:
-            self._parser.feed_data(data)
+            parser.feed_data(data)
         finally:
             # Together: of tiny chunks each would be an object for as long as the body is held.
             pieces, self._pieces = self._pieces, []
@@ -222,6 +229,7 @@ class RequestReader:
     def on_headers_complete(self) -> None:
         if self.part is not Part.HEAD:
             return
+        assert self._parser is not None
         version = self._parser.get_http_version()
         if version not in ("1.0", "1.1"):
             raise BadRequest("The request is malformed.", reason=f"HTTP version {version}")

@@ -1,0 +1,221 @@
+"""What `bench_proxy` puts on both sides of a proxy: an upstream that follows a script, and clients.
+
+Every token carries its number and the time it was sent (one clock for all processes of a machine),
+so that loss, order and delay are read from what arrives. All of it is written for being cheap, on
+uvloop: upstream, client and proxy share the cores. Event loop only.
+"""
+
+import asyncio
+import random
+import re
+import socket
+import time
+from dataclasses import dataclass, field
+from typing import cast
+
+TOKEN = re.compile(rb"T(\d{8}) (\d{19})\n")
+JSON_BODY = b'{"object": "list", "data": [{"id": "hearth-tiny", "object": "model"}]}'
+READY_BODY = b'{"status": "ready"}'
+END_OF_STREAM = b"\r\n0\r\n\r\n"
+# Connections that are being made at a time: a listening socket's backlog is bounded.
+MAX_CONNECTING = 200
+CONNECT_TIMEOUT_S = 30.0
+FLOOD_BUFFER_BYTES = 64 * 1024
+
+
+class UpstreamProtocol(asyncio.Protocol):
+    """POST /inference/<tokens>/<tokens per s> streams, /inference/flood for ever and as fast as it
+    is read; all other paths are a small JSON answer."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)  # uvloop's are none by class
+        self.buffer = b""
+        self.is_flooding = False
+
+    def data_received(self, data: bytes) -> None:
+        self.buffer += data
+        while b"\r\n\r\n" in self.buffer:
+            head, _, self.buffer = self.buffer.partition(b"\r\n\r\n")
+            self.answer(head.split(b" ", 2)[1].decode())
+
+    def resume_writing(self) -> None:
+        if self.is_flooding:
+            self.flood()
+
+    def answer(self, path: str) -> None:
+        if not path.startswith("/inference/"):
+            body = READY_BODY if path == "/ready" else JSON_BODY
+            self.transport.write(
+                b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%b"
+                % (len(body), body)
+            )
+            return
+        self.transport.write(
+            b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nTransfer-Encoding: chunked\r\n\r\n"
+        )
+        if path == "/inference/flood":
+            # Or hundreds of floods would fill hundreds of large buffers, at the others' expense.
+            sock = self.transport.get_extra_info("socket")
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, FLOOD_BUFFER_BYTES)
+            self.is_flooding = True
+            self.flood()
+            return
+        num_tokens, per_s = path.split("/")[2:4]
+        loop = asyncio.get_running_loop()
+        start_s = loop.time() + random.random() / float(per_s)
+        loop.call_at(start_s, self.send, 0, int(num_tokens), start_s, 1 / float(per_s))
+
+    def send(self, number: int, num_tokens: int, start_s: float, every_s: float) -> None:
+        if self.transport.is_closing():
+            return
+        if number == num_tokens:
+            self.transport.write(b"0\r\n\r\n")
+            return
+        token = b"T%08d %019d\n" % (number, time.monotonic_ns())
+        self.transport.write(b"%x\r\n%b\r\n" % (len(token), token))
+        at_s = start_s + (number + 1) * every_s
+        loop = asyncio.get_running_loop()
+        loop.call_at(at_s, self.send, number + 1, num_tokens, start_s, every_s)
+
+    def flood(self) -> None:
+        piece = b"10000\r\n" + bytes(65536) + b"\r\n"
+        while not self.transport.is_closing() and not self.transport.get_write_buffer_size():
+            self.transport.write(piece)
+
+
+async def serve_upstream(port: int) -> None:
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(UpstreamProtocol, "127.0.0.1", port, backlog=4096)
+    await server.serve_forever()
+
+
+class StreamClient(asyncio.Protocol):
+    """One stream's tokens, as they come. `delays_ns` in order of arrival."""
+
+    def __init__(self, request: bytes, num_tokens: int) -> None:
+        self.request = request
+        self.num_tokens = num_tokens
+        self.ended = asyncio.get_running_loop().create_future()
+        self.pending = b""
+        self.delays_ns: list[int] = []
+        self.arrivals_ns: list[int] = []
+        self.num_out_of_order = 0
+        self.is_whole = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)
+        self.transport.write(self.request)
+
+    def data_received(self, data: bytes) -> None:
+        now_ns = time.monotonic_ns()
+        self.pending += data
+        end = 0
+        for match in TOKEN.finditer(self.pending):
+            self.num_out_of_order += int(match[1]) != len(self.delays_ns)
+            self.delays_ns.append(now_ns - int(match[2]))
+            self.arrivals_ns.append(now_ns)
+            end = match.end()
+        self.is_whole = self.pending.endswith(END_OF_STREAM)
+        self.pending = self.pending[end:]
+        if self.is_whole:
+            self.transport.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.ended.set_result(None)
+
+    @property
+    def num_lost(self) -> int:
+        return self.num_tokens - len(self.delays_ns) + (not self.is_whole)
+
+
+async def open_streams(
+    port: int, request: bytes, count: int, num_tokens: int
+) -> list[StreamClient]:
+    """That many streams, all of whose requests have been sent."""
+    loop = asyncio.get_running_loop()
+    places = asyncio.Semaphore(MAX_CONNECTING)
+    clients = [StreamClient(request, num_tokens) for _ in range(count)]
+
+    async def connect(client: StreamClient) -> None:
+        async with places, asyncio.timeout(CONNECT_TIMEOUT_S):
+            await loop.create_connection(lambda: client, "127.0.0.1", port)
+
+    await asyncio.gather(*map(connect, clients))
+    return clients
+
+
+@dataclass(slots=True)
+class ClosedLoop:
+    """What kept-alive clients got, each of which asks again as soon as it is answered."""
+
+    latencies_ms: list[float] = field(default_factory=list)
+    num_failed: int = 0
+
+
+class LoopClient(asyncio.Protocol):
+    """One client of a closed loop; it stops at `deadline_s`."""
+
+    def __init__(self, request: bytes, deadline_s: float, results: ClosedLoop) -> None:
+        self.request, self.deadline_s, self.results = request, deadline_s, results
+        self.ended = asyncio.get_running_loop().create_future()
+        self.received = b""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)
+        self.ask()
+
+    def ask(self) -> None:
+        self.asked_s = time.monotonic()
+        if self.asked_s >= self.deadline_s:
+            self.transport.close()
+            return
+        self.received = b""
+        self.transport.write(self.request)
+
+    def data_received(self, data: bytes) -> None:
+        self.received += data
+        if self.received.endswith(JSON_BODY):
+            is_good = self.received.startswith(b"HTTP/1.1 200 ")
+            self.results.num_failed += not is_good
+            self.results.latencies_ms.append((time.monotonic() - self.asked_s) * 1000)
+            self.ask()
+        elif not self.received.startswith(b"HTTP/1.1 200 "):
+            self.results.num_failed += 1
+            self.transport.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.ended.set_result(None)
+
+
+async def closed_loop(port: int, request: bytes, num_clients: int, seconds: float) -> ClosedLoop:
+    loop = asyncio.get_running_loop()
+    results = ClosedLoop()
+    deadline_s = time.monotonic() + seconds
+    clients = [LoopClient(request, deadline_s, results) for _ in range(num_clients)]
+    for client in clients:
+        await loop.create_connection(lambda client=client: client, "127.0.0.1", port)  # type: ignore[misc]
+    await asyncio.gather(*(client.ended for client in clients))
+    return results
+
+
+class Crowd:
+    """Hostile clients: plain sockets that say nothing, or little, or do not read. Any thread."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._sockets: list[socket.socket] = []
+
+    def add(self, count: int, said: bytes, receive_buffer_bytes: int = 0) -> None:
+        """`count` more that say this, once."""
+        for _ in range(count):
+            sock = socket.socket()
+            if receive_buffer_bytes:
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer_bytes)
+            sock.settimeout(CONNECT_TIMEOUT_S)
+            sock.connect(("127.0.0.1", self._port))
+            sock.sendall(said)
+            self._sockets.append(sock)
+
+    def close(self) -> None:
+        for sock in self._sockets:
+            sock.close()
