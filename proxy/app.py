@@ -171,9 +171,13 @@ class ProxyApp:
     async def drain(self) -> None:
         """Refuse new requests, let running ones end; what runs after DRAIN_TIMEOUT is cut."""
         self._is_draining = True
+        ending_s = self._loop.time() + self._settings.drain_timeout
         if self._running:
             drained = asyncio.create_task(self._all_done.wait())
             await asyncio.wait({drained}, timeout=self._settings.drain_timeout)
+        # The ends of answers may still wait here for slow readers.
+        while self._loop.time() < ending_s and any(m.is_sending for m in self.crowd.members()):
+            await asyncio.sleep(SWEEP_S)
 
     @property
     def is_draining(self) -> bool:
@@ -300,8 +304,8 @@ class ProxyApp:
             note_piece=partial(self._parts.balancer.note_piece, reply.upstream),
         )
         if client.is_congested:
-            reply.connection.set_reading(False)
-        visit.exchange.source = reply.connection
+            reply.set_reading(False)
+        visit.exchange.source = reply
         try:
             await reply.relay(relay)
         except StreamBroken as error:

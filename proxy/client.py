@@ -5,10 +5,14 @@ pipelining client sends meanwhile waits here, up to a bound. Event loop only.
 """
 
 import asyncio
+import fcntl
 import math
 import os
 import socket
 import struct
+import sys
+import termios
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol, cast
 
@@ -100,7 +104,7 @@ class ClientConnection(asyncio.Protocol):
         peer = transport.get_extra_info("peername")
         self.address = str(peer[0]) if isinstance(peer, tuple) else ""
         self._is_tls = transport.get_extra_info("sslcontext") is not None
-        if not self._crowd.enter(self):
+        if not self._crowd.enter(self, self._loop.time()):
             self._transport.abort()
             return
         self._transport.set_write_buffer_limits(high=MAX_UNSENT_BYTES)
@@ -109,7 +113,7 @@ class ClientConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self.wait is Wait.CLOSE:
             self._discard(len(data))
-        elif self._exchange is not None and self._reader is None:
+        elif self._reader is None and (self._exchange is not None or self.is_congested):
             self._pipelined += data
             if len(self._pipelined) > MAX_PIPELINED_BYTES:
                 self.set_reading(False)
@@ -129,8 +133,10 @@ class ClientConnection(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         self.is_congested = True
-        self._num_unsent_bytes = self._transport.get_write_buffer_size()
-        self.deadline_s = self._loop.time() + self._patience.stall_s
+        self._watch_unsent()
+        with suppress(OSError):  # no TCP
+            # From here on it is watched here: the kernel takes small windows for none.
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 0)
         if self._exchange is not None:
             self._exchange.set_flowing(False)
 
@@ -139,14 +145,29 @@ class ClientConnection(asyncio.Protocol):
         self.deadline_s = math.inf
         if self._exchange is not None:
             self._exchange.set_flowing(True)
+        elif self.wait is Wait.CLOSE:
+            self.deadline_s = self._loop.time() + LINGER_S
+        elif not self._transport.is_closing():
+            self._go_on()
+
+    @property
+    def _socket(self) -> socket.socket:
+        return cast(socket.socket, self._transport.get_extra_info("socket"))
 
     # The crowd calls these.
 
+    @property
+    def is_sending(self) -> bool:
+        return self._transport.get_write_buffer_size() > 0
+
     def expire(self) -> None:
-        if self._transport.is_closing() or self.wait in (Wait.CLOSE, Wait.NEXT_REQUEST):
+        is_lingering = self.wait is Wait.CLOSE
+        if self._transport.is_closing() or self.wait is Wait.NEXT_REQUEST:
             self._transport.abort()
-        elif self.is_congested:
+        elif self.is_congested or (is_lingering and self._transport.get_write_buffer_size()):
             self._expire_writing()
+        elif is_lingering:
+            self._transport.abort()
         elif self._exchange is not None:
             self._exchange.body.fail(
                 ClientStalled(
@@ -176,7 +197,7 @@ class ClientConnection(asyncio.Protocol):
             self._pace_body()
         else:
             self._transport.pause_reading()
-            self.deadline_s = math.inf
+            self._wait_for_ever()
 
     def invite_body(self) -> None:
         self._transport.write(CONTINUE)
@@ -204,10 +225,16 @@ class ClientConnection(asyncio.Protocol):
         exchange, self._exchange = self._exchange, None
         if self._transport.is_closing():
             return
-        self.deadline_s = math.inf
+        self._wait_for_ever()
         if self._will_close or exchange is None or not exchange.body.is_ended:
             self._linger()
-            return
+        elif self.is_congested:
+            self.set_reading(False)  # no more answers before these are taken
+        else:
+            self._go_on()
+
+    def _go_on(self) -> None:
+        """To the next request, which may have come already."""
         pipelined, self._pipelined = self._pipelined, b""
         if not self._is_reading:
             self.set_reading(True)
@@ -253,7 +280,7 @@ class ClientConnection(asyncio.Protocol):
             self._will_close = self._will_close or reader.has_overrun
             self._reader = None
             self._pipelined = rest
-            self.deadline_s = math.inf
+            self._wait_for_ever()
             self._exchange.body.end()
         elif not self._exchange.body.is_held_back:
             self._pace_body()
@@ -281,15 +308,30 @@ class ClientConnection(asyncio.Protocol):
 
     def _pace_body(self) -> None:
         """As Apache's mod_reqtimeout does it: some seconds, and more for what has come."""
-        if self._exchange is not None and not self._exchange.body.is_ended:
+        if self.is_congested or self._exchange is None:
+            return
+        if not self._exchange.body.is_ended:
             earned_s = self._exchange.body.num_read_bytes / self._patience.min_body_bytes_per_s
             self.deadline_s = self._since_s + self._patience.body_s + earned_s
 
+    def _wait_for_ever(self) -> None:
+        """But for a reader that takes nothing."""
+        if not self.is_congested:
+            self.deadline_s = math.inf
+
+    def _watch_unsent(self) -> None:
+        self._num_unsent_bytes = self._count_unsent()
+        self.deadline_s = self._loop.time() + self._patience.stall_s
+
+    def _count_unsent(self) -> int:
+        """With what the kernel holds: it makes room here in steps of up to megabytes."""
+        in_kernel = fcntl.ioctl(self._socket.fileno(), termios.TIOCOUTQ, bytes(4))
+        return self._transport.get_write_buffer_size() + int.from_bytes(in_kernel, sys.byteorder)
+
     def _expire_writing(self) -> None:
         """A client that has taken nothing is cut off; one that is only slow is not."""
-        unsent = self._transport.get_write_buffer_size()
-        if unsent < self._num_unsent_bytes:
-            self.pause_writing()
+        if self._count_unsent() < self._num_unsent_bytes:
+            self._watch_unsent()
             return
         if self._exchange is not None:
             self._exchange.abort(Outcome.CLIENT_STALLED)
@@ -306,7 +348,9 @@ class ClientConnection(asyncio.Protocol):
             self._transport.close()
             return
         self._crowd.wait(self, Wait.CLOSE, self._loop.time())
-        self.deadline_s = self._loop.time() + LINGER_S
+        if not self.is_congested:
+            self._num_unsent_bytes = sys.maxsize  # what is left then is watched from there
+            self.deadline_s = self._loop.time() + LINGER_S
         self._transport.resume_reading()
         self._transport.write_eof()
 
@@ -317,6 +361,6 @@ class ClientConnection(asyncio.Protocol):
 
     def _reset(self) -> None:
         """Close with a reset in place of an orderly end: a body without framing looks whole."""
-        with socket.socket(fileno=os.dup(self._transport.get_extra_info("socket").fileno())) as own:
+        with socket.socket(fileno=os.dup(self._socket.fileno())) as own:
             own.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self._transport.abort()

@@ -30,6 +30,11 @@ class Member(Protocol):
     wait: Wait | None
     deadline_s: float
 
+    @property
+    def is_sending(self) -> bool:
+        """Whether it has something that the client is yet to take."""
+        ...
+
     def expire(self) -> None:
         """The deadline has passed."""
         ...
@@ -56,12 +61,18 @@ class Crowd:
     @property
     def is_full(self) -> bool:
         """Whether what is left is kept for /health and for operators."""
-        return len(self._members) > self.max_connections
+        return len(self._members) - len(self._waiting[Wait.REQUEST]) > self.max_connections
 
-    def enter(self, member: Member) -> bool:
-        """Whether there is room for a new connection; makes some if that can be had."""
-        if len(self._members) >= self.max_connections:
-            self._evict(self._oldest())
+    def enter(self, member: Member, now_s: float) -> bool:
+        """Whether there is room for a new connection; makes some if that can be had.
+
+        Of newcomers none goes within its grace while there are kept places: one may be /health.
+        """
+        oldest = self._oldest()
+        is_kept = oldest is not None and self._began_s(oldest) > now_s - GRACE_S
+        max_connections = self.max_connections + (RESERVED_CONNECTIONS if is_kept else 0)
+        if len(self._members) >= max_connections:
+            self._evict(oldest)
         if len(self._members) >= self.max_connections + RESERVED_CONNECTIONS:
             return False
         self._members.add(member)
@@ -106,6 +117,12 @@ class Crowd:
 
     def _oldest(self) -> Member | None:
         return next((member for wait in Wait for member in self._waiting[wait]), None)
+
+    def _began_s(self, member: Member) -> float:
+        """When it began to wait for its head; long ago if that is not what it waits for."""
+        if member.wait is not Wait.REQUEST:
+            return -math.inf
+        return self._since_s[member.address][member]
 
     def _evict(self, member: Member | None) -> None:
         if member is not None:

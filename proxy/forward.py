@@ -38,6 +38,7 @@ class Reply:
     forwarder: "Forwarder"
     upload: asyncio.Task[None] | None = None
     is_stream: bool = field(init=False)
+    is_held_back: bool = False
 
     def __post_init__(self) -> None:
         self.is_stream = self.head.length is None and not self.connection.is_whole
@@ -53,17 +54,25 @@ class Reply:
         """The body, in the pieces in which it arrives. Raises StreamBroken."""
         await self.connection.relay(receiver)
 
+    def set_reading(self, is_reading: bool) -> None:
+        """A stream that is held back for its client's sake says nothing of its upstream."""
+        self.connection.set_reading(is_reading)
+        if self.is_stream and self.is_held_back is is_reading:
+            self.is_held_back = not is_reading
+            balancer = self.forwarder.balancer
+            (balancer.begin_stream if is_reading else balancer.end_stream)(self.upstream)
+
     def close(self) -> None:
         """Give the connection back if it can serve again; close it at once if not."""
         balancer = self.forwarder.balancer
-        if self.is_stream:
+        if self.is_stream and not self.is_held_back:
             balancer.end_stream(self.upstream)
-        if self.upload is not None and not self.upload.done():
+        if self.upload is not None and not _is_whole(self.upload):
             self.upload.cancel()
             self.connection.abort()
         else:
             self.upstream.pool.release(self.connection)
-        self.forwarder.finish(self.upstream)
+        self.forwarder.finish(self.upstream, had_row=self.head.status != 503)
 
 
 class Forwarder:
@@ -87,9 +96,9 @@ class Forwarder:
         self._first_byte_timeout_s = first_byte_timeout_s
         self._max_body_bytes = max_body_bytes
 
-    def finish(self, upstream: Upstream) -> None:
-        """A request is over, and its row may be the next one's."""
-        self.balancer.finish(upstream)
+    def finish(self, upstream: Upstream, *, had_row: bool = True) -> None:
+        """A request is over, and its row, if it had one, may be the next one's."""
+        self.balancer.finish(upstream, had_row=had_row)
         if len(self.room):
             self.room.admit()
 
@@ -239,6 +248,10 @@ class Forwarder:
         finally:
             if not answer.cancel() and not answer.cancelled():
                 answer.exception()  # is asked for again by whoever waits for the answer
+
+
+def _is_whole(upload: asyncio.Task[None]) -> bool:
+    return upload.done() and not upload.cancelled() and upload.exception() is None
 
 
 def _request_bytes(upstream: Upstream, request: InboundRequest, fields: Headers) -> bytes:

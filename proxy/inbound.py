@@ -127,8 +127,7 @@ class RequestBody:
         data = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
         self._pieces.clear()
         self._num_held_bytes = 0
-        if not self.is_ended:
-            self._hold_back(False)
+        self._hold_back(False)  # also behind its end, or the client's leaving would go unnoticed
         return data
 
     def _hold_back(self, is_held_back: bool) -> None:

@@ -76,6 +76,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._head_waiter: asyncio.Future[ReplyHead] | None = None
         self.is_reused = False
         self.idle_since_s = 0.0
+        self.head: ReplyHead | None = None
         self._error: Exception | None = None
 
     # The event loop calls these.
@@ -135,13 +136,14 @@ class UpstreamConnection(asyncio.Protocol):
         """Send the head of a request, and what there is of its body."""
         self._parser = httptools.HttpResponseParser(self)
         self._method = method
-        self.head: ReplyHead | None = None
+        self.head = None
         self.is_whole = False
         self._phrase = b""
         self._pieces: list[bytes] = []
         self._receiver: Receiver | None = None
         self._ended: asyncio.Future[None] | None = None
-        self._error = None
+        # A new connection may have ended before it is used; nothing would say so any more.
+        self._error = EOFError("closed") if self._transport.is_closing() else None
         self._has_answered = False
         self.is_bodyless = False
         self._can_go_on = True
@@ -192,6 +194,7 @@ class UpstreamConnection(asyncio.Protocol):
         """Between conversations."""
         self._parser = self._receiver = self._head_waiter = self._ended = None
         self._pieces = []
+        self._transport.resume_reading()  # its last client may have been slow
         self.is_reused = True
         self.idle_since_s = self._loop.time()
 
@@ -205,15 +208,16 @@ class UpstreamConnection(asyncio.Protocol):
 
     # httptools calls these.
 
+    def on_message_begin(self) -> None:
+        if self.is_whole:
+            raise UpstreamBroken("an answer that nobody asked for")
+
     def on_status(self, phrase: bytes) -> None:
         self._phrase += phrase
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self.head is not None:  # a trailer
             return
-        self._num_head_bytes += len(name) + len(value)
-        if self._num_head_bytes > MAX_HEAD_BYTES:
-            raise UpstreamBroken(f"a head of more than {MAX_HEAD_BYTES} bytes")
         self._fields.append((name.decode("latin-1"), value.decode("latin-1")))
 
     def on_headers_complete(self) -> None:
@@ -223,6 +227,8 @@ class UpstreamConnection(asyncio.Protocol):
             raise UpstreamBroken(f"unasked-for status {status}")
         if status == 100:
             return
+        if sum(len(name) + len(value) for name, value in self._fields) > MAX_HEAD_BYTES:
+            raise UpstreamBroken(f"a head of more than {MAX_HEAD_BYTES} bytes")
         fields = {name.lower(): value for name, value in self._fields}
         length = fields.get("content-length")
         head = ReplyHead(

@@ -5,7 +5,6 @@ servers could read in two ways is refused here.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 from typing import overload
@@ -18,6 +17,7 @@ from proxy.errors import BadRequest, ExpectationFailed, HeadTooLarge, ProxyError
 MAX_HEAD_BYTES = 64 * 1024
 MAX_FIELDS = 100
 END_OF_HEAD = b"\r\n\r\n"
+HEAD_OF_CHUNKS = b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n"
 # One line each: a second one could be the one that another server believes.
 SINGLE_FIELDS = frozenset({"host", "content-length"})
 # RFC 9110, section 6.5.1: what may not come after the body, where it would come too late.
@@ -82,12 +82,15 @@ class RequestReader:
 
     __slots__ = (
         "_fields",
+        "_is_chunked",
         "_last_bytes",
         "_num_fields",
+        "_num_framing_bytes",
         "_num_head_bytes",
         "_on_body",
         "_on_head",
         "_parser",
+        "_pieces",
         "_url",
         "has_overrun",
         "num_missing_bytes",
@@ -107,6 +110,9 @@ class RequestReader:
         self._num_fields = 0
         self._num_head_bytes = 0
         self._last_bytes = b""
+        self._is_chunked = False
+        self._num_framing_bytes = 0  # of a chunked body, since the last of its own
+        self._pieces: list[bytes] = []
 
     @property
     def has_begun(self) -> bool:
@@ -117,7 +123,7 @@ class RequestReader:
         try:
             return self._feed(data)
         except HttpParserUpgrade:
-            return b""  # asked for another protocol at the end of a chunked body
+            return b""  # asked for by what came behind a chunked body
         except HttpParserError as error:
             if isinstance(error.__context__, ProxyError):
                 raise error.__context__ from None
@@ -137,7 +143,7 @@ class RequestReader:
 
     def _feed_chunked_body(self, parser: httptools.HttpRequestParser, data: bytes) -> bytes:
         if data:
-            parser.feed_data(data)
+            self._feed_chunks(parser, data)
         if self.part is Part.NONE:
             self._parser = None
         return b""
@@ -149,9 +155,19 @@ class RequestReader:
         if self._num_head_bytes > MAX_HEAD_BYTES:
             raise HeadTooLarge(f"The request head exceeds {MAX_HEAD_BYTES} bytes.")
         # Another protocol may be asked for, which nobody here speaks: the answer is HTTP's.
-        with suppress(HttpParserUpgrade):
+        try:
             parser.feed_data(data[:end] if end < len(data) else data)
+        except HttpParserUpgrade:
+            if self._is_chunked:
+                self._expect_chunks()
         return data[end:]
+
+    def _expect_chunks(self) -> None:
+        """With another parser: the first takes what follows for the other protocol's."""
+        self.part = Part.NONE  # nothing that it says of this head counts
+        self._parser = httptools.HttpRequestParser(self)
+        self._parser.feed_data(HEAD_OF_CHUNKS)
+        self.part, self.has_overrun = Part.CHUNKED_BODY, False
 
     def _end_of_head(self, data: bytes) -> int:
         seam = self._last_bytes + data[:3]
@@ -172,6 +188,19 @@ class RequestReader:
             self.part = Part.NONE
         return data[missing:]
 
+    def _feed_chunks(self, parser: httptools.HttpRequestParser, data: bytes) -> None:
+        self._num_framing_bytes += len(data)
+        try:
+            parser.feed_data(data)
+        finally:
+            # Together: of tiny chunks each would be an object for as long as the body is held.
+            pieces, self._pieces = self._pieces, []
+            if pieces:
+                self._num_framing_bytes = 0
+                self._on_body(b"".join(pieces))
+        if self._num_framing_bytes > MAX_HEAD_BYTES and self.part is Part.CHUNKED_BODY:
+            raise HeadTooLarge(f"Trailers or a chunk's extensions exceed {MAX_HEAD_BYTES} bytes.")
+
     # httptools calls these.
 
     def on_url(self, url: bytes) -> None:
@@ -190,7 +219,7 @@ class RequestReader:
             raise HeadTooLarge(f"The request head has more than {MAX_FIELDS} fields.")
         if "_" in key:  # servers behind us may take it for the name with a hyphen
             return
-        text = value.decode("latin-1")
+        text = value.decode("latin-1").rstrip(" \t")  # the parser has taken those in front
         if key in self._fields:
             if key in SINGLE_FIELDS:
                 raise BadRequest(f"The field '{key}' came twice; send it once.")
@@ -216,6 +245,7 @@ class RequestReader:
             raise BadRequest("HTTP/1.0 knows no Transfer-Encoding; send a Content-Length.")
         if head.get("expect", "100-continue").lower() != "100-continue":
             raise ExpectationFailed(head.get("expect", "")[:64])
+        self._is_chunked = head.is_chunked
         if head.is_chunked:
             self.part = Part.CHUNKED_BODY
         else:
@@ -225,7 +255,7 @@ class RequestReader:
 
     def on_body(self, piece: bytes) -> None:
         if self.part is Part.CHUNKED_BODY:
-            self._on_body(piece)
+            self._pieces.append(piece)
 
     def on_message_begin(self) -> None:
         self.has_overrun = self.part is Part.NONE

@@ -227,10 +227,12 @@ class Balancer:
                 if upstream not in excluded
             )
 
-    def finish(self, upstream: Upstream) -> None:
+    def finish(self, upstream: Upstream, *, had_row: bool = True) -> None:
+        """`had_row`: it was not refused for want of one."""
         with self._lock:
             upstream.in_flight -= 1
-            upstream.is_full = False
+            if had_row:
+                upstream.is_full = False
 
     def report_full(self, upstream: Upstream) -> bool:
         """It said that it takes no more. Returns whether to wait for a row of it."""

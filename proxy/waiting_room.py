@@ -78,6 +78,8 @@ class WaitingRoom:
     def _admit_one(self, team_id: str) -> bool:
         """Whether one of a team's first guests is done with waiting."""
         for guest in list(self._lanes[team_id])[:MAX_LOOKED_AT]:
+            if guest.upstream.cancelled():  # it is about to leave
+                continue
             try:
                 upstream = self._choose(guest.request, guest.tried)
             except AllRowsBusy:

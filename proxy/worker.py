@@ -28,6 +28,8 @@ SPARE_DESCRIPTORS = 256  # for what is neither a client nor an upstream
 KEEPALIVE_IDLE_S = 30
 KEEPALIVE_INTERVAL_S = 10
 KEEPALIVE_PROBES = 3
+# What the kernel may hold that it cannot send: for a slow reader it would be megabytes.
+MAX_KERNEL_BYTES = 128 * 1024
 
 
 class ProxyWorker(Worker):
@@ -76,15 +78,20 @@ class ProxyWorker(Worker):
     async def _listen(self, listener: object) -> asyncio.Server:
         """Clients go on being accepted throughout a drain: they are told, with 503."""
         sock: socket.socket = listener.sock  # type: ignore[attr-defined]
-        tell_dead_peers(sock, self._app.settings.client_timeout)
+        tune(sock, self._app.settings.client_timeout)
         tls: ssl.SSLContext | None = ssl_context(self.cfg) if self.cfg.is_ssl else None
         timeout_s = self._app.settings.head_timeout if tls else None
         return await asyncio.get_running_loop().create_server(
-            self._app, sock=sock, ssl=tls, backlog=self.cfg.backlog, ssl_handshake_timeout=timeout_s
+            self._app,
+            sock=sock,
+            ssl=tls,
+            backlog=self.cfg.backlog,
+            ssl_handshake_timeout=timeout_s,
+            ssl_shutdown_timeout=self._app.settings.client_timeout if tls else None,
         )
 
 
-def tell_dead_peers(listener: socket.socket, timeout_s: float) -> None:
+def tune(listener: socket.socket, timeout_s: float) -> None:
     """What a listening socket is told holds for all connections that it accepts."""
     if listener.family == socket.AF_UNIX:
         return
@@ -92,6 +99,7 @@ def tell_dead_peers(listener: socket.socket, timeout_s: float) -> None:
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_IDLE_S)
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, KEEPALIVE_INTERVAL_S)
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, KEEPALIVE_PROBES)
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, MAX_KERNEL_BYTES)
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(timeout_s * 1000))
 
 

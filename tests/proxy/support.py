@@ -288,11 +288,12 @@ def running_proxy(
     *arguments: str,
     command: tuple[str, ...] = ("-m", "gunicorn", "--config", "proxy/gunicorn.conf.py"),
     port: int | None = None,
+    metrics_port: int | None = None,
     **env: str,
 ) -> Iterator[ProxyProcess]:
     """A proxy process; told to end when the block does."""
-    free, metrics_port = free_ports(2)
-    port = port or free
+    free, free_for_metrics = free_ports(2)
+    port, metrics_port = port or free, metrics_port or free_for_metrics
     settings = {
         "PATH": os.environ["PATH"],
         "HOME": str(directory),
@@ -334,6 +335,8 @@ def wait_for_ending_proxies() -> None:
             proxy.process.kill()
             proxy.process.wait()
             raise AssertionError(f"a proxy did not end:\n{proxy.log()}") from None
+        for sign in ("Traceback", "never retrieved"):
+            assert sign not in proxy.log(), proxy.log()
 
 
 _ending: list[ProxyProcess] = []

@@ -1,6 +1,7 @@
 """Settings: defaults, the environment, the command line, and what is refused."""
 
 import re
+from pathlib import Path
 
 import pytest
 
@@ -88,6 +89,19 @@ def test_faulty_values_are_named(
     monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], message: str
 ) -> None:
     assert message in faults(monkeypatch, JWT_SECRET=SECRET, **environment)
+
+
+def test_several_processes_with_limits_need_a_place_to_count_in(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "policy.yaml").write_text("teams: {}")
+    several = {"JWT_SECRET": SECRET, "PROXY_PROCESSES": "2"}
+    limited = several | {"POLICY_FILE": str(tmp_path / "policy.yaml")}
+    assert "set REDIS_URL" in faults(monkeypatch, **limited)
+    assert load(monkeypatch, **limited, REDIS_URL="redis://r").proxy_processes == 2
+    monkeypatch.delenv("POLICY_FILE")
+    monkeypatch.delenv("REDIS_URL")
+    assert load(monkeypatch, **several).proxy_processes == 2
 
 
 def test_faults_within_and_between_fields_are_listed_together(

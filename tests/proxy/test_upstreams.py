@@ -378,3 +378,34 @@ def test_edited_file_is_taken_on_hangup_and_a_faulty_one_is_not(tmp_path: Path) 
         assert ask(proxy.url).text == str(second.port)
     first.stop()
     second.stop()
+
+
+def test_stream_runs_on_to_its_end_when_its_upstream_leaves_the_list(tmp_path: Path) -> None:
+    leaving, staying = ScriptedUpstream(), ScriptedUpstream()
+    may_end = threading.Event()
+
+    def stream(peer: Peer) -> None:
+        peer.begin_stream()
+        peer.chunk(b"first")
+        may_end.wait(DEADLINE_S)
+        peer.chunk(b"last")
+        peer.end_stream()
+
+    leaving.scripts["/ask"] = stream
+    name_itself(staying)
+    path = tmp_path / "upstreams.yaml"
+    write_upstreams(path, leaving)
+    with running_proxy(tmp_path, "x", UPSTREAMS_FILE=str(path)) as proxy:
+        with proxy.begin("/ask") as sock:
+            received = b""
+            while b"first" not in received:
+                received += sock.recv(1000)
+            write_upstreams(path, staying)
+            until(lambda: f"127.0.0.1:{staying.port}" in proxy.metric("/metrics"), "the new list")
+            assert ask(proxy.url).text == str(staying.port)
+            may_end.set()
+            while not received.endswith(b"0\r\n\r\n"):
+                received += sock.recv(1000)
+        assert b"last" in received
+    leaving.stop()
+    staying.stop()

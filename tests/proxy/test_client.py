@@ -1,0 +1,451 @@
+"""Slow, hasty and hostile clients at the sockets of a real proxy."""
+
+import asyncio
+import re
+import resource
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, suppress
+from pathlib import Path
+
+import psutil
+import pytest
+import requests
+
+from proxy.client import ClientConnection, Patience
+from proxy.crowd import Crowd
+from proxy.errors import ProxyError
+from proxy.exchange import Exchange
+from tests.proxy.support import (
+    DEADLINE_S,
+    Peer,
+    ProxyProcess,
+    ScriptedUpstream,
+    bearer,
+    make_token,
+    running_proxy,
+    until,
+)
+
+AUTH = f"Authorization: Bearer {make_token()}\r\n".encode()
+PROBE = b"GET /health HTTP/1.1\r\nHost: p\r\n\r\n"
+MIB = 1024 * 1024
+POLICY = "teams:\n  spent: {requests_per_minute: 1}\n"
+NUM_SILENT = 2000
+
+
+@pytest.fixture(scope="module")
+def hasty(
+    upstream: ScriptedUpstream, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ProxyProcess]:
+    """A proxy with little patience."""
+    directory: Path = tmp_path_factory.mktemp("hasty")
+    (directory / "policy.yaml").write_text(POLICY)
+    with running_proxy(
+        directory,
+        upstream.url,
+        POLICY_FILE=str(directory / "policy.yaml"),
+        KEEPALIVE_TIMEOUT="0.5",
+        CLIENT_TIMEOUT="1",
+        BODY_TIMEOUT="0.5",
+        MIN_BODY_RATE="1000000",
+        STREAM_STALL_TIMEOUT="0.5",
+    ) as process:
+        yield process
+        until(lambda: gauge(process, "hearth_proxy_in_flight") == 0, "no request is left")
+        until(lambda: gauge(process, "hearth_proxy_connections") == 0, "no connection is left")
+
+
+def gauge(proxy: ProxyProcess, name: str) -> float:
+    found = re.search(rf"^{name}(?:{{[^}}]*}})? (\S+)$", proxy.metric("/metrics"), re.MULTILINE)
+    assert found is not None, name
+    return float(found[1])
+
+
+def post(path: str, headers: bytes = AUTH, body: bytes = b"{}") -> bytes:
+    length = b"Content-Length: %d\r\n" % len(body)
+    return b"POST %b HTTP/1.1\r\nHost: p\r\n" % path.encode() + headers + length + b"\r\n" + body
+
+
+def read_answer(sock: socket.socket) -> bytes:
+    """One with a Content-Length."""
+    received = b""
+    while not (head := received.partition(b"\r\n\r\n"))[1]:
+        received += receive(sock)
+    length = re.search(rb"(?i)\r\ncontent-length: (\d+)", head[0])
+    while len(received) < len(head[0]) + 4 + int(length[1] if length else 0):
+        received += receive(sock)
+    return received
+
+
+def receive(sock: socket.socket) -> bytes:
+    piece = sock.recv(65536)
+    assert piece, "the proxy closed the connection"
+    return piece
+
+
+def is_closed(sock: socket.socket) -> bool:
+    try:
+        return sock.recv(1000) == b""
+    except ConnectionError:
+        return True
+
+
+def worker_of(proxy: ProxyProcess) -> psutil.Process:
+    (worker,) = psutil.Process(proxy.process.pid).children()
+    return worker
+
+
+def slow_reader(proxy: ProxyProcess) -> socket.socket:
+    """Its kernel takes little in that it does not read."""
+    sock = socket.socket()
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16_384)
+    sock.settimeout(DEADLINE_S)
+    sock.connect(("127.0.0.1", proxy.port))
+    return sock
+
+
+def flood(peer: Peer) -> None:
+    """An endless stream, as fast as it is taken."""
+    peer.begin_stream()
+    while True:
+        peer.chunk(b"x" * 65536)
+
+
+def test_idle_connection_is_closed_after_its_time(hasty: ProxyProcess) -> None:
+    with hasty.connect() as sock:
+        sock.sendall(PROBE)
+        assert read_answer(sock).startswith(b"HTTP/1.1 200 ")
+        assert is_closed(sock)
+
+
+@pytest.mark.parametrize(
+    ("path", "headers", "length", "status"),
+    [
+        ("/x", b"", MIB, b"401"),
+        ("/x", b"Authorization: Bearer x\r\n", MIB, b"401"),
+        ("/x", f"Authorization: Bearer {make_token(role='team')}\r\n".encode(), MIB, b"403"),
+        ("/x", f"Authorization: Bearer {make_token(team_id='spent')}\r\n".encode(), MIB, b"429"),
+        ("/x", AUTH, 10**9, b"413"),
+        ("/login", b"Sec-Fetch-Site: same-origin\r\n", MIB, b"413"),
+        ("/./x", AUTH, MIB, b"400"),
+    ],
+)
+@pytest.mark.parametrize("expect", [b"", b"Expect: 100-continue\r\n"])
+def test_refusal_comes_before_any_of_the_body(
+    hasty: ProxyProcess, path: str, headers: bytes, length: int, status: bytes, expect: bytes
+) -> None:
+    if status == b"429":
+        requests.get(hasty.url + "/x", headers=bearer(team_id="spent"), timeout=DEADLINE_S)
+    with hasty.connect() as sock:
+        head = f"POST {path} HTTP/1.1\r\nHost: p\r\nContent-Length: {length}\r\n".encode()
+        sock.sendall(head + headers + expect + b"\r\n")
+        answer = read_answer(sock)
+    assert answer[:13] == b"HTTP/1.1 " + status + b" "
+    assert b"\r\nConnection: close\r\n" in answer
+
+
+def test_client_that_asks_is_told_to_go_on_once(
+    hasty: ProxyProcess, upstream: ScriptedUpstream
+) -> None:
+    with hasty.connect() as sock:
+        head, _, _ = post("/asked").partition(b"\r\n\r\n")
+        sock.sendall(head + b"\r\nExpect: 100-continue\r\n\r\n")
+        assert sock.recv(1000) == b"HTTP/1.1 100 Continue\r\n\r\n"
+        sock.sendall(b"{")
+        sock.sendall(b"}")
+        assert read_answer(sock).startswith(b"HTTP/1.1 200 ")
+    (seen,) = upstream.seen("/asked")
+    assert (seen.body, "expect" in seen.headers) == (b"{}", False)
+
+
+def test_steady_body_is_waited_for_and_a_slow_one_is_not(hasty: ProxyProcess) -> None:
+    head = b"POST /paced HTTP/1.1\r\nHost: p\r\n" + AUTH + b"Content-Length: 1500000\r\n\r\n"
+    with hasty.connect() as steady:
+        steady.sendall(head)
+        for _ in range(15):  # beyond BODY_TIMEOUT in all
+            steady.sendall(b"x" * 100_000)
+            time.sleep(0.06)
+        assert read_answer(steady).startswith(b"HTTP/1.1 200 ")
+    with hasty.connect() as slow:
+        slow.sendall(head)
+        with suppress(ConnectionError):
+            while not (answer := trickled(slow)):
+                pass
+        assert answer.startswith(b"HTTP/1.1 408 ")
+
+
+def trickled(sock: socket.socket) -> bytes:
+    """What comes back upon one more byte."""
+    sock.settimeout(0.05)
+    sock.sendall(b"x")
+    with suppress(TimeoutError):
+        return sock.recv(1000)
+    return b""
+
+
+def test_pipelined_requests_are_answered_in_order(hasty: ProxyProcess) -> None:
+    asked = [post(f"/pipelined/{number}") for number in range(200)]
+    received = hasty.raw(b"".join(asked), num_answers=200)
+    targets = re.findall(rb'"target": "/pipelined/(\d+)"', received)
+    assert targets == [b"%d" % number for number in range(200)]
+
+
+@pytest.mark.parametrize("refused", [post("/x", b""), post("/y", b"Authorization: x\r\n")])
+def test_connection_goes_on_after_a_refusal(hasty: ProxyProcess, refused: bytes) -> None:
+    with hasty.connect() as sock:
+        for _ in range(3):
+            sock.sendall(refused)
+            assert read_answer(sock).startswith(b"HTTP/1.1 401 ")
+        sock.sendall(post("/z"))
+        assert read_answer(sock).startswith(b"HTTP/1.1 200 ")
+
+
+def test_client_that_pipelines_and_never_reads_is_held_back_and_cut_off(
+    hasty: ProxyProcess,
+) -> None:
+    """It needs no token, and its answers are larger than what it sends."""
+    worker, sock = worker_of(hasty), slow_reader(hasty)
+    before, sent, num_sent = worker.memory_full_info().uss, PROBE * 2000, 0
+    with closing(sock):
+        sock.settimeout(0.2)
+        ending = time.monotonic() + DEADLINE_S
+        with suppress(ConnectionError):
+            while time.monotonic() < ending:
+                with suppress(TimeoutError):
+                    num_sent += sock.send(sent)
+                assert worker.memory_full_info().uss - before < 16 * MIB
+    assert time.monotonic() < ending, f"not cut off after {num_sent} bytes"
+
+
+def test_client_that_pipelines_megabytes_behind_a_stream_is_held_back(
+    hasty: ProxyProcess, upstream: ScriptedUpstream
+) -> None:
+    def stream(peer: Peer) -> None:
+        peer.begin_stream()
+        while True:
+            peer.chunk(b"x")
+            time.sleep(0.05)
+
+    upstream.scripts["/behind"] = stream
+    worker = worker_of(hasty)
+    before, sent, num_sent = worker.memory_full_info().uss, post("/later") * 1000, 0
+    with hasty.begin("/behind") as sock:
+        sock.recv(1000)
+        sock.settimeout(0.3)
+        with suppress(TimeoutError):
+            while num_sent < 64 * MIB:
+                num_sent += sock.send(sent)
+        assert num_sent < 32 * MIB
+        assert worker.memory_full_info().uss - before < 8 * MIB
+        assert hasty.metric("/health") == "OK"
+    until(lambda: gauge(hasty, "hearth_proxy_upstream_in_flight") == 0, "the stream's end")
+
+
+def test_slow_readers_hold_their_upstream_back_and_take_little_memory(
+    hasty: ProxyProcess, upstream: ScriptedUpstream
+) -> None:
+    upstream.scripts["/flood"] = flood
+    worker = worker_of(hasty)
+    before = worker.memory_full_info().uss
+    with ExitStack() as stack:
+        for _ in range(50):
+            sock = stack.enter_context(slow_reader(hasty))
+            sock.sendall(post("/flood"))
+        until(lambda: gauge(hasty, "hearth_proxy_in_flight") == 50, "50 streams")
+        most = 0
+        for _ in range(8):
+            most = max(most, worker.memory_full_info().uss - before)
+            started = time.monotonic()
+            assert requests.get(hasty.url + "/health", timeout=DEADLINE_S).ok
+            assert time.monotonic() - started < 1
+            time.sleep(0.05)
+        assert most < 50 * 512 * 1024
+        until(lambda: gauge(hasty, "hearth_proxy_in_flight") == 0, "they are cut off")
+    outcomes = [line["outcome"] for line in hasty.audit() if line["route"] == "/flood"]
+    assert outcomes == ["client_stalled"] * 50
+
+
+def test_reader_that_is_only_slow_is_not_cut_off(
+    hasty: ProxyProcess, upstream: ScriptedUpstream
+) -> None:
+    upstream.scripts["/patient"] = flood
+    with closing(slow_reader(hasty)) as sock:
+        sock.sendall(post("/patient"))
+        for _ in range(4):
+            taken = 0
+            while taken < 100_000:
+                taken += len(receive(sock))
+            time.sleep(0.5)
+        assert requests.get(hasty.url + "/ready", timeout=DEADLINE_S).status_code == 200, (
+            "held back by its reader, the stream says nothing against its upstream"
+        )
+    assert hasty.audit_of("/patient")["outcome"] == "client_gone"
+
+
+@pytest.mark.parametrize("is_last", [True, False])
+def test_slow_reader_gets_the_end_of_its_answer(
+    hasty: ProxyProcess, upstream: ScriptedUpstream, is_last: bool
+) -> None:
+    """Also when that waits here alone, with nothing behind it any more."""
+    path, size = f"/tail/{is_last}", 500_000
+    upstream.scripts[path] = lambda peer: peer.reply(b"x" * size)
+    with closing(slow_reader(hasty)) as sock:
+        sock.sendall(post(path, AUTH + (b"Connection: close\r\n" if is_last else b"")))
+        received = 0
+        while received < size:
+            time.sleep(0.4)
+            ending = min(size, received + 100_000)
+            while received < ending:
+                received += len(receive(sock))
+    assert hasty.audit_of(path)["outcome"] == "complete"
+
+
+@pytest.mark.parametrize("is_taken", [True, False])
+def test_lingering_connection_is_closed_once_nothing_is_taken(is_taken: bool) -> None:
+    """Its last answer may take longer than a client has to close."""
+
+    async def run() -> bool:
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            transport = Transport(ours)
+            patience = Patience(1, 1, 1, 1, 1)
+            client = ClientConnection(Crowd(9, 9), Refusing(), patience)
+            client.connection_made(transport)  # type: ignore[arg-type]
+            client.data_received(b"\0")
+            transport.num_unsent = 1000
+            client.expire()
+            assert not transport.is_closed
+            transport.num_unsent -= is_taken
+            client.expire()
+            return transport.is_closed
+
+    assert asyncio.run(run()) is not is_taken
+
+
+class Refusing:
+    is_draining = False
+
+    def begin(self, exchange: Exchange) -> None: ...
+
+    def refuse(self, error: ProxyError) -> bytes:
+        return b"no"
+
+
+class Transport:
+    """As much of one as an answer's end needs."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+        self.num_unsent = 0
+        self.is_closed = False
+
+    def get_extra_info(self, name: str) -> object:
+        return {"socket": self.sock, "peername": ("192.0.2.1", 1)}.get(name)
+
+    def set_write_buffer_limits(self, high: int) -> None: ...
+
+    def get_write_buffer_size(self) -> int:
+        return self.num_unsent
+
+    def is_closing(self) -> bool:
+        return self.is_closed
+
+    def abort(self) -> None:
+        self.is_closed = True
+
+    def write(self, data: bytes) -> None: ...
+
+    def write_eof(self) -> None: ...
+
+    def resume_reading(self) -> None: ...
+
+
+def test_client_that_leaves_behind_a_large_body_is_noticed(
+    hasty: ProxyProcess, upstream: ScriptedUpstream
+) -> None:
+    closed: list[bool] = []
+    upstream.scripts["/left"] = lambda peer: closed.append(peer.wait_until_closed_by_proxy())
+    for size in (200_000, 262_145, 300_000, 700_000):
+        with hasty.connect() as sock:
+            sock.sendall(post("/left", body=b"x" * size))
+            until(lambda: gauge(hasty, "hearth_proxy_upstream_in_flight") == 1, "the request")
+        until(lambda: gauge(hasty, "hearth_proxy_upstream_in_flight") == 0, f"its end at {size}")
+    until(lambda: closed == [True] * 4, "the upstream's view of it")
+
+
+def test_thousands_that_send_nothing_or_one_byte_keep_nobody_out(
+    upstream: ScriptedUpstream, tmp_path: Path
+) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 2 * NUM_SILENT + 1000
+    if soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, wanted), hard))
+    gaps: list[float] = []
+
+    def stream(peer: Peer) -> None:
+        peer.begin_stream()
+        while True:
+            peer.chunk(b"x")
+            time.sleep(0.05)
+
+    upstream.scripts["/among"] = stream
+    with (
+        ExitStack() as stack,
+        running_proxy(
+            tmp_path, upstream.url, PROXY_CONNECTIONS="1000", MAX_WAITING_PER_ADDRESS="100"
+        ) as proxy,
+    ):
+        streams = [stack.enter_context(proxy.begin("/among")) for _ in range(8)]
+        for sock in streams:
+            assert b"200 OK" in sock.recv(1000)
+        for number in range(2 * NUM_SILENT):
+            sock = stack.enter_context(proxy.connect())
+            if number % 2:
+                with suppress(ConnectionError):
+                    sock.sendall(b"G")
+            if number % 400 == 399:
+                started = time.monotonic()
+                assert requests.get(proxy.url + "/health", timeout=DEADLINE_S).ok
+                assert requests.get(proxy.url + "/x", headers=bearer(), timeout=DEADLINE_S).ok
+                gaps.append(time.monotonic() - started)
+        until(lambda: gauge(proxy, "hearth_proxy_connections") < 120, "few are left of them")
+        for sock in streams:
+            assert receive(sock)
+        assert worker_of(proxy).memory_full_info().uss < 200 * MIB
+    assert max(gaps) < 1
+
+
+def test_clients_that_vanish_at_any_point_leave_nothing_behind(
+    hasty: ProxyProcess, upstream: ScriptedUpstream
+) -> None:
+    def slowly(peer: Peer) -> None:
+        peer.begin_stream()
+        peer.chunk(b"x" * 100)
+        time.sleep(0.02)
+        peer.chunk(b"x" * 100_000)
+        time.sleep(0.02)
+        peer.end_stream()
+
+    upstream.scripts["/vanish"] = slowly
+    data = post("/vanish", body=b"x" * 1000)
+    for number in range(120):
+        sock = hasty.connect()
+        if number % 2:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+        with suppress(ConnectionError):
+            if number % 20:
+                sock.sendall(data[: len(data) * (number % 20) // 15])
+            if number % 3 == 1:
+                sock.shutdown(socket.SHUT_WR)
+            if number % 20 > 15:
+                time.sleep(0.01 * (number % 5))
+        sock.close()
+    until(lambda: gauge(hasty, "hearth_proxy_upstream_in_flight") == 0, "their end")
+    until(lambda: gauge(hasty, "hearth_proxy_in_flight") == 0, "their end")
+
+
+def test_log_holds_no_failure(hasty: ProxyProcess) -> None:
+    for sign in ("Traceback", "never retrieved", "Exception"):
+        assert sign not in hasty.log()

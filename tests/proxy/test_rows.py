@@ -1,0 +1,141 @@
+"""What upstreams say of their user rows, and what becomes of it in the choice."""
+
+import pytest
+
+from proxy.errors import AllRowsBusy
+from proxy.inbound import RoutingHints
+from proxy.maintenance import parse_rows
+from proxy.retries import MAX_SAVED_RETRIES, RetryBudget
+from proxy.upstreams import Balancer, Health, Rows, UpstreamSpec
+
+
+class Clock:
+    now_s = 1000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def balancer_of(*rows: Rows | None, **options: float) -> tuple[Balancer, Clock]:
+    clock = Clock()
+    specs = [UpstreamSpec(f"http://u{number}:1") for number in range(len(rows))]
+    balancer = Balancer(specs, 1.0, clock, **options)  # type: ignore[arg-type]
+    for upstream, each in zip(balancer.upstreams, rows, strict=True):
+        balancer.report_health(upstream, Health.READY, each)
+    return balancer, clock
+
+
+def fill(balancer: Balancer) -> list[str]:
+    """The upstreams of as many generating requests as find a row."""
+    names = []
+    while True:
+        try:
+            names.append(balancer.choose(RoutingHints(), takes_row=True).name)
+        except AllRowsBusy:
+            return names
+
+
+@pytest.mark.parametrize(
+    ("answer", "rows"),
+    [
+        (b'{"user_rows": 32, "busy_rows": 3, "queued": 2, "more": "x"}', Rows(32, 5)),
+        (b'{"user_rows": 1, "busy_rows": 0, "queued": 0}', Rows(1, 0)),
+        (b'{"user_rows": 0, "busy_rows": 0, "queued": 0}', None),
+        (b'{"user_rows": true, "busy_rows": 0, "queued": 0}', None),
+        (b'{"user_rows": 4, "busy_rows": -1, "queued": 0}', None),
+        (b'{"user_rows": 4, "busy_rows": 1.5, "queued": 0}', None),
+        (b'{"user_rows": "4", "busy_rows": 0, "queued": 0}', None),
+        (b'{"user_rows": 4, "busy_rows": 0}', None),
+        (b'{"user_rows": 4, "busy_rows": false, "queued": 0}', None),
+        (b"[1, 2]", None),
+        (b'"ready"', None),
+        (b"", None),
+        (b"\xff", None),
+        (b"[" * 100_000, None),
+        (b'{"a":' * 100_000, None),
+    ],
+)
+def test_rows_are_read_where_they_are_said_in_full(answer: bytes, rows: Rows | None) -> None:
+    assert parse_rows(answer) == rows
+
+
+def test_requests_go_where_the_smallest_share_of_rows_is_busy() -> None:
+    balancer, _ = balancer_of(Rows(32, 0), Rows(8, 0))
+    names = [balancer.choose(RoutingHints(), takes_row=True).name for _ in range(40)]
+    assert names.count("u0:1") == 32
+
+
+def test_each_gets_its_rows_and_one_more_for_each_eight() -> None:
+    balancer, _ = balancer_of(Rows(16, 0), Rows(2, 0))
+    names = fill(balancer)
+    assert (names.count("u0:1"), names.count("u1:1")) == (18, 3)
+    balancer.finish(balancer.upstreams[1])
+    assert fill(balancer) == ["u1:1"]
+
+
+def test_rows_that_others_have_taken_count_and_ones_own_do_not_twice() -> None:
+    balancer, _ = balancer_of(Rows(4, 3))
+    assert len(fill(balancer)) == 2
+    (upstream,) = balancer.upstreams
+    balancer.report_health(upstream, Health.READY, Rows(4, 2))
+    assert upstream.num_taken_by_others == 0
+    assert len(fill(balancer)) == 3
+
+
+def test_what_takes_no_row_waits_for_none() -> None:
+    balancer, _ = balancer_of(Rows(1, 9))
+    assert fill(balancer) == []
+    assert balancer.choose(RoutingHints()).name == "u0:1"
+
+
+def test_one_that_does_not_say_takes_all_up_to_its_bound() -> None:
+    balancer, _ = balancer_of(None, max_in_flight=7)
+    assert len(fill(balancer)) == 7
+    with pytest.raises(AllRowsBusy):
+        balancer.choose(RoutingHints())
+
+
+def test_full_one_is_left_until_a_row_comes_free() -> None:
+    balancer, _ = balancer_of(Rows(4, 0))
+    (upstream,) = balancer.upstreams
+    for _ in range(2):
+        balancer.choose(RoutingHints(), takes_row=True)
+    assert balancer.report_full(upstream)
+    balancer.finish(upstream, had_row=False)
+    assert fill(balancer) == []
+    balancer.finish(upstream)
+    assert len(fill(balancer)) == 5
+    balancer.report_full(upstream)
+    balancer.report_health(upstream, Health.READY, Rows(4, 0))
+    balancer.finish(upstream)
+    assert fill(balancer) == ["u0:1"]
+
+
+def test_one_that_says_nothing_of_rows_is_not_waited_for() -> None:
+    balancer, _ = balancer_of(None)
+    assert not balancer.report_full(balancer.upstreams[0])
+
+
+def test_one_whose_streams_all_stall_gets_no_more_until_one_goes_on() -> None:
+    balancer, clock = balancer_of(None, None, stall_timeout_s=60)
+    stalled, other = balancer.upstreams
+    balancer.begin_stream(stalled)
+    clock.now_s += 59
+    balancer.begin_stream(stalled)
+    clock.now_s += 60.5
+    assert {balancer.choose(RoutingHints()) for _ in range(4)} == {other}
+    balancer.note_piece(stalled)
+    assert balancer.choose(RoutingHints()) is stalled
+    clock.now_s += 61
+    assert not balancer.snapshot()[0].is_usable
+    balancer.end_stream(stalled)
+    balancer.end_stream(stalled)
+    assert balancer.snapshot()[0].is_usable
+
+
+def test_a_fifth_of_all_requests_may_be_retried() -> None:
+    budget = RetryBudget()
+    assert sum(budget.try_spend() for _ in range(1000)) == MAX_SAVED_RETRIES
+    for _ in range(50):
+        budget.note_request()
+    assert 9 <= sum(budget.try_spend() for _ in range(1000)) <= 10
