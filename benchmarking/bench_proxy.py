@@ -11,10 +11,12 @@ import argparse
 import asyncio
 import resource
 import secrets
+import signal
 import sys
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from statistics import median, quantiles
 from tempfile import TemporaryDirectory
@@ -71,8 +73,16 @@ class Delays:
     cpu_us_per_token: float
 
     @classmethod
-    def of(cls, clients: list[StreamClient], memory_bytes: int, cpu_s: float) -> "Delays":
-        delays_ms = [delay / 1e6 for client in clients for delay in client.delays_ns]
+    def of(
+        cls, clients: list[StreamClient], opened_ns: int, memory_bytes: int, cpu_s: float
+    ) -> "Delays":
+        """Delays only of what arrived once all streams were open."""
+        delays_ms = [
+            delay_ns / 1e6
+            for client in clients
+            for delay_ns, arrival_ns in zip(client.delays_ns, client.arrivals_ns, strict=True)
+            if arrival_ns - delay_ns >= opened_ns
+        ]
         p50_ms, p99_ms = p50_p99(delays_ms)
         return cls(
             p50_ms,
@@ -95,12 +105,14 @@ class Bench:
         request = self._request("POST", f"/inference/{load.num_tokens}/{load.tokens_per_s}")
         before_bytes, before_s = target.memory_bytes(), target.cpu_s()
         clients = await open_streams(target.port, request, load.num_streams, load.num_tokens)
-        opened_s = target.cpu_s()
+        opened_s, opened_ns = target.cpu_s(), time.monotonic_ns()
         await asyncio.sleep(0.5 * load.seconds)
         during_bytes = target.memory_bytes()
         await asyncio.gather(*(client.ended for client in clients))
         cpu_s = target.cpu_s() - (opened_s if load.seconds > 1 else before_s)
-        result = Delays.of(clients, during_bytes - before_bytes, cpu_s)
+        if load.seconds <= 1:
+            opened_ns = 0  # too short a time for it to make a difference
+        result = Delays.of(clients, opened_ns, during_bytes - before_bytes, cpu_s)
         if target.name.startswith("proxy"):
             self.num_faults += result.num_lost + result.num_out_of_order
         return result
@@ -172,17 +184,16 @@ class Bench:
         request = self._request("POST", f"/inference/{load.num_tokens}/{load.tokens_per_s}")
         before_bytes = target.memory_bytes()
         victims = await open_streams(target.port, request, NUM_VICTIMS, load.num_tokens)
-        crowd = Crowd(target.port)
         health = asyncio.create_task(self._slowest_health(target, load.seconds))
-        if num_sockets:
-            flood = self._request("POST", "/inference/flood")
-            # In a thread: a connection that is slow to come must not look like a stream's gap.
-            await asyncio.to_thread(crowd.add, SLOW_READERS, flood, 4096)
-            await asyncio.to_thread(crowd.add, num_sockets, b"")
-            await asyncio.to_thread(crowd.add, num_sockets, HALF_A_HEAD)
+        # A process of its own: this one must not be busy when a token comes.
+        crowd = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "benchmarking.bench_proxy", "--crowd", str(target.port),
+            "--hostile", str(num_sockets), "--token", self._token,
+        )  # fmt: skip
         await asyncio.gather(*(victim.ended for victim in victims))
         added_bytes = target.memory_bytes() - before_bytes
-        crowd.close()
+        crowd.terminate()
+        await crowd.wait()
         self.num_faults += sum(victim.num_lost + victim.num_out_of_order for victim in victims)
         gaps_ms = [
             (after - before) / 1e6
@@ -206,10 +217,24 @@ class Bench:
         return 1000 * slowest_s
 
     def _request(self, method: str, path: str) -> bytes:
-        return (
-            f"{method} {path} HTTP/1.1\r\nHost: bench\r\nAuthorization: Bearer {self._token}\r\n"
-            f"Content-Length: 0\r\n\r\n"
-        ).encode()
+        return http_request(method, path, self._token)
+
+
+def http_request(method: str, path: str, token: str) -> bytes:
+    return (
+        f"{method} {path} HTTP/1.1\r\nHost: bench\r\nAuthorization: Bearer {token}\r\n"
+        f"Content-Length: 0\r\n\r\n"
+    ).encode()
+
+
+def press(port: int, num_sockets: int, token: str) -> None:
+    """Be the crowd, until somebody ends it."""
+    crowd = Crowd(port)
+    if num_sockets:
+        crowd.add(SLOW_READERS, http_request("POST", "/inference/flood", token), 4096)
+        crowd.add(num_sockets, b"")
+        crowd.add(num_sockets, HALF_A_HEAD)
+    signal.pause()
 
 
 def p50_p99(values: list[float]) -> tuple[float, float]:
@@ -225,8 +250,8 @@ def run(targets: Targets, bench: Bench, arguments: argparse.Namespace) -> None:
     uvloop.run(bench.streams(targets.direct, Load(2, 5, 0.4)))
     bench.delays([targets.direct, *behind], load)
     bench.delays([targets.direct, *behind], replace(load, num_streams=arguments.many))
-    most = Load(arguments.most, arguments.most_rate, arguments.seconds)
-    bench.delays([targets.direct, *behind[1:]], most)
+    most = Load(arguments.most, arguments.most_rate, 2 * arguments.seconds)
+    bench.delays([targets.direct, *filter(partial(_has_room, most), behind[1:])], most)
     bench.small_requests([targets.direct, *behind], arguments.seconds)
     if arguments.highest:
         bench.highest_rate(
@@ -234,6 +259,15 @@ def run(targets: Targets, bench: Bench, arguments: argparse.Namespace) -> None:
         )
     if arguments.hostile:
         bench.hostile(one, load, arguments.hostile)
+
+
+def _has_room(load: Load, target: Target) -> bool:
+    """Envoy is one process, with two sockets for each stream."""
+    _, num_files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    has_room = target.name != "envoy" or 2 * load.num_streams < num_files
+    if not has_room:
+        print(f"\nenvoy has no room for {load.num_streams} streams: {num_files} open files at most")
+    return has_room
 
 
 def main() -> None:
@@ -247,11 +281,16 @@ def main() -> None:
     parser.add_argument("--hostile", type=int, default=5_000, help="sockets of each kind")
     parser.add_argument("--highest", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--upstream", type=int, metavar="PORT", help=argparse.SUPPRESS)
+    parser.add_argument("--crowd", type=int, metavar="PORT", help=argparse.SUPPRESS)
+    parser.add_argument("--token", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     if arguments.upstream is not None:
         uvloop.run(serve_upstream(arguments.upstream))
+        return
+    if arguments.crowd is not None:
+        press(arguments.crowd, arguments.hostile, arguments.token)
         return
     exit_on_sigterm()
     print(describe_machine("gunicorn", "uvloop", "httptools"))

@@ -199,7 +199,7 @@ async def closed_loop(port: int, request: bytes, num_clients: int, seconds: floa
 
 
 class Crowd:
-    """Hostile clients: plain sockets that say nothing, or little, or do not read. Any thread."""
+    """Hostile clients: plain sockets that say nothing, or little, or do not read."""
 
     def __init__(self, port: int) -> None:
         self._port = port

@@ -189,6 +189,6 @@ class Targets:
                 manager="HttpConnectionManager",
             )
         )
-        command = [program, "-c", str(config), "--concurrency", "2", "--log-level", "error"]
+        command = [program, "-c", str(config), "--concurrency", "2", "--log-level", "off"]
         command += ["--disable-hot-restart"]
         return Target("envoy", port, self._stack.enter_context(serving(command, port, self._env)))

@@ -7,6 +7,7 @@ connection was refused, or the answer was 503, and in both cases the whole body 
 import asyncio
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
+from typing import Any
 
 from httptools import HttpParserError
 
@@ -50,9 +51,9 @@ class Reply:
         """Whether how long its body is shows at its end only."""
         return self.head.length is None and not self.connection.is_bodyless
 
-    async def relay(self, receiver: Receiver) -> None:
+    def relay(self, receiver: Receiver) -> asyncio.Future[None]:
         """The body, in the pieces in which it arrives. Raises StreamBroken."""
-        await self.connection.relay(receiver)
+        return self.connection.relay(receiver)
 
     def set_reading(self, is_reading: bool) -> None:
         """A stream that is held back for its client's sake says nothing of its upstream."""
@@ -115,7 +116,9 @@ class Forwarder:
         deadline_s = asyncio.get_running_loop().time() + self._queue_timeout_s
         while True:
             try:
-                upstream = await self._wait_for_row(request, tried, deadline_s)
+                upstream = self._free_upstream(request, tried) or await self.room.enter(
+                    request, tried, deadline_s
+                )
             except UpstreamUnreachable as error:
                 raise unreachable or error from None
             try:
@@ -129,15 +132,14 @@ class Forwarder:
                 continue
             return reply
 
-    async def _wait_for_row(
-        self, request: InboundRequest, tried: set[Upstream], deadline_s: float
-    ) -> Upstream:
-        if not (len(self.room) and request.takes_row):
-            try:
-                return self._choose(request, tried)
-            except AllRowsBusy:
-                pass
-        return await self.room.enter(request, tried, deadline_s)
+    def _free_upstream(self, request: InboundRequest, tried: set[Upstream]) -> Upstream | None:
+        """None for a request that has to wait, for a row or for those that do already."""
+        if request.takes_row and len(self.room):
+            return None
+        try:
+            return self._choose(request, tried)
+        except AllRowsBusy:
+            return None
 
     def _choose(self, request: InboundRequest, tried: AbstractSet[Upstream]) -> Upstream:
         return self.balancer.choose(request.hints, tried, takes_row=request.takes_row)
@@ -197,7 +199,9 @@ class Forwarder:
             if not request.body.is_complete:
                 upload = asyncio.create_task(self._upload(connection, request))
                 await self._uploaded_or_answered(upload, connection)
-            head = await self._first_byte(connection)
+            now_s = asyncio.get_running_loop().time()
+            self._deadline_s[connection] = now_s + self._first_byte_timeout_s
+            head = await connection.answered()
             self.balancer.report_success(upstream)
             return Reply(upstream, connection, head, self, upload)
         except BaseException as error:
@@ -211,14 +215,8 @@ class Forwarder:
             if isinstance(error, (OSError, EOFError, ValueError, HttpParserError)):
                 raise UpstreamBroken(f"{upstream.name}: {error!r}") from error
             raise
-
-    async def _first_byte(self, connection: UpstreamConnection) -> ReplyHead:
-        now_s = asyncio.get_running_loop().time()
-        self._deadline_s[connection] = now_s + self._first_byte_timeout_s
-        try:
-            return await connection.answered()
         finally:
-            del self._deadline_s[connection]
+            self._deadline_s.pop(connection, None)
 
     def sweep(self, now_s: float) -> None:
         """Give up on those that let us wait too long. Called a few times a second."""
@@ -238,9 +236,10 @@ class Forwarder:
         self, upload: asyncio.Task[None], connection: UpstreamConnection
     ) -> None:
         """An upstream may answer (413, say) before it has all of the body. Raises the upload's."""
-        answer = asyncio.create_task(connection.answered())
+        answer = connection.answered()
         try:
-            await asyncio.wait({upload, answer}, return_when=asyncio.FIRST_COMPLETED)
+            either: set[asyncio.Future[Any]] = {upload, answer}
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
             if upload.done():
                 upload.result()
             elif answer.exception() is not None:

@@ -158,25 +158,23 @@ class UpstreamConnection(asyncio.Protocol):
         if self._drained is not None:
             await self._drained
 
-    async def answered(self) -> ReplyHead:
-        """The answer's head, once it has come. Raises what went wrong."""
-        if self._error is not None:
-            raise self._error
-        if self.head is None:
-            self._head_waiter = self._loop.create_future()
-            return await self._head_waiter
-        return self.head
+    # The next two are no coroutines, as small answers notice each of them.
 
-    async def relay(self, receiver: Receiver) -> None:
+    def answered(self) -> asyncio.Future[ReplyHead]:
+        """The answer's head, once it has come. Raises what went wrong."""
+        self._head_waiter = self._loop.create_future()
+        self._settle_head()
+        return self._head_waiter
+
+    def relay(self, receiver: Receiver) -> asyncio.Future[None]:
         """Hand the body over as it comes, to its end. StreamBroken if that comes too soon."""
+        ended: asyncio.Future[None] = self._loop.create_future()
         self._receiver = receiver
         pieces, self._pieces = self._pieces, []
         receiver.take(pieces, self.is_whole)
-        if self._error is not None:
-            raise StreamBroken(repr(self._error)) from self._error
-        if not self.is_whole:
-            self._ended = self._loop.create_future()
-            await self._ended
+        self._ended = ended
+        self._settle_end()
+        return ended
 
     def set_reading(self, is_reading: bool) -> None:
         if not self._transport.is_closing():
@@ -268,16 +266,23 @@ class UpstreamConnection(asyncio.Protocol):
 
     def _hand_over(self) -> None:
         """Wake whoever waits, with what there is."""
-        if self._head_waiter is not None and not self._head_waiter.done():
-            if self._error is not None:
-                self._head_waiter.set_exception(self._error)
-            elif self.head is not None:
-                self._head_waiter.set_result(self.head)
+        self._settle_head()
         if self._receiver is None:
             return
         if self._pieces or self.is_whole:
             pieces, self._pieces = self._pieces, []
             self._receiver.take(pieces, self.is_whole)
+        self._settle_end()
+
+    def _settle_head(self) -> None:
+        if self._head_waiter is None or self._head_waiter.done():
+            return
+        if self._error is not None:
+            self._head_waiter.set_exception(self._error)
+        elif self.head is not None:
+            self._head_waiter.set_result(self.head)
+
+    def _settle_end(self) -> None:
         if self._ended is None or self._ended.done():
             return
         if self._error is not None:

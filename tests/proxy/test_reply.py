@@ -63,13 +63,12 @@ def talk(script: Talk, method: str = "GET") -> None:
 
 def test_answer_in_single_bytes_is_the_same_as_in_one_piece() -> None:
     async def script(connection: UpstreamConnection, wire: Wire, body: Body) -> None:
-        relaying: asyncio.Task[None] | None = None
+        relaying: asyncio.Future[None] | None = None
         for at in range(len(ANSWER)):
             connection.data_received(ANSWER[at : at + 1])
             if relaying is None and connection.head is not None:
                 head = await connection.answered()
-                relaying = asyncio.create_task(connection.relay(body))
-                await asyncio.sleep(0)
+                relaying = connection.relay(body)
         assert relaying is not None
         await relaying
         assert (head.status, head.length, body.data, body.is_whole) == (200, 2, b"ok", True)
