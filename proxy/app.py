@@ -55,6 +55,7 @@ from proxy.usage import PROMPT_HEADER, Usage, UsageMeter, estimated_usage
 log = logging.getLogger(__name__)
 
 SWEEP_S = 0.2  # how often it is looked for those whose time is over
+SWEEP_ON_S = 0.01  # and how soon for the rest of them, when they are many
 LAST_WORDS_S = 5.0  # for what is cut at the end to be written down
 # Beyond PROXY_REQUESTS, for operators.
 RESERVED_REQUESTS = 16
@@ -412,9 +413,9 @@ class ProxyApp:
 
     def _sweep(self) -> None:
         now_s = self._loop.time()
-        self.crowd.sweep(now_s)
+        has_more = self.crowd.sweep(now_s)
         self._forwarder.sweep(now_s)
-        self._sweeping = self._loop.call_later(SWEEP_S, self._sweep)
+        self._sweeping = self._loop.call_later(SWEEP_ON_S if has_more else SWEEP_S, self._sweep)
 
     def _discover(self) -> None:
         """Maintenance thread."""

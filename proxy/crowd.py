@@ -6,6 +6,7 @@ way to newcomers, of the same address first. Event loop only.
 
 import math
 from enum import IntEnum
+from itertools import islice
 from typing import Protocol
 
 # Above the cap, for /health and for operators.
@@ -13,6 +14,7 @@ RESERVED_CONNECTIONS = 64
 # No connection is one too many of its address sooner: when many come at once, their heads are read
 # only after all have been accepted.
 GRACE_S = 1.0
+MAX_CLOSED = 64  # in one sweep, of each kind
 
 
 class Wait(IntEnum):
@@ -101,16 +103,27 @@ class Crowd:
                 del self._since_s[member.address]
         member.wait = None
 
-    def sweep(self, now_s: float) -> None:
-        """Close those whose time is over or who are too many. Called a few times a second."""
-        for since_s in list(self._since_s.values()):
-            num_surplus = len(since_s) - self._max_waiting_per_address
-            for member, at_s in list(since_s.items())[: max(0, num_surplus)]:
-                if at_s <= now_s - GRACE_S:
-                    self._evict(member)
-        for member in [member for member in self._members if member.deadline_s <= now_s]:
+    def sweep(self, now_s: float) -> bool:
+        """Close those who are too many or whose time is over. Called a few times a second.
+
+        Returns whether there are more of them: of thousands some at a time, or nobody else would
+        be served meanwhile.
+        """
+        surplus = [
+            member
+            for since_s in self._since_s.values()
+            for member, at_s in islice(
+                since_s.items(), max(0, len(since_s) - self._max_waiting_per_address)
+            )
+            if at_s <= now_s - GRACE_S
+        ]
+        for member in surplus[:MAX_CLOSED]:
+            self._evict(member)
+        late = [member for member in self._members if member.deadline_s <= now_s]
+        for member in late[:MAX_CLOSED]:
             member.deadline_s = math.inf
             member.expire()
+        return max(len(surplus), len(late)) > MAX_CLOSED
 
     def members(self) -> tuple[Member, ...]:
         return tuple(self._members)

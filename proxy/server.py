@@ -22,7 +22,8 @@ def gunicorn_options(settings: Settings) -> dict[str, Any]:
         "bind": [f"{settings.proxy_host}:{settings.proxy_port}"],
         "workers": settings.proxy_processes,
         "worker_class": "proxy.worker.ProxyWorker",
-        "backlog": 4096,
+        # All of it is accepted at once, and nobody is served meanwhile.
+        "backlog": 1024,
         "timeout": 120,
         "graceful_timeout": int(settings.drain_timeout) + GRACE_S,
         "preload_app": False,
