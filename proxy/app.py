@@ -37,7 +37,7 @@ from proxy.limits import Admission, TeamLimits
 from proxy.login import LOGIN_PATH, LOGOUT_PATH, Login, Page
 from proxy.logs import request_id
 from proxy.maintenance import Maintenance, check_health
-from proxy.metrics import Metrics
+from proxy.metrics import Gauges, Metrics
 from proxy.origins import (
     PREFLIGHT_HEADERS,
     check_preflight,
@@ -122,23 +122,21 @@ class ProxyApp:
             ],
             settings.health_interval,
         )
-        self._metrics = Metrics(
-            parts.balancer,
-            {
-                "hearth_proxy_in_flight": ("Requests served now.", lambda: len(self._running)),
-                "hearth_proxy_connections": ("Clients' connections.", lambda: len(self.crowd)),
-                "hearth_proxy_waiting": (
-                    "Requests that wait for a user row.",
-                    lambda: len(self._forwarder.room),
-                ),
-            },
-        )
+        self._metrics = Metrics(parts.balancer, self._gauges())
         self._audit = AuditLog(self._metrics.record)
         self._probes = Probes(lambda: self._maintenance.is_alive, self._why_not_ready)
         address = (settings.proxy_metrics_host, settings.proxy_metrics_port)
         self._control = ControlServer(
             address, settings.proxy_processes, self._probes, self._metrics.registry
         )
+
+    def _gauges(self) -> Gauges:
+        waiting = "Requests that wait for a user row."
+        return {
+            "hearth_proxy_in_flight": ("Requests served now.", lambda: len(self._running)),
+            "hearth_proxy_connections": ("Clients' connections.", lambda: len(self.crowd)),
+            "hearth_proxy_waiting": (waiting, lambda: len(self._forwarder.room)),
+        }
 
     def start(self) -> None:
         """In the running event loop."""

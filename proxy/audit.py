@@ -4,6 +4,7 @@ Never prompts, answers, tokens or query strings.
 """
 
 import asyncio
+import json
 import logging
 import time
 from collections.abc import Callable
@@ -12,7 +13,7 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from operator import attrgetter
 
-from pydantic_core import to_json
+from pydantic_core import PydanticSerializationError, to_json
 
 from proxy.logs import AUDIT_LOGGER
 
@@ -70,7 +71,12 @@ class AuditRecord:
         values = zip(_FIELDS, _values_of(self), strict=True)
         known = {name: value for name, value in values if value is not None}
         ended_at = self.ended_at or datetime.now(UTC)
-        return to_json({"time": ended_at.isoformat(), **known}).decode()
+        line = {"time": ended_at.isoformat(), **known}
+        try:
+            return to_json(line).decode()
+        except PydanticSerializationError:
+            # A client's JSON may hold half a surrogate pair, which plain UTF-8 has no bytes for.
+            return json.dumps(line)
 
     def end(self) -> None:
         self.total_ms = self.elapsed_ms()
