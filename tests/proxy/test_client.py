@@ -263,8 +263,12 @@ def test_slow_readers_hold_their_upstream_back_and_take_little_memory(
             time.sleep(0.05)
         assert most < 50 * 512 * 1024
         until(lambda: gauge(hasty, "hearth_proxy_in_flight") == 0, "they are cut off")
-    outcomes = [line["outcome"] for line in hasty.audit() if line["route"] == "/flood"]
-    assert outcomes == ["client_stalled"] * 50
+
+    def outcomes() -> list[object]:
+        return [line["outcome"] for line in hasty.audit() if line["route"] == "/flood"]
+
+    until(lambda: len(outcomes()) == 50, "their lines")
+    assert outcomes() == ["client_stalled"] * 50
 
 
 def test_reader_that_is_only_slow_is_not_cut_off(
