@@ -35,7 +35,7 @@ class Usage:
 
 
 class UsageMeter:
-    """Fed every chunk of one answer. Request thread only."""
+    """Fed every chunk of one answer. Event loop only."""
 
     def __init__(self, content_type: str, prompt_tokens: str = "") -> None:
         """`prompt_tokens` is the upstream's header, if it sent one."""
