@@ -52,10 +52,10 @@ kernels: $(VENV)/serve.stamp
 test-kernels: $(VENV)/dev.stamp
 	$(BIN)/python -m inference_api.kernels.sanitize
 
-# `make bench-serve` runs benchmarking/bench_serve.py, and so on: each prints a table and the machine.
-# Time one alone; its options are listed by `python -m benchmarking.bench_serve --help`.
+# `make bench-serve` runs benchmarking/benches/serve.py, and so on: each prints a table and the machine.
+# Time one alone; its options are listed by `python -m benchmarking.benches.serve --help`.
 bench-%: $(VENV)/dev.stamp
-	$(BIN)/python -m benchmarking.bench_$*
+	$(BIN)/python -m benchmarking.benches.$*
 
 $(VENV)/python.stamp:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

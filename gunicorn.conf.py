@@ -15,13 +15,13 @@ from gunicorn.app.wsgiapp import WSGIApplication
 from gunicorn.arbiter import Arbiter
 from gunicorn.workers.gthread import ThreadWorker
 
-from inference_api.decode_backend import Hooks
+from inference_api.connections.worker import ApiWorker, allowed_connections
 from inference_api.errors import StartupError
 from inference_api.inference_api_server import server_of
-from inference_api.logs import logging_config
+from inference_api.observe.logs import logging_config
 from inference_api.preflight import check_start
+from inference_api.scheduling.decode_backend import Hooks
 from inference_api.settings import load_settings
-from inference_api.worker import ApiWorker, allowed_connections
 from optimizer.errors import StartupError as OptimizerStartupError
 from optimizer.settings import load_settings as load_optimizer_settings
 from weights.errors import StartupError as WeightsStartupError

@@ -14,7 +14,7 @@ from typing import Any
 
 import requests
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[1]
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 30.0
 MOCK_APP = "inference_api._mock_inference_api_server:create_test_server()"

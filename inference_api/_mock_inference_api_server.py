@@ -10,12 +10,12 @@ from unittest.mock import patch
 
 from flask import Flask
 
-from inference_api.chat_prompts import Message, check_names, plain_chat_prompt
-from inference_api.decode_backend import DecodeBackend
 from inference_api.engine.runner import DecodeInput, Drawn, PrefillChunk
 from inference_api.inference_api_server import create_server, server_of
 from inference_api.request import TokenLogprobs
+from inference_api.scheduling.decode_backend import DecodeBackend
 from inference_api.settings import Settings
+from inference_api.text.chat_prompts import Message, check_names, plain_chat_prompt
 
 END_TOKEN = 256  # the ids below it are bytes
 DEFAULT_SEQ_LEN = 2048

@@ -6,13 +6,11 @@ from dataclasses import asdict, dataclass
 
 from flask import Flask
 
-from inference_api.decode_backend import DecodeBackend, Hooks
-from inference_api.disconnects import DisconnectWatcher
-from inference_api.input_queue import InputQueue
+from inference_api.generation.disconnects import DisconnectWatcher
+from inference_api.generation.streaming import Generations
 from inference_api.live_state import LiveState
-from inference_api.metrics import ServerMetrics, ServerState
-from inference_api.openapi import Operations
-from inference_api.output_queues import OutputQueues
+from inference_api.observe.metrics import ServerMetrics, ServerState
+from inference_api.observe.telemetry import Tracing
 from inference_api.routes import dashboard, generate, health, openai, tokenize
 from inference_api.routes import metrics as metrics_routes
 from inference_api.routes.auth import needs_token, register_token_check
@@ -20,10 +18,12 @@ from inference_api.routes.body import WholeBodyRequest
 from inference_api.routes.caller import register_request_ids
 from inference_api.routes.errors import register_error_handlers
 from inference_api.routes.openapi import register_openapi
+from inference_api.routes.openapi_document import Operations
 from inference_api.routes.origins import register_origin_check
+from inference_api.scheduling.decode_backend import DecodeBackend, Hooks
+from inference_api.scheduling.input_queue import InputQueue
+from inference_api.scheduling.output_queues import OutputQueues
 from inference_api.settings import Settings, load_settings
-from inference_api.streaming import Generations
-from inference_api.telemetry import Tracing
 from optimizer.app import create_service
 from optimizer.metrics import ReplicaGauges
 from optimizer.routes import OPERATIONS as OPTIMIZER_OPERATIONS

@@ -11,11 +11,11 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 from prometheus_client.samples import Sample
 
-from inference_api.decode_backend import DecodeBackend, Phase
-from inference_api.input_queue import InputQueue
-from inference_api.rows import UserRow
+from inference_api.generation.streaming import Generations
+from inference_api.scheduling.decode_backend import DecodeBackend, Phase
+from inference_api.scheduling.input_queue import InputQueue
+from inference_api.scheduling.rows import UserRow
 from inference_api.settings import Settings
-from inference_api.streaming import Generations
 
 LATENCIES = {
     "ttft": "inference_time_to_first_token_seconds",

@@ -5,9 +5,9 @@ Runs in gunicorn's arbiter, so it loads no torch there.
 
 import socket
 
-from inference_api import telemetry
 from inference_api.engine.options import EngineOptions
 from inference_api.errors import StartupError
+from inference_api.observe import telemetry
 from inference_api.settings import Settings
 
 
@@ -15,7 +15,8 @@ def check_start(settings: Settings, with_model: bool) -> None:
     """Raises StartupError with every fault found."""
     faults = _port_faults(settings) + telemetry.faults(settings)
     if with_model:
-        from inference_api.engine import checkpoint, hardware
+        from inference_api.engine import hardware
+        from inference_api.engine.loading import checkpoint
 
         if settings.device == "cuda" and hardware.lacks_cuda():
             faults.append(hardware.NO_CUDA)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from optimizer.allocation import value_of
+from optimizer.candidates.allocation import value_of
 from optimizer.solver import Choice
 from optimizer.spec import AllocationData, AllocationPart, ServerSpec
 

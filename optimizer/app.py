@@ -6,10 +6,10 @@ gunicorn -c optimizer/gunicorn.conf.py "optimizer.app:create_app()"
 from flask import Flask, Response
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
+from optimizer.candidates.replicas import SizingCache
 from optimizer.errors import InvalidRequest, StartupError, StoreFailed
 from optimizer.metrics import ReplicaGauges
 from optimizer.optimize import SolveOptions
-from optimizer.replicas import SizingCache
 from optimizer.routes import add_not_found_pages, create_blueprint
 from optimizer.service import ServiceOptions, StatefulService, StatelessService
 from optimizer.settings import Settings, load_settings

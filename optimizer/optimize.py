@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from optimizer.allocation import Offers, offers
 from optimizer.answer import Allocation, Answer, CardUse
-from optimizer.pairs import Eligible, eligible
-from optimizer.replicas import Analysis, ReplicaTable, SizingCache, replica_row
+from optimizer.candidates.allocation import Offers, offers
+from optimizer.candidates.eligibility import Eligible, eligible
+from optimizer.candidates.replicas import Analysis, ReplicaTable, SizingCache, replica_row
 from optimizer.solver import Candidate, Choice, Problem, Scarcity, Solution, Solver
 from optimizer.solver.greedy import GreedySolver
 from optimizer.solver.milp import MilpOptions, MilpSolver

@@ -11,8 +11,8 @@ Pure: any thread.
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from optimizer.allocation import Offers, idle_candidate
-from optimizer.pairs import Option
+from optimizer.candidates.allocation import Offers, idle_candidate
+from optimizer.candidates.eligibility import Option
 from optimizer.solver import Candidate, Choice, Contender, Solution
 from optimizer.spec import OptimizerSpec, ServerSpec
 from optimizer.system import System

@@ -11,6 +11,7 @@ from typing import Annotated, Any, NamedTuple
 
 from pydantic import Field
 
+from optimizer.inferno_json import Body, BodyT, encode_compact, read
 from optimizer.spec import (
     AcceleratorSpec,
     Name,
@@ -21,7 +22,6 @@ from optimizer.spec import (
     SystemSpec,
 )
 from optimizer.system import System
-from optimizer.wire import Body, BodyT, encode_compact, read
 
 Timestamp = Annotated[float, Field(ge=0, le=1e11)]  # s since 1970
 

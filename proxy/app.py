@@ -10,14 +10,28 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from proxy.access import Role, plain_path
-from proxy.answers import answer_head, content_headers, refusal
+from proxy.access.auth import Authenticator
+from proxy.access.gate import Gate
+from proxy.access.limits import Admission, TeamLimits
+from proxy.access.login import LOGIN_PATH, LOGOUT_PATH, Login, Page
+from proxy.access.policy import Policy, TeamPolicy
+from proxy.access.roles import Role, plain_path
 from proxy.aside import Aside
 from proxy.audit import AuditLog, AuditRecord, Outcome
-from proxy.auth import Authenticator
-from proxy.client import ClientConnection, Patience
-from proxy.crowd import Crowd
-from proxy.discovery import Discovery
+from proxy.clients.answers import answer_head, content_headers, refusal
+from proxy.clients.client import ClientConnection, Patience
+from proxy.clients.crowd import Crowd
+from proxy.clients.exchange import Exchange
+from proxy.clients.inbound import InboundRequest, read_hints, takes_row, target_fault
+from proxy.clients.origins import (
+    PREFLIGHT_HEADERS,
+    check_preflight,
+    cors_headers,
+    is_allowed,
+    is_preflight,
+)
+from proxy.clients.relay import Relay
+from proxy.clients.usage import PROMPT_HEADER, Usage, UsageMeter, estimated_usage
 from proxy.errors import (
     BadRequest,
     ClientGone,
@@ -28,29 +42,15 @@ from proxy.errors import (
     ProxyError,
     StreamBroken,
 )
-from proxy.exchange import Exchange
-from proxy.forward import Forwarder, Reply
-from proxy.gate import Gate
-from proxy.headers import Identity, client_headers
-from proxy.inbound import InboundRequest, read_hints, takes_row, target_fault
-from proxy.limits import Admission, TeamLimits
-from proxy.login import LOGIN_PATH, LOGOUT_PATH, Login, Page
 from proxy.logs import request_id
-from proxy.maintenance import Maintenance, check_health
 from proxy.metrics import Gauges, Metrics
-from proxy.origins import (
-    PREFLIGHT_HEADERS,
-    check_preflight,
-    cors_headers,
-    is_allowed,
-    is_preflight,
-)
-from proxy.policy import Policy, TeamPolicy
 from proxy.probes import ControlServer, Probes
-from proxy.relay import Relay
 from proxy.settings import Settings
-from proxy.upstreams import Balancer
-from proxy.usage import PROMPT_HEADER, Usage, UsageMeter, estimated_usage
+from proxy.upstreams.balancer import Balancer
+from proxy.upstreams.discovery import Discovery
+from proxy.upstreams.forward import Forwarder, Reply
+from proxy.upstreams.headers import Identity, client_headers
+from proxy.upstreams.maintenance import Maintenance, check_health
 
 log = logging.getLogger(__name__)
 

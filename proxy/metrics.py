@@ -19,7 +19,7 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from proxy.audit import AuditRecord
-from proxy.upstreams import Balancer
+from proxy.upstreams.balancer import Balancer
 
 LATENCY_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 NO_TEAM = "-"  # refused before anybody was known

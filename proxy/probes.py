@@ -14,7 +14,7 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
-from proxy.answers import content_headers
+from proxy.clients.answers import content_headers
 
 log = logging.getLogger(__name__)
 

@@ -20,18 +20,18 @@ import click
 from jwt import PyJWK
 from jwt.warnings import InsecureKeyLengthWarning
 
+from proxy.access.auth import Authenticator, claim_rules, parse_revoked
+from proxy.access.keys import JwksFile, JwksUrl, KeySource, SharedSecrets, parse_jwks
+from proxy.access.limits import TeamLimits
+from proxy.access.policy import Policy, parse_policy
 from proxy.app import Parts, ProxyApp
-from proxy.auth import Authenticator, claim_rules, parse_revoked
-from proxy.discovery import Discovery, FixedReplicas, ReplicasFile
 from proxy.errors import StartupError
 from proxy.files import FileOpener, WatchedFile
-from proxy.keys import JwksFile, JwksUrl, KeySource, SharedSecrets, parse_jwks
-from proxy.limits import TeamLimits
 from proxy.logs import logging_config
-from proxy.policy import Policy, parse_policy
 from proxy.server import ProxyServer
 from proxy.settings import MIN_SECRET_BYTES, Settings
-from proxy.upstreams import Balancer, UpstreamSpec, parse_upstreams
+from proxy.upstreams.balancer import Balancer, UpstreamSpec, parse_upstreams
+from proxy.upstreams.discovery import Discovery, FixedReplicas, ReplicasFile
 
 log = logging.getLogger(__name__)
 

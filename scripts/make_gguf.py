@@ -24,14 +24,14 @@ from safetensors import safe_open
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from inference_api.engine.checkpoint import load_config
-from inference_api.engine.config import ModelConfig
-from inference_api.engine.gguf_names import ARCHITECTURES, gguf_names, is_rope_interleaved
-from inference_api.engine.gguf_tokenizer import PRE_TOKENIZERS
-from inference_api.engine.layout import Part, weight_plan
+from inference_api.engine.loading.checkpoint import load_config
+from inference_api.engine.loading.config import ModelConfig
+from inference_api.engine.loading.gguf_names import ARCHITECTURES, gguf_names, is_rope_interleaved
+from inference_api.engine.loading.gguf_tokenizer import PRE_TOKENIZERS
+from inference_api.engine.loading.layout import Part, weight_plan
+from inference_api.engine.loading.weight_files import weight_files
+from inference_api.engine.loading.weights import ungrouped
 from inference_api.engine.rope import frequencies
-from inference_api.engine.weight_files import weight_files
-from inference_api.engine.weights import ungrouped
 
 TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0")
 NORMAL, CONTROL = gguf.TokenType.NORMAL, gguf.TokenType.CONTROL

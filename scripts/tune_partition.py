@@ -36,7 +36,7 @@ from scripts.pipeline.cpu_share import choose_limiter  # noqa: E402
 from scripts.pipeline.engine import EngineFailed, Load, PipelineEngine  # noqa: E402
 from weights.app import create_app  # noqa: E402
 from weights.settings import Settings  # noqa: E402
-from weights.store.memory import MemoryStore  # noqa: E402
+from weights.store.memory_store import MemoryStore  # noqa: E402
 
 HTTP_TIMEOUT_S = 60.0
 CORES_FOR_RANKS = 0.85  # of all cores; the rest is for whoever measures

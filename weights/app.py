@@ -12,8 +12,8 @@ from weights.samplers import choose_sampler
 from weights.service import WeightsService
 from weights.settings import Settings, load_settings
 from weights.store import WeightStore
-from weights.store.redis import RedisStore
-from weights.store.sqlite import SqliteStore
+from weights.store.redis_store import RedisStore
+from weights.store.sqlite_store import SqliteStore
 
 
 def create_app(settings: Settings | None = None, store: WeightStore | None = None) -> Flask:

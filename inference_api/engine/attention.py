@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (the name everybody knows it by)
 from torch import Tensor
 
-from inference_api.engine.config import ModelConfig
 from inference_api.engine.kv_cache import KVCache
+from inference_api.engine.loading.config import ModelConfig
 
 
 class Attention(Protocol):

@@ -14,10 +14,10 @@ import torch.nn.functional as F  # noqa: N812 (the name everybody knows it by)
 from torch import Tensor
 
 from inference_api.engine.attention import Attention, Attentions
-from inference_api.engine.config import ModelConfig
 from inference_api.engine.linear import Linear
+from inference_api.engine.loading.config import ModelConfig
+from inference_api.engine.loading.weights import Parameters
 from inference_api.engine.rope import Rope, turn
-from inference_api.engine.weights import Parameters
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,

@@ -8,29 +8,30 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from inference_api.engine import checkpoint, hardware
+from inference_api.engine import hardware
 from inference_api.engine.attention import TorchAttentions
-from inference_api.engine.config import ModelConfig
 from inference_api.engine.cuda_graph import captured
 from inference_api.engine.decoder import Decoder
 from inference_api.engine.fixed_step import FixedStepDecoder, step_lengths
 from inference_api.engine.kernel_decoder import KernelDecoder
 from inference_api.engine.kv_cache import KVCache
-from inference_api.engine.layout import (
+from inference_api.engine.linear import Packing
+from inference_api.engine.loading import checkpoint
+from inference_api.engine.loading.config import ModelConfig
+from inference_api.engine.loading.layout import (
     HEAD,
     Tensors,
     decodes_by_kernels,
     linear_weights,
     num_parameters,
 )
-from inference_api.engine.linear import Packing
+from inference_api.engine.loading.weight_files import read_headers, shape_faults, weight_files
+from inference_api.engine.loading.weights import Parameters, load_parameters
 from inference_api.engine.options import EngineOptions
 from inference_api.engine.padding import least_rows_multiple
 from inference_api.engine.rope import Rope
 from inference_api.engine.runner import DecodeInput, Drawn, PrefillChunk
 from inference_api.engine.sampler import sample
-from inference_api.engine.weight_files import read_headers, shape_faults, weight_files
-from inference_api.engine.weights import Parameters, load_parameters
 from inference_api.errors import StartupError
 from inference_api.kernels.library import PORTABLE, Kernels, KernelsUnavailable
 from inference_api.kernels.packing import FLOAT_BITS, Bits, cache_dtype

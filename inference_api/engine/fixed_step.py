@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from inference_api.engine.attention import FixedAttention
-from inference_api.engine.config import ModelConfig, cache_capacity
 from inference_api.engine.decoder import Decoder
 from inference_api.engine.kv_cache import KVCache
+from inference_api.engine.loading.config import ModelConfig, cache_capacity
 
 logger = logging.getLogger(__name__)
 

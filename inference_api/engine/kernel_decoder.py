@@ -10,11 +10,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from inference_api.engine.config import ACTIVATIONS, ModelConfig
 from inference_api.engine.kv_cache import KVCache
-from inference_api.engine.layout import HEAD
+from inference_api.engine.loading.config import ACTIVATIONS, ModelConfig
+from inference_api.engine.loading.layout import HEAD
+from inference_api.engine.loading.weights import Parameters
 from inference_api.engine.rope import Rope
-from inference_api.engine.weights import Parameters
 from inference_api.kernels import model_structs as structs
 from inference_api.kernels.library import CACHE_TYPES, SOURCE_TYPES, PackedWeight
 

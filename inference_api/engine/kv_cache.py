@@ -7,7 +7,7 @@ reader never looks past what its own request has written.
 import torch
 from torch import Tensor
 
-from inference_api.engine.config import ModelConfig, cache_capacity
+from inference_api.engine.loading.config import ModelConfig, cache_capacity
 from inference_api.kernels.packing import cache_slot
 
 LayerSlices = tuple[Tensor, ...]  # per layer [1, kv_heads, positions, head_dim]

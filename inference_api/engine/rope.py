@@ -9,7 +9,7 @@ import math
 import torch
 from torch import Tensor
 
-from inference_api.engine.config import RopeConfig
+from inference_api.engine.loading.config import RopeConfig
 
 
 class Rope:

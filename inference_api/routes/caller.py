@@ -9,9 +9,9 @@ import uuid
 from flask import Flask, Response, g, request
 
 from inference_api.errors import InvalidRequest
-from inference_api.logs import request_id
-from inference_api.streaming import Caller
-from inference_api.telemetry import TRACE_HEADERS
+from inference_api.generation.streaming import Caller
+from inference_api.observe.logs import request_id
+from inference_api.observe.telemetry import TRACE_HEADERS
 
 USABLE_ID = re.compile(r"[!-~]{1,128}")
 

@@ -14,10 +14,10 @@ from typing import Any
 from flask import Blueprint, Response, jsonify, request
 from werkzeug.exceptions import NotFound
 
-from inference_api.decode_backend import DecodeBackend
-from inference_api.openapi import Operations
 from inference_api.routes.auth import ASSETS_PATH
 from inference_api.routes.health import liveness
+from inference_api.routes.openapi_document import Operations
+from inference_api.scheduling.decode_backend import DecodeBackend
 
 FOLDER = Path(__file__).resolve().parent.parent / "dashboard"
 INDEX = "index.html"

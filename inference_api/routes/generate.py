@@ -9,14 +9,14 @@ from typing import Any
 
 from flask import Blueprint, Response
 
+from inference_api.bodies.native import GenerationBody, json_schema, parse_generation_body
 from inference_api.errors import HearthError, UnknownModel
-from inference_api.openapi import Error, Operations
-from inference_api.prompt_encoder import PromptEncoder
+from inference_api.generation.streaming import Generations, TextGeneration
 from inference_api.routes.caller import caller_of_request, json_body
 from inference_api.routes.errors import error_body
-from inference_api.schema import GenerationBody, json_schema, parse_generation_body
+from inference_api.routes.openapi_document import Error, Operations
 from inference_api.settings import Settings
-from inference_api.streaming import Generations, TextGeneration
+from inference_api.text.prompt_encoder import PromptEncoder
 
 RAW_TEXT = "text/plain; charset=utf-8"
 EVENT_STREAM = "text/event-stream; charset=utf-8"

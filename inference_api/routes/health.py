@@ -8,12 +8,12 @@ from flask import Blueprint, Response, jsonify, request
 from pydantic import BaseModel
 
 from inference_api import __version__
-from inference_api.decode_backend import DecodeBackend, Phase, StepTotals
 from inference_api.errors import Unauthorized
-from inference_api.input_queue import InputQueue
-from inference_api.openapi import Error, Operations
-from inference_api.output_queues import OutputQueues
 from inference_api.routes.auth import has_valid_token
+from inference_api.routes.openapi_document import Error, Operations
+from inference_api.scheduling.decode_backend import DecodeBackend, Phase, StepTotals
+from inference_api.scheduling.input_queue import InputQueue
+from inference_api.scheduling.output_queues import OutputQueues
 from inference_api.settings import Settings
 
 

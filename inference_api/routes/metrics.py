@@ -3,7 +3,7 @@
 from flask import Blueprint, Response
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
-from inference_api.openapi import Operations
+from inference_api.routes.openapi_document import Operations
 
 OPERATIONS: Operations = {
     "GET /metrics": {

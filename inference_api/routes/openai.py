@@ -11,34 +11,34 @@ from typing import Any
 
 from flask import Blueprint, Response, g, jsonify
 
-from inference_api.chat_prompts import Message
-from inference_api.decode_backend import DecodeBackend
+from inference_api.bodies.fields import parse
 from inference_api.errors import InvalidRequest, UnknownModel
-from inference_api.openai_answers import (
+from inference_api.generation.streaming import Generations
+from inference_api.openai.answers import (
     ChatCompletion,
     Completion,
     ModelCard,
     ModelList,
 )
-from inference_api.openai_body import parse
-from inference_api.openai_choices import CHAT, COMPLETION, Choice, Form, chunks, whole_answer
-from inference_api.openai_logprobs import Logprobs
-from inference_api.openai_messages import turns_of
-from inference_api.openai_schema import (
+from inference_api.openai.choices import CHAT, COMPLETION, Choice, Form, chunks, whole_answer
+from inference_api.openai.logprobs import Logprobs
+from inference_api.openai.messages import turns_of
+from inference_api.openai.requests import (
     ChatBody,
     CompletionBody,
     GenerationBody,
     StreamOptions,
     TokenIds,
 )
-from inference_api.openapi import Error, Operations
-from inference_api.prompt_encoder import PromptEncoder
 from inference_api.routes.caller import caller_of_request, json_body
 from inference_api.routes.errors import error_body
 from inference_api.routes.generate import EVENT_STREAM, STREAM_HEADERS
+from inference_api.routes.openapi_document import Error, Operations
 from inference_api.routes.tokenize import known_ids, prompt_is_called
+from inference_api.scheduling.decode_backend import DecodeBackend
 from inference_api.settings import Settings
-from inference_api.streaming import Generations
+from inference_api.text.chat_prompts import Message
+from inference_api.text.prompt_encoder import PromptEncoder
 
 Json = dict[str, Any]
 Prompt = str | TokenIds | list[Message]

@@ -8,7 +8,7 @@ from typing import Any
 from flask import Blueprint, Flask, Response
 from flask_swagger_ui import get_swaggerui_blueprint
 
-from inference_api.openapi import Error, Operations, Rule, describe
+from inference_api.routes.openapi_document import Error, Operations, Rule, describe
 
 DOCUMENT_PATH = "/openapi.json"
 PAGE_PATH = "/docs"

@@ -6,14 +6,14 @@ from typing import Any
 
 from flask import Blueprint, Response, jsonify
 
-from inference_api.decode_backend import DecodeBackend
+from inference_api.bodies.fields import parse
 from inference_api.errors import ContextTooLong, InvalidRequest, PromptTooLong, UnknownModel
-from inference_api.openai_answers import Detokenized, TokenizerInfo, Tokens
-from inference_api.openai_body import parse
-from inference_api.openai_messages import turns_of
-from inference_api.openai_schema import DetokenizeBody, TokenizeBody
-from inference_api.openapi import Error, Operations
+from inference_api.openai.answers import Detokenized, TokenizerInfo, Tokens
+from inference_api.openai.messages import turns_of
+from inference_api.openai.requests import DetokenizeBody, TokenizeBody
 from inference_api.routes.caller import json_body
+from inference_api.routes.openapi_document import Error, Operations
+from inference_api.scheduling.decode_backend import DecodeBackend
 from inference_api.settings import Settings
 
 REFUSALS: dict[int, Any] = {400: Error, 404: Error, 503: Error}

@@ -8,8 +8,8 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
+from optimizer.questions.whatif import Swept
 from optimizer.spec import AllocationData, ModelTarget
-from optimizer.whatif import Swept
 
 
 class Answer(BaseModel):

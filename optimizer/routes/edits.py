@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from optimizer.errors import Fault, InvalidRequest, NotFound
+from optimizer.inferno_json import read
 from optimizer.routes.http import Http, json_response, text_response
 from optimizer.routes.reads import target_of, with_two_names
 from optimizer.service import StatefulService
@@ -21,7 +22,6 @@ from optimizer.spec import (
     ServiceClassSpec,
 )
 from optimizer.system import System, lookup, without
-from optimizer.wire import read
 
 
 def add_edit_routes(http: Http, service: StatefulService) -> None:

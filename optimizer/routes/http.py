@@ -7,7 +7,7 @@ from urllib.parse import unquote
 from flask import Blueprint, Response, request
 
 from optimizer.errors import BodyTooLarge, Fault, InvalidRequest
-from optimizer.wire import BodyT, decode, encode, read
+from optimizer.inferno_json import BodyT, decode, encode, read
 
 
 def json_response(value: object, status: int = 200) -> Response:

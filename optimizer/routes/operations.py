@@ -7,7 +7,8 @@ models or JSON schemas, a string is text of that media type, a tuple lists sever
 from collections.abc import Mapping
 from typing import Any
 
-from optimizer.queries import AnalyzeQuery, SizeQuery
+from optimizer.questions.queries import AnalyzeQuery, SizeQuery
+from optimizer.questions.whatif import WhatIfQuery
 from optimizer.routes.answers import (
     Analyzed,
     Explanation,
@@ -35,7 +36,6 @@ from optimizer.spec import (
     SystemData,
 )
 from optimizer.state import StateData
-from optimizer.whatif import WhatIfQuery
 
 NO_ROUTE = "text/plain"  # a path with one name where there should be two
 ACCELERATORS_FORMAT = {"type": "string", "enum": ["list"]}

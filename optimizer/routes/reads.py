@@ -7,9 +7,11 @@ from typing import Any
 from flask import Response, request
 
 from optimizer.errors import NotFound
-from optimizer.explain import explain
-from optimizer.plan import plan
-from optimizer.queries import AnalyzeQuery, SizeQuery, analyze, size
+from optimizer.inferno_json import encode_compact
+from optimizer.questions.explain import explain
+from optimizer.questions.plan import plan
+from optimizer.questions.queries import AnalyzeQuery, SizeQuery, analyze, size
+from optimizer.questions.whatif import WhatIfQuery, what_if
 from optimizer.routes.http import Http, json_response, text_response, two_names
 from optimizer.service import OptimizerService
 from optimizer.spec import (
@@ -23,8 +25,6 @@ from optimizer.spec import (
 )
 from optimizer.state import State
 from optimizer.system import System, in_order, lookup
-from optimizer.whatif import WhatIfQuery, what_if
-from optimizer.wire import encode_compact
 
 
 def add_read_routes(http: Http, service: OptimizerService) -> None:

@@ -20,7 +20,7 @@ import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import coo_array
 
-from optimizer.latency import FloatArray
+from optimizer.model.latency import FloatArray
 from optimizer.solver import (
     MOVE_PENALTY,
     Candidate,

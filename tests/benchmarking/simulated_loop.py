@@ -7,12 +7,12 @@ server is swept, fitted, asked about and checked. The numbers do not depend on t
 from collections.abc import Sequence
 from dataclasses import replace
 
-from benchmarking.curve import load_point, load_points
-from benchmarking.fit import Fit, fit_run
-from benchmarking.loop import LoopPlan
+from benchmarking.analysis.curve import load_point, load_points
+from benchmarking.analysis.fit import Fit, fit_run
+from benchmarking.analysis.search import Shape
+from benchmarking.benches.loop_proof import LoopPlan
 from benchmarking.records import Load, Run
-from benchmarking.search import Shape
-from optimizer.queries import AnalyzeQuery, analyze
+from optimizer.questions.queries import AnalyzeQuery, analyze
 from optimizer.system import System
 from tests.benchmarking.made_runs import made_run
 from tests.benchmarking.simulated_server import SimulatedServer

@@ -10,8 +10,8 @@ from collections import deque
 from dataclasses import dataclass, field, replace
 from random import Random
 
+from benchmarking.load.schedule import due_times_s
 from benchmarking.records import Load, RequestRecord, RowRecord, ServerUsage
-from benchmarking.schedule import due_times_s
 from tests.benchmarking.made_runs import made_record
 
 CHUNK_TOKENS, MIN_CHUNK_TOKENS = 256, 8

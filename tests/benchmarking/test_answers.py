@@ -17,10 +17,10 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from benchmarking.answers import AnswerFault, ChatAnswer, TextAnswer, error_text
-from benchmarking.load import Exchange, LoadJob
-from benchmarking.load_process import run_load
-from benchmarking.targets import Prompt, Target
+from benchmarking.load.answers import AnswerFault, ChatAnswer, TextAnswer, error_text
+from benchmarking.load.generator import Exchange, LoadJob
+from benchmarking.load.process import run_load
+from benchmarking.load.targets import Prompt, Target
 
 USAGE = {"prompt_tokens": 2, "completion_tokens": 3}
 

@@ -1,6 +1,6 @@
 """`make bench-client`'s checks run, and see what they are there to see."""
 
-from benchmarking.bench_client import many_streams, stall
+from benchmarking.benches.client import many_streams, stall
 
 
 def test_500_streams_at_once_arrive_whole() -> None:

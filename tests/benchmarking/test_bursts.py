@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarking.bursts import burst_fault
-from benchmarking.compare import compare
-from benchmarking.fit_points import fit_points
+from benchmarking.analysis.bursts import burst_fault
+from benchmarking.analysis.compare import compare
+from benchmarking.analysis.fit_points import fit_points
 from benchmarking.records import RequestRecord
 from tests.benchmarking.made_runs import made_record, made_run
 

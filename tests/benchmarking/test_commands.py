@@ -11,15 +11,16 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from benchmarking import load_commands, scripted_server
-from benchmarking.cli import main
-from benchmarking.fit_files import read_fit
-from benchmarking.imports import imported_run
+from benchmarking.analysis.search import Shape
+from benchmarking.analysis.switching import switching_matrix
+from benchmarking.benches import scripted_server
+from benchmarking.benches.scripted_server import Script, ScriptedServer, scripted
+from benchmarking.commands import load_commands
+from benchmarking.commands.cli import main
 from benchmarking.records import Run, append_records, read_run, write_run
-from benchmarking.result_files import read_rows
-from benchmarking.scripted_server import Script, ScriptedServer, scripted
-from benchmarking.search import Shape
-from benchmarking.switching import switching_matrix
+from benchmarking.report.fit_files import read_fit
+from benchmarking.results.documented_runs import imported_run
+from benchmarking.results.result_files import read_rows
 from tests.benchmarking.made_runs import made_run
 from tests.benchmarking.simulated_server import SimulatedServer
 

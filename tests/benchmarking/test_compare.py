@@ -5,7 +5,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from benchmarking.compare import Change, Verdict, compare, unmatched
+from benchmarking.analysis.compare import Change, Verdict, compare, unmatched
 from benchmarking.records import Load, RequestRecord, Run
 from tests.benchmarking.made_runs import made_record, made_run
 

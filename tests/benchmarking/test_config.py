@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarking.config import BenchmarkConfig, read_config
 from benchmarking.errors import InvalidConfig
-from benchmarking.model_configs import Cells, read_model_configs
 from benchmarking.records import Load
+from benchmarking.rows.config import BenchmarkConfig, read_config
+from benchmarking.rows.model_configs import Cells, read_model_configs
 from benchmarking.serving import ROOT
 from benchmarking.settings import load_settings
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from benchmarking.config import BenchmarkConfig
-from benchmarking.model_configs import Cells
+from benchmarking.rows.config import BenchmarkConfig
+from benchmarking.rows.model_configs import Cells
 from benchmarking.serving import ROOT
 from benchmarking.settings import Settings
 

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarking.analysis.fit import Fit, fit, robust_line
+from benchmarking.analysis.fit_points import Places, Point, batch_limit, fit_points, places_of
+from benchmarking.analysis.search import Shape
 from benchmarking.errors import Unfit
-from benchmarking.fit import Fit, fit, robust_line
-from benchmarking.fit_points import Places, Point, batch_limit, fit_points, places_of
 from benchmarking.records import RequestRecord
-from benchmarking.search import Shape
 from optimizer.spec import PerfData
 from tests.benchmarking.made_runs import made_record, made_run
 from tests.benchmarking.simulated_server import SimulatedServer

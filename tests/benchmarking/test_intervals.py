@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from benchmarking.intervals import (
+from benchmarking.analysis.intervals import (
     change_over_repeats,
     change_within_runs,
     mean,

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarking.goodput import Slo, goodput, goodput_by_model
-from benchmarking.in_flight import InFlight, admitted_s, max_decoding
-from benchmarking.latency import E2E, ITL, TTFT, input_tokens, itl_s, output_tokens
+from benchmarking.analysis.goodput import Slo, goodput, goodput_by_model
+from benchmarking.analysis.in_flight import InFlight, admitted_s, max_decoding
+from benchmarking.analysis.latency import E2E, ITL, TTFT, input_tokens, itl_s, output_tokens
 from benchmarking.records import RequestRecord
 from tests.benchmarking.made_runs import made_record
 

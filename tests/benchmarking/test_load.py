@@ -10,15 +10,15 @@ from threading import Event
 import psutil
 import pytest
 
+from benchmarking.benches.scripted_server import Ending, Script, Stall, scripted
 from benchmarking.errors import LoadProcessFailed
-from benchmarking.load import Exchange, LoadJob, LoadResult, Progress
-from benchmarking.load_process import run_load
+from benchmarking.load.generator import Exchange, LoadJob, LoadResult, Progress
+from benchmarking.load.process import run_load
+from benchmarking.load.schedule import due_times_s
+from benchmarking.load.targets import Prompt, Target
 from benchmarking.machine import stolen_s
 from benchmarking.records import Distribution
-from benchmarking.schedule import due_times_s
-from benchmarking.scripted_server import Ending, Script, Stall, scripted
 from benchmarking.serving import free_port
-from benchmarking.targets import Prompt, Target
 
 USAGE = {"prompt_tokens": 2, "completion_tokens": 3}
 PROMPT = Prompt("p", "two words", 2)

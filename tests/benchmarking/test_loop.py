@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from benchmarking import bench_loop
-from benchmarking.bench_loop import run_loop
-from benchmarking.curve import load_point
-from benchmarking.errors import Disturbed, TargetUnusable
-from benchmarking.fit_files import PERF_FILE, PICTURE_FILE, read_fit
-from benchmarking.goodput import Slo
-from benchmarking.intervals import Interval
-from benchmarking.loop import (
+from benchmarking.analysis.curve import load_point
+from benchmarking.analysis.goodput import Slo
+from benchmarking.analysis.intervals import Interval
+from benchmarking.analysis.predict import Beside, Prediction
+from benchmarking.analysis.search import Shape
+from benchmarking.benches import loop as bench_loop
+from benchmarking.benches.loop import run_loop
+from benchmarking.benches.loop_proof import (
     LoopPlan,
     Rate,
     Rows,
@@ -25,11 +25,11 @@ from benchmarking.loop import (
     measure_in_turn,
     result_lines,
 )
-from benchmarking.predict import Beside, Prediction
+from benchmarking.errors import Disturbed, TargetUnusable
+from benchmarking.load.tokenizers import SERVER
 from benchmarking.records import Load, read_run
-from benchmarking.search import Shape
+from benchmarking.report.fit_files import PERF_FILE, PICTURE_FILE, read_fit
 from benchmarking.serving import MOCK_APP, served
-from benchmarking.tokenizers import SERVER
 from optimizer.spec import ModelData
 from tests.benchmarking.simulated_server import SimulatedServer
 

@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from benchmarking import bench_quality, peer_report
-from benchmarking.bench_peers import LOADS
-from benchmarking.peer_loop import run
-from benchmarking.peer_report import Cell, Measurement
+from benchmarking.benches import quality as bench_quality
+from benchmarking.benches.peers import LOADS
+from benchmarking.peers import report as peer_report
+from benchmarking.peers.process import run
+from benchmarking.peers.report import Cell, Measurement
 
 
 class OneTokenAStep:

@@ -7,15 +7,15 @@ from statistics import fmean
 
 import pytest
 
-from benchmarking.curve import LoadPoint, load_point, load_points
+from benchmarking.analysis.curve import LoadPoint, load_point, load_points
+from benchmarking.analysis.fit import Fit
+from benchmarking.analysis.goodput import Slo
+from benchmarking.analysis.latency import TTFT
+from benchmarking.analysis.predict import Optimizer, is_comparable, predict, request_shape
+from benchmarking.analysis.search import Shape, search_max_rate
+from benchmarking.benches.loop_proof import MAX_ITL_ERROR, MAX_TTFT_ERROR
 from benchmarking.errors import OptimizerUnusable
-from benchmarking.fit import Fit
-from benchmarking.goodput import Slo
-from benchmarking.latency import TTFT
-from benchmarking.loop import MAX_ITL_ERROR, MAX_TTFT_ERROR
-from benchmarking.predict import Optimizer, is_comparable, predict, request_shape
 from benchmarking.records import Load
-from benchmarking.search import Shape, search_max_rate
 from tests.benchmarking.made_runs import made_record, made_run
 from tests.benchmarking.simulated_loop import BENT, SERVER, fitted_in_open_loop, saturated
 from tests.benchmarking.simulated_server import SimulatedServer

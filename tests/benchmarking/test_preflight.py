@@ -10,8 +10,8 @@ from werkzeug import Request, Response
 from werkzeug.serving import make_server
 
 from benchmarking.errors import TargetUnusable
-from benchmarking.preflight import unserved, user_rows
-from benchmarking.targets import Target
+from benchmarking.load.preflight import unserved, user_rows
+from benchmarking.load.targets import Target
 
 
 @contextmanager

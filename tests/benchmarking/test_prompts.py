@@ -8,15 +8,15 @@ from random import Random
 
 import pytest
 
+from benchmarking.benches.scripted_server import Script, scripted
 from benchmarking.errors import InvalidConfig, RowRefused, TargetUnusable
-from benchmarking.images import PIXELS, image_url
-from benchmarking.prompt_texts import TEXTS
-from benchmarking.prompts import PromptMaker
+from benchmarking.load.images import PIXELS, image_url
+from benchmarking.load.prompt_texts import TEXTS
+from benchmarking.load.prompts import PromptMaker
+from benchmarking.load.targets import Target
+from benchmarking.load.tokenizers import SERVER, FileTokenizer, Tokenizer, tokenizer_for
 from benchmarking.records import ImageSize
-from benchmarking.scripted_server import Script, scripted
 from benchmarking.serving import ROOT, free_port
-from benchmarking.targets import Target
-from benchmarking.tokenizers import SERVER, FileTokenizer, Tokenizer, tokenizer_for
 
 TINY = ROOT / "models" / "hearth-tiny"
 

@@ -11,9 +11,9 @@ import pytest
 import requests
 
 from benchmarking.records import Run, read_run
-from benchmarking.result_files import RowResult, read_rows
+from benchmarking.results.result_files import RowResult, read_rows
+from benchmarking.results.workbook import COLUMNS
 from benchmarking.serving import ROOT, ServedApi, environment, served
-from benchmarking.workbook import COLUMNS
 from tests.benchmarking.test_responses import KEYS
 
 # What is not there to say of this server: no draft model, no images, no bursts.

@@ -6,12 +6,12 @@ from html.parser import HTMLParser
 
 import pytest
 
-from benchmarking.fit import fit
-from benchmarking.fit_points import Places, fit_points
-from benchmarking.goodput import Slo
+from benchmarking.analysis.fit import fit
+from benchmarking.analysis.fit_points import Places, fit_points
+from benchmarking.analysis.goodput import Slo
+from benchmarking.analysis.search import Shape
 from benchmarking.records import ClientOverhead, Run
-from benchmarking.report import report_html
-from benchmarking.search import Shape
+from benchmarking.report.page import report_html
 from tests.benchmarking.made_runs import made_record, made_run
 from tests.benchmarking.simulated_server import SimulatedServer
 

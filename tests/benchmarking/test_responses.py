@@ -5,10 +5,10 @@ from datetime import UTC, datetime
 
 import pytest
 
+from benchmarking.load.usage import server_usage
 from benchmarking.records import Load, RequestError, RequestRecord, RowRecord, ServerUsage
-from benchmarking.responses import client_times, responses
-from benchmarking.summary import results, statistics, summarise
-from benchmarking.usage import server_usage
+from benchmarking.results.responses import client_times, responses
+from benchmarking.results.summary import results, statistics, summarise
 
 STARTED_AT = datetime(2026, 1, 2, 23, 59, 50, 250_000, UTC)
 USAGE = ServerUsage(103, 5, 108, 0.4, 1.0, 6.0, 108.0, 7.0, 4, 0.5)

@@ -7,12 +7,12 @@ from typing import Any
 import openpyxl
 import pytest
 
-from benchmarking.batches import batch_columns
 from benchmarking.errors import InvalidResults, NotWritable
-from benchmarking.imports import imported_run
 from benchmarking.records import Load
-from benchmarking.result_files import RowResult, file_stem, read_rows
-from benchmarking.workbook import COLUMNS, write_workbook
+from benchmarking.results.batches import batch_columns
+from benchmarking.results.documented_runs import imported_run
+from benchmarking.results.result_files import RowResult, file_stem, read_rows
+from benchmarking.results.workbook import COLUMNS, write_workbook
 
 UUID = "12345678-9abc-def0-1234-56789abcdef0"
 STEM = f"synthetic_0_Llama-3-3_multimodal_small_100_5_2_stream_{UUID}"

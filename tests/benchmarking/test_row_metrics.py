@@ -7,11 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from benchmarking.curve import load_point
+from benchmarking.analysis.curve import load_point
 from benchmarking.records import ClientOverhead, Load, RequestError, RowRecord
-from benchmarking.row_lines import row_lines
-from benchmarking.row_metrics import is_client_bottleneck, row_metrics, steady_window, switching
-from benchmarking.run_folder import write_metrics
+from benchmarking.results.row_metrics import (
+    is_client_bottleneck,
+    row_metrics,
+    steady_window,
+    switching,
+)
+from benchmarking.rows.row_lines import row_lines
+from benchmarking.rows.run_folder import write_metrics
 from tests.benchmarking.made_runs import made_record, made_run
 
 ROW = RowRecord(Load("m", 100, 3, 4, concurrency=2), "stem", 1.0, 5.0, 1.7e9)

@@ -16,11 +16,11 @@ import openpyxl
 import pytest
 from click.testing import CliRunner
 
-from benchmarking.cli import main
-from benchmarking.imports import imported_run
+from benchmarking.benches.scripted_server import Script, Stall, scripted
+from benchmarking.commands.cli import main
 from benchmarking.records import Run, read_run
-from benchmarking.result_files import RowResult, read_rows
-from benchmarking.scripted_server import Script, Stall, scripted
+from benchmarking.results.documented_runs import imported_run
+from benchmarking.results.result_files import RowResult, read_rows
 from benchmarking.serving import ROOT, eventually, free_port
 from tests.benchmarking.test_config import HEADER
 

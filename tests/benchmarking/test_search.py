@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarking.curve import LoadPoint, load_point, load_points, steady_window
-from benchmarking.goodput import Slo
-from benchmarking.knee import Saturation, knee, saturation
+from benchmarking.analysis.curve import LoadPoint, load_point, load_points, steady_window
+from benchmarking.analysis.goodput import Slo
+from benchmarking.analysis.knee import Saturation, knee, saturation
+from benchmarking.analysis.search import Shape, search_max_rate, sweep_concurrency, sweep_rate
+from benchmarking.load.schedule import due_times_s
 from benchmarking.records import INTERRUPTED, Load, RequestRecord
-from benchmarking.schedule import due_times_s
-from benchmarking.search import Shape, search_max_rate, sweep_concurrency, sweep_rate
 from tests.benchmarking.made_runs import made_record, made_run
 from tests.benchmarking.simulated_server import SimulatedServer
 

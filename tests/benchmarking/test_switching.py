@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarking.switching import (
+from benchmarking.analysis.switching import (
     batch_of,
     largest_batch_spread_s,
     rotation,

@@ -11,7 +11,7 @@ import jsonschema
 import openai
 import pytest
 
-from benchmarking.schemas import SCHEMAS
+from benchmarking.benches.schemas import SCHEMAS
 from benchmarking.serving import ServedApi
 
 MODEL = "hearth-tiny"

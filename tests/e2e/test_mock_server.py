@@ -10,7 +10,14 @@ from threading import Event
 import pytest
 import requests
 
-from benchmarking.serving import MOCK_APP, ServedApi, eventually, post_bytes, read_chunks, served
+from benchmarking.serving import (
+    MOCK_APP,
+    ServedApi,
+    eventually,
+    post_bytes,
+    read_chunks,
+    served,
+)
 
 PARIS = {
     "text": "Have you been to Paris, France?",

@@ -6,8 +6,14 @@ from typing import Any
 from tokenizers import Tokenizer as Backend
 from transformers import TokenizersBackend
 
-from inference_api.engine.gguf_tokenizer import BYTE, CONTROL, NORMAL, UNKNOWN, tokenizer_json
-from inference_api.tokens import HuggingFaceTokenizer
+from inference_api.engine.loading.gguf_tokenizer import (
+    BYTE,
+    CONTROL,
+    NORMAL,
+    UNKNOWN,
+    tokenizer_json,
+)
+from inference_api.text.tokens import HuggingFaceTokenizer
 
 _BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 _PIECES = ["▁", *map(chr, range(0x21, 0x7F)), "</", "s>", "he", "ll", "hell", "hello", "▁hello"]

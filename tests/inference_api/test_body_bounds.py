@@ -5,7 +5,7 @@ from contextlib import suppress
 
 import pytest
 
-from inference_api.body_bounds import MAX_MEMBERS, MAX_VALUES, check_structure
+from inference_api.bodies.bounds import MAX_MEMBERS, MAX_VALUES, check_structure
 from inference_api.errors import InvalidRequest
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from inference_api._mock_inference_api_server import ByteTokenizer
 from inference_api.errors import InvalidRequest
 from inference_api.settings import EMBEDDED_MODEL
-from inference_api.tokens import HuggingFaceTokenizer, load_tokenizer
+from inference_api.text.tokens import HuggingFaceTokenizer, load_tokenizer
 from tests.inference_api.sentence_pieces import sentence_piece_tokenizer
 
 SPECIALS = ["<s>", "</s>", "<pad>", "<|user|>", "<|assistant|>", "<|system|>"]

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from inference_api.chat_prompts import plain_chat_prompt
-from inference_api.chat_template import SIMPLEST
 from inference_api.errors import StartupError
 from inference_api.settings import EMBEDDED_MODEL
-from inference_api.tokens import load_tokenizer
+from inference_api.text.chat_prompts import plain_chat_prompt
+from inference_api.text.chat_template import SIMPLEST
+from inference_api.text.tokens import load_tokenizer
 
 Folder = Callable[..., Path]
 

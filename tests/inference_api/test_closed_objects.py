@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from inference_api.closed_objects import with_closed_objects
+from inference_api.text.closed_objects import with_closed_objects
 
 A: dict[str, Any] = {"type": "object", "properties": {"a": {"type": "integer"}}}
 B: dict[str, Any] = {"type": "object", "properties": {"b": {"type": "integer"}}}

@@ -4,7 +4,6 @@ import sys
 
 import pytest
 
-from inference_api.constraints import GrammarCompiler
 from inference_api.engine.runner import Drawn
 from inference_api.errors import ConstraintFailed, InvalidRequest
 from inference_api.request import (
@@ -14,9 +13,10 @@ from inference_api.request import (
     GenerationRequest,
     SessionId,
 )
-from inference_api.rows import RowTable, UserRow
+from inference_api.scheduling.rows import RowTable, UserRow
 from inference_api.settings import EMBEDDED_MODEL
-from inference_api.tokens import load_tokenizer
+from inference_api.text.constraints import GrammarCompiler
+from inference_api.text.tokens import load_tokenizer
 
 REGEX = ConstraintSpec("structured_outputs", "regex", "[ab]{2}")
 

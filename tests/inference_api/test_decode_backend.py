@@ -5,11 +5,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inference_api._mock_inference_api_server import END_TOKEN, ByteTokenizer, EchoRunner
-from inference_api.decode_backend import DecodeBackend, Phase
 from inference_api.errors import BackendFailed, Draining, NotReady, QueueFull
-from inference_api.input_queue import InputQueue
-from inference_api.output_queues import OutputQueue, OutputQueues
 from inference_api.request import FinishReason, GenerationRequest
+from inference_api.scheduling.decode_backend import DecodeBackend, Phase
+from inference_api.scheduling.input_queue import InputQueue
+from inference_api.scheduling.output_queues import OutputQueue, OutputQueues
 from inference_api.settings import Settings
 
 WAIT_S = 0.01

@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from benchmarking.serving import eventually
 from inference_api._mock_inference_api_server import create_test_server
 from inference_api.inference_api_server import server_of
-from inference_api.metrics import GenerationRecord, ServerMetrics, ServerState
+from inference_api.observe.metrics import GenerationRecord, ServerMetrics, ServerState
 from inference_api.settings import Settings
 
 LABELS = '{model_name="hearth-tiny"}'

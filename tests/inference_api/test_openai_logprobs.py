@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inference_api._mock_inference_api_server import END_TOKEN, ByteTokenizer
-from inference_api.openai_logprobs import Logprobs
+from inference_api.openai.logprobs import Logprobs
 from inference_api.request import ScoredToken, TokenLogprobs
 from inference_api.settings import EMBEDDED_MODEL
-from inference_api.tokens import REPLACEMENT, Tokenizer, load_tokenizer
+from inference_api.text.tokens import REPLACEMENT, Tokenizer, load_tokenizer
 from tests.inference_api.sentence_pieces import sentence_piece_tokenizer
 
 

@@ -14,11 +14,11 @@ from pydantic import BaseModel, SecretStr
 
 from benchmarking.serving import ROOT
 from inference_api import __version__
+from inference_api.bodies.native import FIELDS
 from inference_api.inference_api_server import OPERATIONS, create_server
-from inference_api.openapi import Rule, describe
 from inference_api.routes.openapi import OPERATIONS as PAGE_OPERATIONS
 from inference_api.routes.openapi import rules_of
-from inference_api.schema import FIELDS
+from inference_api.routes.openapi_document import Rule, describe
 from inference_api.settings import Settings
 from optimizer.settings import Settings as OptimizerSettings
 from weights.settings import Settings as WeightsSettings

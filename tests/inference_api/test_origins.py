@@ -14,7 +14,7 @@ from inference_api.inference_api_server import create_server
 from inference_api.routes.origins import is_own_host
 from inference_api.settings import Settings, load_settings
 from optimizer.settings import Settings as OptimizerSettings
-from proxy.access import ROLE_BY_ROUTE, Role
+from proxy.access.roles import ROLE_BY_ROUTE, Role
 from weights.settings import Settings as WeightsSettings
 
 BROWSER = {"User-Agent": "Mozilla/5.0 (X11; Linux x86_64)"}

@@ -2,10 +2,10 @@
 
 import pytest
 
-from inference_api.decode_backend import DecodeBackend
-from inference_api.input_queue import InputQueue
-from inference_api.output_queues import OutputQueue, OutputQueues
 from inference_api.request import GenerationRequest, SamplingParams
+from inference_api.scheduling.decode_backend import DecodeBackend
+from inference_api.scheduling.input_queue import InputQueue
+from inference_api.scheduling.output_queues import OutputQueue, OutputQueues
 from inference_api.settings import Settings
 
 SEEDED = SamplingParams(temperature=0.8, top_k=50, seed=11)

@@ -6,11 +6,11 @@ from unittest.mock import patch
 
 import pytest
 
-from inference_api import prompt_encoder
 from inference_api._mock_inference_api_server import ByteTokenizer
-from inference_api.chat_prompts import Message
 from inference_api.errors import PromptTooLong, QueueFull
-from inference_api.prompt_encoder import ByteBudget, PromptEncoder
+from inference_api.text import prompt_encoder
+from inference_api.text.chat_prompts import Message
+from inference_api.text.prompt_encoder import ByteBudget, PromptEncoder
 
 CONTEXT = 16
 WAIT_S = 20.0

@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 
 from inference_api.errors import Draining, QueueFull
 from inference_api.inference_api_server import create_server, server_of
-from inference_api.input_queue import InputQueue
-from inference_api.output_queues import OutputQueues
 from inference_api.request import FinishReason, GenerationRequest, SessionId, TokenEvent
+from inference_api.scheduling.input_queue import InputQueue
+from inference_api.scheduling.output_queues import OutputQueues
 from inference_api.settings import Settings
 
 

@@ -15,10 +15,10 @@ from pydantic import SecretStr
 from benchmarking.serving import eventually
 from inference_api import __version__
 from inference_api._mock_inference_api_server import create_test_server
+from inference_api.bodies.native import FIELDS
 from inference_api.inference_api_server import create_server, server_of
-from inference_api.openai_fields import UNSERVED
-from inference_api.openai_schema import ChatBody
-from inference_api.schema import FIELDS
+from inference_api.openai.requests import ChatBody
+from inference_api.openai.unserved_fields import UNSERVED
 from inference_api.settings import Settings
 
 RANDOM_BODIES = int(os.environ.get("RANDOM_BODIES", "3000"))  # `make fuzz` has more

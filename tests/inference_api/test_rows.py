@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from inference_api.engine.runner import Drawn
 from inference_api.request import GenerationRequest, SessionId
-from inference_api.rows import MIN_REUSED_TOKENS, RowTable, Tokens, UserRow
+from inference_api.scheduling.rows import MIN_REUSED_TOKENS, RowTable, Tokens, UserRow
 
 CONTEXT = 100
 SYSTEM = tuple(range(100, 130))

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from inference_api.bodies.native import parse_generation_body
 from inference_api.errors import InvalidRequest
-from inference_api.schema import parse_generation_body
 
 
 def parse(**fields: Any) -> Any:

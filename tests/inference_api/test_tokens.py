@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inference_api._mock_inference_api_server import ByteTokenizer
-from inference_api.tokens import StopMatcher, TextStream
+from inference_api.text.tokens import StopMatcher, TextStream
 
 byte_ids = st.lists(st.integers(0, 255), max_size=40)
 words = st.text(alphabet="abc", max_size=30)

@@ -1,7 +1,7 @@
 """The server's own account of one generation, on times written by hand."""
 
-from inference_api.openai_choices import usage
-from inference_api.timeline import Timeline
+from inference_api.generation.timeline import Timeline
+from inference_api.openai.choices import usage
 
 
 def test_the_times_of_an_answer_are_those_of_its_tokens() -> None:

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from optimizer.pairs import Eligible, eligible
+from optimizer.candidates.eligibility import Eligible, eligible
+from optimizer.inferno_json import read
 from optimizer.spec import SystemData
 from optimizer.system import System
-from optimizer.wire import read
 
 DATA = Path(__file__).parents[1] / "data" / "optimizer"
 

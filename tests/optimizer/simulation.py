@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from optimizer.queueing import analyze
+from optimizer.model.queueing import analyze
 from tests.optimizer.support import replica
 
 FloatArray = npt.NDArray[np.float64]

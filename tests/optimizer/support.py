@@ -5,14 +5,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from optimizer.latency import PhaseModel
+from optimizer.candidates.replicas import SizingCache
+from optimizer.inferno_json import read
+from optimizer.model.latency import PhaseModel
+from optimizer.model.queueing import Replica
 from optimizer.optimize import SolveOptions
-from optimizer.queueing import Replica
-from optimizer.replicas import SizingCache
 from optimizer.service import ServiceOptions
 from optimizer.spec import SystemData
 from optimizer.system import System
-from optimizer.wire import read
 
 ACCELERATORS = [
     {"name": "A", "type": "A", "multiplicity": 1, "cost": 10.0,

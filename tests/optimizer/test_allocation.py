@@ -5,12 +5,12 @@ from typing import Any
 import pytest
 
 from optimizer.answer import Answer
+from optimizer.candidates.replicas import SizingCache
+from optimizer.inferno_json import read
 from optimizer.optimize import SolveOptions, optimize
-from optimizer.replicas import SizingCache
 from optimizer.spec import AcceleratorSpec, PowerSpec
 from optimizer.stabilize import Stability
 from optimizer.system import System
-from optimizer.wire import read
 from tests.optimizer.support import perf, server, system, target
 
 
@@ -191,7 +191,7 @@ def test_heterogeneous_allocation_is_whole_and_shows_its_largest_part() -> None:
 
 
 def test_sizings_are_computed_once_per_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
-    from optimizer.replicas import ReplicaTable
+    from optimizer.candidates.replicas import ReplicaTable
 
     computed = []
     sizes = ReplicaTable.size

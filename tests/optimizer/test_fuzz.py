@@ -14,7 +14,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from optimizer.app import create_app
-from optimizer.queries import AnalyzeQuery, SizeQuery
+from optimizer.inferno_json import Body
+from optimizer.questions.queries import AnalyzeQuery, SizeQuery
+from optimizer.questions.whatif import WhatIfQuery
 from optimizer.settings import Settings
 from optimizer.spec import (
     AcceleratorData,
@@ -31,8 +33,6 @@ from optimizer.spec import (
     SystemData,
 )
 from optimizer.state import StateData
-from optimizer.whatif import WhatIfQuery
-from optimizer.wire import Body
 from tests.optimizer.support import SPEED, perf, server, system_data, target
 
 EXAMPLES = max(400, settings.default.max_examples if settings.default else 0)

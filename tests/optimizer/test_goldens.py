@@ -6,13 +6,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from optimizer.allocation import offers
+from optimizer.candidates.allocation import offers
+from optimizer.candidates.replicas import SizingCache
 from optimizer.errors import InvalidRequest
-from optimizer.latency import PhaseModel
+from optimizer.model.latency import PhaseModel
+from optimizer.model.queueing import Replica, analyze
+from optimizer.model.sizing import Targets, rate_range, size
 from optimizer.optimize import SolveOptions, optimize
-from optimizer.queueing import Replica, analyze
-from optimizer.replicas import SizingCache
-from optimizer.sizing import Targets, rate_range, size
 from optimizer.solver import Candidate, Contender, Problem, Scarcity
 from optimizer.solver.greedy import GreedySolver
 from optimizer.solver.milp import MilpOptions, MilpSolver

@@ -5,17 +5,17 @@ from typing import Any
 
 import pytest
 
+from optimizer.candidates.replicas import SizingCache
 from optimizer.errors import InvalidRequest, NotFound
-from optimizer.explain import explain
+from optimizer.inferno_json import read
 from optimizer.optimize import SolveOptions, optimize
-from optimizer.plan import plan
-from optimizer.queries import AnalyzeQuery, SizeQuery, analyze, size
-from optimizer.replicas import SizingCache
+from optimizer.questions.explain import explain
+from optimizer.questions.plan import plan
+from optimizer.questions.queries import AnalyzeQuery, SizeQuery, analyze, size
+from optimizer.questions.whatif import WhatIfQuery, what_if
 from optimizer.spec import AllocationData
 from optimizer.stabilize import Stability
 from optimizer.system import System
-from optimizer.whatif import WhatIfQuery, what_if
-from optimizer.wire import read
 from tests.optimizer.support import SPEED, perf, server, system, target
 
 OPTIONS = SolveOptions(SizingCache())

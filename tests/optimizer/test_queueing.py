@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optimizer import queueing
-from optimizer.latency import FloatArray, IterationModel
-from optimizer.queueing import MAX_BATCH, Replica, analyze
+from optimizer.model import queueing
+from optimizer.model.latency import FloatArray, IterationModel
+from optimizer.model.queueing import MAX_BATCH, Replica, analyze
 from tests.optimizer.support import random_replicas, replica
 
 

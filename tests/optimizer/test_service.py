@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from optimizer.errors import NotFound, StateChanged, StoreFailed
+from optimizer.inferno_json import read
 from optimizer.service import StatefulService, StatelessService
 from optimizer.spec import AllocationData, OptimizerSpec, ServerSpec
 from optimizer.state import State
 from optimizer.store import MemoryStore, SqliteStore
 from optimizer.system import System
-from optimizer.wire import read
 from tests.optimizer.support import options, server, system
 
 UNLIMITED = OptimizerSpec(unlimited=True)

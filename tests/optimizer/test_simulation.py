@@ -4,8 +4,8 @@ from pathlib import Path
 
 import numpy as np
 
-from optimizer.latency import PhaseModel
-from optimizer.queueing import Replica, analyze
+from optimizer.model.latency import PhaseModel
+from optimizer.model.queueing import Replica, analyze
 from tests.optimizer.simulation import Effort, simulate_chains, table
 
 DOCS = Path(__file__).parents[2] / "docs" / "optimizer.md"

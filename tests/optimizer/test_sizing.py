@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optimizer.latency import FloatArray
-from optimizer.queueing import analyze
-from optimizer.roots import find_roots
-from optimizer.sizing import HIGHEST_RATE, TPS_MARGIN, Targets, rate_range, size
+from optimizer.model.latency import FloatArray
+from optimizer.model.queueing import analyze
+from optimizer.model.roots import find_roots
+from optimizer.model.sizing import HIGHEST_RATE, TPS_MARGIN, Targets, rate_range, size
 from tests.optimizer.support import random_replicas, replica
 
 

@@ -13,8 +13,8 @@ from benchmarking.serving import MOCK_APP, ServedApi, served
 from inference_api.inference_api_server import create_server
 from inference_api.settings import Settings
 from optimizer.settings import Settings as OptimizerSettings
-from proxy.access import ROLE_BY_ROUTE, Role, needed_role, plain_path
-from proxy.auth import ClaimRules
+from proxy.access.auth import ClaimRules
+from proxy.access.roles import ROLE_BY_ROUTE, Role, needed_role, plain_path
 from proxy.errors import BadRequest
 from tests.proxy.support import (
     DEADLINE_S,
@@ -43,7 +43,7 @@ def routes_of_the_api(folder: Path, is_stateful: bool) -> set[str]:
 @pytest.mark.parametrize("is_stateful", [True, False])
 def test_every_route_of_the_api_has_a_line_in_the_table(tmp_path: Path, is_stateful: bool) -> None:
     without_line = routes_of_the_api(tmp_path, is_stateful) - ROLE_BY_ROUTE.keys()
-    assert without_line == set(), "say in proxy/access.py whom they are open to"
+    assert without_line == set(), "say in proxy/access/roles.py whom they are open to"
 
 
 @pytest.mark.parametrize(

@@ -13,10 +13,10 @@ import psutil
 import pytest
 import requests
 
-from proxy.client import ClientConnection, Patience
-from proxy.crowd import Crowd
+from proxy.clients.client import ClientConnection, Patience
+from proxy.clients.crowd import Crowd
+from proxy.clients.exchange import Exchange
 from proxy.errors import ProxyError
-from proxy.exchange import Exchange
 from tests.proxy.support import (
     DEADLINE_S,
     Peer,

@@ -2,7 +2,7 @@
 
 import math
 
-from proxy.crowd import GRACE_S, RESERVED_CONNECTIONS, Crowd, Wait
+from proxy.clients.crowd import GRACE_S, RESERVED_CONNECTIONS, Crowd, Wait
 
 
 class Person:

@@ -8,7 +8,7 @@ import threading
 import pytest
 import requests
 
-from proxy.headers import without_address
+from proxy.upstreams.headers import without_address
 from tests.proxy.support import (
     DEADLINE_S,
     LAST_CHUNK,

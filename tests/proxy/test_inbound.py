@@ -5,8 +5,8 @@ import json
 
 import pytest
 
-from proxy.inbound import RequestBody, RoutingHints, read_hints, target_fault
-from proxy.request_head import RequestHead
+from proxy.clients.inbound import RequestBody, RoutingHints, read_hints, target_fault
+from proxy.clients.request_head import RequestHead
 
 
 class NoSource:

@@ -10,10 +10,8 @@ import requests
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from jwt.algorithms import ECAlgorithm, OKPAlgorithm, RSAAlgorithm
 
-from proxy.auth import Authenticator, ClaimRules, parse_revoked
-from proxy.errors import Unauthorized
-from proxy.files import WatchedFile
-from proxy.keys import (
+from proxy.access.auth import Authenticator, ClaimRules, parse_revoked
+from proxy.access.keys import (
     MAX_AGE_S,
     MIN_REFETCH_S,
     JwksFile,
@@ -22,6 +20,8 @@ from proxy.keys import (
     fetch_jwks,
     parse_jwks,
 )
+from proxy.errors import Unauthorized
+from proxy.files import WatchedFile
 from tests.proxy.support import SECRET, ScriptedUpstream
 
 CLAIMS = {"team_id": "a", "token_id": "b"}

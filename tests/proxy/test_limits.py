@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import requests
 
+from proxy.access.limits import TeamLimits
+from proxy.access.policy import Policy, TeamPolicy, parse_policy
 from proxy.errors import LimitExceeded
-from proxy.limits import TeamLimits
-from proxy.policy import Policy, TeamPolicy, parse_policy
 from tests.ports import free_port
 from tests.proxy.support import (
     DEADLINE_S,
@@ -26,7 +26,7 @@ from tests.proxy.support import (
 @pytest.fixture(autouse=True)
 def _patience_with_redis(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a busy machine it may be late: the counts would go to memory meanwhile."""
-    monkeypatch.setattr("proxy.limits.REDIS_TIMEOUT_S", DEADLINE_S)
+    monkeypatch.setattr("proxy.access.limits.REDIS_TIMEOUT_S", DEADLINE_S)
 
 
 @pytest.fixture(params=["memory", "redis"])
@@ -109,10 +109,10 @@ def test_places_of_a_proxy_that_died_come_free_and_renewed_ones_do_not(
 ) -> None:
     policy = TeamPolicy(max_concurrent=1)
     dead, alive, other = (TeamLimits(redis_url) for _ in range(3))
-    monkeypatch.setattr("proxy.places.LEASE_MS", 1000)
+    monkeypatch.setattr("proxy.access.concurrency.LEASE_MS", 1000)
     alive.admit("alive", policy)
     with monkeypatch.context() as longer:
-        longer.setattr("proxy.places.LEASE_MS", 60_000)
+        longer.setattr("proxy.access.concurrency.LEASE_MS", 60_000)
         alive.renew()
     dead.admit("dead", policy)  # ends after the lease of the living would have ended
     until(lambda: can_enter(other, "dead", policy), "the end of a lease that nobody renews")

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from proxy.errors import StreamBroken, UpstreamBroken
-from proxy.reply import MAX_HEAD_BYTES, StaleConnection, UpstreamConnection
+from proxy.upstreams.reply import MAX_HEAD_BYTES, StaleConnection, UpstreamConnection
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n"
 ANSWER = HEAD + b"ok"

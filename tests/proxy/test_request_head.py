@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from proxy.clients.request_head import MAX_FIELDS, MAX_HEAD_BYTES, Part, RequestHead, RequestReader
 from proxy.errors import BadRequest, HeadTooLarge, ProxyError
-from proxy.request_head import MAX_FIELDS, MAX_HEAD_BYTES, Part, RequestHead, RequestReader
 
 CHUNKED = b"Transfer-Encoding: chunked\r\n\r\n"
 REQUESTS = {

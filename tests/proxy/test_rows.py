@@ -2,11 +2,11 @@
 
 import pytest
 
+from proxy.clients.inbound import RoutingHints
 from proxy.errors import AllRowsBusy
-from proxy.inbound import RoutingHints
-from proxy.maintenance import parse_rows
-from proxy.retries import MAX_SAVED_RETRIES, RetryBudget
-from proxy.upstreams import Balancer, Health, Rows, UpstreamSpec
+from proxy.upstreams.balancer import Balancer, Health, Rows, UpstreamSpec
+from proxy.upstreams.maintenance import parse_rows
+from proxy.upstreams.retries import MAX_SAVED_RETRIES, RetryBudget
 
 
 class Clock:

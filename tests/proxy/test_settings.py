@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from proxy.access.policy import parse_policy
 from proxy.errors import StartupError
-from proxy.policy import parse_policy
 from proxy.settings import Settings
-from proxy.upstreams import parse_upstreams
+from proxy.upstreams.balancer import parse_upstreams
 from tests.proxy.support import ROOT
 
 DOCUMENT = ROOT / "docs" / "proxy.md"

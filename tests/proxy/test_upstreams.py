@@ -10,9 +10,9 @@ import requests
 from hypothesis import given
 from hypothesis import strategies as st
 
+from proxy.clients.inbound import RoutingHints
 from proxy.errors import UpstreamNotReady, UpstreamUnreachable
-from proxy.inbound import RoutingHints
-from proxy.upstreams import (
+from proxy.upstreams.balancer import (
     FIRST_COOLDOWN_S,
     Balancer,
     Health,

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 import requests
 
+from proxy.clients.inbound import InboundRequest, RequestBody, RoutingHints
+from proxy.clients.request_head import RequestHead
 from proxy.errors import AllRowsBusy, UpstreamNotReady
-from proxy.inbound import InboundRequest, RequestBody, RoutingHints
-from proxy.request_head import RequestHead
-from proxy.upstreams import Balancer, Upstream, UpstreamSpec
-from proxy.waiting_room import WaitingRoom
+from proxy.upstreams.balancer import Balancer, Upstream, UpstreamSpec
+from proxy.upstreams.waiting_room import WaitingRoom
 from tests.proxy.support import (
     DEADLINE_S,
     Peer,

@@ -7,7 +7,7 @@ from flask.testing import FlaskClient
 from weights.app import create_app
 from weights.settings import Settings
 from weights.store import WeightStore
-from weights.store.memory import MemoryStore
+from weights.store.memory_store import MemoryStore
 
 UPDATE, GENERATE, DELETE = "/weights_update", "/weights_gen", "/weights_update_delete"
 

@@ -9,8 +9,8 @@ import pytest
 from flask.testing import FlaskClient
 
 from tests.weights.support import GENERATE, UPDATE, new_client, search, update
-from weights.store.memory import MemoryStore
-from weights.store.sqlite import SqliteStore
+from weights.store.memory_store import MemoryStore
+from weights.store.sqlite_store import SqliteStore
 
 
 @pytest.fixture

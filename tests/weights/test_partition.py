@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from weights.engines import engine_settings, tensor_split
+from weights.engine_formats import engine_settings, tensor_split
 from weights.errors import NoPartition
 from weights.partition import Layers, layers_of, partition, ranges, snapped
 from weights.search import Problem

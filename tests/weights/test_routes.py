@@ -10,8 +10,8 @@ from gunicorn.http.errors import InvalidChunkSize
 
 from tests.weights.support import DELETE, GENERATE, UPDATE, new_client, search, update
 from weights.errors import StoreFailed
-from weights.store.memory import MemoryStore
-from weights.store.redis import RedisStore
+from weights.store.memory_store import MemoryStore
+from weights.store.redis_store import RedisStore
 
 FIRST = "/weights_update/: SUCCESS, first weights in"
 BETTER = "/weights_update/: SUCCESS, best weights updated"

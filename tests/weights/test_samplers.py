@@ -8,10 +8,10 @@ import pytest
 
 from weights.samplers import SamplerName, choose_sampler
 from weights.samplers.concentration import most_likely_concentration
-from weights.samplers.fit import Bounds
+from weights.samplers.cost_model import Bounds
+from weights.samplers.model_choice import guide, most_trusted
 from weights.samplers.stages import SlowestStage, fit_slowest_stage
 from weights.samplers.trials import trials_from
-from weights.samplers.trust import guide, most_trusted
 from weights.search import Observation, Problem, Proposal
 from weights.simplex import FloatArray
 

@@ -8,10 +8,10 @@ import pytest
 
 from tests.weights.support import UPDATE, new_client, update
 from weights.pending import EXPIRY_S, MAX_PER_SESSION, MAX_SESSIONS, PendingAsks
-from weights.samplers.random import RandomSampler
+from weights.samplers.uniform import RandomSampler
 from weights.search import Observation, Problem, Proposal, Weights
 from weights.service import MAX_FITTED, WeightsService
-from weights.store.memory import MemoryStore
+from weights.store.memory_store import MemoryStore
 
 HALF, MOST = (0.5, 0.5), (0.7, 0.3)
 FREE = Problem((0.0, 0.0), (1.0, 1.0))

@@ -13,9 +13,9 @@ from weights.errors import SessionMismatch, StoreFailed
 from weights.search import Direction, Observation, Problem
 from weights.session import Session
 from weights.store import WeightStore
-from weights.store.memory import MemoryStore
-from weights.store.redis import RedisStore
-from weights.store.sqlite import SqliteStore
+from weights.store.memory_store import MemoryStore
+from weights.store.redis_store import RedisStore
+from weights.store.sqlite_store import SqliteStore
 
 OpenStore = Callable[[], WeightStore]
 NAMES = ["s", "org/model ü", "nul\0 and <b>", "z" * 256]
@@ -139,8 +139,8 @@ TELLER = """
     import sys
     from pathlib import Path
     from weights.search import Observation, Problem
-    from weights.store.redis import RedisStore
-    from weights.store.sqlite import SqliteStore
+    from weights.store.redis_store import RedisStore
+    from weights.store.sqlite_store import SqliteStore
 
     kind, where, process, updates = sys.argv[1:]
     store = SqliteStore(Path(where)) if kind == "sqlite" else RedisStore(where)

@@ -6,7 +6,7 @@ from typing import Annotated, Self
 
 from pydantic import BaseModel, ConfigDict, WithJsonSchema
 
-from weights.engines import engine_settings
+from weights.engine_formats import engine_settings
 from weights.errors import InvalidRequest, WeightsError
 from weights.partition import Layers, ranges
 from weights.search import Best, Direction, Observation, Proposal, Weights

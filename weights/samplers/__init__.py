@@ -4,7 +4,7 @@ from typing import Literal
 
 from weights.samplers.adaptive import AdaptiveSampler
 from weights.samplers.dirichlet import DirichletSampler
-from weights.samplers.random import RandomSampler
+from weights.samplers.uniform import RandomSampler
 from weights.search import Sampler
 
 SamplerName = Literal["adaptive", "dirichlet_mle", "random"]

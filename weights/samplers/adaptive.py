@@ -11,11 +11,11 @@ import numpy as np
 
 from weights.partition import snapped
 from weights.samplers.assessment import MIN_POINTS, assess
-from weights.samplers.fit import Bounds, Fit
+from weights.samplers.cost_model import Bounds, Fit
 from weights.samplers.layers import neighbours
-from weights.samplers.random import RandomSampler
+from weights.samplers.model_choice import guide
 from weights.samplers.trials import SAME, Trials, trials_from
-from weights.samplers.trust import guide
+from weights.samplers.uniform import RandomSampler
 from weights.search import Assessment, Observation, Problem, Proposal, Weights
 from weights.simplex import FloatArray
 

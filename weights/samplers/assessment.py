@@ -6,9 +6,9 @@ import numpy as np
 from scipy.special import stdtrit  # scipy.stats would take a third of a second to import
 
 from weights.samplers.concentration import matched_concentration
-from weights.samplers.fit import Bounds, Fit
+from weights.samplers.cost_model import Bounds, Fit
+from weights.samplers.model_choice import most_trusted
 from weights.samplers.trials import Trials, trials_from
-from weights.samplers.trust import most_trusted
 from weights.search import Assessment, Best, Convergence, Observation, Problem
 from weights.simplex import FloatArray
 

@@ -10,7 +10,7 @@ import numpy as np
 from weights.partition import snapped
 from weights.samplers.assessment import assess
 from weights.samplers.concentration import most_likely_concentration
-from weights.samplers.fit import Bounds
+from weights.samplers.cost_model import Bounds
 from weights.samplers.trials import trials_from
 from weights.search import Assessment, Observation, Problem, Proposal, Weights
 from weights.simplex import sample_dirichlet, sample_uniform

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from weights.samplers.fit import Bounds, log_density
+from weights.samplers.cost_model import Bounds, log_density
 from weights.samplers.trials import Trials
 from weights.simplex import FloatArray
 

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from weights.samplers.chains import start
-from weights.samplers.fit import Bounds, leave_one_out, log_density
+from weights.samplers.cost_model import Bounds, leave_one_out, log_density
+from weights.samplers.posterior_draws import start
 from weights.samplers.trials import Trials
 from weights.simplex import FloatArray
 

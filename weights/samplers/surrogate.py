@@ -12,7 +12,7 @@ import numpy as np
 from scipy.linalg import cho_factor, cho_solve, eigh
 from scipy.special import ndtr
 
-from weights.samplers.fit import Bounds, log_density
+from weights.samplers.cost_model import Bounds, log_density
 from weights.samplers.trials import Trials
 from weights.simplex import FloatArray, sample_uniform
 

@@ -9,9 +9,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from inference_api.engine import checkpoint, engine_runner, hardware
+from inference_api.engine import engine_runner, hardware
 from inference_api.engine.engine_runner import EngineRunner
-from inference_api.engine.layout import weight_bytes
+from inference_api.engine.loading import checkpoint
+from inference_api.engine.loading.layout import weight_bytes
 from inference_api.engine.options import EngineOptions
 from inference_api.kernels.library import (
     PORTABLE,

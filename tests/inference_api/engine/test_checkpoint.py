@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file, save_file
 
-from inference_api.engine import checkpoint, hardware, hub
-from inference_api.engine.checkpoint import load_config, locate
+from inference_api.engine import hardware
+from inference_api.engine.loading import checkpoint, hub
+from inference_api.engine.loading.checkpoint import load_config, locate
+from inference_api.engine.loading.weight_files import read_headers
 from inference_api.engine.options import EngineOptions
-from inference_api.engine.weight_files import read_headers
 from inference_api.errors import StartupError
 from tests.inference_api.engine.conftest import TinyModel
 from tests.inference_api.engine.tiny_models import EOS, MODELS

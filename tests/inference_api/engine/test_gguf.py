@@ -10,21 +10,21 @@ import torch
 from gguf import GGMLQuantizationType
 from torch import Tensor
 
-from inference_api.engine import checkpoint
 from inference_api.engine.engine_runner import EngineRunner
-from inference_api.engine.gguf_blocks import GgufTensor
-from inference_api.engine.gguf_config import llama3_rope
-from inference_api.engine.gguf_files import read_gguf
-from inference_api.engine.gguf_names import is_rope_interleaved
-from inference_api.engine.layout import linear_weights, weight_plan
 from inference_api.engine.linear import Packing
+from inference_api.engine.loading import checkpoint
+from inference_api.engine.loading.gguf_blocks import GgufTensor
+from inference_api.engine.loading.gguf_config import llama3_rope
+from inference_api.engine.loading.gguf_files import read_gguf
+from inference_api.engine.loading.gguf_names import is_rope_interleaved
+from inference_api.engine.loading.layout import linear_weights, weight_plan
+from inference_api.engine.loading.weight_files import weight_files
+from inference_api.engine.loading.weights import Parameters, load_parameters
 from inference_api.engine.options import EngineOptions
 from inference_api.engine.rope import RopeConfig, frequencies
-from inference_api.engine.weight_files import weight_files
-from inference_api.engine.weights import Parameters, load_parameters
 from inference_api.kernels.library import Kernels, PackedWeight, UnusableWeight
 from inference_api.kernels.packing import Bits
-from inference_api.tokens import load_tokenizer
+from inference_api.text.tokens import load_tokenizer
 from scripts.make_gguf import TYPES, make_gguf
 from tests.inference_api.engine.conftest import TinyModel
 from tests.inference_api.engine.tiny_models import CONTEXT

@@ -13,15 +13,15 @@ from gguf import GGMLQuantizationType, GGUFReader, GGUFWriter
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from inference_api.engine import checkpoint
-from inference_api.engine.gguf_config import llama3_rope
-from inference_api.engine.gguf_files import read_gguf
-from inference_api.engine.gguf_tokenizer import vocabulary
+from inference_api.engine.loading import checkpoint
+from inference_api.engine.loading.gguf_config import llama3_rope
+from inference_api.engine.loading.gguf_files import read_gguf
+from inference_api.engine.loading.gguf_tokenizer import vocabulary
+from inference_api.engine.loading.weight_files import read_headers, shape_faults, weight_files
+from inference_api.engine.loading.weights import load_parameters
 from inference_api.engine.options import EngineOptions
-from inference_api.engine.weight_files import read_headers, shape_faults, weight_files
-from inference_api.engine.weights import load_parameters
 from inference_api.errors import StartupError
-from inference_api.tokens import load_tokenizer
+from inference_api.text.tokens import load_tokenizer
 from scripts.make_gguf import make_gguf
 from tests.inference_api.engine.conftest import TinyModel
 

@@ -7,11 +7,11 @@ from shutil import copytree
 
 import pytest
 
-from inference_api.engine import checkpoint
-from inference_api.engine.json_files import MAX_JSON_BYTES
+from inference_api.engine.loading import checkpoint
+from inference_api.engine.loading.json_files import MAX_JSON_BYTES
 from inference_api.engine.options import EngineOptions
 from inference_api.errors import StartupError
-from inference_api.tokens import load_tokenizer
+from inference_api.text.tokens import load_tokenizer
 from tests.inference_api.engine.conftest import TinyModel
 
 Tiny = Callable[[str], TinyModel]

@@ -11,8 +11,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from inference_api.engine.checkpoint import load_config
-from inference_api.engine.layout import weight_bytes
+from inference_api.engine.loading.checkpoint import load_config
+from inference_api.engine.loading.layout import weight_bytes
 from inference_api.kernels.library import KernelsUnavailable, supported_variants
 from inference_api.kernels.packing import BITS
 from scripts.make_random_model import SHAPES, make_random_model

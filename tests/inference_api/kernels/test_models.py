@@ -13,14 +13,15 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from inference_api.engine import checkpoint, engine_runner
+from inference_api.engine import engine_runner
 from inference_api.engine.engine_runner import EngineRunner
 from inference_api.engine.kv_cache import KVCache
-from inference_api.engine.layout import weight_bytes
 from inference_api.engine.linear import Packing
+from inference_api.engine.loading import checkpoint
+from inference_api.engine.loading.layout import weight_bytes
+from inference_api.engine.loading.weight_files import weight_files
+from inference_api.engine.loading.weights import load_parameters
 from inference_api.engine.options import EngineOptions
-from inference_api.engine.weight_files import weight_files
-from inference_api.engine.weights import load_parameters
 from inference_api.errors import StartupError
 from inference_api.kernels.library import Kernels, KernelsUnavailable, supported_variants
 from inference_api.kernels.packing import Bits

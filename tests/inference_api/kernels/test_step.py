@@ -9,16 +9,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from inference_api.engine import checkpoint
 from inference_api.engine.attention import TorchAttentions
-from inference_api.engine.config import ModelConfig
 from inference_api.engine.decoder import Decoder
 from inference_api.engine.kernel_decoder import KernelDecoder
 from inference_api.engine.kv_cache import KVCache
 from inference_api.engine.linear import Packing
+from inference_api.engine.loading import checkpoint
+from inference_api.engine.loading.config import ModelConfig
+from inference_api.engine.loading.weight_files import weight_files
+from inference_api.engine.loading.weights import load_parameters
 from inference_api.engine.rope import Rope
-from inference_api.engine.weight_files import weight_files
-from inference_api.engine.weights import load_parameters
 from inference_api.kernels.library import Kernels
 from inference_api.kernels.packing import Bits
 from tests.inference_api.engine import tiny_models

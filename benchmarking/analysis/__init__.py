@@ -1,0 +1,1 @@
+"""Figures from records: latencies, curves, intervals, fits, predictions. Pure."""

@@ -1,0 +1,35 @@
+"""Whether the tokens of a row came one by one, or in bursts that hide when they were made. Pure."""
+
+from collections.abc import Iterable
+from itertools import pairwise
+
+from benchmarking.analysis.latency import output_tokens, succeeded
+from benchmarking.records import RequestRecord
+
+SAME_READ_S = 0.0002  # events of one network read have one time; reads at once are as close
+MAX_SHARE = 0.8  # more than five tokens a read: no draft is as good, so something holds them back
+
+
+def burst_fault(records: Iterable[RequestRecord]) -> str | None:
+    """Why the times between a row's tokens say nothing; None where they do.
+
+    They say nothing where more than MAX_SHARE of all tokens after the first came with the network
+    read of the token before: what was read together waited somewhere, nobody knows how long.
+    """
+    answered = succeeded(records)
+    num_gaps = sum(max(0, output_tokens(record) - 1) for record in answered)
+    if not num_gaps:
+        return None
+    num_timed = sum(
+        later - earlier > SAME_READ_S
+        for record in answered
+        for earlier, later in pairwise(record.chunk_s)
+    )
+    share = 1 - num_timed / num_gaps
+    if share <= MAX_SHARE:
+        return None
+    num_tokens, num_reads = num_gaps + len(answered), num_timed + len(answered)
+    return (
+        f"tokens came in bursts, {num_tokens / num_reads:.1f} in one network read on average "
+        f"({share:.0%} with the one before): the times between them are not the server's"
+    )

@@ -1,0 +1,130 @@
+"""One point of a load curve: what a row offered and what came of it. Pure: any thread."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from benchmarking.analysis.bursts import burst_fault
+from benchmarking.analysis.goodput import Goodput, Slo, goodput
+from benchmarking.analysis.in_flight import InFlight
+from benchmarking.analysis.intervals import Interval, mean_within_run
+from benchmarking.analysis.latency import E2E, ITL, TTFT, Metric, output_tokens, succeeded
+from benchmarking.records import Load, RequestRecord, RowRecord, Run
+
+PERCENTS = (5, 25, 50, 75, 90, 95, 99)
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """A latency over the successes of a row, in ms: mean with interval, and PERCENTS."""
+
+    mean: Interval
+    percentiles: tuple[float, ...]
+
+    def percentile(self, percent: int) -> float:
+        return self.percentiles[PERCENTS.index(percent)]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadPoint:
+    """Rates hold while the load was held: neither the ramp nor the drain counts.
+
+    A latency is None where no request has it, ITL also where tokens came in bursts. `measured` are
+    the requests without the warm-up, in the order of their schedule. `stolen_share`:
+    ClientOverhead's.
+    """
+
+    load: Load
+    measured: tuple[RequestRecord, ...]
+    from_s: float
+    to_s: float
+    offered_per_s: float  # requests that came due
+    throughput_per_s: float  # requests answered
+    tokens_per_s: float  # output tokens that came
+    in_flight: float  # mean
+    error_share: float
+    ttft: Spread | None
+    itl: Spread | None
+    e2e: Spread | None
+    stolen_share: float | None
+    burst_fault: str | None = None  # why there is no ITL although tokens came
+
+    def goodput(self, slo: Slo) -> Goodput:
+        """Of what came due while the load was held."""
+        due = [r for r in self.measured if self.from_s <= r.scheduled_s < self.to_s]
+        return goodput(due or self.measured, slo, self.to_s - self.from_s)
+
+    def tokens_per_slice(self, slices: int) -> list[float]:
+        """Output tokens that came in each of so many equal parts of the time, in order."""
+        bounds_s = np.linspace(self.from_s, self.to_s, slices + 1)
+        tokens = np.zeros(slices)
+        for record in succeeded(self.measured):
+            events, _ = np.histogram(record.chunk_s, bounds_s)
+            tokens += events * output_tokens(record) / len(record.chunk_s)
+        return [float(value) for value in tokens]
+
+
+def load_points(run: Run) -> list[LoadPoint]:
+    """One for each row that recorded a request."""
+    points = []
+    for row, row_record in enumerate(run.rows):
+        records = [record for record in run.records if record.row == row]
+        if any(record.is_measured for record in records):
+            points.append(load_point(row_record, records))
+    return points
+
+
+def load_point(row: RowRecord, records: Sequence[RequestRecord]) -> LoadPoint:
+    """`records`: all of the row, warm-up too, at least one measured."""
+    measured = sorted(
+        (record for record in records if record.is_measured), key=lambda record: record.index
+    )
+    from_s, to_s = steady_window(row, measured)
+    duration_s = to_s - from_s
+    due = sum(from_s <= record.scheduled_s < to_s for record in records)
+    answered = succeeded(records)
+    fault = burst_fault(measured)
+    ended = sum(from_s <= record.chunk_s[-1] < to_s for record in answered)
+    return LoadPoint(
+        load=row.load,
+        measured=tuple(measured),
+        from_s=from_s,
+        to_s=to_s,
+        offered_per_s=due / duration_s,
+        throughput_per_s=ended / duration_s,
+        tokens_per_s=sum(_tokens_within(r, from_s, to_s) for r in answered) / duration_s,
+        in_flight=InFlight(records).mean(from_s, to_s),
+        error_share=1 - len(succeeded(measured)) / len(measured),
+        ttft=spread(TTFT, measured),
+        itl=None if fault else spread(ITL, measured),
+        e2e=spread(E2E, measured),
+        stolen_share=row.overhead.stolen_share if row.overhead else None,
+        burst_fault=fault,
+    )
+
+
+def steady_window(row: RowRecord, measured: Sequence[RequestRecord]) -> tuple[float, float]:
+    """From the first request after the warm-up until the last one was due.
+
+    Where that is less than half of the row, as when all came due at once, the whole row.
+    """
+    last_due_s = max((record.scheduled_s for record in measured), default=row.end_s)
+    if last_due_s - row.start_s < (row.end_s - row.start_s) / 2:
+        return row.start_s, row.end_s
+    return row.start_s, last_due_s
+
+
+def spread(metric: Metric, records: Sequence[RequestRecord]) -> Spread | None:
+    """`records` in the order of their schedule."""
+    values = metric.values(records)
+    if not values:
+        return None
+    percentiles = tuple(float(value) for value in np.percentile(values, PERCENTS))
+    return Spread(mean_within_run(values), percentiles)
+
+
+def _tokens_within(record: RequestRecord, from_s: float, to_s: float) -> float:
+    """Every event of a request carries the same share of its tokens."""
+    events = sum(from_s <= time_s < to_s for time_s in record.chunk_s)
+    return output_tokens(record) * events / len(record.chunk_s)

@@ -1,0 +1,62 @@
+"""Goodput: what was answered within its service levels. Failures count against it. Pure."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from benchmarking.analysis.latency import E2E, ITL, LATENCIES, TTFT, Metric
+from benchmarking.records import RequestRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Slo:
+    """Upper bounds in ms for each request; None bounds nothing."""
+
+    ttft_ms: float | None = None
+    itl_ms: float | None = None
+    e2e_ms: float | None = None
+
+    def bound_ms(self, metric: Metric) -> float | None:
+        return {TTFT.name: self.ttft_ms, ITL.name: self.itl_ms, E2E.name: self.e2e_ms}[metric.name]
+
+    def is_met_by(self, record: RequestRecord) -> bool:
+        """True for an answer within every bound; a single token has no ITL to exceed one."""
+        if record.error is not None or not record.chunk_s:
+            return False
+        return all(
+            value <= bound
+            for metric in LATENCIES
+            if (bound := self.bound_ms(metric)) is not None
+            for value in metric.values([record])
+        )
+
+    def __str__(self) -> str:
+        bounds = [
+            f"{metric.name} ≤ {bound:g} ms"
+            for metric in LATENCIES
+            if (bound := self.bound_ms(metric)) is not None
+        ]
+        return ", ".join(bounds) or "every answer counts"
+
+
+@dataclass(frozen=True, slots=True)
+class Goodput:
+    """`attainment`: the share of all requests that were good, 0 to 1."""
+
+    requests_per_s: float
+    attainment: float
+
+
+def goodput(records: Sequence[RequestRecord], slo: Slo, duration_s: float) -> Goodput:
+    good = sum(slo.is_met_by(record) for record in records)
+    return Goodput(good / duration_s, good / len(records) if records else 0.0)
+
+
+def goodput_by_model(
+    records: Iterable[RequestRecord], slo: Slo, duration_s: float
+) -> dict[str, Goodput]:
+    """Of each expert of a bundle under the traffic of all, by name."""
+    by_model: dict[str, list[RequestRecord]] = defaultdict(list)
+    for record in records:
+        by_model[record.model].append(record)
+    return {model: goodput(by_model[model], slo, duration_s) for model in sorted(by_model)}

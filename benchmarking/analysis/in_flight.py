@@ -1,0 +1,81 @@
+"""How many requests were in flight at any moment, exactly, from their raw times."""
+
+from collections.abc import Iterable
+
+import numpy as np
+import numpy.typing as npt
+
+from benchmarking.analysis.latency import itl_s
+from benchmarking.records import RequestRecord
+
+FloatArray = npt.NDArray[np.float64]
+
+LAST_PART = 0.1  # of the time from an answer's first token to its last
+
+
+class InFlight:
+    """The number of requests sent and not yet ended, as a step function. Immutable: any thread.
+
+    A request ends with its last token, a failed one when it failed. Give it every record of the
+    time in question, warm-up and failures too: the server served them all.
+    """
+
+    def __init__(self, records: Iterable[RequestRecord]) -> None:
+        records = list(records)
+        self._sent_s = np.sort([record.sent_s for record in records])
+        self._ended_s = np.sort([_ended_s(record) for record in records])
+
+    def at(self, times_s: npt.ArrayLike) -> FloatArray:
+        """In flight at each time; one that is sent at that very moment is in, one that ends out."""
+        sent = np.searchsorted(self._sent_s, times_s, side="right")
+        ended = np.searchsorted(self._ended_s, times_s, side="right")
+        return np.asarray(sent - ended, dtype=np.float64)
+
+    def mean(self, from_s: float, to_s: float) -> float:
+        """Averaged over time: what each request spent inside the window, over the window."""
+        sent = np.clip(self._sent_s, from_s, to_s)
+        ended = np.clip(self._ended_s, from_s, to_s)
+        return float((ended.sum() - sent.sum()) / (to_s - from_s))
+
+    def max(self) -> int:
+        return int(self.at(self._sent_s).max(initial=0))
+
+
+def max_decoding(records: Iterable[RequestRecord]) -> int:
+    """The most answers that were ever under way at once: begun, and not yet in their last part.
+
+    Without that part, at least a step, last tokens that come late do not meet who took their place
+    meanwhile.
+    """
+    begun = [record for record in records if record.chunk_s]
+    first_s = np.sort([record.chunk_s[0] for record in begun])
+    last_s = np.sort([record.chunk_s[-1] - _last_part_s(record) for record in begun])
+    have_begun = np.searchsorted(first_s, first_s, side="right")
+    have_ended = np.searchsorted(last_s, first_s, side="left")
+    return int((have_begun - have_ended).max(initial=0))
+
+
+def admitted_s(records: Iterable[RequestRecord], places: int) -> list[float]:
+    """When each request, in the order of sending, got one of a server's places: by the server's
+    word, and else first come, first served. What is then sent while fewer are in service is
+    admitted at once.
+    """
+    free_s: list[float] = []  # when the places taken so far are given back, ascending
+    admitted = []
+    for record in sorted(records, key=lambda record: record.sent_s):
+        start_s = record.sent_s
+        if len(free_s) >= places:
+            start_s = max(start_s, free_s.pop(0))
+        queue_s = record.usage.queue_s if record.usage else None
+        admitted.append(start_s if queue_s is None else record.sent_s + queue_s)
+        free_s.append(max(_ended_s(record), start_s))
+        free_s.sort()
+    return admitted
+
+
+def _last_part_s(record: RequestRecord) -> float:
+    return max(itl_s(record) or 0.0, LAST_PART * (record.chunk_s[-1] - record.chunk_s[0]))
+
+
+def _ended_s(record: RequestRecord) -> float:
+    return record.end_s if record.error or not record.chunk_s else record.chunk_s[-1]

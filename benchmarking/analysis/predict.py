@@ -1,0 +1,239 @@
+"""What the optimizer says of a load, beside what the server really did.
+
+The optimizer's replica has Poisson arrivals, so only open loops with exponential waits are
+compared, each at the rate at which its requests really came due.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from statistics import fmean
+from typing import Any
+
+import requests
+
+from benchmarking.analysis.curve import LoadPoint
+from benchmarking.analysis.fit import Validity
+from benchmarking.analysis.goodput import Slo
+from benchmarking.analysis.intervals import Interval, mean_within_run
+from benchmarking.analysis.latency import ITL, TTFT, input_tokens, output_tokens, succeeded
+from benchmarking.errors import OptimizerUnusable
+from benchmarking.records import Load, RequestRecord
+
+TIMEOUT_S = 30.0
+PER_MINUTE = 60.0
+SLACK = 1.05  # beyond a range that repeats of the same load may lie
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """Means of one replica at one rate. Rates are per second, times ms."""
+
+    rate_per_s: float
+    ttft_ms: float
+    itl_ms: float
+    wait_ms: float
+    utilization: float  # of its places
+    max_rate_per_s: float  # within the targets, or of all places taken where none are given
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """A prediction and the means measured, in ms. Errors are (predicted - measured) / measured.
+
+    `input_tokens` and `output_tokens` are means of a request. `in_service`: by the prediction, how
+    many a request meets in service, itself included, as `fit_points.Point` counts.
+    """
+
+    load: Load
+    prediction: Prediction
+    ttft: Interval
+    itl: Interval
+    input_tokens: float
+    output_tokens: float
+    in_service: float
+
+    @property
+    def ttft_error(self) -> float:
+        return self.prediction.ttft_ms / self.ttft.value - 1
+
+    @property
+    def itl_error(self) -> float:
+        return self.prediction.itl_ms / self.itl.value - 1
+
+
+class Optimizer:
+    """An optimizer over HTTP, stateless or not. One thread at a time."""
+
+    def __init__(self, base: str) -> None:
+        self._base = base.rstrip("/")
+        self._kept: set[tuple[str, str]] = set()  # what it has been given, by model and accelerator
+
+    def set_perf(self, perf: Mapping[str, Any]) -> None:
+        """Give it performance data to keep; needs a stateful one. Questions then name it."""
+        self._post("/setModels", {"models": [perf]})
+        self._kept.add((perf["name"], perf["acc"]))
+
+    def analyze(
+        self, perf: Mapping[str, Any], shape: tuple[int, int], rate_per_s: float
+    ) -> Prediction:
+        """`shape`: mean input and output tokens of a request."""
+        rate = {"arrivalRate": rate_per_s * PER_MINUTE}
+        answer = self._post("/analyze", self._replica(perf, shape) | rate)
+        return _prediction(answer, answer["maxRate"])
+
+    def max_rate(
+        self, perf: Mapping[str, Any], shape: tuple[int, int], slo: Slo
+    ) -> Prediction | None:
+        """At the highest rate whose *mean* TTFT and ITL keep `slo`; None where none does."""
+        targets = {"slo-ttft": slo.ttft_ms or 0.0, "slo-itl": slo.itl_ms or 0.0}
+        answer = self._post("/size", self._replica(perf, shape) | targets)
+        return _prediction(answer, answer["arrivalRate"]) if answer["feasible"] else None
+
+    def _replica(self, perf: Mapping[str, Any], shape: tuple[int, int]) -> Json:
+        in_tokens, out_tokens = shape
+        tokens = {"avgInTokens": in_tokens, "avgOutTokens": out_tokens}
+        if (perf["name"], perf["acc"]) in self._kept:
+            return {"model": perf["name"], "acc": perf["acc"], **tokens}
+        return {
+            "decodeParms": perf["decodeParms"],
+            "prefillParms": perf["prefillParms"],
+            "maxBatchSize": batch_at(perf, out_tokens),
+            **tokens,
+        }
+
+    def _post(self, path: str, body: Mapping[str, Any]) -> Json:
+        try:
+            response = requests.post(self._base + path, json=body, timeout=TIMEOUT_S)
+        except requests.RequestException as error:
+            raise OptimizerUnusable(f"{self._base}{path}: {error}") from error
+        if response.status_code == requests.codes.not_found:
+            raise OptimizerUnusable(
+                f"{self._base}{path}: 404; is it an optimizer, and a stateful one "
+                "(OPTIMIZER_STATEFUL=1) if data is to be posted?"
+            )
+        if not response.ok:
+            raise OptimizerUnusable(f"{self._base}{path}: {response.status_code} {response.text}")
+        answer: Json = response.json()
+        return answer
+
+
+def batch_at(perf: Mapping[str, Any], out_tokens: int) -> int:
+    """The batch of answers of another length, as the optimizer scales it."""
+    batch: int = perf["maxBatchSize"] * perf["atTokens"] // out_tokens
+    return max(1, batch)
+
+
+def mean_tokens(records: Iterable[RequestRecord]) -> tuple[float, float]:
+    """Mean input and output tokens of what was answered."""
+    answered = succeeded(records)
+    inputs = [tokens for record in answered if (tokens := input_tokens(record)) is not None]
+    return fmean(inputs), fmean(output_tokens(record) for record in answered)
+
+
+def request_shape(records: Iterable[RequestRecord]) -> tuple[int, int]:
+    """`mean_tokens` as the optimizer takes them: whole."""
+    in_tokens, out_tokens = mean_tokens(records)
+    return round(in_tokens), round(out_tokens)
+
+
+def is_comparable(point: LoadPoint) -> bool:
+    """Poisson arrivals, with latencies to compare."""
+    load = point.load
+    has_latencies = point.ttft is not None and point.itl is not None
+    return load.qps is not None and load.qps_distribution == "exponential" and has_latencies
+
+
+def predict(
+    optimizer: Optimizer, perf: Mapping[str, Any], points: Iterable[LoadPoint]
+) -> list[Beside]:
+    """Every comparable load beside the optimizer's answer. Raises OptimizerUnusable.
+
+    Rows of the same load are its parts: compared is the mean over all their requests.
+    """
+    parts: dict[Load, list[LoadPoint]] = {}
+    for point in filter(is_comparable, points):
+        parts.setdefault(point.load, []).append(point)
+    return [_beside(optimizer, perf, of_load) for of_load in parts.values()]
+
+
+def _beside(optimizer: Optimizer, perf: Mapping[str, Any], parts: Sequence[LoadPoint]) -> Beside:
+    records = [record for part in parts for record in part.measured]
+    durations_s = [part.to_s - part.from_s for part in parts]
+    rate_per_s = fmean([part.offered_per_s for part in parts], weights=durations_s)
+    in_tokens, out_tokens = mean_tokens(records)
+    shape = (round(in_tokens), round(out_tokens))
+    prediction = optimizer.analyze(perf, shape, rate_per_s)
+    places = batch_at(perf, shape[1])
+    return Beside(
+        load=parts[0].load,
+        prediction=prediction,
+        ttft=mean_within_run(TTFT.values(records)),
+        itl=mean_within_run(ITL.values(records)),
+        input_tokens=in_tokens,
+        output_tokens=out_tokens,
+        in_service=min(prediction.utilization * places + 1, places),
+    )
+
+
+def outside(beside: Beside, validity: Validity) -> list[str]:
+    """What of a prediction lies outside what was measured for the fit, each with the range."""
+    asked = (
+        ("prompt tokens", beside.input_tokens, validity.input_tokens),
+        ("output tokens", beside.output_tokens, validity.output_tokens),
+        ("requests/s", beside.prediction.rate_per_s, validity.rate_per_s),
+        ("requests in service", beside.in_service, validity.concurrency),
+    )
+    return [
+        f"{value:.3g} {name}, measured {low:.3g} to {high:.3g}"
+        for name, value, (low, high) in asked
+        if not low / SLACK <= value <= high * SLACK
+    ]
+
+
+def as_json(beside: Beside, validity: Validity | None) -> Json:
+    """`outside_measured`: None where nobody knows what was measured."""
+    return {
+        "load": asdict(beside.load),
+        "prediction": asdict(beside.prediction),
+        "measured_ttft_ms": beside.ttft.value,
+        "measured_itl_ms": beside.itl.value,
+        "ttft_error": beside.ttft_error,
+        "itl_error": beside.itl_error,
+        "outside_measured": outside(beside, validity) if validity else None,
+    }
+
+
+def warning_lines(found: Iterable[Beside], validity: Validity | None) -> Iterator[str]:
+    """For people: which predictions extrapolate."""
+    if validity is None:
+        yield "warning: no fit.json beside the performance data says what was measured for it"
+        return
+    for beside in found:
+        if beyond := outside(beside, validity):
+            rate = f"{beside.prediction.rate_per_s:.2f} requests/s"
+            yield f"warning: the prediction at {rate} extrapolates: {'; '.join(beyond)}"
+
+
+def beside_lines(found: Iterable[Beside]) -> Iterator[str]:
+    """A table of predicted and measured means; ITL and TTFT of each rate."""
+    yield "| | requests/s | predicted | measured | error |"
+    yield "|---|---|---|---|---|"
+    for beside in found:
+        said = beside.prediction
+        rate = f"{said.rate_per_s:.2f}"
+        ttft, itl = f"{said.ttft_ms:.2f}", f"{said.itl_ms:.2f}"
+        yield f"| TTFT, ms | {rate} | {ttft} | {beside.ttft} | {beside.ttft_error:+.1%} |"
+        yield f"| ITL, ms | {rate} | {itl} | {beside.itl} | {beside.itl_error:+.1%} |"
+
+
+def _prediction(answer: Json, max_rate_per_minute: float) -> Prediction:
+    return Prediction(
+        rate_per_s=answer["arrivalRate"] / PER_MINUTE,
+        ttft_ms=answer["ttftAverage"],
+        itl_ms=answer["itlAverage"],
+        wait_ms=answer["waitAverage"],
+        utilization=answer["utilization"],
+        max_rate_per_s=max_rate_per_minute / PER_MINUTE,
+    )

@@ -1,0 +1,126 @@
+"""How long a bundle takes to bring another model into fast memory: the switching-time matrix.
+
+Two sources stand beside each other: the server's own word, and an estimate from its times to first
+token by one of the two documented rules. The rules are pure functions; so is the matrix, over a run
+whose rows visit the models along `rotation`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from statistics import fmean, stdev
+
+from benchmarking.analysis.latency import succeeded
+from benchmarking.records import RequestRecord, Run
+
+SIGMAS = 3.0
+# A spread of almost nothing would make every whim of the clock a switch.
+MIN_SWITCH_S = 0.005
+MIN_SWITCH_SHARE = 0.1  # of the mean time to first token
+
+
+def three_sigma_s(ttfts_s: Sequence[float | None]) -> float | None:
+    """The first request's excess over the others, if that is more than three of their sigmas.
+
+    `ttfts_s`: the server's times to first token of one row, in the order of sending. None where
+    one of them is missing, where there are no others, and where the excess is no switch: within
+    3 sigmas, below 5 ms or below a tenth of the others' mean. Fewer than two others have no
+    spread. Sound for one request at a time: several first requests share a switch and hide it.
+    """
+    known_s = [ttft_s for ttft_s in ttfts_s if ttft_s is not None]
+    if len(known_s) < len(ttfts_s) or len(known_s) < 2:
+        return None
+    first_s, *others_s = known_s
+    mean_s = fmean(others_s)
+    sigma_s = stdev(others_s) if len(others_s) > 1 else 0.0
+    excess_s = first_s - mean_s
+    floor_s = max(MIN_SWITCH_S, MIN_SWITCH_SHARE * mean_s, SIGMAS * sigma_s)
+    return excess_s if excess_s > floor_s else None
+
+
+def largest_batch_spread_s(ttfts_s: Sequence[float | None]) -> float | None:
+    """The newer rule: longest minus shortest time to first token in the largest batch.
+
+    `ttfts_s`: the server's, in the order of ending. Neighbours with the very same time form a
+    group, and a batch is the next power of two; all groups of the largest batch count. None where
+    a time is missing. It is 0 when the switch hit a smaller batch, and counts queueing too.
+    """
+    known_s = [ttft_s for ttft_s in ttfts_s if ttft_s is not None]
+    if not known_s or len(known_s) < len(ttfts_s):
+        return None
+    groups = group_by_ttft(known_s)
+    largest = max(batch_of(size) for _, size in groups)
+    in_largest = [ttft_s for ttft_s, size in groups if batch_of(size) == largest]
+    return max(in_largest) - min(in_largest)
+
+
+def group_by_ttft(ttfts_s: Sequence[float]) -> list[tuple[float, int]]:
+    """(time to first token, how many neighbours share it exactly), in the order given."""
+    groups: list[tuple[float, int]] = []
+    for ttft_s in ttfts_s:
+        if groups and groups[-1][0] == ttft_s:
+            groups[-1] = (ttft_s, groups[-1][1] + 1)
+        else:
+            groups.append((ttft_s, 1))
+    return groups
+
+
+def batch_of(group_size: int) -> int:
+    """The batch that a group of this size ran in: the next power of two."""
+    return 1 << (group_size - 1).bit_length()
+
+
+def rotation(models: Sequence[str], laps: int = 1) -> list[str]:
+    """Visits in an order that goes from every model to every other one exactly `laps` times.
+
+    The first visit to each model is warm-up: the models come once each before the plan begins.
+    An Eulerian circuit through the complete directed graph (Hierholzer, 1873).
+    """
+    remaining = {x: [y for y in reversed(models) if y != x] * laps for x in models}
+    path, circuit = [models[0]], []
+    while path:
+        if remaining[path[-1]]:
+            path.append(remaining[path[-1]].pop())
+        else:
+            circuit.append(path.pop())
+    return [*models, *reversed(circuit)] if len(models) > 1 else list(models)
+
+
+@dataclass(slots=True)
+class Switches:
+    """From one model to another: every time seen, in seconds; 0 = no switch was noticed."""
+
+    by_server_s: list[float] = field(default_factory=list)
+    by_estimate_s: list[float] = field(default_factory=list)
+
+
+Matrix = dict[tuple[str, str], Switches]  # by (from model, to model)
+
+
+def switching_matrix(run: Run) -> Matrix:
+    """What the rows of `run` say, taken in the order they ran.
+
+    The first visit to a model is its warm-up and says nothing, nor does a row without an answer.
+    The warm-up requests of later visits count: the first of them waits for the switch.
+    """
+    matrix: Matrix = {}
+    visited: set[str] = set()
+    previous: str | None = None
+    for number, row in enumerate(run.rows):
+        model = row.load.model
+        answered = succeeded(record for record in run.records if record.row == number)
+        if previous is not None and model in visited and model != previous and answered:
+            _note(matrix.setdefault((previous, model), Switches()), answered)
+        visited.add(model)
+        previous = model
+    return matrix
+
+
+def _note(switches: Switches, answered: Sequence[RequestRecord]) -> None:
+    in_order = sorted(answered, key=lambda record: record.sent_s)
+    said_s = [r.usage.switching_time_s for r in in_order if r.usage is not None]
+    told_s = [value for value in said_s if value is not None]
+    if told_s:
+        switches.by_server_s.append(max(told_s))
+    ttfts_s = [r.usage.ttft_s if r.usage else None for r in in_order]
+    if None not in ttfts_s and len(ttfts_s) > 1:
+        switches.by_estimate_s.append(three_sigma_s(ttfts_s) or 0.0)

@@ -1,0 +1,112 @@
+"""`python -m benchmarking`: the commands. They end with 0 when all went well, 1 when a row or a
+request failed, 2 when nothing could be done, 130 after Ctrl-C.
+"""
+
+import sys
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+import click
+from tqdm import tqdm
+
+from benchmarking.commands.analysis_commands import compare_runs, fit_run, predict_run, report_run
+from benchmarking.commands.command_line import (
+    FAILURES,
+    INTERRUPTED,
+    OK,
+    RESULTS_FOLDER,
+    UNUSABLE,
+    until_interrupted,
+)
+from benchmarking.commands.load_commands import capacity, custom, repeat, sweep, switching
+from benchmarking.errors import BenchmarkError
+from benchmarking.records import Run
+from benchmarking.results.result_files import read_rows
+from benchmarking.results.workbook import write_workbook
+from benchmarking.rows.config import read_config
+from benchmarking.rows.model_configs import read_model_configs
+from benchmarking.rows.run_folder import recompute
+from benchmarking.rows.runner import Plan, run_benchmark
+from benchmarking.settings import load_settings
+
+
+class Commands(click.Group):
+    """Renders our errors, once, for every command."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except BenchmarkError as error:
+            click.echo(f"benchmarking: {error}", err=True)
+            sys.exit(UNUSABLE)
+
+
+@click.group(cls=Commands)
+def main() -> None:
+    """Measure servers that answer like OpenAI's, and Hearth by its own routes."""
+
+
+@main.command()
+@click.argument("config_path", type=click.Path(path_type=Path), metavar="CONFIG.YAML")
+@click.option("--run-name", help="Of the folder and the workbook; default: the time.")
+@click.option("--check", is_flag=True, help="Only check the configuration.")
+def run(config_path: Path, run_name: str | None, check: bool) -> None:
+    """Run the rows of a model_configs CSV and write their results."""
+    config = read_config(config_path, run_name)
+    configured = read_model_configs(config.model_configs_path, not config.use_multiple_prompts)
+    for fault in configured.faults:
+        click.echo(f"{config.model_configs_path}: {fault}; this row is left out", err=True)
+    if check:
+        click.echo(f"{len(configured.loads)} rows can be run")
+        sys.exit(FAILURES if configured.faults else OK)
+    plan = Plan(config, load_settings(), sys.argv, configured.loads, configured.faults).served()
+    for fault in plan.refused_rows[len(configured.faults) :]:
+        click.echo(f"{fault}; its rows are left out", err=True)
+    stop = Event()
+    folder = until_interrupted(lambda: run_benchmark(plan, stop, tqdm.write), stop)
+    click.echo(f"results in {folder.folder}")
+    if folder.workbook is not None and folder.workbook.exists():
+        click.echo(f"workbook {folder.workbook}")
+    sys.exit(INTERRUPTED if stop.is_set() else exit_status(folder.run))
+
+
+@main.command(name="consolidate")
+@click.argument("folder", type=RESULTS_FOLDER)
+@click.argument("workbook", type=click.Path(dir_okay=False, path_type=Path))
+def consolidate(folder: Path, workbook: Path) -> None:
+    """Make the workbook of FOLDER, of any client of the format."""
+    rows = list(read_rows(folder))
+    write_workbook(workbook, rows)
+    click.echo(f"{len(rows)} rows in {workbook}")
+
+
+@main.command(name="recompute")
+@click.argument("folder", type=RESULTS_FOLDER)
+def recompute_all(folder: Path) -> None:
+    """Make every derived file in FOLDER again from its raw files."""
+    click.echo(f"{len(recompute(folder).rows)} rows in {folder}")
+
+
+for command in (
+    sweep,
+    capacity,
+    custom,
+    switching,
+    repeat,
+    fit_run,
+    predict_run,
+    compare_runs,
+    report_run,
+):
+    main.add_command(command)
+
+
+def exit_status(run: Run) -> int:
+    """Whether every row ran and every request was answered."""
+    has_failures = (
+        bool(run.config.get("refused_rows"))
+        or any(row.error is not None for row in run.rows)
+        or any(record.error is not None for record in run.records)
+    )
+    return FAILURES if has_failures else OK

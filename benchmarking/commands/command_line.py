@@ -1,0 +1,60 @@
+"""What commands share: exit statuses, arguments, reading a run, and Ctrl-C."""
+
+import signal
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
+from functools import wraps
+from pathlib import Path
+from threading import Event
+from typing import Any, TypeVar
+
+import click
+from pydantic import ValidationError
+
+from benchmarking.analysis.goodput import Slo
+from benchmarking.errors import InvalidResults
+from benchmarking.records import RUN_FILE, Run, read_run
+from benchmarking.results.documented_runs import imported_run
+
+OK, FAILURES, UNUSABLE, INTERRUPTED = 0, 1, 2, 130
+RESULTS_FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
+
+T = TypeVar("T")
+
+
+def slo_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Upper bounds for each request; those not given bound nothing. The command gets an `Slo`."""
+
+    @wraps(command)
+    def with_slo(**given: Any) -> None:
+        bounds = {name: given.pop(name) for name in ("ttft_ms", "itl_ms", "e2e_ms")}
+        command(slo=Slo(**bounds), **given)
+
+    for name in ("--ttft-ms", "--itl-ms", "--e2e-ms"):
+        with_slo = click.option(name, type=click.FloatRange(0, min_open=True))(with_slo)
+    return with_slo
+
+
+def open_run(folder: Path) -> Run:
+    """Our own run, or one known from documented files only. Raises InvalidResults."""
+    if not (folder / RUN_FILE).exists():
+        return imported_run(folder)
+    try:
+        return read_run(folder)
+    except (OSError, ValidationError) as error:
+        raise InvalidResults(f"{folder} holds no run: {error}") from error
+
+
+def until_interrupted(work: Callable[[], T], stop: Event) -> T:
+    """Do `work` in another thread. Ctrl-C or SIGTERM sets `stop`: `work` then ends by itself."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(work)
+        while not running.done():
+            try:
+                wait((running,))
+            except KeyboardInterrupt:
+                click.echo("stopping: what was measured is being written", err=True)
+                stop.set()
+    signal.signal(signal.SIGTERM, before)
+    return running.result()

@@ -1,0 +1,304 @@
+"""The commands that take their loads from their arguments, and mostly from what they measure."""
+
+import sys
+from collections.abc import Callable, Generator, Iterable, Iterator
+from dataclasses import dataclass
+from functools import wraps
+from pathlib import Path
+from threading import Event
+from typing import Any, TypeVar
+
+import click
+from tqdm import tqdm
+
+from benchmarking.analysis.curve import LoadPoint
+from benchmarking.analysis.goodput import Slo
+from benchmarking.analysis.knee import MIN_LATENCIES, MIN_REQUESTS, Saturation, knee
+from benchmarking.analysis.search import (
+    Shape,
+    SweepEnd,
+    search_max_rate,
+    sweep_concurrency,
+    sweep_rate,
+)
+from benchmarking.analysis.switching import Matrix, rotation, switching_matrix
+from benchmarking.commands.command_line import (
+    FAILURES,
+    INTERRUPTED,
+    RESULTS_FOLDER,
+    open_run,
+    slo_options,
+    until_interrupted,
+)
+from benchmarking.errors import TargetUnusable
+from benchmarking.load.own_prompts import load_of
+from benchmarking.load.preflight import unserved
+from benchmarking.load.targets import Target
+from benchmarking.load.tokenizers import SERVER
+from benchmarking.records import Load
+from benchmarking.rows.driver import Driver, new_run_folder
+from benchmarking.rows.row_runner import Origin, RowOptions, RowRunner
+from benchmarking.settings import load_settings
+
+SWEEP_SHARES = (*(share / 10 for share in range(1, 13)), 1.5)
+MODEL = click.option("--model", required=True)
+OUTPUT_TOKENS = click.option(
+    "--output-tokens", type=click.IntRange(1), default=64, show_default=True
+)
+INPUT_TOKENS = click.option(
+    "--input-tokens", type=click.IntRange(1), default=128, show_default=True
+)
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What every one of these commands is told."""
+
+    output_dir: Path
+    tokenizer: str
+    seed: int
+
+    def measure(self, models: Iterable[str], work: Callable[[Driver], T]) -> T:
+        """Do `work` with a driver until it ends or the user stops it; says where the files are.
+
+        Raises TargetUnusable when the server does not serve one of `models`.
+        """
+        settings = load_settings()
+        target = Target("openai", settings.api_base, settings.api_key)
+        if faults := unserved(target, models):
+            raise TargetUnusable("\n".join(faults.values()))
+        options = RowOptions(tokenizer=self.tokenizer, seed=self.seed)
+        runner = RowRunner(target, options, Origin.now())
+        folder = new_run_folder(self.output_dir, runner, sys.argv, {})
+        stop = Event()
+        driver = Driver(runner, folder, stop, tqdm.write)
+        try:
+            found = until_interrupted(lambda: work(driver), stop)
+        finally:
+            folder.finish()
+            click.echo(f"results in {folder.folder}")
+        if stop.is_set():
+            sys.exit(INTERRUPTED)
+        return found
+
+
+def asking(command: Callable[..., None]) -> Callable[..., None]:
+    """The options of `Asked`, which the command gets. The address and the key come from
+    BENCHMARK_API_BASE and _KEY."""
+
+    @wraps(command)
+    def with_asked(output_dir: Path, tokenizer: str, seed: int, **given: Any) -> None:
+        command(asked=Asked(output_dir, tokenizer, seed), **given)
+
+    for option in (
+        click.option(
+            "--output-dir",
+            type=click.Path(file_okay=False, path_type=Path),
+            default=Path("var/benchmarks"),
+            show_default=True,
+        ),
+        click.option("--tokenizer", default=SERVER, show_default=True, help="Or its folder."),
+        click.option("--seed", type=click.IntRange(0), default=0, show_default=True),
+    ):
+        with_asked = option(with_asked)
+    return with_asked
+
+
+@dataclass(frozen=True, slots=True)
+class Climb:
+    """How a sweep raises the load."""
+
+    by: str
+    max_concurrency: int
+    seconds: float
+    requests_each: int
+
+    def plan(self, shape: Shape) -> Generator[Load, LoadPoint, SweepEnd]:
+        if self.by == "rate":
+            return sweep_rate(shape, self.max_concurrency, SWEEP_SHARES, self.seconds)
+        return sweep_concurrency(shape, self.max_concurrency, self.requests_each)
+
+
+@click.command()
+@MODEL
+@click.option(
+    "--input-tokens",
+    "lengths",
+    type=click.IntRange(1),
+    multiple=True,
+    default=(128,),
+    show_default=True,
+    help="May be given several times.",
+)
+@OUTPUT_TOKENS
+@click.option("--by", type=click.Choice(["concurrency", "rate"]), default="rate", show_default=True)
+@click.option("--max-concurrency", type=click.IntRange(1), default=64, show_default=True)
+@click.option("--seconds", type=click.FloatRange(1), default=30.0, show_default=True, help="A row.")
+@click.option("--requests-each", type=click.IntRange(1), default=8, show_default=True)
+@click.option("--repeats", type=click.IntRange(1), default=1, show_default=True)
+@asking
+def sweep(
+    model: str,
+    lengths: tuple[int, ...],
+    output_tokens: int,
+    repeats: int,
+    asked: Asked,
+    **climb: Any,
+) -> None:
+    """Raise the load until the server is saturated; name the knee.
+
+    By concurrency: 1, 2, 4, ... users. By rate: shares of what --max-concurrency users get, as
+    Poisson arrivals.
+    """
+
+    ends: dict[int, SweepEnd | None] = {}
+
+    def work(driver: Driver) -> list[LoadPoint]:
+        for length in lengths:
+            plan = Climb(**climb).plan(Shape(model, length, output_tokens))
+            ends[length] = driver.drive(plan)
+        driver.measure_all([row.load for row in driver.run.rows] * (repeats - 1))
+        return driver.points()
+
+    points = asked.measure([model], work)
+    for length, end in ends.items():
+        bend = knee([point for point in points if point.load.input_tokens == length])
+        if bend is None:
+            click.echo(f"{length} input tokens: nothing was answered", err=True)
+            sys.exit(FAILURES)
+        click.echo(f"{length} input tokens, knee: {_described(bend)}")
+        for line in _end_lines(end):
+            click.echo(f"{length} input tokens, {line}")
+
+
+@click.command()
+@MODEL
+@click.option("--attainment", type=click.FloatRange(0, 1, min_open=True), default=0.95)
+@click.option("--start-qps", type=click.FloatRange(0, min_open=True), default=1.0)
+@INPUT_TOKENS
+@OUTPUT_TOKENS
+@click.option("--seconds", type=click.FloatRange(1), default=60.0, show_default=True, help="A row.")
+@slo_options
+@asking
+def capacity(
+    attainment: float, start_qps: float, seconds: float, slo: Slo, asked: Asked, **shape: Any
+) -> None:
+    """Search the highest rate within service levels.
+
+    It is the highest rate at which a share of --attainment keeps them; a request that fails keeps
+    none. Exit status 1 when no rate does, or no rate does not.
+    """
+
+    def is_met(point: LoadPoint) -> bool:
+        return point.goodput(slo).attainment >= attainment
+
+    plan = search_max_rate(Shape(**shape), is_met, start_qps, seconds)
+    found = asked.measure([shape["model"]], lambda driver: driver.drive(plan))
+    if found is None or found.met is None or found.missed is None:
+        click.echo(f"no limit was found for {slo}", err=True)
+        sys.exit(FAILURES)
+    click.echo(f"{slo} by {attainment:.1%} of requests: {_described(found.met)}")
+    click.echo(f"no more at {found.missed.offered_per_s:.3f} requests/s")
+
+
+@click.command()
+@click.argument(
+    "prompts",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="PROMPTS.JSONL",
+)
+@MODEL
+@click.option("--concurrency", type=click.IntRange(1), default=1, show_default=True)
+@OUTPUT_TOKENS
+@click.option("--save-texts", is_flag=True, help="Write prompts and completions too.")
+@asking
+def custom(
+    prompts: Path,
+    model: str,
+    concurrency: int,
+    output_tokens: int,
+    save_texts: bool,
+    asked: Asked,
+) -> None:
+    """Send your own prompts, each once.
+
+    A line is {"prompt": "..."}, with "image_path" if there is a picture. The warm-up sends others
+    of about their length, so that no cache knows yours.
+    """
+    load = load_of(prompts, model, output_tokens, concurrency)
+    point = asked.measure([model], lambda driver: driver.measure(load, save_texts))
+    if point is None or point.error_share > 0:
+        sys.exit(FAILURES)
+
+
+@click.command()
+@click.argument("models", nargs=-1, required=True)
+@click.option("--requests", "num_requests", type=click.IntRange(3), default=6, show_default=True)
+@click.option("--laps", type=click.IntRange(1), default=3, show_default=True)
+@INPUT_TOKENS
+@OUTPUT_TOKENS
+@asking
+def switching(
+    models: tuple[str, ...],
+    num_requests: int,
+    laps: int,
+    input_tokens: int,
+    output_tokens: int,
+    asked: Asked,
+) -> None:
+    """Measure how long switching between MODELS takes.
+
+    From each to each other, with one request at a time: the first of a visit waits for the switch,
+    the others show what is usual. The first visit to each model is warm-up.
+    """
+    if len(set(models)) < 2:
+        raise click.UsageError("name at least two models to switch between")
+
+    def work(driver: Driver) -> Matrix:
+        driver.measure_all(
+            Load(model, input_tokens, output_tokens, num_requests, concurrency=1)
+            for model in rotation(models, laps)
+        )
+        return switching_matrix(driver.run)
+
+    for (before, after), switches in sorted(asked.measure(models, work).items()):
+        said, estimate = _seconds(switches.by_server_s), _seconds(switches.by_estimate_s)
+        click.echo(f"{before} to {after}: server {said}, estimate {estimate}")
+
+
+@click.command()
+@click.argument("folder", type=RESULTS_FOLDER)
+@asking
+def repeat(folder: Path, asked: Asked) -> None:
+    """Measure the loads of FOLDER again, to compare with."""
+    loads = [row.load for row in open_run(folder).rows]
+    models = [load.model for load in loads]
+    asked.measure(models, lambda driver: driver.measure_all(loads))
+
+
+def _end_lines(end: SweepEnd | None) -> Iterator[str]:
+    if end is None or end.saturated is None:
+        yield "not saturated by any of these loads"
+    else:
+        yield f"saturated: {_described(end.saturated)}"
+    if end is not None and end.too_short:
+        rates = ", ".join(f"{point.load.qps:.3g}" for point in end.too_short)
+        yield (
+            f"{Saturation.TOO_SHORT} at {rates} requests/s: it takes {MIN_REQUESTS} requests and "
+            f"{MIN_LATENCIES} times their latency; raise --seconds"
+        )
+
+
+def _seconds(values: list[float]) -> str:
+    return f"{sum(values) / len(values):.3f} s" if values else "says nothing"
+
+
+def _described(point: LoadPoint) -> str:
+    ttft = f", TTFT {point.ttft.mean} ms" if point.ttft else ""
+    itl = f", ITL {point.itl.mean} ms" if point.itl else ""
+    return (
+        f"{point.throughput_per_s:.3f} requests/s, {point.tokens_per_s:.1f} tokens/s, "
+        f"{point.in_flight:.1f} in flight{ttft}{itl}"
+    )

@@ -1,0 +1,1 @@
+"""Requests sent to a server at honest times, and everything that came back, stamped."""

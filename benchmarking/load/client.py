@@ -1,0 +1,160 @@
+"""One HTTP request on a connection of its own, and the time of everything that comes back.
+
+An asyncio protocol over llhttp, because the client must cost next to nothing beside the server:
+every read is stamped before it is parsed. Runs in the load process's event loop only.
+"""
+
+import asyncio
+import socket
+import ssl
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import cast
+
+import httptools
+
+from benchmarking.load.answers import Answer, AnswerFault, error_text
+from benchmarking.records import RequestError
+
+CONNECT_TIMEOUT_S = 10.0
+MAX_ERROR_BYTES = 4096
+FRAMING_HEADERS = (b"content-length", b"transfer-encoding")
+
+Clock = Callable[[], float]
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where to connect. `host` is also the name that a certificate must bear."""
+
+    host: str
+    port: int
+    is_tls: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.host}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a request ended: when, with which HTTP status (None: no answer), and what went wrong."""
+
+    end_s: float
+    status: int | None
+    error: RequestError | None
+
+
+class StreamClient(asyncio.Protocol):
+    """Sends `request` and feeds `answer` until either end says it is over: then `ended` is set."""
+
+    def __init__(self, request: bytes, answer: Answer, clock: Clock) -> None:
+        self.status: int | None = None
+        self.error: RequestError | None = None
+        self.ended = asyncio.get_running_loop().create_future()
+        self._request = request
+        self._answer = answer
+        self._clock = clock
+        self._parser = httptools.HttpResponseParser(self)
+        self._transport: asyncio.Transport | None = None
+        self._is_framed = False
+        self._error_body = b""
+        self._now_s = 0.0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.write(self._request)
+
+    def data_received(self, data: bytes) -> None:
+        self._now_s = self._clock()
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError as error:
+            self._end(RequestError("protocol", f"not an HTTP answer: {error}"))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self.status is not None and not self._is_framed and exc is None:
+            self.on_message_complete()  # a body without framing ends with its connection
+        when = "before an answer" if self.status is None else "in the middle of the answer"
+        reason = f": {exc}" if exc else ""
+        self._end(RequestError("connection", f"the server closed the connection {when}{reason}"))
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._is_framed |= name.lower() in FRAMING_HEADERS
+
+    def on_headers_complete(self) -> None:
+        self.status = self._parser.get_status_code()
+
+    def on_body(self, body: bytes) -> None:
+        if self.status != 200:
+            self._error_body = (self._error_body + body)[:MAX_ERROR_BYTES]
+            return
+        try:
+            self._answer.feed(body, self._now_s)
+        except AnswerFault as fault:
+            self._end(RequestError(fault.code, str(fault)))
+
+    def on_message_complete(self) -> None:
+        if self.status is not None and self.status < 200:
+            self.status = None  # the answer itself is still to come
+            return
+        if self.status != 200:
+            self._end(RequestError(str(self.status), error_text(self._error_body)))
+            return
+        try:
+            self._answer.finish()
+        except AnswerFault as fault:
+            self._end(RequestError(fault.code, str(fault)))
+        self._end(None)
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _end(self, error: RequestError | None) -> None:
+        """The first end counts."""
+        if not self.ended.done():
+            self.error = error
+            self.ended.set_result(self._clock())
+
+
+class Peer:
+    """Where requests go: resolved once, so that no request pays for it."""
+
+    def __init__(self, address: Address, clock: Clock, timeout_s: float) -> None:
+        self._address = address
+        self._clock = clock
+        self._timeout_s = timeout_s
+        self._host = _reachable_host(address)
+        self._tls = ssl.create_default_context() if address.is_tls else None
+
+    async def send(self, request: bytes, answer: Answer) -> Outcome:
+        """Never raises: whatever goes wrong is the outcome, also when the task is cancelled."""
+        client = StreamClient(request, answer, self._clock)
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                await asyncio.get_running_loop().create_connection(
+                    lambda: client,
+                    self._host,
+                    self._address.port,
+                    ssl=self._tls,
+                    server_hostname=self._address.host if self._tls else None,
+                )
+                return Outcome(await client.ended, client.status, client.error)
+        except TimeoutError:
+            error = RequestError("timeout", f"no end after {self._timeout_s:g} s")
+        except OSError as fault:
+            error = RequestError("connection", f"{self._address}: {fault}")
+        except asyncio.CancelledError:
+            error = RequestError("interrupted", "stopped before its end")
+        finally:
+            client.close()
+        return Outcome(self._clock(), client.status, error)
+
+
+def _reachable_host(address: Address) -> str:
+    """The first address of the name that accepts a connection; the name when none does."""
+    try:
+        with socket.create_connection((address.host, address.port), CONNECT_TIMEOUT_S) as probe:
+            return str(probe.getpeername()[0])
+    except OSError:
+        return address.host

@@ -1,0 +1,212 @@
+"""Honest load: a closed or an open loop of requests, in one event loop that watches itself.
+
+A closed loop keeps `concurrency` requests in flight: whoever has its answer takes the next request.
+An open loop sends on an absolute schedule that waits for no answer, and a late request keeps the
+time it was due. Runs in the load process; what it is given and returns is pickled.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from benchmarking.load.answers import Answer
+from benchmarking.load.client import Address, Peer
+from benchmarking.machine import stolen_s
+from benchmarking.records import ClientOverhead, RequestError
+
+PROGRESS_PERIOD_S = 0.25
+LAG_PERIOD_S = 0.05
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class LoadJob:
+    """Requests ready to be sent, and when. Holds the key, so it is shown nowhere.
+
+    Without `due_s` it is a closed loop of `concurrency`. Times count from `origin_s` of
+    `time.monotonic`; due times from the start of the job. After `row_timeout_s` nothing new is
+    sent, and no request may take longer than `request_timeout_s`.
+    """
+
+    address: Address
+    requests: tuple[bytes, ...]
+    answer: type[Answer]
+    origin_s: float
+    row_timeout_s: float
+    request_timeout_s: float
+    concurrency: int = 1
+    due_s: tuple[float, ...] = ()
+
+
+@dataclass(slots=True)
+class Exchange:
+    """One request and its answer, with times as `records.RequestRecord` has them."""
+
+    index: int
+    scheduled_s: float
+    sent_s: float
+    end_s: float
+    chunk_s: list[float]
+    chunk_texts: list[str]
+    usage: dict[str, Any] | None
+    status: int | None
+    finish_reason: str | None
+    error: RequestError | None
+
+
+@dataclass(slots=True)
+class Progress:
+    num_requests: int
+    num_done: int = 0
+    num_failed: int = 0
+    num_in_flight: int = 0
+
+
+@dataclass(slots=True)
+class LoadResult:
+    """What was sent, in the order in which it ended, and what sending cost."""
+
+    exchanges: list[Exchange] = field(default_factory=list)
+    overhead: ClientOverhead | None = None
+
+
+async def apply_load(
+    job: LoadJob, stop: asyncio.Event, on_progress: Callable[[Progress], None]
+) -> LoadResult:
+    """Send until all is sent or `stop` is set, which cuts off what is in flight."""
+    sender = _Sender(job)
+    loop = _open_loop(job, sender) if job.due_s else _closed_loop(job, sender)
+    watch = _Watch(lambda: on_progress(sender.progress))
+    running = asyncio.create_task(loop)
+    stopping = asyncio.create_task(stop.wait())
+    await asyncio.wait((running, stopping), return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    if stop.is_set():
+        sender.cut_off()
+        running.cancel()
+        await asyncio.wait((running,))
+    await sender.all_ended()
+    if not running.cancelled():
+        running.result()
+    return LoadResult(sender.exchanges, watch.close())
+
+
+async def _closed_loop(job: LoadJob, sender: "_Sender") -> None:
+    numbers = iter(range(len(job.requests)))
+
+    async def worker() -> None:
+        for number in numbers:
+            if sender.is_out_of_time():
+                return
+            await sender.send(number, sender.now_s())
+
+    await asyncio.gather(*(worker() for _ in range(job.concurrency)))
+
+
+async def _open_loop(job: LoadJob, sender: "_Sender") -> None:
+    start_s = sender.now_s()
+    for number, due_s in enumerate(job.due_s):
+        while (early_s := start_s + due_s - sender.now_s()) > 0:
+            await asyncio.sleep(early_s)  # timers may fire up to a millisecond early
+        if sender.is_out_of_time():
+            break
+        sender.begin(number, start_s + due_s)
+    await sender.all_ended()
+
+
+class _Sender:
+    """Sends requests and keeps what came of them. Event loop only."""
+
+    def __init__(self, job: LoadJob) -> None:
+        self.progress = Progress(len(job.requests))
+        self.exchanges: list[Exchange] = []
+        self._job = job
+        self._peer = Peer(job.address, self.now_s, job.request_timeout_s)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._deadline_s = self.now_s() + job.row_timeout_s
+
+    def now_s(self) -> float:
+        return time.monotonic() - self._job.origin_s
+
+    def is_out_of_time(self) -> bool:
+        return self.now_s() >= self._deadline_s
+
+    def begin(self, number: int, scheduled_s: float) -> asyncio.Task[None]:
+        task = asyncio.create_task(self._exchange(number, scheduled_s))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def send(self, number: int, scheduled_s: float) -> None:
+        await self.begin(number, scheduled_s)
+
+    async def all_ended(self) -> None:
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
+    def cut_off(self) -> None:
+        """Send nothing more, and end what is in flight."""
+        self._deadline_s = 0.0
+        for task in self._tasks:
+            task.cancel()
+
+    async def _exchange(self, number: int, scheduled_s: float) -> None:
+        answer = self._job.answer()
+        self.progress.num_in_flight += 1
+        sent_s = self.now_s()
+        outcome = await self._peer.send(self._job.requests[number], answer)
+        self.progress.num_in_flight -= 1
+        self.progress.num_done += 1
+        self.progress.num_failed += outcome.error is not None
+        exchange = Exchange(
+            index=number,
+            scheduled_s=scheduled_s,
+            sent_s=sent_s,
+            end_s=outcome.end_s,
+            chunk_s=answer.chunk_s,
+            chunk_texts=answer.chunk_texts,
+            usage=answer.usage,
+            status=outcome.status,
+            finish_reason=answer.finish_reason,
+            error=outcome.error,
+        )
+        self.exchanges.append(exchange)
+
+
+class _Watch:
+    """Tells progress while the load runs, and measures what the client itself takes.
+
+    How late a timer fires is how late a request may be sent and a token be stamped.
+    """
+
+    def __init__(self, tell: Callable[[], None]) -> None:
+        self._tell = tell
+        self._cpu_s = time.process_time()
+        self._stolen_s = stolen_s()
+        self._began_s = time.monotonic()
+        self._lags_s: list[float] = []
+        self._task = asyncio.create_task(self._run())
+
+    def close(self) -> ClientOverhead:
+        self._task.cancel()
+        cpu_s = time.process_time() - self._cpu_s
+        elapsed_s = time.monotonic() - self._began_s
+        lags_s = sorted(self._lags_s) or [0.0]
+        p50_s, p99_s = (lags_s[len(lags_s) * percent // 100] for percent in (50, 99))
+        now_stolen_s = stolen_s()
+        stolen_share = None
+        if now_stolen_s is not None and self._stolen_s is not None:
+            stolen_share = (now_stolen_s - self._stolen_s) / elapsed_s
+        return ClientOverhead(cpu_s / elapsed_s, p50_s, p99_s, lags_s[-1], stolen_share)
+
+    async def _run(self) -> None:
+        told_s = due_s = self._began_s
+        while True:
+            due_s += LAG_PERIOD_S
+            await asyncio.sleep(due_s - time.monotonic())
+            now_s = time.monotonic()
+            self._lags_s.append(now_s - due_s)
+            if now_s - told_s >= PROGRESS_PERIOD_S:
+                self._tell()
+                told_s = now_s

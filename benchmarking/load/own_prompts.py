@@ -1,0 +1,80 @@
+"""Prompts of the user's own: a JSONL file of `{"prompt": "...", "image_path": "..."}`, one a line.
+
+`image_path` may be left out. It is a local file, relative to the working directory.
+"""
+
+from base64 import b64encode
+from mimetypes import guess_type
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from benchmarking.errors import InvalidConfig
+from benchmarking.load.targets import Prompt
+from benchmarking.load.tokenizers import Tokenizer
+from benchmarking.records import Load
+
+
+class Line(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    prompt: str = Field(min_length=1)
+    image_path: str | None = None
+
+
+def load_of(path: Path, model: str, max_tokens: int, concurrency: int) -> Load:
+    """A closed loop of the prompts of a file. Raises InvalidConfig, naming every wrong line."""
+    num_prompts = len(_lines(path))
+    return Load(model, 0, max_tokens, num_prompts, concurrency, prompts_path=str(path))
+
+
+def own_prompts(path: Path, tokenizer: Tokenizer) -> list[Prompt]:
+    """In the order of the file. Raises InvalidConfig."""
+    return [
+        Prompt(
+            name=f"line {number}",
+            text=line.prompt,
+            num_tokens=tokenizer.count(line.prompt),
+            image_url=line.image_path and _image_url(path, number, line.image_path),
+        )
+        for number, line in _lines(path).items()
+    ]
+
+
+def _lines(path: Path) -> dict[int, Line]:
+    """By their numbers in the file; empty ones are left out."""
+    lines: dict[int, Line] = {}
+    faults: list[str] = []
+    try:
+        written = path.read_text(encoding="utf-8-sig").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidConfig(path, [str(error)]) from error
+    for number, text in enumerate(written, start=1):
+        try:
+            if text.strip():
+                lines[number] = Line.model_validate_json(text)
+        except ValidationError as error:
+            faults += [f"line {number}, {_fault(dict(each))}" for each in error.errors()]
+    if faults or not lines:
+        raise InvalidConfig(path, faults or ["holds no prompts"])
+    return lines
+
+
+def _fault(detail: dict[str, Any]) -> str:
+    key = f"{detail['loc'][0]}: " if detail["loc"] else ""
+    if detail["type"] == "extra_forbidden":
+        return f"{key}there is no such key; known are {', '.join(Line.model_fields)}"
+    return f"{key}{detail['msg'][0].lower()}{detail['msg'][1:]}"
+
+
+def _image_url(path: Path, number: int, image_path: str) -> str:
+    kind, _ = guess_type(image_path)
+    if kind is None or not kind.startswith("image/"):
+        fault = f"line {number}, image_path={image_path!r}: name a local picture, such as a .png"
+        raise InvalidConfig(path, [fault])
+    try:
+        content = Path(image_path).expanduser().read_bytes()
+    except OSError as error:
+        raise InvalidConfig(path, [f"line {number}, image_path: {error}"]) from error
+    return f"data:{kind};base64,{b64encode(content).decode()}"

@@ -1,0 +1,85 @@
+"""The load in a process of its own, so that nothing else we do delays a send or a timestamp.
+
+The parent writes a pickled `LoadJob` to its standard input and keeps that open: when it closes,
+because the user stopped the run or the parent died, what is in flight is cut off. Pickles come
+back on standard output: `Progress` every quarter second, then one `LoadResult`.
+"""
+
+import asyncio
+import pickle
+import resource
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from threading import Event
+
+import uvloop
+
+from benchmarking.errors import LoadProcessFailed
+from benchmarking.load.generator import LoadJob, LoadResult, Progress, apply_load
+
+ROOT = Path(__file__).resolve().parents[2]
+EXIT_TIMEOUT_S = 30.0
+
+
+def run_load(job: LoadJob, on_progress: Callable[[Progress], None], stop: Event) -> LoadResult:
+    """Run the job to its end, or until `stop` is set. Raises LoadProcessFailed.
+
+    The process has a session of its own: Ctrl-C reaches only us.
+    """
+    process = subprocess.Popen(
+        [sys.executable, "-m", "benchmarking.load.process"],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    with process:
+        try:
+            pickle.dump(job, process.stdin)
+            process.stdin.flush()
+            while isinstance(message := pickle.load(process.stdout), Progress):
+                on_progress(message)
+                if stop.is_set():
+                    process.stdin.close()
+            assert isinstance(message, LoadResult)
+            return message
+        except (EOFError, BrokenPipeError, pickle.UnpicklingError):
+            raise LoadProcessFailed(process.wait(EXIT_TIMEOUT_S)) from None
+
+
+async def _run(job: LoadJob, tell: Callable[[Progress], None]) -> LoadResult:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def stdin_is_closed() -> None:
+        loop.remove_reader(sys.stdin)
+        stop.set()
+
+    loop.add_reader(sys.stdin, stdin_is_closed)
+    return await apply_load(job, stop, tell)
+
+
+def _allow_many_sockets() -> None:
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def main() -> None:
+    _allow_many_sockets()
+    job = pickle.load(sys.stdin.buffer)
+    # Not sys.stdout.buffer: under PYTHONUNBUFFERED that may write a part only.
+    with open(sys.stdout.fileno(), "wb", closefd=False) as messages:
+
+        def tell(message: Progress | LoadResult) -> None:
+            pickle.dump(message, messages)
+            messages.flush()
+
+        tell(uvloop.run(_run(job, tell)))
+
+
+if __name__ == "__main__":
+    main()

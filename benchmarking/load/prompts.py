@@ -1,0 +1,71 @@
+"""Prompts of exactly the asked length in the model's own tokenizer, the same for the same seed.
+
+Each begins with a prefix of its own unless that is switched off, so that no prefix cache makes the
+server look faster than it is.
+"""
+
+from collections.abc import Callable
+from itertools import cycle, islice
+from random import Random
+
+from benchmarking.errors import RowRefused
+from benchmarking.load.prompt_texts import TEXTS
+from benchmarking.load.tokenizers import Tokenizer
+
+MAX_TRIES = 50
+FILLED_BY_WORDS = 3  # a shorter rest is filled with pieces of one token each
+FILLER_WORDS = ("the", "and", "a", "of", "to", "in", "is", "it", "you", "that", "was", "for", "on")
+FILLER_CHARS = "aeiost.,!0123456789"
+
+Count = Callable[[str], int]
+
+
+class PromptMaker:
+    """Of one model. One thread."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._fillers = _fillers(tokenizer.count)
+        sample = TEXTS["default"]
+        self._tokens_per_word = tokenizer.count(sample) / len(sample.split())
+
+    def make(self, name: str, num_tokens: int, prefix: str, rng: Random) -> str:
+        """Text of `TEXTS[name]`, repeated, whose length with special tokens is `num_tokens`.
+
+        Raises RowRefused when no such text was found.
+        """
+        words = cycle(f" {word}" for word in TEXTS[name].split())
+        pieces = [prefix] if prefix else [next(words)]
+        for _ in range(MAX_TRIES):
+            text = "".join(pieces).lstrip()
+            missing = num_tokens - self._tokenizer.count(text)
+            if missing == 0:
+                return text
+            if missing < 0:
+                if len(pieces) == 1:
+                    break
+                surplus_words = max(1, int(-missing / self._tokens_per_word))
+                del pieces[max(1, len(pieces) - surplus_words) :]
+            elif missing > FILLED_BY_WORDS * self._tokens_per_word:
+                pieces += islice(words, int(missing / self._tokens_per_word))
+            else:
+                pieces += rng.choices(self._fillers, k=missing)
+        raise RowRefused(
+            f"input_tokens={num_tokens}: no text of exactly this length was found in the model's "
+            "tokenizer; choose another length"
+        )
+
+
+def _fillers(count: Count) -> list[str]:
+    """Pieces that add one token each to most texts. Raises RowRefused when there are none."""
+    base = TEXTS["default"]
+    length = count(base)
+
+    def is_one_token(piece: str) -> bool:
+        return count(base + 3 * piece) == length + 3
+
+    found = [f" {word}" for word in FILLER_WORDS if is_one_token(f" {word}")]
+    found = found or [char for char in FILLER_CHARS if is_one_token(char)]
+    if not found:
+        raise RowRefused("the model's tokenizer has no word or character of a single token")
+    return found

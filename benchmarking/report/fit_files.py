@@ -1,0 +1,38 @@
+"""A fit on disk: all of it, what the optimizer takes of it, and its picture."""
+
+import json
+from pathlib import Path
+
+from pydantic import TypeAdapter, ValidationError
+
+from benchmarking.analysis.fit import Fit
+from benchmarking.errors import InvalidResults, NotWritable
+from benchmarking.report.finding_pictures import fit_residuals
+from benchmarking.report.svg import to_svg
+
+FIT_FILE, PERF_FILE, PICTURE_FILE = "fit.json", "perf.json", "fit.svg"
+PREDICT_FILE = "predict.json"
+
+_FIT = TypeAdapter(Fit)
+
+
+def write_fit(folder: Path, fit: Fit, model: str, accelerator: str) -> None:
+    """`perf.json` is a body for the optimizer's `/setModels`. Raises NotWritable."""
+    perf = {"models": [fit.perf_data(model, accelerator)]}
+    try:
+        (folder / FIT_FILE).write_bytes(_FIT.dump_json(fit, indent=1))
+        (folder / PERF_FILE).write_text(json.dumps(perf, indent=1) + "\n")
+        (folder / PICTURE_FILE).write_text(to_svg(fit_residuals(fit), "fit"), encoding="utf-8")
+    except OSError as error:
+        raise NotWritable(error) from error
+
+
+def read_fit(folder: Path) -> Fit | None:
+    """None when nothing was fitted there. Raises InvalidResults."""
+    path = folder / FIT_FILE
+    if not path.exists():
+        return None
+    try:
+        return _FIT.validate_json(path.read_bytes())
+    except (OSError, ValidationError) as error:
+        raise InvalidResults(f"{path} is no fit: {error}") from error

@@ -1,0 +1,166 @@
+"""Pictures of single requests and of the run in time. Each is None without what it shows."""
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from benchmarking.analysis.curve import LoadPoint
+from benchmarking.analysis.in_flight import InFlight, admitted_s
+from benchmarking.analysis.latency import output_tokens, succeeded
+from benchmarking.records import RequestRecord, Run
+from benchmarking.report.svg import COLORS, panels
+
+GANTT_REQUESTS = 80
+TIME_SLICES = 200
+MAX_DOTS = 3000
+MAX_TICKS = 12
+
+
+def gantt(point: LoadPoint | None, places: int | None) -> Figure | None:
+    """The first requests of a row: late to be sent, waiting for a place, prefill, decode.
+
+    How long one waited is the server's word. Where it says nothing that is inferred, first come,
+    first served, over its `places`; where these are not known, all counts as prefill.
+    """
+    if point is None:
+        return None
+    records = sorted(point.measured, key=lambda record: record.sent_s)[:GANTT_REQUESTS]
+    starts_s = admitted_s(records, places or len(records))
+    figure, (ax,) = panels(1, height=0.6 + 0.07 * len(records))
+    figure.set_figwidth(9)
+    for y, (record, admitted) in enumerate(zip(records, starts_s, strict=True)):
+        first_s = record.first_token_s or record.end_s
+        admitted = min(admitted, first_s)
+        last_s = record.chunk_s[-1] if record.chunk_s else record.end_s
+        times_s = [record.scheduled_s, record.sent_s, admitted, first_s, last_s]
+        for begin_s, end_s, color in zip(times_s, times_s[1:], _GANTT_COLORS, strict=False):
+            ax.barh(y, end_s - begin_s, left=begin_s - point.from_s, height=0.8, color=color)
+        if record.error is not None:
+            ax.plot(record.end_s - point.from_s, y, "x", color="#b00020")
+    for color, name in zip(
+        _GANTT_COLORS, ("not yet sent", "queue", "prefill", "decode"), strict=True
+    ):
+        ax.barh(0, 0, color=color, label=name)
+    ax.set(xlabel="s since the row began", ylabel="request")
+    ax.invert_yaxis()
+    ax.legend(fontsize=7, ncols=4)
+    return figure
+
+
+_GANTT_COLORS = ("#999999", COLORS[4], COLORS[0], COLORS[2])
+
+
+def time_series(run: Run) -> Figure | None:
+    """Over the whole run: requests in flight, output tokens/s and times to first token."""
+    answered = succeeded(run.records)
+    if not answered:
+        return None
+    figure, axes = panels(3)
+    from_s = min(record.sent_s for record in run.records)
+    to_s = max(record.end_s for record in run.records)
+    bounds_s = np.linspace(from_s, to_s, TIME_SLICES + 1)
+    middle_s = (bounds_s[1:] + bounds_s[:-1]) / 2 - from_s
+    in_flight = InFlight(run.records)
+    ran = {record.row for record in run.records}
+    axes[0].step(bounds_s - from_s, in_flight.at(bounds_s), color=COLORS[0], where="post")
+    tokens = np.zeros(TIME_SLICES)
+    for record in answered:
+        share = output_tokens(record) / len(record.chunk_s)
+        tokens += share * np.histogram(record.chunk_s, bounds_s)[0]
+    axes[1].plot(middle_s, tokens / np.diff(bounds_s), color=COLORS[2])
+    shown = answered[:: -(-len(answered) // MAX_DOTS)]
+    due_s = [record.scheduled_s - from_s for record in shown]
+    ttfts_ms = [1000 * (record.chunk_s[0] - record.scheduled_s) for record in shown]
+    axes[2].plot(due_s, ttfts_ms, ".", markersize=2, color=COLORS[1])
+    for ax, what in zip(axes, ("in flight", "output tokens/s", "TTFT, ms"), strict=True):
+        ax.set(xlabel="s", ylabel=what)
+        ax.set_ylim(bottom=0)
+        for number, row in enumerate(run.rows):
+            if number in ran:
+                ax.axvline(row.start_s - from_s, color="#bbbbbb", linewidth=0.6)
+    return figure
+
+
+def batch_bars(records: Sequence[RequestRecord]) -> Figure | None:
+    """By the batch size that the server reports: medians with p5 to p95, client beside server."""
+    by_batch: dict[int, list[RequestRecord]] = defaultdict(list)
+    for record in succeeded(records):
+        if batch := _batch(record):
+            by_batch[batch].append(record)
+    if not by_batch:
+        return None
+    figure, axes = panels(4)
+    sizes = sorted(by_batch)
+    for ax, (label, client, server) in zip(axes, _BARS, strict=False):
+        for offset, of, color, who in (
+            (-0.2, client, COLORS[0], "client"),
+            (0.2, server, COLORS[4], "server"),
+        ):
+            _bars(
+                ax,
+                [[of(record) for record in by_batch[size]] for size in sizes],
+                offset,
+                color,
+                who,
+            )
+        ax.set(xlabel="batch size", ylabel=label)
+    total = [
+        size * float(np.mean(_known([_client_rate(r) for r in by_batch[size]]) or [0]))
+        for size in sizes
+    ]
+    axes[3].bar(range(len(sizes)), total, color=COLORS[2])
+    axes[3].set(xlabel="batch size", ylabel="output tokens/s of the whole batch")
+    every = -(-len(sizes) // MAX_TICKS)
+    for ax in axes:
+        ax.set_xticks(range(0, len(sizes), every), [str(size) for size in sizes[::every]])
+    axes[0].legend(fontsize=7)
+    return figure
+
+
+def _bars(
+    ax: Axes, groups: Sequence[Sequence[float | None]], offset: float, color: str, who: str
+) -> None:
+    for i, values in enumerate(_known(group) for group in groups):
+        if values:
+            low, middle, high = np.percentile(values, (5, 50, 95))
+            label = who if i == 0 else None
+            error = [[middle - low], [high - middle]]
+            ax.bar(i + offset, middle, 0.38, yerr=error, capsize=2, color=color, label=label)
+
+
+def _known(values: Sequence[float | None]) -> list[float]:
+    return [value for value in values if value is not None]
+
+
+def _batch(record: RequestRecord) -> int | None:
+    return record.usage.batch_size_used if record.usage else None
+
+
+def _client_rate(record: RequestRecord) -> float | None:
+    decode_s = record.chunk_s[-1] - record.chunk_s[0]
+    return (output_tokens(record) - 1) / decode_s if decode_s > 0 else None
+
+
+def _server(name: str, scale: float) -> Callable[[RequestRecord], float | None]:
+    def of(record: RequestRecord) -> float | None:
+        value = getattr(record.usage, name) if record.usage else None
+        return None if value is None else float(value) * scale
+
+    return of
+
+
+# Both sides count from sending here, so that they measure the same.
+_BARS: Sequence[
+    tuple[str, Callable[[RequestRecord], float | None], Callable[[RequestRecord], float | None]]
+] = (
+    ("TTFT, ms", lambda r: 1000 * (r.chunk_s[0] - r.sent_s), _server("ttft_s", 1000)),
+    (
+        "end-to-end, ms",
+        lambda r: 1000 * (r.chunk_s[-1] - r.sent_s),
+        _server("end_to_end_latency_s", 1000),
+    ),
+    ("output tokens/s per request", _client_rate, _server("output_tokens_per_s", 1)),
+)

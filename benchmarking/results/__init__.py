@@ -1,0 +1,1 @@
+"""The documented files of a run, made from its raw records."""

@@ -1,0 +1,124 @@
+"""One request as `<name>_individual_responses.json` documents it. Pure.
+
+Times of the client count from sending, as documented; `latency.py` counts from when a request was
+due. Seconds and tokens per second throughout.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from benchmarking.analysis.latency import output_tokens
+from benchmarking.analysis.switching import three_sigma_s
+from benchmarking.records import RequestRecord, ServerUsage
+
+CLOCK_FORMAT = "%H:%M:%S.%f"
+
+Response = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ClientTimes:
+    """What the client saw of an answer of k events: gaps g1..gk, of which g1 is from sending."""
+
+    gaps_s: tuple[float, ...]
+    end_to_end_s: float
+    ttft_s: float
+    mean_inter_token_s: float | None
+    output_tokens_per_s: float | None  # after the first token
+
+
+def client_times(record: RequestRecord) -> ClientTimes:
+    """The documented formulas. T = end - sent; L(x) tokens in event x; n output tokens.
+
+    tpot = sum(g2..gk) / sum(L2..Lk). TTFT = g1 - (L1 - 1) * tpot, because a first event may carry
+    several tokens; T for k <= 1. Output rate = (n - 1) / (T - TTFT): the first token is not in that
+    time; n / T for k = 1.
+    """
+    gaps_s = tuple(
+        later - earlier
+        for earlier, later in zip((record.sent_s, *record.chunk_s), record.chunk_s, strict=False)
+    )
+    total_s = record.end_s - record.sent_s
+    tokens = output_tokens(record)
+    if len(gaps_s) <= 1:
+        rate = tokens / total_s if gaps_s and total_s > 0 else None
+        return ClientTimes(gaps_s, total_s, total_s, gaps_s[0] if gaps_s else None, rate)
+    chunk_tokens = record.chunk_tokens or (1,) * len(gaps_s)
+    later_s, later_tokens = sum(gaps_s[1:]), sum(chunk_tokens[1:])
+    tpot_s = later_s / later_tokens if later_tokens else 0.0
+    ttft_s = gaps_s[0] - (chunk_tokens[0] - 1) * tpot_s
+    rate = (tokens - 1) / (total_s - ttft_s) if total_s > ttft_s else None
+    return ClientTimes(gaps_s, total_s, ttft_s, later_s / (len(gaps_s) - 1), rate)
+
+
+def responses(records: Sequence[RequestRecord], started_at: datetime) -> list[Response]:
+    """Of one row, in the order in which the requests ended. `started_at`: the run's zero."""
+    switching_s = switching_times_s(records)
+    return [
+        _response(record, started_at, switching_s.get(record.index))
+        for record in sorted(records, key=lambda record: record.end_s)
+    ]
+
+
+def switching_times_s(records: Sequence[RequestRecord]) -> dict[int, float | None]:
+    """By index of the request: the server's word where it says something, else the documented
+    estimate, which only the first can have.
+    """
+    answered = [record for record in records if record.error is None]
+    answered.sort(key=lambda record: record.sent_s)
+    said_s = {r.index: r.usage.switching_time_s if r.usage else None for r in answered}
+    if answered and all(value is None for value in said_s.values()):
+        ttfts_s = [record.usage.ttft_s if record.usage else None for record in answered]
+        said_s[answered[0].index] = three_sigma_s(ttfts_s)
+    return said_s
+
+
+def _response(
+    record: RequestRecord, started_at: datetime, switching_time_s: float | None
+) -> Response:
+    head = {
+        "error_code": record.error.code if record.error else None,
+        "error_msg": record.error.message if record.error else "",
+        "prompt_name": record.prompt_name,
+        "start_time": _clock(started_at, record.sent_s),
+        "end_time": _clock(started_at, record.end_s),
+    }
+    if record.error is not None:
+        return head
+    server = record.usage or ServerUsage()
+    times = client_times(record)
+    prompt_tokens, counted_tokens = record.prompt_tokens or 0, record.completion_tokens or 0
+    return head | {
+        "server_number_input_tokens": server.prompt_tokens,
+        "server_number_output_tokens": server.completion_tokens,
+        "server_number_total_tokens": server.total_tokens,
+        "server_ttft_s": server.ttft_s,
+        "server_switching_time": switching_time_s,
+        "server_end_to_end_latency_s": server.end_to_end_latency_s,
+        "server_output_token_per_s_per_request": server.output_tokens_per_s,
+        "server_total_tokens_per_s_per_request": server.total_tokens_per_s,
+        "server_output_token_after_first_per_s_first_ten_per_request": (
+            server.first_ten_tokens_per_s
+        ),
+        "batch_size_used": server.batch_size_used,
+        "acceptance_rate": server.acceptance_rate,
+        "number_input_tokens": record.prompt_tokens,
+        "number_output_tokens": output_tokens(record),
+        "number_total_tokens": prompt_tokens + output_tokens(record),
+        "client_ttft_s": times.ttft_s,
+        "client_end_to_end_latency_s": times.end_to_end_s,
+        "client_output_token_per_s_per_request": times.output_tokens_per_s,
+        "client_total_tokens_per_s_per_request": (
+            (prompt_tokens + counted_tokens) / times.end_to_end_s
+            if times.end_to_end_s > 0
+            else None
+        ),
+        "client_inter_token_latencies_s": list(times.gaps_s),
+        "client_mean_inter_token_latency_s": times.mean_inter_token_s,
+    }
+
+
+def _clock(started_at: datetime, at_s: float) -> str:
+    return (started_at + timedelta(seconds=at_s)).strftime(CLOCK_FORMAT)

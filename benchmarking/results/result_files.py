@@ -1,0 +1,115 @@
+"""The documented files of a run: their names, how they are written, and how any client's are read.
+
+Files of other clients of the same format are read too: numbers that are strings, NaN, missing keys.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from benchmarking.errors import InvalidResults
+from benchmarking.records import Load
+from benchmarking.results.responses import Response
+from benchmarking.results.summary import METRICS, Summary
+
+SUMMARY, RESPONSES, TEXTS = "_summary.json", "_individual_responses.json", "_response_texts.jsonl"
+UUID = re.compile(r"[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}")
+IMAGE_MARK = "multimodal"
+
+
+@dataclass(frozen=True, slots=True)
+class RowResult:
+    """The two files of one row, of whichever client."""
+
+    stem: str
+    summary: Summary
+    responses: list[Response]
+
+    @property
+    def uuid(self) -> str:
+        found = UUID.search(self.stem)
+        return found[0] if found else self.stem
+
+    @property
+    def image_size(self) -> str | None:
+        """The size of the images sent, which only the file's name tells; None without images."""
+        fields = self.stem.split("_")
+        return fields[fields.index(IMAGE_MARK) + 1] if IMAGE_MARK in fields else None
+
+
+def file_stem(load: Load, model_idx: int = 0) -> str:
+    """As documented, with a new uuid: what the names of a row's files begin with."""
+    model = load.model.replace("_", "-")
+    if load.prompts_path is not None:
+        prompts = Path(load.prompts_path).stem.replace("_", "-")
+        return _stem(["custom", model, prompts, load.concurrency or load.qps])
+    kind = "synthetic" if load.concurrency else "realworkload"
+    fields: list[object] = [kind, model_idx, model]
+    fields += [IMAGE_MARK, load.image_size] if load.image_size != "na" else []
+    fields += [load.input_tokens, load.output_tokens]
+    fields += (
+        [load.concurrency]
+        if load.concurrency
+        else [round(load.qps or 0.0, 4), load.qps_distribution]
+    )
+    return _stem(fields)
+
+
+def _stem(fields: Sequence[object]) -> str:
+    stem = "_".join(map(str, [*fields, "stream", uuid4()]))
+    return re.sub(r"[^A-Za-z0-9_-]+", "-", stem).replace("--", "-")
+
+
+def write_row(folder: Path, stem: str, summary: Summary, responses: Sequence[Response]) -> None:
+    _write_json(folder / (stem + SUMMARY), summary)
+    _write_json(folder / (stem + RESPONSES), responses)
+
+
+def write_texts(folder: Path, stem: str, texts: Sequence[tuple[str, str]]) -> None:
+    """(prompt, completion) of every request that was answered."""
+    with (folder / (stem + TEXTS)).open("w", encoding="utf-8") as file:
+        for prompt, completion in texts:
+            line = {"prompt": prompt, "completion": completion}
+            file.write(json.dumps(line, ensure_ascii=False) + "\n")
+
+
+def read_rows(folder: Path) -> Iterator[RowResult]:
+    """Every row in `folder`, by the name of its files. Raises InvalidResults."""
+    for path in sorted(folder.glob(f"*{SUMMARY}")):
+        stem = path.name.removesuffix(SUMMARY)
+        summary, responses = _read_json(path), _read_json(folder / (stem + RESPONSES))
+        if not isinstance(summary, dict) or not isinstance(responses, list):
+            raise InvalidResults(f"{path}: not a summary with its responses")
+        yield RowResult(stem, _as_numbers(summary), [_renamed(each) for each in responses])
+
+
+def _as_numbers(summary: Summary) -> Summary:
+    """Some clients write the least and greatest of whole numbers as strings."""
+    metrics = tuple(f"results_{metric}" for metric in METRICS)
+    return {
+        key: float(value) if isinstance(value, str) and key.startswith(metrics) else value
+        for key, value in summary.items()
+    }
+
+
+def _renamed(response: Response) -> Response:
+    """Older documentation calls it `switching_time`."""
+    if "switching_time" in response:
+        response["server_switching_time"] = response.pop("switching_time")
+    return response
+
+
+def _read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InvalidResults(f"{path}: {error}") from error
+
+
+def _write_json(path: Path, content: Any) -> None:
+    text = json.dumps(content, indent=4, ensure_ascii=False, allow_nan=False)
+    path.write_text(text + "\n", encoding="utf-8")

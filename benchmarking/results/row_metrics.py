@@ -1,0 +1,119 @@
+"""What the documented summary lacks, for each row, from its records alone: `metrics.json`. Pure.
+
+Latencies count from when a request was due. Rates are of the steady window (`curve.steady_window`),
+while the load was all that was asked for.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+
+from benchmarking.analysis.bursts import burst_fault
+from benchmarking.analysis.curve import load_point
+from benchmarking.analysis.latency import e2e_s, itl_s, succeeded, ttft_s
+from benchmarking.analysis.switching import three_sigma_s
+from benchmarking.records import RequestRecord, RowRecord, Run
+
+PERCENTS = (50, 90, 95, 99)
+BUSY_CPU_SHARE = 0.7  # of a core: beyond, the client itself may be what is slow
+LATE_LAG_P99_S = 0.02
+
+Metrics = dict[str, Any]
+
+
+def run_metrics(run: Run) -> Metrics:
+    rows = [
+        row_metrics(row, [record for record in run.records if record.row == number])
+        for number, row in enumerate(run.rows)
+    ]
+    return {"schema_version": run.schema_version, "run": run.name, "seed": run.seed, "rows": rows}
+
+
+def row_metrics(row: RowRecord, records: Sequence[RequestRecord]) -> Metrics:
+    """`records`: all of the row, warm-up too."""
+    measured = [record for record in records if record.is_measured]
+    answered = succeeded(measured)
+    errors = Counter(record.error.code for record in measured if record.error)
+    fault = burst_fault(measured)
+    return {
+        "name": row.name,
+        **asdict(row.load),
+        "error": row.error,
+        "client_rates_unusable": fault,
+        "was_interrupted": row.was_interrupted,
+        "duration_s": row.end_s - row.start_s,
+        "num_requests_warmup": sum(record.is_warmup for record in records),
+        "num_requests_measured": len(measured),
+        "num_completed_requests": sum(record.error is None for record in measured),
+        "errors_by_code": dict(sorted(errors.items())),
+        "ttft_s": _distribution(ttft_s, answered),
+        "server_queue_s": _distribution(
+            lambda record: record.usage.queue_s if record.usage else None, answered
+        ),
+        "itl_s": None if fault else _distribution(itl_s, answered),
+        "end_to_end_latency_s": _distribution(e2e_s, answered),
+        "send_delay_s": _distribution(lambda record: record.sent_s - record.scheduled_s, measured),
+        "steady_window": steady_window(row, records),
+        "batch_size_used_mean": _mean(
+            [record.usage.batch_size_used for record in answered if record.usage]
+        ),
+        "acceptance_rate_mean": _mean(
+            [record.usage.acceptance_rate for record in answered if record.usage]
+        ),
+        **switching(records),
+        "client": None if row.overhead is None else asdict(row.overhead),
+        "is_client_bottleneck": is_client_bottleneck(row),
+    }
+
+
+def steady_window(row: RowRecord, records: Sequence[RequestRecord]) -> Metrics | None:
+    """The rates of a load curve's point; None where nothing was measured."""
+    if not any(record.is_measured for record in records):
+        return None
+    point = load_point(row, records)
+    return {
+        "start_s": point.from_s,
+        "end_s": point.to_s,
+        "requests_per_s": point.throughput_per_s,
+        "output_tokens_per_s": point.tokens_per_s,
+    }
+
+
+def switching(records: Sequence[RequestRecord]) -> Metrics:
+    """The server's word and the documented estimate, warm-up included: the switch is in it."""
+    answered = sorted(succeeded(records), key=lambda record: record.sent_s)
+    said_s = [record.usage.switching_time_s for record in answered if record.usage]
+    known_s = [value for value in said_s if value is not None]
+    ttfts_s = [record.usage.ttft_s if record.usage else None for record in answered]
+    return {
+        "switching_time_s": max(known_s, default=None),
+        "switching_time_estimate_s": three_sigma_s(ttfts_s) if answered else None,
+    }
+
+
+def is_client_bottleneck(row: RowRecord) -> bool:
+    """Whether the figures may be the client's and not the server's."""
+    overhead = row.overhead
+    return overhead is not None and (
+        overhead.cpu_share > BUSY_CPU_SHARE or overhead.lag_p99_s > LATE_LAG_P99_S
+    )
+
+
+def _distribution(
+    of: Callable[[RequestRecord], float | None], records: Sequence[RequestRecord]
+) -> dict[str, float] | None:
+    values = [value for record in records if (value := of(record)) is not None]
+    if not values:
+        return None
+    quantiles = np.percentile(values, PERCENTS).tolist()
+    named = {f"p{percent}": value for percent, value in zip(PERCENTS, quantiles, strict=True)}
+    return {**named, "mean": fmean(values), "min": min(values), "max": max(values)}
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return fmean(known) if known else None

@@ -1,0 +1,97 @@
+"""The consolidated workbook: one sheet, one line per row of the run, columns as documented.
+
+It is made from the documented files, so it can be made again, and of another client's run too.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from openpyxl import Workbook
+
+from benchmarking.errors import NotWritable
+from benchmarking.results.batches import batch_columns
+from benchmarking.results.result_files import RowResult
+
+FOUR = ("min", "mean", "p50", "max")
+COLUMNS = (
+    "uuid",
+    "name",
+    "model",
+    "num_input_tokens",
+    "num_output_tokens",
+    "num_concurrent_requests",
+    "qps",
+    "qps_distribution",
+    "multimodal_img_size",
+    *(f"server_ttft_s_{which}" for which in FOUR),
+    *(f"server_end_to_end_latency_s_{which}" for which in FOUR),
+    *(f"server_output_token_per_s_{which}" for which in FOUR),
+    *(f"acceptance_rate_{which}" for which in ("min", "p50", "max")),
+    "server_number_input_tokens_p50",
+    "server_number_output_tokens_p50",
+    *(f"client_ttft_s_{which}" for which in FOUR),
+    *(f"client_end_to_end_latency_s_{which}" for which in FOUR),
+    *(f"client_output_token_per_s_{which}" for which in FOUR),
+    "client_total_output_throughput",
+    "num_requests_started",
+    "num_completed_requests",
+    "num_completed_requests_per_min",
+    "number_errors",
+    "error_code_frequency",
+    "switching_time",
+    "requests_grouping",
+    "requests_batching",
+    "request_batching_frequencies",
+    "representative_batch_size",
+    "estimated_request_batching_frequencies",
+    "estimated_representative_batch_size",
+    "client_rates_unusable",
+)
+
+Line = dict[str, Any]
+
+
+def write_workbook(path: Path, rows: Sequence[RowResult]) -> None:
+    """Columns that are empty in every line are left out. Raises NotWritable."""
+    lines = sorted((_line(row) for row in rows), key=_order)
+    shown = [name for name in COLUMNS if any(line.get(name) is not None for line in lines)]
+    book = Workbook()
+    book.remove(book.worksheets[0])
+    sheet = book.create_sheet("Sheet1")
+    sheet.append(shown)
+    for line in lines:
+        sheet.append([_cell(line.get(name)) for name in shown])
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        book.save(path)
+    except OSError as error:
+        raise NotWritable(error) from error
+
+
+def _line(row: RowResult) -> Line:
+    line = {_column(key): value for key, value in row.summary.items()}
+    switches = [response.get("server_switching_time") for response in row.responses]
+    known = [value for value in switches if value is not None]
+    return {
+        **line,
+        **batch_columns(row.responses),
+        "uuid": row.uuid,
+        "model": str(line.get("model")).replace(".", "-"),
+        "multimodal_img_size": row.image_size,
+        "switching_time": max(known, default=None),
+    }
+
+
+def _column(key: str) -> str:
+    return key.removeprefix("results_").replace("_quantiles", "").replace("_per_request", "")
+
+
+def _order(line: Line) -> tuple[Any, ...]:
+    keys = ("num_input_tokens", "num_output_tokens", "num_concurrent_requests", "qps")
+    return (line["model"], *(line.get(key) or 0 for key in keys))
+
+
+def _cell(value: Any) -> Any:
+    """Lists and dictionaries as text: a cell holds one value."""
+    return str(value) if isinstance(value, list | dict) else value

@@ -1,0 +1,1 @@
+"""Rows of a benchmark, run one after another into one folder."""

@@ -1,0 +1,125 @@
+"""`config.yaml`: everything about a run that is not about one row. Immutable once read."""
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
+
+import yaml
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+)
+
+from benchmarking.errors import InvalidConfig
+from benchmarking.load.tokenizers import SERVER
+
+LLM_APIS = {"sncloud": "openai", "openai": "openai", "hearth": "hearth"}
+RESERVED = {"model", "messages", "text", "max_tokens", "stream", "stream_options"}
+MAX_SECONDS = 30 * 86_400.0
+
+
+def _expanded(path: Path) -> Path:
+    return path.expanduser()
+
+
+def _check_base(base: str | None) -> str | None:
+    if base is None:
+        return base
+    parts = urlsplit(base)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError("write it as http://host:port/v1")
+    if "@" in parts.netloc or parts.query:
+        raise ValueError("holds credentials or a query; put the key into BENCHMARK_API_KEY")
+    return base.rstrip("/")
+
+
+def _known_api(name: object) -> object:
+    if name == "sambastudio":
+        raise ValueError("SambaStudio's own shapes are not included; use its OpenAI routes")
+    return name
+
+
+UserPath = Annotated[Path, AfterValidator(_expanded)]
+ApiBase = Annotated[str | None, AfterValidator(_check_base)]
+Seconds = Annotated[float, Field(ge=0, le=MAX_SECONDS, allow_inf_nan=False)]
+
+
+class BenchmarkConfig(BaseModel):
+    """The documented keys first, then ours. Relative paths count from the working directory."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+    model_configs_path: UserPath
+    llm_api: Annotated[Literal["sncloud", "openai", "hearth"], BeforeValidator(_known_api)] = (
+        "sncloud"
+    )
+    output_files_dir: UserPath = Path("..")
+    consolidated_results_dir: UserPath | None = None
+    timeout: Seconds = 600.0
+    time_delay: Seconds = 0.0
+    concurrency_enabled: bool = False
+    max_workers: int = Field(4, ge=1, le=64)
+    use_multiple_prompts: bool = False
+    show_results_in_terminal: bool = False
+
+    api_base: ApiBase = None
+    tokenizer: str = SERVER
+    seed: int = Field(0, ge=0)
+    unique_prefix: bool = True
+    warmup_requests: int | None = Field(None, ge=0, le=100_000)
+    request_timeout: Seconds = 600.0
+    sampling_params: dict[str, Any] = {}
+    save_response_texts: bool = False
+    run_name: str | None = Field(None, pattern=r"^[\w.-]+$")
+    consolidated_name: str = Field("{run_name}", pattern=r"^[^/\\]+$")
+
+    @field_validator("consolidated_results_dir", mode="before")
+    @classmethod
+    def _empty_is_none(cls, path: object) -> object:
+        return path or None
+
+    @field_validator("sampling_params")
+    @classmethod
+    def _check_sampling(cls, params: dict[str, Any]) -> dict[str, Any]:
+        if ours := sorted(RESERVED.intersection(params)):
+            raise ValueError(f"{', '.join(ours)} belongs to the benchmark; leave it out")
+        return params
+
+    @field_validator("consolidated_name")
+    @classmethod
+    def _check_template(cls, template: str) -> str:
+        try:
+            template.format(run_name="", date="")
+        except (KeyError, IndexError, ValueError):
+            raise ValueError("only {run_name} and {date} can be filled in") from None
+        return template
+
+
+def read_config(path: Path, run_name: str | None = None) -> BenchmarkConfig:
+    """`run_name`, if given, counts instead of the file's. Raises InvalidConfig with every fault."""
+    try:
+        given = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise InvalidConfig(path, [str(error)]) from error
+    if not isinstance(given, dict):
+        raise InvalidConfig(path, ["is no list of keys and values"])
+    given |= {"run_name": run_name} if run_name else {}
+    try:
+        return BenchmarkConfig.model_validate(given)
+    except ValidationError as error:
+        raise InvalidConfig(path, [_fault(dict(detail)) for detail in error.errors()]) from None
+
+
+def _fault(detail: dict[str, Any]) -> str:
+    key = ".".join(str(part) for part in detail["loc"])
+    message = str(detail["msg"]).removeprefix("Value error, ")
+    if detail["type"] == "extra_forbidden":
+        return f"{key}: there is no such key; known are {', '.join(BenchmarkConfig.model_fields)}"
+    if detail["type"] == "missing":
+        return f"{key}: is missing"
+    return f"{key}={detail['input']!r}: {message[0].lower()}{message[1:]}"

@@ -1,0 +1,82 @@
+"""Measures load after load into one run folder: what sweeps and searches are driven by."""
+
+from collections.abc import Callable, Generator, Iterable
+from pathlib import Path
+from threading import Event
+from typing import Any, TypeVar
+
+from benchmarking.analysis.curve import LoadPoint, load_point, load_points
+from benchmarking.load.progress import RowProgress
+from benchmarking.records import Load, Run
+from benchmarking.rows.row_lines import row_lines
+from benchmarking.rows.row_runner import RowRunner
+from benchmarking.rows.run_folder import RunFolder, new_run
+
+T = TypeVar("T")
+
+
+class Driver:
+    """One run whose rows are decided while it goes on. One thread; others may set `stop`.
+
+    Every method that measures raises RowRefused when a row cannot be run, and NotWritable.
+    """
+
+    def __init__(
+        self, runner: RowRunner, folder: RunFolder, stop: Event, tell: Callable[[str], None]
+    ) -> None:
+        self.folder = folder
+        self._runner = runner
+        self._stop = stop
+        self._tell = tell
+
+    @property
+    def run(self) -> Run:
+        return self.folder.run
+
+    def points(self) -> list[LoadPoint]:
+        """Of every row so far that recorded something."""
+        return load_points(self.run)
+
+    def measure(self, load: Load, texts_too: bool = False) -> LoadPoint | None:
+        """None when the user stopped it before anything was measured."""
+        number = len(self.run.rows)
+        with RowProgress(f"row {number + 1}, {load.model}") as progress:
+            outcome = self._runner.run(number, load, self._stop, progress.show)
+        self.folder.add(number, outcome, texts_too)
+        for line in row_lines(self.run, number, with_statistics=False):
+            self._tell(line)
+        if not any(record.is_measured for record in outcome.records):
+            return None
+        return load_point(outcome.row, outcome.records)
+
+    def measure_all(self, loads: Iterable[Load]) -> None:
+        """One after the other, until the user stops it."""
+        for load in loads:
+            if not self._stop.is_set():
+                self.measure(load)
+
+    def drive(self, plan: Generator[Load, LoadPoint, T]) -> T | None:
+        """Measure what the plan asks for until it ends, and return its finding; None once the
+        user has stopped it."""
+        try:
+            load = next(plan)
+            while not self._stop.is_set():
+                point = self.measure(load)
+                if point is None:
+                    return None
+                load = plan.send(point)
+        except StopIteration as end:
+            finding: T = end.value
+            return finding
+        return None
+
+
+def new_run_folder(
+    parent: Path, runner: RowRunner, argv: list[str], config: dict[str, Any]
+) -> RunFolder:
+    """A folder below `parent`, named by the time, for rows yet to be decided. Raises NotWritable.
+
+    `config`: what else the run depends on, kept with it.
+    """
+    run = new_run(runner, argv, config)
+    return RunFolder(parent / run.name, run, workbook=None)

@@ -1,0 +1,239 @@
+"""One row from what it asks to what was recorded: prompts, load, records.
+
+`RowRunner.run` is the whole of it. What a request does wrong is recorded; what keeps the row from
+being run at all raises RowRefused.
+"""
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+from random import Random
+from statistics import fmean
+from threading import Event
+
+from benchmarking.errors import RowRefused, TargetUnusable
+from benchmarking.load.generator import Exchange, LoadJob, LoadResult, Progress
+from benchmarking.load.images import image_url
+from benchmarking.load.own_prompts import own_prompts
+from benchmarking.load.process import run_load
+from benchmarking.load.prompt_texts import TEXTS
+from benchmarking.load.prompts import PromptMaker
+from benchmarking.load.schedule import due_times_s
+from benchmarking.load.targets import Prompt, Target
+from benchmarking.load.tokenizers import SERVER, Tokenizer, tokenizer_for
+from benchmarking.load.usage import server_usage
+from benchmarking.records import Load, RequestRecord, RowRecord
+from benchmarking.results.result_files import file_stem
+from benchmarking.rows.model_configs import MIN_INPUT_TOKENS
+
+OnProgress = Callable[[Progress], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """The zero of a run's clock, on the monotonic clock and on the wall."""
+
+    monotonic_s: float
+    started_at: datetime
+
+    @classmethod
+    def now(cls) -> "Origin":
+        return cls(time.monotonic(), datetime.now().astimezone())
+
+
+@dataclass(frozen=True, slots=True)
+class RowOptions:
+    """What is the same for all rows of a run. `warmup_requests`: None for as many as suit a row."""
+
+    tokenizer: str = SERVER
+    seed: int = 0
+    unique_prefix: bool = True
+    use_multiple_prompts: bool = False
+    warmup_requests: int | None = None
+    timeout_s: float = 600.0
+    request_timeout_s: float = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class RowOutcome:
+    """`texts`: (prompt, completion) of each measured request that was answered."""
+
+    row: RowRecord
+    records: tuple[RequestRecord, ...]
+    texts: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RowRunner:
+    """Runs rows against one target. Immutable; any thread."""
+
+    target: Target
+    options: RowOptions
+    origin: Origin
+
+    def run(
+        self, number: int, load: Load, stop: Event, on_progress: OnProgress | None = None
+    ) -> RowOutcome:
+        """Raises RowRefused. Once `stop` is set, returns soon with what was measured by then."""
+        tokenizer = tokenizer_for(self.options.tokenizer, self.target, load.model)
+        own = own_prompts(Path(load.prompts_path), tokenizer) if load.prompts_path else []
+        if own:
+            mean_tokens = round(fmean(prompt.num_tokens for prompt in own))
+            load = replace(load, input_tokens=mean_tokens, num_requests=len(own))
+        num_warmup = self._num_warmup(load)
+        num_made = num_warmup + load.num_requests - len(own)
+        prompts = [*self._made_prompts(number, load, num_made, tokenizer), *own]
+        self._check_fit(load, max(prompts, key=lambda prompt: prompt.num_tokens), tokenizer)
+        with_image = [prompt for prompt in prompts if prompt.image_url is not None]
+        if with_image:
+            self._check_images(load, with_image[0], stop)
+        result = run_load(self._job(number, load, prompts), on_progress or _ignore, stop)
+        records = _records(number, load, prompts, num_warmup, result, tokenizer)
+        row = _row(load, records, result, stop.is_set())
+        return RowOutcome(row, records, _texts(prompts, num_warmup, result))
+
+    def _num_warmup(self, load: Load) -> int:
+        """As many as run at once, or one second's worth of an open loop."""
+        if self.options.warmup_requests is not None:
+            return self.options.warmup_requests
+        return min(load.num_requests, load.concurrency or math.ceil(load.qps or 0))
+
+    def _made_prompts(
+        self, number: int, load: Load, count: int, tokenizer: Tokenizer
+    ) -> list[Prompt]:
+        num_tokens = load.input_tokens
+        if load.prompts_path:  # these warm up only, and the user's own may be very short
+            num_tokens = max(num_tokens, MIN_INPUT_TOKENS)
+        maker = PromptMaker(tokenizer)
+        image_rng = Random(f"{self.options.seed} {number} image")
+        image = None if load.image_size == "na" else image_url(load.image_size, image_rng)
+        names = [name for name in TEXTS if name != "default"]
+        prompts: list[Prompt] = []
+        for index in range(count):
+            rng = Random(f"{self.options.seed} {number} {index}")
+            name = rng.choice(names) if self.options.use_multiple_prompts else "default"
+            if self.options.unique_prefix:
+                prefix = f"Request {number}-{index}-{rng.randbytes(3).hex()}."
+                text = maker.make(name, num_tokens, prefix, rng)
+            else:
+                same = next((prompt.text for prompt in prompts if prompt.name == name), None)
+                text = same or maker.make(name, num_tokens, "", rng)
+            prompts.append(Prompt(name, text, num_tokens, image))
+        return prompts
+
+    def _check_fit(self, load: Load, prompt: Prompt, tokenizer: Tokenizer) -> None:
+        left = tokenizer.context_left(prompt.text)
+        if left is not None and load.output_tokens > left:
+            raise RowRefused(
+                f"a prompt of {prompt.num_tokens} tokens leaves room for {left} tokens of answer "
+                f"in {load.model}; shorten it or lower output_tokens={load.output_tokens}"
+            )
+
+    def _check_images(self, load: Load, prompt: Prompt, stop: Event) -> None:
+        probe = replace(load, num_requests=1, output_tokens=1, concurrency=1, qps=None)
+        question = replace(
+            prompt, text="What is this?"
+        )  # the prompt itself stays unknown to caches
+        result = run_load(self._job(0, probe, [question]), _ignore, stop)
+        error = result.exchanges[0].error if result.exchanges else None
+        if error is not None and error.code.startswith("4"):
+            asked, remedy = f"multimodal_img_size={load.image_size}", "set it to na"
+            if load.prompts_path is not None:
+                asked, remedy = "image_path", f"leave it out of {load.prompts_path}"
+            raise RowRefused(
+                f"{asked}: {load.model} does not take images (the server answered {error.code}: "
+                f"{error.message}); {remedy}"
+            )
+
+    def _job(self, number: int, load: Load, prompts: Sequence[Prompt]) -> LoadJob:
+        due_s: list[float] = []
+        if load.qps and not load.concurrency:
+            rng = Random(f"{self.options.seed} {number} schedule")
+            due_s = due_times_s(len(prompts), load.qps, load.qps_distribution, rng)
+        request = self.target.request
+        return LoadJob(
+            address=self.target.address,
+            requests=tuple(request(load.model, p, load.output_tokens) for p in prompts),
+            answer=self.target.answer,
+            origin_s=self.origin.monotonic_s,
+            row_timeout_s=self.options.timeout_s,
+            request_timeout_s=self.options.request_timeout_s,
+            concurrency=load.concurrency or 1,
+            due_s=tuple(due_s),
+        )
+
+
+def _records(
+    number: int,
+    load: Load,
+    prompts: Sequence[Prompt],
+    num_warmup: int,
+    result: LoadResult,
+    tokenizer: Tokenizer,
+) -> tuple[RequestRecord, ...]:
+    """In the order in which the requests ended."""
+    return tuple(
+        RequestRecord(
+            row=number,
+            index=exchange.index,
+            model=load.model,
+            prompt_name=prompts[exchange.index].name,
+            scheduled_s=exchange.scheduled_s,
+            sent_s=exchange.sent_s,
+            end_s=exchange.end_s,
+            chunk_s=tuple(exchange.chunk_s),
+            chunk_tokens=_chunk_tokens(exchange, tokenizer),
+            prompt_tokens=prompts[exchange.index].num_tokens,
+            completion_tokens=_completion_tokens(exchange, tokenizer),
+            usage=server_usage(exchange.usage) if exchange.usage else None,
+            status=exchange.status,
+            finish_reason=exchange.finish_reason,
+            error=exchange.error,
+            is_warmup=exchange.index < num_warmup,
+        )
+        for exchange in result.exchanges
+    )
+
+
+def _chunk_tokens(exchange: Exchange, tokenizer: Tokenizer) -> tuple[int, ...]:
+    """Empty when the server, which counts, has gone meanwhile."""
+    try:
+        return tuple(tokenizer.count_plain(text) for text in exchange.chunk_texts)
+    except TargetUnusable:
+        return ()
+
+
+def _completion_tokens(exchange: Exchange, tokenizer: Tokenizer) -> int | None:
+    try:
+        return tokenizer.count_plain("".join(exchange.chunk_texts))
+    except TargetUnusable:
+        return None
+
+
+def _row(
+    load: Load, records: Sequence[RequestRecord], result: LoadResult, was_stopped: bool
+) -> RowRecord:
+    measured = [record for record in records if record.is_measured]
+    return RowRecord(
+        load=load,
+        name=file_stem(load),
+        start_s=min((record.scheduled_s for record in measured), default=0.0),
+        end_s=max((record.end_s for record in measured), default=0.0),
+        timestamp=time.time(),
+        overhead=result.overhead,
+        was_interrupted=was_stopped,
+    )
+
+
+def _texts(
+    prompts: Sequence[Prompt], num_warmup: int, result: LoadResult
+) -> tuple[tuple[str, str], ...]:
+    answered = [e for e in result.exchanges if e.index >= num_warmup and e.error is None]
+    return tuple((prompts[e.index].text, "".join(e.chunk_texts)) for e in answered)
+
+
+def _ignore(progress: Progress) -> None:
+    """Nobody watches."""

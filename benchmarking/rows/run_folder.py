@@ -1,0 +1,173 @@
+"""The folder of a run: raw files first, and everything that follows from them.
+
+`python -m benchmarking recompute` makes the derived files again from the raw ones alone.
+"""
+
+import csv
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from importlib.metadata import version
+from pathlib import Path
+from threading import Lock
+
+from pydantic import ValidationError
+
+from benchmarking.analysis.bursts import burst_fault
+from benchmarking.errors import InvalidResults, NotWritable
+from benchmarking.load.preflight import user_rows
+from benchmarking.machine import describe_machine
+from benchmarking.records import (
+    Environment,
+    Load,
+    RowRecord,
+    Run,
+    append_records,
+    read_run,
+    write_run,
+)
+from benchmarking.results.responses import responses
+from benchmarking.results.result_files import file_stem, read_rows, write_row, write_texts
+from benchmarking.results.row_metrics import Metrics, run_metrics
+from benchmarking.results.summary import summarise
+from benchmarking.results.workbook import write_workbook
+from benchmarking.rows.row_runner import RowOutcome, RowRunner
+
+PACKAGES = ("httptools", "uvloop", "tokenizers")
+METRICS_JSON, METRICS_CSV = "metrics.json", "metrics.csv"
+
+
+class RunFolder:
+    """Keeps a run on disk while it goes on. Any thread. Every method raises NotWritable."""
+
+    def __init__(self, folder: Path, run: Run, workbook: Path | None) -> None:
+        self.folder = folder
+        self.run = run
+        self.workbook = workbook
+        self._lock = Lock()
+        try:
+            folder.mkdir(parents=True, exist_ok=False)
+            append_records(folder, ())
+            write_run(folder, run)
+            if workbook is not None:
+                workbook.parent.mkdir(parents=True, exist_ok=True)
+                workbook.touch()
+                workbook.unlink()
+        except OSError as error:
+            raise NotWritable(error) from error
+
+    def add(self, number: int, outcome: RowOutcome, texts_too: bool) -> None:
+        """Keep what came of a row; its documented files too, if anything was measured."""
+        with self._lock:
+            rows = (*self.run.rows[:number], outcome.row, *self.run.rows[number + 1 :])
+            self.run = replace(self.run, rows=rows, records=(*self.run.records, *outcome.records))
+            try:
+                append_records(self.folder, outcome.records)
+                write_run(self.folder, self.run)
+                write_documented(self.folder, self.run, number)
+                if texts_too:
+                    write_texts(self.folder, outcome.row.name, outcome.texts)
+            except OSError as error:
+                raise NotWritable(error) from error
+
+    def refuse(self, number: int, reason: str) -> None:
+        """The row could not be run."""
+        refused = replace(self.run.rows[number], error=reason)
+        self.add(number, RowOutcome(refused, (), ()), texts_too=False)
+
+    def finish(self) -> None:
+        """What is about the whole run. The workbook is left out when nothing was measured."""
+        with self._lock:
+            try:
+                write_metrics(self.folder, run_metrics(self.run))
+            except OSError as error:
+                raise NotWritable(error) from error
+            if self.workbook is not None and any(map(self.run.records_of, self._numbers())):
+                write_workbook(self.workbook, list(read_rows(self.folder)))
+
+    def _numbers(self) -> range:
+        return range(len(self.run.rows))
+
+
+def new_run(
+    runner: RowRunner,
+    argv: Sequence[str],
+    config: dict[str, object],
+    name: str | None = None,
+    loads: Sequence[Load] = (),
+) -> Run:
+    """A run that begins now, its rows waiting. `name`: default, the local time.
+
+    Asks the server how many requests it serves at once.
+    """
+    started_at = runner.origin.started_at
+    environment = Environment(
+        machine=describe_machine(),
+        versions={package: version(package) for package in PACKAGES},
+        argv=tuple(argv),
+        target=str(runner.target),
+        tokenizer=runner.options.tokenizer,
+        user_rows=user_rows(runner.target),
+    )
+    return Run(
+        name=name or started_at.strftime("%Y%m%d-%H%M%S.%f"),
+        started_at=started_at,
+        seed=runner.options.seed,
+        environment=environment,
+        config=config,
+        rows=tuple(map(waiting_row, loads)),
+    )
+
+
+def waiting_row(load: Load) -> RowRecord:
+    """A row before its turn, and for good if that never comes."""
+    return RowRecord(load, file_stem(load), 0.0, 0.0, time.time(), error="was not run")
+
+
+def write_documented(folder: Path, run: Run, number: int) -> None:
+    """The summary and the individual responses of a row, if it has any."""
+    row, records = run.rows[number], run.records_of(number)
+    if not records:
+        return
+    params = run.config.get("sampling_params")
+    listed = responses(records, run.started_at)
+    summary = summarise(row, listed, params if isinstance(params, dict) else {})
+    if fault := burst_fault(records):
+        summary["client_rates_unusable"] = fault
+    write_row(folder, row.name, summary, listed)
+
+
+def write_metrics(folder: Path, metrics: Metrics) -> None:
+    (folder / METRICS_JSON).write_text(json.dumps(metrics, indent=1, allow_nan=False) + "\n")
+    lines = [_flat(row) for row in metrics["rows"]]
+    names = dict.fromkeys(name for line in lines for name in line)
+    with (folder / METRICS_CSV).open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(names))
+        writer.writeheader()
+        writer.writerows(lines)
+
+
+def recompute(folder: Path) -> Run:
+    """Make every derived file again from the raw ones. Raises InvalidResults and NotWritable."""
+    try:
+        run = read_run(folder)
+    except (OSError, ValidationError) as error:
+        raise InvalidResults(f"{folder} holds no run: {error}") from error
+    try:
+        for number in range(len(run.rows)):
+            write_documented(folder, run, number)
+        write_metrics(folder, run_metrics(run))
+    except OSError as error:
+        raise NotWritable(error) from error
+    return run
+
+
+def _flat(metrics: Metrics, prefix: str = "") -> Metrics:
+    flat: Metrics = {}
+    for name, value in metrics.items():
+        if isinstance(value, dict):
+            flat |= _flat(value, f"{prefix}{name}_")
+        else:
+            flat[prefix + name] = value
+    return flat

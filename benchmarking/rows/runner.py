@@ -1,0 +1,127 @@
+"""A whole run: the rows in their order, each recorded as it ends, whatever the others did."""
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from threading import Event
+
+from benchmarking.errors import RowRefused, TargetUnusable
+from benchmarking.load.preflight import unserved
+from benchmarking.load.progress import RowProgress
+from benchmarking.load.targets import Target
+from benchmarking.records import Load, Run
+from benchmarking.rows.config import LLM_APIS, BenchmarkConfig
+from benchmarking.rows.row_lines import row_lines
+from benchmarking.rows.row_runner import Origin, RowOptions, RowRunner
+from benchmarking.rows.run_folder import RunFolder, new_run
+from benchmarking.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Everything a run depends on. `refused_rows`: what was wrong with rows that are left out."""
+
+    config: BenchmarkConfig
+    settings: Settings
+    argv: Sequence[str]
+    loads: Sequence[Load] = ()
+    refused_rows: Sequence[str] = ()
+
+    @property
+    def target(self) -> Target:
+        config = self.config
+        return Target(
+            kind=LLM_APIS[config.llm_api],
+            base=config.api_base or self.settings.api_base,
+            key=self.settings.api_key,
+            sampling_params=config.sampling_params,
+        )
+
+    def served(self) -> "Plan":
+        """Without the rows whose model the server does not serve.
+
+        Raises TargetUnusable when it does not answer, or serves none of them.
+        """
+        faults = unserved(self.target, [load.model for load in self.loads])
+        loads = [load for load in self.loads if load.model not in faults]
+        if not loads:
+            raise TargetUnusable("\n".join(faults.values()))
+        refused = (*self.refused_rows, *faults.values())
+        return replace(self, loads=loads, refused_rows=refused)
+
+    def row_runner(self) -> RowRunner:
+        """Its clock starts now."""
+        config = self.config
+        options = RowOptions(
+            tokenizer=config.tokenizer,
+            seed=config.seed,
+            unique_prefix=config.unique_prefix,
+            use_multiple_prompts=config.use_multiple_prompts,
+            warmup_requests=config.warmup_requests,
+            timeout_s=config.timeout,
+            request_timeout_s=config.request_timeout,
+        )
+        return RowRunner(self.target, options, Origin.now())
+
+    def open_folder(self, runner: RowRunner) -> RunFolder:
+        """A new folder with every row waiting. Raises NotWritable."""
+        config = self.config.model_dump(mode="json") | {"refused_rows": list(self.refused_rows)}
+        run = new_run(runner, self.argv, config, self.config.run_name, self.loads)
+        return RunFolder(self.config.output_files_dir / run.name, run, self._workbook(run))
+
+    def _workbook(self, run: Run) -> Path | None:
+        folder = self.config.consolidated_results_dir
+        if folder is None:
+            return None
+        date = run.started_at.strftime("%Y%m%d")
+        return folder / f"{self.config.consolidated_name.format(run_name=run.name, date=date)}.xlsx"
+
+
+def run_benchmark(plan: Plan, stop: Event, tell: Callable[[str], None]) -> RunFolder:
+    """Run every row; once `stop` is set, keep what was measured by then. Raises NotWritable.
+
+    Rows run one after the other unless the configuration lets several run at once. `tell` is
+    given a few lines about each as it ends, by the thread that ran it.
+    """
+    config, runner = plan.config, plan.row_runner()
+    folder = plan.open_folder(runner)
+
+    def run_row(number: int) -> None:
+        if not stop.is_set():
+            _run_row(runner, folder, number, stop, config.save_response_texts)
+            for line in row_lines(folder.run, number, config.show_results_in_terminal):
+                tell(line)
+            stop.wait(config.time_delay)
+
+    with ThreadPoolExecutor(config.max_workers if config.concurrency_enabled else 1) as pool:
+        running = [pool.submit(run_row, number) for number in range(len(plan.loads))]
+        with _stopping_the_others(stop):
+            for future in as_completed(running):
+                future.result()
+    folder.finish()
+    return folder
+
+
+def _run_row(
+    runner: RowRunner, folder: RunFolder, number: int, stop: Event, with_texts: bool
+) -> None:
+    load, num_rows = folder.run.rows[number].load, len(folder.run.rows)
+    with RowProgress(f"row {number + 1} of {num_rows}, {load.model}") as progress:
+        try:
+            outcome = runner.run(number, load, stop, progress.show)
+        except RowRefused as refusal:
+            folder.refuse(number, str(refusal))
+            return
+    folder.add(number, outcome, with_texts)
+
+
+@contextmanager
+def _stopping_the_others(stop: Event) -> Iterator[None]:
+    """A fault of ours in one row ends the rest too."""
+    try:
+        yield
+    except BaseException:
+        stop.set()
+        raise

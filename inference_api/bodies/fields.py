@@ -1,0 +1,151 @@
+"""How the objects in `/v1` bodies are read: absence in all its forms, and refusals that name the
+field, the bound and the remedy.
+
+A field that we know and do not serve is refused by name, one nobody knows too; `null`, the values
+that ask for nothing, and fields that cannot change an answer count as absent, at every depth.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Any, ClassVar, TypeVar
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, model_validator
+from pydantic_core import ErrorDetails, PydanticCustomError
+
+from inference_api.bodies.json_object import parse_object, shortened, to_float
+from inference_api.errors import InvalidRequest
+
+MAX_FAULTS = 100  # of a body, to look at one by one: a body can have a million
+
+Json = dict[str, Any]
+Unserved = Mapping[str, tuple[Any, ...]]  # field -> the values that ask for nothing
+
+
+class Body(BaseModel):
+    """Base of every object in a body. Immutable."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        strict=True,
+        frozen=True,
+        json_schema_extra=lambda schema, kind: _add_known_fields(schema, kind),
+    )
+
+    ignored: ClassVar[frozenset[str]] = frozenset()
+    """Fields that cannot change an answer."""
+    unserved: ClassVar[Unserved] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_what_asks_for_nothing(cls, value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        kept = {}
+        for name, given in value.items():
+            if given is None or name in cls.ignored:
+                continue
+            if name not in cls.unserved:
+                kept[name] = given
+            elif not any(_is_same(given, neutral) for neutral in cls.unserved[name]):
+                raise fault(name, f"is not served; {_remedy(cls.unserved[name])}")
+        return kept
+
+
+B = TypeVar("B", bound=Body)
+
+
+def parse(kind: type[B], body: bytes) -> B:
+    """Raises InvalidRequest naming the field at fault."""
+    try:
+        return kind.model_validate(parse_object(body))
+    except ValidationError as error:
+        if error.error_count() > MAX_FAULTS:
+            raise InvalidRequest(
+                f"The body has {error.error_count()} faults, more than {MAX_FAULTS} are not looked "
+                "at; send the fields that /openapi.json describes."
+            ) from None
+        details = error.errors(include_url=False)
+        raise _refusal(details[0]) from None
+
+
+def fault(field: str, message: str) -> PydanticCustomError:
+    """For validators of whole objects: which of their fields is wrong, and how."""
+    return PydanticCustomError("fault", "{message}", {"field": field, "message": message})
+
+
+def _as_float(value: Any) -> Any:
+    return to_float(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+# Of a float with bounds: an integer that is beyond any float is beyond them too.
+ANY_SIZE = BeforeValidator(_as_float)
+
+
+def _is_same(given: object, neutral: object) -> bool:
+    return given == neutral and isinstance(given, bool) == isinstance(neutral, bool)
+
+
+def _remedy(neutral: tuple[Any, ...]) -> str:
+    return " or give ".join(["leave it out", *map(json.dumps, neutral)])
+
+
+def _add_known_fields(schema: Json, kind: type[BaseModel]) -> None:
+    """To the JSON schema of a body: what `parse` takes besides the model's own fields."""
+    assert issubclass(kind, Body)
+    fields = schema.setdefault("properties", {})
+    for name in sorted(kind.ignored):
+        fields[name] = {"description": "Accepted and ignored."}
+    for name, neutral in kind.unserved.items():
+        fields[name] = {"enum": [*neutral, None], "description": "Not served."}
+
+
+# pydantic's types of error -> what is said after the field's name.
+_SAID = {
+    "missing": "is missing; give it",
+    "string_type": "is {given}; give a text",
+    "int_type": "is {given}; give an integer",
+    "float_type": "is {given}; give a number",
+    "bool_type": "is {given}; give true or false",
+    "list_type": "is {given}; give a list",
+    "dict_type": "is {given}; give an object",
+    "model_type": "is {given}; give an object",
+    "model_attributes_type": "is {given}; give an object",
+    "literal_error": "is {given}; give {expected}",
+    "greater_than": "is {given}; give more than {gt}",
+    "greater_than_equal": "is {given}; give {ge} or more",
+    "less_than_equal": "is {given}; give {le} or less",
+    "string_too_short": "is empty; give {min_length} character or more",
+    "too_short": "has {actual_length} entries; give {min_length} or more",
+    "too_long": "has {actual_length} entries; give {max_length} or fewer",
+}
+
+
+def _refusal(detail: ErrorDetails) -> InvalidRequest:
+    context = detail.get("ctx", {})
+    location = (*detail["loc"], *([context["field"]] if "field" in context else []))
+    path = _path(location)
+    if detail["type"] == "extra_forbidden":
+        message = f"Unrecognized request argument supplied: {path}"
+    else:
+        said = _SAID.get(detail["type"], detail["msg"])
+        given = {"given": _shown(detail["input"])}
+        given |= {name: _without_zeros(value) for name, value in context.items()}
+        message = f"{path}: {said.format_map(given) if detail['type'] in _SAID else said}."
+    return InvalidRequest(message, shortened(location[0]))
+
+
+def _without_zeros(value: Any) -> Any:
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _path(location: tuple[int | str, ...]) -> str:
+    """As in `messages[0].content`. Names in angle brackets are those of a union's branches."""
+    steps = [step for step in location if not (isinstance(step, str) and step.startswith("<"))]
+    texts = [f"[{step}]" if isinstance(step, int) else f".{shortened(step)}" for step in steps]
+    return "".join(texts).removeprefix(".")
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, list | dict):
+        return "a list" if isinstance(value, list) else "an object"
+    return shortened(json.dumps(_without_zeros(value)))

@@ -1,0 +1,98 @@
+"""The JSON object in a request's body, checked as a whole before any field is looked at.
+
+Pure: any thread.
+"""
+
+import json
+import math
+import re
+from collections.abc import Iterable, Iterator
+from typing import NoReturn
+
+from inference_api.bodies.bounds import check_structure
+from inference_api.errors import InvalidRequest
+
+MAX_DEPTH = 100  # levels; whoever walks a body afterwards may do so by recursion
+ESCAPED_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+
+
+def parse_object(body: bytes) -> dict[str, object]:
+    """Raises InvalidRequest when there is none, it is huge, nested too deep or a text in it is
+    none."""
+    check_structure(body)
+    try:
+        parsed = json.loads(body.decode("utf-8"), parse_constant=_refuse_constant)
+    except RecursionError:
+        raise _too_deep("The body") from None
+    except ValueError:
+        parsed = None
+    if not isinstance(parsed, dict):
+        raise InvalidRequest("Malformed JSON request body.")
+    if body.count(b"[") + body.count(b"{") > MAX_DEPTH:
+        _check_depth(parsed)
+    if ESCAPED_SURROGATE.search(body):
+        _check_texts(parsed)
+    return parsed
+
+
+def to_float(number: float) -> float:
+    """An integer beyond any float is infinite, and so beyond any bound."""
+    try:
+        return float(number)
+    except OverflowError:
+        return math.inf if number > 0 else -math.inf
+
+
+def shortened(value: object) -> str:
+    """For messages: what a client sent may be as long as a body."""
+    text = str(value)
+    return text if len(text) <= 40 else f"{text[:37]}..."
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _too_deep(name: str, param: str | None = None) -> InvalidRequest:
+    return InvalidRequest(f"{name} is nested more than {MAX_DEPTH} levels deep; flatten it.", param)
+
+
+def _check_depth(parsed: dict[str, object]) -> None:
+    for name, value in parsed.items():
+        level = [value]
+        for _ in range(MAX_DEPTH):
+            level = [child for each in level for child in _children(each)]
+        if level:
+            raise _too_deep(shortened(name), shortened(name))
+
+
+def _children(value: object) -> Iterable[object]:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list) else ()
+
+
+def _check_texts(parsed: dict[str, object]) -> None:
+    """Half of a surrogate pair can be escaped in JSON, and is in no encoding."""
+    for path, text in _texts(parsed, ""):
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise InvalidRequest(
+                f"{shortened(path) or 'A name'} has half of a surrogate pair at character "
+                f"{error.start}; send whole characters.",
+                shortened(re.split(r"[.\[]", path)[0]) or None,
+            ) from None
+
+
+def _texts(value: object, path: str) -> Iterator[tuple[str, str]]:
+    """Every text with its path; the names in an object go by the object's own."""
+    if isinstance(value, str):
+        yield path, value
+    elif isinstance(value, dict):
+        for name, child in value.items():
+            yield path, name
+            yield from _texts(child, f"{path}.{name}" if path else name)
+    elif isinstance(value, list):
+        for index, child in enumerate(value):
+            yield from _texts(child, f"{path}[{index}]")

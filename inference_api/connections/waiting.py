@@ -1,0 +1,97 @@
+"""The connections that no thread serves now, and which of them has to go first.
+
+Used by the thread that polls only. Nothing here reads, writes or closes a socket.
+"""
+
+from enum import IntEnum
+from typing import Any
+
+from gunicorn.workers.gthread import TConn
+
+from inference_api.connections.inbound import Inbound
+
+
+class Wait(IntEnum):
+    """What a connection waits for; where room is needed, the lowest go first."""
+
+    CLOSE = 0  # it is answered and the client is to close it too
+    REQUEST = 1  # new, or with a part of a request
+    NEXT_REQUEST = 2  # kept alive, with nothing of the next request yet
+
+
+class ApiConnection(TConn):
+    """A connection whose requests come in without a thread."""
+
+    parser: Inbound
+
+    def __init__(self, cfg: Any, sock: Any, client: Any, server: Any, max_body_bytes: int) -> None:
+        super().__init__(cfg, sock, client, server)
+        self.initialized = True
+        self.parser = Inbound(cfg, client, max_body_bytes)
+        self.address = str(client[0]) if isinstance(client, tuple) else ""
+        self.wait: Wait | None = None  # None: a thread has it
+        self.is_polled = False
+        self.since_s = 0.0  # when this wait, or the body that is waited for, began
+        self.deadline_s = 0.0
+        self.num_discarded_bytes = 0  # that came once it was answered for the last time
+        self.num_held_bytes = 0  # of the request that is coming or being answered
+
+
+class WaitingConnections:
+    """In the order in which they began to wait."""
+
+    def __init__(self) -> None:
+        self._by_wait: dict[Wait, dict[ApiConnection, None]] = {wait: {} for wait in Wait}
+        self._by_address: dict[str, dict[ApiConnection, None]] = {}  # Wait.REQUEST only
+        self._num_held_bytes = 0
+
+    @property
+    def num_held_bytes(self) -> int:
+        """Of requests that are not answered, whether their connections wait or not."""
+        return self._num_held_bytes
+
+    def add(self, connection: ApiConnection, wait: Wait) -> None:
+        self.remove(connection)
+        connection.wait = wait
+        self._by_wait[wait][connection] = None
+        if wait is Wait.REQUEST:
+            self._by_address.setdefault(connection.address, {})[connection] = None
+
+    def remove(self, connection: ApiConnection) -> None:
+        """Nothing if it does not wait."""
+        if connection.wait is None:
+            return
+        del self._by_wait[connection.wait][connection]
+        if connection.wait is Wait.REQUEST:
+            of_address = self._by_address[connection.address]
+            del of_address[connection]
+            if not of_address:
+                del self._by_address[connection.address]
+        connection.wait = None
+
+    def hold(self, connection: ApiConnection, num_bytes: int) -> None:
+        """Note how many bytes are held for a connection now."""
+        self._num_held_bytes += num_bytes - connection.num_held_bytes
+        connection.num_held_bytes = num_bytes
+
+    def num_requests_of(self, address: str) -> int:
+        """How many connections of an address wait for a request, or for the rest of one."""
+        return len(self._by_address.get(address, ()))
+
+    def oldest(self, besides: ApiConnection | None = None) -> ApiConnection | None:
+        """Who goes first where connections are too many; never `besides`, for whom room is made."""
+        return next((each for each in self.all() if each is not besides), None)
+
+    def oldest_of(self, address: str) -> ApiConnection:
+        return next(iter(self._by_address[address]))
+
+    def largest(self) -> ApiConnection | None:
+        """Who goes first where bytes are too many."""
+        requests = self._by_wait[Wait.REQUEST]
+        return max(requests, key=lambda each: each.num_held_bytes, default=None)
+
+    def late(self, now_s: float) -> list[ApiConnection]:
+        return [each for each in self.all() if each.deadline_s <= now_s]
+
+    def all(self) -> list[ApiConnection]:
+        return [each for wait in Wait for each in self._by_wait[wait]]

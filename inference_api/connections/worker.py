@@ -1,0 +1,294 @@
+"""gunicorn's threaded worker, in which no thread waits for a client to send.
+
+The thread that polls collects requests, closes who is too slow or one too many, and lets clients
+take their time to close; threads get whole requests. Everything else is gunicorn's: the methods
+overridden here are the whole of what we assume about its insides, beside `inbound.Inbound`, and
+`tests/e2e/test_slow_clients.py` fails if an upgrade changes them.
+"""
+
+import errno
+import json
+import logging
+import resource
+import select
+import selectors
+import socket
+import sys
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
+from http import HTTPStatus
+from typing import Any
+
+from gunicorn.workers.gthread import ThreadWorker
+
+from inference_api.connections.inbound import MAX_HEAD_BYTES
+from inference_api.connections.waiting import ApiConnection, Wait, WaitingConnections
+from inference_api.errors import HearthError, RequestTimeout, TooManyConnections
+from inference_api.inference_api_server import server_of
+from inference_api.routes.errors import error_body
+from inference_api.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+RECEIVE_BYTES = 64 * 1024
+MAX_ACCEPTED = 32  # at once: between polls come the duties of a whole turn
+MAX_HELD_REQUESTS = 64  # of full size, coming in or being answered
+LINGER_S = 2.0  # for a client to close what was answered, or a stopping worker's connection
+LINGER_BYTES = 16 * 1024 * 1024  # that such a client may still send
+SWEEP_S = 0.5  # how often late connections are looked for
+PROBE_PATHS = frozenset({"/health", "/ready"})
+PROBE_THREADS = 2
+SPARE_DESCRIPTORS = 256  # for what is neither a client nor under our control
+OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
+NO_CONNECTION = (errno.EAGAIN, errno.EWOULDBLOCK, errno.ECONNABORTED)
+
+
+def allowed_connections(wanted: int) -> int:
+    """How many connections this process may have; raises its limit of descriptors for it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = wanted + SPARE_DESCRIPTORS
+    limit = needed if hard == resource.RLIM_INFINITY else min(hard, needed)
+    if soft != resource.RLIM_INFINITY and soft < limit:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+    return min(wanted, max(limit, soft) - SPARE_DESCRIPTORS)
+
+
+class ApiWorker(ThreadWorker):
+    """All but `handle`, which is gunicorn's, runs on the thread that polls."""
+
+    _settings: Settings
+    _waiting: WaitingConnections
+    _probe_pool: ThreadPoolExecutor
+    _swept_at_s = 0.0
+    _num_let_go = 0  # since then
+
+    @classmethod
+    def check_config(cls, cfg: Any, log: Any) -> None:
+        if cfg.is_ssl or cfg.proxy_protocol != "off":
+            sys.exit("The API's sockets are plain: unset certfile, keyfile and proxy_protocol, "
+                     "and end TLS before it.")  # fmt: skip
+
+    def run(self) -> None:
+        self._settings = server_of(self.wsgi).settings
+        self._waiting = WaitingConnections()
+        self._probe_pool = ThreadPoolExecutor(PROBE_THREADS, "probe")
+        super().run()
+        self._probe_pool.shutdown(wait=False)
+
+    def accept(self, listener: socket.socket) -> None:
+        server, max_body_bytes = listener.getsockname(), self._settings.max_content_length_bytes
+        for _ in range(MAX_ACCEPTED):
+            try:
+                sock, client = listener.accept()
+            except OSError as error:
+                if error.errno in OUT_OF_DESCRIPTORS:
+                    self._let_go(self._waiting.oldest())
+                elif error.errno not in NO_CONNECTION:
+                    raise
+                return
+            connection = ApiConnection(self.cfg, sock, client, server, max_body_bytes)
+            connection.since_s = time.monotonic()
+            self.nr_conns += 1
+            self._receive(connection)  # the request often comes with the connection
+            if self.nr_conns >= self.worker_connections:
+                self._let_go(self._waiting.oldest(besides=connection))
+
+    def enqueue_req(self, conn: ApiConnection) -> None:  # type: ignore[override]
+        """Probes have threads of their own, which nothing else can take."""
+        self._waiting.remove(conn)
+        self._set_polled(conn, False)
+        request = conn.parser.request
+        is_probe = request is not None and request.path in PROBE_PATHS
+        pool = self._probe_pool if is_probe and _takes_an_answer(conn.sock) else self.tpool
+        future = pool.submit(self.handle, conn)
+        future.add_done_callback(
+            lambda done: self.method_queue.defer(self.finish_request, conn, done)
+        )
+
+    def finish_request(self, conn: ApiConnection, fs: Future[bool]) -> None:  # type: ignore[override]
+        self._waiting.hold(conn, 0)
+        if conn.sock.fileno() < 0:  # a request that failed midway
+            self._close(conn)
+        elif fs.cancelled() or fs.exception() is not None or not fs.result():
+            self._linger(conn)
+        else:
+            conn.sock.setblocking(False)
+            conn.since_s = time.monotonic()
+            self._take(conn, conn.parser.unreader.take_buffered(), Wait.NEXT_REQUEST)
+
+    def murder_keepalived(self, force: bool = False) -> None:
+        """Called after each poll: close whoever has had the time given, or all."""
+        now_s = time.monotonic()
+        if force:
+            for conn in self._waiting.all():
+                self._close(conn)
+        elif now_s >= self._swept_at_s + SWEEP_S:
+            for conn in self._waiting.late(now_s):
+                self._time_out(conn)
+            if self._num_let_go:
+                logger.warning("closed %d connections to make room for others", self._num_let_go)
+            self._swept_at_s, self._num_let_go = now_s, 0
+
+    def _cap_keepalive(self, deadline: float) -> None:
+        """Called when the worker stops."""
+        for conn in self._waiting.all():
+            conn.deadline_s = min(conn.deadline_s, deadline)
+
+    def _on_readable(self, conn: ApiConnection, sock: socket.socket) -> None:
+        if conn.is_polled:  # and not closed since the poll, for another one's sake
+            self._receive(conn)
+
+    def _receive(self, conn: ApiConnection) -> None:
+        try:
+            data = conn.sock.recv(RECEIVE_BYTES)
+        except BlockingIOError:
+            if conn.wait is None:  # it is new
+                self._await(conn, Wait.REQUEST)
+            return
+        except OSError:
+            data = b""
+        if not data:  # the client has left
+            self._close(conn)
+        elif conn.wait is Wait.CLOSE:
+            self._discard(conn, len(data))
+        else:
+            if conn.wait is Wait.NEXT_REQUEST:
+                conn.since_s = time.monotonic()
+            self._take(conn, data, Wait.REQUEST)
+
+    def _take(self, conn: ApiConnection, data: bytes, wait: Wait) -> None:
+        """Take what a client has sent; `wait` is for what, if that is nothing of a request."""
+        had_head = conn.parser.request is not None
+        try:
+            is_due = conn.parser.feed(data)
+        except Exception as error:  # of gunicorn's parser, as gunicorn itself would catch it
+            self.handle_error(None, conn.sock, conn.client, error)
+            self._linger(conn)
+            return
+        self._waiting.hold(conn, conn.num_held_bytes + len(data))
+        if not self._has_room_for_bytes_of(conn):
+            return
+        if is_due:
+            self.enqueue_req(conn)
+            return
+        if not had_head and conn.parser.request is not None:
+            conn.since_s = time.monotonic()
+        if conn.parser.take_expectation():
+            _send(conn.sock, b"HTTP/1.1 100 Continue\r\n\r\n")
+        self._await(conn, Wait.REQUEST if conn.parser.has_begun else wait)
+
+    def _await(self, conn: ApiConnection, wait: Wait) -> None:
+        conn.deadline_s = conn.since_s + self._patience_s(conn, wait)
+        if not self.alive:
+            conn.deadline_s = min(conn.deadline_s, time.monotonic() + LINGER_S)
+        self._set_polled(conn, True)
+        if conn.wait is not wait:
+            self._waiting.add(conn, wait)
+        if self._waiting.num_requests_of(conn.address) > self._settings.max_waiting_per_address:
+            self._let_go(self._waiting.oldest_of(conn.address))
+
+    def _has_room_for_bytes_of(self, conn: ApiConnection) -> bool:
+        """Whether `conn` could be kept; others that hold more go before it."""
+        max_request_bytes = MAX_HEAD_BYTES + self._settings.max_content_length_bytes
+        while self._waiting.num_held_bytes > MAX_HELD_REQUESTS * max_request_bytes:
+            largest = self._waiting.largest()
+            if largest is None or largest.num_held_bytes < conn.num_held_bytes:
+                largest = conn
+            self._let_go(largest)
+            if largest is conn:
+                return False
+        return True
+
+    def _patience_s(self, conn: ApiConnection, wait: Wait) -> float:
+        """How long to wait from `since_s` on: for a body as Apache's mod_reqtimeout does."""
+        if wait is Wait.CLOSE:
+            return LINGER_S
+        if wait is Wait.NEXT_REQUEST:
+            return float(self.cfg.keepalive)
+        if conn.parser.request is None:
+            return self._settings.head_timeout_s
+        body_s = conn.parser.num_body_bytes / self._settings.min_body_bytes_per_s
+        return self._settings.body_timeout_s + body_s
+
+    def _let_go(self, conn: ApiConnection | None) -> None:
+        """Close a connection to make room for another."""
+        if conn is None:
+            return
+        self._num_let_go += 1
+        if conn.wait is not Wait.CLOSE and conn.parser.has_begun:
+            _send(conn.sock, _refusal(TooManyConnections()))
+        self._close(conn)
+
+    def _time_out(self, conn: ApiConnection) -> None:
+        if conn.wait is Wait.CLOSE or not conn.parser.has_begun:
+            self._close(conn)
+            return
+        error = RequestTimeout(
+            self._settings.head_timeout_s,
+            self._settings.body_timeout_s,
+            self._settings.min_body_bytes_per_s,
+        )
+        logger.info("refused a request of %s: %d %s", conn.address, error.status, error.code)
+        _send(conn.sock, _refusal(error))
+        self._linger(conn)
+
+    def _linger(self, conn: ApiConnection) -> None:
+        """Close our side and wait for the client's: at once, it might lose what was sent last."""
+        try:
+            conn.sock.setblocking(False)
+            conn.sock.shutdown(socket.SHUT_WR)
+        except OSError:
+            self._close(conn)
+            return
+        conn.since_s = time.monotonic()
+        self._waiting.hold(conn, 0)
+        self._await(conn, Wait.CLOSE)
+
+    def _discard(self, conn: ApiConnection, num_bytes: int) -> None:
+        conn.num_discarded_bytes += num_bytes
+        if conn.num_discarded_bytes > LINGER_BYTES:
+            self._close(conn)
+
+    def _close(self, conn: ApiConnection) -> None:
+        self._waiting.remove(conn)
+        self._waiting.hold(conn, 0)
+        self._set_polled(conn, False)
+        self.nr_conns -= 1
+        conn.close()
+
+    def _set_polled(self, conn: ApiConnection, is_polled: bool) -> None:
+        if is_polled and not conn.is_polled:
+            on_readable = partial(self._on_readable, conn)
+            self.poller.register(conn.sock, selectors.EVENT_READ, on_readable)
+        elif conn.is_polled and not is_polled:
+            self.poller.unregister(conn.sock)
+        conn.is_polled = is_polled
+
+
+def _takes_an_answer(sock: socket.socket) -> bool:
+    """Whether a short answer can be written without waiting for the client to read others."""
+    writable = select.poll()
+    writable.register(sock, select.POLLOUT)
+    return bool(writable.poll(0))
+
+
+def _refusal(error: HearthError) -> bytes:
+    body = json.dumps(error_body(error)).encode()
+    status = HTTPStatus(error.status)
+    lines = [
+        f"HTTP/1.1 {status.value} {status.phrase}",
+        "Content-Type: application/json",
+        f"Content-Length: {len(body)}",
+        "Connection: close",
+    ]
+    if error.retry_after_s is not None:
+        lines.append(f"Retry-After: {error.retry_after_s}")
+    return "\r\n".join([*lines, "\r\n"]).encode() + body
+
+
+def _send(sock: socket.socket, data: bytes) -> None:
+    """A few bytes, to a client that may be gone or not read."""
+    with suppress(OSError):
+        sock.send(data)

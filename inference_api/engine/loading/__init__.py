@@ -1,0 +1,1 @@
+"""From files and hubs to checked weights: safetensors, GGUF, tokenizers, configurations."""

@@ -1,0 +1,321 @@
+"""Finding a model and every reason why it cannot be served here.
+
+Runs before any worker exists, so it loads no torch and reads headers, not weights. The loader
+uses the same functions: what passes `check` also loads.
+"""
+
+import reprlib
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from inference_api.engine import hardware
+from inference_api.engine.loading import gguf_tokenizer, hub
+from inference_api.engine.loading.config import ModelConfig, read_config, token_ids
+from inference_api.engine.loading.gguf_files import SUFFIX, is_gguf, read_gguf
+from inference_api.engine.loading.json_files import MAX_JSON_BYTES, read_json
+from inference_api.engine.loading.layout import (
+    Part,
+    Tensors,
+    decodes_by_kernels,
+    linear_weights,
+    matrices,
+    shown,
+    weight_bytes,
+)
+from inference_api.engine.loading.weight_files import read_headers, shape_faults, weight_files
+from inference_api.engine.options import EngineOptions
+from inference_api.errors import StartupError
+from inference_api.kernels.packing import (
+    BITS,
+    CACHE_BYTES,
+    FLOAT_BITS,
+    GROUP,
+    Bits,
+    cache_dtype,
+    cache_slot,
+)
+
+CONFIG = "config.json"
+GENERATION_CONFIG = "generation_config.json"
+TOKENIZER = "tokenizer.json"
+TOKENIZER_CONFIG = "tokenizer_config.json"
+MAX_TEMPLATE_BYTES = 1_000_000  # of a chat template; the longest have some 20,000
+# What the tokenizer's library may read besides, and at most how many bytes of it.
+DESCRIPTIONS = {
+    "*.json": MAX_JSON_BYTES,
+    "*.jinja": MAX_TEMPLATE_BYTES,
+    "*/*.jinja": MAX_TEMPLATE_BYTES,
+}
+
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
+GIB = 1024**3
+
+
+def check(model: str, options: EngineOptions) -> list[str]:
+    """Every reason why `model` cannot be served with these options; empty when it can.
+
+    `model` is a folder, a GGUF file or a hub id; of a hub model only configuration, tokenizer and
+    the headers of its weights are fetched. Memory is checked here for the CPU; the loader asks a
+    CUDA device, because only torch can.
+    """
+    try:
+        folder = _folder_of(model, with_weights=False)
+        return _faults_of(folder, model, options)
+    except StartupError as error:
+        return list(error.faults)
+    except (OSError, ValueError) as error:  # names that are too long, folders that are closed
+        return [f"MODEL={reprlib.repr(model)} cannot be read ({error}); correct it."]
+
+
+def _faults_of(folder: Path, model: str, options: EngineOptions) -> list[str]:
+    faults = _size_faults(folder)
+    if faults:
+        return faults
+    try:
+        config = load_config(folder)
+    except StartupError as error:
+        return list(dict.fromkeys([*error.faults, *_tokenizer_faults(folder, None)]))
+    tensors: Tensors = {}
+    try:
+        tensors = _stored_tensors(folder, model)
+        faults += shape_faults(tensors, config)
+    except StartupError as error:
+        faults += error.faults
+    faults += _tokenizer_faults(folder, config)
+    faults += context_faults(config, options.max_seq_len)
+    unquantisable = quantization_faults(config, options)
+    faults += unquantisable
+    if options.device == "cpu" or (options.device == "auto" and not hardware.has_nvidia_driver()):
+        options = options.on("cpu", keeps_bfloat16(config, options, tensors))
+        bits = None if unquantisable else weight_bits(config, options)
+        faults += memory_faults(config, options, hardware.available_memory_bytes(), bits)
+    return faults
+
+
+def locate(model: str) -> Path:
+    """The folder of a model, or its GGUF file; a hub model is downloaded first, unless the hub's
+    cache has it.
+
+    Raises StartupError when there is no such model.
+    """
+    return _folder_of(model, with_weights=True)
+
+
+def load_config(folder: Path) -> ModelConfig:
+    """Read config.json, with the EOS ids that any of the folder's files name, or the metadata of a
+    GGUF file. Raises StartupError.
+    """
+    if is_gguf(folder):
+        return read_gguf(folder).config
+    raw = _read_json(folder / CONFIG, required=True)
+    return read_config({**raw, "eos_token_id": sorted(_eos_token_ids(folder, raw))})
+
+
+def context_faults(config: ModelConfig, max_seq_len: int | None) -> list[str]:
+    """Whether the model can look back as far as MAX_SEQ_LEN asks."""
+    if max_seq_len is None or max_seq_len <= config.max_positions:
+        return []
+    return [
+        f"MAX_SEQ_LEN={max_seq_len} exceeds the model's {config.max_positions} positions; "
+        "lower it or unset it."
+    ]
+
+
+def quantization_faults(config: ModelConfig, options: EngineOptions) -> list[str]:
+    """Whether the weights can be quantised, and multiplied on the device."""
+    quantization = options.quantization
+    if quantization == "none":
+        return []
+    faults = []
+    if options.device == "cuda":
+        faults.append(
+            f"QUANTIZATION={quantization} is not there yet for CUDA; unset it or set DEVICE=cpu."
+        )
+    uneven = [f"{part.name} {part.shape}" for part in _uneven(config)]
+    if uneven:
+        faults.append(
+            f"QUANTIZATION={quantization} needs weights with a multiple of {GROUP} columns, which "
+            f"these are not: {shown(uneven)}; set QUANTIZATION=none."
+        )
+    return faults
+
+
+def weight_bits(config: ModelConfig, options: EngineOptions) -> Bits | None:
+    """The form in which the kernels multiply by the weights on the CPU; None where torch does.
+
+    It does where `kernels` is false or weights that are not quantised do not fit the kernels.
+    `options.dtype` is not auto.
+    """
+    if options.quantization != "none":
+        return BITS[options.quantization]
+    bits = FLOAT_BITS[options.dtype]
+    fits = decodes_by_kernels(config, bits) and not _uneven(config)
+    return bits if options.kernels and fits else None
+
+
+def keeps_bfloat16(config: ModelConfig, options: EngineOptions, tensors: Tensors) -> bool:
+    """Whether the checkpoint's matrices are bfloat16 and the kernels can have them as they are.
+
+    They widen each weight to float32, which is exact; torch would compute in bfloat16. Vectors are
+    always float32 beside the kernels.
+    """
+    bits = weight_bits(config, replace(options, dtype="bfloat16"))
+    return decodes_by_kernels(config, bits) and all(
+        part.name in tensors and tensors[part.name].dtype == "BF16" for part in matrices(config)
+    )
+
+
+def _uneven(config: ModelConfig) -> list[Part]:
+    """Weights that do not fill groups."""
+    parts = [part for parts in linear_weights(config).values() for part in parts]
+    return [part for part in parts if part.shape[1] % GROUP]
+
+
+def memory_faults(
+    config: ModelConfig, options: EngineOptions, available_bytes: int | None, bits: Bits | None
+) -> list[str]:
+    """Whether weights and KV cache fit into what is free. Computed: nothing is allocated.
+
+    `options.dtype` is not auto.
+    """
+    max_rows, context = options.max_rows, config.context(options.max_seq_len)
+    dtype_bytes = DTYPE_BYTES[options.dtype]
+    weights = weight_bytes(config, dtype_bytes, bits)
+    if bits is not None and decodes_by_kernels(config, bits):
+        element_bytes = CACHE_BYTES[cache_dtype(options.kv_cache_dtype, bits)]
+    else:
+        element_bytes = dtype_bytes
+    vector_bytes = element_bytes * cache_slot(element_bytes, config.head_dim)
+    cache = config.kv_cache_bytes(max_rows, context, vector_bytes)
+    if available_bytes is None or weights + cache <= available_bytes:
+        return []
+    remedy = "choose a smaller model or, if not yet set, QUANTIZATION=int8 or DTYPE=bfloat16"
+    if weights < available_bytes:
+        share = (available_bytes - weights) / cache
+        remedy = (
+            f"lower USER_ROWS or MAX_SEQ_LEN (there is room for {int(max_rows * share)} rows of "
+            f"{context} tokens, or {max_rows} rows of {int(context * share)})"
+        )
+    return [
+        f"Memory: the weights take {weights / GIB:.2f} GiB and the KV cache of "
+        f"USER_ROWS={max_rows} x MAX_SEQ_LEN={context} tokens {cache / GIB:.2f} GiB, but only "
+        f"{available_bytes / GIB:.2f} GiB are free; {remedy}."
+    ]
+
+
+def _folder_of(model: str, *, with_weights: bool) -> Path:
+    try:
+        folder = Path(model).expanduser()
+    except RuntimeError:  # ~somebody whom nobody knows
+        folder = Path(model)
+    if folder.is_dir():
+        return _gguf_file_in(folder) or folder
+    if is_gguf(folder) and folder.is_file():
+        return folder
+    if hub.is_hub_id(model):
+        return hub.fetch(model, with_weights=with_weights)
+    raise StartupError(
+        [
+            f"MODEL={model} is no folder; give the folder of a model, a GGUF file or a hub id, "
+            "owner/name."
+        ]
+    )
+
+
+def _gguf_file_in(folder: Path) -> Path | None:
+    """The GGUF file of a folder that holds nothing else to load. Raises StartupError."""
+    files = sorted(folder.glob(f"*{SUFFIX}"))
+    if not files or (folder / CONFIG).exists():
+        return None
+    if len(files) > 1:
+        names = shown([file.name for file in files])
+        raise StartupError([f"{folder} has several GGUF files ({names}); name one in MODEL."])
+    return files[0]
+
+
+def _stored_tensors(folder: Path, model: str) -> Tensors:
+    try:
+        return read_headers(weight_files(folder))
+    except StartupError:
+        if Path(model).expanduser().exists():
+            raise
+        return hub.stored_tensors(model)  # described, but not downloaded yet
+
+
+def _size_faults(folder: Path) -> list[str]:
+    if is_gguf(folder):
+        return []
+    return [
+        f"{file} has {file.stat().st_size} bytes, more than {most}; get the file again."
+        for pattern, most in DESCRIPTIONS.items()
+        for file in sorted(folder.glob(pattern))
+        if file.is_file() and file.stat().st_size > most
+    ]
+
+
+def _tokenizer_faults(folder: Path, config: ModelConfig | None) -> list[str]:
+    """Faults of the tokenizer; of its fit to the model when there is a `config` to fit."""
+    try:
+        vocabulary = _vocabulary(folder)
+    except StartupError as error:
+        return list(error.faults)
+    if config is None:
+        return []
+    faults = []
+    if not config.eos_token_ids:
+        faults.append(
+            f"{folder} has a tokenizer without EOS, so answers would never end; set eos_token_id "
+            f"in {GENERATION_CONFIG} or {CONFIG}, or get another GGUF file."
+        )
+    largest = max(vocabulary.values(), default=0)
+    if largest >= config.vocab_size:
+        faults.append(
+            f"The tokenizer of {folder} has token ids up to {largest}, the model only "
+            f"vocab_size={config.vocab_size}; get the tokenizer that belongs to the model."
+        )
+    return faults
+
+
+def _eos_token_ids(folder: Path, config: dict[str, Any]) -> frozenset[int]:
+    """From the model's own files; failing these, the token that the tokenizer calls EOS."""
+    generation = _read_json(folder / GENERATION_CONFIG)
+    named = token_ids(config.get("eos_token_id")) | token_ids(generation.get("eos_token_id"))
+    if named:
+        return named
+    token = _read_json(folder / TOKENIZER_CONFIG).get("eos_token")
+    text = token.get("content") if isinstance(token, dict) else token
+    return token_ids(_vocabulary(folder).get(text)) if isinstance(text, str) else frozenset()
+
+
+def _vocabulary(folder: Path) -> dict[str, int]:
+    """Ids by token. Raises StartupError when tokenizer.json is not one of the tokenizers library,
+    or the GGUF file has no tokenizer that we can read.
+
+    Unigram models list their tokens, the others map them to ids.
+    """
+    if is_gguf(folder):
+        return gguf_tokenizer.vocabulary(read_gguf(folder).metadata)
+    tokenizer = _read_json(folder / TOKENIZER, required=True)
+    try:
+        vocabulary = tokenizer["model"]["vocab"]
+        if isinstance(vocabulary, list):
+            vocabulary = {entry[0]: index for index, entry in enumerate(vocabulary)}
+        added = {entry["content"]: entry["id"] for entry in tokenizer.get("added_tokens") or []}
+        ids = {**vocabulary, **added}
+        if not all(isinstance(number, int) for number in ids.values()):
+            raise TypeError("an id that is no integer")
+        return ids
+    except (LookupError, TypeError):
+        raise StartupError(
+            [f"{folder / TOKENIZER} is no tokenizer of the tokenizers library; get it again."]
+        ) from None
+
+
+def _read_json(path: Path, *, required: bool = False) -> dict[str, Any]:
+    """The object in a file; {} when the file is absent and not `required`."""
+    if not path.is_file():
+        if not required:
+            return {}
+        raise StartupError([f"{path.parent} has no {path.name}; get the model again."])
+    return read_json(path)

@@ -1,0 +1,231 @@
+"""A GGUF file: its configuration, its tokenizer's metadata and where its tensors lie.
+
+The `gguf` package reads the container through a memory map. Everything it says is checked before it
+is believed: what is damaged, or not understood to the last tensor, is refused. Loads no torch.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType, ReaderField, ReaderTensor
+
+from inference_api.engine.loading import gguf_tokenizer
+from inference_api.engine.loading.config import ModelConfig, read_config
+from inference_api.engine.loading.gguf_config import raw_config
+from inference_api.engine.loading.gguf_names import ARCHITECTURES, gguf_names
+from inference_api.engine.loading.layout import StoredTensor, Tensors, shown, weight_plan
+from inference_api.errors import StartupError
+
+SUFFIX = ".gguf"
+MAX_VALUES = 4_000_000  # of metadata's lists; vocabularies and merges have some 100,000
+MAX_TEXT_BYTES = 64 * 1024**2  # of one value of metadata
+MAX_ENTRIES = 100_000  # of metadata, and tensors
+ROPE_FACTORS = "rope_freqs.weight"
+LAYER = re.compile(r"blk\.(\d{1,9})\.")
+
+# What the package turns back into numbers.
+TYPES = frozenset(
+    GGMLQuantizationType[name]
+    for name in (
+        *("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"),
+        *("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"),
+    )
+)
+
+
+@dataclass(frozen=True, slots=True)
+class GgufModel:
+    """What a file holds. `tensors` are views of it, by the names of `weight_plan`."""
+
+    architecture: str
+    config: ModelConfig
+    metadata: Mapping[str, Any]
+    tensors: Mapping[str, ReaderTensor]
+
+    @property
+    def stored(self) -> Tensors:
+        return {
+            name: StoredTensor(_shape(tensor), tensor.tensor_type.name)
+            for name, tensor in self.tensors.items()
+        }
+
+
+def is_gguf(path: Path) -> bool:
+    return path.suffix == SUFFIX
+
+
+def read_gguf(path: Path) -> GgufModel:
+    """Raises StartupError when the file is damaged or no model that can be served.
+
+    Kept for as long as the file stays as it is: some of its lists take a second to read.
+    """
+    try:
+        state = path.stat()
+    except OSError as error:
+        raise StartupError([f"{path} cannot be read ({error}); correct MODEL."]) from None
+    return _read(path, state.st_size, state.st_mtime_ns)
+
+
+@lru_cache(maxsize=1)
+def _read(path: Path, size: int, modified_ns: int) -> GgufModel:
+    try:
+        reader = _Reader(path)
+        _check_extent(reader, size)
+        metadata = {key: field.contents() for key, field in reader.fields.items()}
+    except _Unreadable as error:
+        raise StartupError([f"{path}: {error}."]) from None
+    except Exception as error:  # of numpy, struct and codecs: whatever bytes lead the package to
+        raise StartupError(
+            [f"{path} is damaged or incomplete ({type(error).__name__}: {error}); get it again."]
+        ) from None
+    tensors = {tensor.name: tensor for tensor in reader.tensors}
+    architecture = str(metadata.get("general.architecture"))
+    if architecture not in ARCHITECTURES.values():
+        raise StartupError(
+            [
+                f"{path} has the architecture {architecture!r}, which is not supported; choose a "
+                f"model of one of these: {', '.join(sorted(set(ARCHITECTURES.values())))}."
+            ]
+        )
+    config = _config(path, architecture, metadata, tensors)
+    names = gguf_names(architecture, config)
+    _check_tensors(path, config, names, tensors)
+    known = {ours: tensors[theirs] for ours, theirs in names.items()}
+    return GgufModel(architecture, config, metadata, known)
+
+
+class _Unreadable(Exception):
+    """What is wrong with a file, in words of our own."""
+
+
+class _Reader(GGUFReader):
+    """The package's reader, which trusts what it reads a little less."""
+
+    _num_values = 0  # of the lists read so far
+
+    def _get_str(self, offset: int) -> Any:
+        num_bytes = int(self._get(offset, np.uint64)[0])
+        if num_bytes > MAX_TEXT_BYTES:
+            raise ValueError(f"a text of {num_bytes} bytes")
+        return super()._get_str(offset)
+
+    def _get_field_parts(self, orig_offs: int, raw_type: int) -> Any:
+        if raw_type == GGUFValueType.ARRAY:
+            if self._get(orig_offs, np.uint32)[0] == GGUFValueType.ARRAY:
+                raise ValueError("a list of lists")
+            length = int(self._get(orig_offs + 4, np.uint64)[0])
+            self._num_values += length
+            if self._num_values > MAX_VALUES:
+                raise ValueError(f"a list of {length} values")
+        return super()._get_field_parts(orig_offs, raw_type)
+
+    def _build_fields(self, offs: int, count: int) -> int:
+        if count > MAX_ENTRIES:
+            raise ValueError(f"{count} entries of metadata")
+        return super()._build_fields(offs, count)
+
+    def _build_tensor_info(self, offs: int, count: int) -> tuple[int, list[ReaderField]]:
+        if count > MAX_ENTRIES:
+            raise ValueError(f"{count} tensors")
+        return super()._build_tensor_info(offs, count)
+
+    def _build_tensors(self, start_offs: int, fields: list[ReaderField]) -> None:
+        for field in fields:
+            number = int(field.parts[4][0])
+            if number not in TYPES:
+                known = {int(kind): kind.name for kind in GGMLQuantizationType}
+                names = ", ".join(kind.name for kind in sorted(TYPES))
+                raise _Unreadable(
+                    f"tensor {field.name} has quantisation type {known.get(number, number)}, which "
+                    f"is none of {names}; choose a file of one of these types"
+                )
+        super()._build_tensors(start_offs, fields)
+
+
+def _check_extent(reader: GGUFReader, size: int) -> None:
+    """Tensors must follow each other to the end of the file, without gaps and overlaps."""
+    expected = reader.data_offset
+    end = expected
+    for tensor in reader.tensors:
+        if tensor.data_offset != expected:
+            raise _Unreadable(
+                f"tensor {tensor.name} begins at byte {tensor.data_offset} instead of {expected}; "
+                "the file is damaged, get it again"
+            )
+        end = expected + tensor.n_bytes
+        expected = -(-end // int(reader.alignment)) * int(reader.alignment)
+    if not end <= size <= expected:
+        raise _Unreadable(
+            f"it has {size} bytes, its tensors end at {end}; the file is damaged, get it again"
+        )
+
+
+def _config(
+    path: Path, architecture: str, metadata: Mapping[str, Any], tensors: Mapping[str, ReaderTensor]
+) -> ModelConfig:
+    num_layers = 1 + max(
+        (int(found[1]) for name in tensors if (found := LAYER.match(name))), default=-1
+    )
+    factors = tensors.get(ROPE_FACTORS)
+    shapes = {name: _shape(tensor) for name, tensor in tensors.items()}
+    slowed = None if factors is None else np.asarray(factors.data, np.float64)
+    try:
+        raw = raw_config(architecture, metadata, shapes, slowed)
+    except (TypeError, ValueError, ArithmeticError) as error:
+        raise StartupError(
+            [f"{path} has metadata of the wrong type ({error}); get the file again."]
+        ) from None
+    if raw["num_hidden_layers"] != num_layers:
+        raise StartupError(
+            [
+                f"{path}: {architecture}.block_count={raw['num_hidden_layers']!r}, but its tensors "
+                f"make {num_layers} layers; get the file again."
+            ]
+        )
+    raw["eos_token_id"] = gguf_tokenizer.eos_token_ids(metadata)
+    try:
+        return read_config(raw)
+    except StartupError as error:
+        faults = [fault.replace("config.json", path.name) for fault in error.faults]
+        raise StartupError(faults) from None
+
+
+def _check_tensors(
+    path: Path,
+    config: ModelConfig,
+    names: Mapping[str, str],
+    tensors: Mapping[str, ReaderTensor],
+) -> None:
+    """All that the decoder needs, in its shape, and nothing else: a tensor that would not be used
+    means a model that is not understood."""
+    wanted = {
+        names[part.name]: part.shape for parts in weight_plan(config).values() for part in parts
+    }
+    missing = [name for name in wanted if name not in tensors]
+    misshapen = [
+        f"{name} is {list(_shape(tensors[name]))} instead of {list(shape)}"
+        for name, shape in wanted.items()
+        if name in tensors and _shape(tensors[name]) != shape
+    ]
+    unknown = sorted(tensors.keys() - wanted.keys() - {ROPE_FACTORS})
+    faults = []
+    if missing:
+        faults.append(f"{path} lacks the tensors {shown(missing)}; get the file again.")
+    if misshapen:
+        faults.append(f"{path} has tensors that do not fit: {shown(misshapen)}; get it again.")
+    if unknown:
+        faults.append(
+            f"{path} has tensors that its architecture should not have: {shown(unknown)}; choose "
+            "the model's safetensors or another model."
+        )
+    if faults:
+        raise StartupError(faults)
+
+
+def _shape(tensor: ReaderTensor) -> tuple[int, ...]:
+    return tuple(int(size) for size in reversed(tensor.shape))

@@ -1,0 +1,57 @@
+"""Models on the Hugging Face hub. Downloads go to the hub's own cache (HF_HOME). Loads no torch."""
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from inference_api.engine.loading.layout import StoredTensor, Tensors
+from inference_api.errors import StartupError
+
+DESCRIPTION_FILES = ["*.json", "*.jinja"]  # configuration and tokenizer: small
+WEIGHT_FILES = ["*.safetensors"]
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+
+
+def is_hub_id(model: str) -> bool:
+    """Whether `model` could be the name of a model on the hub: owner/name."""
+    return HUB_ID.fullmatch(model) is not None
+
+
+def fetch(model: str, *, with_weights: bool) -> Path:
+    """The folder of a hub model, downloaded unless the cache has it. Raises StartupError."""
+    from huggingface_hub import snapshot_download
+
+    patterns = DESCRIPTION_FILES + (WEIGHT_FILES if with_weights else [])
+    with _faults_named(model):
+        return Path(snapshot_download(model, allow_patterns=patterns))
+
+
+def stored_tensors(model: str) -> Tensors:
+    """A hub model's tensors, by fetching only the headers of its files.
+
+    Raises StartupError.
+    """
+    from huggingface_hub import get_safetensors_metadata
+
+    with _faults_named(model):
+        files = get_safetensors_metadata(model).files_metadata.values()
+    return {
+        name: StoredTensor(tuple(tensor.shape), tensor.dtype)
+        for file in files
+        for name, tensor in file.tensors.items()
+    }
+
+
+@contextmanager
+def _faults_named(model: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # of many libraries: the network's, the hub's, the disk's
+        reason = str(error).strip().split("\n")[0]
+        raise StartupError(
+            [
+                f"MODEL={model} is no folder here and cannot be fetched from the hub ({reason}); "
+                "correct it, or set HF_TOKEN if the model is gated."
+            ]
+        ) from error

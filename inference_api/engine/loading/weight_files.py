@@ -1,0 +1,136 @@
+"""The weights of a model: which files they are in and what the files' headers say.
+
+Loads no torch and reads no weights.
+"""
+
+from collections.abc import Sequence
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from inference_api.engine.loading.config import ModelConfig
+from inference_api.engine.loading.gguf_files import is_gguf, read_gguf
+from inference_api.engine.loading.json_files import (
+    MAX_JSON_BYTES,
+    UnusableJson,
+    parse_json,
+    read_json,
+)
+from inference_api.engine.loading.layout import (
+    StoredTensor,
+    Tensors,
+    num_layers_in,
+    shown,
+    weight_plan,
+)
+from inference_api.errors import StartupError
+
+WEIGHTS = "model.safetensors"
+WEIGHTS_INDEX = "model.safetensors.index.json"
+LENGTH_BYTES = 8  # a file begins with the length of its JSON header
+MAX_DIMENSIONS = 8
+DTYPE_BYTES = {"F32": 4, "F16": 2, "BF16": 2}  # of what can be served
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The files that make up the model in a folder, or in one GGUF file.
+
+    Raises StartupError when some are missing.
+    """
+    if is_gguf(folder):
+        return [folder]
+    files = [folder / name for name in _file_names(folder)]
+    missing = [file.name for file in files if not file.is_file()]
+    if not missing:
+        return files
+    if any(folder.glob("*.bin")):
+        raise StartupError(
+            [
+                f"{folder} has only .bin weights, which can run code when they are read; convert "
+                "them to safetensors with transformers: load the model, then save_pretrained."
+            ]
+        )
+    raise StartupError(
+        [f"{folder} lacks weights: {shown(missing)}; get the model again, in safetensors format."]
+    )
+
+
+def read_header(file: Path) -> Tensors:
+    """The tensors in one file, by the names that safetensors have.
+
+    Raises StartupError when it is cut short or not what its name says.
+    """
+    if is_gguf(file):
+        return read_gguf(file).stored
+    try:
+        size = file.stat().st_size
+        with file.open("rb") as stream:
+            header_bytes = int.from_bytes(stream.read(LENGTH_BYTES), "little")
+            if not 2 <= header_bytes <= min(size - LENGTH_BYTES, MAX_JSON_BYTES):
+                raise UnusableJson("its header does not fit into it")
+            header = parse_json(stream.read(header_bytes))
+        header.pop("__metadata__", None)
+        tensors = {name: _stored(entry) for name, entry in header.items()}
+        end = max(entry["data_offsets"][1] for entry in header.values())
+        if size != LENGTH_BYTES + header_bytes + end:
+            raise UnusableJson(f"it has {size} bytes")
+    except (OSError, UnusableJson, ValueError, LookupError, TypeError) as error:
+        raise StartupError(
+            [f"{file} is damaged or incomplete ({error}); get the file again."]
+        ) from None
+    return tensors
+
+
+def _stored(entry: Any) -> StoredTensor:
+    """Raises ValueError, LookupError or TypeError when a header's entry makes no sense."""
+    shape, dtype = tuple(entry["shape"]), str(entry["dtype"])
+    if len(shape) > MAX_DIMENSIONS:
+        raise ValueError(f"a tensor of {len(shape)} dimensions")
+    first, end = entry["data_offsets"]
+    if dtype in DTYPE_BYTES and prod(shape) * DTYPE_BYTES[dtype] != end - first:
+        raise ValueError(f"{end - first} bytes cannot be {dtype} of {list(shape)}")
+    return StoredTensor(shape, dtype)
+
+
+def read_headers(files: Sequence[Path]) -> Tensors:
+    """All tensors in `files`. Raises StartupError."""
+    tensors: dict[str, StoredTensor] = {}
+    for file in files:
+        tensors.update(read_header(file))
+    return tensors
+
+
+def shape_faults(tensors: Tensors, config: ModelConfig) -> list[str]:
+    """Tensors the decoder needs that are missing or not of the shape config.json implies."""
+    num_layers = num_layers_in(tensors, config)
+    if config.num_layers > num_layers:
+        return [
+            f"num_hidden_layers={config.num_layers} in config.json, but the weights have only "
+            f"{num_layers} layers; get the model again."
+        ]
+    parts = [part for parts in weight_plan(config).values() for part in parts]
+    missing = [part.name for part in parts if part.name not in tensors]
+    misshapen = [
+        f"{part.name} is {list(tensors[part.name].shape)} instead of {list(part.shape)}"
+        for part in parts
+        if part.name in tensors and tensors[part.name].shape != part.shape
+    ]
+    faults = []
+    if missing:
+        faults.append(f"The weights lack {shown(missing)}; get the model again.")
+    if misshapen:
+        faults.append(
+            f"The weights do not fit config.json: {shown(misshapen)}; get the model again."
+        )
+    return faults
+
+
+def _file_names(folder: Path) -> list[str]:
+    index = folder / WEIGHTS_INDEX
+    if not index.exists():
+        return [WEIGHTS]
+    by_tensor = read_json(index).get("weight_map")
+    names = list(by_tensor.values()) if isinstance(by_tensor, dict) else []
+    if not names or not all(isinstance(name, str) for name in names):
+        raise StartupError([f"{index} names no weights; get the file again."])
+    return sorted(set(names))

@@ -1,0 +1,1 @@
+"""A generation seen from its request thread: from a valid body to pieces of text."""

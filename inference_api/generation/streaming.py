@@ -1,0 +1,310 @@
+"""One generation seen from its request thread: from a valid body to pieces of text.
+
+`Generations.begin` puts a request on its way; the `TextGeneration` it returns belongs to that
+request's thread until `close`, which leaves nothing of it behind.
+"""
+
+import logging
+import socket
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from threading import Lock
+
+from inference_api.errors import ContextTooLong, QueueFull
+from inference_api.generation.disconnects import DisconnectWatcher
+from inference_api.generation.timeline import Timeline
+from inference_api.observe.metrics import GenerationRecord, ServerMetrics
+from inference_api.observe.telemetry import Tracing
+from inference_api.request import (
+    FinishReason,
+    GenerationParams,
+    GenerationRequest,
+    ScoredToken,
+    SessionId,
+    TokenEvent,
+)
+from inference_api.scheduling.decode_backend import DecodeBackend
+from inference_api.scheduling.input_queue import InputQueue
+from inference_api.scheduling.output_queues import OutputQueue, OutputQueues
+from inference_api.text.constraints import GrammarCompiler
+from inference_api.text.prompt_encoder import PromptEncoder
+from inference_api.text.tokens import StopMatcher, TextStream, Tokenizer
+
+logger = logging.getLogger(__name__)
+
+EVENT_WAIT_S = 5.0  # one wait for the next event; repeated until it comes
+
+Clock = Callable[[], float]
+Encode = Callable[[PromptEncoder], Sequence[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who asks: for the log, and the connection that tells when they hang up."""
+
+    request_id: str
+    team_id: str | None = None
+    connection: socket.socket | None = None
+    trace_context: Mapping[str, str] = field(default_factory=dict)
+
+
+class TextGeneration:
+    """The text of one session as it comes. Used by one thread, except `abandon`."""
+
+    def __init__(
+        self,
+        request: GenerationRequest,
+        events: OutputQueue,
+        text: TextStream,
+        stop: StopMatcher,
+        timeline: Timeline,
+        clock: Clock = time.monotonic,
+    ) -> None:
+        self.session_id = request.session_id
+        self.finish_reason: FinishReason | None = None
+        self.is_abandoned = False
+        self._request = request
+        self._events = events
+        self._text = text
+        self._stop = stop
+        self._timeline = timeline
+        self._clock = clock
+        self._at_end: list[Callable[[], None]] = []
+        self._first_event: TokenEvent | None = None
+        self._scored: list[ScoredToken] = []
+
+    def at_end(self, action: Callable[[], None]) -> None:
+        """Register what `close` has to do; the last registered is done first."""
+        self._at_end.append(action)
+
+    def wait_until_started(self) -> None:
+        """Block until the first event, so that a failure before it still has its own status."""
+        event = self._next_event()
+        if event.error is not None:
+            raise event.error
+        self._first_event = event
+
+    def pieces(self) -> Iterator[str]:
+        """Text up to the stop string or the end; never an empty piece. Raises HearthError."""
+        assert self._first_event is not None, "wait_until_started comes first"
+        piece = self._take(self._first_event)
+        while self.finish_reason is None:
+            if piece:
+                yield piece
+            piece = self._take(self._next_event())
+        if piece:
+            yield piece
+
+    def take_scored(self) -> list[ScoredToken]:
+        """The tokens that came since the last call, if their log probabilities were asked for;
+        before those of the answer come the prompt's, if theirs were too."""
+        scored, self._scored = self._scored, []
+        return scored
+
+    @property
+    def is_cut(self) -> bool:
+        """The text ends before a stop string; the tokens of that came nevertheless."""
+        return self._stop.has_matched
+
+    @property
+    def prompt_tokens(self) -> Sequence[int]:
+        return self._request.prompt_tokens
+
+    def abandon(self) -> None:
+        """The client is gone: wake the thread that waits here. Any thread may call it."""
+        self.is_abandoned = True
+        self._events.put(TokenEvent((), FinishReason.CANCELLED))
+
+    def close(self) -> None:
+        """Give back row, queue and watch, in whatever state they are. Idempotent."""
+        while self._at_end:
+            self._at_end.pop()()
+
+    def record(self) -> GenerationRecord:
+        """How it went so far."""
+        reason = self.finish_reason or FinishReason.CANCELLED
+        return self._timeline.record(len(self._request.prompt_tokens), str(reason))
+
+    @property
+    def has_started(self) -> bool:
+        return self._first_event is not None
+
+    def _take(self, event: TokenEvent) -> str:
+        self.finish_reason = event.finish_reason
+        if event.error is not None:
+            raise event.error
+        if event is self._first_event and self._request.wants_prompt_logprobs:
+            pairs = zip(self._request.prompt_tokens, (None, *event.prompt_logprobs), strict=True)
+            self._scored += map(ScoredToken._make, pairs)
+        self._scored += map(ScoredToken, event.token_ids, event.logprobs)
+        piece = self._stop.push(self._text.push(event.token_ids))
+        if event.finish_reason is not None:
+            piece += self._stop.push(self._text.finish()) + self._stop.finish()
+        if self._stop.has_matched:
+            self.finish_reason = FinishReason.STOP
+        return piece
+
+    def _next_event(self) -> TokenEvent:
+        while (event := self._events.get(EVENT_WAIT_S)) is None:
+            continue
+        if event.token_ids:
+            self._timeline.tokens(self._clock(), len(event.token_ids), event.batch_size)
+        if event.admitted_at_s is not None:
+            self._timeline.admitted(event.admitted_at_s, event.reused_tokens)
+        return event
+
+
+class Generations:
+    """Puts requests on their way, and knows whose they are. Any request thread may call it."""
+
+    def __init__(
+        self,
+        backend: DecodeBackend,
+        input_queue: InputQueue,
+        output_queues: OutputQueues,
+        watcher: DisconnectWatcher,
+        metrics: ServerMetrics,
+        tracing: Tracing | None = None,
+    ) -> None:
+        self._backend = backend
+        self._input_queue = input_queue
+        self._output_queues = output_queues
+        self._watcher = watcher
+        self._metrics = metrics
+        self._tracing = tracing
+        self._lock = Lock()
+        self._grammars: GrammarCompiler | None = None  # the tokenizer is there once loaded
+        self._callers: dict[SessionId, Caller] = {}  # of live sessions
+
+    def caller_of(self, session_id: SessionId) -> Caller | None:
+        """Who asked for a session; None once it has ended. Any thread."""
+        return self._callers.get(session_id)
+
+    def begin(self, encode: Encode, params: GenerationParams, caller: Caller) -> TextGeneration:
+        """Queue a request and return once it has its first event (or its failure: raises).
+
+        Raises NotReady, Draining, BackendFailed, ContextTooLong, PromptTooLong and QueueFull.
+        """
+        (generation,) = self.begin_all([(encode, params)], caller)
+        return generation
+
+    def begin_all(
+        self, requests: Sequence[tuple[Encode, GenerationParams]], caller: Caller
+    ) -> list[TextGeneration]:
+        """Queue requests, as room comes, and return once each has its first event. See `begin`:
+        the first must find room, and when one fails, all are ended."""
+        generations: list[TextGeneration] = []
+        try:
+            for encode, params in requests:
+                before = generations[-1] if generations else None
+                generations.append(self._queue_after(before, encode, params, caller))
+            for generation in generations:
+                generation.wait_until_started()
+        except BaseException:
+            for generation in generations:
+                generation.close()
+            raise
+        return generations
+
+    def _queue_after(
+        self,
+        before: TextGeneration | None,
+        encode: Encode,
+        params: GenerationParams,
+        caller: Caller,
+    ) -> TextGeneration:
+        """Wait for room while the caller, who has been queued before, is still there."""
+        while True:
+            try:
+                return self._queue(encode, params, caller)
+            except QueueFull:
+                if before is None or before.is_abandoned:
+                    raise
+            self._input_queue.wait_for_room(EVENT_WAIT_S)
+
+    def _queue(self, encode: Encode, params: GenerationParams, caller: Caller) -> TextGeneration:
+        timeline = Timeline(time.monotonic(), self._metrics.token_gap)
+        self._backend.check_admission()
+        self._input_queue.check_room()  # before the work of encoding, not after it
+        tokenizer = self._backend.tokenizer
+        prompt_tokens = tuple(encode(self._backend.prompt_encoder))
+        grammar = None
+        if params.constraint is not None:
+            grammar = self._compiler(tokenizer).compile(params.constraint)
+        max_seq_len = self._backend.runner.max_seq_len
+        if not 0 < len(prompt_tokens) < max_seq_len:
+            raise ContextTooLong(len(prompt_tokens), max_seq_len)
+        events = self._output_queues.open(params.session_id)
+        request = GenerationRequest(
+            session_id=events.session_id,
+            prompt_tokens=prompt_tokens,
+            max_tokens=max_seq_len if params.max_tokens is None else params.max_tokens,
+            sampling=params.sampling,
+            stop_token_ids=frozenset() if params.ignore_eos else tokenizer.stop_token_ids,
+            wants_prompt_logprobs=params.wants_prompt_logprobs,
+            priority=params.priority,
+            grammar=grammar,
+        )
+        text, stop = TextStream(tokenizer), StopMatcher(params.stop_strings)
+        generation = TextGeneration(request, events, text, stop, timeline)
+        try:
+            self._submit(generation, request, caller)
+        except BaseException:
+            generation.close()
+            raise
+        return generation
+
+    def _compiler(self, tokenizer: Tokenizer) -> GrammarCompiler:
+        with self._lock:
+            if self._grammars is None:
+                self._grammars = GrammarCompiler(tokenizer, self._backend.runner.vocab_size)
+            return self._grammars
+
+    def _submit(
+        self, generation: TextGeneration, request: GenerationRequest, caller: Caller
+    ) -> None:
+        def cancel() -> None:
+            self._backend.cancel(request.session_id)
+
+        def hang_up() -> None:
+            cancel()
+            generation.abandon()
+
+        generation.at_end(lambda: self._write_down(generation, caller))
+        generation.at_end(lambda: self._output_queues.close(request.session_id))
+        self._callers[request.session_id] = caller
+        generation.at_end(lambda: self._forget_caller(request.session_id))
+        self._input_queue.put(request)
+        generation.at_end(cancel)
+        if caller.connection is not None:
+            generation.at_end(self._watcher.watch(caller.connection, hang_up))
+
+    def _forget_caller(self, session_id: SessionId) -> None:
+        self._callers.pop(session_id, None)
+
+    def _write_down(self, generation: TextGeneration, caller: Caller) -> None:
+        """One log line and one set of metrics for each generation that started."""
+        if not generation.has_started:
+            return
+        record = generation.record()
+        self._metrics.generation_ended(record)
+        if self._tracing is not None:
+            self._tracing.generation_ended(record, caller.request_id, caller.trace_context)
+        fields = {
+            "request_id": caller.request_id,
+            "team_id": caller.team_id or "-",
+            "session_id": generation.session_id,
+            "prompt_tokens": record.prompt_tokens,
+            "completion_tokens": record.completion_tokens,
+            "queue_ms": _ms(record.queue_s),
+            "ttft_ms": _ms(record.ttft_s),
+            "itl_ms": _ms(1 / record.tokens_per_s if record.tokens_per_s else 0.0),
+            "finish_reason": record.finish_reason,
+        }
+        text = " ".join(f"{name}={value}" for name, value in fields.items())
+        logger.info("generation %s", text, extra=fields)
+
+
+def _ms(seconds: float) -> float:
+    return round(seconds * 1000, 1)

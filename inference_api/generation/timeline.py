@@ -1,0 +1,65 @@
+"""When the tokens of one generation came. Belongs to the request thread of that generation."""
+
+from collections.abc import Callable
+
+from inference_api.observe.metrics import GenerationRecord
+
+FIRST_TOKENS = 10  # how many tokens after the first make up the early rate
+
+
+class Timeline:
+    """Seconds on one monotonic clock; `on_gap` is told every inter-token latency."""
+
+    def __init__(self, now_s: float, on_gap: Callable[[float], None]) -> None:
+        self._begun_s = now_s
+        self._on_gap = on_gap
+        self._admitted_s = now_s
+        self._first_s: float | None = None
+        self._last_s = now_s
+        self._early_s: float | None = None  # when the last of the early tokens came
+        self._batch_sizes = 0
+        self._reused_tokens = 0
+        self.completion_tokens = 0
+
+    def tokens(self, now_s: float, num_tokens: int, batch_size: int) -> None:
+        """`num_tokens` came at once, from a step that decoded `batch_size` rows."""
+        if self._first_s is None:
+            self._first_s = now_s
+        else:
+            self._on_gap(now_s - self._last_s)
+        self._last_s = now_s
+        self._batch_sizes += batch_size * num_tokens
+        self.completion_tokens += num_tokens
+        if self._early_s is None and self.completion_tokens > FIRST_TOKENS:
+            self._early_s = now_s
+
+    def admitted(self, at_s: float, reused_tokens: int) -> None:
+        """The request left the queue for a user row; so much of its prompt was cached already."""
+        self._admitted_s = at_s
+        self._reused_tokens = reused_tokens
+
+    def record(self, prompt_tokens: int, finish_reason: str) -> GenerationRecord:
+        first_s = self._last_s if self._first_s is None else self._first_s
+        num_tokens = self.completion_tokens
+        early_tokens = min(num_tokens - 1, FIRST_TOKENS)
+        early_end_s = self._last_s if self._early_s is None else self._early_s
+        return GenerationRecord(
+            prompt_tokens=prompt_tokens,
+            reused_tokens=self._reused_tokens,
+            completion_tokens=num_tokens,
+            begun_s=self._begun_s,
+            queue_s=self._admitted_s - self._begun_s,
+            prefill_s=max(0.0, first_s - self._admitted_s),
+            decode_s=self._last_s - first_s,
+            ttft_s=first_s - self._begun_s,
+            e2e_s=self._last_s - self._begun_s,
+            finish_reason=finish_reason,
+            tokens_per_s=_rate(num_tokens - 1, self._last_s - first_s),
+            early_tokens_per_s=_rate(early_tokens, early_end_s - first_s),
+            mean_batch_size=self._batch_sizes / max(1, num_tokens),
+        )
+
+
+def _rate(tokens: int, seconds: float) -> float | None:
+    """Tokens after the first per second; None when there is no such time."""
+    return tokens / seconds if tokens > 0 and seconds > 0 else None

@@ -1,0 +1,200 @@
+"""Puts generations together into the answers of OpenAI's two routes, whole or streamed."""
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from inference_api.errors import HearthError
+from inference_api.generation.streaming import TextGeneration
+from inference_api.observe.metrics import GenerationRecord
+from inference_api.openai.logprobs import Logprobs
+from inference_api.openai.requests import StreamOptions
+from inference_api.request import ScoredToken
+
+DONE = b"data: [DONE]\n\n"
+
+Json = dict[str, Any]
+
+_dumped = json.JSONEncoder(separators=(",", ":")).encode
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """How one of the two routes shapes its answers."""
+
+    id_prefix: str
+    object: str
+    chunk_object: str
+    is_chat: bool
+
+    @property
+    def prompt_field(self) -> str:
+        """Of a body."""
+        return "messages" if self.is_chat else "prompt"
+
+    def content(self, text: str) -> Json:
+        if self.is_chat:
+            return {"message": {"role": "assistant", "content": text}}
+        return {"text": text}
+
+    def delta(self, text: str, is_first: bool) -> Json:
+        if not self.is_chat:
+            return {"text": text}
+        role = {"role": "assistant"} if is_first else {}
+        return {"delta": {**role, **({"content": text} if text else {})}}
+
+
+COMPLETION = Form("cmpl-", "text_completion", "text_completion", is_chat=False)
+CHAT = Form("chatcmpl-", "chat.completion", "chat.completion.chunk", is_chat=True)
+
+
+class Choice:
+    """One of the answer's choices: a generation, its echo and its log probabilities."""
+
+    def __init__(
+        self, index: int, generation: TextGeneration, echo: str, logprobs: Logprobs | None
+    ) -> None:
+        """`echo` is the prompt's text where the answer begins with it, else empty."""
+        self.index = index
+        self.generation = generation
+        self._echo = echo
+        self._logprobs = logprobs
+        self._num_chars = 0
+
+    def pieces(self) -> Iterator[tuple[str, Json | None]]:
+        """Text and log probabilities as they come. The last one may have no text. Raises
+        HearthError."""
+        if self._echo:
+            yield self._echo, None
+            self._num_chars = len(self._echo)
+        for piece in self.generation.pieces():
+            self._num_chars += len(piece)
+            yield piece, self._next_logprobs()
+        if self._logprobs is not None and (rest := self.generation.take_scored()):
+            yield "", self._shaped(rest)
+
+    def whole(self, form: Form) -> Json:
+        """The choice in one piece, once its generation has ended."""
+        text = self._echo + "".join(self.generation.pieces())
+        self._num_chars = len(text)
+        return {
+            "index": self.index,
+            **form.content(text),
+            "logprobs": self._next_logprobs(),
+            "finish_reason": self.generation.record().finish_reason,
+        }
+
+    def _next_logprobs(self) -> Json | None:
+        return None if self._logprobs is None else self._shaped(self.generation.take_scored())
+
+    def _shaped(self, tokens: Sequence[ScoredToken]) -> Json:
+        assert self._logprobs is not None
+        return self._logprobs.shape(tokens, self._num_chars if self.generation.is_cut else None)
+
+
+def whole_answer(form: Form, identity: Json, choices: Sequence[Choice], num_choices: int) -> Json:
+    """The answer in one piece, once every generation has ended. A prompt counts once."""
+    shapes = [choice.whole(form) for choice in choices]
+    counts = _usage(choices, num_choices)
+    return {**identity, "object": form.object, "choices": shapes, "usage": counts}
+
+
+def chunks(
+    form: Form,
+    identity: Json,
+    choices: Sequence[Choice],
+    num_choices: int,
+    options: StreamOptions,
+    error_body: Callable[[HearthError], Json],
+) -> Iterator[bytes]:
+    """Server-sent events: one per piece, one for the finish of each choice, one for usage if
+    asked, `[DONE]`."""
+    head = {**identity, "object": form.chunk_object}
+    # Everything but the choice is the same in every event, and not worth encoding again.
+    prefix = f'data: {_dumped(head)[:-1]},"choices":['
+    suffix = '],"usage":null}\n\n' if options.include_usage else "]}\n\n"
+    begun: set[int] = set()
+
+    def event(choice: Choice, text: str, logprobs: Json | None, finish_reason: str | None) -> bytes:
+        shape = {
+            "index": choice.index,
+            **form.delta(text, choice.index not in begun),
+            "logprobs": logprobs,
+            "finish_reason": finish_reason,
+        }
+        begun.add(choice.index)
+        if options.continuous_usage_stats:
+            return sse({**head, "choices": [shape], "usage": _usage(choices, num_choices)})
+        return (prefix + _dumped(shape) + suffix).encode()
+
+    try:
+        for choice, piece in _in_turn(choices):
+            if piece is None:
+                yield event(choice, "", None, choice.generation.record().finish_reason)
+            else:
+                yield event(choice, *piece, None)
+    except HearthError as error:
+        yield sse(error_body(error))
+        raise  # so that the connection breaks instead of ending well
+    if options.include_usage:
+        yield sse({**head, "choices": [], "usage": _usage(choices, num_choices)})
+    yield DONE
+
+
+def _in_turn(
+    choices: Sequence[Choice],
+) -> Iterator[tuple[Choice, tuple[str, Json | None] | None]]:
+    """A piece of each choice in turn, None at its end.
+
+    Waiting for one holds up the others no longer than a step: all of them run, and a step brings
+    each a token.
+    """
+    running = [(choice, choice.pieces()) for choice in choices]
+    while running:
+        for each in list(running):
+            choice, pieces = each
+            piece = next(pieces, None)
+            if piece is None:
+                running.remove(each)
+            yield choice, piece
+
+
+def _usage(choices: Sequence[Choice], num_choices: int) -> Json:
+    """`num_choices` for each prompt, which counts once."""
+    records = [choice.generation.record() for choice in choices]
+    return usage(records, records[::num_choices])
+
+
+def usage(records: Sequence[GenerationRecord], of_prompts: Sequence[GenerationRecord]) -> Json:
+    """OpenAI's counts; for a single generation also the server's own times, in seconds."""
+    prompt_tokens = sum(record.prompt_tokens for record in of_prompts)
+    completion_tokens = sum(record.completion_tokens for record in records)
+    total_tokens = prompt_tokens + completion_tokens
+    counts: Json = {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion_tokens,
+        "total_tokens": total_tokens,
+        "prompt_tokens_details": {
+            "cached_tokens": sum(record.reused_tokens for record in of_prompts)
+        },
+    }
+    if len(records) > 1:
+        return counts
+    (record,) = records
+    return counts | {
+        "time_to_first_token": record.ttft_s,
+        "queue_time": record.queue_s,
+        "total_latency": record.e2e_s,
+        "completion_tokens_after_first_per_sec": record.tokens_per_s,
+        "completion_tokens_after_first_per_sec_first_ten": record.early_tokens_per_s,
+        "total_tokens_per_sec": total_tokens / record.e2e_s if record.e2e_s > 0 else None,
+        "batch_size_used": round(record.mean_batch_size),
+        "acceptance_rate": None,  # nothing is drafted
+        "switching_time": 0.0,  # one model, always resident
+    }
+
+
+def sse(content: Json) -> bytes:
+    """One server-sent event."""
+    return f"data: {_dumped(content)}\n\n".encode()

@@ -1,0 +1,309 @@
+"""The bodies of the `/v1` routes, as pydantic models: OpenAI's fields, and vLLM's beside them."""
+
+import re
+import secrets
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar
+
+from pydantic import Discriminator, Field, Tag, model_validator
+
+from inference_api.bodies.fields import ANY_SIZE, Body, Unserved, fault
+from inference_api.bodies.json_object import shortened
+from inference_api.errors import AnswerTooLong, InvalidRequest
+from inference_api.openai.formats import ResponseFormat, StructuredOutputs
+from inference_api.openai.messages import Messages
+from inference_api.openai.unserved_fields import IGNORED, UNSERVED, UNSERVED_OF_CHAT
+from inference_api.request import ConstraintSpec, GenerationParams, SamplingParams
+
+MAX_CHOICES = 32
+MAX_GENERATIONS = 256  # prompts times choices of one call
+MAX_STOP_STRINGS = 8
+MAX_LOGPROBS = 20
+MAX_PRIORITY = 1000
+MAX_INTEGER = 2**31 - 1  # of token ids and numbers of tokens
+DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's, for /v1/completions
+
+TOKEN_ID = re.compile("[0-9]{1,10}")
+
+TokenId = Annotated[int, Field(ge=0, le=MAX_INTEGER)]
+Ids = Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]
+Text = Annotated[str, Field(min_length=1)]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenIds:
+    """A prompt that is tokens already."""
+
+    token_ids: list[int]
+
+
+def _form_of_prompt(prompt: Any) -> str | None:
+    """By its first element: whoever mixes forms is told of the first that differs."""
+    if isinstance(prompt, str):
+        return "<text>"
+    if not isinstance(prompt, list) or not prompt:
+        return None
+    forms = {str: "<texts>", int: "<ids>", list: "<lists of ids>"}
+    return forms.get(type(prompt[0]))
+
+
+def _form_of_stop(stop: Any) -> str | None:
+    if isinstance(stop, str):
+        return "<text>"
+    return "<texts>" if isinstance(stop, list) else None
+
+
+Prompt = Annotated[
+    Annotated[Text, Tag("<text>")]
+    | Annotated[Ids, Tag("<ids>")]
+    | Annotated[list[Text], Field(max_length=MAX_GENERATIONS, fail_fast=True), Tag("<texts>")]
+    | Annotated[
+        list[Ids], Field(max_length=MAX_GENERATIONS, fail_fast=True), Tag("<lists of ids>")
+    ],
+    Discriminator(
+        _form_of_prompt,
+        custom_error_type="prompt",
+        custom_error_message="give a text, token ids, or a list of one or more of either",
+    ),
+]
+Stop = Annotated[
+    Annotated[Text, Tag("<text>")]
+    | Annotated[list[Text], Field(max_length=MAX_STOP_STRINGS), Tag("<texts>")],
+    Discriminator(
+        _form_of_stop,
+        custom_error_type="stop",
+        custom_error_message=f"give a text or a list of {MAX_STOP_STRINGS} texts at most",
+    ),
+]
+
+
+class RequestBody(Body):
+    ignored: ClassVar[frozenset[str]] = IGNORED
+    unserved: ClassVar[Unserved] = UNSERVED
+
+
+class StreamOptions(Body):
+    unserved: ClassVar[Unserved] = {"include_obfuscation": (False,)}
+
+    include_usage: bool = False
+    continuous_usage_stats: bool = False
+
+
+class GenerationBody(RequestBody):
+    """What completions and chat have in common."""
+
+    model: str
+    max_tokens: int | None = Field(None, ge=1, le=MAX_INTEGER)
+    temperature: Annotated[float, Field(ge=0, le=2), ANY_SIZE] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1), ANY_SIZE] | None = None
+    top_k: int | None = Field(None, ge=-1, le=MAX_INTEGER)
+    min_p: Annotated[float, Field(ge=0, le=1), ANY_SIZE] | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2), ANY_SIZE] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2), ANY_SIZE] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=10), ANY_SIZE] | None = None
+    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100), ANY_SIZE]] | None = None
+    stop: Stop | None = None
+    seed: int | None = Field(None, ge=-(2**63), le=2**63 - 1)
+    n: int | None = Field(None, ge=1, le=MAX_CHOICES)
+    ignore_eos: bool | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    priority: int | None = Field(None, ge=-MAX_PRIORITY, le=MAX_PRIORITY)
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """How many of the likeliest tokens to report with each; None: no log probabilities."""
+        return None
+
+    @property
+    def wants_echo(self) -> bool:
+        """Whether the answer begins with the prompt."""
+        return False
+
+    @property
+    def asked_limit(self) -> tuple[str, int | None]:
+        """The field that says how many tokens to generate, and what it says."""
+        return "max_tokens", self.max_tokens
+
+    @property
+    def token_limit(self) -> int | None:
+        """Tokens to generate; None: to the end of the context."""
+        return self.asked_limit[1]
+
+    def check_room(self, prompt_tokens: int, max_seq_len: int) -> None:
+        """Raises AnswerTooLong where the tokens that are asked for do not fit after the prompt."""
+        field, asked = self.asked_limit
+        if prompt_tokens < max_seq_len < prompt_tokens + (asked or 0):
+            raise AnswerTooLong(prompt_tokens, asked or 0, max_seq_len, field)
+
+    def params(self, choice: int, vocab_size: int) -> GenerationParams:
+        """For one of `n` choices; each draws from a seed of its own.
+
+        Raises InvalidRequest for a token id that the model does not have.
+        """
+        seed = secrets.randbits(63) if self.seed is None else self.seed
+        sampling = SamplingParams(
+            temperature=_or(self.temperature, 1.0),
+            top_k=max(0, self.top_k or 0),
+            top_p=_or(self.top_p, 1.0),
+            min_p=self.min_p or 0.0,
+            repetition_penalty=_or(self.repetition_penalty, 1.0),
+            presence_penalty=self.presence_penalty or 0.0,
+            frequency_penalty=self.frequency_penalty or 0.0,
+            logit_bias=self._biases(vocab_size),
+            seed=(seed + choice) % 2**64,
+            num_logprobs=self.num_logprobs,
+        )
+        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+        return GenerationParams(
+            max_tokens=self.token_limit,
+            stop_strings=stop,
+            ignore_eos=bool(self.ignore_eos),
+            wants_prompt_logprobs=self.wants_echo and self.num_logprobs is not None,
+            priority=self.priority or 0,
+            constraint=self._constraint(),
+            sampling=sampling,
+        )
+
+    def _constraint(self) -> ConstraintSpec | None:
+        asked = self.response_format.as_constraint() if self.response_format else None
+        if self.structured_outputs is None:
+            return asked
+        if asked is not None:
+            raise InvalidRequest(
+                "Give either response_format or structured_outputs.", "structured_outputs"
+            )
+        return self.structured_outputs.as_constraint()
+
+    @model_validator(mode="after")
+    def _constraint_needs_its_end(self) -> "GenerationBody":
+        if self.ignore_eos and self._constraint() is not None:
+            raise fault("ignore_eos", "a constrained answer has an end; leave it out")
+        return self
+
+    def _biases(self, vocab_size: int) -> tuple[tuple[int, float], ...]:
+        biases = []
+        for token_id, bias in (self.logit_bias or {}).items():
+            if not (TOKEN_ID.fullmatch(token_id) and int(token_id) < vocab_size):
+                raise InvalidRequest(
+                    f"logit_bias: {shortened(token_id)!r} is no token id of this model, 0 to "
+                    f"{vocab_size - 1}.",
+                    "logit_bias",
+                )
+            biases.append((int(token_id), bias))
+        return tuple(biases)
+
+
+class CompletionBody(GenerationBody):
+    unserved: ClassVar[Unserved] = {
+        **UNSERVED,
+        "add_special_tokens": (True,),
+        "prompt_embeds": (),
+    }
+
+    prompt: Prompt
+    max_tokens: int | None = Field(None, ge=0, le=MAX_INTEGER)
+    logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    echo: bool | None = None
+
+    @property
+    def num_logprobs(self) -> int | None:
+        return self.logprobs
+
+    @property
+    def wants_echo(self) -> bool:
+        return bool(self.echo)
+
+    @property
+    def token_limit(self) -> int | None:
+        return DEFAULT_COMPLETION_TOKENS if self.max_tokens is None else self.max_tokens
+
+    @model_validator(mode="after")
+    def _no_tokens_only_with_echo(self) -> "CompletionBody":
+        if self.max_tokens == 0 and not self.echo:
+            raise fault("max_tokens", "is 0, which needs echo: true; give 1 or more")
+        return self
+
+    @model_validator(mode="after")
+    def _not_too_many(self) -> "CompletionBody":
+        num_prompts, num_choices = len(self.prompts()), self.n or 1
+        if num_prompts * num_choices > MAX_GENERATIONS:
+            raise fault(
+                "n",
+                f"is {num_choices} for each of {num_prompts} prompts; give prompts times choices "
+                f"of {MAX_GENERATIONS} or fewer",
+            )
+        return self
+
+    def prompts(self) -> list[str | TokenIds]:
+        """One or several, each a text or token ids."""
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        if all(isinstance(item, int) for item in self.prompt):
+            return [TokenIds([item for item in self.prompt if isinstance(item, int)])]
+        return [
+            item if isinstance(item, str) else TokenIds(item)
+            for item in self.prompt
+            if not isinstance(item, int)
+        ]
+
+
+class ChatBody(GenerationBody):
+    unserved: ClassVar[Unserved] = {
+        **UNSERVED,
+        **UNSERVED_OF_CHAT,
+        "add_special_tokens": (False,),
+        "echo": (False,),
+    }
+
+    messages: Messages
+    max_completion_tokens: int | None = Field(None, ge=1, le=MAX_INTEGER)
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+
+    @property
+    def num_logprobs(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+    @property
+    def asked_limit(self) -> tuple[str, int | None]:
+        if self.max_completion_tokens is None:
+            return super().asked_limit
+        return "max_completion_tokens", self.max_completion_tokens
+
+    @model_validator(mode="after")
+    def _top_only_with_logprobs(self) -> "ChatBody":
+        if self.top_logprobs and not self.logprobs:
+            raise fault("top_logprobs", "needs logprobs: true; give both or neither")
+        return self
+
+
+class TokenizeBody(RequestBody):
+    """One of prompt and messages."""
+
+    unserved: ClassVar[Unserved] = {**UNSERVED, **UNSERVED_OF_CHAT}
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: Messages | None = None
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
+
+    @model_validator(mode="after")
+    def _one_of_them(self) -> "TokenizeBody":
+        if (self.prompt is None) == (self.messages is None):
+            raise fault("prompt", "comes in place of messages; give one of the two")
+        if self.messages is not None and self.add_special_tokens:
+            raise fault("add_special_tokens", "is the template's matter; leave it out")
+        return self
+
+
+class DetokenizeBody(RequestBody):
+    model: str | None = None
+    tokens: Annotated[list[TokenId], Field(fail_fast=True)]
+
+
+def _or(value: float | None, default: float) -> float:
+    return default if value is None else value

@@ -1,0 +1,74 @@
+"""Fields of `/v1` bodies that are not served, or that cannot change an answer. Sources: OpenAI's
+API reference, and vLLM's `ChatCompletionRequest`, `CompletionRequest` and `TokenizeChatRequest`.
+"""
+
+from inference_api.bodies.fields import Unserved
+
+IGNORED = frozenset(
+    {
+        "include_reasoning",
+        "metadata",
+        "parallel_tool_calls",
+        "prompt_cache_key",
+        "prompt_cache_retention",
+        "safety_identifier",
+        "service_tier",
+        "store",
+        "user",
+    }
+)
+# OpenAI's and vLLM's fields that are not served, with the values that ask for nothing.
+UNSERVED: Unserved = {
+    "allowed_token_ids": (),
+    "audio": (),
+    "bad_words": ([],),
+    "best_of": (1,),
+    "cache_salt": (),
+    "detokenize": (True,),
+    "early_stopping": (False,),
+    "function_call": ("none",),
+    "functions": ([],),
+    "guided_choice": (),
+    "guided_decoding_backend": (),
+    "guided_grammar": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "guided_whitespace_pattern": (),
+    "include_stop_str_in_output": (False,),
+    "kv_transfer_params": ({},),
+    "length_penalty": (1,),
+    "logit_processors": ([],),
+    "logits_processors": ([],),
+    "logprob_token_ids": (),
+    "min_tokens": (0,),
+    "mm_processor_kwargs": ({},),
+    "modalities": (["text"],),
+    "prediction": (),
+    "prompt_logprobs": (),
+    "reasoning_effort": ("none",),
+    "repetition_detection": (),
+    "request_id": (),
+    "return_token_ids": (False,),
+    "return_tokens_as_token_ids": (False,),
+    "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True,),
+    "stop_token_ids": ([],),
+    "stream_interval": (1,),
+    "suffix": ("",),
+    "thinking_token_budget": (-1,),
+    "tool_choice": ("none", "auto"),
+    "tools": ([],),
+    "truncate_prompt_tokens": (),
+    "truncation_side": (),
+    "use_beam_search": (False,),
+    "verbosity": ("medium",),
+    "vllm_xargs": ({},),
+    "web_search_options": (),
+}
+UNSERVED_OF_CHAT: Unserved = {
+    "add_generation_prompt": (True,),
+    "chat_template": (),
+    "chat_template_kwargs": ({},),
+    "continue_final_message": (False,),
+    "documents": ([],),
+}

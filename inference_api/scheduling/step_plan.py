@@ -1,0 +1,126 @@
+"""What the next step of the model carries: prompt tokens, and a token of each row that decodes.
+
+Decode thread only.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from inference_api.engine.runner import DecodeInput, Drawn, ModelRunner, PrefillChunk
+from inference_api.request import SessionId, TokenEvent
+from inference_api.scheduling.rows import RowTable, UserRow
+from inference_api.settings import Settings
+
+MIN_CHUNK_TOKENS = 8  # so that prompts get on whatever the budget
+
+
+class Copy(NamedTuple):
+    """Cached tokens that one row takes over from another, before the step."""
+
+    source: int
+    target: int
+    num_tokens: int
+
+
+@dataclass(slots=True)
+class Step:
+    """Prompts come in chunks or, where their log probabilities are asked for, as scored tokens."""
+
+    copies: list[Copy] = field(default_factory=list)
+    chunks: list[PrefillChunk] = field(default_factory=list)
+    scored: list[tuple[UserRow, DecodeInput]] = field(default_factory=list)
+    decoding: list[tuple[UserRow, DecodeInput]] = field(default_factory=list)
+    prefilled_tokens: int = 0
+    reused_tokens: int = 0  # by the copies
+
+    @property
+    def inputs(self) -> list[DecodeInput]:
+        return [each for _, each in self.scored + self.decoding]
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self.chunks or self.scored or self.decoding)
+
+    def accept(self, drawn: Sequence[Drawn]) -> list[tuple[SessionId, TokenEvent]]:
+        """Hand what was drawn to the rows; what their sessions get to see."""
+        for (row, _), each in zip(self.scored, drawn, strict=False):
+            assert each.logprobs is not None
+            row.prompt_logprobs.append(each.logprobs)
+        batch_size = len(self.decoding)
+        return [
+            (row.session_id, row.accept(each, batch_size))
+            for (row, _), each in zip(self.decoding, drawn[len(self.scored) :], strict=True)
+        ]
+
+
+class StepPlanner:
+    """Plans over the rows of one runner."""
+
+    def __init__(self, rows: RowTable, runner: ModelRunner, settings: Settings) -> None:
+        self._rows = rows
+        self._max_rows = len(rows.users)
+        self._is_batch_invariant = runner.is_batch_invariant
+        self._chunk_tokens = settings.prefill_chunk_tokens
+        self._itl_budget = settings.itl_budget
+
+    def plan(self) -> Step:
+        """As much of the prompts as there is room for, the oldest first, and a token of each row
+        that is prefilled by then."""
+        step = Step()
+        room_tokens = self._room_tokens()
+        for row in self._next_to_prefill(room_tokens, step):
+            room_tokens -= self._take_prompt(row, room_tokens, step)
+        step.decoding = [(row, row.take_input()) for row in self._rows.decoding()]
+        return step
+
+    def _room_tokens(self) -> int:
+        """Prompt tokens that fit into this step.
+
+        A step takes about as long as it has tokens, prompt or not. While rows decode, theirs may
+        take ITL_BUDGET times what it takes when all rows do. A runner that computes chunks by
+        themselves has to have them whole: always the same cuts, whatever the load.
+        """
+        num_decoding = len(self._rows.decoding())
+        if not num_decoding or not self._is_batch_invariant:
+            return self._chunk_tokens
+        budget_tokens = round(self._itl_budget * self._max_rows) - num_decoding
+        return min(self._chunk_tokens, max(budget_tokens, MIN_CHUNK_TOKENS))
+
+    def _next_to_prefill(self, room_tokens: int, step: Step) -> list[UserRow]:
+        """The rows whose turn it is. What others hold of their prompts is looked for now: once
+        chunks are planned, rows count as holding what is not written yet."""
+        rows = []
+        for row in self._rows.prefilling():
+            if not row.has_begun and not row.request.wants_prompt_logprobs:
+                self._reuse_prefix(row, step)
+            rows.append(row)
+            room_tokens -= row.chunk_tokens(room_tokens)
+            if room_tokens == 0:
+                break
+        return rows
+
+    def _reuse_prefix(self, row: UserRow, step: Step) -> None:
+        """Take over what another row holds of this row's prompt, if that is more than it has."""
+        source, num_tokens = self._rows.longest_prefix(row)
+        if source != row.index:
+            step.copies.append(Copy(source, row.index, num_tokens))
+            step.reused_tokens += num_tokens - row.reused_tokens
+            row.reuse(num_tokens)
+
+    def _take_prompt(self, row: UserRow, room_tokens: int, step: Step) -> int:
+        """Chunks of one prompt, up to its end or that of the room; how many tokens they have."""
+        taken_tokens = 0
+        while not row.is_prefilled:
+            size_tokens = row.chunk_tokens(self._chunk_tokens)
+            if self._is_batch_invariant:
+                size_tokens = min(size_tokens, room_tokens - taken_tokens)
+            if not 0 < size_tokens <= room_tokens - taken_tokens:
+                break
+            if row.request.wants_prompt_logprobs:
+                step.scored += [(row, each) for each in row.take_scored(size_tokens)]
+            else:
+                step.chunks.append(row.take_chunk(size_tokens))
+            taken_tokens += size_tokens
+        step.prefilled_tokens += taken_tokens
+        return taken_tokens

@@ -1,0 +1,239 @@
+"""Between text and token ids: encoding, single tokens, text that grows.
+
+A `Tokenizer` is immutable once loaded and may be shared by any threads. `TextStream` and
+`StopMatcher` belong to one request each. Importing this module loads no torch.
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from inference_api.engine.loading import gguf_tokenizer
+from inference_api.engine.loading.gguf_files import is_gguf, read_gguf
+from inference_api.errors import StartupError
+from inference_api.text.chat_prompts import ChatPrompts, Message, template_of
+from inference_api.text.chat_template import check_chat_template
+from inference_api.text.prompt_bounds import bytes_per_token, is_byte_level
+from inference_api.text.special_tokens import encoded
+from inference_api.text.token_bytes import BYTE_TOKENS, byte_level_bytes
+
+if TYPE_CHECKING:
+    from transformers import TokenizersBackend
+
+REPLACEMENT = "\ufffd"  # what an incomplete UTF-8 sequence decodes to
+ANCHOR = "a"  # a token's text is what it adds to another's: alone it may lose its leading space
+
+
+class Tokenizer(Protocol):
+    """What request threads need of a model's tokenizer."""
+
+    stop_token_ids: frozenset[int]
+    bytes_per_token: int
+    """The most bytes of text, in UTF-8, that one token stands for. See `prompt_bounds`."""
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """The text as given, with the special tokens the model expects around a prompt, or
+        without. What reads like a special token in it becomes one."""
+
+    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
+        """A conversation in the model's own chat template, ready for the answer. What reads like a
+        special token in a message stays text.
+
+        Raises InvalidRequest when the template refuses it, for the order of its roles, say.
+        """
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """The text of the ids, special tokens left out or not."""
+
+    def token_strings(self, token_ids: Sequence[int]) -> list[str]:
+        """The tokens as the vocabulary has them; for one that it lacks, an empty text."""
+
+    def info(self) -> dict[str, str | None]:
+        """Class, special tokens and chat template, named as in `tokenizer_config.json`."""
+
+    def special_token(self, token_id: int) -> str | None:
+        """The name of a special token; None for any other."""
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """What a token adds to the bytes of a text: whole characters, parts of one, and nothing if
+        it is special."""
+
+    def as_json(self) -> str | None:
+        """The content of its `tokenizer.json`; None when it has no such form."""
+
+
+class HuggingFaceTokenizer:
+    """A `tokenizer.json` with its chat template.
+
+    Threads share the Rust tokenizer and call only what does not change it: the Python wrapper
+    sets truncation and padding on every call, which fails when two threads do it at once.
+    """
+
+    def __init__(self, wrapper: "TokenizersBackend", stop_token_ids: frozenset[int]) -> None:
+        self.stop_token_ids = stop_token_ids
+        self._wrapper = wrapper
+        self._tokenizer = wrapper.backend_tokenizer
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        description = json.loads(self._tokenizer.to_str())
+        self.bytes_per_token = bytes_per_token(description)
+        self._is_byte_level = is_byte_level(description)
+        added = self._tokenizer.get_added_tokens_decoder()
+        self._special = {id_: token.content for id_, token in added.items() if token.special}
+        self._chat = ChatPrompts(self._tokenizer, template_of(wrapper))
+        self._anchor_id = self.encode(ANCHOR)[-1]
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        return encoded(self._tokenizer, text, add_special_tokens)
+
+    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
+        return self._chat.encode(messages)
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens))
+
+    def token_strings(self, token_ids: Sequence[int]) -> list[str]:
+        return [self._tokenizer.id_to_token(token_id) or "" for token_id in token_ids]
+
+    def info(self) -> dict[str, str | None]:
+        template = self._wrapper.chat_template
+        return {
+            "tokenizer_class": type(self._wrapper).__name__,
+            "bos_token": self._wrapper.bos_token,
+            "eos_token": self._wrapper.eos_token,
+            "pad_token": self._wrapper.pad_token,
+            "unk_token": self._wrapper.unk_token,
+            "chat_template": template if isinstance(template, str) else None,
+        }
+
+    def special_token(self, token_id: int) -> str | None:
+        return self._special.get(token_id)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        token = self._tokenizer.id_to_token(token_id)
+        if token is None or token_id in self._special:
+            return b""
+        if self._is_byte_level:
+            return byte_level_bytes(token)
+        if token in BYTE_TOKENS:
+            return bytes([BYTE_TOKENS[token]])
+        anchored = self.decode([self._anchor_id, token_id])
+        return anchored.removeprefix(self.decode([self._anchor_id])).encode()
+
+    def as_json(self) -> str | None:
+        return str(self._tokenizer.to_str())
+
+
+def load_tokenizer(model_dir: Path, stop_token_ids: frozenset[int]) -> HuggingFaceTokenizer:
+    """Read the tokenizer of a model folder or GGUF file. Slow (seconds): not for request threads.
+
+    Raises StartupError when the folder has no `tokenizer.json` and none can be made of what it has,
+    or its chat template does not serve.
+    """
+    wrapper = _wrapper(model_dir)
+    check_chat_template(wrapper, model_dir)
+    return HuggingFaceTokenizer(wrapper, stop_token_ids)
+
+
+def _wrapper(model_dir: Path) -> "TokenizersBackend":
+    from transformers import AutoTokenizer, TokenizersBackend
+
+    try:
+        if is_gguf(model_dir):
+            return _gguf_tokenizer(model_dir)
+        wrapper = AutoTokenizer.from_pretrained(model_dir)
+    except StartupError:
+        raise
+    except Exception as error:  # of two libraries, for whatever is in the model's files
+        raise StartupError(
+            [f"{model_dir}: the tokenizer cannot be loaded ({error}); get its files again."]
+        ) from error
+    if not isinstance(wrapper, TokenizersBackend):
+        raise StartupError([f"{model_dir} has no fast tokenizer; add a tokenizer.json to it."])
+    return wrapper
+
+
+def _gguf_tokenizer(file: Path) -> "TokenizersBackend":
+    from tokenizers import Tokenizer as Backend
+    from transformers import TokenizersBackend
+
+    metadata = read_gguf(file).metadata
+    backend = Backend.from_str(json.dumps(gguf_tokenizer.tokenizer_json(metadata)))
+    names = {"bos_token": "bos", "eos_token": "eos"}
+    return TokenizersBackend(  # type: ignore[no-untyped-call]
+        tokenizer_object=backend,
+        chat_template=metadata.get("tokenizer.chat_template"),
+        **{
+            key: token
+            for key, name in names.items()
+            if (token := gguf_tokenizer.special_token(metadata, name)) is not None
+        },
+    )
+
+
+class TextStream:
+    """Turns token ids, as they come, into pieces of text that never split a character.
+
+    The joined pieces equal `decode` of all ids at once. Only the ids since the last complete
+    character are decoded again, with the piece before them as context for leading spaces.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._token_ids: list[int] = []
+        self._context_from = 0  # ids decoded for context
+        self._fresh_from = 0  # first id whose text has not been returned
+
+    def push(self, token_ids: Sequence[int]) -> str:
+        """The text that became certain with these ids; empty while a character is incomplete."""
+        self._token_ids.extend(token_ids)
+        text = self._fresh_text()
+        if text.endswith(REPLACEMENT):
+            return ""
+        self._context_from, self._fresh_from = self._fresh_from, len(self._token_ids)
+        return text
+
+    def finish(self) -> str:
+        """What was held back, incomplete as it is."""
+        text = self._fresh_text()
+        self._fresh_from = len(self._token_ids)
+        return text
+
+    def _fresh_text(self) -> str:
+        decode = self._tokenizer.decode
+        known = decode(self._token_ids[self._context_from : self._fresh_from])
+        return decode(self._token_ids[self._context_from :])[len(known) :]
+
+
+class StopMatcher:
+    """Cuts a text stream before the first stop string, holding back what may become one."""
+
+    def __init__(self, stop_strings: Sequence[str]) -> None:
+        self._stop_strings = tuple(stop_strings)
+        self._held = ""
+        self.has_matched = False
+
+    def push(self, piece: str) -> str:
+        """The text that is safe to send now. After a match: the rest before it, then nothing."""
+        if self.has_matched or not self._stop_strings:
+            return "" if self.has_matched else piece
+        text = self._held + piece
+        found = [at for stop in self._stop_strings if (at := text.find(stop)) >= 0]
+        if found:
+            self.has_matched, self._held = True, ""
+            return text[: min(found)]
+        held = max(_overlap(text, stop) for stop in self._stop_strings)
+        self._held = text[len(text) - held :]
+        return text[: len(text) - held]
+
+    def finish(self) -> str:
+        """What was held back: no stop string came of it."""
+        held, self._held = self._held, ""
+        return held
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Length of the longest end of `text` that is a proper beginning of `stop`."""
+    longest = min(len(text), len(stop) - 1)
+    return next((n for n in range(longest, 0, -1) if text.endswith(stop[:n])), 0)

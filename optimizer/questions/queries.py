@@ -1,0 +1,140 @@
+"""Questions about one replica: its latencies at a rate, its highest rate for targets.
+
+Rates on the wire are requests per minute, as everywhere in the data. Pure: any thread.
+"""
+
+from typing import Annotated, Any
+
+import numpy as np
+from pydantic import Field
+
+from optimizer.answer import shortest
+from optimizer.candidates.eligibility import perf_row
+from optimizer.candidates.replicas import QUEUE_PER_BATCH, Analysis, ReplicaTable, SizedRows
+from optimizer.errors import Fault, InvalidRequest
+from optimizer.inferno_json import Body
+from optimizer.model.latency import FloatArray
+from optimizer.model.queueing import MAX_BATCH
+from optimizer.spec import Count, DecodeParms, Level, PerfData, PerfParms, PrefillParms, Text
+from optimizer.system import System, lookup
+
+PER_MINUTE = 60_000  # ms
+
+
+class ReplicaQuery(Body):
+    """One replica and the shape of its requests.
+
+    Its speed is given by `decodeParms` and `prefillParms`, by `perfParms`, or by `model` and
+    `acc`, which name performance data of the system.
+    """
+
+    model: Text = ""
+    acc: Text = ""
+    decode_parms: DecodeParms = DecodeParms()
+    prefill_parms: PrefillParms = PrefillParms()
+    perf_parms: PerfParms | None = None
+    max_batch_size: Annotated[Count, Field(le=MAX_BATCH)] = 0
+    max_queue_size: Count | None = None
+    avg_in_tokens: Count = 0
+    avg_out_tokens: Annotated[Count, Field(ge=1)] = 1
+
+    def parameters(self, system: System, targets: tuple[float, float, float]) -> FloatArray:
+        """As the one row of a ReplicaTable. Raises NotFound and InvalidRequest."""
+        if self.model or self.acc:
+            perf = lookup("accelerator", lookup("model", system.models, self.model), self.acc)
+        else:
+            perf = PerfData(
+                name="-",
+                acc="-",
+                decode_parms=self.decode_parms,
+                prefill_parms=self.prefill_parms,
+                perf_parms=self.perf_parms,
+            )
+        batch = self.max_batch_size or max(
+            perf.max_batch_size * perf.at_tokens // self.avg_out_tokens, 0
+        )
+        if batch == 0:
+            raise InvalidRequest([Fault("maxBatchSize", "give at least 1")])
+        batch = min(batch, MAX_BATCH)
+        queue = self.max_queue_size
+        if queue is None:
+            queue = 0 if perf.uses_iterations else QUEUE_PER_BATCH * batch
+        tokens = (float(self.avg_in_tokens), float(self.avg_out_tokens))
+        row = [*perf_row(perf)[:5], *tokens, float(batch), float(queue), *targets]
+        return np.array([row])
+
+    def table(self, system: System, targets: tuple[float, float, float]) -> ReplicaTable:
+        """Raises InvalidRequest where there is nothing to compute."""
+        table = ReplicaTable(self.parameters(system, targets))
+        if not table.is_valid()[0]:
+            message = "the parameters give a service time of 0, or one place and no queue"
+            raise InvalidRequest([Fault("", message)])
+        return table
+
+
+class AnalyzeQuery(ReplicaQuery):
+    arrival_rate: Annotated[float, Field(gt=0, le=1e15)]
+
+
+class SizeQuery(ReplicaQuery):
+    """0 = no target, as in service classes."""
+
+    slo_ttft: Level = Field(default=0.0, alias="slo-ttft")
+    slo_itl: Level = Field(default=0.0, alias="slo-itl")
+    slo_tps: Level = Field(default=0.0, alias="slo-tps")
+
+
+def analyze(query: AnalyzeQuery, system: System) -> dict[str, Any]:
+    """The body of POST /analyze."""
+    table = query.table(system, (0.0, 0.0, 0.0))
+    found = table.analyze(np.array([query.arrival_rate / PER_MINUTE]))
+    highest = float(table.size()[0, SizedRows.RATE])
+    return {
+        "arrivalRate": query.arrival_rate,
+        "maxRate": _per_minute(highest),
+        "saturated": query.arrival_rate / PER_MINUTE > highest,
+        **_measures(found),
+    }
+
+
+def size(query: SizeQuery, system: System) -> dict[str, Any]:
+    """The body of POST /size. That a target cannot be met is an answer, not an error."""
+    targets = (query.slo_ttft, query.slo_itl, query.slo_tps)
+    table = query.table(system, targets)
+    row = table.size()[0]
+    best = {"ttft": row[SizedRows.BEST_TTFT], "itl": row[SizedRows.BEST_ITL]}
+    answer: dict[str, Any] = {
+        "feasible": bool(row[SizedRows.FEASIBLE]),
+        "maxRateFor": {
+            "slo-ttft": _per_minute(row[SizedRows.FOR_TTFT]),
+            "slo-itl": _per_minute(row[SizedRows.FOR_ITL]),
+            "slo-tps": _per_minute(row[SizedRows.FOR_TPS]),
+        },
+        "idle": {f"{name}Average": shortest(value) for name, value in best.items()},
+    }
+    if not answer["feasible"]:
+        return answer
+    rate_per_ms = row[SizedRows.RATE]
+    found = table.analyze(np.array([rate_per_ms]))
+    tokens_per_s = 1000 * found.throughput[0] * query.avg_out_tokens
+    return {
+        **answer,
+        "arrivalRate": _per_minute(rate_per_ms),
+        "tokensPerSecond": shortest(tokens_per_s),
+        **_measures(found),
+    }
+
+
+def _measures(found: Analysis) -> dict[str, float]:
+    return {
+        "throughput": _per_minute(found.throughput[0]),
+        "dropFraction": shortest(found.loss[0]),
+        "itlAverage": shortest(found.itl_ms[0]),
+        "ttftAverage": shortest(found.ttft_ms[0]),
+        "waitAverage": shortest(found.wait_ms[0]),
+        "utilization": shortest(found.utilization[0]),
+    }
+
+
+def _per_minute(rate_per_ms: float) -> float:
+    return shortest(PER_MINUTE * rate_per_ms)

@@ -1,0 +1,99 @@
+"""What would happen if the load, the prices or the cards were other than they are.
+
+Pure but for the sizing cache: any thread.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from enum import StrEnum
+from typing import Annotated, Any, TypeVar
+
+from pydantic import BeforeValidator, Field
+
+from optimizer.inferno_json import Body
+from optimizer.optimize import SolveOptions, optimize
+from optimizer.spec import AcceleratorSpec, OptimizerSpec, ServerSpec, SystemSpec, Text
+from optimizer.stabilize import Stability
+from optimizer.system import System, lookup
+
+MAX_FACTORS = 50
+
+Factor = Annotated[float, Field(ge=0, le=1e6)]
+T = TypeVar("T")
+
+
+class Swept(StrEnum):
+    LOAD = "load"
+    COST = "cost"
+    CAPACITY = "capacity"
+
+
+def _known_sweep(value: object) -> object:
+    return next((sweep for sweep in Swept if sweep == value), value)
+
+
+class WhatIfQuery(Body):
+    """Scale the load of servers, the cost of accelerators or the cards of types by factors."""
+
+    sweep: Annotated[Swept, BeforeValidator(_known_sweep)]
+    factors: Annotated[list[Factor], Field(min_length=1, max_length=MAX_FACTORS)]
+    target: Text | None = None  # one server, accelerator or type; absent = all
+    optimizer: OptimizerSpec | None = None  # absent = the flags last used
+    system: SystemSpec | None = None  # absent = the system of the process
+
+
+def what_if(query: WhatIfQuery, system: System, options: SolveOptions) -> dict[str, Any]:
+    """The body of POST /whatif: one row per factor. Raises NotFound for an unknown target."""
+    if query.system is not None:
+        system = System.from_spec(query.system)
+    flags = query.optimizer or system.optimizer
+    rows = []
+    for factor in query.factors:
+        answer = optimize(_scaled(system, query, factor), flags, options, Stability())
+        rows.append(
+            {
+                "factor": factor,
+                **answer.summary(),
+                "allocated": len(answer.allocations),
+                "unallocated": dict(sorted(answer.unallocated.items())),
+                "servers": {
+                    name: {
+                        "accelerator": allocation.parts[0].candidate.accelerator,
+                        "numReplicas": allocation.replicas,
+                        "saturated": allocation.is_saturated,
+                    }
+                    for name, allocation in answer.allocations.items()
+                },
+            }
+        )
+    return {"sweep": query.sweep, "target": query.target, "rows": rows}
+
+
+def _scaled(system: System, query: WhatIfQuery, factor: float) -> System:
+    match query.sweep:
+        case Swept.LOAD:
+            servers = _chosen("server", system.servers, query.target)
+            return system.with_servers(_busier(server, factor) for server in servers.values())
+        case Swept.COST:
+            accelerators = _chosen("accelerator", system.accelerators, query.target)
+            return system.with_accelerators(_dearer(a, factor) for a in accelerators.values())
+        case Swept.CAPACITY:
+            counts = _chosen("accelerator type", system.capacities, query.target)
+            scaled = {card_type: math.floor(n * factor) for card_type, n in counts.items()}
+            return replace(system, capacities={**system.capacities, **scaled})
+
+
+def _chosen(kind: str, mapping: Mapping[str, T], name: str | None) -> Mapping[str, T]:
+    return mapping if name is None else {name: lookup(kind, mapping, name)}
+
+
+def _busier(server: ServerSpec, factor: float) -> ServerSpec:
+    load = server.current_alloc.load
+    load = load.model_copy(update={"arrival_rate": load.arrival_rate * factor})
+    current = server.current_alloc.model_copy(update={"load": load})
+    return server.model_copy(update={"current_alloc": current})
+
+
+def _dearer(accelerator: AcceleratorSpec, factor: float) -> AcceleratorSpec:
+    return accelerator.model_copy(update={"cost": accelerator.cost * factor})

@@ -1,0 +1,192 @@
+"""Who is calling: from an Authorization header to a Principal, or to Unauthorized.
+
+The algorithm list comes from the settings, never from the token; each algorithm only ever meets
+keys of its own kind (`keys`). Any thread; nothing here is mutable.
+"""
+
+import re
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jwt
+
+from proxy.access.keys import Key, KeySource
+from proxy.access.roles import Role
+from proxy.errors import Unauthorized
+from proxy.settings import SYMMETRIC_ALGORITHMS, Settings
+
+MAX_TOKEN_CHARS = 8192
+# Tokens whose signature has been checked: the next request of a client costs less than its first.
+MAX_KNOWN_TOKENS = 4096
+_COMPACT_TOKEN = re.compile(r"[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+")
+# Both become header values upstream and labels in records, so: printable ASCII, no blanks.
+_CLAIM_ID = re.compile(r"[!-~]{1,128}")
+ROLE_CLAIM = "role"
+
+
+@dataclass(frozen=True, slots=True)
+class Principal:
+    """Who a token speaks for."""
+
+    team_id: str
+    token_id: str
+    role: Role = Role.TEAM
+    expires_s: float | None = None  # seconds since the epoch
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimRules:
+    """What a token must claim beyond a good signature."""
+
+    issuer: str | None
+    audience: str | None
+    leeway_s: float
+    must_expire: bool = False
+    role_claim: str | None = None  # None: ROLE_CLAIM, in tokens of a shared secret alone
+
+    @property
+    def required(self) -> list[str]:
+        wanted = {
+            "exp": self.must_expire,
+            "iss": self.issuer is not None,
+            "aud": self.audience is not None,
+        }
+        return [name for name, is_wanted in wanted.items() if is_wanted]
+
+    def is_current(self, principal: Principal) -> bool:
+        """Whether a token that was good before still is."""
+        expires_s = principal.expires_s
+        return expires_s is None or time.time() < expires_s + self.leeway_s
+
+    def role(self, claims: dict[str, Any], algorithm: str) -> Role:
+        """What a token says of its role. An identity provider's claim of the same name may mean
+        something else, so it counts only once it has been named."""
+        is_ours = algorithm in SYMMETRIC_ALGORITHMS
+        name = self.role_claim or (ROLE_CLAIM if is_ours else None)
+        return Role.named(claims.get(name)) if name else Role.TEAM
+
+
+class Authenticator:
+    """Checks tokens. Any thread.
+
+    A token of a shared secret is known once it has been checked, as secrets do not change while we
+    run; its end and its revocation are looked at each time. Public keys come and go, so tokens of
+    theirs are checked anew.
+    """
+
+    def __init__(
+        self,
+        algorithms: Sequence[str],
+        key_sources: Sequence[KeySource],
+        rules: ClaimRules,
+        revoked_ids: Callable[[], Collection[str]],
+    ) -> None:
+        self._algorithms = frozenset(algorithms)
+        self._key_sources = tuple(key_sources)
+        self._rules = rules
+        self._revoked_ids = revoked_ids
+        self._known: dict[str, Principal] = {}  # by the header that brought the token
+
+    @property
+    def may_block(self) -> bool:
+        """Whether a check may wait for the network, so that it is no matter for an event loop."""
+        return any(source.may_block for source in self._key_sources)
+
+    def authenticate(self, authorization: str | None) -> Principal:
+        """The caller behind an Authorization header; Unauthorized with the reason otherwise."""
+        principal = self._known.get(authorization or "")
+        if principal is None or not self._rules.is_current(principal):
+            principal = self._check(authorization)
+        if principal.token_id in self._revoked_ids():
+            raise Unauthorized(f"token_id {principal.token_id} is revoked")
+        return principal
+
+    def _check(self, authorization: str | None) -> Principal:
+        token = bearer_token(authorization)
+        try:
+            claims, algorithm = self._verify(token)
+        except (jwt.PyJWTError, ValueError, TypeError, RecursionError) as error:
+            # ValueError and TypeError: odd header values reach into the library's own parsing.
+            raise Unauthorized(f"{type(error).__name__}: {error}") from error
+        principal = Principal(
+            _claim_id(claims, "team_id"),
+            _claim_id(claims, "token_id"),
+            self._rules.role(claims, algorithm),
+            float(claims["exp"]) if "exp" in claims else None,
+        )
+        if algorithm in SYMMETRIC_ALGORITHMS:
+            if len(self._known) >= MAX_KNOWN_TOKENS:
+                self._known.clear()
+            self._known[authorization or ""] = principal
+        return principal
+
+    def _verify(self, token: str) -> tuple[dict[str, Any], str]:
+        """The claims, and the algorithm that their signature is of."""
+        header = jwt.get_unverified_header(token)
+        algorithm, key_id = header.get("alg"), header.get("kid")
+        if not isinstance(algorithm, str) or algorithm not in self._algorithms:
+            raise jwt.InvalidAlgorithmError(f"alg {algorithm!r} is not allowed here")
+        failure: jwt.PyJWTError = jwt.InvalidKeyError(f"no key for alg {algorithm}, kid {key_id!r}")
+        for source in self._key_sources:
+            for key in source.candidates(algorithm, key_id):
+                try:
+                    return self._decode(token, key, algorithm), algorithm
+                except jwt.InvalidSignatureError as error:
+                    failure = error  # the other secret may be the one
+        raise failure
+
+    def _decode(self, token: str, key: Key, algorithm: str) -> dict[str, Any]:
+        return jwt.decode(
+            token,
+            key,
+            algorithms=[algorithm],
+            issuer=self._rules.issuer,
+            audience=self._rules.audience,
+            leeway=self._rules.leeway_s,
+            # An audience claim only means something to those who configured one.
+            options={
+                "require": self._rules.required,
+                "verify_aud": self._rules.audience is not None,
+            },
+        )
+
+
+def claim_rules(settings: Settings) -> ClaimRules:
+    return ClaimRules(
+        issuer=settings.jwt_issuer,
+        audience=settings.jwt_audience,
+        leeway_s=settings.jwt_leeway_seconds,
+        must_expire=settings.jwt_require_expiry,
+        role_claim=settings.jwt_role_claim,
+    )
+
+
+def parse_revoked(text: str) -> frozenset[str]:
+    """The revocation file: one token_id per line; blank lines and # comments are skipped."""
+    lines = (line.partition("#")[0].strip() for line in text.splitlines())
+    return frozenset(line for line in lines if line)
+
+
+def bearer_token(authorization: str | None) -> str:
+    """The token of `Authorization: Bearer <token>`, the scheme in any case."""
+    if not authorization:
+        raise Unauthorized("no Authorization header", is_token_present=False)
+    scheme, _, token = authorization.partition(" ")
+    token = token.strip(" ")
+    if scheme.lower() != "bearer":
+        raise Unauthorized("the scheme is not Bearer", is_token_present=False)
+    if len(token) > MAX_TOKEN_CHARS:
+        raise Unauthorized(f"the token has {len(token)} characters, at most {MAX_TOKEN_CHARS}")
+    # Two Authorization headers arrive joined by a comma, which no token contains.
+    if not _COMPACT_TOKEN.fullmatch(token):
+        raise Unauthorized("the token is not three base64url parts")
+    return token
+
+
+def _claim_id(claims: dict[str, Any], name: str) -> str:
+    value = claims.get(name)
+    if not isinstance(value, str) or not _CLAIM_ID.fullmatch(value):
+        raise Unauthorized(f"claim {name} is missing or not 1 to 128 printable characters")
+    return value

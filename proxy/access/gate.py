@@ -1,0 +1,76 @@
+"""Who may come in, and by which way: a token in a header, or a browser's in the login's cookie."""
+
+from collections.abc import Callable
+
+from proxy.access.auth import Authenticator, Principal
+from proxy.access.policy import Policy
+from proxy.access.roles import Role, needed_role
+from proxy.aside import Aside
+from proxy.audit import AuditRecord
+from proxy.clients.origins import check_own_page
+from proxy.clients.request_head import RequestHead
+from proxy.errors import LoginNeeded, RoleNeeded, Unauthorized
+
+COOKIE = "hearth_token"
+
+
+class Gate:
+    """Event loop only."""
+
+    def __init__(
+        self, authenticator: Authenticator, policy: Callable[[], Policy], aside: Aside
+    ) -> None:
+        self._authenticator = authenticator
+        self._policy = policy
+        self._aside = aside
+
+    async def identify(self, authorization: str | None) -> tuple[Principal, Role]:
+        """Who is behind an Authorization header, and the role the policy leaves them.
+
+        Raises Unauthorized.
+        """
+        authenticator = self._authenticator
+        if authenticator.may_block:
+            principal = await self._aside.run(authenticator.authenticate, authorization)
+        else:
+            principal = authenticator.authenticate(authorization)
+        return principal, self._policy().for_team(principal.team_id).role_of(principal.role)
+
+    async def let_in(
+        self, record: AuditRecord, head: RequestHead, path: str
+    ) -> tuple[Principal, Role]:
+        """Who asks for a plain path, if they may.
+
+        Raises Unauthorized, LoginNeeded, RoleNeeded or OriginNotAllowed.
+        """
+        authorization = head.get("authorization")
+        token = None if authorization else cookie_token(head)
+        try:
+            principal, role = await self.identify(f"Bearer {token}" if token else authorization)
+        except Unauthorized as error:
+            if not authorization and _wants_page(head):
+                raise LoginNeeded(error.reason) from error
+            raise
+        record.team_id, record.token_id = principal.team_id, principal.token_id
+        needed = needed_role(record.method, path)
+        if role < needed:
+            raise RoleNeeded(f"{record.method} {path}"[:256], str(role), str(needed))
+        is_read = record.method in ("GET", "HEAD") and needed < Role.OPERATOR
+        if token and not is_read:
+            check_own_page(head)
+        return principal, role
+
+
+def cookie_token(head: RequestHead) -> str | None:
+    """The token of the login's cookie."""
+    for part in head.get("cookie", "").split(";"):
+        name, _, value = part.strip().partition("=")
+        if name == COOKIE and value:
+            return value
+    return None
+
+
+def _wants_page(head: RequestHead) -> bool:
+    """Whether a browser asks for a page, which it cannot send a token with."""
+    accepted = head.get("accept", "").lower()
+    return head.method in ("GET", "HEAD") and "text/html" in accepted

@@ -1,0 +1,213 @@
+"""Keeps each team within its policy: requests and tokens per minute, requests at a time.
+
+Counting is the `limits` library's: a moving window for requests; for tokens a fixed one, as it
+may be overdrawn (what an answer costs is known when it has ended, so a team is refused from the
+first request after its budget is spent). With Redis all counts are shared by all proxies, else
+they are this process's own.
+"""
+
+import logging
+import math
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from limits import RateLimitItem, RateLimitItemPerMinute
+from limits.storage import MemoryStorage, RedisStorage, Storage
+from limits.strategies import FixedWindowRateLimiter, MovingWindowRateLimiter, RateLimiter
+
+from proxy.access.concurrency import LocalPlaces, Places, SharedPlaces
+from proxy.access.policy import TeamPolicy
+from proxy.errors import Headers, LimitExceeded
+
+log = logging.getLogger(__name__)
+
+REDIS_TIMEOUT_S = 0.5
+# After a failure of Redis the counts are kept in memory this long before it is asked again.
+REDIS_RETRY_S = 5.0
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Where it is counted: all of it in memory, or all of it in Redis. Any thread."""
+
+    requests: RateLimiter
+    tokens: RateLimiter
+    places: Places
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """Leave to run one request. `headers` tell the client what is left of its limits."""
+
+    team_id: str
+    policy: TeamPolicy
+    headers: Headers
+    place_id: str | None = None  # None: the team may run any number
+    places: Places | None = None
+
+
+class TeamLimits:
+    """Admits requests and charges tokens. Any thread."""
+
+    def __init__(
+        self, redis_url: str | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """Does not connect yet: Redis may come up after us."""
+        self._clock = clock
+        self._local = _counts(MemoryStorage(), LocalPlaces())
+        self._shared: Counts | None = None
+        self._shared_places: SharedPlaces | None = None
+        self._shared_from_s = 0.0
+        self._redis_errors: type[Exception] | tuple[type[Exception], ...] = ()
+        if redis_url is not None:
+            storage = RedisStorage(
+                redis_url,
+                socket_timeout=REDIS_TIMEOUT_S,
+                socket_connect_timeout=REDIS_TIMEOUT_S,
+            )
+            # Every error of the client's, as the library knows them: its module is not ours.
+            self._redis_errors = storage.base_exceptions
+            self._shared_places = SharedPlaces(storage.storage)
+            self._shared = _counts(storage, self._shared_places)
+
+    @property
+    def may_block(self) -> bool:
+        """Whether the counts are on another machine, so that asking is no matter for a loop."""
+        return self._shared is not None
+
+    def admit(self, team_id: str, policy: TeamPolicy) -> Admission:
+        """Count a request in, to be counted out with `leave`. LimitExceeded if it has to wait.
+
+        What costs nothing to ask comes first, so that a refused request uses up no request.
+        """
+        headers: Headers = []
+        if policy.tokens_per_minute is not None:
+            headers += self._check_tokens(team_id, policy.tokens_per_minute)
+        admission = self._enter(team_id, policy, headers)
+        try:
+            if policy.requests_per_minute is not None:
+                admission.headers.extend(
+                    self._count_request(team_id, policy.requests_per_minute, headers)
+                )
+        except LimitExceeded:
+            self.leave(admission)
+            raise
+        return admission
+
+    def leave(self, admission: Admission) -> None:
+        """Give the place back, to those it was taken from. A lost lease runs out by itself."""
+        places, place_id = admission.places, admission.place_id
+        if places is not None and place_id is not None:
+            try:
+                places.leave(admission.team_id, place_id)
+            except self._redis_errors as error:
+                self._redis_failed(error)
+
+    def charge(self, admission: Admission, num_tokens: int) -> None:
+        """Book the tokens of a finished answer."""
+        if admission.policy.tokens_per_minute is None or num_tokens <= 0:
+            return
+        item = _per_minute(admission.policy.tokens_per_minute, "tokens")
+        self._ask(lambda counts: counts.tokens.hit(item, admission.team_id, cost=num_tokens))
+
+    def renew(self) -> None:
+        """Keep the places of running requests; called by the maintenance thread."""
+        if self._shared_places is not None:
+            try:
+                self._shared_places.renew()
+            except self._redis_errors as error:
+                self._redis_failed(error)
+
+    def _enter(self, team_id: str, policy: TeamPolicy, headers: Headers) -> Admission:
+        max_places = policy.max_concurrent
+        if max_places is None:
+            return Admission(team_id, policy, list(headers))
+        place_id = secrets.token_hex(8)
+        running, places = self._ask(
+            lambda counts: (counts.places.enter(team_id, place_id, max_places), counts.places)
+        )
+        if running is None:
+            return Admission(team_id, policy, list(headers), place_id, places)
+        raise LimitExceeded(
+            f"Team '{team_id}' already has {running} requests running, its limit; "
+            "wait for one to end.",
+            "concurrency_limit_exceeded",
+            [*headers, ("Retry-After", "1"), ("X-RateLimit-Limit-Concurrent", str(max_places))],
+        )
+
+    def _check_tokens(self, team_id: str, limit: int) -> Headers:
+        item = _per_minute(limit, "tokens")
+        is_left, stats = self._ask(
+            lambda counts: (
+                counts.tokens.test(item, team_id),
+                counts.tokens.get_window_stats(item, team_id),
+            )
+        )
+        headers, wait_s = _window_headers("Tokens", limit, stats.remaining, stats.reset_time)
+        if is_left:
+            return headers
+        message = f"Team '{team_id}' has used its {limit} tokens per minute."
+        raise _exceeded(message, headers, wait_s)
+
+    def _count_request(self, team_id: str, limit: int, others: Headers) -> Headers:
+        item = _per_minute(limit, "requests")
+        is_counted, stats = self._ask(
+            lambda counts: (
+                counts.requests.hit(item, team_id),
+                counts.requests.get_window_stats(item, team_id),
+            )
+        )
+        headers, wait_s = _window_headers("Requests", limit, stats.remaining, stats.reset_time)
+        if is_counted:
+            return headers
+        message = f"Team '{team_id}' has used its {limit} requests per minute."
+        raise _exceeded(message, others + headers, wait_s)
+
+    def _ask(self, question: Callable[[Counts], T]) -> T:
+        """Redis's answer, or memory's while Redis is away: limits must not stop the service."""
+        if self._shared is not None and self._clock() >= self._shared_from_s:
+            try:
+                return question(self._shared)
+            except self._redis_errors as error:
+                self._redis_failed(error)
+        return question(self._local)
+
+    def _redis_failed(self, error: Exception) -> None:
+        self._shared_from_s = self._clock() + REDIS_RETRY_S
+        log.error("Redis failed, limits are kept in memory meanwhile: %s", error)
+
+
+def _counts(storage: Storage, places: Places) -> Counts:
+    # The type stubs know a moving window only for storages that support one; both of ours do.
+    moving = MovingWindowRateLimiter(storage)
+    return Counts(moving, FixedWindowRateLimiter(storage), places)
+
+
+def _per_minute(amount: int, kind: str) -> RateLimitItem:
+    return RateLimitItemPerMinute(amount, namespace=f"hearth-{kind}")
+
+
+def _window_headers(
+    unit: str, limit: int, remaining: int, reset_time_s: float
+) -> tuple[Headers, int]:
+    """The X-RateLimit headers of one limit, and the seconds until its window moves on."""
+    wait_s = max(1, math.ceil(reset_time_s - time.time()))
+    headers = [
+        (f"X-RateLimit-Limit-{unit}", str(limit)),
+        (f"X-RateLimit-Remaining-{unit}", str(max(0, remaining))),
+        (f"X-RateLimit-Reset-{unit}", str(wait_s)),
+    ]
+    return headers, wait_s
+
+
+def _exceeded(message: str, headers: Headers, wait_s: int) -> LimitExceeded:
+    return LimitExceeded(
+        f"{message} Try again in {wait_s} s.",
+        "rate_limit_exceeded",
+        [*headers, ("Retry-After", str(wait_s))],
+    )

@@ -1,0 +1,136 @@
+"""`/login` and `/logout`: a browser's way to the dashboard, whose page no token can be sent with.
+
+The token comes in a form's body, never in a URL, is checked, and is kept by the browser in a
+cookie that no script can read and that pages of other sites cannot make it send. Nothing is kept
+here.
+"""
+
+import time
+from base64 import b64encode
+from dataclasses import dataclass
+from hashlib import sha256
+from html import escape
+from pathlib import Path
+from urllib.parse import parse_qs
+
+from proxy.access.auth import Principal
+from proxy.access.gate import COOKIE, Gate
+from proxy.access.roles import Role
+from proxy.clients.inbound import RequestBody
+from proxy.clients.origins import check_own_page
+from proxy.clients.request_head import RequestHead
+from proxy.errors import BadMethod, Headers, NotAForm, Unauthorized
+
+LOGIN_PATH = "/login"
+LOGOUT_PATH = "/logout"
+MAX_FORM_BYTES = 8 * 1024
+# Browsers drop a cookie of more than 4096 bytes with its name and attributes.
+MAX_COOKIE_TOKEN_CHARS = 3900
+
+_FOLDER = Path(__file__).resolve().parent
+_STYLE = (_FOLDER / "login.css").read_text(encoding="utf-8")
+_PAGE = (_FOLDER / "login.html").read_text(encoding="utf-8").replace("{style}", _STYLE)
+_STYLE_HASH = b64encode(sha256(_STYLE.encode()).digest()).decode()
+PAGE_HEADERS: Headers = [
+    ("Content-Type", "text/html; charset=utf-8"),
+    ("Cache-Control", "no-store"),
+    (
+        "Content-Security-Policy",
+        f"default-src 'none'; style-src 'sha256-{_STYLE_HASH}'; form-action 'self'; "
+        "base-uri 'none'; frame-ancestors 'none'",
+    ),
+    ("X-Content-Type-Options", "nosniff"),
+    # With no-referrer, browsers would send `Origin: null` with the form.
+    ("Referrer-Policy", "same-origin"),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """What the proxy answers itself. `reason` is for the audit line of a refusal."""
+
+    status: int
+    phrase: str
+    headers: Headers
+    body: bytes = b""
+    reason: str | None = None
+
+
+class Login:
+    """Event loop only."""
+
+    def __init__(self, gate: Gate) -> None:
+        self._gate = gate
+
+    async def answer(self, head: RequestHead, body: RequestBody, path: str) -> Page:
+        """Raises BadMethod, OriginNotAllowed, NotAForm, and what reading a body raises."""
+        method = head.method
+        if method in ("GET", "HEAD"):
+            return Page(200, "OK", PAGE_HEADERS, _page()) if path == LOGIN_PATH else _leave()
+        if path == LOGOUT_PATH or method != "POST":
+            raise BadMethod(method, path)
+        check_own_page(head)
+        await body.read_prefix(MAX_FORM_BYTES, "a login is one token of at most 3900 characters")
+        return await self._enter(head, body.prefix)
+
+    async def _enter(self, head: RequestHead, form: bytes) -> Page:
+        """To the dashboard with a cookie, or back to the form with what is wrong."""
+        content_type = head.get("content-type", "").partition(";")[0].strip().lower()
+        if content_type != "application/x-www-form-urlencoded":
+            raise NotAForm("The login takes application/x-www-form-urlencoded, a form's fields.")
+        token = _token_of(form)
+        try:
+            principal, role = await self._gate.identify(f"Bearer {token}")
+        except Unauthorized as error:
+            return _refused(401, "Unauthorized", "The proxy refused this token.", error.reason)
+        if role < Role.VIEWER:
+            fault = "This token may generate only; the dashboard needs the role viewer or operator."
+            return _refused(403, "Forbidden", fault, fault)
+        if len(token) > MAX_COOKIE_TOKEN_CHARS:
+            fault = f"Browsers keep tokens of at most {MAX_COOKIE_TOKEN_CHARS} characters."
+            return _refused(400, "Bad Request", fault, fault)
+        cookie = _cookie(token, _is_secure(head), _seconds_left(principal))
+        return Page(303, "See Other", [("Location", "/"), ("Set-Cookie", cookie)])
+
+
+def _leave() -> Page:
+    """Back to the form, without the cookie."""
+    cookie = _cookie("", False, 0)
+    return Page(303, "See Other", [("Location", LOGIN_PATH), ("Set-Cookie", cookie)])
+
+
+def _token_of(form: bytes) -> str:
+    try:
+        fields = parse_qs(form.decode("ascii"), max_num_fields=8)
+    except ValueError:
+        return ""
+    return fields.get("token", [""])[0].strip()
+
+
+def _cookie(token: str, is_secure: bool, max_age_s: int | None) -> str:
+    cookie = f"{COOKIE}={token}; HttpOnly; SameSite=Strict; Path=/"
+    if is_secure:
+        cookie += "; Secure"
+    return cookie if max_age_s is None else f"{cookie}; Max-Age={max_age_s}"
+
+
+def _is_secure(head: RequestHead) -> bool:
+    """Behind a TLS terminator only the browser's own word tells; forms always carry it."""
+    origin = head.get("origin", "")
+    return head.scheme == "https" or origin.startswith("https://")
+
+
+def _seconds_left(principal: Principal) -> int | None:
+    """None: the cookie ends with the browser, as its token has no end."""
+    if principal.expires_s is None:
+        return None
+    return max(0, int(principal.expires_s - time.time()))
+
+
+def _refused(status: int, phrase: str, fault: str, reason: str) -> Page:
+    return Page(status, phrase, PAGE_HEADERS, _page(fault), reason)
+
+
+def _page(fault: str = "") -> bytes:
+    alert = f'<p role="alert">{escape(fault)}</p>' if fault else ""
+    return _PAGE.replace("{fault}", alert).encode()

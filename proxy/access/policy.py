@@ -1,0 +1,72 @@
+"""What each team may do: a YAML file of limits, models and roles, with defaults.
+
+    defaults: {requests_per_minute: 600, max_concurrent: 32}
+    teams:
+      research: {tokens_per_minute: 200000, models: [hearth-tiny]}
+      platform: {role: operator}
+
+A team's entry adds to the defaults or replaces them key by key. `null` means no limit.
+"""
+
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from proxy.access.roles import Role
+
+Limit = Annotated[int, Field(ge=1)] | None
+
+
+class TeamPolicy(BaseModel):
+    """One team's rights. None: unlimited, any model, the role its tokens claim. Immutable."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    requests_per_minute: Limit = None
+    tokens_per_minute: Limit = None
+    max_concurrent: Limit = None
+    models: frozenset[str] | None = None
+    role: Literal["team", "viewer", "operator"] | None = None
+
+    def role_of(self, claimed: Role) -> Role:
+        """The file's word, which also takes away what tokens claim; else the token's."""
+        return claimed if self.role is None else Role.named(self.role)
+
+
+class Policy(BaseModel):
+    """The whole file. Immutable."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    defaults: TeamPolicy = TeamPolicy()
+    teams: dict[str, TeamPolicy] = {}
+
+    def for_team(self, team_id: str) -> TeamPolicy:
+        return self.teams.get(team_id, self.defaults)
+
+
+def parse_policy(text: str) -> Policy:
+    """Raises ValueError that names every faulty entry."""
+    try:
+        document = yaml.safe_load(text) or {}
+    except yaml.YAMLError as error:
+        raise ValueError(f"not YAML: {error}") from error
+    if not isinstance(document, dict):
+        raise ValueError("expected a mapping with 'defaults' and 'teams'")
+    try:
+        return Policy.model_validate(_with_defaults(document))
+    except ValidationError as error:
+        places = [f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors()]
+        raise ValueError("; ".join(places)) from error
+
+
+def _with_defaults(document: dict[str, Any]) -> dict[str, Any]:
+    defaults, teams = document.get("defaults") or {}, document.get("teams") or {}
+    if not isinstance(defaults, dict) or not isinstance(teams, dict):
+        raise ValueError("'defaults' and 'teams' must be mappings")
+    merged = {
+        str(team_id): {**defaults, **entry} if isinstance(entry, dict) else entry or defaults
+        for team_id, entry in teams.items()
+    }
+    return {**document, "defaults": defaults, "teams": merged}

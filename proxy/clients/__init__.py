@@ -1,0 +1,1 @@
+"""The side of clients: their connections, requests and answers. Event loop only."""

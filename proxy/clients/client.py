@@ -1,0 +1,366 @@
+"""A client's connection: requests in, one at a time, and their answers out.
+
+It reads on while an answer is under way, so that a client's leaving is noticed at once; what a
+pipelining client sends meanwhile waits here, up to a bound. Event loop only.
+"""
+
+import asyncio
+import fcntl
+import math
+import os
+import socket
+import struct
+import sys
+import termios
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Protocol, cast
+
+from proxy.audit import Outcome
+from proxy.clients.crowd import Crowd, Wait
+from proxy.clients.exchange import Exchange
+from proxy.clients.inbound import RequestBody
+from proxy.clients.request_head import Part, RequestHead, RequestReader
+from proxy.errors import ClientStalled, ProxyError
+
+MAX_PIPELINED_BYTES = 64 * 1024
+# What an answer may have waiting for a slow reader before its source is held back.
+MAX_UNSENT_BYTES = 64 * 1024
+LINGER_S = 2.0  # for a client to take its last answer and close
+LINGER_BYTES = 16 * 1024 * 1024  # that such a client may still send
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long a client may take, in seconds."""
+
+    head_s: float
+    body_s: float
+    min_body_bytes_per_s: int  # what comes faster earns more time
+    keepalive_s: float
+    stall_s: float  # without taking a byte of what was written for it
+
+
+class Service(Protocol):
+    """What becomes of requests."""
+
+    @property
+    def is_draining(self) -> bool: ...
+
+    def begin(self, exchange: Exchange) -> None:
+        """Start to serve; `client.end_answer` or `break_off` will say that it is over."""
+        ...
+
+    def refuse(self, error: ProxyError) -> bytes:
+        """The answer to what is no request."""
+        ...
+
+
+class ClientConnection(asyncio.Protocol):
+    """A member of the crowd, and the client of one exchange at a time."""
+
+    __slots__ = (
+        "_crowd",
+        "_exchange",
+        "_is_reading",
+        "_is_tls",
+        "_loop",
+        "_num_discarded_bytes",
+        "_num_unsent_bytes",
+        "_patience",
+        "_pipelined",
+        "_reader",
+        "_service",
+        "_since_s",
+        "_transport",
+        "_will_close",
+        "address",
+        "deadline_s",
+        "is_congested",
+        "wait",
+    )
+
+    def __init__(self, crowd: Crowd, service: Service, patience: Patience) -> None:
+        self._crowd, self._service, self._patience = crowd, service, patience
+        self._loop = asyncio.get_running_loop()
+        self._reader: RequestReader | None = None
+        self._exchange: Exchange | None = None
+        self._pipelined = b""
+        self._is_reading = True
+        self._since_s = 0.0  # when the head, or the body that is waited for, began
+        self._num_discarded_bytes = 0
+        self._num_unsent_bytes = 0
+        self._will_close = False
+        self.address = ""
+        self.deadline_s = math.inf
+        self.is_congested = False
+        self.wait: Wait | None = None
+
+    # The event loop calls these.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        peer = transport.get_extra_info("peername")
+        self.address = str(peer[0]) if isinstance(peer, tuple) else ""
+        self._is_tls = transport.get_extra_info("sslcontext") is not None
+        if not self._crowd.enter(self, self._loop.time()):
+            self._transport.abort()
+            return
+        self._transport.set_write_buffer_limits(high=MAX_UNSENT_BYTES)
+        self._await_head(Wait.REQUEST)
+
+    def data_received(self, data: bytes) -> None:
+        if self.wait is Wait.CLOSE:
+            self._discard(len(data))
+        elif self._reader is None and (self._exchange is not None or self.is_congested):
+            self._pipelined += data
+            if len(self._pipelined) > MAX_PIPELINED_BYTES:
+                self.set_reading(False)
+        else:
+            self._feed(data)
+
+    def eof_received(self) -> None:
+        """Half-closed counts as gone, as most clients that do that have left altogether."""
+        if self._exchange is not None:
+            self._exchange.abort(Outcome.CLIENT_GONE)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._crowd.leave(self)
+        self.deadline_s = math.inf
+        if self._exchange is not None:
+            self._exchange.abort(Outcome.CLIENT_GONE)
+
+    def pause_writing(self) -> None:
+        self.is_congested = True
+        self._watch_unsent()
+        with suppress(OSError):  # no TCP
+            # From here on it is watched here: the kernel takes small windows for none.
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 0)
+        if self._exchange is not None:
+            self._exchange.set_flowing(False)
+
+    def resume_writing(self) -> None:
+        self.is_congested = False
+        self.deadline_s = math.inf
+        if self._exchange is not None:
+            self._exchange.set_flowing(True)
+        elif self.wait is Wait.CLOSE:
+            self.deadline_s = self._loop.time() + LINGER_S
+        elif not self._transport.is_closing():
+            self._go_on()
+
+    @property
+    def _socket(self) -> socket.socket:
+        return cast(socket.socket, self._transport.get_extra_info("socket"))
+
+    # The crowd calls these.
+
+    @property
+    def is_sending(self) -> bool:
+        return self._transport.get_write_buffer_size() > 0
+
+    def expire(self) -> None:
+        is_lingering = self.wait is Wait.CLOSE
+        if self._transport.is_closing() or self.wait is Wait.NEXT_REQUEST:
+            self._transport.abort()
+        elif self.is_congested or (is_lingering and self._transport.get_write_buffer_size()):
+            self._expire_writing()
+        elif is_lingering:
+            self._transport.abort()
+        elif self._exchange is not None:
+            self._exchange.body.fail(
+                ClientStalled(
+                    f"The request body did not come within {self._patience.body_s:g} s and one "
+                    f"more for each {self._patience.min_body_bytes_per_s} bytes; send it faster."
+                )
+            )
+        elif self._reader is not None and self._reader.has_begun:
+            self._refuse(
+                ClientStalled(f"The request head did not come within {self._patience.head_s:g} s.")
+            )
+        else:
+            self._transport.abort()
+
+    def evict(self) -> None:
+        self._transport.abort()
+
+    # The request body calls these.
+
+    def set_reading(self, is_reading: bool) -> None:
+        if self._transport.is_closing():
+            return
+        self._is_reading = is_reading
+        if is_reading:
+            self._transport.resume_reading()
+            self._since_s = self._loop.time()
+            self._pace_body()
+        else:
+            self._transport.pause_reading()
+            self._wait_for_ever()
+
+    def invite_body(self) -> None:
+        self._transport.write(CONTINUE)
+
+    # The exchange calls these.
+
+    def must_close(self, *, is_last: bool = False) -> bool:
+        exchange, reader = self._exchange, self._reader
+        assert exchange is not None
+        self._will_close = (
+            is_last
+            or not exchange.head.keeps_alive
+            or self._service.is_draining
+            or not exchange.body.is_ended
+            or self._will_close
+            or (reader is not None and reader.has_overrun)
+        )
+        return self._will_close
+
+    def write(self, data: bytes) -> None:
+        if not self._transport.is_closing():
+            self._transport.write(data)
+
+    def end_answer(self) -> None:
+        exchange, self._exchange = self._exchange, None
+        if self._transport.is_closing():
+            return
+        self._wait_for_ever()
+        if self._will_close or exchange is None or not exchange.body.is_ended:
+            self._linger()
+        elif self.is_congested:
+            self.set_reading(False)  # no more answers before these are taken
+        else:
+            self._go_on()
+
+    def _go_on(self) -> None:
+        """To the next request, which may have come already."""
+        pipelined, self._pipelined = self._pipelined, b""
+        if not self._is_reading:
+            self.set_reading(True)
+        self._await_head(Wait.REQUEST if pipelined else Wait.NEXT_REQUEST)
+        if pipelined:
+            # Not from here: a client that pipelines a thousand requests is no recursion.
+            self._loop.call_soon(self._feed_if_open, pipelined)
+
+    def break_off(self) -> None:
+        exchange, self._exchange = self._exchange, None
+        if exchange is not None and exchange.head.is_http_1_0 and not self._transport.is_closing():
+            self._reset()
+        elif self.is_congested or not self._is_reading:
+            self._transport.abort()
+        else:
+            self._transport.close()
+
+    def _feed_if_open(self, data: bytes) -> None:
+        if not self._transport.is_closing() and self.wait is not Wait.CLOSE:
+            self.data_received(data)
+
+    def _feed(self, data: bytes) -> None:
+        reader = self._reader
+        if reader is None:
+            reader = self._reader = RequestReader(self._on_head, self._on_body)
+            is_begun = False
+        else:
+            is_begun = True
+        try:
+            rest = reader.feed(data)
+        except ProxyError as error:
+            self._will_close = True
+            if self._exchange is None:
+                self._refuse(error)
+            else:
+                self._exchange.body.fail(error)
+            return
+        if self._exchange is None:
+            if not is_begun:
+                self._await_head(Wait.REQUEST)
+            return
+        if reader.part is Part.NONE:
+            self._will_close = self._will_close or reader.has_overrun
+            self._reader = None
+            self._pipelined = rest
+            self._wait_for_ever()
+            self._exchange.body.end()
+        elif not self._exchange.body.is_held_back:
+            self._pace_body()
+
+    def _on_head(self, head: RequestHead) -> None:
+        head.peer = self.address
+        head.scheme = "https" if self._is_tls else "http"
+        self._crowd.serve(self)
+        self.deadline_s = math.inf
+        self._since_s = self._loop.time()
+        self._exchange = Exchange(head, RequestBody(head, self), self)
+        self._service.begin(self._exchange)
+
+    def _on_body(self, piece: bytes) -> None:
+        assert self._exchange is not None
+        self._exchange.body.feed(piece)
+
+    def _await_head(self, wait: Wait) -> None:
+        patience_s = (
+            self._patience.keepalive_s if wait is Wait.NEXT_REQUEST else self._patience.head_s
+        )
+        self.deadline_s = self._loop.time() + patience_s
+        if self.wait is not wait:
+            self._crowd.wait(self, wait, self._loop.time())
+
+    def _pace_body(self) -> None:
+        """As Apache's mod_reqtimeout does it: some seconds, and more for what has come."""
+        if self.is_congested or self._exchange is None:
+            return
+        if not self._exchange.body.is_ended:
+            earned_s = self._exchange.body.num_read_bytes / self._patience.min_body_bytes_per_s
+            self.deadline_s = self._since_s + self._patience.body_s + earned_s
+
+    def _wait_for_ever(self) -> None:
+        """But for a reader that takes nothing."""
+        if not self.is_congested:
+            self.deadline_s = math.inf
+
+    def _watch_unsent(self) -> None:
+        self._num_unsent_bytes = self._count_unsent()
+        self.deadline_s = self._loop.time() + self._patience.stall_s
+
+    def _count_unsent(self) -> int:
+        """With what the kernel holds: it makes room here in steps of up to megabytes."""
+        in_kernel = fcntl.ioctl(self._socket.fileno(), termios.TIOCOUTQ, bytes(4))
+        return self._transport.get_write_buffer_size() + int.from_bytes(in_kernel, sys.byteorder)
+
+    def _expire_writing(self) -> None:
+        """A client that has taken nothing is cut off; one that is only slow is not."""
+        if self._count_unsent() < self._num_unsent_bytes:
+            self._watch_unsent()
+            return
+        if self._exchange is not None:
+            self._exchange.abort(Outcome.CLIENT_STALLED)
+        self._transport.abort()
+
+    def _refuse(self, error: ProxyError) -> None:
+        self._transport.write(self._service.refuse(error))
+        self._linger()
+
+    def _linger(self) -> None:
+        """Close our side and wait for the client's: at once, it might lose what was sent last."""
+        self._reader = None
+        if self._is_tls:
+            self._transport.close()
+            return
+        self._crowd.wait(self, Wait.CLOSE, self._loop.time())
+        if not self.is_congested:
+            self._num_unsent_bytes = sys.maxsize  # what is left then is watched from there
+            self.deadline_s = self._loop.time() + LINGER_S
+        self._transport.resume_reading()
+        self._transport.write_eof()
+
+    def _discard(self, num_bytes: int) -> None:
+        self._num_discarded_bytes += num_bytes
+        if self._num_discarded_bytes > LINGER_BYTES:
+            self._transport.abort()
+
+    def _reset(self) -> None:
+        """Close with a reset in place of an orderly end: a body without framing looks whole."""
+        with socket.socket(fileno=os.dup(self._socket.fileno())) as own:
+            own.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self._transport.abort()

@@ -1,0 +1,252 @@
+"""The request as the proxy received it: what to forward, and what routing needs to know."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+from urllib.parse import unquote
+
+from proxy.clients.request_head import RequestHead
+from proxy.errors import BodyTooLarge, ProxyError
+
+# What is read of a body before an upstream is chosen: enough for a prompt of some 60 000 tokens.
+# A body up to this size is inspected and can be sent again to another upstream; beyond it the
+# rest is streamed through.
+INSPECTED_BYTES = 256 * 1024
+# The characters of a prompt that decide its replica: long enough to tell system prompts apart,
+# short enough that a growing conversation keeps its place.
+AFFINITY_CHARS = 256
+# The native routes name the model in their path.
+MODEL_ROUTES = ("inference", "predictions", "chat")
+# What answers with tokens, and so takes a user row.
+GENERATING_ROUTES = frozenset({*MODEL_ROUTES, "v1/completions", "v1/chat/completions"})
+
+
+class BodySource(Protocol):
+    """The connection that a body comes from."""
+
+    def set_reading(self, is_reading: bool) -> None: ...
+
+    def invite_body(self) -> None:
+        """Tell a client that asks first that its body is wanted."""
+        ...
+
+
+class RequestBody:
+    """A request's body: what has come of it, fed by its connection and read by its request.
+
+    Event loop only.
+    """
+
+    __slots__ = (
+        "_error",
+        "_is_invited",
+        "_num_held_bytes",
+        "_pieces",
+        "_source",
+        "_waiter",
+        "is_chunked",
+        "is_complete",
+        "is_ended",
+        "is_held_back",
+        "length",
+        "num_read_bytes",
+        "prefix",
+    )
+
+    def __init__(self, head: RequestHead, source: BodySource) -> None:
+        self.length = head.content_length
+        self.is_chunked = head.is_chunked
+        self.is_ended = not self.is_chunked and not self.length
+        self.is_complete = self.is_ended  # the prefix is all of it, so that it can be sent again
+        self.num_read_bytes = 0
+        self.prefix = b""
+        self.is_held_back = False  # enough is here for now
+        self._source = source
+        self._is_invited = not head.expects_continue
+        self._error: ProxyError | None = None
+        self._pieces: list[bytes] = []
+        self._num_held_bytes = 0
+        self._waiter: asyncio.Future[None] | None = None
+
+    @property
+    def is_present(self) -> bool:
+        return self.length is not None or self.is_chunked
+
+    def feed(self, piece: bytes) -> None:
+        """From the connection. It stops reading while more is held than is wanted."""
+        self.num_read_bytes += len(piece)
+        self._num_held_bytes += len(piece)
+        self._pieces.append(piece)
+        if self._num_held_bytes > INSPECTED_BYTES:
+            self._hold_back(True)
+        self._wake()
+
+    def fail(self, error: ProxyError) -> None:
+        """From the connection: the rest will not come."""
+        self._error = error
+        self._wake()
+
+    def end(self) -> None:
+        """From the connection: all of it has been fed."""
+        self.is_ended = True
+        self._wake()
+
+    async def read_prefix(
+        self, max_bytes: int, remedy: str = "send less, or have MAX_CONTENT_LENGTH raised"
+    ) -> None:
+        """Wait for the first INSPECTED_BYTES, or for all of it. Raises BodyTooLarge."""
+        if self.is_ended and not self._pieces:
+            return
+        too_large = BodyTooLarge(f"The request body exceeds {max_bytes} bytes; {remedy}.")
+        if (self.length or 0) > max_bytes:
+            raise too_large
+        while not self.is_ended and self._num_held_bytes < min(INSPECTED_BYTES, max_bytes + 1):
+            await self._wait()
+        if self.num_read_bytes > max_bytes:
+            raise too_large
+        self.prefix = self._take()
+        self.is_complete = self.is_ended and len(self.prefix) <= INSPECTED_BYTES
+
+    async def rest(self, max_bytes: int) -> AsyncIterator[bytes]:
+        """What follows the prefix, in pieces. May be iterated once. Raises BodyTooLarge."""
+        while True:
+            while not self._pieces and not self.is_ended:
+                await self._wait()
+            if self.num_read_bytes > max_bytes:
+                raise BodyTooLarge(
+                    f"The request body exceeds {max_bytes} bytes; send less, or have "
+                    "MAX_CONTENT_LENGTH raised."
+                )
+            if not self._pieces:
+                return
+            yield self._take()
+
+    def _take(self) -> bytes:
+        data = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
+        self._pieces.clear()
+        self._num_held_bytes = 0
+        self._hold_back(False)  # also behind its end, or the client's leaving would go unnoticed
+        return data
+
+    def _hold_back(self, is_held_back: bool) -> None:
+        if self.is_held_back is not is_held_back:
+            self.is_held_back = is_held_back
+            self._source.set_reading(not is_held_back)
+
+    async def _wait(self) -> None:
+        """For more of it, or its end. Raises what the connection failed with."""
+        if self._error is not None:
+            raise self._error
+        if not self._is_invited:
+            self._is_invited = True
+            self._source.invite_body()
+        self._waiter = asyncio.get_running_loop().create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+        if self._error is not None:
+            raise self._error
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+@dataclass(frozen=True, slots=True)
+class RoutingHints:
+    """What a request says about where it should go. All None for bodies that are not JSON."""
+
+    model: str | None = None
+    affinity_key: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class InboundRequest:
+    """One request, ready to be forwarded."""
+
+    head: RequestHead
+    body: RequestBody
+    hints: RoutingHints
+    team_id: str
+    takes_row: bool
+
+
+def target_fault(method: str, target: str) -> str | None:
+    """Why a request line is not forwarded; None when it names a path of ours.
+
+    The absolute form names a host of the client's choice and is meant for forward proxies;
+    CONNECT asks for a tunnel, TRACE for our own headers back. None has any business here.
+    """
+    if method in ("CONNECT", "TRACE"):
+        return f"Method {method} is not forwarded."
+    is_server_wide = target == "*" and method == "OPTIONS"
+    if is_server_wide or (target.startswith("/") and "#" not in target):
+        return None
+    return "The request target must be a path."
+
+
+def takes_row(method: str, path: str) -> bool:
+    """Whether a plain path is one that answers with tokens."""
+    first, _, rest = path.strip("/").partition("/")
+    return method == "POST" and (
+        first in GENERATING_ROUTES or f"{first}/{rest}" in GENERATING_ROUTES
+    )
+
+
+def read_hints(head: RequestHead, body: RequestBody) -> RoutingHints:
+    """Model, session and prompt of a JSON body; the native routes' model from the path only.
+
+    Those routes do not look for a model in the body, so one named there must not count.
+    """
+    if head.method == "GET" and not body.is_present:
+        return RoutingHints()
+    # Decoded before it is split, as the server behind us does: otherwise `/inference%2Fx` would
+    # be another model to us than to it.
+    parts = [part for part in unquote(head.target.partition("?")[0]).split("/") if part]
+    is_native = bool(parts) and parts[0] in MODEL_ROUTES
+    fields = _json_fields(head, body) or {}
+    model = (parts[1] if len(parts) > 1 else None) if is_native else fields.get("model")
+    return RoutingHints(
+        model=model if isinstance(model, str) else None, affinity_key=_affinity_key(fields)
+    )
+
+
+def _json_fields(head: RequestHead, body: RequestBody) -> dict[str, Any] | None:
+    content_type = head.get("content-type", "").lower()
+    if "json" not in content_type or not body.is_complete or not body.prefix:
+        return None
+    try:
+        fields = json.loads(body.prefix)
+    except (ValueError, RecursionError):
+        return None  # the upstream says what is wrong with it, better than we could
+    return fields if isinstance(fields, dict) else None
+
+
+def _affinity_key(fields: dict[str, Any]) -> str | None:
+    """The session, or what a conversation begins with, which stays the same as it grows."""
+    session_id = fields.get("session_id")
+    if isinstance(session_id, str) and session_id:
+        return f"session:{session_id}"
+    for name in ("text", "prompt", "messages", "input"):
+        if value := fields.get(name):
+            return f"prompt:{_beginning(value)[:AFFINITY_CHARS]}"
+    return None
+
+
+def _beginning(value: object) -> str:
+    """The first text of a prompt: for messages, up to and with the first one of the user."""
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list):
+        return ""
+    texts = []
+    for message in value:
+        if not isinstance(message, dict):
+            return str(value[0])
+        texts.append(str(message.get("content")))
+        if message.get("role") == "user":
+            break
+    return "\n".join(texts)

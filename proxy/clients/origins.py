@@ -1,0 +1,67 @@
+"""Web pages among the callers: whose page asks, and what it may read. Pure functions.
+
+A browser holds back an answer from a page of another origin unless the answer names that origin,
+and asks first (a preflight) before it sends a token or JSON for one. Which origins may is
+CORS_ORIGINS. Tokens in a header need no further care, as no page has them that was not given them.
+A token in a cookie goes along whoever's page it is, so there the page is looked at.
+"""
+
+from collections.abc import Collection
+from urllib.parse import urlsplit
+
+from proxy.clients.request_head import RequestHead
+from proxy.errors import Headers, OriginNotAllowed
+
+ANY_ORIGIN = "*"
+# No answer allows credentials, so a star means all headers; but it never includes this one.
+PREFLIGHT_HEADERS: Headers = [
+    ("Access-Control-Allow-Methods", "GET, POST, PUT, DELETE"),
+    ("Access-Control-Allow-Headers", "*, Authorization"),
+    ("Access-Control-Max-Age", "600"),
+]
+READABLE_HEADERS = ("Access-Control-Expose-Headers", "*")
+
+
+def is_preflight(head: RequestHead) -> bool:
+    return head.method == "OPTIONS" and "origin" in head and "access-control-request-method" in head
+
+
+def is_allowed(origin: str | None, allowed: Collection[str]) -> bool:
+    return origin is not None and (ANY_ORIGIN in allowed or origin in allowed)
+
+
+def cors_headers(origin: str | None, allowed: Collection[str]) -> Headers:
+    """What every answer carries so that an allowed page may read it; nothing by default."""
+    if not allowed:
+        return []
+    if ANY_ORIGIN in allowed:
+        return [("Access-Control-Allow-Origin", ANY_ORIGIN), READABLE_HEADERS]
+    vary = ("Vary", "Origin")
+    if origin is None or origin not in allowed:
+        return [vary]
+    return [("Access-Control-Allow-Origin", origin), READABLE_HEADERS, vary]
+
+
+def check_preflight(head: RequestHead, allowed: Collection[str]) -> None:
+    """Raises OriginNotAllowed for a preflight of an origin that is not allowed."""
+    origin = head.get("origin")
+    if is_preflight(head) and not is_allowed(origin, allowed):
+        raise OriginNotAllowed(
+            f"Pages of origin {str(origin)[:128]!r} may not use this proxy; "
+            "have it added to CORS_ORIGINS."
+        )
+
+
+def check_own_page(head: RequestHead) -> None:
+    """Raises OriginNotAllowed unless the browser says that a page of ours asks.
+
+    Sec-Fetch-Site says it best; browsers leave it out over plain HTTP to another machine.
+    """
+    site = head.get("sec-fetch-site")
+    origin = urlsplit(head.get("origin", "")[:256]).netloc.lower()
+    host = head.get("host", "").lower()
+    if site != "same-origin" if site is not None else not origin or origin != host:
+        raise OriginNotAllowed(
+            "With the login's cookie, only pages of this proxy may change something; "
+            "send the token as 'Authorization: Bearer' instead."
+        )

@@ -1,0 +1,1 @@
+"""The side of replicas: discovery, health, balancing, retries, and the requests sent to them."""

@@ -1,0 +1,382 @@
+"""The upstreams and the choice between them.
+
+Least busy user rows per weight, with a preference: requests of one session, or with the same
+prompt beginning, go to the replica that rendezvous hashing names for them, unless it is clearly
+busier than the rest. So a replica's prefix cache is met again without any table of sessions.
+
+A replica that says in its health check how many user rows it has gets no more generating requests
+than those and a few: the others are told to wait (AllRowsBusy).
+"""
+
+import hashlib
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
+from enum import Enum
+from urllib.parse import urlsplit
+
+import yaml
+
+from proxy.clients.inbound import RoutingHints
+from proxy.errors import AllRowsBusy, UpstreamNotReady, UpstreamUnreachable
+from proxy.upstreams.connections import ConnectionPool
+
+log = logging.getLogger(__name__)
+
+# A preferred replica is left when it has more than this times the mean load, plus the slack.
+# (Consistent hashing with bounded loads, Mirrokni, Thorup and Zadimoghaddam, 2018.)
+MAX_LOAD_FACTOR = 1.25
+LOAD_SLACK = 2.0
+# Answers that were broken, garbled or late before an upstream is left alone for a while;
+# one refused connection is enough.
+MAX_FAILURES = 3
+FIRST_COOLDOWN_S = 2.0
+MAX_COOLDOWN_S = 60.0
+# Health checks in a row without any answer before an upstream is not even tried for want of
+# another: a request would wait as long as it may. One may have been a moment's load.
+MAX_SILENT_CHECKS = 2
+# What an upstream that does not say how many user rows it has is taken for, beside those that do.
+USUAL_ROWS = 32
+# Beyond its rows a replica gets one request for so many of them, so that no row has to wait for
+# its next request to come over the network.
+ROWS_PER_QUEUED = 8
+
+
+class Health(Enum):
+    """What a health check found."""
+
+    READY = "ready"
+    NOT_READY = "not ready"
+    SILENT = "silent"  # no answer in time
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """An upstream's user rows, as it says itself; `num_taken` with those that wait for one."""
+
+    num: int
+    num_taken: int
+
+
+@dataclass(frozen=True, slots=True)
+class UpstreamSpec:
+    """One line of the upstreams file. Without `models` it takes requests for any model."""
+
+    url: str
+    weight: float = 1.0
+    health_path: str = "/ready"
+    models: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        parts = urlsplit(self.url)
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query:
+            raise ValueError(f"url={self.url!r}; expected http(s)://host[:port][/path]")
+        if not 0 < self.weight < math.inf:
+            raise ValueError(f"weight={self.weight} of {self.url}; expected a number above 0")
+        if not self.health_path.startswith("/"):
+            raise ValueError(f"health_path={self.health_path!r} of {self.url}; must begin with /")
+
+    @property
+    def netloc(self) -> str:
+        return urlsplit(self.url).netloc.rpartition("@")[2]
+
+    @property
+    def base_path(self) -> str:
+        return urlsplit(self.url).path.rstrip("/")
+
+
+@dataclass(slots=True, eq=False)
+class Upstream:
+    """One server and what we know of it. Its fields belong to the Balancer's lock."""
+
+    spec: UpstreamSpec
+    pool: ConnectionPool
+    in_flight: int = 0
+    health: Health = Health.READY
+    num_silent_checks: int = 0  # in a row
+    num_failures: int = 0
+    cooldown_s: float = FIRST_COOLDOWN_S
+    ejected_until_s: float = 0.0
+    was_unreachable: bool = False  # why it was ejected, as opposed to for broken answers
+    rows: Rows | None = None  # None: it does not say
+    num_taken_by_others: int = 0  # of its rows, at the last health check
+    is_full: bool = False  # it said so itself, and no row of it has come free since
+    num_streams: int = 0  # answers that come token by token
+    last_piece_s: float = 0.0  # when the last piece of any of them came
+    name: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.name = self.spec.netloc + self.spec.base_path
+
+    def load(self, num_more: int = 0) -> float:
+        """Requests per weight, as if it had the usual number of rows."""
+        num_rows = self.rows.num if self.rows else USUAL_ROWS
+        num_requests = self.in_flight + self.num_taken_by_others + num_more
+        return num_requests / self.spec.weight * USUAL_ROWS / num_rows
+
+    def has_row(self) -> bool:
+        """Whether one more request finds a row, or will as soon as one comes free."""
+        if self.rows is None:
+            return True
+        room = self.rows.num + max(1, self.rows.num // ROWS_PER_QUEUED)
+        return not self.is_full and self.in_flight + self.num_taken_by_others < room
+
+
+@dataclass(frozen=True, slots=True)
+class UpstreamStatus:
+    """A snapshot for those who watch."""
+
+    name: str
+    in_flight: int
+    is_usable: bool
+
+
+class Balancer:
+    """Chooses upstreams and remembers their failures. Any thread."""
+
+    def __init__(
+        self,
+        specs: Sequence[UpstreamSpec],
+        connect_timeout_s: float,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        max_in_flight: int = 4096,
+        stall_timeout_s: float = math.inf,
+    ) -> None:
+        """`max_in_flight` is of each upstream; `stall_timeout_s` for how long all its streams may
+        bring nothing before it gets no more."""
+        self._connect_timeout_s = connect_timeout_s
+        self._max_in_flight = max_in_flight
+        self._stall_timeout_s = stall_timeout_s
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._upstreams: tuple[Upstream, ...] = ()
+        self.replace(specs)
+
+    @property
+    def upstreams(self) -> tuple[Upstream, ...]:
+        return self._upstreams
+
+    def replace(self, specs: Sequence[UpstreamSpec]) -> None:
+        """Take a new list. Upstreams that stay keep their state; streams of the others run on."""
+        with self._lock:
+            known = {upstream.spec: upstream for upstream in self._upstreams}
+            kept = tuple(known.pop(spec) if spec in known else self._make(spec) for spec in specs)
+            self._upstreams = kept
+        for gone in known.values():
+            gone.pool.close()
+
+    def snapshot(self) -> tuple[UpstreamStatus, ...]:
+        with self._lock:
+            return tuple(
+                UpstreamStatus(upstream.name, upstream.in_flight, self._is_usable(upstream))
+                for upstream in self._upstreams
+            )
+
+    def is_ready(self) -> bool:
+        with self._lock:
+            return any(self._is_usable(upstream) for upstream in self._upstreams)
+
+    def choose(
+        self,
+        hints: RoutingHints,
+        excluded: AbstractSet[Upstream] = frozenset(),
+        *,
+        takes_row: bool = False,
+    ) -> Upstream:
+        """The upstream for a request, counted as in flight until `finish`.
+
+        When all that are ready have been ejected, one of them is tried all the same: an upstream's
+        own answer says more than our memory. Raises UpstreamUnreachable when all are excluded,
+        UpstreamNotReady when none passes its health checks, and AllRowsBusy when waiting helps.
+        """
+        with self._lock:
+            serving = [
+                upstream
+                for upstream in self._upstreams
+                if upstream not in excluded
+                and (not upstream.spec.models or hints.model in upstream.spec.models)
+            ]
+            if not serving:
+                raise UpstreamUnreachable(
+                    f"no upstream left for model {hints.model!r} of {len(self._upstreams)}"
+                )
+            usable = [upstream for upstream in serving if self._is_usable(upstream)]
+            candidates = usable or [upstream for upstream in serving if _may_answer(upstream)]
+            if not candidates:
+                states = (f"{upstream.name} is {upstream.health.value}" for upstream in serving)
+                raise UpstreamNotReady(", ".join(states))
+            free = [upstream for upstream in candidates if self._has_room(upstream, takes_row)]
+            if not free:
+                raise AllRowsBusy(", ".join(f"{u.name} has {u.in_flight}" for u in candidates))
+            chosen = self._pick(free, hints.affinity_key)
+            chosen.in_flight += 1
+            return chosen
+
+    def has_alternative(self, hints: RoutingHints, excluded: AbstractSet[Upstream]) -> bool:
+        """Whether a usable upstream is left beside `excluded`."""
+        with self._lock:
+            return any(
+                self._is_usable(upstream)
+                and (not upstream.spec.models or hints.model in upstream.spec.models)
+                for upstream in self._upstreams
+                if upstream not in excluded
+            )
+
+    def finish(self, upstream: Upstream, *, had_row: bool = True) -> None:
+        """`had_row`: it was not refused for want of one."""
+        with self._lock:
+            upstream.in_flight -= 1
+            if had_row:
+                upstream.is_full = False
+
+    def report_full(self, upstream: Upstream) -> bool:
+        """It said that it takes no more. Returns whether to wait for a row of it."""
+        with self._lock:
+            upstream.is_full = upstream.rows is not None
+            return upstream.is_full
+
+    def begin_stream(self, upstream: Upstream) -> None:
+        with self._lock:
+            upstream.num_streams += 1
+            upstream.last_piece_s = self._clock()
+
+    def end_stream(self, upstream: Upstream) -> None:
+        with self._lock:
+            upstream.num_streams -= 1
+
+    def note_piece(self, upstream: Upstream) -> None:
+        """A piece of a stream has come. Without the lock, as it is one assignment."""
+        upstream.last_piece_s = self._clock()
+
+    def report_success(self, upstream: Upstream) -> None:
+        with self._lock:
+            upstream.num_failures = 0
+            upstream.cooldown_s = FIRST_COOLDOWN_S
+
+    def report_failure(self, upstream: Upstream, *, is_unreachable: bool = False) -> None:
+        """Count a failure; leave the upstream alone for a while when there are too many."""
+        with self._lock:
+            upstream.num_failures += 1
+            if not is_unreachable and upstream.num_failures < MAX_FAILURES:
+                return
+            upstream.num_failures = 0
+            upstream.ejected_until_s = self._clock() + upstream.cooldown_s
+            upstream.was_unreachable = is_unreachable
+            cooldown_s = upstream.cooldown_s
+            upstream.cooldown_s = min(2 * cooldown_s, MAX_COOLDOWN_S)
+        log.warning("upstream %s ejected for %g s", upstream.name, cooldown_s)
+
+    def report_health(self, upstream: Upstream, health: Health, rows: Rows | None = None) -> None:
+        """The result of an active check. One that got through also ends an ejection for being
+        unreachable; answers that break say nothing in a health check's favour.
+        """
+        with self._lock:
+            has_changed = upstream.health is not health
+            upstream.health = health
+            is_silent = health is Health.SILENT
+            upstream.num_silent_checks = upstream.num_silent_checks + 1 if is_silent else 0
+            if not is_silent:
+                upstream.rows, upstream.is_full = rows, False
+                num_taken = rows.num_taken if rows else 0
+                upstream.num_taken_by_others = max(0, num_taken - upstream.in_flight)
+            if health is Health.READY and upstream.was_unreachable:
+                upstream.ejected_until_s = 0.0
+        if has_changed:
+            level = logging.INFO if health is Health.READY else logging.WARNING
+            log.log(level, "upstream %s is %s", upstream.name, health.value)
+
+    def close(self) -> None:
+        for upstream in self._upstreams:
+            upstream.pool.close()
+
+    def _make(self, spec: UpstreamSpec) -> Upstream:
+        parts = urlsplit(spec.url)
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+        pool = ConnectionPool(parts.scheme, parts.hostname or "", port, self._connect_timeout_s)
+        return Upstream(spec, pool)
+
+    def _is_usable(self, upstream: Upstream) -> bool:
+        now_s = self._clock()
+        is_stalled = upstream.num_streams > 0 and (
+            now_s - upstream.last_piece_s > self._stall_timeout_s
+        )
+        return (
+            upstream.health is Health.READY and upstream.ejected_until_s <= now_s and not is_stalled
+        )
+
+    def _has_room(self, upstream: Upstream, takes_row: bool) -> bool:
+        if upstream.in_flight >= self._max_in_flight:
+            return False
+        return upstream.has_row() if takes_row else True
+
+    def _pick(self, candidates: Sequence[Upstream], affinity_key: str | None) -> Upstream:
+        least = min(candidates, key=lambda upstream: upstream.load(1))
+        if affinity_key is None or len(candidates) == 1:
+            return least
+        preferred = max(candidates, key=lambda upstream: _rendezvous(affinity_key, upstream.spec))
+        total_weight = sum(upstream.spec.weight for upstream in candidates)
+        in_all = sum(upstream.load() * upstream.spec.weight for upstream in candidates)
+        mean_load = (in_all + 1) / total_weight
+        bound = MAX_LOAD_FACTOR * mean_load + LOAD_SLACK
+        return preferred if preferred.load() <= bound else least
+
+
+def _may_answer(upstream: Upstream) -> bool:
+    """Whether it is worth trying although it is not ready, or has been ejected."""
+    if upstream.health is Health.SILENT:
+        return upstream.num_silent_checks < MAX_SILENT_CHECKS
+    return upstream.health is Health.READY
+
+
+def _rendezvous(key: str, spec: UpstreamSpec) -> float:
+    """The spec's score for a key; the highest wins, each in proportion to its weight.
+
+    Weighted rendezvous hashing: -weight / ln(hash), the hash uniform in (0, 1).
+    """
+    # JSON may hold half a surrogate pair, which plain UTF-8 has no bytes for.
+    text = f"{spec.url}\0{key}".encode("utf-8", "surrogatepass")
+    digest = hashlib.blake2b(text, digest_size=8).digest()
+    uniform = (int.from_bytes(digest, "big") + 1) / (2**64 + 2)
+    return -spec.weight / math.log(uniform)
+
+
+def parse_upstreams(text: str) -> tuple[UpstreamSpec, ...]:
+    """The upstreams file: a YAML list of urls or mappings. ValueError names the faulty entry."""
+    try:
+        document = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ValueError(f"not YAML: {error}") from error
+    entries = document.get("upstreams") if isinstance(document, dict) else None
+    if not isinstance(entries, list) or not entries:
+        raise ValueError("expected a non-empty list under 'upstreams'")
+    specs = tuple(_parse_entry(entry) for entry in entries)
+    if len({spec.url for spec in specs}) < len(specs):
+        raise ValueError("an upstream is listed twice; raise its weight instead")
+    return specs
+
+
+def _parse_entry(entry: object) -> UpstreamSpec:
+    if isinstance(entry, str):
+        return UpstreamSpec(entry)
+    if not isinstance(entry, dict) or "url" not in entry:
+        raise ValueError(f"upstream {entry!r} has no url")
+    if unknown := set(entry) - {"url", "weight", "health_path", "models"}:
+        raise ValueError(f"upstream {entry['url']}: unknown keys {sorted(map(str, unknown))}")
+    models = entry.get("models", ())
+    if not isinstance(models, (list, tuple)):
+        raise ValueError(f"upstream {entry['url']}: models must be a list")
+    try:
+        weight = float(entry.get("weight", 1.0))
+    except (TypeError, ValueError):
+        raise ValueError(f"upstream {entry['url']}: weight must be a number") from None
+    return UpstreamSpec(
+        url=str(entry["url"]),
+        weight=weight,
+        health_path=str(entry.get("health_path", "/ready")),
+        models=tuple(map(str, models)),
+    )

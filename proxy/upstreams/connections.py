@@ -1,0 +1,62 @@
+"""Kept-alive connections to one upstream. Event loop only."""
+
+import asyncio
+import socket
+import ssl
+
+from proxy.upstreams.reply import UpstreamConnection
+
+# Below the 75 s after which the API's gunicorn closes an idle connection.
+MAX_IDLE_S = 60.0
+MAX_IDLE_CONNECTIONS = 256
+KEEPALIVE_IDLE_S = 60
+
+
+class ConnectionPool:
+    """Idle connections to one address, the most recently used first."""
+
+    def __init__(self, scheme: str, host: str, port: int, connect_timeout_s: float) -> None:
+        self._host = host
+        self._port = port
+        self._connect_timeout_s = connect_timeout_s
+        self._tls = ssl.create_default_context() if scheme == "https" else None
+        self._idle: list[UpstreamConnection] = []
+        self._is_closed = False
+
+    def take_idle(self) -> UpstreamConnection | None:
+        """A live idle connection, if there is one."""
+        fresh_s = asyncio.get_running_loop().time() - MAX_IDLE_S
+        while self._idle:
+            connection = self._idle.pop()
+            if not connection.is_closed and connection.idle_since_s > fresh_s:
+                return connection
+            connection.abort()
+        return None
+
+    def release(self, connection: UpstreamConnection) -> None:
+        """Keep it if it can serve again; close it if not."""
+        is_kept = connection.can_be_reused and not self._is_closed
+        if is_kept and len(self._idle) < MAX_IDLE_CONNECTIONS:
+            connection.rest()
+            self._idle.append(connection)
+        else:
+            connection.abort()
+
+    def close(self) -> None:
+        """Closes idle connections; those in use close when they are released."""
+        idle, self._idle, self._is_closed = self._idle, [], True
+        for connection in idle:
+            connection.abort()
+
+    async def connect(self) -> UpstreamConnection:
+        """A new one. Raises OSError or TimeoutError when the upstream cannot be reached."""
+        loop = asyncio.get_running_loop()
+        async with asyncio.timeout(self._connect_timeout_s):
+            transport, connection = await loop.create_connection(
+                UpstreamConnection, self._host, self._port, ssl=self._tls
+            )
+        # A stream has no read time-out, so a machine that died must be found by probes.
+        sock = transport.get_extra_info("socket")
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_IDLE_S)
+        return connection

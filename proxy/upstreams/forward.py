@@ -1,0 +1,271 @@
+"""Sends a request to an upstream and brings the head of its answer. Event loop only.
+
+A request is tried on another upstream only while it is certain that nothing has processed it: the
+connection was refused, or the answer was 503, and in both cases the whole body is still in hand.
+"""
+
+import asyncio
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
+from typing import Any
+
+from httptools import HttpParserError
+
+from proxy.clients.inbound import InboundRequest
+from proxy.errors import (
+    AllRowsBusy,
+    Headers,
+    ProxyError,
+    UpstreamBroken,
+    UpstreamTimeout,
+    UpstreamUnreachable,
+)
+from proxy.upstreams.balancer import Balancer, Upstream
+from proxy.upstreams.headers import Identity, upstream_headers
+from proxy.upstreams.reply import Receiver, ReplyHead, StaleConnection, UpstreamConnection
+from proxy.upstreams.retries import RetryBudget
+from proxy.upstreams.waiting_room import WaitingRoom
+
+SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+
+
+@dataclass(slots=True)
+class Reply:
+    """An answer whose head has come. `close` exactly once."""
+
+    upstream: Upstream
+    connection: UpstreamConnection
+    head: ReplyHead
+    forwarder: "Forwarder"
+    upload: asyncio.Task[None] | None = None
+    is_stream: bool = field(init=False)
+    is_held_back: bool = False
+
+    def __post_init__(self) -> None:
+        self.is_stream = self.head.length is None and not self.connection.is_whole
+        if self.is_stream:
+            self.forwarder.balancer.begin_stream(self.upstream)
+
+    @property
+    def has_unframed_body(self) -> bool:
+        """Whether how long its body is shows at its end only."""
+        return self.head.length is None and not self.connection.is_bodyless
+
+    def relay(self, receiver: Receiver) -> asyncio.Future[None]:
+        """The body, in the pieces in which it arrives. Raises StreamBroken."""
+        return self.connection.relay(receiver)
+
+    def set_reading(self, is_reading: bool) -> None:
+        """A stream that is held back for its client's sake says nothing of its upstream."""
+        self.connection.set_reading(is_reading)
+        if self.is_stream and self.is_held_back is is_reading:
+            self.is_held_back = not is_reading
+            balancer = self.forwarder.balancer
+            (balancer.begin_stream if is_reading else balancer.end_stream)(self.upstream)
+
+    def close(self) -> None:
+        """Give the connection back if it can serve again; close it at once if not."""
+        balancer = self.forwarder.balancer
+        if self.is_stream and not self.is_held_back:
+            balancer.end_stream(self.upstream)
+        if self.upload is not None and not _is_whole(self.upload):
+            self.upload.cancel()
+            self.connection.abort()
+        else:
+            self.upstream.pool.release(self.connection)
+        self.forwarder.finish(self.upstream, had_row=self.head.status != 503)
+
+
+class Forwarder:
+    """Opens replies."""
+
+    def __init__(
+        self,
+        balancer: Balancer,
+        first_byte_timeout_s: float,
+        max_body_bytes: int,
+        max_waiting: int,
+        queue_timeout_s: float,
+    ) -> None:
+        """`max_waiting` requests may wait for a row at a time."""
+        self.balancer = balancer
+        self.room = WaitingRoom(self._choose, self.finish, max_waiting)
+        self._retries = RetryBudget()
+        self._queue_timeout_s = queue_timeout_s
+        # In the order of their deadlines, as all have the same time.
+        self._deadline_s: dict[UpstreamConnection, float] = {}
+        self._first_byte_timeout_s = first_byte_timeout_s
+        self._max_body_bytes = max_body_bytes
+
+    def finish(self, upstream: Upstream, *, had_row: bool = True) -> None:
+        """A request is over, and its row, if it had one, may be the next one's."""
+        self.balancer.finish(upstream, had_row=had_row)
+        if len(self.room):
+            self.room.admit()
+
+    async def open(self, request: InboundRequest, identity: Identity) -> Reply:
+        """Send the request and wait for the head of the answer.
+
+        Raises UpstreamUnreachable, UpstreamBroken, UpstreamTimeout, UpstreamNotReady, AllRowsBusy,
+        or what the body's connection failed with.
+        """
+        head = upstream_headers(request.head, identity)
+        tried: set[Upstream] = set()
+        unreachable: UpstreamUnreachable | None = None
+        self._retries.note_request()
+        deadline_s = asyncio.get_running_loop().time() + self._queue_timeout_s
+        while True:
+            try:
+                upstream = self._free_upstream(request, tried) or await self.room.enter(
+                    request, tried, deadline_s
+                )
+            except UpstreamUnreachable as error:
+                raise unreachable or error from None
+            try:
+                reply = await self._try(upstream, request, head)
+            except UpstreamUnreachable as error:
+                tried.add(upstream)
+                unreachable = error
+                continue
+            if reply.head.status == 503 and self._may_go_elsewhere(request, upstream, tried):
+                reply.close()
+                continue
+            return reply
+
+    def _free_upstream(self, request: InboundRequest, tried: set[Upstream]) -> Upstream | None:
+        """None for a request that has to wait, for a row or for those that do already."""
+        if request.takes_row and len(self.room):
+            return None
+        try:
+            return self._choose(request, tried)
+        except AllRowsBusy:
+            return None
+
+    def _choose(self, request: InboundRequest, tried: AbstractSet[Upstream]) -> Upstream:
+        return self.balancer.choose(request.hints, tried, takes_row=request.takes_row)
+
+    def _may_go_elsewhere(
+        self, request: InboundRequest, upstream: Upstream, tried: set[Upstream]
+    ) -> bool:
+        """Whether a 503 is not the last word: another upstream may do, or a row of this one."""
+        if not request.body.is_complete:
+            return False
+        is_worth_waiting = request.takes_row and self.balancer.report_full(upstream)
+        if not is_worth_waiting:
+            tried.add(upstream)
+            if not self.balancer.has_alternative(request.hints, tried):
+                return False
+        return self._retries.try_spend()
+
+    async def _try(self, upstream: Upstream, request: InboundRequest, fields: Headers) -> Reply:
+        """One upstream: finished here on failure, in the reply's `close` otherwise."""
+        try:
+            while True:
+                connection = upstream.pool.take_idle() or await self._connect(upstream)
+                try:
+                    return await self._converse(upstream, connection, request, fields)
+                except StaleConnection as error:
+                    if request.head.method in SAFE_METHODS and request.body.is_complete:
+                        continue
+                    raise UpstreamBroken(f"{upstream.name}: {error!r}") from error
+        except UpstreamUnreachable:
+            self.balancer.report_failure(upstream, is_unreachable=True)
+            self.finish(upstream)
+            raise
+        except (UpstreamBroken, UpstreamTimeout):
+            self.balancer.report_failure(upstream)
+            self.finish(upstream)
+            raise
+        except BaseException:
+            self.finish(upstream)
+            raise
+
+    async def _connect(self, upstream: Upstream) -> UpstreamConnection:
+        try:
+            return await upstream.pool.connect()
+        except (OSError, TimeoutError) as error:
+            raise UpstreamUnreachable(f"{upstream.name}: {error!r}") from error
+
+    async def _converse(
+        self,
+        upstream: Upstream,
+        connection: UpstreamConnection,
+        request: InboundRequest,
+        fields: Headers,
+    ) -> Reply:
+        upload: asyncio.Task[None] | None = None
+        try:
+            connection.begin(request.head.method, _request_bytes(upstream, request, fields))
+            if not request.body.is_complete:
+                upload = asyncio.create_task(self._upload(connection, request))
+                await self._uploaded_or_answered(upload, connection)
+            now_s = asyncio.get_running_loop().time()
+            self._deadline_s[connection] = now_s + self._first_byte_timeout_s
+            head = await connection.answered()
+            self.balancer.report_success(upstream)
+            return Reply(upstream, connection, head, self, upload)
+        except BaseException as error:
+            if upload is not None:
+                upload.cancel()
+            connection.abort()
+            if isinstance(error, UpstreamBroken):
+                raise UpstreamBroken(f"{upstream.name}: {error.reason}") from error
+            if isinstance(error, (ProxyError, StaleConnection)):
+                raise
+            if isinstance(error, (OSError, EOFError, ValueError, HttpParserError)):
+                raise UpstreamBroken(f"{upstream.name}: {error!r}") from error
+            raise
+        finally:
+            self._deadline_s.pop(connection, None)
+
+    def sweep(self, now_s: float) -> None:
+        """Give up on those that let us wait too long. Called a few times a second."""
+        for connection, deadline_s in list(self._deadline_s.items()):
+            if deadline_s > now_s:
+                break
+            connection.give_up(UpstreamTimeout(self._first_byte_timeout_s))
+
+    async def _upload(self, connection: UpstreamConnection, request: InboundRequest) -> None:
+        is_chunked = request.body.length is None
+        async for piece in request.body.rest(self._max_body_bytes):
+            await connection.send(b"%x\r\n%b\r\n" % (len(piece), piece) if is_chunked else piece)
+        if is_chunked:
+            await connection.send(b"0\r\n\r\n")
+
+    async def _uploaded_or_answered(
+        self, upload: asyncio.Task[None], connection: UpstreamConnection
+    ) -> None:
+        """An upstream may answer (413, say) before it has all of the body. Raises the upload's."""
+        answer = connection.answered()
+        try:
+            either: set[asyncio.Future[Any]] = {upload, answer}
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            if upload.done():
+                upload.result()
+            elif answer.exception() is not None:
+                upload.cancel()
+        finally:
+            if not answer.cancel() and not answer.cancelled():
+                answer.exception()  # is asked for again by whoever waits for the answer
+
+
+def _is_whole(upload: asyncio.Task[None]) -> bool:
+    return upload.done() and not upload.cancelled() and upload.exception() is None
+
+
+def _request_bytes(upstream: Upstream, request: InboundRequest, fields: Headers) -> bytes:
+    """The request's head, and what there is of its body."""
+    head, body = request.head, request.body
+    target = head.target if head.target == "*" else upstream.spec.base_path + head.target
+    lines = [f"{head.method} {target} HTTP/1.1", f"Host: {upstream.spec.netloc}"]
+    lines += [f"{name}: {value}" for name, value in fields]
+    prefix = body.prefix
+    if body.is_complete:
+        if body.is_present:
+            lines.append(f"Content-Length: {len(prefix)}")
+    elif body.length is None:
+        lines.append("Transfer-Encoding: chunked")
+        prefix = b"%x\r\n%b\r\n" % (len(prefix), prefix)
+    else:
+        lines.append(f"Content-Length: {body.length}")
+    return "\r\n".join([*lines, "\r\n"]).encode("latin-1") + prefix

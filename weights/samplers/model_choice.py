@@ -1,0 +1,49 @@
+"""Which model to believe: the one that best predicts every trial from all the others."""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from weights.samplers.cost_model import Fit
+from weights.samplers.linear import fit_bowl, fit_total_time
+from weights.samplers.stages import fit_slowest_stage
+from weights.samplers.surrogate import Surrogate, fit_surrogate
+from weights.samplers.trials import Trials
+
+MARGIN = 3.0  # in log evidence: twenty to one
+# That models are fitted to: the cheapest and the newest. The cheapest of noisy trials are the
+# lucky ones, so few of them mislead.
+MAX_TRIALS = 256
+NEAR_TRIALS = 128  # that a surrogate is fitted to when it proposes
+
+STRUCTURES: Sequence[Callable[[Trials, np.random.Generator], Fit]] = (
+    fit_slowest_stage,
+    fit_total_time,
+    fit_bowl,
+)
+
+
+def most_trusted(trials: Trials, rng: np.random.Generator) -> Fit:
+    """The first fit that no other clearly beats. Metrics of both signs are no times: then no
+    structure is tried."""
+    told = trials.most_telling(MAX_TRIALS)
+    fits: list[Fit] = [fit(told, rng) for fit in STRUCTURES] if trials.scale.is_log else []
+    fits.append(fit_surrogate(told, rng))
+    return next(fit for fit in fits if not any(clearly_beats(other, fit) for other in fits))
+
+
+def guide(trials: Trials, rng: np.random.Generator) -> Fit:
+    """What proposes: the trusted model. A surrogate is equally smooth everywhere, so bad weights
+    blur what it sees among the good ones: it is fitted again without most of the bad. This favours
+    lucky trials, which costs a trial at most; what is reported best is judged by all of them."""
+    fit = most_trusted(trials, rng)
+    if isinstance(fit, Surrogate) and len(trials) > NEAR_TRIALS:
+        return fit_surrogate(trials.most_telling(NEAR_TRIALS), rng)
+    return fit
+
+
+def clearly_beats(other: Fit, fit: Fit) -> bool:
+    """Whether the difference in evidence is over MARGIN and over two standard errors of it."""
+    difference = other.evidence - fit.evidence
+    error = np.sqrt(len(difference)) * float(difference.std())
+    return bool(difference.sum() > max(MARGIN, 2.0 * error))
