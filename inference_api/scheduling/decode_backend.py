@@ -240,11 +240,14 @@ class DecodeBackend:
         with self._model_time():
             for copy in step.copies:
                 self.runner.copy_prefix(*copy)
-            drawn = self.runner.step(step.chunks, step.inputs)
-        self._events += step.accept(drawn)
+            results = self.runner.step(step.rows)
+        for progress in step.accept(results):
+            if len(progress.step.token_ids) > 1:  # drafted: some of it may be wrong
+                self.runner.keep(progress.step, progress.accepted)
+            self._events.append((progress.session_id, progress.event))
+            self._totals.generated_tokens += len(progress.event.token_ids) or 1
         self._totals.prefilled_tokens += step.prefilled_tokens
         self._totals.reused_tokens += step.reused_tokens
-        self._totals.generated_tokens += len(step.decoding)
         if step.decoding:
             self._on_decoded(len(step.decoding))
 

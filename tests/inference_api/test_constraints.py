@@ -46,13 +46,13 @@ def constrained_row() -> UserRow:
 
 def test_complete_answer_ends_without_an_end_token() -> None:
     row = constrained_row()
-    assert row.take_input().allowed == b"\xff"
-    assert row.accept(Drawn(1), batch_size=1).finish_reason is None
-    assert row.accept(Drawn(2), batch_size=1).finish_reason is FinishReason.STOP
+    assert row.take_step().draws[0].allowed == b"\xff"
+    assert row.accept([Drawn(1)], batch_size=1).finish_reason is None
+    assert row.accept([Drawn(2)], batch_size=1).finish_reason is FinishReason.STOP
 
 
 def test_grammar_that_fails_ends_its_own_row_with_an_error() -> None:
-    event = constrained_row().accept(Drawn(9), batch_size=1)
+    event = constrained_row().accept([Drawn(9)], batch_size=1)
     assert event.finish_reason is FinishReason.ERROR
     assert isinstance(event.error, ConstraintFailed)
 

@@ -12,10 +12,10 @@ import torch
 from inference_api.engine import hardware
 from inference_api.engine.engine_runner import EngineRunner
 from inference_api.engine.options import EngineOptions
-from inference_api.engine.runner import DecodeInput, PrefillChunk
+from inference_api.engine.runner import RowStep
 from inference_api.errors import StartupError
-from inference_api.request import SamplingParams
 from tests.inference_api.engine.conftest import TinyModel
+from tests.inference_api.engine.steps import draw_next
 from tests.inference_api.engine.tiny_models import CONTEXT, EOS, VOCAB_SIZE
 
 Tiny = Callable[[str], TinyModel]
@@ -48,8 +48,7 @@ def test_warm_up_runs_with_a_single_row_and_with_many(folder: Path) -> None:
         runner = EngineRunner(folder, EngineOptions(max_rows=max_rows, max_seq_len=64))
         runner.load()
         runner.warm_up()
-        alone = DecodeInput(0, 1, 0, SamplingParams(temperature=0.0), (1,), ())
-        assert len(runner.step([], [alone])) == 1
+        assert draw_next(runner, 0, (1,), ()).token_id < VOCAB_SIZE
 
 
 def test_small_models_leave_the_other_cores_alone(folder: Path) -> None:
@@ -60,9 +59,8 @@ def test_small_models_leave_the_other_cores_alone(folder: Path) -> None:
 def test_last_position_of_the_context_can_be_used(folder: Path) -> None:
     runner = EngineRunner(folder, EngineOptions(device="cpu", max_rows=2, max_seq_len=50))
     runner.load()
-    runner.step([PrefillChunk(1, 0, [5] * 49)], [])
-    greedy = SamplingParams(temperature=0.0)
-    assert len(runner.step([], [DecodeInput(1, 5, 49, greedy, [5] * 50, [])])) == 1
+    runner.step([RowStep(1, 0, [5] * 49)])
+    assert draw_next(runner, 1, [5] * 50, []).token_id < VOCAB_SIZE
 
 
 def test_sharded_weights_load_like_a_single_file(tiny_model: Tiny, tmp_path: Path) -> None:
@@ -73,8 +71,7 @@ def test_sharded_weights_load_like_a_single_file(tiny_model: Tiny, tmp_path: Pat
     for each in (folder, tmp_path):
         runner = EngineRunner(each, EngineOptions(device="cpu", max_rows=1, max_seq_len=64))
         runner.load()
-        greedy = SamplingParams(temperature=0.0)
-        tokens.append(runner.step([], [DecodeInput(0, 7, 0, greedy, [7], [])]))
+        tokens.append(draw_next(runner, 0, [7], []))
     assert tokens[0] == tokens[1]
 
 
