@@ -241,11 +241,11 @@ class DecodeBackend:
             for copy in step.copies:
                 self.runner.copy_prefix(*copy)
             results = self.runner.step(step.rows)
-        for progress in step.accept(results):
-            if len(progress.step.token_ids) > 1:  # drafted: some of it may be wrong
-                self.runner.keep(progress.step, progress.accepted)
-            self._events.append((progress.session_id, progress.event))
-            self._totals.generated_tokens += len(progress.event.token_ids) or 1
+        events = step.accept(results)
+        for drafted, accepted in step.kept:
+            self.runner.keep(drafted, accepted)
+        self._events += events
+        self._totals.generated_tokens += sum([len(event.token_ids) or 1 for _, event in events])
         self._totals.prefilled_tokens += step.prefilled_tokens
         self._totals.reused_tokens += step.reused_tokens
         if step.decoding:
