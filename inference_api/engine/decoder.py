@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (the name everybody knows it by)
 from torch import Tensor
 
-from inference_api.engine.attention import Attention, Attentions
+from inference_api.engine.attention import Attention, Attentions, Place
 from inference_api.engine.linear import Linear
 from inference_api.engine.loading.config import ModelConfig
 from inference_api.engine.loading.weights import Parameters
@@ -83,7 +83,7 @@ class Decoder:
         """See `StepDecoder`. Torch's products would give other bits to a chunk that has company, so
         each is a call of its own; tokens that draw share calls, of sizes that keep their bits."""
         before = [self._chunk(each) for each in rows]
-        drawing = [(each.row, *token) for each in rows for token in _drawing(each)]
+        drawing = [token for each in rows for token in _drawing(each)]
         most = self._attentions.max_rows
         parts = [self._step(drawing[at : at + most]) for at in range(0, len(drawing), most)]
         if len(parts) == 1:
@@ -116,17 +116,18 @@ class Decoder:
                 states = self._norm(hidden, self._final_norm)
         return states
 
-    def _step(self, drawing: Sequence[tuple[int, int, int]]) -> tuple[Tensor, Tensor]:
-        """Of tokens that draw, each with its row, id and position: logits and states."""
-        rows, token_ids, positions = zip(*drawing, strict=True)
-        num_padding = -len(rows) % self._rows_multiple
+    def _step(self, drawing: Sequence[tuple[int, Place]]) -> tuple[Tensor, Tensor]:
+        """Logits and states of tokens that draw."""
+        token_ids, places = zip(*drawing, strict=True)
+        num_padding = -len(places) % self._rows_multiple
         padding = [0] * num_padding
-        tokens, places = torch.tensor(
-            [[*token_ids, *padding], [*positions, *padding]], device=self._device
+        tokens, positions = torch.tensor(
+            [[*token_ids, *padding], [*(each.position for each in places), *padding]],
+            device=self._device,
         )
-        attention = self._attentions.step(rows, positions, num_padding)
-        states = self._states(tokens, places, attention)
-        return self._logits(states)[: len(rows)], states[: len(rows)]
+        attention = self._attentions.step(places, num_padding)
+        states = self._states(tokens, positions, attention)
+        return self._logits(states)[: len(places)], states[: len(places)]
 
     def _states(self, tokens: Tensor, positions: Tensor, attend: Attention) -> Tensor:
         """[n, hidden], as the output head takes them."""
@@ -188,10 +189,18 @@ class Decoder:
         return F.layer_norm(x, shape, norm.weight, norm.bias, eps)
 
 
-def _drawing(row: RowStep) -> Iterator[tuple[int, int]]:
-    """Id and position of the tokens that draw."""
-    first = row.num_undrawn
-    return zip(row.token_ids[first:], row.positions[first:], strict=True)
+def _drawing(row: RowStep) -> Iterator[tuple[int, Place]]:
+    """The tokens that draw, and where they are."""
+    first, positions = row.num_undrawn, row.positions
+    paths: list[Sequence[int] | None] = [None] * len(positions)
+    if row.parents is not None:
+        held = range(row.start)
+        for index, parent in enumerate(row.parents):
+            before = held if parent < 0 else paths[parent] or held
+            paths[index] = [*before, row.start + index]
+    for index in range(first, len(positions)):
+        place = Place(row.row, positions[index], row.start + index, paths[index])
+        yield row.token_ids[index], place
 
 
 def _affine(parameters: Parameters, name: str) -> Affine:

@@ -158,4 +158,13 @@ def _flattened(rows: Sequence[RowStep]) -> StepTokens:
         cache_rows += [each.row] * len(each.token_ids)
         positions += each.positions
         outputs += range(len(ids) - len(each.draws), len(ids))
-    return StepTokens(*(array("q", values) for values in (ids, cache_rows, positions, outputs)))
+    tokens = StepTokens(*(array("q", values) for values in (ids, cache_rows, positions, outputs)))
+    if all(each.parents is None for each in rows):
+        return tokens
+    slots, parents = array("q"), array("q")
+    for each in rows:
+        begin, num_tokens = len(slots), len(each.token_ids)
+        slots.extend(range(each.start, each.start + num_tokens))
+        own = range(-1, num_tokens - 1) if each.parents is None else each.parents
+        parents.extend(-1 if parent < 0 else begin + parent for parent in own)
+    return tokens._replace(slots=slots, parents=parents)

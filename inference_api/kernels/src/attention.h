@@ -382,10 +382,18 @@ void apply_scales(const Element* vectors, int slot, int head_dim, int count, int
   }
 }
 
+// Some of a task's queries.
+struct Queries {
+  int first;
+  int count;
+};
+
 // While it works on one block it fetches the next one.
 template <class Simd, class Element>
 void attend_block(const Block<Element>& block, const Block<Element>& next, int head_dim,
-                  AttentionState& state) {
+                  const Queries& queries, AttentionState& state) {
+  const float* vectors = state.queries + queries.first * head_dim;
+  float* outputs = state.outputs + queries.first * head_dim;
   const int slot = static_cast<int>(slot_elements(kCacheType<Element>, head_dim));
   const int64_t next_size = next.count * slot * static_cast<int64_t>(sizeof(Element));
   Prefetch next_keys(next.keys, next_size, head_dim);
@@ -393,30 +401,31 @@ void attend_block(const Block<Element>& block, const Block<Element>& next, int h
   constexpr int kMaxSlot = static_cast<int>(slot_elements(kCacheType<Element>, kMaxHeadDim));
   alignas(64) Element space[kMaxSlot * kPositions];
   const Element* keys = whole_block(block.keys, slot, block.count, space);
-  if (state.num_queries == 1) {
-    score<typename Simd::Square>(state.queries, keys, slot, head_dim, state.scores, next_keys);
+  if (queries.count == 1) {
+    score<typename Simd::Square>(vectors, keys, slot, head_dim, state.scores, next_keys);
   } else {
     transpose_keys<typename Simd::Square>(keys, slot, head_dim, state.keys);
-    for (int i = 0; i < state.num_queries * kPositions; ++i) {
+    for (int i = 0; i < queries.count * kPositions; ++i) {
       state.scores[i] = 0.0f;
     }
-    product<Simd>(state.num_queries, kPositions, state.queries, head_dim, state.keys, kPositions,
+    product<Simd>(queries.count, kPositions, vectors, head_dim, state.keys, kPositions,
                   head_dim, state.scores, kPositions, next_keys);
   }
   if constexpr (kIsScaled<Element>) {
-    apply_scales(keys, slot, head_dim, block.count, state.num_queries, state.scores);
+    apply_scales(keys, slot, head_dim, block.count, queries.count, state.scores);
   }
-  for (int query = 0; query < state.num_queries; ++query) {
-    update_softmax<Simd>(state.scores + query * kPositions, state.begins[query] - block.first,
+  for (int i = 0; i < queries.count; ++i) {
+    const int query = queries.first + i;
+    update_softmax<Simd>(state.scores + i * kPositions, state.begins[query] - block.first,
                          state.ends[query] - block.first, head_dim, state.softmax[query],
-                         state.outputs + query * head_dim);
+                         outputs + i * head_dim);
   }
   if constexpr (kIsScaled<Element>) {
-    apply_scales(block.values, slot, head_dim, block.count, state.num_queries, state.scores);
+    apply_scales(block.values, slot, head_dim, block.count, queries.count, state.scores);
   }
   const auto add_values = [&](const auto* values) {
-    product<Simd>(state.num_queries, head_dim, state.scores, kPositions, values, slot,
-                  block.count, state.outputs, head_dim, next_values);
+    product<Simd>(queries.count, head_dim, state.scores, kPositions, values, slot, block.count,
+                  outputs, head_dim, next_values);
   };
   if constexpr (Simd::kLanes > 1) {
     add_values(block.values);
@@ -445,6 +454,56 @@ inline void scatter_outputs(const AttentionCall& call, const AttentionTask& task
   }
 }
 
+// Up to where all of a task's queries find positions in their own slots, in whole blocks.
+inline int64_t shared_end(const AttentionCall& call, const AttentionTask& task, int64_t end) {
+  int64_t first = kNoBranch;
+  for (int64_t token = task.first_token;
+       call.branches != nullptr && token < task.first_token + task.num_tokens; ++token) {
+    first = call.branches[token].first < first ? call.branches[token].first : first;
+  }
+  return first == kNoBranch ? end : first / kPositions * kPositions;
+}
+
+// A block of a branch, as if its positions were in their own slots: `block` says where that is.
+template <class Element>
+struct BranchBlock {
+  static constexpr int kSize = static_cast<int>(slot_elements(kCacheType<Element>, kMaxHeadDim));
+  alignas(64) Element keys[kSize * kPositions];
+  alignas(64) Element values[kSize * kPositions];
+
+  Block<Element> gather(const Block<Element>& block, const Branch& branch, int64_t slot) {
+    for (int i = 0; i < block.count; ++i) {
+      const int64_t position = block.first + i;
+      const int64_t at = position < branch.first ? position : branch.slots[position - branch.first];
+      const int64_t from = (at - block.first) * slot;
+      const auto size = static_cast<size_t>(slot) * sizeof(Element);
+      std::memcpy(keys + i * slot, block.keys + from, size);
+      std::memcpy(values + i * slot, block.values + from, size);
+    }
+    return {keys, values, block.first, block.count};
+  }
+};
+
+// The blocks from `begin` on, token by token: what is there is of each token's own branch.
+template <class Simd, class Element, class BlockAt>
+void attend_branches(const AttentionCall& call, const AttentionTask& task, int64_t kv_head,
+                     int64_t begin, const BlockAt& block_at, AttentionState& state) {
+  const int64_t slot = slot_elements(call.type, call.head_dim);
+  const auto num_groups = static_cast<int>(task.num_groups);
+  BranchBlock<Element> space;
+  for (int64_t i = 0; i < task.num_tokens; ++i) {
+    const int64_t token = task.first_token + i;
+    for (int64_t first = begin; first < call.lengths[token]; first += kPositions) {
+      Block<Element> block = block_at(kv_head, first, call.lengths[token]);
+      if (first + block.count > call.branches[token].first) {
+        block = space.gather(block, call.branches[token], slot);
+      }
+      attend_block<Simd>(block, Block<Element>{}, static_cast<int>(call.head_dim),
+                         {static_cast<int>(i) * num_groups, num_groups}, state);
+    }
+  }
+}
+
 template <class Simd, class Element>
 void attend_over(const AttentionCall& call, const AttentionTask& task) {
   AttentionState state;
@@ -456,11 +515,12 @@ void attend_over(const AttentionCall& call, const AttentionTask& task) {
     end = state.ends[query] > end ? state.ends[query] : end;
   }
   begin = begin / kPositions * kPositions;
+  const int64_t shared = shared_end(call, task, end);
   const int64_t slot = slot_elements(call.type, call.head_dim);
-  const auto block_at = [&](int64_t kv_head, int64_t first) {
+  const auto block_at = [&](int64_t kv_head, int64_t first, int64_t before) {
     const int64_t offset = call.rows[task.first_token] * call.row_stride +
                            kv_head * call.head_stride + first * slot;
-    const int64_t rest = end - first;
+    const int64_t rest = before - first;
     return Block<Element>{static_cast<const Element*>(call.keys) + offset,
                           static_cast<const Element*>(call.values) + offset, first,
                           rest < kPositions ? static_cast<int>(rest) : kPositions};
@@ -468,15 +528,20 @@ void attend_over(const AttentionCall& call, const AttentionTask& task) {
   const int64_t end_head = task.first_head + task.num_heads;
   for (int64_t kv_head = task.first_head; kv_head < end_head; ++kv_head) {
     gather_queries(call, task, kv_head, state);
-    for (int64_t first = begin; first < end; first += kPositions) {
-      const Block<Element> block = block_at(kv_head, first);
+    for (int64_t first = begin; first < shared; first += kPositions) {
+      const Block<Element> block = block_at(kv_head, first, shared);
       Block<Element> next = {};
-      if (first + kPositions < end) {
-        next = block_at(kv_head, first + kPositions);
+      if (first + kPositions < shared) {
+        next = block_at(kv_head, first + kPositions, shared);
       } else if (kv_head + 1 < end_head) {
-        next = block_at(kv_head + 1, begin);
+        next = block_at(kv_head + 1, begin, shared);
       }
-      attend_block<Simd>(block, next, static_cast<int>(call.head_dim), state);
+      attend_block<Simd>(block, next, static_cast<int>(call.head_dim), {0, state.num_queries},
+                         state);
+    }
+    if (shared < end) {
+      attend_branches<Simd, Element>(call, task, kv_head, begin > shared ? begin : shared, block_at,
+                                     state);
     }
     scatter_outputs(call, task, kv_head, state);
   }

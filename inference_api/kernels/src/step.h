@@ -30,6 +30,7 @@ class Step {
                  const Part& part);
   void attend(Workers& workers, const HearthModel& model, const HearthLayer& layer,
               const Part& part);
+  const Branch* find_branches(const Part& part);
   void write_hidden(Workers& workers, const HearthModel& model, const Part& part);
   void reserve(const HearthModel& model, int64_t num_tokens);
 
@@ -37,6 +38,9 @@ class Step {
   std::vector<float> qkv_;        // [tokens][(heads + 2 kv_heads) * head_dim]
   std::vector<float> attended_;   // [tokens][heads * head_dim]
   std::vector<int64_t> lengths_;  // [tokens]
+  const Branch* branches_ = nullptr;  // [tokens] of the part, or null; in the two below
+  std::vector<Branch> branch_memory_;
+  std::vector<int64_t> branch_slots_;
   // Rows of groups as products take them.
   std::vector<char> normed_;      // [tokens][hidden / kGroup], for attention
   std::vector<char> mlp_normed_;  // like normed_
