@@ -83,9 +83,7 @@ class Decoder:
         """See `StepDecoder`. Torch's products would give other bits to a chunk that has company, so
         each is a call of its own; tokens that draw share calls, of sizes that keep their bits."""
         before = [self._chunk(each) for each in rows]
-        drawing = [token for each in rows for token in _drawing(each)]
-        most = self._attentions.max_rows
-        parts = [self._step(drawing[at : at + most]) for at in range(0, len(drawing), most)]
+        parts = [self._step(tokens) for tokens in _calls(rows, self._attentions.max_rows)]
         if len(parts) == 1:
             logits, states = parts[0]
         else:
@@ -187,6 +185,25 @@ class Decoder:
         if self._config.norm == "rms":
             return F.rms_norm(x, shape, norm.weight, eps)
         return F.layer_norm(x, shape, norm.weight, norm.bias, eps)
+
+
+def _calls(rows: Sequence[RowStep], most: int) -> Iterator[list[tuple[int, Place]]]:
+    """Tokens that draw, at most `most` at once; a prompt that is scored is a call of its own."""
+    waiting: list[tuple[int, Place]] = []
+    for each in rows:
+        tokens = list(_drawing(each))
+        if tokens and each.draws[0].known_id is not None:
+            if waiting:
+                yield waiting
+                waiting = []
+            yield tokens
+            continue
+        waiting += tokens
+        while len(waiting) >= most:
+            yield waiting[:most]
+            waiting = waiting[most:]
+    if waiting:
+        yield waiting
 
 
 def _drawing(row: RowStep) -> Iterator[tuple[int, Place]]:
