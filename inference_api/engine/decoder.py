@@ -75,6 +75,7 @@ class Decoder:
         self._final_norm = _affine(parameters, "final_norm")
         self._head = parameters.linear("head")
         self._device = self._embedding.device
+        self._no_states = self._embedding.new_empty(0, config.hidden_size)
 
     def warm_up(self) -> None:
         """Nothing is prepared."""
@@ -87,9 +88,10 @@ class Decoder:
         if len(parts) == 1:
             logits, states = parts[0]
         else:
-            empty = self._embedding.new_empty(0, self._config.hidden_size)
-            parts.append((self._logits(empty), empty))
+            parts.append((self._logits(self._no_states), self._no_states))
             logits, states = (torch.cat(each) for each in zip(*parts, strict=True))
+        if not any(each.wants_hidden for each in rows):
+            return Outputs(logits, [None] * len(rows))
         of_rows = states.split_with_sizes([len(each.draws) for each in rows])
         hidden = [
             torch.cat([first, rest]).float() if each.wants_hidden else None
@@ -103,16 +105,13 @@ class Decoder:
 
     def _chunk(self, row: RowStep) -> Tensor:
         """Write the tokens that draw nothing: their states where wanted, else nothing."""
-        num_tokens = row.num_undrawn if row.wants_hidden else 0
-        states = self._embedding.new_empty(num_tokens, self._config.hidden_size)
-        if row.num_undrawn:
-            tokens = torch.tensor(row.token_ids[: row.num_undrawn], device=self._device)
-            positions = torch.arange(row.start, row.start + len(tokens), device=self._device)
-            attend = self._attentions.chunk(row.row, row.start, len(tokens))
-            hidden = self._hidden(tokens, positions, attend)
-            if row.wants_hidden:
-                states = self._norm(hidden, self._final_norm)
-        return states
+        if not row.num_undrawn:
+            return self._no_states
+        tokens = torch.tensor(row.token_ids[: row.num_undrawn], device=self._device)
+        positions = torch.arange(row.start, row.start + len(tokens), device=self._device)
+        attend = self._attentions.chunk(row.row, row.start, len(tokens))
+        hidden = self._hidden(tokens, positions, attend)
+        return self._norm(hidden, self._final_norm) if row.wants_hidden else self._no_states
 
     def _step(self, drawing: Sequence[tuple[int, Place]]) -> tuple[Tensor, Tensor]:
         """Logits and states of tokens that draw."""

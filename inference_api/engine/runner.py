@@ -106,7 +106,8 @@ class ModelRunner(Protocol):
         """Write every token, each seeing its own row's earlier slots and, of the step's tokens, the
         ones it follows; draw what is asked for. One result for each of `rows`.
 
-        A row may bring several, at slots that follow each other, in their order. What is drawn for
+        A row may bring several, at slots that follow each other, in their order, those that draw
+        nothing first. What is drawn for
         a row depends on that row alone: never on its neighbours, nor on which row it is. Randomness
         is a function of (seed, position).
         """
