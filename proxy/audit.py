@@ -24,7 +24,7 @@ WRITE_WITHIN_S = 0.01
 
 
 class Outcome(StrEnum):
-    """How an exchange ended."""
+    """The end of an exchange."""
 
     COMPLETE = "complete"
     REFUSED = "refused"  # answered by the proxy itself

@@ -44,7 +44,7 @@ RESERVED_REQUESTS = 16
 
 @dataclass(slots=True)
 class Visit:
-    """What belongs to one request."""
+    """All that belongs to one request."""
 
     record: AuditRecord
     exchange: Exchange

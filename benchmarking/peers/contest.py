@@ -1,4 +1,4 @@
-"""Who takes part in `bench_peers`: our server over HTTP, and peers in processes of their own.
+"""Contestants of `bench-peers`: our server over HTTP, and peers in processes of their own.
 
 All of them stay loaded and sleep while another one runs; how much processor time they took
 meanwhile is part of every result.

@@ -12,7 +12,7 @@ from proxy.errors import Headers
 
 
 class Client(Protocol):
-    """What an exchange asks of its client's connection."""
+    """The client's connection, as an exchange uses it."""
 
     def must_close(self, *, is_last: bool = False) -> bool:
         """Whether the answer that is about to begin is the connection's last, by its own wish or
@@ -35,7 +35,7 @@ class Client(Protocol):
 
 
 class Source(Protocol):
-    """What an answer is read from, held back while the client does not take it."""
+    """The upstream side of an answer, held back while the client does not read."""
 
     def set_reading(self, is_reading: bool) -> None: ...
 
