@@ -80,7 +80,7 @@ def hearth(
 def peer(
     name: str, recipe: Recipe, arguments: Sequence[str], log_path: Path
 ) -> Iterator[Contestant]:
-    """A peer's own loop, without any HTTP. See `peer_loop`."""
+    """A peer's own loop, without any HTTP. See `process`."""
     command = [str(recipe.python), "-m", recipe.check, *arguments]
     with (
         log_path.open("wb") as log,

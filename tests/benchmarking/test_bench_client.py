@@ -1,4 +1,4 @@
-"""`make bench-client`'s checks run. How well the client keeps time is what they are there to say."""
+"""The checks of `make bench-client` run. How well the client keeps time is theirs to say."""
 
 import pytest
 
