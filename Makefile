@@ -28,11 +28,19 @@ test-fast: $(VENV)/dev.stamp kernels
 packages:
 	scripts/need_packages.sh chromium redis-server prometheus
 
+KERNELS := $(wildcard inference_api/kernels/src/*.h inference_api/kernels/src/*.cpp)
+TIDY := $(BIN)/run-clang-tidy.py -clang-tidy-binary $(BIN)/clang-tidy -p var/kernels -quiet -hide-progress
+
+# The sources for one instruction set and the test driver take clang-tidy as long as all others:
+# they wait for `make test-kernels`.
 check: $(VENV)/dev.stamp
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/clang-format --dry-run --Werror $(KERNELS)
+	$(BIN)/python -m inference_api.kernels.compile_commands
+	$(TIDY) 'src/(?!variant_a|test_driver)'
 
 # The description of the API, and raw bytes, against real servers: more than `make test` has time for.
 fuzz: $(VENV)/dev.stamp
@@ -44,12 +52,16 @@ fuzz: $(VENV)/dev.stamp
 format: $(VENV)/dev.stamp
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+	$(BIN)/clang-format -i $(KERNELS)
 
 kernels: $(VENV)/serve.stamp
 	$(BIN)/python -m inference_api.kernels.build
 
-# The kernels under the address, undefined-behaviour and thread sanitizers.
+# The kernels under the address, undefined-behaviour and thread sanitizers, and what `make check` has
+# left of them to clang-tidy.
 test-kernels: $(VENV)/dev.stamp
+	$(BIN)/python -m inference_api.kernels.compile_commands
+	$(TIDY) 'src/(variant_a|test_driver)'
 	$(BIN)/python -m inference_api.kernels.sanitize
 
 # `make bench-serve` runs benchmarking/benches/serve.py, and so on: each prints a table and the machine.
