@@ -33,7 +33,7 @@ TIDY := $(BIN)/run-clang-tidy.py -clang-tidy-binary $(BIN)/clang-tidy -p var/ker
 
 # The sources for one instruction set and the test driver take clang-tidy as long as all others:
 # they wait for `make test-kernels`.
-check: $(VENV)/dev.stamp
+check: $(VENV)/dev.stamp $(VENV)/node.stamp
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
@@ -41,6 +41,8 @@ check: $(VENV)/dev.stamp
 	$(BIN)/clang-format --dry-run --Werror $(KERNELS)
 	$(BIN)/python -m inference_api.kernels.compile_commands
 	$(TIDY) 'src/(?!variant_a|test_driver)'
+	$(BIN)/node node_modules/.bin/biome check --error-on-warnings
+	$(BIN)/node node_modules/.bin/tsc
 
 # The description of the API, and raw bytes, against real servers: more than `make test` has time for.
 fuzz: $(VENV)/dev.stamp
@@ -49,10 +51,11 @@ fuzz: $(VENV)/dev.stamp
 	  tests/e2e/test_schemathesis.py tests/e2e/test_raw_fuzz.py tests/proxy/test_raw_bytes.py \
 	  tests/inference_api/test_routes.py
 
-format: $(VENV)/dev.stamp
+format: $(VENV)/dev.stamp $(VENV)/node.stamp
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 	$(BIN)/clang-format -i $(KERNELS)
+	$(BIN)/node node_modules/.bin/biome check --write
 
 kernels: $(VENV)/serve.stamp
 	$(BIN)/python -m inference_api.kernels.build
@@ -85,5 +88,10 @@ $(VENV)/dev.stamp: $(VENV)/serve.stamp requirements-dev.txt requirements-otel.tx
 	$(BIN)/python -m pip install --quiet -r requirements-dev.txt
 	@touch $@
 
+# Node comes as a wheel, and what runs on it by npm, as package-lock.json has it.
+$(VENV)/node.stamp: $(VENV)/dev.stamp package.json package-lock.json
+	$(BIN)/npm ci --ignore-scripts --no-audit --no-fund --loglevel=error
+	@touch $@
+
 clean:
-	rm -rf $(VENV) var .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) node_modules var .mypy_cache .ruff_cache .pytest_cache .hypothesis
