@@ -5,7 +5,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: serve mock test test-fast check fuzz format packages kernels test-kernels clean
+.PHONY: serve mock test test-fast check hooks fuzz format packages kernels test-kernels clean
 
 serve: $(VENV)/serve.stamp
 	$(BIN)/python scripts/serve.py
@@ -43,6 +43,10 @@ check: $(VENV)/dev.stamp $(VENV)/node.stamp
 	$(TIDY) 'src/(?!variant_a|test_driver)'
 	$(BIN)/node node_modules/.bin/biome check --error-on-warnings
 	$(BIN)/node node_modules/.bin/tsc
+
+# What git then does before each commit and each push: .pre-commit-config.yaml.
+hooks: $(VENV)/dev.stamp $(VENV)/node.stamp
+	$(BIN)/pre-commit install --hook-type pre-commit --hook-type pre-push
 
 # The description of the API, and raw bytes, against real servers: more than `make test` has time for.
 fuzz: $(VENV)/dev.stamp
