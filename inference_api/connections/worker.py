@@ -202,7 +202,7 @@ class ApiWorker(ThreadWorker):
         return True
 
     def _patience_s(self, conn: ApiConnection, wait: Wait) -> float:
-        """Returns how long to wait from `since_s` on: for a body as Apache's mod_reqtimeout does."""
+        """Time to wait from `since_s` on: for a body as Apache's mod_reqtimeout does."""
         if wait is Wait.CLOSE:
             return LINGER_S
         if wait is Wait.NEXT_REQUEST:
