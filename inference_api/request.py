@@ -89,6 +89,7 @@ class GenerationRequest:
     """One prompt to continue. The prompt is never empty and shorter than the model's context."""
 
     session_id: SessionId
+    model: str  # by its own name, no alias
     prompt_tokens: tuple[int, ...]
     max_tokens: int
     sampling: SamplingParams = field(default_factory=SamplingParams)

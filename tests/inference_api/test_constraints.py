@@ -40,7 +40,7 @@ class Scripted:
 
 
 def constrained_row() -> UserRow:
-    request = GenerationRequest(SessionId("s"), (1,), max_tokens=9, grammar=Scripted())
+    request = GenerationRequest(SessionId("s"), "m", (1,), max_tokens=9, grammar=Scripted())
     return RowTable(1).assign(request, max_seq_len=20, now_s=0.0)
 
 

@@ -13,7 +13,7 @@ SYSTEM = tuple(range(100, 130))
 
 
 def admit(rows: RowTable, prompt: Tokens) -> UserRow:
-    return rows.assign(GenerationRequest(SessionId("s"), prompt, max_tokens=50), CONTEXT, 0.0)
+    return rows.assign(GenerationRequest(SessionId("s"), "m", prompt, max_tokens=50), CONTEXT, 0.0)
 
 
 def run(rows: RowTable, prompt: Tokens, answer: Tokens = (), chunk_tokens: int = 1000) -> UserRow:
