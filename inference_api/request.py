@@ -4,6 +4,7 @@ A `GenerationRequest` goes forward from a request thread to the decode thread; `
 back. Nothing here knows Flask, torch or text: prompts and events are token ids.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal, NamedTuple, NewType, Protocol
@@ -62,6 +63,10 @@ class Constraint(Protocol):
 
     def accept(self, token_id: int) -> None:
         """Go on by an allowed token. Raises ConstraintFailed."""
+
+    def allowed_after(self, token_ids: Sequence[int]) -> bytes | None:
+        """`allowed` as it would be after these tokens; None where they are not allowed, or nothing
+        may follow them."""
 
 
 class Grammar(Protocol):

@@ -4,14 +4,13 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from inference_api.engine import hardware
 from inference_api.engine.attention import TorchAttentions
-from inference_api.engine.cuda_graph import captured
 from inference_api.engine.decoder import Decoder
 from inference_api.engine.fixed_step import FixedStepDecoder, step_lengths
 from inference_api.engine.kernel_decoder import KernelDecoder
@@ -32,8 +31,9 @@ from inference_api.engine.loading.weights import Parameters, load_parameters
 from inference_api.engine.options import EngineOptions
 from inference_api.engine.padding import least_rows_multiple
 from inference_api.engine.rope import Rope
-from inference_api.engine.runner import DecodeInput, Drawn, PrefillChunk
+from inference_api.engine.runner import Draw, RowResult, RowStep
 from inference_api.engine.sampler import sample
+from inference_api.engine.step_decoder import StepDecoder
 from inference_api.errors import StartupError
 from inference_api.kernels.library import PORTABLE, Kernels, KernelsUnavailable
 from inference_api.kernels.packing import FLOAT_BITS, Bits, cache_dtype
@@ -70,12 +70,14 @@ class _Form:
 class EngineRunner:
     """One model over `max_rows` user rows. Decode thread only, except the constructor.
 
+    Draws that a row has several of in one step are exact by the kernels and by torch on the CPU; on
+    CUDA they are those of single steps up to rounding, so that near ties may be drawn otherwise.
     `vocab_size`, `max_seq_len` and `eos_token_ids` are known once constructed, `decoder` and
     `is_batch_invariant` once loaded. The constructor raises StartupError when the model is not
     supported.
     """
 
-    decoder: Decoder | FixedStepDecoder | KernelDecoder
+    decoder: StepDecoder
 
     def __init__(
         self,
@@ -184,7 +186,7 @@ class EngineRunner:
         if self._device.type == "cpu" and torch.get_num_threads() != num_threads:
             torch.set_num_threads(num_threads)
 
-    def _decoder(self, parameters: Parameters) -> Decoder | FixedStepDecoder | KernelDecoder:
+    def _decoder(self, parameters: Parameters) -> StepDecoder:
         def rope(dtype: torch.dtype) -> Rope:
             config = self._config
             return Rope(config.rope, config.head_dim, self.max_seq_len, self._device, dtype)
@@ -219,54 +221,36 @@ class EngineRunner:
     def warm_up(self) -> None:
         """One prompt, then a step of every batch size. Overwrites the cache of all rows."""
         num_tokens = min(WARM_UP_PROMPT_TOKENS, self.max_seq_len - 1)
-        self.step([PrefillChunk(0, 0, [0] * num_tokens)], [])
-        if isinstance(self.decoder, FixedStepDecoder):
-            self.decoder.capture(captured)
-        params = SamplingParams(top_k=min(40, self.vocab_size))
-        inputs = [DecodeInput(row, 0, 0, params, (0,), ()) for row in range(self.max_rows)]
+        self.step([RowStep(0, 0, [0] * num_tokens)])
+        with torch.inference_mode():
+            self.decoder.warm_up()
+        draw = Draw(SamplingParams(top_k=min(40, self.vocab_size)), (0,), ())
+        rows = [RowStep(row, 0, (0,), (draw,)) for row in range(self.max_rows)]
         for num_rows in range(1, self.max_rows + 1):
-            self.step([], inputs[:num_rows])
+            self.step(rows[:num_rows])
 
     @torch.inference_mode()
-    def step(self, chunks: Sequence[PrefillChunk], inputs: Sequence[DecodeInput]) -> list[Drawn]:
-        ends = [(chunk.row, chunk.start, chunk.start + len(chunk.token_ids)) for chunk in chunks]
-        ends += [(each.row, each.position, each.position + 1) for each in inputs]
-        assert all(0 <= row < self.max_rows for row, _, _ in ends)
-        assert all(0 <= start < end <= self.max_seq_len for _, start, end in ends)
+    def step(self, rows: Sequence[RowStep]) -> list[RowResult]:
+        assert all(0 <= each.row < self.max_rows for each in rows)
+        assert all(0 <= each.start <= self.max_seq_len - len(each.token_ids) for each in rows)
         self._use_torch_threads()
-        logits = self._logits_at_once if self.is_batch_invariant else self._logits_one_by_one
-        return sample(logits(chunks, inputs), inputs, self._kernels)
+        logits, hidden = self.decoder.forward(rows)
+        draws = [draw for each in rows for draw in each.draws]
+        if not draws:
+            return [RowResult((), states) for states in hidden]
+        positions = [at for each in rows for at in each.positions[each.num_undrawn :]]
+        drawn = iter(sample(logits, draws, positions, self._kernels))
+        return [
+            RowResult([*islice(drawn, len(each.draws))], states)
+            for each, states in zip(rows, hidden, strict=True)
+        ]
 
-    def _logits_at_once(
-        self, chunks: Sequence[PrefillChunk], inputs: Sequence[DecodeInput]
-    ) -> Tensor:
-        tokens: list[int] = []
-        rows: list[int] = []
-        positions: list[int] = []
-        for chunk in chunks:
-            num_tokens = len(chunk.token_ids)
-            tokens += chunk.token_ids
-            rows += [chunk.row] * num_tokens
-            positions += range(chunk.start, chunk.start + num_tokens)
-        tokens += [each.token_id for each in inputs]
-        rows += [each.row for each in inputs]
-        positions += [each.position for each in inputs]
-        assert isinstance(self.decoder, KernelDecoder)
-        return self.decoder.forward(tokens, rows, positions, len(inputs))
-
-    def _logits_one_by_one(
-        self, chunks: Sequence[PrefillChunk], inputs: Sequence[DecodeInput]
-    ) -> Tensor:
-        """Torch's products would give other bits to a chunk that has company."""
-        for chunk in chunks:
-            self.decoder.prefill(chunk.row, chunk.start, chunk.token_ids)
-        if not inputs:
-            return torch.empty(0, self.vocab_size)
-        return self.decoder.decode(
-            [each.token_id for each in inputs],
-            [each.row for each in inputs],
-            [each.position for each in inputs],
-        )
+    @torch.inference_mode()
+    def keep(self, row: RowStep, accepted: Sequence[int]) -> None:
+        moved = [token for place, token in enumerate(accepted) if token != place]
+        if moved:
+            target = row.start + len(accepted) - len(moved)
+            self._cache.move(row.row, [row.start + token for token in moved], target)
 
     @torch.inference_mode()
     def copy_prefix(self, source: int, target: int, num_tokens: int) -> None:

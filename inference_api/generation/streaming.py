@@ -70,7 +70,7 @@ class TextGeneration:
         self._timeline = timeline
         self._clock = clock
         self._at_end: list[Callable[[], None]] = []
-        self._first_event: TokenEvent | None = None
+        self._first_piece: str | None = None
         self._scored: list[ScoredToken] = []
 
     def at_end(self, action: Callable[[], None]) -> None:
@@ -79,19 +79,16 @@ class TextGeneration:
 
     def wait_until_started(self) -> None:
         """Block until the first event, so that a failure before it still has its own status."""
-        event = self._next_event()
-        if event.error is not None:
-            raise event.error
-        self._first_event = event
+        self._first_piece = self._next_piece()
 
     def pieces(self) -> Iterator[str]:
         """Text up to the stop string or the end; never an empty piece. Raises HearthError."""
-        assert self._first_event is not None, "wait_until_started comes first"
-        piece = self._take(self._first_event)
+        assert self._first_piece is not None, "wait_until_started comes first"
+        piece = self._first_piece
         while self.finish_reason is None:
             if piece:
                 yield piece
-            piece = self._take(self._next_event())
+            piece = self._next_piece()
         if piece:
             yield piece
 
@@ -127,30 +124,42 @@ class TextGeneration:
 
     @property
     def has_started(self) -> bool:
-        return self._first_event is not None
+        return self._first_piece is not None
 
-    def _take(self, event: TokenEvent) -> str:
+    def _next_piece(self) -> str:
+        event = self._next_event()
+        now_s = self._clock()
+        piece, num_tokens = self._push(event.token_ids)
+        if num_tokens:
+            self._timeline.tokens(now_s, num_tokens, event.batch_size)
+        if event.admitted_at_s is not None:
+            self._timeline.admitted(event.admitted_at_s, event.reused_tokens)
         self.finish_reason = event.finish_reason
         if event.error is not None:
             raise event.error
-        if event is self._first_event and self._request.wants_prompt_logprobs:
+        if self._first_piece is None and self._request.wants_prompt_logprobs:
             pairs = zip(self._request.prompt_tokens, (None, *event.prompt_logprobs), strict=True)
             self._scored += map(ScoredToken._make, pairs)
-        self._scored += map(ScoredToken, event.token_ids, event.logprobs)
-        piece = self._stop.push(self._text.push(event.token_ids))
+        self._scored += map(ScoredToken, event.token_ids[:num_tokens], event.logprobs)
         if event.finish_reason is not None:
             piece += self._stop.push(self._text.finish()) + self._stop.finish()
         if self._stop.has_matched:
             self.finish_reason = FinishReason.STOP
         return piece
 
+    def _push(self, token_ids: Sequence[int]) -> tuple[str, int]:
+        """The text of an event, and how many of its tokens are of the answer: none after the one
+        that completes a stop string."""
+        piece = ""
+        for num_tokens, token_id in enumerate(token_ids, 1):
+            piece += self._stop.push(self._text.push((token_id,)))
+            if self._stop.has_matched:
+                return piece, num_tokens
+        return piece, len(token_ids)
+
     def _next_event(self) -> TokenEvent:
         while (event := self._events.get(EVENT_WAIT_S)) is None:
             continue
-        if event.token_ids:
-            self._timeline.tokens(self._clock(), len(event.token_ids), event.batch_size)
-        if event.admitted_at_s is not None:
-            self._timeline.admitted(event.admitted_at_s, event.reused_tokens)
         return event
 
 

@@ -23,11 +23,14 @@ class Timeline:
         self.completion_tokens = 0
 
     def tokens(self, now_s: float, num_tokens: int, batch_size: int) -> None:
-        """`num_tokens` came at once, from a step that decoded `batch_size` rows."""
+        """`num_tokens` came at once, from a step that decoded `batch_size` rows: each of them took
+        its share of the time since the ones before."""
+        num_gaps = num_tokens
         if self._first_s is None:
-            self._first_s = now_s
-        else:
-            self._on_gap(now_s - self._last_s)
+            self._first_s = self._last_s = now_s
+            num_gaps -= 1
+        for _ in range(num_gaps):
+            self._on_gap((now_s - self._last_s) / num_tokens)
         self._last_s = now_s
         self._batch_sizes += batch_size * num_tokens
         self.completion_tokens += num_tokens

@@ -254,11 +254,14 @@ class DecodeBackend:
         with self._model_time(totals):
             for copy in step.copies:
                 model.runner.copy_prefix(*copy)
-            drawn = model.runner.step(step.chunks, step.inputs)
-        self._events += step.accept(drawn)
+            results = model.runner.step(step.rows)
+        for progress in step.accept(results):
+            if len(progress.step.token_ids) > 1:  # drafted: some of it may be wrong
+                model.runner.keep(progress.step, progress.accepted)
+            self._events.append((progress.session_id, progress.event))
+            totals.generated_tokens += len(progress.event.token_ids) or 1
         totals.prefilled_tokens += step.prefilled_tokens
         totals.reused_tokens += step.reused_tokens
-        totals.generated_tokens += len(step.decoding)
         if step.decoding:
             self._on_decoded(model.name, len(step.decoding))
 

@@ -28,3 +28,15 @@ def test_several_choices_have_counts_only() -> None:
     timeline = Timeline(0.0, lambda gap_s: None)
     record = timeline.record(REQUEST, finish_reason="stop")
     assert "queue_time" not in usage([record, record], [record])
+
+
+def test_tokens_that_come_together_share_the_time_since_the_ones_before() -> None:
+    gaps_s: list[float] = []
+    timeline = Timeline(0.0, gaps_s.append)
+    for now_s, num_tokens in ((1.0, 2), (1.5, 2), (2.5, 4)):
+        timeline.tokens(now_s, num_tokens, batch_size=3)
+    record = timeline.record(REQUEST, finish_reason="length")
+    assert gaps_s == [0.0, 0.25, 0.25, 0.25, 0.25, 0.25, 0.25]
+    assert record.completion_tokens == 8
+    assert record.tokens_per_s == 7 / 1.5
+    assert record.mean_batch_size == 3
