@@ -1,7 +1,7 @@
 """Puts generations together into the answers of OpenAI's two routes, whole or streamed."""
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -106,7 +106,6 @@ def chunks(
     choices: Sequence[Choice],
     num_choices: int,
     options: StreamOptions,
-    error_body: Callable[[HearthError], Json],
 ) -> Iterator[bytes]:
     """Server-sent events: one per piece, one for the finish of each choice, one for usage if
     asked, `[DONE]`."""
@@ -135,7 +134,7 @@ def chunks(
             else:
                 yield event(choice, *piece, None)
     except HearthError as error:
-        yield sse(error_body(error))
+        yield sse(error.body())
         raise  # so that the connection breaks instead of ending well
     if options.include_usage:
         yield sse({**head, "choices": [], "usage": _usage(choices, num_choices)})
@@ -195,6 +194,6 @@ def usage(records: Sequence[GenerationRecord], of_prompts: Sequence[GenerationRe
     }
 
 
-def sse(content: Json) -> bytes:
+def sse(content: Mapping[str, object]) -> bytes:
     """One server-sent event."""
     return f"data: {_dumped(content)}\n\n".encode()

@@ -4,7 +4,7 @@ Read it as the request does: body, prompt, queue, first event, then one chunk pe
 """
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from flask import Blueprint, Response
@@ -13,7 +13,6 @@ from inference_api.bodies.native import GenerationBody, json_schema, parse_gener
 from inference_api.errors import HearthError
 from inference_api.generation.streaming import Generations, TextGeneration
 from inference_api.routes.caller import caller_of_request, json_body
-from inference_api.routes.errors import error_body
 from inference_api.routes.openapi_document import Error, Operations
 from inference_api.settings import Settings
 from inference_api.text.prompt_encoder import PromptEncoder
@@ -119,10 +118,10 @@ def _chat_events(body: GenerationBody, generation: TextGeneration) -> Iterator[b
             message += piece
             yield _event("answer", {"message": message})
     except HearthError as error:
-        yield _event("error", error_body(error))
+        yield _event("error", error.body())
         raise  # so that the connection breaks instead of ending well
     yield _event("close", {"message": "Connection closed"})
 
 
-def _event(name: str, content: dict[str, object]) -> bytes:
+def _event(name: str, content: Mapping[str, object]) -> bytes:
     return f"event: {name}\ndata: {json.dumps(content)}\n\n".encode()

@@ -32,7 +32,6 @@ from inference_api.openai.requests import (
     TokenIds,
 )
 from inference_api.routes.caller import caller_of_request, json_body
-from inference_api.routes.errors import error_body
 from inference_api.routes.generate import EVENT_STREAM, STREAM_HEADERS
 from inference_api.routes.openapi_document import Error, Operations
 from inference_api.routes.tokenize import known_ids, prompt_is_called
@@ -120,7 +119,7 @@ class _Views:
             if not body.stream:
                 return jsonify(whole_answer(form, identity, choices, num_choices))
             options = body.stream_options or StreamOptions()
-            events = chunks(form, identity, choices, num_choices, options, error_body)
+            events = chunks(form, identity, choices, num_choices, options)
             response = Response(events, content_type=EVENT_STREAM)
             response.headers.update(STREAM_HEADERS)
             response.headers["X-Session-Id"] = choices[0].generation.session_id
