@@ -23,7 +23,7 @@ from inference_api.routes.origins import register_origin_check
 from inference_api.scheduling.decode_backend import DecodeBackend, Hooks
 from inference_api.scheduling.input_queue import InputQueue
 from inference_api.scheduling.output_queues import OutputQueues
-from inference_api.settings import Settings, load_settings
+from inference_api.settings import ModelSettings, Settings, load_settings
 from optimizer.app import create_service
 from optimizer.metrics import ReplicaGauges
 from optimizer.routes import OPERATIONS as OPTIMIZER_OPERATIONS
@@ -89,11 +89,13 @@ def create_server(
     weights_settings = weights_settings or load_weights_settings()
     optimizer = create_service(optimizer_settings)
     weights = create_weights_service(weights_settings)
-    input_queue = InputQueue(settings.max_input_qsize, settings.user_rows)
+    models = {each.name: each for each in settings.served_models}
+    rows = {name: model.user_rows for name, model in models.items()}
+    input_queue = InputQueue(settings.max_input_qsize, rows)
     output_queues = OutputQueues()
     metrics = ServerMetrics(
-        settings.served_name,
-        lambda: _state(backend, input_queue, output_queues),
+        list(models),
+        lambda name: _state(models[name], backend, input_queue, output_queues),
         settings.vllm_metrics,
     )
     backend = DecodeBackend(settings, input_queue, output_queues, on_decoded=metrics.rows_decoded)
@@ -137,14 +139,17 @@ def server_of(app: object) -> Server:
 
 
 def _state(
-    backend: DecodeBackend, input_queue: InputQueue, output_queues: OutputQueues
+    model: ModelSettings,
+    backend: DecodeBackend,
+    input_queue: InputQueue,
+    output_queues: OutputQueues,
 ) -> ServerState:
-    snapshot = backend.snapshot
+    snapshot = backend.snapshot.models[model.name]
     return ServerState(
         busy_rows=snapshot.busy_rows,
-        user_rows=backend.max_users,
-        queued=len(input_queue),
-        sessions=len(output_queues),
+        user_rows=model.user_rows,
+        queued=input_queue.num_waiting(model.name),
+        sessions=output_queues.num_sessions(model.name),
         **asdict(snapshot.totals),
     )
 

@@ -10,7 +10,7 @@ from typing import Any
 from flask import Blueprint, Response
 
 from inference_api.bodies.native import GenerationBody, json_schema, parse_generation_body
-from inference_api.errors import HearthError, UnknownModel
+from inference_api.errors import HearthError
 from inference_api.generation.streaming import Generations, TextGeneration
 from inference_api.routes.caller import caller_of_request, json_body
 from inference_api.routes.openapi_document import Error, Operations
@@ -54,7 +54,7 @@ def create_blueprint(generations: Generations, settings: Settings) -> Blueprint:
     # Not by the rule's `defaults`: with those, Werkzeug redirects who names the default.
     @blueprint.post("/inference")
     @blueprint.post("/inference/<path:model>")
-    def infer(model: str = settings.served_name) -> Response:
+    def infer(model: str = settings.default_model.name) -> Response:
         """The text as given goes to the model; the answer is the bare text."""
         body, generation = begin(model, encode_plain)
         return streamed(generation, _raw_chunks(body, generation, settings), RAW_TEXT)
@@ -72,11 +72,10 @@ def create_blueprint(generations: Generations, settings: Settings) -> Blueprint:
         return streamed(generation, _chat_events(body, generation), EVENT_STREAM)
 
     def begin(model: str, encode: Encode) -> tuple[GenerationBody, TextGeneration]:
-        if model not in settings.served_names:
-            raise UnknownModel(model, settings.served_names)
+        name = settings.name_of(model)
         body = parse_generation_body(json_body(), settings.has_strict_bounds(model))
         return body, generations.begin(
-            lambda prompts: encode(prompts, body.text), body.params, caller_of_request()
+            name, lambda prompts: encode(prompts, body.text), body.params, caller_of_request()
         )
 
     return blueprint

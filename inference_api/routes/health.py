@@ -11,8 +11,9 @@ from inference_api import __version__
 from inference_api.errors import Unauthorized
 from inference_api.routes.auth import has_valid_token
 from inference_api.routes.openapi_document import Error, Operations
-from inference_api.scheduling.decode_backend import DecodeBackend, Phase, StepTotals
+from inference_api.scheduling.decode_backend import DecodeBackend, Phase
 from inference_api.scheduling.input_queue import InputQueue
+from inference_api.scheduling.loaded_model import StepTotals
 from inference_api.scheduling.output_queues import OutputQueues
 from inference_api.settings import Settings
 
@@ -81,7 +82,7 @@ def create_blueprint(
         snapshot, phase = backend.snapshot, backend.phase
         state = {
             "status": str(phase),
-            "model": settings.served_name,
+            "model": settings.default_model.name,
             "user_rows": backend.max_users,
             "busy_rows": snapshot.busy_rows,
             "queued": len(input_queue),

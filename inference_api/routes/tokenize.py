@@ -7,13 +7,14 @@ from typing import Any
 from flask import Blueprint, Response, jsonify
 
 from inference_api.bodies.fields import parse
-from inference_api.errors import ContextTooLong, InvalidRequest, PromptTooLong, UnknownModel
+from inference_api.errors import ContextTooLong, InvalidRequest, PromptTooLong
 from inference_api.openai.answers import Detokenized, TokenizerInfo, Tokens
 from inference_api.openai.messages import turns_of
 from inference_api.openai.requests import DetokenizeBody, TokenizeBody
 from inference_api.routes.caller import json_body
 from inference_api.routes.openapi_document import Error, Operations
 from inference_api.scheduling.decode_backend import DecodeBackend
+from inference_api.scheduling.loaded_model import LoadedModel
 from inference_api.settings import Settings
 
 REFUSALS: dict[int, Any] = {400: Error, 404: Error, 503: Error}
@@ -46,9 +47,8 @@ def create_blueprint(backend: DecodeBackend, settings: Settings) -> Blueprint:
     @blueprint.post("/v1/tokenize")
     def tokenize() -> Response:
         body = parse(TokenizeBody, json_body())
-        check_model(body.model)
-        backend.check_admission()
-        prompts, tokenizer = backend.prompt_encoder, backend.tokenizer
+        model = loaded(body.model)
+        prompts, tokenizer = model.prompt_encoder, model.tokenizer
         if body.messages is not None:
             with prompt_is_called("messages"):
                 token_ids = prompts.encode_chat(turns_of(body.messages))
@@ -58,7 +58,7 @@ def create_blueprint(backend: DecodeBackend, settings: Settings) -> Blueprint:
                 token_ids = prompts.encode(body.prompt or "", add_special_tokens)
         answer = {
             "count": len(token_ids),
-            "max_model_len": backend.runner.max_seq_len,
+            "max_model_len": model.runner.max_seq_len,
             "tokens": token_ids,
             "token_strs": tokenizer.token_strings(token_ids) if body.return_token_strs else None,
         }
@@ -68,19 +68,19 @@ def create_blueprint(backend: DecodeBackend, settings: Settings) -> Blueprint:
     @blueprint.post("/v1/detokenize")
     def detokenize() -> Response:
         body = parse(DetokenizeBody, json_body())
-        check_model(body.model)
-        backend.check_admission()
-        token_ids = known_ids(body.tokens, backend.runner.vocab_size, "tokens")
-        return jsonify({"prompt": backend.tokenizer.decode(token_ids, skip_special_tokens=False)})
+        model = loaded(body.model)
+        token_ids = known_ids(body.tokens, model.runner.vocab_size, "tokens")
+        return jsonify({"prompt": model.tokenizer.decode(token_ids, skip_special_tokens=False)})
 
     @blueprint.get("/tokenizer_info")
     def tokenizer_info() -> Response:
-        backend.check_admission()
-        return jsonify({**backend.tokenizer.info(), "model_max_length": backend.runner.max_seq_len})
+        model = loaded(None)
+        return jsonify({**model.tokenizer.info(), "model_max_length": model.runner.max_seq_len})
 
-    def check_model(model: str | None) -> None:
-        if model is not None and model not in settings.served_names:
-            raise UnknownModel(model, settings.served_names)
+    def loaded(model: str | None) -> LoadedModel:
+        name = settings.default_model.name if model is None else settings.name_of(model)
+        backend.check_admission()
+        return backend.models[name]
 
     return blueprint
 
