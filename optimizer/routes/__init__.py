@@ -11,13 +11,12 @@ from flask import Blueprint, Flask, Response
 from optimizer.errors import InvalidRequest, OptimizerError
 from optimizer.routes.edits import add_edit_routes
 from optimizer.routes.http import Http, json_response, text_response
-from optimizer.routes.operations import OPERATIONS
 from optimizer.routes.reads import add_query_routes, add_read_routes
 from optimizer.routes.solves import add_solve_routes, add_stateful_solve_routes
 from optimizer.service import StatefulService, StatelessService
 from optimizer.settings import Settings
 
-__all__ = ["OPERATIONS", "add_not_found_pages", "create_blueprint"]
+__all__ = ["add_not_found_pages", "create_blueprint"]
 
 
 def create_blueprint(service: StatelessService | StatefulService, settings: Settings) -> Blueprint:

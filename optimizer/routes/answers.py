@@ -11,6 +11,8 @@ from pydantic.alias_generators import to_camel
 from optimizer.questions.whatif import Swept
 from optimizer.spec import AllocationData, ModelTarget
 
+NO_ROUTE = "text/plain"  # for a path with one name where there should be two
+
 
 class Answer(BaseModel):
     model_config = ConfigDict(extra="forbid", alias_generator=to_camel, serialize_by_alias=True)
@@ -26,6 +28,11 @@ class Problem(Answer):
 
     message: str
     faults: list[FaultAnswer] = []
+
+
+def problems(*statuses: int) -> dict[int, type[Problem]]:
+    """Returns the answers of an operation's failures, by status."""
+    return dict.fromkeys(statuses, Problem)
 
 
 class Details(Answer):
