@@ -9,6 +9,7 @@ from http import HTTPStatus
 from flask import Blueprint, Flask, Response
 
 from optimizer.errors import InvalidRequest, OptimizerError
+from optimizer.routes.answers import FaultAnswer, Problem
 from optimizer.routes.edits import add_edit_routes
 from optimizer.routes.http import Http, json_response, text_response
 from optimizer.routes.reads import add_query_routes, add_read_routes
@@ -41,7 +42,7 @@ def add_not_found_pages(app: Flask) -> None:
 
 
 def _error_response(error: OptimizerError) -> Response:
-    body: dict[str, object] = {"message": str(error)}
+    body = Problem(message=str(error))
     if isinstance(error, InvalidRequest):
-        body["faults"] = [{"path": f.path, "message": f.message} for f in error.faults]
+        body["faults"] = [FaultAnswer(path=f.path, message=f.message) for f in error.faults]
     return json_response(body, error.status)

@@ -9,21 +9,19 @@ from flask import Response, request
 from common.operations import operation
 from optimizer.errors import NotFound
 from optimizer.inferno_json import BodyT, encode_compact
-from optimizer.questions.explain import explain
-from optimizer.questions.plan import plan
-from optimizer.questions.queries import AnalyzeQuery, SizeQuery, analyze, size
-from optimizer.questions.whatif import WhatIfQuery, what_if
-from optimizer.routes.answers import (
-    NO_ROUTE,
+from optimizer.questions.explain import Explanation, explain
+from optimizer.questions.plan import PlanAnswer, plan
+from optimizer.questions.queries import (
     Analyzed,
-    Explanation,
+    AnalyzeQuery,
     NotSized,
-    PlanAnswer,
-    Problem,
     Sized,
-    Sweep,
-    problems,
+    SizeQuery,
+    analyze,
+    size,
 )
+from optimizer.questions.whatif import Sweep, WhatIfQuery, what_if
+from optimizer.routes.answers import NO_ROUTE, Problem, problems
 from optimizer.routes.http import Http, json_response, text_response, two_names
 from optimizer.service import OptimizerService
 from optimizer.spec import (
@@ -136,12 +134,12 @@ def add_query_routes(http: Http, service: OptimizerService) -> None:
 
     @http.get("/explain/<path:name>")
     @operation("Why a server got what it got.", {200: Explanation, **problems(404)})
-    def explanation(name: str) -> Any:
+    def explanation(name: str) -> Explanation:
         return explain(service.state.system, name, solve.cache)
 
     @http.get("/plan")
     @operation("Ordered steps from what runs to what is desired.", {200: PlanAnswer})
-    def steps() -> Any:
+    def steps() -> PlanAnswer:
         return plan(service.state.system, service.state.allocated)
 
     @http.get("/state")
@@ -155,7 +153,7 @@ def add_query_routes(http: Http, service: OptimizerService) -> None:
         {200: Analyzed, **problems(400, 404, 413)},
         AnalyzeQuery,
     )
-    def latencies(query: AnalyzeQuery) -> Any:
+    def latencies(query: AnalyzeQuery) -> Analyzed:
         return analyze(query, service.state.system)
 
     @http.post("/size")
@@ -164,7 +162,7 @@ def add_query_routes(http: Http, service: OptimizerService) -> None:
         {200: (Sized, NotSized), **problems(400, 404, 413)},
         SizeQuery,
     )
-    def highest_rate(query: SizeQuery) -> Any:
+    def highest_rate(query: SizeQuery) -> Sized | NotSized:
         return size(query, service.state.system)
 
     @http.post("/whatif")
@@ -173,7 +171,7 @@ def add_query_routes(http: Http, service: OptimizerService) -> None:
         {200: Sweep, **problems(400, 404, 413)},
         WhatIfQuery,
     )
-    def sweep(query: WhatIfQuery) -> Any:
+    def sweep(query: WhatIfQuery) -> Sweep:
         return what_if(query, service.state.system, solve)
 
 

@@ -1,12 +1,12 @@
 """Routes that solve, and those that put a whole state in place."""
 
 from collections.abc import Callable
-from typing import Any
 
 from flask import Response, request
 
 from common.operations import operation
-from optimizer.routes.answers import Solution, problems
+from optimizer.answer import Solution
+from optimizer.routes.answers import problems
 from optimizer.routes.http import Http
 from optimizer.routes.reads import etag, state_response
 from optimizer.service import OptimizerService, StatefulService
@@ -22,7 +22,7 @@ def add_solve_routes(http: Http, service: OptimizerService) -> None:
     @operation(
         "Solve the system in the body.", {200: Solution, **problems(400, 413, 503)}, SystemData
     )
-    def optimize_one(data: SystemData) -> Any:
+    def optimize_one(data: SystemData) -> Solution:
         return service.optimize_one(System.from_spec(data.system))
 
 
@@ -33,7 +33,7 @@ def add_stateful_solve_routes(http: Http, service: StatefulService) -> None:
         {200: Solution, **problems(400, 413, 503)},
         (OptimizerSpec, OptimizerData),
     )
-    def optimize() -> Any:
+    def optimize() -> Solution:
         return service.optimize(_flags(http))
 
     @http.get("/applyAllocation")
