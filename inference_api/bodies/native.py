@@ -8,7 +8,6 @@ import secrets
 from collections.abc import Callable
 from typing import Annotated, Any
 
-from annotated_types import Ge, Le
 from pydantic import BeforeValidator, ConfigDict, Field, ValidationError, WrapValidator
 from pydantic_core import ErrorDetails
 
@@ -100,8 +99,8 @@ StopStrings = Annotated[
 
 
 class NativeBody(Body):
-    """A body of `/inference`, `/predictions` or `/chat`. Unknown fields are ignored; temperature 0
-    decodes greedily."""
+    """The body of `/inference`, `/predictions` and `/chat`. Unknown fields are ignored; temperature
+    0 decodes greedily."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -117,7 +116,7 @@ class NativeBody(Body):
     seed: OptionalInteger = Field(None, ge=-(2**63), le=2**63 - 1)
 
     def params(self) -> GenerationParams:
-        """Draws a seed where none is given."""
+        """Returns the parameters, with a random seed where none is given."""
         seed = secrets.randbits(63) if self.seed is None else self.seed
         return GenerationParams(
             max_tokens=self.max_tokens,
@@ -178,6 +177,5 @@ def _refusal(detail: ErrorDetails, given: Json) -> InvalidRequest:
 def _bounds(name: str) -> tuple[Any, Any]:
     """Returns the least and the greatest number as they are written at the field."""
     metadata = NativeBody.model_fields[name].metadata
-    (low,) = (each.ge for each in metadata if isinstance(each, Ge))
-    (high,) = (each.le for each in metadata if isinstance(each, Le))
-    return low, high
+    bounds = {key: getattr(m, key) for m in metadata for key in ("ge", "le") if hasattr(m, key)}
+    return bounds["ge"], bounds["le"]

@@ -1,4 +1,4 @@
-"""Puts generations together into the answers of OpenAI's two routes, whole or streamed."""
+"""The answers of OpenAI's two generation routes, whole or streamed."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,7 +22,7 @@ _dumped = json.JSONEncoder(separators=(",", ":")).encode
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """How one of the two routes shapes its answers."""
+    """The shape of one route's answers."""
 
     id_prefix: str
     object: str
@@ -31,7 +31,7 @@ class Form:
 
     @property
     def prompt_field(self) -> str:
-        """Of a body."""
+        """The field of the body that holds the prompt."""
         return "messages" if self.is_chat else "prompt"
 
     def content(self, text: str) -> Json:
@@ -166,7 +166,7 @@ def _in_turn(
 
 
 def _usage(choices: Sequence[Choice], num_choices: int) -> Usage:
-    """`num_choices` for each prompt, which counts once."""
+    """`choices` are `num_choices` for each prompt; a prompt counts once."""
     records = [choice.generation.record() for choice in choices]
     return usage(records, records[::num_choices])
 
@@ -201,5 +201,5 @@ def usage(records: Sequence[GenerationRecord], of_prompts: Sequence[GenerationRe
 
 
 def sse(content: Mapping[str, Any]) -> bytes:
-    """One server-sent event."""
+    """Returns one server-sent event."""
     return f"data: {_dumped(content)}\n\n".encode()

@@ -26,8 +26,8 @@ class TokenTexts:
         self._known: dict[int, tuple[str, bytes]] = {}
 
     def of(self, token_id: int) -> tuple[str, bytes]:
-        """A special token's text is its name; a part of a character reads as the replacement
-        character."""
+        """Returns a token's text and bytes. A special token's text is its name; a part of a
+        character reads as the replacement character."""
         if token_id not in self._known:
             own = self._tokenizer.token_bytes(token_id)
             name = self._tokenizer.special_token(token_id)
@@ -45,7 +45,7 @@ class TextOffsets:
         self._held = b""  # of the tokens after that: the beginning of a character
 
     def push(self, token_id: int, own: bytes) -> int:
-        """Of the token that comes next; inside a character, where that character begins."""
+        """Returns the next token's offset; inside a character, where that character begins."""
         # The last character of this is the one that the token's first byte is in.
         begun = (self._held + own[:1]).decode(errors="replace")
         offset = self._num_chars + max(0, len(begun) - 1)
@@ -61,7 +61,7 @@ class TextOffsets:
 
 
 class Logprobs:
-    """Those of one choice, as they come. Belongs to one request."""
+    """The log probabilities of one choice, as they come. Belongs to one request."""
 
     def __init__(self, tokenizer: Tokenizer, is_chat: bool, num_prompt_tokens: int = 0) -> None:
         """`num_prompt_tokens` are scored before the answer's."""
@@ -97,8 +97,8 @@ class Logprobs:
         )
 
     def _likeliest(self, token: ScoredToken) -> dict[str, float] | None:
-        """The token itself is always among them, as OpenAI has it. Of several tokens with the
-        same text the likeliest is shown."""
+        """Returns the likeliest tokens and the token itself, as OpenAI has it; of several tokens
+        with the same text the likeliest."""
         if token.logprobs is None:
             return None
         pairs = [(token.token_id, token.logprobs.logprob), *reversed(token.logprobs.top)]

@@ -34,7 +34,7 @@ SECURITY_HEADERS = {
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """The files, read once. `{assets}` and `{optimizer}` in the page become what holds here."""
+    """The files, read once. `{assets}` and `{optimizer}` in the page are filled in."""
 
     version: str
     index: str
@@ -88,7 +88,7 @@ def create_blueprint(
 
 
 def _wants_html() -> bool:
-    """Whether HTML is named before plain text; `*/*`, as probes and curl send, names neither."""
+    """True if HTML is accepted before plain text; `*/*`, of probes and curl, names neither."""
     return request.accept_mimetypes.best_match(["text/plain", "text/html"]) == "text/html"
 
 

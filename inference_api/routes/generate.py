@@ -79,7 +79,7 @@ def encode_turn(prompts: PromptEncoder, text: str) -> Sequence[int]:
 
 
 def streamed(generation: TextGeneration, chunks: Iterator[bytes], mimetype: str) -> Response:
-    """A chunked response that ends its generation when it ends itself, however that comes."""
+    """Returns a chunked response that closes its generation when it ends, in whatever way."""
     response = Response(chunks, content_type=mimetype)
     response.headers.update(STREAM_HEADERS)
     response.headers["X-Session-Id"] = generation.session_id

@@ -1,6 +1,6 @@
-"""OpenAI's routes under `/v1`: what clients of OpenAI and vLLM already know how to ask.
+"""OpenAI's routes under `/v1`, for clients of OpenAI and vLLM.
 
-A completion is one or several generations; the answer is put together here from their texts.
+A completion is one or several generations; the answer is made of their texts.
 """
 
 import time

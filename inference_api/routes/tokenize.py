@@ -1,4 +1,4 @@
-"""vLLM's routes to the tokenizer, for clients that have none of their own (lm-eval, say)."""
+"""vLLM's tokenizer routes, for clients without a tokenizer of their own (lm-eval, say)."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -78,7 +78,7 @@ def create_blueprint(backend: DecodeBackend, settings: Settings) -> Blueprint:
 
 @contextmanager
 def prompt_is_called(field: str) -> Iterator[None]:
-    """Have refusals of a prompt for its length name `field`, as the route has it."""
+    """Makes refusals of a prompt's length name `field`, as the route calls it."""
     try:
         yield
     except (ContextTooLong, PromptTooLong) as error:
@@ -87,7 +87,7 @@ def prompt_is_called(field: str) -> Iterator[None]:
 
 
 def known_ids(token_ids: list[int], vocab_size: int, field: str) -> list[int]:
-    """Raises InvalidRequest for one that the model does not have."""
+    """Returns the token ids. Raises InvalidRequest for one that the model does not have."""
     if max(token_ids, default=0) >= vocab_size:
         raise InvalidRequest(
             f"{field}: Token id {max(token_ids)} is not in this model's vocabulary, 0 to "

@@ -21,7 +21,7 @@ __all__ = ["add_not_found_pages", "create_blueprint"]
 
 
 def create_blueprint(service: StatelessService | StatefulService, settings: Settings) -> Blueprint:
-    """All routes of the service's mode. Stateless: reads, questions and /optimizeOne."""
+    """Returns all routes of the service's mode. Stateless: reads, questions and /optimizeOne."""
     blueprint = Blueprint("optimizer", __name__)
     http = Http(blueprint, settings.max_body_bytes, settings.unknown_keys == "ignore")
     add_read_routes(http, service)
@@ -35,8 +35,8 @@ def create_blueprint(service: StatelessService | StatefulService, settings: Sett
 
 
 def add_not_found_pages(app: Flask) -> None:
-    """The reference's answer to unknown paths and to wrong verbs alike; for an application that
-    serves nothing but the optimizer."""
+    """Adds the reference's answer to unknown paths and wrong verbs, for an application that serves
+    the optimizer alone."""
     for status in (HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED):
         app.register_error_handler(status, lambda _: text_response("404 page not found", 404))
 

@@ -43,14 +43,14 @@ def add_edit_routes(http: Http, service: StatefulService) -> None:
 
 
 def _echo(summary: str, model: type[Body]) -> Callable[[ViewT], ViewT]:
-    """An edit that echoes what it took."""
+    """Returns the description of an edit that answers its own body."""
     return operation(summary, {200: model, **problems(400, 413, 503)}, model)
 
 
 def _edit(
     summary: str, answer: Content, others: Mapping[int, Content] | None = None
 ) -> Callable[[ViewT], ViewT]:
-    """An edit that its path alone tells."""
+    """Returns the description of an edit without a body."""
     return operation(summary, {200: answer, **problems(503), **(others or {})})
 
 

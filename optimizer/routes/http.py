@@ -2,16 +2,14 @@
 
 from collections.abc import Callable
 from functools import wraps
-from typing import IO, Any, TypeVar
+from typing import IO
 from urllib.parse import unquote
 
 from flask import Blueprint, Response, request
 
-from common.operations import operation_of
+from common.operations import ViewT, operation_of
 from optimizer.errors import BodyTooLarge, Fault, InvalidRequest
 from optimizer.inferno_json import Body, BodyT, decode, encode, read
-
-ViewT = TypeVar("ViewT", bound=Callable[..., Any])
 
 
 def json_response(value: object, status: int = 200) -> Response:
@@ -70,10 +68,10 @@ class Http:
 
             @wraps(view)
             def respond(**names: str) -> Response:
-                bodies: list[Body] = []
-                if isinstance(model, type):
-                    bodies = [self.read(model, self.json())]
-                answer = view(*bodies, **names)
+                given: tuple[Body, ...] = (
+                    (self.read(model, self.json()),) if isinstance(model, type) else ()
+                )
+                answer = view(*given, **names)
                 return answer if isinstance(answer, Response) else json_response(answer)
 
             self._blueprint.add_url_rule(path, name, respond, methods=[verb], strict_slashes=False)

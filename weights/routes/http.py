@@ -39,8 +39,8 @@ class Http:
 
             @wraps(view)
             def respond(**names: str) -> Response:
-                bodies = [] if described.body is None else [self._body(described.body)]
-                answer = view(*bodies, **names)
+                given = () if described.body is None else (self._body(described.body),)
+                answer = view(*given, **names)
                 return answer if isinstance(answer, Response) else json_response(answer)
 
             self._blueprint.add_url_rule(
