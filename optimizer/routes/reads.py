@@ -129,7 +129,7 @@ def _add_servers(http: Http, system: Callable[[], System]) -> None:
 
 
 def add_query_routes(http: Http, service: OptimizerService) -> None:
-    """Hearth's own: why, what if, how to get there, and the state itself."""
+    """Hearth's own: why, how to get there, and the state itself."""
     solve = service.options.solve
 
     @http.get("/explain/<path:name>")
@@ -146,6 +146,11 @@ def add_query_routes(http: Http, service: OptimizerService) -> None:
     @operation("The whole state; its ETag is for PUT.", {200: StateData})
     def state() -> Response:
         return state_response(service.state)
+
+
+def add_question_routes(http: Http, service: OptimizerService) -> None:
+    """Hearth's own: one replica's latencies and rates, and what if."""
+    solve = service.options.solve
 
     @http.post("/analyze")
     @operation(
