@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 
 from flask import Flask
 
-from inference_api.generation.disconnects import DisconnectWatcher
+from common.disconnects import DisconnectWatcher
 from inference_api.generation.streaming import Generations
 from inference_api.live_state import LiveState
 from inference_api.observe.metrics import ServerMetrics, ServerState

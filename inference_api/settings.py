@@ -10,14 +10,13 @@ from typing import Annotated, Literal
 from pydantic import Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
+from common.logs import LogFormat, LogLevel
+from common.origins import ORIGIN
 from inference_api.errors import StartupError
 
 EMBEDDED_MODEL = Path(__file__).resolve().parent.parent / "models" / "hearth-tiny"
 CONTROL_THREADS = 16  # request threads beyond rows and queue, so that /health always has one
 
-ANY = "*"
-# As browsers send it: in lower case, without a path.
-ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://[^/?#@\sA-Z]+")
 HOST = re.compile(r"\*|[a-z0-9_-]+(\.[a-z0-9_-]+)*")
 
 
@@ -173,10 +172,8 @@ class Settings(BaseSettings):
             "Origins whose web pages may use the inference routes, comma-separated; *: any."
         ),
     )
-    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field(
-        "INFO", description="Least severe level that is logged."
-    )
-    log_format: Literal["text", "json"] = Field("text", description="Shape of a log line.")
+    log_level: LogLevel = Field("INFO", description="Least severe level that is logged.")
+    log_format: LogFormat = Field("text", description="Shape of a log line.")
     vllm_metrics: bool = Field(True, description="Publish metrics under vLLM's names too.")
     otel_exporter_otlp_endpoint: str | None = Field(
         None,

@@ -12,13 +12,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from common.stores import RecordStore
 from optimizer.answer import Answer, Solution
 from optimizer.errors import StateChanged
 from optimizer.optimize import SolveOptions, optimize
 from optimizer.spec import AllocationData, OptimizerSpec, ServerSpec
 from optimizer.stabilize import Stability
 from optimizer.state import State, changes, from_records, next_state
-from optimizer.store import StateStore
 from optimizer.system import System
 
 logger = logging.getLogger(__name__)
@@ -72,7 +72,7 @@ class StatefulService:
     """Keeps a system between requests, and in a store. Raises StoreFailed, with the state
     unchanged, where a change could not be saved."""
 
-    def __init__(self, store: StateStore, options: ServiceOptions) -> None:
+    def __init__(self, store: RecordStore, options: ServiceOptions) -> None:
         self.options = options
         self._store = store
         self._lock = threading.Lock()

@@ -7,10 +7,11 @@ Pure: any thread.
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 from pydantic import Field
 
+from common.stores import Record
 from optimizer.inferno_json import Body, BodyT, encode_compact, read
 from optimizer.spec import (
     AcceleratorSpec,
@@ -26,12 +27,6 @@ from optimizer.system import System
 Timestamp = Annotated[float, Field(ge=0, le=1e11)]  # s since 1970
 
 _SINGLE = ""  # the name of records of which there is one
-
-
-class Record(NamedTuple):
-    kind: str
-    name: str
-    body: str | None  # None in a change: delete it
 
 
 @dataclass(frozen=True, slots=True)

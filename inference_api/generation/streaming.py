@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from threading import Lock
 
+from common.disconnects import DisconnectWatcher
 from inference_api.errors import ContextTooLong, QueueFull
-from inference_api.generation.disconnects import DisconnectWatcher
 from inference_api.generation.timeline import Timeline
 from inference_api.observe.metrics import GenerationRecord, ServerMetrics
 from inference_api.observe.telemetry import Tracing

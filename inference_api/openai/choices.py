@@ -1,7 +1,7 @@
 """The answers of OpenAI's two generation routes, whole or streamed."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -109,7 +109,6 @@ def chunks(
     choices: Sequence[Choice],
     num_choices: int,
     options: StreamOptions,
-    error_body: Callable[[HearthError], Mapping[str, Any]],
 ) -> Iterator[bytes]:
     """Yields server-sent events: one per piece, one for the finish of each choice, one for usage if
     asked, `[DONE]`."""
@@ -140,7 +139,7 @@ def chunks(
             else:
                 yield event(choice, *piece, None)
     except HearthError as error:
-        yield sse(error_body(error))
+        yield sse(error.body())
         raise  # so that the connection breaks instead of ending well
     if options.include_usage:
         yield sse({**head, "choices": [], "usage": _usage(choices, num_choices)})
@@ -200,6 +199,6 @@ def usage(records: Sequence[GenerationRecord], of_prompts: Sequence[GenerationRe
     }
 
 
-def sse(content: Mapping[str, Any]) -> bytes:
+def sse(content: Mapping[str, object]) -> bytes:
     """Returns one server-sent event."""
     return f"data: {_dumped(content)}\n\n".encode()

@@ -4,36 +4,15 @@ import logging
 from collections.abc import Callable
 
 from flask import Flask, Response, jsonify, request
-from typing_extensions import TypedDict  # pydantic describes typing's from Python 3.12 on
 from werkzeug.exceptions import HTTPException, RequestEntityTooLarge
 
+from common.errors import Error, error_body
 from inference_api.errors import HearthError, RequestTooLarge
 
 logger = logging.getLogger(__name__)
 
 
-class ErrorDetail(TypedDict):
-    """OpenAI's shape of an error."""
-
-    message: str
-    type: str
-    param: str | None
-    code: str
-
-
-class Error(TypedDict):
-    """Every error of the inference API."""
-
-    status_code: int
-    message: str
-    error: ErrorDetail
-
-
 REFUSALS = dict.fromkeys((400, 404, 503), Error)  # of the routes that take a model's name
-
-
-def error_body(error: HearthError) -> Error:
-    return _body(error.status, str(error), error.type, error.param, error.code)
 
 
 def register_error_handlers(app: Flask, on_error: Callable[[str], None]) -> None:
@@ -43,7 +22,7 @@ def register_error_handlers(app: Flask, on_error: Callable[[str], None]) -> None
     def known(error: HearthError) -> Response:
         on_error(error.code)
         logger.info("refused %r: %d %s", request.path, error.status, error.code)
-        response = _response(error_body(error), error.status)
+        response = _response(error.body(), error.status)
         if error.retry_after_s is not None:
             response.headers["Retry-After"] = str(error.retry_after_s)
         if error.status == 401:
@@ -57,11 +36,10 @@ def register_error_handlers(app: Flask, on_error: Callable[[str], None]) -> None
     @app.errorhandler(HTTPException)
     def http(error: HTTPException) -> Response:
         status = error.code or 500
-        kind = "invalid_request_error" if status < 500 else "server_error"
         code = error.name.lower().replace(" ", "_")
         on_error(code)
         message = f"{request.method} {request.path}: {error.name}"
-        response = _response(_body(status, message, kind, None, code), status)
+        response = _response(error_body(status, message, code), status)
         for name, value in error.get_headers():
             if name == "Allow":
                 response.headers[name] = value
@@ -71,11 +49,6 @@ def register_error_handlers(app: Flask, on_error: Callable[[str], None]) -> None
     def unknown(error: Exception) -> Response:
         logger.error("unexpected error at %s %s", request.method, request.path, exc_info=error)
         return known(HearthError("Internal error; the server's log has the details."))
-
-
-def _body(status: int, message: str, kind: str, param: str | None, code: str) -> Error:
-    detail = ErrorDetail(message=message, type=kind, param=param, code=code)
-    return Error(status_code=status, message=message, error=detail)
 
 
 def _response(body: Error, status: int) -> Response:

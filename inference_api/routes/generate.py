@@ -13,7 +13,7 @@ from inference_api.bodies.native import NativeBody, parse_native_body
 from inference_api.errors import HearthError, UnknownModel
 from inference_api.generation.streaming import Generations, TextGeneration
 from inference_api.routes.caller import caller_of_request, json_body
-from inference_api.routes.errors import REFUSALS, error_body
+from inference_api.routes.errors import REFUSALS
 from inference_api.settings import Settings
 from inference_api.text.prompt_encoder import PromptEncoder
 
@@ -107,7 +107,7 @@ def _chat_events(body: NativeBody, generation: TextGeneration) -> Iterator[bytes
             message += piece
             yield _event("answer", {"message": message})
     except HearthError as error:
-        yield _event("error", error_body(error))
+        yield _event("error", error.body())
         raise  # so that the connection breaks instead of ending well
     yield _event("close", {"message": "Connection closed"})
 

@@ -10,6 +10,7 @@ from functools import cache, partial
 
 from flask import Blueprint, Response, g, jsonify
 
+from common.errors import Error
 from common.operations import operation
 from inference_api.bodies.fields import parse
 from inference_api.errors import InvalidRequest, UnknownModel
@@ -31,7 +32,7 @@ from inference_api.openai.requests import (
     TokenIds,
 )
 from inference_api.routes.caller import caller_of_request, json_body
-from inference_api.routes.errors import REFUSALS, Error, error_body
+from inference_api.routes.errors import REFUSALS
 from inference_api.routes.generate import EVENT_STREAM, STREAM_HEADERS
 from inference_api.routes.tokenize import known_ids, prompt_is_called
 from inference_api.scheduling.decode_backend import DecodeBackend
@@ -108,7 +109,7 @@ class _Views:
             if not body.stream:
                 return jsonify(whole_answer(form, identity, choices, num_choices))
             options = body.stream_options or StreamOptions()
-            events = chunks(form, identity, choices, num_choices, options, error_body)
+            events = chunks(form, identity, choices, num_choices, options)
             response = Response(events, content_type=EVENT_STREAM)
             response.headers.update(STREAM_HEADERS)
             response.headers["X-Session-Id"] = choices[0].generation.session_id

@@ -8,8 +8,8 @@ from typing import Any
 from flask import Blueprint, Flask, Response
 from flask_swagger_ui import get_swaggerui_blueprint
 
+from common.errors import Error
 from common.operations import operation, operation_of
-from inference_api.routes.errors import Error
 from inference_api.routes.openapi_document import Rule, describe
 
 DOCUMENT_PATH = "/openapi.json"

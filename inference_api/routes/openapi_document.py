@@ -11,9 +11,9 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
+from common.errors import Error
 from common.operations import Content, Operation
 from inference_api import __version__
-from inference_api.routes.errors import Error
 
 Json = dict[str, Any]
 

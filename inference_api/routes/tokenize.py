@@ -5,6 +5,7 @@ from contextlib import contextmanager
 
 from flask import Blueprint, Response, jsonify
 
+from common.errors import Error
 from common.operations import operation
 from inference_api.bodies.fields import parse
 from inference_api.errors import ContextTooLong, InvalidRequest, PromptTooLong, UnknownModel
@@ -12,7 +13,7 @@ from inference_api.openai.answers import Detokenized, TokenizerInfo, Tokens
 from inference_api.openai.messages import turns_of
 from inference_api.openai.requests import DetokenizeBody, TokenizeBody
 from inference_api.routes.caller import json_body
-from inference_api.routes.errors import REFUSALS, Error
+from inference_api.routes.errors import REFUSALS
 from inference_api.scheduling.decode_backend import DecodeBackend
 from inference_api.settings import Settings
 

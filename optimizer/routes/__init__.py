@@ -8,6 +8,7 @@ from http import HTTPStatus
 
 from flask import Blueprint, Flask, Response
 
+from common.errors import StoreFailed
 from optimizer.errors import InvalidRequest, OptimizerError
 from optimizer.routes.answers import FaultAnswer, Problem
 from optimizer.routes.edits import add_edit_routes
@@ -31,7 +32,8 @@ def create_blueprint(service: StatelessService | StatefulService, settings: Sett
     if isinstance(service, StatefulService):
         add_edit_routes(http, service)
         add_stateful_solve_routes(http, service)
-    blueprint.register_error_handler(OptimizerError, _error_response)
+    for kind in (OptimizerError, StoreFailed):
+        blueprint.register_error_handler(kind, _error_response)
     return blueprint
 
 
@@ -42,7 +44,7 @@ def add_not_found_pages(app: Flask) -> None:
         app.register_error_handler(status, lambda _: text_response("404 page not found", 404))
 
 
-def _error_response(error: OptimizerError) -> Response:
+def _error_response(error: OptimizerError | StoreFailed) -> Response:
     body = Problem(message=str(error))
     if isinstance(error, InvalidRequest):
         body["faults"] = [FaultAnswer(path=f.path, message=f.message) for f in error.faults]

@@ -5,6 +5,7 @@ Views run on request threads; what they share is the service they are given.
 
 from flask import Blueprint, Response
 
+from common.errors import StoreFailed, WireError
 from weights.errors import WeightsError
 from weights.routes.answers import Problem
 from weights.routes.http import Http, json_response
@@ -19,9 +20,10 @@ def create_blueprint(service: WeightsService, max_body_bytes: int = 16 * 2**20) 
     add_update_routes(http, service)
     add_session_routes(http, service)
     add_measure_routes(http, service)
-    blueprint.register_error_handler(WeightsError, _error_response)
+    for kind in (WeightsError, StoreFailed):
+        blueprint.register_error_handler(kind, _error_response)
     return blueprint
 
 
-def _error_response(error: WeightsError) -> Response:
+def _error_response(error: WireError) -> Response:
     return json_response(Problem.of(error), error.status)

@@ -6,8 +6,9 @@ from typing import Annotated, Self
 
 from pydantic import BaseModel, ConfigDict, WithJsonSchema
 
+from common.errors import WireError
 from weights.engine_formats import engine_settings
-from weights.errors import InvalidRequest, WeightsError
+from weights.errors import InvalidRequest, SessionMismatch
 from weights.partition import Layers, ranges
 from weights.search import Best, Direction, Observation, Proposal, Weights
 from weights.service import Overview
@@ -211,12 +212,13 @@ class Problem(Answer):
     detail: list[FaultAnswer] = []
 
     @classmethod
-    def of(cls, error: WeightsError) -> Self:
+    def of(cls, error: WireError) -> Self:
         faults = error.faults if isinstance(error, InvalidRequest) else ()
-        kind = "invalid_request_error" if error.status < 500 else "server_error"
         param = ".".join(map(str, faults[0].loc[1:])) if faults else None
-        shape = ErrorDetail(message=str(error), type=kind, param=param or None, code=error.code)
-        message = error.summary or str(error)
+        shape = ErrorDetail(
+            message=str(error), type=error.type, param=param or None, code=error.code
+        )
+        message = error.summary if isinstance(error, SessionMismatch) else str(error)
         if not faults:
             return cls(status_code=error.status, message=message, error=shape)
         detail = [FaultAnswer(loc=f.loc, msg=f.msg, type=f.type) for f in faults]
