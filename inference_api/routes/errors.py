@@ -12,8 +12,11 @@ from inference_api.errors import HearthError, RequestTooLarge
 logger = logging.getLogger(__name__)
 
 
+REFUSALS = dict.fromkeys((400, 404, 503), Error)  # of the routes that take a model's name
+
+
 def register_error_handlers(app: Flask, on_error: Callable[[str], None]) -> None:
-    """`on_error` is told the code of every error that is rendered."""
+    """`on_error` is called with the code of every error that is rendered."""
 
     @app.errorhandler(HearthError)
     def known(error: HearthError) -> Response:

@@ -3,16 +3,17 @@
 Rates on the wire are requests per minute, as everywhere in the data. Pure: any thread.
 """
 
-from typing import Annotated, Any
+from typing import Annotated, Literal
 
 import numpy as np
 from pydantic import Field
+from typing_extensions import TypedDict
 
 from optimizer.answer import shortest
 from optimizer.candidates.eligibility import perf_row
 from optimizer.candidates.replicas import QUEUE_PER_BATCH, Analysis, ReplicaTable, SizedRows
 from optimizer.errors import Fault, InvalidRequest
-from optimizer.inferno_json import Body
+from optimizer.inferno_json import Body, JsonObject, closed
 from optimizer.model.latency import FloatArray
 from optimizer.model.queueing import MAX_BATCH
 from optimizer.spec import Count, DecodeParms, Level, PerfData, PerfParms, PrefillParms, Text
@@ -84,8 +85,47 @@ class SizeQuery(ReplicaQuery):
     slo_tps: Level = Field(default=0.0, alias="slo-tps")
 
 
-def analyze(query: AnalyzeQuery, system: System) -> dict[str, Any]:
-    """The body of POST /analyze."""
+MaxRates = TypedDict("MaxRates", {"slo-ttft": float, "slo-itl": float, "slo-tps": float})
+"""Requests per minute that one replica takes under each target alone."""
+closed(MaxRates)
+
+
+class Measures(JsonObject):
+    throughput: float
+    dropFraction: float
+    itlAverage: float
+    ttftAverage: float
+    waitAverage: float
+    utilization: float
+
+
+class Analyzed(Measures):
+    arrivalRate: float
+    maxRate: float
+    saturated: bool
+
+
+class Idle(JsonObject):
+    ttftAverage: float
+    itlAverage: float
+
+
+class NotSized(JsonObject):
+    feasible: Literal[False]
+    maxRateFor: MaxRates
+    idle: Idle
+
+
+class Sized(Measures):
+    feasible: Literal[True]
+    maxRateFor: MaxRates
+    idle: Idle
+    arrivalRate: float
+    tokensPerSecond: float
+
+
+def analyze(query: AnalyzeQuery, system: System) -> Analyzed:
+    """Returns the answer of POST /analyze."""
     table = query.table(system, (0.0, 0.0, 0.0))
     found = table.analyze(np.array([query.arrival_rate / PER_MINUTE]))
     highest = float(table.size()[0, SizedRows.RATE])
@@ -97,35 +137,36 @@ def analyze(query: AnalyzeQuery, system: System) -> dict[str, Any]:
     }
 
 
-def size(query: SizeQuery, system: System) -> dict[str, Any]:
-    """The body of POST /size. That a target cannot be met is an answer, not an error."""
+def size(query: SizeQuery, system: System) -> Sized | NotSized:
+    """Returns the answer of POST /size. That a target cannot be met is an answer, not an error."""
     targets = (query.slo_ttft, query.slo_itl, query.slo_tps)
     table = query.table(system, targets)
     row = table.size()[0]
-    best = {"ttft": row[SizedRows.BEST_TTFT], "itl": row[SizedRows.BEST_ITL]}
-    answer: dict[str, Any] = {
-        "feasible": bool(row[SizedRows.FEASIBLE]),
-        "maxRateFor": {
-            "slo-ttft": _per_minute(row[SizedRows.FOR_TTFT]),
-            "slo-itl": _per_minute(row[SizedRows.FOR_ITL]),
-            "slo-tps": _per_minute(row[SizedRows.FOR_TPS]),
-        },
-        "idle": {f"{name}Average": shortest(value) for name, value in best.items()},
+    max_rate_for: MaxRates = {
+        "slo-ttft": _per_minute(row[SizedRows.FOR_TTFT]),
+        "slo-itl": _per_minute(row[SizedRows.FOR_ITL]),
+        "slo-tps": _per_minute(row[SizedRows.FOR_TPS]),
     }
-    if not answer["feasible"]:
-        return answer
+    idle = Idle(
+        ttftAverage=shortest(row[SizedRows.BEST_TTFT]),
+        itlAverage=shortest(row[SizedRows.BEST_ITL]),
+    )
+    if not row[SizedRows.FEASIBLE]:
+        return NotSized(feasible=False, maxRateFor=max_rate_for, idle=idle)
     rate_per_ms = row[SizedRows.RATE]
     found = table.analyze(np.array([rate_per_ms]))
     tokens_per_s = 1000 * found.throughput[0] * query.avg_out_tokens
     return {
-        **answer,
+        "feasible": True,
+        "maxRateFor": max_rate_for,
+        "idle": idle,
         "arrivalRate": _per_minute(rate_per_ms),
         "tokensPerSecond": shortest(tokens_per_s),
         **_measures(found),
     }
 
 
-def _measures(found: Analysis) -> dict[str, float]:
+def _measures(found: Analysis) -> Measures:
     return {
         "throughput": _per_minute(found.throughput[0]),
         "dropFraction": shortest(found.loss[0]),
