@@ -103,7 +103,9 @@ def analyze(replica: Replica, rate_per_ms: FloatArray) -> Performance:
 
 
 def _states_below_batch(replica: Replica, rate_per_ms: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """(E_N, mean number in the system given that it is below N), per pair."""
+    """Returns E_N and the mean number in the system given that it is below N, per pair."""
+    if not (replica.max_batch > LONG_CHAIN).any():
+        return _step_through_states(replica, rate_per_ms)
     below, mean = _by_incomplete_beta(replica, rate_per_ms)
     open_pairs = np.flatnonzero(np.isnan(below))
     if open_pairs.size:
@@ -130,7 +132,7 @@ def _by_incomplete_beta(replica: Replica, rate_per_ms: FloatArray) -> tuple[Floa
     below = np.full(rate_per_ms.size, np.nan)
     mean = np.full(rate_per_ms.size, np.nan)
     model = replica.model
-    if not isinstance(model, PhaseModel) or not bool(np.any(replica.max_batch > LONG_CHAIN)):
+    if not isinstance(model, PhaseModel):
         return below, mean
     chosen = np.flatnonzero(
         (replica.max_batch > LONG_CHAIN)
