@@ -52,7 +52,7 @@ class Allocation:
     def value(self) -> float:
         """Cost of getting there; see `allocation.value_of`."""
         first = self.parts[0]
-        if len(self.parts) == 1 and first.replicas == first.candidate.replicas:
+        if len(self.parts) == 1 and first.is_exact:
             return first.candidate.value
         return value_of(self.server, first.candidate.accelerator, self.replicas, self.cost)
 
@@ -190,7 +190,7 @@ def _to_part(part: Choice, server: ServerSpec, power_w: float) -> AllocationPart
 
 
 def _part_cost(part: Choice) -> float:
-    if part.replicas == part.candidate.replicas:
+    if part.is_exact:
         return part.candidate.cost
     return float(np.float32(part.candidate.cost_per_replica) * np.float32(part.replicas))
 

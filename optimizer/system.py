@@ -71,7 +71,7 @@ class System:
         return CapacityData(count=[CapacitySpec(type=t, count=n) for t, n in counts])
 
     def unit(self, model: str, accelerator: str) -> tuple[str, int, float]:
-        """(card type, cards, cost) of one replica; nothing for an accelerator not known."""
+        """Returns the card type, cards and cost of one replica; nothing for an unknown name."""
         spec = self.accelerators.get(accelerator)
         if spec is None:
             return "", 0, 0.0
@@ -79,13 +79,15 @@ class System:
         units = perf.units if perf else 1
         return spec.type, units * spec.multiplicity, units * spec.cost
 
-    def cards(self, model: str, allocation: AllocationData) -> Counter[str]:
-        """What an allocation of a model takes, by type."""
-        taken: Counter[str] = Counter()
-        for part in allocation.each_part():
-            card_type, cards, _ = self.unit(model, part.accelerator)
-            taken[card_type] += cards * part.num_replicas
-        return taken
+    def cards_left(self, allocations: Iterable[tuple[str, AllocationData]]) -> dict[str, int]:
+        """Returns the cards of each type that allocations of models leave; below 0 where they
+        take more than there are."""
+        left = Counter(self.capacities)
+        for model, allocation in allocations:
+            for part in allocation.each_part():
+                card_type, cards, _ = self.unit(model, part.accelerator)
+                left[card_type] -= cards * part.num_replicas
+        return left
 
     def with_accelerators(self, specs: Iterable[AcceleratorSpec]) -> "System":
         return replace(self, accelerators={**self.accelerators, **{s.name: s for s in specs}})

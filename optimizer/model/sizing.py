@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.optimize.elementwise import find_root
 
-from optimizer.model.latency import BoolArray, FloatArray, IntArray
+from optimizer.model.latency import BoolArray, Columns, FloatArray, IntArray
 from optimizer.model.queueing import Replica, analyze
 
 LOWEST_RATE = 0.001  # of mu(1): the rate at which a replica counts as idle
@@ -27,7 +27,7 @@ class Targets:
 
 
 @dataclass(frozen=True, slots=True)
-class Sizing:
+class Sizing(Columns):
     """The highest rates per pair. Those of an infeasible pair are 0."""
 
     rate_per_ms: FloatArray  # arrival rate at which the tightest target is met exactly

@@ -45,7 +45,8 @@ def plan(system: System, allocated: frozenset[str]) -> dict[str, Any]:
         (change for server in planned for change in _changes(system, server)),
         key=lambda c: (c.priority, c.server, c.accelerator),
     )
-    free = None if system.optimizer.unlimited else _free_cards(system)
+    running = ((server.model, server.current_alloc) for server in system.servers.values())
+    free = None if system.optimizer.unlimited else system.cards_left(running)
     steps: list[dict[str, Any]] = []
     while pending := [change for change in changes if change.missing]:
         started = [step for change in pending if (step := _start(change, free))]
@@ -80,15 +81,6 @@ def _changes(system: System, server: ServerSpec) -> list[_Change]:
         for accelerator in sorted(now.keys() | goal.keys())
         if now.get(accelerator, 0) != goal.get(accelerator, 0)
     ]
-
-
-def _free_cards(system: System) -> dict[str, int]:
-    """Capacity less what runs; below 0 where more runs than there is."""
-    free = dict(system.capacities)
-    for server in system.servers.values():
-        for card_type, cards in system.cards(server.model, server.current_alloc).items():
-            free[card_type] = free.get(card_type, 0) - cards
-    return free
 
 
 def _start(change: _Change, free: dict[str, int] | None) -> dict[str, Any] | None:

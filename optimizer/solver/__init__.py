@@ -30,6 +30,7 @@ class Candidate(NamedTuple):
     cost_per_replica: float
     capped: bool = False  # maxNumReplicas is below what the service levels need
     loss: float = 0.0  # fraction of requests that find the queue full
+    row: int = -1  # in the table of pairs it comes from; -1: without traffic there is none
 
     @property
     def cards(self) -> int:
@@ -61,6 +62,11 @@ class Choice(NamedTuple):
 
     candidate: Candidate
     replicas: int
+
+    @property
+    def is_exact(self) -> bool:
+        """All replicas of the candidate and no more, so that its figures hold."""
+        return self.replicas == self.candidate.replicas
 
     @property
     def is_full(self) -> bool:

@@ -34,7 +34,7 @@ class GreedySolver:
             groups = [turns]
         else:
             groups = [list(g) for _, g in groupby(turns, key=lambda t: t.contender.priority)]
-        stock = Stock(dict(problem.cards))
+        stock = Stock(problem.cards)
         choices: dict[str, Choice] = {}
         for group in groups:
             leftovers = _allocate(group, stock, choices)

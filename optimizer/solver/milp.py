@@ -15,6 +15,7 @@ settles it; if not, the most servers are kept priority by priority and the value
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
@@ -84,7 +85,7 @@ class MilpSolver:
         left_out = sorted(
             (c for c in contenders if c.server not in choices), key=lambda c: (c.priority, c.server)
         )
-        stock = Stock(_cards_left(problem, choices))
+        stock = Stock(problem.cards, chain.from_iterable(choices.values()))
         for server, choice in best_effort(self._scarcity.policy, left_out, stock).items():
             choices[server] = (choice,)
         unserved = {c.server: NO_ROOM for c in left_out if c.server not in choices}
@@ -97,15 +98,6 @@ def _served(contenders: list[Contender], choices: Mapping[str, object]) -> list[
     for contender in contenders:
         counts[contender.priority] += contender.server in choices
     return list(counts.values())
-
-
-def _cards_left(problem: Problem, choices: dict[str, tuple[Choice, ...]]) -> dict[str, int]:
-    left = dict(problem.cards)
-    for parts in choices.values():
-        for choice in parts:
-            if choice.cards:
-                left[choice.candidate.card_type] -= choice.cards
-    return left
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,13 +191,8 @@ class _Program:
         return np.round(result.x), gap
 
     def _holds(self, x: FloatArray) -> bool:
-        """Whether the rounded solution keeps within the cards; HiGHS's tolerance is per row."""
-        used: dict[str, int] = {}
-        for parts in self._choices(x).values():
-            for part in parts:
-                card_type = part.candidate.card_type
-                used[card_type] = used.get(card_type, 0) + part.cards
-        return all(cards <= self._cards.get(t, 0) for t, cards in used.items() if cards)
+        """True if the rounded solution keeps within the cards; HiGHS's tolerance is per row."""
+        return not Stock(self._cards, chain.from_iterable(self._choices(x).values())).is_overdrawn
 
     def _choices(self, x: FloatArray) -> dict[str, tuple[Choice, ...]]:
         """Candidates with replicas, the one that carries most load first."""

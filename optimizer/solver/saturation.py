@@ -3,7 +3,7 @@
 Each policy deals replicas, fewer than asked for, from the cards left over; see `SaturationPolicy`.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import groupby
 
 from optimizer.solver import Candidate, Choice, Contender
@@ -13,8 +13,15 @@ from optimizer.spec import SaturationPolicy
 class Stock:
     """Cards by type while a solver hands them out. Owned by one solve."""
 
-    def __init__(self, cards: dict[str, int]) -> None:
-        self._cards = cards
+    def __init__(self, cards: Mapping[str, int], taken: Iterable[Choice] = ()) -> None:
+        """`cards`, less those of the choices that are `taken`."""
+        self._cards = dict(cards)
+        for choice in taken:
+            self.take(choice.candidate, choice.replicas)
+
+    @property
+    def is_overdrawn(self) -> bool:
+        return any(left < 0 for left in self._cards.values())
 
     def fits(self, candidate: Candidate, replicas: int) -> bool:
         return replicas * candidate.cards_per_replica <= self._cards.get(candidate.card_type, 0)
@@ -27,8 +34,9 @@ class Stock:
         return max(min(left, candidate.replicas), 0)
 
     def take(self, candidate: Candidate, replicas: int) -> None:
-        if candidate.cards_per_replica:
-            self._cards[candidate.card_type] -= replicas * candidate.cards_per_replica
+        """Takes the cards of replicas, or gives them back where `replicas` is negative."""
+        if cards := replicas * candidate.cards_per_replica:
+            self._cards[candidate.card_type] = self._cards.get(candidate.card_type, 0) - cards
 
 
 def best_effort(
