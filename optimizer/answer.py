@@ -32,7 +32,7 @@ class CardUse:
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """What one server gets: one part, or several of a heterogeneous solution."""
+    """The allocation of one server: one part, or several of a heterogeneous solution."""
 
     server: ServerSpec
     parts: tuple[Choice, ...]  # the one that carries most load first
@@ -66,12 +66,12 @@ class Allocation:
 
     @property
     def is_saturated(self) -> bool:
-        """More arrives than the service levels allow for."""
+        """True if more requests arrive than the service levels allow for."""
         return self.demand_per_s > self.max_rate_per_s * (1 + 1e-6)
 
     @property
     def is_best_effort(self) -> bool:
-        """Fewer replicas than the service levels need."""
+        """True if there are fewer replicas than the service levels need."""
         first = self.parts[0]
         return len(self.parts) == 1 and (not first.is_full or first.candidate.capped)
 
@@ -87,8 +87,8 @@ class Allocation:
         )
 
     def to_data(self) -> AllocationData:
-        """As it is kept: the reference's object and what it draws; `parts` only if there is more
-        than one."""
+        """Returns the allocation as it is kept: the reference's fields, utilization and power;
+        `parts` only if there is more than one."""
         parts = [
             _to_part(part, self.server, power_w)
             for part, power_w in zip(self.parts, self.powers_w, strict=True)
@@ -96,7 +96,7 @@ class Allocation:
         return AllocationData(**dict(parts[0]), parts=parts if len(parts) > 1 else None)
 
     def details(self) -> dict[str, Any]:
-        """Beyond the reference: how loaded it is, what it draws, what it can take."""
+        """Returns figures beyond the reference's: load, power, and the highest rate."""
         power_w = sum(self.powers_w)
         served_per_s = self.demand_per_s * (1 - self.loss)
         return {
@@ -162,7 +162,7 @@ class Answer:
         }
 
     def _changes(self, desired: Mapping[str, AllocationData]) -> dict[str, Any]:
-        """Servers whose accelerator or replicas differ from what they run on now."""
+        """Returns the servers whose accelerator or replicas differ from what runs now."""
         changes = {}
         for name, allocation in self.allocations.items():
             old, new = allocation.server.current_alloc, desired[name]
@@ -196,5 +196,5 @@ def _part_cost(part: Choice) -> float:
 
 
 def shortest(value: float) -> float:
-    """The shortest decimal that is the same float32: 75.3, not 75.30000305175781."""
+    """Returns the shortest decimal that is the same float32: 75.3, not 75.30000305175781."""
     return float(str(np.float32(value))) if abs(value) < FLOAT32_MAX else float(value)

@@ -1,4 +1,4 @@
-"""Leave running servers alone when moving them gains little, or when they moved just now.
+"""Leaves running servers alone when moving them gains little, or when they moved just now.
 
 A change of replicas or accelerator costs a cold start, so an optimizer run every minute must not
 chase every ripple of the load. A server keeps what it runs on if that still meets its service

@@ -45,7 +45,7 @@ class System:
 
     @classmethod
     def from_spec(cls, spec: SystemSpec) -> "System":
-        """Later duplicates of a name replace earlier ones."""
+        """Returns the system of a spec. Later duplicates of a name replace earlier ones."""
         system = cls(optimizer=spec.optimizer_data.optimizer)
         system = system.with_accelerators(spec.accelerator_data.accelerators)
         system = system.with_capacities(spec.capacity_data.count)
@@ -54,7 +54,8 @@ class System:
         return system.with_servers(spec.server_data.servers)
 
     def to_spec(self) -> SystemSpec:
-        """As JSON shows it: lists in the order of their names, whatever the history."""
+        """Returns the spec as JSON shows it: lists in the order of their names, whatever the
+        history."""
         return SystemSpec(
             accelerator_data=AcceleratorData(accelerators=in_order(self.accelerators)),
             model_data=ModelData(
@@ -96,14 +97,14 @@ class System:
         return replace(self, capacities={**self.capacities, **{s.type: s.count for s in specs}})
 
     def with_perf(self, perfs: Iterable[PerfData]) -> "System":
-        """Merged into the models' data; creates the models it names."""
+        """Returns the system with data merged into the models'; creates the models it names."""
         models = {name: dict(by_acc) for name, by_acc in self.models.items()}
         for perf in perfs:
             models.setdefault(perf.name, {})[perf.acc] = perf
         return replace(self, models=models)
 
     def with_classes(self, specs: Iterable[ServiceClassSpec]) -> "System":
-        """Priorities are stored as they take effect."""
+        """Returns the system with classes added. Priorities are stored as they take effect."""
         added = {
             spec.name: spec.model_copy(update={"priority": spec.effective_priority})
             for spec in specs
@@ -114,7 +115,8 @@ class System:
         return replace(self, servers={**self.servers, **{s.name: s for s in specs}})
 
     def with_model(self, name: str) -> "System":
-        """Add a model without performance data; one that exists keeps what it has."""
+        """Returns the system with a model that has no performance data; one that exists keeps
+        it."""
         return self if name in self.models else replace(self, models={**self.models, name: {}})
 
     def without_perf(self, model: str, accelerator: str) -> "System":
@@ -123,12 +125,12 @@ class System:
 
 
 def in_order(mapping: Mapping[str, T]) -> list[T]:
-    """The values by name."""
+    """Returns the values by name."""
     return [mapping[name] for name in sorted(mapping)]
 
 
 def lookup(kind: str, mapping: Mapping[str, T], name: str) -> T:
-    """The entity of that name. Raises NotFound, in the reference's words."""
+    """Returns the entity of that name. Raises NotFound, in the reference's words."""
     try:
         return mapping[name]
     except KeyError:
@@ -136,6 +138,6 @@ def lookup(kind: str, mapping: Mapping[str, T], name: str) -> T:
 
 
 def without(mapping: Mapping[str, T], kind: str, name: str) -> dict[str, T]:
-    """A copy less one entity. Raises NotFound."""
+    """Returns a copy less one entity. Raises NotFound."""
     lookup(kind, mapping, name)
     return {key: value for key, value in mapping.items() if key != name}

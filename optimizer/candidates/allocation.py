@@ -30,7 +30,7 @@ NOTHING = Candidate("", "", 0, 0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0, 0.0)  # scale
 
 @dataclass(frozen=True, slots=True)
 class Offers:
-    """The choices of the solvers, and why the rest is none."""
+    """The choices of the solvers, and the refusals of servers and pairs that are none."""
 
     contenders: tuple[Contender, ...]
     pairs: PairTable  # those of servers with traffic; `Candidate.row` is a row of it

@@ -1,4 +1,4 @@
-"""Which servers may be considered. Pure: any thread."""
+"""Servers that may be considered, and refusals of the others. Pure: any thread."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ from optimizer.system import System
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why a server, or one accelerator for it, is out. `bound` and `best` say by how much."""
+    """The reason to leave out a server, or one accelerator for it: `best` misses `bound`."""
 
     code: str
     message: str
@@ -35,7 +35,7 @@ class Eligible:
 
     @property
     def demand_per_s(self) -> float:
-        """Requests per second: what arrives, or more if a throughput target asks for more."""
+        """Requests per second: arrivals, or more if a throughput target asks for more."""
         arrivals_per_s = self.server.current_alloc.load.arrival_rate / 60
         return max(arrivals_per_s, self.target.slo_tps / self.out_tokens)
 

@@ -1,4 +1,4 @@
-"""How long one request takes on a replica, as a function of how many are served beside it.
+"""Service times and latencies of a replica, by the number of requests in service.
 
 Two parametrisations exist in the field and both are accepted. Each is an array over *pairs*
 (one pair = one server on one accelerator), so that one call answers for all pairs at once.
@@ -167,7 +167,7 @@ class IterationModel(Columns):
         return self.service_ms(1.0) > 0
 
     def _chunks(self, concurrency: FloatArray | float) -> FloatArray:
-        """c(n): the condition times k is a quadratic in k, solved and rounded up."""
+        """Returns c(n): the condition times k is a quadratic in k, solved and rounded up."""
         budget, i, m = ITERATION_TOKEN_BUDGET, self.in_tokens, self.out_tokens
         linear = budget * m - i - concurrency * (i + m)
         root = (np.sqrt(linear**2 + 4 * budget * i * m) - linear) / (2 * budget)
@@ -176,7 +176,7 @@ class IterationModel(Columns):
         return chunks
 
     def _work_ms(self, chunks: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """(Wp, D) of the class docstring."""
+        """Returns (Wp, D) of the class docstring."""
         i, m = self.in_tokens, self.out_tokens
         prefill_ms = (self.beta_ms + self.gamma_ms * (chunks + 1) / 2) * i
         decode_ms = self.beta_ms * m + self.gamma_ms * m * (i + (m + 1) / 2)

@@ -94,7 +94,7 @@ def _rates_at(replica: Replica, wanted_ms: FloatArray, is_between: BoolArray) ->
     lowest, highest = rate_range(part)
 
     def excess(share: FloatArray, problem: IntArray) -> FloatArray:
-        """(value - wanted) / (value + wanted): finite, and tame where TTFT explodes."""
+        """Returns (value - wanted) / (value + wanted): finite, and tame where TTFT explodes."""
         latency = analyze(part.take(problem), share * highest[problem]).latency
         value_ms = np.where(metric[problem] == 0, latency.ttft_ms, latency.itl_ms)
         relative: FloatArray = (value_ms - wanted_ms[problem]) / (value_ms + wanted_ms[problem])

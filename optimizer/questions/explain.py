@@ -1,5 +1,5 @@
-"""Why a server got what it got: every accelerator, feasible or with the bound that failed, and
-whether the other servers leave enough cards for it.
+"""Explains an allocation: every accelerator, feasible or with the bound that failed, and whether
+the other servers leave enough cards for it.
 
 Pure but for the sizing cache: any thread.
 """
@@ -92,7 +92,7 @@ def _shortage(
 
 
 def _missing(system: System, server: ServerSpec, accelerator: str) -> Refusal:
-    """Returns why an accelerator was not even tried."""
+    """Returns the reason why an accelerator was not even tried."""
     if accelerator not in system.models.get(server.model, {}):
         return Refusal("perf", f"no performance data for model {server.model}")
     kept = server.current_alloc.accelerator

@@ -84,7 +84,7 @@ def _changes(system: System, server: ServerSpec) -> list[_Change]:
 
 
 def _start(change: _Change, free: dict[str, int] | None) -> dict[str, Any] | None:
-    """As many of the missing replicas as there are cards for."""
+    """Starts as many of the missing replicas as there are cards for; None if there are none."""
     if change.missing <= 0:
         return None
     count = change.missing
@@ -94,8 +94,8 @@ def _start(change: _Change, free: dict[str, int] | None) -> dict[str, Any] | Non
 
 
 def _make_room(pending: list[_Change], free: dict[str, int] | None) -> list[dict[str, Any]]:
-    """Stop what may stop, else one thing in the way; with nothing left to stop, give up on the
-    first start."""
+    """Stops replicas that may stop, else one that stands in the way; with nothing left to stop,
+    gives up on the first start."""
     waiting = {change.server for change in pending if change.missing > 0}
     wanted = {change.card_type for change in pending if change.missing > 0}
     stoppable = [change for change in pending if change.missing < 0]

@@ -1,4 +1,4 @@
-"""The problem every solver is given, the answer it owes, and the protocol between them.
+"""The problem and the solution of every solver, and the protocol between them.
 
 A solver is pure: it holds no state between calls, reads no clock but for a time limit, and may
 be used from any thread. Equal problems give equal answers: ties go to lower cost, then name.
@@ -65,7 +65,7 @@ class Choice(NamedTuple):
 
     @property
     def is_exact(self) -> bool:
-        """All replicas of the candidate and no more, so that its figures hold."""
+        """True for all replicas of the candidate and no more, so that its figures hold."""
         return self.replicas == self.candidate.replicas
 
     @property
@@ -90,7 +90,7 @@ class Solution:
 
 @dataclass(frozen=True, slots=True)
 class Scarcity:
-    """How limited solvers treat servers that full capacity cannot hold."""
+    """The treatment of servers that full capacity cannot hold, by limited solvers."""
 
     policy: SaturationPolicy = SaturationPolicy.NONE
     delayed: bool = False  # best effort after all priorities, not after each
@@ -98,4 +98,4 @@ class Scarcity:
 
 class Solver(Protocol):
     def solve(self, problem: Problem) -> Solution:
-        """Every contender is in `choices` or, with a reason, in `unserved`. Never raises."""
+        """Returns every contender in `choices` or, with a reason, in `unserved`. Never raises."""

@@ -1,4 +1,5 @@
-"""The reference's greedy solver: who would lose most by waiting goes first. Pure: any thread.
+"""The reference's greedy solver: the server that would lose most by waiting goes first. Pure: any
+thread.
 
 Within a priority the server with the largest step to its next candidate (`delta`) is served
 first; one whose candidate no longer fits falls back to its next and re-queues. Values and deltas
@@ -66,7 +67,7 @@ class _Turn:
 
 
 def _allocate(turns: Iterable[_Turn], stock: Stock, choices: dict[str, Choice]) -> list[Contender]:
-    """Serve in order; returns those for whom no candidate fitted, in the order they gave up."""
+    """Serves in order; returns those for whom no candidate fitted, in the order they gave up."""
     waiting = [(turn.rank, turn) for turn in turns]
     heapify(waiting)
     leftovers = []

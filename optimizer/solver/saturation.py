@@ -1,4 +1,4 @@
-"""Best effort: what servers get for whom full capacity did not suffice. Pure: any thread.
+"""Best effort: replicas for servers that full capacity could not hold. Pure: any thread.
 
 Each policy deals replicas, fewer than asked for, from the cards left over; see `SaturationPolicy`.
 """
@@ -27,7 +27,8 @@ class Stock:
         return replicas * candidate.cards_per_replica <= self._cards.get(candidate.card_type, 0)
 
     def most_replicas(self, candidate: Candidate) -> int:
-        """How many replicas of it the cards left would hold, at most what it asks for."""
+        """Returns how many replicas the cards left would hold, at most what the candidate asks
+        for."""
         if candidate.cards_per_replica == 0:
             return candidate.replicas
         left = self._cards.get(candidate.card_type, 0) // candidate.cards_per_replica
@@ -42,7 +43,7 @@ class Stock:
 def best_effort(
     policy: SaturationPolicy, leftovers: Iterable[Contender], stock: Stock
 ) -> dict[str, Choice]:
-    """Deal what `stock` has left to `leftovers`, in their order. Takes it from the stock."""
+    """Deals what `stock` has left to `leftovers`, in their order. Takes it from the stock."""
     match policy:
         case SaturationPolicy.NONE:
             return {}
@@ -67,7 +68,7 @@ def _exhaust(leftovers: Iterable[Contender], stock: Stock) -> Iterator[tuple[str
 
 
 def _deal_in_turns(leftovers: Iterable[Contender], stock: Stock) -> dict[str, Choice]:
-    """One replica a turn. A server stays with the first candidate that had room on its first
+    """Deals one replica a turn. A server stays with the first candidate that had room on its first
     turn, as in the reference, and leaves when that has none left or is complete."""
     choices: dict[str, Choice] = {}
     playing = list(leftovers)
