@@ -47,7 +47,7 @@ class OptimizerService(Protocol):
         """Returns the state as of the last completed change."""
 
     def optimize_one(self, system: System) -> dict[str, Any]:
-        """Solves a whole system by its own flags; it becomes the state."""
+        """Solve a whole system by its own flags; it becomes the state."""
 
 
 class StatelessService:
@@ -99,7 +99,7 @@ class StatefulService:
             self._commit(state)
 
     def optimize(self, flags: OptimizerSpec) -> dict[str, Any]:
-        """Solves the system; every server's desiredAlloc becomes its allocation, or empty."""
+        """Solve the system; every server's desiredAlloc becomes its allocation, or empty."""
         with self._lock:
             state = replace(self._state, system=replace(self._state.system, optimizer=flags))
             answer = _solve(state, flags, self.options)

@@ -44,7 +44,7 @@ class State:
     allocated: frozenset[str] = frozenset()
 
     def dump(self) -> dict[str, Any]:
-        """Returns the body of GET /state."""
+        """The body of GET /state."""
         return {
             "system": self.system.to_spec().dump(),
             "models": sorted(self.system.models),

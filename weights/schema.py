@@ -35,7 +35,7 @@ class Body(BaseModel):
 
     @classmethod
     def parse(cls, raw: bytes) -> Self:
-        """Reads a request. Raises InvalidRequest with every fault and its place."""
+        """Read a request body. Raises InvalidRequest with every fault and its place."""
         try:
             return cls.model_validate_json(raw)
         except ValidationError as error:
@@ -66,7 +66,7 @@ class LogBody(NodesBody):
 
 
 class SearchBody(NodesBody):
-    """The problem of a search. A field is checked against those above it that are sound."""
+    """What a search is about. A field is checked against those above it that are sound."""
 
     max_weightings: list[Cap]
     min_weightings: list[Share] | None = None
@@ -192,7 +192,7 @@ class PartitionBody(Body):
     weights: list[float] | None = None
 
     def weights_within(self, problem: Problem) -> Shares | None:
-        """Returns the weights that were given, if any. Raises InvalidRequest."""
+        """Returns the given weights, None if there are none. Raises InvalidRequest."""
         if self.weights is None:
             return None
         try:
@@ -229,8 +229,7 @@ def _check_length(name: str, values: Sequence[float], info: ValidationInfo) -> N
 
 
 def _bounds(info: ValidationInfo) -> tuple[Sequence[float], Sequence[float]]:
-    """Returns least and most of every node; none where the fields that say so are unsound
-    themselves."""
+    """Returns the bounds of every node; empty ones where their own fields are invalid."""
     high = info.data.get("max_weightings", [])
     low = info.data.get("min_weightings") or [0.0] * len(high)
     return low, high
@@ -239,7 +238,8 @@ def _bounds(info: ValidationInfo) -> tuple[Sequence[float], Sequence[float]]:
 def _checked(
     weights: Sequence[float], low: Sequence[float], high: Sequence[float], at: str = ""
 ) -> Shares:
-    """Returns `weights` scaled to sum to 1, which they must within TOLERANCE, as the bounds."""
+    """Returns weights within [low, high] that sum to 1, both up to the tolerance, scaled to sum to
+    1."""
     if not high:
         return tuple(weights)  # the bounds are unsound, which is reported already
     if len(weights) != len(high):
