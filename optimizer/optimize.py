@@ -10,7 +10,7 @@ import numpy as np
 
 from optimizer.answer import Allocation, Answer, CardUse
 from optimizer.candidates.allocation import Offers, offers
-from optimizer.candidates.replicas import Measures, SizingCache
+from optimizer.candidates.replicas import Analysis, SizingCache
 from optimizer.solver import Candidate, Choice, Problem, Scarcity, Solution, Solver
 from optimizer.solver.greedy import GreedySolver
 from optimizer.solver.milp import MilpOptions, MilpSolver
@@ -120,7 +120,7 @@ def _reanalyzed(
     return result
 
 
-def _at_load(candidate: Candidate, found: Measures, row: int) -> Candidate:
+def _at_load(candidate: Candidate, found: Analysis, row: int) -> Candidate:
     return candidate._replace(
         itl_ms=float(found.itl_ms[row]),
         ttft_ms=float(found.ttft_ms[row]),

@@ -70,7 +70,7 @@ class Workload(Columns):
 
 
 @dataclass(frozen=True, slots=True)
-class Measures(Columns):
+class Analysis(Columns):
     """Replicas at their arrival rates."""
 
     ttft_ms: FloatArray
@@ -81,7 +81,7 @@ class Measures(Columns):
     loss: FloatArray
 
     @classmethod
-    def of(cls, found: Performance) -> "Measures":
+    def of(cls, found: Performance) -> "Analysis":
         return cls(
             found.latency.ttft_ms,
             found.latency.itl_ms,
@@ -130,11 +130,11 @@ class ReplicaTable(Columns):
             valid[rows] = replica.model.is_valid() & (replica.max_batch + replica.max_queue > 1)
         return valid
 
-    def analyze(self, rate_per_ms: FloatArray) -> Measures:
+    def analyze(self, rate_per_ms: FloatArray) -> Analysis:
         """Returns the performance of every replica at its own rate. All must be valid."""
-        found = Measures.zeros(len(self))
+        found = Analysis.zeros(len(self))
         for rows, replica in self._by_model():
-            found.put(rows, Measures.of(analyze(replica, rate_per_ms[rows])))
+            found.put(rows, Analysis.of(analyze(replica, rate_per_ms[rows])))
         return found
 
     def size(self) -> Sizing:

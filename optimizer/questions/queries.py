@@ -11,7 +11,7 @@ from pydantic import Field
 from optimizer.answer import shortest
 from optimizer.candidates.replicas import (
     DEFAULT_QUEUE,
-    Measures,
+    Analysis,
     ReplicaTable,
     Speeds,
     Workload,
@@ -128,7 +128,7 @@ def max_rates(sizing: Sizing, row: int) -> dict[str, float]:
     }
 
 
-def _measures(found: Measures) -> dict[str, float]:
+def _measures(found: Analysis) -> dict[str, float]:
     return {
         "throughput": _per_minute(found.throughput_per_ms[0]),
         "dropFraction": shortest(found.loss[0]),
