@@ -18,7 +18,6 @@ from inference_api.routes.body import WholeBodyRequest
 from inference_api.routes.caller import register_request_ids
 from inference_api.routes.errors import register_error_handlers
 from inference_api.routes.openapi import register_openapi
-from inference_api.routes.openapi_document import Operations
 from inference_api.routes.origins import register_origin_check
 from inference_api.scheduling.decode_backend import DecodeBackend, Hooks
 from inference_api.scheduling.input_queue import InputQueue
@@ -26,27 +25,15 @@ from inference_api.scheduling.output_queues import OutputQueues
 from inference_api.settings import Settings, load_settings
 from optimizer.app import create_service
 from optimizer.metrics import ReplicaGauges
-from optimizer.routes import OPERATIONS as OPTIMIZER_OPERATIONS
 from optimizer.routes import create_blueprint as create_optimizer_blueprint
 from optimizer.settings import Settings as OptimizerSettings
 from optimizer.settings import load_settings as load_optimizer_settings
 from weights.app import create_service as create_weights_service
-from weights.routes import OPERATIONS as WEIGHTS_OPERATIONS
 from weights.routes import create_blueprint as create_weights_blueprint
 from weights.settings import Settings as WeightsSettings
 from weights.settings import load_settings as load_weights_settings
 
 EXTENSION = "hearth"  # key of the Server in app.extensions
-OPERATIONS: Operations = {
-    **generate.OPERATIONS,
-    **openai.OPERATIONS,
-    **tokenize.OPERATIONS,
-    **health.OPERATIONS,
-    **dashboard.OPERATIONS,
-    **metrics_routes.OPERATIONS,
-    **OPTIMIZER_OPERATIONS,
-    **WEIGHTS_OPERATIONS,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +111,7 @@ def create_server(
     app.register_blueprint(dashboard.create_blueprint(backend, live_state.dump, page))
     app.register_blueprint(create_optimizer_blueprint(optimizer, optimizer_settings))
     app.register_blueprint(create_weights_blueprint(weights, weights_settings.max_body_bytes))
-    register_openapi(app, OPERATIONS, lambda rule: needs_token(rule, settings))
+    register_openapi(app, lambda rule: needs_token(rule, settings))
     return app
 
 

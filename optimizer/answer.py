@@ -6,13 +6,14 @@ clients of the reference need not change.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
+from typing_extensions import TypedDict
 
 from optimizer.candidates.allocation import value_of
+from optimizer.inferno_json import JsonObject
 from optimizer.solver import Choice
-from optimizer.spec import AllocationData, AllocationPart, ServerSpec
+from optimizer.spec import AllocationData, AllocationJson, AllocationPart, ServerSpec
 
 FLOAT32_MAX = float(np.finfo(np.float32).max)
 NO_TRAFFIC_PER_S = 1e-12  # below it energy per request means nothing
@@ -20,6 +21,61 @@ NO_TRAFFIC_PER_S = 1e-12  # below it energy per request means nothing
 # What desired allocations remember beyond the reference's, so that who reads them has it as well.
 _EXTENSIONS = {"utilization", "power_watts"}
 _NOT_THE_REFERENCES = dict.fromkeys(_EXTENSIONS, True) | {"parts": {"__all__": _EXTENSIONS}}
+
+
+class Details(JsonObject):
+    value: float
+    utilization: float
+    cards: int
+    demandRPM: float
+    maxRPM: float
+    throughputRPM: float
+    dropFraction: float
+    saturated: bool
+    bestEffort: bool
+    kept: bool
+    powerWatts: float
+    energyKWhPerDay: float
+    energyWhPerRequest: float
+
+
+class Shape(JsonObject):
+    accelerator: str
+    numReplicas: int
+
+
+_From = TypedDict("_From", {"from": Shape})
+
+
+class ChangeAnswer(_From, JsonObject):
+    to: Shape
+    costDifference: float
+
+
+class TypeUse(JsonObject):
+    type: str
+    count: int
+    limit: int
+    cost: float
+
+
+class Summary(JsonObject):
+    solver: str
+    notes: list[str]
+    gap: float | None
+    totalCost: float
+    totalPowerWatts: float
+    allocationByType: list[TypeUse]
+
+
+class Solution(JsonObject):
+    """By server."""
+
+    allocations: dict[str, AllocationJson]
+    unallocated: dict[str, str]
+    details: dict[str, Details]
+    changes: dict[str, ChangeAnswer]
+    summary: Summary
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +151,7 @@ class Allocation:
         ]
         return AllocationData(**dict(parts[0]), parts=parts if len(parts) > 1 else None)
 
-    def details(self) -> dict[str, Any]:
+    def details(self) -> Details:
         """Returns figures beyond the reference's: load, power, and the highest rate."""
         power_w = sum(self.powers_w)
         served_per_s = self.demand_per_s * (1 - self.loss)
@@ -134,8 +190,8 @@ class Answer:
     def desired(self) -> dict[str, AllocationData]:
         return {name: allocation.to_data() for name, allocation in self.allocations.items()}
 
-    def dump(self, desired: Mapping[str, AllocationData]) -> dict[str, Any]:
-        """The body of /optimize and /optimizeOne."""
+    def dump(self, desired: Mapping[str, AllocationData]) -> Solution:
+        """Returns the answer of /optimize and /optimizeOne."""
         return {
             "allocations": {
                 name: data.model_dump(exclude_none=True, exclude=_NOT_THE_REFERENCES)
@@ -147,7 +203,7 @@ class Answer:
             "summary": self.summary(),
         }
 
-    def summary(self) -> dict[str, Any]:
+    def summary(self) -> Summary:
         gap = None if self.gap is None or not np.isfinite(self.gap) else shortest(self.gap)
         return {
             "solver": self.solver,
@@ -161,9 +217,9 @@ class Answer:
             ],
         }
 
-    def _changes(self, desired: Mapping[str, AllocationData]) -> dict[str, Any]:
+    def _changes(self, desired: Mapping[str, AllocationData]) -> dict[str, ChangeAnswer]:
         """Returns the servers whose accelerator or replicas differ from what runs now."""
-        changes = {}
+        changes: dict[str, ChangeAnswer] = {}
         for name, allocation in self.allocations.items():
             old, new = allocation.server.current_alloc, desired[name]
             if old.shape() != new.shape():

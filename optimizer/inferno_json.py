@@ -10,8 +10,16 @@ import json
 from difflib import get_close_matches
 from typing import Any, ClassVar, NoReturn, Self, TypeVar, get_args
 
-from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    ValidationError,
+    ValidationInfo,
+    model_validator,
+    with_config,
+)
 from pydantic.alias_generators import to_camel
+from typing_extensions import TypedDict  # pydantic describes typing's from Python 3.12 on
 
 from optimizer.errors import Fault, InvalidRequest
 
@@ -70,6 +78,16 @@ class Body(BaseModel):
     def dump(self) -> dict[str, Any]:
         """Returns plain JSON values; extensions that were not given are left out."""
         return self.model_dump(exclude_none=True)
+
+
+closed = with_config(extra="forbid")
+"""Has pydantic describe a typed dictionary as one of these keys alone."""
+
+
+@closed
+class JsonObject(TypedDict):
+    """Base of the answers that are no `Body`: the type checker holds what builds them to what
+    describes them, at no cost."""
 
 
 BodyT = TypeVar("BodyT", bound=Body)

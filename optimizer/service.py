@@ -10,9 +10,9 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Protocol
 
-from optimizer.answer import Answer
+from optimizer.answer import Answer, Solution
 from optimizer.errors import StateChanged
 from optimizer.optimize import SolveOptions, optimize
 from optimizer.spec import AllocationData, OptimizerSpec, ServerSpec
@@ -46,7 +46,7 @@ class OptimizerService(Protocol):
     def state(self) -> State:
         """Returns the state as of the last completed change."""
 
-    def optimize_one(self, system: System) -> dict[str, Any]:
+    def optimize_one(self, system: System) -> Solution:
         """Solve a whole system by its own flags; it becomes the state."""
 
 
@@ -61,7 +61,7 @@ class StatelessService:
     def state(self) -> State:
         return self._state
 
-    def optimize_one(self, system: System) -> dict[str, Any]:
+    def optimize_one(self, system: System) -> Solution:
         state = State(system)
         answer = _solve(state, system.optimizer, self.options)
         self._state, body = _solved(state, answer)
@@ -98,7 +98,7 @@ class StatefulService:
                 raise StateChanged()
             self._commit(state)
 
-    def optimize(self, flags: OptimizerSpec) -> dict[str, Any]:
+    def optimize(self, flags: OptimizerSpec) -> Solution:
         """Solve the system; every server's desiredAlloc becomes its allocation, or empty."""
         with self._lock:
             state = replace(self._state, system=replace(self._state.system, optimizer=flags))
@@ -107,7 +107,7 @@ class StatefulService:
             self._commit(solved)
         return body
 
-    def optimize_one(self, system: System) -> dict[str, Any]:
+    def optimize_one(self, system: System) -> Solution:
         with self._lock:
             state = next_state(self._state, system, self.options.clock())
             answer = _solve(state, system.optimizer, self.options)
@@ -150,7 +150,7 @@ def _solve(state: State, flags: OptimizerSpec, options: ServiceOptions) -> Answe
     return answer
 
 
-def _solved(state: State, answer: Answer) -> tuple[State, dict[str, Any]]:
+def _solved(state: State, answer: Answer) -> tuple[State, Solution]:
     """Returns the state with the answer's allocations as desired ones, and the body of the
     answer."""
     desired = answer.desired()

@@ -11,7 +11,7 @@ answer unless given.
 from enum import StrEnum
 from typing import Annotated, Any, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, GetPydanticSchema, model_validator
 
 from optimizer.inferno_json import Body
 
@@ -177,6 +177,15 @@ class AllocationData(AllocationPart):
     def shape(self) -> list[tuple[str, int]]:
         """Returns the accelerators and replicas that run."""
         return [(part.accelerator, part.num_replicas) for part in self.each_part()]
+
+
+# What `dump` makes of them, for answers.
+ModelTargetJson = Annotated[
+    dict[str, Any], GetPydanticSchema(lambda _, describe: describe(ModelTarget))
+]
+AllocationJson = Annotated[
+    dict[str, Any], GetPydanticSchema(lambda _, describe: describe(AllocationData))
+]
 
 
 class ServerSpec(Body):

@@ -44,17 +44,17 @@ class State:
     allocated: frozenset[str] = frozenset()
 
     def dump(self) -> dict[str, Any]:
-        """The body of GET /state."""
-        return {
-            "system": self.system.to_spec().dump(),
-            "models": sorted(self.system.models),
-            "changedAt": dict(sorted(self.changed_at_s.items())),
-            "allocated": sorted(self.allocated),
-        }
+        """Returns the answer of GET /state."""
+        return StateData(
+            system=self.system.to_spec(),
+            models=sorted(self.system.models),
+            changed_at=dict(sorted(self.changed_at_s.items())),
+            allocated=sorted(self.allocated),
+        ).dump()
 
 
 class StateData(Body):
-    """The body of PUT /state."""
+    """The body of PUT /state, and the answer of GET."""
 
     system: SystemSpec
     models: list[Name] = Field(default_factory=list)  # those without performance data too

@@ -1,4 +1,4 @@
-"""The bodies of requests: checked here, and nowhere else. Immutable: any thread.
+"""Request bodies, checked here and nowhere else. Immutable: any thread.
 
 Sums are checked with a tolerance and then made exact, as honest floats seldom sum to 1.
 """
@@ -29,13 +29,13 @@ NumLayers = Annotated[int, Field(ge=1, le=MAX_LAYERS)]
 
 
 class Body(BaseModel):
-    """Base of all. Unknown fields are ignored, as the reference does."""
+    """Base of all bodies. Unknown fields are ignored, as in the reference."""
 
     model_config = ConfigDict(strict=True, frozen=True, extra="ignore", allow_inf_nan=False)
 
     @classmethod
     def parse(cls, raw: bytes) -> Self:
-        """Read a request body. Raises InvalidRequest with every fault and its place."""
+        """Reads a request body. Raises InvalidRequest with every fault and its place."""
         try:
             return cls.model_validate_json(raw)
         except ValidationError as error:
@@ -66,7 +66,7 @@ class LogBody(NodesBody):
 
 
 class SearchBody(NodesBody):
-    """What a search is about. A field is checked against those above it that are sound."""
+    """The problem of a search. A field is checked against the valid ones above it."""
 
     max_weightings: list[Cap]
     min_weightings: list[Share] | None = None
@@ -241,7 +241,7 @@ def _checked(
     """Returns weights within [low, high] that sum to 1, both up to the tolerance, scaled to sum to
     1."""
     if not high:
-        return tuple(weights)  # the bounds are unsound, which is reported already
+        return tuple(weights)  # the bounds are invalid, which is reported already
     if len(weights) != len(high):
         raise PydanticCustomError(
             "wrong_length",

@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable
 
 from flask import Flask, Response, jsonify, request
+from typing_extensions import TypedDict  # pydantic describes typing's from Python 3.12 on
 from werkzeug.exceptions import HTTPException, RequestEntityTooLarge
 
 from inference_api.errors import HearthError, RequestTooLarge
@@ -11,13 +12,32 @@ from inference_api.errors import HearthError, RequestTooLarge
 logger = logging.getLogger(__name__)
 
 
-def error_body(error: HearthError) -> dict[str, object]:
-    """The wire form: the first two keys are the documented ones, `error` is OpenAI's shape."""
+class ErrorDetail(TypedDict):
+    """OpenAI's shape of an error."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str
+
+
+class Error(TypedDict):
+    """Every error of the inference API."""
+
+    status_code: int
+    message: str
+    error: ErrorDetail
+
+
+REFUSALS = dict.fromkeys((400, 404, 503), Error)  # of the routes that take a model's name
+
+
+def error_body(error: HearthError) -> Error:
     return _body(error.status, str(error), error.type, error.param, error.code)
 
 
 def register_error_handlers(app: Flask, on_error: Callable[[str], None]) -> None:
-    """`on_error` is told the code of every error that is rendered."""
+    """`on_error` is called with the code of every error that is rendered."""
 
     @app.errorhandler(HearthError)
     def known(error: HearthError) -> Response:
@@ -53,12 +73,12 @@ def register_error_handlers(app: Flask, on_error: Callable[[str], None]) -> None
         return known(HearthError("Internal error; the server's log has the details."))
 
 
-def _body(status: int, message: str, kind: str, param: str | None, code: str) -> dict[str, object]:
-    error = {"message": message, "type": kind, "param": param, "code": code}
-    return {"status_code": status, "message": message, "error": error}
+def _body(status: int, message: str, kind: str, param: str | None, code: str) -> Error:
+    detail = ErrorDetail(message=message, type=kind, param=param, code=code)
+    return Error(status_code=status, message=message, error=detail)
 
 
-def _response(body: dict[str, object], status: int) -> Response:
+def _response(body: Error, status: int) -> Response:
     response = jsonify(body)
     response.status_code = status
     return response

@@ -1,16 +1,16 @@
-"""OpenAI's routes under `/v1`: what clients of OpenAI and vLLM already know how to ask.
+"""OpenAI's routes under `/v1`, for clients of OpenAI and vLLM.
 
-A completion is one or several generations; the answer is put together here from their texts.
+A completion is one or several generations; the answer is made of their texts.
 """
 
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import cache, partial
-from typing import Any
 
 from flask import Blueprint, Response, g, jsonify
 
+from common.operations import operation
 from inference_api.bodies.fields import parse
 from inference_api.errors import InvalidRequest, UnknownModel
 from inference_api.generation.streaming import Generations
@@ -31,36 +31,15 @@ from inference_api.openai.requests import (
     TokenIds,
 )
 from inference_api.routes.caller import caller_of_request, json_body
-from inference_api.routes.errors import error_body
+from inference_api.routes.errors import REFUSALS, Error, error_body
 from inference_api.routes.generate import EVENT_STREAM, STREAM_HEADERS
-from inference_api.routes.openapi_document import Error, Operations
 from inference_api.routes.tokenize import known_ids, prompt_is_called
 from inference_api.scheduling.decode_backend import DecodeBackend
 from inference_api.settings import Settings
 from inference_api.text.chat_prompts import Message
 from inference_api.text.prompt_encoder import PromptEncoder
 
-Json = dict[str, Any]
 Prompt = str | TokenIds | list[Message]
-
-REFUSALS: dict[int, Any] = {400: Error, 404: Error, 503: Error}
-OPERATIONS: Operations = {
-    "GET /v1/models": {"summary": "The models served.", "answers": {200: ModelList}},
-    "GET /v1/models/<path:model>": {
-        "summary": "One of the models served.",
-        "answers": {200: ModelCard, 404: Error},
-    },
-    "POST /v1/completions": {
-        "summary": "Continue prompts.",
-        "body": CompletionBody,
-        "answers": {200: (Completion, "text/event-stream"), **REFUSALS},
-    },
-    "POST /v1/chat/completions": {
-        "summary": "Answer a conversation.",
-        "body": ChatBody,
-        "answers": {200: (ChatCompletion, "text/event-stream"), **REFUSALS},
-    },
-}
 
 
 def create_blueprint(
@@ -86,17 +65,30 @@ class _Views:
         self._names = settings.served_names
         self._started_at = int(time.time())
 
+    @operation("The models served.", {200: ModelList})
     def models(self) -> Response:
-        return jsonify({"object": "list", "data": [self._card(name) for name in self._names]})
+        cards = [self._card(name) for name in self._names]
+        return jsonify(ModelList(object="list", data=cards))
 
+    @operation("One of the models served.", {200: ModelCard, 404: Error})
     def model(self, model: str) -> Response:
         self._check_model(model)
         return jsonify(self._card(model))
 
+    @operation(
+        "Continue prompts.",
+        {200: (Completion, "text/event-stream"), **REFUSALS},
+        CompletionBody,
+    )
     def completions(self) -> Response:
         body = parse(CompletionBody, json_body())
         return self._answer(COMPLETION, body, body.prompts())
 
+    @operation(
+        "Answer a conversation.",
+        {200: (ChatCompletion, "text/event-stream"), **REFUSALS},
+        ChatBody,
+    )
     def chat_completions(self) -> Response:
         body = parse(ChatBody, json_body())
         return self._answer(CHAT, body, [turns_of(body.messages)])
@@ -159,6 +151,5 @@ class _Views:
         if model not in self._names:
             raise UnknownModel(model, self._names)
 
-    def _card(self, name: str) -> Json:
-        created = self._started_at
-        return {"id": name, "object": "model", "created": created, "owned_by": "hearth"}
+    def _card(self, name: str) -> ModelCard:
+        return ModelCard(id=name, object="model", created=self._started_at, owned_by="hearth")

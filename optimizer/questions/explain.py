@@ -6,7 +6,7 @@ Pure but for the sizing cache: any thread.
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import NotRequired
 
 import numpy as np
 
@@ -15,14 +15,70 @@ from optimizer.candidates.allocation import offers
 from optimizer.candidates.eligibility import Eligible, Refusal, eligible
 from optimizer.candidates.pairs import OptionTable, workload_row
 from optimizer.candidates.replicas import ReplicaTable, SizingCache, Workload
-from optimizer.questions.queries import max_rates
+from optimizer.inferno_json import JsonObject
+from optimizer.questions.queries import MaxRates, max_rates
 from optimizer.solver import Candidate
-from optimizer.spec import ServerSpec
+from optimizer.spec import AllocationJson, ModelTargetJson, ServerSpec
 from optimizer.system import System, in_order, lookup
 
 
-def explain(system: System, name: str, cache: SizingCache) -> dict[str, Any]:
-    """Returns the body of GET /explain/<server>. Raises NotFound."""
+class Refused(JsonObject):
+    code: str
+    message: str
+    bound: NotRequired[float]
+    best: NotRequired[float]
+    overBy: NotRequired[float]
+
+
+class Shortage(JsonObject):
+    """Of cards: what a candidate needs, and what the other servers leave of `count`."""
+
+    type: str
+    needed: int
+    left: int
+    count: int
+    message: str
+
+
+class Verdict(JsonObject):
+    """Figures are there for candidates that could be sized."""
+
+    feasible: bool
+    reason: Refused | None
+    numReplicas: NotRequired[int]
+    maxBatch: NotRequired[int]
+    cards: NotRequired[int]
+    cost: NotRequired[float]
+    value: NotRequired[float]
+    itlAverage: NotRequired[float]
+    ttftAverage: NotRequired[float]
+    utilization: NotRequired[float]
+    maxRPM: NotRequired[float]
+
+
+class Rates(JsonObject):
+    maxRateFor: NotRequired[MaxRates]
+
+
+class CandidateAnswer(Verdict, Rates):
+    """Figures come with what could be sized, `maxRateFor` with what has performance data."""
+
+    accelerator: str
+    shortage: Shortage | None
+
+
+class Explanation(JsonObject):
+    server: str
+    currentAlloc: AllocationJson
+    desiredAlloc: AllocationJson
+    refused: Refused | None
+    targets: ModelTargetJson | None
+    scaleToZero: bool
+    candidates: list[CandidateAnswer]
+
+
+def explain(system: System, name: str, cache: SizingCache) -> Explanation:
+    """Returns the answer of GET /explain/<server>. Raises NotFound."""
     server = lookup("server", system.servers, name)
     alone = replace(system, servers={name: server})
     offered = offers(alone, cache)
@@ -48,7 +104,7 @@ def explain(system: System, name: str, cache: SizingCache) -> dict[str, Any]:
                     offered.refused_pairs.get(name, {}).get(accelerator.name)
                     or _missing(system, server, accelerator.name),
                 ),
-                **({"maxRateFor": rates[accelerator.name]} if accelerator.name in rates else {}),
+                **rates.get(accelerator.name, Rates()),
                 "shortage": _shortage(system, by_accelerator.get(accelerator.name), left),
             }
             for accelerator in in_order(system.accelerators)
@@ -56,7 +112,7 @@ def explain(system: System, name: str, cache: SizingCache) -> dict[str, Any]:
     }
 
 
-def _verdict(candidate: Candidate | None, refusal: Refusal) -> dict[str, Any]:
+def _verdict(candidate: Candidate | None, refusal: Refusal) -> Verdict:
     if candidate is None:
         return {"feasible": False, "reason": _refusal(refusal)}
     return {
@@ -78,7 +134,7 @@ def _verdict(candidate: Candidate | None, refusal: Refusal) -> dict[str, Any]:
 
 def _shortage(
     system: System, candidate: Candidate | None, left: Mapping[str, int]
-) -> dict[str, Any] | None:
+) -> Shortage | None:
     """Returns the shortage of cards for all replicas of a candidate; None where they suffice."""
     if candidate is None or system.optimizer.unlimited:
         return None
@@ -101,16 +157,17 @@ def _missing(system: System, server: ServerSpec, accelerator: str) -> Refusal:
     return Refusal("server", "the server itself is refused or runs nothing")
 
 
-def _refusal(refusal: Refusal) -> dict[str, Any]:
-    told: dict[str, Any] = {"code": refusal.code, "message": refusal.message}
+def _refusal(refusal: Refusal) -> Refused:
+    refused = Refused(code=refusal.code, message=refusal.message)
     if refusal.bound is not None and refusal.best is not None:
-        told |= {"bound": refusal.bound, "best": shortest(refusal.best)}
+        refused["bound"] = refusal.bound
+        refused["best"] = shortest(refusal.best)
         if refusal.bound > 0:
-            told["overBy"] = shortest(refusal.best / refusal.bound - 1)
-    return told
+            refused["overBy"] = shortest(refusal.best / refusal.bound - 1)
+    return refused
 
 
-def _rates(system: System, item: Eligible | Refusal) -> dict[str, dict[str, float]]:
+def _rates(system: System, item: Eligible | Refusal) -> dict[str, Rates]:
     """Returns the highest rates of one replica, by accelerator."""
     if isinstance(item, Refusal) or item.is_idle:
         return {}
@@ -121,4 +178,4 @@ def _rates(system: System, item: Eligible | Refusal) -> dict[str, dict[str, floa
     rows = np.flatnonzero(table.is_valid())
     sizing = table.take(rows).size()
     names = options.names[numbers[rows]]
-    return {name: max_rates(sizing, row) for row, name in enumerate(names)}
+    return {name: Rates(maxRateFor=max_rates(sizing, row)) for row, name in enumerate(names)}

@@ -3,10 +3,11 @@
 Rates on the wire are requests per minute, as everywhere in the data. Pure: any thread.
 """
 
-from typing import Annotated, Any
+from typing import Annotated, Literal
 
 import numpy as np
 from pydantic import Field
+from typing_extensions import TypedDict
 
 from optimizer.answer import shortest
 from optimizer.candidates.replicas import (
@@ -17,7 +18,7 @@ from optimizer.candidates.replicas import (
     Workload,
 )
 from optimizer.errors import Fault, InvalidRequest
-from optimizer.inferno_json import Body
+from optimizer.inferno_json import Body, JsonObject, closed
 from optimizer.model.queueing import MAX_BATCH
 from optimizer.model.sizing import Sizing
 from optimizer.spec import Count, DecodeParms, Level, PerfData, PerfParms, PrefillParms, Text
@@ -81,8 +82,47 @@ class SizeQuery(ReplicaQuery):
     slo_tps: Level = Field(default=0.0, alias="slo-tps")
 
 
-def analyze(query: AnalyzeQuery, system: System) -> dict[str, Any]:
-    """Returns the body of POST /analyze. Raises NotFound and InvalidRequest."""
+MaxRates = TypedDict("MaxRates", {"slo-ttft": float, "slo-itl": float, "slo-tps": float})
+"""Requests per minute that one replica takes under each target alone."""
+closed(MaxRates)
+
+
+class Measures(JsonObject):
+    throughput: float
+    dropFraction: float
+    itlAverage: float
+    ttftAverage: float
+    waitAverage: float
+    utilization: float
+
+
+class Analyzed(Measures):
+    arrivalRate: float
+    maxRate: float
+    saturated: bool
+
+
+class Idle(JsonObject):
+    ttftAverage: float
+    itlAverage: float
+
+
+class NotSized(JsonObject):
+    feasible: Literal[False]
+    maxRateFor: MaxRates
+    idle: Idle
+
+
+class Sized(Measures):
+    feasible: Literal[True]
+    maxRateFor: MaxRates
+    idle: Idle
+    arrivalRate: float
+    tokensPerSecond: float
+
+
+def analyze(query: AnalyzeQuery, system: System) -> Analyzed:
+    """Returns the answer of POST /analyze."""
     table = query.table(system, (0.0, 0.0, 0.0))
     found = table.analyze(np.array([query.arrival_rate / PER_MINUTE]))
     highest = float(table.size().rate_per_ms[0])
@@ -94,32 +134,29 @@ def analyze(query: AnalyzeQuery, system: System) -> dict[str, Any]:
     }
 
 
-def size(query: SizeQuery, system: System) -> dict[str, Any]:
-    """Returns the body of POST /size: an unmet target is an answer, not an error. Raises NotFound
-    and InvalidRequest."""
+def size(query: SizeQuery, system: System) -> Sized | NotSized:
+    """Returns the answer of POST /size. That a target cannot be met is an answer, not an error."""
     table = query.table(system, (query.slo_ttft, query.slo_itl, query.slo_tps))
     sizing = table.size()
-    answer: dict[str, Any] = {
-        "feasible": bool(sizing.feasible[0]),
-        "maxRateFor": max_rates(sizing, 0),
-        "idle": {
-            "ttftAverage": shortest(sizing.best_ttft_ms[0]),
-            "itlAverage": shortest(sizing.best_itl_ms[0]),
-        },
-    }
-    if not answer["feasible"]:
-        return answer
+    max_rate_for = max_rates(sizing, 0)
+    idle = Idle(
+        ttftAverage=shortest(sizing.best_ttft_ms[0]), itlAverage=shortest(sizing.best_itl_ms[0])
+    )
+    if not sizing.feasible[0]:
+        return NotSized(feasible=False, maxRateFor=max_rate_for, idle=idle)
     found = table.analyze(sizing.rate_per_ms)
     tokens_per_s = 1000 * found.throughput_per_ms[0] * query.avg_out_tokens
     return {
-        **answer,
+        "feasible": True,
+        "maxRateFor": max_rate_for,
+        "idle": idle,
         "arrivalRate": _per_minute(sizing.rate_per_ms[0]),
         "tokensPerSecond": shortest(tokens_per_s),
         **_measures(found),
     }
 
 
-def max_rates(sizing: Sizing, row: int) -> dict[str, float]:
+def max_rates(sizing: Sizing, row: int) -> MaxRates:
     """Returns the requests per minute that one replica takes under each target alone."""
     return {
         "slo-ttft": _per_minute(sizing.rate_for_ttft[row]),
@@ -128,7 +165,7 @@ def max_rates(sizing: Sizing, row: int) -> dict[str, float]:
     }
 
 
-def _measures(found: Analysis) -> dict[str, float]:
+def _measures(found: Analysis) -> Measures:
     return {
         "throughput": _per_minute(found.throughput_per_ms[0]),
         "dropFraction": shortest(found.loss[0]),

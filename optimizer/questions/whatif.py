@@ -7,11 +7,12 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 from enum import StrEnum
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, TypeVar
 
 from pydantic import BeforeValidator, Field
 
-from optimizer.inferno_json import Body
+from optimizer.answer import Summary
+from optimizer.inferno_json import Body, JsonObject
 from optimizer.optimize import SolveOptions, optimize
 from optimizer.spec import AcceleratorSpec, OptimizerSpec, ServerSpec, SystemSpec, Text
 from optimizer.stabilize import Stability
@@ -43,12 +44,32 @@ class WhatIfQuery(Body):
     system: SystemSpec | None = None  # absent = the system of the process
 
 
-def what_if(query: WhatIfQuery, system: System, options: SolveOptions) -> dict[str, Any]:
-    """The body of POST /whatif: one row per factor. Raises NotFound for an unknown target."""
+class ServerChoice(JsonObject):
+    accelerator: str
+    numReplicas: int
+    saturated: bool
+
+
+class SweepRow(Summary):
+    factor: float
+    allocated: int
+    unallocated: dict[str, str]
+    servers: dict[str, ServerChoice]
+
+
+class Sweep(JsonObject):
+    sweep: Swept
+    target: str | None
+    rows: list[SweepRow]
+
+
+def what_if(query: WhatIfQuery, system: System, options: SolveOptions) -> Sweep:
+    """Returns the answer of POST /whatif, one row per factor. Raises NotFound for an unknown
+    target."""
     if query.system is not None:
         system = System.from_spec(query.system)
     flags = query.optimizer or system.optimizer
-    rows = []
+    rows: list[SweepRow] = []
     for factor in query.factors:
         answer = optimize(_scaled(system, query, factor), flags, options, Stability())
         rows.append(

@@ -1,4 +1,4 @@
-"""What the routes answer. Fields that were not set are left out."""
+"""The answers of the routes. Fields that were not set are left out."""
 
 import math
 from collections.abc import Iterable
@@ -164,7 +164,7 @@ class OverviewAnswer(SessionAnswer):
         )
 
 
-# [first, beyond the last]; told without prefixItems, which readers of OpenAPI trip over.
+# [first, beyond the last]; without prefixItems, which readers of OpenAPI trip over.
 LayerRange = Annotated[
     tuple[int, int],
     WithJsonSchema({"type": "array", "items": {"type": "integer"}, "minItems": 2, "maxItems": 2}),
@@ -223,8 +223,13 @@ class Problem(Answer):
         return cls(status_code=error.status, message=message, error=shape, detail=detail)
 
 
+def problems(*statuses: int) -> dict[int, type[Problem]]:
+    """Returns the answers of an operation's failures, by status."""
+    return dict.fromkeys(statuses, Problem)
+
+
 def _fields(proposal: Proposal) -> dict[str, object]:
-    """Those that the model gave."""
+    """Returns the fields that the model gave."""
     fields = {
         "weights": proposal.shares,
         "model": proposal.model,
