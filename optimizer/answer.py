@@ -88,7 +88,7 @@ class CardUse:
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """What one server gets: one part, or several of a heterogeneous solution."""
+    """The allocation of one server: one part, or several of a heterogeneous solution."""
 
     server: ServerSpec
     parts: tuple[Choice, ...]  # the one that carries most load first
@@ -108,7 +108,7 @@ class Allocation:
     def value(self) -> float:
         """Cost of getting there; see `allocation.value_of`."""
         first = self.parts[0]
-        if len(self.parts) == 1 and first.replicas == first.candidate.replicas:
+        if len(self.parts) == 1 and first.is_exact:
             return first.candidate.value
         return value_of(self.server, first.candidate.accelerator, self.replicas, self.cost)
 
@@ -122,12 +122,12 @@ class Allocation:
 
     @property
     def is_saturated(self) -> bool:
-        """More arrives than the service levels allow for."""
+        """True if more requests arrive than the service levels allow for."""
         return self.demand_per_s > self.max_rate_per_s * (1 + 1e-6)
 
     @property
     def is_best_effort(self) -> bool:
-        """Fewer replicas than the service levels need."""
+        """True if there are fewer replicas than the service levels need."""
         first = self.parts[0]
         return len(self.parts) == 1 and (not first.is_full or first.candidate.capped)
 
@@ -143,8 +143,8 @@ class Allocation:
         )
 
     def to_data(self) -> AllocationData:
-        """As it is kept: the reference's object and what it draws; `parts` only if there is more
-        than one."""
+        """Returns the allocation as it is kept: the reference's fields, utilization and power;
+        `parts` only if there is more than one."""
         parts = [
             _to_part(part, self.server, power_w)
             for part, power_w in zip(self.parts, self.powers_w, strict=True)
@@ -152,7 +152,7 @@ class Allocation:
         return AllocationData(**dict(parts[0]), parts=parts if len(parts) > 1 else None)
 
     def details(self) -> Details:
-        """Beyond the reference: how loaded it is, what it draws, what it can take."""
+        """Returns figures beyond the reference's: load, power, and the highest rate."""
         power_w = sum(self.powers_w)
         served_per_s = self.demand_per_s * (1 - self.loss)
         return {
@@ -218,7 +218,7 @@ class Answer:
         }
 
     def _changes(self, desired: Mapping[str, AllocationData]) -> dict[str, ChangeAnswer]:
-        """Servers whose accelerator or replicas differ from what they run on now."""
+        """Returns the servers whose accelerator or replicas differ from what runs now."""
         changes: dict[str, ChangeAnswer] = {}
         for name, allocation in self.allocations.items():
             old, new = allocation.server.current_alloc, desired[name]
@@ -246,11 +246,11 @@ def _to_part(part: Choice, server: ServerSpec, power_w: float) -> AllocationPart
 
 
 def _part_cost(part: Choice) -> float:
-    if part.replicas == part.candidate.replicas:
+    if part.is_exact:
         return part.candidate.cost
     return float(np.float32(part.candidate.cost_per_replica) * np.float32(part.replicas))
 
 
 def shortest(value: float) -> float:
-    """The shortest decimal that is the same float32: 75.3, not 75.30000305175781."""
+    """Returns the shortest decimal that is the same float32: 75.3, not 75.30000305175781."""
     return float(str(np.float32(value))) if abs(value) < FLOAT32_MAX else float(value)

@@ -1,4 +1,4 @@
-"""What a stateful optimizer remembers, as one immutable value, and its form in a store.
+"""A stateful optimizer's memory, as one immutable value, and its form in a store.
 
 A store holds small records, (kind, name) -> JSON, so that a change writes what it changed.
 Pure: any thread.
@@ -68,8 +68,8 @@ class StateData(Body):
 
 
 def next_state(old: State, system: System, now_s: float) -> State:
-    """The state after an edit: notes which current allocations changed, and forgets the verdict
-    of the last solve on servers that did."""
+    """Returns the state after an edit: notes which current allocations changed, and forgets the
+    verdict of the last solve on servers that did."""
     changed_at = {n: at for n, at in old.changed_at_s.items() if n in system.servers}
     same = set(old.allocated)
     for name, server in system.servers.items():
@@ -83,7 +83,7 @@ def next_state(old: State, system: System, now_s: float) -> State:
 
 
 def changes(old: State, new: State) -> list[Record]:
-    """The records by which two states differ."""
+    """Returns the records by which two states differ."""
     before, after = _tables(old), _tables(new)
     if old.system.models is not new.system.models:
         before |= _model_tables(old.system)
@@ -132,7 +132,7 @@ def _model_tables(system: System) -> dict[str, Mapping[str, object]]:
 
 
 def from_records(records: Iterable[Record]) -> State:
-    """The state that a store holds. Raises InvalidRequest if a record does not validate."""
+    """Returns the state that a store holds. Raises InvalidRequest if a record does not validate."""
     tables: dict[str, dict[str, Any]] = {}
     for kind, name, body in records:
         value = json.loads(body or "null")
@@ -156,7 +156,7 @@ def from_records(records: Iterable[Record]) -> State:
 
 
 def _read_record(model: type[BodyT], value: object) -> BodyT:
-    """Keys that only another version of Hearth knows do not stop the start."""
+    """Validates a record. Keys that only another version of Hearth knows do not stop the start."""
     return read(model, value, ignore_unknown=True)
 
 

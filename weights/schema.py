@@ -11,7 +11,7 @@ from pydantic_core import PydanticCustomError
 
 from weights.errors import Fault, InvalidRequest, NoPartition
 from weights.partition import partition, smallest_layers
-from weights.search import Direction, Observation, Problem, Weights
+from weights.search import Direction, Observation, Problem, Shares
 
 TOLERANCE = 1e-6
 MAX_NODES = 256
@@ -191,7 +191,7 @@ class PartitionBody(Body):
     min_layers: int = Field(default=0, ge=0, le=MAX_LAYERS)
     weights: list[float] | None = None
 
-    def weights_within(self, problem: Problem) -> Weights | None:
+    def weights_within(self, problem: Problem) -> Shares | None:
         """Returns the given weights, None if there are none. Raises InvalidRequest."""
         if self.weights is None:
             return None
@@ -237,7 +237,7 @@ def _bounds(info: ValidationInfo) -> tuple[Sequence[float], Sequence[float]]:
 
 def _checked(
     weights: Sequence[float], low: Sequence[float], high: Sequence[float], at: str = ""
-) -> Weights:
+) -> Shares:
     """Returns weights within [low, high] that sum to 1, both up to the tolerance, scaled to sum to
     1."""
     if not high:

@@ -1,10 +1,9 @@
-"""Why a server got what it got: every accelerator, feasible or with the bound that failed, and
-whether the other servers leave enough cards for it.
+"""Explains an allocation: every accelerator, feasible or with the bound that failed, and whether
+the other servers leave enough cards for it.
 
 Pure but for the sizing cache: any thread.
 """
 
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import NotRequired
@@ -14,15 +13,10 @@ import numpy as np
 from optimizer.answer import shortest
 from optimizer.candidates.allocation import offers
 from optimizer.candidates.eligibility import Eligible, Refusal, eligible
-from optimizer.candidates.replicas import (
-    ReplicaTable,
-    SizedRows,
-    SizingCache,
-    max_batch,
-    replica_row,
-)
+from optimizer.candidates.pairs import OptionTable, workload_row
+from optimizer.candidates.replicas import ReplicaTable, SizingCache, Workload
 from optimizer.inferno_json import JsonObject
-from optimizer.questions.queries import PER_MINUTE, MaxRates
+from optimizer.questions.queries import MaxRates, max_rates
 from optimizer.solver import Candidate
 from optimizer.spec import AllocationJson, ModelTargetJson, ServerSpec
 from optimizer.system import System, in_order, lookup
@@ -92,7 +86,9 @@ def explain(system: System, name: str, cache: SizingCache) -> Explanation:
     candidates = offered.contenders[0].candidates if offered.contenders else ()
     by_accelerator = {candidate.accelerator: candidate for candidate in candidates}
     item = eligible(system, server)
-    left = _cards_left(system, server)
+    rates = _rates(system, item)
+    others = (other for other in system.servers.values() if other.name != name)
+    left = system.cards_left((other.model, other.desired_alloc) for other in others)
     return {
         "server": name,
         "currentAlloc": server.current_alloc.dump(),
@@ -108,7 +104,7 @@ def explain(system: System, name: str, cache: SizingCache) -> Explanation:
                     offered.refused_pairs.get(name, {}).get(accelerator.name)
                     or _missing(system, server, accelerator.name),
                 ),
-                **_rates(system, item, accelerator.name),
+                **rates.get(accelerator.name, Rates()),
                 "shortage": _shortage(system, by_accelerator.get(accelerator.name), left),
             }
             for accelerator in in_order(system.accelerators)
@@ -136,15 +132,6 @@ def _verdict(candidate: Candidate | None, refusal: Refusal) -> Verdict:
     }
 
 
-def _cards_left(system: System, server: ServerSpec) -> Mapping[str, int]:
-    """By type: what the desired allocations of the other servers leave."""
-    left = Counter(system.capacities)
-    for other in system.servers.values():
-        if other.name != server.name:
-            left.subtract(system.cards(other.model, other.desired_alloc))
-    return left
-
-
 def _shortage(
     system: System, candidate: Candidate | None, left: Mapping[str, int]
 ) -> Shortage | None:
@@ -161,7 +148,7 @@ def _shortage(
 
 
 def _missing(system: System, server: ServerSpec, accelerator: str) -> Refusal:
-    """Why an accelerator was not even tried."""
+    """Returns the reason why an accelerator was not even tried."""
     if accelerator not in system.models.get(server.model, {}):
         return Refusal("perf", f"no performance data for model {server.model}")
     kept = server.current_alloc.accelerator
@@ -180,20 +167,15 @@ def _refusal(refusal: Refusal) -> Refused:
     return refused
 
 
-def _rates(system: System, item: Eligible | Refusal, accelerator: str) -> Rates:
-    perf = None
-    if isinstance(item, Eligible) and not item.is_idle:
-        perf = system.models[item.server.model].get(accelerator)
-    if perf is None or isinstance(item, Refusal):
+def _rates(system: System, item: Eligible | Refusal) -> dict[str, Rates]:
+    """Returns the highest rates of one replica, by accelerator."""
+    if isinstance(item, Refusal) or item.is_idle:
         return {}
-    table = ReplicaTable(np.array([replica_row(perf, item, max_batch(perf, item))]))
-    if not table.is_valid()[0]:
-        return {}
-    row = table.size()[0]
-    return {
-        "maxRateFor": {
-            "slo-ttft": shortest(PER_MINUTE * row[SizedRows.FOR_TTFT]),
-            "slo-itl": shortest(PER_MINUTE * row[SizedRows.FOR_ITL]),
-            "slo-tps": shortest(PER_MINUTE * row[SizedRows.FOR_TPS]),
-        }
-    }
+    options = OptionTable(system)
+    numbers = np.array(options.of_model(item.server.model), dtype=np.int64)
+    work = Workload.from_rows([workload_row(item)] * numbers.size)
+    table = ReplicaTable.of(options.speeds.take(numbers), work)
+    rows = np.flatnonzero(table.is_valid())
+    sizing = table.take(rows).size()
+    names = options.names[numbers[rows]]
+    return {name: Rates(maxRateFor=max_rates(sizing, row)) for row, name in enumerate(names)}

@@ -79,7 +79,8 @@ def plan(system: System, allocated: frozenset[str]) -> PlanAnswer:
         (change for server in planned for change in _changes(system, server)),
         key=lambda c: (c.priority, c.server, c.accelerator),
     )
-    free = None if system.optimizer.unlimited else _free_cards(system)
+    running = ((server.model, server.current_alloc) for server in system.servers.values())
+    free = None if system.optimizer.unlimited else system.cards_left(running)
     steps: list[Step] = []
     while pending := [change for change in changes if change.missing]:
         started = [step for change in pending if (step := _start(change, free))]
@@ -116,17 +117,8 @@ def _changes(system: System, server: ServerSpec) -> list[_Change]:
     ]
 
 
-def _free_cards(system: System) -> dict[str, int]:
-    """Capacity less what runs; below 0 where more runs than there is."""
-    free = dict(system.capacities)
-    for server in system.servers.values():
-        for card_type, cards in system.cards(server.model, server.current_alloc).items():
-            free[card_type] = free.get(card_type, 0) - cards
-    return free
-
-
 def _start(change: _Change, free: dict[str, int] | None) -> Step | None:
-    """As many of the missing replicas as there are cards for."""
+    """Starts as many of the missing replicas as there are cards for; None if there are none."""
     if change.missing <= 0:
         return None
     count = change.missing
@@ -136,8 +128,8 @@ def _start(change: _Change, free: dict[str, int] | None) -> Step | None:
 
 
 def _make_room(pending: list[_Change], free: dict[str, int] | None) -> list[Step]:
-    """Stop what may stop, else one thing in the way; with nothing left to stop, give up on the
-    first start."""
+    """Stops replicas that may stop, else one that stands in the way; with nothing left to stop,
+    gives up on the first start."""
     waiting = {change.server for change in pending if change.missing > 0}
     wanted = {change.card_type for change in pending if change.missing > 0}
     stoppable = [change for change in pending if change.missing < 0]

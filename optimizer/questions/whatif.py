@@ -1,4 +1,4 @@
-"""What would happen if the load, the prices or the cards were other than they are.
+"""Solves again with the load, the prices or the cards scaled.
 
 Pure but for the sizing cache: any thread.
 """
@@ -35,7 +35,7 @@ def _known_sweep(value: object) -> object:
 
 
 class WhatIfQuery(Body):
-    """Scale the load of servers, the cost of accelerators or the cards of types by factors."""
+    """Scales the load of servers, the cost of accelerators or the cards of types by factors."""
 
     sweep: Annotated[Swept, BeforeValidator(_known_sweep)]
     factors: Annotated[list[Factor], Field(min_length=1, max_length=MAX_FACTORS)]

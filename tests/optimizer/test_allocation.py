@@ -196,7 +196,7 @@ def test_sizings_are_computed_once_per_parameters(monkeypatch: pytest.MonkeyPatc
     computed = []
     sizes = ReplicaTable.size
     monkeypatch.setattr(
-        ReplicaTable, "size", lambda table: computed.append(len(table.parameters)) or sizes(table)
+        ReplicaTable, "size", lambda table: computed.append(len(table)) or sizes(table)
     )
     one = system([server(f"s{i}", rate=i + 1) for i in range(50)], unlimited=True)
     options = SolveOptions(SizingCache())

@@ -166,7 +166,7 @@ def test_no_update_of_eight_processes_is_lost(kind: str, request: pytest.Fixture
     assert session is not None
     assert session.num_observations == len(stored) == PROCESSES * UPDATES
     for process in range(PROCESSES):
-        mine = [o.metric for o in stored if o.weights[0] == process / 10]
+        mine = [o.metric for o in stored if o.shares[0] == process / 10]
         assert mine == list(range(UPDATES))
 
 
