@@ -1,4 +1,4 @@
-"""What a view takes and answers, written beside the view. `/openapi.json` is made of it.
+"""`@operation`: the body and answers of a view, described beside it for `/openapi.json`.
 
 The content of a body or an answer is a pydantic model (or any type that pydantic describes) for
 JSON of that shape, a JSON schema, or a string for text of that media type; a tuple lists several.

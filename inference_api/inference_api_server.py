@@ -91,16 +91,10 @@ def create_server(
     metrics.registry.register(ReplicaGauges(lambda: optimizer.state, optimizer_settings.namespace))
     generations = Generations(backend, input_queue, output_queues, watcher, metrics, tracing)
 
-    app = Flask("inference_api", static_folder=None)
-    app.request_class = WholeBodyRequest
-    app.config["MAX_CONTENT_LENGTH"] = settings.max_content_length_bytes
+    app = _bare_app(settings, metrics)
     app.extensions[EXTENSION] = Server(
         settings, backend, input_queue, output_queues, watcher, tracing
     )
-    register_request_ids(app)
-    register_origin_check(app, settings)
-    register_token_check(app, settings)
-    register_error_handlers(app, on_error=metrics.request_failed)
     app.register_blueprint(generate.create_blueprint(generations, settings))
     app.register_blueprint(openai.create_blueprint(generations, backend, settings))
     app.register_blueprint(tokenize.create_blueprint(backend, settings))
@@ -114,6 +108,18 @@ def create_server(
     app.register_blueprint(create_optimizer_blueprint(optimizer, optimizer_settings))
     app.register_blueprint(create_weights_blueprint(weights, weights_settings.max_body_bytes))
     register_openapi(app, lambda rule: needs_token(rule, settings))
+    return app
+
+
+def _bare_app(settings: Settings, metrics: ServerMetrics) -> Flask:
+    """An application without routes: its bounds, checks and error handlers."""
+    app = Flask("inference_api", static_folder=None)
+    app.request_class = WholeBodyRequest
+    app.config["MAX_CONTENT_LENGTH"] = settings.max_content_length_bytes
+    register_request_ids(app)
+    register_origin_check(app, settings)
+    register_token_check(app, settings)
+    register_error_handlers(app, on_error=metrics.request_failed)
     return app
 
 

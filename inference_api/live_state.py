@@ -1,4 +1,4 @@
-"""What the server does right now, as one small JSON value for people who watch it.
+"""The live state of the server as one small JSON value, for people who watch it.
 
 Built on the thread that asks, from published snapshots: the decode thread does nothing for it. A
 row may move on while it is read, so the rows of one answer can be a step apart.

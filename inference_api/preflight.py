@@ -1,4 +1,4 @@
-"""What can be known before a worker exists: is the port free, can these models be served here.
+"""Checks before a worker exists: is the port free, can these models be served here.
 
 Runs in gunicorn's arbiter, so it loads no torch there.
 """

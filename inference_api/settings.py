@@ -31,7 +31,7 @@ HOST = re.compile(r"\*|[a-z0-9_-]+(\.[a-z0-9_-]+)*")
 
 
 class ModelSettings(BaseModel):
-    """What each model has of its own. Immutable."""
+    """Settings that each model has of its own. Immutable."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
@@ -75,7 +75,7 @@ class ModelSettings(BaseModel):
 
     @property
     def name(self) -> str:
-        """What clients ask for, and what metrics call it."""
+        """The name in requests, answers and metrics."""
         return self.model_name or self.model.rstrip("/").rsplit("/", 1)[-1]
 
 

@@ -1,4 +1,4 @@
-"""What the environment decides, read once at start. Immutable: any thread."""
+"""Settings from the environment, read once at start. Immutable: any thread."""
 
 from pathlib import Path
 from typing import Literal
@@ -47,7 +47,7 @@ class Settings(BaseSettings):
 
 
 def load_settings() -> Settings:
-    """From the environment. Raises StartupError with every fault."""
+    """Reads the environment. Raises StartupError with every fault."""
     try:
         return Settings()
     except ValidationError as error:

@@ -1,4 +1,4 @@
-"""From shares to whole layers: how many each node takes, and in which range. Pure: any thread.
+"""Converts shares to whole layers: the count and range of each node. Pure: any thread.
 
 A node's caps are exact: floor(max_weighting x layers) at most, ceil(min_weighting x layers) at
 least. Many shares give the same layers; `snapped` makes them equal, so that measurements of one

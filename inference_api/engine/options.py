@@ -1,4 +1,4 @@
-"""How a model is to be served: what of the settings the engine has to know. Loads no torch."""
+"""`EngineOptions`: the settings that the engine has to know. Loads no torch."""
 
 from dataclasses import dataclass, replace
 from typing import Self

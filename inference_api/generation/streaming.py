@@ -40,7 +40,7 @@ Encode = Callable[[PromptEncoder], Sequence[int]]
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who asks: for the log, and the connection that tells when they hang up."""
+    """The caller of a generation: for the log, and the connection to watch for a hang-up."""
 
     request_id: str
     team_id: str | None = None
@@ -118,7 +118,7 @@ class TextGeneration:
             self._at_end.pop()()
 
     def record(self) -> GenerationRecord:
-        """How it went so far."""
+        """Returns the account of the generation so far."""
         reason = self.finish_reason or FinishReason.CANCELLED
         return self._timeline.record(self._request, str(reason))
 
@@ -184,7 +184,7 @@ class Generations:
         self._callers: dict[SessionId, Caller] = {}  # of live sessions
 
     def caller_of(self, session_id: SessionId) -> Caller | None:
-        """Who asked for a session; None once it has ended. Any thread."""
+        """Returns a session's caller; None once it has ended. Any thread."""
         return self._callers.get(session_id)
 
     def begin(

@@ -106,7 +106,7 @@ class ServerMetrics:
         state: Callable[[str], ServerState],
         with_vllm_names: bool = True,
     ) -> None:
-        """Of these models, by name; `state` is asked for that of each."""
+        """`models`: their names; `state` returns the state of one."""
         self.registry = CollectorRegistry()
         self._requests = Counter(
             "inference_requests",
@@ -145,14 +145,17 @@ class ServerMetrics:
         self._batch_sizes = {model: batch_size.labels(model) for model in models}
         self.registry.register(_StateCollector(models, state, with_vllm_names))
         if with_vllm_names:
-            self.registry.register(_Renamed(self._known_to_vllm()))
-            totals = {
-                "vllm:prompt_tokens": ("Tokens of prompts.", self._prompt),
-                "vllm:generation_tokens": ("Tokens of answers.", self._completion),
-            }
-            self.registry.register(_Totals(totals))
+            self._register_vllm_names()
         for collector in (ProcessCollector, PlatformCollector, GCCollector):
             collector(registry=self.registry)
+
+    def _register_vllm_names(self) -> None:
+        self.registry.register(_Renamed(self._known_to_vllm()))
+        totals = {
+            "vllm:prompt_tokens": ("Tokens of prompts.", self._prompt),
+            "vllm:generation_tokens": ("Tokens of answers.", self._completion),
+        }
+        self.registry.register(_Totals(totals))
 
     def token_gap(self, model: str, seconds: float) -> None:
         self._itl.labels(model).observe(seconds)

@@ -36,7 +36,7 @@ class TokenTexts:
 
 
 class TextOffsets:
-    """Where tokens begin in the text they make, in characters. Belongs to one request."""
+    """Offsets of tokens in the text they make, in characters. Belongs to one request."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer

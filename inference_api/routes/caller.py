@@ -1,4 +1,4 @@
-"""Who is asking: request ids, the team that the proxy named, and the body they sent.
+"""A request's caller: its id, the team that the proxy named, and the body sent.
 
 Every response carries an `X-Request-Id`: the client's own where it is usable, else a new one.
 """
@@ -24,7 +24,7 @@ def register_request_ids(app: Flask) -> None:
 
 
 def caller_of_request() -> Caller:
-    """Who sent the request that this thread is answering."""
+    """Returns the caller of the request that this thread is answering."""
     team_id = request.headers.get("X-Team-Id")  # set by the proxy, which strips its clients' own
     trace_context = {
         name: request.headers[name] for name in TRACE_HEADERS if name in request.headers

@@ -1,4 +1,4 @@
-"""Is the process alive, may it get requests, and how to take it out of service."""
+"""Health, readiness and draining of the process."""
 
 import ipaddress
 from collections.abc import Callable

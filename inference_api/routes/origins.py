@@ -1,4 +1,4 @@
-"""Which web pages may use this server: a check of Host and Origin, and CORS.
+"""Access of web pages to this server: a check of Host and Origin, and CORS.
 
 The server trusts who reaches it, and a browser reaches it for whatever page it shows. Three things
 tell its pages from others': `Host`, which names another host than ours when a page had its own

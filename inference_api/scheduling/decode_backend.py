@@ -40,7 +40,7 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ModelSnapshot:
-    """How one model's rows stood at the end of the last step."""
+    """State of one model's rows at the end of the last step."""
 
     busy_rows: int = 0
     totals: StepTotals = field(default_factory=StepTotals)
@@ -48,7 +48,7 @@ class ModelSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """How the decode thread stood at the end of its last step."""
+    """State of the decode thread at the end of its last step."""
 
     stepped_at_s: float
     models: Mapping[str, ModelSnapshot]
@@ -67,7 +67,7 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class Hooks:
-    """What the process does when the decode thread has failed; called once, at its very end."""
+    """Callbacks for a decode thread that has failed; called once, at its very end."""
 
     on_load_failed: Callable[[], None] = lambda: None
     on_failed: Callable[[], None] = lambda: None

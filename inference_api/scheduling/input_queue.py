@@ -112,7 +112,7 @@ class InputQueue:
         return len(self._lines[model])
 
     def __len__(self) -> int:
-        """How many wait, for any model."""
+        """Number of requests that wait, for any model."""
         return sum(map(len, self._lines.values()))
 
     def _check_room(self, model: str) -> None:
@@ -124,7 +124,7 @@ class InputQueue:
 
 
 class _Line:
-    """Who waits for one model. Used under the queue's lock, but for its length."""
+    """Requests that wait for one model. Used under the queue's lock, but for its length."""
 
     def __init__(self, max_size: int, num_rows: int) -> None:
         self._max_size = max_size

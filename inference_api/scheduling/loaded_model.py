@@ -51,7 +51,7 @@ class LoadedModel:
         settings: Settings,
         prompt_budget: ByteBudget | None = None,
     ) -> Self:
-        """Of a runner that is loaded. `prompt_budget`: what prompts of all models share."""
+        """Makes one of a loaded runner. `prompt_budget`: bytes that prompts of all models share."""
         rows = RowTable(runner.max_rows, _reuse_unit_tokens(runner, settings))
         return cls(
             name,

@@ -1,4 +1,4 @@
-"""Between text and token ids: encoding, single tokens, text that grows.
+"""Text and token ids, from one to the other: encoding, single tokens, text that grows.
 
 A `Tokenizer` is immutable once loaded and may be shared by any threads. `TextStream` and
 `StopMatcher` belong to one request each. Importing this module loads no torch.

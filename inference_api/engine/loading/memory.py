@@ -15,7 +15,7 @@ GIB = 1024**3
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """What one model takes once it is loaded."""
+    """Memory of one model once it is loaded."""
 
     weights_bytes: int
     cache_bytes: int  # of all rows
