@@ -4,15 +4,15 @@
 """
 
 import re
-from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from inference_api.errors import StartupError
+from inference_api.places import SHIPPED
 
-EMBEDDED_MODEL = Path(__file__).resolve().parent.parent / "models" / "hearth-tiny"
+EMBEDDED_MODEL = SHIPPED / "models" / "hearth-tiny"
 CONTROL_THREADS = 16  # request threads beyond rows and queue, so that /health always has one
 
 ANY = "*"
