@@ -1,4 +1,4 @@
-"""What a benchmark takes from the environment: the address and the key, which belong in no file."""
+"""Settings from the environment: address and API key, which belong in no file."""
 
 from pydantic import AliasChoices, Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict

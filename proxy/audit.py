@@ -6,6 +6,7 @@ Never prompts, answers, tokens or query strings.
 import asyncio
 import json
 import logging
+import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
@@ -23,7 +24,7 @@ WRITE_WITHIN_S = 0.01
 
 
 class Outcome(StrEnum):
-    """How an exchange ended."""
+    """The end of an exchange."""
 
     COMPLETE = "complete"
     REFUSED = "refused"  # answered by the proxy itself
@@ -83,6 +84,11 @@ class AuditRecord:
         self.ended_at = datetime.now(UTC)
 
 
+def new_request_id() -> str:
+    """It has to be unique and need not be a secret."""
+    return f"{random.getrandbits(128):032x}"
+
+
 class AuditLog:
     """Counts requests that ended within WRITE_WITHIN_S of each other, and writes their lines in one
     go: one after the other they take twice the time. Event loop only.
@@ -93,6 +99,8 @@ class AuditLog:
         self._records: list[AuditRecord] = []
 
     def write(self, record: AuditRecord) -> None:
+        """The request of `record` has ended now."""
+        record.end()
         if not self._records:
             asyncio.get_running_loop().call_later(WRITE_WITHIN_S, self.flush)
         self._records.append(record)

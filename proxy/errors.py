@@ -26,7 +26,7 @@
     StreamBroken   after the head: the client's body must break too
     StartupError   the process cannot start; lists every fault found
 
-`app.ProxyApp` renders them, once, at the edge; those of a head that is no request,
+`visits.Visits` renders them, once, at the edge; those of a head that is no request,
 `client.ClientConnection`.
 """
 

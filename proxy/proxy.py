@@ -23,10 +23,11 @@ from proxy.access.auth import Authenticator, claim_rules, parse_revoked
 from proxy.access.keys import JwksFile, JwksUrl, KeySource, SharedSecrets, parse_jwks
 from proxy.access.limits import TeamLimits
 from proxy.access.policy import Policy, parse_policy
-from proxy.app import Parts, ProxyApp
+from proxy.app import ProxyApp
 from proxy.errors import StartupError
 from proxy.files import FileOpener, WatchedFile
 from proxy.logs import logging_config
+from proxy.parts import Parts
 from proxy.server import ProxyServer
 from proxy.settings import MIN_SECRET_BYTES, Settings
 from proxy.upstreams.balancer import Balancer, UpstreamSpec, parse_upstreams

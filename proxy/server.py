@@ -1,4 +1,4 @@
-"""How gunicorn runs the proxy: one set of options for `python -m proxy` and the config file."""
+"""gunicorn's options for the proxy: one set for `python -m proxy` and the config file."""
 
 import os
 import signal

@@ -143,7 +143,7 @@ class Settings(BaseSettings):
         )
 
     def faults(self) -> list[str]:
-        """What is wrong between fields that are each right on their own."""
+        """Returns the faults between fields that are each right on their own."""
         algorithms = set(self.jwt_algorithms)
         has_jwks = self.jwks_file is not None or self.jwks_url is not None
         weak = [] if self.is_loopback else self.weak_secrets

@@ -135,7 +135,7 @@ def tune(search: Search, engine: Engine, max_trials: int) -> Layers:
 
 
 def report(search: Search) -> None:
-    """What was found, how sure it is, and how to set it in each engine."""
+    """Prints the partition found, its certainty, and how to set it in each engine."""
     overview, split = search.overview(), search.split()
     best, convergence = overview["noise_aware_best"], overview["convergence"]
     low, high = best["interval_90"]

@@ -1,4 +1,4 @@
-"""The processes that `bench_proxy` compares: the upstream itself, the proxy, nginx, Envoy."""
+"""The processes that `bench-proxy` compares: the upstream itself, the proxy, nginx, Envoy."""
 
 import os
 import shutil

@@ -196,7 +196,7 @@ def shortfalls(results: dict[str, dict[str, Regrets]]) -> Iterator[str]:
 
 
 def difference(ours: Sequence[float], others: Sequence[float]) -> Interval:
-    """Of the medians, by bootstrap over the seeds: each is one task, the same for all methods."""
+    """Difference of the medians, by bootstrap over the seeds, which all methods share."""
     chosen = np.random.default_rng(0).integers(len(ours), size=(RESAMPLES, len(ours)))
     resampled = np.median(np.array([ours, others])[:, chosen], axis=2)
     low, high = np.quantile(resampled[0] - resampled[1], (0.025, 0.975))

@@ -46,7 +46,7 @@ NO_CONNECTION = (errno.EAGAIN, errno.EWOULDBLOCK, errno.ECONNABORTED)
 
 
 def allowed_connections(wanted: int) -> int:
-    """How many connections this process may have; raises its limit of descriptors for it."""
+    """Returns the connections this process may have; raises its limit of descriptors."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = wanted + SPARE_DESCRIPTORS
     limit = needed if hard == resource.RLIM_INFINITY else min(hard, needed)
@@ -202,7 +202,7 @@ class ApiWorker(ThreadWorker):
         return True
 
     def _patience_s(self, conn: ApiConnection, wait: Wait) -> float:
-        """How long to wait from `since_s` on: for a body as Apache's mod_reqtimeout does."""
+        """Time to wait from `since_s` on: for a body as Apache's mod_reqtimeout does."""
         if wait is Wait.CLOSE:
             return LINGER_S
         if wait is Wait.NEXT_REQUEST:

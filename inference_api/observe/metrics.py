@@ -30,7 +30,7 @@ TOKEN_BUCKETS = (1, 4, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 32768)
 
 @dataclass(frozen=True, slots=True)
 class GenerationRecord:
-    """What a request thread knows of a generation once it is over."""
+    """The account of a generation that is over, by its request thread."""
 
     prompt_tokens: int
     reused_tokens: int  # of the prompt, from a row's cache
@@ -229,7 +229,7 @@ class _Renamed(Collector):
 
 
 class _Totals(Collector):
-    """What histograms sum up, as counters: by name, with their help."""
+    """The sums of histograms as counters: by name, with their help."""
 
     def __init__(self, histograms: Mapping[str, tuple[str, Histogram]]) -> None:
         self._histograms = histograms

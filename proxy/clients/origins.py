@@ -31,7 +31,7 @@ def is_allowed(origin: str | None, allowed: Collection[str]) -> bool:
 
 
 def cors_headers(origin: str | None, allowed: Collection[str]) -> Headers:
-    """What every answer carries so that an allowed page may read it; nothing by default."""
+    """Returns the headers that let an allowed page read an answer; none by default."""
     if not allowed:
         return []
     if ANY_ORIGIN in allowed:

@@ -1,4 +1,4 @@
-"""What `bench_peers` and `bench_quality` are made of, without a peer."""
+"""What `bench-peers` and `bench-quality` are made of, without a peer."""
 
 from collections.abc import Sequence
 from pathlib import Path

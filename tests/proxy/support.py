@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import jwt
+import psutil
 import requests
 
 from tests.ports import free_ports
@@ -34,6 +35,20 @@ def make_token(secret: str = SECRET, **claims: object) -> str:
 
 def bearer(**claims: object) -> dict[str, str]:
     return {"Authorization": f"Bearer {make_token(**claims)}"}
+
+
+AUTH = f"Authorization: Bearer {make_token()}\r\n".encode()
+
+
+def post_bytes(path: str, headers: bytes = AUTH, body: bytes = b"{}") -> bytes:
+    length = b"Content-Length: %d\r\n" % len(body)
+    return b"POST %b HTTP/1.1\r\nHost: p\r\n" % path.encode() + headers + length + b"\r\n" + body
+
+
+def receive(sock: socket.socket) -> bytes:
+    piece = sock.recv(65536)
+    assert piece, "the proxy closed the connection"
+    return piece
 
 
 def until(condition: Callable[[], object], what: str = "condition") -> None:
@@ -279,6 +294,26 @@ def _num_whole_answers(received: bytes) -> int:
             break
         count, received = count + 1, rest[size:]
     return count
+
+
+def gauge(proxy: ProxyProcess, name: str) -> float:
+    found = re.search(rf"^{name}(?:{{[^}}]*}})? (\S+)$", proxy.metric("/metrics"), re.MULTILINE)
+    assert found is not None, name
+    return float(found[1])
+
+
+def worker_of(proxy: ProxyProcess) -> psutil.Process:
+    (worker,) = psutil.Process(proxy.process.pid).children()
+    return worker
+
+
+def slow_reader(proxy: ProxyProcess) -> socket.socket:
+    """Its kernel takes little in that it does not read."""
+    sock = socket.socket()
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16_384)
+    sock.settimeout(DEADLINE_S)
+    sock.connect(("127.0.0.1", proxy.port))
+    return sock
 
 
 @contextmanager

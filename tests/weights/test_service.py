@@ -137,6 +137,7 @@ def test_three_nodes_are_shown_in_a_triangle() -> None:
     assert "node" not in two
 
 
+@pytest.mark.slow
 def test_pictures_are_drawn_by_several_threads_at_once() -> None:
     client = new_client(sampler="random")
     for number in range(10):

@@ -278,7 +278,7 @@ def _tokenizer_faults(folder: Path, config: ModelConfig | None) -> list[str]:
 
 
 def _eos_token_ids(folder: Path, config: dict[str, Any]) -> frozenset[int]:
-    """From the model's own files; failing these, the token that the tokenizer calls EOS."""
+    """Returns the ids that the model's own files name; failing these, the tokenizer's EOS."""
     generation = _read_json(folder / GENERATION_CONFIG)
     named = token_ids(config.get("eos_token_id")) | token_ids(generation.get("eos_token_id"))
     if named:

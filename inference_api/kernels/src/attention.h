@@ -415,8 +415,8 @@ void attend_block(const Block<Element>& block, const Block<Element>& next, int h
     apply_scales(block.values, slot, head_dim, block.count, state.num_queries, state.scores);
   }
   const auto add_values = [&](const auto* values) {
-    product<Simd>(state.num_queries, head_dim, state.scores, kPositions, values, slot,
-                  block.count, state.outputs, head_dim, next_values);
+    product<Simd>(state.num_queries, head_dim, state.scores, kPositions, values, slot, block.count,
+                  state.outputs, head_dim, next_values);
   };
   if constexpr (Simd::kLanes > 1) {
     add_values(block.values);
@@ -458,8 +458,8 @@ void attend_over(const AttentionCall& call, const AttentionTask& task) {
   begin = begin / kPositions * kPositions;
   const int64_t slot = slot_elements(call.type, call.head_dim);
   const auto block_at = [&](int64_t kv_head, int64_t first) {
-    const int64_t offset = call.rows[task.first_token] * call.row_stride +
-                           kv_head * call.head_stride + first * slot;
+    const int64_t offset =
+        call.rows[task.first_token] * call.row_stride + kv_head * call.head_stride + first * slot;
     const int64_t rest = end - first;
     return Block<Element>{static_cast<const Element*>(call.keys) + offset,
                           static_cast<const Element*>(call.values) + offset, first,

@@ -34,8 +34,8 @@ HEARTH_EXPORT int hearth_linear(HearthContext* context, int bits, const void* pa
                                 const float* bias, const float* x, int64_t rows, int64_t outputs,
                                 int64_t inputs, float* out);
 
-// See AttentionCall in kernels.h; `cache_type`: 0 float32, 1 float16, 2 int8. Tokens of one cache row
-// that follow each other share the reading of its keys and values. 0, or 1 without memory.
+// See AttentionCall in kernels.h; `cache_type`: 0 float32, 1 float16, 2 int8. Tokens of one cache
+// row that follow each other share the reading of its keys and values. 0, or 1 without memory.
 HEARTH_EXPORT int hearth_attention(HearthContext* context, const float* queries,
                                    int64_t query_stride, int cache_type, const void* keys,
                                    const void* values, int64_t row_stride, int64_t head_stride,
