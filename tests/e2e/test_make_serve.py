@@ -12,6 +12,7 @@ import venv
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import jwt
 import psutil
@@ -142,18 +143,19 @@ def test_killed_script_takes_both_processes_with_it(tmp_path: Path) -> None:
 
 
 def test_installed_wheel_serves_from_another_directory(tmp_path: Path) -> None:
-    command = [install_wheel(tmp_path) / "hearth", "serve"]
+    command = (install_wheel(tmp_path) / "hearth", "serve")
     cwd = tmp_path / "elsewhere"
     cwd.mkdir()
-    kernels = {"KERNELS": "false"}  # compiling them for this HOME would take half a minute
-    with started(tmp_path / "log", command, cwd, HOME=tmp_path, **kernels) as stack:
+    settings: dict[str, Any] = {"HOME": tmp_path, "KERNELS": "false"}  # compiling takes long
+    with started(tmp_path / "log", command, cwd, **settings) as stack:
         assert_curl_line_streams(stack)
         assert [path.name for path in cwd.glob("*/*")] == ["jwt_secret"]
 
 
 def install_wheel(folder: Path) -> Path:
     """The commands of a virtual environment with our dependencies and nothing of this clone."""
-    python, environment = [sys.executable, "-m"], folder / "venv"
+    python: list[str | Path] = [sys.executable, "-m"]
+    environment = folder / "venv"
     for_wheel = [*python, "hatchling", "build", "--target", "wheel", "--directory", folder]
     subprocess.run(for_wheel, cwd=ROOT, timeout=START_TIMEOUT_S, check=True)
     venv.create(environment)

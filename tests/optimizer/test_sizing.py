@@ -72,7 +72,7 @@ def test_throughput_target_keeps_a_margin_whatever_its_value() -> None:
 def test_roots_of_monotone_functions_are_found(roots: list[float], steepness: float) -> None:
     wanted = np.array(roots)
 
-    def function(problems: np.ndarray, x: FloatArray) -> FloatArray:  # type: ignore[type-arg]
+    def function(problems: np.ndarray, x: FloatArray) -> FloatArray:
         result: FloatArray = np.tanh(steepness * (x - wanted[problems]))
         return result
 
