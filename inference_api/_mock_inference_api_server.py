@@ -10,10 +10,11 @@ from unittest.mock import patch
 
 from flask import Flask
 
-from inference_api.engine.runner import DecodeInput, Drawn, PrefillChunk
+from inference_api.engine.runner import Draw, Drawn, RowResult, RowStep
 from inference_api.inference_api_server import create_server, server_of
 from inference_api.request import TokenLogprobs
 from inference_api.scheduling.decode_backend import DecodeBackend
+from inference_api.scheduling.loaded_model import LoadedModel
 from inference_api.settings import Settings
 from inference_api.text.chat_prompts import Message, check_names, plain_chat_prompt
 
@@ -70,9 +71,15 @@ class EchoRunner:
     def warm_up(self) -> None:
         """Nothing to warm up."""
 
-    def step(self, chunks: Sequence[PrefillChunk], inputs: Sequence[DecodeInput]) -> list[Drawn]:
-        """Chunks need no remembering: a decode input brings its prompt. An echo is certain."""
-        return [Drawn(token := _echo(each), _certain(token, each)) for each in inputs]
+    def step(self, rows: Sequence[RowStep]) -> list[RowResult]:
+        """Tokens need no remembering: a draw brings its prompt. An echo is certain."""
+        return [
+            RowResult([Drawn(token := _echo(draw), _certain(token, draw)) for draw in each.draws])
+            for each in rows
+        ]
+
+    def keep(self, row: RowStep, accepted: Sequence[int]) -> None:
+        """Nothing to forget."""
 
     def copy_prefix(self, source: int, target: int, num_tokens: int) -> None:
         """Nothing to copy."""
@@ -81,17 +88,17 @@ class EchoRunner:
         """Nothing to release."""
 
 
-def _echo(item: DecodeInput) -> int:
-    if item.known_id is not None:
-        return item.known_id
-    at = len(item.generated)
-    return item.prompt_tokens[at] if at < len(item.prompt_tokens) else END_TOKEN
+def _echo(draw: Draw) -> int:
+    if draw.known_id is not None:
+        return draw.known_id
+    at = len(draw.generated) + len(draw.branch)
+    return draw.prompt_tokens[at] if at < len(draw.prompt_tokens) else END_TOKEN
 
 
-def _certain(token_id: int, item: DecodeInput) -> TokenLogprobs | None:
-    if item.sampling.num_logprobs is None:
+def _certain(token_id: int, draw: Draw) -> TokenLogprobs | None:
+    if draw.sampling.num_logprobs is None:
         return None
-    return TokenLogprobs(0.0, ((token_id, 0.0),)[: item.sampling.num_logprobs])
+    return TokenLogprobs(0.0, ((token_id, 0.0),)[: draw.sampling.num_logprobs])
 
 
 class StepPacer:
@@ -120,8 +127,15 @@ def _patch(backend: DecodeBackend) -> None:
     pacer = StepPacer(settings.mock_tokens_per_second)
 
     def load_model_and_tokenizer() -> None:
-        backend.tokenizer = ByteTokenizer()
-        backend.runner = EchoRunner(settings.user_rows, settings.max_seq_len or DEFAULT_SEQ_LEN)
+        backend.take(
+            LoadedModel.of(
+                model.name,
+                EchoRunner(model.user_rows, model.max_seq_len or DEFAULT_SEQ_LEN),
+                ByteTokenizer(),
+                settings,
+            )
+            for model in settings.served_models
+        )
 
     def decode_at_the_set_pace() -> None:
         if any(row is not None for row in backend.users):

@@ -4,6 +4,7 @@ A `GenerationRequest` goes forward from a request thread to the decode thread; `
 back. Nothing here knows Flask, torch or text: prompts and events are token ids.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal, NamedTuple, NewType, Protocol
@@ -63,6 +64,10 @@ class Constraint(Protocol):
     def accept(self, token_id: int) -> None:
         """Go on by an allowed token. Raises ConstraintFailed."""
 
+    def allowed_after(self, token_ids: Sequence[int]) -> bytes | None:
+        """`allowed` as it would be after these tokens; None where they are not allowed, or nothing
+        may follow them."""
+
 
 class Grammar(Protocol):
     """A constraint, compiled. Immutable; any thread."""
@@ -89,6 +94,7 @@ class GenerationRequest:
     """One prompt to continue. The prompt is never empty and shorter than the model's context."""
 
     session_id: SessionId
+    model: str  # by its own name, no alias
     prompt_tokens: tuple[int, ...]
     max_tokens: int
     sampling: SamplingParams = field(default_factory=SamplingParams)

@@ -6,6 +6,7 @@ from typing import Literal
 from pydantic import Field, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from common.startup import faults_of
 from optimizer.errors import StartupError
 
 
@@ -50,6 +51,4 @@ def load_settings() -> Settings:
     try:
         return Settings()
     except ValidationError as error:
-        raise StartupError(
-            [f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()]
-        ) from error
+        raise StartupError(faults_of(error)) from error

@@ -6,13 +6,15 @@ Event loop only, but for what says otherwise.
 import asyncio
 from functools import partial
 
+from common.origins import is_allowed
+from common.request_ids import new_request_id
 from proxy.aside import Aside
-from proxy.audit import AuditLog, AuditRecord, Outcome, new_request_id
+from proxy.audit import AuditLog, AuditRecord, Outcome
 from proxy.clients.answers import answer_head, content_headers, refusal
 from proxy.clients.client import ClientConnection, Patience
 from proxy.clients.crowd import Crowd
 from proxy.clients.exchange import Exchange
-from proxy.clients.origins import PREFLIGHT_HEADERS, cors_headers, is_allowed, is_preflight
+from proxy.clients.origins import PREFLIGHT_HEADERS, cors_headers, is_preflight
 from proxy.errors import ProxyError
 from proxy.metrics import Gauges, Metrics
 from proxy.parts import Parts

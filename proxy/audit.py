@@ -6,7 +6,6 @@ Never prompts, answers, tokens or query strings.
 import asyncio
 import json
 import logging
-import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
@@ -82,11 +81,6 @@ class AuditRecord:
     def end(self) -> None:
         self.total_ms = self.elapsed_ms()
         self.ended_at = datetime.now(UTC)
-
-
-def new_request_id() -> str:
-    """It has to be unique and need not be a secret."""
-    return f"{random.getrandbits(128):032x}"
 
 
 class AuditLog:

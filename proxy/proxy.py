@@ -19,6 +19,7 @@ import click
 from jwt import PyJWK
 from jwt.warnings import InsecureKeyLengthWarning
 
+from common.launcher import Launcher
 from proxy.access.auth import Authenticator, claim_rules, parse_revoked
 from proxy.access.keys import JwksFile, JwksUrl, KeySource, SharedSecrets, parse_jwks
 from proxy.access.limits import TeamLimits
@@ -28,7 +29,7 @@ from proxy.errors import StartupError
 from proxy.files import FileOpener, WatchedFile
 from proxy.logs import logging_config
 from proxy.parts import Parts
-from proxy.server import ProxyServer
+from proxy.server import gunicorn_options
 from proxy.settings import MIN_SECRET_BYTES, Settings
 from proxy.upstreams.balancer import Balancer, UpstreamSpec, parse_upstreams
 from proxy.upstreams.discovery import Discovery, FixedReplicas, ReplicasFile
@@ -117,4 +118,4 @@ def main(hostname: str | None, port: int | None) -> None:
         app = create_proxy(settings)
     except StartupError as error:
         sys.exit(str(error))
-    ProxyServer(settings, app).run()
+    Launcher(gunicorn_options(settings), lambda: app).run()

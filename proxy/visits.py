@@ -5,6 +5,7 @@ import logging
 from dataclasses import dataclass, field
 from functools import partial
 
+from common.request_ids import new_request_id, request_id
 from proxy.access.admissions import Admissions
 from proxy.access.gate import Gate
 from proxy.access.limits import Admission
@@ -12,7 +13,7 @@ from proxy.access.login import LOGIN_PATH, LOGOUT_PATH, Login, Page
 from proxy.access.policy import TeamPolicy
 from proxy.access.roles import Role, plain_path
 from proxy.aside import Aside
-from proxy.audit import AuditLog, AuditRecord, Outcome, new_request_id
+from proxy.audit import AuditLog, AuditRecord, Outcome
 from proxy.clients.answers import answer_head, refusal
 from proxy.clients.crowd import Crowd
 from proxy.clients.exchange import Exchange
@@ -30,7 +31,6 @@ from proxy.errors import (
     ProxyError,
     StreamBroken,
 )
-from proxy.logs import request_id
 from proxy.parts import Parts
 from proxy.settings import Settings
 from proxy.upstreams.forward import Forwarder, Reply

@@ -83,8 +83,8 @@ def wait_until_ready(url: str, processes: tuple[Process, ...]) -> bool:
 def welcome(settings: Settings, proxy_port: str, secret: str) -> str:
     token = jwt.encode({"team_id": "local", "token_id": "make-serve"}, secret, algorithm="HS256")
     return (
-        f"\nHearth serves {settings.served_name}. Try it:\n\n"
-        f"curl -N http://127.0.0.1:{proxy_port}/predictions/{settings.served_name} "
+        f"\nHearth serves {settings.default_model.name}. Try it:\n\n"
+        f"curl -N http://127.0.0.1:{proxy_port}/predictions/{settings.default_model.name} "
         f"-H 'Authorization: Bearer {token}' -H 'Content-Type: application/json' "
         f'-d \'{{"text": "{QUESTION}", "temperature": 0}}\'\n'
         f"\nWatch it: http://{_reachable(settings)}:{settings.service_port}/\n"

@@ -27,7 +27,11 @@ WITH_PROCESSES = (
     *("benchmarking/test_answers.py", "benchmarking/test_bench_client.py"),
     *("benchmarking/test_commands.py", "benchmarking/test_load.py", "benchmarking/test_loop.py"),
     *("benchmarking/test_real_server.py", "benchmarking/test_run.py"),
-    *("benchmarking/test_serving.py", "inference_api/kernels/test_build.py"),
+    *(
+        "common/test_launcher.py",
+        "benchmarking/test_serving.py",
+        "inference_api/kernels/test_build.py",
+    ),
     *("inference_api/kernels/test_memory.py", "optimizer/test_e2e.py"),
     *("scripts/test_tune_partition.py", "test_layers.py", "weights/test_e2e.py"),
 )

@@ -5,6 +5,7 @@ from pathlib import Path
 from pydantic import Field, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from common.startup import faults_of
 from weights.errors import StartupError
 from weights.samplers import SamplerName
 
@@ -30,6 +31,4 @@ def load_settings() -> Settings:
     try:
         return Settings()
     except ValidationError as error:
-        raise StartupError(
-            [f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()]
-        ) from error
+        raise StartupError(faults_of(error)) from error

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from benchmarking.machine import describe_machine
 from inference_api.engine import hardware
-from inference_api.engine.runner import DecodeInput
+from inference_api.engine.runner import Draw
 from inference_api.engine.sampler import sample
 from inference_api.kernels.library import Kernels
 from inference_api.request import SamplingParams
@@ -40,9 +40,9 @@ def main() -> None:
     for vocab in VOCABULARIES:
         logits = SPREAD * torch.randn(ROWS, vocab)
         for name, params in WAYS.items():
-            inputs = [DecodeInput(row, 0, row, params, (), ()) for row in range(ROWS)]
+            draws = [Draw(params, (), ())] * ROWS
             pairs = [
-                (draw_ms(logits, inputs, None), draw_ms(logits, inputs, kernels))
+                (draw_ms(logits, draws, None), draw_ms(logits, draws, kernels))
                 for _ in range(times)
             ]
             by_torch, by_kernels = (median(each) for each in zip(*pairs, strict=True))
@@ -50,10 +50,10 @@ def main() -> None:
             print(f"| {vocab} | {name} | {by_torch:.2f} | {by_kernels:.2f} | {ratio:.1f} |")
 
 
-def draw_ms(logits: Tensor, inputs: list[DecodeInput], kernels: Kernels | None) -> float:
+def draw_ms(logits: Tensor, draws: list[Draw], kernels: Kernels | None) -> float:
     own = logits.clone()  # they are overwritten
     began_s = time.perf_counter()
-    sample(own, inputs, kernels)
+    sample(own, draws, range(ROWS), kernels)
     return 1000 * (time.perf_counter() - began_s)
 
 

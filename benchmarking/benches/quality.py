@@ -25,6 +25,8 @@ from torch.nn.functional import kl_div, nll_loss
 from benchmarking.machine import describe_machine
 from inference_api.engine.engine_runner import EngineRunner
 from inference_api.engine.options import EngineOptions
+from inference_api.engine.runner import Draw, RowStep
+from inference_api.request import SamplingParams
 from inference_api.settings import EMBEDDED_MODEL
 from inference_api.text.tokens import load_tokenizer
 from scripts.make_gguf import make_gguf
@@ -138,13 +140,13 @@ def read_together(
     runner: EngineRunner, pieces: Sequence[Sequence[int]]
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """One piece a row, one token a step: the fields of a Reading, step by step."""
+    draw = Draw(SamplingParams(), (), ())
     for position in range(WINDOW_TOKENS - 1):
         rows = [row for row, piece in enumerate(pieces) if position + 1 < len(piece)]
         if not rows:
             return
-        logits = runner.decoder.decode(
-            [pieces[row][position] for row in rows], rows, [position] * len(rows)
-        )
+        steps = [RowStep(row, position, (pieces[row][position],), (draw,)) for row in rows]
+        logits = runner.decoder.forward(steps).logits
         following = torch.tensor([pieces[row][position + 1] for row in rows])
         yield logits.float().log_softmax(dim=-1), following
 

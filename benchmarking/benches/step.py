@@ -25,7 +25,9 @@ from inference_api.engine.kernel_decoder import KernelDecoder
 from inference_api.engine.loading.checkpoint import load_config
 from inference_api.engine.loading.layout import linear_weights, parameter_shape
 from inference_api.engine.options import EngineOptions
+from inference_api.engine.runner import Draw, RowStep
 from inference_api.kernels.packing import BITS, CACHE_BYTES, FLOAT_BITS, packed_bytes
+from inference_api.request import SamplingParams
 from scripts.make_random_model import SHAPES, make_random_model
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -131,6 +133,7 @@ def measure(
     decoder = runner.decoder
     assert isinstance(decoder, KernelDecoder), "there are no kernels: see python -m ...build"
     weight_bytes = linear_bytes(folder, form)
+    draw = Draw(SamplingParams(), (), ())
 
     def result(rows: int, context_tokens: int, tokens: int, step: Callable[[], object]) -> Result:
         in_turn = [step, stream.read] if tokens == 1 else [step]
@@ -148,14 +151,14 @@ def measure(
         )
 
     def decode(rows: int, context_tokens: int) -> Result:
-        tokens = ([7] * rows, range(rows), [context_tokens - 1] * rows, rows)
-        return result(rows, context_tokens, rows, lambda: decoder.forward(*tokens))
+        steps = [RowStep(row, context_tokens - 1, (7,), (draw,)) for row in range(rows)]
+        return result(rows, context_tokens, rows, lambda: decoder.forward(steps))
 
     for rows in ROWS:
         yield decode(rows, SHORT_TOKENS)
     yield decode(max(ROWS), LONG_TOKENS)
-    prompt = ([7] * PREFILL_TOKENS, [0] * PREFILL_TOKENS, range(PREFILL_TOKENS), 1)
-    yield result(1, PREFILL_TOKENS, PREFILL_TOKENS, lambda: decoder.forward(*prompt))
+    prompt = [RowStep(0, 0, [7] * PREFILL_TOKENS, (draw,))]
+    yield result(1, PREFILL_TOKENS, PREFILL_TOKENS, lambda: decoder.forward(prompt))
 
 
 def linear_bytes(folder: Path, form: str) -> int:

@@ -18,7 +18,7 @@ from benchmarking.peers.install import LLAMA_CPP, NotInstalled, install
 from benchmarking.serving import ROOT, environment
 from inference_api.engine.engine_runner import EngineRunner
 from inference_api.engine.options import EngineOptions
-from inference_api.engine.runner import DecodeInput, PrefillChunk
+from inference_api.engine.runner import Draw, RowStep
 from inference_api.request import SamplingParams
 from inference_api.settings import EMBEDDED_MODEL
 from inference_api.text.tokens import load_tokenizer
@@ -89,11 +89,12 @@ def our_answers(file: Path, quantization: str, prompts: list[list[int]]) -> list
     answers = []
     for prompt in prompts:
         answer: list[int] = []
-        runner.step([PrefillChunk(0, 0, prompt[:-1])], [])
+        runner.step([RowStep(0, 0, prompt[:-1])])
+        draw = Draw(GREEDY, prompt, answer)
         for position in range(len(prompt) - 1, len(prompt) - 1 + MAX_TOKENS):
             token = answer[-1] if answer else prompt[-1]
-            [drawn] = runner.step([], [DecodeInput(0, token, position, GREEDY, prompt, answer)])
-            answer.append(drawn.token_id)
+            [result] = runner.step([RowStep(0, position, (token,), (draw,))])
+            answer.append(result.drawn[0].token_id)
         answers.append(answer)
     return answers
 

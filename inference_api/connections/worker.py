@@ -27,7 +27,6 @@ from inference_api.connections.inbound import MAX_HEAD_BYTES
 from inference_api.connections.waiting import ApiConnection, Wait, WaitingConnections
 from inference_api.errors import HearthError, RequestTimeout, TooManyConnections
 from inference_api.inference_api_server import server_of
-from inference_api.routes.errors import error_body
 from inference_api.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -275,7 +274,7 @@ def _takes_an_answer(sock: socket.socket) -> bool:
 
 
 def _refusal(error: HearthError) -> bytes:
-    body = json.dumps(error_body(error)).encode()
+    body = json.dumps(error.body()).encode()
     status = HTTPStatus(error.status)
     lines = [
         f"HTTP/1.1 {status.value} {status.phrase}",

@@ -25,11 +25,14 @@ class Attention(Protocol):
 class Attentions(Protocol):
     """Makes the attention of a model call."""
 
+    max_rows: int
+
     def chunk(self, row: int, start: int, num_tokens: int) -> Attention:
         """Of `num_tokens` tokens of one row's prompt, from position `start` on."""
 
     def step(self, rows: Sequence[int], positions: Sequence[int], num_padding: int) -> Attention:
-        """Of one token of each row; the batch ends with `num_padding` rows of no meaning."""
+        """Of tokens of any rows, at most `max_rows`, those of a row in their order; the batch ends
+        with `num_padding` tokens of no meaning."""
 
 
 class TorchAttentions:
@@ -38,6 +41,7 @@ class TorchAttentions:
     def __init__(self, config: ModelConfig, cache: KVCache) -> None:
         self._config = config
         self._cache = cache
+        self.max_rows = cache.keys.shape[1]
 
     def chunk(self, row: int, start: int, num_tokens: int) -> Attention:
         return ChunkAttention(self._config, self._cache, row, start, num_tokens)

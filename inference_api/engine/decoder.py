@@ -5,7 +5,7 @@ row alone, bit for bit: no operation here mixes rows, and the matrix products, w
 order depends on how many rows they see, see a fixed or rounded number of them.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -18,6 +18,8 @@ from inference_api.engine.linear import Linear
 from inference_api.engine.loading.config import ModelConfig
 from inference_api.engine.loading.weights import Parameters
 from inference_api.engine.rope import Rope, turn
+from inference_api.engine.runner import RowStep
+from inference_api.engine.step_decoder import Outputs
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
@@ -48,7 +50,11 @@ class Layer:
 
 
 class Decoder:
-    """Runs prompts and steps. Tokens, rows and positions are trusted to be in range."""
+    """A `StepDecoder` by torch.
+
+    With `rows_multiple` as measured, a token that draws has the same bits whatever shares its step
+    and whether it was drafted; those of a prompt have when it is always cut alike.
+    """
 
     def __init__(
         self,
@@ -70,28 +76,64 @@ class Decoder:
         self._head = parameters.linear("head")
         self._device = self._embedding.device
 
-    def prefill(self, row: int, start: int, token_ids: Sequence[int]) -> None:
-        """Write the keys and values of one row's next tokens. No logits: see `ModelRunner`."""
-        tokens = torch.tensor(token_ids, device=self._device)
-        positions = torch.arange(start, start + len(token_ids), device=self._device)
-        self._hidden(tokens, positions, self._attentions.chunk(row, start, len(token_ids)))
+    def warm_up(self) -> None:
+        """Nothing is prepared."""
 
-    def decode(
-        self, token_ids: Sequence[int], rows: Sequence[int], positions: Sequence[int]
-    ) -> Tensor:
-        """Write one token of each row; logits [len(rows), vocab] float32 for what follows it."""
+    def forward(self, rows: Sequence[RowStep]) -> Outputs:
+        """See `StepDecoder`. Torch's products would give other bits to a chunk that has company, so
+        each is a call of its own; tokens that draw share calls, of sizes that keep their bits."""
+        before = [self._chunk(each) for each in rows]
+        drawing = [(each.row, *token) for each in rows for token in _drawing(each)]
+        most = self._attentions.max_rows
+        parts = [self._step(drawing[at : at + most]) for at in range(0, len(drawing), most)]
+        if len(parts) == 1:
+            logits, states = parts[0]
+        else:
+            empty = self._embedding.new_empty(0, self._config.hidden_size)
+            parts.append((self._logits(empty), empty))
+            logits, states = (torch.cat(each) for each in zip(*parts, strict=True))
+        of_rows = states.split_with_sizes([len(each.draws) for each in rows])
+        hidden = [
+            torch.cat([first, rest]).float() if each.wants_hidden else None
+            for each, first, rest in zip(rows, before, of_rows, strict=True)
+        ]
+        return Outputs(logits, hidden)
+
+    def at_once(self, tokens: Tensor, positions: Tensor, attend: Attention) -> Tensor:
+        """Logits [n, vocab] float32 for what follows `tokens` [n] at `positions` [n]."""
+        return self._logits(self._states(tokens, positions, attend))
+
+    def _chunk(self, row: RowStep) -> Tensor:
+        """Write the tokens that draw nothing: their states where wanted, else nothing."""
+        num_tokens = row.num_undrawn if row.wants_hidden else 0
+        states = self._embedding.new_empty(num_tokens, self._config.hidden_size)
+        if row.num_undrawn:
+            tokens = torch.tensor(row.token_ids[: row.num_undrawn], device=self._device)
+            positions = torch.arange(row.start, row.start + len(tokens), device=self._device)
+            attend = self._attentions.chunk(row.row, row.start, len(tokens))
+            hidden = self._hidden(tokens, positions, attend)
+            if row.wants_hidden:
+                states = self._norm(hidden, self._final_norm)
+        return states
+
+    def _step(self, drawing: Sequence[tuple[int, int, int]]) -> tuple[Tensor, Tensor]:
+        """Of tokens that draw, each with its row, id and position: logits and states."""
+        rows, token_ids, positions = zip(*drawing, strict=True)
         num_padding = -len(rows) % self._rows_multiple
         padding = [0] * num_padding
         tokens, places = torch.tensor(
             [[*token_ids, *padding], [*positions, *padding]], device=self._device
         )
         attention = self._attentions.step(rows, positions, num_padding)
-        return self.forward(tokens, places, attention)[: len(rows)]
+        states = self._states(tokens, places, attention)
+        return self._logits(states)[: len(rows)], states[: len(rows)]
 
-    def forward(self, tokens: Tensor, positions: Tensor, attend: Attention) -> Tensor:
-        """Logits [n, vocab] float32 for what follows `tokens` [n] at `positions` [n]."""
-        hidden = self._hidden(tokens, positions, attend)
-        logits = self._head(self._norm(hidden, self._final_norm)).float()
+    def _states(self, tokens: Tensor, positions: Tensor, attend: Attention) -> Tensor:
+        """[n, hidden], as the output head takes them."""
+        return self._norm(self._hidden(tokens, positions, attend), self._final_norm)
+
+    def _logits(self, states: Tensor) -> Tensor:
+        logits = self._head(states).float()
         divisor = self._config.logits_divisor
         return logits if divisor == 1.0 else logits / divisor
 
@@ -144,6 +186,12 @@ class Decoder:
         if self._config.norm == "rms":
             return F.rms_norm(x, shape, norm.weight, eps)
         return F.layer_norm(x, shape, norm.weight, norm.bias, eps)
+
+
+def _drawing(row: RowStep) -> Iterator[tuple[int, int]]:
+    """Id and position of the tokens that draw."""
+    first = row.num_undrawn
+    return zip(row.token_ids[first:], row.positions[first:], strict=True)
 
 
 def _affine(parameters: Parameters, name: str) -> Affine:

@@ -8,14 +8,18 @@ do not pay for long ones, because there is a step for each of a few lengths.
 import logging
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import accumulate
 
 import torch
 from torch import Tensor
 
 from inference_api.engine.attention import FixedAttention
+from inference_api.engine.cuda_graph import captured
 from inference_api.engine.decoder import Decoder
 from inference_api.engine.kv_cache import KVCache
 from inference_api.engine.loading.config import ModelConfig, cache_capacity
+from inference_api.engine.runner import RowStep
+from inference_api.engine.step_decoder import Outputs
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +43,7 @@ def step_lengths(max_seq_len: int) -> list[int]:
 
 
 class FixedStepDecoder:
-    """`Decoder`, with decode steps of fixed shape. Has its methods."""
+    """A `StepDecoder`: `Decoder`, with steps of fixed shape for rows that draw one token."""
 
     def __init__(
         self, config: ModelConfig, decoder: Decoder, cache: KVCache, lengths: Sequence[int]
@@ -67,36 +71,30 @@ class FixedStepDecoder:
                 error,
             )
 
-    def prefill(self, row: int, start: int, token_ids: Sequence[int]) -> None:
-        """Write the keys and values of one row's next tokens."""
-        self._decoder.prefill(row, start, token_ids)
+    def warm_up(self) -> None:
+        self.capture(captured)
 
-    def decode(
-        self, token_ids: Sequence[int], rows: Sequence[int], positions: Sequence[int]
-    ) -> Tensor:
-        """Write tokens of any rows, those of a row in their order; logits [len(rows), vocab]
-        float32 for what follows them.
-
-        A row that has several at once, a prompt that is scored, has a pass of its own through
-        `Decoder`: nobody's numbers may depend on whether there is such a row.
-        """
-        by_row: dict[int, list[int]] = {}
-        for index, row in enumerate(rows):
-            by_row.setdefault(row, []).append(index)
-        logits = torch.empty(len(rows), self._config.vocab_size, device=self._inputs.device)
-        for row, own in by_row.items():
-            if len(own) > 1:
-                logits[own] = self._decoder.decode(
-                    [token_ids[i] for i in own], [row] * len(own), [positions[i] for i in own]
-                )
-        singles = [own[0] for own in by_row.values() if len(own) == 1]
-        if singles:
-            slots = [rows[i] for i in singles]
-            run = self._step(
-                [token_ids[i] for i in singles], slots, [positions[i] for i in singles]
-            )
-            logits[singles] = run()[slots]
-        return logits
+    def forward(self, rows: Sequence[RowStep]) -> Outputs:
+        """See `StepDecoder`. A row that draws several tokens, a draft or a prompt that is scored,
+        or wants hidden states, has a pass of its own through `Decoder`: nobody's numbers may depend
+        on whether there is such a row. They are those of single steps up to rounding."""
+        *begins, num_draws = accumulate((len(each.draws) for each in rows), initial=0)
+        logits = torch.empty(num_draws, self._config.vocab_size, device=self._inputs.device)
+        hidden: list[Tensor | None] = [None] * len(rows)
+        single: list[tuple[int, int, int, int]] = []  # begin, token id, row, position
+        for index, (begin, each) in enumerate(zip(begins, rows, strict=True)):
+            apart = each
+            if len(each.draws) == 1 and not each.wants_hidden:
+                single.append((begin, each.token_ids[-1], each.row, each.positions[-1]))
+                apart = RowStep(each.row, each.start, each.token_ids[:-1])
+            if apart.token_ids:
+                outputs = self._decoder.forward([apart])
+                logits[begin : begin + len(apart.draws)] = outputs.logits
+                hidden[index] = outputs.hidden[0]
+        if single:
+            places, token_ids, slots, positions = map(list, zip(*single, strict=True))
+            logits[places] = self._step(token_ids, slots, positions)()[slots]
+        return Outputs(logits, hidden)
 
     def _step(
         self, token_ids: Sequence[int], rows: Sequence[int], positions: Sequence[int]
@@ -118,4 +116,4 @@ class FixedStepDecoder:
         """Logits [max_rows, vocab] of `inputs` [2, max_rows]; those of absent rows mean nothing."""
         tokens, positions = inputs
         attention = FixedAttention(self._config, self._cache, positions, lengths)
-        return self._decoder.forward(tokens, positions.clamp(min=0), attention)
+        return self._decoder.at_once(tokens, positions.clamp(min=0), attention)

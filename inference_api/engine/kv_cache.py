@@ -4,6 +4,8 @@ Row r's positions 0…n-1 are at `keys[:, r, :, :n]`. Nothing is cleared when a 
 reader never looks past what its own request has written.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -54,6 +56,12 @@ class KVCache:
         """Positions 0…`num_tokens` - 1 of row `source` to row `target`, in every layer."""
         for cache in (self.keys, self.values):
             cache[:, target, :, :num_tokens] = cache[:, source, :, :num_tokens]
+
+    def move(self, row: int, sources: Sequence[int], target: int) -> None:
+        """What one row has in slots `sources` to slots `target`, `target` + 1 …, in every layer."""
+        index = torch.tensor(sources, device=self.keys.device)
+        for cache in (self.keys, self.values):
+            cache[:, row, :, target : target + len(sources)] = cache[:, row, :, index]
 
     def slices(self, row: int, start: int, end: int) -> tuple[LayerSlices, LayerSlices]:
         """Views of one row's keys and values from `start` to before `end`, for every layer.

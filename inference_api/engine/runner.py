@@ -1,67 +1,99 @@
 """The seam between the decode loop and a model: `ModelRunner`.
 
-The loop owns which row runs whom and every position; a runner owns weights and KV memory. All
-calls come from the decode thread. Importing this module loads no torch.
+The loop owns which row runs whom, every position and every draft; a runner owns weights and KV
+memory. All calls come from the decode thread. Importing this module loads no torch.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from inference_api.request import SamplingParams, TokenLogprobs
 
-
-@dataclass(frozen=True, slots=True)
-class PrefillChunk:
-    """Prompt tokens of one row, for its cache at positions `start`, `start + 1`, …"""
-
-    row: int
-    start: int
-    token_ids: Sequence[int]
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
-class DecodeInput:
-    """One active user row in a decode step.
+class Draw:
+    """How the token that follows one of a step's tokens is drawn.
 
-    `token_id` is the last token of the sequence, not yet in the KV cache; it is written at
-    `position`, and the row's token for `position + 1` is drawn. `prompt_tokens` and `generated`
-    (which ends with `token_id`, unless that is still the prompt's last) are the loop's own lists:
-    read them, never keep or change them. Where the next token is known already, as `known_id`, it
-    is not drawn: only its log probability is wanted. `allowed` has a bit per token id, lowest
-    first, where not all of them may be drawn.
+    `prompt_tokens` and `generated` are the loop's own lists, read and never kept or changed;
+    `branch` are drafted tokens that come after them, up to the one that is followed. Where the next
+    token is known already, as `known_id`, it is not drawn: only its log probability is wanted.
+    `allowed` has a bit per token id, lowest first, where not all of them may be drawn.
     """
 
-    row: int
-    token_id: int
-    position: int
     sampling: SamplingParams
     prompt_tokens: Sequence[int]
     generated: Sequence[int]
+    branch: Sequence[int] = ()
     known_id: int | None = None
     allowed: bytes | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class RowStep:
+    """Tokens that one row brings to a step, written to slots `start`, `start + 1`, … of its cache.
+
+    They are a chain, or with `parents` a tree: for each token the index of the one it follows, an
+    earlier one, or -1 where it follows what the row holds before `start`. A token's position is
+    `start` plus how many of these tokens it has before it, so that siblings share a position and no
+    two tokens a slot. `draws` belong to the last tokens, one each; a prompt's chunk has none.
+    """
+
+    row: int
+    start: int
+    token_ids: Sequence[int]
+    draws: Sequence[Draw] = ()
+    parents: Sequence[int] | None = None
+    wants_hidden: bool = False
+
+    @property
+    def num_undrawn(self) -> int:
+        """The first tokens, which draw nothing."""
+        return len(self.token_ids) - len(self.draws)
+
+    @property
+    def positions(self) -> Sequence[int]:
+        if self.parents is None:
+            return range(self.start, self.start + len(self.token_ids))
+        positions: list[int] = []
+        for parent in self.parents:
+            positions.append(self.start if parent < 0 else positions[parent] + 1)
+        return positions
+
+
 class Drawn(NamedTuple):
-    """What follows a decode input; `logprobs` when its sampling asks for them."""
+    """What follows a token; `logprobs` when its sampling asks for them."""
 
     token_id: int
     logprobs: TokenLogprobs | None = None
 
 
+class RowResult(NamedTuple):
+    """What a step made of one `RowStep`."""
+
+    drawn: Sequence[Drawn]  # one for each of its draws
+    hidden: "Tensor | None" = None
+    """[tokens, hidden size] float32 where wanted: what the output head takes, of every token."""
+
+
 class ModelRunner(Protocol):
     """A model over `max_rows` user rows of at most `max_seq_len` tokens each.
 
-    A prompt is prefilled up to, not including, its last token; that one is the first decode
-    input, so that every token is drawn by a decode input and a chunk needs no output head.
+    A prompt is prefilled up to, not including, its last token; that one is the first that draws, so
+    that a chunk needs no output head.
     """
 
     max_rows: int
     max_seq_len: int
     vocab_size: int
     is_batch_invariant: bool
-    """A token's numbers are the same bits whatever shares its step, and however its prompt was
-    cut. Else that is true of decode inputs only, and of prompts that are always cut alike."""
+    """A token's numbers are the same bits whatever shares its step, however its prompt was cut and
+    whether it was drafted. Else that is true of a row's token that draws alone, and of prompts that
+    are always cut alike; several draws of a row are the same up to rounding, or exactly: the
+    runner's docstring says which."""
 
     def load(self) -> None:
         """Bring weights and KV cache into memory. Raises StartupError when they do not fit."""
@@ -69,13 +101,20 @@ class ModelRunner(Protocol):
     def warm_up(self) -> None:
         """Run every shape once, so that the first request does not pay for it."""
 
-    def step(self, chunks: Sequence[PrefillChunk], inputs: Sequence[DecodeInput]) -> list[Drawn]:
-        """Write the chunks, then write each input's token and draw its row's next: one per input.
+    def step(self, rows: Sequence[RowStep]) -> list[RowResult]:
+        """Write every token, each seeing its own row's earlier slots and, of the step's tokens, the
+        ones it follows; draw what is asked for. One result for each of `rows`.
 
-        A row may bring the last chunk of its prompt and its first input together, and several
-        inputs at positions that follow each other, in their order. The token drawn
-        for a row depends on that row alone: never on its neighbours, nor on which row it is.
-        Randomness is a function of (seed, position).
+        A row may bring several, at slots that follow each other, in their order. What is drawn for
+        a row depends on that row alone: never on its neighbours, nor on which row it is. Randomness
+        is a function of (seed, position). Raises ValueError where a runner has no trees.
+        """
+
+    def keep(self, row: RowStep, accepted: Sequence[int]) -> None:
+        """After a step: the row's sequence goes on with these of its tokens, indices of one branch
+        from its beginning, in slots that follow each other; the others are forgotten.
+
+        Without it a chain is kept whole. Slots behind what was kept are free to be written again.
         """
 
     def copy_prefix(self, source: int, target: int, num_tokens: int) -> None:

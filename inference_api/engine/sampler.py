@@ -1,4 +1,4 @@
-"""From logits to one token per row. Pure functions; a row's token depends on that row alone.
+"""From logits to one token per draw. Pure functions; a token depends on its own draw alone.
 
 Order of operations: logit bias, repetition penalty, presence and frequency penalties,
 temperature, top-k, top-p, min-p, one draw. Equal logits are ordered by token id, lowest first.
@@ -6,6 +6,7 @@ temperature, top-k, top-p, min-p, one draw. Equal logits are ordered by token id
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from itertools import chain
 
 import numpy as np
 import torch
@@ -13,64 +14,70 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from inference_api.engine.random_numbers import uniforms
-from inference_api.engine.runner import DecodeInput, Drawn
+from inference_api.engine.runner import Draw, Drawn
 from inference_api.kernels.library import Kernels
 from inference_api.request import TokenLogprobs
 
 Change = tuple[int, int, float]  # batch index, token id, amount
+Numbers = NDArray[np.float64]  # in (0, 1], one per draw
 Candidates = tuple[Tensor, Tensor | None]  # logits [n, candidates]; ids, None: candidate i is i
-FindCandidates = Callable[[Tensor, Sequence[DecodeInput]], Candidates]
+FindCandidates = Callable[[Tensor, Sequence[Draw]], Candidates]
 MAX_PARTIAL_SORT = 1024  # larger top-k values sort the whole vocabulary
 
 
 def sample(
-    logits: Tensor, inputs: Sequence[DecodeInput], kernels: Kernels | None = None
+    logits: Tensor,
+    draws: Sequence[Draw],
+    positions: Sequence[int],
+    kernels: Kernels | None = None,
 ) -> list[Drawn]:
-    """What follows each input; `logits` [len(inputs), vocab] float32 is overwritten.
+    """What follows the tokens at `positions`; `logits` [len(draws), vocab] float32 is overwritten.
 
     `kernels` draw many times as fast as torch does, from logits on the CPU.
     """
-    scored = [i for i, row in enumerate(inputs) if row.sampling.num_logprobs is not None]
+    scored = [i for i, draw in enumerate(draws) if draw.sampling.num_logprobs is not None]
     likelihoods = logits[scored].log_softmax(dim=-1) if scored else None
-    apply_penalties(logits, inputs)
-    _forbid(logits, inputs)
+    apply_penalties(logits, draws)
+    _forbid(logits, draws)
+    numbers = uniforms([draw.sampling.seed for draw in draws], positions)
     tokens = (
-        _draw_by_torch(logits, inputs)
+        _draw_by_torch(logits, draws, numbers)
         if kernels is None
-        else _draw_by_kernels(kernels, logits, inputs)
+        else _draw_by_kernels(kernels, logits, draws, numbers)
     )
     token_ids = [
-        token if row.known_id is None else row.known_id
-        for token, row in zip(tokens, inputs, strict=True)
+        token if draw.known_id is None else draw.known_id
+        for token, draw in zip(tokens, draws, strict=True)
     ]
-    logprobs: list[TokenLogprobs | None] = [None] * len(inputs)
+    logprobs: list[TokenLogprobs | None] = [None] * len(draws)
     if likelihoods is not None:
         found = _logprobs(
             likelihoods,
             [token_ids[i] for i in scored],
-            [inputs[i].sampling.num_logprobs or 0 for i in scored],
+            [draws[i].sampling.num_logprobs or 0 for i in scored],
         )
         for i, each in zip(scored, found, strict=True):
             logprobs[i] = each
     return list(map(Drawn, token_ids, logprobs))
 
 
-def _draw_by_kernels(kernels: Kernels, logits: Tensor, inputs: Sequence[DecodeInput]) -> list[int]:
-    params = [row.sampling for row in inputs]
-    numbers = uniforms([p.seed for p in params], [row.position for row in inputs])
-    draws = [
+def _draw_by_kernels(
+    kernels: Kernels, logits: Tensor, draws: Sequence[Draw], numbers: Numbers
+) -> list[int]:
+    params = [draw.sampling for draw in draws]
+    ways = [
         (0.0 if p.is_greedy else p.temperature, p.top_k, p.top_p, p.min_p, number)
         for p, number in zip(params, numbers, strict=True)
     ]
-    return kernels.draw(logits, np.array(draws, np.float64).reshape(len(inputs), 5))
+    return kernels.draw(logits, np.array(ways, np.float64).reshape(len(draws), 5))
 
 
-def _draw_by_torch(logits: Tensor, inputs: Sequence[DecodeInput]) -> list[int]:
+def _draw_by_torch(logits: Tensor, draws: Sequence[Draw], numbers: Numbers) -> list[int]:
     tokens = logits.argmax(dim=-1)
-    for candidates, rows in _plan(inputs).items():
+    for candidates, rows in _plan(draws).items():
         index = torch.tensor(rows, device=logits.device)
-        group = [inputs[row] for row in rows]
-        tokens[index] = _draw(*candidates(logits[index], group), group)
+        group = [draws[row] for row in rows]
+        tokens[index] = _draw(*candidates(logits[index], group), group, numbers[rows])
     drawn: list[int] = tokens.tolist()
     return drawn
 
@@ -90,39 +97,39 @@ def _logprobs(
     ]
 
 
-def apply_penalties(logits: Tensor, inputs: Sequence[DecodeInput]) -> None:
-    """Bias and penalise `logits` in place, for the rows that ask for it.
+def apply_penalties(logits: Tensor, draws: Sequence[Draw]) -> None:
+    """Bias and penalise `logits` in place, for the draws that ask for it.
 
     Repetition (Keskar et al. 2019, arXiv 1909.05858) counts prompt and answer, presence and
-    frequency (OpenAI's definition) the answer only.
+    frequency (OpenAI's definition) the answer only; of a draft, what is on its own branch.
     """
     biases: list[Change] = []
     repetitions: list[Change] = []
     counts: list[Change] = []
-    for i, row in enumerate(inputs):
-        params = row.sampling
-        if row.known_id is not None:
+    for i, draw in enumerate(draws):
+        params = draw.sampling
+        if draw.known_id is not None:
             continue
         biases += [(i, token, bias) for token, bias in params.logit_bias]
         if params.repetition_penalty != 1.0:
-            seen = {*row.prompt_tokens, *row.generated}
+            seen = {*draw.prompt_tokens, *draw.generated, *draw.branch}
             repetitions += [(i, token, params.repetition_penalty) for token in seen]
         if params.presence_penalty or params.frequency_penalty:
             counts += [
                 (i, token, -params.presence_penalty - count * params.frequency_penalty)
-                for token, count in Counter(row.generated).items()
+                for token, count in Counter(chain(draw.generated, draw.branch)).items()
             ]
     _add(logits, biases)
     _scale_down(logits, repetitions)
     _add(logits, counts)
 
 
-def _forbid(logits: Tensor, inputs: Sequence[DecodeInput]) -> None:
-    """Minus infinity, in place, for what a row may not draw."""
-    constrained = [i for i, row in enumerate(inputs) if row.allowed is not None]
+def _forbid(logits: Tensor, draws: Sequence[Draw]) -> None:
+    """Minus infinity, in place, for what may not be drawn."""
+    constrained = [i for i, draw in enumerate(draws) if draw.allowed is not None]
     if not constrained:
         return
-    bits = np.stack([np.frombuffer(inputs[i].allowed or b"", np.uint8) for i in constrained])
+    bits = np.stack([np.frombuffer(draws[i].allowed or b"", np.uint8) for i in constrained])
     allowed = np.unpackbits(bits, axis=-1, count=logits.shape[-1], bitorder="little")
     is_allowed = torch.from_numpy(allowed).to(logits.device, torch.bool)
     logits[constrained] = logits[constrained].masked_fill(~is_allowed, -torch.inf)
@@ -147,12 +154,12 @@ def _indexed(logits: Tensor, changes: Sequence[Change]) -> tuple[tuple[Tensor, T
     return (index[0], index[1]), torch.tensor(amounts, dtype=logits.dtype, device=logits.device)
 
 
-def _plan(inputs: Sequence[DecodeInput]) -> dict[FindCandidates, list[int]]:
-    """Which rows draw, by how much of the vocabulary they must order first. Greedy: none."""
+def _plan(draws: Sequence[Draw]) -> dict[FindCandidates, list[int]]:
+    """Which of them draw, by how much of the vocabulary they must order first. Greedy: none."""
     plan: dict[FindCandidates, list[int]] = {}
-    for i, row in enumerate(inputs):
-        params = row.sampling
-        if params.is_greedy or row.known_id is not None:
+    for i, draw in enumerate(draws):
+        params = draw.sampling
+        if params.is_greedy or draw.known_id is not None:
             continue
         if 0 < params.top_k <= MAX_PARTIAL_SORT:
             find = _likeliest
@@ -164,21 +171,21 @@ def _plan(inputs: Sequence[DecodeInput]) -> dict[FindCandidates, list[int]]:
     return plan
 
 
-def _all(logits: Tensor, inputs: Sequence[DecodeInput]) -> Candidates:
+def _all(logits: Tensor, draws: Sequence[Draw]) -> Candidates:
     return logits, None
 
 
-def _all_sorted(logits: Tensor, inputs: Sequence[DecodeInput]) -> Candidates:
+def _all_sorted(logits: Tensor, draws: Sequence[Draw]) -> Candidates:
     return logits.sort(dim=-1, descending=True, stable=True)
 
 
-def _likeliest(logits: Tensor, inputs: Sequence[DecodeInput]) -> Candidates:
+def _likeliest(logits: Tensor, draws: Sequence[Draw]) -> Candidates:
     """At least the `top_k` likeliest tokens of each row, in order.
 
     `topk` is at liberty among equal logits, so all that equal a row's last one are brought in:
     the order by id then decides, whatever the neighbours' `top_k`.
     """
-    top_k = _column([min(row.sampling.top_k, logits.shape[-1]) for row in inputs], logits)
+    top_k = _column([min(draw.sampling.top_k, logits.shape[-1]) for draw in draws], logits)
     count = int(top_k.max())
     values, ids = logits.topk(count)
     last = values.gather(-1, top_k.long() - 1)
@@ -192,13 +199,13 @@ def _likeliest(logits: Tensor, inputs: Sequence[DecodeInput]) -> Candidates:
     return values, ids.gather(-1, order)
 
 
-def _draw(logits: Tensor, ids: Tensor | None, inputs: Sequence[DecodeInput]) -> Tensor:
+def _draw(logits: Tensor, ids: Tensor | None, draws: Sequence[Draw], numbers: Numbers) -> Tensor:
     """One token id per row by inverse CDF, [n].
 
     Everything comes from running sums over weights relative to the likeliest token: they do not
     change when a neighbour brings more candidates, as a normalising sum might.
     """
-    params = [row.sampling for row in inputs]
+    params = [draw.sampling for draw in draws]
     temperature = _column([p.temperature for p in params], logits)
     likeliest = logits.amax(dim=-1, keepdim=True).double()
     weights = ((logits.double() - likeliest) / temperature).exp()
@@ -211,13 +218,12 @@ def _draw(logits: Tensor, ids: Tensor | None, inputs: Sequence[DecodeInput]) -> 
         weights = weights * (up_to - weights < top_p * up_to[:, -1:])
     weights = weights * (weights >= _column([p.min_p for p in params], logits))
     up_to = weights.cumsum(dim=-1)
-    numbers = uniforms([p.seed for p in params], [row.position for row in inputs])
     targets = _column(numbers, logits) * up_to[:, -1:]  # above 0, at most the last sum
     # Beyond the last one only where logits are no numbers: a wrong token, but not the server's end.
     choice = torch.searchsorted(up_to, targets).clamp_(max=up_to.shape[-1] - 1)
     return (choice if ids is None else ids.gather(-1, choice)).squeeze(-1)
 
 
-def _column(values: Sequence[float] | NDArray[np.float64], like: Tensor) -> Tensor:
+def _column(values: Sequence[float] | Numbers, like: Tensor) -> Tensor:
     """One value per row, [n, 1] float64."""
     return torch.as_tensor(values, dtype=torch.float64, device=like.device).unsqueeze(-1)

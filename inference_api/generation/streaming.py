@@ -9,10 +9,10 @@ import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from threading import Lock
+from functools import partial
 
+from common.disconnects import DisconnectWatcher
 from inference_api.errors import ContextTooLong, QueueFull
-from inference_api.generation.disconnects import DisconnectWatcher
 from inference_api.generation.timeline import Timeline
 from inference_api.observe.metrics import GenerationRecord, ServerMetrics
 from inference_api.observe.telemetry import Tracing
@@ -27,9 +27,8 @@ from inference_api.request import (
 from inference_api.scheduling.decode_backend import DecodeBackend
 from inference_api.scheduling.input_queue import InputQueue
 from inference_api.scheduling.output_queues import OutputQueue, OutputQueues
-from inference_api.text.constraints import GrammarCompiler
 from inference_api.text.prompt_encoder import PromptEncoder
-from inference_api.text.tokens import StopMatcher, TextStream, Tokenizer
+from inference_api.text.tokens import StopMatcher, TextStream
 
 logger = logging.getLogger(__name__)
 
@@ -71,7 +70,7 @@ class TextGeneration:
         self._timeline = timeline
         self._clock = clock
         self._at_end: list[Callable[[], None]] = []
-        self._first_event: TokenEvent | None = None
+        self._first_piece: str | None = None
         self._scored: list[ScoredToken] = []
 
     def at_end(self, action: Callable[[], None]) -> None:
@@ -80,19 +79,16 @@ class TextGeneration:
 
     def wait_until_started(self) -> None:
         """Block until the first event, so that a failure before it still has its own status."""
-        event = self._next_event()
-        if event.error is not None:
-            raise event.error
-        self._first_event = event
+        self._first_piece = self._next_piece()
 
     def pieces(self) -> Iterator[str]:
         """Text up to the stop string or the end; never an empty piece. Raises HearthError."""
-        assert self._first_event is not None, "wait_until_started comes first"
-        piece = self._take(self._first_event)
+        assert self._first_piece is not None, "wait_until_started comes first"
+        piece = self._first_piece
         while self.finish_reason is None:
             if piece:
                 yield piece
-            piece = self._take(self._next_event())
+            piece = self._next_piece()
         if piece:
             yield piece
 
@@ -124,34 +120,46 @@ class TextGeneration:
     def record(self) -> GenerationRecord:
         """How it went so far."""
         reason = self.finish_reason or FinishReason.CANCELLED
-        return self._timeline.record(len(self._request.prompt_tokens), str(reason))
+        return self._timeline.record(self._request, str(reason))
 
     @property
     def has_started(self) -> bool:
-        return self._first_event is not None
+        return self._first_piece is not None
 
-    def _take(self, event: TokenEvent) -> str:
+    def _next_piece(self) -> str:
+        event = self._next_event()
+        now_s = self._clock()
+        piece, num_tokens = self._push(event.token_ids)
+        if num_tokens:
+            self._timeline.tokens(now_s, num_tokens, event.batch_size)
+        if event.admitted_at_s is not None:
+            self._timeline.admitted(event.admitted_at_s, event.reused_tokens)
         self.finish_reason = event.finish_reason
         if event.error is not None:
             raise event.error
-        if event is self._first_event and self._request.wants_prompt_logprobs:
+        if self._first_piece is None and self._request.wants_prompt_logprobs:
             pairs = zip(self._request.prompt_tokens, (None, *event.prompt_logprobs), strict=True)
             self._scored += map(ScoredToken._make, pairs)
-        self._scored += map(ScoredToken, event.token_ids, event.logprobs)
-        piece = self._stop.push(self._text.push(event.token_ids))
+        self._scored += map(ScoredToken, event.token_ids[:num_tokens], event.logprobs)
         if event.finish_reason is not None:
             piece += self._stop.push(self._text.finish()) + self._stop.finish()
         if self._stop.has_matched:
             self.finish_reason = FinishReason.STOP
         return piece
 
+    def _push(self, token_ids: Sequence[int]) -> tuple[str, int]:
+        """The text of an event, and how many of its tokens are of the answer: none after the one
+        that completes a stop string."""
+        piece = ""
+        for num_tokens, token_id in enumerate(token_ids, 1):
+            piece += self._stop.push(self._text.push((token_id,)))
+            if self._stop.has_matched:
+                return piece, num_tokens
+        return piece, len(token_ids)
+
     def _next_event(self) -> TokenEvent:
         while (event := self._events.get(EVENT_WAIT_S)) is None:
             continue
-        if event.token_ids:
-            self._timeline.tokens(self._clock(), len(event.token_ids), event.batch_size)
-        if event.admitted_at_s is not None:
-            self._timeline.admitted(event.admitted_at_s, event.reused_tokens)
         return event
 
 
@@ -173,24 +181,25 @@ class Generations:
         self._watcher = watcher
         self._metrics = metrics
         self._tracing = tracing
-        self._lock = Lock()
-        self._grammars: GrammarCompiler | None = None  # the tokenizer is there once loaded
         self._callers: dict[SessionId, Caller] = {}  # of live sessions
 
     def caller_of(self, session_id: SessionId) -> Caller | None:
         """Who asked for a session; None once it has ended. Any thread."""
         return self._callers.get(session_id)
 
-    def begin(self, encode: Encode, params: GenerationParams, caller: Caller) -> TextGeneration:
-        """Queue a request and return once it has its first event (or its failure: raises).
+    def begin(
+        self, model: str, encode: Encode, params: GenerationParams, caller: Caller
+    ) -> TextGeneration:
+        """Queue a request to `model`, one of `Settings.served_models` by its name, and return once
+        it has its first event (or its failure: raises).
 
         Raises NotReady, Draining, BackendFailed, ContextTooLong, PromptTooLong and QueueFull.
         """
-        (generation,) = self.begin_all([(encode, params)], caller)
+        (generation,) = self.begin_all(model, [(encode, params)], caller)
         return generation
 
     def begin_all(
-        self, requests: Sequence[tuple[Encode, GenerationParams]], caller: Caller
+        self, model: str, requests: Sequence[tuple[Encode, GenerationParams]], caller: Caller
     ) -> list[TextGeneration]:
         """Queue requests, as room comes, and return once each has its first event. See `begin`:
         the first must find room, and when one fails, all are ended."""
@@ -198,7 +207,7 @@ class Generations:
         try:
             for encode, params in requests:
                 before = generations[-1] if generations else None
-                generations.append(self._queue_after(before, encode, params, caller))
+                generations.append(self._queue_after(before, model, encode, params, caller))
             for generation in generations:
                 generation.wait_until_started()
         except BaseException:
@@ -210,6 +219,7 @@ class Generations:
     def _queue_after(
         self,
         before: TextGeneration | None,
+        model: str,
         encode: Encode,
         params: GenerationParams,
         caller: Caller,
@@ -217,36 +227,39 @@ class Generations:
         """Wait for room while the caller, who has been queued before, is still there."""
         while True:
             try:
-                return self._queue(encode, params, caller)
+                return self._queue(model, encode, params, caller)
             except QueueFull:
                 if before is None or before.is_abandoned:
                     raise
-            self._input_queue.wait_for_room(EVENT_WAIT_S)
+            self._input_queue.wait_for_room(model, EVENT_WAIT_S)
 
-    def _queue(self, encode: Encode, params: GenerationParams, caller: Caller) -> TextGeneration:
-        timeline = Timeline(time.monotonic(), self._metrics.token_gap)
+    def _queue(
+        self, name: str, encode: Encode, params: GenerationParams, caller: Caller
+    ) -> TextGeneration:
+        timeline = Timeline(time.monotonic(), partial(self._metrics.token_gap, name))
         self._backend.check_admission()
-        self._input_queue.check_room()  # before the work of encoding, not after it
-        tokenizer = self._backend.tokenizer
-        prompt_tokens = tuple(encode(self._backend.prompt_encoder))
+        self._input_queue.check_room(name)  # before the work of encoding, not after it
+        model = self._backend.models[name]
+        prompt_tokens = tuple(encode(model.prompt_encoder))
         grammar = None
         if params.constraint is not None:
-            grammar = self._compiler(tokenizer).compile(params.constraint)
-        max_seq_len = self._backend.runner.max_seq_len
+            grammar = model.grammars.compile(params.constraint)
+        max_seq_len = model.runner.max_seq_len
         if not 0 < len(prompt_tokens) < max_seq_len:
             raise ContextTooLong(len(prompt_tokens), max_seq_len)
-        events = self._output_queues.open(params.session_id)
+        events = self._output_queues.open(name, params.session_id)
         request = GenerationRequest(
             session_id=events.session_id,
+            model=name,
             prompt_tokens=prompt_tokens,
             max_tokens=max_seq_len if params.max_tokens is None else params.max_tokens,
             sampling=params.sampling,
-            stop_token_ids=frozenset() if params.ignore_eos else tokenizer.stop_token_ids,
+            stop_token_ids=frozenset() if params.ignore_eos else model.tokenizer.stop_token_ids,
             wants_prompt_logprobs=params.wants_prompt_logprobs,
             priority=params.priority,
             grammar=grammar,
         )
-        text, stop = TextStream(tokenizer), StopMatcher(params.stop_strings)
+        text, stop = TextStream(model.tokenizer), StopMatcher(params.stop_strings)
         generation = TextGeneration(request, events, text, stop, timeline)
         try:
             self._submit(generation, request, caller)
@@ -254,12 +267,6 @@ class Generations:
             generation.close()
             raise
         return generation
-
-    def _compiler(self, tokenizer: Tokenizer) -> GrammarCompiler:
-        with self._lock:
-            if self._grammars is None:
-                self._grammars = GrammarCompiler(tokenizer, self._backend.runner.vocab_size)
-            return self._grammars
 
     def _submit(
         self, generation: TextGeneration, request: GenerationRequest, caller: Caller
@@ -302,6 +309,8 @@ class Generations:
             "itl_ms": _ms(1 / record.tokens_per_s if record.tokens_per_s else 0.0),
             "finish_reason": record.finish_reason,
         }
+        if len(self._backend.models) > 1:
+            fields["model"] = record.model
         text = " ".join(f"{name}={value}" for name, value in fields.items())
         logger.info("generation %s", text, extra=fields)
 

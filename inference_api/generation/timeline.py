@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from inference_api.observe.metrics import GenerationRecord
+from inference_api.request import GenerationRequest
 
 FIRST_TOKENS = 10  # how many tokens after the first make up the early rate
 
@@ -22,11 +23,14 @@ class Timeline:
         self.completion_tokens = 0
 
     def tokens(self, now_s: float, num_tokens: int, batch_size: int) -> None:
-        """`num_tokens` came at once, from a step that decoded `batch_size` rows."""
+        """`num_tokens` came at once, from a step that decoded `batch_size` rows: each of them took
+        its share of the time since the ones before."""
+        num_gaps = num_tokens
         if self._first_s is None:
-            self._first_s = now_s
-        else:
-            self._on_gap(now_s - self._last_s)
+            self._first_s = self._last_s = now_s
+            num_gaps -= 1
+        for _ in range(num_gaps):
+            self._on_gap((now_s - self._last_s) / num_tokens)
         self._last_s = now_s
         self._batch_sizes += batch_size * num_tokens
         self.completion_tokens += num_tokens
@@ -38,13 +42,14 @@ class Timeline:
         self._admitted_s = at_s
         self._reused_tokens = reused_tokens
 
-    def record(self, prompt_tokens: int, finish_reason: str) -> GenerationRecord:
+    def record(self, request: GenerationRequest, finish_reason: str) -> GenerationRecord:
         first_s = self._last_s if self._first_s is None else self._first_s
         num_tokens = self.completion_tokens
         early_tokens = min(num_tokens - 1, FIRST_TOKENS)
         early_end_s = self._last_s if self._early_s is None else self._early_s
         return GenerationRecord(
-            prompt_tokens=prompt_tokens,
+            model=request.model,
+            prompt_tokens=len(request.prompt_tokens),
             reused_tokens=self._reused_tokens,
             completion_tokens=num_tokens,
             begun_s=self._begun_s,

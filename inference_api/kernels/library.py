@@ -5,12 +5,11 @@ the decode thread in a server; they release the GIL while they run. Between call
 after a few microseconds of waiting for the next one.
 """
 
-import ctypes
 import os
-from ctypes import POINTER, byref, c_char_p, c_float, c_int, c_int64, c_void_p
+from array import array
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -18,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from inference_api.kernels.build import BuildFailed, library_path
-from inference_api.kernels.model_structs import Model
+from inference_api.kernels.interface import ffi, pointer
 from inference_api.kernels.packing import GROUP, MAX_HEAD_DIM, Bits, cache_slot, packed_bytes
 
 CACHE_TYPES = {torch.float32: 0, torch.float16: 1, torch.int8: 2}
@@ -56,9 +55,20 @@ class PackedWeight:
         """The weights that the packed form stands for, float32 [outputs, inputs]."""
         weights = torch.empty(self.outputs, self.inputs)
         _library().hearth_unpack(
-            self.bits, self.blocks.data_ptr(), self.outputs, self.inputs, weights.data_ptr()
+            self.bits, _data(self.blocks), self.outputs, self.inputs, _floats(weights)
         )
         return weights
+
+
+class StepTokens(NamedTuple):
+    """The tokens of a step, as arrays of int64: see `HearthBatch` in `src/interface.h`."""
+
+    ids: "array[int]"
+    rows: "array[int]"
+    positions: "array[int]"
+    outputs: "array[int]"
+    slots: "array[int] | None" = None  # None: the positions
+    parents: "array[int] | None" = None
 
 
 class Kernels:
@@ -75,7 +85,7 @@ class Kernels:
             )
         number = _all_variants().index(self.variant)
         self._pid = os.getpid()
-        self._context = c_void_p(self._library.hearth_create(number, num_threads))
+        self._context = self._library.hearth_create(number, num_threads)
         if not self._context:
             raise KernelsUnavailable(f"{num_threads} threads could not be started; free memory")
 
@@ -98,11 +108,11 @@ class Kernels:
             self._context,
             packed.bits,
             SOURCE_TYPES[weights.dtype],
-            weights.data_ptr(),
+            _data(weights),
             first_output,
             outputs,
             inputs,
-            packed.blocks.data_ptr(),
+            _data(packed.blocks),
         )
         if faulty >= 0:
             raise UnusableWeight(f"its row {faulty} has a weight that is not finite or too large")
@@ -122,13 +132,13 @@ class Kernels:
         failed = self._library.hearth_linear(
             self._context,
             weight.bits,
-            weight.blocks.data_ptr(),
-            None if bias is None else _floats(bias),
+            _data(weight.blocks),
+            ffi.NULL if bias is None else _floats(bias),
             _floats(x),
             rows,
             weight.outputs,
             inputs,
-            out.data_ptr(),
+            _floats(out),
         )
         if failed:
             raise MemoryError(f"no memory for {rows} rows of {inputs}")
@@ -168,8 +178,8 @@ class Kernels:
             _floats(queries),
             queries.stride(0),
             CACHE_TYPES[keys.dtype],
-            keys.data_ptr(),
-            values.data_ptr(),
+            _data(keys),
+            _data(values),
             keys.stride(0),
             keys.stride(1),
             _integers(rows),
@@ -180,7 +190,7 @@ class Kernels:
             head_dim,
             window or 0,
             scale,
-            out.data_ptr(),
+            _floats(out),
         )
         if failed:
             raise MemoryError(f"no memory to plan attention of {tokens} tokens")
@@ -196,37 +206,43 @@ class Kernels:
         assert draws.shape == (rows, 5)
         assert draws.flags.c_contiguous
         assert logits.is_contiguous()
-        ids = (c_int64 * rows)()
+        ids = ffi.new("int64_t[]", rows)
         failed = self._library.hearth_draw(
-            self._context, _floats(logits), rows, vocab, draws.ctypes.data, ids
+            self._context, _floats(logits), rows, vocab, ffi.from_buffer("HearthDraw[]", draws), ids
         )
         if failed:
             raise MemoryError(f"no memory to draw from {vocab} tokens")
         return list(ids)
 
-    def step(self, model: Model, tokens: Tensor, logits: Tensor) -> None:
-        """A decoder's whole step: see `KernelDecoder`.
+    def step(
+        self, model: Any, tokens: StepTokens, logits: Tensor, hidden: Tensor | None = None
+    ) -> None:
+        """A decoder's whole step: see `HearthBatch` in `src/interface.h`.
 
-        `tokens` is int64 [3, n]: ids, cache rows and positions, those of a row in their order.
-        Keys and values are written, and `logits` [outputs, vocab] float32 computed for what follows
-        the last ones. All of it, and what `model` points to, is trusted to be as the model says.
+        `model` is a `HearthModel *`. Keys and values are written, `logits` [outputs, vocab] and, if
+        wanted, `hidden` [tokens, hidden] computed, both float32. All of it, and what `model`
+        points to, is trusted to be as the model says.
         """
-        first, num_tokens = _integers(tokens), tokens.shape[1]
-        size = num_tokens * tokens.itemsize
-        assert 0 <= len(logits) <= num_tokens
+        assert len(logits) == len(tokens.outputs)
         assert logits.is_contiguous()
-        failed = self._library.hearth_step(
-            self._context,
-            byref(model),
-            first,
-            first + size,
-            first + 2 * size,
-            num_tokens,
-            len(logits),
-            _floats(logits),
+        positions = _numbers(tokens.positions)
+        batch = ffi.new(
+            "HearthBatch *",
+            (
+                _numbers(tokens.ids),
+                _numbers(tokens.rows),
+                positions,
+                positions if tokens.slots is None else _numbers(tokens.slots),
+                ffi.NULL if tokens.parents is None else _numbers(tokens.parents),
+                _numbers(tokens.outputs),
+                len(tokens.ids),
+                len(tokens.outputs),
+                _floats(logits),
+                ffi.NULL if hidden is None else _floats(hidden),
+            ),
         )
-        if failed:
-            raise MemoryError(f"no memory for a step of {num_tokens} tokens")
+        if self._library.hearth_step(self._context, model, batch):
+            raise MemoryError(f"no memory for a step of {len(tokens.ids)} tokens")
 
 
 def supported_variants() -> list[str]:
@@ -240,58 +256,39 @@ def supported_variants() -> list[str]:
 def _all_variants() -> list[str]:
     library = _library()
     names: list[str] = []
-    while (name := library.hearth_variant_name(len(names))) is not None:
-        names.append(name.decode())
+    while name := library.hearth_variant_name(len(names)):
+        names.append(ffi.string(name).decode())
     return names
 
 
 @cache
-def _library() -> ctypes.CDLL:
+def _library() -> Any:
     """Loaded once. Raises KernelsUnavailable."""
     try:
-        library = ctypes.CDLL(str(library_path()))
+        return ffi.dlopen(str(library_path()))
     except (BuildFailed, OSError) as error:
         raise KernelsUnavailable(str(error)) from error
-    pointer, size = c_void_p, c_int64
-    queries, caches = [pointer, size], [c_int, pointer, pointer, size, size]
-    signatures: dict[str, tuple[Any, list[Any]]] = {
-        "hearth_variant_name": (c_char_p, [c_int]),
-        "hearth_is_supported": (c_int, [c_int]),
-        "hearth_create": (pointer, [c_int, c_int]),
-        "hearth_destroy": (None, [pointer]),
-        "hearth_packed_bytes": (size, [c_int, size, size]),
-        "hearth_pack": (size, [pointer, c_int, c_int, pointer, size, size, size, pointer]),
-        "hearth_unpack": (None, [c_int, pointer, size, size, pointer]),
-        "hearth_linear": (
-            c_int,
-            [pointer, c_int, pointer, pointer, pointer, size, size, size, pointer],
-        ),
-        "hearth_attention": (
-            c_int,
-            [pointer, *queries, *caches, pointer, pointer, *[size] * 5, c_float, pointer],
-        ),
-        "hearth_draw": (c_int, [pointer, pointer, size, size, pointer, pointer]),
-        "hearth_step": (
-            c_int,
-            [pointer, POINTER(Model), pointer, pointer, pointer, size, size, pointer],
-        ),
-    }
-    for name, (result, arguments) in signatures.items():
-        function = getattr(library, name)
-        function.restype, function.argtypes = result, arguments
-    return library
 
 
-def _integers(tensor: Tensor) -> int:
+def _data(tensor: Tensor) -> Any:
+    """The address of a tensor's numbers, whatever they are."""
+    return pointer(tensor.data_ptr())
+
+
+def _numbers(values: "array[int]") -> Any:
+    return ffi.from_buffer("int64_t[]", values)
+
+
+def _integers(tensor: Tensor) -> Any:
     """The address of an int64 tensor in CPU memory."""
     assert tensor.dtype == torch.int64
     assert tensor.device.type == "cpu"
     assert tensor.is_contiguous()
-    return tensor.data_ptr()
+    return pointer(tensor.data_ptr(), "int64_t")
 
 
-def _floats(tensor: Tensor) -> int:
+def _floats(tensor: Tensor) -> Any:
     """The address of a float32 tensor in CPU memory."""
     assert tensor.dtype == torch.float32
     assert tensor.device.type == "cpu"
-    return tensor.data_ptr()
+    return pointer(tensor.data_ptr(), "float")

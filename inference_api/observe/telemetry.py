@@ -73,7 +73,7 @@ class Tracing:
             kind=SpanKind.SERVER,
             attributes={
                 "gen_ai.operation.name": "text_completion",
-                "gen_ai.request.model": self._settings.served_name,
+                "gen_ai.request.model": record.model,
                 "gen_ai.usage.input_tokens": record.prompt_tokens,
                 "gen_ai.usage.output_tokens": record.completion_tokens,
                 "gen_ai.response.finish_reasons": [record.finish_reason],

@@ -3,24 +3,18 @@
 Every response carries an `X-Request-Id`: the client's own where it is usable, else a new one.
 """
 
-import re
-import uuid
-
 from flask import Flask, Response, g, request
 
+from common.request_ids import request_id, usable_request_id
 from inference_api.errors import InvalidRequest
 from inference_api.generation.streaming import Caller
-from inference_api.observe.logs import request_id
 from inference_api.observe.telemetry import TRACE_HEADERS
-
-USABLE_ID = re.compile(r"[!-~]{1,128}")
 
 
 def register_request_ids(app: Flask) -> None:
     @app.before_request
     def take_request_id() -> None:
-        given = request.headers.get("X-Request-Id", "")
-        g.request_id = given if USABLE_ID.fullmatch(given) else uuid.uuid4().hex
+        g.request_id = usable_request_id(request.headers.get("X-Request-Id", ""))
         request_id.set(g.request_id)
 
     @app.after_request

@@ -4,10 +4,11 @@ Decode thread only.
 """
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from typing import NamedTuple
 
-from inference_api.engine.runner import DecodeInput, Drawn, PrefillChunk
+from inference_api.engine.runner import Draw, Drawn, RowStep
 from inference_api.errors import ConstraintFailed, HearthError
 from inference_api.request import (
     Constraint,
@@ -21,6 +22,19 @@ from inference_api.request import (
 MIN_REUSED_TOKENS = 8  # a shorter prefix is as soon prefilled as copied
 
 Tokens = tuple[int, ...]
+
+
+class Draft(NamedTuple):
+    """Guessed tokens that may follow a row's next one: a chain or, with `parents`, a tree.
+
+    `parents` are indices of earlier guesses, -1 for the row's next token; siblings differ.
+    """
+
+    token_ids: Sequence[int] = ()
+    parents: Sequence[int] | None = None
+
+
+NO_DRAFT = Draft()
 
 
 @dataclass(slots=True)
@@ -37,6 +51,11 @@ class UserRow:
     generated: list[int] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)  # until the first event
     finish_reason: FinishReason | None = None
+    _plain_draw: Draw = field(init=False)  # the same in every step
+
+    def __post_init__(self) -> None:
+        request = self.request
+        self._plain_draw = Draw(request.sampling, request.prompt_tokens, self.generated)
 
     @property
     def session_id(self) -> SessionId:
@@ -59,42 +78,63 @@ class UserRow:
         """How many of the next `max_tokens` tokens are still of the prompt."""
         return min(max_tokens, len(self.request.prompt_tokens) - 1 - self.num_cached)
 
-    def take_chunk(self, num_tokens: int) -> PrefillChunk:
-        """The next prompt tokens to prefill."""
+    def take_prompt(self, num_tokens: int) -> RowStep:
+        """The next prompt tokens to prefill or, where that is asked for, to score: how likely was
+        the token after each of them?"""
         start = self.num_cached
         self.num_cached += num_tokens
-        return PrefillChunk(self.index, start, self.request.prompt_tokens[start : self.num_cached])
+        prompt = self.request.prompt_tokens
+        draws: Sequence[Draw] = ()
+        if self.request.wants_prompt_logprobs:
+            following = prompt[start + 1 : self.num_cached + 1]
+            draws = [Draw(self.request.sampling, prompt, (), known_id=token) for token in following]
+        return RowStep(self.index, start, prompt[start : self.num_cached], draws)
 
-    def take_scored(self, num_tokens: int) -> list[DecodeInput]:
-        """The next prompt tokens, where it is of interest how likely those after them were."""
-        tokens = self.request.prompt_tokens[self.num_cached :][: num_tokens + 1]
-        return [self._input(token, after) for token, after in pairwise(tokens)]
+    def take_step(self, draft: Draft = NO_DRAFT) -> RowStep:
+        """The last token, which is not in the cache, and of a draft what there is room for."""
+        start = self.num_cached
+        self.num_cached += 1
+        token_id = self.generated[-1] if self.generated else self.request.prompt_tokens[-1]
+        room = self.token_limit - len(self.generated) - 1
+        guesses = draft.token_ids[:room] if room > 0 else ()
+        if not guesses:
+            return RowStep(self.index, start, (token_id,), (self._draw(),))
+        parents = (
+            None if draft.parents is None else (-1, *(each + 1 for each in draft.parents[:room]))
+        )
+        branches: list[Tokens] = [()]
+        for place, guess in enumerate(guesses):
+            parent = place if parents is None else parents[place + 1]
+            branches.append((*branches[parent], guess))
+        draws = [self._draw(branch) for branch in branches]
+        return RowStep(self.index, start, (token_id, *guesses), draws, parents)
 
-    def take_input(self) -> DecodeInput:
-        """The next token to decode, the last one that is not in the cache."""
-        return self._input(self.generated[-1] if self.generated else self.request.prompt_tokens[-1])
-
-    def accept(self, drawn: Drawn, batch_size: int) -> TokenEvent:
-        """Take what a decode step drew, and say what the session gets to see."""
-        is_kept = False
+    def accept(self, drawn: Sequence[Drawn], batch_size: int) -> TokenEvent:
+        """Take what a step drew along the accepted branch, up to where the answer ends, and say
+        what the session gets to see."""
+        taken: list[Drawn] = []
         error: HearthError | None = None
-        if drawn.token_id in self.request.stop_token_ids:
-            self.finish_reason = FinishReason.STOP
-        elif len(self.generated) < self.token_limit:
-            is_kept = True
-            self.generated.append(drawn.token_id)
-            error = self._follow_constraint(drawn.token_id)
-        if self.finish_reason is None and len(self.generated) >= self.token_limit:
-            self.finish_reason = FinishReason.LENGTH
+        for each in drawn:
+            if each.token_id in self.request.stop_token_ids:
+                self.finish_reason = FinishReason.STOP
+            elif len(self.generated) < self.token_limit:
+                taken.append(each)
+                self.generated.append(each.token_id)
+                error = self._follow_constraint(each.token_id)
+            if self.finish_reason is None and len(self.generated) >= self.token_limit:
+                self.finish_reason = FinishReason.LENGTH
+            if self.finish_reason is not None:
+                break
+        self.num_cached += len(drawn) - 1  # all but the last were drafted, and are written
         prompt_logprobs, self.prompt_logprobs = tuple(self.prompt_logprobs), []
         return TokenEvent(
-            (drawn.token_id,) if is_kept else (),
+            tuple(each.token_id for each in taken),
             self.finish_reason,
             error,
             admitted_at_s=self.admitted_at_s,
             reused_tokens=self.reused_tokens,
             batch_size=batch_size,
-            logprobs=(drawn.logprobs,) if is_kept and drawn.logprobs is not None else (),
+            logprobs=tuple(each.logprobs for each in taken if each.logprobs is not None),
             prompt_logprobs=prompt_logprobs,
         )
 
@@ -110,18 +150,18 @@ class UserRow:
             self.finish_reason = FinishReason.STOP
         return None
 
-    def _input(self, token_id: int, known_id: int | None = None) -> DecodeInput:
-        position = self.num_cached
-        self.num_cached += 1
-        return DecodeInput(
-            row=self.index,
-            token_id=token_id,
-            position=position,
-            sampling=self.request.sampling,
-            prompt_tokens=self.request.prompt_tokens,
-            generated=self.generated,
-            known_id=known_id,
-            allowed=None if self.constraint is None else self.constraint.allowed,
+    def _draw(self, branch: Tokens = ()) -> Draw:
+        """What follows the answer so far, and a draft's tokens after it."""
+        if self.constraint is None and not branch:
+            return self._plain_draw
+        allowed = None
+        if self.constraint is not None:
+            allowed = (
+                self.constraint.allowed if not branch else self.constraint.allowed_after(branch)
+            )
+        request = self.request
+        return Draw(
+            request.sampling, request.prompt_tokens, self.generated, branch, allowed=allowed
         )
 
 

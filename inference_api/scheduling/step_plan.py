@@ -1,15 +1,16 @@
-"""What the next step of the model carries: prompt tokens, and a token of each row that decodes.
+"""What the next step of the model carries: prompt tokens, and what the rows that decode bring.
 
 Decode thread only.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from inference_api.engine.runner import DecodeInput, Drawn, ModelRunner, PrefillChunk
+from inference_api.engine.runner import ModelRunner, RowResult, RowStep
 from inference_api.request import SessionId, TokenEvent
-from inference_api.scheduling.rows import RowTable, UserRow
+from inference_api.scheduling.drafts import DraftSource, accepted
+from inference_api.scheduling.rows import NO_DRAFT, Draft, RowTable, UserRow
 from inference_api.settings import Settings
 
 MIN_CHUNK_TOKENS = 8  # so that prompts get on whatever the budget
@@ -23,58 +24,76 @@ class Copy(NamedTuple):
     num_tokens: int
 
 
+class Progress(NamedTuple):
+    """How a row got on in a step."""
+
+    step: RowStep
+    accepted: Sequence[int]  # of the step's tokens; see `ModelRunner.keep`
+    session_id: SessionId
+    event: TokenEvent
+
+
 @dataclass(slots=True)
 class Step:
-    """Prompts come in chunks or, where their log probabilities are asked for, as scored tokens."""
+    """What rows bring to it: prompt tokens, or their next token and what is drafted after it."""
 
     copies: list[Copy] = field(default_factory=list)
-    chunks: list[PrefillChunk] = field(default_factory=list)
-    scored: list[tuple[UserRow, DecodeInput]] = field(default_factory=list)
-    decoding: list[tuple[UserRow, DecodeInput]] = field(default_factory=list)
+    prompts: list[tuple[UserRow, RowStep]] = field(default_factory=list)
+    decoding: list[tuple[UserRow, RowStep]] = field(default_factory=list)
     prefilled_tokens: int = 0
     reused_tokens: int = 0  # by the copies
 
     @property
-    def inputs(self) -> list[DecodeInput]:
-        return [each for _, each in self.scored + self.decoding]
+    def rows(self) -> list[RowStep]:
+        return [each for _, each in self.prompts + self.decoding]
 
     @property
     def is_empty(self) -> bool:
-        return not (self.chunks or self.scored or self.decoding)
+        return not (self.prompts or self.decoding)
 
-    def accept(self, drawn: Sequence[Drawn]) -> list[tuple[SessionId, TokenEvent]]:
-        """Hand what was drawn to the rows; what their sessions get to see."""
-        for (row, _), each in zip(self.scored, drawn, strict=False):
-            assert each.logprobs is not None
-            row.prompt_logprobs.append(each.logprobs)
-        batch_size = len(self.decoding)
-        return [
-            (row.session_id, row.accept(each, batch_size))
-            for (row, _), each in zip(self.decoding, drawn[len(self.scored) :], strict=True)
-        ]
+    def accept(self, results: Sequence[RowResult]) -> Iterator[Progress]:
+        """Hand what was drawn to the rows: how each that decodes got on."""
+        for (row, _), result in zip(self.prompts, results, strict=False):
+            row.prompt_logprobs += [each.logprobs for each in result.drawn if each.logprobs]
+        for (row, step), result in zip(self.decoding, results[len(self.prompts) :], strict=True):
+            tokens, drawn = accepted(step, result.drawn)
+            yield Progress(step, tokens, row.session_id, row.accept(drawn, len(self.decoding)))
 
 
 class StepPlanner:
     """Plans over the rows of one runner."""
 
-    def __init__(self, rows: RowTable, runner: ModelRunner, settings: Settings) -> None:
+    def __init__(
+        self,
+        rows: RowTable,
+        runner: ModelRunner,
+        settings: Settings,
+        drafts: DraftSource | None = None,
+    ) -> None:
         self._rows = rows
         self._max_rows = len(rows.users)
         self._is_batch_invariant = runner.is_batch_invariant
         self._chunk_tokens = settings.prefill_chunk_tokens
         self._itl_budget = settings.itl_budget
+        self._drafts = drafts
 
     def plan(self) -> Step:
-        """As much of the prompts as there is room for, the oldest first, and a token of each row
-        that is prefilled by then."""
-        step = Step()
-        room_tokens = self._room_tokens()
+        """What is drafted, as much of the prompts as there is room for, the oldest first, and a
+        token of each row that is prefilled by then."""
+        step, drafts = Step(), self._propose()
+        num_drafted = sum(len(each.token_ids) for each in drafts.values())
+        room_tokens = self._room_tokens(num_drafted)
         for row in self._next_to_prefill(room_tokens, step):
             room_tokens -= self._take_prompt(row, room_tokens, step)
-        step.decoding = [(row, row.take_input()) for row in self._rows.decoding()]
+        step.decoding = [
+            (row, row.take_step(drafts.get(row.index, NO_DRAFT))) for row in self._rows.decoding()
+        ]
         return step
 
-    def _room_tokens(self) -> int:
+    def _propose(self) -> Mapping[int, Draft]:
+        return {} if self._drafts is None else self._drafts.propose(self._rows.decoding())
+
+    def _room_tokens(self, num_drafted: int) -> int:
         """Prompt tokens that fit into this step.
 
         A step takes about as long as it has tokens, prompt or not. While rows decode, theirs may
@@ -84,7 +103,7 @@ class StepPlanner:
         num_decoding = len(self._rows.decoding())
         if not num_decoding or not self._is_batch_invariant:
             return self._chunk_tokens
-        budget_tokens = round(self._itl_budget * self._max_rows) - num_decoding
+        budget_tokens = round(self._itl_budget * self._max_rows) - num_decoding - num_drafted
         return min(self._chunk_tokens, max(budget_tokens, MIN_CHUNK_TOKENS))
 
     def _next_to_prefill(self, room_tokens: int, step: Step) -> list[UserRow]:
@@ -117,10 +136,7 @@ class StepPlanner:
                 size_tokens = min(size_tokens, room_tokens - taken_tokens)
             if not 0 < size_tokens <= room_tokens - taken_tokens:
                 break
-            if row.request.wants_prompt_logprobs:
-                step.scored += [(row, each) for each in row.take_scored(size_tokens)]
-            else:
-                step.chunks.append(row.take_chunk(size_tokens))
+            step.prompts.append((row, row.take_prompt(size_tokens)))
             taken_tokens += size_tokens
         step.prefilled_tokens += taken_tokens
         return taken_tokens

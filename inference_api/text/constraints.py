@@ -6,6 +6,7 @@ thread follows it token by token, and the sampler draws only from what may come 
 
 import json
 import re
+from collections.abc import Sequence
 from functools import lru_cache
 from threading import Lock
 from typing import TYPE_CHECKING
@@ -42,6 +43,13 @@ class GuidedConstraint:
             self.allowed = self._matcher.compute_bitmask()
         if self._matcher.is_error():
             raise ConstraintFailed(_first_line(self._matcher.get_error()))
+
+    def allowed_after(self, token_ids: Sequence[int]) -> bytes | None:
+        ahead = self._matcher.deep_copy()
+        num_consumed = ahead.try_consume_tokens(list(token_ids))
+        if num_consumed < len(token_ids) or ahead.is_stopped():
+            return None
+        return ahead.compute_bitmask()
 
 
 class CompiledGrammar:

@@ -5,7 +5,7 @@ of at least 8 rows of at least 64 tokens, and the size of its vocabulary (above 
 """
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from inference_api.engine.options import EngineOptions
-from inference_api.engine.runner import DecodeInput, ModelRunner, PrefillChunk
+from inference_api.engine.runner import Draw, Drawn, ModelRunner, RowStep
 from inference_api.request import SamplingParams
 
 NUM_TOKENS = 12
@@ -70,6 +70,8 @@ RUNNERS: dict[str, RunnerFactory] = {
 if torch.cuda.is_available():
     RUNNERS["cuda"] = partial(make_engine_runner, options=replace(OPTIONS, device="cuda"))
 
+# Of hidden states to those of float32 weights: what rounding a model of random weights costs.
+LEAST_SIMILARITY = {"int4": 0.5, "int8": 0.99, "bfloat16": 0.99, "cache of int8": 0.99}
 any_sampling = pytest.mark.parametrize("sampling", [GREEDY, SEEDED, PENALISED])
 
 
@@ -94,34 +96,37 @@ class Request:
         self.sampling = sampling
         self.generated: list[int] = []
 
-    def chunks(self, chunk_tokens: int = 1000, start: int = 0) -> list[PrefillChunk]:
+    def chunks(self, chunk_tokens: int = 1000, start: int = 0) -> list[RowStep]:
         """The prompt from `start` on, without its last token."""
         to_prefill = self.prompt[:-1]
         return [
-            PrefillChunk(self.row, at, to_prefill[at : at + chunk_tokens])
+            RowStep(self.row, at, to_prefill[at : at + chunk_tokens])
             for at in range(start, len(to_prefill), chunk_tokens)
         ]
 
     def prefill(self, runner: ModelRunner, chunk_tokens: int = 1000) -> None:
         for chunk in self.chunks(chunk_tokens):
-            assert runner.step([chunk], []) == []
+            (result,) = runner.step([chunk])
+            assert list(result.drawn) == []
 
-    def next_input(self) -> DecodeInput:
-        return DecodeInput(
-            row=self.row,
-            token_id=(self.prompt + self.generated)[-1],
-            position=len(self.prompt) - 1 + len(self.generated),
-            sampling=self.sampling,
-            prompt_tokens=self.prompt,
-            generated=self.generated,
-        )
+    def next_step(self, draft: Sequence[int] = (), parents: Sequence[int] | None = None) -> RowStep:
+        """The last token, which is not in the cache, and guesses behind it: a chain, or a tree
+        where `parents` are those of all these tokens."""
+        whole = self.prompt + self.generated
+        branches: list[list[int]] = [[]]
+        for index, guess in enumerate(draft, 1):
+            parent = index - 1 if parents is None else parents[index]
+            branches.append([*branches[parent], guess])
+        draws = [Draw(self.sampling, self.prompt, self.generated, branch) for branch in branches]
+        return RowStep(self.row, len(whole) - 1, [whole[-1], *draft], draws, parents)
 
 
 def step(runner: ModelRunner, requests: list[Request]) -> None:
-    drawn = runner.step([], [request.next_input() for request in requests])
-    assert len(drawn) == len(requests)
-    for request, each in zip(requests, drawn, strict=True):
-        request.generated.append(each.token_id)
+    results = runner.step([request.next_step() for request in requests])
+    assert len(results) == len(requests)
+    for request, result in zip(requests, results, strict=True):
+        (drawn,) = result.drawn
+        request.generated.append(drawn.token_id)
 
 
 def generate(
@@ -211,11 +216,11 @@ def test_chunks_of_the_prompt_do_not_change_greedy_tokens(
     assert generate(runner, prompt_of(7), GREEDY, chunk_tokens=chunk_tokens) == expected
 
 
-def test_last_chunk_and_first_input_of_a_row_may_share_a_step(runner: ModelRunner) -> None:
+def test_last_chunk_and_first_draw_of_a_row_may_share_a_step(runner: ModelRunner) -> None:
     expected = generate(runner, prompt_of(10), GREEDY)
     request = Request(4, prompt_of(10), GREEDY)
-    (drawn,) = runner.step(request.chunks(), [request.next_input()])
-    request.generated.append(drawn.token_id)
+    *_, result = runner.step([*request.chunks(), request.next_step()])
+    request.generated.append(result.drawn[0].token_id)
     for _ in range(NUM_TOKENS - 1):
         step(runner, [request])
     assert request.generated == expected
@@ -227,7 +232,7 @@ def test_copied_prefix_serves_as_if_it_had_been_prefilled(runner: ModelRunner) -
     Request(2, source, GREEDY).prefill(runner, chunk_tokens=16)
     request = Request(6, prompt, GREEDY)
     runner.copy_prefix(2, 6, 16)
-    runner.step(request.chunks(start=16), [])
+    runner.step(request.chunks(start=16))
     Request(2, prompt_of(13, 30), GREEDY).prefill(runner)  # the source may change afterwards
     for _ in range(NUM_TOKENS):
         step(runner, [request])
@@ -244,37 +249,139 @@ def test_batch_invariant_runner_lets_chunks_and_steps_mix(
     running, arriving = (Request(i, prompt_of(i + 14, 34 + i), sampling) for i in (0, 1))
     running.prefill(runner)
     for chunk in arriving.chunks(chunk_tokens=7):
-        (drawn,) = runner.step([chunk], [running.next_input()])
-        running.generated.append(drawn.token_id)
+        _, result = runner.step([chunk, running.next_step()])
+        running.generated.append(result.drawn[0].token_id)
     while len(arriving.generated) < NUM_TOKENS:
         step(runner, [running, arriving])
     assert [running.generated[:NUM_TOKENS], arriving.generated] == expected
 
 
 def test_scoring_a_prompt_equals_drawing_it_token_by_token(runner: ModelRunner) -> None:
-    """Several inputs of a row in one step, of which each sees the ones before it."""
+    """Tokens whose next one is known, of which each sees the ones before it."""
     sampling = SamplingParams(temperature=0.0, num_logprobs=3)
     prompt = prompt_of(16)
     answer = generate(runner, prompt, sampling)
     whole = prompt + answer
-    positions = range(len(whole) - 1)
-    drawn = runner.step(
-        [],
-        [
-            DecodeInput(3, whole[at], at, sampling, whole, (), known_id=whole[at + 1])
-            for at in positions
-        ],
-    )
-    assert [each.token_id for each in drawn] == whole[1:]
+    draws = [Draw(sampling, whole, (), known_id=token) for token in whole[1:]]
+    (result,) = runner.step([RowStep(3, 0, whole[:-1], draws)])
+    assert [each.token_id for each in result.drawn] == whole[1:]
     request = Request(3, prompt, sampling)
-    for expected in drawn[len(prompt) - 1 :]:
-        (each,) = runner.step([], [request.next_input()])
+    for expected in result.drawn[len(prompt) - 1 :]:
+        ((each,), _) = runner.step([request.next_step()])[0]
         request.generated.append(each.token_id)
-        assert expected.logprobs is not None
-        assert each.logprobs is not None
-        assert each.logprobs.logprob == pytest.approx(expected.logprobs.logprob, abs=1e-4)
-        assert [token for token, _ in each.logprobs.top] == [t for t, _ in expected.logprobs.top]
+        assert_same_likelihoods(each, expected)
     assert request.generated == answer
+
+
+def assert_same_likelihoods(one: Drawn, other: Drawn) -> None:
+    assert one.logprobs is not None
+    assert other.logprobs is not None
+    assert one.logprobs.logprob == pytest.approx(other.logprobs.logprob, abs=1e-4)
+    assert [token for token, _ in one.logprobs.top] == [t for t, _ in other.logprobs.top]
+
+
+def drawn_exactly(name: str) -> bool:
+    """Whether several draws of a row in one step have the bits of single steps; else they are the
+    same up to rounding."""
+    return name not in ("fixed steps", "cuda")
+
+
+@any_sampling
+@pytest.mark.parametrize("num_right", [0, 1, 3, 4])
+def test_verified_chain_says_what_single_steps_say(
+    runner: ModelRunner, sampling: SamplingParams, num_right: int
+) -> None:
+    """Drafts of which the first tokens are right, verified beside others, kept and gone on from."""
+    sampling = replace(sampling, num_logprobs=2)
+    request, single = (Request(row, prompt_of(17), sampling) for row in (2, 2))
+    alone = [drawn_alone(runner, single) for _ in range(NUM_TOKENS)]
+    answer = [each.token_id for each in alone]
+    others = [Request(row, prompt_of(row, 9 + row), SEEDED) for row in (0, 1, 5)]
+    for each in [*others, request]:
+        each.prefill(runner)
+    while len(request.generated) < NUM_TOKENS:
+        done = len(request.generated)
+        draft = answer[done : done + num_right]
+        draft += [(token + 1) % 100 for token in answer[done + num_right : done + 4]]
+        row_step = request.next_step(draft)
+        *_, result = runner.step([*(other.next_step() for other in others), row_step])
+        num_kept = min(num_right + 1, len(result.drawn))
+        for drawn, expected in zip(result.drawn[:num_kept], alone[done:], strict=False):
+            assert drawn.token_id == expected.token_id
+            assert_same_likelihoods(drawn, expected)
+        runner.keep(row_step, range(num_kept))
+        request.generated += [each.token_id for each in result.drawn[:num_kept]]
+    assert request.generated[:NUM_TOKENS] == answer
+
+
+def drawn_alone(runner: ModelRunner, request: Request) -> Drawn:
+    if not request.generated:
+        request.prefill(runner)
+    (result,) = runner.step([request.next_step()])
+    (drawn,) = result.drawn
+    request.generated.append(drawn.token_id)
+    return drawn
+
+
+def states(runner: ModelRunner, rows: Sequence[RowStep]) -> list[torch.Tensor]:
+    results = runner.step([replace(each, wants_hidden=True) for each in rows])
+    assert all(result.hidden is not None for result in results)
+    return [result.hidden for result in results if result.hidden is not None]
+
+
+@pytest.fixture
+def exact_runner(runner: ModelRunner, request: pytest.FixtureRequest) -> ModelRunner:
+    """Only what has hidden states, to look for bits in."""
+    name = request.node.callspec.params["runner_and_vocab"]
+    if name == "echo":
+        pytest.skip("the echo has no hidden states")
+    return runner
+
+
+def test_rejected_tail_leaves_no_bit_behind(
+    exact_runner: ModelRunner, request: pytest.FixtureRequest
+) -> None:
+    runner = exact_runner
+    prompt, wrong = prompt_of(18), prompt_of(19, 5)
+    text = prompt + prompt_of(20, 4)
+    hidden = []
+    for draft in ([], wrong):
+        each = Request(4, prompt, GREEDY)
+        each.prefill(runner)
+        row_step = each.next_step(draft)
+        runner.step([row_step])
+        runner.keep(row_step, [0])
+        each.generated = text[len(prompt) :]
+        hidden += states(runner, [each_token(4, text, at) for at in range(len(prompt), len(text))])
+    half = len(hidden) // 2
+    for one, other in zip(hidden[:half], hidden[half:], strict=True):
+        if drawn_exactly(request.node.callspec.params["runner_and_vocab"]):
+            assert torch.equal(one, other)
+        else:
+            torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
+
+
+def each_token(row: int, text: Sequence[int], at: int) -> RowStep:
+    return RowStep(row, at, text[at : at + 1], (Draw(GREEDY, text, ()),))
+
+
+def test_hidden_states_are_those_of_torch(
+    exact_runner: ModelRunner, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """Of every token where asked, drawn or not, and of no others."""
+    text = prompt_of(21, 30)
+    asked = RowStep(1, 0, text, [Draw(GREEDY, text, ())] * 3, wants_hidden=True)
+    results = exact_runner.step([RowStep(0, 0, text), asked, each_token(2, text, 0)])
+    assert [result.hidden is None for result in results] == [True, False, True]
+    hidden = results[1].hidden
+    assert hidden is not None
+    expected = states(make_engine_runner(tmp_path, replace(OPTIONS, kernels=False))[0], [asked])[0]
+    assert hidden.shape == expected.shape
+    assert hidden.dtype == torch.float32
+    name = request.node.callspec.params["runner_and_vocab"]
+    assert torch.cosine_similarity(hidden.cpu(), expected).min() > LEAST_SIMILARITY.get(
+        name, 1 - 1e-6
+    )
 
 
 def test_prompt_of_one_token_needs_no_prefill(runner: ModelRunner) -> None:

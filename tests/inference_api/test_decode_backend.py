@@ -9,35 +9,42 @@ from inference_api.errors import BackendFailed, Draining, NotReady, QueueFull
 from inference_api.request import FinishReason, GenerationRequest
 from inference_api.scheduling.decode_backend import DecodeBackend, Phase
 from inference_api.scheduling.input_queue import InputQueue
+from inference_api.scheduling.loaded_model import LoadedModel
 from inference_api.scheduling.output_queues import OutputQueue, OutputQueues
 from inference_api.settings import Settings
 
+NAME = "hearth-tiny"
 WAIT_S = 0.01
 
 
 class Loop:
     """A backend whose thread is the test, on a clock that the test moves."""
 
-    def __init__(self, rows: int = 2, context: int = 64, chunk: int = 4) -> None:
+    def __init__(
+        self, rows: int = 2, context: int = 64, chunk: int = 4, models: tuple[str, ...] = (NAME,)
+    ) -> None:
         self.now_s = 0.0
-        self.input_queue, self.output_queues = InputQueue(100, rows), OutputQueues()
+        self.input_queue = InputQueue(100, dict.fromkeys(models, rows))
+        self.output_queues = OutputQueues()
         self.backend = DecodeBackend(
             Settings(user_rows=rows, prefill_chunk_tokens=chunk, drain_timeout_s=10),
             self.input_queue,
             self.output_queues,
             clock=lambda: self.now_s,
         )
-        self.backend.tokenizer = ByteTokenizer()
-        self.backend.runner = EchoRunner(rows, context)
+        self.backend.take(
+            LoadedModel.of(name, EchoRunner(rows, context), ByteTokenizer(), self.backend.settings)
+            for name in models
+        )
         self.backend._rest = lambda: None  # type: ignore[method-assign]  # no waiting for prompts
         self.backend._become_ready()
 
-    def submit(self, text: str, max_tokens: int = 100) -> OutputQueue:
-        queue = self.output_queues.open()
+    def submit(self, text: str, max_tokens: int = 100, model: str = NAME) -> OutputQueue:
+        queue = self.output_queues.open(model)
         tokens = tuple(text.encode())
         stop = frozenset({END_TOKEN})
         self.input_queue.put(
-            GenerationRequest(queue.session_id, tokens, max_tokens, stop_token_ids=stop)
+            GenerationRequest(queue.session_id, model, tokens, max_tokens, stop_token_ids=stop)
         )
         return queue
 
@@ -170,6 +177,50 @@ def test_no_row_leaks_whatever_the_order_of_arrivals_and_cancels(
         loop.submit("x")
     with pytest.raises(QueueFull):
         loop.submit("x")
+
+
+def test_models_step_side_by_side_and_a_full_one_blocks_no_other() -> None:
+    loop = Loop(rows=1, models=("a", "b"))
+    running, waiting = loop.submit("xx", model="a"), loop.submit("y", model="a")
+    other = loop.submit("z", model="b")
+    loop.step(2)
+    assert [drained(queue) for queue in (running, waiting, other)] == [
+        ("xx", None),
+        ("", None),
+        ("z", FinishReason.STOP),
+    ]
+    assert {name: each.busy_rows for name, each in loop.backend.snapshot.models.items()} == {
+        "a": 1,
+        "b": 0,
+    }
+
+
+def test_prefixes_are_reused_by_the_model_that_holds_them_only() -> None:
+    loop = Loop(rows=2, context=200, chunk=100, models=("a", "b"))
+    reused = []
+    for model in ("a", "b", "a"):
+        queue = loop.submit("a question of some length", max_tokens=1, model=model)
+        loop.step(2)
+        event = queue.get(WAIT_S)
+        assert event is not None
+        reused.append(event.reused_tokens)
+    assert reused == [0, 0, len("a question of some length") - 1]
+    totals = [each.totals for each in loop.backend.snapshot.models.values()]
+    assert [each.reused_tokens for each in totals] == [reused[2], 0]
+    assert loop.backend.snapshot.totals.generated_tokens == 3
+
+
+def test_cancelled_and_failed_requests_of_all_models_leave_their_rows() -> None:
+    loop = Loop(rows=1, models=("a", "b"))
+    cancelled = loop.submit("x" * 50, model="b")
+    running = loop.submit("y" * 50, model="a")
+    loop.step()
+    loop.backend.cancel(cancelled.session_id)
+    loop.step()
+    assert [user and user.session_id for user in loop.backend.users] == [running.session_id, None]
+    loop.backend._fail(RuntimeError("of this test"))
+    assert loop.backend.users == [None, None]
+    assert drained(running)[1] is FinishReason.ERROR
 
 
 def test_draining_finishes_what_was_admitted_then_says_so() -> None:

@@ -15,7 +15,7 @@ from inference_api.settings import Settings
 
 LABELS = '{model_name="hearth-tiny"}'
 STATE = ServerState(0, 32, 0, 0, 0, 0, 0, 0, 0.0, 0.0)
-RECORD = GenerationRecord(1, 0, 1, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, "stop", None, None, 1.0)
+RECORD = GenerationRecord("m", 1, 0, 1, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, "stop", None, None, 1.0)
 
 
 @pytest.fixture(scope="module")
@@ -95,12 +95,28 @@ def test_requests_and_tokens_are_counted_under_vllm_names_and_labels(client: Fla
 
 
 def test_cancelled_request_is_an_aborted_one_to_vllm() -> None:
-    metrics = ServerMetrics("m", lambda: STATE)
+    metrics = ServerMetrics(["m"], lambda name: STATE)
     metrics.generation_ended(replace(RECORD, finish_reason="cancelled"))
     labels = {"model_name": "m", "finished_reason": "abort"}
     assert metrics.registry.get_sample_value("vllm:request_success_total", labels) == 1
     ours = {"model_name": "m", "finish_reason": "cancelled"}
     assert metrics.registry.get_sample_value("inference_requests_total", ours) == 1
+
+
+def test_models_are_told_apart() -> None:
+    busy = {"a": 1, "b": 2}
+    metrics = ServerMetrics(["a", "b"], lambda model: replace(STATE, busy_rows=busy[model]))
+    metrics.generation_ended(replace(RECORD, model="b"))
+    metrics.token_gap("b", 0.1)
+    metrics.rows_decoded("b", 3)
+
+    def value(name: str, model: str) -> float | None:
+        return metrics.registry.get_sample_value(name, {"model_name": model})
+
+    assert [value("vllm:num_requests_running", model) for model in busy] == [1, 2]
+    for name in ("e2e_latency_seconds", "inter_token_latency_seconds", "batch_size"):
+        assert value(f"inference_{name}_count", "b") == 1
+        assert not value(f"inference_{name}_count", "a")
 
 
 def test_state_is_read_at_the_scrape(client: FlaskClient) -> None:

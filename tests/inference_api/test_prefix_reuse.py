@@ -8,6 +8,7 @@ from inference_api.scheduling.input_queue import InputQueue
 from inference_api.scheduling.output_queues import OutputQueue, OutputQueues
 from inference_api.settings import Settings
 
+NAME = "hearth-tiny"
 SEEDED = SamplingParams(temperature=0.8, top_k=50, seed=11)
 SYSTEM = "You are a friendly teller of stories for small children. Keep it short. "
 
@@ -16,16 +17,16 @@ class Conversations:
     """The embedded model, driven step by step on this thread."""
 
     def __init__(self, settings: Settings) -> None:
-        self.input_queue, self.output_queues = InputQueue(64), OutputQueues()
+        self.input_queue, self.output_queues = InputQueue(64, {NAME: 4}), OutputQueues()
         self.backend = DecodeBackend(settings, self.input_queue, self.output_queues)
         self.backend.load_model_and_tokenizer()
         self.backend._rest = lambda: None  # type: ignore[method-assign]  # no waiting for prompts
         self.backend._become_ready()
 
     def submit(self, text: str) -> OutputQueue:
-        queue = self.output_queues.open()
-        prompt = tuple(self.backend.tokenizer.encode(text))
-        self.input_queue.put(GenerationRequest(queue.session_id, prompt, 12, SEEDED))
+        queue = self.output_queues.open(NAME)
+        prompt = tuple(self.backend.models[NAME].tokenizer.encode(text))
+        self.input_queue.put(GenerationRequest(queue.session_id, NAME, prompt, 12, SEEDED))
         return queue
 
     def answers(self, texts: list[str]) -> list[str]:
@@ -39,7 +40,7 @@ class Conversations:
                     self.backend.step()
                 answer += event.token_ids
                 is_over = event.finish_reason is not None
-        return [self.backend.tokenizer.decode(answer) for answer in answers]
+        return [self.backend.models[NAME].tokenizer.decode(answer) for answer in answers]
 
 
 @pytest.mark.parametrize("quantization", ["none", "int8"])

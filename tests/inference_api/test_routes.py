@@ -15,7 +15,7 @@ from pydantic import SecretStr
 from benchmarking.serving import eventually
 from inference_api import __version__
 from inference_api._mock_inference_api_server import create_test_server
-from inference_api.bodies.native import FIELDS
+from inference_api.bodies.native import NativeBody
 from inference_api.inference_api_server import create_server, server_of
 from inference_api.openai.requests import ChatBody
 from inference_api.openai.unserved_fields import UNSERVED
@@ -130,7 +130,7 @@ def test_unexpected_errors_are_json_without_details(
     def fail(text: str) -> list[int]:
         raise RuntimeError("a secret detail")
 
-    monkeypatch.setattr(server_of(app).backend.tokenizer, "encode", fail)
+    monkeypatch.setattr(server_of(app).backend.models["hearth-tiny"].tokenizer, "encode", fail)
     response = client.post("/inference", json={"text": "a"})
     assert_error(response, 500, "Internal error")
     assert "secret" not in response.text
@@ -155,7 +155,7 @@ json_values: st.SearchStrategy[Any] = st.deferred(
         | st.dictionaries(st.text(max_size=5), json_values, max_size=3)
     )
 )
-names = st.sampled_from([field.name for field in FIELDS])
+names = st.sampled_from(list(NativeBody.model_fields))
 bodies = st.one_of(
     st.dictionaries(names | st.text(max_size=5), json_values, max_size=6).map(json.dumps),
     st.dictionaries(names, json_values, max_size=4).map(lambda b: json.dumps({"text": "a"} | b)),

@@ -13,7 +13,7 @@ SYSTEM = tuple(range(100, 130))
 
 
 def admit(rows: RowTable, prompt: Tokens) -> UserRow:
-    return rows.assign(GenerationRequest(SessionId("s"), prompt, max_tokens=50), CONTEXT, 0.0)
+    return rows.assign(GenerationRequest(SessionId("s"), "m", prompt, max_tokens=50), CONTEXT, 0.0)
 
 
 def run(rows: RowTable, prompt: Tokens, answer: Tokens = (), chunk_tokens: int = 1000) -> UserRow:
@@ -21,14 +21,14 @@ def run(rows: RowTable, prompt: Tokens, answer: Tokens = (), chunk_tokens: int =
     row = admit(rows, prompt)
     prefill(row, chunk_tokens)
     for token in answer:
-        row.take_input()
-        row.accept(Drawn(token), batch_size=1)
+        row.take_step()
+        row.accept([Drawn(token)], batch_size=1)
     return row
 
 
 def prefill(row: UserRow, chunk_tokens: int = 1000) -> None:
     while not row.is_prefilled:
-        row.take_chunk(row.chunk_tokens(chunk_tokens))
+        row.take_prompt(row.chunk_tokens(chunk_tokens))
 
 
 def test_next_turn_of_a_chat_continues_in_its_row() -> None:
@@ -60,7 +60,7 @@ def test_shared_prefix_is_found_in_a_row_that_still_runs() -> None:
 def test_what_is_not_prefilled_yet_is_not_offered() -> None:
     rows = RowTable(2, reuse_unit_tokens=1)
     half_way = admit(rows, (*SYSTEM, 7))
-    half_way.take_chunk(12)
+    half_way.take_prompt(12)
     other = admit(rows, (*SYSTEM, 8))
     assert rows.longest_prefix(other) == (half_way.index, 12)
 
@@ -120,9 +120,9 @@ def test_what_is_reused_is_what_the_cache_holds(
             rows.free(row)
             continue
         while not row.is_prefilled:
-            chunk = row.take_chunk(row.chunk_tokens(7))
+            chunk = row.take_prompt(row.chunk_tokens(7))
             caches[row.index][chunk.start :] = chunk.token_ids
         for token in range(3, 3 + num_answer):
-            each = row.take_input()
-            caches[row.index][each.position :] = [each.token_id]
-            row.accept(Drawn(token), batch_size=1)
+            each = row.take_step()
+            caches[row.index][each.start :] = each.token_ids
+            row.accept([Drawn(token)], batch_size=1)

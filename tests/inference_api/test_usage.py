@@ -2,6 +2,9 @@
 
 from inference_api.generation.timeline import Timeline
 from inference_api.openai.choices import usage
+from inference_api.request import GenerationRequest, SessionId
+
+REQUEST = GenerationRequest(SessionId("s"), "m", tuple(range(7)), max_tokens=9)
 
 
 def test_the_times_of_an_answer_are_those_of_its_tokens() -> None:
@@ -10,7 +13,7 @@ def test_the_times_of_an_answer_are_those_of_its_tokens() -> None:
     timeline.admitted(10.5, reused_tokens=3)
     for now_s in (11.0, 11.25, 11.5):
         timeline.tokens(now_s, num_tokens=1, batch_size=2)
-    record = timeline.record(prompt_tokens=7, finish_reason="length")
+    record = timeline.record(REQUEST, finish_reason="length")
     found = usage([record], [record])
     assert found["queue_time"] == 0.5
     assert found["time_to_first_token"] == 1.0
@@ -23,5 +26,17 @@ def test_the_times_of_an_answer_are_those_of_its_tokens() -> None:
 
 def test_several_choices_have_counts_only() -> None:
     timeline = Timeline(0.0, lambda gap_s: None)
-    record = timeline.record(prompt_tokens=7, finish_reason="stop")
+    record = timeline.record(REQUEST, finish_reason="stop")
     assert "queue_time" not in usage([record, record], [record])
+
+
+def test_tokens_that_come_together_share_the_time_since_the_ones_before() -> None:
+    gaps_s: list[float] = []
+    timeline = Timeline(0.0, gaps_s.append)
+    for now_s, num_tokens in ((1.0, 2), (1.5, 2), (2.5, 4)):
+        timeline.tokens(now_s, num_tokens, batch_size=3)
+    record = timeline.record(REQUEST, finish_reason="length")
+    assert gaps_s == [0.0, 0.25, 0.25, 0.25, 0.25, 0.25, 0.25]
+    assert record.completion_tokens == 8
+    assert record.tokens_per_s == 7 / 1.5
+    assert record.mean_batch_size == 3

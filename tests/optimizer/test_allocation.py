@@ -197,7 +197,7 @@ def test_sizings_are_computed_once_per_parameters(monkeypatch: pytest.MonkeyPatc
     sizes = ReplicaTable.size
 
     def counted(table: ReplicaTable) -> Any:
-        computed.append(len(table.parameters))
+        computed.append(len(table))
         return sizes(table)
 
     monkeypatch.setattr(ReplicaTable, "size", counted)

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 from flask.testing import FlaskClient
 
+from common.stores import Record
 from optimizer.app import create_app
 from optimizer.settings import Settings
-from optimizer.state import Record, from_records
+from optimizer.state import from_records
 from tests.optimizer.support import perf, server, system_data
 
 

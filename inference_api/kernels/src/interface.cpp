@@ -227,17 +227,15 @@ int hearth_attention(HearthContext* context, const float* queries, int64_t query
                      int64_t tokens, int64_t kv_heads, int64_t groups, int64_t head_dim,
                      int64_t window, float scale, float* out) try {
   context->workers.attend({queries, query_stride, static_cast<hearth::CacheType>(cache_type), keys,
-                           values, row_stride, head_stride, rows, lengths, tokens, kv_heads, groups,
-                           head_dim, window, scale, out});
+                           values, row_stride, head_stride, rows, lengths, nullptr, tokens,
+                           kv_heads, groups, head_dim, window, scale, out});
   return 0;
 } catch (const std::bad_alloc&) {
   return 1;
 }
 
-int hearth_step(HearthContext* context, const HearthModel* model, const int64_t* ids,
-                const int64_t* rows, const int64_t* positions, int64_t tokens, int64_t outputs,
-                float* logits) try {
-  context->step.run(context->workers, *model, {ids, rows, positions, tokens}, outputs, logits);
+int hearth_step(HearthContext* context, const HearthModel* model, const HearthBatch* batch) try {
+  context->step.run(context->workers, *model, *batch);
   return 0;
 } catch (const std::bad_alloc&) {
   return 1;

@@ -1,12 +1,13 @@
-// The C interface. A context is one variant with its threads; one thread at a time may call into a
-// context. Sizes and pointers are trusted: the Python side has checked them.
+// The C interface, declared here only: cffi makes the Python side of this file, which is therefore C
+// below the preprocessor's lines. A context is one variant with its threads; one thread at a time may
+// call into a context. Sizes and pointers are trusted: the Python side has checked them.
 #pragma once
 
 #include <cstdint>
 
 #define HEARTH_EXPORT extern "C" __attribute__((visibility("default")))
 
-struct HearthContext;
+typedef struct HearthContext HearthContext;
 
 // Variants by number, best first; null after the last. Supported: whether this processor runs it.
 HEARTH_EXPORT const char* hearth_variant_name(int variant);
@@ -44,31 +45,31 @@ HEARTH_EXPORT int hearth_attention(HearthContext* context, const float* queries,
                                    int64_t window, float scale, float* out);
 
 // How to draw from a row of logits; temperature 0 is the likeliest token.
-struct HearthDraw {
+typedef struct {
   double temperature;
   double top_k;  // 0: all tokens
   double top_p;
   double min_p;
   double number;  // uniform in (0, 1]
-};
+} HearthDraw;
 
 // ids[r] from logits[r][vocab]. 0, or 1 without memory.
 HEARTH_EXPORT int hearth_draw(HearthContext* context, const float* logits, int64_t rows,
                               int64_t vocab, const HearthDraw* draws, int64_t* ids);
 
-struct HearthLinear {
+typedef struct {
   const void* packed;
   const float* bias;  // [outputs] or null
   int64_t outputs;
   int64_t inputs;
-};
+} HearthLinear;
 
-struct HearthNorm {
+typedef struct {
   const float* weight;  // [hidden]; null: there is no such norm
   const float* bias;    // [hidden] or null
-};
+} HearthNorm;
 
-struct HearthLayer {
+typedef struct {
   HearthNorm attention_norm;
   HearthNorm mlp_norm;   // where there is none, the MLP of a parallel layer shares the attention's
   const float* qk_norm;  // [heads + kv_heads][head_dim] or null
@@ -79,11 +80,11 @@ struct HearthLayer {
   void* keys;      // [rows][kv_heads][capacity][head_dim]
   void* values;    // like keys
   int64_t window;  // 0: everything is seen
-};
+} HearthLayer;
 
 // A decoder; see ModelConfig and Decoder in engine/ for what the fields mean. The numbers of an
 // enumeration are those of kernels.h.
-struct HearthModel {
+typedef struct {
   const HearthLayer* layers;
   const void* embedding;  // [vocab][hidden]
   const float* cos;       // [positions][head_dim]
@@ -110,10 +111,24 @@ struct HearthModel {
   float embedding_multiplier;
   float residual_multiplier;
   float logits_divisor;
-};
+} HearthModel;
 
-// Writes the keys and values of `tokens` tokens, those of a cache row in their order, and computes
-// logits [outputs][vocab] for what follows the last ones. 0, or 1 without memory.
-HEARTH_EXPORT int hearth_step(HearthContext* context, const HearthModel* model, const int64_t* ids,
-                              const int64_t* rows, const int64_t* positions, int64_t tokens,
-                              int64_t outputs, float* logits);
+// Tokens of any cache rows, those of a row in their order. A token follows the `position` slots before
+// it; in a tree, whose branches share positions, it stands in another slot than its position's, and
+// follows the token `parents` names: of that one's branch, and of the slots before the tree.
+typedef struct {
+  const int64_t* ids;        // [tokens], as all but outputs and the results
+  const int64_t* rows;       // of the cache
+  const int64_t* positions;
+  const int64_t* slots;      // where keys and values are written
+  const int64_t* parents;    // indices of earlier tokens, -1: none; null where slots are positions
+  const int64_t* outputs;    // [outputs] indices of tokens, ascending
+  int64_t num_tokens;
+  int64_t num_outputs;
+  float* logits;  // result [outputs][vocab]: of what follows these tokens
+  float* hidden;  // result [tokens][hidden], after the final norm; or null
+} HearthBatch;
+
+// Writes the keys and values of the tokens and computes the results. 0, or 1 without memory.
+HEARTH_EXPORT int hearth_step(HearthContext* context, const HearthModel* model,
+                              const HearthBatch* batch);

@@ -74,6 +74,13 @@ struct HeadsCall {
   int64_t head_stride;
 };
 
+// Where a token in a tree finds what it follows: its positions from `first` on are in slots[0]…, all
+// before them in their own. Those of other tokens begin at the token's length.
+struct Branch {
+  int64_t first;
+  const int64_t* slots;
+};
+
 // Attention of `num_tokens` query tokens over a cache. Token t sees positions of cache row rows[t]
 // before lengths[t]: all of them, or the last `window` of them.
 struct AttentionCall {
@@ -86,6 +93,7 @@ struct AttentionCall {
   int64_t head_stride;
   const int64_t* rows;
   const int64_t* lengths;
+  const Branch* branches;  // [tokens], or null where all positions are in their own slots
   int64_t num_tokens;
   int64_t num_kv_heads;
   int64_t num_groups;  // query heads that share a key-value head

@@ -82,46 +82,60 @@ void Step::reserve(const HearthModel& model, int64_t num_tokens) {
   grow(lengths_, num_tokens);
 }
 
-void Step::run(Workers& workers, const HearthModel& model, Tokens tokens, int64_t num_outputs,
-               float* logits) {
-  reserve(model, std::min(tokens.count, kMaxTokens));
-  const int64_t first_output = tokens.count - num_outputs;
-  for (int64_t first = 0; first < tokens.count; first += kMaxTokens) {
-    const int64_t count = std::min(tokens.count - first, kMaxTokens);
-    run_part(workers, model,
-             {tokens.ids + first, tokens.rows + first, tokens.positions + first, count});
-    const int64_t skipped = std::max<int64_t>(first_output - first, 0);
-    if (skipped >= count) {
+void Step::run(Workers& workers, const HearthModel& model, const HearthBatch& batch) {
+  reserve(model, std::min(batch.num_tokens, kMaxTokens));
+  int64_t output = 0;
+  for (int64_t first = 0; first < batch.num_tokens; first += kMaxTokens) {
+    const Part part = {batch, first, std::min(batch.num_tokens - first, kMaxTokens)};
+    run_part(workers, model, part);
+    if (batch.hidden != nullptr) {
+      write_hidden(workers, model, part);
+    }
+    const int64_t* const begin = batch.outputs + output;
+    const int64_t count =
+        std::lower_bound(begin, batch.outputs + batch.num_outputs, first + part.count) - begin;
+    if (count == 0) {
       continue;
     }
     const NormCall norm = norm_call(model, model.final_norm);
-    workers.each_row(count - skipped, [&](int64_t row) {
-      workers.kernels.norm_row(norm, hidden_.data() + (skipped + row) * model.hidden,
+    workers.each_row(count, [&](int64_t row) {
+      workers.kernels.norm_row(norm, hidden_.data() + (begin[row] - first) * model.hidden,
                                normed_.data() + row * row_bytes(model, model.hidden));
     });
-    workers.multiply(linear_call(model, model.head, normed_, count - skipped, Finish::kStore,
+    workers.multiply(linear_call(model, model.head, normed_, count, Finish::kStore,
                                  1.0f / model.logits_divisor,
-                                 logits + (first + skipped - first_output) * model.head.outputs));
+                                 batch.logits + output * model.head.outputs));
+    output += count;
   }
 }
 
-void Step::run_part(Workers& workers, const HearthModel& model, const Tokens& tokens) {
-  workers.each_row(tokens.count, [&](int64_t token) {
-    embed(model, tokens.ids[token], hidden_.data() + token * model.hidden);
-    lengths_[static_cast<size_t>(token)] = tokens.positions[token] + 1;
+// What the head's products would take if its weights were float32.
+void Step::write_hidden(Workers& workers, const HearthModel& model, const Part& part) {
+  NormCall norm = norm_call(model, model.final_norm);
+  norm.bits = Bits::kFloat32;
+  workers.each_row(part.count, [&](int64_t token) {
+    workers.kernels.norm_row(norm, hidden_.data() + token * model.hidden,
+                             part.batch.hidden + (part.first + token) * model.hidden);
+  });
+}
+
+void Step::run_part(Workers& workers, const HearthModel& model, const Part& part) {
+  workers.each_row(part.count, [&](int64_t token) {
+    embed(model, part.batch.ids[part.first + token], hidden_.data() + token * model.hidden);
+    lengths_[static_cast<size_t>(token)] = part.batch.positions[part.first + token] + 1;
   });
   for (int64_t layer = 0; layer < model.num_layers; ++layer) {
-    run_layer(workers, model, model.layers[layer], tokens);
+    run_layer(workers, model, model.layers[layer], part);
   }
 }
 
 // Sequential: the MLP reads what attention has added to. Parallel: both read the same, so that both
 // norms are taken first; without one of its own the MLP shares attention's.
 void Step::run_layer(Workers& workers, const HearthModel& model, const HearthLayer& layer,
-                     const Tokens& tokens) {
+                     const Part& part) {
   const auto norm_rows = [&](const HearthNorm& norm, std::vector<char>& rows) {
     const NormCall call = norm_call(model, norm);
-    workers.each_row(tokens.count, [&](int64_t token) {
+    workers.each_row(part.count, [&](int64_t token) {
       workers.kernels.norm_row(call, hidden_.data() + token * model.hidden,
                                rows.data() + token * row_bytes(model, model.hidden));
     });
@@ -131,56 +145,49 @@ void Step::run_layer(Workers& workers, const HearthModel& model, const HearthLay
   if (model.is_parallel && has_mlp_norm) {
     norm_rows(layer.mlp_norm, mlp_normed_);
   }
-  attend(workers, model, layer, tokens);
+  attend(workers, model, layer, part);
   if (!model.is_parallel) {
     norm_rows(layer.mlp_norm, mlp_normed_);
   }
-  LinearCall up = linear_call(model, layer.up, has_mlp_norm ? mlp_normed_ : normed_, tokens.count,
+  LinearCall up = linear_call(model, layer.up, has_mlp_norm ? mlp_normed_ : normed_, part.count,
                               Finish::kActivate, 1.0f, nullptr);
   up.is_gated = model.is_gated != 0;
   up.activated = activated_.data();
   workers.multiply(up);
-  workers.multiply(linear_call(model, layer.down, activated_, tokens.count, Finish::kAdd,
+  workers.multiply(linear_call(model, layer.down, activated_, part.count, Finish::kAdd,
                                model.residual_multiplier, hidden_.data()));
 }
 
 // From normed_ to what attention adds to hidden_.
 void Step::attend(Workers& workers, const HearthModel& model, const HearthLayer& layer,
-                  const Tokens& tokens) {
+                  const Part& part) {
   const int64_t stride = qkv_width(model);
   const int64_t attended_width = width(model, model.num_heads);
   const auto type = static_cast<CacheType>(model.cache_type);
   const int64_t slot = slot_elements(type, model.head_dim);
   workers.multiply(
-      linear_call(model, layer.qkv, normed_, tokens.count, Finish::kStore, 1.0f, qkv_.data()));
-  workers.each_row(tokens.count, [&](int64_t token) {
-    const int64_t position = tokens.positions[token];
-    const int64_t place = tokens.rows[token] * model.row_stride + position * slot;
-    workers.kernels.write_heads({
-        qkv_.data() + token * stride,
-        layer.qk_norm,
-        model.norm_eps,
-        model.cos + position * model.head_dim,
-        model.sin + position * model.head_dim,
-        model.num_heads,
-        model.num_kv_heads,
-        model.head_dim,
-        type,
-        at(model, layer.keys, place),
-        at(model, layer.values, place),
-        model.head_stride,
-    });
+      linear_call(model, layer.qkv, normed_, part.count, Finish::kStore, 1.0f, qkv_.data()));
+  workers.each_row(part.count, [&](int64_t token) {
+    const int64_t index = part.first + token;
+    const int64_t position = part.batch.positions[index];
+    const int64_t place =
+        part.batch.rows[index] * model.row_stride + part.batch.slots[index] * slot;
+    workers.kernels.write_heads(
+        {qkv_.data() + token * stride, layer.qk_norm, model.norm_eps,
+         model.cos + position * model.head_dim, model.sin + position * model.head_dim,
+         model.num_heads, model.num_kv_heads, model.head_dim, type, at(model, layer.keys, place),
+         at(model, layer.values, place), model.head_stride});
   });
   workers.attend({qkv_.data(), stride, type, layer.keys, layer.values, model.row_stride,
-                  model.head_stride, tokens.rows, lengths_.data(), tokens.count, model.num_kv_heads,
-                  model.num_heads / model.num_kv_heads, model.head_dim, layer.window,
-                  model.attention_scale, attended_.data()});
-  workers.each_row(tokens.count, [&](int64_t token) {
+                  model.head_stride, part.batch.rows + part.first, lengths_.data(), nullptr,
+                  part.count, model.num_kv_heads, model.num_heads / model.num_kv_heads,
+                  model.head_dim, layer.window, model.attention_scale, attended_.data()});
+  workers.each_row(part.count, [&](int64_t token) {
     workers.kernels.prepare_row(bits(model), attended_.data() + token * attended_width,
                                 attended_width / kGroup,
                                 prepared_.data() + token * row_bytes(model, attended_width));
   });
-  workers.multiply(linear_call(model, layer.out, prepared_, tokens.count, Finish::kAdd,
+  workers.multiply(linear_call(model, layer.out, prepared_, part.count, Finish::kAdd,
                                model.residual_multiplier, hidden_.data()));
 }
 

@@ -10,28 +10,27 @@
 
 namespace hearth {
 
-// The tokens of a step: at most kMaxTokens, those of a cache row in their order.
-struct Tokens {
-  const int64_t* ids;
-  const int64_t* rows;
-  const int64_t* positions;
-  int64_t count;
-};
-
 // Memory of a step, kept for the next one.
 class Step {
  public:
-  // Writes the keys and values of `tokens`; logits [num_outputs][vocab] for what follows the last
-  // of them. More tokens than kMaxTokens are taken in parts, which leaves the results as they are.
-  void run(Workers& workers, const HearthModel& model, Tokens tokens, int64_t num_outputs,
-           float* logits);
+  // See hearth_step. More tokens than kMaxTokens are taken in parts, which leaves the results as they
+  // are.
+  void run(Workers& workers, const HearthModel& model, const HearthBatch& batch);
 
  private:
-  void run_part(Workers& workers, const HearthModel& model, const Tokens& tokens);
+  // Tokens [first, first + count) of a batch.
+  struct Part {
+    const HearthBatch& batch;
+    int64_t first;
+    int64_t count;
+  };
+
+  void run_part(Workers& workers, const HearthModel& model, const Part& part);
   void run_layer(Workers& workers, const HearthModel& model, const HearthLayer& layer,
-                 const Tokens& tokens);
+                 const Part& part);
   void attend(Workers& workers, const HearthModel& model, const HearthLayer& layer,
-              const Tokens& tokens);
+              const Part& part);
+  void write_hidden(Workers& workers, const HearthModel& model, const Part& part);
   void reserve(const HearthModel& model, int64_t num_tokens);
 
   std::vector<float> hidden_;     // [tokens][hidden]: the residual

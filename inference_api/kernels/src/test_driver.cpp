@@ -267,14 +267,38 @@ void run_step(HearthContext* context, int variant, int kind, int bits) {
   }
   const size_t tokens = ids.size();
   std::vector<float> alone(tokens * Model::kVocab);
+  const int64_t only = 0;
   for (size_t token = 0; token < tokens; ++token) {
-    hearth_step(context, &model.description, &ids[token], &rows[token], &positions[token], 1, 1,
-                &alone[token * Model::kVocab]);
+    const HearthBatch batch = {&ids[token],
+                               &rows[token],
+                               &positions[token],
+                               &positions[token],
+                               nullptr,
+                               &only,
+                               1,
+                               1,
+                               &alone[token * Model::kVocab],
+                               nullptr};
+    hearth_step(context, &model.description, &batch);
   }
   constexpr size_t kOutputs = 37;
+  std::vector<int64_t> outputs;
+  for (size_t token = tokens - kOutputs; token < tokens; ++token) {
+    outputs.push_back(static_cast<int64_t>(token));
+  }
   std::vector<float> together(kOutputs * Model::kVocab);
-  hearth_step(context, &model.description, ids.data(), rows.data(), positions.data(),
-              static_cast<int64_t>(tokens), kOutputs, together.data());
+  std::vector<float> hidden(tokens * Model::kHidden);
+  const HearthBatch batch = {ids.data(),
+                             rows.data(),
+                             positions.data(),
+                             positions.data(),
+                             nullptr,
+                             outputs.data(),
+                             static_cast<int64_t>(tokens),
+                             kOutputs,
+                             together.data(),
+                             hidden.data()};
+  hearth_step(context, &model.description, &batch);
   const auto skipped = static_cast<std::ptrdiff_t>((tokens - kOutputs) * Model::kVocab);
   expect(std::equal(together.begin(), together.end(), alone.begin() + skipped),
          "a token depends on its company", variant);

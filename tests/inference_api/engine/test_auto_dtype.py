@@ -22,6 +22,7 @@ from inference_api.kernels.library import (
 )
 from scripts.make_gguf import make_gguf
 from tests.inference_api.engine.conftest import TinyModel
+from tests.inference_api.engine.steps import decode, prefill
 from tests.inference_api.engine.tiny_models import CONTEXT, MODELS, VOCAB_SIZE
 
 Tiny = Callable[[str], TinyModel]
@@ -64,18 +65,18 @@ def logits(runner: EngineRunner) -> Tensor:
     texts = torch.randint(VOCAB_SIZE, (ROWS, CONTEXT), generator=generator).tolist()
     lengths = [1 + 20 * row for row in range(ROWS)]
     for row, length in enumerate(lengths):
-        runner.decoder.prefill(row, 0, texts[row][:length])
+        prefill(runner.decoder, row, 0, texts[row][:length])
     steps = []
     for step in range(8):
         positions = [length + step for length in lengths]
         tokens = [texts[row][position] for row, position in enumerate(positions)]
-        steps.append(runner.decoder.decode(tokens, range(ROWS), positions))
+        steps.append(decode(runner.decoder, tokens, range(ROWS), positions))
     return torch.stack(steps)
 
 
 def form(runner: EngineRunner) -> tuple[str, torch.dtype]:
     """What became of DTYPE=auto, and the cache."""
-    return runner._options.dtype, runner._cache.keys.dtype
+    return runner._form.options.dtype, runner._cache.keys.dtype
 
 
 @pytest.mark.parametrize("name", [name for name in MODELS if name != UNEVEN])

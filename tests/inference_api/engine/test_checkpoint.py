@@ -12,11 +12,13 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from inference_api.engine import hardware
+from inference_api.engine.engine_runner import EngineRunner, check_memory
 from inference_api.engine.loading import checkpoint, hub
 from inference_api.engine.loading.checkpoint import load_config, locate
 from inference_api.engine.loading.weight_files import read_headers
 from inference_api.engine.options import EngineOptions
 from inference_api.errors import StartupError
+from inference_api.settings import EMBEDDED_MODEL
 from tests.inference_api.engine.conftest import TinyModel
 from tests.inference_api.engine.tiny_models import EOS, MODELS
 
@@ -49,9 +51,43 @@ def test_a_sound_model_has_no_faults(name: str, tiny_model: Tiny) -> None:
 
 
 @pytest.mark.slow
+def test_memory_is_summed_over_all_models(
+    tiny_model: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders = {name: tiny_model(name)[0] for name in ("llama", "qwen2")}
+    options = EngineOptions(device="cpu", max_rows=8)
+    asked = [checkpoint.Asked(name, str(folder), options) for name, folder in folders.items()]
+    runners = {name: EngineRunner(folder, options) for name, folder in folders.items()}
+    needed_bytes = sum(runner.footprint.total_bytes for runner in runners.values())
+    monkeypatch.setattr(hardware, "available_memory_bytes", lambda: needed_bytes)
+    assert checkpoint.check_all(asked) == []
+    check_memory(runners)
+    monkeypatch.setattr(hardware, "available_memory_bytes", lambda: needed_bytes - 1)
+    assert all(checkpoint.check_all([each]) == [] for each in asked)
+    [fault] = checkpoint.check_all(asked)
+    assert fault.startswith("Memory: llama 0.0")
+    assert ", qwen2 0.0" in fault
+    assert "(8 rows x 128 tokens)" in fault
+    assert "in MODELS lower user_rows or max_seq_len" in fault
+    with pytest.raises(StartupError) as caught:
+        check_memory(runners)
+    assert caught.value.faults == (fault,)
+
+
+def test_faults_of_one_of_several_models_name_it(tmp_path: Path) -> None:
+    options = EngineOptions(device="cpu", max_rows=1)
+    asked = [
+        checkpoint.Asked("here", str(EMBEDDED_MODEL), options),
+        checkpoint.Asked("gone", str(tmp_path / "absent"), options),
+    ]
+    [fault] = checkpoint.check_all(asked)
+    assert fault.startswith("gone: MODEL=")
+
+
 def test_check_loads_neither_torch_nor_transformers(folder: Path) -> None:
     code = (
-        "import sys; from inference_api.engine import checkpoint, options;"
+        "import sys; from inference_api.engine import options;"
+        "from inference_api.engine.loading import checkpoint;"
         f"checkpoint.check({str(folder)!r}, options.EngineOptions(device='cpu', max_rows=1));"
         "sys.exit(bool({'torch', 'transformers', 'huggingface_hub'} & set(sys.modules)))"
     )

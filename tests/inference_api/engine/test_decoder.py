@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from inference_api.engine.engine_runner import EngineRunner
-from inference_api.engine.runner import DecodeInput, PrefillChunk
-from inference_api.request import SamplingParams
+from inference_api.engine.runner import RowStep
 from tests.inference_api.engine.conftest import MAX_ROWS, TinyModel, make_runner
+from tests.inference_api.engine.steps import decode, draw_next
 from tests.inference_api.engine.tiny_models import CONTEXT, EOS, MODELS, VOCAB_SIZE
 
 PROMPT = random.Random(7).choices(range(3, VOCAB_SIZE), k=40)
@@ -31,13 +31,14 @@ def prefill(
     """Prefill `tokens` in chunks that end at `cuts`."""
     borders = [0, *cuts, len(tokens)]
     for start, end in pairwise(borders):
-        runner.step([PrefillChunk(row, start, tokens[start:end])], [])
+        runner.step([RowStep(row, start, tokens[start:end])])
 
 
 def next_logits(runner: EngineRunner, prompts: Mapping[int, Sequence[int]]) -> dict[int, Tensor]:
     """Decode the last token of each row's prompt in one step: logits by row."""
     with torch.inference_mode():
-        logits = runner.decoder.decode(
+        logits = decode(
+            runner.decoder,
             [prompt[-1] for prompt in prompts.values()],
             list(prompts),
             [len(prompt) - 1 for prompt in prompts.values()],
@@ -75,12 +76,8 @@ def test_greedy_text_equals_generate(name: str, tiny_model: Tiny, loaded: Loaded
     )[0, len(PROMPT) :].tolist()
     prefill(runner, 0, PROMPT[:-1])
     generated: list[int] = []
-    greedy = SamplingParams(temperature=0.0)
     while len(generated) < NUM_NEW and EOS not in generated:
-        token = (PROMPT + generated)[-1]
-        position = len(PROMPT) - 1 + len(generated)
-        last = DecodeInput(0, token, position, greedy, PROMPT, generated)
-        generated += [drawn.token_id for drawn in runner.step([], [last])]
+        generated.append(draw_next(runner, 0, PROMPT, generated).token_id)
     assert generated == expected
 
 

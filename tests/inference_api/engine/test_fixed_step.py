@@ -21,7 +21,10 @@ from inference_api.engine.engine_runner import EngineRunner
 from inference_api.engine.fixed_step import FixedStepDecoder, Forward, Step, step_lengths
 from inference_api.engine.kv_cache import KVCache
 from inference_api.engine.options import EngineOptions
+from inference_api.engine.runner import RowStep
+from tests.inference_api.engine import steps
 from tests.inference_api.engine.conftest import MAX_ROWS, TinyModel
+from tests.inference_api.engine.steps import ANY_DRAW
 from tests.inference_api.engine.test_decoder import random_prompt
 from tests.inference_api.engine.tiny_models import CONTEXT, MODELS, VOCAB_SIZE
 
@@ -92,12 +95,13 @@ def fill(decoder: Decoder, prompts: Mapping[int, Sequence[int]]) -> None:
     """Prefill all but the last token of each row's prompt."""
     for row, prompt in prompts.items():
         if len(prompt) > 1:
-            decoder.prefill(row, 0, prompt[:-1])
+            steps.prefill(decoder, row, 0, prompt[:-1])
 
 
 def decode(decoder: Decoder | FixedStepDecoder, prompts: Mapping[int, Sequence[int]]) -> Tensor:
     """Logits for what follows the last token of each row's prompt."""
-    return decoder.decode(
+    return steps.decode(
+        decoder,
         [prompt[-1] for prompt in prompts.values()],
         list(prompts),
         [len(prompt) - 1 for prompt in prompts.values()],
@@ -185,10 +189,15 @@ def test_a_prompt_that_is_scored_changes_no_bit_of_its_neighbours(decoders: Make
     expected = decode(fixed, prompts)
     free_row = next(row for row in range(MAX_ROWS) if row not in prompts)
     scored = [7, 8, 9, 10]
-    logits = fixed.decode(
-        [7, 8, *(prompt[-1] for prompt in prompts.values()), 9, 10],
-        [free_row, free_row, *prompts, free_row, free_row],
-        [0, 1, *(len(prompt) - 1 for prompt in prompts.values()), 2, 3],
+    logits, _ = fixed.forward(
+        [
+            RowStep(free_row, 0, [7, 8], [ANY_DRAW] * 2),
+            *(
+                RowStep(row, len(prompt) - 1, prompt[-1:], [ANY_DRAW])
+                for row, prompt in prompts.items()
+            ),
+            RowStep(free_row, 2, [9, 10], [ANY_DRAW] * 2),
+        ]
     )
     assert torch.equal(logits[2:-2], expected)
     one_by_one = [decode(fixed, {0: scored[: count + 1]})[0] for count in range(len(scored))]

@@ -28,6 +28,7 @@ from inference_api.kernels.packing import Bits
 from inference_api.text.tokens import load_tokenizer
 from scripts.make_gguf import TYPES, make_gguf
 from tests.inference_api.engine.conftest import TinyModel
+from tests.inference_api.engine.steps import decode, prefill
 from tests.inference_api.engine.tiny_models import CONTEXT
 
 Tiny = Callable[[str], TinyModel]
@@ -68,8 +69,8 @@ def logits(model: Path) -> Tensor:
     runner = EngineRunner(model, EngineOptions(device="cpu", max_rows=1, max_seq_len=CONTEXT))
     runner.load()
     with torch.inference_mode():
-        runner.decoder.prefill(0, 0, PROMPT[:-1])
-        return runner.decoder.decode(PROMPT[-1:], [0], [len(PROMPT) - 1])
+        prefill(runner.decoder, 0, 0, PROMPT[:-1])
+        return decode(runner.decoder, PROMPT[-1:], [0], [len(PROMPT) - 1])
 
 
 def parameters(model: Path, bits: Bits | None = None) -> Parameters:

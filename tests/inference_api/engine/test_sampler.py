@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from scipy.stats import chisquare
 
 from inference_api.engine.random_numbers import uniforms
-from inference_api.engine.runner import DecodeInput
+from inference_api.engine.runner import Draw
 from inference_api.engine.sampler import MAX_PARTIAL_SORT, apply_penalties, sample
 from inference_api.kernels.library import Kernels, KernelsUnavailable, supported_variants
 from inference_api.request import SamplingParams
@@ -33,13 +33,13 @@ any_sampling = st.builds(
 )
 
 
+POSITION = 9
+
+
 def row(
-    sampling: SamplingParams,
-    position: int = 9,
-    prompt: Sequence[int] = (1, 2),
-    generated: Sequence[int] = (),
-) -> DecodeInput:
-    return DecodeInput(0, 0, position, sampling, prompt, generated)
+    sampling: SamplingParams, prompt: Sequence[int] = (1, 2), generated: Sequence[int] = ()
+) -> Draw:
+    return Draw(sampling, prompt, generated)
 
 
 def drawing_kernels() -> list[str | None]:
@@ -56,9 +56,13 @@ def kernels(request: pytest.FixtureRequest) -> Kernels | None:
 
 
 def tokens(
-    logits: torch.Tensor, inputs: Sequence[DecodeInput], kernels: Kernels | None
+    logits: torch.Tensor,
+    draws: Sequence[Draw],
+    kernels: Kernels | None,
+    positions: Sequence[int] | None = None,
 ) -> list[int]:
-    return [drawn.token_id for drawn in sample(logits, inputs, kernels)]
+    places = [POSITION] * len(draws) if positions is None else positions
+    return [drawn.token_id for drawn in sample(logits, draws, places, kernels)]
 
 
 def reference_probabilities(logits: Sequence[float], params: SamplingParams) -> dict[int, float]:
@@ -85,7 +89,7 @@ def reference_probabilities(logits: Sequence[float], params: SamplingParams) -> 
 def test_draw_is_the_inverse_of_the_reference_distribution(
     kernels: Kernels | None, logits: list[float], params: SamplingParams, position: int
 ) -> None:
-    (token,) = tokens(torch.tensor([logits]), [row(params, position)], kernels)
+    (token,) = tokens(torch.tensor([logits]), [row(params)], kernels, [position])
     probabilities = reference_probabilities(logits, params)
     assert token in probabilities
     is_sorted = params.top_k > 0 or params.top_p < 1.0
@@ -102,11 +106,12 @@ def test_tokens_do_not_depend_on_the_neighbours(
     kernels: Kernels | None,
     rows: list[tuple[list[float], SamplingParams]],
 ) -> None:
-    inputs = [row(params, position=i) for i, (_, params) in enumerate(rows)]
-    together = tokens(torch.tensor([logits for logits, _ in rows]), inputs, kernels)
+    draws = [row(params) for _, params in rows]
+    positions = range(len(rows))
+    together = tokens(torch.tensor([logits for logits, _ in rows]), draws, kernels, positions)
     alone = [
-        tokens(torch.tensor([logits]), [each], kernels)[0]
-        for (logits, _), each in zip(rows, inputs, strict=True)
+        tokens(torch.tensor([logits]), [each], kernels, [position])[0]
+        for (logits, _), each, position in zip(rows, draws, positions, strict=True)
     ]
     assert together == alone
 
@@ -235,7 +240,9 @@ def test_logprobs_are_of_the_models_own_distribution(
         row(replace(params, num_logprobs=count, repetition_penalty=3.0))
         for _, params, count in rows
     ]
-    drawn = sample(torch.tensor([logits for logits, _, _ in rows]), inputs)
+    drawn = sample(
+        torch.tensor([logits for logits, _, _ in rows]), inputs, [POSITION] * len(inputs)
+    )
     for (logits, _, count), each in zip(rows, drawn, strict=True):
         exact = torch.tensor(logits).log_softmax(-1)
         if count is None:
@@ -250,7 +257,8 @@ def test_logprobs_are_of_the_models_own_distribution(
 
 def test_known_token_is_scored_not_drawn() -> None:
     params = SamplingParams(num_logprobs=1)
-    (drawn,) = sample(torch.tensor([[0.0, 9.0, 0.0]]), [replace(row(params), known_id=2)])
+    known = replace(row(params), known_id=2)
+    (drawn,) = sample(torch.tensor([[0.0, 9.0, 0.0]]), [known], [POSITION])
     assert drawn.token_id == 2
     assert drawn.logprobs is not None
     assert drawn.logprobs.logprob < -8

@@ -19,6 +19,7 @@ from inference_api.engine.kv_cache import KVCache
 from inference_api.engine.linear import Packing
 from inference_api.engine.loading import checkpoint
 from inference_api.engine.loading.layout import weight_bytes
+from inference_api.engine.loading.memory import Footprint, memory_faults
 from inference_api.engine.loading.weight_files import weight_files
 from inference_api.engine.loading.weights import load_parameters
 from inference_api.engine.options import EngineOptions
@@ -26,6 +27,7 @@ from inference_api.errors import StartupError
 from inference_api.kernels.library import Kernels, KernelsUnavailable, supported_variants
 from inference_api.kernels.packing import Bits
 from inference_api.settings import EMBEDDED_MODEL
+from tests.inference_api.engine.steps import decode, prefill
 from tests.inference_api.engine.tiny_models import CONTEXT, MODELS, VOCAB_SIZE, make_model
 
 ROWS = 32
@@ -71,7 +73,9 @@ def teacher_forced(runner: EngineRunner, texts: Sequence[Sequence[int]]) -> Tens
     rows = range(len(texts))
     return torch.stack(
         [
-            runner.decoder.decode([text[position] for text in texts], rows, [position] * len(texts))
+            decode(
+                runner.decoder, [text[position] for text in texts], rows, [position] * len(texts)
+            )
             for position in range(len(texts[0]))
         ]
     )
@@ -125,11 +129,11 @@ def test_a_prefilled_prompt_is_answered_the_same_in_any_company(
     logits = []
     for row, others in ((0, []), (5, [1, 2, 9])):
         with torch.inference_mode():
-            runner.decoder.prefill(row, 0, text[:-1])
+            prefill(runner.decoder, row, 0, text[:-1])
             rows = [*others, row]
             positions = [*(3 for _ in others), 29]
             tokens = [*(7 for _ in others), text[-1]]
-            logits.append(runner.decoder.decode(tokens, rows, positions)[-1])
+            logits.append(decode(runner.decoder, tokens, rows, positions)[-1])
     assert torch.equal(*logits)
 
 
@@ -142,8 +146,8 @@ def test_a_prompt_may_be_cut_anywhere(folder: Callable[[str], Path], name: str) 
     for cuts in ([0, 69], [0, 1, 40, 69], [0, 33, 34, 35, 69]):
         with torch.inference_mode():
             for start, end in pairwise(cuts):
-                runner.decoder.prefill(3, start, text[start:end])
-            answers.append(runner.decoder.decode(text[-1:], [3], [69]))
+                prefill(runner.decoder, 3, start, text[start:end])
+            answers.append(decode(runner.decoder, text[-1:], [3], [69]))
     assert all(torch.equal(answer, answers[0]) for answer in answers)
 
 
@@ -180,7 +184,7 @@ def test_a_smaller_cache_needs_less_memory() -> None:
 
     def faults(available_bytes: int, kv_cache_dtype: str) -> list[str]:
         chosen = replace(options, kv_cache_dtype=kv_cache_dtype)
-        return checkpoint.memory_faults(config, chosen, available_bytes, 8)
+        return memory_faults({"m": Footprint.of(config, chosen, 8)}, available_bytes)
 
     assert faults(weights + cache, "auto") == []
     assert faults(weights + 2 * cache, "float32") == []

@@ -19,9 +19,11 @@ from inference_api.engine.loading.config import ModelConfig
 from inference_api.engine.loading.weight_files import weight_files
 from inference_api.engine.loading.weights import load_parameters
 from inference_api.engine.rope import Rope
+from inference_api.engine.runner import RowStep
 from inference_api.kernels.library import Kernels
 from inference_api.kernels.packing import Bits
 from tests.inference_api.engine import tiny_models
+from tests.inference_api.engine.steps import ANY_DRAW, decode, prefill
 from tests.inference_api.engine.tiny_models import CONTEXT, GATED, MODELS, VOCAB_SIZE, make_model
 
 ROWS = 6
@@ -90,7 +92,7 @@ def every_position(decoder: KernelDecoder | Decoder, texts: Sequence[Sequence[in
     rows = range(len(texts))
     return torch.stack(
         [
-            decoder.decode([text[position] for text in texts], rows, [position] * len(texts))
+            decode(decoder, [text[position] for text in texts], rows, [position] * len(texts))
             for position in range(len(texts[0]))
         ]
     )
@@ -142,7 +144,7 @@ def test_a_cache_of_bytes_is_the_nearest_to_one_of_floats(folder: Folder, kernel
     text, cached = random_tokens(20), {}
     for dtype in (torch.float32, torch.int8):
         decoder, _ = loaded(folder("llama"), kernels, 32, dtype)
-        decoder.prefill(1, 0, text)
+        prefill(decoder, 1, 0, text)
         cached[dtype] = [
             part[0, 1, :, :20] for part in (decoder._cache.keys, decoder._cache.values)
         ]
@@ -168,10 +170,9 @@ def test_a_token_is_the_same_in_any_company_however_its_prompt_is_cut(
     others = [(row, random_tokens(118, row)) for row in range(5)]
     for cuts in ([0, 110], [0, 1, 40, 110], [0, 33, 34, 35, 109, 110]):
         for start, end in pairwise(cuts):
-            tokens = [token for _, other in others for token in other] + text[start:end]
-            rows = [row for row, other in others for _ in other] + [5] * (end - start)
-            positions = [place for _, other in others for place in range(len(other))]
-            logits = decoder.forward(tokens, rows, [*positions, *range(start, end)], 1)
+            steps = [RowStep(row, 0, other) for row, other in others]
+            own = RowStep(5, start, text[start:end], (ANY_DRAW,))
+            logits = decoder.forward([*steps[:2], own, *steps[2:]]).logits
         assert torch.equal(logits[0], expected)
 
 
@@ -179,9 +180,13 @@ def test_a_token_is_the_same_in_any_company_however_its_prompt_is_cut(
 def test_outputs_are_those_of_the_last_tokens(folder: Folder, kernels: Kernels) -> None:
     decoder, _ = loaded(folder("llama-tied"), kernels, context=1024)
     text = random_tokens(600)
-    all_of_them = decoder.forward(text, [2] * 600, range(600), 600).clone()
-    assert torch.equal(decoder.forward(text, [3] * 600, range(600), 2), all_of_them[-2:])
-    assert decoder.forward(text, [4] * 600, range(600), 0).shape == (0, VOCAB_SIZE)
+
+    def logits(row: int, num_draws: int) -> Tensor:
+        step = RowStep(row, 0, text, (ANY_DRAW,) * num_draws)
+        return decoder.forward([step]).logits.clone()
+
+    assert torch.equal(logits(3, 2), logits(2, 600)[-2:])
+    assert logits(4, 0).shape == (0, VOCAB_SIZE)
 
 
 @torch.inference_mode()
@@ -193,4 +198,4 @@ def test_a_value_too_large_for_half_precision_stays_finite(
     for name, tensor in decoder._tensors.items():
         if name.endswith("qkv.bias"):
             tensor.fill_(1e6)
-    assert decoder.decode([5], [0], [0]).isfinite().all()
+    assert decode(decoder, [5], [0], [0]).isfinite().all()

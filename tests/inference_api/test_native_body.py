@@ -6,17 +6,17 @@ from typing import Any
 
 import pytest
 
-from inference_api.bodies.native import parse_generation_body
+from inference_api.bodies.native import parse_native_body
 from inference_api.errors import InvalidRequest
 
 
 def parse(**fields: Any) -> Any:
-    return parse_generation_body(json.dumps({"text": "hello"} | fields).encode())
+    return parse_native_body(json.dumps({"text": "hello"} | fields).encode())
 
 
 def test_defaults() -> None:
     body = parse()
-    params, sampling = body.params, body.params.sampling
+    params, sampling = body.params(), body.params().sampling
     assert (body.text, params.max_tokens, params.stop_strings) == ("hello", 128, ())
     assert (body.return_prompt, params.session_id) == (False, None)
     assert (sampling.temperature, sampling.top_p, sampling.top_k) == (1.0, 0.9, 40)
@@ -24,16 +24,16 @@ def test_defaults() -> None:
 
 def test_numbers_may_come_as_strings() -> None:
     body = parse(temperature="0.7", top_p=" 0.5 ", top_k=" 40 ", max_tokens=40.0)
-    sampling = body.params.sampling
+    sampling = body.params().sampling
     assert (sampling.temperature, sampling.top_p, sampling.top_k) == (0.7, 0.5, 40)
-    assert body.params.max_tokens == 40
+    assert body.params().max_tokens == 40
 
 
 def test_null_means_absent() -> None:
     fields = ("temperature", "top_p", "top_k", "max_tokens", "stop_sequence", "seed", "session_id")
     body = parse(**dict.fromkeys(fields), return_prompt=None)
-    assert body.params.max_tokens == 128
-    assert body.params.stop_strings == ()
+    assert body.params().max_tokens == 128
+    assert body.params().stop_strings == ()
     assert body.return_prompt is False
 
 
@@ -55,21 +55,21 @@ def test_booleans(given: object, read: bool) -> None:
 
 
 def test_stop_sequence_is_a_string_or_up_to_eight() -> None:
-    assert parse(stop_sequence=".").params.stop_strings == (".",)
-    assert parse(stop_sequence="").params.stop_strings == ()
-    assert parse(stop_sequence=list("abcdefgh")).params.stop_strings == tuple("abcdefgh")
+    assert parse(stop_sequence=".").params().stop_strings == (".",)
+    assert parse(stop_sequence="").params().stop_strings == ()
+    assert parse(stop_sequence=list("abcdefgh")).params().stop_strings == tuple("abcdefgh")
 
 
 @pytest.mark.parametrize("temperature", [0, 0.01, 100])
 def test_temperature_zero_and_the_bounds_are_accepted(temperature: float) -> None:
-    assert parse(temperature=temperature).params.sampling.temperature == temperature
-    assert parse(temperature=temperature).params.sampling.is_greedy is (temperature == 0)
+    assert parse(temperature=temperature).params().sampling.temperature == temperature
+    assert parse(temperature=temperature).params().sampling.is_greedy is (temperature == 0)
 
 
 def test_same_seed_is_kept_and_no_seed_is_drawn() -> None:
-    assert parse(seed=7).params.sampling.seed == 7
-    assert parse(seed=-1).params.sampling.seed == 2**64 - 1
-    assert parse().params.sampling.seed != parse().params.sampling.seed
+    assert parse(seed=7).params().sampling.seed == 7
+    assert parse(seed=-1).params().sampling.seed == 2**64 - 1
+    assert parse().params().sampling.seed != parse().params().sampling.seed
 
 
 def test_unknown_fields_are_ignored() -> None:
@@ -82,14 +82,14 @@ def test_unknown_fields_are_ignored() -> None:
 )
 def test_what_is_no_json_object_is_malformed(body: bytes) -> None:
     with pytest.raises(InvalidRequest, match=r"^Malformed JSON request body\.$"):
-        parse_generation_body(body)
+        parse_native_body(body)
 
 
 @pytest.mark.parametrize("depth", [130, 30_000])
 def test_depth_has_a_bound(depth: int) -> None:
     body = b'{"text": "a", "deep": ' + b"[" * depth + b"]" * depth + b"}"
     with pytest.raises(InvalidRequest, match="is nested more than 100 levels deep; flatten it"):
-        parse_generation_body(body)
+        parse_native_body(body)
 
 
 def test_half_of_a_character_is_named_wherever_it_is() -> None:
@@ -97,17 +97,17 @@ def test_half_of_a_character_is_named_wherever_it_is() -> None:
     with pytest.raises(
         InvalidRequest, match=r"extra\[0\]\.a\[1\] has half .* character 1"
     ) as caught:
-        parse_generation_body(body)
+        parse_native_body(body)
     assert caught.value.param == "extra"
     with pytest.raises(InvalidRequest, match="A name has half of a surrogate pair"):
-        parse_generation_body(rb'{"text": "a", "\ud800": 1}')
+        parse_native_body(rb'{"text": "a", "\ud800": 1}')
 
 
 @pytest.mark.parametrize("temperature", [0, "0", 0.001])
 def test_strict_bounds_know_no_greedy_temperature(temperature: object) -> None:
     body = json.dumps({"text": "hello", "temperature": temperature}).encode()
     with pytest.raises(InvalidRequest, match=r"outside bounds, 0\.01 <= temperature"):
-        parse_generation_body(body, has_strict_bounds=True)
+        parse_native_body(body, has_strict_bounds=True)
 
 
 @pytest.mark.parametrize("text", [None, ""])
@@ -161,7 +161,7 @@ def test_values_out_of_bounds_are_named_with_the_bound(
 ) -> None:
     body = json.dumps({"text": "hello", field: value}).replace("Infinity", "1e999")
     with pytest.raises(InvalidRequest, match=re.escape(message)):
-        parse_generation_body(body.encode())
+        parse_native_body(body.encode())
 
 
 def test_types_are_reported_before_bounds() -> None:

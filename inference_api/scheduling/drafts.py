@@ -1,0 +1,36 @@
+"""What is tried beyond a row's next token, and how much of it the model drew itself."""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+from inference_api.engine.runner import Drawn, RowStep
+from inference_api.scheduling.rows import Draft, UserRow
+
+
+class DraftSource(Protocol):
+    """Guesses what rows will say. Decode thread only."""
+
+    def propose(self, rows: Sequence[UserRow]) -> Mapping[int, Draft]:
+        """Drafts by the index of their row; a row without one decodes a single token."""
+
+
+class Accepted(NamedTuple):
+    """What of a step is true of its row."""
+
+    tokens: Sequence[int]  # indices into the step's, for `ModelRunner.keep`
+    drawn: Sequence[Drawn]  # along that branch: the drafted tokens that were drawn, then one more
+
+
+def accepted(step: RowStep, drawn: Sequence[Drawn]) -> Accepted:
+    """The branch whose every token is what the token before it drew.
+
+    A draw depends on its own branch and position only, so that this is the text of single steps.
+    """
+    first = step.num_undrawn
+    tokens, along = [*range(first + 1)], [drawn[0]]
+    for token in range(first + 1, len(step.token_ids)):
+        parent = token - 1 if step.parents is None else step.parents[token]
+        if parent == tokens[-1] and step.token_ids[token] == along[-1].token_id:
+            tokens.append(token)
+            along.append(drawn[token - first])
+    return Accepted(tokens, along)
