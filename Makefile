@@ -83,8 +83,8 @@ $(VENV)/python.stamp:
 	  { echo "No virtual environment could be made; on Debian: sudo apt-get install python3-venv"; exit 1; }
 	@touch $@
 
-$(VENV)/serve.stamp: $(VENV)/python.stamp requirements.txt
-	$(BIN)/python -m pip install --quiet -r requirements.txt
+$(VENV)/serve.stamp: $(VENV)/python.stamp pyproject.toml requirements.txt
+	$(BIN)/python -m pip install --quiet --editable .
 	@touch $@
 
 $(VENV)/dev.stamp: $(VENV)/serve.stamp requirements-dev.txt requirements-otel.txt \

@@ -5,7 +5,6 @@
 
 import json
 import re
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -22,8 +21,9 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 from common.logs import LogFormat, LogLevel
 from common.origins import ORIGIN
 from inference_api.errors import StartupError, UnknownModel
+from inference_api.places import SHIPPED
 
-EMBEDDED_MODEL = Path(__file__).resolve().parent.parent / "models" / "hearth-tiny"
+EMBEDDED_MODEL = SHIPPED / "models" / "hearth-tiny"
 CONTROL_THREADS = 16  # request threads beyond rows and queue, so that /health always has one
 
 MAX_MODELS = 8

@@ -3,14 +3,13 @@
 Also a script, `python proxy/proxy.py`, with the options of `python -m proxy`.
 """
 
+import os
 import sys
 
-if __package__ in (None, ""):
-    # As a script: this directory stands in front of the path, where its modules would be
-    # taken for others of the same name (`limits`, and this very file for the package).
-    from pathlib import Path
-
-    sys.path[0] = str(Path(__file__).resolve().parent.parent)
+if __name__ == "__main__":
+    # As a script it has its own directory in front of the path, where this very file would be
+    # taken for the package.
+    os.execv(sys.executable, [sys.executable, "-m", "proxy", *sys.argv[1:]])
 
 import logging
 import logging.config
@@ -120,7 +119,3 @@ def main(hostname: str | None, port: int | None) -> None:
     except StartupError as error:
         sys.exit(str(error))
     Launcher(gunicorn_options(settings), lambda: app).run()
-
-
-if __name__ == "__main__":
-    main()

@@ -25,7 +25,8 @@ def faults(settings: Settings) -> list[str]:
     except ImportError as error:
         return [
             f"OTEL_EXPORTER_OTLP_ENDPOINT={endpoint} asks for traces and {error.name} is not "
-            "installed; run `pip install -r requirements-otel.txt` or unset it."
+            "installed; run `pip install -r requirements-otel.txt`, install Hearth with its "
+            "extra 'otel', or unset it."
         ]
     return []
 

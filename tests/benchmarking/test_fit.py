@@ -98,7 +98,7 @@ def test_the_largest_batch_comes_from_the_servers_places_or_the_itl() -> None:
         (16, 5.01, (16, "rows")),
         (None, 1.0, (1, "itl")),
     ):
-        found = fit(points, limit and Places(limit, "rows"), slo_itl_ms)
+        found = fit(points, Places(limit, "rows") if limit else None, slo_itl_ms)
         assert (found.max_batch_size, found.batch_bound) == expected
     with pytest.raises(Unfit, match="give it as --max-batch-size"):
         fit(points, None)

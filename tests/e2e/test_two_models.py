@@ -152,9 +152,9 @@ def test_models_that_do_not_fit_together_are_refused_before_any_is_loaded(
     head_dim = SHAPE.hidden // SHAPE.heads
     token_bytes = 2 * SHAPE.layers * SHAPE.kv_heads * head_dim * 4
     max_seq_len = int(0.6 * available_bytes / (256 * token_bytes))
-    names = {"MODELS": json.dumps([{"model": str(folder), "model_name": name} for name in "ab"])}
-    fields = {"USER_ROWS": 256, "MAX_SEQ_LEN": max_seq_len}
-    with served(tmp_path / "log", start_timeout_s=None, **names | fields) as api:
+    models = json.dumps([{"model": str(folder), "model_name": name} for name in "ab"])
+    fields: dict[str, Any] = {"MODELS": models, "USER_ROWS": 256, "MAX_SEQ_LEN": max_seq_len}
+    with served(tmp_path / "log", start_timeout_s=None, **fields) as api:
         assert api.process.wait(60) != 0
     assert "Memory: a 0." in api.log
     assert ", b 0." in api.log

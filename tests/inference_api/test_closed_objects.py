@@ -65,6 +65,6 @@ def test_left_as_it_is(schema: dict[str, Any]) -> None:
 
 
 def test_schema_itself_is_not_changed() -> None:
-    schema = {"properties": {"x": {"properties": {"y": {}}}}}
+    schema: dict[str, Any] = {"properties": {"x": {"properties": {"y": {}}}}}
     with_closed_objects(schema)
     assert schema == {"properties": {"x": {"properties": {"y": {}}}}}

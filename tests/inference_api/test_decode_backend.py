@@ -54,7 +54,8 @@ class Loop:
 
 
 def drained(queue: OutputQueue) -> tuple[str, FinishReason | None]:
-    ids, reason = [], None
+    ids: list[int] = []
+    reason = None
     while (event := queue.get(WAIT_S)) is not None:
         ids.extend(event.token_ids)
         reason = event.finish_reason

@@ -224,7 +224,7 @@ def test_what_was_kept_is_in_the_cache_and_what_was_not_is_written_again() -> No
     row.take_prompt(1)
     step = row.take_step(Draft((1, 2, 9)))
     found = accepted(step, [Drawn(token) for token in (1, 2, 3, 4)])
-    assert found == ([0, 1, 2], [Drawn(1), Drawn(2), Drawn(3)])
+    assert tuple(found) == ([0, 1, 2], [Drawn(1), Drawn(2), Drawn(3)])
     assert row.accept(found.drawn, batch_size=1).token_ids == (1, 2, 3)
     assert (row.take_step().start, row.num_cached) == (4, 5)
 

@@ -43,6 +43,7 @@ def test_requests_are_the_same_however_they_are_cut(data: st.DataObject) -> None
         is_due = inbound.feed(sent[start:end])
         while is_due:
             request = next(inbound)
+            assert request.body is not None
             received.append((request.path, request.body.read()))
             is_due = inbound.feed(inbound.unreader.take_buffered())
     assert received == [EXPECTED[request] for request in requests]

@@ -41,7 +41,7 @@ def scrape(client: FlaskClient) -> dict[str, float]:
 def test_generations_are_counted_with_their_tokens(client: FlaskClient) -> None:
     before = scrape(client)
     with client.post("/inference", json={"text": "four", "max_tokens": 4}) as response:
-        assert response.text == "four"
+        assert response.get_data(as_text=True) == "four"
     after = scrape(client)
 
     def gained(name: str) -> float:
@@ -73,7 +73,7 @@ def test_errors_are_counted_by_code(client: FlaskClient) -> None:
 )
 def test_vllm_names_carry_the_same_numbers(client: FlaskClient, theirs: str, ours: str) -> None:
     with client.post("/inference", json={"text": "hello"}) as response:
-        assert response.text == "hello"
+        assert response.get_data(as_text=True) == "hello"
     samples = scrape(client)
     for suffix in ("_sum", "_count"):
         assert samples[f"{theirs}{suffix}{LABELS}"] == samples[f"{ours}{suffix}{LABELS}"] > 0
@@ -82,7 +82,7 @@ def test_vllm_names_carry_the_same_numbers(client: FlaskClient, theirs: str, our
 def test_requests_and_tokens_are_counted_under_vllm_names_and_labels(client: FlaskClient) -> None:
     before = scrape(client)
     with client.post("/inference", json={"text": "four", "max_tokens": 4}) as response:
-        assert response.text == "four"
+        assert response.get_data(as_text=True) == "four"
     after = scrape(client)
 
     def gained(name: str) -> float:
@@ -136,7 +136,7 @@ def test_text_is_what_prometheus_parses(client: FlaskClient) -> None:
 def test_every_decode_step_counts_its_rows(client: FlaskClient) -> None:
     before = scrape(client)
     with client.post("/inference", json={"text": "steps", "max_tokens": 5}) as response:
-        assert response.text == "steps"
+        assert response.get_data(as_text=True) == "steps"
     after = scrape(client)
     for suffix, gained in (("_count", 5), ("_sum", 5), ("_bucket", 5)):  # one row at a time
         labels = '{le="1.0",model_name="hearth-tiny"}' if suffix == "_bucket" else LABELS
@@ -146,7 +146,7 @@ def test_every_decode_step_counts_its_rows(client: FlaskClient) -> None:
 
 def test_phases_of_a_generation_make_up_its_time(client: FlaskClient) -> None:
     with client.post("/inference", json={"text": "phases"}) as response:
-        assert response.text == "phases"
+        assert response.get_data(as_text=True) == "phases"
     samples = scrape(client)
 
     def seconds(phase: str) -> float:
@@ -165,7 +165,7 @@ def test_prompt_tokens_from_the_cache_are_counted(client: FlaskClient) -> None:
     before = scrape(client)
     for _ in range(2):
         with client.post("/inference", json={"text": "the same beginning"}) as response:
-            assert response.text == "the same beginning"
+            assert response.get_data(as_text=True) == "the same beginning"
     after = scrape(client)
 
     def gained(name: str) -> float:

@@ -1,6 +1,7 @@
 """Offsets, names and bytes of tokens, whatever tokens a model may draw."""
 
 from functools import cache
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -33,7 +34,7 @@ def scored(token_ids: list[int]) -> list[ScoredToken]:
 
 
 def tokens_and_offsets(tokenizer: Tokenizer, ids: list[int]) -> tuple[list[str], list[int]]:
-    shape = Logprobs(tokenizer, is_chat=False).shape(scored(ids))
+    shape: Any = Logprobs(tokenizer, is_chat=False).shape(scored(ids))
     return shape["tokens"], shape["text_offset"]
 
 
@@ -56,8 +57,8 @@ def test_bytes_of_all_tokens_are_those_of_the_text(make: object, text: str) -> N
     assert callable(make)
     tokenizer = make()
     ids = tokenizer.encode(f"|{text}")
-    entries = Logprobs(tokenizer, is_chat=True).shape(scored(ids))["content"]
-    joined = b"".join(bytes(entry["bytes"] or []) for entry in entries)
+    shape: Any = Logprobs(tokenizer, is_chat=True).shape(scored(ids))
+    joined = b"".join(bytes(entry["bytes"] or []) for entry in shape["content"])
     assert joined.decode().strip(" ").startswith("|")
     assert joined.decode().lstrip(" ") == tokenizer.decode(ids).lstrip(" ")
 
@@ -79,7 +80,8 @@ def test_what_never_becomes_a_character_is_one_by_itself() -> None:
 @pytest.mark.parametrize(("make", "name", "id_"), [(embedded, "</s>", 1), (pieces, "</s>", 2)])
 def test_a_special_token_has_a_name_and_no_bytes(make: object, name: str, id_: int) -> None:
     assert callable(make)
-    (entry,) = Logprobs(make(), is_chat=True).shape(scored([id_]))["content"]
+    shape: Any = Logprobs(make(), is_chat=True).shape(scored([id_]))
+    (entry,) = shape["content"]
     assert (entry["token"], entry["bytes"]) == (name, None)
 
 
@@ -87,7 +89,7 @@ def test_a_prompt_and_its_answer_are_decoded_each_by_itself() -> None:
     """The first word of each loses the space before it, as it does in the text."""
     tokenizer = pieces()
     hello = tokenizer.encode("hello")[1:]
-    shape = Logprobs(tokenizer, is_chat=False, num_prompt_tokens=2).shape(scored(4 * hello))
+    shape: Any = Logprobs(tokenizer, is_chat=False, num_prompt_tokens=2).shape(scored(4 * hello))
     text = tokenizer.decode(2 * hello) + tokenizer.decode(2 * hello)
     assert text == "hello hellohello hello"
     assert shape["text_offset"] == [0, 5, 11, 16]

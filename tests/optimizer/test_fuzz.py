@@ -161,7 +161,7 @@ def systems(draw: st.DrawFn) -> dict[str, Any]:
         slo_ttft=draw(st.sampled_from([0, 500, 1e12])),
         slo_tps=draw(st.sampled_from([0, 1, 1e12])),
     )
-    flags = draw(st.fixed_dictionaries({}, optional={
+    flags: dict[str, Any] = draw(st.fixed_dictionaries({}, optional={
         "unlimited": st.booleans(), "milpSolver": st.booleans(), "heterogeneous": st.booleans(),
         "delayedBestEffort": st.booleans(), "saturationPolicy": st.sampled_from(["RoundRobin"]),
         "minGainPercent": st.just(5),

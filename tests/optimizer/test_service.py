@@ -2,7 +2,7 @@
 
 import random
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -173,7 +173,7 @@ def test_sixty_four_threads_leave_one_consistent_state_in_memory_and_on_disk(
                         servers = [server(f"{number}-{i}", 60) for i in range(3)]
                         check(service.optimize_one(system(servers)), number)
 
-        def check(body: dict[str, Any], number: int | None = None) -> None:
+        def check(body: Mapping[str, Any], number: int | None = None) -> None:
             names = body["allocations"].keys() | body["unallocated"].keys()
             owners = {name.partition("-")[0] for name in names if "-" in name}
             used = {use["type"]: use["count"] for use in body["summary"]["allocationByType"]}

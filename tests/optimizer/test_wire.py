@@ -19,8 +19,8 @@ def client(tmp_path: Path) -> FlaskClient:
     """With a solved system."""
     client = client_of(tmp_path)
     busy = server("busy", 200, currentAlloc={"accelerator": "B", "numReplicas": 1})
-    flags = {"milpSolver": True, "heterogeneous": True}
-    client.post("/optimizeOne", json=system_data([server(), busy], **flags))
+    data = system_data([server(), busy], milpSolver=True, heterogeneous=True)
+    client.post("/optimizeOne", json=data)
     return client
 
 

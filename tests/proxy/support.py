@@ -12,7 +12,9 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from io import BufferedReader
 from pathlib import Path
+from typing import Any
 
 import jwt
 import psutil
@@ -33,7 +35,7 @@ def make_token(secret: str = SECRET, **claims: object) -> str:
     return jwt.encode(ours | claims, secret)
 
 
-def bearer(**claims: object) -> dict[str, str]:
+def bearer(**claims: Any) -> dict[str, str]:
     return {"Authorization": f"Bearer {make_token(**claims)}"}
 
 
@@ -117,7 +119,7 @@ class Peer:
             return False
 
 
-Script = Callable[[Peer], None]
+Script = Callable[[Peer], object]
 
 
 def echo(peer: Peer) -> None:
@@ -188,7 +190,7 @@ class ScriptedUpstream:
             sock.close()
 
 
-def _read_request(stream) -> Received | None:
+def _read_request(stream: BufferedReader) -> Received | None:
     head = b""
     while not head.endswith(b"\r\n\r\n"):
         line = stream.readline()
@@ -198,14 +200,14 @@ def _read_request(stream) -> Received | None:
     lines = head.decode("latin-1").split("\r\n")[:-2]
     method, target, _ = lines[0].split(" ")
     headers: dict[str, str] = {}
-    for line in lines[1:]:
-        name, _, value = line.partition(":")
+    for field in lines[1:]:
+        name, _, value = field.partition(":")
         assert name.lower() not in headers, f"{name} was sent twice"
         headers[name.lower()] = value.strip()
     return Received(method, target, headers, _read_body(stream, headers), head)
 
 
-def _read_body(stream, headers: dict[str, str]) -> bytes:
+def _read_body(stream: BufferedReader, headers: dict[str, str]) -> bytes:
     if "chunked" not in headers.get("transfer-encoding", ""):
         return stream.read(int(headers.get("content-length", 0)))
     body = b""

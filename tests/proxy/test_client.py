@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 import requests
@@ -299,7 +300,7 @@ def test_thousands_that_send_nothing_or_one_byte_keep_nobody_out(
         peer.chunk(b"x")
 
     upstream.scripts["/among"] = stream
-    bounds = {"PROXY_CONNECTIONS": "1000", "MAX_WAITING_PER_ADDRESS": "100"}
+    bounds: dict[str, Any] = {"PROXY_CONNECTIONS": "1000", "MAX_WAITING_PER_ADDRESS": "100"}
     with (
         ExitStack() as stack,
         running_proxy(tmp_path, upstream.url, **bounds, HEAD_TIMEOUT="3600") as proxy,

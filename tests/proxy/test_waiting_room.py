@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 import requests
@@ -222,7 +223,7 @@ def serving() -> Iterator[Serving]:
 
 
 @contextmanager
-def in_front_of(directory: Path, serving: Serving, **env: str) -> Iterator[ProxyProcess]:
+def in_front_of(directory: Path, serving: Serving, **env: Any) -> Iterator[ProxyProcess]:
     with running_proxy(directory, serving.server.url, **env) as proxy:
         until(lambda: serving.server.num_connections > 1, "it has said how many rows it has")
         yield proxy

@@ -13,6 +13,7 @@ from torch import Tensor
 from inference_api.engine.engine_runner import EngineRunner
 from inference_api.engine.linear import Packing
 from inference_api.engine.loading import checkpoint
+from inference_api.engine.loading.config import RopeConfig
 from inference_api.engine.loading.gguf_blocks import GgufTensor
 from inference_api.engine.loading.gguf_config import llama3_rope
 from inference_api.engine.loading.gguf_files import read_gguf
@@ -21,7 +22,7 @@ from inference_api.engine.loading.layout import linear_weights, weight_plan
 from inference_api.engine.loading.weight_files import weight_files
 from inference_api.engine.loading.weights import Parameters, load_parameters
 from inference_api.engine.options import EngineOptions
-from inference_api.engine.rope import RopeConfig, frequencies
+from inference_api.engine.rope import frequencies
 from inference_api.kernels.library import Kernels, PackedWeight, UnusableWeight
 from inference_api.kernels.packing import Bits
 from inference_api.text.tokens import load_tokenizer

@@ -71,8 +71,8 @@ def rewritten(
         is_alike = isinstance(value, list) == isinstance(before, list)
         kind = kinds[0] if kinds and is_alike else gguf.GGUFValueType.get_type(value)
         writer.add_key_value(key, value, kind)
-    for name, (data, kind) in kept.items():
-        writer.add_tensor(name, data, raw_dtype=kind)
+    for name, (data, form) in kept.items():
+        writer.add_tensor(name, data, raw_dtype=form)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -93,7 +93,7 @@ def assert_loads_or_is_refused(model: Path) -> None:
     except StartupError as refusal:
         faults = refusal.faults
     else:
-        faults = ["nothing that shows"]
+        faults = ("nothing that shows",)
     assert all(faults)
 
 
