@@ -21,7 +21,7 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 from common.logs import LogFormat, LogLevel
 from common.origins import ORIGIN
 from inference_api.errors import StartupError, UnknownModel
-from inference_api.places import SHIPPED
+from inference_api.shipped_files import SHIPPED
 
 EMBEDDED_MODEL = SHIPPED / "models" / "hearth-tiny"
 CONTROL_THREADS = 16  # request threads beyond rows and queue, so that /health always has one

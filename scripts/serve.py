@@ -23,8 +23,8 @@ import jwt
 
 import proxy
 from inference_api.errors import StartupError
-from inference_api.places import SHIPPED
 from inference_api.settings import Settings, load_settings
+from inference_api.shipped_files import SHIPPED
 
 SECRET_PATH = Path("var") / "jwt_secret"
 API_CONFIG = SHIPPED / "gunicorn.conf.py"

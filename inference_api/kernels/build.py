@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from inference_api.places import CACHE
+from inference_api.shipped_files import CACHE
 
 logger = logging.getLogger(__name__)
 

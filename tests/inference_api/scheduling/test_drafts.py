@@ -20,7 +20,7 @@ from inference_api.scheduling.drafts import accepted
 from inference_api.scheduling.rows import Draft, RowTable, UserRow
 from inference_api.scheduling.step_plan import StepPlanner
 from inference_api.settings import Settings
-from tests.inference_api.test_decode_backend import Loop, drained
+from tests.inference_api.scheduling.test_decode_backend import Loop, drained
 
 WRONG = ord("~")
 TEXT = "Once upon a time there was a fox, and no stop in sight."

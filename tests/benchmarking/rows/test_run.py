@@ -22,7 +22,7 @@ from benchmarking.records import Run, read_run
 from benchmarking.results.documented_runs import imported_run
 from benchmarking.results.result_files import RowResult, read_rows
 from benchmarking.serving import ROOT, eventually, free_port
-from tests.benchmarking.test_config import HEADER
+from tests.benchmarking.rows.test_config import HEADER
 
 SECRET = "sk-not-for-files"
 TINY = ROOT / "models" / "hearth-tiny"

@@ -16,10 +16,10 @@ from benchmarking.analysis.search import Shape, search_max_rate
 from benchmarking.benches.loop_proof import MAX_ITL_ERROR, MAX_TTFT_ERROR
 from benchmarking.errors import OptimizerUnusable
 from benchmarking.records import Load
+from tests.benchmarking.analysis.test_search import drive
 from tests.benchmarking.made_runs import made_record, made_run
 from tests.benchmarking.simulated_loop import BENT, SERVER, fitted_in_open_loop, saturated
 from tests.benchmarking.simulated_server import SimulatedServer
-from tests.benchmarking.test_search import drive
 
 SHAPE = Shape("m", 64, 64)
 
