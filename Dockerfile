@@ -10,6 +10,7 @@ COPY requirements.txt .
 RUN python -m pip install --no-cache-dir -r requirements.txt
 
 COPY . .
+RUN python -m pip install --no-cache-dir --no-deps --editable .
 RUN useradd --create-home hearth && mkdir -p var && chown hearth var
 USER hearth
 RUN python -m inference_api.kernels.build

@@ -5,7 +5,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: serve mock test test-fast check fuzz format packages kernels test-kernels clean
+.PHONY: serve mock test test-fast check hooks fuzz format packages kernels test-kernels clean
 
 serve: $(VENV)/serve.stamp
 	$(BIN)/python scripts/serve.py
@@ -28,28 +28,47 @@ test-fast: $(VENV)/dev.stamp kernels
 packages:
 	scripts/need_packages.sh chromium redis-server prometheus
 
-check: $(VENV)/dev.stamp
+KERNELS := $(wildcard inference_api/kernels/src/*.h inference_api/kernels/src/*.cpp)
+TIDY := $(BIN)/run-clang-tidy.py -clang-tidy-binary $(BIN)/clang-tidy -p var/kernels -quiet -hide-progress
+
+# The sources for one instruction set and the test driver take clang-tidy as long as all others:
+# they wait for `make test-kernels`.
+check: $(VENV)/dev.stamp $(VENV)/node.stamp
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/clang-format --dry-run --Werror $(KERNELS)
+	$(BIN)/python -m inference_api.kernels.compile_commands
+	$(TIDY) 'src/(?!variant_a|test_driver)'
+	$(BIN)/node node_modules/.bin/biome check --error-on-warnings
+	$(BIN)/node node_modules/.bin/tsc
+
+# What git then does before each commit and each push: .pre-commit-config.yaml.
+hooks: $(VENV)/dev.stamp $(VENV)/node.stamp
+	$(BIN)/pre-commit install --hook-type pre-commit --hook-type pre-push
 
 # The description of the API, and raw bytes, against real servers: more than `make test` has time for.
 fuzz: $(VENV)/dev.stamp
 	SCHEMATHESIS_EXAMPLES=$${SCHEMATHESIS_EXAMPLES:-200} RAW_FUZZ_EXAMPLES=$${RAW_FUZZ_EXAMPLES:-20000} \
 	  RANDOM_BODIES=$${RANDOM_BODIES:-20000} $(BIN)/python -m pytest \
 	  tests/e2e/test_schemathesis.py tests/e2e/test_raw_fuzz.py tests/proxy/test_raw_bytes.py \
-	  tests/inference_api/test_routes.py
+	  tests/inference_api/routes/test_routes.py
 
-format: $(VENV)/dev.stamp
+format: $(VENV)/dev.stamp $(VENV)/node.stamp
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+	$(BIN)/clang-format -i $(KERNELS)
+	$(BIN)/node node_modules/.bin/biome check --write
 
 kernels: $(VENV)/serve.stamp
 	$(BIN)/python -m inference_api.kernels.build
 
-# The kernels under the address, undefined-behaviour and thread sanitizers.
+# The kernels under the address, undefined-behaviour and thread sanitizers, and what `make check` has
+# left of them to clang-tidy.
 test-kernels: $(VENV)/dev.stamp
+	$(BIN)/python -m inference_api.kernels.compile_commands
+	$(TIDY) 'src/(variant_a|test_driver)'
 	$(BIN)/python -m inference_api.kernels.sanitize
 
 # `make bench-serve` runs benchmarking/benches/serve.py, and so on: each prints a table and the machine.
@@ -64,8 +83,8 @@ $(VENV)/python.stamp:
 	  { echo "No virtual environment could be made; on Debian: sudo apt-get install python3-venv"; exit 1; }
 	@touch $@
 
-$(VENV)/serve.stamp: $(VENV)/python.stamp requirements.txt
-	$(BIN)/python -m pip install --quiet -r requirements.txt
+$(VENV)/serve.stamp: $(VENV)/python.stamp pyproject.toml requirements.txt
+	$(BIN)/python -m pip install --quiet --editable .
 	@touch $@
 
 $(VENV)/dev.stamp: $(VENV)/serve.stamp requirements-dev.txt requirements-otel.txt \
@@ -73,5 +92,10 @@ $(VENV)/dev.stamp: $(VENV)/serve.stamp requirements-dev.txt requirements-otel.tx
 	$(BIN)/python -m pip install --quiet -r requirements-dev.txt
 	@touch $@
 
+# Node comes as a wheel, and what runs on it by npm, as package-lock.json has it.
+$(VENV)/node.stamp: $(VENV)/dev.stamp package.json package-lock.json
+	$(BIN)/npm ci --ignore-scripts --no-audit --no-fund --loglevel=error
+	@touch $@
+
 clean:
-	rm -rf $(VENV) var .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) node_modules var .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -15,23 +15,22 @@ from gunicorn.app.wsgiapp import WSGIApplication
 from gunicorn.arbiter import Arbiter
 from gunicorn.workers.gthread import ThreadWorker
 
+from common import startup
+from common.logs import logging_config
 from inference_api.connections.worker import ApiWorker, allowed_connections
 from inference_api.errors import StartupError
 from inference_api.inference_api_server import server_of
-from inference_api.observe.logs import logging_config
 from inference_api.preflight import check_start
 from inference_api.scheduling.decode_backend import Hooks
 from inference_api.settings import load_settings
-from optimizer.errors import StartupError as OptimizerStartupError
 from optimizer.settings import load_settings as load_optimizer_settings
-from weights.errors import StartupError as WeightsStartupError
 from weights.settings import load_settings as load_weights_settings
 
 faults: list[str] = []
 for load in (load_settings, load_optimizer_settings, load_weights_settings):
     try:
         load()
-    except (StartupError, OptimizerStartupError, WeightsStartupError) as error:
+    except startup.StartupError as error:
         faults += error.faults
 if faults:
     sys.exit(str(StartupError(faults)))
@@ -53,7 +52,7 @@ timeout = 120  # of the worker's heartbeat: no limit on a stream
 graceful_timeout = math.ceil(settings.drain_timeout_s) + GRACE_BEYOND_DRAIN_S
 keepalive = 75  # longer than the proxy keeps an idle connection
 control_socket_disable = True  # one path for all gunicorns of a user: the proxy has one too
-logconfig_dict = logging_config(settings)
+logconfig_dict = logging_config(settings.log_level, settings.log_format)
 
 
 def on_starting(arbiter: Arbiter) -> None:

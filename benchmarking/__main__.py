@@ -3,4 +3,4 @@
 from benchmarking.commands.cli import main
 
 if __name__ == "__main__":
-    main(prog_name="python -m benchmarking")
+    main()

@@ -1,4 +1,4 @@
-"""What stops a benchmark, or one row of it. That a request fails stops nothing: it is recorded.
+"""Errors that stop a benchmark, or one row of it. A request that fails is recorded instead.
 
 BenchmarkError
 ├── InvalidConfig        config.yaml or model_configs cannot be used; lists every fault found

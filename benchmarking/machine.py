@@ -1,4 +1,4 @@
-"""What a figure was measured on. A figure without it says nothing."""
+"""The machine that a figure was measured on, without which it says nothing."""
 
 import os
 import platform

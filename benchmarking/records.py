@@ -27,7 +27,7 @@ ImageSize = Literal["na", "small", "medium", "large"]
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What one row asks for. Exactly one of `concurrency` and `qps` is set.
+    """The load of one row. Exactly one of `concurrency` and `qps` is set.
 
     `concurrency`: closed loop, so many requests in flight, each followed by the next at once.
     `qps`: open loop, requests per second on a schedule that waits for no answer.
@@ -140,7 +140,7 @@ class RowRecord:
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """What a figure was measured with. Holds no secret."""
+    """Machine, versions and target of a run. Holds no secret."""
 
     machine: str
     versions: dict[str, str]

@@ -62,7 +62,7 @@ class ServedApi:
         return self._log_path.read_text()
 
     def state(self) -> dict[str, Any]:
-        """What /ready says; {} while nobody answers."""
+        """Returns the JSON of `/ready`; {} while nobody answers."""
         try:
             state: dict[str, Any] = requests.get(f"{self.url}/ready", timeout=10).json()
         except (requests.ConnectionError, requests.Timeout):

@@ -1,9 +1,10 @@
-"""What a benchmark takes from the environment: the address and the key, which belong in no file."""
+"""Settings from the environment: address and API key, which belong in no file."""
 
 from pydantic import AliasChoices, Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from benchmarking.errors import InvalidConfig
+from common.startup import faults_of
 
 
 class Settings(BaseSettings):
@@ -33,5 +34,4 @@ def load_settings() -> Settings:
     try:
         return Settings()
     except ValidationError as error:
-        faults = [f"{e['loc'][0]}: {e['msg']}" for e in error.errors(include_input=False)]
-        raise InvalidConfig("the environment", faults) from None
+        raise InvalidConfig("the environment", faults_of(error)) from None

@@ -14,6 +14,7 @@ from inference_api.engine.runner import Draw, Drawn, RowResult, RowStep
 from inference_api.inference_api_server import create_server, server_of
 from inference_api.request import TokenLogprobs
 from inference_api.scheduling.decode_backend import DecodeBackend
+from inference_api.scheduling.loaded_model import LoadedModel
 from inference_api.settings import Settings
 from inference_api.text.chat_prompts import Message, check_names, plain_chat_prompt
 
@@ -126,8 +127,15 @@ def _patch(backend: DecodeBackend) -> None:
     pacer = StepPacer(settings.mock_tokens_per_second)
 
     def load_model_and_tokenizer() -> None:
-        backend.tokenizer = ByteTokenizer()
-        backend.runner = EchoRunner(settings.user_rows, settings.max_seq_len or DEFAULT_SEQ_LEN)
+        backend.take(
+            LoadedModel.of(
+                model.name,
+                EchoRunner(model.user_rows, model.max_seq_len or DEFAULT_SEQ_LEN),
+                ByteTokenizer(),
+                settings,
+            )
+            for model in settings.served_models
+        )
 
     def decode_at_the_set_pace() -> None:
         if any(row is not None for row in backend.users):

@@ -18,29 +18,28 @@
     │   ├── TooManyConnections     this one had waited longest, or held most bytes
     │   ├── NotReady               the model is still loading
     │   └── Draining               the server is about to stop
-    ├── BackendFailed        500   the decode thread died
-    └── StartupError         --    the process cannot start; lists every fault found
+    └── BackendFailed        500   the decode thread died
+
+    StartupError   the process cannot start; lists every fault found
 
 Raise them anywhere; `routes.errors` renders them, once, at the edge.
 """
 
 from collections.abc import Sequence
 
+from common import startup
+from common.errors import WireError
 
-class HearthError(Exception):
+
+class HearthError(WireError):
     """Base of the tree. `str(error)` is the message for the client."""
 
-    status = 500
-    code = "internal_error"
-    type = "server_error"
-    param: str | None = None
     retry_after_s: int | None = None
 
 
 class InvalidRequest(HearthError):
     status = 400
     code = "invalid_request"
-    type = "invalid_request_error"
 
     def __init__(self, message: str, param: str | None = None) -> None:
         super().__init__(message)
@@ -93,13 +92,11 @@ class PromptTooLong(InvalidRequest):
 class Unauthorized(HearthError):
     status = 401
     code = "unauthorized"
-    type = "authentication_error"
 
 
 class HostNotAllowed(HearthError):
     status = 403
     code = "host_not_allowed"
-    type = "permission_error"
 
     def __init__(self, host: str) -> None:
         super().__init__(
@@ -113,7 +110,6 @@ class OriginNotAllowed(HearthError):
 
     status = 403
     code = "origin_not_allowed"
-    type = "permission_error"
 
     def __init__(self, origin: str, path: str) -> None:
         super().__init__(
@@ -127,7 +123,6 @@ class OriginNotAllowed(HearthError):
 class UnknownModel(HearthError):
     status = 404
     code = "model_not_found"
-    type = "invalid_request_error"
 
     def __init__(self, name: str, served: Sequence[str]) -> None:
         super().__init__(f"Model '{name}' is not served here; served: {', '.join(served)}.")
@@ -137,7 +132,6 @@ class UnknownModel(HearthError):
 class RequestTimeout(HearthError):
     status = 408
     code = "request_timeout"
-    type = "invalid_request_error"
 
     def __init__(self, head_s: float, body_s: float, body_bytes_per_s: int) -> None:
         super().__init__(
@@ -149,7 +143,6 @@ class RequestTimeout(HearthError):
 class RequestTooLarge(HearthError):
     status = 413
     code = "request_too_large"
-    type = "invalid_request_error"
 
     def __init__(self, max_bytes: int) -> None:
         super().__init__(f"The request body exceeds {max_bytes} bytes; send less text.")
@@ -158,7 +151,6 @@ class RequestTooLarge(HearthError):
 class NotJson(HearthError):
     status = 415
     code = "unsupported_media_type"
-    type = "invalid_request_error"
 
     def __init__(self, media_type: str) -> None:
         super().__init__(
@@ -206,9 +198,5 @@ class BackendFailed(HearthError):
     code = "backend_failed"
 
 
-class StartupError(HearthError):
-    """The process cannot start. The message lists every fault with its remedy."""
-
-    def __init__(self, faults: Sequence[str]) -> None:
-        super().__init__("Hearth cannot start:\n" + "\n".join(f"  - {fault}" for fault in faults))
-        self.faults = tuple(faults)
+class StartupError(startup.StartupError):
+    service = "Hearth"

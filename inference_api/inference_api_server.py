@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 
 from flask import Flask
 
-from inference_api.generation.disconnects import DisconnectWatcher
+from common.disconnects import DisconnectWatcher
 from inference_api.generation.streaming import Generations
 from inference_api.live_state import LiveState
 from inference_api.observe.metrics import ServerMetrics, ServerState
@@ -18,35 +18,22 @@ from inference_api.routes.body import WholeBodyRequest
 from inference_api.routes.caller import register_request_ids
 from inference_api.routes.errors import register_error_handlers
 from inference_api.routes.openapi import register_openapi
-from inference_api.routes.openapi_document import Operations
 from inference_api.routes.origins import register_origin_check
 from inference_api.scheduling.decode_backend import DecodeBackend, Hooks
 from inference_api.scheduling.input_queue import InputQueue
 from inference_api.scheduling.output_queues import OutputQueues
-from inference_api.settings import Settings, load_settings
+from inference_api.settings import ModelSettings, Settings, load_settings
 from optimizer.app import create_service
 from optimizer.metrics import ReplicaGauges
-from optimizer.routes import OPERATIONS as OPTIMIZER_OPERATIONS
 from optimizer.routes import create_blueprint as create_optimizer_blueprint
 from optimizer.settings import Settings as OptimizerSettings
 from optimizer.settings import load_settings as load_optimizer_settings
 from weights.app import create_service as create_weights_service
-from weights.routes import OPERATIONS as WEIGHTS_OPERATIONS
 from weights.routes import create_blueprint as create_weights_blueprint
 from weights.settings import Settings as WeightsSettings
 from weights.settings import load_settings as load_weights_settings
 
 EXTENSION = "hearth"  # key of the Server in app.extensions
-OPERATIONS: Operations = {
-    **generate.OPERATIONS,
-    **openai.OPERATIONS,
-    **tokenize.OPERATIONS,
-    **health.OPERATIONS,
-    **dashboard.OPERATIONS,
-    **metrics_routes.OPERATIONS,
-    **OPTIMIZER_OPERATIONS,
-    **WEIGHTS_OPERATIONS,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,11 +76,13 @@ def create_server(
     weights_settings = weights_settings or load_weights_settings()
     optimizer = create_service(optimizer_settings)
     weights = create_weights_service(weights_settings)
-    input_queue = InputQueue(settings.max_input_qsize, settings.user_rows)
+    models = {each.name: each for each in settings.served_models}
+    rows = {name: model.user_rows for name, model in models.items()}
+    input_queue = InputQueue(settings.max_input_qsize, rows)
     output_queues = OutputQueues()
     metrics = ServerMetrics(
-        settings.served_name,
-        lambda: _state(backend, input_queue, output_queues),
+        list(models),
+        lambda name: _state(models[name], backend, input_queue, output_queues),
         settings.vllm_metrics,
     )
     backend = DecodeBackend(settings, input_queue, output_queues, on_decoded=metrics.rows_decoded)
@@ -102,16 +91,10 @@ def create_server(
     metrics.registry.register(ReplicaGauges(lambda: optimizer.state, optimizer_settings.namespace))
     generations = Generations(backend, input_queue, output_queues, watcher, metrics, tracing)
 
-    app = Flask("inference_api", static_folder=None)
-    app.request_class = WholeBodyRequest
-    app.config["MAX_CONTENT_LENGTH"] = settings.max_content_length_bytes
+    app = _bare_app(settings, metrics)
     app.extensions[EXTENSION] = Server(
         settings, backend, input_queue, output_queues, watcher, tracing
     )
-    register_request_ids(app)
-    register_origin_check(app, settings)
-    register_token_check(app, settings)
-    register_error_handlers(app, on_error=metrics.request_failed)
     app.register_blueprint(generate.create_blueprint(generations, settings))
     app.register_blueprint(openai.create_blueprint(generations, backend, settings))
     app.register_blueprint(tokenize.create_blueprint(backend, settings))
@@ -124,7 +107,19 @@ def create_server(
     app.register_blueprint(dashboard.create_blueprint(backend, live_state.dump, page))
     app.register_blueprint(create_optimizer_blueprint(optimizer, optimizer_settings))
     app.register_blueprint(create_weights_blueprint(weights, weights_settings.max_body_bytes))
-    register_openapi(app, OPERATIONS, lambda rule: needs_token(rule, settings))
+    register_openapi(app, lambda rule: needs_token(rule, settings))
+    return app
+
+
+def _bare_app(settings: Settings, metrics: ServerMetrics) -> Flask:
+    """An application without routes: its bounds, checks and error handlers."""
+    app = Flask("inference_api", static_folder=None)
+    app.request_class = WholeBodyRequest
+    app.config["MAX_CONTENT_LENGTH"] = settings.max_content_length_bytes
+    register_request_ids(app)
+    register_origin_check(app, settings)
+    register_token_check(app, settings)
+    register_error_handlers(app, on_error=metrics.request_failed)
     return app
 
 
@@ -137,14 +132,17 @@ def server_of(app: object) -> Server:
 
 
 def _state(
-    backend: DecodeBackend, input_queue: InputQueue, output_queues: OutputQueues
+    model: ModelSettings,
+    backend: DecodeBackend,
+    input_queue: InputQueue,
+    output_queues: OutputQueues,
 ) -> ServerState:
-    snapshot = backend.snapshot
+    snapshot = backend.snapshot.models[model.name]
     return ServerState(
         busy_rows=snapshot.busy_rows,
-        user_rows=backend.max_users,
-        queued=len(input_queue),
-        sessions=len(output_queues),
+        user_rows=model.user_rows,
+        queued=input_queue.num_waiting(model.name),
+        sessions=output_queues.num_sessions(model.name),
         **asdict(snapshot.totals),
     )
 

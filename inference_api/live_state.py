@@ -1,4 +1,4 @@
-"""What the server does right now, as one small JSON value for people who watch it.
+"""The live state of the server as one small JSON value, for people who watch it.
 
 Built on the thread that asks, from published snapshots: the decode thread does nothing for it. A
 row may move on while it is read, so the rows of one answer can be a step apart.
@@ -55,7 +55,7 @@ class LiveState:
             "rows": [row and self._row(row, now_s) for row in list(self._backend.users)],
             "queue": {
                 "waiting": len(self._input_queue),
-                "capacity": self._settings.max_input_qsize,
+                "capacity": self._settings.queue_capacity,
             },
             "totals": {
                 "steps": totals.steps,
@@ -69,19 +69,23 @@ class LiveState:
 
     def _server(self) -> Json:
         backend = self._backend
+        default = self._settings.default_model
         is_loaded = backend.phase in (Phase.READY, Phase.DRAINING)
         return {
             "phase": str(backend.phase),
             "reason": backend.unhealthy_reason(),
-            "models": [self._settings.served_name] if is_loaded else [],
-            "context_tokens": backend.runner.max_seq_len if is_loaded else None,
-            "quantization": self._settings.quantization,
+            "models": list(backend.models) if is_loaded else [],
+            "context_tokens": backend.models[default.name].runner.max_seq_len
+            if is_loaded
+            else None,
+            "quantization": default.quantization,
         }
 
     def _row(self, row: UserRow, now_s: float) -> Json:
         caller = self._generations.caller_of(row.session_id)
         prompt_tokens = len(row.request.prompt_tokens)
-        return {
+        model = {"model": row.request.model} if len(self._backend.models) > 1 else {}
+        return model | {
             "session_id": row.session_id,
             "request_id": caller and caller.request_id,
             "team_id": caller and caller.team_id,

@@ -1,4 +1,4 @@
-"""What can be known before a worker exists: is the port free, can this model be served here.
+"""Checks before a worker exists: is the port free, can these models be served here.
 
 Runs in gunicorn's arbiter, so it loads no torch there.
 """
@@ -18,9 +18,15 @@ def check_start(settings: Settings, with_model: bool) -> None:
         from inference_api.engine import hardware
         from inference_api.engine.loading import checkpoint
 
-        if settings.device == "cuda" and hardware.lacks_cuda():
+        models = settings.served_models
+        if any(each.device == "cuda" for each in models) and hardware.lacks_cuda():
             faults.append(hardware.NO_CUDA)
-        faults += checkpoint.check(settings.model, EngineOptions.from_settings(settings))
+        faults += checkpoint.check_all(
+            [
+                checkpoint.Asked(each.name, each.model, EngineOptions.from_settings(each))
+                for each in models
+            ]
+        )
     if faults:
         raise StartupError(faults)
 

@@ -25,7 +25,7 @@ class FinishReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How the next token is drawn. `is_greedy` requests ignore everything but the penalties."""
+    """Parameters of drawing a token. `is_greedy` requests ignore all but the penalties."""
 
     temperature: float = 1.0  # 0 = greedy
     top_k: int = 0  # 0 = all tokens; 1 = greedy
@@ -45,7 +45,7 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class ConstraintSpec:
-    """What an answer has to be: JSON of a schema, a match of a regular expression, or one of
+    """Constraint of an answer: JSON of a schema, a match of a regular expression, or one of
     several texts (a JSON list of strings)."""
 
     field: str  # of the request, for messages
@@ -77,7 +77,7 @@ class Grammar(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class GenerationParams:
-    """What a client asks for besides the prompt."""
+    """Parameters of a request besides its prompt."""
 
     max_tokens: int | None = None  # None: to the end of the context
     stop_strings: tuple[str, ...] = ()
@@ -94,6 +94,7 @@ class GenerationRequest:
     """One prompt to continue. The prompt is never empty and shorter than the model's context."""
 
     session_id: SessionId
+    model: str  # by its own name, no alias
     prompt_tokens: tuple[int, ...]
     max_tokens: int
     sampling: SamplingParams = field(default_factory=SamplingParams)
@@ -105,7 +106,7 @@ class GenerationRequest:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """How likely a token was, by the model's own distribution: natural logarithms, before bias,
+    """Log probability of a token by the model's own distribution, natural, before bias,
     penalties and temperature."""
 
     logprob: float
@@ -121,7 +122,7 @@ class ScoredToken(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TokenEvent:
-    """What one decode step produced for one session; the last event has a finish reason.
+    """Tokens that one decode step made for a session; the last event has a finish reason.
 
     `error` is set exactly when the finish reason is `ERROR`. Stop tokens are not among `token_ids`.
     `admitted_at_s` (monotonic clock) is when the request left the queue for a row, if it did, and

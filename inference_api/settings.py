@@ -3,53 +3,44 @@
 `docs/settings.md` lists the same variables for people; a test holds the two together.
 """
 
+import json
 import re
-from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, SecretStr, ValidationError, field_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SecretStr,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+)
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
-from inference_api.errors import StartupError
+from common.logs import LogFormat, LogLevel
+from common.origins import ORIGIN
+from inference_api.errors import StartupError, UnknownModel
+from inference_api.shipped_files import SHIPPED
 
-EMBEDDED_MODEL = Path(__file__).resolve().parent.parent / "models" / "hearth-tiny"
+EMBEDDED_MODEL = SHIPPED / "models" / "hearth-tiny"
 CONTROL_THREADS = 16  # request threads beyond rows and queue, so that /health always has one
 
-ANY = "*"
-# As browsers send it: in lower case, without a path.
-ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://[^/?#@\sA-Z]+")
+MAX_MODELS = 8
 HOST = re.compile(r"\*|[a-z0-9_-]+(\.[a-z0-9_-]+)*")
 
 
-class Settings(BaseSettings):
-    """Immutable; any thread may read it. Field descriptions are the documentation."""
+class ModelSettings(BaseModel):
+    """Settings that each model has of its own. Immutable."""
 
-    model_config = SettingsConfigDict(
-        frozen=True,
-        extra="ignore",
-        env_ignore_empty=True,
-        populate_by_name=True,
-        protected_namespaces=(),
-    )
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
-    service_host: str = Field("127.0.0.1", description="Address the API listens on.")
-    service_port: int = Field(7000, ge=1, le=65535, description="Port the API listens on.")
     model: str = Field(
         str(EMBEDDED_MODEL),
         description="Model folder, GGUF file or hub id; default: the embedded model.",
     )
     model_name: str | None = Field(
         None, description="Name clients ask for; default: the last part of MODEL."
-    )
-    route_aliases: Annotated[tuple[str, ...], NoDecode] = Field(
-        ("falcon40b",), description="Further names of the model, comma-separated."
-    )
-    strict_bounds: Literal["aliases", "always", "never"] = Field(
-        "aliases",
-        description=(
-            "Where the native routes refuse temperature 0 as the Falcon server does: under "
-            "ROUTE_ALIASES, its names; else 0 is greedy."
-        ),
     )
     device: Literal["auto", "cpu", "cuda"] = Field(
         "auto", description="Where the model runs; auto: CUDA when there is a GPU."
@@ -81,8 +72,50 @@ class Settings(BaseSettings):
         le=1_048_576,
         description="Context of a row in tokens; default: the model's own, at most 2048.",
     )
+
+    @property
+    def name(self) -> str:
+        """The name in requests, answers and metrics."""
+        return self.model_name or self.model.rstrip("/").rsplit("/", 1)[-1]
+
+
+class Settings(BaseSettings, ModelSettings):
+    """Immutable; any thread may read it. Field descriptions are the documentation.
+
+    The variables of `ModelSettings` are those of the one model or, with MODELS, of every model
+    that does not say otherwise: read a model's from `served_models`.
+    """
+
+    model_config = SettingsConfigDict(
+        frozen=True,
+        extra="ignore",
+        env_ignore_empty=True,
+        populate_by_name=True,
+        protected_namespaces=(),
+    )
+
+    models: Annotated[tuple[ModelSettings, ...], NoDecode] = Field(
+        (),
+        max_length=MAX_MODELS,
+        description=(
+            f"In place of MODEL, a JSON list of 1 to {MAX_MODELS} objects; their keys are the "
+            "variables of a model in lower case. The first model is the default."
+        ),
+    )
+    service_host: str = Field("127.0.0.1", description="Address the API listens on.")
+    service_port: int = Field(7000, ge=1, le=65535, description="Port the API listens on.")
+    route_aliases: Annotated[tuple[str, ...], NoDecode] = Field(
+        ("falcon40b",), description="Further names of the default model, comma-separated."
+    )
+    strict_bounds: Literal["aliases", "always", "never"] = Field(
+        "aliases",
+        description=(
+            "Where the native routes refuse temperature 0 as the Falcon server does: under "
+            "ROUTE_ALIASES, its names; else 0 is greedy."
+        ),
+    )
     max_input_qsize: int = Field(
-        64, ge=1, le=4096, description="Requests waiting for a row while none is free."
+        64, ge=1, le=4096, description="Requests waiting for a row of a model while none is free."
     )
     prefill_chunk_tokens: int = Field(
         256, ge=1, le=65536, description="Most prompt tokens prefilled in one step."
@@ -173,10 +206,8 @@ class Settings(BaseSettings):
             "Origins whose web pages may use the inference routes, comma-separated; *: any."
         ),
     )
-    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field(
-        "INFO", description="Least severe level that is logged."
-    )
-    log_format: Literal["text", "json"] = Field("text", description="Shape of a log line.")
+    log_level: LogLevel = Field("INFO", description="Least severe level that is logged.")
+    log_format: LogFormat = Field("text", description="Shape of a log line.")
     vllm_metrics: bool = Field(True, description="Publish metrics under vLLM's names too.")
     otel_exporter_otlp_endpoint: str | None = Field(
         None,
@@ -184,6 +215,31 @@ class Settings(BaseSettings):
         description="Where traces go by OTLP/HTTP, as in http://collector:4318.",
     )
     otel_service_name: str = Field("hearth", description="Name of this process in traces.")
+
+    @field_validator("models", mode="before")
+    @classmethod
+    def _complete_models(cls, value: object, info: ValidationInfo) -> object:
+        """Give each entry of MODELS the variables that it does not set itself."""
+        if value == ():
+            return value
+        entries = _json_list(value)
+        own = {field: info.data[field] for field in ("model", "model_name") if field in info.data}
+        if own != {"model": str(EMBEDDED_MODEL), "model_name": None}:
+            raise ValueError("one of MODEL and MODEL_NAME is set too; give one model or a list")
+        shared = {
+            field: info.data[field]
+            for field in ModelSettings.model_fields
+            if field in info.data and field not in own
+        }
+        return tuple({**shared, **entry} if isinstance(entry, dict) else entry for entry in entries)
+
+    @field_validator("models")
+    @classmethod
+    def _check_names(cls, models: tuple[ModelSettings, ...]) -> tuple[ModelSettings, ...]:
+        names = [each.name for each in models]
+        if len(set(names)) < len(names):
+            raise ValueError(f"two models have one name ({', '.join(names)}); set model_name")
+        return models
 
     @field_validator("route_aliases", "allowed_hosts", "cors_origins", mode="before")
     @classmethod
@@ -211,12 +267,25 @@ class Settings(BaseSettings):
         return hosts
 
     @property
-    def served_name(self) -> str:
-        return self.model_name or self.model.rstrip("/").rsplit("/", 1)[-1]
+    def served_models(self) -> tuple[ModelSettings, ...]:
+        """One or more, the default first."""
+        return self.models or (self,)
+
+    @property
+    def default_model(self) -> ModelSettings:
+        return self.served_models[0]
 
     @property
     def served_names(self) -> tuple[str, ...]:
-        return (self.served_name, *self.route_aliases)
+        return (*(each.name for each in self.served_models), *self.route_aliases)
+
+    def name_of(self, asked: str) -> str:
+        """The model that answers to this name, its own or an alias. Raises UnknownModel."""
+        if any(asked == each.name for each in self.served_models):
+            return asked
+        if asked in self.route_aliases:
+            return self.default_model.name
+        raise UnknownModel(asked, self.served_names)
 
     def has_strict_bounds(self, model: str) -> bool:
         """Whether requests to the native routes under this name keep to the reference's bounds."""
@@ -225,9 +294,19 @@ class Settings(BaseSettings):
         return self.strict_bounds == "always"
 
     @property
+    def all_user_rows(self) -> int:
+        """Of all models."""
+        return sum(each.user_rows for each in self.served_models)
+
+    @property
+    def queue_capacity(self) -> int:
+        """Requests that may wait, for all models together."""
+        return self.max_input_qsize * len(self.served_models)
+
+    @property
     def threads(self) -> int:
         """Request threads: one for each row, each queued request, and some for control routes."""
-        return self.user_rows + self.max_input_qsize + CONTROL_THREADS
+        return self.all_user_rows + self.queue_capacity + CONTROL_THREADS
 
 
 def load_settings() -> Settings:
@@ -238,11 +317,23 @@ def load_settings() -> Settings:
         raise StartupError([_fault(dict(detail)) for detail in error.errors()]) from None
 
 
-def _fault(detail: dict[str, object]) -> str:
-    location = detail["loc"]
-    assert isinstance(location, tuple)
-    field = str(location[0])
-    variable = field.upper()
+def _json_list(value: object) -> list[object] | tuple[object, ...]:
+    """Raises ValueError for what is no list, or an empty one."""
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"is no JSON ({error})") from None
+    if not isinstance(value, list | tuple) or not value:
+        raise ValueError('is no list of models, as in [{"model": "/models/a"}]')
+    return value
+
+
+def _fault(detail: dict[str, Any]) -> str:
+    field, *inner = detail["loc"]
+    variable = str(field).upper() + "".join(
+        f"[{part}]" if isinstance(part, int) else f".{part}" for part in inner
+    )
     shown = "***" if "SECRET" in variable else repr(detail["input"])
     remedy = str(detail["msg"]).removeprefix("Value error, ")
     return f"{variable}={shown}: {remedy[0].lower()}{remedy[1:]}; correct it or unset it."

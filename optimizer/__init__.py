@@ -1,4 +1,4 @@
-"""Which accelerators, how many replicas and which batch size meet the service levels at least cost.
+"""Chooses accelerators, replicas and batch sizes that meet the service levels at least cost.
 
 A queueing model turns measured speed (alpha, beta, gamma, delta) and load into latencies
 (`latency`, `queueing`), `sizing` inverts it, `allocation` prices every (server, accelerator)

@@ -6,13 +6,14 @@ clients of the reference need not change.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
+from typing_extensions import TypedDict
 
 from optimizer.candidates.allocation import value_of
+from optimizer.inferno_json import JsonObject
 from optimizer.solver import Choice
-from optimizer.spec import AllocationData, AllocationPart, ServerSpec
+from optimizer.spec import AllocationData, AllocationJson, AllocationPart, ServerSpec
 
 FLOAT32_MAX = float(np.finfo(np.float32).max)
 NO_TRAFFIC_PER_S = 1e-12  # below it energy per request means nothing
@@ -20,6 +21,61 @@ NO_TRAFFIC_PER_S = 1e-12  # below it energy per request means nothing
 # What desired allocations remember beyond the reference's, so that who reads them has it as well.
 _EXTENSIONS = {"utilization", "power_watts"}
 _NOT_THE_REFERENCES = dict.fromkeys(_EXTENSIONS, True) | {"parts": {"__all__": _EXTENSIONS}}
+
+
+class Details(JsonObject):
+    value: float
+    utilization: float
+    cards: int
+    demandRPM: float
+    maxRPM: float
+    throughputRPM: float
+    dropFraction: float
+    saturated: bool
+    bestEffort: bool
+    kept: bool
+    powerWatts: float
+    energyKWhPerDay: float
+    energyWhPerRequest: float
+
+
+class Shape(JsonObject):
+    accelerator: str
+    numReplicas: int
+
+
+_From = TypedDict("_From", {"from": Shape})
+
+
+class ChangeAnswer(_From, JsonObject):
+    to: Shape
+    costDifference: float
+
+
+class TypeUse(JsonObject):
+    type: str
+    count: int
+    limit: int
+    cost: float
+
+
+class Summary(JsonObject):
+    solver: str
+    notes: list[str]
+    gap: float | None
+    totalCost: float
+    totalPowerWatts: float
+    allocationByType: list[TypeUse]
+
+
+class Solution(JsonObject):
+    """By server."""
+
+    allocations: dict[str, AllocationJson]
+    unallocated: dict[str, str]
+    details: dict[str, Details]
+    changes: dict[str, ChangeAnswer]
+    summary: Summary
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +88,7 @@ class CardUse:
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """What one server gets: one part, or several of a heterogeneous solution."""
+    """The allocation of one server: one part, or several of a heterogeneous solution."""
 
     server: ServerSpec
     parts: tuple[Choice, ...]  # the one that carries most load first
@@ -52,7 +108,7 @@ class Allocation:
     def value(self) -> float:
         """Cost of getting there; see `allocation.value_of`."""
         first = self.parts[0]
-        if len(self.parts) == 1 and first.replicas == first.candidate.replicas:
+        if len(self.parts) == 1 and first.is_exact:
             return first.candidate.value
         return value_of(self.server, first.candidate.accelerator, self.replicas, self.cost)
 
@@ -66,12 +122,12 @@ class Allocation:
 
     @property
     def is_saturated(self) -> bool:
-        """More arrives than the service levels allow for."""
+        """True if more requests arrive than the service levels allow for."""
         return self.demand_per_s > self.max_rate_per_s * (1 + 1e-6)
 
     @property
     def is_best_effort(self) -> bool:
-        """Fewer replicas than the service levels need."""
+        """True if there are fewer replicas than the service levels need."""
         first = self.parts[0]
         return len(self.parts) == 1 and (not first.is_full or first.candidate.capped)
 
@@ -87,16 +143,16 @@ class Allocation:
         )
 
     def to_data(self) -> AllocationData:
-        """As it is kept: the reference's object and what it draws; `parts` only if there is more
-        than one."""
+        """Returns the allocation as it is kept: the reference's fields, utilization and power;
+        `parts` only if there is more than one."""
         parts = [
             _to_part(part, self.server, power_w)
             for part, power_w in zip(self.parts, self.powers_w, strict=True)
         ]
         return AllocationData(**dict(parts[0]), parts=parts if len(parts) > 1 else None)
 
-    def details(self) -> dict[str, Any]:
-        """Beyond the reference: how loaded it is, what it draws, what it can take."""
+    def details(self) -> Details:
+        """Returns figures beyond the reference's: load, power, and the highest rate."""
         power_w = sum(self.powers_w)
         served_per_s = self.demand_per_s * (1 - self.loss)
         return {
@@ -134,8 +190,8 @@ class Answer:
     def desired(self) -> dict[str, AllocationData]:
         return {name: allocation.to_data() for name, allocation in self.allocations.items()}
 
-    def dump(self, desired: Mapping[str, AllocationData]) -> dict[str, Any]:
-        """The body of /optimize and /optimizeOne."""
+    def dump(self, desired: Mapping[str, AllocationData]) -> Solution:
+        """Returns the answer of /optimize and /optimizeOne."""
         return {
             "allocations": {
                 name: data.model_dump(exclude_none=True, exclude=_NOT_THE_REFERENCES)
@@ -147,7 +203,7 @@ class Answer:
             "summary": self.summary(),
         }
 
-    def summary(self) -> dict[str, Any]:
+    def summary(self) -> Summary:
         gap = None if self.gap is None or not np.isfinite(self.gap) else shortest(self.gap)
         return {
             "solver": self.solver,
@@ -161,9 +217,9 @@ class Answer:
             ],
         }
 
-    def _changes(self, desired: Mapping[str, AllocationData]) -> dict[str, Any]:
-        """Servers whose accelerator or replicas differ from what they run on now."""
-        changes = {}
+    def _changes(self, desired: Mapping[str, AllocationData]) -> dict[str, ChangeAnswer]:
+        """Returns the servers whose accelerator or replicas differ from what runs now."""
+        changes: dict[str, ChangeAnswer] = {}
         for name, allocation in self.allocations.items():
             old, new = allocation.server.current_alloc, desired[name]
             if old.shape() != new.shape():
@@ -190,11 +246,11 @@ def _to_part(part: Choice, server: ServerSpec, power_w: float) -> AllocationPart
 
 
 def _part_cost(part: Choice) -> float:
-    if part.replicas == part.candidate.replicas:
+    if part.is_exact:
         return part.candidate.cost
     return float(np.float32(part.candidate.cost_per_replica) * np.float32(part.replicas))
 
 
 def shortest(value: float) -> float:
-    """The shortest decimal that is the same float32: 75.3, not 75.30000305175781."""
+    """Returns the shortest decimal that is the same float32: 75.3, not 75.30000305175781."""
     return float(str(np.float32(value))) if abs(value) < FLOAT32_MAX else float(value)

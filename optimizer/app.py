@@ -6,14 +6,16 @@ gunicorn -c optimizer/gunicorn.conf.py "optimizer.app:create_app()"
 from flask import Flask, Response
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
+from common.errors import StoreFailed
+from common.stores import RecordStore
+from common.stores.sqlite_store import SqliteRecords
 from optimizer.candidates.replicas import SizingCache
-from optimizer.errors import InvalidRequest, StartupError, StoreFailed
+from optimizer.errors import InvalidRequest, StartupError
 from optimizer.metrics import ReplicaGauges
 from optimizer.optimize import SolveOptions
 from optimizer.routes import add_not_found_pages, create_blueprint
 from optimizer.service import ServiceOptions, StatefulService, StatelessService
 from optimizer.settings import Settings, load_settings
-from optimizer.store import RedisStore, SqliteStore, StateStore
 
 
 def create_app(settings: Settings | None = None) -> Flask:
@@ -50,7 +52,10 @@ def create_service(settings: Settings) -> StatelessService | StatefulService:
         raise StartupError([f"{error}; {remedy}"]) from error
 
 
-def _create_store(settings: Settings) -> StateStore:
-    if settings.redis_url:
-        return RedisStore(settings.redis_url)
-    return SqliteStore(settings.store_path)
+def _create_store(settings: Settings) -> RecordStore:
+    if not settings.redis_url:
+        return SqliteRecords(settings.store_path)
+    # The client takes long to import: only who has a Redis waits for it.
+    from common.stores.redis_store import RedisRecords
+
+    return RedisRecords(settings.redis_url, prefix="optimizer")

@@ -4,9 +4,10 @@
     ├── InvalidRequest      400   the body does not parse, or fields are mistyped or out of bounds
     ├── NotFound            404   no entity of that kind has that name
     ├── BodyTooLarge        413   the body exceeds the limit
-    ├── StateChanged        412   If-Match names a state that is no longer current
-    ├── StoreFailed         503   the store did not take a change; memory was not changed either
-    └── StartupError         --   the process cannot start; lists every fault found
+    └── StateChanged        412   If-Match names a state that is no longer current
+
+    StoreFailed    503, of `common.errors`: the store did not take a change, nor did memory
+    StartupError   the process cannot start; lists every fault found
 
 That a server finds no allocation is not an error: the answer says so, and why, per server.
 Raise them anywhere; `routes` renders them, once, at the edge.
@@ -14,6 +15,8 @@ Raise them anywhere; `routes` renders them, once, at the edge.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+from common import startup
 
 
 class OptimizerError(Exception):
@@ -65,15 +68,5 @@ class StateChanged(OptimizerError):
         super().__init__("the state changed since that ETag; GET /state again and merge")
 
 
-class StoreFailed(OptimizerError):
-    status = 503
-
-
-class StartupError(OptimizerError):
-    """The process cannot start. The message lists every fault with its remedy."""
-
-    def __init__(self, faults: Sequence[str]) -> None:
-        super().__init__(
-            "The optimizer cannot start:\n" + "\n".join(f"  - {fault}" for fault in faults)
-        )
-        self.faults = tuple(faults)
+class StartupError(startup.StartupError):
+    service = "The optimizer"

@@ -1,15 +1,8 @@
 # ruff: noqa: N999 - the name gunicorn looks for
-"""Gunicorn for the optimizer alone. One worker: the state is the process's."""
+"""gunicorn -c optimizer/gunicorn.conf.py "optimizer.app:create_app()": the optimizer alone."""
 
+from common.launcher import threaded
 from optimizer.settings import load_settings
 
 _settings = load_settings()
-
-bind = f"{_settings.host}:{_settings.port}"
-workers = 1
-worker_class = "gthread"
-threads = _settings.threads
-timeout = 120
-graceful_timeout = 30
-preload_app = False
-control_socket_disable = True  # one path per user: two servers would fight for it
+globals().update(threaded(_settings.host, _settings.port, _settings.threads))

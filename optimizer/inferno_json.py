@@ -10,8 +10,16 @@ import json
 from difflib import get_close_matches
 from typing import Any, ClassVar, NoReturn, Self, TypeVar, get_args
 
-from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    ValidationError,
+    ValidationInfo,
+    model_validator,
+    with_config,
+)
 from pydantic.alias_generators import to_camel
+from typing_extensions import TypedDict  # pydantic describes typing's from Python 3.12 on
 
 from optimizer.errors import Fault, InvalidRequest
 
@@ -58,18 +66,28 @@ class Body(BaseModel):
 
     @classmethod
     def nearest(cls, key: str) -> str | None:
-        """The known key that an unknown one is likely meant to be."""
+        """Returns the known key that an unknown one is likely meant to be."""
         found = get_close_matches(key.lower(), cls._names_by_lower, n=1)
         return cls._names_by_lower[found[0]] if found else None
 
     @classmethod
     def parse(cls, raw: bytes) -> Self:
-        """Read a request body. Raises InvalidRequest with every fault and its path."""
+        """Reads a request body. Raises InvalidRequest with every fault and its path."""
         return read(cls, decode(raw))
 
     def dump(self) -> dict[str, Any]:
-        """As plain JSON values; extensions that were not given are left out."""
+        """Returns plain JSON values; extensions that were not given are left out."""
         return self.model_dump(exclude_none=True)
+
+
+closed = with_config(extra="forbid")
+"""Has pydantic describe a typed dictionary as one of these keys alone."""
+
+
+@closed
+class JsonObject(TypedDict):
+    """Base of the answers that are no `Body`: the type checker holds what builds them to what
+    describes them, at no cost."""
 
 
 BodyT = TypeVar("BodyT", bound=Body)
@@ -78,7 +96,7 @@ _IGNORING_UNKNOWN = "ignoring unknown keys"  # context of a validation
 
 
 def read(model: type[BodyT], value: object, *, ignore_unknown: bool = False) -> BodyT:
-    """Validate a decoded JSON value. Raises InvalidRequest with every fault and its path."""
+    """Validates a decoded JSON value. Raises InvalidRequest with every fault and its path."""
     try:
         context = _IGNORING_UNKNOWN if ignore_unknown else None
         return model.model_validate(value, context=context)
@@ -97,7 +115,7 @@ def read(model: type[BodyT], value: object, *, ignore_unknown: bool = False) -> 
 
 
 def decode(raw: bytes) -> object:
-    """The first JSON value of a body. Raises InvalidRequest."""
+    """Returns the first JSON value of a body. Raises InvalidRequest."""
     try:
         text = raw.decode("utf-8-sig").lstrip(" \t\r\n")
         if not text:
@@ -112,12 +130,12 @@ def decode(raw: bytes) -> object:
 
 
 def encode(value: object) -> str:
-    """A JSON document. Raises ValueError on NaN and infinities, which JSON cannot hold."""
+    """Returns a JSON document. Raises ValueError on NaN and infinities, which JSON cannot hold."""
     return json.dumps(value, indent=4, allow_nan=False, ensure_ascii=False).translate(_ESCAPES)
 
 
 def encode_compact(value: object) -> str:
-    """The same value on one line, for stores and ETags: equal values give equal text."""
+    """Returns the same value on one line, for stores and ETags: equal values give equal text."""
     return json.dumps(value, separators=(",", ":"), sort_keys=True, allow_nan=False)
 
 
@@ -140,7 +158,7 @@ def _path(location: tuple[int | str, ...]) -> str:
 
 
 def _unknown_key(model: type[Body], location: tuple[int | str, ...]) -> str:
-    """What to say of the key at `location`, which the object that holds it does not know."""
+    """Returns the message about the key at `location`, which its object does not know."""
     *parents, key = location
     for name in parents:
         if isinstance(name, str):
@@ -151,7 +169,8 @@ def _unknown_key(model: type[Body], location: tuple[int | str, ...]) -> str:
 
 
 def _held_by(model: type[Body], alias: str) -> type[Body]:
-    """The type of the objects in a field: of itself, or of its list's or union's members."""
+    """Returns the type of the objects in a field: of itself, or of its list's or union's
+    members."""
     kinds = [next(f.annotation for n, f in model.model_fields.items() if alias in (f.alias, n))]
     for kind in kinds:
         if isinstance(kind, type) and issubclass(kind, Body):
@@ -161,7 +180,8 @@ def _held_by(model: type[Body], alias: str) -> type[Body]:
 
 
 def _sentence(message: str) -> str:
-    """pydantic's message, in the words of JSON, without the prefix of our own validators'."""
+    """Returns pydantic's message in the words of JSON, without the prefix of our own
+    validators'."""
     message = message.removeprefix("Value error, ")
     if message.startswith("Input should be a valid dictionary"):
         return "Input should be an object"

@@ -78,8 +78,8 @@ _OURS = replace(_DESIRED, labels=("server", "accelerator"))
 
 
 class ReplicaGauges(Collector):
-    """Read from the state at every scrape. A pair that was published once is 0 when its server
-    moved or vanished: without a series an autoscaler would keep the last value it saw."""
+    """Gauges read from the state at every scrape. A pair that was published once is 0 when its
+    server moved or vanished: without a series an autoscaler would keep the last value it saw."""
 
     def __init__(self, state: Callable[[], State], namespace: str = "default") -> None:
         """`namespace` is that of servers whose name has none."""
@@ -102,12 +102,12 @@ class ReplicaGauges(Collector):
                 yield gauge.filled(prefix, variants.items())
 
     def describe(self) -> Iterable[GaugeMetricFamily]:
-        """Names only, so that registering does not scrape."""
+        """Returns names only, so that registering does not scrape."""
         theirs = [gauge.family(prefix) for prefix in PREFIXES for gauge in _GAUGES]
         return [_OURS.family("optimizer"), *theirs]
 
     def _remember(self, replicas: Mapping[Pair, _Replicas]) -> list[Pair]:
-        """Note what is published now; return what was published before and is no more."""
+        """Notes what is published now; returns what was published before and is no more."""
         with self._lock:
             for pair in replicas:
                 self._published.pop(pair, None)
@@ -124,7 +124,7 @@ class ReplicaGauges(Collector):
 
 
 def _replicas(state: State) -> Iterator[tuple[Pair, _Replicas]]:
-    """What runs and what is wanted, by server and accelerator."""
+    """Yields replicas that run and are wanted, by server and accelerator."""
     for name, server in state.system.servers.items():
         current = _by_accelerator(server.current_alloc)
         desired = _by_accelerator(server.desired_alloc)
@@ -145,6 +145,6 @@ def _by_accelerator(allocation: AllocationData) -> Counter[str]:
 
 
 def _is_decided(state: State, name: str) -> bool:
-    """Whether the last solve says how many replicas a server shall have: none, if it is gone."""
+    """Returns True if the last solve set the replicas of a server: none, if it is gone."""
     server = state.system.servers.get(name)
     return server is None or name in state.allocated or bool(server.desired_alloc.each_part())

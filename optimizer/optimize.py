@@ -10,8 +10,7 @@ import numpy as np
 
 from optimizer.answer import Allocation, Answer, CardUse
 from optimizer.candidates.allocation import Offers, offers
-from optimizer.candidates.eligibility import Eligible, eligible
-from optimizer.candidates.replicas import Analysis, ReplicaTable, SizingCache, replica_row
+from optimizer.candidates.replicas import Analysis, SizingCache
 from optimizer.solver import Candidate, Choice, Problem, Scarcity, Solution, Solver
 from optimizer.solver.greedy import GreedySolver
 from optimizer.solver.milp import MilpOptions, MilpSolver
@@ -25,7 +24,7 @@ NO_CPLEX = "CPLEX is not available here; HiGHS solved it instead"
 
 @dataclass(frozen=True, slots=True)
 class SolveOptions:
-    """What the process, not the request, decides."""
+    """Options that the process sets, not the request."""
 
     cache: SizingCache
     milp_time_limit_s: float = 10.0
@@ -35,7 +34,7 @@ class SolveOptions:
 def optimize(
     system: System, flags: OptimizerSpec, options: SolveOptions, stability: Stability
 ) -> Answer:
-    """Allocations of every server that can have one, and why not for the others."""
+    """Returns the allocation of every server that can have one, and why the others have none."""
     offered = offers(system, options.cache)
     solution = choose_solver(flags, options).solve(Problem(offered.contenders, system.capacities))
     solution, kept = stabilize(system, offered, solution, flags, stability)
@@ -55,7 +54,8 @@ def optimize(
 
 
 def choose_solver(flags: OptimizerSpec, options: SolveOptions) -> Solver:
-    """`unlimited` overrides `milpSolver`, which overrides greedy, as in the reference."""
+    """Returns the solver that the flags ask for; `unlimited` overrides `milpSolver`, as in the
+    reference."""
     scarcity = Scarcity(flags.saturation_policy, flags.delayed_best_effort)
     if flags.unlimited:
         return UnlimitedSolver()
@@ -74,9 +74,9 @@ def _wants_cplex(flags: OptimizerSpec) -> bool:
 def _allocations(
     system: System, offered: Offers, solution: Solution
 ) -> Iterable[tuple[str, Allocation]]:
-    """Allocations by server name, in the order the servers were given."""
-    choices = _reanalyzed(system, solution.choices)
+    """Yields the allocations by server name, in the order the servers were given."""
     demand_per_s = {contender.server: contender.demand_per_s for contender in offered.contenders}
+    choices = _reanalyzed(offered, demand_per_s, solution.choices)
     for name, server in system.servers.items():
         if name in choices:
             parts = choices[name]
@@ -93,35 +93,30 @@ def _power_w(system: System, model: str, part: Choice) -> float:
 
 
 def _reanalyzed(
-    system: System, choices: Mapping[str, tuple[Choice, ...]]
+    offered: Offers, demand_per_s: Mapping[str, float], choices: Mapping[str, tuple[Choice, ...]]
 ) -> dict[str, tuple[Choice, ...]]:
-    """The choices with latencies at the load their replicas really get.
+    """Returns the choices with latencies at the load their replicas really get.
 
     A candidate's own hold for all its replicas. Fewer of them take the same load, more than they
     can; parts of a heterogeneous allocation share it in proportion to what they can take.
     """
-    changed: list[tuple[str, int, Choice]] = []
-    rates_per_ms, rows = [], []
+    changed: list[tuple[str, int, Candidate]] = []
+    rates_per_ms = []
     for name, parts in choices.items():
-        if all(part.replicas == part.candidate.replicas for part in parts) and len(parts) == 1:
-            continue
-        item = eligible(system, system.servers[name])
-        if not isinstance(item, Eligible) or item.is_idle:
+        if demand_per_s[name] == 0 or (len(parts) == 1 and parts[0].is_exact):
             continue
         able_per_s = sum(part.replicas * part.candidate.max_rate_per_s for part in parts)
         for index, part in enumerate(parts):
-            perf = system.models[item.server.model][part.candidate.accelerator]
-            rows.append(replica_row(perf, item, part.candidate.batch))
+            changed.append((name, index, part.candidate))
             share = part.candidate.max_rate_per_s / able_per_s
-            rates_per_ms.append(item.demand_per_s * share / 1000)
-            changed.append((name, index, part))
+            rates_per_ms.append(demand_per_s[name] * share / 1000)
+    rows = np.array([candidate.row for _, _, candidate in changed], dtype=np.int64)
+    found = offered.pairs.replica.take(rows).analyze(np.array(rates_per_ms))
     result = dict(choices)
-    if changed:
-        found = ReplicaTable(np.array(rows)).analyze(np.array(rates_per_ms))
-        for row, (name, index, part) in enumerate(changed):
-            parts = result[name]
-            renewed = part._replace(candidate=_at_load(part.candidate, found, row))
-            result[name] = (*parts[:index], renewed, *parts[index + 1 :])
+    for row, (name, index, candidate) in enumerate(changed):
+        parts = result[name]
+        renewed = parts[index]._replace(candidate=_at_load(candidate, found, row))
+        result[name] = (*parts[:index], renewed, *parts[index + 1 :])
     return result
 
 
@@ -135,7 +130,7 @@ def _at_load(candidate: Candidate, found: Analysis, row: int) -> Candidate:
 
 
 def _card_use(system: System, allocations: Iterable[Allocation]) -> tuple[CardUse, ...]:
-    """Cards and cost by type, for every type that is used or bounded."""
+    """Returns cards and cost by type, for every type that is used or bounded."""
     cards: dict[str, int] = dict.fromkeys(system.capacities, 0)
     cost: dict[str, float] = dict.fromkeys(system.capacities, 0.0)
     for allocation in allocations:

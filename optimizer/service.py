@@ -1,4 +1,4 @@
-"""The optimizer of a process: who owns the state, and how a solve changes it.
+"""The optimizer of a process: the owner of the state, and the solves that change it.
 
 Readers take `state`, an immutable value, without a lock. Writers queue behind one lock that is
 held through a solve: an allocation must describe the very system it is stored into, or two
@@ -10,15 +10,15 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Protocol
 
-from optimizer.answer import Answer
+from common.stores import RecordStore
+from optimizer.answer import Answer, Solution
 from optimizer.errors import StateChanged
 from optimizer.optimize import SolveOptions, optimize
 from optimizer.spec import AllocationData, OptimizerSpec, ServerSpec
 from optimizer.stabilize import Stability
 from optimizer.state import State, changes, from_records, next_state
-from optimizer.store import StateStore
 from optimizer.system import System
 
 logger = logging.getLogger(__name__)
@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ServiceOptions:
-    """What the settings say about solving."""
+    """The settings of solving."""
 
     solve: SolveOptions
     min_gain_percent: float = 0.0
@@ -38,15 +38,15 @@ class ServiceOptions:
 
 
 class OptimizerService(Protocol):
-    """What both modes offer. Any thread."""
+    """The operations of both modes. Any thread."""
 
     options: ServiceOptions
 
     @property
     def state(self) -> State:
-        """The state as of the last completed change."""
+        """Returns the state as of the last completed change."""
 
-    def optimize_one(self, system: System) -> dict[str, Any]:
+    def optimize_one(self, system: System) -> Solution:
         """Solve a whole system by its own flags; it becomes the state."""
 
 
@@ -61,7 +61,7 @@ class StatelessService:
     def state(self) -> State:
         return self._state
 
-    def optimize_one(self, system: System) -> dict[str, Any]:
+    def optimize_one(self, system: System) -> Solution:
         state = State(system)
         answer = _solve(state, system.optimizer, self.options)
         self._state, body = _solved(state, answer)
@@ -72,7 +72,7 @@ class StatefulService:
     """Keeps a system between requests, and in a store. Raises StoreFailed, with the state
     unchanged, where a change could not be saved."""
 
-    def __init__(self, store: StateStore, options: ServiceOptions) -> None:
+    def __init__(self, store: RecordStore, options: ServiceOptions) -> None:
         self.options = options
         self._store = store
         self._lock = threading.Lock()
@@ -83,8 +83,8 @@ class StatefulService:
         return self._state
 
     def update(self, edit: Callable[[System], System]) -> tuple[System, System]:
-        """Change the system; returns it as before and as after. An error that `edit` raises
-        leaves it as it was."""
+        """Changes the system; returns it as before and as after. An error that `edit` raises leaves
+        it as it was."""
         with self._lock:
             old = self._state
             new = next_state(old, edit(old.system), self.options.clock())
@@ -92,13 +92,13 @@ class StatefulService:
         return old.system, new.system
 
     def replace_state(self, state: State, is_expected: Callable[[State], bool]) -> None:
-        """Put a whole state in place of the present one. Raises StateChanged."""
+        """Puts a whole state in place of the present one. Raises StateChanged."""
         with self._lock:
             if not is_expected(self._state):
                 raise StateChanged()
             self._commit(state)
 
-    def optimize(self, flags: OptimizerSpec) -> dict[str, Any]:
+    def optimize(self, flags: OptimizerSpec) -> Solution:
         """Solve the system; every server's desiredAlloc becomes its allocation, or empty."""
         with self._lock:
             state = replace(self._state, system=replace(self._state.system, optimizer=flags))
@@ -107,7 +107,7 @@ class StatefulService:
             self._commit(solved)
         return body
 
-    def optimize_one(self, system: System) -> dict[str, Any]:
+    def optimize_one(self, system: System) -> Solution:
         with self._lock:
             state = next_state(self._state, system, self.options.clock())
             answer = _solve(state, system.optimizer, self.options)
@@ -116,7 +116,7 @@ class StatefulService:
         return body
 
     def apply_allocation(self) -> None:
-        """Let what was allocated be what runs. Loads stay; servers without allocation too."""
+        """Makes desired allocations current. Loads stay, as do servers without allocation."""
         with self._lock:
             state = self._state
             system = state.system.with_servers(
@@ -131,7 +131,7 @@ class StatefulService:
         self._store.close()
 
     def _commit(self, state: State) -> None:
-        """Save, then show. The lock is held."""
+        """Saves, then shows. The lock is held."""
         self._store.commit(changes(self._state, state))
         self._state = state
 
@@ -150,8 +150,9 @@ def _solve(state: State, flags: OptimizerSpec, options: ServiceOptions) -> Answe
     return answer
 
 
-def _solved(state: State, answer: Answer) -> tuple[State, dict[str, Any]]:
-    """The state with the answer's allocations as desired ones, and the body of the answer."""
+def _solved(state: State, answer: Answer) -> tuple[State, Solution]:
+    """Returns the state with the answer's allocations as desired ones, and the body of the
+    answer."""
     desired = answer.desired()
     nothing = AllocationData()
     system = state.system.with_servers(

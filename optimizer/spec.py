@@ -11,7 +11,7 @@ answer unless given.
 from enum import StrEnum
 from typing import Annotated, Any, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, GetPydanticSchema, model_validator
 
 from optimizer.inferno_json import Body
 
@@ -43,7 +43,7 @@ class PowerSpec(Body):
     mid_util: Annotated[float, Field(ge=0, le=1)] = 0.0
 
     def watts(self, utilization: float) -> float:
-        """Two straight lines that meet at `mid_util`."""
+        """Returns the power on two straight lines that meet at `mid_util`."""
         if utilization <= self.mid_util and self.mid_util > 0:
             return self.idle + (self.mid_power - self.idle) * utilization / self.mid_util
         if self.mid_util == 1:
@@ -65,7 +65,7 @@ class AcceleratorSpec(Body):
 
 
 class CapacitySpec(Body):
-    """How many cards of a type there are."""
+    """The number of cards of a type."""
 
     type: Name
     count: Count = 0
@@ -90,7 +90,7 @@ class PerfParms(Body):
 
 
 class PerfData(Body):
-    """How fast a model runs on an accelerator, by its *name*."""
+    """Speed of a model on an accelerator, by its *name*."""
 
     name: Name
     acc: Name
@@ -133,7 +133,7 @@ class ServiceClassSpec(Body):
         return self.priority if 1 <= self.priority <= LOWEST_PRIORITY else LOWEST_PRIORITY
 
     def target(self, model: str) -> ModelTarget | None:
-        """The last entry for the model: later duplicates replace earlier ones."""
+        """Returns the last entry for the model: later duplicates replace earlier ones."""
         return next((t for t in reversed(self.model_targets) if t.model == model), None)
 
 
@@ -160,7 +160,8 @@ class AllocationPart(Body):
 
 
 class AllocationData(AllocationPart):
-    """What a server runs on. A heterogeneous one is `parts`; the fields then show its largest."""
+    """Accelerator and replicas of a server. A heterogeneous one is `parts`; the fields then show
+    its largest."""
 
     parts: list[AllocationPart] | None = None  # extension
 
@@ -169,13 +170,22 @@ class AllocationData(AllocationPart):
         return sum(part.cost for part in self.parts) if self.parts else self.cost
 
     def each_part(self) -> list[AllocationPart]:
-        """Its parts, or itself as the only one; empty if nothing runs."""
+        """Returns its parts, or itself as the only one; empty if nothing runs."""
         every: list[AllocationPart] = list(self.parts) if self.parts else [self]
         return [part for part in every if part.accelerator and part.num_replicas]
 
     def shape(self) -> list[tuple[str, int]]:
-        """What runs: accelerators and replicas."""
+        """Returns the accelerators and replicas that run."""
         return [(part.accelerator, part.num_replicas) for part in self.each_part()]
+
+
+# What `dump` makes of them, for answers.
+ModelTargetJson = Annotated[
+    dict[str, Any], GetPydanticSchema(lambda _, describe: describe(ModelTarget))
+]
+AllocationJson = Annotated[
+    dict[str, Any], GetPydanticSchema(lambda _, describe: describe(AllocationData))
+]
 
 
 class ServerSpec(Body):
@@ -203,7 +213,7 @@ class ServerSpec(Body):
 
 
 class SaturationPolicy(StrEnum):
-    """What servers get that full capacity cannot hold (greedy and MILP)."""
+    """Best effort for servers that full capacity cannot hold (greedy and MILP)."""
 
     NONE = "None"
     PRIORITY_EXHAUSTIVE = "PriorityExhaustive"
@@ -212,7 +222,7 @@ class SaturationPolicy(StrEnum):
 
 
 def _known_policy(value: Any) -> Any:
-    """As the reference: a policy it does not know, in whatever case, is None."""
+    """Returns the policy None for one that the reference does not know either, in whatever case."""
     if isinstance(value, str):
         return next((p for p in SaturationPolicy if p == value), SaturationPolicy.NONE)
     return value

@@ -1,4 +1,4 @@
-"""Leave running servers alone when moving them gains little, or when they moved just now.
+"""Leaves running servers alone when moving them gains little, or when they moved just now.
 
 A change of replicas or accelerator costs a cold start, so an optimizer run every minute must not
 chase every ripple of the load. A server keeps what it runs on if that still meets its service
@@ -10,10 +10,12 @@ Pure: any thread.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from itertools import chain
 
 from optimizer.candidates.allocation import Offers, idle_candidate
-from optimizer.candidates.eligibility import Option
+from optimizer.candidates.pairs import Option
 from optimizer.solver import Candidate, Choice, Contender, Solution
+from optimizer.solver.saturation import Stock
 from optimizer.spec import OptimizerSpec, ServerSpec
 from optimizer.system import System
 
@@ -35,7 +37,7 @@ def stabilize(
     flags: OptimizerSpec,
     stability: Stability,
 ) -> tuple[Solution, tuple[str, ...]]:
-    """The solution with some servers left as they are, and their names."""
+    """Returns the solution with some servers left as they are, and their names."""
     gain_percent = flags.min_gain_percent
     if gain_percent is None:
         gain_percent = stability.min_gain_percent
@@ -44,7 +46,7 @@ def stabilize(
         hold_minutes = stability.hold_minutes
     if not gain_percent and not hold_minutes:
         return solution, ()
-    free = None if flags.unlimited else _free_cards(system, solution)
+    stock = Stock(system.capacities, chain.from_iterable(solution.choices.values()))
     choices = dict(solution.choices)
     kept = []
     for contender in sorted(offered.contenders, key=lambda c: (c.priority, c.server)):
@@ -58,14 +60,14 @@ def stabilize(
         gain = cost - sum(part.replicas * part.candidate.cost_per_replica for part in chosen)
         too_little = 100 * gain < gain_percent * cost
         too_soon = since_s < 60 * hold_minutes
-        if (too_little or too_soon) and _swap(free, chosen, current):
+        if (too_little or too_soon) and (flags.unlimited or _swap(stock, chosen, current)):
             choices[server.name] = (current,)
             kept.append(server.name)
     return replace(solution, choices=choices), tuple(kept)
 
 
 def _current(system: System, server: ServerSpec, contender: Contender) -> Choice | None:
-    """What the server runs on as a choice, if that is enough for its load."""
+    """Returns what the server runs on as a choice, if that is enough for its load."""
     current = server.current_alloc
     if current.parts or not current.accelerator or current.num_replicas == 0:
         return None
@@ -79,7 +81,7 @@ def _current(system: System, server: ServerSpec, contender: Contender) -> Choice
 
 
 def _candidate_on(system: System, server: ServerSpec, contender: Contender) -> Candidate | None:
-    """The candidate on the current accelerator. An idle server may have none, yet run there."""
+    """Returns the candidate on the current accelerator; an idle server may run without one."""
     name = server.current_alloc.accelerator
     found = next((c for c in contender.candidates if c.accelerator == name), None)
     if found is not None or contender.demand_per_s > 0:
@@ -88,7 +90,7 @@ def _candidate_on(system: System, server: ServerSpec, contender: Contender) -> C
     perf = system.models[server.model].get(name)
     if accelerator is None or perf is None:
         return None
-    return idle_candidate(server, Option(accelerator, perf, row=-1), server.min_num_replicas)
+    return idle_candidate(server, Option(accelerator, perf), server.min_num_replicas)
 
 
 def _is_same(chosen: tuple[Choice, ...], current: Choice) -> bool:
@@ -97,28 +99,14 @@ def _is_same(chosen: tuple[Choice, ...], current: Choice) -> bool:
     ]
 
 
-def _free_cards(system: System, solution: Solution) -> dict[str, int]:
-    free = dict(system.capacities)
-    for parts in solution.choices.values():
-        for part in parts:
-            if part.cards:
-                free[part.candidate.card_type] -= part.cards
-    return free
-
-
-def _swap(free: dict[str, int] | None, chosen: tuple[Choice, ...], current: Choice) -> bool:
-    """Give back the chosen cards and take the current ones; False, and nothing done, if they
-    do not fit."""
-    if free is None:
-        return True
-    after = dict(free)
+def _swap(stock: Stock, chosen: tuple[Choice, ...], current: Choice) -> bool:
+    """Gives back the chosen cards and takes the current ones. Returns False, with nothing done,
+    where they do not fit."""
     for part in chosen:
-        if part.cards:
-            after[part.candidate.card_type] += part.cards
-    card_type = current.candidate.card_type
-    if current.cards > after.get(card_type, 0):
-        return False
-    if current.cards:
-        after[card_type] -= current.cards
-    free.update(after)
-    return True
+        stock.take(part.candidate, -part.replicas)
+    if stock.fits(current.candidate, current.replicas):
+        stock.take(current.candidate, current.replicas)
+        return True
+    for part in chosen:
+        stock.take(part.candidate, part.replicas)
+    return False

@@ -1,4 +1,4 @@
-"""What a stateful optimizer remembers, as one immutable value, and its form in a store.
+"""A stateful optimizer's memory, as one immutable value, and its form in a store.
 
 A store holds small records, (kind, name) -> JSON, so that a change writes what it changed.
 Pure: any thread.
@@ -7,10 +7,11 @@ Pure: any thread.
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 from pydantic import Field
 
+from common.stores import Record
 from optimizer.inferno_json import Body, BodyT, encode_compact, read
 from optimizer.spec import (
     AcceleratorSpec,
@@ -28,12 +29,6 @@ Timestamp = Annotated[float, Field(ge=0, le=1e11)]  # s since 1970
 _SINGLE = ""  # the name of records of which there is one
 
 
-class Record(NamedTuple):
-    kind: str
-    name: str
-    body: str | None  # None in a change: delete it
-
-
 @dataclass(frozen=True, slots=True)
 class State:
     """A system, when each server's current allocation last changed (s since 1970), and which
@@ -44,17 +39,17 @@ class State:
     allocated: frozenset[str] = frozenset()
 
     def dump(self) -> dict[str, Any]:
-        """The body of GET /state."""
-        return {
-            "system": self.system.to_spec().dump(),
-            "models": sorted(self.system.models),
-            "changedAt": dict(sorted(self.changed_at_s.items())),
-            "allocated": sorted(self.allocated),
-        }
+        """Returns the answer of GET /state."""
+        return StateData(
+            system=self.system.to_spec(),
+            models=sorted(self.system.models),
+            changed_at=dict(sorted(self.changed_at_s.items())),
+            allocated=sorted(self.allocated),
+        ).dump()
 
 
 class StateData(Body):
-    """The body of PUT /state."""
+    """The body of PUT /state, and the answer of GET."""
 
     system: SystemSpec
     models: list[Name] = Field(default_factory=list)  # those without performance data too
@@ -73,8 +68,8 @@ class StateData(Body):
 
 
 def next_state(old: State, system: System, now_s: float) -> State:
-    """The state after an edit: notes which current allocations changed, and forgets the verdict
-    of the last solve on servers that did."""
+    """Returns the state after an edit: notes which current allocations changed, and forgets the
+    verdict of the last solve on servers that did."""
     changed_at = {n: at for n, at in old.changed_at_s.items() if n in system.servers}
     same = set(old.allocated)
     for name, server in system.servers.items():
@@ -88,7 +83,7 @@ def next_state(old: State, system: System, now_s: float) -> State:
 
 
 def changes(old: State, new: State) -> list[Record]:
-    """The records by which two states differ."""
+    """Returns the records by which two states differ."""
     before, after = _tables(old), _tables(new)
     if old.system.models is not new.system.models:
         before |= _model_tables(old.system)
@@ -137,7 +132,7 @@ def _model_tables(system: System) -> dict[str, Mapping[str, object]]:
 
 
 def from_records(records: Iterable[Record]) -> State:
-    """The state that a store holds. Raises InvalidRequest if a record does not validate."""
+    """Returns the state that a store holds. Raises InvalidRequest if a record does not validate."""
     tables: dict[str, dict[str, Any]] = {}
     for kind, name, body in records:
         value = json.loads(body or "null")
@@ -161,7 +156,7 @@ def from_records(records: Iterable[Record]) -> State:
 
 
 def _read_record(model: type[BodyT], value: object) -> BodyT:
-    """Keys that only another version of Hearth knows do not stop the start."""
+    """Validates a record. Keys that only another version of Hearth knows do not stop the start."""
     return read(model, value, ignore_unknown=True)
 
 

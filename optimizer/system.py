@@ -45,7 +45,7 @@ class System:
 
     @classmethod
     def from_spec(cls, spec: SystemSpec) -> "System":
-        """Later duplicates of a name replace earlier ones."""
+        """Returns the system of a spec. Later duplicates of a name replace earlier ones."""
         system = cls(optimizer=spec.optimizer_data.optimizer)
         system = system.with_accelerators(spec.accelerator_data.accelerators)
         system = system.with_capacities(spec.capacity_data.count)
@@ -54,7 +54,8 @@ class System:
         return system.with_servers(spec.server_data.servers)
 
     def to_spec(self) -> SystemSpec:
-        """As JSON shows it: lists in the order of their names, whatever the history."""
+        """Returns the spec as JSON shows it: lists in the order of their names, whatever the
+        history."""
         return SystemSpec(
             accelerator_data=AcceleratorData(accelerators=in_order(self.accelerators)),
             model_data=ModelData(
@@ -71,7 +72,7 @@ class System:
         return CapacityData(count=[CapacitySpec(type=t, count=n) for t, n in counts])
 
     def unit(self, model: str, accelerator: str) -> tuple[str, int, float]:
-        """(card type, cards, cost) of one replica; nothing for an accelerator not known."""
+        """Returns the card type, cards and cost of one replica; nothing for an unknown name."""
         spec = self.accelerators.get(accelerator)
         if spec is None:
             return "", 0, 0.0
@@ -79,13 +80,15 @@ class System:
         units = perf.units if perf else 1
         return spec.type, units * spec.multiplicity, units * spec.cost
 
-    def cards(self, model: str, allocation: AllocationData) -> Counter[str]:
-        """What an allocation of a model takes, by type."""
-        taken: Counter[str] = Counter()
-        for part in allocation.each_part():
-            card_type, cards, _ = self.unit(model, part.accelerator)
-            taken[card_type] += cards * part.num_replicas
-        return taken
+    def cards_left(self, allocations: Iterable[tuple[str, AllocationData]]) -> dict[str, int]:
+        """Returns the cards of each type that allocations of models leave; below 0 where they
+        take more than there are."""
+        left = Counter(self.capacities)
+        for model, allocation in allocations:
+            for part in allocation.each_part():
+                card_type, cards, _ = self.unit(model, part.accelerator)
+                left[card_type] -= cards * part.num_replicas
+        return left
 
     def with_accelerators(self, specs: Iterable[AcceleratorSpec]) -> "System":
         return replace(self, accelerators={**self.accelerators, **{s.name: s for s in specs}})
@@ -94,14 +97,14 @@ class System:
         return replace(self, capacities={**self.capacities, **{s.type: s.count for s in specs}})
 
     def with_perf(self, perfs: Iterable[PerfData]) -> "System":
-        """Merged into the models' data; creates the models it names."""
+        """Returns the system with data merged into the models'; creates the models it names."""
         models = {name: dict(by_acc) for name, by_acc in self.models.items()}
         for perf in perfs:
             models.setdefault(perf.name, {})[perf.acc] = perf
         return replace(self, models=models)
 
     def with_classes(self, specs: Iterable[ServiceClassSpec]) -> "System":
-        """Priorities are stored as they take effect."""
+        """Returns the system with classes added. Priorities are stored as they take effect."""
         added = {
             spec.name: spec.model_copy(update={"priority": spec.effective_priority})
             for spec in specs
@@ -112,7 +115,8 @@ class System:
         return replace(self, servers={**self.servers, **{s.name: s for s in specs}})
 
     def with_model(self, name: str) -> "System":
-        """Add a model without performance data; one that exists keeps what it has."""
+        """Returns the system with a model that has no performance data; one that exists keeps
+        it."""
         return self if name in self.models else replace(self, models={**self.models, name: {}})
 
     def without_perf(self, model: str, accelerator: str) -> "System":
@@ -121,12 +125,12 @@ class System:
 
 
 def in_order(mapping: Mapping[str, T]) -> list[T]:
-    """The values by name."""
+    """Returns the values by name."""
     return [mapping[name] for name in sorted(mapping)]
 
 
 def lookup(kind: str, mapping: Mapping[str, T], name: str) -> T:
-    """The entity of that name. Raises NotFound, in the reference's words."""
+    """Returns the entity of that name. Raises NotFound, in the reference's words."""
     try:
         return mapping[name]
     except KeyError:
@@ -134,6 +138,6 @@ def lookup(kind: str, mapping: Mapping[str, T], name: str) -> T:
 
 
 def without(mapping: Mapping[str, T], kind: str, name: str) -> dict[str, T]:
-    """A copy less one entity. Raises NotFound."""
+    """Returns a copy less one entity. Raises NotFound."""
     lookup(kind, mapping, name)
     return {key: value for key, value in mapping.items() if key != name}

@@ -23,7 +23,7 @@ WRITE_WITHIN_S = 0.01
 
 
 class Outcome(StrEnum):
-    """How an exchange ended."""
+    """The end of an exchange."""
 
     COMPLETE = "complete"
     REFUSED = "refused"  # answered by the proxy itself
@@ -93,6 +93,8 @@ class AuditLog:
         self._records: list[AuditRecord] = []
 
     def write(self, record: AuditRecord) -> None:
+        """The request of `record` has ended now."""
+        record.end()
         if not self._records:
             asyncio.get_running_loop().call_later(WRITE_WITHIN_S, self.flush)
         self._records.append(record)

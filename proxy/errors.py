@@ -26,24 +26,20 @@
     StreamBroken   after the head: the client's body must break too
     StartupError   the process cannot start; lists every fault found
 
-`app.ProxyApp` renders them, once, at the edge; those of a head that is no request,
+`visits.Visits` renders them, once, at the edge; those of a head that is no request,
 `client.ClientConnection`.
 """
 
-import json
-from collections.abc import Sequence
+from common import startup
+from common.errors import WireError
 
 Headers = list[tuple[str, str]]
 
 
-class ProxyError(Exception):
+class ProxyError(WireError):
     """Base of the tree. `str(error)` is the message for the client; `reason` is for the log."""
 
-    status = 500
     phrase = "Internal Server Error"
-    code = "internal_error"
-    type = "server_error"
-    param: str | None = None
 
     def __init__(self, message: str, *, reason: str = "") -> None:
         super().__init__(message)
@@ -53,18 +49,11 @@ class ProxyError(Exception):
     def headers(self) -> Headers:
         return []
 
-    def body(self) -> bytes:
-        """The API's error shape: two documented keys, and `error` for OpenAI clients."""
-        message = str(self)
-        error = {"message": message, "type": self.type, "param": self.param, "code": self.code}
-        return json.dumps({"status_code": self.status, "message": message, "error": error}).encode()
-
 
 class BadRequest(ProxyError):
     status = 400
     phrase = "Bad Request"
     code = "invalid_request"
-    type = "invalid_request_error"
 
 
 class Unauthorized(ProxyError):
@@ -73,7 +62,6 @@ class Unauthorized(ProxyError):
     status = 401
     phrase = "Unauthorized"
     code = "unauthorized"
-    type = "authentication_error"
 
     def __init__(self, reason: str, *, is_token_present: bool = True) -> None:
         super().__init__("A valid Bearer token is required.", reason=reason)
@@ -100,7 +88,6 @@ class ModelNotAllowed(ProxyError):
     status = 403
     phrase = "Forbidden"
     code = "model_not_allowed"
-    type = "permission_error"
     param = "model"
 
     def __init__(self, team_id: str, model: str | None) -> None:
@@ -112,7 +99,6 @@ class RoleNeeded(ProxyError):
     status = 403
     phrase = "Forbidden"
     code = "role_needed"
-    type = "permission_error"
 
     def __init__(self, route: str, role: str, needed: str) -> None:
         super().__init__(
@@ -125,14 +111,12 @@ class OriginNotAllowed(ProxyError):
     status = 403
     phrase = "Forbidden"
     code = "origin_not_allowed"
-    type = "permission_error"
 
 
 class BadMethod(ProxyError):
     status = 405
     phrase = "Method Not Allowed"
     code = "method_not_allowed"
-    type = "invalid_request_error"
 
     def __init__(self, method: str, path: str) -> None:
         super().__init__(f"{method} {path}: Method Not Allowed; send GET, or a form to /login.")
@@ -146,28 +130,24 @@ class ClientStalled(ProxyError):
     status = 408
     phrase = "Request Timeout"
     code = "request_timeout"
-    type = "invalid_request_error"
 
 
 class BodyTooLarge(ProxyError):
     status = 413
     phrase = "Content Too Large"
     code = "request_too_large"
-    type = "invalid_request_error"
 
 
 class NotAForm(ProxyError):
     status = 415
     phrase = "Unsupported Media Type"
     code = "unsupported_media_type"
-    type = "invalid_request_error"
 
 
 class ExpectationFailed(ProxyError):
     status = 417
     phrase = "Expectation Failed"
     code = "expectation_failed"
-    type = "invalid_request_error"
 
     def __init__(self, expectation: str) -> None:
         super().__init__(f"Expect: {expectation!r} is not known here; only 100-continue is.")
@@ -177,7 +157,6 @@ class LimitExceeded(ProxyError):
     status = 429
     phrase = "Too Many Requests"
     code = "rate_limit_exceeded"
-    type = "rate_limit_error"
 
     def __init__(self, message: str, code: str, headers: Headers) -> None:
         super().__init__(message)
@@ -193,7 +172,6 @@ class HeadTooLarge(ProxyError):
     status = 431
     phrase = "Request Header Fields Too Large"
     code = "request_head_too_large"
-    type = "invalid_request_error"
 
 
 class ClientGone(ProxyError):
@@ -279,10 +257,5 @@ class StreamBroken(Exception):
     """The upstream cut an answer whose head has already been sent."""
 
 
-class StartupError(Exception):
-    """The process cannot start. The message lists every fault with its remedy."""
-
-    def __init__(self, faults: Sequence[str]) -> None:
-        lines = "\n".join(f"  - {fault}" for fault in faults)
-        super().__init__(f"The proxy cannot start:\n{lines}")
-        self.faults = tuple(faults)
+class StartupError(startup.StartupError):
+    service = "The proxy"

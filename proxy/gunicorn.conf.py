@@ -2,10 +2,6 @@
 """gunicorn --config proxy/gunicorn.conf.py: the proxy as a service."""
 
 import sys
-from pathlib import Path
-
-# So that it works from any directory, as gunicorn only adds the current one.
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from proxy.errors import StartupError
 from proxy.server import gunicorn_options

@@ -28,7 +28,7 @@ Gauges = dict[str, tuple[str, Callable[[], int]]]  # by name: what it tells, and
 
 
 class Durations:
-    """How many fell into each bucket. Written by the event loop, read by any thread."""
+    """Counts by bucket. Written by the event loop, read by any thread."""
 
     def __init__(self) -> None:
         self._counts = [0] * (len(LATENCY_BUCKETS_S) + 1)

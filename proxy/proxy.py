@@ -3,14 +3,13 @@
 Also a script, `python proxy/proxy.py`, with the options of `python -m proxy`.
 """
 
+import os
 import sys
 
-if __package__ in (None, ""):
-    # As a script: this directory stands in front of the path, where its modules would be
-    # taken for others of the same name (`limits`, and this very file for the package).
-    from pathlib import Path
-
-    sys.path[0] = str(Path(__file__).resolve().parent.parent)
+if __name__ == "__main__":
+    # As a script it has its own directory in front of the path, where this very file would be
+    # taken for the package.
+    os.execv(sys.executable, [sys.executable, "-m", "proxy", *sys.argv[1:]])
 
 import logging
 import logging.config
@@ -20,15 +19,17 @@ import click
 from jwt import PyJWK
 from jwt.warnings import InsecureKeyLengthWarning
 
+from common.launcher import Launcher
 from proxy.access.auth import Authenticator, claim_rules, parse_revoked
 from proxy.access.keys import JwksFile, JwksUrl, KeySource, SharedSecrets, parse_jwks
 from proxy.access.limits import TeamLimits
 from proxy.access.policy import Policy, parse_policy
-from proxy.app import Parts, ProxyApp
+from proxy.app import ProxyApp
 from proxy.errors import StartupError
 from proxy.files import FileOpener, WatchedFile
 from proxy.logs import logging_config
-from proxy.server import ProxyServer
+from proxy.parts import Parts
+from proxy.server import gunicorn_options
 from proxy.settings import MIN_SECRET_BYTES, Settings
 from proxy.upstreams.balancer import Balancer, UpstreamSpec, parse_upstreams
 from proxy.upstreams.discovery import Discovery, FixedReplicas, ReplicasFile
@@ -117,8 +118,4 @@ def main(hostname: str | None, port: int | None) -> None:
         app = create_proxy(settings)
     except StartupError as error:
         sys.exit(str(error))
-    ProxyServer(settings, app).run()
-
-
-if __name__ == "__main__":
-    main()
+    Launcher(gunicorn_options(settings), lambda: app).run()

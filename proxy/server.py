@@ -1,13 +1,10 @@
-"""How gunicorn runs the proxy: one set of options for `python -m proxy` and the config file."""
+"""gunicorn's options for the proxy: one set for `python -m proxy` and the config file."""
 
 import os
 import signal
 from functools import partial
 from typing import Any
 
-from gunicorn.app.base import BaseApplication
-
-from proxy.app import ProxyApp
 from proxy.logs import logging_config
 from proxy.settings import Settings
 
@@ -33,22 +30,6 @@ def gunicorn_options(settings: Settings) -> dict[str, Any]:
         "logconfig_dict": logging_config(settings),
         "on_starting": _take_over_reload,
     }
-
-
-class ProxyServer(BaseApplication):
-    """gunicorn with our options and application, without a command line of its own."""
-
-    def __init__(self, settings: Settings, app: ProxyApp) -> None:
-        self._settings = settings
-        self._app = app
-        super().__init__()
-
-    def load_config(self) -> None:
-        for name, value in gunicorn_options(self._settings).items():
-            self.cfg.set(name, value)
-
-    def load(self) -> Any:
-        return self._app
 
 
 def _take_over_reload(server: Any) -> None:

@@ -5,13 +5,14 @@ default and bounds; `docs/proxy.md` explains them. `Settings.load` reports every
 """
 
 import ipaddress
-import re
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Self
 
 from pydantic import Field, FilePath, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
+from common.logs import LogFormat, LogLevel
+from common.origins import ORIGIN
 from proxy.errors import StartupError
 
 SYMMETRIC_ALGORITHMS = frozenset({"HS256", "HS384", "HS512"})
@@ -20,9 +21,6 @@ ASYMMETRIC_ALGORITHMS = frozenset(
 )
 # RFC 7518, section 3.2: a key of the hash's own size or larger; 32 bytes for SHA-256.
 MIN_SECRET_BYTES = 32
-
-# As browsers send it: in lower case, without a path.
-ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://[^/?#@\sA-Z]+")
 
 Port = Annotated[int, Field(ge=1, le=65535)]
 Seconds = Annotated[float, Field(gt=0, le=86400)]
@@ -78,8 +76,8 @@ class Settings(BaseSettings):
     redis_url: SecretStr | None = None
 
     audit_file: Path | None = None  # None: standard output
-    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
-    log_format: Literal["text", "json"] = "text"
+    log_level: LogLevel = "INFO"
+    log_format: LogFormat = "text"
 
     @field_validator("jwt_algorithms", "cors_origins", mode="before")
     @classmethod
@@ -143,7 +141,7 @@ class Settings(BaseSettings):
         )
 
     def faults(self) -> list[str]:
-        """What is wrong between fields that are each right on their own."""
+        """Returns the faults between fields that are each right on their own."""
         algorithms = set(self.jwt_algorithms)
         has_jwks = self.jwks_file is not None or self.jwks_url is not None
         weak = [] if self.is_loopback else self.weak_secrets

@@ -92,7 +92,7 @@ class ProxyWorker(Worker):
 
 
 def tune(listener: socket.socket, timeout_s: float) -> None:
-    """What a listening socket is told holds for all connections that it accepts."""
+    """Sets options of the listening socket, which all connections it accepts inherit."""
     if listener.family == socket.AF_UNIX:
         return
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

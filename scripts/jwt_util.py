@@ -29,7 +29,7 @@ SECONDS_BY_UNIT = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 class UsageError(Exception):
-    """What the user has to change. `str(error)` is shown."""
+    """A mistake of the user's. `str(error)` is shown."""
 
 
 def encode(claims_json: str, secret: str, algorithm: str, expires_in_s: int | None) -> str:

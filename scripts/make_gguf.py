@@ -9,7 +9,6 @@ kinds GGUF has names for is left out, which programs that are driven by token id
 
 import argparse
 import json
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,9 +19,6 @@ import torch
 from gguf import GGMLQuantizationType, GGUFWriter
 from numpy.typing import NDArray
 from safetensors import safe_open
-
-if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from inference_api.engine.loading.checkpoint import load_config
 from inference_api.engine.loading.config import ModelConfig

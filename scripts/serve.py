@@ -1,9 +1,9 @@
 """Serve on this machine: the API and the proxy side by side, and how to try and to watch them.
 
-`make serve` runs it. Ctrl-C or SIGTERM drains and ends both, and so does a SIGKILL of this process;
-a second Ctrl-C kills them. If one of them ends by itself, so does the other. The secret of the
-printed token is made once and kept in `var/`, so that a printed line stays good; the proxy alone
-gets it and checks tokens.
+`make serve` and `hearth serve` run it. Ctrl-C or SIGTERM drains and ends both, and so does a
+SIGKILL of this process; a second Ctrl-C kills them. If one of them ends by itself, so does the
+other. The secret of the printed token is made once and kept in `var/` of the current directory, so
+that a printed line stays good; the proxy alone gets it and checks tokens.
 """
 
 import argparse
@@ -21,13 +21,14 @@ from urllib.request import urlopen
 
 import jwt
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+import proxy
+from inference_api.errors import StartupError
+from inference_api.settings import Settings, load_settings
+from inference_api.shipped_files import SHIPPED
 
-from inference_api.errors import StartupError  # noqa: E402
-from inference_api.settings import Settings, load_settings  # noqa: E402
-
-SECRET_PATH = ROOT / "var" / "jwt_secret"
+SECRET_PATH = Path("var") / "jwt_secret"
+API_CONFIG = SHIPPED / "gunicorn.conf.py"
+PROXY_CONFIG = Path(proxy.__path__[0]) / "gunicorn.conf.py"
 DEFAULT_PROXY_PORT = "1223"
 ANY_ADDRESS = ("0.0.0.0", "::")
 POLL_S = 0.2
@@ -51,8 +52,8 @@ def main() -> int:
     os.environ.setdefault("UPSTREAM", f"http://{_reachable(settings)}:{settings.service_port}")
     proxy_port = os.environ.setdefault("PROXY_PORT", DEFAULT_PROXY_PORT)
     processes = (
-        _start("gunicorn.conf.py", dict(os.environ)),
-        _start("proxy/gunicorn.conf.py", dict(os.environ, JWT_SECRET=secret)),
+        _start(API_CONFIG, dict(os.environ)),
+        _start(PROXY_CONFIG, dict(os.environ, JWT_SECRET=secret)),
     )
     try:
         # The API first: before its first probe the proxy believes the best of its upstream.
@@ -82,8 +83,8 @@ def wait_until_ready(url: str, processes: tuple[Process, ...]) -> bool:
 def welcome(settings: Settings, proxy_port: str, secret: str) -> str:
     token = jwt.encode({"team_id": "local", "token_id": "make-serve"}, secret, algorithm="HS256")
     return (
-        f"\nHearth serves {settings.served_name}. Try it:\n\n"
-        f"curl -N http://127.0.0.1:{proxy_port}/predictions/{settings.served_name} "
+        f"\nHearth serves {settings.default_model.name}. Try it:\n\n"
+        f"curl -N http://127.0.0.1:{proxy_port}/predictions/{settings.default_model.name} "
         f"-H 'Authorization: Bearer {token}' -H 'Content-Type: application/json' "
         f'-d \'{{"text": "{QUESTION}", "temperature": 0}}\'\n'
         f"\nWatch it: http://{_reachable(settings)}:{settings.service_port}/\n"
@@ -91,7 +92,7 @@ def welcome(settings: Settings, proxy_port: str, secret: str) -> str:
 
 
 def kept_secret() -> str:
-    """The secret of this checkout, readable by its owner only; made at the first call."""
+    """The secret of this directory, readable by its owner only; made at the first call."""
     if not SECRET_PATH.exists():
         SECRET_PATH.parent.mkdir(exist_ok=True)
         descriptor = os.open(SECRET_PATH, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -113,12 +114,11 @@ def end(processes: tuple[Process, ...]) -> None:
             os.killpg(process.pid, signal.SIGKILL)
 
 
-def _start(config: str, environment: dict[str, str]) -> Process:
+def _start(config: Path, environment: dict[str, str]) -> Process:
     """gunicorn in a session of its own, so that a Ctrl-C reaches it through us alone."""
-    command = [sys.executable, "-m", "gunicorn", "--config", config]
+    command = [sys.executable, "-m", "gunicorn", "--config", str(config)]
     return subprocess.Popen(
         command,
-        cwd=ROOT,
         env=environment,
         start_new_session=True,
         preexec_fn=partial(_end_with, os.getpid(), ctypes.CDLL(None)),

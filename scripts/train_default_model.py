@@ -4,11 +4,7 @@
 checkpoint.
 """
 
-import sys
-from pathlib import Path
+from scripts.default_model.cli import main
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-    from scripts.default_model.cli import main
-
     raise SystemExit(main())

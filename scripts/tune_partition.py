@@ -29,14 +29,12 @@ import requests
 from tqdm import tqdm
 from werkzeug.serving import make_server
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
-
-from scripts.pipeline.cpu_share import choose_limiter  # noqa: E402
-from scripts.pipeline.engine import EngineFailed, Load, PipelineEngine  # noqa: E402
-from weights.app import create_app  # noqa: E402
-from weights.settings import Settings  # noqa: E402
-from weights.store.memory_store import MemoryStore  # noqa: E402
+from inference_api.settings import EMBEDDED_MODEL
+from scripts.pipeline.cpu_share import choose_limiter
+from scripts.pipeline.engine import EngineFailed, Load, PipelineEngine
+from weights.app import create_app
+from weights.settings import Settings
+from weights.store.memory_store import MemoryStore
 
 HTTP_TIMEOUT_S = 60.0
 CORES_FOR_RANKS = 0.85  # of all cores; the rest is for whoever measures
@@ -137,7 +135,7 @@ def tune(search: Search, engine: Engine, max_trials: int) -> Layers:
 
 
 def report(search: Search) -> None:
-    """What was found, how sure it is, and how to set it in each engine."""
+    """Prints the partition found, its certainty, and how to set it in each engine."""
     overview, split = search.overview(), search.split()
     best, convergence = overview["noise_aware_best"], overview["convergence"]
     low, high = best["interval_90"]
@@ -231,7 +229,7 @@ def _parse() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("--model", type=Path, default=ROOT / "models" / "hearth-tiny", help="a folder")
+    add("--model", type=Path, default=EMBEDDED_MODEL, help="a folder")
     add("--shares", default="1,0.5,0.25", help="of a core, one per rank (default: %(default)s)")
     add("--objective", choices=("throughput", "latency"), default="throughput",
         help="several batches in flight, or a single one")  # fmt: skip

@@ -22,22 +22,38 @@ SETTINGS: tuple[type[BaseSettings], ...] = (ApiSettings, OptimizerSettings, Weig
 # tests of Redis are found by themselves, and single ones say `@pytest.mark.slow`.
 NOT_SLOW = "not slow"
 TESTS = Path(__file__).parent
-WITH_PROCESSES = (
-    *("deploy", "e2e", "proxy"),
-    *("benchmarking/test_answers.py", "benchmarking/test_bench_client.py"),
-    *("benchmarking/test_commands.py", "benchmarking/test_load.py", "benchmarking/test_loop.py"),
-    *("benchmarking/test_real_server.py", "benchmarking/test_run.py"),
-    *("benchmarking/test_serving.py", "inference_api/kernels/test_build.py"),
-    *("inference_api/kernels/test_memory.py", "optimizer/test_e2e.py"),
-    *("scripts/test_tune_partition.py", "test_layers.py", "weights/test_e2e.py"),
-)
-WITH_MUCH_TO_COMPUTE = (
-    *("benchmarking/test_predict.py", "benchmarking/test_preflight.py"),
-    *("benchmarking/test_report.py", "benchmarking/test_search.py"),
-    *("inference_api/engine/test_gguf_damage.py", "inference_api/engine/test_sampler.py"),
-    *("inference_api/kernels/test_models.py", "optimizer/test_simulation.py"),
-    *("scripts/test_default_model.py", "weights/test_samplers.py"),
-)
+WITH_PROCESSES = [
+    "benchmarking/benches/test_client.py",
+    "benchmarking/benches/test_loop.py",
+    "benchmarking/commands/test_commands.py",
+    "benchmarking/load/test_answers.py",
+    "benchmarking/load/test_load.py",
+    "benchmarking/rows/test_run.py",
+    "benchmarking/test_real_server.py",
+    "benchmarking/test_serving.py",
+    "common/test_launcher.py",
+    "deploy",
+    "e2e",
+    "inference_api/kernels/test_build.py",
+    "inference_api/kernels/test_memory.py",
+    "optimizer/test_e2e.py",
+    "proxy",
+    "scripts/test_tune_partition.py",
+    "test_layers.py",
+    "weights/test_e2e.py",
+]
+WITH_MUCH_TO_COMPUTE = [
+    "benchmarking/analysis/test_predict.py",
+    "benchmarking/analysis/test_search.py",
+    "benchmarking/load/test_preflight.py",
+    "benchmarking/report/test_page.py",
+    "inference_api/engine/loading/test_gguf_damage.py",
+    "inference_api/engine/test_sampler.py",
+    "inference_api/kernels/test_models.py",
+    "optimizer/test_simulation.py",
+    "scripts/test_default_model.py",
+    "weights/test_samplers.py",
+]
 
 # A shell that starts the tests in the background lets them, and whatever they start, ignore Ctrl-C.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -1,4 +1,4 @@
-"""Which share of a model each of several unequal machines should get, found by measuring.
+"""Finds, by measuring, the share of a model that each of several unequal machines should get.
 
 `search` names the parts, `simplex` and `samplers` choose what to measure next, `partition` and
 `engines` turn weights into whole layers; all pure. `store` keeps what was told, `service` joins

@@ -1,33 +1,16 @@
 """`python -m weights`: the weights service on WEIGHTS_HOST and WEIGHTS_PORT."""
 
-import logging
-import runpy
 import sys
-from pathlib import Path
-from typing import Any
 
-from gunicorn.app.base import BaseApplication
-
+from common.launcher import serve_threaded
 from weights.app import create_app
 from weights.errors import StartupError
-
-
-class _Server(BaseApplication):
-    """Gunicorn with our configuration file, in this process."""
-
-    def load_config(self) -> None:
-        values: dict[str, Any] = runpy.run_path(str(Path(__file__).with_name("gunicorn.conf.py")))
-        for key, value in values.items():
-            if key in self.cfg.settings:
-                self.cfg.set(key, value)
-
-    def load(self) -> Any:
-        return create_app()
+from weights.settings import load_settings
 
 
 def main() -> None:
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
-    _Server().run()
+    settings = load_settings()
+    serve_threaded(settings.host, settings.port, settings.threads, lambda: create_app(settings))
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ from weights.samplers import choose_sampler
 from weights.service import WeightsService
 from weights.settings import Settings, load_settings
 from weights.store import WeightStore
-from weights.store.redis_store import RedisStore
 from weights.store.sqlite_store import SqliteStore
 
 
@@ -36,6 +35,9 @@ def create_service(settings: Settings, store: WeightStore | None = None) -> Weig
 def _choose_store(settings: Settings) -> WeightStore:
     if not settings.redis_url:
         return SqliteStore(settings.db_path)
+    # The client takes long to import: only who has a Redis waits for it.
+    from weights.store.redis_store import RedisStore
+
     try:
         return RedisStore(settings.redis_url)
     except ValueError as error:

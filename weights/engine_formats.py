@@ -1,4 +1,4 @@
-"""One split in the forms that engines read. Pure: any thread."""
+"""One split of layers in the formats that engines read. Pure: any thread."""
 
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
@@ -7,7 +7,7 @@ from weights.partition import ranges
 
 
 def engine_settings(layers: Sequence[int]) -> dict[str, object]:
-    """For each engine the setting that gives node i `layers[i]` layers, in ring order."""
+    """Returns for each engine the setting that gives node i `layers[i]` layers, in ring order."""
     counts = ",".join(map(str, layers))
     return {
         "layers": [list(one) for one in ranges(layers)],
@@ -20,15 +20,15 @@ def engine_settings(layers: Sequence[int]) -> dict[str, object]:
 
 
 def tensor_split(layers: Sequence[int]) -> str:
-    """llama.cpp's proportions. It places layer i of n, and the output as layer n, on the first
-    device whose share of the running sum exceeds i / (n + 1). Cuts halfway between two layers keep
-    every layer on its side, whatever floats make of the quotient."""
+    """Returns llama.cpp's proportions. It places layer i of n, and the output as layer n, on the
+    first device whose share of the running sum exceeds i / (n + 1). Cuts halfway between two layers
+    keep every layer on its side, whatever floats make of the quotient."""
     cuts = [max(0.0, end - 0.5) for end in accumulate(layers[:-1])]
     return ",".join(f"{b - a:g}" for a, b in pairwise([0.0, *cuts, sum(layers) + 1.0]))
 
 
 def shard_assignments(layers: Sequence[int]) -> list[dict[str, int]]:
-    """exo's shard of each rank, to be named after its runner and node."""
+    """Returns exo's shard of each rank, to be named after its runner and node."""
     return [
         {
             "device_rank": rank,

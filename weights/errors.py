@@ -5,9 +5,10 @@
     ├── NoPartition         422   the bounds leave no way to deal out whole layers
     ├── SessionNotFound     404   no session has that id
     ├── SessionMismatch     409   the session is about other nodes or another direction
-    ├── BodyTooLarge        413   the body exceeds the limit
-    ├── StoreFailed         503   the store did not take or give the data; nothing is half written
-    └── StartupError         --   the process cannot start; lists every fault found
+    └── BodyTooLarge        413   the body exceeds the limit
+
+    StoreFailed    503, of `common.errors`: the store did not take or give the data
+    StartupError   the process cannot start; lists every fault found
 
 Raise them anywhere; `routes` renders them, once, at the edge.
 """
@@ -15,13 +16,12 @@ Raise them anywhere; `routes` renders them, once, at the edge.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from common import startup
+from common.errors import WireError
 
-class WeightsError(Exception):
+
+class WeightsError(WireError):
     """Base of the tree. `str(error)` is the message for the client."""
-
-    status = 500
-    code = "internal_error"
-    summary: str | None = None  # the reference's text, where it has one; sent as the message
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +58,7 @@ class SessionNotFound(WeightsError):
 class SessionMismatch(WeightsError):
     status = 409
     code = "session_mismatch"
+    # The reference's text, sent as the message.
     summary = "/weights_update/: FAILURE, number of nodes are not the same for the session"
 
 
@@ -71,16 +72,5 @@ class BodyTooLarge(WeightsError):
         )
 
 
-class StoreFailed(WeightsError):
-    status = 503
-    code = "store_failed"
-
-
-class StartupError(WeightsError):
-    """The process cannot start. The message lists every fault with its remedy."""
-
-    def __init__(self, faults: Sequence[str]) -> None:
-        super().__init__(
-            "The weights service cannot start:\n" + "\n".join(f"  - {fault}" for fault in faults)
-        )
-        self.faults = tuple(faults)
+class StartupError(startup.StartupError):
+    service = "The weights service"

@@ -1,7 +1,7 @@
-"""From weights to whole layers: how many each node takes, and in which range. Pure: any thread.
+"""Converts shares to whole layers: the count and range of each node. Pure: any thread.
 
 A node's caps are exact: floor(max_weighting x layers) at most, ceil(min_weighting x layers) at
-least. Many weights give the same layers; `snapped` makes them equal, so that measurements of one
+least. Many shares give the same layers; `snapped` makes them equal, so that measurements of one
 split count as repeats of one point.
 """
 
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from math import ceil, floor
 
 from weights.errors import NoPartition
-from weights.search import Problem, Weights
+from weights.search import Problem, Shares
 
 ROUNDING = 1e-6  # layers: 0.3 x 10 is three, whatever floats make of it
 
@@ -17,21 +17,21 @@ Layers = tuple[int, ...]  # of each node, in ring order
 
 
 def partition(
-    weights: Sequence[float],
+    shares: Sequence[float],
     num_layers: int,
     max_weightings: Sequence[float] | None = None,
     min_layers: int | Sequence[int] = 0,
 ) -> Layers:
-    """Layers per node by largest remainder, within the caps. Ties go to the earlier node.
+    """Returns layers per node by largest remainder, within the caps. Ties go to the earlier node.
 
-    The result is the nearest to weights x layers of all that the bounds allow (Euclidean), as the
+    The result is the nearest to shares x layers of all that the bounds allow (Euclidean), as the
     squared distance is a sum of convex terms, which one layer at a time minimises. Raises
     NoPartition where the bounds leave none.
     """
-    low = [min_layers] * len(weights) if isinstance(min_layers, int) else list(min_layers)
-    high = [floor(cap * num_layers + ROUNDING) for cap in max_weightings or [1.0] * len(weights)]
+    low = [min_layers] * len(shares) if isinstance(min_layers, int) else list(min_layers)
+    high = [floor(cap * num_layers + ROUNDING) for cap in max_weightings or [1.0] * len(shares)]
     _check_bounds(low, high, num_layers)
-    quotas = [weight * num_layers for weight in weights]
+    quotas = [share * num_layers for share in shares]
     layers = [
         min(max(floor(quota + ROUNDING), lowest), highest)
         for quota, lowest, highest in zip(quotas, low, high, strict=True)
@@ -45,37 +45,37 @@ def partition(
     return tuple(layers)
 
 
-def layers_of(weights: Sequence[float], problem: Problem, min_layers: int = 0) -> Layers:
-    """The layers of `weights` within a problem's bounds; it must have `num_layers`."""
+def layers_of(shares: Sequence[float], problem: Problem, min_layers: int = 0) -> Layers:
+    """Returns the layers of `shares` within a problem's bounds; it must have `num_layers`."""
     assert problem.num_layers is not None
     low = smallest_layers(problem.min_weightings, problem.num_layers, min_layers)
-    return partition(weights, problem.num_layers, problem.max_weightings, low)
+    return partition(shares, problem.num_layers, problem.max_weightings, low)
 
 
 def smallest_layers(
     min_weightings: Sequence[float], num_layers: int, min_layers: int = 0
 ) -> list[int]:
-    """The fewest layers of each node."""
+    """Returns the fewest layers of each node."""
     return [max(min_layers, ceil(share * num_layers - ROUNDING)) for share in min_weightings]
 
 
-def snapped(weights: Sequence[float], problem: Problem) -> Weights:
-    """The shares of the layers that `weights` stand for; as they are without `num_layers`.
+def snapped(shares: Sequence[float], problem: Problem) -> Shares:
+    """Returns the shares as whole layers have them; unchanged without `num_layers`.
 
-    Weights outside the bounds, told before these were tightened, are dealt without them.
+    Shares outside the bounds, told before these were tightened, are dealt without them.
     """
     if problem.num_layers is None:
-        return tuple(weights)
-    bounds = zip(problem.min_weightings, weights, problem.max_weightings, strict=True)
-    if all(low - ROUNDING <= weight <= high + ROUNDING for low, weight, high in bounds):
-        layers = layers_of(weights, problem)
+        return tuple(shares)
+    bounds = zip(problem.min_weightings, shares, problem.max_weightings, strict=True)
+    if all(low - ROUNDING <= share <= high + ROUNDING for low, share, high in bounds):
+        layers = layers_of(shares, problem)
     else:
-        layers = partition(weights, problem.num_layers)
+        layers = partition(shares, problem.num_layers)
     return tuple(count / problem.num_layers for count in layers)
 
 
 def ranges(layers: Sequence[int]) -> list[tuple[int, int]]:
-    """The contiguous [start, end) of each node, in ring order."""
+    """Returns the contiguous [start, end) of each node, in ring order."""
     ends = [sum(layers[: node + 1]) for node in range(len(layers))]
     return [(end - count, end) for end, count in zip(ends, layers, strict=True)]
 

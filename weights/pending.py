@@ -1,4 +1,4 @@
-"""What was asked for and is not yet told, so that parallel trials are not the same one. Any thread.
+"""Proposals that are not yet measured, so that parallel trials are not the same one. Any thread.
 
 Kept by the process, not in the store: to forget it costs a little variety among trials that run
 now, and nothing else. What is never told is forgotten after an hour.
@@ -9,42 +9,42 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 
-from weights.search import Weights
+from weights.search import Shares
 
 EXPIRY_S = 3600.0
 MAX_PER_SESSION = 64
 MAX_SESSIONS = 1024
-SAME = 1e-6  # largest difference of a weight
+SAME = 1e-6  # largest difference of a share
 
 
 class PendingAsks:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._lock = threading.Lock()
-        self._asks: OrderedDict[str, list[tuple[float, Weights]]] = OrderedDict()
+        self._asks: OrderedDict[str, list[tuple[float, Shares]]] = OrderedDict()
 
-    def of(self, session_id: str) -> list[Weights]:
+    def of(self, session_id: str) -> list[Shares]:
         now = self._clock()
         with self._lock:
             asks = self._asks.get(session_id, [])
-            return [weights for expiry, weights in asks if expiry > now]
+            return [shares for expiry, shares in asks if expiry > now]
 
-    def add(self, session_id: str, asked: Iterable[Weights]) -> None:
+    def add(self, session_id: str, asked: Iterable[Shares]) -> None:
         expiry = self._clock() + EXPIRY_S
         with self._lock:
-            asks = self._asks.pop(session_id, []) + [(expiry, weights) for weights in asked]
+            asks = self._asks.pop(session_id, []) + [(expiry, shares) for shares in asked]
             self._asks[session_id] = asks[-MAX_PER_SESSION:]
             while len(self._asks) > MAX_SESSIONS:
                 self._asks.popitem(last=False)
 
-    def remove(self, session_id: str, told: Iterable[Weights]) -> None:
-        """Every one of `told` settles one ask for the same weights."""
+    def remove(self, session_id: str, told: Iterable[Shares]) -> None:
+        """Settles one ask for each of `told` that has the same shares."""
         with self._lock:
             asks = self._asks.get(session_id, [])
-            for weights in told:
+            for shares in told:
                 if not asks:
                     break
-                settled = next((a for a in asks if _is_same(a[1], weights)), None)
+                settled = next((a for a in asks if _is_same(a[1], shares)), None)
                 if settled is not None:
                     asks.remove(settled)
 
@@ -53,5 +53,5 @@ class PendingAsks:
             self._asks.pop(session_id, None)
 
 
-def _is_same(a: Weights, b: Weights) -> bool:
+def _is_same(a: Shares, b: Shares) -> bool:
     return all(abs(x - y) <= SAME for x, y in zip(a, b, strict=True))

@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from weights.schema import PlotFormat
-from weights.search import Observation, Weights
+from weights.search import Observation, Shares
 from weights.service import Overview
 
 INK, BLUE, ORANGE = "#444444", "#3b6fb6", "#d9772b"
@@ -24,7 +24,7 @@ _lock = threading.Lock()
 
 
 def draw(overview: Overview, observations: Sequence[Observation], plot_format: PlotFormat) -> bytes:
-    """The last observations, at least one, in the order in which they were told."""
+    """Draws the last observations, at least one, in the order in which they were told."""
     has_ternary = overview.session.problem.number_of_nodes == TERNARY_NODES
     figure = Figure(figsize=(11, 4.2) if has_ternary else (7, 4.2), layout="constrained")
     axes = figure.subplots(1, 2 if has_ternary else 1, squeeze=False)[0]
@@ -55,24 +55,24 @@ def _draw_trials(axes: Axes, overview: Overview, observations: Sequence[Observat
 def _draw_ternary(
     figure: Figure, axes: Axes, overview: Overview, observations: Sequence[Observation]
 ) -> None:
-    """Each corner is all of the model on one node."""
+    """Draws a triangle in which each corner is all of the model on one node."""
     corners = [*CORNERS, CORNERS[0]]
     axes.plot([x for x, _ in corners], [y for _, y in corners], color=INK, linewidth=1)
     for node, (x, y) in enumerate(CORNERS):
         axes.annotate(f"node {node}", (x, y), xytext=(0, 8 if y else -14),
                       textcoords="offset points", ha="center")  # fmt: skip
-    points = [_in_triangle(observation.weights) for observation in observations]
+    points = [_in_triangle(observation.shares) for observation in observations]
     dots = axes.scatter(
         [x for x, _ in points], [y for _, y in points], s=24, cmap="viridis",
         c=[observation.metric for observation in observations],
     )  # fmt: skip
-    axes.plot(*_in_triangle(overview.assessment.best.weights), "*", color=ORANGE, markersize=16)
+    axes.plot(*_in_triangle(overview.assessment.best.shares), "*", color=ORANGE, markersize=16)
     figure.colorbar(dots, ax=axes, label="performance metric")
     axes.set_aspect("equal")
     axes.axis("off")
 
 
-def _in_triangle(weights: Weights) -> tuple[float, float]:
-    x = sum(weight * corner[0] for weight, corner in zip(weights, CORNERS, strict=True))
-    y = sum(weight * corner[1] for weight, corner in zip(weights, CORNERS, strict=True))
+def _in_triangle(shares: Shares) -> tuple[float, float]:
+    x = sum(share * corner[0] for share, corner in zip(shares, CORNERS, strict=True))
+    y = sum(share * corner[1] for share, corner in zip(shares, CORNERS, strict=True))
     return x, y

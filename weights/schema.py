@@ -1,4 +1,4 @@
-"""The bodies of requests: checked here, and nowhere else. Immutable: any thread.
+"""Request bodies, checked here and nowhere else. Immutable: any thread.
 
 Sums are checked with a tolerance and then made exact, as honest floats seldom sum to 1.
 """
@@ -11,7 +11,7 @@ from pydantic_core import PydanticCustomError
 
 from weights.errors import Fault, InvalidRequest, NoPartition
 from weights.partition import partition, smallest_layers
-from weights.search import Direction, Observation, Problem, Weights
+from weights.search import Direction, Observation, Problem, Shares
 
 TOLERANCE = 1e-6
 MAX_NODES = 256
@@ -29,13 +29,13 @@ NumLayers = Annotated[int, Field(ge=1, le=MAX_LAYERS)]
 
 
 class Body(BaseModel):
-    """Base of all. Unknown fields are ignored, as the reference does."""
+    """Base of all bodies. Unknown fields are ignored, as in the reference."""
 
     model_config = ConfigDict(strict=True, frozen=True, extra="ignore", allow_inf_nan=False)
 
     @classmethod
     def parse(cls, raw: bytes) -> Self:
-        """Read a request body. Raises InvalidRequest with every fault and its place."""
+        """Reads a request body. Raises InvalidRequest with every fault and its place."""
         try:
             return cls.model_validate_json(raw)
         except ValidationError as error:
@@ -66,7 +66,7 @@ class LogBody(NodesBody):
 
 
 class SearchBody(NodesBody):
-    """What a search is about. A field is checked against those above it that are sound."""
+    """The problem of a search. A field is checked against the valid ones above it."""
 
     max_weightings: list[Cap]
     min_weightings: list[Share] | None = None
@@ -191,8 +191,8 @@ class PartitionBody(Body):
     min_layers: int = Field(default=0, ge=0, le=MAX_LAYERS)
     weights: list[float] | None = None
 
-    def weights_within(self, problem: Problem) -> Weights | None:
-        """The weights that were given, if any. Raises InvalidRequest."""
+    def weights_within(self, problem: Problem) -> Shares | None:
+        """Returns the given weights, None if there are none. Raises InvalidRequest."""
         if self.weights is None:
             return None
         try:
@@ -229,7 +229,7 @@ def _check_length(name: str, values: Sequence[float], info: ValidationInfo) -> N
 
 
 def _bounds(info: ValidationInfo) -> tuple[Sequence[float], Sequence[float]]:
-    """Least and most of every node; none where the fields that say so are unsound themselves."""
+    """Returns the bounds of every node; empty ones where their own fields are invalid."""
     high = info.data.get("max_weightings", [])
     low = info.data.get("min_weightings") or [0.0] * len(high)
     return low, high
@@ -237,10 +237,11 @@ def _bounds(info: ValidationInfo) -> tuple[Sequence[float], Sequence[float]]:
 
 def _checked(
     weights: Sequence[float], low: Sequence[float], high: Sequence[float], at: str = ""
-) -> Weights:
-    """`weights` that sum to 1 within [low, high], up to the tolerance; then scaled to sum to 1."""
+) -> Shares:
+    """Returns weights within [low, high] that sum to 1, both up to the tolerance, scaled to sum to
+    1."""
     if not high:
-        return tuple(weights)  # the bounds are unsound, which is reported already
+        return tuple(weights)  # the bounds are invalid, which is reported already
     if len(weights) != len(high):
         raise PydanticCustomError(
             "wrong_length",

@@ -1,6 +1,6 @@
 """The nouns of a partition search, and the protocol of a sampler that carries it on.
 
-A search asks for weights (one share of the model per node, summing to 1), measures them, tells the
+A search asks for shares (one share of the model per node, summing to 1), measures them, tells the
 metric, and asks again. Everything here is immutable and in plain Python numbers: any thread.
 """
 
@@ -11,20 +11,20 @@ from typing import Literal, Protocol
 import numpy as np
 
 Direction = Literal["maximize", "minimize"]
-Weights = tuple[float, ...]
+Shares = tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """What may be proposed and what is better.
+    """The bounds of proposals, and the direction of the metric.
 
     The bounds are per node, within [0, 1]; `sum(min_weightings) <= 1 <= sum(max_weightings)` up to
     1e-6 is the caller's promise. With `num_layers` only whole-layer splits exist: every share is a
     multiple of 1 / num_layers.
     """
 
-    min_weightings: Weights
-    max_weightings: Weights
+    min_weightings: Shares
+    max_weightings: Shares
     direction: Direction = "maximize"
     num_layers: int | None = None
 
@@ -35,22 +35,22 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """One measurement. The same weights may be measured often: the metric is noisy."""
+    """One measurement. The same shares may be measured often: the metric is noisy."""
 
-    weights: Weights
+    shares: Shares
     metric: float
 
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """Weights to measure next.
+    """Shares to measure next.
 
     `model` names what made them, `random` while there is too little to fit. `predicted_metric` is
     what the model expects there and `predicted_spread` the standard deviation it expects of a
     measurement around it; both are None where the model predicts nothing.
     """
 
-    weights: Weights
+    shares: Shares
     model: str
     predicted_metric: float | None = None
     predicted_spread: float | None = None
@@ -58,13 +58,13 @@ class Proposal:
 
 @dataclass(frozen=True, slots=True)
 class Best:
-    """The measured weights that are best when noise is accounted for.
+    """The measured shares that are best when noise is accounted for.
 
     `metric` estimates the noise-free metric there, with its 90 % interval [low, high]; it may be
     worse than the best value ever told, which luck selects.
     """
 
-    weights: Weights
+    shares: Shares
     metric: float
     low: float
     high: float
@@ -72,7 +72,7 @@ class Best:
 
 @dataclass(frozen=True, slots=True)
 class Convergence:
-    """Whether more trials are worth it, and a sentence that says why."""
+    """The verdict on further trials, and a sentence that gives the reason."""
 
     converged: bool
     reason: str
@@ -80,7 +80,7 @@ class Convergence:
 
 @dataclass(frozen=True, slots=True)
 class Assessment:
-    """What a sampler makes of the history.
+    """A sampler's view of the history.
 
     `concentration` is the Dirichlet distribution of good partitions (parameters alpha, their mean
     the belief about the optimum, their sum its certainty); None while there is too little to fit.
@@ -100,12 +100,13 @@ class Sampler(Protocol):
         self,
         problem: Problem,
         observations: Sequence[Observation],
-        pending: Sequence[Weights],
+        pending: Sequence[Shares],
         count: int,
         rng: np.random.Generator,
     ) -> list[Proposal]:
-        """`count` weights within the bounds, to be measured in parallel with the `pending` ones
-        (asked for and not yet told). The observations come in the order in which they were told."""
+        """Returns `count` shares within the bounds, to be measured in parallel with the `pending`
+        ones (asked for and not yet told). The observations come in the order in which they were
+        told."""
 
     def assess(self, problem: Problem, observations: Sequence[Observation]) -> Assessment:
-        """Best, convergence and concentration. Needs at least one observation."""
+        """Returns best, convergence and concentration. Needs at least one observation."""

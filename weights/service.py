@@ -1,4 +1,4 @@
-"""Ask, tell and look: joins a store and a sampler. Any thread; holds nothing but pending asks."""
+"""Asks, tells and assesses: joins a store and a sampler. Any thread; holds only pending asks."""
 
 import logging
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ import numpy as np
 from weights.errors import SessionNotFound
 from weights.partition import Layers, layers_of, snapped
 from weights.pending import PendingAsks
-from weights.search import Assessment, Observation, Problem, Proposal, Sampler, Weights
+from weights.search import Assessment, Observation, Problem, Proposal, Sampler, Shares
 from weights.session import Session, Told, check_same
 from weights.store import WeightStore
 
@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Overview:
-    """A session with what the sampler makes of it."""
+    """A session with the sampler's assessment."""
 
     session: Session
     assessment: Assessment
@@ -36,9 +36,9 @@ class WeightsService:
         self._assess = lru_cache(CACHED_ASSESSMENTS)(sampler.assess)
 
     def tell(self, session_id: str, problem: Problem, observations: Sequence[Observation]) -> Told:
-        """Store all of them or none. Raises SessionMismatch and StoreFailed."""
+        """Stores all of them or none. Raises SessionMismatch and StoreFailed."""
         result = self._store.append(session_id, problem, observations)
-        self._pending.remove(session_id, [o.weights for o in observations])
+        self._pending.remove(session_id, [o.shares for o in observations])
         logger.info(
             "told session_id=%r new=%d observations=%d best=%.6g",
             session_id,
@@ -51,8 +51,8 @@ class WeightsService:
     def ask(
         self, session_id: str, problem: Problem, count: int, seed: int | None
     ) -> list[Proposal]:
-        """`count` weights to measure next. With a seed they follow from it, the problem and the
-        history alone, whatever else is being measured. Raises SessionMismatch and StoreFailed."""
+        """Returns `count` proposals. With a seed they follow from it, the problem and the history
+        alone, whatever else is being measured. Raises SessionMismatch and StoreFailed."""
         session = self._store.find(session_id)
         observations: list[Observation] = []
         if session is not None:
@@ -61,10 +61,10 @@ class WeightsService:
         pending = [] if seed is not None else self._pending.of(session_id)
         rng = np.random.default_rng(None if seed is None else [seed, len(observations)])
         proposals = [
-            replace(proposal, weights=snapped(proposal.weights, problem))
+            replace(proposal, shares=snapped(proposal.shares, problem))
             for proposal in self._sampler.propose(problem, observations, pending, count, rng)
         ]
-        self._pending.add(session_id, [proposal.weights for proposal in proposals])
+        self._pending.add(session_id, [proposal.shares for proposal in proposals])
         return proposals
 
     def overview(self, session_id: str) -> Overview:
@@ -73,13 +73,13 @@ class WeightsService:
         return Overview(session, self._assess(session.problem, tuple(self.recent(session))))
 
     def layers(
-        self, session_id: str, num_layers: int, min_layers: int, weights: Weights | None
-    ) -> tuple[Weights, Layers]:
-        """The split of the weights that are given, or else of the session's noise-aware best, with
-        those weights. Raises SessionNotFound, NoPartition and StoreFailed."""
+        self, session_id: str, num_layers: int, min_layers: int, shares: Shares | None
+    ) -> tuple[Shares, Layers]:
+        """Returns the shares that are given, or else the session's noise-aware best, and their
+        split. Raises SessionNotFound, NoPartition and StoreFailed."""
         problem = replace(self.find(session_id).problem, num_layers=num_layers)
-        weights = weights or self.overview(session_id).assessment.best.weights
-        return weights, layers_of(weights, problem, min_layers)
+        shares = shares or self.overview(session_id).assessment.best.shares
+        return shares, layers_of(shares, problem, min_layers)
 
     def find(self, session_id: str) -> Session:
         """Raises SessionNotFound and StoreFailed."""
@@ -89,11 +89,11 @@ class WeightsService:
         return session
 
     def recent(self, session: Session) -> list[Observation]:
-        """The last observations, at most MAX_FITTED. Those of one layer split get the same weights:
-        they are repeats of one measurement."""
+        """Returns the last observations, at most MAX_FITTED. Those of one layer split get the same
+        shares: they are repeats of one measurement."""
         first = max(0, session.num_observations - MAX_FITTED)
         told = self._store.observations(session.session_id, first, MAX_FITTED)
-        return [replace(one, weights=snapped(one.weights, session.problem)) for one in told]
+        return [replace(one, shares=snapped(one.shares, session.problem)) for one in told]
 
     def history(self, session_id: str, first: int, count: int) -> list[Observation]:
         return self._store.observations(session_id, first, count)

@@ -1,4 +1,4 @@
-"""What a store keeps of a search: the nouns, and how one update changes a session. Pure."""
+"""A store's record of a search: the nouns, and the change of a session by an update. Pure."""
 
 import json
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from weights.search import Direction, Observation, Problem
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """A search so far, without its history: what an update reads and writes.
+    """A search so far, without its history: the part that an update reads and writes.
 
     `problem` holds the bounds that were told last; `best` is the best single measurement, the
     earliest of equal ones.
@@ -24,7 +24,7 @@ class Session:
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What an update did."""
+    """The effect of an update."""
 
     session: Session
     is_first: bool
@@ -34,7 +34,7 @@ class Told:
 def told(
     session: Session | None, session_id: str, problem: Problem, observations: Sequence[Observation]
 ) -> Told:
-    """The session after `observations`, at least one. Raises SessionMismatch."""
+    """Returns the session after `observations`, at least one. Raises SessionMismatch."""
     best_now = best_of(problem.direction, observations)
     if session is None:
         return Told(Session(session_id, problem, len(observations), best_now), True, True)
@@ -61,13 +61,13 @@ def best_of(direction: Direction, observations: Sequence[Observation]) -> Observ
 
 
 def dump_observation(observation: Observation) -> str:
-    """One line: the metric, then the weights, to the last bit."""
-    return json.dumps([observation.metric, *observation.weights], separators=(",", ":"))
+    """Returns one line: the metric, then the shares, to the last bit."""
+    return json.dumps([observation.metric, *observation.shares], separators=(",", ":"))
 
 
 def load_observation(line: str) -> Observation:
-    metric, *weights = json.loads(line)
-    return Observation(tuple(weights), metric)
+    metric, *shares = json.loads(line)
+    return Observation(tuple(shares), metric)
 
 
 def dump_problem(problem: Problem) -> str:

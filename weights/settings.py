@@ -1,10 +1,11 @@
-"""What the environment decides, read once at start. Immutable: any thread."""
+"""Settings from the environment, read once at start. Immutable: any thread."""
 
 from pathlib import Path
 
 from pydantic import Field, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from common.startup import faults_of
 from weights.errors import StartupError
 from weights.samplers import SamplerName
 
@@ -26,10 +27,8 @@ class Settings(BaseSettings):
 
 
 def load_settings() -> Settings:
-    """From the environment. Raises StartupError with every fault."""
+    """Reads the environment. Raises StartupError with every fault."""
     try:
         return Settings()
     except ValidationError as error:
-        raise StartupError(
-            [f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()]
-        ) from error
+        raise StartupError(faults_of(error)) from error

@@ -41,7 +41,7 @@ CHUNK = 1 << 18  # coordinates drawn at once
 def sample_uniform(
     lower: FloatArray, upper: FloatArray, count: int, rng: np.random.Generator
 ) -> FloatArray:
-    """`count` points, uniform on the body: [count, n]."""
+    """Returns `count` points, uniform on the body: [count, n]."""
     return sample_dirichlet(np.ones_like(lower), lower, upper, count, rng)
 
 
@@ -52,7 +52,8 @@ def sample_dirichlet(
     count: int,
     rng: np.random.Generator,
 ) -> FloatArray:
-    """`count` points of the Dirichlet(`concentration` > 0) law restricted to the body: [count, n].
+    """Returns `count` points of the Dirichlet(`concentration` > 0) law restricted to the body:
+    [count, n].
 
     Bounds whose sums miss 1 by rounding are taken for a body of one point.
     """
@@ -67,8 +68,8 @@ def sample_dirichlet(
 
 
 def nearest_point(point: FloatArray, lower: FloatArray, upper: FloatArray) -> FloatArray:
-    """The Euclidean projection of `point` on the body: clip(point + shift), with the shift that
-    makes the sum 1. Bounds that leave no room give the nearer of the two, scaled to 1."""
+    """Returns the Euclidean projection of `point` on the body: clip(point + shift), with the shift
+    that makes the sum 1. Bounds that leave no room give the nearer of the two, scaled to 1."""
     projected: FloatArray
     if upper.sum() <= 1.0 or lower.sum() >= 1.0:
         bound = upper if upper.sum() <= 1.0 else lower
@@ -103,18 +104,20 @@ class _Marginals:
         return np.minimum(self.concentration, 1.0)
 
     def log_in_t(self, x: FloatArray) -> FloatArray:
-        """Log of the density in t, at x = t^(1 / min(alpha, 1)). Nodes on the last axis."""
+        """Returns the log of the density in t, at x = t^(1 / min(alpha, 1)). Nodes on the last
+        axis."""
         log: FloatArray = xlogy(np.maximum(self.concentration - 1.0, 0.0), x) - self.tilt * x
         return log
 
     def log_in_x(self, x: FloatArray, node: int) -> FloatArray:
-        """log h of one node, scaled by its peak in t."""
+        """Returns log h of one node, scaled by its peak in t."""
         log: FloatArray = xlogy(self.concentration[node] - 1.0, x) - self.tilt * x
         log -= self.peaks[node]
         return log
 
     def mass_and_mean(self) -> tuple[FloatArray, FloatArray]:
-        """Per node the integral of h / exp(peak) and the mean, by Simpson's rule in each cell."""
+        """Returns per node the integral of h / exp(peak) and the mean, by Simpson's rule in each
+        cell."""
         ends = np.stack([self.edges[:, :-1], self._middles(), self.edges[:, 1:]])
         x = ends ** (1.0 / self.power()[:, None])
         density = np.exp(self.log_in_t(np.swapaxes(x, 1, 2)) - self.peaks).swapaxes(1, 2)
@@ -127,7 +130,7 @@ class _Marginals:
         return 0.5 * (self.edges[:, :-1] + self.edges[:, 1:])
 
     def draw(self, count: int, rng: np.random.Generator) -> FloatArray:
-        """[count, n] independent draws."""
+        """Returns [count, n] independent draws."""
         n, cells = self.heights.shape
         masses = np.cumsum(self.heights * np.diff(self.edges), axis=1)
         ladder = (masses / masses[:, -1:] + np.arange(n)[:, None]).ravel()
@@ -151,7 +154,7 @@ class _Marginals:
 def _tilted_marginals(
     concentration: FloatArray, low: FloatArray, high: FloatArray, total: float
 ) -> _Marginals:
-    """The marginals with the tilt that makes `total` the mean of their sum."""
+    """Returns the marginals with the tilt that makes `total` the mean of their sum."""
 
     def excess(log_tilt: float) -> float:
         tilted = _marginals(concentration, low, high, float(np.sinh(log_tilt)))
@@ -181,7 +184,7 @@ def _marginals(
 def _given_sum(
     marginals: _Marginals, total: float, count: int, rng: np.random.Generator
 ) -> FloatArray:
-    """`count` independent draws of the marginals given that they sum to `total`."""
+    """Returns `count` independent draws of the marginals given that they sum to `total`."""
     n = marginals.low.size
     pivots, tops, must_be_largest = _pivots(marginals, total)
     kept: list[FloatArray] = []
@@ -203,8 +206,8 @@ def _given_sum(
 
 
 def _pivots(marginals: _Marginals, total: float) -> tuple[FloatArray, FloatArray, bool]:
-    """(probability of each node to be the pivot, log of max h there, whether it must be largest):
-    the one widest node, or a mixture over all when that keeps more."""
+    """Returns (probability of each node to be the pivot, log of max h there, whether it must be
+    largest): the one widest node, or a mixture over all when that keeps more."""
     mass, _ = marginals.mass_and_mean()
     floor = np.maximum(marginals.low, total / marginals.low.size)
     tops, tops_above = (_log_top(marginals, start) for start in (marginals.low, floor))
@@ -218,7 +221,7 @@ def _pivots(marginals: _Marginals, total: float) -> tuple[FloatArray, FloatArray
 
 
 def _log_top(marginals: _Marginals, start: FloatArray) -> FloatArray:
-    """log of max h on [start, high]; -inf where that is empty."""
+    """Returns log of max h on [start, high]; -inf where that is empty."""
     rise = marginals.concentration - 1.0
     inner = rise / marginals.tilt if marginals.tilt > 0.0 else marginals.high
     candidates = np.stack([start, np.clip(inner, start, marginals.high), marginals.high])

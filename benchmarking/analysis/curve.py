@@ -51,7 +51,7 @@ class LoadPoint:
     burst_fault: str | None = None  # why there is no ITL although tokens came
 
     def goodput(self, slo: Slo) -> Goodput:
-        """Of what came due while the load was held."""
+        """Goodput of the requests that came due while the load was held."""
         due = [r for r in self.measured if self.from_s <= r.scheduled_s < self.to_s]
         return goodput(due or self.measured, slo, self.to_s - self.from_s)
 
@@ -105,7 +105,7 @@ def load_point(row: RowRecord, records: Sequence[RequestRecord]) -> LoadPoint:
 
 
 def steady_window(row: RowRecord, measured: Sequence[RequestRecord]) -> tuple[float, float]:
-    """From the first request after the warm-up until the last one was due.
+    """Returns start and end in seconds: the first request after the warm-up, the last one due.
 
     Where that is less than half of the row, as when all came due at once, the whole row.
     """

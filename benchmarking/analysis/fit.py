@@ -210,8 +210,9 @@ def _least_soft_l1(relative: FloatArray, scale: float) -> FloatArray:
 
 
 def _half_widths(relative: FloatArray, residuals: FloatArray, scale: float) -> FloatArray:
-    """Of the 95 % intervals: the covariance of an M-estimator (Huber, Robust Statistics, 1981,
-    section 7.6), with the influence psi(r) = r / sqrt(1 + (r / scale)^2) of the soft L1 loss."""
+    """Half widths of the 95 % intervals: the covariance of an M-estimator (Huber, Robust
+    Statistics, 1981, section 7.6), with the influence psi(r) = r / sqrt(1 + (r / scale)^2) of the
+    soft L1 loss."""
     shrink = 1 + (residuals / scale) ** 2
     freedom = len(residuals) - 2
     influence = float(np.sum(residuals**2 / shrink)) / freedom

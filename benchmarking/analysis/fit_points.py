@@ -1,4 +1,4 @@
-"""What a fit is made from: latencies beside how many requests were served at the time.
+"""Points to fit: latencies beside the number of requests that were served at the time.
 
 Each row is one point, the means over its requests. The model describes means: times to first token
 are skewed, so that the bulk of single requests lies below their mean. And concurrency is what
@@ -25,7 +25,7 @@ BEYOND_PLACES = 1.5  # requests in flight for each place that show that there ar
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """How many requests a server serves at once, and who says so: given, server or rows."""
+    """Number of requests served at once, and its source: given, server or rows."""
 
     count: int
     source: str
@@ -50,7 +50,7 @@ class Point:
 
 
 def fit_points(run: Run, max_batch: int | None) -> list[Point]:
-    """Of every row of `run` but those whose tokens came in bursts.
+    """Returns the points of all rows of `run` but those whose tokens came in bursts.
 
     With `max_batch` places, more in flight are not in service.
     """

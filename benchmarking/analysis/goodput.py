@@ -55,7 +55,7 @@ def goodput(records: Sequence[RequestRecord], slo: Slo, duration_s: float) -> Go
 def goodput_by_model(
     records: Iterable[RequestRecord], slo: Slo, duration_s: float
 ) -> dict[str, Goodput]:
-    """Of each expert of a bundle under the traffic of all, by name."""
+    """Goodput of each expert of a bundle under the traffic of all, by name."""
     by_model: dict[str, list[RequestRecord]] = defaultdict(list)
     for record in records:
         by_model[record.model].append(record)

@@ -1,4 +1,4 @@
-"""How many requests were in flight at any moment, exactly, from their raw times."""
+"""Number of requests in flight at any moment, exact, from their raw times."""
 
 from collections.abc import Iterable
 

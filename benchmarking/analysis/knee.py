@@ -1,4 +1,4 @@
-"""Where a load curve bends and where it ends. Pure: any thread."""
+"""The knee of a load curve, and its saturation. Pure: any thread."""
 
 from collections.abc import Sequence
 from enum import StrEnum
@@ -17,7 +17,7 @@ MIN_LATENCIES = 4  # for which a load is held before it no longer fills the serv
 
 
 class Saturation(StrEnum):
-    """What an open loop shows of a server."""
+    """Saturation of a server under an open loop."""
 
     KEEPS_UP = "keeps up"
     SATURATED = "saturated"

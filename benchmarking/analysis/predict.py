@@ -1,4 +1,4 @@
-"""What the optimizer says of a load, beside what the server really did.
+"""The optimizer's predictions for a load, beside what was measured.
 
 The optimizer's replica has Poisson arrivals, so only open loops with exponential waits are
 compared, each at the rate at which its requests really came due.
@@ -178,7 +178,7 @@ def _beside(optimizer: Optimizer, perf: Mapping[str, Any], parts: Sequence[LoadP
 
 
 def outside(beside: Beside, validity: Validity) -> list[str]:
-    """What of a prediction lies outside what was measured for the fit, each with the range."""
+    """Returns the quantities outside the range that the fit was measured in, with that range."""
     asked = (
         ("prompt tokens", beside.input_tokens, validity.input_tokens),
         ("output tokens", beside.output_tokens, validity.output_tokens),

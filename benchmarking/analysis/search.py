@@ -1,4 +1,4 @@
-"""Which load to try next: sweeps to saturation, and the largest rate that keeps its levels.
+"""The next load to try: sweeps to saturation, and searches for the highest rate within an SLO.
 
 Each plan is a generator: it yields a load, is sent the point that was measured, and returns its
 finding. It knows no network and no clock, so that it can be tested on any curve.
@@ -17,7 +17,7 @@ MIN_ARRIVALS = 10  # of an open loop: fewer say nothing
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What every request of a sweep asks for."""
+    """Model and token counts of every request of a sweep."""
 
     model: str
     input_tokens: int
@@ -67,8 +67,8 @@ def sweep_concurrency(
 def sweep_rate(
     shape: Shape, max_concurrency: int, shares: Sequence[float], duration_s: float
 ) -> Generator[Load, LoadPoint, SweepEnd]:
-    """What `max_concurrency` users get in a closed loop, then open loops at ascending `shares` of
-    that rate, until requests come due faster than they are answered. A row that is too short to
+    """Yields a closed loop of `max_concurrency` users, then open loops at ascending `shares` of
+    its rate, until requests come due faster than they are answered. A row that is too short to
     tell ends nothing.
     """
     requests_each = 4

@@ -1,4 +1,4 @@
-"""How long a bundle takes to bring another model into fast memory: the switching-time matrix.
+"""Switching times: how long a bundle takes to bring another model into fast memory.
 
 Two sources stand beside each other: the server's own word, and an estimate from its times to first
 token by one of the two documented rules. The rules are pure functions; so is the matrix, over a run
@@ -87,7 +87,7 @@ def rotation(models: Sequence[str], laps: int = 1) -> list[str]:
 
 @dataclass(slots=True)
 class Switches:
-    """From one model to another: every time seen, in seconds; 0 = no switch was noticed."""
+    """Switching times from one model to another, in seconds; 0: no switch was noticed."""
 
     by_server_s: list[float] = field(default_factory=list)
     by_estimate_s: list[float] = field(default_factory=list)
@@ -97,7 +97,7 @@ Matrix = dict[tuple[str, str], Switches]  # by (from model, to model)
 
 
 def switching_matrix(run: Run) -> Matrix:
-    """What the rows of `run` say, taken in the order they ran.
+    """Returns the switching times of all rows of `run`, in the order they ran.
 
     The first visit to a model is its warm-up and says nothing, nor does a row without an answer.
     The warm-up requests of later visits count: the first of them waits for the switch.

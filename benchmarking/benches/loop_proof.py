@@ -74,7 +74,7 @@ class LoopPlan:
         return self.shape.at_concurrency(self.users, REQUESTS_EACH)
 
     def loads(self, saturated_per_s: float) -> list[tuple[Load, bool]]:
-        """Of sweep and checks, and whether it is a check. Each of the rounds has every load to be
+        """Returns loads, and whether each is a check. Every round has all loads to be
         checked and a part of the sweep, in random order: a machine that slows down meanwhile must
         look neither like a slope nor like a wrong prediction."""
         rng = Random(self.seed)
@@ -159,7 +159,7 @@ class LoopResult:
     num_disturbed: int
 
     def misses(self) -> list[str]:
-        """What is predicted worse than allowed; empty where the loop is proved."""
+        """Predictions with a larger error than allowed; empty where the loop is proved."""
         found = []
         for beside in self.checks:
             rate = f"at {beside.prediction.rate_per_s:.2f} requests/s"

@@ -1,4 +1,4 @@
-"""How long the optimizer takes and how that grows; how far greedy is from the optimum.
+"""Time the optimizer takes, how it grows with servers, and greedy's distance from the optimum.
 
     python -m benchmarking.benches.optimizer [--sizes 10,100,1000,10000] [--json FILE]
 

@@ -43,7 +43,7 @@ MOST_IDLE_SHARE = 0.02  # of the time of a run, that those who wait may take
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What every user sends, `rounds` times in a row."""
+    """The requests of every user, sent `rounds` times in a row."""
 
     name: str
     users: int
@@ -179,7 +179,7 @@ def _contestants(
 
 
 def _form(quantization: str, arguments: argparse.Namespace) -> str:
-    """Of our weights and, unless it is the one that ours has by itself, of our cache."""
+    """Our weights' type and, where it is not the default for them, our KV cache's."""
     cache = arguments.kv_cache_dtype
     return quantization if cache == "auto" else f"{quantization}, KV cache {cache}"
 

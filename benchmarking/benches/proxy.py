@@ -63,7 +63,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Delays:
-    """What all streams of one measurement have in common."""
+    """Delays of tokens over all streams of one measurement, and what these cost."""
 
     p50_ms: float
     p99_ms: float

@@ -1,4 +1,4 @@
-"""What `bench_proxy` puts on both sides of a proxy: an upstream that follows a script, and clients.
+"""Both sides of a proxy in `bench-proxy`: an upstream that follows a script, and clients.
 
 Every token carries its number and the time it was sent (one clock for all processes of a machine),
 so that loss, order and delay are read from what arrives. All of it is written for being cheap, on
@@ -146,7 +146,7 @@ async def open_streams(
 
 @dataclass(slots=True)
 class ClosedLoop:
-    """What kept-alive clients got, each of which asks again as soon as it is answered."""
+    """Results of kept-alive clients, each of which asks again as soon as it is answered."""
 
     latencies_ms: list[float] = field(default_factory=list)
     num_failed: int = 0

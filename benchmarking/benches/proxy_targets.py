@@ -1,4 +1,4 @@
-"""The processes that `bench_proxy` compares: the upstream itself, the proxy, nginx, Envoy."""
+"""The processes that `bench-proxy` compares: the upstream itself, the proxy, nginx, Envoy."""
 
 import os
 import shutil
@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
+
+from benchmarking.serving import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 START_TIMEOUT_S = 30.0
@@ -98,12 +100,6 @@ class Target:
             return []
         parent = psutil.Process(self.pid)
         return [parent, *parent.children(recursive=True)]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @contextmanager

@@ -50,7 +50,7 @@ FORMS = (  # type of the GGUF file or none for the safetensors, QUANTIZATION and
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What one form of the model made of the text."""
+    """Log probabilities of the text by one form of the model."""
 
     log_probabilities: Tensor  # [positions, vocabulary], in nats
     following: Tensor  # [positions], the token that the text has next
@@ -60,7 +60,7 @@ class Reading:
         return math.exp(nll_loss(self.log_probabilities, self.following).item())
 
     def standard_error(self, exact: "Reading") -> float:
-        """Of the difference of both mean losses, since they read the same positions."""
+        """Standard error of the difference of both mean losses, paired by position."""
         positions = range(len(self.following))
         differences = (self.log_probabilities - exact.log_probabilities)[positions, self.following]
         return (differences.std() / math.sqrt(len(positions))).item()

@@ -1,4 +1,4 @@
-"""A server that answers as it was told, at times that were told: what a client is checked against.
+"""A server that answers by a script, at scripted times, to check clients against.
 
 `python -m benchmarking.benches.scripted_server --port 7001 --ttft 0.1 --itl 0.02 --tokens 100`
 speaks `/v1/chat/completions`, `/v1/models`, `/v1/tokenize`, to which every word is a token, and
@@ -41,7 +41,7 @@ class Script:
 
 @dataclass(frozen=True, slots=True)
 class Stall:
-    """From `at_s` on, counted from the first request, nothing is sent for `for_s`."""
+    """A pause of `for_s` seconds that begins `at_s` after the first request."""
 
     at_s: float = 0.0
     for_s: float = 0.0

@@ -162,7 +162,7 @@ def measure(
 
 
 def linear_bytes(folder: Path, form: str) -> int:
-    """Of the packed weights, all of which a step of one row reads."""
+    """Bytes of the packed weights, all of which a step of one row reads."""
     plan = linear_weights(load_config(folder))
     shapes = (parameter_shape(parts) for parts in plan.values())
     return sum(packed_bytes(FORMS[form], *shape) for shape in shapes)

@@ -1,4 +1,4 @@
-"""What a streamed token costs between the decode step and the socket: `make bench-stream`.
+"""Cost of a streamed token between the decode step and the socket: `make bench-stream`.
 
 The mock server decodes nothing, so all its CPU time is that of the way out: publishing, waking the
 request thread, detokenising, framing, writing. 32 clients read its streams at several paces; the

@@ -134,8 +134,8 @@ def run_ours(method: str, task: Task, trials: int, seed: int) -> dict[str, float
     found = {}
     for trial in range(1, trials + 1):
         [proposal] = sampler.propose(problem, observations, [], 1, rng)
-        metric = task.measure(np.array(proposal.weights), noise)
-        observations.append(Observation(proposal.weights, metric))
+        metric = task.measure(np.array(proposal.shares), noise)
+        observations.append(Observation(proposal.shares, metric))
         if trial in CHECKPOINTS:
             best = reported(sampler, method, problem, observations)
             found[str(trial)] = task.regret(np.array(best))
@@ -147,8 +147,8 @@ def reported(
 ) -> tuple[float, ...]:
     """The classic method knows no noise: its best is the best value seen."""
     if method == "dirichlet_mle":
-        return max(observations, key=lambda observation: observation.metric).weights
-    return sampler.assess(problem, observations).best.weights
+        return max(observations, key=lambda observation: observation.metric).shares
+    return sampler.assess(problem, observations).best.shares
 
 
 def after(trials: int, regrets: Regrets) -> list[float]:
@@ -196,7 +196,7 @@ def shortfalls(results: dict[str, dict[str, Regrets]]) -> Iterator[str]:
 
 
 def difference(ours: Sequence[float], others: Sequence[float]) -> Interval:
-    """Of the medians, by bootstrap over the seeds: each is one task, the same for all methods."""
+    """Difference of the medians, by bootstrap over the seeds, which all methods share."""
     chosen = np.random.default_rng(0).integers(len(ours), size=(RESAMPLES, len(ours)))
     resampled = np.median(np.array([ours, others])[:, chosen], axis=2)
     low, high = np.quantile(resampled[0] - resampled[1], (0.025, 0.975))

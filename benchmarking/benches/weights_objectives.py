@@ -1,4 +1,4 @@
-"""What the weights samplers are measured on: objectives with a known optimum, caps and noise.
+"""Objectives to measure samplers on, with a known optimum, caps and noise.
 
 Needs numpy alone: the peers run it in a virtual environment of their own.
 """

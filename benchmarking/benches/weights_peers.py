@@ -1,4 +1,4 @@
-"""Public optimisers on the objectives of `bench_weights`, in a virtual environment of their own.
+"""Public optimisers on the objectives of `bench-weights`, in a virtual environment of their own.
 
 `python -m benchmarking.benches.weights_peers METHOD KIND NODES BUDGET SEED...` prints one JSON line
 a seed: the regret of the best value seen after each of the budgets. A unit cube of one number per

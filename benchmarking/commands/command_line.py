@@ -1,4 +1,4 @@
-"""What commands share: exit statuses, arguments, reading a run, and Ctrl-C."""
+"""Shared by all commands: exit statuses, arguments, reading a run, and Ctrl-C."""
 
 import signal
 from collections.abc import Callable

@@ -54,7 +54,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What every one of these commands is told."""
+    """Arguments that all of these commands take."""
 
     output_dir: Path
     tokenizer: str
@@ -108,7 +108,7 @@ def asking(command: Callable[..., None]) -> Callable[..., None]:
 
 @dataclass(frozen=True, slots=True)
 class Climb:
-    """How a sweep raises the load."""
+    """Steps by which a sweep raises the load."""
 
     by: str
     max_concurrency: int

@@ -1,4 +1,4 @@
-"""What comes back for one request, byte by byte: the two forms of stream a target answers with.
+"""Readers of a streamed answer, byte by byte, in the two forms that targets send.
 
 An answer is fed the body as it arrives, each piece with the time it was read, and remembers the
 text with those times. It belongs to one request in the load process. Knows nothing of HTTP.

@@ -25,7 +25,7 @@ Clock = Callable[[], float]
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where to connect. `host` is also the name that a certificate must bear."""
+    """Host and port to connect to. A certificate must bear `host`."""
 
     host: str
     port: int
@@ -37,7 +37,7 @@ class Address:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a request ended: when, with which HTTP status (None: no answer), and what went wrong."""
+    """The end of a request: its time, its HTTP status (None: no answer), and its error."""
 
     end_s: float
     status: int | None
@@ -118,7 +118,7 @@ class StreamClient(asyncio.Protocol):
 
 
 class Peer:
-    """Where requests go: resolved once, so that no request pays for it."""
+    """A server's address, resolved once, so that no request pays for it."""
 
     def __init__(self, address: Address, clock: Clock, timeout_s: float) -> None:
         self._address = address

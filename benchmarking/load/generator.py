@@ -65,7 +65,7 @@ class Progress:
 
 @dataclass(slots=True)
 class LoadResult:
-    """What was sent, in the order in which it ended, and what sending cost."""
+    """Records of the requests in the order they ended, and the sender's own cost."""
 
     exchanges: list[Exchange] = field(default_factory=list)
     overhead: ClientOverhead | None = None

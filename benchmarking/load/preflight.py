@@ -1,4 +1,4 @@
-"""What a server says of itself before the first row: its models and how much it serves at once."""
+"""A server's own account before the first row: its models, and how many requests at once."""
 
 from collections.abc import Iterable
 
@@ -42,7 +42,7 @@ def unserved(target: Target, models: Iterable[str]) -> dict[str, str]:
 
 
 def user_rows(target: Target) -> int | None:
-    """How many requests the server serves at once, as Hearth's `/ready` says; None of others."""
+    """Returns the number of user rows by Hearth's `/ready`; None for other servers."""
     try:
         said = _get(target, f"{target.root}/ready").json()["user_rows"]
     except (requests.RequestException, ValueError, LookupError, TypeError):

@@ -1,4 +1,4 @@
-"""What a user sees while a row runs: one line on standard error, none when nobody looks there."""
+"""Progress of a row: one line on standard error, where that is a terminal."""
 
 from types import TracebackType
 from typing import NoReturn

@@ -1,4 +1,4 @@
-"""What prompts are made of: one text by default, and others to draw from."""
+"""Texts that prompts are cut from: one by default, and others to draw from."""
 
 TEXTS = {
     "default": (

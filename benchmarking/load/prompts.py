@@ -21,7 +21,7 @@ Count = Callable[[str], int]
 
 
 class PromptMaker:
-    """Of one model. One thread."""
+    """Makes the prompts of one model. One thread."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer

@@ -1,4 +1,4 @@
-"""Whom a benchmark asks, and in which words: an OpenAI-compatible server, or Hearth's own routes.
+"""Servers to measure: OpenAI-compatible ones, or Hearth by its own routes.
 
 Requests are made whole in advance, so that the load process has only to send them.
 """
@@ -21,7 +21,7 @@ Body = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """What one request asks. `image_url`: a data URL, for models that take images."""
+    """The prompt of one request. `image_url`: a data URL, for models that take images."""
 
     name: str
     text: str
@@ -31,7 +31,7 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """How one kind of server is asked, and how it answers."""
+    """The wire format of one kind of server: its requests and its answers."""
 
     answer: type[Answer]
     path: Callable[[str], str]  # of a model
@@ -91,7 +91,7 @@ class Target:
 
     @property
     def root(self) -> str:
-        """Where the server begins, without the version of OpenAI's routes."""
+        """Returns the server's base URL, without the version of OpenAI's routes."""
         return self.base.rstrip("/").removesuffix(CHAT_PATH).removesuffix("/v1")
 
     @property

@@ -1,4 +1,4 @@
-"""How long a text is to the served model: asked of the server, or of its tokenizer in a folder."""
+"""Token counts of texts, by the server or by its tokenizer in a folder."""
 
 from functools import lru_cache
 from pathlib import Path
@@ -16,7 +16,7 @@ REMEMBERED_TEXTS = 100_000
 
 
 class Tokenizer(Protocol):
-    """Of one model. One thread."""
+    """Counts tokens for one model. One thread."""
 
     def count(self, text: str) -> int:
         """With the special tokens the model expects around a prompt."""
@@ -25,7 +25,7 @@ class Tokenizer(Protocol):
         """Without special tokens: of a piece of an answer."""
 
     def context_left(self, text: str) -> int | None:
-        """How many tokens the model can answer to this user turn; None when nobody says."""
+        """Returns the most tokens the model can answer to this user turn; None where unknown."""
 
 
 def tokenizer_for(source: str, target: Target, model: str) -> Tokenizer:

@@ -30,7 +30,7 @@ COUNTS = {"prompt_tokens", "completion_tokens", "total_tokens", "batch_size_used
 
 
 def server_usage(usage: Mapping[str, Any]) -> ServerUsage:
-    """What is no number is taken as not said."""
+    """Reads the counts of a `usage` object; whatever is not a number counts as absent."""
     said: dict[str, Any] = {name: _first(usage, keys) for name, keys in KEYS.items()}
     for name in COUNTS:
         said[name] = None if said[name] is None else round(said[name])

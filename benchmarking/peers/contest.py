@@ -1,4 +1,4 @@
-"""Who takes part in `bench_peers`: our server over HTTP, and peers in processes of their own.
+"""Contestants of `bench-peers`: our server over HTTP, and peers in processes of their own.
 
 All of them stay loaded and sleep while another one runs; how much processor time they took
 meanwhile is part of every result.
@@ -80,7 +80,7 @@ def hearth(
 def peer(
     name: str, recipe: Recipe, arguments: Sequence[str], log_path: Path
 ) -> Iterator[Contestant]:
-    """A peer's own loop, without any HTTP. See `peer_loop`."""
+    """A peer's own loop, without any HTTP. See `process`."""
     command = [str(recipe.python), "-m", recipe.check, *arguments]
     with (
         log_path.open("wb") as log,

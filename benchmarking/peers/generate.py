@@ -1,4 +1,4 @@
-"""The peer of `bench_serve`: transformers' own generate, one static batch, on the device and in the
+"""The peer of `bench-serve`: transformers' own generate, one static batch, on the device and in the
 type that the server chooses: float32 on all cores, or bfloat16 on a GPU.
 
 Reads `[model folder, prompts, max_tokens]` as JSON from standard input, prints tokens/s.

@@ -27,7 +27,7 @@ class NotInstalled(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """How a peer is installed. `check` is its module, which says without arguments what it is."""
+    """Packages of a peer. `check`: the module that drives it; it prints a version."""
 
     name: str
     packages: tuple[str, ...]
@@ -68,7 +68,7 @@ RECIPES = {recipe.name: recipe for recipe in (LLAMA_CPP, OPENVINO, VLLM)}
 
 
 def install(recipe: Recipe) -> str:
-    """What the peer says of itself, after it was installed if it was not. Raises NotInstalled."""
+    """Installs the peer unless it is, and returns the version it prints. Raises NotInstalled."""
     stamp = PEERS / recipe.name / "installed"
     wanted = "\n".join((*recipe.packages, *recipe.environment.values()))
     if not stamp.is_file() or stamp.read_text() != wanted:

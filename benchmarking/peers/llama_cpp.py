@@ -1,6 +1,6 @@
 """llama.cpp as a peer: its batch API, driven as its own server does, without the HTTP.
 
-Runs in the environment that `peer_install` made. A step is one `llama_decode`: the last token of
+Runs in the environment that `install` made. A step is one `llama_decode`: the last token of
 every answer that is being written, then as much of the waiting prompts as fits into the batch.
 Tokens are chosen by one argmax over the rows of logits, which is cheaper than its samplers.
 """
@@ -31,7 +31,7 @@ class Slot:
 
 @dataclass(slots=True)
 class Batch:
-    """What the next call computes; the last token of a prompt asks for logits."""
+    """Tokens of the next call; the last token of a prompt asks for logits."""
 
     tokens: list[int] = field(default_factory=list)
     positions: list[int] = field(default_factory=list)

@@ -28,7 +28,7 @@ def gguf_model(folder: Path, type_name: str) -> Path:
 
 
 def openvino_model(folder: Path, quantization: str) -> Path:
-    """What OpenVINO's own exporter makes of the folder, with its own choice of groups."""
+    """Returns the folder that OpenVINO's exporter makes, with its own choice of groups."""
     target = folder.with_name(f"{folder.name}.openvino-{quantization}")
     if target.exists():
         return target

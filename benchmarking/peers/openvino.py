@@ -1,6 +1,6 @@
 """OpenVINO GenAI as a peer: its continuous batching pipeline, without its server.
 
-Runs in the environment that `peer_install` made, on a model that its own exporter compressed.
+Runs in the environment that `install` made, on a model that its own exporter compressed.
 """
 
 import argparse

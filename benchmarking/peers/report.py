@@ -1,4 +1,4 @@
-"""What `bench_peers` has measured so far: kept as JSON, shown as a table, published as a chart."""
+"""Results of `bench-peers` so far: kept as JSON, shown as a table, published as a chart."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -122,7 +122,7 @@ def _rows(entry: dict[str, Any]) -> Iterator[str]:
 
 
 def _ratio(ours: Measurement, other: Measurement) -> str:
-    """Of the medians, and of the two in each turn."""
+    """Ratio of the medians, and the range of the ratios of each turn."""
     turns = [mine / its for mine, its in zip(ours.rates, other.rates, strict=True)]
     of_medians = median(ours.rates) / median(other.rates)
     return f"{of_medians:.2f} ({min(turns):.2f} to {max(turns):.2f})"

@@ -177,7 +177,7 @@ def latency_cdf(points: Sequence[LoadPoint]) -> Figure | None:
 
 
 def load_labels(points: Sequence[LoadPoint]) -> list[str]:
-    """What each row asked for; rows that asked for the same are numbered, so none share a label."""
+    """Labels of rows by their load; rows of the same load are numbered."""
     names = [_load_name(point.load) for point in points]
     counts, seen = Counter(names), Counter[str]()
     labels = []

@@ -64,7 +64,7 @@ def _change_label(change: Change) -> str:
 
 
 def switching_times(matrix: Matrix) -> Figure | None:
-    """From model (down) to model (across): seconds by the server's word and by the estimate."""
+    """Switching times from model (down) to model (across): the server's own, and estimates."""
     if not matrix:
         return None
     models = sorted({model for pair in matrix for model in pair})

@@ -1,4 +1,4 @@
-"""How every picture of the report is drawn and put into the page."""
+"""Draws the report's pictures as SVG to put into the page."""
 
 import re
 from io import StringIO

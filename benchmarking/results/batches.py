@@ -1,4 +1,4 @@
-"""Which batch sizes a row ran in: by the server's word, and by the documented estimate. Pure."""
+"""Batch sizes of a row: the server's own, and the documented estimate. Pure."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ class Batches:
 
 
 def batch_columns(responses: Sequence[Response]) -> dict[str, Any]:
-    """Of one row's responses, in the order in which they ended: the columns of the workbook.
+    """Returns the workbook's columns for one row's responses, in the order they ended.
 
     The estimate takes neighbours with the very same server TTFT for a group, and the next power of
     two for its batch: it sees no batch in a server whose members have TTFTs of their own. Where

@@ -67,7 +67,7 @@ def _row(result: RowResult, records: Sequence[RequestRecord]) -> RowRecord:
 
 
 def _asked_tokens(result: RowResult, records: Sequence[RequestRecord]) -> dict[str, Any]:
-    """Of a user's own prompts the files know the mean only, and the file's name."""
+    """Asked token counts. For a user's own prompts the files have the mean and the name only."""
     summary = result.summary
     if "num_input_tokens" in summary:
         return {

@@ -20,7 +20,7 @@ Response = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class ClientTimes:
-    """What the client saw of an answer of k events: gaps g1..gk, of which g1 is from sending."""
+    """Client's times of an answer of k events: gaps g1..gk, of which g1 is from sending."""
 
     gaps_s: tuple[float, ...]
     end_to_end_s: float
@@ -54,7 +54,7 @@ def client_times(record: RequestRecord) -> ClientTimes:
 
 
 def responses(records: Sequence[RequestRecord], started_at: datetime) -> list[Response]:
-    """Of one row, in the order in which the requests ended. `started_at`: the run's zero."""
+    """Responses of one row, in the order they ended. `started_at`: time zero of the run."""
     switching_s = switching_times_s(records)
     return [
         _response(record, started_at, switching_s.get(record.index))

@@ -1,4 +1,4 @@
-"""What the documented summary lacks, for each row, from its records alone: `metrics.json`. Pure.
+"""`metrics.json`: figures of each row beyond the documented summary, from its records. Pure.
 
 Latencies count from when a request was due. Rates are of the steady window (`curve.steady_window`),
 while the load was all that was asked for.

@@ -34,7 +34,7 @@ class Driver:
         return self.folder.run
 
     def points(self) -> list[LoadPoint]:
-        """Of every row so far that recorded something."""
+        """Load points of all rows so far that recorded something."""
         return load_points(self.run)
 
     def measure(self, load: Load, texts_too: bool = False) -> LoadPoint | None:

@@ -51,7 +51,7 @@ class Cells(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class ModelConfigs:
-    """What can be run, in the order of the file, and what is wrong with the rest."""
+    """Loads that can run, in the order of the file, and the faults of the rest."""
 
     loads: tuple[Load, ...]
     faults: tuple[str, ...]

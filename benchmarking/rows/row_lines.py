@@ -1,4 +1,4 @@
-"""What the terminal says about a row once it has ended. Pure."""
+"""Lines on the terminal about a row that has ended. Pure."""
 
 from collections.abc import Iterator
 

@@ -46,7 +46,7 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class RowOptions:
-    """What is the same for all rows of a run. `warmup_requests`: None for as many as suit a row."""
+    """Options of all rows of a run. `warmup_requests`: None for as many as suit a row."""
 
     tokenizer: str = SERVER
     seed: int = 0

@@ -77,7 +77,7 @@ class RunFolder:
         self.add(number, RowOutcome(refused, (), ()), texts_too=False)
 
     def finish(self) -> None:
-        """What is about the whole run. The workbook is left out when nothing was measured."""
+        """Writes the files about the whole run; no workbook where nothing was measured."""
         with self._lock:
             try:
                 write_metrics(self.folder, run_metrics(self.run))

@@ -1,1 +1,1 @@
-"""Bodies of requests: how much is read, which fields there are, what is refused."""
+"""Request bodies: bounds before parsing, fields, refusals."""

@@ -1,4 +1,4 @@
-"""How much structure a JSON body may have: a bound that is checked before parsing.
+"""A bound on the structure of a JSON body, checked before parsing.
 
 Parsing and validating hold the interpreter, and take many times the bytes of what they read. Text
 is cheap: what counts is the number of values, most of all of lists, objects and their members.
@@ -21,7 +21,7 @@ _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
 
 
 def check_structure(body: bytes) -> None:
-    """Raises InvalidRequest when there is more, told by commas, colons and brackets."""
+    """Raises InvalidRequest above the bounds, by the number of commas, colons and brackets."""
     for mark, at_most, what in _BOUNDS:
         if body.count(mark) > at_most and _count_outside_strings(body, mark, at_most) > at_most:
             raise InvalidRequest(
@@ -30,7 +30,7 @@ def check_structure(body: bytes) -> None:
 
 
 def _count_outside_strings(body: bytes, mark: bytes, at_most: int) -> int:
-    """Stops beyond `at_most`."""
+    """Returns the number of marks; stops counting beyond `at_most`."""
     total, at = 0, 0
     for string in _STRING.finditer(body):
         total += body.count(mark, at, string.start())

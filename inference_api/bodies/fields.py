@@ -1,8 +1,7 @@
-"""How the objects in `/v1` bodies are read: absence in all its forms, and refusals that name the
-field, the bound and the remedy.
+"""The base of the objects in request bodies, and refusals that name field, bound and remedy.
 
-A field that we know and do not serve is refused by name, one nobody knows too; `null`, the values
-that ask for nothing, and fields that cannot change an answer count as absent, at every depth.
+Fields that are known and not served are refused by name, unknown ones too; `null`, neutral values,
+and fields that cannot change an answer count as absent, at every depth.
 """
 
 import json
@@ -18,7 +17,7 @@ from inference_api.errors import InvalidRequest
 MAX_FAULTS = 100  # of a body, to look at one by one: a body can have a million
 
 Json = dict[str, Any]
-Unserved = Mapping[str, tuple[Any, ...]]  # field -> the values that ask for nothing
+Unserved = Mapping[str, tuple[Any, ...]]  # field -> its neutral values, which count as absent
 
 
 class Body(BaseModel):
@@ -37,7 +36,7 @@ class Body(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _drop_what_asks_for_nothing(cls, value: Any) -> Any:
+    def _drop_neutral_values(cls, value: Any) -> Any:
         if not isinstance(value, dict):
             return value
         kept = {}
@@ -69,7 +68,7 @@ def parse(kind: type[B], body: bytes) -> B:
 
 
 def fault(field: str, message: str) -> PydanticCustomError:
-    """For validators of whole objects: which of their fields is wrong, and how."""
+    """Returns the error of a field, for validators of whole objects."""
     return PydanticCustomError("fault", "{message}", {"field": field, "message": message})
 
 
@@ -77,7 +76,7 @@ def _as_float(value: Any) -> Any:
     return to_float(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
-# Of a float with bounds: an integer that is beyond any float is beyond them too.
+# For a float with bounds: an integer beyond any float is beyond the bounds too.
 ANY_SIZE = BeforeValidator(_as_float)
 
 
@@ -90,7 +89,7 @@ def _remedy(neutral: tuple[Any, ...]) -> str:
 
 
 def _add_known_fields(schema: Json, kind: type[BaseModel]) -> None:
-    """To the JSON schema of a body: what `parse` takes besides the model's own fields."""
+    """Adds to the JSON schema of a body what `parse` takes besides the model's own fields."""
     assert issubclass(kind, Body)
     fields = schema.setdefault("properties", {})
     for name in sorted(kind.ignored):
@@ -99,8 +98,8 @@ def _add_known_fields(schema: Json, kind: type[BaseModel]) -> None:
         fields[name] = {"enum": [*neutral, None], "description": "Not served."}
 
 
-# pydantic's types of error -> what is said after the field's name.
-_SAID = {
+# pydantic's types of error -> the message after the field's name.
+_MESSAGES = {
     "missing": "is missing; give it",
     "string_type": "is {given}; give a text",
     "int_type": "is {given}; give an integer",
@@ -127,10 +126,10 @@ def _refusal(detail: ErrorDetails) -> InvalidRequest:
     if detail["type"] == "extra_forbidden":
         message = f"Unrecognized request argument supplied: {path}"
     else:
-        said = _SAID.get(detail["type"], detail["msg"])
+        said = _MESSAGES.get(detail["type"], detail["msg"])
         given = {"given": _shown(detail["input"])}
         given |= {name: _without_zeros(value) for name, value in context.items()}
-        message = f"{path}: {said.format_map(given) if detail['type'] in _SAID else said}."
+        message = f"{path}: {said.format_map(given) if detail['type'] in _MESSAGES else said}."
     return InvalidRequest(message, shortened(location[0]))
 
 
@@ -139,7 +138,8 @@ def _without_zeros(value: Any) -> Any:
 
 
 def _path(location: tuple[int | str, ...]) -> str:
-    """As in `messages[0].content`. Names in angle brackets are those of a union's branches."""
+    """Returns a path like `messages[0].content`, without the branches of unions, which have names
+    in angle brackets."""
     steps = [step for step in location if not (isinstance(step, str) and step.startswith("<"))]
     texts = [f"[{step}]" if isinstance(step, int) else f".{shortened(step)}" for step in steps]
     return "".join(texts).removeprefix(".")

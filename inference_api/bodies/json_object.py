@@ -1,4 +1,4 @@
-"""The JSON object in a request's body, checked as a whole before any field is looked at.
+"""The JSON object of a request body, checked as a whole before any of its fields.
 
 Pure: any thread.
 """
@@ -12,13 +12,13 @@ from typing import NoReturn
 from inference_api.bodies.bounds import check_structure
 from inference_api.errors import InvalidRequest
 
-MAX_DEPTH = 100  # levels; whoever walks a body afterwards may do so by recursion
+MAX_DEPTH = 100  # levels; what walks a body afterwards may do so by recursion
 ESCAPED_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 def parse_object(body: bytes) -> dict[str, object]:
-    """Raises InvalidRequest when there is none, it is huge, nested too deep or a text in it is
-    none."""
+    """Returns the object. Raises InvalidRequest where the body is not one, exceeds a bound, or has
+    half of a surrogate pair."""
     check_structure(body)
     try:
         parsed = json.loads(body.decode("utf-8"), parse_constant=_refuse_constant)
@@ -36,7 +36,7 @@ def parse_object(body: bytes) -> dict[str, object]:
 
 
 def to_float(number: float) -> float:
-    """An integer beyond any float is infinite, and so beyond any bound."""
+    """Returns the number as a float; infinity for an integer beyond any float."""
     try:
         return float(number)
     except OverflowError:
@@ -44,7 +44,7 @@ def to_float(number: float) -> float:
 
 
 def shortened(value: object) -> str:
-    """For messages: what a client sent may be as long as a body."""
+    """Returns at most 40 characters, for messages: a client's value may be as long as a body."""
     text = str(value)
     return text if len(text) <= 40 else f"{text[:37]}..."
 
@@ -86,7 +86,7 @@ def _check_texts(parsed: dict[str, object]) -> None:
 
 
 def _texts(value: object, path: str) -> Iterator[tuple[str, str]]:
-    """Every text with its path; the names in an object go by the object's own."""
+    """Yields every text with its path; names in an object have the path of the object."""
     if isinstance(value, str):
         yield path, value
     elif isinstance(value, dict):

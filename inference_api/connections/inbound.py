@@ -106,7 +106,7 @@ class Inbound(RequestParser):
 
 
 class _Received(Unreader):
-    """What gunicorn's readers read from: received bytes, and an end behind them."""
+    """The source of gunicorn's readers: received bytes, and an end behind them."""
 
     def __init__(self) -> None:
         super().__init__()

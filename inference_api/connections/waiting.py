@@ -12,7 +12,7 @@ from inference_api.connections.inbound import Inbound
 
 
 class Wait(IntEnum):
-    """What a connection waits for; where room is needed, the lowest go first."""
+    """Reasons to wait; where room is needed, connections with the lowest go first."""
 
     CLOSE = 0  # it is answered and the client is to close it too
     REQUEST = 1  # new, or with a part of a request
@@ -47,7 +47,7 @@ class WaitingConnections:
 
     @property
     def num_held_bytes(self) -> int:
-        """Of requests that are not answered, whether their connections wait or not."""
+        """Bytes of requests that are not answered, whether their connections wait or not."""
         return self._num_held_bytes
 
     def add(self, connection: ApiConnection, wait: Wait) -> None:
@@ -75,18 +75,18 @@ class WaitingConnections:
         connection.num_held_bytes = num_bytes
 
     def num_requests_of(self, address: str) -> int:
-        """How many connections of an address wait for a request, or for the rest of one."""
+        """Returns how many connections of an address wait for a request or its rest."""
         return len(self._by_address.get(address, ()))
 
     def oldest(self, besides: ApiConnection | None = None) -> ApiConnection | None:
-        """Who goes first where connections are too many; never `besides`, for whom room is made."""
+        """Returns the connection to close first where they are too many; never `besides`."""
         return next((each for each in self.all() if each is not besides), None)
 
     def oldest_of(self, address: str) -> ApiConnection:
         return next(iter(self._by_address[address]))
 
     def largest(self) -> ApiConnection | None:
-        """Who goes first where bytes are too many."""
+        """Returns the connection to close first where bytes are too many."""
         requests = self._by_wait[Wait.REQUEST]
         return max(requests, key=lambda each: each.num_held_bytes, default=None)
 

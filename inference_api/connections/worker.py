@@ -27,7 +27,6 @@ from inference_api.connections.inbound import MAX_HEAD_BYTES
 from inference_api.connections.waiting import ApiConnection, Wait, WaitingConnections
 from inference_api.errors import HearthError, RequestTimeout, TooManyConnections
 from inference_api.inference_api_server import server_of
-from inference_api.routes.errors import error_body
 from inference_api.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -46,7 +45,7 @@ NO_CONNECTION = (errno.EAGAIN, errno.EWOULDBLOCK, errno.ECONNABORTED)
 
 
 def allowed_connections(wanted: int) -> int:
-    """How many connections this process may have; raises its limit of descriptors for it."""
+    """Returns the connections this process may have; raises its limit of descriptors."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = wanted + SPARE_DESCRIPTORS
     limit = needed if hard == resource.RLIM_INFINITY else min(hard, needed)
@@ -202,7 +201,7 @@ class ApiWorker(ThreadWorker):
         return True
 
     def _patience_s(self, conn: ApiConnection, wait: Wait) -> float:
-        """How long to wait from `since_s` on: for a body as Apache's mod_reqtimeout does."""
+        """Time to wait from `since_s` on: for a body as Apache's mod_reqtimeout does."""
         if wait is Wait.CLOSE:
             return LINGER_S
         if wait is Wait.NEXT_REQUEST:
@@ -275,7 +274,7 @@ def _takes_an_answer(sock: socket.socket) -> bool:
 
 
 def _refusal(error: HearthError) -> bytes:
-    body = json.dumps(error_body(error)).encode()
+    body = json.dumps(error.body()).encode()
     status = HTTPStatus(error.status)
     lines = [
         f"HTTP/1.1 {status.value} {status.phrase}",

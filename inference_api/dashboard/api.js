@@ -1,12 +1,15 @@
 // Every request of the page goes out here, to the server it came from, with the token if one is
 // needed. The token lives in sessionStorage: this tab, until it closes.
 
+import { byId } from "./dom.js";
+
 const TOKEN_KEY = "hearth-token";
 const READ_TIMEOUT_MS = 20_000; // of a GET; a solve or an answer takes as long as it takes
 
-const dialog = document.getElementById("token-dialog");
-const form = document.getElementById("token-form");
-const fault = document.getElementById("token-fault");
+const dialog = byId("token-dialog", HTMLDialogElement);
+const form = byId("token-form", HTMLFormElement);
+const fault = byId("token-fault", HTMLElement);
+/** @type {Promise<void> | null} */
 let asking = null; // the promise of a token while the dialog is open
 
 export class ApiError extends Error {
@@ -47,7 +50,7 @@ function askForToken(wasRefused) {
   asking ??= new Promise((resolve) => {
     const take = (event) => {
       event.preventDefault();
-      const token = new FormData(form).get("token").trim();
+      const token = form.token.value.trim();
       if (!token) return;
       sessionStorage.setItem(TOKEN_KEY, token);
       form.removeEventListener("submit", take);

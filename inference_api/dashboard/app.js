@@ -1,10 +1,11 @@
 // The page: which view is shown, and the poll that feeds all of them.
 
 import { ApiError, getJson } from "./api.js";
-import { poll } from "./poll.js";
-import { setModel } from "./playground.js";
-import { setPhase, showServer } from "./serving.js";
+import { byId } from "./dom.js";
 import { showOptimizer } from "./optimizer.js";
+import { setModel } from "./playground.js";
+import { poll } from "./poll.js";
+import { setPhase, showServer } from "./serving.js";
 import { showWeights } from "./weights.js";
 
 const PERIOD_MS = 1000;
@@ -15,10 +16,9 @@ function showView() {
   const [wanted, ...rest] = location.hash.slice(1).split("/");
   if (wanted === "content") return; // where the skip link leads, in any view
   const name = wanted in VIEWS ? wanted : "serving";
-  for (const each of Object.keys(VIEWS))
-    document.getElementById(`view-${each}`).hidden = each !== name;
+  for (const each of Object.keys(VIEWS)) byId(`view-${each}`, HTMLElement).hidden = each !== name;
   for (const link of links) {
-    if (link.hash === `#${name}`) link.setAttribute("aria-current", "page");
+    if (link.getAttribute("href") === `#${name}`) link.setAttribute("aria-current", "page");
     else link.removeAttribute("aria-current");
   }
   document.title =

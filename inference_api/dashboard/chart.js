@@ -41,7 +41,11 @@ export class Chart {
     );
   }
 
-  /** `range` is [from, to] on the x axis; `scale` turns a value into the text of a label. */
+  /**
+   * `range` is [from, to] on the x axis; `scale` turns a value into the text of a label.
+   * @param {{value: string, unit: string, note: string, lines: number[][][], range: number[],
+   *   scale: (value: number) => string, ceiling?: number}} figures
+   */
   update({ value, unit, note, lines, range, scale, ceiling }) {
     setText(this.value, value);
     setText(this.unit, unit);
@@ -66,7 +70,7 @@ export class Chart {
 export function niceCeiling(value) {
   if (!(value > 0)) return 0;
   const power = 10 ** Math.floor(Math.log10(value));
-  return [1, 2, 5, 10].map((step) => step * power).find((step) => step >= value * 0.999);
+  return [1, 2, 5].map((step) => step * power).find((step) => step >= value * 0.999) ?? 10 * power;
 }
 
 function place([x, y], [from, to], max) {

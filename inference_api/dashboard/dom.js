@@ -2,6 +2,18 @@
 
 const SVG = "http://www.w3.org/2000/svg";
 
+/**
+ * The element that index.html has under this id, which is a `type`.
+ * @template {HTMLElement} T
+ * @param {string} id
+ * @param {new () => T} type
+ */
+export function byId(id, type) {
+  const element = document.getElementById(id);
+  if (!(element instanceof type)) throw new TypeError(`the page has no ${type.name} ${id}`);
+  return element;
+}
+
 /** `h("td", {class: "number"}, "12")`; properties that start with "on" are listeners. */
 export function h(tag, properties = {}, ...children) {
   return filled(document.createElement(tag), properties, children);

@@ -1,8 +1,8 @@
 // The optimizer's view: the system as the server has it, edited loads, and solving it again.
 
-import { getJson, postJson } from "./api.js";
 import { allocationTable, totalCost, totalPower } from "./allocations.js";
-import { h, setText } from "./dom.js";
+import { getJson, postJson } from "./api.js";
+import { byId, h, setText } from "./dom.js";
 import { count, number } from "./format.js";
 import { systemPanels } from "./system_panels.js";
 
@@ -19,12 +19,14 @@ const POLICIES = {
 };
 
 const isStateful = document.documentElement.dataset.optimizer === "stateful";
-const root = document.getElementById("optimizer-body");
-const status = document.getElementById("optimizer-status");
-const fault = document.getElementById("optimizer-fault");
+const root = byId("optimizer-body", HTMLElement);
+const status = byId("optimizer-status", HTMLElement);
+const fault = byId("optimizer-fault", HTMLElement);
 const examplePath = new URL("example_system.json", import.meta.url).pathname;
 
+/** @type {any} */
 let state = null; // as in GET /state
+/** @type {any} */
 let answer = null; // of the last solve here: changes, reasons, summary
 const loads = new Map(); // server name -> its load, where it was edited since the last solve
 const form = makeForm();
@@ -177,7 +179,7 @@ function makeForm() {
     solver.value = flags.unlimited ? "unlimited" : flags.milpSolver ? "milp" : "greedy";
     policy.value = flags.saturationPolicy;
     figures.replaceChildren(...figuresOf());
-    const focused = table.contains(document.activeElement) && document.activeElement.ariaLabel;
+    const focused = table.contains(document.activeElement) && document.activeElement?.ariaLabel;
     table.replaceChildren(...allocationTable({ ...state, answer, loads }));
     if (focused) table.querySelector(`[aria-label="${CSS.escape(focused)}"]`)?.focus();
   };

@@ -1,22 +1,26 @@
 // One prompt at a time to the OpenAI routes, streamed; timed here, as a client sees it.
 
 import { ApiError, hasToken, postJson } from "./api.js";
-import { h, setText } from "./dom.js";
+import { byId, h, setText } from "./dom.js";
 import { count, duration, number } from "./format.js";
 import { events } from "./sse.js";
 
-const form = document.getElementById("playground");
-const answer = document.getElementById("playground-answer");
-const status = document.getElementById("playground-status");
-const send = document.getElementById("playground-send");
-const stop = document.getElementById("playground-stop");
-const copy = document.getElementById("playground-curl");
+const form = byId("playground", HTMLFormElement);
+const answer = byId("playground-answer", HTMLElement);
+const status = byId("playground-status", HTMLElement);
+const send = byId("playground-send", HTMLButtonElement);
+const stop = byId("playground-stop", HTMLButtonElement);
+const copy = byId("playground-curl", HTMLElement);
 const figures = Object.fromEntries(
-  [...document.querySelectorAll("[data-figure]")].map((each) => [each.dataset.figure, each]),
+  [...document.querySelectorAll("[data-figure]")].map((each) => [
+    each.getAttribute("data-figure"),
+    each,
+  ]),
 );
 const COPIED_MS = 1500;
 
 let model = "";
+/** @type {AbortController | null} */
 let running = null; // the AbortController of the answer that streams
 
 /** The model that the next prompt goes to. */
@@ -49,15 +53,17 @@ function body() {
 async function run() {
   if (running || !form.reportValidity()) return;
   running = new AbortController();
+  const { signal } = running;
   const timing = { sent_ms: performance.now(), first_ms: null, last_ms: null, tokens: 0 };
   begin();
+  /** @type {string | null} */
   let finish = "stopped";
   try {
     const streamed = {
       ...body(),
       stream_options: { include_usage: true, continuous_usage_stats: true },
     };
-    const response = await postJson(route(), streamed, { signal: running.signal });
+    const response = await postJson(route(), streamed, { signal });
     finish = await read(response, timing);
   } catch (error) {
     if (error.name !== "AbortError") finish = fail(error);
@@ -69,6 +75,7 @@ async function run() {
 
 /** Appends the pieces as they come; returns the finish reason. */
 async function read(response, timing) {
+  /** @type {string | null} */
   let finish = null;
   for await (const data of events(response)) {
     if (data === "[DONE]") return finish;
@@ -136,7 +143,7 @@ async function copyCurl() {
   } catch {
     // Pages from another machine without TLS have no clipboard: show it, selected, instead.
     answer.replaceChildren(text);
-    getSelection().selectAllChildren(answer);
+    getSelection()?.selectAllChildren(answer);
     tell("Select and copy");
   }
 }

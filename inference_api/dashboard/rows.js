@@ -1,13 +1,14 @@
 // The user rows as cells that stay in place; one of them is in the tab order, arrows move on.
 
-import { bar, h, setText } from "./dom.js";
+import { bar, byId, h, setText } from "./dom.js";
 import { count, duration, number } from "./format.js";
 
-const list = document.getElementById("rows");
-const detail = document.getElementById("row-detail");
+const list = byId("rows", HTMLElement);
+const detail = byId("row-detail", HTMLElement);
 const IDLE_DETAIL = "Point at a row, or move to it with the keyboard, to see whose it is.";
 
 const cells = [];
+/** @type {ReturnType<typeof makeCell> | null} */
 let shown = null; // the cell whose row is told in full
 let rates = new Map(); // session id -> [generated tokens, at_s, tokens/s]
 
@@ -46,7 +47,7 @@ function makeCell(index) {
     progress: filling.firstChild,
     button,
     item: h("li", {}, button),
-    row: null,
+    row: /** @type {any} */ (null),
   };
   const show = () => {
     shown = cell;

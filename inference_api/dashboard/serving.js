@@ -1,8 +1,8 @@
 // The first view: what the server is, its four charts and its rows, from one polled state.
 
-import { setText } from "./dom.js";
-import { count, duration, number } from "./format.js";
 import { Chart } from "./chart.js";
+import { byId, setText } from "./dom.js";
+import { count, duration, number } from "./format.js";
 import { History } from "./history.js";
 import { showRows } from "./rows.js";
 
@@ -13,12 +13,12 @@ const charts = {
   ttft: new Chart("Time to first token", ["first"]),
   itl: new Chart("Inter-token latency", ["first"]),
 };
-document.getElementById("charts").append(...Object.values(charts).map((chart) => chart.element));
+byId("charts", HTMLElement).append(...Object.values(charts).map((chart) => chart.element));
 
-const model = document.getElementById("server-model");
-const phase = document.getElementById("server-phase");
-const notice = document.getElementById("notice");
-const summary = document.getElementById("rows-summary");
+const model = byId("server-model", HTMLElement);
+const phase = byId("server-phase", HTMLElement);
+const notice = byId("notice", HTMLElement);
+const summary = byId("rows-summary", HTMLElement);
 
 export function showServer(state) {
   history.push(state);

@@ -8,7 +8,7 @@ export async function* events(response) {
     const { value, done } = await reader.read();
     if (done) return;
     const parts = (rest + value).split("\n\n");
-    rest = parts.pop();
+    rest = parts.pop() ?? "";
     for (const part of parts) {
       const lines = part.split("\n").filter((line) => line.startsWith("data:"));
       if (lines.length) yield lines.map((line) => line.slice(5).trimStart()).join("\n");

@@ -1,7 +1,7 @@
 // The weights view: searches for a partition over machines, and how far the one chosen has come.
 
 import { getJson, hasToken } from "./api.js";
-import { bar, h, setText } from "./dom.js";
+import { bar, byId, h, setText } from "./dom.js";
 import { count, number, percent } from "./format.js";
 import { poll } from "./poll.js";
 import { searchChart } from "./search_chart.js";
@@ -10,9 +10,9 @@ const PERIOD_MS = 5000;
 const MOST_TRIALS = 1000; // the last ones, of a session
 const MOST_SESSIONS = 1000;
 
-const view = document.getElementById("view-weights");
-const root = document.getElementById("weights-body");
-const fault = document.getElementById("weights-fault");
+const view = byId("view-weights", HTMLElement);
+const root = byId("weights-body", HTMLElement);
+const fault = byId("weights-fault", HTMLElement);
 
 let chosen = ""; // the session id in the address, or none
 let shown = ""; // what is on the screen, as JSON
@@ -54,7 +54,7 @@ function render(sessions, overview) {
   if (text === shown) return;
   shown = text;
   const focused = root.contains(document.activeElement)
-    ? document.activeElement.getAttribute("href")
+    ? document.activeElement?.getAttribute("href")
     : null;
   root.replaceChildren(
     overview

@@ -19,7 +19,7 @@ def captured(forward: Callable[[Tensor], Tensor], inputs: Tensor) -> Callable[[]
     the device. It runs a few times, first on a side stream, where libraries allocate what they need
     only once. Every graph has memory of its own. Raises RuntimeError when CUDA refuses.
     """
-    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
         for _ in range(WARM_UP_RUNS):

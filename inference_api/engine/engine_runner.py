@@ -1,8 +1,9 @@
 """`ModelRunner` by the kernels or, where these do not serve, by torch on CPU and CUDA."""
 
 import logging
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from inference_api.engine.loading.layout import (
     linear_weights,
     num_parameters,
 )
+from inference_api.engine.loading.memory import Footprint, memory_faults
 from inference_api.engine.loading.weight_files import read_headers, shape_faults, weight_files
 from inference_api.engine.loading.weights import Parameters, load_parameters
 from inference_api.engine.options import EngineOptions
@@ -47,6 +49,24 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 CACHE_DTYPES = {"float16": torch.float16, "float32": torch.float32, "int8": torch.int8}
 
 
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """How the weights will be held, by what the headers of their files say."""
+
+    files: Sequence[Path]
+    tensors: Tensors
+    options: EngineOptions  # with the dtype that auto means for these weights
+    packing: Packing | None
+
+    @property
+    def bits(self) -> Bits | None:
+        return None if self.packing is None else self.packing.bits
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return DTYPES[self.options.dtype]
+
+
 class EngineRunner:
     """One model over `max_rows` user rows. Decode thread only, except the constructor.
 
@@ -59,9 +79,18 @@ class EngineRunner:
 
     decoder: StepDecoder
 
-    def __init__(self, model_dir: Path, options: EngineOptions) -> None:
+    def __init__(
+        self,
+        model_dir: Path,
+        options: EngineOptions,
+        kernels_of: Callable[[int], Kernels] | None = None,
+    ) -> None:
+        """`kernels_of` has the kernels by their number of threads, so that runners of one thread
+        share these; None: this runner has its own."""
         self._model_dir = model_dir
         self._config = checkpoint.load_config(model_dir)
+        self._kernels_of = kernels_of or Kernels
+        self._num_threads = _num_threads(self._config)
         self._options = replace(options, device=_device(options.device))
         self._device = torch.device(self._options.device)
         self.max_rows = options.max_rows
@@ -70,72 +99,73 @@ class EngineRunner:
         self.eos_token_ids = self._config.eos_token_ids
         self.is_batch_invariant = False
 
+    @property
+    def device(self) -> torch.device:
+        return self._device
+
+    @property
+    def footprint(self) -> Footprint:
+        """What the model takes of the device's memory. Raises StartupError; see `load`."""
+        return Footprint.of(self._config, self._form.options, self._form.bits)
+
     def load(self) -> None:
         """Read the weights and allocate the KV cache. Raises StartupError; see `ModelRunner`."""
-        files = weight_files(self._model_dir)
-        tensors = read_headers(files)
-        packing = self._choose_form(tensors)
-        if self._device.type == "cpu":
-            # Two pools of threads would spin on each other's cores: the kernels' has the work.
-            torch.set_num_threads(_num_threads(self._config) if packing is None else 1)
-        bits = None if packing is None else packing.bits
-        self._kernels = None if packing is None else packing.kernels
-        faults = shape_faults(tensors, self._config)
+        form = self._form
+        faults = shape_faults(form.tensors, self._config)
         faults += checkpoint.context_faults(self._config, self.max_seq_len)
-        available_bytes = _available_bytes(self._device)
-        faults += checkpoint.memory_faults(self._config, self._options, available_bytes, bits)
+        faults += memory_faults({self._model_dir.name: self.footprint}, _available(self._device))
         if faults:
             raise StartupError(faults)
-        place = (self._device, self._dtype)
-        self.is_batch_invariant = decodes_by_kernels(self._config, bits)
+        self._use_torch_threads()
+        self._kernels = None if form.packing is None else form.packing.kernels
+        self.is_batch_invariant = decodes_by_kernels(self._config, form.bits)
         with torch.inference_mode():
             self._cache = KVCache(
-                self._config, self.max_rows, self.max_seq_len, self._device, self._cache_dtype(bits)
+                self._config, self.max_rows, self.max_seq_len, self._device, self._cache_dtype()
             )
-            parameters = load_parameters(files, self._config, *place, packing)
+            place = (self._device, form.dtype)
+            parameters = load_parameters(form.files, self._config, *place, form.packing)
             self.decoder = self._decoder(parameters)
         logger.info(
             "loaded %s: %s, %s, cache %s, quantization %s by %s",
             self._model_dir.name,
             self._device,
-            self._dtype,
+            form.dtype,
             self._cache.keys.dtype,
-            "none" if packing is None else self._options.quantization,
-            "torch" if packing is None else packing.kernels.variant,
+            "none" if form.packing is None else self._options.quantization,
+            "torch" if form.packing is None else form.packing.kernels.variant,
         )
 
-    def _choose_form(self, tensors: Tensors) -> Packing | None:
-        """Settle what auto means for these weights, as far as there are kernels for it."""
+    @cached_property
+    def _form(self) -> _Form:
+        """Settles what auto means for these weights, as far as there are kernels for it."""
+        files = weight_files(self._model_dir)
+        tensors = read_headers(files)
         asked, device = self._options, self._device.type
-        keeps_bfloat16 = checkpoint.keeps_bfloat16(self._config, asked, tensors)
-        self._options = asked.on(device, keeps_bfloat16)
-        packing = self._packing()
-        if packing is None:
-            self._options = asked.on(device)
-        self._dtype = DTYPES[self._options.dtype]
-        return packing
+        options = asked.on(device, checkpoint.keeps_bfloat16(self._config, asked, tensors))
+        packing = self._packing(options)
+        return _Form(files, tensors, options if packing else asked.on(device), packing)
 
-    def _packing(self) -> Packing | None:
+    def _packing(self, options: EngineOptions) -> Packing | None:
         """What the kernels are to have; None where torch multiplies by the weights as they are.
 
         Raises StartupError when this model or device cannot have what QUANTIZATION asks for.
         """
-        faults = checkpoint.quantization_faults(self._config, self._options)
+        faults = checkpoint.quantization_faults(self._config, options)
         if faults:
             raise StartupError(faults)
         if self._device.type != "cpu":
             return None
-        bits = checkpoint.weight_bits(self._config, self._options)
+        bits = checkpoint.weight_bits(self._config, options)
         if bits is None:
             return None
         try:
-            kernels = Kernels(_num_threads(self._config))
+            kernels = self._kernels_of(self._num_threads)
         except KernelsUnavailable as error:
-            quantization = self._options.quantization
-            ignored = f"QUANTIZATION={quantization} is ignored and "
+            ignored = f"QUANTIZATION={options.quantization} is ignored and "
             logger.warning(
                 "%storch multiplies by the weights as they are, because %s",
-                "" if quantization == "none" else ignored,
+                "" if options.quantization == "none" else ignored,
                 error,
             )
             return None
@@ -143,10 +173,18 @@ class EngineRunner:
             return None  # with many rows torch is faster
         return Packing(kernels, bits)
 
-    def _cache_dtype(self, bits: Bits | None) -> torch.dtype:
-        if bits is None or not self.is_batch_invariant:
-            return self._dtype
-        return CACHE_DTYPES[cache_dtype(self._options.kv_cache_dtype, bits)]
+    def _cache_dtype(self) -> torch.dtype:
+        form = self._form
+        if form.bits is None or not self.is_batch_invariant:
+            return form.dtype
+        return CACHE_DTYPES[cache_dtype(form.options.kv_cache_dtype, form.bits)]
+
+    def _use_torch_threads(self) -> None:
+        """The number is the process's, and models differ in it. Two pools of threads would spin on
+        each other's cores: torch has one thread where the kernels have the work."""
+        num_threads = self._num_threads if self._form.packing is None else 1
+        if self._device.type == "cpu" and torch.get_num_threads() != num_threads:
+            torch.set_num_threads(num_threads)
 
     def _decoder(self, parameters: Parameters) -> StepDecoder:
         def rope(dtype: torch.dtype) -> Rope:
@@ -161,7 +199,7 @@ class EngineRunner:
             self._config,
             parameters,
             TorchAttentions(self._config, self._cache),
-            rope(self._dtype),
+            rope(self._form.dtype),
             self._rows_multiple(parameters),
         )
         if self._device.type == "cuda":
@@ -195,6 +233,7 @@ class EngineRunner:
     def step(self, rows: Sequence[RowStep]) -> list[RowResult]:
         assert all(0 <= each.row < self.max_rows for each in rows)
         assert all(0 <= each.start <= self.max_seq_len - len(each.token_ids) for each in rows)
+        self._use_torch_threads()
         logits, hidden = self.decoder.forward(rows)
         draws = [draw for each in rows for draw in each.draws]
         if not draws:
@@ -223,6 +262,18 @@ class EngineRunner:
         """Nothing to free: the row's memory is there for the next request."""
 
 
+def check_memory(runners: Mapping[str, EngineRunner]) -> None:
+    """Raises StartupError when these models, by name, do not fit into their devices together."""
+    faults: list[str] = []
+    for device in dict.fromkeys(runner.device for runner in runners.values()):
+        footprints = {
+            name: runner.footprint for name, runner in runners.items() if runner.device == device
+        }
+        faults += memory_faults(footprints, _available(device))
+    if faults:
+        raise StartupError(faults)
+
+
 def _device(name: str) -> str:
     """cpu or cuda."""
     if name == "auto":
@@ -236,7 +287,7 @@ def _num_threads(config: ModelConfig) -> int:
     return hardware.physical_cores() if num_parameters(config) >= MIN_PARAMETERS_TO_SHARE else 1
 
 
-def _available_bytes(device: torch.device) -> int | None:
+def _available(device: torch.device) -> int | None:
     if device.type == "cuda":
         free_bytes, _ = torch.cuda.mem_get_info(device)
         return free_bytes

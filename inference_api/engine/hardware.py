@@ -1,4 +1,4 @@
-"""What this machine has: memory that is still free, and cores that compute. Loads no torch."""
+"""This machine's free memory and its cores that compute. Loads no torch."""
 
 import os
 import subprocess

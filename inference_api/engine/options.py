@@ -1,9 +1,9 @@
-"""How a model is to be served: what of the settings the engine has to know. Loads no torch."""
+"""`EngineOptions`: the settings that the engine has to know. Loads no torch."""
 
 from dataclasses import dataclass, replace
 from typing import Self
 
-from inference_api.settings import Settings
+from inference_api.settings import ModelSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +25,7 @@ class EngineOptions:
     kernels: bool = True
 
     @classmethod
-    def from_settings(cls, settings: Settings) -> Self:
+    def from_settings(cls, settings: ModelSettings) -> Self:
         return cls(
             device=settings.device,
             dtype=settings.dtype,

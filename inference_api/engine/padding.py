@@ -1,4 +1,4 @@
-"""How many rows a step has to be padded to, so that a row's bits do not depend on how many it has.
+"""The number of rows to pad steps to, so that a row's bits do not depend on its company.
 
 Matrix libraries add a row's products in an order that depends on the number of rows, and each does
 it in its own way on each processor: with some every multiple of 4 gives the same bits, with others

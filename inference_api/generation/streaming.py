@@ -9,10 +9,10 @@ import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from threading import Lock
+from functools import partial
 
+from common.disconnects import DisconnectWatcher
 from inference_api.errors import ContextTooLong, QueueFull
-from inference_api.generation.disconnects import DisconnectWatcher
 from inference_api.generation.timeline import Timeline
 from inference_api.observe.metrics import GenerationRecord, ServerMetrics
 from inference_api.observe.telemetry import Tracing
@@ -27,9 +27,8 @@ from inference_api.request import (
 from inference_api.scheduling.decode_backend import DecodeBackend
 from inference_api.scheduling.input_queue import InputQueue
 from inference_api.scheduling.output_queues import OutputQueue, OutputQueues
-from inference_api.text.constraints import GrammarCompiler
 from inference_api.text.prompt_encoder import PromptEncoder
-from inference_api.text.tokens import StopMatcher, TextStream, Tokenizer
+from inference_api.text.tokens import StopMatcher, TextStream
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +40,7 @@ Encode = Callable[[PromptEncoder], Sequence[int]]
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who asks: for the log, and the connection that tells when they hang up."""
+    """The caller of a generation: for the log, and the connection to watch for a hang-up."""
 
     request_id: str
     team_id: str | None = None
@@ -119,9 +118,9 @@ class TextGeneration:
             self._at_end.pop()()
 
     def record(self) -> GenerationRecord:
-        """How it went so far."""
+        """Returns the account of the generation so far."""
         reason = self.finish_reason or FinishReason.CANCELLED
-        return self._timeline.record(len(self._request.prompt_tokens), str(reason))
+        return self._timeline.record(self._request, str(reason))
 
     @property
     def has_started(self) -> bool:
@@ -182,24 +181,25 @@ class Generations:
         self._watcher = watcher
         self._metrics = metrics
         self._tracing = tracing
-        self._lock = Lock()
-        self._grammars: GrammarCompiler | None = None  # the tokenizer is there once loaded
         self._callers: dict[SessionId, Caller] = {}  # of live sessions
 
     def caller_of(self, session_id: SessionId) -> Caller | None:
-        """Who asked for a session; None once it has ended. Any thread."""
+        """Returns a session's caller; None once it has ended. Any thread."""
         return self._callers.get(session_id)
 
-    def begin(self, encode: Encode, params: GenerationParams, caller: Caller) -> TextGeneration:
-        """Queue a request and return once it has its first event (or its failure: raises).
+    def begin(
+        self, model: str, encode: Encode, params: GenerationParams, caller: Caller
+    ) -> TextGeneration:
+        """Queue a request to `model`, one of `Settings.served_models` by its name, and return once
+        it has its first event (or its failure: raises).
 
         Raises NotReady, Draining, BackendFailed, ContextTooLong, PromptTooLong and QueueFull.
         """
-        (generation,) = self.begin_all([(encode, params)], caller)
+        (generation,) = self.begin_all(model, [(encode, params)], caller)
         return generation
 
     def begin_all(
-        self, requests: Sequence[tuple[Encode, GenerationParams]], caller: Caller
+        self, model: str, requests: Sequence[tuple[Encode, GenerationParams]], caller: Caller
     ) -> list[TextGeneration]:
         """Queue requests, as room comes, and return once each has its first event. See `begin`:
         the first must find room, and when one fails, all are ended."""
@@ -207,7 +207,7 @@ class Generations:
         try:
             for encode, params in requests:
                 before = generations[-1] if generations else None
-                generations.append(self._queue_after(before, encode, params, caller))
+                generations.append(self._queue_after(before, model, encode, params, caller))
             for generation in generations:
                 generation.wait_until_started()
         except BaseException:
@@ -219,6 +219,7 @@ class Generations:
     def _queue_after(
         self,
         before: TextGeneration | None,
+        model: str,
         encode: Encode,
         params: GenerationParams,
         caller: Caller,
@@ -226,36 +227,39 @@ class Generations:
         """Wait for room while the caller, who has been queued before, is still there."""
         while True:
             try:
-                return self._queue(encode, params, caller)
+                return self._queue(model, encode, params, caller)
             except QueueFull:
                 if before is None or before.is_abandoned:
                     raise
-            self._input_queue.wait_for_room(EVENT_WAIT_S)
+            self._input_queue.wait_for_room(model, EVENT_WAIT_S)
 
-    def _queue(self, encode: Encode, params: GenerationParams, caller: Caller) -> TextGeneration:
-        timeline = Timeline(time.monotonic(), self._metrics.token_gap)
+    def _queue(
+        self, name: str, encode: Encode, params: GenerationParams, caller: Caller
+    ) -> TextGeneration:
+        timeline = Timeline(time.monotonic(), partial(self._metrics.token_gap, name))
         self._backend.check_admission()
-        self._input_queue.check_room()  # before the work of encoding, not after it
-        tokenizer = self._backend.tokenizer
-        prompt_tokens = tuple(encode(self._backend.prompt_encoder))
+        self._input_queue.check_room(name)  # before the work of encoding, not after it
+        model = self._backend.models[name]
+        prompt_tokens = tuple(encode(model.prompt_encoder))
         grammar = None
         if params.constraint is not None:
-            grammar = self._compiler(tokenizer).compile(params.constraint)
-        max_seq_len = self._backend.runner.max_seq_len
+            grammar = model.grammars.compile(params.constraint)
+        max_seq_len = model.runner.max_seq_len
         if not 0 < len(prompt_tokens) < max_seq_len:
             raise ContextTooLong(len(prompt_tokens), max_seq_len)
-        events = self._output_queues.open(params.session_id)
+        events = self._output_queues.open(name, params.session_id)
         request = GenerationRequest(
             session_id=events.session_id,
+            model=name,
             prompt_tokens=prompt_tokens,
             max_tokens=max_seq_len if params.max_tokens is None else params.max_tokens,
             sampling=params.sampling,
-            stop_token_ids=frozenset() if params.ignore_eos else tokenizer.stop_token_ids,
+            stop_token_ids=frozenset() if params.ignore_eos else model.tokenizer.stop_token_ids,
             wants_prompt_logprobs=params.wants_prompt_logprobs,
             priority=params.priority,
             grammar=grammar,
         )
-        text, stop = TextStream(tokenizer), StopMatcher(params.stop_strings)
+        text, stop = TextStream(model.tokenizer), StopMatcher(params.stop_strings)
         generation = TextGeneration(request, events, text, stop, timeline)
         try:
             self._submit(generation, request, caller)
@@ -263,12 +267,6 @@ class Generations:
             generation.close()
             raise
         return generation
-
-    def _compiler(self, tokenizer: Tokenizer) -> GrammarCompiler:
-        with self._lock:
-            if self._grammars is None:
-                self._grammars = GrammarCompiler(tokenizer, self._backend.runner.vocab_size)
-            return self._grammars
 
     def _submit(
         self, generation: TextGeneration, request: GenerationRequest, caller: Caller
@@ -311,6 +309,8 @@ class Generations:
             "itl_ms": _ms(1 / record.tokens_per_s if record.tokens_per_s else 0.0),
             "finish_reason": record.finish_reason,
         }
+        if len(self._backend.models) > 1:
+            fields["model"] = record.model
         text = " ".join(f"{name}={value}" for name, value in fields.items())
         logger.info("generation %s", text, extra=fields)
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from inference_api.observe.metrics import GenerationRecord
+from inference_api.request import GenerationRequest
 
 FIRST_TOKENS = 10  # how many tokens after the first make up the early rate
 
@@ -41,13 +42,14 @@ class Timeline:
         self._admitted_s = at_s
         self._reused_tokens = reused_tokens
 
-    def record(self, prompt_tokens: int, finish_reason: str) -> GenerationRecord:
+    def record(self, request: GenerationRequest, finish_reason: str) -> GenerationRecord:
         first_s = self._last_s if self._first_s is None else self._first_s
         num_tokens = self.completion_tokens
         early_tokens = min(num_tokens - 1, FIRST_TOKENS)
         early_end_s = self._last_s if self._early_s is None else self._early_s
         return GenerationRecord(
-            prompt_tokens=prompt_tokens,
+            model=request.model,
+            prompt_tokens=len(request.prompt_tokens),
             reused_tokens=self._reused_tokens,
             completion_tokens=num_tokens,
             begun_s=self._begun_s,

@@ -17,12 +17,13 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from inference_api.shipped_files import CACHE
+
 logger = logging.getLogger(__name__)
 
 SOURCES = Path(__file__).resolve().parent / "src"
-ROOT = SOURCES.parent.parent.parent
-# In order of preference: the checkout's folder for made things, else beside the sources.
-FOLDERS = (ROOT / "var" / "kernels", SOURCES.parent / "built")
+# In order of preference: the folder for made things, else beside the sources.
+FOLDERS = (CACHE / "kernels", SOURCES.parent / "built")
 COMPILERS = ("g++", "clang++", "c++")
 TIMEOUT_S = 300
 MAX_BUILDS = 4  # that are kept, for checkouts and compilers that take turns

@@ -246,7 +246,7 @@ class Kernels:
 
 
 def supported_variants() -> list[str]:
-    """What this processor can run, best first. Raises KernelsUnavailable."""
+    """Returns the variants this processor can run, best first. Raises KernelsUnavailable."""
     library = _library()
     return [
         name for number, name in enumerate(_all_variants()) if library.hearth_is_supported(number)

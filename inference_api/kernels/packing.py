@@ -14,7 +14,7 @@ CACHE_SCALE_BYTES = 4  # behind a key or value of int8: what its steps are
 
 
 def cache_dtype(kv_cache_dtype: str, bits: Bits) -> str:
-    """Of the KV cache beside such weights, by the value of KV_CACHE_DTYPE."""
+    """Returns the KV cache's type beside such weights, by the value of KV_CACHE_DTYPE."""
     if kv_cache_dtype != "auto":
         return kv_cache_dtype
     return "float32" if bits == FLOAT_BITS["float32"] else "float16"

@@ -1,1 +1,1 @@
-"""What people and machines see of the server: metrics, traces, logs, its live state."""
+"""Metrics, traces and logs: the server as people and machines see it."""

@@ -5,7 +5,7 @@ autoscalers and dashboards know from vLLM is the same numbers under vLLM's names
 names, one record.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from prometheus_client import (
@@ -30,8 +30,9 @@ TOKEN_BUCKETS = (1, 4, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 32768)
 
 @dataclass(frozen=True, slots=True)
 class GenerationRecord:
-    """What a request thread knows of a generation once it is over."""
+    """The account of a generation that is over, by its request thread."""
 
+    model: str
     prompt_tokens: int
     reused_tokens: int  # of the prompt, from a row's cache
     completion_tokens: int
@@ -49,7 +50,7 @@ class GenerationRecord:
 
 @dataclass(frozen=True, slots=True)
 class ServerState:
-    """Rows, queues and the decode loop's totals at one moment."""
+    """Rows, queues and the decode loop's totals of one model at one moment."""
 
     busy_rows: int
     user_rows: int
@@ -63,14 +64,50 @@ class ServerState:
     loop_s: float
 
 
+StateMetrics = dict[str, tuple[str, Callable[[ServerState], float]]]  # by name: help and value
+
+GAUGES: StateMetrics = {
+    "inference_rows_busy": ("User rows that run a request.", lambda state: state.busy_rows),
+    "inference_rows": ("User rows.", lambda state: state.user_rows),
+    "inference_queue_depth": ("Requests waiting for a row.", lambda state: state.queued),
+    "inference_sessions": ("Sessions with an open stream.", lambda state: state.sessions),
+}
+VLLM_GAUGES: StateMetrics = {
+    "vllm:num_requests_running": ("User rows that run a request.", lambda state: state.busy_rows),
+    "vllm:num_requests_waiting": ("Requests waiting for a row.", lambda state: state.queued),
+    # Rows are allocated whole, so the share of busy rows is the share of the cache.
+    "vllm:kv_cache_usage_perc": (
+        "Share of the KV cache in use, 0 to 1.",
+        lambda state: state.busy_rows / state.user_rows,
+    ),
+}
+COUNTERS: StateMetrics = {
+    "inference_steps": ("Steps that called the model.", lambda state: state.steps),
+    "inference_prefilled_tokens": (
+        "Prompt tokens prefilled.",
+        lambda state: state.prefilled_tokens,
+    ),
+    "inference_reused_tokens": (
+        "Prompt tokens taken from a row's cache instead of prefilled.",
+        lambda state: state.reused_tokens,
+    ),
+    "inference_generated_tokens": ("Tokens decoded.", lambda state: state.generated_tokens),
+    "inference_model_seconds": ("Time inside the model.", lambda state: state.model_s),
+    "inference_loop_seconds": ("Time of steps outside the model.", lambda state: state.loop_s),
+}
+
+
 class ServerMetrics:
     """Recorded by any thread; scraped through `registry`."""
 
     def __init__(
-        self, model_name: str, state: Callable[[], ServerState], with_vllm_names: bool = True
+        self,
+        models: Sequence[str],
+        state: Callable[[str], ServerState],
+        with_vllm_names: bool = True,
     ) -> None:
+        """`models`: their names; `state` returns the state of one."""
         self.registry = CollectorRegistry()
-        self._model_name = model_name
         self._requests = Counter(
             "inference_requests",
             "Generations that ended, by how.",
@@ -102,29 +139,33 @@ class ServerMetrics:
         self._completion = self._histogram(
             "completion_tokens", "Tokens of an answer.", TOKEN_BUCKETS
         )
-        self._batch_size = self._histogram(
+        batch_size = self._histogram(
             "batch_size", "Rows decoded together in a step.", BATCH_BUCKETS
-        ).labels(model_name)
-        self.registry.register(_StateCollector(model_name, state, with_vllm_names))
+        )
+        self._batch_sizes = {model: batch_size.labels(model) for model in models}
+        self.registry.register(_StateCollector(models, state, with_vllm_names))
         if with_vllm_names:
-            self.registry.register(_Renamed(self._known_to_vllm()))
-            totals = {
-                "vllm:prompt_tokens": ("Tokens of prompts.", self._prompt),
-                "vllm:generation_tokens": ("Tokens of answers.", self._completion),
-            }
-            self.registry.register(_Totals(totals))
+            self._register_vllm_names()
         for collector in (ProcessCollector, PlatformCollector, GCCollector):
             collector(registry=self.registry)
 
-    def token_gap(self, seconds: float) -> None:
-        self._itl.labels(self._model_name).observe(seconds)
+    def _register_vllm_names(self) -> None:
+        self.registry.register(_Renamed(self._known_to_vllm()))
+        totals = {
+            "vllm:prompt_tokens": ("Tokens of prompts.", self._prompt),
+            "vllm:generation_tokens": ("Tokens of answers.", self._completion),
+        }
+        self.registry.register(_Totals(totals))
 
-    def rows_decoded(self, batch_size: int) -> None:
+    def token_gap(self, model: str, seconds: float) -> None:
+        self._itl.labels(model).observe(seconds)
+
+    def rows_decoded(self, model: str, batch_size: int) -> None:
         """Once per step of the decode thread."""
-        self._batch_size.observe(batch_size)
+        self._batch_sizes[model].observe(batch_size)
 
     def generation_ended(self, record: GenerationRecord) -> None:
-        self._requests.labels(self._model_name, record.finish_reason).inc()
+        self._requests.labels(record.model, record.finish_reason).inc()
         for histogram, value in (
             (self._prompt, record.prompt_tokens),
             (self._completion, record.completion_tokens),
@@ -134,7 +175,7 @@ class ServerMetrics:
             (self._decode, record.decode_s),
             (self._e2e, record.e2e_s),
         ):
-            histogram.labels(self._model_name).observe(value)
+            histogram.labels(record.model).observe(value)
 
     def request_failed(self, code: str) -> None:
         self._errors.labels(code).inc()
@@ -163,50 +204,21 @@ class _StateCollector(Collector):
     """Reads the server at each scrape, so that a gauge is never stale."""
 
     def __init__(
-        self, model_name: str, state: Callable[[], ServerState], with_vllm_names: bool
+        self, models: Sequence[str], state: Callable[[str], ServerState], with_vllm_names: bool
     ) -> None:
-        self._model_name = model_name
+        self._models = models
         self._state = state
-        self._with_vllm_names = with_vllm_names
+        self._gauges = GAUGES | (VLLM_GAUGES if with_vllm_names else {})
 
     def collect(self) -> Iterable[Metric]:
-        state = self._state()
-        gauges: dict[str, tuple[str, float]] = {
-            "inference_rows_busy": ("User rows that run a request.", state.busy_rows),
-            "inference_rows": ("User rows.", state.user_rows),
-            "inference_queue_depth": ("Requests waiting for a row.", state.queued),
-            "inference_sessions": ("Sessions with an open stream.", state.sessions),
-        }
-        known_to_vllm = {
-            "vllm:num_requests_running": ("User rows that run a request.", state.busy_rows),
-            "vllm:num_requests_waiting": ("Requests waiting for a row.", state.queued),
-            # Rows are allocated whole, so the share of busy rows is the share of the cache.
-            "vllm:kv_cache_usage_perc": (
-                "Share of the KV cache in use, 0 to 1.",
-                state.busy_rows / state.user_rows,
-            ),
-        }
-        counters = {
-            "inference_steps": ("Steps that called the model.", state.steps),
-            "inference_prefilled_tokens": ("Prompt tokens prefilled.", state.prefilled_tokens),
-            "inference_reused_tokens": (
-                "Prompt tokens taken from a row's cache instead of prefilled.",
-                state.reused_tokens,
-            ),
-            "inference_generated_tokens": ("Tokens decoded.", state.generated_tokens),
-            "inference_model_seconds": ("Time inside the model.", state.model_s),
-            "inference_loop_seconds": ("Time of steps outside the model.", state.loop_s),
-        }
-        if self._with_vllm_names:
-            gauges |= known_to_vllm
-        for name, (help_text, value) in gauges.items():
-            gauge = GaugeMetricFamily(name, help_text, labels=[MODEL])
-            gauge.add_metric([self._model_name], value)
-            yield gauge
-        for name, (help_text, value) in counters.items():
-            counter = CounterMetricFamily(name, help_text, labels=[MODEL])
-            counter.add_metric([self._model_name], value)
-            yield counter
+        states = {model: self._state(model) for model in self._models}
+        kinds = ((self._gauges, GaugeMetricFamily), (COUNTERS, CounterMetricFamily))
+        for metrics, family_of in kinds:
+            for name, (help_text, value_of) in metrics.items():
+                family = family_of(name, help_text, labels=[MODEL])
+                for model, state in states.items():
+                    family.add_metric([model], value_of(state))
+                yield family
 
 
 class _Renamed(Collector):
@@ -229,7 +241,7 @@ class _Renamed(Collector):
 
 
 class _Totals(Collector):
-    """What histograms sum up, as counters: by name, with their help."""
+    """The sums of histograms as counters: by name, with their help."""
 
     def __init__(self, histograms: Mapping[str, tuple[str, Histogram]]) -> None:
         self._histograms = histograms

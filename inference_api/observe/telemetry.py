@@ -25,7 +25,8 @@ def faults(settings: Settings) -> list[str]:
     except ImportError as error:
         return [
             f"OTEL_EXPORTER_OTLP_ENDPOINT={endpoint} asks for traces and {error.name} is not "
-            "installed; run `pip install -r requirements-otel.txt` or unset it."
+            "installed; run `pip install -r requirements-otel.txt`, install Hearth with its "
+            "extra 'otel', or unset it."
         ]
     return []
 
@@ -72,7 +73,7 @@ class Tracing:
             kind=SpanKind.SERVER,
             attributes={
                 "gen_ai.operation.name": "text_completion",
-                "gen_ai.request.model": self._settings.served_name,
+                "gen_ai.request.model": record.model,
                 "gen_ai.usage.input_tokens": record.prompt_tokens,
                 "gen_ai.usage.output_tokens": record.completion_tokens,
                 "gen_ai.response.finish_reasons": [record.finish_reason],

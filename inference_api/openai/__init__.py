@@ -1,1 +1,1 @@
-"""OpenAI's and vLLM's wire format: bodies, answers, log probabilities. Knows no Flask."""
+"""OpenAI's and vLLM's wire format: bodies, answers, log probabilities. No Flask."""

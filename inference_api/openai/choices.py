@@ -1,14 +1,15 @@
-"""Puts generations together into the answers of OpenAI's two routes, whole or streamed."""
+"""The answers of OpenAI's two generation routes, whole or streamed."""
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from inference_api.errors import HearthError
 from inference_api.generation.streaming import TextGeneration
 from inference_api.observe.metrics import GenerationRecord
-from inference_api.openai.logprobs import Logprobs
+from inference_api.openai.answers import PromptTokensDetails, Usage
+from inference_api.openai.logprobs import Logprobs, LogprobsAnswer
 from inference_api.openai.requests import StreamOptions
 from inference_api.request import ScoredToken
 
@@ -21,7 +22,7 @@ _dumped = json.JSONEncoder(separators=(",", ":")).encode
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """How one of the two routes shapes its answers."""
+    """The shape of one route's answers."""
 
     id_prefix: str
     object: str
@@ -30,7 +31,7 @@ class Form:
 
     @property
     def prompt_field(self) -> str:
-        """Of a body."""
+        """The field of the body that holds the prompt."""
         return "messages" if self.is_chat else "prompt"
 
     def content(self, text: str) -> Json:
@@ -62,9 +63,11 @@ class Choice:
         self._logprobs = logprobs
         self._num_chars = 0
 
-    def pieces(self) -> Iterator[tuple[str, Json | None]]:
-        """Text and log probabilities as they come. The last one may have no text. Raises
-        HearthError."""
+    def pieces(self) -> Iterator[tuple[str, LogprobsAnswer | None]]:
+        """Yields text and log probabilities as they come; the last one may have no text.
+
+        Raises HearthError.
+        """
         if self._echo:
             yield self._echo, None
             self._num_chars = len(self._echo)
@@ -75,7 +78,7 @@ class Choice:
             yield "", self._shaped(rest)
 
     def whole(self, form: Form) -> Json:
-        """The choice in one piece, once its generation has ended."""
+        """Returns the choice in one piece, once its generation has ended."""
         text = self._echo + "".join(self.generation.pieces())
         self._num_chars = len(text)
         return {
@@ -85,16 +88,16 @@ class Choice:
             "finish_reason": self.generation.record().finish_reason,
         }
 
-    def _next_logprobs(self) -> Json | None:
+    def _next_logprobs(self) -> LogprobsAnswer | None:
         return None if self._logprobs is None else self._shaped(self.generation.take_scored())
 
-    def _shaped(self, tokens: Sequence[ScoredToken]) -> Json:
+    def _shaped(self, tokens: Sequence[ScoredToken]) -> LogprobsAnswer:
         assert self._logprobs is not None
         return self._logprobs.shape(tokens, self._num_chars if self.generation.is_cut else None)
 
 
 def whole_answer(form: Form, identity: Json, choices: Sequence[Choice], num_choices: int) -> Json:
-    """The answer in one piece, once every generation has ended. A prompt counts once."""
+    """Returns the answer in one piece, once every generation has ended. A prompt counts once."""
     shapes = [choice.whole(form) for choice in choices]
     counts = _usage(choices, num_choices)
     return {**identity, "object": form.object, "choices": shapes, "usage": counts}
@@ -106,9 +109,8 @@ def chunks(
     choices: Sequence[Choice],
     num_choices: int,
     options: StreamOptions,
-    error_body: Callable[[HearthError], Json],
 ) -> Iterator[bytes]:
-    """Server-sent events: one per piece, one for the finish of each choice, one for usage if
+    """Yields server-sent events: one per piece, one for the finish of each choice, one for usage if
     asked, `[DONE]`."""
     head = {**identity, "object": form.chunk_object}
     # Everything but the choice is the same in every event, and not worth encoding again.
@@ -116,7 +118,9 @@ def chunks(
     suffix = '],"usage":null}\n\n' if options.include_usage else "]}\n\n"
     begun: set[int] = set()
 
-    def event(choice: Choice, text: str, logprobs: Json | None, finish_reason: str | None) -> bytes:
+    def event(
+        choice: Choice, text: str, logprobs: LogprobsAnswer | None, finish_reason: str | None
+    ) -> bytes:
         shape = {
             "index": choice.index,
             **form.delta(text, choice.index not in begun),
@@ -135,7 +139,7 @@ def chunks(
             else:
                 yield event(choice, *piece, None)
     except HearthError as error:
-        yield sse(error_body(error))
+        yield sse(error.body())
         raise  # so that the connection breaks instead of ending well
     if options.include_usage:
         yield sse({**head, "choices": [], "usage": _usage(choices, num_choices)})
@@ -144,8 +148,8 @@ def chunks(
 
 def _in_turn(
     choices: Sequence[Choice],
-) -> Iterator[tuple[Choice, tuple[str, Json | None] | None]]:
-    """A piece of each choice in turn, None at its end.
+) -> Iterator[tuple[Choice, tuple[str, LogprobsAnswer | None] | None]]:
+    """Yields a piece of each choice in turn, None at its end.
 
     Waiting for one holds up the others no longer than a step: all of them run, and a step brings
     each a token.
@@ -160,29 +164,29 @@ def _in_turn(
             yield choice, piece
 
 
-def _usage(choices: Sequence[Choice], num_choices: int) -> Json:
-    """`num_choices` for each prompt, which counts once."""
+def _usage(choices: Sequence[Choice], num_choices: int) -> Usage:
+    """`choices` are `num_choices` for each prompt; a prompt counts once."""
     records = [choice.generation.record() for choice in choices]
     return usage(records, records[::num_choices])
 
 
-def usage(records: Sequence[GenerationRecord], of_prompts: Sequence[GenerationRecord]) -> Json:
-    """OpenAI's counts; for a single generation also the server's own times, in seconds."""
+def usage(records: Sequence[GenerationRecord], of_prompts: Sequence[GenerationRecord]) -> Usage:
+    """Returns OpenAI's counts; for a single generation also the server's own times, in seconds."""
     prompt_tokens = sum(record.prompt_tokens for record in of_prompts)
     completion_tokens = sum(record.completion_tokens for record in records)
     total_tokens = prompt_tokens + completion_tokens
-    counts: Json = {
-        "prompt_tokens": prompt_tokens,
-        "completion_tokens": completion_tokens,
-        "total_tokens": total_tokens,
-        "prompt_tokens_details": {
-            "cached_tokens": sum(record.reused_tokens for record in of_prompts)
-        },
-    }
+    cached_tokens = sum(record.reused_tokens for record in of_prompts)
+    counts = Usage(
+        prompt_tokens=prompt_tokens,
+        completion_tokens=completion_tokens,
+        total_tokens=total_tokens,
+        prompt_tokens_details=PromptTokensDetails(cached_tokens=cached_tokens),
+    )
     if len(records) > 1:
         return counts
     (record,) = records
-    return counts | {
+    return {
+        **counts,
         "time_to_first_token": record.ttft_s,
         "queue_time": record.queue_s,
         "total_latency": record.e2e_s,
@@ -195,6 +199,6 @@ def usage(records: Sequence[GenerationRecord], of_prompts: Sequence[GenerationRe
     }
 
 
-def sse(content: Json) -> bytes:
-    """One server-sent event."""
+def sse(content: Mapping[str, object]) -> bytes:
+    """Returns one server-sent event."""
     return f"data: {_dumped(content)}\n\n".encode()

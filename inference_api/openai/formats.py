@@ -1,5 +1,4 @@
-"""What an answer has to be, as clients ask for it: OpenAI's `response_format` and vLLM's
-`structured_outputs`."""
+"""Constraints on an answer in requests: OpenAI's `response_format`, vLLM's `structured_outputs`."""
 
 import json
 from typing import Annotated, Any, ClassVar, Final, Literal
@@ -19,7 +18,7 @@ class JsonSchema(Body):
 
 
 class ResponseFormat(Body):
-    """`json_schema` comes with a schema; `json_object` is any object."""
+    """`json_schema` needs a schema; `json_object` is any object."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None

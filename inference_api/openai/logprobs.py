@@ -5,12 +5,17 @@ character has some of the character's, a special token, which adds nothing to a 
 """
 
 from collections.abc import Sequence
-from typing import Any
 
+from inference_api.openai.answers import (
+    ChatLogprob,
+    ChatLogprobs,
+    CompletionLogprobs,
+    ScoredText,
+)
 from inference_api.request import ScoredToken
 from inference_api.text.tokens import TextStream, Tokenizer
 
-Json = dict[str, Any]
+LogprobsAnswer = CompletionLogprobs | ChatLogprobs
 
 
 class TokenTexts:
@@ -21,8 +26,8 @@ class TokenTexts:
         self._known: dict[int, tuple[str, bytes]] = {}
 
     def of(self, token_id: int) -> tuple[str, bytes]:
-        """A special token's text is its name; a part of a character reads as the replacement
-        character."""
+        """Returns a token's text and bytes. A special token's text is its name; a part of a
+        character reads as the replacement character."""
         if token_id not in self._known:
             own = self._tokenizer.token_bytes(token_id)
             name = self._tokenizer.special_token(token_id)
@@ -31,7 +36,7 @@ class TokenTexts:
 
 
 class TextOffsets:
-    """Where tokens begin in the text they make, in characters. Belongs to one request."""
+    """Offsets of tokens in the text they make, in characters. Belongs to one request."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -40,7 +45,7 @@ class TextOffsets:
         self._held = b""  # of the tokens after that: the beginning of a character
 
     def push(self, token_id: int, own: bytes) -> int:
-        """Of the token that comes next; inside a character, where that character begins."""
+        """Returns the next token's offset; inside a character, where that character begins."""
         # The last character of this is the one that the token's first byte is in.
         begun = (self._held + own[:1]).decode(errors="replace")
         offset = self._num_chars + max(0, len(begun) - 1)
@@ -56,7 +61,7 @@ class TextOffsets:
 
 
 class Logprobs:
-    """Those of one choice, as they come. Belongs to one request."""
+    """The log probabilities of one choice, as they come. Belongs to one request."""
 
     def __init__(self, tokenizer: Tokenizer, is_chat: bool, num_prompt_tokens: int = 0) -> None:
         """`num_prompt_tokens` are scored before the answer's."""
@@ -65,8 +70,9 @@ class Logprobs:
         self._is_chat = is_chat
         self._prompt_tokens_left = num_prompt_tokens
 
-    def shape(self, tokens: Sequence[ScoredToken], end: int | None = None) -> Json:
-        """Of the tokens that came next; with `end` only of those that begin before it."""
+    def shape(self, tokens: Sequence[ScoredToken], end: int | None = None) -> LogprobsAnswer:
+        """Returns those of the tokens that came next; with `end`, of the ones that begin before
+        it."""
         kept: list[ScoredToken] = []
         offsets: list[int] = []
         for token in tokens:
@@ -80,30 +86,32 @@ class Logprobs:
             offsets.append(offset)
         return self._of_chat(kept) if self._is_chat else self._of_completion(kept, offsets)
 
-    def _of_completion(self, tokens: Sequence[ScoredToken], offsets: list[int]) -> Json:
-        return {
-            "tokens": [self._texts.of(token.token_id)[0] for token in tokens],
-            "token_logprobs": [token.logprobs and token.logprobs.logprob for token in tokens],
-            "top_logprobs": [self._likeliest(token) for token in tokens],
-            "text_offset": offsets,
-        }
+    def _of_completion(
+        self, tokens: Sequence[ScoredToken], offsets: list[int]
+    ) -> CompletionLogprobs:
+        return CompletionLogprobs(
+            tokens=[self._texts.of(token.token_id)[0] for token in tokens],
+            token_logprobs=[token.logprobs.logprob if token.logprobs else None for token in tokens],
+            top_logprobs=[self._likeliest(token) for token in tokens],
+            text_offset=offsets,
+        )
 
     def _likeliest(self, token: ScoredToken) -> dict[str, float] | None:
-        """The token itself is always among them, as OpenAI has it. Of several tokens with the
-        same text the likeliest is shown."""
+        """Returns the likeliest tokens and the token itself, as OpenAI has it; of several tokens
+        with the same text the likeliest."""
         if token.logprobs is None:
             return None
         pairs = [(token.token_id, token.logprobs.logprob), *reversed(token.logprobs.top)]
         return {self._texts.of(token_id)[0]: logprob for token_id, logprob in pairs}
 
-    def _of_chat(self, tokens: Sequence[ScoredToken]) -> Json:
-        content = []
+    def _of_chat(self, tokens: Sequence[ScoredToken]) -> ChatLogprobs:
+        content: list[ChatLogprob] = []
         for token_id, logprobs in tokens:
             assert logprobs is not None, "an answer's tokens have their log probabilities"
             top = [self._entry(*each) for each in logprobs.top]
             content.append({**self._entry(token_id, logprobs.logprob), "top_logprobs": top})
-        return {"content": content, "refusal": None}
+        return ChatLogprobs(content=content, refusal=None)
 
-    def _entry(self, token_id: int, logprob: float) -> Json:
+    def _entry(self, token_id: int, logprob: float) -> ScoredText:
         text, own = self._texts.of(token_id)
-        return {"token": text, "logprob": logprob, "bytes": list(own) or None}
+        return ScoredText(token=text, logprob=logprob, bytes=list(own) or None)

@@ -1,4 +1,4 @@
-"""The messages of a chat, as clients write them and as they take an answer into their history."""
+"""Chat messages, as clients write them and as they keep answers in their history."""
 
 from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal
@@ -37,7 +37,7 @@ Content = Annotated[
 
 
 class ChatMessage(Body):
-    """What clients add to an answer when they keep it is taken back."""
+    """Fields that clients add to an answer in their history are accepted."""
 
     ignored: ClassVar[frozenset[str]] = frozenset(
         {"annotations", "parsed", "provider_specific_fields"}
@@ -68,7 +68,7 @@ class ChatMessage(Body):
         return self
 
     def as_turn(self) -> Message:
-        """The message as chat templates take it: one text, and a developer is a system."""
+        """Returns the message as chat templates take it: one text; a developer is a system."""
         content = self.refusal or "" if self.content is None else self.content
         if not isinstance(content, str):
             content = "".join(part.text for part in content)

@@ -1,4 +1,4 @@
-"""The bodies of the `/v1` routes, as pydantic models: OpenAI's fields, and vLLM's beside them."""
+"""The bodies of the `/v1` routes as pydantic models: OpenAI's fields, and vLLM's beside them."""
 
 import re
 import secrets
@@ -32,13 +32,13 @@ Text = Annotated[str, Field(min_length=1)]
 
 @dataclass(frozen=True, slots=True)
 class TokenIds:
-    """A prompt that is tokens already."""
+    """A tokenized prompt."""
 
     token_ids: list[int]
 
 
 def _form_of_prompt(prompt: Any) -> str | None:
-    """By its first element: whoever mixes forms is told of the first that differs."""
+    """By the first element, so that a refusal of mixed forms names the first that differs."""
     if isinstance(prompt, str):
         return "<text>"
     if not isinstance(prompt, list) or not prompt:
@@ -90,7 +90,7 @@ class StreamOptions(Body):
 
 
 class GenerationBody(RequestBody):
-    """What completions and chat have in common."""
+    """The fields that completions and chat share."""
 
     model: str
     max_tokens: int | None = Field(None, ge=1, le=MAX_INTEGER)
@@ -114,17 +114,17 @@ class GenerationBody(RequestBody):
 
     @property
     def num_logprobs(self) -> int | None:
-        """How many of the likeliest tokens to report with each; None: no log probabilities."""
+        """Number of likeliest tokens to report with each token; None: no log probabilities."""
         return None
 
     @property
     def wants_echo(self) -> bool:
-        """Whether the answer begins with the prompt."""
+        """True if the answer begins with the prompt."""
         return False
 
     @property
     def asked_limit(self) -> tuple[str, int | None]:
-        """The field that says how many tokens to generate, and what it says."""
+        """The field that limits the tokens to generate, and its value."""
         return "max_tokens", self.max_tokens
 
     @property
@@ -133,13 +133,13 @@ class GenerationBody(RequestBody):
         return self.asked_limit[1]
 
     def check_room(self, prompt_tokens: int, max_seq_len: int) -> None:
-        """Raises AnswerTooLong where the tokens that are asked for do not fit after the prompt."""
+        """Raises AnswerTooLong where the requested tokens do not fit after the prompt."""
         field, asked = self.asked_limit
         if prompt_tokens < max_seq_len < prompt_tokens + (asked or 0):
             raise AnswerTooLong(prompt_tokens, asked or 0, max_seq_len, field)
 
     def params(self, choice: int, vocab_size: int) -> GenerationParams:
-        """For one of `n` choices; each draws from a seed of its own.
+        """Returns the parameters of one of `n` choices; each draws from a seed of its own.
 
         Raises InvalidRequest for a token id that the model does not have.
         """
@@ -238,7 +238,7 @@ class CompletionBody(GenerationBody):
         return self
 
     def prompts(self) -> list[str | TokenIds]:
-        """One or several, each a text or token ids."""
+        """Returns the prompts, each a text or token ids."""
         if isinstance(self.prompt, str):
             return [self.prompt]
         if all(isinstance(item, int) for item in self.prompt):

@@ -1,26 +1,20 @@
-"""Who is asking: request ids, the team that the proxy named, and the body they sent.
+"""A request's caller: its id, the team that the proxy named, and the body sent.
 
 Every response carries an `X-Request-Id`: the client's own where it is usable, else a new one.
 """
 
-import re
-import uuid
-
 from flask import Flask, Response, g, request
 
+from common.request_ids import request_id, usable_request_id
 from inference_api.errors import InvalidRequest
 from inference_api.generation.streaming import Caller
-from inference_api.observe.logs import request_id
 from inference_api.observe.telemetry import TRACE_HEADERS
-
-USABLE_ID = re.compile(r"[!-~]{1,128}")
 
 
 def register_request_ids(app: Flask) -> None:
     @app.before_request
     def take_request_id() -> None:
-        given = request.headers.get("X-Request-Id", "")
-        g.request_id = given if USABLE_ID.fullmatch(given) else uuid.uuid4().hex
+        g.request_id = usable_request_id(request.headers.get("X-Request-Id", ""))
         request_id.set(g.request_id)
 
     @app.after_request
@@ -30,7 +24,7 @@ def register_request_ids(app: Flask) -> None:
 
 
 def caller_of_request() -> Caller:
-    """Who sent the request that this thread is answering."""
+    """Returns the caller of the request that this thread is answering."""
     team_id = request.headers.get("X-Team-Id")  # set by the proxy, which strips its clients' own
     trace_context = {
         name: request.headers[name] for name in TRACE_HEADERS if name in request.headers

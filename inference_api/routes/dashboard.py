@@ -14,9 +14,9 @@ from typing import Any
 from flask import Blueprint, Response, jsonify, request
 from werkzeug.exceptions import NotFound
 
+from common.operations import operation
 from inference_api.routes.auth import ASSETS_PATH
 from inference_api.routes.health import liveness
-from inference_api.routes.openapi_document import Operations
 from inference_api.scheduling.decode_backend import DecodeBackend
 
 FOLDER = Path(__file__).resolve().parent.parent / "dashboard"
@@ -30,25 +30,11 @@ SECURITY_HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
 }
-OPERATIONS: Operations = {
-    "GET /": {
-        "summary": "The dashboard for who asks for HTML; for everyone else the same as /health.",
-        "answers": {200: ("text/html", "text/plain"), 304: (), 500: "text/plain"},
-    },
-    f"GET {ASSETS_PATH}<version>/<name>": {
-        "summary": "Scripts and styles of the dashboard.",
-        "answers": {200: "*/*"},
-    },
-    "GET /dashboard/state": {
-        "summary": "What the dashboard polls: rows, queue, totals and latencies.",
-        "answers": {200: dict[str, Any]},
-    },
-}
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """The files, read once. `{assets}` and `{optimizer}` in the page become what holds here."""
+    """The files, read once. `{assets}` and `{optimizer}` in the page are filled in."""
 
     version: str
     index: str
@@ -69,13 +55,17 @@ def create_blueprint(
     blueprint = Blueprint("dashboard", __name__)
 
     @blueprint.get("/")
+    @operation(
+        "The dashboard for clients that ask for HTML; for all others the same as /health.",
+        {200: ("text/html", "text/plain"), 304: (), 500: "text/plain"},
+    )
     def home() -> Response:
-        """The page for who asks for HTML; what `/health` says for probes and everyone else."""
         response = _index(page) if _wants_html() else liveness(backend)
         response.vary.add("Accept")
         return response
 
     @blueprint.get(f"{ASSETS_PATH}<version>/<name>")
+    @operation("Scripts and styles of the dashboard.", {200: "*/*"})
     def asset(version: str, name: str) -> Response:
         if version != page.version or name not in page.files:
             raise NotFound
@@ -86,6 +76,9 @@ def create_blueprint(
         return response
 
     @blueprint.get("/dashboard/state")
+    @operation(
+        "What the dashboard polls: rows, queue, totals and latencies.", {200: dict[str, Any]}
+    )
     def state() -> Response:
         response = jsonify(live_state())
         response.headers["Cache-Control"] = "no-store"
@@ -95,7 +88,7 @@ def create_blueprint(
 
 
 def _wants_html() -> bool:
-    """Whether HTML is named before plain text; `*/*`, as probes and curl send, names neither."""
+    """True if HTML is accepted before plain text; `*/*`, of probes and curl, names neither."""
     return request.accept_mimetypes.best_match(["text/plain", "text/html"]) == "text/html"
 
 

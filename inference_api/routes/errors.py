@@ -6,24 +6,23 @@ from collections.abc import Callable
 from flask import Flask, Response, jsonify, request
 from werkzeug.exceptions import HTTPException, RequestEntityTooLarge
 
+from common.errors import Error, error_body
 from inference_api.errors import HearthError, RequestTooLarge
 
 logger = logging.getLogger(__name__)
 
 
-def error_body(error: HearthError) -> dict[str, object]:
-    """The wire form: the first two keys are the documented ones, `error` is OpenAI's shape."""
-    return _body(error.status, str(error), error.type, error.param, error.code)
+REFUSALS = dict.fromkeys((400, 404, 503), Error)  # of the routes that take a model's name
 
 
 def register_error_handlers(app: Flask, on_error: Callable[[str], None]) -> None:
-    """`on_error` is told the code of every error that is rendered."""
+    """`on_error` is called with the code of every error that is rendered."""
 
     @app.errorhandler(HearthError)
     def known(error: HearthError) -> Response:
         on_error(error.code)
         logger.info("refused %r: %d %s", request.path, error.status, error.code)
-        response = _response(error_body(error), error.status)
+        response = _response(error.body(), error.status)
         if error.retry_after_s is not None:
             response.headers["Retry-After"] = str(error.retry_after_s)
         if error.status == 401:
@@ -37,11 +36,10 @@ def register_error_handlers(app: Flask, on_error: Callable[[str], None]) -> None
     @app.errorhandler(HTTPException)
     def http(error: HTTPException) -> Response:
         status = error.code or 500
-        kind = "invalid_request_error" if status < 500 else "server_error"
         code = error.name.lower().replace(" ", "_")
         on_error(code)
         message = f"{request.method} {request.path}: {error.name}"
-        response = _response(_body(status, message, kind, None, code), status)
+        response = _response(error_body(status, message, code), status)
         for name, value in error.get_headers():
             if name == "Allow":
                 response.headers[name] = value
@@ -53,12 +51,7 @@ def register_error_handlers(app: Flask, on_error: Callable[[str], None]) -> None
         return known(HearthError("Internal error; the server's log has the details."))
 
 
-def _body(status: int, message: str, kind: str, param: str | None, code: str) -> dict[str, object]:
-    error = {"message": message, "type": kind, "param": param, "code": code}
-    return {"status_code": status, "message": message, "error": error}
-
-
-def _response(body: dict[str, object], status: int) -> Response:
+def _response(body: Error, status: int) -> Response:
     response = jsonify(body)
     response.status_code = status
     return response

@@ -1,24 +1,25 @@
-"""Is the process alive, may it get requests, and how to take it out of service."""
+"""Health, readiness and draining of the process."""
 
 import ipaddress
 from collections.abc import Callable
-from dataclasses import asdict
 
 from flask import Blueprint, Response, jsonify, request
 from pydantic import BaseModel
 
+from common.errors import Error
+from common.operations import operation
 from inference_api import __version__
 from inference_api.errors import Unauthorized
 from inference_api.routes.auth import has_valid_token
-from inference_api.routes.openapi_document import Error, Operations
-from inference_api.scheduling.decode_backend import DecodeBackend, Phase, StepTotals
+from inference_api.scheduling.decode_backend import DecodeBackend, Phase
 from inference_api.scheduling.input_queue import InputQueue
+from inference_api.scheduling.loaded_model import StepTotals
 from inference_api.scheduling.output_queues import OutputQueues
 from inference_api.settings import Settings
 
 
 class Readiness(BaseModel):
-    """What `/ready` answers, whatever its status."""
+    """The answer of `/ready`, whatever its status."""
 
     status: Phase
     model: str
@@ -37,26 +38,6 @@ class Version(BaseModel):
     version: str
 
 
-LIVENESS = {
-    "summary": "Liveness: 500 with the reason once the process should be replaced.",
-    "answers": {200: "text/plain", 500: "text/plain"},
-}
-OPERATIONS: Operations = {
-    "GET /health": LIVENESS,
-    "GET /ping": LIVENESS,
-    "POST /ping": LIVENESS,
-    "GET /version": {"summary": "Hearth's own version.", "answers": {200: Version}},
-    "GET /ready": {
-        "summary": "Readiness, and how the decode loop has fared so far.",
-        "answers": {200: Readiness, 503: Readiness},
-    },
-    "POST /drain": {
-        "summary": "Admit nothing more, finish what runs, then end. Local callers or a token.",
-        "answers": {202: Draining, 401: Error},
-    },
-}
-
-
 def create_blueprint(
     backend: DecodeBackend,
     input_queue: InputQueue,
@@ -68,35 +49,46 @@ def create_blueprint(
 
     @blueprint.get("/health")
     @blueprint.route("/ping", methods=["GET", "POST"])  # as vLLM has it, for SageMaker
+    @operation(
+        "Liveness: 500 with the reason once the process should be replaced.",
+        {200: "text/plain", 500: "text/plain"},
+    )
     def health() -> Response:
         return liveness(backend)
 
     @blueprint.get("/version")
+    @operation("Hearth's own version.", {200: Version})
     def version() -> Response:
-        return jsonify({"version": __version__})
+        return jsonify(Version(version=__version__).model_dump())
 
     @blueprint.get("/ready")
+    @operation(
+        "Readiness, and how the decode loop has fared so far.", {200: Readiness, 503: Readiness}
+    )
     def ready() -> tuple[Response, int]:
-        """Readiness, and how the decode loop has fared so far."""
         snapshot, phase = backend.snapshot, backend.phase
-        state = {
-            "status": str(phase),
-            "model": settings.served_name,
-            "user_rows": backend.max_users,
-            "busy_rows": snapshot.busy_rows,
-            "queued": len(input_queue),
-            "sessions": len(output_queues),
-            "totals": asdict(snapshot.totals),
-        }
-        return jsonify(state), 200 if phase is Phase.READY else 503
+        state = Readiness(
+            status=phase,
+            model=settings.default_model.name,
+            user_rows=backend.max_users,
+            busy_rows=snapshot.busy_rows,
+            queued=len(input_queue),
+            sessions=len(output_queues),
+            totals=snapshot.totals,
+        )
+        return jsonify(state.model_dump()), 200 if phase is Phase.READY else 503
 
     @blueprint.post("/drain")
+    @operation(
+        "Admit nothing more, finish what runs, then end. Local callers or a token.",
+        {202: Draining, 401: Error},
+    )
     def drain() -> tuple[Response, int]:
-        """Admit nothing more, finish what runs, then let the process end. Idempotent."""
+        """Idempotent."""
         if not (_is_local() or has_valid_token(settings)):
             raise Unauthorized("Draining takes a local caller or a bearer token.")
         backend.drain(on_drained=exit_process)
-        return jsonify({"status": str(backend.phase)}), 202
+        return jsonify(Draining(status=backend.phase).model_dump()), 202
 
     return blueprint
 

@@ -3,20 +3,14 @@
 from flask import Blueprint, Response
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
-from inference_api.routes.openapi_document import Operations
-
-OPERATIONS: Operations = {
-    "GET /metrics": {
-        "summary": "Metrics in Prometheus' text format.",
-        "answers": {200: "text/plain"},
-    },
-}
+from common.operations import operation
 
 
 def create_blueprint(registry: CollectorRegistry) -> Blueprint:
     blueprint = Blueprint("metrics", __name__)
 
     @blueprint.get("/metrics")
+    @operation("Metrics in Prometheus' text format.", {200: "text/plain"})
     def metrics() -> Response:
         return Response(generate_latest(registry), content_type=CONTENT_TYPE_LATEST)
 

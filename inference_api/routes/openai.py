@@ -1,18 +1,20 @@
-"""OpenAI's routes under `/v1`: what clients of OpenAI and vLLM already know how to ask.
+"""OpenAI's routes under `/v1`, for clients of OpenAI and vLLM.
 
-A completion is one or several generations; the answer is put together here from their texts.
+A completion is one or several generations; the answer is made of their texts.
 """
 
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import cache, partial
-from typing import Any
 
 from flask import Blueprint, Response, g, jsonify
 
+from common.errors import Error
+from common.operations import operation
 from inference_api.bodies.fields import parse
-from inference_api.errors import InvalidRequest, UnknownModel
+from inference_api.engine.runner import ModelRunner
+from inference_api.errors import InvalidRequest
 from inference_api.generation.streaming import Generations
 from inference_api.openai.answers import (
     ChatCompletion,
@@ -31,36 +33,16 @@ from inference_api.openai.requests import (
     TokenIds,
 )
 from inference_api.routes.caller import caller_of_request, json_body
-from inference_api.routes.errors import error_body
+from inference_api.routes.errors import REFUSALS
 from inference_api.routes.generate import EVENT_STREAM, STREAM_HEADERS
-from inference_api.routes.openapi_document import Error, Operations
 from inference_api.routes.tokenize import known_ids, prompt_is_called
 from inference_api.scheduling.decode_backend import DecodeBackend
+from inference_api.scheduling.loaded_model import LoadedModel
 from inference_api.settings import Settings
 from inference_api.text.chat_prompts import Message
 from inference_api.text.prompt_encoder import PromptEncoder
 
-Json = dict[str, Any]
 Prompt = str | TokenIds | list[Message]
-
-REFUSALS: dict[int, Any] = {400: Error, 404: Error, 503: Error}
-OPERATIONS: Operations = {
-    "GET /v1/models": {"summary": "The models served.", "answers": {200: ModelList}},
-    "GET /v1/models/<path:model>": {
-        "summary": "One of the models served.",
-        "answers": {200: ModelCard, 404: Error},
-    },
-    "POST /v1/completions": {
-        "summary": "Continue prompts.",
-        "body": CompletionBody,
-        "answers": {200: (Completion, "text/event-stream"), **REFUSALS},
-    },
-    "POST /v1/chat/completions": {
-        "summary": "Answer a conversation.",
-        "body": ChatBody,
-        "answers": {200: (ChatCompletion, "text/event-stream"), **REFUSALS},
-    },
-}
 
 
 def create_blueprint(
@@ -83,26 +65,39 @@ class _Views:
     ) -> None:
         self._generations = generations
         self._backend = backend
-        self._names = settings.served_names
+        self._settings = settings
         self._started_at = int(time.time())
 
+    @operation("The models served.", {200: ModelList})
     def models(self) -> Response:
-        return jsonify({"object": "list", "data": [self._card(name) for name in self._names]})
+        cards = [self._card(name) for name in self._settings.served_names]
+        return jsonify(ModelList(object="list", data=cards))
 
+    @operation("One of the models served.", {200: ModelCard, 404: Error})
     def model(self, model: str) -> Response:
-        self._check_model(model)
+        self._settings.name_of(model)
         return jsonify(self._card(model))
 
+    @operation(
+        "Continue prompts.",
+        {200: (Completion, "text/event-stream"), **REFUSALS},
+        CompletionBody,
+    )
     def completions(self) -> Response:
         body = parse(CompletionBody, json_body())
         return self._answer(COMPLETION, body, body.prompts())
 
+    @operation(
+        "Answer a conversation.",
+        {200: (ChatCompletion, "text/event-stream"), **REFUSALS},
+        ChatBody,
+    )
     def chat_completions(self) -> Response:
         body = parse(ChatBody, json_body())
         return self._answer(CHAT, body, [turns_of(body.messages)])
 
     def _answer(self, form: Form, body: GenerationBody, prompts: Sequence[Prompt]) -> Response:
-        self._check_model(body.model)
+        name = self._settings.name_of(body.model)
         if body.stream_options is not None and not body.stream:
             raise InvalidRequest("stream_options needs stream: true.", "stream_options")
         num_choices = body.n or 1
@@ -110,13 +105,13 @@ class _Views:
         identity = {"id": form.id_prefix + g.request_id, "created": int(time.time())}
         identity["model"] = body.model
         with ExitStack() as stack:
-            choices = self._begin(form, body, prompts, num_choices)
+            choices = self._begin(form, body, prompts, self._backend.models[name])
             for choice in choices:
                 stack.callback(choice.generation.close)
             if not body.stream:
                 return jsonify(whole_answer(form, identity, choices, num_choices))
             options = body.stream_options or StreamOptions()
-            events = chunks(form, identity, choices, num_choices, options, error_body)
+            events = chunks(form, identity, choices, num_choices, options)
             response = Response(events, content_type=EVENT_STREAM)
             response.headers.update(STREAM_HEADERS)
             response.headers["X-Session-Id"] = choices[0].generation.session_id
@@ -126,15 +121,18 @@ class _Views:
             return response
 
     def _begin(
-        self, form: Form, body: GenerationBody, prompts: Sequence[Prompt], num_choices: int
+        self, form: Form, body: GenerationBody, prompts: Sequence[Prompt], model: LoadedModel
     ) -> list[Choice]:
-        vocab_size = self._backend.runner.vocab_size
-        each_choice = [body.params(choice, vocab_size) for choice in range(num_choices)]
-        encodes = [cache(partial(self._encode, prompt=prompt, body=body)) for prompt in prompts]
+        vocab_size = model.runner.vocab_size
+        each_choice = [body.params(choice, vocab_size) for choice in range(body.n or 1)]
+        encodes = [
+            cache(partial(_encode, runner=model.runner, prompt=prompt, body=body))
+            for prompt in prompts
+        ]
         requests = [(encode, params) for encode in encodes for params in each_choice]
         with prompt_is_called(form.prompt_field):
-            running = self._generations.begin_all(requests, caller_of_request())
-        tokenizer = self._backend.tokenizer
+            running = self._generations.begin_all(model.name, requests, caller_of_request())
+        tokenizer = model.tokenizer
         choices = []
         for index, generation in enumerate(running):
             echo = tokenizer.decode(generation.prompt_tokens) if body.wants_echo else ""
@@ -144,21 +142,18 @@ class _Views:
             choices.append(Choice(index, generation, echo, logprobs))
         return choices
 
-    def _encode(self, prompts: PromptEncoder, prompt: Prompt, body: GenerationBody) -> list[int]:
-        runner = self._backend.runner
-        if isinstance(prompt, str):
-            token_ids = prompts.encode(prompt)
-        elif isinstance(prompt, TokenIds):
-            token_ids = known_ids(prompt.token_ids, runner.vocab_size, "prompt")
-        else:
-            token_ids = prompts.encode_chat(prompt)
-        body.check_room(len(token_ids), runner.max_seq_len)
-        return token_ids
+    def _card(self, name: str) -> ModelCard:
+        return ModelCard(id=name, object="model", created=self._started_at, owned_by="hearth")
 
-    def _check_model(self, model: str) -> None:
-        if model not in self._names:
-            raise UnknownModel(model, self._names)
 
-    def _card(self, name: str) -> Json:
-        created = self._started_at
-        return {"id": name, "object": "model", "created": created, "owned_by": "hearth"}
+def _encode(
+    prompts: PromptEncoder, runner: ModelRunner, prompt: Prompt, body: GenerationBody
+) -> list[int]:
+    if isinstance(prompt, str):
+        token_ids = prompts.encode(prompt)
+    elif isinstance(prompt, TokenIds):
+        token_ids = known_ids(prompt.token_ids, runner.vocab_size, "prompt")
+    else:
+        token_ids = prompts.encode_chat(prompt)
+    body.check_room(len(token_ids), runner.max_seq_len)
+    return token_ids

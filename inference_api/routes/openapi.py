@@ -8,51 +8,43 @@ from typing import Any
 from flask import Blueprint, Flask, Response
 from flask_swagger_ui import get_swaggerui_blueprint
 
-from inference_api.routes.openapi_document import Error, Operations, Rule, describe
+from common.errors import Error
+from common.operations import operation, operation_of
+from inference_api.routes.openapi_document import Rule, describe
 
 DOCUMENT_PATH = "/openapi.json"
 PAGE_PATH = "/docs"
 NOT_DESCRIBED = frozenset({"HEAD", "OPTIONS"})  # Flask answers these by itself
 
-OPERATIONS: Operations = {
-    f"GET {DOCUMENT_PATH}": {
-        "summary": "This description.",
-        "answers": {200: dict[str, Any]},
-    },
-    f"GET {PAGE_PATH}/": {
-        "summary": "This description as a page.",
-        "answers": {200: "text/html"},
-    },
-    f"GET {PAGE_PATH}/<path:path>": {
-        "summary": "Scripts and styles of the page.",
-        "answers": {200: "*/*", 404: Error},
-    },
-}
 
-
-def register_openapi(
-    app: Flask, operations: Operations, needs_token: Callable[[str], bool]
-) -> None:
-    """Describe what is registered with `app` by the time somebody asks."""
+def register_openapi(app: Flask, needs_token: Callable[[str], bool]) -> None:
+    """Describe what is registered with `app` by the time of the first request."""
     blueprint = Blueprint("openapi", __name__)
-    operations = {**operations, **OPERATIONS}
 
     @cache
     def document() -> str:
-        return json.dumps(describe(rules_of(app, needs_token), operations))
+        return json.dumps(describe(rules_of(app, needs_token)))
 
     @blueprint.get(DOCUMENT_PATH)
+    @operation("This description.", {200: dict[str, Any]})
     def openapi() -> Response:
         return Response(document(), content_type="application/json")
 
     app.register_blueprint(blueprint)
     page = {"app_name": "Hearth", "validatorUrl": None}  # which would be another host
     app.register_blueprint(get_swaggerui_blueprint(PAGE_PATH, DOCUMENT_PATH, page))
+    operation(
+        "This description as a page; its scripts and styles.",
+        {200: ("text/html", "*/*"), 404: Error},
+    )(app.view_functions["swagger_ui.show"])
 
 
 def rules_of(app: Flask, needs_token: Callable[[str], bool]) -> Iterator[Rule]:
-    """Every verb of every URL rule, in the order of paths."""
+    """Returns every verb of every described URL rule, in the order of paths."""
     for rule in sorted(app.url_map.iter_rules(), key=lambda rule: rule.rule):
+        described = operation_of(app.view_functions[rule.endpoint])
+        if described is None:
+            continue
         tag = rule.endpoint.partition(".")[0]
         for verb in sorted((rule.methods or set()) - NOT_DESCRIBED):
-            yield Rule(verb, rule.rule, tag, needs_token(rule.rule))
+            yield Rule(verb, rule.rule, tag, needs_token(rule.rule), described)

@@ -1,4 +1,4 @@
-"""Which web pages may use this server: a check of Host and Origin, and CORS.
+"""Access of web pages to this server: a check of Host and Origin, and CORS.
 
 The server trusts who reaches it, and a browser reaches it for whatever page it shows. Three things
 tell its pages from others': `Host`, which names another host than ours when a page had its own
@@ -12,12 +12,12 @@ are not for browsers at all.
 
 import ipaddress
 import re
-from collections.abc import Collection
 
 from flask import Flask, Request, Response, request
 
+from common.origins import ANY, is_allowed
 from inference_api.errors import HostNotAllowed, NotJson, OriginNotAllowed
-from inference_api.settings import ANY, Settings
+from inference_api.settings import Settings
 
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 CHANGED_BY_GET = re.compile(r"/(add|remove|apply)[A-Z]")
@@ -42,7 +42,7 @@ def register_origin_check(app: Flask, settings: Settings) -> None:
         host = request.headers.get("Host", "")
         if not is_own_host(host, settings):
             raise HostNotAllowed(host)
-        is_open = request.blueprint in INFERENCE and _is_listed(settings.cors_origins)
+        is_open = _is_open(settings)
         if request.method == "OPTIONS" and "Access-Control-Request-Method" in request.headers:
             if not is_open:
                 raise OriginNotAllowed(request.headers.get("Origin", ""), request.path)
@@ -60,7 +60,7 @@ def register_origin_check(app: Flask, settings: Settings) -> None:
     def let_listed_pages_read(response: Response) -> Response:
         if ANY not in settings.cors_origins and settings.cors_origins:
             response.vary.add("Origin")
-        if request.blueprint in INFERENCE and _is_listed(settings.cors_origins):
+        if _is_open(settings):
             is_any = ANY in settings.cors_origins
             response.headers["Access-Control-Allow-Origin"] = (
                 ANY if is_any else request.headers["Origin"]
@@ -84,9 +84,10 @@ def is_own_host(host: str, settings: Settings) -> bool:
     return True
 
 
-def _is_listed(origins: Collection[str]) -> bool:
+def _is_open(settings: Settings) -> bool:
+    """Whether the page that asks may use this route by CORS_ORIGINS."""
     origin = request.headers.get("Origin")
-    return origin is not None and (ANY in origins or origin in origins)
+    return request.blueprint in INFERENCE and is_allowed(origin, settings.cors_origins)
 
 
 def _is_foreign(asked: Request) -> bool:

@@ -1,42 +1,22 @@
-"""vLLM's routes to the tokenizer, for clients that have none of their own (lm-eval, say)."""
+"""vLLM's tokenizer routes, for clients without a tokenizer of their own (lm-eval, say)."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from flask import Blueprint, Response, jsonify
 
+from common.errors import Error
+from common.operations import operation
 from inference_api.bodies.fields import parse
-from inference_api.errors import ContextTooLong, InvalidRequest, PromptTooLong, UnknownModel
+from inference_api.errors import ContextTooLong, InvalidRequest, PromptTooLong
 from inference_api.openai.answers import Detokenized, TokenizerInfo, Tokens
 from inference_api.openai.messages import turns_of
 from inference_api.openai.requests import DetokenizeBody, TokenizeBody
 from inference_api.routes.caller import json_body
-from inference_api.routes.openapi_document import Error, Operations
+from inference_api.routes.errors import REFUSALS
 from inference_api.scheduling.decode_backend import DecodeBackend
+from inference_api.scheduling.loaded_model import LoadedModel
 from inference_api.settings import Settings
-
-REFUSALS: dict[int, Any] = {400: Error, 404: Error, 503: Error}
-TOKENIZE = {
-    "summary": "The token ids of a text or a conversation.",
-    "body": TokenizeBody,
-    "answers": {200: Tokens, **REFUSALS},
-}
-DETOKENIZE = {
-    "summary": "The text of token ids, special tokens among it.",
-    "body": DetokenizeBody,
-    "answers": {200: Detokenized, **REFUSALS},
-}
-OPERATIONS: Operations = {
-    "POST /tokenize": TOKENIZE,
-    "POST /v1/tokenize": TOKENIZE,
-    "POST /detokenize": DETOKENIZE,
-    "POST /v1/detokenize": DETOKENIZE,
-    "GET /tokenizer_info": {
-        "summary": "Its special tokens and chat template, as in tokenizer_config.json.",
-        "answers": {200: TokenizerInfo, 503: Error},
-    },
-}
 
 
 def create_blueprint(backend: DecodeBackend, settings: Settings) -> Blueprint:
@@ -44,11 +24,13 @@ def create_blueprint(backend: DecodeBackend, settings: Settings) -> Blueprint:
 
     @blueprint.post("/tokenize")
     @blueprint.post("/v1/tokenize")
+    @operation(
+        "The token ids of a text or a conversation.", {200: Tokens, **REFUSALS}, TokenizeBody
+    )
     def tokenize() -> Response:
         body = parse(TokenizeBody, json_body())
-        check_model(body.model)
-        backend.check_admission()
-        prompts, tokenizer = backend.prompt_encoder, backend.tokenizer
+        model = loaded(body.model)
+        prompts, tokenizer = model.prompt_encoder, model.tokenizer
         if body.messages is not None:
             with prompt_is_called("messages"):
                 token_ids = prompts.encode_chat(turns_of(body.messages))
@@ -56,38 +38,48 @@ def create_blueprint(backend: DecodeBackend, settings: Settings) -> Blueprint:
             add_special_tokens = body.add_special_tokens is not False
             with prompt_is_called("prompt"):
                 token_ids = prompts.encode(body.prompt or "", add_special_tokens)
-        answer = {
-            "count": len(token_ids),
-            "max_model_len": backend.runner.max_seq_len,
-            "tokens": token_ids,
-            "token_strs": tokenizer.token_strings(token_ids) if body.return_token_strs else None,
-        }
+        answer = Tokens(
+            count=len(token_ids),
+            max_model_len=model.runner.max_seq_len,
+            tokens=token_ids,
+            token_strs=tokenizer.token_strings(token_ids) if body.return_token_strs else None,
+        )
         return jsonify(answer)
 
     @blueprint.post("/detokenize")
     @blueprint.post("/v1/detokenize")
+    @operation(
+        "The text of token ids, special tokens among it.",
+        {200: Detokenized, **REFUSALS},
+        DetokenizeBody,
+    )
     def detokenize() -> Response:
         body = parse(DetokenizeBody, json_body())
-        check_model(body.model)
-        backend.check_admission()
-        token_ids = known_ids(body.tokens, backend.runner.vocab_size, "tokens")
-        return jsonify({"prompt": backend.tokenizer.decode(token_ids, skip_special_tokens=False)})
+        model = loaded(body.model)
+        token_ids = known_ids(body.tokens, model.runner.vocab_size, "tokens")
+        text = model.tokenizer.decode(token_ids, skip_special_tokens=False)
+        return jsonify(Detokenized(prompt=text))
 
     @blueprint.get("/tokenizer_info")
+    @operation(
+        "The tokenizer's special tokens and chat template, as in tokenizer_config.json.",
+        {200: TokenizerInfo, 503: Error},
+    )
     def tokenizer_info() -> Response:
-        backend.check_admission()
-        return jsonify({**backend.tokenizer.info(), "model_max_length": backend.runner.max_seq_len})
+        model = loaded(None)
+        return jsonify({**model.tokenizer.info(), "model_max_length": model.runner.max_seq_len})
 
-    def check_model(model: str | None) -> None:
-        if model is not None and model not in settings.served_names:
-            raise UnknownModel(model, settings.served_names)
+    def loaded(model: str | None) -> LoadedModel:
+        name = settings.default_model.name if model is None else settings.name_of(model)
+        backend.check_admission()
+        return backend.models[name]
 
     return blueprint
 
 
 @contextmanager
 def prompt_is_called(field: str) -> Iterator[None]:
-    """Have refusals of a prompt for its length name `field`, as the route has it."""
+    """Makes refusals of a prompt's length name `field`, as the route calls it."""
     try:
         yield
     except (ContextTooLong, PromptTooLong) as error:
@@ -96,7 +88,7 @@ def prompt_is_called(field: str) -> Iterator[None]:
 
 
 def known_ids(token_ids: list[int], vocab_size: int, field: str) -> list[int]:
-    """Raises InvalidRequest for one that the model does not have."""
+    """Returns the token ids. Raises InvalidRequest for one that the model does not have."""
     if max(token_ids, default=0) >= vocab_size:
         raise InvalidRequest(
             f"{field}: Token id {max(token_ids)} is not in this model's vocabulary, 0 to "

@@ -1,1 +1,1 @@
-"""Which row runs whom and what the next step carries: queues, rows, the decode thread."""
+"""Queues, user rows, the plan of each step, and the decode thread that runs them."""

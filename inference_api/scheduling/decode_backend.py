@@ -7,23 +7,19 @@ Only two things come back from request threads: `cancel` and `drain`. Everybody 
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
 from enum import StrEnum
 from threading import Lock, Thread
 
-from inference_api.engine.options import EngineOptions
-from inference_api.engine.runner import ModelRunner
 from inference_api.errors import BackendFailed, Draining, HearthError, NotReady, StartupError
 from inference_api.request import FinishReason, SessionId, TokenEvent
 from inference_api.scheduling.input_queue import InputQueue
+from inference_api.scheduling.loaded_model import LoadedModel, StepTotals, load_models
 from inference_api.scheduling.output_queues import OutputQueues
 from inference_api.scheduling.rows import RowTable, UserRow
-from inference_api.scheduling.step_plan import StepPlanner
 from inference_api.settings import Settings
-from inference_api.text.prompt_encoder import PromptEncoder
-from inference_api.text.tokens import Tokenizer, load_tokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -42,42 +38,46 @@ class Phase(StrEnum):
     STOPPED = "stopped"
 
 
-@dataclass(slots=True)
-class StepTotals:
-    """Sums over all steps since start: what they made and where their time went."""
-
-    steps: int = 0
-    prefilled_tokens: int = 0
-    reused_tokens: int = 0  # prompt tokens that needed no prefill
-    generated_tokens: int = 0
-    model_s: float = 0.0  # inside ModelRunner.step
-    loop_s: float = 0.0  # the rest of each step
-
-
 @dataclass(frozen=True, slots=True)
-class Snapshot:
-    """How the decode thread stood at the end of its last step."""
+class ModelSnapshot:
+    """State of one model's rows at the end of the last step."""
 
-    stepped_at_s: float
     busy_rows: int = 0
     totals: StepTotals = field(default_factory=StepTotals)
 
 
 @dataclass(frozen=True, slots=True)
+class Snapshot:
+    """State of the decode thread at the end of its last step."""
+
+    stepped_at_s: float
+    models: Mapping[str, ModelSnapshot]
+
+    @property
+    def busy_rows(self) -> int:
+        """Of all models."""
+        return sum(each.busy_rows for each in self.models.values())
+
+    @property
+    def totals(self) -> StepTotals:
+        """Of all models."""
+        all_totals = [astuple(each.totals) for each in self.models.values()]
+        return StepTotals(*map(sum, zip(*all_totals, strict=True)))
+
+
+@dataclass(frozen=True, slots=True)
 class Hooks:
-    """What the process does when the decode thread has failed; called once, at its very end."""
+    """Callbacks for a decode thread that has failed; called once, at its very end."""
 
     on_load_failed: Callable[[], None] = lambda: None
     on_failed: Callable[[], None] = lambda: None
 
 
 class DecodeBackend:
-    """Continuous batching over `max_users` rows. `start` it once; `stop` joins its thread."""
+    """Continuous batching over the rows of every model. `start` it once; `stop` joins its thread.
 
-    runner: ModelRunner
-    tokenizer: Tokenizer
-    prompt_encoder: PromptEncoder  # once the model is loaded, as the planner
-    _planner: StepPlanner
+    `models` has those that are loaded, by name, the default first: all of them from READY on.
+    """
 
     def __init__(
         self,
@@ -85,20 +85,21 @@ class DecodeBackend:
         input_queue: InputQueue,
         output_queues: OutputQueues,
         clock: Callable[[], float] = time.monotonic,
-        on_decoded: Callable[[int], None] = lambda batch_size: None,
+        on_decoded: Callable[[str, int], None] = lambda model, batch_size: None,
     ) -> None:
         self.settings = settings
-        self.max_users = settings.user_rows
+        self.max_users = settings.all_user_rows
+        self.models: Mapping[str, LoadedModel] = {}
         self.hooks = Hooks()
         self.phase = Phase.LOADING
-        self.snapshot = Snapshot(stepped_at_s=clock())
+        self.snapshot = Snapshot(
+            clock(), {each.name: ModelSnapshot() for each in settings.served_models}
+        )
         self._input_queue = input_queue
         self._output_queues = output_queues
         self._clock = clock
         self._on_decoded = on_decoded
-        self._rows = RowTable(self.max_users)
         self._events: list[tuple[SessionId, TokenEvent]] = []
-        self._totals = StepTotals()
         self._failure = ""
         self._lock = Lock()  # guards the four below and changes of the phase
         self._cancelled: set[SessionId] = set()
@@ -109,8 +110,9 @@ class DecodeBackend:
 
     @property
     def users(self) -> list[UserRow | None]:
-        """The user rows; None is a free one."""
-        return self._rows.users
+        """The user rows of all models; None is a free one."""
+        users = [user for model in self.models.values() for user in model.rows.users]
+        return users or [None] * self.max_users
 
     # --- any thread -----------------------------------------------------------------------
 
@@ -172,19 +174,17 @@ class DecodeBackend:
     # --- decode thread --------------------------------------------------------------------
 
     def load_model_and_tokenizer(self) -> None:
-        """Bring the model into memory. Torch is imported here, off the serving threads."""
-        from inference_api.engine.engine_runner import EngineRunner
-        from inference_api.engine.loading.checkpoint import locate
+        """Bring the models into memory. Torch is imported here, off the serving threads."""
+        self.take(load_models(self.settings))
 
-        model_dir = locate(self.settings.model)
-        runner = EngineRunner(model_dir, EngineOptions.from_settings(self.settings))
-        self.tokenizer = load_tokenizer(model_dir, runner.eos_token_ids)  # quicker to fail
-        runner.load()
-        self.runner = runner
+    def take(self, models: Iterable[LoadedModel]) -> None:
+        """Serve these, in this order."""
+        self.models = {model.name: model for model in models}
 
     def _post_init_compile(self) -> None:
         """Prepare the device, so that the first request is as fast as the next."""
-        self.runner.warm_up()
+        for model in self.models.values():
+            model.runner.warm_up()
 
     def _run(self) -> None:
         try:
@@ -207,80 +207,109 @@ class DecodeBackend:
 
     def step(self) -> None:
         """One turn of the loop."""
-        started_s, model_s = self._clock(), self._totals.model_s
+        started_s = self._clock()
+        model_s_before = {name: each.totals.model_s for name, each in self.models.items()}
         self._drop_cancelled()
         self._pick_prompts()
         self.decode()
         self._push_outputs()
         self._evict()
-        self._report_status(started_s, model_s)
+        self._report_status(started_s, model_s_before)
         self._rest()
+
+    def _busy(self) -> Iterator[tuple[LoadedModel, UserRow]]:
+        for model in self.models.values():
+            for row in model.rows.busy():
+                yield model, row
+
+    def _num_busy(self) -> int:
+        return sum(len(model.rows) for model in self.models.values())
 
     def _drop_cancelled(self) -> None:
         with self._lock:
             cancelled, self._cancelled = self._cancelled, set()
-        for row in self._rows.busy():
+        for _, row in self._busy():
             if row.session_id in cancelled:
                 row.finish_reason = FinishReason.CANCELLED
         self._evict()
 
     def _pick_prompts(self) -> None:
-        while self._rows.has_free_row():
-            request = self._input_queue.get()
-            if request is None:
-                return
-            row = self._rows.assign(request, self.runner.max_seq_len, self._clock())
-            self._totals.reused_tokens += row.reused_tokens
+        for model in self.models.values():
+            while model.rows.has_free_row():
+                request = self._input_queue.get(model.name)
+                if request is None:
+                    break
+                row = model.rows.assign(request, model.runner.max_seq_len, self._clock())
+                model.totals.reused_tokens += row.reused_tokens
 
     def decode(self) -> None:
-        """One step of the model; what its rows drew becomes this step's events."""
-        step = self._planner.plan()
+        """One step of every model; what its rows drew becomes this step's events."""
+        for model in self.models.values():
+            self._decode(model)
+
+    def _decode(self, model: LoadedModel) -> None:
+        step, totals = model.planner.plan(), model.totals
         if step.is_empty:
             return
-        with self._model_time():
+        with self._model_time(totals):
             for copy in step.copies:
-                self.runner.copy_prefix(*copy)
-            results = self.runner.step(step.rows)
+                model.runner.copy_prefix(*copy)
+            results = model.runner.step(step.rows)
         events = step.accept(results)
         for drafted, accepted in step.kept:
-            self.runner.keep(drafted, accepted)
+            model.runner.keep(drafted, accepted)
         self._events += events
-        self._totals.generated_tokens += sum([len(event.token_ids) or 1 for _, event in events])
-        self._totals.prefilled_tokens += step.prefilled_tokens
-        self._totals.reused_tokens += step.reused_tokens
+        totals.generated_tokens += sum([len(event.token_ids) or 1 for _, event in events])
+        totals.prefilled_tokens += step.prefilled_tokens
+        totals.reused_tokens += step.reused_tokens
         if step.decoding:
-            self._on_decoded(len(step.decoding))
+            self._on_decoded(model.name, len(step.decoding))
 
     def _push_outputs(self) -> None:
         self._output_queues.publish(self._events)
         self._events.clear()
 
     def _evict(self) -> None:
-        for row in self._rows.busy():
+        for model, row in self._busy():
             if row.finish_reason is not None:
-                self._rows.free(row)
-                self.runner.release(row.index)
-                self._input_queue.row_is_free()
+                model.rows.free(row)
+                model.runner.release(row.index)
+                self._input_queue.row_is_free(model.name)
 
-    def _report_status(self, started_s: float, model_s_before: float) -> None:
+    def _report_status(self, started_s: float, model_s_before: Mapping[str, float]) -> None:
+        """The models that stepped in this turn share the time outside of them."""
         now_s = self._clock()
-        model_s = self._totals.model_s - model_s_before
-        if model_s > 0.0:  # an idle turn of the loop is not a step
-            self._totals.steps += 1
-            self._totals.loop_s += now_s - started_s - model_s
-        self.snapshot = Snapshot(now_s, len(self._rows), replace(self._totals))
+        stepped = []  # stays empty in an idle turn of the loop
+        loop_s = now_s - started_s
+        for model in self.models.values():
+            model_s = model.totals.model_s - model_s_before[model.name]
+            if model_s > 0.0:
+                stepped.append(model.totals)
+                loop_s -= model_s
+        for totals in stepped:
+            totals.steps += 1
+            totals.loop_s += loop_s / len(stepped)
+        self._publish(now_s)
+
+    def _publish(self, now_s: float) -> None:
+        """The snapshot that other threads see."""
+        models = {
+            model.name: ModelSnapshot(len(model.rows), replace(model.totals))
+            for model in self.models.values()
+        }
+        self.snapshot = Snapshot(now_s, models or self.snapshot.models)
 
     def _rest(self) -> None:
         """With no row busy, wait for a prompt; when draining, see whether that was the last."""
         if self._drain_until_s is not None:
             self._go_on_draining(self._drain_until_s)
-        if not len(self._rows) and not self._is_stopping:
+        if not self._num_busy() and not self._is_stopping:
             self._input_queue.wait_for_request(IDLE_WAIT_S)
 
     def _go_on_draining(self, until_s: float) -> None:
         if self._clock() >= until_s:
             self._drop_all(_draining())
-        if not len(self._rows) and not len(self._input_queue):
+        if not self._num_busy() and not len(self._input_queue):
             with self._lock:
                 on_drained, self._on_drained = self._on_drained, None
             if on_drained is not None:
@@ -289,25 +318,20 @@ class DecodeBackend:
     def _drop_all(self, error: HearthError) -> None:
         """End every session with `error`, whether it runs, waits or is just about to."""
         self._input_queue.clear()
-        for row in self._rows.busy():
+        for _, row in self._busy():
             row.finish_reason = FinishReason.ERROR
         self._evict()
         self._output_queues.publish_to_all(TokenEvent((), FinishReason.ERROR, error))
 
     def _become_ready(self) -> None:
-        self._rows = RowTable(self.max_users, self._reuse_unit_tokens())
-        self._planner = StepPlanner(self._rows, self.runner, self.settings)
-        self.prompt_encoder = PromptEncoder(self.tokenizer, self.runner.max_seq_len)
         with self._lock:
             if self.phase is Phase.LOADING:
                 self.phase = Phase.READY
-        self.snapshot = Snapshot(self._clock())
-        logger.info("ready: %d user rows of %d tokens", self.max_users, self.runner.max_seq_len)
-
-    def _reuse_unit_tokens(self) -> int:
-        if not self.settings.prefix_reuse:
-            return 0
-        return 1 if self.runner.is_batch_invariant else self.settings.prefill_chunk_tokens
+        self._publish(self._clock())
+        for model in self.models.values():
+            of_model = f"{model.name}: " if len(self.models) > 1 else ""
+            num_rows, context_tokens = model.runner.max_rows, model.runner.max_seq_len
+            logger.info("%sready: %d user rows of %d tokens", of_model, num_rows, context_tokens)
 
     def _fail(self, error: Exception) -> None:
         if isinstance(error, StartupError):
@@ -315,7 +339,10 @@ class DecodeBackend:
         else:
             logger.critical("the decode thread died", exc_info=error)
         self._failure = f"{type(error).__name__}: {error}"
-        self._rows = RowTable(self.max_users)  # the runner may be broken: release nothing in it
+        # The runners may be broken: release nothing in them.
+        self.take(
+            replace(each, rows=RowTable(each.runner.max_rows)) for each in self.models.values()
+        )
         self._end_all(Phase.FAILED, _failed)
 
     def _end_all(self, phase: Phase, refusal: Callable[[], HearthError]) -> None:
@@ -323,13 +350,13 @@ class DecodeBackend:
             self.phase = phase
         self._input_queue.refuse(refusal)
         self._drop_all(refusal())
-        self.snapshot = replace(self.snapshot, busy_rows=0)
+        self._publish(self.snapshot.stepped_at_s)
 
     @contextmanager
-    def _model_time(self) -> Iterator[None]:
+    def _model_time(self, totals: StepTotals) -> Iterator[None]:
         started_s = self._clock()
         yield
-        self._totals.model_s += self._clock() - started_s
+        totals.model_s += self._clock() - started_s
 
 
 def _draining() -> Draining:

@@ -8,7 +8,7 @@ import heapq
 import math
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from threading import Condition, Lock
 
 from inference_api.errors import HearthError, QueueFull
@@ -18,9 +18,12 @@ RATE_WINDOW = 64  # takes over which the drain rate is measured
 MAX_RETRY_AFTER_S = 60
 PRIORITY_S = 10.0  # seconds of waiting that one step of priority is worth
 
+Place = tuple[float, int]  # when a request came, by its priority, and its number
+
 
 class InputQueue:
-    """First come, first served: at most `max_size` requests wait, and one more for each free row.
+    """First come, first served, for each model by itself: at most `max_size` requests wait for it,
+    and one more for each of its free rows. `num_rows` has the rows of every model.
 
     Whoever takes requests says when the row of one is free again.
     A priority below another counts as having come `PRIORITY_S` seconds earlier for each step. Since
@@ -28,71 +31,63 @@ class InputQueue:
     """
 
     def __init__(
-        self, max_size: int, num_rows: int = 0, clock: Callable[[], float] = time.monotonic
+        self,
+        max_size: int,
+        num_rows: Mapping[str, int],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._max_size = max_size
-        self._num_rows = num_rows
-        self._num_running = 0
         self._clock = clock
-        self._waiting: dict[SessionId, GenerationRequest] = {}
-        self._line: list[tuple[float, int, SessionId]] = []  # a heap; may name some that have left
+        self._lines = {model: _Line(max_size, rows) for model, rows in num_rows.items()}
         self._num_put = 0
         self._lock = Lock()
         self._request = Condition(self._lock)  # the decode thread waits for one
         self._room = Condition(self._lock)  # request threads wait for some
         self._refusal: Callable[[], HearthError] | None = None
-        self._taken_at_s: deque[float] = deque(maxlen=RATE_WINDOW)
 
     def put(self, request: GenerationRequest) -> None:
         """Raises QueueFull, or what `refuse` was given once the queue is closed."""
         with self._lock:
-            self._check_room()
-            self._waiting[request.session_id] = request
+            self._check_room(request.model)
             self._num_put += 1
             came_s = self._clock() + request.priority * PRIORITY_S
-            heapq.heappush(self._line, (came_s, self._num_put, request.session_id))
+            self._lines[request.model].put(request, (came_s, self._num_put))
             self._request.notify()
 
-    def check_room(self) -> None:
-        """Raises what `put` would raise now."""
+    def check_room(self, model: str) -> None:
+        """Raises what `put` would raise now for a request to this model."""
         with self._lock:
-            self._check_room()
+            self._check_room(model)
 
-    def get(self) -> GenerationRequest | None:
-        """Take the request whose turn it is, or None; never waits."""
+    def get(self, model: str) -> GenerationRequest | None:
+        """Take the model's request whose turn it is, or None; never waits."""
         with self._lock:
-            if not self._waiting:
-                return None
-            self._taken_at_s.append(self._clock())
-            while (session_id := heapq.heappop(self._line)[2]) not in self._waiting:
-                continue
-            self._num_running += 1
-            self._room.notify_all()
-            return self._waiting.pop(session_id)
+            request = self._lines[model].get(self._clock())
+            if request is not None:
+                self._room.notify_all()
+            return request
 
-    def row_is_free(self) -> None:
+    def row_is_free(self, model: str) -> None:
         """The request of an earlier `get` has ended."""
         with self._lock:
-            self._num_running -= 1
+            self._lines[model].num_running -= 1
             self._room.notify_all()
 
     def wait_for_request(self, timeout_s: float) -> None:
         """Return when a request is there, `wake` is called or the time is over."""
         with self._lock:
-            if not self._waiting:
+            if not len(self):
                 self._request.wait(timeout_s)
 
-    def wait_for_room(self, timeout_s: float) -> None:
+    def wait_for_room(self, model: str, timeout_s: float) -> None:
         """Return when there is room, `put` would raise another error, or the time is over."""
         with self._lock:
-            if self._refusal is None and self._is_full():
+            if self._refusal is None and self._lines[model].is_full():
                 self._room.wait(timeout_s)
 
     def remove(self, session_id: SessionId) -> bool:
-        """Take a request out of the line; False when it is not (or no longer) waiting."""
+        """Take a request out of its line; False when it is not (or no longer) waiting."""
         with self._lock:
-            is_there = self._waiting.pop(session_id, None) is not None
-            self._forget_those_that_left()
+            is_there = any(line.remove(session_id) for line in self._lines.values())
             self._room.notify_all()
             return is_there
 
@@ -104,8 +99,8 @@ class InputQueue:
 
     def clear(self) -> None:
         with self._lock:
-            self._waiting.clear()
-            self._line.clear()
+            for line in self._lines.values():
+                line.clear()
             self._room.notify_all()
 
     def wake(self) -> None:
@@ -113,29 +108,68 @@ class InputQueue:
         with self._lock:
             self._request.notify_all()
 
+    def num_waiting(self, model: str) -> int:
+        return len(self._lines[model])
+
     def __len__(self) -> int:
-        return len(self._waiting)
+        """Number of requests that wait, for any model."""
+        return sum(map(len, self._lines.values()))
 
-    def _forget_those_that_left(self) -> None:
-        """Keep the heap from growing when many leave and nobody is served."""
-        if len(self._line) > 2 * (self._max_size + self._num_rows):
-            self._line = [place for place in self._line if place[2] in self._waiting]
-            heapq.heapify(self._line)
-
-    def _check_room(self) -> None:
+    def _check_room(self, model: str) -> None:
         if self._refusal is not None:
             raise self._refusal()
-        if self._is_full():
-            raise QueueFull(self._retry_after_s())
+        line = self._lines[model]
+        if line.is_full():
+            raise QueueFull(line.retry_after_s(self._clock()))
 
-    def _is_full(self) -> bool:
-        num_free_rows = max(0, self._num_rows - self._num_running)
+
+class _Line:
+    """Requests that wait for one model. Used under the queue's lock, but for its length."""
+
+    def __init__(self, max_size: int, num_rows: int) -> None:
+        self._max_size = max_size
+        self._num_rows = num_rows
+        self.num_running = 0
+        self._waiting: dict[SessionId, GenerationRequest] = {}
+        self._places: list[tuple[Place, SessionId]] = []  # a heap; may name some that have left
+        self._taken_at_s: deque[float] = deque(maxlen=RATE_WINDOW)
+
+    def put(self, request: GenerationRequest, place: Place) -> None:
+        self._waiting[request.session_id] = request
+        heapq.heappush(self._places, (place, request.session_id))
+
+    def get(self, now_s: float) -> GenerationRequest | None:
+        if not self._waiting:
+            return None
+        self._taken_at_s.append(now_s)
+        while (session_id := heapq.heappop(self._places)[1]) not in self._waiting:
+            continue
+        self.num_running += 1
+        return self._waiting.pop(session_id)
+
+    def remove(self, session_id: SessionId) -> bool:
+        is_there = self._waiting.pop(session_id, None) is not None
+        if len(self._places) > 2 * (self._max_size + self._num_rows):
+            # Else the heap would grow when many leave and nobody is served.
+            self._places = [place for place in self._places if place[1] in self._waiting]
+            heapq.heapify(self._places)
+        return is_there
+
+    def clear(self) -> None:
+        self._waiting.clear()
+        self._places.clear()
+
+    def is_full(self) -> bool:
+        num_free_rows = max(0, self._num_rows - self.num_running)
         return len(self._waiting) >= self._max_size + num_free_rows
 
-    def _retry_after_s(self) -> int:
+    def retry_after_s(self, now_s: float) -> int:
         """When a newcomer's turn would come: the line's length over the measured drain rate."""
         if len(self._taken_at_s) < 2:
             return 1
-        elapsed_s = self._clock() - self._taken_at_s[0]
+        elapsed_s = now_s - self._taken_at_s[0]
         takes_per_s = len(self._taken_at_s) / max(elapsed_s, 1e-3)
         return min(MAX_RETRY_AFTER_S, max(1, math.ceil(len(self._waiting) / takes_per_s)))
+
+    def __len__(self) -> int:
+        return len(self._waiting)

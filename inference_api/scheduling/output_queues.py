@@ -16,8 +16,9 @@ from inference_api.request import SessionId, TokenEvent
 class OutputQueue:
     """The events of one session, in order. One thread reads it."""
 
-    def __init__(self, session_id: SessionId) -> None:
+    def __init__(self, session_id: SessionId, model: str) -> None:
         self.session_id = session_id
+        self.model = model
         self._events: SimpleQueue[TokenEvent] = SimpleQueue()
 
     def put(self, event: TokenEvent) -> None:
@@ -37,13 +38,14 @@ class OutputQueues:
         self._queues: dict[SessionId, OutputQueue] = {}
         self._lock = Lock()
 
-    def open(self, wanted: str | None = None) -> OutputQueue:
-        """A queue under the wanted session id, or under a fresh one if that is taken or None."""
+    def open(self, model: str, wanted: str | None = None) -> OutputQueue:
+        """A queue for an answer of `model`, under the wanted session id, or under a fresh one if
+        that is taken or None."""
         with self._lock:
             session_id = SessionId(wanted) if wanted else _new_session_id()
             if session_id in self._queues:
                 session_id = _new_session_id()
-            queue = OutputQueue(session_id)
+            queue = OutputQueue(session_id, model)
             self._queues[session_id] = queue
             return queue
 
@@ -63,6 +65,10 @@ class OutputQueues:
     def close(self, session_id: SessionId) -> None:
         with self._lock:
             self._queues.pop(session_id, None)
+
+    def num_sessions(self, model: str) -> int:
+        with self._lock:
+            return sum(queue.model == model for queue in self._queues.values())
 
     def __len__(self) -> int:
         return len(self._queues)

@@ -42,7 +42,7 @@ def check_chat_template(wrapper: "TokenizersBackend", model_dir: Path) -> None:
 
 
 def _source(model_dir: Path) -> str:
-    """Where the tokenizer's library has found it."""
+    """Returns the file that the tokenizer's library has found it in."""
     if is_gguf(model_dir):
         return f"{model_dir} (tokenizer.chat_template)"
     file = model_dir / "chat_template.jinja"

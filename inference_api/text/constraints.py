@@ -22,7 +22,10 @@ if TYPE_CHECKING:
 MAX_COMPILED = 256  # grammars kept for the next request that brings the same
 # Without this a small model may answer with nothing but white space until its tokens are used up.
 JSON_FORM: "JsonCompileOptions" = {"whitespace_flexible": False}
-EXTRA = "llguidance, which is not installed here: pip install -r requirements-constraints.txt"
+EXTRA = (
+    "llguidance, which is not installed here: pip install -r requirements-constraints.txt, "
+    "or Hearth with its extra 'constraints'"
+)
 
 
 class GuidedConstraint:

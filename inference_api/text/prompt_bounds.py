@@ -1,4 +1,4 @@
-"""How many bytes of text one token can stand for: the bound that is checked before encoding.
+"""The most bytes of text that one token can stand for: a bound to check before encoding.
 
 Read from a tokenizer's description (the content of a `tokenizer.json`). Pure data.
 """
@@ -68,7 +68,7 @@ def _vocabulary(description: Json) -> list[str]:
 
 
 def _shrinkage(normalizer: Json | None) -> float | None:
-    """How many times shorter the normaliser can make a text; None: unknown."""
+    """Returns how many times shorter the normaliser can make a text; None: unknown."""
     total = 1.0
     for step in steps(normalizer, "normalizers"):
         if step["type"] in ("NFC", "NFD"):

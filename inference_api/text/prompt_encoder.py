@@ -17,11 +17,14 @@ RETRY_AFTER_S = 1
 class PromptEncoder:
     """Encodes what may fit the context, a bounded number of bytes at once. Any thread."""
 
-    def __init__(self, tokenizer: Tokenizer, max_seq_len: int) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, max_seq_len: int, budget: "ByteBudget | None" = None
+    ) -> None:
+        """`budget` is what encoders share; None: this one has its own."""
         self._tokenizer = tokenizer
         self._max_seq_len = max_seq_len
         self._max_bytes = max_seq_len * tokenizer.bytes_per_token
-        self._budget = ByteBudget(MAX_BYTES_AT_ONCE, WAIT_S)
+        self._budget = budget or ByteBudget(MAX_BYTES_AT_ONCE, WAIT_S)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Raises PromptTooLong for a text of more bytes than the context can hold, QueueFull when

@@ -49,7 +49,7 @@ class SpecialTokens:
         self._unknown_id = self._ids.get(getattr(backend.model, "unk_token", None) or "")
 
     def find(self, text: str) -> list[Span]:
-        """Where special tokens' texts are, from left to right, the longest at each place."""
+        """Returns the spans of special tokens' texts, from left to right, the longest first."""
         (found,) = self._finder.encode_batch([text])
         return list(found.offsets)
 

@@ -13,7 +13,7 @@ BYTE_TOKENS = {f"<0x{byte:02X}>": byte for byte in range(256)}
 
 
 def byte_level_bytes(token: str) -> bytes:
-    """Of a token in GPT-2's alphabet; one that was added to the vocabulary may be plain text."""
+    """Returns a token's bytes, by GPT-2's alphabet; an added token may be plain text."""
     if BYTE_ALPHABET.keys() >= set(token):
         return bytes(BYTE_ALPHABET[char] for char in token)
     return token.encode()

@@ -1,4 +1,4 @@
-"""Between text and token ids: encoding, single tokens, text that grows.
+"""Text and token ids, from one to the other: encoding, single tokens, text that grows.
 
 A `Tokenizer` is immutable once loaded and may be shared by any threads. `TextStream` and
 `StopMatcher` belong to one request each. Importing this module loads no torch.
@@ -26,7 +26,7 @@ ANCHOR = "a"  # a token's text is what it adds to another's: alone it may lose i
 
 
 class Tokenizer(Protocol):
-    """What request threads need of a model's tokenizer."""
+    """A model's tokenizer, as request threads use it."""
 
     stop_token_ids: frozenset[int]
     bytes_per_token: int
@@ -56,7 +56,7 @@ class Tokenizer(Protocol):
         """The name of a special token; None for any other."""
 
     def token_bytes(self, token_id: int) -> bytes:
-        """What a token adds to the bytes of a text: whole characters, parts of one, and nothing if
+        """Returns the bytes a token adds to a text: whole characters, parts of one, and nothing if
         it is special."""
 
     def as_json(self) -> str | None:
@@ -195,7 +195,7 @@ class TextStream:
         return text
 
     def finish(self) -> str:
-        """What was held back, incomplete as it is."""
+        """Returns the rest that was held back, incomplete as it is."""
         text = self._fresh_text()
         self._fresh_from = len(self._token_ids)
         return text
@@ -228,7 +228,7 @@ class StopMatcher:
         return text[: len(text) - held]
 
     def finish(self) -> str:
-        """What was held back: no stop string came of it."""
+        """Returns the rest that was held back, as no stop string came of it."""
         held, self._held = self._held, ""
         return held
 

@@ -1,1 +1,1 @@
-"""What each server could run on, sized and priced. Pure."""
+"""Accelerators that each server could run on, sized and priced. Pure."""

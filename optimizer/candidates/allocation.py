@@ -8,44 +8,39 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 
-from optimizer.candidates.eligibility import (
-    UNBOUNDED,
-    Eligible,
+from optimizer.candidates.eligibility import Eligible, Refusal, eligible
+from optimizer.candidates.pairs import (
+    MAX_REPLICAS,
+    Float32Array,
     Option,
-    Pairs,
-    PerfTable,
-    Refusal,
-    eligible,
-    gather,
+    OptionTable,
+    PairTable,
+    size_pairs,
 )
-from optimizer.candidates.replicas import ReplicaTable, SizedRows, SizingCache
-from optimizer.model.latency import BoolArray, FloatArray
+from optimizer.candidates.replicas import SizingCache
+from optimizer.model.latency import BoolArray, IntArray
 from optimizer.model.queueing import MAX_BATCH
 from optimizer.solver import MOVE_PENALTY, Candidate, Contender
 from optimizer.spec import ServerSpec
 from optimizer.system import System
-
-MAX_REPLICAS = 10**9  # more than this is a mistake in the data, not a plan
-
-Float32Array = npt.NDArray[np.float32]
 
 NOTHING = Candidate("", "", 0, 0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0, 0.0)  # scale to zero
 
 
 @dataclass(frozen=True, slots=True)
 class Offers:
-    """What the solvers may choose from, and why they may not choose the rest."""
+    """The choices of the solvers, and the refusals of servers and pairs that are none."""
 
     contenders: tuple[Contender, ...]
+    pairs: PairTable  # those of servers with traffic; `Candidate.row` is a row of it
     refused_servers: dict[str, Refusal] = field(default_factory=dict)
     refused_pairs: dict[str, dict[str, Refusal]] = field(default_factory=dict)
 
 
 def offers(system: System, cache: SizingCache) -> Offers:
-    """Candidates of every server of a system."""
-    table = PerfTable(system)
+    """Returns the candidates of every server of a system."""
+    options = OptionTable(system)
     busy: list[Eligible] = []
     contenders: dict[str, Contender] = {}
     refused_servers: dict[str, Refusal] = {}
@@ -54,10 +49,11 @@ def offers(system: System, cache: SizingCache) -> Offers:
         if isinstance(item, Refusal):
             refused_servers[server.name] = item
         elif item.is_idle:
-            contenders[server.name] = _contender(item, _idle_candidates(item, table))
+            contenders[server.name] = _contender(item, _idle_candidates(item, options))
         else:
             busy.append(item)
-    found, refused_pairs = _busy_candidates(busy, table, cache)
+    pairs = size_pairs(busy, options, cache)
+    found, refused_pairs = _candidates(pairs), _refusals(pairs)
     for index, item in enumerate(busy):
         contenders[item.server.name] = _contender(item, found[index])
     for name, contender in contenders.items():
@@ -65,6 +61,7 @@ def offers(system: System, cache: SizingCache) -> Offers:
             refused_servers[name] = _no_candidate(system.servers[name], refused_pairs.get(name, {}))
     return Offers(
         contenders=tuple(c for c in contenders.values() if c.candidates),
+        pairs=pairs,
         refused_servers=refused_servers,
         refused_pairs=refused_pairs,
     )
@@ -85,7 +82,8 @@ def _contender(item: Eligible, candidates: list[Candidate]) -> Contender:
 
 
 def _no_candidate(server: ServerSpec, refused: dict[str, Refusal]) -> Refusal:
-    """The refusal of a server whose accelerators were all refused: that of the nearest miss."""
+    """Returns the refusal of a server without candidates: that of the accelerator that came
+    nearest."""
     if not refused:
         if server.keep_accelerator and server.current_alloc.accelerator:
             kept = server.current_alloc.accelerator
@@ -102,7 +100,7 @@ def _overshoot(refusal: Refusal) -> float:
 
 
 def value_of(server: ServerSpec, accelerator: str, replicas: int, cost: float) -> float:
-    """Cost of going from a server's current allocation to another; lower is better.
+    """Returns the cost of going from a server's current allocation to another; lower is better.
 
     Same accelerator: the cost difference, 0 for the same replicas. Another accelerator: the
     difference and 0.1 of both costs, the price of moving. In float32, in this order.
@@ -126,16 +124,19 @@ def _values(
     return np.where(unchanged, np.float32(0), np.where(same, difference, moved))
 
 
-def _idle_candidates(item: Eligible, table: PerfTable) -> list[Candidate]:
-    """Without load a server keeps its minimum of replicas, or nothing at all."""
+def _idle_candidates(item: Eligible, options: OptionTable) -> list[Candidate]:
+    """Returns the candidates of a server without load: its minimum of replicas, or nothing."""
     server, replicas = item.server, item.server.min_num_replicas
     if replicas == 0:
         return [NOTHING._replace(value=value_of(server, "", 0, 0.0))]
-    return [idle_candidate(server, option, replicas) for option in table.options(server)]
+    return [
+        idle_candidate(server, options.options[number], replicas)
+        for number in options.of_server(server)
+    ]
 
 
 def idle_candidate(server: ServerSpec, option: Option, replicas: int) -> Candidate:
-    """Replicas without load: latencies are those of a lone request, no target is checked."""
+    """Returns replicas without load: latencies of a lone request, and no target checked."""
     perf, accelerator = option.perf, option.accelerator
     batch = min(server.max_batch_size or perf.max_batch_size, MAX_BATCH)
     if perf.uses_iterations and perf.perf_parms is not None:
@@ -147,8 +148,7 @@ def idle_candidate(server: ServerSpec, option: Option, replicas: int) -> Candida
         itl_ms = decode.alpha + decode.beta
         ttft_ms = prefill.gamma + prefill.delta
         service_ms = ttft_ms + decode.alpha + decode.beta * batch
-    unit_cost = np.float32(accelerator.cost) * np.float32(perf.units)
-    cost = float(unit_cost * np.float32(replicas))
+    cost = float(option.cost_per_replica * np.float32(replicas))
     return Candidate(
         accelerator=accelerator.name,
         card_type=accelerator.type,
@@ -160,131 +160,81 @@ def idle_candidate(server: ServerSpec, option: Option, replicas: int) -> Candida
         ttft_ms=ttft_ms,
         utilization=0.0,
         max_rate_per_s=1000 * batch / service_ms if service_ms > 0 else 0.0,
-        cards_per_replica=perf.units * accelerator.multiplicity,
-        cost_per_replica=float(unit_cost),
+        cards_per_replica=option.cards_per_replica,
+        cost_per_replica=float(option.cost_per_replica),
     )
 
 
-def _busy_candidates(
-    servers: list[Eligible], table: PerfTable, cache: SizingCache
-) -> tuple[dict[int, list[Candidate]], dict[str, dict[str, Refusal]]]:
-    """Candidates by index into `servers`, and refusals by server and accelerator name."""
-    pairs = gather(servers, table)
-    every = ReplicaTable.from_pairs(pairs, table)
-    valid = every.is_valid()
-    sized = np.zeros((valid.size, len(SizedRows.COLUMNS)))
-    sized[valid] = cache.size(ReplicaTable(every.parameters[valid]))
-    batch = _Batch(servers, table, pairs, every, sized)
+def _refusals(pairs: PairTable) -> dict[str, dict[str, Refusal]]:
+    """Returns why pairs are no candidates, by server and accelerator name."""
     refused: dict[str, dict[str, Refusal]] = defaultdict(dict)
-    for pair in np.flatnonzero(~batch.is_candidate):
-        server, option = servers[pairs.server[pair]], table.all[pairs.option[pair]]
-        refused[server.server.name][option.accelerator.name] = batch.refusal(
-            server, int(pair), bool(valid[pair])
+    for row in np.flatnonzero(~pairs.is_candidate).tolist():
+        name = pairs.servers[pairs.server[row]].server.name
+        refused[name][pairs.options.names[pairs.option[row]]] = _refusal(pairs, row)
+    return dict(refused)
+
+
+def _refusal(pairs: PairTable, row: int) -> Refusal:
+    if not pairs.is_valid[row]:
+        return Refusal(
+            "parameters", "its parameters give a service time of 0, or one place and no queue"
         )
-    return batch.candidates(), dict(refused)
-
-
-class _Batch:
-    """The vectors from sizing to candidates. Lives for one call."""
-
-    def __init__(
-        self,
-        servers: list[Eligible],
-        table: PerfTable,
-        pairs: Pairs,
-        replicas: ReplicaTable,
-        sized: FloatArray,
-    ) -> None:
-        self._servers, self._table, self._pairs = servers, table, pairs
-        self._sized, self._parameters = sized, replicas
-        rate_per_s = 1000 * sized[:, SizedRows.THROUGHPUT]
-        with np.errstate(divide="ignore"):
-            needed = pairs.demand_per_s / rate_per_s
-        # 1e-9: a demand of exactly k replicas must not ask for k + 1 by rounding.
-        needed = np.maximum(np.ceil(needed * (1 - 1e-9)), np.maximum(pairs.min_replicas, 1))
-        self.needed = needed
-        sizable = (sized[:, SizedRows.FEASIBLE] > 0) & (needed <= MAX_REPLICAS)
-        within = sizable & ((pairs.max_replicas == UNBOUNDED) | (needed <= pairs.max_replicas))
-        has_room = np.zeros(len(servers), dtype=np.bool_)
-        has_room[pairs.server[within]] = True
-        # Where no accelerator does it within maxNumReplicas, offer that many, overloaded.
-        self._capped = sizable & ~has_room[pairs.server] & (pairs.max_replicas > 0)
-        self._replicas = np.where(self._capped, pairs.max_replicas, needed)
-        self.is_candidate = within | self._capped
-
-    def refusal(self, item: Eligible, pair: int, is_valid: bool) -> Refusal:
-        """Why this pair is no candidate."""
-        row = self._sized[pair]
-        if not is_valid:
+    item = pairs.servers[pairs.server[row]]
+    for name, target, best in (
+        ("TTFT", item.target.slo_ttft, float(pairs.sizing.best_ttft_ms[row])),
+        ("ITL", item.target.slo_itl, float(pairs.sizing.best_itl_ms[row])),
+    ):
+        if target and best > target:
+            over = 100 * (best / target - 1)
             return Refusal(
-                "parameters", "its parameters give a service time of 0, or one place and no queue"
+                name.lower(),
+                f"{name}: an idle replica takes {best:.6g} ms, "
+                f"{over:.3g} % over the target of {target:g} ms",
+                target,
+                best,
             )
-        for name, target, best in (
-            ("TTFT", item.target.slo_ttft, float(row[SizedRows.BEST_TTFT])),
-            ("ITL", item.target.slo_itl, float(row[SizedRows.BEST_ITL])),
-        ):
-            if target and best > target:
-                over = 100 * (best / target - 1)
-                return Refusal(
-                    name.lower(),
-                    f"{name}: an idle replica takes {best:.6g} ms, "
-                    f"{over:.3g} % over the target of {target:g} ms",
-                    target,
-                    best,
-                )
-        limit = item.server.max_num_replicas
-        bound = MAX_REPLICAS if limit is None else limit
-        needed = float(self.needed[pair])
-        return Refusal("replicas", f"replicas: {needed:.6g} needed, {bound} allowed", bound, needed)
+    limit = item.server.max_num_replicas
+    bound = MAX_REPLICAS if limit is None else limit
+    needed = float(pairs.needed[row])
+    return Refusal("replicas", f"replicas: {needed:.6g} needed, {bound} allowed", bound, needed)
 
-    def candidates(self) -> dict[int, list[Candidate]]:
-        """Everything the solvers need about the pairs that are candidates."""
-        chosen = np.flatnonzero(self.is_candidate)
-        pairs, options = self._pairs, [self._table.all[o] for o in self._pairs.option[chosen]]
-        replicas = self._replicas[chosen]
-        rate_per_ms = pairs.demand_per_s[chosen] / replicas / 1000
-        found = ReplicaTable(self._parameters.parameters[chosen]).analyze(rate_per_ms)
-        unit_cost, cost, value = self._prices(chosen, options, replicas)
-        columns = (
-            pairs.server[chosen],
-            replicas.astype(np.int64),
-            self._parameters.batch[chosen],
-            cost,
-            value,
-            found.itl_ms,
-            found.ttft_ms,
-            found.utilization,
-            1000 * self._sized[chosen, SizedRows.THROUGHPUT],
-            unit_cost,
-            self._capped[chosen],
-            found.loss,
-        )
-        rows = zip(*(column.tolist() for column in columns), strict=True)
-        by_server: dict[int, list[Candidate]] = defaultdict(list)
-        for option, (server, *row) in zip(options, rows, strict=True):
-            accelerator, units = option.accelerator, option.perf.units
-            *measures, unit, capped, loss = row
-            cards = units * accelerator.multiplicity
-            by_server[server].append(
-                Candidate._make(
-                    (accelerator.name, accelerator.type, *measures, cards, unit, capped, loss)
-                )
-            )
-        return by_server
 
-    def _prices(
-        self, chosen: npt.NDArray[np.int64], options: list[Option], replicas: FloatArray
-    ) -> tuple[Float32Array, Float32Array, Float32Array]:
-        """(cost of a replica, cost, value) of each candidate."""
-        price = np.array([option.accelerator.cost for option in options], dtype=np.float32)
-        units = np.array([option.perf.units for option in options], dtype=np.float32)
-        unit_cost = price * units
-        cost = unit_cost * replicas.astype(np.float32)
-        current = [self._servers[s].server.current_alloc for s in self._pairs.server[chosen]]
-        same = np.array(
-            [c.accelerator == o.accelerator.name for c, o in zip(current, options, strict=True)],
-            dtype=np.bool_,
-        )
-        unchanged = same & (np.array([c.num_replicas for c in current], dtype=np.int64) == replicas)
-        current_cost = np.array([c.total_cost for c in current], dtype=np.float32)
-        return unit_cost, cost, _values(cost, current_cost, same, unchanged)
+def _candidates(pairs: PairTable) -> dict[int, list[Candidate]]:
+    """Returns the candidates by index into the servers."""
+    rows = np.flatnonzero(pairs.is_candidate)
+    option, replicas = pairs.option[rows], pairs.replicas[rows]
+    found = pairs.replica.take(rows).analyze(pairs.demand_per_s[rows] / replicas / 1000)
+    cost = pairs.options.costs[option] * replicas.astype(np.float32)
+    columns = {
+        "accelerator": pairs.options.names[option],
+        "card_type": pairs.options.types[option],
+        "replicas": replicas.astype(np.int64),
+        "batch": pairs.replica.max_batch[rows].astype(np.int64),
+        "cost": cost,
+        "value": _transition_values(pairs, rows, cost),
+        "itl_ms": found.itl_ms,
+        "ttft_ms": found.ttft_ms,
+        "utilization": found.utilization,
+        "max_rate_per_s": 1000 * pairs.sizing.throughput_per_ms[rows],
+        "cards_per_replica": pairs.options.cards[option],
+        "cost_per_replica": pairs.options.costs[option],
+        "capped": pairs.is_capped[rows],
+        "loss": found.loss,
+        "row": rows,
+    }
+    in_order = (columns[name].tolist() for name in Candidate._fields)
+    by_server: dict[int, list[Candidate]] = defaultdict(list)
+    for server, *fields in zip(pairs.server[rows].tolist(), *in_order, strict=True):
+        by_server[server].append(Candidate._make(fields))
+    return by_server
+
+
+def _transition_values(pairs: PairTable, rows: IntArray, cost: Float32Array) -> Float32Array:
+    """Returns `value_of` each of `rows`."""
+    allocs = [item.server.current_alloc for item in pairs.servers]
+    server = pairs.server[rows]
+    accelerator = np.array([a.accelerator for a in allocs], dtype=np.object_)[server]
+    replicas = np.array([a.num_replicas for a in allocs], dtype=np.int64)[server]
+    current_cost = np.array([a.total_cost for a in allocs], dtype=np.float32)[server]
+    same = np.asarray(accelerator == pairs.options.names[pairs.option[rows]], dtype=np.bool_)
+    return _values(cost, current_cost, same, same & (replicas == pairs.replicas[rows]))

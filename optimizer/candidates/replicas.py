@@ -1,142 +1,166 @@
-"""One replica of each pair: its queue, its maximum rate, its latencies; sized once per parameters.
+"""One replica of each pair: its queue, its highest rate, its latencies; sized once per parameters.
 
-Pure but for the cache, which any thread may use.
+Tables are immutable; any thread may use them and the cache.
 """
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
 import numpy as np
 
-from optimizer.candidates.eligibility import UNBOUNDED, Eligible, Pairs, PerfTable, perf_row
-from optimizer.model.latency import BoolArray, FloatArray, IntArray, IterationModel, PhaseModel
+from optimizer.model.latency import (
+    BoolArray,
+    Columns,
+    FloatArray,
+    IntArray,
+    IterationModel,
+    PhaseModel,
+)
 from optimizer.model.queueing import MAX_BATCH, Performance, Replica, analyze
-from optimizer.model.sizing import Targets, size
+from optimizer.model.sizing import Sizing, Targets, size
 from optimizer.spec import PerfData
 
 QUEUE_PER_BATCH = 10  # places to wait per place in service, where no maxQueueSize is given
+DEFAULT_QUEUE = np.nan  # as `Workload.max_queue`
 MAX_CACHED = 200_000  # distinct parameter sets remembered, some 300 bytes each
 
-_ITERATES, _ALPHA, _BETA, _GAMMA, _DELTA, _IN, _OUT, _BATCH, _QUEUE, _TTFT, _ITL, _TPS = range(12)
 
+@dataclass(frozen=True, slots=True)
+class Speeds(Columns):
+    """Performance data as columns, an entry per model and accelerator."""
 
-class ReplicaTable:
-    """The parameters that decide what one replica of each pair can do. Immutable: any thread."""
-
-    def __init__(self, parameters: FloatArray) -> None:
-        self.parameters = parameters  # [pairs, 12]
+    iterates: FloatArray  # 1 where the parameters are those of IterationModel, 0 of PhaseModel
+    alpha_ms: FloatArray
+    beta_ms: FloatArray
+    gamma_ms: FloatArray
+    delta_ms: FloatArray
+    max_batch: FloatArray  # for requests of `at_tokens` output tokens
+    at_tokens: FloatArray
 
     @classmethod
-    def from_pairs(cls, pairs: Pairs, table: PerfTable) -> "ReplicaTable":
-        iterates, alpha, beta, gamma, delta, max_batch, at_tokens = table.columns[:, pairs.option]
-        derived = np.maximum(max_batch * at_tokens // pairs.out_tokens, 1)
-        batch = np.where(pairs.batch_override > 0, pairs.batch_override, derived)
-        batch = np.minimum(batch, MAX_BATCH)
-        default_queue = np.where(iterates > 0, 0.0, QUEUE_PER_BATCH * batch)
-        queue = np.where(pairs.queue_override == UNBOUNDED, default_queue, pairs.queue_override)
-        columns = (iterates, alpha, beta, gamma, delta, pairs.in_tokens, pairs.out_tokens)
-        bounds = (batch, queue, pairs.ttft_ms, pairs.itl_ms, pairs.tps)
-        return cls(np.stack([*columns, *bounds], axis=1))
+    def of(cls, perfs: Iterable[PerfData]) -> "Speeds":
+        return cls.from_rows([_speed(perf) for perf in perfs])
 
-    @property
-    def batch(self) -> IntArray:
-        return self.parameters[:, _BATCH].astype(np.int64)
+    def scaled_batch(self, out_tokens: FloatArray | int) -> FloatArray:
+        """Returns the batch sizes for requests of so many output tokens: the reference's rule."""
+        return self.max_batch * self.at_tokens // out_tokens
+
+
+def _speed(perf: PerfData) -> tuple[float, ...]:
+    if perf.uses_iterations and perf.perf_parms is not None:
+        p = perf.perf_parms
+        parameters = (1.0, p.alpha, p.beta, p.gamma, 0.0)
+    else:
+        d, f = perf.decode_parms, perf.prefill_parms
+        parameters = (0.0, d.alpha, d.beta, f.gamma, f.delta)
+    return (*parameters, float(perf.max_batch_size), float(perf.at_tokens))
+
+
+@dataclass(frozen=True, slots=True)
+class Workload(Columns):
+    """The requests that replicas serve, the limits set for them and their targets."""
+
+    in_tokens: FloatArray
+    out_tokens: FloatArray  # at least 1
+    max_batch: FloatArray  # 0: the speed's
+    max_queue: FloatArray  # DEFAULT_QUEUE: the model's
+    ttft_ms: FloatArray  # targets; 0: none
+    itl_ms: FloatArray
+    tps: FloatArray
+
+
+@dataclass(frozen=True, slots=True)
+class Analysis(Columns):
+    """Replicas at their arrival rates."""
+
+    ttft_ms: FloatArray
+    itl_ms: FloatArray
+    wait_ms: FloatArray
+    utilization: FloatArray
+    throughput_per_ms: FloatArray
+    loss: FloatArray
+
+    @classmethod
+    def of(cls, found: Performance) -> "Analysis":
+        return cls(
+            found.latency.ttft_ms,
+            found.latency.itl_ms,
+            found.occupancy.wait_ms,
+            found.utilization,
+            found.throughput_per_ms,
+            found.loss,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaTable(Columns):
+    """The parameters that decide the performance of one replica of each pair."""
+
+    iterates: FloatArray
+    alpha_ms: FloatArray
+    beta_ms: FloatArray
+    gamma_ms: FloatArray
+    delta_ms: FloatArray
+    in_tokens: FloatArray
+    out_tokens: FloatArray
+    max_batch: FloatArray
+    max_queue: FloatArray
+    ttft_ms: FloatArray
+    itl_ms: FloatArray
+    tps: FloatArray
+
+    @classmethod
+    def of(cls, speed: Speeds, work: Workload) -> "ReplicaTable":
+        """Joins the two, entry by entry, and fills in the default batch and queue sizes."""
+        default_batch = np.maximum(speed.scaled_batch(work.out_tokens), 1)
+        batch = np.where(work.max_batch > 0, work.max_batch, default_batch)
+        batch = np.minimum(batch, MAX_BATCH)
+        default_queue = np.where(speed.iterates > 0, 0.0, QUEUE_PER_BATCH * batch)
+        queue = np.where(np.isnan(work.max_queue), default_queue, work.max_queue)
+        parameters = (speed.alpha_ms, speed.beta_ms, speed.gamma_ms, speed.delta_ms)
+        targets = (work.ttft_ms, work.itl_ms, work.tps)
+        return cls(
+            speed.iterates, *parameters, work.in_tokens, work.out_tokens, batch, queue, *targets
+        )
 
     def is_valid(self) -> BoolArray:
-        """Some service takes time, and there is more than one place in the system."""
-        valid = np.zeros(len(self.parameters), dtype=np.bool_)
+        """Returns True where service takes time and the system has more than one place."""
+        valid = np.zeros(len(self), dtype=np.bool_)
         for rows, replica in self._by_model():
             valid[rows] = replica.model.is_valid() & (replica.max_batch + replica.max_queue > 1)
         return valid
 
-    def analyze(self, rate_per_ms: FloatArray) -> "Analysis":
-        """Every pair at its own rate. All rows must be valid."""
-        result = Analysis(*(np.empty(rate_per_ms.size) for _ in range(6)))
+    def analyze(self, rate_per_ms: FloatArray) -> Analysis:
+        """Returns the performance of every replica at its own rate. All must be valid."""
+        found = Analysis.zeros(len(self))
         for rows, replica in self._by_model():
-            result.store(rows, analyze(replica, rate_per_ms[rows]))
-        return result
+            found.put(rows, Analysis.of(analyze(replica, rate_per_ms[rows])))
+        return found
 
-    def size(self) -> FloatArray:
-        """Columns of `SizedRows`, one row per pair. All rows must be valid."""
-        result = np.empty((len(self.parameters), len(SizedRows.COLUMNS)))
+    def size(self) -> Sizing:
+        """Returns the highest rates of every replica. All must be valid."""
+        found = Sizing.zeros(len(self))
         for rows, replica in self._by_model():
-            chosen = self.parameters[rows]
-            sizing = size(replica, Targets(chosen[:, _TTFT], chosen[:, _ITL], chosen[:, _TPS]))
-            for column, name in enumerate(SizedRows.COLUMNS):
-                result[rows, column] = getattr(sizing, name)
-        return result
+            targets = Targets(self.ttft_ms[rows], self.itl_ms[rows], self.tps[rows])
+            found.put(rows, size(replica, targets))
+        return found
 
-    def _by_model(self) -> list[tuple[IntArray, Replica]]:
-        iterates = self.parameters[:, _ITERATES] > 0
-        groups = []
+    def _by_model(self) -> Iterator[tuple[IntArray, Replica]]:
+        """Yields the entries of each latency model and their replicas."""
         for is_iteration in (False, True):
-            rows = np.flatnonzero(iterates == is_iteration)
+            rows = np.flatnonzero((self.iterates > 0) == is_iteration)
             if rows.size:
-                groups.append((rows, self._replica(rows, is_iteration)))
-        return groups
+                yield rows, self.take(rows)._replica(is_iteration)
 
-    def _replica(self, rows: IntArray, is_iteration: bool) -> Replica:
-        p = self.parameters[rows].T
+    def _replica(self, is_iteration: bool) -> Replica:
+        parameters = (self.alpha_ms, self.beta_ms, self.gamma_ms)
+        tokens = (self.in_tokens, self.out_tokens)
         model = (
-            IterationModel(p[_ALPHA], p[_BETA], p[_GAMMA], p[_IN], p[_OUT])
+            IterationModel(*parameters, *tokens)
             if is_iteration
-            else PhaseModel(p[_ALPHA], p[_BETA], p[_GAMMA], p[_DELTA], p[_IN], p[_OUT])
+            else PhaseModel(*parameters, self.delta_ms, *tokens)
         )
-        return Replica(model, p[_BATCH].astype(np.int64), p[_QUEUE].astype(np.int64))
-
-
-def max_batch(perf: PerfData, item: Eligible) -> int:
-    """N as `ReplicaTable.from_pairs` has it: the server's, or scaled from `atTokens`."""
-    derived = max(perf.max_batch_size * perf.at_tokens // item.out_tokens, 1)
-    return min(item.server.max_batch_size or derived, MAX_BATCH)
-
-
-def replica_row(perf: PerfData, item: Eligible, batch: int) -> list[float]:
-    """One row of `ReplicaTable` for a server on an accelerator, its batch already known."""
-    queue = item.server.max_queue_size
-    if queue is None:
-        queue = 0 if perf.uses_iterations else QUEUE_PER_BATCH * batch
-    load, target = item.server.current_alloc.load, item.target
-    return [
-        *perf_row(perf)[:5],
-        float(load.avg_in_tokens),
-        float(item.out_tokens),
-        float(batch),
-        float(queue),
-        target.slo_ttft,
-        target.slo_itl,
-        target.slo_tps,
-    ]
-
-
-class Analysis:
-    """What `ReplicaTable.analyze` found, one entry per pair. Filled once, then read-only."""
-
-    def __init__(self, *columns: FloatArray) -> None:
-        self.ttft_ms, self.itl_ms, self.wait_ms, self.utilization, self.throughput, self.loss = (
-            columns
-        )
-
-    def store(self, rows: IntArray, found: Performance) -> None:
-        self.ttft_ms[rows] = found.latency.ttft_ms
-        self.itl_ms[rows] = found.latency.itl_ms
-        self.wait_ms[rows] = found.occupancy.wait_ms
-        self.utilization[rows] = found.utilization
-        self.throughput[rows] = found.throughput_per_ms
-        self.loss[rows] = found.loss
-
-
-class SizedRows:
-    """Names for the columns of `ReplicaTable.size`, which are those of `sizing.Sizing`."""
-
-    COLUMNS = (
-        "feasible",
-        "rate_per_ms",
-        "throughput_per_ms",
-        "rate_for_ttft",
-        "rate_for_itl",
-        "rate_for_tps",
-        "best_ttft_ms",
-        "best_itl_ms",
-    )
-    FEASIBLE, RATE, THROUGHPUT, FOR_TTFT, FOR_ITL, FOR_TPS, BEST_TTFT, BEST_ITL = range(8)
+        return Replica(model, self.max_batch.astype(np.int64), self.max_queue.astype(np.int64))
 
 
 class SizingCache:
@@ -147,17 +171,16 @@ class SizingCache:
     def __init__(self) -> None:
         self._rows: dict[bytes, FloatArray] = {}
 
-    def size(self, table: ReplicaTable) -> FloatArray:
-        """As `ReplicaTable.size`, computing only parameter sets not seen before."""
-        parameters = np.ascontiguousarray(table.parameters)
-        if not len(parameters):
-            return np.empty((0, len(SizedRows.COLUMNS)))
-        keys = parameters.view(f"V{parameters.strides[0]}").ravel().tolist()
+    def size(self, table: ReplicaTable) -> Sizing:
+        """Returns the same as `ReplicaTable.size`, computing only parameter sets not seen
+        before."""
+        parameters = np.stack(table.columns(), axis=1)  # [pairs, columns]
+        keys = parameters.view(f"V{parameters.itemsize * parameters.shape[1]}").ravel().tolist()
         rows = self._rows
         first_by_key = {key: row for row, key in enumerate(keys) if key not in rows}
         if first_by_key:
-            new = ReplicaTable(parameters[list(first_by_key.values())]).size()
+            new = table.take(np.array(list(first_by_key.values()))).size()
             if len(rows) + len(first_by_key) > MAX_CACHED:
                 rows = self._rows = {key: rows[key] for key in keys if key in rows}
-            rows.update(zip(first_by_key, new, strict=True))
-        return np.array([rows[key] for key in keys])
+            rows.update(zip(first_by_key, np.stack(new.columns(), axis=1), strict=True))
+        return Sizing.from_rows([rows[key] for key in keys])

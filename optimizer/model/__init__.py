@@ -1,1 +1,1 @@
-"""What one replica does under load: latencies, its queue, its highest rate. Pure."""
+"""One replica under load: its latencies, its queue, its highest rate. Pure."""

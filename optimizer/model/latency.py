@@ -1,11 +1,12 @@
-"""How long one request takes on a replica, as a function of how many are served beside it.
+"""Service times and latencies of a replica, by the number of requests in service.
 
 Two parametrisations exist in the field and both are accepted. Each is an array over *pairs*
 (one pair = one server on one accelerator), so that one call answers for all pairs at once.
 Times are milliseconds. Pure and immutable: any thread.
 """
 
-from dataclasses import dataclass, fields
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
 from typing import Protocol, Self
 
 import numpy as np
@@ -19,8 +20,39 @@ ITERATION_TOKEN_BUDGET = 8192  # tokens one iteration may process; the newer ref
 
 
 @dataclass(frozen=True, slots=True)
+class Columns:
+    """Base of tables: dataclasses of aligned arrays, one entry of each per pair."""
+
+    @classmethod
+    def from_rows(cls, rows: Sequence[Sequence[float] | FloatArray]) -> Self:
+        """Builds a table from the fields of one pair after the other."""
+        return cls(*np.array(rows, dtype=np.float64).reshape(-1, len(fields(cls))).T)
+
+    @classmethod
+    def zeros(cls, size: int) -> Self:
+        """Returns a table to be filled by `put`, before anybody else has it."""
+        return cls(*np.zeros((len(fields(cls)), size)))
+
+    def __len__(self) -> int:
+        return len(self.columns()[0])
+
+    def columns(self) -> list[FloatArray]:
+        """Returns the arrays, in the order of the fields."""
+        return [getattr(self, field.name) for field in fields(self)]
+
+    def take(self, pairs: IntArray) -> Self:
+        """Returns the table of a selection of pairs, in their order."""
+        return replace(self, **{f.name: getattr(self, f.name)[pairs] for f in fields(self)})
+
+    def put(self, pairs: IntArray, part: Self) -> None:
+        """Writes the table of a selection of pairs into their places."""
+        for column, values in zip(self.columns(), part.columns(), strict=True):
+            column[pairs] = values
+
+
+@dataclass(frozen=True, slots=True)
 class Occupancy:
-    """What the queue says about a replica, per pair."""
+    """The load of a replica in steady state, per pair."""
 
     concurrency: FloatArray  # mean number in service met by an admitted request, itself included
     service_ms: FloatArray  # mean time in service
@@ -30,6 +62,8 @@ class Occupancy:
 
 @dataclass(frozen=True, slots=True)
 class Latency:
+    """Latencies that users see, per pair; TTFT includes the wait."""
+
     prefill_ms: FloatArray
     itl_ms: FloatArray
     ttft_ms: FloatArray
@@ -39,20 +73,21 @@ class LatencyModel(Protocol):
     """Service time against concurrency, and the latencies users see. Immutable: any thread."""
 
     def service_ms(self, concurrency: FloatArray | float) -> FloatArray:
-        """Mean service time of a request while `concurrency` requests are in service."""
+        """Returns the mean service time of a request beside which `concurrency` are in service,
+        itself included."""
 
     def latency(self, occupancy: Occupancy) -> Latency:
-        """Latencies of a replica in this state."""
+        """Returns the latencies of a replica in this state."""
 
     def is_valid(self) -> BoolArray:
-        """False where a request would take no time at all, so that no rate is a maximum."""
+        """Returns False where a request would take no time at all, so that no rate is a maximum."""
 
     def take(self, pairs: IntArray) -> Self:
-        """The same model for a selection of pairs."""
+        """Returns the same model for a selection of pairs."""
 
 
 @dataclass(frozen=True, slots=True)
-class PhaseModel:
+class PhaseModel(Columns):
     """Prefill and decode timed apart: the parameters `decodeParms` and `prefillParms`.
 
     With n requests in service, i input and o output tokens (llm-inferno queue-analysis v0.1):
@@ -93,12 +128,9 @@ class PhaseModel:
     def is_valid(self) -> BoolArray:
         return self.service_ms(1.0) > 0
 
-    def take(self, pairs: IntArray) -> "PhaseModel":
-        return PhaseModel(*(getattr(self, field.name)[pairs] for field in fields(self)))
-
 
 @dataclass(frozen=True, slots=True)
-class IterationModel:
+class IterationModel(Columns):
     """Prefill chunks and decode tokens share iterations: the parameters `perfParms`.
 
     With n requests in service, i input and m output tokens, a request needs c prefill iterations
@@ -134,11 +166,8 @@ class IterationModel:
     def is_valid(self) -> BoolArray:
         return self.service_ms(1.0) > 0
 
-    def take(self, pairs: IntArray) -> "IterationModel":
-        return IterationModel(*(getattr(self, field.name)[pairs] for field in fields(self)))
-
     def _chunks(self, concurrency: FloatArray | float) -> FloatArray:
-        """c(n): the condition times k is a quadratic in k, solved and rounded up."""
+        """Returns c(n): the condition times k is a quadratic in k, solved and rounded up."""
         budget, i, m = ITERATION_TOKEN_BUDGET, self.in_tokens, self.out_tokens
         linear = budget * m - i - concurrency * (i + m)
         root = (np.sqrt(linear**2 + 4 * budget * i * m) - linear) / (2 * budget)
@@ -147,7 +176,7 @@ class IterationModel:
         return chunks
 
     def _work_ms(self, chunks: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """(Wp, D) of the class docstring."""
+        """Returns (Wp, D) of the class docstring."""
         i, m = self.in_tokens, self.out_tokens
         prefill_ms = (self.beta_ms + self.gamma_ms * (chunks + 1) / 2) * i
         decode_ms = self.beta_ms * m + self.gamma_ms * m * (i + (m + 1) / 2)

@@ -42,7 +42,7 @@ MAX_BETA = 1e9  # parameter beyond which the beta function loses digits
 
 @dataclass(frozen=True, slots=True)
 class Replica:
-    """Pairs as queues: how fast (`model`), how many at once (N) and how many may wait (Q)."""
+    """Pairs as queues: speed (`model`), places in service (N) and places to wait (Q)."""
 
     model: LatencyModel
     max_batch: IntArray
@@ -52,7 +52,7 @@ class Replica:
         return Replica(self.model.take(pairs), self.max_batch[pairs], self.max_queue[pairs])
 
     def max_rate_per_ms(self) -> FloatArray:
-        """mu(N): what the replica serves with every place taken."""
+        """Returns mu(N), the service rate with every place taken."""
         max_batch = self.max_batch.astype(np.float64)
         return max_batch / self.model.service_ms(max_batch)
 
@@ -69,7 +69,7 @@ class Performance:
 
 
 def analyze(replica: Replica, rate_per_ms: FloatArray) -> Performance:
-    """The chain in steady state. Any rate > 0 is answered: a finite queue copes with overload.
+    """Returns the chain in steady state, at any rate > 0: a finite queue copes with overload.
 
     An admitted request finds, itself included, `concurrency` in service; by Little's law the
     queue's length over the throughput is the wait and the number in service over it the service.
@@ -103,7 +103,9 @@ def analyze(replica: Replica, rate_per_ms: FloatArray) -> Performance:
 
 
 def _states_below_batch(replica: Replica, rate_per_ms: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """(E_N, mean number in the system given that it is below N), per pair."""
+    """Returns E_N and the mean number in the system given that it is below N, per pair."""
+    if not (replica.max_batch > LONG_CHAIN).any():
+        return _step_through_states(replica, rate_per_ms)
     below, mean = _by_incomplete_beta(replica, rate_per_ms)
     open_pairs = np.flatnonzero(np.isnan(below))
     if open_pairs.size:
@@ -120,7 +122,8 @@ def _states_below_batch(replica: Replica, rate_per_ms: FloatArray) -> tuple[Floa
 
 
 def _by_incomplete_beta(replica: Replica, rate_per_ms: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """E_N and the mean below N of long chains in closed form; NaN where that does not apply.
+    """Returns E_N and the mean below N of long chains in closed form; NaN where that does not
+    apply.
 
     With service(n) = fixed + slope n, x = lambda slope and t = fixed / slope the weights are
     w_n = C(n + t, n) x^n: a negative binomial, whose sum below N is an incomplete beta function,
@@ -130,7 +133,7 @@ def _by_incomplete_beta(replica: Replica, rate_per_ms: FloatArray) -> tuple[Floa
     below = np.full(rate_per_ms.size, np.nan)
     mean = np.full(rate_per_ms.size, np.nan)
     model = replica.model
-    if not isinstance(model, PhaseModel) or not bool(np.any(replica.max_batch > LONG_CHAIN)):
+    if not isinstance(model, PhaseModel):
         return below, mean
     chosen = np.flatnonzero(
         (replica.max_batch > LONG_CHAIN)
@@ -164,7 +167,7 @@ def _few_longest(max_batch: IntArray) -> BoolArray:
 def _step_through_states(
     replica: Replica, rate_per_ms: FloatArray
 ) -> tuple[FloatArray, FloatArray]:
-    """The recursion for E_n, all pairs in step; memory does not depend on N.
+    """Returns E_N and the mean below N, all pairs in step; memory does not depend on N.
 
     Pairs are ordered by N, largest first, so that those still running are a prefix.
     """
@@ -183,14 +186,15 @@ def _step_through_states(
 
 
 def _running_pairs(max_batch_descending: IntArray) -> list[int]:
-    """For n = 1..max N: how many leading pairs have N >= n."""
+    """Returns for n = 1..max N how many leading pairs have N >= n."""
     steps = np.arange(1, int(max_batch_descending[0]) + 1)
     running: list[int] = np.searchsorted(-max_batch_descending, -steps, side="right").tolist()
     return running
 
 
 def _recur_affine(offered: FloatArray, slope: FloatArray, running: list[int]) -> FloatArray:
-    """E_N where lambda service(n) = offered + slope n: E_n = (1 + E_{n-1}) n / (offered + slope n).
+    """Returns E_N where lambda service(n) = offered + slope n, so that E_n = (1 + E_{n-1}) n /
+    (offered + slope n).
 
     Four passes over arrays that stay in cache; this loop is where a solve spends its time.
     """
@@ -207,7 +211,7 @@ def _recur_affine(offered: FloatArray, slope: FloatArray, running: list[int]) ->
 def _affine_mean_below(
     replica: Replica, model: PhaseModel, rate: FloatArray, below: FloatArray
 ) -> FloatArray:
-    """Mean state below N from E_N alone, for service(n) = fixed + slope n.
+    """Returns the mean state below N from E_N alone, for service(n) = fixed + slope n.
 
     Summing the balance n w_n = lambda (fixed + slope n) w_{n-1} over n < N gives
     mean (1 - lambda slope) = lambda service(1) - N / E_N. Only for lambda < mu(N), where
@@ -223,7 +227,7 @@ def _affine_mean_below(
 def _recur(
     model: LatencyModel, rate: FloatArray, running: list[int]
 ) -> tuple[FloatArray, FloatArray]:
-    """E_N and the mean state below N for any service curve, also in overload."""
+    """Returns E_N and the mean state below N for any service curve, also in overload."""
     below, mean = np.zeros_like(rate), np.zeros_like(rate)
     for n, count in enumerate(running, start=1):
         if n == 1 or count != running[n - 2]:
@@ -235,7 +239,8 @@ def _recur(
 
 
 def _sum_over_states(replica: Replica, rate_per_ms: float) -> tuple[float, float]:
-    """E_N and the mean state below N for one pair, as a sum of logarithms over its states."""
+    """Returns E_N and the mean state below N for one pair, as a sum of logarithms over its
+    states."""
     n = np.arange(1.0, float(replica.max_batch[0]) + 1.0)
     log_weight = np.concatenate(
         ([0.0], np.cumsum(np.log(rate_per_ms * replica.model.service_ms(n) / n)))
@@ -259,7 +264,7 @@ class _QueueSums:
 
 
 def _queue_sums(log_r: FloatArray, max_queue: FloatArray) -> _QueueSums:
-    """Closed sums of a geometric tail; in overload summed from its top, with 1/r."""
+    """Returns closed sums of a geometric tail; in overload summed from its top, with 1/r."""
     s = -np.abs(log_r)
     decay = np.exp(s)
     top = np.exp(max_queue * s)
@@ -277,7 +282,8 @@ def _queue_sums(log_r: FloatArray, max_queue: FloatArray) -> _QueueSums:
 
 
 def _weighted_geometric_sum(s: FloatArray, size: FloatArray, count: FloatArray) -> FloatArray:
-    """sum_{j=1}^{size} j e^{s j} for s <= 0; a series where the closed form would cancel."""
+    """Returns sum_{j=1}^{size} j e^{s j} for s <= 0, by a series where the closed form would
+    cancel."""
     decay = np.exp(s)
     near_one = -s * size < 1e-4
     closed = (decay * count - size * np.exp((size + 1) * s)) / np.where(near_one, 1.0, -np.expm1(s))

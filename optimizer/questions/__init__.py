@@ -1,1 +1,1 @@
-"""Questions about a system and its answer that change neither: why, what if, in which steps."""
+"""Questions that change neither a system nor its answer: explanations, queries, plans, sweeps."""

@@ -1,34 +1,84 @@
-"""Why a server got what it got: every accelerator, feasible or with the bound that failed, and
-whether the other servers leave enough cards for it.
+"""Explains an allocation: every accelerator, feasible or with the bound that failed, and whether
+the other servers leave enough cards for it.
 
 Pure but for the sizing cache: any thread.
 """
 
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import NotRequired
 
 import numpy as np
 
 from optimizer.answer import shortest
 from optimizer.candidates.allocation import offers
 from optimizer.candidates.eligibility import Eligible, Refusal, eligible
-from optimizer.candidates.replicas import (
-    ReplicaTable,
-    SizedRows,
-    SizingCache,
-    max_batch,
-    replica_row,
-)
-from optimizer.questions.queries import PER_MINUTE
+from optimizer.candidates.pairs import OptionTable, workload_row
+from optimizer.candidates.replicas import ReplicaTable, SizingCache, Workload
+from optimizer.inferno_json import JsonObject
+from optimizer.questions.queries import MaxRates, max_rates
 from optimizer.solver import Candidate
-from optimizer.spec import ServerSpec
+from optimizer.spec import AllocationJson, ModelTargetJson, ServerSpec
 from optimizer.system import System, in_order, lookup
 
 
-def explain(system: System, name: str, cache: SizingCache) -> dict[str, Any]:
-    """The body of GET /explain/<server>. Raises NotFound."""
+class Refused(JsonObject):
+    code: str
+    message: str
+    bound: NotRequired[float]
+    best: NotRequired[float]
+    overBy: NotRequired[float]
+
+
+class Shortage(JsonObject):
+    """Of cards: what a candidate needs, and what the other servers leave of `count`."""
+
+    type: str
+    needed: int
+    left: int
+    count: int
+    message: str
+
+
+class Verdict(JsonObject):
+    """Figures are there for candidates that could be sized."""
+
+    feasible: bool
+    reason: Refused | None
+    numReplicas: NotRequired[int]
+    maxBatch: NotRequired[int]
+    cards: NotRequired[int]
+    cost: NotRequired[float]
+    value: NotRequired[float]
+    itlAverage: NotRequired[float]
+    ttftAverage: NotRequired[float]
+    utilization: NotRequired[float]
+    maxRPM: NotRequired[float]
+
+
+class Rates(JsonObject):
+    maxRateFor: NotRequired[MaxRates]
+
+
+class CandidateAnswer(Verdict, Rates):
+    """Figures come with what could be sized, `maxRateFor` with what has performance data."""
+
+    accelerator: str
+    shortage: Shortage | None
+
+
+class Explanation(JsonObject):
+    server: str
+    currentAlloc: AllocationJson
+    desiredAlloc: AllocationJson
+    refused: Refused | None
+    targets: ModelTargetJson | None
+    scaleToZero: bool
+    candidates: list[CandidateAnswer]
+
+
+def explain(system: System, name: str, cache: SizingCache) -> Explanation:
+    """Returns the answer of GET /explain/<server>. Raises NotFound."""
     server = lookup("server", system.servers, name)
     alone = replace(system, servers={name: server})
     offered = offers(alone, cache)
@@ -36,7 +86,9 @@ def explain(system: System, name: str, cache: SizingCache) -> dict[str, Any]:
     candidates = offered.contenders[0].candidates if offered.contenders else ()
     by_accelerator = {candidate.accelerator: candidate for candidate in candidates}
     item = eligible(system, server)
-    left = _cards_left(system, server)
+    rates = _rates(system, item)
+    others = (other for other in system.servers.values() if other.name != name)
+    left = system.cards_left((other.model, other.desired_alloc) for other in others)
     return {
         "server": name,
         "currentAlloc": server.current_alloc.dump(),
@@ -52,7 +104,7 @@ def explain(system: System, name: str, cache: SizingCache) -> dict[str, Any]:
                     offered.refused_pairs.get(name, {}).get(accelerator.name)
                     or _missing(system, server, accelerator.name),
                 ),
-                **_rates(system, item, accelerator.name),
+                **rates.get(accelerator.name, Rates()),
                 "shortage": _shortage(system, by_accelerator.get(accelerator.name), left),
             }
             for accelerator in in_order(system.accelerators)
@@ -60,7 +112,7 @@ def explain(system: System, name: str, cache: SizingCache) -> dict[str, Any]:
     }
 
 
-def _verdict(candidate: Candidate | None, refusal: Refusal) -> dict[str, Any]:
+def _verdict(candidate: Candidate | None, refusal: Refusal) -> Verdict:
     if candidate is None:
         return {"feasible": False, "reason": _refusal(refusal)}
     return {
@@ -80,19 +132,10 @@ def _verdict(candidate: Candidate | None, refusal: Refusal) -> dict[str, Any]:
     }
 
 
-def _cards_left(system: System, server: ServerSpec) -> Mapping[str, int]:
-    """By type: what the desired allocations of the other servers leave."""
-    left = Counter(system.capacities)
-    for other in system.servers.values():
-        if other.name != server.name:
-            left.subtract(system.cards(other.model, other.desired_alloc))
-    return left
-
-
 def _shortage(
     system: System, candidate: Candidate | None, left: Mapping[str, int]
-) -> dict[str, Any] | None:
-    """Of cards for all replicas of a candidate; None where they suffice."""
+) -> Shortage | None:
+    """Returns the shortage of cards for all replicas of a candidate; None where they suffice."""
     if candidate is None or system.optimizer.unlimited:
         return None
     card_type, needed = candidate.card_type, candidate.cards
@@ -105,7 +148,7 @@ def _shortage(
 
 
 def _missing(system: System, server: ServerSpec, accelerator: str) -> Refusal:
-    """Why an accelerator was not even tried."""
+    """Returns the reason why an accelerator was not even tried."""
     if accelerator not in system.models.get(server.model, {}):
         return Refusal("perf", f"no performance data for model {server.model}")
     kept = server.current_alloc.accelerator
@@ -114,30 +157,25 @@ def _missing(system: System, server: ServerSpec, accelerator: str) -> Refusal:
     return Refusal("server", "the server itself is refused or runs nothing")
 
 
-def _refusal(refusal: Refusal) -> dict[str, Any]:
-    told: dict[str, Any] = {"code": refusal.code, "message": refusal.message}
+def _refusal(refusal: Refusal) -> Refused:
+    refused = Refused(code=refusal.code, message=refusal.message)
     if refusal.bound is not None and refusal.best is not None:
-        told |= {"bound": refusal.bound, "best": shortest(refusal.best)}
+        refused["bound"] = refusal.bound
+        refused["best"] = shortest(refusal.best)
         if refusal.bound > 0:
-            told["overBy"] = shortest(refusal.best / refusal.bound - 1)
-    return told
+            refused["overBy"] = shortest(refusal.best / refusal.bound - 1)
+    return refused
 
 
-def _rates(system: System, item: Eligible | Refusal, accelerator: str) -> dict[str, Any]:
-    """Requests per minute that one replica takes under each target alone."""
-    perf = None
-    if isinstance(item, Eligible) and not item.is_idle:
-        perf = system.models[item.server.model].get(accelerator)
-    if perf is None or isinstance(item, Refusal):
+def _rates(system: System, item: Eligible | Refusal) -> dict[str, Rates]:
+    """Returns the highest rates of one replica, by accelerator."""
+    if isinstance(item, Refusal) or item.is_idle:
         return {}
-    table = ReplicaTable(np.array([replica_row(perf, item, max_batch(perf, item))]))
-    if not table.is_valid()[0]:
-        return {}
-    row = table.size()[0]
-    return {
-        "maxRateFor": {
-            "slo-ttft": shortest(PER_MINUTE * row[SizedRows.FOR_TTFT]),
-            "slo-itl": shortest(PER_MINUTE * row[SizedRows.FOR_ITL]),
-            "slo-tps": shortest(PER_MINUTE * row[SizedRows.FOR_TPS]),
-        }
-    }
+    options = OptionTable(system)
+    numbers = np.array(options.of_model(item.server.model), dtype=np.int64)
+    work = Workload.from_rows([workload_row(item)] * numbers.size)
+    table = ReplicaTable.of(options.speeds.take(numbers), work)
+    rows = np.flatnonzero(table.is_valid())
+    sizing = table.take(rows).size()
+    names = options.names[numbers[rows]]
+    return {name: Rates(maxRateFor=max_rates(sizing, row)) for row, name in enumerate(names)}

@@ -4,11 +4,45 @@ Pure: any thread.
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Literal
+
+from typing_extensions import TypedDict
 
 from optimizer.answer import shortest
+from optimizer.inferno_json import JsonObject
 from optimizer.spec import LOWEST_PRIORITY, ServerSpec
 from optimizer.system import System
+
+Action = Literal["scale-up", "scale-down", "blocked"]
+_From = TypedDict("_From", {"from": int})
+
+
+class CardCount(JsonObject):
+    type: str
+    count: int
+
+
+class Step(_From, JsonObject):
+    action: Action
+    server: str
+    accelerator: str
+    to: int
+    cards: CardCount
+    costDifference: float
+    disruptive: bool
+
+
+class StepAnswer(Step):
+    order: int
+
+
+class PlanAnswer(JsonObject):
+    steps: list[StepAnswer]
+    blocked: int
+    disruptive: int
+    currentCost: float
+    desiredCost: float
+    costDifference: float
 
 
 @dataclass(slots=True)
@@ -29,8 +63,8 @@ class _Change:
         return self.goal - self.now
 
 
-def plan(system: System, allocated: frozenset[str]) -> dict[str, Any]:
-    """The body of GET /plan.
+def plan(system: System, allocated: frozenset[str]) -> PlanAnswer:
+    """Returns the answer of GET /plan.
 
     A replica starts as soon as cards are free for it, high priorities first. If nothing can
     start, something stops: first what servers no longer need whose new replicas all run; else,
@@ -45,8 +79,9 @@ def plan(system: System, allocated: frozenset[str]) -> dict[str, Any]:
         (change for server in planned for change in _changes(system, server)),
         key=lambda c: (c.priority, c.server, c.accelerator),
     )
-    free = None if system.optimizer.unlimited else _free_cards(system)
-    steps: list[dict[str, Any]] = []
+    running = ((server.model, server.current_alloc) for server in system.servers.values())
+    free = None if system.optimizer.unlimited else system.cards_left(running)
+    steps: list[Step] = []
     while pending := [change for change in changes if change.missing]:
         started = [step for change in pending if (step := _start(change, free))]
         steps += started or _make_room(pending, free)
@@ -82,17 +117,8 @@ def _changes(system: System, server: ServerSpec) -> list[_Change]:
     ]
 
 
-def _free_cards(system: System) -> dict[str, int]:
-    """Capacity less what runs; below 0 where more runs than there is."""
-    free = dict(system.capacities)
-    for server in system.servers.values():
-        for card_type, cards in system.cards(server.model, server.current_alloc).items():
-            free[card_type] = free.get(card_type, 0) - cards
-    return free
-
-
-def _start(change: _Change, free: dict[str, int] | None) -> dict[str, Any] | None:
-    """As many of the missing replicas as there are cards for."""
+def _start(change: _Change, free: dict[str, int] | None) -> Step | None:
+    """Starts as many of the missing replicas as there are cards for; None if there are none."""
     if change.missing <= 0:
         return None
     count = change.missing
@@ -101,9 +127,9 @@ def _start(change: _Change, free: dict[str, int] | None) -> dict[str, Any] | Non
     return _step(change, count, free) if count > 0 else None
 
 
-def _make_room(pending: list[_Change], free: dict[str, int] | None) -> list[dict[str, Any]]:
-    """Stop what may stop, else one thing in the way; with nothing left to stop, give up on the
-    first start."""
+def _make_room(pending: list[_Change], free: dict[str, int] | None) -> list[Step]:
+    """Stops replicas that may stop, else one that stands in the way; with nothing left to stop,
+    gives up on the first start."""
     waiting = {change.server for change in pending if change.missing > 0}
     wanted = {change.card_type for change in pending if change.missing > 0}
     stoppable = [change for change in pending if change.missing < 0]
@@ -121,19 +147,17 @@ def _make_room(pending: list[_Change], free: dict[str, int] | None) -> list[dict
 
 def _step(
     change: _Change, count: int, free: dict[str, int] | None, disruptive: bool = False
-) -> dict[str, Any]:
-    """Carry out a start (count > 0) or a stop."""
+) -> Step:
+    """Carries out a start (count > 0) or a stop."""
     before = change.now
     change.now += count
     if free is not None:
         free[change.card_type] = free.get(change.card_type, 0) - count * change.cards_per_replica
-    action = "scale-up" if count > 0 else "scale-down"
+    action: Action = "scale-up" if count > 0 else "scale-down"
     return _told(change, action, before, change.now, disruptive)
 
 
-def _told(
-    change: _Change, action: str, before: int, after: int, disruptive: bool
-) -> dict[str, Any]:
+def _told(change: _Change, action: Action, before: int, after: int, disruptive: bool) -> Step:
     count = after - before
     return {
         "action": action,

@@ -3,18 +3,24 @@
 Rates on the wire are requests per minute, as everywhere in the data. Pure: any thread.
 """
 
-from typing import Annotated, Any
+from typing import Annotated, Literal
 
 import numpy as np
 from pydantic import Field
+from typing_extensions import TypedDict
 
 from optimizer.answer import shortest
-from optimizer.candidates.eligibility import perf_row
-from optimizer.candidates.replicas import QUEUE_PER_BATCH, Analysis, ReplicaTable, SizedRows
+from optimizer.candidates.replicas import (
+    DEFAULT_QUEUE,
+    Analysis,
+    ReplicaTable,
+    Speeds,
+    Workload,
+)
 from optimizer.errors import Fault, InvalidRequest
-from optimizer.inferno_json import Body
-from optimizer.model.latency import FloatArray
+from optimizer.inferno_json import Body, JsonObject, closed
 from optimizer.model.queueing import MAX_BATCH
+from optimizer.model.sizing import Sizing
 from optimizer.spec import Count, DecodeParms, Level, PerfData, PerfParms, PrefillParms, Text
 from optimizer.system import System, lookup
 
@@ -38,38 +44,30 @@ class ReplicaQuery(Body):
     avg_in_tokens: Count = 0
     avg_out_tokens: Annotated[Count, Field(ge=1)] = 1
 
-    def parameters(self, system: System, targets: tuple[float, float, float]) -> FloatArray:
-        """As the one row of a ReplicaTable. Raises NotFound and InvalidRequest."""
-        if self.model or self.acc:
-            perf = lookup("accelerator", lookup("model", system.models, self.model), self.acc)
-        else:
-            perf = PerfData(
-                name="-",
-                acc="-",
-                decode_parms=self.decode_parms,
-                prefill_parms=self.prefill_parms,
-                perf_parms=self.perf_parms,
-            )
-        batch = self.max_batch_size or max(
-            perf.max_batch_size * perf.at_tokens // self.avg_out_tokens, 0
-        )
-        if batch == 0:
-            raise InvalidRequest([Fault("maxBatchSize", "give at least 1")])
-        batch = min(batch, MAX_BATCH)
-        queue = self.max_queue_size
-        if queue is None:
-            queue = 0 if perf.uses_iterations else QUEUE_PER_BATCH * batch
-        tokens = (float(self.avg_in_tokens), float(self.avg_out_tokens))
-        row = [*perf_row(perf)[:5], *tokens, float(batch), float(queue), *targets]
-        return np.array([row])
-
     def table(self, system: System, targets: tuple[float, float, float]) -> ReplicaTable:
-        """Raises InvalidRequest where there is nothing to compute."""
-        table = ReplicaTable(self.parameters(system, targets))
+        """Returns the replica as the one entry of a table. Raises NotFound, and InvalidRequest
+        where there is nothing to compute."""
+        speed, tokens = Speeds.of([self._perf(system)]), (self.avg_in_tokens, self.avg_out_tokens)
+        if not self.max_batch_size and speed.scaled_batch(self.avg_out_tokens)[0] == 0:
+            raise InvalidRequest([Fault("maxBatchSize", "give at least 1")])
+        queue = DEFAULT_QUEUE if self.max_queue_size is None else self.max_queue_size
+        work = Workload.from_rows([(*tokens, self.max_batch_size, queue, *targets)])
+        table = ReplicaTable.of(speed, work)
         if not table.is_valid()[0]:
             message = "the parameters give a service time of 0, or one place and no queue"
             raise InvalidRequest([Fault("", message)])
         return table
+
+    def _perf(self, system: System) -> PerfData:
+        if self.model or self.acc:
+            return lookup("accelerator", lookup("model", system.models, self.model), self.acc)
+        return PerfData(
+            name="-",
+            acc="-",
+            decode_parms=self.decode_parms,
+            prefill_parms=self.prefill_parms,
+            perf_parms=self.perf_parms,
+        )
 
 
 class AnalyzeQuery(ReplicaQuery):
@@ -84,11 +82,50 @@ class SizeQuery(ReplicaQuery):
     slo_tps: Level = Field(default=0.0, alias="slo-tps")
 
 
-def analyze(query: AnalyzeQuery, system: System) -> dict[str, Any]:
-    """The body of POST /analyze."""
+MaxRates = TypedDict("MaxRates", {"slo-ttft": float, "slo-itl": float, "slo-tps": float})
+"""Requests per minute that one replica takes under each target alone."""
+closed(MaxRates)
+
+
+class Measures(JsonObject):
+    throughput: float
+    dropFraction: float
+    itlAverage: float
+    ttftAverage: float
+    waitAverage: float
+    utilization: float
+
+
+class Analyzed(Measures):
+    arrivalRate: float
+    maxRate: float
+    saturated: bool
+
+
+class Idle(JsonObject):
+    ttftAverage: float
+    itlAverage: float
+
+
+class NotSized(JsonObject):
+    feasible: Literal[False]
+    maxRateFor: MaxRates
+    idle: Idle
+
+
+class Sized(Measures):
+    feasible: Literal[True]
+    maxRateFor: MaxRates
+    idle: Idle
+    arrivalRate: float
+    tokensPerSecond: float
+
+
+def analyze(query: AnalyzeQuery, system: System) -> Analyzed:
+    """Returns the answer of POST /analyze."""
     table = query.table(system, (0.0, 0.0, 0.0))
     found = table.analyze(np.array([query.arrival_rate / PER_MINUTE]))
-    highest = float(table.size()[0, SizedRows.RATE])
+    highest = float(table.size().rate_per_ms[0])
     return {
         "arrivalRate": query.arrival_rate,
         "maxRate": _per_minute(highest),
@@ -97,37 +134,40 @@ def analyze(query: AnalyzeQuery, system: System) -> dict[str, Any]:
     }
 
 
-def size(query: SizeQuery, system: System) -> dict[str, Any]:
-    """The body of POST /size. That a target cannot be met is an answer, not an error."""
-    targets = (query.slo_ttft, query.slo_itl, query.slo_tps)
-    table = query.table(system, targets)
-    row = table.size()[0]
-    best = {"ttft": row[SizedRows.BEST_TTFT], "itl": row[SizedRows.BEST_ITL]}
-    answer: dict[str, Any] = {
-        "feasible": bool(row[SizedRows.FEASIBLE]),
-        "maxRateFor": {
-            "slo-ttft": _per_minute(row[SizedRows.FOR_TTFT]),
-            "slo-itl": _per_minute(row[SizedRows.FOR_ITL]),
-            "slo-tps": _per_minute(row[SizedRows.FOR_TPS]),
-        },
-        "idle": {f"{name}Average": shortest(value) for name, value in best.items()},
-    }
-    if not answer["feasible"]:
-        return answer
-    rate_per_ms = row[SizedRows.RATE]
-    found = table.analyze(np.array([rate_per_ms]))
-    tokens_per_s = 1000 * found.throughput[0] * query.avg_out_tokens
+def size(query: SizeQuery, system: System) -> Sized | NotSized:
+    """Returns the answer of POST /size. That a target cannot be met is an answer, not an error."""
+    table = query.table(system, (query.slo_ttft, query.slo_itl, query.slo_tps))
+    sizing = table.size()
+    max_rate_for = max_rates(sizing, 0)
+    idle = Idle(
+        ttftAverage=shortest(sizing.best_ttft_ms[0]), itlAverage=shortest(sizing.best_itl_ms[0])
+    )
+    if not sizing.feasible[0]:
+        return NotSized(feasible=False, maxRateFor=max_rate_for, idle=idle)
+    found = table.analyze(sizing.rate_per_ms)
+    tokens_per_s = 1000 * found.throughput_per_ms[0] * query.avg_out_tokens
     return {
-        **answer,
-        "arrivalRate": _per_minute(rate_per_ms),
+        "feasible": True,
+        "maxRateFor": max_rate_for,
+        "idle": idle,
+        "arrivalRate": _per_minute(sizing.rate_per_ms[0]),
         "tokensPerSecond": shortest(tokens_per_s),
         **_measures(found),
     }
 
 
-def _measures(found: Analysis) -> dict[str, float]:
+def max_rates(sizing: Sizing, row: int) -> MaxRates:
+    """Returns the requests per minute that one replica takes under each target alone."""
     return {
-        "throughput": _per_minute(found.throughput[0]),
+        "slo-ttft": _per_minute(sizing.rate_for_ttft[row]),
+        "slo-itl": _per_minute(sizing.rate_for_itl[row]),
+        "slo-tps": _per_minute(sizing.rate_for_tps[row]),
+    }
+
+
+def _measures(found: Analysis) -> Measures:
+    return {
+        "throughput": _per_minute(found.throughput_per_ms[0]),
         "dropFraction": shortest(found.loss[0]),
         "itlAverage": shortest(found.itl_ms[0]),
         "ttftAverage": shortest(found.ttft_ms[0]),

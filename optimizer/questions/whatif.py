@@ -1,4 +1,4 @@
-"""What would happen if the load, the prices or the cards were other than they are.
+"""Solves again with the load, the prices or the cards scaled.
 
 Pure but for the sizing cache: any thread.
 """
@@ -7,11 +7,12 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 from enum import StrEnum
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, TypeVar
 
 from pydantic import BeforeValidator, Field
 
-from optimizer.inferno_json import Body
+from optimizer.answer import Summary
+from optimizer.inferno_json import Body, JsonObject
 from optimizer.optimize import SolveOptions, optimize
 from optimizer.spec import AcceleratorSpec, OptimizerSpec, ServerSpec, SystemSpec, Text
 from optimizer.stabilize import Stability
@@ -34,7 +35,7 @@ def _known_sweep(value: object) -> object:
 
 
 class WhatIfQuery(Body):
-    """Scale the load of servers, the cost of accelerators or the cards of types by factors."""
+    """Scales the load of servers, the cost of accelerators or the cards of types by factors."""
 
     sweep: Annotated[Swept, BeforeValidator(_known_sweep)]
     factors: Annotated[list[Factor], Field(min_length=1, max_length=MAX_FACTORS)]
@@ -43,12 +44,32 @@ class WhatIfQuery(Body):
     system: SystemSpec | None = None  # absent = the system of the process
 
 
-def what_if(query: WhatIfQuery, system: System, options: SolveOptions) -> dict[str, Any]:
-    """The body of POST /whatif: one row per factor. Raises NotFound for an unknown target."""
+class ServerChoice(JsonObject):
+    accelerator: str
+    numReplicas: int
+    saturated: bool
+
+
+class SweepRow(Summary):
+    factor: float
+    allocated: int
+    unallocated: dict[str, str]
+    servers: dict[str, ServerChoice]
+
+
+class Sweep(JsonObject):
+    sweep: Swept
+    target: str | None
+    rows: list[SweepRow]
+
+
+def what_if(query: WhatIfQuery, system: System, options: SolveOptions) -> Sweep:
+    """Returns the answer of POST /whatif, one row per factor. Raises NotFound for an unknown
+    target."""
     if query.system is not None:
         system = System.from_spec(query.system)
     flags = query.optimizer or system.optimizer
-    rows = []
+    rows: list[SweepRow] = []
     for factor in query.factors:
         answer = optimize(_scaled(system, query, factor), flags, options, Stability())
         rows.append(

@@ -8,41 +8,44 @@ from http import HTTPStatus
 
 from flask import Blueprint, Flask, Response
 
+from common.errors import StoreFailed
 from optimizer.errors import InvalidRequest, OptimizerError
+from optimizer.routes.answers import FaultAnswer, Problem
 from optimizer.routes.edits import add_edit_routes
 from optimizer.routes.http import Http, json_response, text_response
-from optimizer.routes.operations import OPERATIONS
-from optimizer.routes.reads import add_query_routes, add_read_routes
+from optimizer.routes.reads import add_query_routes, add_question_routes, add_read_routes
 from optimizer.routes.solves import add_solve_routes, add_stateful_solve_routes
 from optimizer.service import StatefulService, StatelessService
 from optimizer.settings import Settings
 
-__all__ = ["OPERATIONS", "add_not_found_pages", "create_blueprint"]
+__all__ = ["add_not_found_pages", "create_blueprint"]
 
 
 def create_blueprint(service: StatelessService | StatefulService, settings: Settings) -> Blueprint:
-    """All routes of the service's mode. Stateless: reads, questions and /optimizeOne."""
+    """Returns all routes of the service's mode. Stateless: reads, questions and /optimizeOne."""
     blueprint = Blueprint("optimizer", __name__)
     http = Http(blueprint, settings.max_body_bytes, settings.unknown_keys == "ignore")
     add_read_routes(http, service)
     add_query_routes(http, service)
+    add_question_routes(http, service)
     add_solve_routes(http, service)
     if isinstance(service, StatefulService):
         add_edit_routes(http, service)
         add_stateful_solve_routes(http, service)
-    blueprint.register_error_handler(OptimizerError, _error_response)
+    for kind in (OptimizerError, StoreFailed):
+        blueprint.register_error_handler(kind, _error_response)
     return blueprint
 
 
 def add_not_found_pages(app: Flask) -> None:
-    """The reference's answer to unknown paths and to wrong verbs alike; for an application that
-    serves nothing but the optimizer."""
+    """Adds the reference's answer to unknown paths and wrong verbs, for an application that serves
+    the optimizer alone."""
     for status in (HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED):
         app.register_error_handler(status, lambda _: text_response("404 page not found", 404))
 
 
-def _error_response(error: OptimizerError) -> Response:
-    body: dict[str, object] = {"message": str(error)}
+def _error_response(error: OptimizerError | StoreFailed) -> Response:
+    body = Problem(message=str(error))
     if isinstance(error, InvalidRequest):
-        body["faults"] = [{"path": f.path, "message": f.message} for f in error.faults]
+        body["faults"] = [FaultAnswer(path=f.path, message=f.message) for f in error.faults]
     return json_response(body, error.status)

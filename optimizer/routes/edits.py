@@ -1,13 +1,20 @@
-"""Routes that edit the system: set, add and remove, as the reference names them."""
+"""Routes that edit the system: set, add and remove, as the reference names them.
+
+`set...` merges a list into the system, `add...` one entity; both echo what they took.
+"""
 
 import re
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
 
+from flask import Response
+
+from common.operations import Content, ViewT, operation
 from optimizer.errors import Fault, InvalidRequest, NotFound
-from optimizer.inferno_json import read
+from optimizer.inferno_json import Body, read
+from optimizer.routes.answers import NO_ROUTE, Problem, problems
 from optimizer.routes.http import Http, json_response, text_response
-from optimizer.routes.reads import target_of, with_two_names
+from optimizer.routes.reads import perf_of, target_of, with_two_names
 from optimizer.service import StatefulService
 from optimizer.spec import (
     AcceleratorData,
@@ -15,6 +22,7 @@ from optimizer.spec import (
     CapacityData,
     CapacitySpec,
     ModelData,
+    ModelTarget,
     PerfData,
     ServerData,
     ServerSpec,
@@ -25,105 +33,128 @@ from optimizer.system import System, lookup, without
 
 
 def add_edit_routes(http: Http, service: StatefulService) -> None:
-    """`set...` merges a list into the system, `add...` one entity; both echo what they took."""
-    routes = _EditRoutes(http, service)
-    http.post("/setAccelerators", routes.set_accelerators)
-    http.post("/addAccelerator", routes.add_accelerator)
-    http.get("/removeAccelerator/<path:name>", routes.remove_accelerator)
-    http.post("/setCapacities", routes.set_capacities)
-    http.post("/setCapacity", routes.set_capacity)
-    http.get("/removeCapacity/<path:name>", routes.remove_capacity)
-    http.post("/setModels", routes.set_models)
-    http.get("/addModel/<path:name>", routes.add_model)
-    http.get("/removeModel/<path:name>", routes.remove_model)
-    http.post("/addModelAcceleratorPerf", routes.add_perf)
-    http.get("/removeModelAcceleratorPerf/<path:names>", routes.remove_perf)
-    http.post("/setServiceClasses", routes.set_classes)
-    http.get("/addServiceClass/<path:names>", routes.add_class)
-    http.get("/removeServiceClass/<path:name>", routes.remove_class)
-    http.post("/addServiceClassModelTargets", routes.add_targets)
-    http.get("/removeServiceClassModelTarget/<path:names>", routes.remove_target)
-    http.post("/setServers", routes.set_servers)
-    http.post("/addServer", routes.add_server)
-    http.get("/removeServer/<path:name>", routes.remove_server)
+    _add_accelerators(http, service)
+    _add_capacities(http, service)
+    _add_models(http, service)
+    _add_perf(http, service)
+    _add_classes(http, service)
+    _add_targets(http, service)
+    _add_servers(http, service)
 
 
-class _EditRoutes:
-    """The views. No state but the service: request threads."""
+def _echo(summary: str, model: type[Body]) -> Callable[[ViewT], ViewT]:
+    """Returns the description of an edit that answers its own body."""
+    return operation(summary, {200: model, **problems(400, 413, 503)}, model)
 
-    def __init__(self, http: Http, service: StatefulService) -> None:
-        self._http, self._service = http, service
 
-    def set_accelerators(self) -> Any:
-        data = self._http.body(AcceleratorData)
-        self._service.update(lambda system: system.with_accelerators(data.accelerators))
-        return data.dump()
+def _edit(
+    summary: str, answer: Content, others: Mapping[int, Content] | None = None
+) -> Callable[[ViewT], ViewT]:
+    """Returns the description of an edit without a body."""
+    return operation(summary, {200: answer, **problems(503), **(others or {})})
 
-    def add_accelerator(self) -> Any:
-        spec = self._http.body(AcceleratorSpec)
-        self._service.update(lambda system: system.with_accelerators([spec]))
-        return spec.dump()
 
-    def remove_accelerator(self, name: str) -> Any:
-        before, _ = self._service.update(
+def _add_accelerators(http: Http, service: StatefulService) -> None:
+    @http.post("/setAccelerators")
+    @_echo("Merge accelerators.", AcceleratorData)
+    def set_accelerators(data: AcceleratorData) -> AcceleratorData:
+        service.update(lambda system: system.with_accelerators(data.accelerators))
+        return data
+
+    @http.post("/addAccelerator")
+    @_echo("Add or replace an accelerator.", AcceleratorSpec)
+    def add_accelerator(spec: AcceleratorSpec) -> AcceleratorSpec:
+        service.update(lambda system: system.with_accelerators([spec]))
+        return spec
+
+    @http.get("/removeAccelerator/<path:name>")
+    @_edit("Remove an accelerator.", AcceleratorSpec, problems(404))
+    def remove_accelerator(name: str) -> AcceleratorSpec:
+        before, _ = service.update(
             lambda s: replace(s, accelerators=without(s.accelerators, "accelerator", name))
         )
-        return before.accelerators[name].dump()
+        return before.accelerators[name]
 
-    def set_capacities(self) -> Any:
-        data = self._http.body(CapacityData)
-        self._service.update(lambda system: system.with_capacities(data.count))
-        return data.dump()
 
-    def set_capacity(self) -> Any:
-        spec = self._http.body(CapacitySpec)
-        self._service.update(lambda system: system.with_capacities([spec]))
-        return spec.dump()
+def _add_capacities(http: Http, service: StatefulService) -> None:
+    @http.post("/setCapacities")
+    @_echo("Merge capacities.", CapacityData)
+    def set_capacities(data: CapacityData) -> CapacityData:
+        service.update(lambda system: system.with_capacities(data.count))
+        return data
 
-    def remove_capacity(self, name: str) -> Any:
-        before, _ = self._service.update(
+    @http.post("/setCapacity")
+    @_echo("Set the cards of a type.", CapacitySpec)
+    def set_capacity(spec: CapacitySpec) -> CapacitySpec:
+        service.update(lambda system: system.with_capacities([spec]))
+        return spec
+
+    @http.get("/removeCapacity/<path:name>")
+    @_edit("Remove the cards of a type.", CapacitySpec, problems(404))
+    def remove_capacity(name: str) -> CapacitySpec:
+        before, _ = service.update(
             lambda s: replace(s, capacities=without(s.capacities, "accelerator type", name))
         )
-        return CapacitySpec(type=name, count=before.capacities[name]).dump()
+        return CapacitySpec(type=name, count=before.capacities[name])
 
-    def set_models(self) -> Any:
-        data = self._http.body(ModelData)
-        self._service.update(lambda system: system.with_perf(data.models))
-        return data.dump()
 
-    def add_model(self, name: str) -> Any:
-        self._service.update(lambda system: system.with_model(name))
+def _add_models(http: Http, service: StatefulService) -> None:
+    @http.post("/setModels")
+    @_echo("Merge performance data.", ModelData)
+    def set_models(data: ModelData) -> ModelData:
+        service.update(lambda system: system.with_perf(data.models))
+        return data
+
+    @http.get("/addModel/<path:name>")
+    @_edit("Add a model without data.", str)
+    def add_model(name: str) -> str:
+        service.update(lambda system: system.with_model(name))
         return name
 
-    def remove_model(self, name: str) -> Any:
+    @http.get("/removeModel/<path:name>")
+    @_edit("Remove a model.", str, problems(404))
+    def remove_model(name: str) -> str:
         """Its servers stay; the next solve says for each that its model is not known."""
-        self._service.update(lambda s: replace(s, models=without(s.models, "model", name)))
+        service.update(lambda s: replace(s, models=without(s.models, "model", name)))
         return name
 
-    def add_perf(self) -> Any:
-        perf = self._http.body(PerfData)
 
+def _add_perf(http: Http, service: StatefulService) -> None:
+    @http.post("/addModelAcceleratorPerf")
+    @operation(
+        "Add data to a model that exists.",
+        {200: PerfData, **problems(400, 404, 413, 503)},
+        PerfData,
+    )
+    def add_perf(perf: PerfData) -> PerfData:
         def edit(system: System) -> System:
             lookup("model", system.models, perf.name)
             return system.with_perf([perf])
 
-        self._service.update(edit)
-        return perf.dump()
+        service.update(edit)
+        return perf
 
-    def remove_perf(self, names: str) -> Any:
-        def remove(model: str, accelerator: str) -> dict[str, Any]:
-            before, _ = self._service.update(lambda s: s.without_perf(model, accelerator))
-            return before.models[model][accelerator].dump()
+    @http.get("/removeModelAcceleratorPerf/<path:names>")
+    @_edit("Remove the data of model/accelerator.", PerfData, {404: (Problem, NO_ROUTE)})
+    def remove_perf(names: str) -> PerfData | Response:
+        def remove(model: str, accelerator: str) -> PerfData:
+            before, _ = service.update(lambda s: s.without_perf(model, accelerator))
+            return perf_of(before)(model, accelerator)
 
-        return with_two_names(names, self._service.state.system.models, remove)
+        return with_two_names(names, service.state.system.models, remove)
 
-    def set_classes(self) -> Any:
-        data = self._http.body(ServiceClassData)
-        self._service.update(lambda system: system.with_classes(data.service_classes))
-        return data.dump()
 
-    def add_class(self, names: str) -> Any:
-        """`name/priority`. A class that exists keeps its targets."""
+def _add_classes(http: Http, service: StatefulService) -> None:
+    @http.post("/setServiceClasses")
+    @_echo("Merge service classes.", ServiceClassData)
+    def set_classes(data: ServiceClassData) -> ServiceClassData:
+        service.update(lambda system: system.with_classes(data.service_classes))
+        return data
+
+    @http.get("/addServiceClass/<path:names>")
+    @_edit("Add class/priority.", ServiceClassSpec, {**problems(400), 404: NO_ROUTE})
+    def add_class(names: str) -> ServiceClassSpec | Response:
+        """A class that exists keeps its targets."""
         name, _, priority = names.rstrip("/").rpartition("/")
         if not name:
             return text_response("404 page not found", 404)
@@ -136,19 +167,27 @@ class _EditRoutes:
             known = system.classes.get(name, added)
             return system.with_classes([known.model_copy(update={"priority": added.priority})])
 
-        _, after = self._service.update(edit)
-        return after.classes[name].dump()
+        _, after = service.update(edit)
+        return after.classes[name]
 
-    def remove_class(self, name: str) -> Any:
-        before, _ = self._service.update(
+    @http.get("/removeServiceClass/<path:name>")
+    @_edit("Remove a class.", ServiceClassSpec, problems(404))
+    def remove_class(name: str) -> ServiceClassSpec:
+        before, _ = service.update(
             lambda s: replace(s, classes=without(s.classes, "service class", name))
         )
-        return before.classes[name].dump()
+        return before.classes[name]
 
-    def add_targets(self) -> Any:
-        """Merge targets into a class that exists and has the same priority. Errors are bare JSON
-        strings here, as in the reference."""
-        spec = self._http.body(ServiceClassSpec)
+
+def _add_targets(http: Http, service: StatefulService) -> None:
+    @http.post("/addServiceClassModelTargets")
+    @operation(
+        "Merge targets into a class that exists and has the same priority.",
+        {200: ServiceClassSpec, **problems(413, 503), 400: (Problem, str), 404: str},
+        ServiceClassSpec,
+    )
+    def add_targets(spec: ServiceClassSpec) -> ServiceClassSpec | Response:
+        """Errors are bare JSON strings here, as in the reference."""
 
         def edit(system: System) -> System:
             known = lookup("service class", system.classes, spec.name)
@@ -160,37 +199,45 @@ class _EditRoutes:
             return system.with_classes([merged])
 
         try:
-            _, after = self._service.update(edit)
+            _, after = service.update(edit)
         except (NotFound, InvalidRequest) as error:
             return json_response(str(error), error.status)
-        return after.classes[spec.name].dump()
+        return after.classes[spec.name]
 
-    def remove_target(self, names: str) -> Any:
-        def remove(class_name: str, model: str) -> dict[str, Any]:
-            def edit(system: System) -> System:
-                target_of(system)(class_name, model)
-                known = system.classes[class_name]
-                rest = [target for target in known.model_targets if target.model != model]
-                changed = known.model_copy(update={"model_targets": rest})
-                return system.with_classes([changed])
-
-            before, _ = self._service.update(edit)
-            return target_of(before)(class_name, model)
-
-        return with_two_names(names, self._service.state.system.classes, remove)
-
-    def set_servers(self) -> Any:
-        data = self._http.body(ServerData)
-        self._service.update(lambda system: system.with_servers(data.servers))
-        return data.dump()
-
-    def add_server(self) -> Any:
-        spec = self._http.body(ServerSpec)
-        self._service.update(lambda system: system.with_servers([spec]))
-        return spec.dump()
-
-    def remove_server(self, name: str) -> Any:
-        before, _ = self._service.update(
-            lambda s: replace(s, servers=without(s.servers, "server", name))
+    @http.get("/removeServiceClassModelTarget/<path:names>")
+    @_edit("Remove the targets of class/model.", ModelTarget, {404: (Problem, NO_ROUTE)})
+    def remove_target(names: str) -> ModelTarget | Response:
+        return with_two_names(
+            names, service.state.system.classes, lambda *pair: _remove_target(service, *pair)
         )
-        return before.servers[name].dump()
+
+
+def _remove_target(service: StatefulService, class_name: str, model: str) -> ModelTarget:
+    def edit(system: System) -> System:
+        target_of(system)(class_name, model)
+        known = system.classes[class_name]
+        rest = [target for target in known.model_targets if target.model != model]
+        return system.with_classes([known.model_copy(update={"model_targets": rest})])
+
+    before, _ = service.update(edit)
+    return target_of(before)(class_name, model)
+
+
+def _add_servers(http: Http, service: StatefulService) -> None:
+    @http.post("/setServers")
+    @_echo("Merge servers.", ServerData)
+    def set_servers(data: ServerData) -> ServerData:
+        service.update(lambda system: system.with_servers(data.servers))
+        return data
+
+    @http.post("/addServer")
+    @_echo("Add or replace a server.", ServerSpec)
+    def add_server(spec: ServerSpec) -> ServerSpec:
+        service.update(lambda system: system.with_servers([spec]))
+        return spec
+
+    @http.get("/removeServer/<path:name>")
+    @_edit("Remove a server.", ServerSpec, problems(404))
+    def remove_server(name: str) -> ServerSpec:
+        before, _ = service.update(lambda s: replace(s, servers=without(s.servers, "server", name)))
+        return before.servers[name]

@@ -1,17 +1,20 @@
 """Reading requests and writing responses. No state of its own: any thread."""
 
 from collections.abc import Callable
-from typing import IO, Any
+from functools import wraps
+from typing import IO
 from urllib.parse import unquote
 
 from flask import Blueprint, Response, request
 
+from common.operations import ViewT, operation_of
 from optimizer.errors import BodyTooLarge, Fault, InvalidRequest
-from optimizer.inferno_json import BodyT, decode, encode, read
+from optimizer.inferno_json import Body, BodyT, decode, encode, read
 
 
 def json_response(value: object, status: int = 200) -> Response:
-    return Response(encode(value), status, content_type="application/json; charset=utf-8")
+    text = encode(value.dump() if isinstance(value, Body) else value)
+    return Response(text, status, content_type="application/json; charset=utf-8")
 
 
 def text_response(text: str, status: int) -> Response:
@@ -19,7 +22,12 @@ def text_response(text: str, status: int) -> Response:
 
 
 class Http:
-    """Adds routes to a blueprint. Used while it is built, then by its views to read bodies."""
+    """Adds routes to a blueprint while it is built; reads bodies for its views.
+
+    `get`, `post` and `put` return decorators of views that have an operation. A view gets the
+    body first, where the operation has one model for it; it returns a Response, or a value that
+    is sent as JSON.
+    """
 
     def __init__(
         self, blueprint: Blueprint, max_body_bytes: int, ignore_unknown_keys: bool = False
@@ -27,24 +35,21 @@ class Http:
         self._blueprint, self._max_body_bytes = blueprint, max_body_bytes
         self._ignore_unknown_keys = ignore_unknown_keys
 
-    def get(self, path: str, view: Callable[..., Any]) -> None:
-        self._add("GET", path, view)
+    def get(self, path: str) -> Callable[[ViewT], ViewT]:
+        return self._route("GET", path)
 
-    def post(self, path: str, view: Callable[..., Any]) -> None:
-        self._add("POST", path, view)
+    def post(self, path: str) -> Callable[[ViewT], ViewT]:
+        return self._route("POST", path)
 
-    def put(self, path: str, view: Callable[..., Any]) -> None:
-        self._add("PUT", path, view)
-
-    def body(self, model: type[BodyT]) -> BodyT:
-        """The request's body. Raises InvalidRequest and BodyTooLarge."""
-        return self.read(model, self.json())
+    def put(self, path: str) -> Callable[[ViewT], ViewT]:
+        return self._route("PUT", path)
 
     def read(self, model: type[BodyT], value: object) -> BodyT:
-        """A body that is decoded already. Raises InvalidRequest."""
+        """Returns a decoded body. Raises InvalidRequest."""
         return read(model, value, ignore_unknown=self._ignore_unknown_keys)
 
     def json(self) -> object:
+        """Returns the decoded body of the request. Raises InvalidRequest and BodyTooLarge."""
         length = request.content_length
         if length is not None and length > self._max_body_bytes:
             raise BodyTooLarge(self._max_body_bytes)
@@ -53,16 +58,26 @@ class Http:
             raise BodyTooLarge(self._max_body_bytes)
         return decode(raw)
 
-    def _add(self, verb: str, path: str, view: Callable[..., Any]) -> None:
-        """A view returns a Response, or a value to be answered as JSON."""
+    def _route(self, verb: str, path: str) -> Callable[[ViewT], ViewT]:
+        name = f"{verb} {path}".replace(".", "_")
 
-        def respond(**names: str) -> Response:
-            answer = view(**names)
-            return answer if isinstance(answer, Response) else json_response(answer)
+        def add(view: ViewT) -> ViewT:
+            described = operation_of(view)
+            assert described is not None, "put @operation below"
+            model = described.body
 
-        self._blueprint.add_url_rule(
-            path, f"{verb} {path}".replace(".", "_"), respond, methods=[verb], strict_slashes=False
-        )
+            @wraps(view)
+            def respond(**names: str) -> Response:
+                given: tuple[Body, ...] = (
+                    (self.read(model, self.json()),) if isinstance(model, type) else ()
+                )
+                answer = view(*given, **names)
+                return answer if isinstance(answer, Response) else json_response(answer)
+
+            self._blueprint.add_url_rule(path, name, respond, methods=[verb], strict_slashes=False)
+            return view
+
+        return add
 
 
 def _read(stream: IO[bytes], max_bytes: int) -> bytes:
@@ -73,7 +88,7 @@ def _read(stream: IO[bytes], max_bytes: int) -> bytes:
 
 
 def two_names(rest: str, is_known: Callable[[str], bool]) -> tuple[str, str] | None:
-    """Split `first/second`, where either may itself contain a slash.
+    """Splits `first/second`, where either may itself contain a slash.
 
     An encoded slash (%2F) belongs to a name: the path as it was sent tells it from a separator.
     If the sender did not encode, the longest first name that is known decides.

@@ -1,30 +1,46 @@
 """Routes that change nothing: the entities, explanations, plans and questions."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from hashlib import sha256
 from typing import Any
 
 from flask import Response, request
 
+from common.operations import operation
 from optimizer.errors import NotFound
-from optimizer.inferno_json import encode_compact
-from optimizer.questions.explain import explain
-from optimizer.questions.plan import plan
-from optimizer.questions.queries import AnalyzeQuery, SizeQuery, analyze, size
-from optimizer.questions.whatif import WhatIfQuery, what_if
+from optimizer.inferno_json import BodyT, encode_compact
+from optimizer.questions.explain import Explanation, explain
+from optimizer.questions.plan import PlanAnswer, plan
+from optimizer.questions.queries import (
+    Analyzed,
+    AnalyzeQuery,
+    NotSized,
+    Sized,
+    SizeQuery,
+    analyze,
+    size,
+)
+from optimizer.questions.whatif import Sweep, WhatIfQuery, what_if
+from optimizer.routes.answers import NO_ROUTE, Problem, problems
 from optimizer.routes.http import Http, json_response, text_response, two_names
 from optimizer.service import OptimizerService
 from optimizer.spec import (
     AcceleratorData,
+    AcceleratorSpec,
+    CapacityData,
     CapacitySpec,
     ModelData,
     ModelTarget,
     PerfData,
     ServerData,
+    ServerSpec,
     ServiceClassData,
+    ServiceClassSpec,
 )
-from optimizer.state import State
+from optimizer.state import State, StateData
 from optimizer.system import System, in_order, lookup
+
+FORMAT = {"type": "string", "enum": ["list"]}
 
 
 def add_read_routes(http: Http, service: OptimizerService) -> None:
@@ -33,62 +49,158 @@ def add_read_routes(http: Http, service: OptimizerService) -> None:
     def system() -> System:
         return service.state.system
 
-    http.get("/getAccelerators", lambda: _accelerators(system()))
-    http.get("/getAccelerator/<path:name>", _entity(system, "accelerator", "accelerators"))
-    http.get("/getCapacities", lambda: system().capacity_data().dump())
-    http.get("/getCapacity/<path:name>", lambda name: _capacity(system(), name))
-    http.get("/getModels", lambda: sorted(system().models))
-    http.get("/getModel/<path:name>", lambda name: _model(system(), name))
-    http.get("/getServiceClasses", lambda: _classes(system()))
-    http.get("/getServiceClass/<path:name>", _entity(system, "service class", "classes"))
-    http.get("/getServers", lambda: _servers(system()))
-    http.get("/getServer/<path:name>", _entity(system, "server", "servers"))
-    http.get(
-        "/getServiceClassModelTarget/<path:names>",
-        lambda names: with_two_names(names, system().classes, target_of(system())),
+    _add_hardware(http, system)
+    _add_models(http, system)
+    _add_classes(http, system)
+    _add_servers(http, system)
+
+
+def _add_hardware(http: Http, system: Callable[[], System]) -> None:
+    @http.get("/getAccelerators")
+    @operation(
+        "All accelerators; as a bare list, which the reference's server sends, with format=list.",
+        {200: (AcceleratorData, list[AcceleratorSpec])},
+        query={"format": FORMAT},
     )
-    http.get(
-        "/getModelAcceleratorPerf/<path:names>",
-        lambda names: with_two_names(names, system().models, perf_of(system())),
-    )
+    def accelerators() -> Any:
+        data = AcceleratorData(accelerators=in_order(system().accelerators)).dump()
+        return data["accelerators"] if request.args.get("format") == "list" else data
+
+    @http.get("/getAccelerator/<path:name>")
+    @operation("One accelerator.", {200: AcceleratorSpec, **problems(404)})
+    def accelerator(name: str) -> AcceleratorSpec:
+        return lookup("accelerator", system().accelerators, name)
+
+    @http.get("/getCapacities")
+    @operation("Cards by type.", {200: CapacityData})
+    def capacities() -> CapacityData:
+        return system().capacity_data()
+
+    @http.get("/getCapacity/<path:name>")
+    @operation("Cards of one type.", {200: CapacitySpec, **problems(404)})
+    def capacity(name: str) -> CapacitySpec:
+        return CapacitySpec(type=name, count=lookup("capacity for", system().capacities, name))
+
+
+def _add_models(http: Http, system: Callable[[], System]) -> None:
+    @http.get("/getModels")
+    @operation("The names of all models.", {200: list[str]})
+    def models() -> list[str]:
+        return sorted(system().models)
+
+    @http.get("/getModel/<path:name>")
+    @operation("Performance data of a model.", {200: ModelData, **problems(404)})
+    def model(name: str) -> ModelData:
+        return ModelData(models=in_order(lookup("model", system().models, name)))
+
+    @http.get("/getModelAcceleratorPerf/<path:names>")
+    @operation("Performance data of model/accelerator.", {200: PerfData, 404: (Problem, NO_ROUTE)})
+    def perf(names: str) -> PerfData | Response:
+        return with_two_names(names, system().models, perf_of(system()))
+
+
+def _add_classes(http: Http, system: Callable[[], System]) -> None:
+    @http.get("/getServiceClasses")
+    @operation("All service classes.", {200: ServiceClassData})
+    def classes() -> ServiceClassData:
+        return ServiceClassData(service_classes=in_order(system().classes))
+
+    @http.get("/getServiceClass/<path:name>")
+    @operation("One class.", {200: ServiceClassSpec, **problems(404)})
+    def service_class(name: str) -> ServiceClassSpec:
+        return lookup("service class", system().classes, name)
+
+    @http.get("/getServiceClassModelTarget/<path:names>")
+    @operation("Targets of class/model.", {200: ModelTarget, 404: (Problem, NO_ROUTE)})
+    def target(names: str) -> ModelTarget | Response:
+        return with_two_names(names, system().classes, target_of(system()))
+
+
+def _add_servers(http: Http, system: Callable[[], System]) -> None:
+    @http.get("/getServers")
+    @operation("All servers.", {200: ServerData})
+    def servers() -> ServerData:
+        return ServerData(servers=in_order(system().servers))
+
+    @http.get("/getServer/<path:name>")
+    @operation("One server.", {200: ServerSpec, **problems(404)})
+    def server(name: str) -> ServerSpec:
+        return lookup("server", system().servers, name)
 
 
 def add_query_routes(http: Http, service: OptimizerService) -> None:
-    """Ours: why, what if, how to get there, and the state itself."""
-
+    """Hearth's own: why, how to get there, and the state itself."""
     solve = service.options.solve
-    http.get("/explain/<path:name>", lambda name: explain(service.state.system, name, solve.cache))
-    http.get("/plan", lambda: plan(service.state.system, service.state.allocated))
-    http.get("/state", lambda: state_response(service.state))
-    http.post("/analyze", lambda: analyze(http.body(AnalyzeQuery), service.state.system))
-    http.post("/size", lambda: size(http.body(SizeQuery), service.state.system))
-    http.post("/whatif", lambda: what_if(http.body(WhatIfQuery), service.state.system, solve))
+
+    @http.get("/explain/<path:name>")
+    @operation("Why a server got what it got.", {200: Explanation, **problems(404)})
+    def explanation(name: str) -> Explanation:
+        return explain(service.state.system, name, solve.cache)
+
+    @http.get("/plan")
+    @operation("Ordered steps from what runs to what is desired.", {200: PlanAnswer})
+    def steps() -> PlanAnswer:
+        return plan(service.state.system, service.state.allocated)
+
+    @http.get("/state")
+    @operation("The whole state; its ETag is for PUT.", {200: StateData})
+    def state() -> Response:
+        return state_response(service.state)
+
+
+def add_question_routes(http: Http, service: OptimizerService) -> None:
+    """Hearth's own: one replica's latencies and rates, and what if."""
+    solve = service.options.solve
+
+    @http.post("/analyze")
+    @operation(
+        "Latencies of a replica at a rate.",
+        {200: Analyzed, **problems(400, 404, 413)},
+        AnalyzeQuery,
+    )
+    def latencies(query: AnalyzeQuery) -> Analyzed:
+        return analyze(query, service.state.system)
+
+    @http.post("/size")
+    @operation(
+        "The highest rate within targets.",
+        {200: (Sized, NotSized), **problems(400, 404, 413)},
+        SizeQuery,
+    )
+    def highest_rate(query: SizeQuery) -> Sized | NotSized:
+        return size(query, service.state.system)
+
+    @http.post("/whatif")
+    @operation(
+        "Solve with other load, cost or cards.",
+        {200: Sweep, **problems(400, 404, 413)},
+        WhatIfQuery,
+    )
+    def sweep(query: WhatIfQuery) -> Sweep:
+        return what_if(query, service.state.system, solve)
 
 
 def with_two_names(
-    names: str, known: Any, answer: Callable[[str, str], dict[str, Any]]
-) -> dict[str, Any] | Response:
-    """Answer about two names in a path; a path that has only one is no route."""
+    names: str, known: Container[str], answer: Callable[[str, str], BodyT]
+) -> BodyT | Response:
+    """Returns the answer about two names in a path; a path that has only one is no route."""
     split = two_names(names, lambda first: first in known)
     return text_response("404 page not found", 404) if split is None else answer(*split)
 
 
-def perf_of(system: System) -> Callable[[str, str], dict[str, Any]]:
-    def find(model: str, accelerator: str) -> dict[str, Any]:
-        perf: PerfData = lookup("accelerator", lookup("model", system.models, model), accelerator)
-        return perf.dump()
+def perf_of(system: System) -> Callable[[str, str], PerfData]:
+    def find(model: str, accelerator: str) -> PerfData:
+        return lookup("accelerator", lookup("model", system.models, model), accelerator)
 
     return find
 
 
-def target_of(system: System) -> Callable[[str, str], dict[str, Any]]:
-    def find(class_name: str, model: str) -> dict[str, Any]:
-        target: ModelTarget | None = lookup("service class", system.classes, class_name).target(
-            model
-        )
+def target_of(system: System) -> Callable[[str, str], ModelTarget]:
+    def find(class_name: str, model: str) -> ModelTarget:
+        target = lookup("service class", system.classes, class_name).target(model)
         if target is None:
             raise NotFound("model", model)
-        return target.dump()
+        return target
 
     return find
 
@@ -101,35 +213,3 @@ def state_response(state: State) -> Response:
     response = json_response(state.dump())
     response.set_etag(etag(state))
     return response
-
-
-def _entity(system: Callable[[], System], kind: str, field: str) -> Callable[[str], Any]:
-    def find(name: str) -> Any:
-        return lookup(kind, getattr(system(), field), name).dump()
-
-    return find
-
-
-def _accelerators(system: System) -> Any:
-    """AcceleratorData as documented; `?format=list` is the bare list that the reference's server
-    really sends."""
-    data = AcceleratorData(accelerators=in_order(system.accelerators)).dump()
-    return data["accelerators"] if request.args.get("format") == "list" else data
-
-
-def _capacity(system: System, name: str) -> dict[str, Any]:
-    if name not in system.capacities:
-        raise NotFound("capacity for", name)
-    return CapacitySpec(type=name, count=system.capacities[name]).dump()
-
-
-def _model(system: System, name: str) -> dict[str, Any]:
-    return ModelData(models=in_order(lookup("model", system.models, name))).dump()
-
-
-def _classes(system: System) -> dict[str, Any]:
-    return ServiceClassData(service_classes=in_order(system.classes)).dump()
-
-
-def _servers(system: System) -> dict[str, Any]:
-    return ServerData(servers=in_order(system.servers)).dump()

@@ -1,10 +1,12 @@
 """Routes that solve, and those that put a whole state in place."""
 
 from collections.abc import Callable
-from typing import Any
 
 from flask import Response, request
 
+from common.operations import operation
+from optimizer.answer import Solution
+from optimizer.routes.answers import problems
 from optimizer.routes.http import Http
 from optimizer.routes.reads import etag, state_response
 from optimizer.service import OptimizerService, StatefulService
@@ -12,30 +14,48 @@ from optimizer.spec import OptimizerData, OptimizerSpec, SystemData
 from optimizer.state import State, StateData
 from optimizer.system import System
 
+IF_MATCH = {"type": "string", "pattern": r'^(\*|"[0-9a-f]{64}")$'}
+
 
 def add_solve_routes(http: Http, service: OptimizerService) -> None:
-    def optimize_one() -> dict[str, Any]:
-        return service.optimize_one(System.from_spec(http.body(SystemData).system))
-
-    http.post("/optimizeOne", optimize_one)
+    @http.post("/optimizeOne")
+    @operation(
+        "Solve the system in the body.", {200: Solution, **problems(400, 413, 503)}, SystemData
+    )
+    def optimize_one(data: SystemData) -> Solution:
+        return service.optimize_one(System.from_spec(data.system))
 
 
 def add_stateful_solve_routes(http: Http, service: StatefulService) -> None:
+    @http.post("/optimize")
+    @operation(
+        "Solve the system that is kept.",
+        {200: Solution, **problems(400, 413, 503)},
+        (OptimizerSpec, OptimizerData),
+    )
+    def optimize() -> Solution:
+        return service.optimize(_flags(http))
+
+    @http.get("/applyAllocation")
+    @operation("Let what was allocated be what runs.", {200: str, **problems(503)})
     def apply_allocation() -> str:
         service.apply_allocation()
         return "Done"
 
-    def put_state() -> Response:
-        service.replace_state(http.body(StateData).to_state(), _expected_by_client())
+    @http.put("/state")
+    @operation(
+        "Put a whole state in place.",
+        {200: StateData, **problems(400, 412, 413, 503)},
+        StateData,
+        headers={"If-Match": IF_MATCH},
+    )
+    def put_state(data: StateData) -> Response:
+        service.replace_state(data.to_state(), _expected_by_client())
         return state_response(service.state)
-
-    http.post("/optimize", lambda: service.optimize(_flags(http)))
-    http.get("/applyAllocation", apply_allocation)
-    http.put("/state", put_state)
 
 
 def _flags(http: Http) -> OptimizerSpec:
-    """Flags bare, as the reference takes them, or under `optimizer`, as its document says."""
+    """Returns flags, bare as the reference takes them or under `optimizer` as its document says."""
     value = http.json()
     if isinstance(value, dict) and any(key.lower() == "optimizer" for key in value):
         return http.read(OptimizerData, value).optimizer
@@ -43,7 +63,8 @@ def _flags(http: Http) -> OptimizerSpec:
 
 
 def _expected_by_client() -> Callable[[State], bool]:
-    """The If-Match of the request: what the client last saw, `*`, or nothing, which is any."""
+    """Returns the check of If-Match: the ETag that the client last saw, `*`, or nothing, which is
+    any."""
     wanted = request.if_match
     if not wanted or wanted.star_tag:
         return lambda _: True

@@ -1,4 +1,4 @@
-"""The problem every solver is given, the answer it owes, and the protocol between them.
+"""The problem and the solution of every solver, and the protocol between them.
 
 A solver is pure: it holds no state between calls, reads no clock but for a time limit, and may
 be used from any thread. Equal problems give equal answers: ties go to lower cost, then name.
@@ -30,6 +30,7 @@ class Candidate(NamedTuple):
     cost_per_replica: float
     capped: bool = False  # maxNumReplicas is below what the service levels need
     loss: float = 0.0  # fraction of requests that find the queue full
+    row: int = -1  # in the table of pairs it comes from; -1: without traffic there is none
 
     @property
     def cards(self) -> int:
@@ -63,6 +64,11 @@ class Choice(NamedTuple):
     replicas: int
 
     @property
+    def is_exact(self) -> bool:
+        """True for all replicas of the candidate and no more, so that its figures hold."""
+        return self.replicas == self.candidate.replicas
+
+    @property
     def is_full(self) -> bool:
         return self.replicas >= self.candidate.replicas
 
@@ -84,7 +90,7 @@ class Solution:
 
 @dataclass(frozen=True, slots=True)
 class Scarcity:
-    """How limited solvers treat servers that full capacity cannot hold."""
+    """The treatment of servers that full capacity cannot hold, by limited solvers."""
 
     policy: SaturationPolicy = SaturationPolicy.NONE
     delayed: bool = False  # best effort after all priorities, not after each
@@ -92,4 +98,4 @@ class Scarcity:
 
 class Solver(Protocol):
     def solve(self, problem: Problem) -> Solution:
-        """Every contender is in `choices` or, with a reason, in `unserved`. Never raises."""
+        """Returns every contender in `choices` or, with a reason, in `unserved`. Never raises."""

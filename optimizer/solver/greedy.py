@@ -1,4 +1,5 @@
-"""The reference's greedy solver: who would lose most by waiting goes first. Pure: any thread.
+"""The reference's greedy solver: the server that would lose most by waiting goes first. Pure: any
+thread.
 
 Within a priority the server with the largest step to its next candidate (`delta`) is served
 first; one whose candidate no longer fits falls back to its next and re-queues. Values and deltas
@@ -34,7 +35,7 @@ class GreedySolver:
             groups = [turns]
         else:
             groups = [list(g) for _, g in groupby(turns, key=lambda t: t.contender.priority)]
-        stock = Stock(dict(problem.cards))
+        stock = Stock(problem.cards)
         choices: dict[str, Choice] = {}
         for group in groups:
             leftovers = _allocate(group, stock, choices)
@@ -66,7 +67,7 @@ class _Turn:
 
 
 def _allocate(turns: Iterable[_Turn], stock: Stock, choices: dict[str, Choice]) -> list[Contender]:
-    """Serve in order; returns those for whom no candidate fitted, in the order they gave up."""
+    """Serves in order; returns those for whom no candidate fitted, in the order they gave up."""
     waiting = [(turn.rank, turn) for turn in turns]
     heapify(waiting)
     leftovers = []

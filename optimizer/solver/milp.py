@@ -15,6 +15,7 @@ settles it; if not, the most servers are kept priority by priority and the value
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
@@ -84,7 +85,7 @@ class MilpSolver:
         left_out = sorted(
             (c for c in contenders if c.server not in choices), key=lambda c: (c.priority, c.server)
         )
-        stock = Stock(_cards_left(problem, choices))
+        stock = Stock(problem.cards, chain.from_iterable(choices.values()))
         for server, choice in best_effort(self._scarcity.policy, left_out, stock).items():
             choices[server] = (choice,)
         unserved = {c.server: NO_ROOM for c in left_out if c.server not in choices}
@@ -92,20 +93,11 @@ class MilpSolver:
 
 
 def _served(contenders: list[Contender], choices: Mapping[str, object]) -> list[int]:
-    """How many servers of each priority have a choice, the highest priority first."""
+    """Returns how many servers of each priority have a choice, the highest priority first."""
     counts = dict.fromkeys(sorted({contender.priority for contender in contenders}), 0)
     for contender in contenders:
         counts[contender.priority] += contender.server in choices
     return list(counts.values())
-
-
-def _cards_left(problem: Problem, choices: dict[str, tuple[Choice, ...]]) -> dict[str, int]:
-    left = dict(problem.cards)
-    for parts in choices.values():
-        for choice in parts:
-            if choice.cards:
-                left[choice.candidate.card_type] -= choice.cards
-    return left
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +125,7 @@ class _Program:
         self._deadline = time.monotonic() + options.time_limit_s
 
     def run(self) -> _Outcome | None:
-        """None if no solution was found in time."""
+        """Returns None if no solution was found in time."""
         notes: list[str] = []
         solved = self._minimise(self._objective(), self._gap, everyone=True)
         if solved is None:
@@ -149,7 +141,7 @@ class _Program:
         return _Outcome(self._choices(x), gap, tuple(notes))
 
     def _leave_out_as_few_as_possible(self) -> tuple[FloatArray, float] | None:
-        """Priority by priority keep the most servers; then, with those counts, the least value.
+        """Keeps the most servers, priority by priority; then, with those counts, the least value.
         The gap is infinite where time did not suffice to prove the counts."""
         kept: list[LinearConstraint] = []
         best, is_proven = None, True
@@ -178,8 +170,8 @@ class _Program:
         extra: Sequence[LinearConstraint] = (),
         turns: int = 1,
     ) -> tuple[FloatArray, float] | None:
-        """(x, gap), or None if there is no solution or none was found in time: what is left until
-        the deadline, shared among as many `turns`."""
+        """Returns (x, gap), or None if no solution was found in its time: what is left until the
+        deadline, shared among as many `turns`."""
         remaining_s = self._deadline - time.monotonic()
         if remaining_s <= 0:
             return None
@@ -199,16 +191,11 @@ class _Program:
         return np.round(result.x), gap
 
     def _holds(self, x: FloatArray) -> bool:
-        """Whether the rounded solution keeps within the cards; HiGHS's tolerance is per row."""
-        used: dict[str, int] = {}
-        for parts in self._choices(x).values():
-            for part in parts:
-                card_type = part.candidate.card_type
-                used[card_type] = used.get(card_type, 0) + part.cards
-        return all(cards <= self._cards.get(t, 0) for t, cards in used.items() if cards)
+        """True if the rounded solution keeps within the cards; HiGHS's tolerance is per row."""
+        return not Stock(self._cards, chain.from_iterable(self._choices(x).values())).is_overdrawn
 
     def _choices(self, x: FloatArray) -> dict[str, tuple[Choice, ...]]:
-        """Candidates with replicas, the one that carries most load first."""
+        """Returns candidates with replicas by server, the one that carries most load first."""
         parts: dict[str, list[Choice]] = {}
         for (i, candidate), count in zip(self._columns, x[: self._first_y], strict=True):
             if count > 0:
@@ -219,7 +206,7 @@ class _Program:
         return {server: tuple(sorted(parts[server], key=_largest_first)) for server in servers}
 
     def _objective(self) -> FloatArray:
-        """Value of every column, scaled, with ties told apart."""
+        """Returns the value of every column, scaled, with ties told apart."""
         value, rank = np.zeros(self._size), np.zeros(self._size)
         first = 0
         for contender in self._contenders:
@@ -239,13 +226,13 @@ class _Program:
         return (1.0 if stays else 1.0 + MOVE_PENALTY) * candidate.cost_per_replica
 
     def _most(self) -> FloatArray:
-        """Upper bound of each (server, candidate) column."""
+        """Returns the upper bound of each (server, candidate) column."""
         if not self._options.heterogeneous:
             return np.ones(self._first_y)
         return np.array([float(max(c.replicas, 1)) for _, c in self._columns])
 
     def _capacity(self) -> LinearConstraint:
-        """Cards of every type. A type without an entry has none."""
+        """Returns the limits on cards of every type. A type without an entry has none."""
         types = sorted({c.card_type for _, c in self._columns if c.cards_per_replica})
         row_by_type = {card_type: row for row, card_type in enumerate(types)}
         rows, columns, cards = [], [], []
@@ -260,7 +247,8 @@ class _Program:
         return LinearConstraint(matrix.tocsr(), -np.inf, limits)
 
     def _service(self) -> LinearConstraint:
-        """Every server takes one candidate, or replicas enough for its demand, or is left out."""
+        """Returns the rule that every server takes one candidate, or replicas enough for its
+        demand, or is left out."""
         rows = [i for i, _ in self._columns] + list(range(len(self._contenders)))
         columns = list(range(self._first_z))
         if not self._options.heterogeneous:
@@ -276,7 +264,8 @@ class _Program:
         return LinearConstraint(matrix.tocsr(), 1 - RATE_SLACK, np.inf)
 
     def _extras(self) -> list[LinearConstraint]:
-        """Heterogeneous only: bounds on replicas, and what counts as leaving an accelerator."""
+        """Returns, heterogeneous only, the bounds on replicas and the meaning of leaving an
+        accelerator."""
         if not self._options.heterogeneous:
             return []
         servers = len(self._contenders)
@@ -300,7 +289,8 @@ class _Program:
         return [bounds, LinearConstraint(moved, 1, np.inf)]
 
     def _movable(self) -> list[tuple[int, int]]:
-        """(server, column of its current accelerator) of servers that run on a candidate."""
+        """Returns (server, column of its current accelerator) of servers that run on a
+        candidate."""
         return [
             (i, column)
             for column, (i, candidate) in enumerate(self._columns)
@@ -313,7 +303,8 @@ def _largest_first(part: Choice) -> tuple[float, str]:
 
 
 def _share(candidate: Candidate, contender: Contender) -> float:
-    """The part of a server's demand that one replica takes; minReplicas is bounded apart."""
+    """Returns the part of a server's demand that one replica takes; minReplicas is bounded
+    apart."""
     if candidate.capped:
         return 1.0 / candidate.replicas
     if contender.demand_per_s == 0:

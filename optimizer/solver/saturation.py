@@ -1,9 +1,9 @@
-"""Best effort: what servers get for whom full capacity did not suffice. Pure: any thread.
+"""Best effort: replicas for servers that full capacity could not hold. Pure: any thread.
 
 Each policy deals replicas, fewer than asked for, from the cards left over; see `SaturationPolicy`.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import groupby
 
 from optimizer.solver import Candidate, Choice, Contender
@@ -13,28 +13,37 @@ from optimizer.spec import SaturationPolicy
 class Stock:
     """Cards by type while a solver hands them out. Owned by one solve."""
 
-    def __init__(self, cards: dict[str, int]) -> None:
-        self._cards = cards
+    def __init__(self, cards: Mapping[str, int], taken: Iterable[Choice] = ()) -> None:
+        """`cards`, less those of the choices that are `taken`."""
+        self._cards = dict(cards)
+        for choice in taken:
+            self.take(choice.candidate, choice.replicas)
+
+    @property
+    def is_overdrawn(self) -> bool:
+        return any(left < 0 for left in self._cards.values())
 
     def fits(self, candidate: Candidate, replicas: int) -> bool:
         return replicas * candidate.cards_per_replica <= self._cards.get(candidate.card_type, 0)
 
     def most_replicas(self, candidate: Candidate) -> int:
-        """How many replicas of it the cards left would hold, at most what it asks for."""
+        """Returns how many replicas the cards left would hold, at most what the candidate asks
+        for."""
         if candidate.cards_per_replica == 0:
             return candidate.replicas
         left = self._cards.get(candidate.card_type, 0) // candidate.cards_per_replica
         return max(min(left, candidate.replicas), 0)
 
     def take(self, candidate: Candidate, replicas: int) -> None:
-        if candidate.cards_per_replica:
-            self._cards[candidate.card_type] -= replicas * candidate.cards_per_replica
+        """Takes the cards of replicas, or gives them back where `replicas` is negative."""
+        if cards := replicas * candidate.cards_per_replica:
+            self._cards[candidate.card_type] = self._cards.get(candidate.card_type, 0) - cards
 
 
 def best_effort(
     policy: SaturationPolicy, leftovers: Iterable[Contender], stock: Stock
 ) -> dict[str, Choice]:
-    """Deal what `stock` has left to `leftovers`, in their order. Takes it from the stock."""
+    """Deals what `stock` has left to `leftovers`, in their order. Takes it from the stock."""
     match policy:
         case SaturationPolicy.NONE:
             return {}
@@ -59,7 +68,7 @@ def _exhaust(leftovers: Iterable[Contender], stock: Stock) -> Iterator[tuple[str
 
 
 def _deal_in_turns(leftovers: Iterable[Contender], stock: Stock) -> dict[str, Choice]:
-    """One replica a turn. A server stays with the first candidate that had room on its first
+    """Deals one replica a turn. A server stays with the first candidate that had room on its first
     turn, as in the reference, and leaves when that has none left or is complete."""
     choices: dict[str, Choice] = {}
     playing = list(leftovers)

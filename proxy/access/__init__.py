@@ -1,1 +1,1 @@
-"""Who may come in and how much: tokens, roles, policies, limits, usage, the audit log."""
+"""Access: tokens, roles, policies, limits, usage, the audit log."""

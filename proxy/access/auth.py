@@ -1,4 +1,4 @@
-"""Who is calling: from an Authorization header to a Principal, or to Unauthorized.
+"""Authentication: from an Authorization header to a Principal, or to Unauthorized.
 
 The algorithm list comes from the settings, never from the token; each algorithm only ever meets
 keys of its own kind (`keys`). Any thread; nothing here is mutable.
@@ -28,7 +28,7 @@ ROLE_CLAIM = "role"
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """Who a token speaks for."""
+    """The team and token that a request is made in the name of."""
 
     team_id: str
     token_id: str
@@ -38,7 +38,7 @@ class Principal:
 
 @dataclass(frozen=True, slots=True)
 class ClaimRules:
-    """What a token must claim beyond a good signature."""
+    """Claims that a token must have beyond a good signature."""
 
     issuer: str | None
     audience: str | None
@@ -61,8 +61,8 @@ class ClaimRules:
         return expires_s is None or time.time() < expires_s + self.leeway_s
 
     def role(self, claims: dict[str, Any], algorithm: str) -> Role:
-        """What a token says of its role. An identity provider's claim of the same name may mean
-        something else, so it counts only once it has been named."""
+        """Returns the role that a token claims. An identity provider's claim of the same name may
+        mean something else, so it counts only once it has been named."""
         is_ours = algorithm in SYMMETRIC_ALGORITHMS
         name = self.role_claim or (ROLE_CLAIM if is_ours else None)
         return Role.named(claims.get(name)) if name else Role.TEAM

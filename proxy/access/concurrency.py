@@ -1,4 +1,4 @@
-"""How many requests of a team run at a time: in this process, or in all proxies through Redis.
+"""Counts a team's running requests: in this process, or in all proxies through Redis.
 
 Through Redis each running request holds a lease in its team's sorted set, scored by its end. The
 leases are renewed by the maintenance thread, so that those of a proxy that died run out.

@@ -1,4 +1,4 @@
-"""Who may come in, and by which way: a token in a header, or a browser's in the login's cookie."""
+"""The check of every request's caller: a token in a header, or a browser's in a cookie."""
 
 from collections.abc import Callable
 
@@ -25,7 +25,7 @@ class Gate:
         self._aside = aside
 
     async def identify(self, authorization: str | None) -> tuple[Principal, Role]:
-        """Who is behind an Authorization header, and the role the policy leaves them.
+        """Returns the principal of an Authorization header, and the role the policy leaves it.
 
         Raises Unauthorized.
         """
@@ -39,7 +39,7 @@ class Gate:
     async def let_in(
         self, record: AuditRecord, head: RequestHead, path: str
     ) -> tuple[Principal, Role]:
-        """Who asks for a plain path, if they may.
+        """Returns the caller of a plain path and its role.
 
         Raises Unauthorized, LoginNeeded, RoleNeeded or OriginNotAllowed.
         """

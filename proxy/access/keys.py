@@ -1,4 +1,4 @@
-"""Which keys may have signed a token: shared secrets, or public keys from a JWKS.
+"""Keys that tokens may be signed with: shared secrets, or public keys from a JWKS.
 
 A key source is asked with the token's algorithm and key id and answers with candidates whose
 type fits that algorithm. So a public key is never tried as an HMAC secret, whatever a token says.

@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Where it is counted: all of it in memory, or all of it in Redis. Any thread."""
+    """Counters of the limits: all in memory, or all in Redis. Any thread."""
 
     requests: RateLimiter
     tokens: RateLimiter

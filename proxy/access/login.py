@@ -47,7 +47,7 @@ PAGE_HEADERS: Headers = [
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """What the proxy answers itself. `reason` is for the audit line of a refusal."""
+    """An answer of the login's own. `reason` is for the audit line of a refusal."""
 
     status: int
     phrase: str

@@ -1,4 +1,4 @@
-"""What each team may do: a YAML file of limits, models and roles, with defaults.
+"""Policies of teams: a YAML file of limits, models and roles, with defaults.
 
     defaults: {requests_per_minute: 600, max_concurrent: 32}
     teams:

@@ -1,4 +1,4 @@
-"""Which role opens which route: the one table of it, and the only form of a path it is asked with.
+"""The one table of roles and the routes they open, and the form of a path it is asked with.
 
 A role includes those before it. `team` is every good token's: it generates. `viewer` reads what is
 not its own: state, metrics, other teams' ids; and asks questions that change nothing, whatever
@@ -18,7 +18,7 @@ from proxy.errors import BadRequest
 
 
 class Role(IntEnum):
-    """What a caller may do, from least to most."""
+    """Roles of callers, from least to most."""
 
     TEAM = 0
     VIEWER = 1

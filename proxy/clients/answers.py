@@ -1,5 +1,6 @@
 """The heads of answers, as bytes. Pure functions, but for the date."""
 
+import json
 import time
 from email.utils import formatdate
 from functools import lru_cache
@@ -24,7 +25,7 @@ def content_headers(content_type: str, body: bytes) -> Headers:
 
 def refusal(error: ProxyError, ours: Headers) -> tuple[Headers, bytes]:
     """The fields and the body that a refused client gets."""
-    body = error.body()
+    body = json.dumps(error.body()).encode()
     return content_headers("application/json", body) + error.headers + ours, body
 
 

@@ -33,7 +33,7 @@ CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How long a client may take, in seconds."""
+    """Time limits of a client, in seconds."""
 
     head_s: float
     body_s: float
@@ -43,7 +43,7 @@ class Patience:
 
 
 class Service(Protocol):
-    """What becomes of requests."""
+    """Takes the requests that a connection has read."""
 
     @property
     def is_draining(self) -> bool: ...

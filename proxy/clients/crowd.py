@@ -18,7 +18,7 @@ MAX_CLOSED = 64  # in one sweep, of each kind
 
 
 class Wait(IntEnum):
-    """What a connection waits for; where room is needed, the lowest go first."""
+    """Reasons to wait; where room is needed, connections with the lowest go first."""
 
     CLOSE = 0  # it is answered, and the client is to close it too
     REQUEST = 1  # new, or with a part of a head
@@ -85,7 +85,7 @@ class Crowd:
         self._members.discard(member)
 
     def wait(self, member: Member, wait: Wait, now_s: float) -> None:
-        """From now on it waits, behind those that do already."""
+        """Puts the connection behind all that wait for the same."""
         self.serve(member)
         member.wait = wait
         self._waiting[wait][member] = None

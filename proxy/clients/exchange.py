@@ -5,12 +5,14 @@ from collections.abc import Coroutine
 from typing import Any, Protocol
 
 from proxy.audit import Outcome
+from proxy.clients.answers import answer_head
 from proxy.clients.inbound import RequestBody
 from proxy.clients.request_head import RequestHead
+from proxy.errors import Headers
 
 
 class Client(Protocol):
-    """What an exchange asks of its client's connection."""
+    """The client's connection, as an exchange uses it."""
 
     def must_close(self, *, is_last: bool = False) -> bool:
         """Whether the answer that is about to begin is the connection's last, by its own wish or
@@ -33,7 +35,7 @@ class Client(Protocol):
 
 
 class Source(Protocol):
-    """What an answer is read from, held back while the client does not take it."""
+    """The upstream side of an answer, held back while the client does not read."""
 
     def set_reading(self, is_reading: bool) -> None: ...
 
@@ -58,6 +60,13 @@ class Exchange:
             self.abort_reason = reason
             # Not at once: a task that is cancelled before its first step leaves no audit line.
             asyncio.get_running_loop().call_soon(self._task.cancel)
+
+    def answer(self, status: int, phrase: str, headers: Headers, body: bytes) -> None:
+        """An answer of the proxy's own, whole. After an odd request nothing else is believed."""
+        closes = self.client.must_close(is_last=status == 400)
+        head = answer_head(status, phrase, headers, closes=closes)
+        self.client.write(head if self.head.method == "HEAD" else head + body)
+        self.client.end_answer()
 
     def end(self) -> None:
         """The work is done. A task and what it works on would keep each other alive."""

@@ -75,7 +75,7 @@ class RequestBody:
         return self.length is not None or self.is_chunked
 
     def feed(self, piece: bytes) -> None:
-        """From the connection. It stops reading while more is held than is wanted."""
+        """Takes a piece from the connection, which stops reading while more is held than wanted."""
         self.num_read_bytes += len(piece)
         self._num_held_bytes += len(piece)
         self._pieces.append(piece)
@@ -84,12 +84,12 @@ class RequestBody:
         self._wake()
 
     def fail(self, error: ProxyError) -> None:
-        """From the connection: the rest will not come."""
+        """Called by the connection: the rest will not come."""
         self._error = error
         self._wake()
 
     def end(self) -> None:
-        """From the connection: all of it has been fed."""
+        """Called by the connection: the body is whole."""
         self.is_ended = True
         self._wake()
 
@@ -110,7 +110,7 @@ class RequestBody:
         self.is_complete = self.is_ended and len(self.prefix) <= INSPECTED_BYTES
 
     async def rest(self, max_bytes: int) -> AsyncIterator[bytes]:
-        """What follows the prefix, in pieces. May be iterated once. Raises BodyTooLarge."""
+        """Yields the pieces after the prefix, once. Raises BodyTooLarge."""
         while True:
             while not self._pieces and not self.is_ended:
                 await self._wait()
@@ -157,7 +157,7 @@ class RequestBody:
 
 @dataclass(frozen=True, slots=True)
 class RoutingHints:
-    """What a request says about where it should go. All None for bodies that are not JSON."""
+    """Fields of a body that decide where it goes. All None for bodies that are not JSON."""
 
     model: str | None = None
     affinity_key: str | None = None

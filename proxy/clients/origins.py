@@ -9,10 +9,10 @@ A token in a cookie goes along whoever's page it is, so there the page is looked
 from collections.abc import Collection
 from urllib.parse import urlsplit
 
+from common.origins import ANY, is_allowed
 from proxy.clients.request_head import RequestHead
 from proxy.errors import Headers, OriginNotAllowed
 
-ANY_ORIGIN = "*"
 # No answer allows credentials, so a star means all headers; but it never includes this one.
 PREFLIGHT_HEADERS: Headers = [
     ("Access-Control-Allow-Methods", "GET, POST, PUT, DELETE"),
@@ -26,16 +26,12 @@ def is_preflight(head: RequestHead) -> bool:
     return head.method == "OPTIONS" and "origin" in head and "access-control-request-method" in head
 
 
-def is_allowed(origin: str | None, allowed: Collection[str]) -> bool:
-    return origin is not None and (ANY_ORIGIN in allowed or origin in allowed)
-
-
 def cors_headers(origin: str | None, allowed: Collection[str]) -> Headers:
-    """What every answer carries so that an allowed page may read it; nothing by default."""
+    """Returns the headers that let an allowed page read an answer; none by default."""
     if not allowed:
         return []
-    if ANY_ORIGIN in allowed:
-        return [("Access-Control-Allow-Origin", ANY_ORIGIN), READABLE_HEADERS]
+    if ANY in allowed:
+        return [("Access-Control-Allow-Origin", ANY), READABLE_HEADERS]
     vary = ("Vary", "Origin")
     if origin is None or origin not in allowed:
         return [vary]

@@ -66,7 +66,7 @@ class RequestHead:
 
 
 class Part(Enum):
-    """Which part of a request the next byte belongs to."""
+    """The part of a request that the next byte belongs to."""
 
     HEAD = "head"
     SIZED_BODY = "body of a known length"

@@ -65,7 +65,7 @@ class UsageMeter:
 
 
 def estimated_usage(body: bytes) -> Usage:
-    """Of a request whose client left before the first byte: its prompt was, or will have been,
+    """Usage of a request whose client left before the first byte: its prompt was, or will be,
     worked on, and the upstream had no chance to say how long it was."""
     return Usage(len(body) // BYTES_PER_TOKEN, 0, "estimated")
 

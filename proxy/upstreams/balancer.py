@@ -47,7 +47,7 @@ ROWS_PER_QUEUED = 8
 
 
 class Health(Enum):
-    """What a health check found."""
+    """The result of a health check."""
 
     READY = "ready"
     NOT_READY = "not ready"

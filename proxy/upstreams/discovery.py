@@ -1,4 +1,4 @@
-"""Which replicas there are: a list that may change while the proxy serves."""
+"""Discovery of replicas: a list that may change while the proxy serves."""
 
 from typing import Protocol
 

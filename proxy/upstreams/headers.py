@@ -1,4 +1,4 @@
-"""Which headers pass through the proxy, and which ones it sets itself. Pure functions."""
+"""Headers that pass through the proxy, and those it sets itself. Pure functions."""
 
 import re
 from dataclasses import dataclass
@@ -51,7 +51,7 @@ _URL = re.compile(r"(?i)(https?:)?//[^\s;,'\"]*")
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What the proxy tells the upstream about a request."""
+    """The caller and id of a request, for the headers that tell the upstream."""
 
     principal: Principal
     request_id: str

@@ -32,10 +32,10 @@ class ReplyHead:
 
 
 class Receiver(Protocol):
-    """Who takes the body."""
+    """The taker of an answer's body."""
 
     def take(self, pieces: list[bytes], is_last: bool) -> None:
-        """What came at one time, in order."""
+        """Takes the pieces that came at one time, in order."""
         ...
 
 
@@ -189,7 +189,7 @@ class UpstreamConnection(asyncio.Protocol):
         return self._transport.is_closing()
 
     def rest(self) -> None:
-        """Between conversations."""
+        """Makes ready for the next conversation."""
         self._parser = self._receiver = self._head_waiter = self._ended = None
         self._pieces = []
         self._transport.resume_reading()  # its last client may have been slow

@@ -1,4 +1,4 @@
-"""How many requests may be sent a second time: a share of all, so that no outage doubles itself."""
+"""The budget of retries: a share of all requests, so that no outage doubles itself."""
 
 RETRY_SHARE = 0.2
 MAX_SAVED_RETRIES = 100.0

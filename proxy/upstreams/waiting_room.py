@@ -1,4 +1,4 @@
-"""Where requests wait when all user rows are busy: first come first served within a team, the
+"""Queue of requests while all user rows are busy: first come first served within a team, the
 teams by turns. Event loop only.
 """
 

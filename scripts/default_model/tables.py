@@ -1,4 +1,4 @@
-"""Where facts come from: each table draws one row (column to text) for a relation to talk about.
+"""Facts: each table draws one row (column to text) for a relation to talk about.
 
 Tables of facts are read from `data/`; tables of numbers and of made-up texts live in `numbers` and
 `texts`. A table of facts gives the same rows for training and for judging: the facts are known, the

@@ -190,4 +190,4 @@ def _run_process(rank: int, plan: TrainingPlan) -> None:
 def train(plan: TrainingPlan) -> None:
     """Trains to the planned number of tokens; goes on from the work folder's checkpoint if any."""
     (plan.work / "rendezvous").unlink(missing_ok=True)
-    spawn(_run_process, (plan,), nprocs=plan.num_processes)  # type: ignore[no-untyped-call]
+    spawn(_run_process, (plan,), nprocs=plan.num_processes)

@@ -26,7 +26,7 @@ class EngineFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """How the pipeline is used: one batch in flight measures the sum of all stages, as a single
+    """The pipeline's load: one batch in flight measures the sum of all stages, as a single
     stream feels it; several measure the slowest stage, which bounds throughput."""
 
     in_flight: int

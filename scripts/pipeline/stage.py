@@ -133,7 +133,7 @@ def _sent(tensor: Tensor, rank: int) -> dist.Work:
 
 
 def _jobs() -> Iterator[Job]:
-    """What rank 0 reads, on every rank, until its input ends."""
+    """Yields on every rank the jobs that rank 0 reads, until its input ends."""
     while True:
         line = sys.stdin.readline() if dist.get_rank() == 0 else ""
         told = [line]

@@ -14,7 +14,7 @@ from benchmarking.records import Run, read_run
 from benchmarking.results.result_files import RowResult, read_rows
 from benchmarking.results.workbook import COLUMNS
 from benchmarking.serving import ROOT, ServedApi, environment, served
-from tests.benchmarking.test_responses import KEYS
+from tests.benchmarking.results.test_responses import KEYS
 
 # What is not there to say of this server: no draft model, no images, no bursts.
 UNSAID = {

@@ -18,7 +18,7 @@ SECRET = "a secret that is long enough for HS256"
 def guarded_api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedApi]:
     """Asks for tokens; its optimizer is stateful."""
     folder = tmp_path_factory.mktemp("guarded")
-    settings = {
+    settings: dict[str, Any] = {
         "JWT_SECRET": SECRET,
         "OPTIMIZER_STATEFUL": "true",
         "OPTIMIZER_STORE_PATH": folder / "optimizer.db",

@@ -66,25 +66,25 @@ def receiver() -> Iterator[Receiver]:
             body = self.rfile.read(int(self.headers["Content-Length"]))
             if self.headers.get("Content-Encoding") == "gzip":
                 body = gzip.decompress(body)
-            receiver.take(self.path, body)
+            collector.take(self.path, body)
             self.send_response(200)
             self.end_headers()
 
         def log_message(self, *_: object) -> None:
             """Quiet."""
 
-    receiver = Receiver(ThreadingHTTPServer(("127.0.0.1", 0), Handler))
-    thread = Thread(target=receiver.server.serve_forever)
+    collector = Receiver(ThreadingHTTPServer(("127.0.0.1", 0), Handler))
+    thread = Thread(target=collector.server.serve_forever)
     thread.start()
-    yield receiver
-    receiver.server.shutdown()
-    receiver.server.server_close()
+    yield collector
+    collector.server.shutdown()
+    collector.server.server_close()
     thread.join()
 
 
 @pytest.fixture(scope="module")
 def api(tmp_path_factory: pytest.TempPathFactory, receiver: Receiver) -> Iterator[ServedApi]:
-    settings = {
+    settings: dict[str, Any] = {
         "LOG_FORMAT": "json",
         "OTEL_EXPORTER_OTLP_ENDPOINT": receiver.url,
         "OTEL_SERVICE_NAME": "hearth-under-test",
@@ -191,7 +191,7 @@ def test_asking_for_traces_without_the_extra_stops_the_start(tmp_path: Path) -> 
     absent = tmp_path / "opentelemetry"
     absent.mkdir()
     (absent / "__init__.py").write_text("raise ImportError(name='opentelemetry')")
-    settings = {
+    settings: dict[str, Any] = {
         "OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:4318",
         "PYTHONPATH": str(tmp_path),
     }

@@ -1,13 +1,18 @@
-"""What a newcomer does: start both processes, run the printed curl line, press Ctrl-C."""
+"""What a newcomer does: start both processes, run the printed curl line, press Ctrl-C.
+
+From a clone, and from a wheel that was installed elsewhere.
+"""
 
 import os
 import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+import venv
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import jwt
 import psutil
@@ -19,6 +24,7 @@ from tests.ports import free_ports
 
 START_TIMEOUT_S = 90
 END_TIMEOUT_S = 60
+SCRIPT = (sys.executable, "scripts/serve.py")
 
 
 class Stack:
@@ -41,14 +47,16 @@ class Stack:
 
 
 @contextmanager
-def started(log_path: Path, *arguments: str) -> Iterator[Stack]:
+def started(
+    log_path: Path, command: Sequence[str | Path], cwd: Path = ROOT, **settings: object
+) -> Iterator[Stack]:
     ports = free_ports(3)
     names = ("SERVICE_PORT", "PROXY_PORT", "PROXY_METRICS_PORT")
     with log_path.open("wb") as log:
         process = subprocess.Popen(
-            [sys.executable, "scripts/serve.py", *arguments],
-            cwd=ROOT,
-            env=environment(**dict(zip(names, ports, strict=True))),
+            command,
+            cwd=cwd,
+            env=environment(**dict(zip(names, ports, strict=True)), **settings),
             stdout=log,
             stderr=log,
             # Tests run in the background of a shell inherit that Ctrl-C is ignored.
@@ -64,11 +72,15 @@ def started(log_path: Path, *arguments: str) -> Iterator[Stack]:
 
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    with started(tmp_path_factory.mktemp("serve") / "log") as stack:
+    with started(tmp_path_factory.mktemp("serve") / "log", SCRIPT) as stack:
         yield stack
 
 
 def test_printed_curl_line_streams_an_answer(stack: Stack) -> None:
+    assert_curl_line_streams(stack)
+
+
+def assert_curl_line_streams(stack: Stack) -> None:
     assert shutil.which("curl"), "the test runs the printed line: sudo apt-get install curl"
     line = stack.curl_line()
     assert line is not None
@@ -120,7 +132,7 @@ def test_interrupt_ends_both_processes(stack: Stack) -> None:
 
 
 def test_killed_script_takes_both_processes_with_it(tmp_path: Path) -> None:
-    with started(tmp_path / "log", "--mock") as stack:
+    with started(tmp_path / "log", [*SCRIPT, "--mock"]) as stack:
         servers = psutil.Process(stack.process.pid).children(recursive=True)
         stack.process.kill()
         stack.process.wait(END_TIMEOUT_S)
@@ -128,3 +140,27 @@ def test_killed_script_takes_both_processes_with_it(tmp_path: Path) -> None:
         for server in alive:
             server.kill()
         assert (len(gone), alive) == (4, [])  # two arbiters, each with its worker
+
+
+def test_installed_wheel_serves_from_another_directory(tmp_path: Path) -> None:
+    command = (install_wheel(tmp_path) / "hearth", "serve")
+    cwd = tmp_path / "elsewhere"
+    cwd.mkdir()
+    settings: dict[str, Any] = {"HOME": tmp_path, "KERNELS": "false"}  # compiling takes long
+    with started(tmp_path / "log", command, cwd, **settings) as stack:
+        assert_curl_line_streams(stack)
+        assert [path.name for path in cwd.glob("*/*")] == ["jwt_secret"]
+
+
+def install_wheel(folder: Path) -> Path:
+    """The commands of a virtual environment with our dependencies and nothing of this clone."""
+    python: list[str | Path] = [sys.executable, "-m"]
+    environment = folder / "venv"
+    for_wheel = [*python, "hatchling", "build", "--target", "wheel", "--directory", folder]
+    subprocess.run(for_wheel, cwd=ROOT, timeout=START_TIMEOUT_S, check=True)
+    venv.create(environment)
+    install = [*python, "pip", "--python", environment, "install", "--no-deps", "--no-compile"]
+    subprocess.run([*install, *folder.glob("*.whl")], timeout=START_TIMEOUT_S, check=True)
+    (packages,) = environment.glob("lib/*/site-packages")
+    (packages / "dependencies.pth").write_text(str(Path(requests.__file__).parents[1]))
+    return environment / "bin"

@@ -170,7 +170,7 @@ def test_client_that_leaves_the_queue_is_forgotten_at_once(narrow_api: ServedApi
 
 
 def test_overload_is_refused_and_what_was_accepted_is_not_lost(tmp_path: Path) -> None:
-    settings = {"USER_ROWS": 2, "MAX_INPUT_QSIZE": 4, "MOCK_TOKENS_PER_SECOND": 200}
+    settings = {"USER_ROWS": 2, "MAX_INPUT_QSIZE": 4, "MOCK_TOKENS_PER_SECOND": 20}
     texts = [f"number {number:02d}" for number in range(40)]
     with served(tmp_path / "log", MOCK_APP, **settings) as api:
         with ThreadPoolExecutor(40) as pool:

@@ -58,10 +58,10 @@ def test_greedy_text_is_what_transformers_generates(api: ServedApi) -> None:
     from inference_api.settings import EMBEDDED_MODEL
 
     tokenizer = AutoTokenizer.from_pretrained(EMBEDDED_MODEL)
-    model = AutoModelForCausalLM.from_pretrained(EMBEDDED_MODEL, dtype=torch.float32)
+    model: Any = AutoModelForCausalLM.from_pretrained(EMBEDDED_MODEL, dtype=torch.float32)
     for question in [*QUESTIONS, *STORIES]:
         turn = [{"role": "user", "content": question}]
-        prompt = tokenizer.apply_chat_template(
+        prompt: Any = tokenizer.apply_chat_template(
             turn, add_generation_prompt=True, return_tensors="pt", return_dict=True
         )
         answer = model.generate(**prompt, max_new_tokens=64, do_sample=False)

@@ -195,6 +195,6 @@ def test_answers_are_taken_back_as_the_client_dumps_them(client: openai.OpenAI) 
     for dump in (message, message.model_dump(), message.to_dict(), message.model_dump() | KEPT):
         again = client.chat.completions.create(model=MODEL, messages=[*HELLO, dump, *HELLO])
         assert again.choices[0].message.content == f"User: hello\nAI: {ECHO}\n{ECHO}"
-    refusal = {"role": "assistant", "content": None, "refusal": "I cannot."}
+    refusal: Any = {"role": "assistant", "content": None, "refusal": "I cannot."}
     again = client.chat.completions.create(model=MODEL, messages=[*HELLO, refusal, *HELLO])
     assert again.choices[0].message.content == f"User: hello\nAI: I cannot.\n{ECHO}"

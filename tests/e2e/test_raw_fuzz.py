@@ -9,6 +9,7 @@ import random
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import requests
@@ -38,7 +39,7 @@ class Doors:
 @pytest.fixture(scope="module")
 def doors(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Doors]:
     folder = tmp_path_factory.mktemp("raw")
-    settings = {
+    settings: dict[str, Any] = {
         "MAX_SEQ_LEN": 64,
         "OPTIMIZER_STATEFUL": "true",
         "OPTIMIZER_STORE_PATH": folder / "optimizer.db",

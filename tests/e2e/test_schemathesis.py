@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import requests
@@ -30,7 +31,7 @@ EXCLUDED_CHECKS = (
 
 @pytest.mark.timeout(max(600, 20 * EXAMPLES))
 def test_every_answer_is_described(tmp_path: Path) -> None:
-    settings = {
+    settings: dict[str, Any] = {
         "MAX_SEQ_LEN": 64,
         "MOCK_TOKENS_PER_SECOND": 1e6,
         "OPTIMIZER_STATEFUL": "true",

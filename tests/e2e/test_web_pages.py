@@ -72,7 +72,7 @@ def unlisted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 @pytest.fixture(scope="module")
 def api(listed: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedApi]:
     folder = tmp_path_factory.mktemp("api")
-    settings = {"CORS_ORIGINS": listed, "OPTIMIZER_STATEFUL": "true"}
+    settings: dict[str, Any] = {"CORS_ORIGINS": listed, "OPTIMIZER_STATEFUL": "true"}
     settings["OPTIMIZER_STORE_PATH"] = str(folder / "optimizer.db")
     with served(folder / "log", MOCK_APP, **settings) as api:
         yield api
@@ -248,7 +248,7 @@ def test_login_takes_a_short_form_only(
 def test_login_of_another_page_is_refused_and_a_cookie_ends_with_its_token(
     proxy: ProxyProcess,
 ) -> None:
-    def log_in_from(origin: str, **claims: object) -> requests.Response:
+    def log_in_from(origin: str, **claims: Any) -> requests.Response:
         return requests.post(
             f"{proxy.url}/login",
             data={"token": make_token(**claims)},

@@ -1,11 +1,12 @@
 """Settings: defaults, faults that name everything wrong at once, and the page that lists them."""
 
+import json
 from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
 
-from inference_api.errors import StartupError
+from inference_api.errors import StartupError, UnknownModel
 from inference_api.settings import Settings, load_settings
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "settings.md"
@@ -19,6 +20,66 @@ def test_variables_are_read_from_the_environment(monkeypatch: pytest.MonkeyPatch
     settings = load_settings()
     assert (settings.user_rows, settings.drain_timeout_s) == (8, 2.5)
     assert settings.served_names == ("some-model", "one", "two")
+
+
+def test_one_model_is_a_list_of_one() -> None:
+    settings = Settings(model="/models/a", user_rows=3, quantization="int8")
+    [model] = settings.served_models
+    assert (model.name, model.user_rows, model.quantization) == ("a", 3, "int8")
+
+
+def test_several_models_share_what_they_do_not_say_themselves(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("USER_ROWS", "16")
+    monkeypatch.setenv("QUANTIZATION", "int8")
+    monkeypatch.setenv(
+        "MODELS", '[{"model": "/models/a"}, {"model": "b/c", "model_name": "sql", "user_rows": 2}]'
+    )
+    settings = load_settings()
+    assert [(each.name, each.user_rows, each.quantization) for each in settings.served_models] == [
+        ("a", 16, "int8"),
+        ("sql", 2, "int8"),
+    ]
+    assert settings.default_model.name == "a"
+    assert settings.served_names == ("a", "sql", "falcon40b")
+    assert [settings.name_of(name) for name in settings.served_names] == ["a", "sql", "a"]
+    assert settings.threads == 16 + 2 + 2 * 64 + 16
+
+
+def test_name_of_no_model_is_refused_with_those_that_are() -> None:
+    with pytest.raises(UnknownModel, match="'x' is not served here; served: a, falcon40b"):
+        Settings(model="/models/a").name_of("x")
+
+
+@pytest.mark.parametrize(
+    ("models", "fault"),
+    [
+        ("[", "MODELS='[': is no JSON"),
+        ("[]", "MODELS='[]': is no list of models"),
+        ('{"model": "a"}', "is no list of models"),
+        ("[1]", r"MODELS[0]=1: input should be a valid dictionary"),
+        ('[{"model": "a", "user_rows": 0}]', "MODELS[0].user_rows=0: input should be greater"),
+        ('[{"model": "a"}, {"rows": 3}]', "MODELS[1].rows=3: extra inputs are not permitted"),
+        ('[{"model": "a"}, {"model": "x/a"}]', "two models have one name (a, a); set model_name"),
+        (str(json.dumps([{"model": str(n)} for n in range(9)])), "at most 8 items"),
+        ("[" * 100_000, "is no JSON"),
+    ],
+)
+def test_faults_of_a_list_of_models_name_the_entry_and_the_field(
+    monkeypatch: pytest.MonkeyPatch, models: str, fault: str
+) -> None:
+    monkeypatch.setenv("MODELS", models)
+    with pytest.raises(StartupError) as caught:
+        load_settings()
+    assert fault in str(caught.value)
+
+
+def test_one_model_beside_a_list_of_them_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MODEL", "/models/a")
+    monkeypatch.setenv("MODELS", '[{"model": "/models/b"}]')
+    with pytest.raises(StartupError, match="one of MODEL and MODEL_NAME is set too"):
+        load_settings()
 
 
 def test_threads_cover_rows_queue_and_control_routes() -> None:
@@ -43,7 +104,7 @@ def test_settings_cannot_be_changed() -> None:
 
 
 def test_secret_is_not_shown() -> None:
-    assert "long enough to be" not in repr(Settings(jwt_secret="long enough to be a secret"))  # type: ignore[arg-type]
+    assert "long enough to be" not in repr(Settings(jwt_secret="long enough to be a secret"))
 
 
 def test_every_variable_is_documented_with_its_default() -> None:

@@ -119,7 +119,7 @@ def serve_token_by_token(shape: Shape, rate_per_ms: float, requests: int, seed: 
     while upcoming < requests or running:
         if not running:
             clock = max(clock, arrivals[upcoming])
-        admitted = []
+        admitted: list[int] = []
         while (
             upcoming < requests
             and arrivals[upcoming] <= clock

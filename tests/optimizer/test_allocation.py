@@ -94,8 +94,8 @@ def test_multiplicity_left_out_is_one_card() -> None:
     ("one", "reason"),
     [
         (server(model="zz"), "model zz is not known"),
-        (server(**{"class": "zz"}), "service class zz is not known"),
-        (server(**{"class": ""}), "service class Free is not known"),
+        (server() | {"class": "zz"}, "service class zz is not known"),
+        (server() | {"class": ""}, "service class Free is not known"),
         (server(rate=-1), "arrivalRate is -1"),
         (server(avgInTokens=-5), "avgInTokens is -5"),
         (
@@ -195,9 +195,12 @@ def test_sizings_are_computed_once_per_parameters(monkeypatch: pytest.MonkeyPatc
 
     computed = []
     sizes = ReplicaTable.size
-    monkeypatch.setattr(
-        ReplicaTable, "size", lambda table: computed.append(len(table.parameters)) or sizes(table)
-    )
+
+    def counted(table: ReplicaTable) -> Any:
+        computed.append(len(table))
+        return sizes(table)
+
+    monkeypatch.setattr(ReplicaTable, "size", counted)
     one = system([server(f"s{i}", rate=i + 1) for i in range(50)], unlimited=True)
     options = SolveOptions(SizingCache())
     for _ in range(3):

@@ -23,7 +23,7 @@ OPTIONS = SolveOptions(SizingCache())
 
 def test_explanation_names_the_bound_of_every_accelerator_and_by_how_much() -> None:
     slow = perf("B", decodeParms={"alpha": 20, "beta": 0.3})
-    told = explain(system([server()], perfs=[perf("A"), slow]), "s", SizingCache())
+    told: Any = explain(system([server()], perfs=[perf("A"), slow]), "s", SizingCache())
     good, bad = told["candidates"]
     assert (good["accelerator"], good["feasible"], good["numReplicas"]) == ("A", True, 2)
     assert min(good["maxRateFor"].values()) == pytest.approx(98.87, abs=0.1)
@@ -42,7 +42,7 @@ def test_explanation_says_why_an_accelerator_was_not_tried() -> None:
 
 
 def test_explanation_of_refused_and_of_idle_servers() -> None:
-    refused = explain(system([server(model="zz")]), "s", SizingCache())
+    refused: Any = explain(system([server(model="zz")]), "s", SizingCache())
     assert refused["refused"]["message"] == "model zz is not known"
     idle = explain(system([server(rate=0)]), "s", SizingCache())
     assert idle["scaleToZero"]
@@ -61,7 +61,7 @@ def test_explanation_names_the_cards_that_ran_out() -> None:
         "message": "not enough cards left: it needs 2 of type A, the other servers leave 1 of 3",
     }  # fmt: skip
     assert enough["shortage"] is None
-    alone = explain(system([first], capacity={"B": 4}), "first", SizingCache())
+    alone: Any = explain(system([first], capacity={"B": 4}), "first", SizingCache())
     assert alone["candidates"][0]["shortage"]["message"].endswith("of type A, there are 0")
     unlimited = system([first, second], capacity={}, unlimited=True)
     told = explain(unlimited, "second", SizingCache())
@@ -137,7 +137,7 @@ def test_plan_never_uses_more_cards_than_there_are() -> None:
 def test_what_if_sweeps_load_prices_and_cards() -> None:
     one = system([server("s"), server("t")])
 
-    def rows(**query: Any) -> list[dict[str, Any]]:
+    def rows(**query: Any) -> list[Any]:
         return list(what_if(read(WhatIfQuery, query), one, OPTIONS)["rows"])
 
     load = rows(sweep="load", factors=[0, 1, 4])
@@ -172,7 +172,7 @@ SHAPE = {"maxBatchSize": 16, "avgInTokens": 128, "avgOutTokens": 512}
 
 def test_size_and_analyze_agree_about_one_replica() -> None:
     wanted = {**SPEED, **SHAPE, "slo-itl": 14, "slo-ttft": 500}
-    sized = size(read(SizeQuery, wanted), system([]))
+    sized: Any = size(read(SizeQuery, wanted), system([]))
     assert sized["feasible"]
     assert sized["arrivalRate"] == min(sized["maxRateFor"].values())
     query = read(AnalyzeQuery, {**SPEED, **SHAPE, "arrivalRate": sized["arrivalRate"]})

@@ -28,7 +28,7 @@ def chain(one: Replica, rate: float) -> FloatArray:
     equations[-1] = 1  # one balance equation is redundant; the probabilities sum to 1
     right = np.zeros(size)
     right[-1] = 1
-    solution: FloatArray = np.linalg.solve(equations, right)
+    solution: FloatArray = np.linalg.solve(equations, right).astype(np.float64)
     return solution
 
 
@@ -98,7 +98,7 @@ SHAPES = st.fixed_dictionaries(
 
 @given(SPEEDS, SHAPES, st.floats(1e-12, 1e12))
 def test_extremes_give_finite_ordered_numbers(
-    speed: dict[str, float], requests: dict[str, Any], rate: float
+    speed: dict[str, Any], requests: dict[str, Any], rate: float
 ) -> None:
     one = replica(**speed, **requests)
     if not one.model.is_valid()[0]:

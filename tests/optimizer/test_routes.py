@@ -115,7 +115,7 @@ def test_names_with_slashes_are_reached_encoded_or_not(
         "/addServiceClassModelTargets",
         json={"name": group, "priority": 7, "modelTargets": [{"model": model, "slo-itl": 20}]},
     )
-    client.post("/addServer", json=server("a/b", model=model, **{"class": group}))
+    client.post("/addServer", json=server("a/b", model=model) | {"class": group})
     assert client.get(f"/getModelAcceleratorPerf/{m}/{a}").get_json()["acc"] == acc
     assert client.get(f"/getServiceClassModelTarget/{c}/{m}").get_json()["slo-itl"] == 20
     assert client.get(f"/getAccelerator/{a}").get_json()["name"] == acc

@@ -2,7 +2,7 @@
 
 import random
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -10,12 +10,14 @@ from typing import Any
 
 import pytest
 
-from optimizer.errors import NotFound, StateChanged, StoreFailed
+from common.errors import StoreFailed
+from common.stores.memory_store import MemoryRecords
+from common.stores.sqlite_store import SqliteRecords
+from optimizer.errors import NotFound, StateChanged
 from optimizer.inferno_json import read
 from optimizer.service import StatefulService, StatelessService
 from optimizer.spec import AllocationData, OptimizerSpec, ServerSpec
 from optimizer.state import State
-from optimizer.store import MemoryStore, SqliteStore
 from optimizer.system import System
 from tests.optimizer.support import options, server, system
 
@@ -23,7 +25,7 @@ UNLIMITED = OptimizerSpec(unlimited=True)
 
 
 def stateful(store: Any = None, **fields: Any) -> StatefulService:
-    return StatefulService(store or MemoryStore(), options(**fields))
+    return StatefulService(store or MemoryRecords(), options(**fields))
 
 
 def spec(name: str = "s", rate: float = 120, **fields: Any) -> ServerSpec:
@@ -105,7 +107,7 @@ def test_failed_edit_leaves_the_state_alone() -> None:
 
 
 def test_what_cannot_be_saved_is_not_shown(sqlite_path: Path) -> None:
-    store = SqliteStore(sqlite_path)
+    store = SqliteRecords(sqlite_path)
     service = stateful(store)
     service.update(lambda _: system([server()]))
     store.close()
@@ -150,7 +152,7 @@ def test_sixty_four_threads_leave_one_consistent_state_in_memory_and_on_disk(
     """Mixed adds, removals and solves. Every answer is about servers of one moment and keeps
     within the cards; the store holds what memory holds."""
     wrong: list[Any] = []
-    with closing(SqliteStore(sqlite_path)) as store:
+    with closing(SqliteRecords(sqlite_path)) as store:
         service = stateful(store)
         service.update(lambda _: system([]))
         start = threading.Barrier(64)
@@ -171,7 +173,7 @@ def test_sixty_four_threads_leave_one_consistent_state_in_memory_and_on_disk(
                         servers = [server(f"{number}-{i}", 60) for i in range(3)]
                         check(service.optimize_one(system(servers)), number)
 
-        def check(body: dict[str, Any], number: int | None = None) -> None:
+        def check(body: Mapping[str, Any], number: int | None = None) -> None:
             names = body["allocations"].keys() | body["unallocated"].keys()
             owners = {name.partition("-")[0] for name in names if "-" in name}
             used = {use["type"]: use["count"] for use in body["summary"]["allocationByType"]}
@@ -189,5 +191,5 @@ def test_sixty_four_threads_leave_one_consistent_state_in_memory_and_on_disk(
             thread.join(90)
         in_memory = service.state.dump()
     assert not wrong
-    with closing(SqliteStore(sqlite_path)) as reopened:
+    with closing(SqliteRecords(sqlite_path)) as reopened:
         assert stateful(reopened).state.dump() == in_memory

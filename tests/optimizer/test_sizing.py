@@ -2,12 +2,8 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from optimizer.model.latency import FloatArray
 from optimizer.model.queueing import analyze
-from optimizer.model.roots import find_roots
 from optimizer.model.sizing import HIGHEST_RATE, TPS_MARGIN, Targets, rate_range, size
 from tests.optimizer.support import random_replicas, replica
 
@@ -66,20 +62,3 @@ def test_throughput_target_keeps_a_margin_whatever_its_value() -> None:
     highest = rate_range(one)[1]
     assert size(one, targets(tps=1)).rate_per_ms == pytest.approx(TPS_MARGIN * highest)
     assert size(one, targets(tps=1e9)).rate_per_ms == pytest.approx(TPS_MARGIN * highest)
-
-
-@given(st.lists(st.floats(-3, 3), min_size=1, max_size=20), st.floats(0.1, 20))
-def test_roots_of_monotone_functions_are_found(roots: list[float], steepness: float) -> None:
-    wanted = np.array(roots)
-
-    def function(problems: np.ndarray, x: FloatArray) -> FloatArray:  # type: ignore[type-arg]
-        result: FloatArray = np.tanh(steepness * (x - wanted[problems]))
-        return result
-
-    found = find_roots(function, np.full(wanted.size, -4.0), np.full(wanted.size, 5.0))
-    np.testing.assert_allclose(found, wanted, atol=1e-9)
-
-
-def test_root_at_a_jump_is_found() -> None:
-    found = find_roots(lambda _, x: np.where(x < 1, -1.0, 1.0), np.array([0.0]), np.array([7.0]))
-    assert found[0] == pytest.approx(1, abs=1e-9)

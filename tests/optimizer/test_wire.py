@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 from flask.testing import FlaskClient
 
+from common.stores import Record
 from optimizer.app import create_app
 from optimizer.settings import Settings
-from optimizer.state import Record, from_records
+from optimizer.state import from_records
 from tests.optimizer.support import perf, server, system_data
 
 
@@ -18,8 +19,8 @@ def client(tmp_path: Path) -> FlaskClient:
     """With a solved system."""
     client = client_of(tmp_path)
     busy = server("busy", 200, currentAlloc={"accelerator": "B", "numReplicas": 1})
-    flags = {"milpSolver": True, "heterogeneous": True}
-    client.post("/optimizeOne", json=system_data([server(), busy], **flags))
+    data = system_data([server(), busy], milpSolver=True, heterogeneous=True)
+    client.post("/optimizeOne", json=data)
     return client
 
 

@@ -12,9 +12,12 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from io import BufferedReader
 from pathlib import Path
+from typing import Any
 
 import jwt
+import psutil
 import requests
 
 from tests.ports import free_ports
@@ -32,8 +35,22 @@ def make_token(secret: str = SECRET, **claims: object) -> str:
     return jwt.encode(ours | claims, secret)
 
 
-def bearer(**claims: object) -> dict[str, str]:
+def bearer(**claims: Any) -> dict[str, str]:
     return {"Authorization": f"Bearer {make_token(**claims)}"}
+
+
+AUTH = f"Authorization: Bearer {make_token()}\r\n".encode()
+
+
+def post_bytes(path: str, headers: bytes = AUTH, body: bytes = b"{}") -> bytes:
+    length = b"Content-Length: %d\r\n" % len(body)
+    return b"POST %b HTTP/1.1\r\nHost: p\r\n" % path.encode() + headers + length + b"\r\n" + body
+
+
+def receive(sock: socket.socket) -> bytes:
+    piece = sock.recv(65536)
+    assert piece, "the proxy closed the connection"
+    return piece
 
 
 def until(condition: Callable[[], object], what: str = "condition") -> None:
@@ -102,7 +119,7 @@ class Peer:
             return False
 
 
-Script = Callable[[Peer], None]
+Script = Callable[[Peer], object]
 
 
 def echo(peer: Peer) -> None:
@@ -173,7 +190,7 @@ class ScriptedUpstream:
             sock.close()
 
 
-def _read_request(stream) -> Received | None:
+def _read_request(stream: BufferedReader) -> Received | None:
     head = b""
     while not head.endswith(b"\r\n\r\n"):
         line = stream.readline()
@@ -183,14 +200,14 @@ def _read_request(stream) -> Received | None:
     lines = head.decode("latin-1").split("\r\n")[:-2]
     method, target, _ = lines[0].split(" ")
     headers: dict[str, str] = {}
-    for line in lines[1:]:
-        name, _, value = line.partition(":")
+    for field in lines[1:]:
+        name, _, value = field.partition(":")
         assert name.lower() not in headers, f"{name} was sent twice"
         headers[name.lower()] = value.strip()
     return Received(method, target, headers, _read_body(stream, headers), head)
 
 
-def _read_body(stream, headers: dict[str, str]) -> bytes:
+def _read_body(stream: BufferedReader, headers: dict[str, str]) -> bytes:
     if "chunked" not in headers.get("transfer-encoding", ""):
         return stream.read(int(headers.get("content-length", 0)))
     body = b""
@@ -279,6 +296,26 @@ def _num_whole_answers(received: bytes) -> int:
             break
         count, received = count + 1, rest[size:]
     return count
+
+
+def gauge(proxy: ProxyProcess, name: str) -> float:
+    found = re.search(rf"^{name}(?:{{[^}}]*}})? (\S+)$", proxy.metric("/metrics"), re.MULTILINE)
+    assert found is not None, name
+    return float(found[1])
+
+
+def worker_of(proxy: ProxyProcess) -> psutil.Process:
+    (worker,) = psutil.Process(proxy.process.pid).children()
+    return worker
+
+
+def slow_reader(proxy: ProxyProcess) -> socket.socket:
+    """Its kernel takes little in that it does not read."""
+    sock = socket.socket()
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16_384)
+    sock.settimeout(DEADLINE_S)
+    sock.connect(("127.0.0.1", proxy.port))
+    return sock
 
 
 @contextmanager

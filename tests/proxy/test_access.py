@@ -136,7 +136,10 @@ def test_no_plain_path_has_another_one_in_it(rest: str) -> None:
 def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedApi]:
     """Its optimizer is stateful, so that it has all routes."""
     folder = tmp_path_factory.mktemp("api")
-    settings = {"OPTIMIZER_STATEFUL": "true", "OPTIMIZER_STORE_PATH": folder / "optimizer.db"}
+    settings: dict[str, Any] = {
+        "OPTIMIZER_STATEFUL": "true",
+        "OPTIMIZER_STORE_PATH": folder / "optimizer.db",
+    }
     with served(folder / "log", MOCK_APP, **settings) as api:
         yield api
 
@@ -150,7 +153,7 @@ def door(api: ServedApi, tmp_path_factory: pytest.TempPathFactory) -> Iterator[P
 def ask(door: ProxyProcess, route: str, **claims: object) -> requests.Response:
     method, _, path = route.partition(" ")
     path = path.replace("{", "").replace("}", "")
-    body = {"json": {}} if method in ("POST", "PUT") else {}
+    body: dict[str, Any] = {"json": {}} if method in ("POST", "PUT") else {}
     return requests.request(
         method, door.url + path, headers=bearer(**claims), timeout=DEADLINE_S, **body
     )

@@ -4,6 +4,7 @@ import http.client
 import json
 import socket
 import threading
+from typing import Any
 
 import pytest
 import requests
@@ -21,9 +22,9 @@ from tests.proxy.support import (
 )
 
 
-def post(proxy: ProxyProcess, path: str, **arguments: object) -> requests.Response:
-    arguments = {"json": {"text": "hi"}, "timeout": DEADLINE_S} | arguments
-    return requests.post(proxy.url + path, headers=bearer(), **arguments)
+def post(proxy: ProxyProcess, path: str, **arguments: Any) -> requests.Response:
+    options: dict[str, Any] = {"json": {"text": "hi"}, "timeout": DEADLINE_S}
+    return requests.post(proxy.url + path, headers=bearer(), **(options | arguments))
 
 
 def read_head(sock: socket.socket) -> bytes:
@@ -485,7 +486,7 @@ def test_upstream_restart_is_survived_by_the_next_request(
 def test_upstream_that_hangs_before_its_head_is_a_504(
     upstream: ScriptedUpstream, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    upstream.scripts["/hang"] = lambda peer: peer.wait_until_closed_by_proxy() and None
+    upstream.scripts["/hang"] = Peer.wait_until_closed_by_proxy
     directory = tmp_path_factory.mktemp("hang")
     with running_proxy(directory, upstream.url, FIRST_BYTE_TIMEOUT="0.3") as own:
         reply = post(own, "/hang")

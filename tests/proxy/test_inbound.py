@@ -15,7 +15,9 @@ class NoSource:
     def invite_body(self) -> None: ...
 
 
-def hints(target: str = "/v1/chat/completions", content_type: str = "application/json", **fields):
+def hints(
+    target: str = "/v1/chat/completions", content_type: str = "application/json", **fields: object
+) -> RoutingHints:
     return hints_of(json.dumps(fields).encode(), target, content_type)
 
 

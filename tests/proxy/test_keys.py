@@ -3,6 +3,7 @@
 import json
 import threading
 from pathlib import Path
+from typing import Any
 
 import jwt
 import pytest
@@ -16,6 +17,7 @@ from proxy.access.keys import (
     MIN_REFETCH_S,
     JwksFile,
     JwksUrl,
+    KeySource,
     SharedSecrets,
     fetch_jwks,
     parse_jwks,
@@ -25,11 +27,12 @@ from proxy.files import WatchedFile
 from tests.proxy.support import SECRET, ScriptedUpstream
 
 CLAIMS = {"team_id": "a", "token_id": "b"}
+PrivateKeys = dict[str, Any]  # by algorithm
 RULES = ClaimRules(issuer=None, audience=None, leeway_s=30)
 
 
 @pytest.fixture(scope="module")
-def private_keys() -> dict[str, object]:
+def private_keys() -> PrivateKeys:
     return {
         "RS256": rsa.generate_private_key(public_exponent=65537, key_size=2048),
         "ES256": ec.generate_private_key(ec.SECP256R1()),
@@ -37,8 +40,8 @@ def private_keys() -> dict[str, object]:
     }
 
 
-def jwks_of(private_keys: dict[str, object], suffix: str = "") -> str:
-    makers = {"RS256": RSAAlgorithm, "ES256": ECAlgorithm, "EdDSA": OKPAlgorithm}
+def jwks_of(private_keys: PrivateKeys, suffix: str = "") -> str:
+    makers: dict[str, Any] = {"RS256": RSAAlgorithm, "ES256": ECAlgorithm, "EdDSA": OKPAlgorithm}
     entries = [
         makers[name].to_jwk(key.public_key(), as_dict=True) | {"kid": name + suffix}
         for name, key in private_keys.items()
@@ -46,7 +49,7 @@ def jwks_of(private_keys: dict[str, object], suffix: str = "") -> str:
     return json.dumps({"keys": entries})
 
 
-def authenticator(*sources: object) -> Authenticator:
+def authenticator(*sources: KeySource) -> Authenticator:
     return Authenticator(["HS256", "RS256", "ES256", "EdDSA"], sources, RULES, tuple)
 
 
@@ -79,7 +82,7 @@ class Clock:
 
 @pytest.mark.parametrize("algorithm", ["RS256", "ES256", "EdDSA"])
 def test_each_public_key_algorithm_is_verified_by_its_own_key(
-    private_keys: dict[str, object], tmp_path: Path, algorithm: str
+    private_keys: PrivateKeys, tmp_path: Path, algorithm: str
 ) -> None:
     path = tmp_path / "jwks.json"
     path.write_text(jwks_of(private_keys))
@@ -102,7 +105,7 @@ def test_both_secrets_open_while_clients_change_over() -> None:
 
 
 def test_unknown_kinds_and_secrets_in_a_key_set_are_skipped(
-    private_keys: dict[str, object],
+    private_keys: PrivateKeys,
 ) -> None:
     document = json.loads(jwks_of(private_keys))
     document["keys"] += [
@@ -122,13 +125,13 @@ def test_set_without_a_usable_key_is_an_error(text: str) -> None:
 
 
 def make_url_source(
-    private_keys: dict[str, object],
+    private_keys: PrivateKeys,
 ) -> tuple[JwksUrl, Provider, Clock]:
     provider, clock = Provider(jwks_of(private_keys)), Clock()
     return JwksUrl("https://idp.test/jwks", provider.fetch, clock), provider, clock
 
 
-def test_set_is_fetched_once_and_kept(private_keys: dict[str, object]) -> None:
+def test_set_is_fetched_once_and_kept(private_keys: PrivateKeys) -> None:
     source, provider, clock = make_url_source(private_keys)
     for _ in range(10):
         assert source.candidates("RS256", "RS256")
@@ -138,7 +141,7 @@ def test_set_is_fetched_once_and_kept(private_keys: dict[str, object]) -> None:
     assert provider.num_fetches == 2
 
 
-def test_unknown_key_id_refetches_at_a_limited_rate(private_keys: dict[str, object]) -> None:
+def test_unknown_key_id_refetches_at_a_limited_rate(private_keys: PrivateKeys) -> None:
     source, provider, clock = make_url_source(private_keys)
     assert source.candidates("RS256", "RS256")
     for _ in range(100):
@@ -150,7 +153,7 @@ def test_unknown_key_id_refetches_at_a_limited_rate(private_keys: dict[str, obje
     assert provider.num_fetches == 2
 
 
-def test_secret_key_tokens_never_make_it_fetch(private_keys: dict[str, object]) -> None:
+def test_secret_key_tokens_never_make_it_fetch(private_keys: PrivateKeys) -> None:
     source, provider, clock = make_url_source(private_keys)
     source.candidates("RS256", "RS256")
     clock.now_s += MIN_REFETCH_S
@@ -158,7 +161,7 @@ def test_secret_key_tokens_never_make_it_fetch(private_keys: dict[str, object]) 
     assert provider.num_fetches == 1
 
 
-def test_last_good_set_outlives_a_provider_that_is_down(private_keys: dict[str, object]) -> None:
+def test_last_good_set_outlives_a_provider_that_is_down(private_keys: PrivateKeys) -> None:
     source, provider, clock = make_url_source(private_keys)
     assert source.candidates("RS256", "RS256")
     for outage in ("down", "garbage"):
@@ -170,7 +173,7 @@ def test_last_good_set_outlives_a_provider_that_is_down(private_keys: dict[str, 
         assert provider.num_fetches == num_before + 1
 
 
-def test_others_use_the_old_set_while_one_thread_fetches(private_keys: dict[str, object]) -> None:
+def test_others_use_the_old_set_while_one_thread_fetches(private_keys: PrivateKeys) -> None:
     source, provider, clock = make_url_source(private_keys)
     assert source.candidates("RS256", "RS256")
     clock.now_s += MAX_AGE_S
@@ -185,7 +188,7 @@ def test_others_use_the_old_set_while_one_thread_fetches(private_keys: dict[str,
 
 
 def test_fetch_takes_a_document_and_refuses_redirects_and_floods(
-    private_keys: dict[str, object],
+    private_keys: PrivateKeys,
 ) -> None:
     text = jwks_of(private_keys)
     server = ScriptedUpstream(lambda peer: peer.reply(text.encode()))

@@ -181,7 +181,9 @@ def limited(
         yield process
 
 
-def ask(proxy: ProxyProcess, team: str, path: str = "/v1/completions", **body: object):
+def ask(
+    proxy: ProxyProcess, team: str, path: str = "/v1/completions", **body: object
+) -> requests.Response:
     return requests.post(
         proxy.url + path,
         json={"prompt": "x"} | body,

@@ -11,6 +11,7 @@ import socket
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -94,7 +95,11 @@ def num_lines(proxy: ProxyProcess) -> int:
 @pytest.mark.timeout(max(600, EXAMPLES))
 def test_each_answer_has_its_line_and_nothing_is_made_up(tmp_path: Path) -> None:
     upstream = ScriptedUpstream(lambda peer: peer.reply(b"ok"))
-    impatience = {"HEAD_TIMEOUT": "0.15", "BODY_TIMEOUT": "0.15", "KEEPALIVE_TIMEOUT": "0.15"}
+    impatience: dict[str, Any] = {
+        "HEAD_TIMEOUT": "0.15",
+        "BODY_TIMEOUT": "0.15",
+        "KEEPALIVE_TIMEOUT": "0.15",
+    }
     with running_proxy(tmp_path, upstream.url, **impatience) as proxy:
         (worker,) = psutil.Process(proxy.process.pid).children()
         with ThreadPoolExecutor(CLIENTS) as pool:
@@ -105,8 +110,8 @@ def test_each_answer_has_its_line_and_nothing_is_made_up(tmp_path: Path) -> None
         assert num_lines(proxy) == num_answers
         assert requests.get(proxy.url + "/health", timeout=DEADLINE_S).ok
         assert psutil.Process(proxy.process.pid).children() == [worker]
-        for name in ("hearth_proxy_in_flight", "hearth_proxy_connections"):
-            until(lambda name=name: f"\n{name} 0.0" in proxy.metric("/metrics"), name)
+        at_rest = ("\nhearth_proxy_in_flight 0.0", "\nhearth_proxy_connections 0.0")
+        until(lambda: all(line in proxy.metric("/metrics") for line in at_rest), "rest")
         for sign in ("Traceback", "never retrieved", "failed"):
             assert sign not in proxy.log()
     assert num_answers > EXAMPLES

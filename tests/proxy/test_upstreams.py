@@ -332,7 +332,7 @@ def test_request_to_a_server_that_stopped_answering_is_refused_at_once(tmp_path:
     frozen = ScriptedUpstream()
     with running_proxy(tmp_path, frozen.url) as proxy:
         assert ask(proxy.url).status_code == 200
-        frozen.scripts["/ready"] = lambda peer: peer.wait_until_closed_by_proxy() and None
+        frozen.scripts["/ready"] = Peer.wait_until_closed_by_proxy
         frozen.scripts["/ask"] = frozen.scripts["/ready"]
         until(lambda: "is silent" in proxy.log(), "the first silent check")
 

@@ -122,7 +122,9 @@ def test_windows_hold_whole_documents_and_mark_only_answers() -> None:
     tokenizer = load_tokenizer(MODEL_DIR / "tokenizer.json")
     documents = [chat_turn(exchange_of(f"Question {number}")) for number in range(50)]
     documents = [[*document, Piece("An answer" + EOS, True)] for document in documents]
-    windows = pack(encode(documents, tokenizer, Random(2)), 64, tokenizer.token_to_id("<pad>"))
+    padding = tokenizer.token_to_id("<pad>")
+    assert padding is not None
+    windows = pack(encode(documents, tokenizer, Random(2)), 64, padding)
     assert (windows.ids[:, 0] == tokenizer.token_to_id(BOS)).all()
     assert (windows.ids == tokenizer.token_to_id(BOS)).sum() == len(documents)
     assert not windows.is_target[windows.ids == tokenizer.token_to_id("<pad>")].any()
@@ -166,6 +168,8 @@ def test_the_chat_template_renders_the_training_format() -> None:
     text = tokenizer.apply_chat_template(messages, tokenize=False)
     assert text == BOS + render(chat_turn(exchange))
     asked = tokenizer.apply_chat_template(messages[:1], tokenize=False, add_generation_prompt=True)
+    assert isinstance(text, str)
+    assert isinstance(asked, str)
     assert text.startswith(asked)
     assert asked.endswith(f"{ASSISTANT}\n")
     ids = tokenizer(asked, add_special_tokens=False)["input_ids"]

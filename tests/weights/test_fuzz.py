@@ -89,6 +89,7 @@ def answer(client: FlaskClient, path: str, text: str) -> int:
     return response.status_code
 
 
+@pytest.mark.slow
 @settings(
     max_examples=EXAMPLES, deadline=None, database=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],

@@ -8,8 +8,8 @@ import pytest
 from flask.testing import FlaskClient
 from gunicorn.http.errors import InvalidChunkSize
 
+from common.errors import StoreFailed
 from tests.weights.support import DELETE, GENERATE, UPDATE, new_client, search, update
-from weights.errors import StoreFailed
 from weights.store.memory_store import MemoryStore
 from weights.store.redis_store import RedisStore
 

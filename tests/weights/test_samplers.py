@@ -32,7 +32,7 @@ def search(
     proposals: list[Proposal] = []
     for _ in range(trials):
         proposals += sampler.propose(problem, told, [], 1, rng)
-        weights = proposals[-1].weights
+        weights = proposals[-1].shares
         told.append(Observation(weights, metric(np.array(weights))))
     return told, proposals
 
@@ -51,7 +51,7 @@ def search(
 )
 def test_proposals_keep_to_the_problem(name: SamplerName, problem: Problem) -> None:
     told, _ = search(name, problem, slowest, 55 if name == "dirichlet_mle" else 8)
-    for weights in (np.array(observation.weights) for observation in told):
+    for weights in (np.array(observation.shares) for observation in told):
         assert float(weights.sum()) == pytest.approx(1.0, abs=1e-9)
         assert (weights >= np.array(problem.min_weightings) - 1e-9).all()
         assert (weights <= np.array(problem.max_weightings) + 1e-9).all()
@@ -75,7 +75,7 @@ def test_several_asks_at_once_differ_from_each_other() -> None:
     told, _ = search("random", FREE, slowest, 10)
     sampler = choose_sampler("adaptive")
     asked = sampler.propose(FREE, told, [(0.5, 0.3, 0.2)], 4, np.random.default_rng(0))
-    assert len({proposal.weights for proposal in asked}) == 4
+    assert len({proposal.shares for proposal in asked}) == 4
 
 
 def test_the_slowest_stage_is_recognised_and_balanced_under_noise() -> None:
@@ -87,7 +87,7 @@ def test_the_slowest_stage_is_recognised_and_balanced_under_noise() -> None:
     told, proposals = search("adaptive", FREE, metric, 30)
     found = choose_sampler("adaptive").assess(FREE, told)
     assert proposals[-1].model == found.model == "slowest_stage"
-    assert slowest(np.array(found.best.weights)) > 0.95 * slowest(np.array([4, 2, 1]) / 7)
+    assert slowest(np.array(found.best.shares)) > 0.95 * slowest(np.array([4, 2, 1]) / 7)
     assert found.best.low < found.best.metric < found.best.high
     assert found.concentration is not None
     belief = np.array(found.concentration) / sum(found.concentration)
@@ -134,7 +134,7 @@ def test_summed_stages_fill_the_cheapest_nodes_to_their_caps(direction: str) -> 
     told, proposals = search("adaptive", problem, metric, 14)
     best = choose_sampler("adaptive").assess(problem, told)
     assert proposals[-1].model == "total_time"
-    assert best.best.weights == pytest.approx((0.6, 0.4, 0.0), abs=1e-6)
+    assert best.best.shares == pytest.approx((0.6, 0.4, 0.0), abs=1e-6)
     assert best.convergence.converged
 
 
@@ -160,7 +160,7 @@ def test_without_times_there_is_a_gaussian_process() -> None:
     told, proposals = search("adaptive", FREE, metric, 30)
     assert proposals[-1].model == "gaussian_process"
     best = choose_sampler("adaptive").assess(FREE, told).best
-    assert best.weights == pytest.approx((0.5, 0.3, 0.2), abs=0.05)
+    assert best.shares == pytest.approx((0.5, 0.3, 0.2), abs=0.05)
 
 
 def test_bad_weights_do_not_blur_what_a_surrogate_proposes_from() -> None:
@@ -181,7 +181,7 @@ def test_a_lucky_value_is_not_the_best_for_ever() -> None:
     told = [Observation(good, slowest(np.array(good)))] * 6
     told += [Observation(lucky, slowest(np.array(lucky)))] * 6 + [Observation(lucky, 3.0)]
     told += search("random", FREE, slowest, 12)[0]
-    assert choose_sampler("adaptive").assess(FREE, told).best.weights == pytest.approx(good)
+    assert choose_sampler("adaptive").assess(FREE, told).best.shares == pytest.approx(good)
 
 
 def test_the_classic_loop_ends_at_its_optimum() -> None:
@@ -195,7 +195,7 @@ def test_the_classic_loop_ends_at_its_optimum() -> None:
     for seed in range(20):
         told, _ = search("adaptive", problem, metric, 20, seed)
         best = choose_sampler("adaptive").assess(problem, told).best
-        distances.append(float(np.linalg.norm(np.array(best.weights) - optimum)))
+        distances.append(float(np.linalg.norm(np.array(best.shares) - optimum)))
     assert float(np.median(distances)) < 0.0005
 
 
@@ -226,7 +226,7 @@ def test_partitions_that_agree_or_hold_zeros_have_a_concentration(
 )
 def test_any_finite_metric_gets_finite_answers(metric: Metric) -> None:
     told, proposals = search("adaptive", FREE, lambda weights: float(metric(weights)), 6)
-    assert np.isfinite([proposal.weights for proposal in proposals]).all()
+    assert np.isfinite([proposal.shares for proposal in proposals]).all()
     last = proposals[-1]
     assert last.predicted_metric is not None
     assert last.predicted_spread is not None

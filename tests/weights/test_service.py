@@ -9,7 +9,7 @@ import pytest
 from tests.weights.support import UPDATE, new_client, update
 from weights.pending import EXPIRY_S, MAX_PER_SESSION, MAX_SESSIONS, PendingAsks
 from weights.samplers.uniform import RandomSampler
-from weights.search import Observation, Problem, Proposal, Weights
+from weights.search import Observation, Problem, Proposal, Shares
 from weights.service import MAX_FITTED, WeightsService
 from weights.store.memory_store import MemoryStore
 
@@ -22,13 +22,13 @@ class RecordingSampler(RandomSampler):
 
     def __init__(self) -> None:
         self.observations: list[Observation] = []
-        self.pending: list[Weights] = []
+        self.pending: list[Shares] = []
 
     def propose(
         self,
         problem: Problem,
         observations: Sequence[Observation],
-        pending: Sequence[Weights],
+        pending: Sequence[Shares],
         count: int,
         rng: np.random.Generator,
     ) -> list[Proposal]:
@@ -76,8 +76,8 @@ def test_measurements_of_one_split_are_repeats_of_one_point(
     for share in (0.68, 0.7, 0.72):
         service.tell("s", layered, [Observation((share, 1 - share), share)])
     service.ask("s", layered, 1, 1)
-    assert {one.weights for one in sampler.observations} == {MOST}
-    assert service.overview("s").assessment.best.weights == MOST
+    assert {one.shares for one in sampler.observations} == {MOST}
+    assert service.overview("s").assessment.best.shares == MOST
 
 
 def test_a_model_is_fitted_to_the_last_observations(
@@ -137,6 +137,7 @@ def test_three_nodes_are_shown_in_a_triangle() -> None:
     assert "node" not in two
 
 
+@pytest.mark.slow
 def test_pictures_are_drawn_by_several_threads_at_once() -> None:
     client = new_client(sampler="random")
     for number in range(10):

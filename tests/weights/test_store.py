@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 import redis
 
+from common.errors import StoreFailed
 from tests.stores import kill_after, place, start_writer
-from weights.errors import SessionMismatch, StoreFailed
+from weights.errors import SessionMismatch
 from weights.search import Direction, Observation, Problem
 from weights.session import Session
 from weights.store import WeightStore
@@ -165,7 +166,7 @@ def test_no_update_of_eight_processes_is_lost(kind: str, request: pytest.Fixture
     assert session is not None
     assert session.num_observations == len(stored) == PROCESSES * UPDATES
     for process in range(PROCESSES):
-        mine = [o.metric for o in stored if o.weights[0] == process / 10]
+        mine = [o.metric for o in stored if o.shares[0] == process / 10]
         assert mine == list(range(UPDATES))
 
 
@@ -195,8 +196,8 @@ def sqlite_steps(path: Path) -> int:
 
     with closing(SqliteStore(path)) as store:
         store.append("s", problem(), [seen(1)])
-        assert store._connection is not None
-        store._connection.set_progress_handler(count, 10)
+        assert store._file._connection is not None
+        store._file._connection.set_progress_handler(count, 10)
         store.append("s", problem(), [seen(1)])
     return steps
 

@@ -1,19 +1,17 @@
-"""The weights service over HTTP, as a blueprint: what a composition root mounts.
+"""The weights service over HTTP, as a blueprint that a composition root mounts.
 
 Views run on request threads; what they share is the service they are given.
 """
 
 from flask import Blueprint, Response
 
+from common.errors import StoreFailed, WireError
 from weights.errors import WeightsError
 from weights.routes.answers import Problem
 from weights.routes.http import Http, json_response
-from weights.routes.operations import OPERATIONS
-from weights.routes.sessions import add_session_routes
+from weights.routes.sessions import add_measure_routes, add_session_routes
 from weights.routes.updates import add_update_routes
 from weights.service import WeightsService
-
-__all__ = ["OPERATIONS", "create_blueprint"]
 
 
 def create_blueprint(service: WeightsService, max_body_bytes: int = 16 * 2**20) -> Blueprint:
@@ -21,9 +19,11 @@ def create_blueprint(service: WeightsService, max_body_bytes: int = 16 * 2**20) 
     http = Http(blueprint, max_body_bytes)
     add_update_routes(http, service)
     add_session_routes(http, service)
-    blueprint.register_error_handler(WeightsError, _error_response)
+    add_measure_routes(http, service)
+    for kind in (WeightsError, StoreFailed):
+        blueprint.register_error_handler(kind, _error_response)
     return blueprint
 
 
-def _error_response(error: WeightsError) -> Response:
+def _error_response(error: WireError) -> Response:
     return json_response(Problem.of(error), error.status)

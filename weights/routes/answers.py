@@ -1,4 +1,4 @@
-"""What the routes answer. Fields that were not set are left out."""
+"""The answers of the routes. Fields that were not set are left out."""
 
 import math
 from collections.abc import Iterable
@@ -6,10 +6,11 @@ from typing import Annotated, Self
 
 from pydantic import BaseModel, ConfigDict, WithJsonSchema
 
+from common.errors import WireError
 from weights.engine_formats import engine_settings
-from weights.errors import InvalidRequest, WeightsError
+from weights.errors import InvalidRequest, SessionMismatch
 from weights.partition import Layers, ranges
-from weights.search import Best, Direction, Observation, Proposal, Weights
+from weights.search import Best, Direction, Observation, Proposal, Shares
 from weights.service import Overview
 from weights.session import Session, Told
 
@@ -36,14 +37,14 @@ class Said(Answer):
 
 class LoggedAnswer(Said):
     number_of_nodes: int
-    weights: Weights
+    weights: Shares
 
 
 class ToldAnswer(Said):
     """The best single measurement, of how many."""
 
     best_perf_metric: float
-    best_weights: Weights
+    best_weights: Shares
     best_out_of: int
 
     @classmethod
@@ -53,13 +54,13 @@ class ToldAnswer(Said):
             status_code=200,
             message=FIRST if told.is_first else BETTER if told.is_better else NO_CHANGE,
             best_perf_metric=session.best.metric,
-            best_weights=session.best.weights,
+            best_weights=session.best.shares,
             best_out_of=session.num_observations,
         )
 
 
 class ProposalAnswer(Answer):
-    weights: Weights
+    weights: Shares
     model: str
     predicted_metric: float | None = None
     predicted_spread: float | None = None
@@ -82,12 +83,12 @@ class GeneratedAnswer(Said, ProposalAnswer):
 
 
 class ObservationAnswer(Answer):
-    weights: Weights
+    weights: Shares
     performance_metric: float
 
     @classmethod
     def of(cls, observation: Observation) -> Self:
-        return cls(weights=observation.weights, performance_metric=observation.metric)
+        return cls(weights=observation.shares, performance_metric=observation.metric)
 
 
 class SessionAnswer(Answer):
@@ -122,7 +123,7 @@ class NoiseAwareAnswer(ObservationAnswer):
     @classmethod
     def of_best(cls, best: Best) -> Self:
         low, high = (end if math.isfinite(end) else None for end in (best.low, best.high))
-        return cls(weights=best.weights, performance_metric=best.metric, interval_90=(low, high))
+        return cls(weights=best.shares, performance_metric=best.metric, interval_90=(low, high))
 
 
 class ConvergenceAnswer(Answer):
@@ -131,8 +132,8 @@ class ConvergenceAnswer(Answer):
 
 
 class OverviewAnswer(SessionAnswer):
-    min_weightings: Weights
-    max_weightings: Weights
+    min_weightings: Shares
+    max_weightings: Shares
     num_layers: int | None
     model: str
     noise_aware_best: NoiseAwareAnswer
@@ -164,7 +165,7 @@ class OverviewAnswer(SessionAnswer):
         )
 
 
-# [first, beyond the last]; told without prefixItems, which readers of OpenAPI trip over.
+# [first, beyond the last]; without prefixItems, which readers of OpenAPI trip over.
 LayerRange = Annotated[
     tuple[int, int],
     WithJsonSchema({"type": "array", "items": {"type": "integer"}, "minItems": 2, "maxItems": 2}),
@@ -172,14 +173,14 @@ LayerRange = Annotated[
 
 
 class PartitionAnswer(Answer):
-    weights: Weights
+    weights: Shares
     num_layers: int
     layers_per_node: Layers
     layers: list[LayerRange]
     engines: dict[str, object]
 
     @classmethod
-    def of(cls, weights: Weights, layers: Layers) -> Self:
+    def of(cls, weights: Shares, layers: Layers) -> Self:
         return cls(
             weights=weights,
             num_layers=sum(layers),
@@ -211,22 +212,28 @@ class Problem(Answer):
     detail: list[FaultAnswer] = []
 
     @classmethod
-    def of(cls, error: WeightsError) -> Self:
+    def of(cls, error: WireError) -> Self:
         faults = error.faults if isinstance(error, InvalidRequest) else ()
-        kind = "invalid_request_error" if error.status < 500 else "server_error"
         param = ".".join(map(str, faults[0].loc[1:])) if faults else None
-        shape = ErrorDetail(message=str(error), type=kind, param=param or None, code=error.code)
-        message = error.summary or str(error)
+        shape = ErrorDetail(
+            message=str(error), type=error.type, param=param or None, code=error.code
+        )
+        message = error.summary if isinstance(error, SessionMismatch) else str(error)
         if not faults:
             return cls(status_code=error.status, message=message, error=shape)
         detail = [FaultAnswer(loc=f.loc, msg=f.msg, type=f.type) for f in faults]
         return cls(status_code=error.status, message=message, error=shape, detail=detail)
 
 
+def problems(*statuses: int) -> dict[int, type[Problem]]:
+    """Returns the answers of an operation's failures, by status."""
+    return dict.fromkeys(statuses, Problem)
+
+
 def _fields(proposal: Proposal) -> dict[str, object]:
-    """Those that the model gave."""
+    """Returns the fields that the model gave."""
     fields = {
-        "weights": proposal.weights,
+        "weights": proposal.shares,
         "model": proposal.model,
         "predicted_metric": proposal.predicted_metric,
         "predicted_spread": proposal.predicted_spread,

@@ -1,15 +1,18 @@
 """Reading requests and writing responses. No state of its own: any thread."""
 
 from collections.abc import Callable
-from typing import IO, Any, TypeVar
+from functools import wraps
+from typing import IO, TypeVar
 
 from flask import Blueprint, Response, request
 from pydantic import BaseModel
 
+from common.operations import operation_of
 from weights.errors import BodyTooLarge, Fault, InvalidRequest
 from weights.schema import Body
 
 BodyT = TypeVar("BodyT", bound=Body)
+View = Callable[..., BaseModel | Response]
 
 
 def json_response(answer: BaseModel, status: int = 200) -> Response:
@@ -18,25 +21,42 @@ def json_response(answer: BaseModel, status: int = 200) -> Response:
 
 
 class Http:
-    """Adds routes to a blueprint. Used while it is built, then by its views to read bodies."""
+    """Adds routes to a blueprint, while it is built."""
 
     def __init__(self, blueprint: Blueprint, max_body_bytes: int) -> None:
         self._blueprint, self._max_body_bytes = blueprint, max_body_bytes
 
-    def add(self, verb: str, path: str, view: Callable[..., Any]) -> None:
-        """A view returns a Response, or a model to be answered as JSON."""
+    def route(self, verb: str, path: str) -> Callable[[View], View]:
+        """Returns a decorator of a view that has an operation.
 
-        def respond(**names: str) -> Response:
-            answer = view(**names)
-            return answer if isinstance(answer, Response) else json_response(answer)
+        The view gets the body, read by the operation's model, before the names in the path. It
+        returns a Response, or a model that is sent as JSON.
+        """
 
-        name = f"{verb} {path}".replace(".", "_")
-        self._blueprint.add_url_rule(
-            path, name, respond, methods=[verb], strict_slashes=False, merge_slashes=False
-        )
+        def add(view: View) -> View:
+            described = operation_of(view)
+            assert described is not None, "put @operation below"
 
-    def body(self, model: type[BodyT]) -> BodyT:
-        """The request's body. Raises InvalidRequest and BodyTooLarge."""
+            @wraps(view)
+            def respond(**names: str) -> Response:
+                given = () if described.body is None else (self._body(described.body),)
+                answer = view(*given, **names)
+                return answer if isinstance(answer, Response) else json_response(answer)
+
+            self._blueprint.add_url_rule(
+                path,
+                f"{verb} {path}".replace(".", "_"),
+                respond,
+                methods=[verb],
+                strict_slashes=False,
+                merge_slashes=False,
+            )
+            return view
+
+        return add
+
+    def _body(self, model: type[BodyT]) -> BodyT:
+        """Returns the request's body. Raises InvalidRequest and BodyTooLarge."""
         length = request.content_length
         if length is not None and length > self._max_body_bytes:
             raise BodyTooLarge(self._max_body_bytes)

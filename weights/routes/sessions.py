@@ -1,9 +1,10 @@
-"""Ours: list sessions, look at one, tell many at once, partition, plot and delete."""
+"""Hearth's own routes: list sessions, read one, tell many at once, partition, plot and delete."""
 
 from typing import Any, get_args
 
 from flask import Response, request
 
+from common.operations import operation
 from weights.errors import Fault, InvalidRequest, SessionNotFound
 from weights.routes.answers import (
     DELETED,
@@ -13,69 +14,84 @@ from weights.routes.answers import (
     SessionAnswer,
     SessionsAnswer,
     ToldAnswer,
+    problems,
 )
 from weights.routes.http import Http
 from weights.schema import ObservationsBody, Page, PartitionBody, PlotFormat
 from weights.service import WeightsService
 
+SESSION = "/weights/sessions/<path:session_id>"
+PAGE = Page.model_json_schema()["properties"]
 MIMETYPES: dict[PlotFormat, str] = {"svg": "image/svg+xml", "png": "image/png"}
 
 
 def add_session_routes(http: Http, service: WeightsService) -> None:
-    routes = _SessionRoutes(http, service)
-    one = "/weights/sessions/<path:session_id>"
-    http.add("GET", "/weights/sessions", routes.list_sessions)
-    http.add("GET", one, routes.show)
-    http.add("DELETE", one, routes.delete)
-    http.add("POST", f"{one}/observations", routes.tell)
-    http.add("POST", f"{one}/partition", routes.partition)
-    http.add("GET", f"{one}/plot", routes.plot)
-
-
-class _SessionRoutes:
-    """The views. No state but the service: request threads."""
-
-    def __init__(self, http: Http, service: WeightsService) -> None:
-        self._http, self._service = http, service
-
-    def list_sessions(self) -> SessionsAnswer:
+    @http.route("GET", "/weights/sessions")
+    @operation("All sessions, in pages.", {200: SessionsAnswer, **problems(422, 503)}, query=PAGE)
+    def list_sessions() -> SessionsAnswer:
         page = Page.parse(request.args.to_dict())
-        sessions = self._service.sessions(page.offset, page.limit)
+        sessions = service.sessions(page.offset, page.limit)
         return SessionsAnswer(
             sessions=[SessionAnswer.of(one) for one in sessions],
             offset=page.offset,
             limit=page.limit,
         )
 
-    def show(self, session_id: str) -> OverviewAnswer:
+    @http.route("GET", SESSION)
+    @operation(
+        "A session: history in pages, best, best when noise is accounted for, convergence.",
+        {200: OverviewAnswer, **problems(404, 422, 503)},
+        query=PAGE,
+    )
+    def show(session_id: str) -> OverviewAnswer:
         page = Page.parse(request.args.to_dict())
-        overview = self._service.overview(session_id)
-        history = self._service.history(session_id, page.offset, page.limit)
+        overview = service.overview(session_id)
+        history = service.history(session_id, page.offset, page.limit)
         return OverviewAnswer.of_overview(overview, history, page.offset, page.limit)
 
-    def delete(self, session_id: str) -> Said:
-        if not self._service.delete(session_id):
+    @http.route("DELETE", SESSION)
+    @operation("Delete a session.", {200: Said, **problems(404, 503)})
+    def delete(session_id: str) -> Said:
+        if not service.delete(session_id):
             raise SessionNotFound(session_id)
         return Said(status_code=200, message=DELETED.format(session_id))
 
-    def tell(self, session_id: str) -> ToldAnswer:
-        body = self._http.body(ObservationsBody)
-        return ToldAnswer.of(self._service.tell(session_id, body.problem, body.all_observations))
 
-    def partition(self, session_id: str) -> PartitionAnswer:
-        body = self._http.body(PartitionBody)
-        given = body.weights_within(self._service.find(session_id).problem)
+def add_measure_routes(http: Http, service: WeightsService) -> None:
+    @http.route("POST", f"{SESSION}/observations")
+    @operation(
+        "Tell many measurements at once, all or none.",
+        {200: ToldAnswer, **problems(409, 413, 422, 503)},
+        ObservationsBody,
+    )
+    def tell(body: ObservationsBody, session_id: str) -> ToldAnswer:
+        return ToldAnswer.of(service.tell(session_id, body.problem, body.all_observations))
+
+    @http.route("POST", f"{SESSION}/partition")
+    @operation(
+        "Weights as whole layers, in the forms that engines read.",
+        {200: PartitionAnswer, **problems(404, 413, 422, 503)},
+        PartitionBody,
+    )
+    def partition(body: PartitionBody, session_id: str) -> PartitionAnswer:
+        given = body.weights_within(service.find(session_id).problem)
         return PartitionAnswer.of(
-            *self._service.layers(session_id, body.num_layers, body.min_layers, given)
+            *service.layers(session_id, body.num_layers, body.min_layers, given)
         )
 
-    def plot(self, session_id: str) -> Response:
-        # matplotlib takes half a second to import: only who wants a picture waits for it.
+    @http.route("GET", f"{SESSION}/plot")
+    @operation(
+        "The search as a picture.",
+        {200: tuple(MIMETYPES.values()), **problems(404, 422, 503)},
+        query={"format": {"type": "string", "enum": list(MIMETYPES)}},
+    )
+    def plot(session_id: str) -> Response:
+        # matplotlib takes half a second to import: only requests for a picture wait for it.
         from weights.plot import draw
 
         plot_format = _plot_format()
-        overview = self._service.overview(session_id)
-        picture = draw(overview, self._service.recent(overview.session), plot_format)
+        overview = service.overview(session_id)
+        picture = draw(overview, service.recent(overview.session), plot_format)
         return Response(picture, content_type=MIMETYPES[plot_format])
 
 

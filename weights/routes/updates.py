@@ -2,6 +2,7 @@
 
 import logging
 
+from common.operations import operation
 from weights.routes.answers import (
     DELETED,
     LOGGED,
@@ -10,6 +11,7 @@ from weights.routes.answers import (
     LoggedAnswer,
     Said,
     ToldAnswer,
+    problems,
 )
 from weights.routes.http import Http
 from weights.schema import DeleteBody, GenerateBody, LogBody, UpdateBody
@@ -19,22 +21,30 @@ logger = logging.getLogger(__name__)
 
 
 def add_update_routes(http: Http, service: WeightsService) -> None:
-    def update() -> ToldAnswer:
-        body = http.body(UpdateBody)
+    @http.route("POST", "/weights_update")
+    @operation("Tell a measurement.", {200: ToldAnswer, **problems(409, 413, 422, 503)}, UpdateBody)
+    def update(body: UpdateBody) -> ToldAnswer:
         return ToldAnswer.of(service.tell(body.session_id, body.problem, [body.observation]))
 
-    def generate() -> GeneratedAnswer:
-        body = http.body(GenerateBody)
+    @http.route("POST", "/weights_gen")
+    @operation(
+        "Ask for weights to measure.",
+        {200: GeneratedAnswer, **problems(409, 413, 422, 503)},
+        GenerateBody,
+    )
+    def generate(body: GenerateBody) -> GeneratedAnswer:
         proposals = service.ask(body.session_id, body.problem, body.count, body.seed)
         return GeneratedAnswer.of(proposals)
 
-    def delete() -> Said:
-        session_id = http.body(DeleteBody).session_id
-        text = DELETED if service.delete(session_id) else NOT_FOUND
-        return Said(status_code=200, message=text.format(session_id))
+    @http.route("POST", "/weights_update_delete")
+    @operation("Delete a session.", {200: Said, **problems(413, 422, 503)}, DeleteBody)
+    def delete(body: DeleteBody) -> Said:
+        text = DELETED if service.delete(body.session_id) else NOT_FOUND
+        return Said(status_code=200, message=text.format(body.session_id))
 
-    def log() -> LoggedAnswer:
-        body = http.body(LogBody)
+    @http.route("POST", "/weights_log")
+    @operation("Check weights and echo them.", {200: LoggedAnswer, **problems(413, 422)}, LogBody)
+    def log(body: LogBody) -> LoggedAnswer:
         logger.info("weights=%s", body.weights)
         return LoggedAnswer(
             status_code=200,
@@ -42,8 +52,3 @@ def add_update_routes(http: Http, service: WeightsService) -> None:
             number_of_nodes=body.number_of_nodes,
             weights=tuple(body.weights),
         )
-
-    http.add("POST", "/weights_update", update)
-    http.add("POST", "/weights_gen", generate)
-    http.add("POST", "/weights_update_delete", delete)
-    http.add("POST", "/weights_log", log)

@@ -1,7 +1,7 @@
 """The default: fit every model of the cost, trust the one that predicts best, and ask it.
 
 Two of three trials explore, where the trusted model would learn most about the optimum; one in
-three takes the weights that are best in expectation, so that good weights have been measured
+three takes the shares that are best in expectation, so that good shares have been measured
 whenever the search is stopped.
 """
 
@@ -16,7 +16,7 @@ from weights.samplers.layers import neighbours
 from weights.samplers.model_choice import guide
 from weights.samplers.trials import SAME, Trials, trials_from
 from weights.samplers.uniform import RandomSampler
-from weights.search import Assessment, Observation, Problem, Proposal, Weights
+from weights.search import Assessment, Observation, Problem, Proposal, Shares
 from weights.simplex import FloatArray
 
 EXPLOIT_EVERY = 3
@@ -28,21 +28,21 @@ class AdaptiveSampler:
         self,
         problem: Problem,
         observations: Sequence[Observation],
-        pending: Sequence[Weights],
+        pending: Sequence[Shares],
         count: int,
         rng: np.random.Generator,
     ) -> list[Proposal]:
-        if len({observation.weights for observation in observations}) < MIN_POINTS:
+        if len({observation.shares for observation in observations}) < MIN_POINTS:
             return RandomSampler().propose(problem, observations, pending, count, rng)
         # Trials that run now are taken to give what the model expects of them.
         told = list(observations)
-        for weights in pending:
-            told.append(_Step(problem, told, rng).expected(weights))
+        for shares in pending:
+            told.append(_Step(problem, told, rng).expected(shares))
         proposals = []
         for _ in range(count):
             step = _Step(problem, told, rng)
             proposals.append(step.proposal())
-            told.append(step.expected(proposals[-1].weights))
+            told.append(step.expected(proposals[-1].shares))
         return proposals
 
     def assess(self, problem: Problem, observations: Sequence[Observation]) -> Assessment:
@@ -62,26 +62,26 @@ class _Step:
 
     def proposal(self) -> Proposal:
         is_exploring = len(self._trials) % EXPLOIT_EVERY
-        weights = self._exploring() if is_exploring else self._best_in_expectation()
-        costs = self._fit.costs(np.array([weights]))[:, 0]
-        expected = self.expected(weights)
+        shares = self._exploring() if is_exploring else self._best_in_expectation()
+        costs = self._fit.costs(np.array([shares]))[:, 0]
+        expected = self.expected(shares)
         deviation = float(np.hypot(costs.std(), self._fit.noise))
         spread = self._trials.scale.deviation(deviation, expected.metric)
-        return Proposal(weights, self._fit.name, expected.metric, spread)
+        return Proposal(shares, self._fit.name, expected.metric, spread)
 
-    def expected(self, weights: Weights) -> Observation:
-        cost = self._fit.costs(np.array([weights])).mean(axis=0)
+    def expected(self, shares: Shares) -> Observation:
+        cost = self._fit.costs(np.array([shares])).mean(axis=0)
         metric = self._trials.scale.metrics(cost)
-        return Observation(weights, float(metric[0]))
+        return Observation(shares, float(metric[0]))
 
-    def _exploring(self) -> Weights:
+    def _exploring(self) -> Shares:
         explored = self._snapped(self._fit.explore(self._bounds, self._rng))
         if self._problem.num_layers is None or not self._is_known(explored):
             return explored
         # Layers leave few splits: rather than the same again, the best of its unknown neighbours.
         return self._best_of(neighbours(explored, self._problem), or_else=explored)
 
-    def _best_in_expectation(self) -> Weights:
+    def _best_in_expectation(self) -> Shares:
         candidates = np.concatenate(
             [self._fit.safest(self._bounds), self._fit.optima(self._bounds)]
         )
@@ -94,16 +94,16 @@ class _Step:
             return self._best_of(neighbours(best, self._problem), or_else=best)
         return best
 
-    def _best_of(self, splits: Sequence[Weights], or_else: Weights) -> Weights:
-        """The best in expectation of those never measured."""
-        unknown = [weights for weights in splits if not self._is_known(weights)]
+    def _best_of(self, splits: Sequence[Shares], or_else: Shares) -> Shares:
+        """Returns the best in expectation of the splits that were never measured."""
+        unknown = [shares for shares in splits if not self._is_known(shares)]
         if not unknown:
             return or_else
         return unknown[int(self._fit.costs(np.array(unknown)).mean(axis=0).argmin())]
 
-    def _is_known(self, weights: Weights) -> bool:
-        offsets = np.abs(self._trials.points - np.array(weights)).max(axis=1)
+    def _is_known(self, shares: Shares) -> bool:
+        offsets = np.abs(self._trials.points - np.array(shares)).max(axis=1)
         return bool((offsets < SAME).any())
 
-    def _snapped(self, weights: FloatArray) -> Weights:
-        return snapped(tuple(weights.tolist()), self._problem)
+    def _snapped(self, shares: FloatArray) -> Shares:
+        return snapped(tuple(shares.tolist()), self._problem)

@@ -13,7 +13,7 @@ from weights.search import Assessment, Best, Convergence, Observation, Problem
 from weights.simplex import FloatArray
 
 SEED = 0  # the same history gets the same answer
-MIN_POINTS = 3  # different weights measured, before any model is fitted
+MIN_POINTS = 3  # different shares measured, before any model is fitted
 EQUAL = 1e-6  # of costs that are the same
 WORTHWHILE = 0.01  # gain in cost below which further trials do not pay
 UNKNOWN_PER_NODE = 2  # a speed and a latency; so many trials contradict no model
@@ -37,8 +37,8 @@ def assess(problem: Problem, observations: Sequence[Observation]) -> Assessment:
 
 
 def _without_model(trials: Trials) -> Assessment:
-    """The best mean as told, and its interval by Student's t over the repeats of all points;
-    infinite where nothing was repeated."""
+    """Returns the best mean as told, and its interval by Student's t over the repeats of all
+    points; infinite where nothing was repeated."""
     means = np.bincount(trials.point_of, trials.metrics) / np.bincount(trials.point_of)
     best = int((trials.scale.slope_sign * means).argmin())
     degrees = len(trials) - len(means)
@@ -57,14 +57,15 @@ def _without_model(trials: Trials) -> Assessment:
 
 
 def _best_point(trials: Trials, expected: FloatArray) -> int:
-    """The least expected cost; of equals (an exact metric has them) the best as told."""
+    """Returns the point of least expected cost; of equals (an exact metric has them) the best as
+    told."""
     told = np.bincount(trials.point_of, trials.metrics) / np.bincount(trials.point_of)
     equal = np.flatnonzero(expected <= expected.min() + EQUAL)
     return int(equal[(trials.scale.slope_sign * told[equal]).argmin()])
 
 
 def _best(trials: Trials, point: int, costs: FloatArray) -> Best:
-    """`costs` are draws of the noise-free cost there."""
+    """Returns the estimate at a point; `costs` are draws of the noise-free cost there."""
     ends = np.quantile(costs, INTERVAL)
     mean, *interval = trials.scale.metrics(np.array([costs.mean(), *ends]))
     low, high = sorted(float(end) for end in interval)
@@ -72,8 +73,8 @@ def _best(trials: Trials, point: int, costs: FloatArray) -> Best:
 
 
 def _convergence(best: FloatArray, costs: FloatArray, fit: Fit, trials: Trials) -> Convergence:
-    """In each possible truth the best measured is worse than the optimum by some part of its
-    time; the mean of it is what perfect knowledge would gain."""
+    """Returns whether trials still pay: in each possible truth the best measured is worse than the
+    optimum by some part of its time, and the mean of it is what perfect knowledge would gain."""
     gain = float(-np.expm1(np.minimum(costs.min(axis=1) - best, 0.0)).mean()) + 0.0  # no -0.0
     said = f"the {fit.name} model expects {gain:.1%} more from the optimum"
     if gain > WORTHWHILE:

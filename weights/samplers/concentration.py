@@ -17,8 +17,9 @@ STEPS, ENOUGH = 1000, 1e-6
 
 
 def most_likely_concentration(partitions: FloatArray) -> FloatArray:
-    """alpha [n] of the Dirichlet law under which `partitions` [count, n] are most likely: Newton's
-    method on digamma(alpha_i) - digamma(sum(alpha)) = mean(log x_i), from matched moments."""
+    """Returns alpha [n] of the Dirichlet law under which `partitions` [count, n] are most likely:
+    Newton's method on digamma(alpha_i) - digamma(sum(alpha)) = mean(log x_i), from matched
+    moments."""
     kept = np.maximum(partitions, SMALLEST_SHARE)
     kept = kept / kept.sum(axis=1, keepdims=True)
     mean_logs = np.log(kept).mean(axis=0)
@@ -37,7 +38,7 @@ def most_likely_concentration(partitions: FloatArray) -> FloatArray:
 
 
 def matched_concentration(partitions: FloatArray) -> FloatArray:
-    """alpha with the mean and the total variance of `partitions` [count, n]."""
+    """Returns alpha with the mean and the total variance of `partitions` [count, n]."""
     mean = partitions.mean(axis=0)
     variance = float(partitions.var(axis=0).sum())
     total = float((mean * (1.0 - mean)).sum()) / max(variance, 1e-300) - 1.0

@@ -1,4 +1,4 @@
-"""What every model of the cost has in common: it speaks in draws from its posterior."""
+"""The protocol of all models of the cost: draws from their posteriors."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -37,25 +37,27 @@ class Fit(Protocol):
 
     @property
     def evidence(self) -> FloatArray:
-        """Per trial its log density given the others (leave one out): what models are compared
-        by (Vehtari, Gelman & Gabry, Statistics and Computing 27, 2017)."""
+        """Log density per trial given the others (leave one out), by which models are compared
+        (Vehtari, Gelman & Gabry, Statistics and Computing 27, 2017)."""
 
     def costs(self, points: FloatArray) -> FloatArray:
-        """Noise-free costs [draws, points], jointly drawn: row by row one possible truth."""
+        """Returns noise-free costs [draws, points], jointly drawn: each row is one possible
+        truth."""
 
     def optima(self, bounds: Bounds) -> FloatArray:
-        """[draws, n]: where each possible truth has its optimum."""
+        """Returns the optimum of each possible truth, [draws, n]."""
 
     def safest(self, bounds: Bounds) -> FloatArray:
-        """[some, n]: where the optimum may be when all that is not known is taken together."""
+        """Returns optima [some, n] that take all that is not known together."""
 
     def explore(self, bounds: Bounds, rng: np.random.Generator) -> FloatArray:
-        """Weights [n] whose measurement would tell much about the optimum."""
+        """Returns shares [n] whose measurement would tell much about the optimum."""
 
 
 def log_density(residuals: FloatArray, deviation: FloatArray | float) -> FloatArray:
-    """Of a normal. Deviations under RESOLUTION count as that: a model that predicts to a part in a
-    million is no more to be trusted than one that predicts to a part in a hundred."""
+    """Returns the log density of a normal distribution. Deviations under RESOLUTION count as that:
+    a model that predicts to a part in a million is no more to be trusted than one that predicts to
+    a part in a hundred."""
     coarse = np.hypot(deviation, RESOLUTION)
     density: FloatArray = (
         -0.5 * (residuals / coarse) ** 2 - np.log(coarse) - 0.5 * np.log(2.0 * np.pi)
@@ -64,7 +66,7 @@ def log_density(residuals: FloatArray, deviation: FloatArray | float) -> FloatAr
 
 
 def leave_one_out(log_likelihood: FloatArray) -> FloatArray:
-    """log p(trial | the others) per trial, from draws that saw all: [draws, trials].
+    """Returns log p(trial | the others) per trial, from draws that saw all: [draws, trials].
 
     Importance sampling with weights 1 / likelihood, truncated at sqrt(draws) times their mean
     (Ionides, Journal of Computational and Graphical Statistics 17, 2008).

@@ -12,7 +12,7 @@ from weights.samplers.assessment import assess
 from weights.samplers.concentration import most_likely_concentration
 from weights.samplers.cost_model import Bounds
 from weights.samplers.trials import trials_from
-from weights.search import Assessment, Observation, Problem, Proposal, Weights
+from weights.search import Assessment, Observation, Problem, Proposal, Shares
 from weights.simplex import sample_dirichlet, sample_uniform
 
 MIN_TRIALS = 50
@@ -24,17 +24,17 @@ class DirichletSampler:
         self,
         problem: Problem,
         observations: Sequence[Observation],
-        pending: Sequence[Weights],
+        pending: Sequence[Shares],
         count: int,
         rng: np.random.Generator,
     ) -> list[Proposal]:
-        """Draws are independent: parallel trials need no thought."""
+        """Returns independent draws: parallel trials need no thought."""
         bounds = Bounds.of(problem)
         if len(observations) <= MIN_TRIALS:
             model, drawn = "random", sample_uniform(bounds.lower, bounds.upper, count, rng)
         else:
             trials = trials_from(observations, problem)
-            best = trials.weights[np.argsort(trials.costs, kind="stable")[:BEST]]
+            best = trials.shares[np.argsort(trials.costs, kind="stable")[:BEST]]
             concentration = most_likely_concentration(best)
             model = "dirichlet_mle"
             drawn = sample_dirichlet(concentration, bounds.lower, bounds.upper, count, rng)

@@ -4,15 +4,15 @@ from itertools import permutations
 from math import floor
 
 from weights.partition import ROUNDING, smallest_layers
-from weights.search import Problem, Weights
+from weights.search import Problem, Shares
 
 
-def neighbours(weights: Weights, problem: Problem) -> list[Weights]:
-    """All splits within the bounds that move one layer from one node to another. `weights` are
-    whole layers already; the problem must have `num_layers`."""
+def neighbours(shares: Shares, problem: Problem) -> list[Shares]:
+    """Returns all splits within the bounds that move one layer from one node to another. `shares`
+    are whole layers already; the problem must have `num_layers`."""
     assert problem.num_layers is not None
     total = problem.num_layers
-    layers = [round(weight * total) for weight in weights]
+    layers = [round(share * total) for share in shares]
     low = smallest_layers(problem.min_weightings, total)
     high = [floor(cap * total + ROUNDING) for cap in problem.max_weightings]
     found = []

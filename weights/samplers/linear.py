@@ -1,6 +1,6 @@
 """Models that are linear in their parameters, fitted to times by weighted least squares:
 
-- single stream: time = sum_i b_i w_i (a latency is in every b_i, as the weights sum to 1);
+- single stream: time = sum_i b_i w_i (a latency is in every b_i, as the shares sum to 1);
 - a bowl: time = c + k |w - optimum|^2, whatever the reason.
 
 Noise is in proportion to the time, so a residual counts relative to it. Posterior of the
@@ -37,7 +37,7 @@ def _regress(
     prior_deviation: FloatArray,
     rng: np.random.Generator,
 ) -> _Regression:
-    """seconds ~ features @ coefficients, relative noise. Leave-one-out residuals are those of
+    """Fits seconds ~ features @ coefficients, relative noise. Leave-one-out residuals are those of
     the fit over 1 - leverage (Rasmussen & Williams, Gaussian Processes, 2006, 5.4.2 in effect)."""
     relative = features / seconds[:, None]
     target = 1.0 - relative @ prior_mean
@@ -68,14 +68,14 @@ def _regress(
 
 
 def _log_ratio(missed: FloatArray) -> FloatArray:
-    """log(measured / predicted) for predicted = measured (1 - missed); no less wrong than
+    """Returns log(measured / predicted) for predicted = measured (1 - missed); no less wrong than
     `missed` where the prediction is no time at all."""
     ratio: FloatArray = -np.log(np.maximum(1.0 - missed, np.exp(-20.0)))
     return ratio
 
 
 def _seconds(trials: Trials) -> FloatArray:
-    """Relative to the longest, so that nothing overflows."""
+    """Returns times relative to the longest, so that nothing overflows."""
     seconds: FloatArray = np.exp(trials.costs - trials.costs.max())
     return seconds
 
@@ -106,28 +106,28 @@ class TotalTime:
         return _cheapest_first(self.regression.mean, bounds)[None, :]
 
     def explore(self, bounds: Bounds, rng: np.random.Generator) -> FloatArray:
-        """Thompson: the optimum of one possible truth."""
+        """Returns the optimum of one possible truth (Thompson sampling)."""
         return _cheapest_first(rng.choice(self.regression.coefficients), bounds)
 
 
 def fit_total_time(trials: Trials, rng: np.random.Generator) -> TotalTime:
-    n = trials.weights.shape[1]
+    n = trials.shares.shape[1]
     seconds = _seconds(trials)
     mean = float(np.median(seconds))
     regression = _regress(
-        trials.weights, seconds, np.full(n, mean), np.full(n, mean * SPEED_DEVIATION), rng
+        trials.shares, seconds, np.full(n, mean), np.full(n, mean * SPEED_DEVIATION), rng
     )
     return TotalTime(regression, float(trials.costs.max()))
 
 
 def _cheapest_first(coefficients: FloatArray, bounds: Bounds) -> FloatArray:
-    """The linear program: nodes filled to their caps, the cheapest first."""
+    """Solves the linear program: nodes are filled to their caps, the cheapest first."""
     order = np.argsort(coefficients)
     spare = 1.0 - bounds.lower.sum()
     filled = np.minimum(np.cumsum((bounds.upper - bounds.lower)[order]), spare)
-    weights = bounds.lower.copy()
-    weights[order] += np.diff(filled, prepend=0.0)
-    return bounds.nearest(weights)
+    shares = bounds.lower.copy()
+    shares[order] += np.diff(filled, prepend=0.0)
+    return bounds.nearest(shares)
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,17 +166,17 @@ class Bowl:
         return self._optimum(rng.choice(self.regression.coefficients), bounds)
 
     def _optimum(self, row: FloatArray, bounds: Bounds) -> FloatArray:
-        """Level sets are spheres, so the constrained optimum is the nearest point."""
+        """Returns the constrained optimum: as level sets are spheres, the nearest point."""
         step = -row[2:] / (2.0 * max(float(row[1]), 1e-9)) * self.reach
         return bounds.nearest(self.center + self.plane @ step)
 
 
 def fit_bowl(trials: Trials, rng: np.random.Generator) -> Bowl:
-    n = trials.weights.shape[1]
-    center = trials.weights[trials.costs.argmin()]
+    n = trials.shares.shape[1]
+    center = trials.shares[trials.costs.argmin()]
     plane = np.linalg.svd(np.ones((1, n)))[2][1:].T
-    reach = max(float(np.linalg.norm(trials.weights - center, axis=1).max()), 1e-9)
-    features = _bowl_features(trials.weights, center, plane, reach)
+    reach = max(float(np.linalg.norm(trials.shares - center, axis=1).max()), 1e-9)
+    features = _bowl_features(trials.shares, center, plane, reach)
     seconds = _seconds(trials)
     prior_mean = np.zeros(n + 1)
     regression = _regress(features, seconds, prior_mean, np.full(n + 1, WIDE), rng)

@@ -1,4 +1,4 @@
-"""Which model to believe: the one that best predicts every trial from all the others."""
+"""Chooses the model that best predicts every trial from all the others."""
 
 from collections.abc import Callable, Sequence
 
@@ -24,8 +24,8 @@ STRUCTURES: Sequence[Callable[[Trials, np.random.Generator], Fit]] = (
 
 
 def most_trusted(trials: Trials, rng: np.random.Generator) -> Fit:
-    """The first fit that no other clearly beats. Metrics of both signs are no times: then no
-    structure is tried."""
+    """Returns the first fit that no other clearly beats. Metrics of both signs are no times: then
+    no structure is tried."""
     told = trials.most_telling(MAX_TRIALS)
     fits: list[Fit] = [fit(told, rng) for fit in STRUCTURES] if trials.scale.is_log else []
     fits.append(fit_surrogate(told, rng))
@@ -33,9 +33,10 @@ def most_trusted(trials: Trials, rng: np.random.Generator) -> Fit:
 
 
 def guide(trials: Trials, rng: np.random.Generator) -> Fit:
-    """What proposes: the trusted model. A surrogate is equally smooth everywhere, so bad weights
-    blur what it sees among the good ones: it is fitted again without most of the bad. This favours
-    lucky trials, which costs a trial at most; what is reported best is judged by all of them."""
+    """Returns the model that proposes: the trusted one. A surrogate is equally smooth everywhere,
+    so bad shares blur what it sees among the good ones: it is fitted again without most of the bad.
+    This favours lucky trials, which costs a trial at most; what is reported best is judged by all
+    of them."""
     fit = most_trusted(trials, rng)
     if isinstance(fit, Surrogate) and len(trials) > NEAR_TRIALS:
         return fit_surrogate(trials.most_telling(NEAR_TRIALS), rng)
@@ -43,7 +44,8 @@ def guide(trials: Trials, rng: np.random.Generator) -> Fit:
 
 
 def clearly_beats(other: Fit, fit: Fit) -> bool:
-    """Whether the difference in evidence is over MARGIN and over two standard errors of it."""
+    """Returns True if the difference in evidence is over MARGIN and over two standard errors of
+    it."""
     difference = other.evidence - fit.evidence
     error = np.sqrt(len(difference)) * float(difference.std())
     return bool(difference.sum() > max(MARGIN, 2.0 * error))

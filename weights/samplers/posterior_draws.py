@@ -50,7 +50,7 @@ class Chains:
         return log_latencies
 
     def sweep(self, rng: np.random.Generator) -> None:
-        """Every node once, then the noise."""
+        """Updates every node once, then the noise."""
         chains, n = self.tight.shape
         stages = np.moveaxis(_stages(self.tight, self.part, self.growth), 1, 0)
         later = np.full((n + 1, *stages.shape[1:]), -np.inf)  # slowest of the nodes from here on
@@ -85,7 +85,7 @@ class Chains:
     def _moved(
         self, num_shown: IntArray, rng: np.random.Generator
     ) -> tuple[FloatArray, FloatArray]:
-        """One proposal per chain and node: (tight, part).
+        """Returns one proposal per chain and node: (tight, part).
 
         Half of them move the stage's time a little (by what as many trials as show this node can
         tell), a quarter by far, and a quarter draw the latency's part anew from its prior.
@@ -104,13 +104,13 @@ class Chains:
 
 
 def start(trials: Trials, rng: np.random.Generator) -> Chains:
-    """No stage is slower than a trial was: begin a little below the tightest of these bounds, and
-    climb from there."""
+    """Returns chains that climbed to a peak. No stage is slower than a trial was: they begin a
+    little below the tightest of these bounds."""
     with np.errstate(divide="ignore"):
-        bounds = trials.costs[:, None] - np.log(trials.weights)  # [trials, n], of the log slope
+        bounds = trials.costs[:, None] - np.log(trials.shares)  # [trials, n], of the log slope
     tightest, nodes = bounds.argmin(axis=0), np.arange(bounds.shape[1])
     is_used = np.isfinite(bounds[tightest, nodes])
-    reference = np.where(is_used, trials.weights[tightest, nodes], 1.0 / len(nodes))
+    reference = np.where(is_used, trials.shares[tightest, nodes], 1.0 / len(nodes))
     tight = np.where(is_used, trials.costs[tightest], np.median(trials.costs))
     shape = (CHAINS, len(nodes))
     climb = _Climb.perturbed(trials, reference, shape, rng)
@@ -162,7 +162,7 @@ class _Climb:
             trials.costs + START_NOISE * rng.normal(size=(shape[0], len(trials))),
             SLOPE_DEVIATION * rng.normal(size=shape),
             ODDS_MEAN + ODDS_DEVIATION * rng.normal(size=shape),
-            (trials.weights / reference).T,
+            (trials.shares / reference).T,
             reference,
         )
 
@@ -221,7 +221,7 @@ class _Climb:
 
 
 def _stages(tight: FloatArray, part: FloatArray, growth: FloatArray) -> FloatArray:
-    """Log seconds [chains, n, trials] of every stage."""
+    """Returns log seconds [chains, n, trials] of every stage."""
     part = part[:, :, None]
     stages: FloatArray = tight[:, :, None] + np.log(part + (1.0 - part) * growth)
     return stages

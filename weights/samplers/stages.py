@@ -10,7 +10,7 @@ from weights.samplers.trials import Trials
 from weights.simplex import FloatArray
 
 KEPT_SWEEPS = (3, 5, 7)  # of all chains
-PESSIMISM = (0.0, 0.5, 1.0, 1.5, 2.0)  # deviations by which slopes are raised for safe weights
+PESSIMISM = (0.0, 0.5, 1.0, 1.5, 2.0)  # deviations by which slopes are raised for safe shares
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,20 +29,22 @@ class SlowestStage:
         return _log_slowest(self.slopes, self.latencies, points)
 
     def optima(self, bounds: Bounds) -> FloatArray:
-        return fastest_weights(self.slopes, self.latencies, bounds)
+        return fastest_shares(self.slopes, self.latencies, bounds)
 
     def safest(self, bounds: Bounds) -> FloatArray:
-        """Optima for the mean node, and with more caution about nodes that are less known."""
+        """Returns optima for the mean node, and with more caution about nodes that are less
+        known."""
         logs = np.log(self.slopes)
         pessimism = np.array(PESSIMISM)[:, None]
         slopes = np.exp(logs.mean(axis=0) + pessimism * logs.std(axis=0))
         latencies = np.tile(self.latencies.mean(axis=0), (len(PESSIMISM), 1))
-        return fastest_weights(slopes, latencies, bounds)
+        return fastest_shares(slopes, latencies, bounds)
 
     def explore(self, bounds: Bounds, rng: np.random.Generator) -> FloatArray:
-        """Half of the times the optimum of one possible truth (Thompson). Else, from safe weights,
-        give the least known node so much more that it is the slowest: then the trial measures that
-        node and no other. A node that its bound keeps from being the slowest teaches nothing."""
+        """Returns, half of the times, the optimum of one possible truth (Thompson). Else, from safe
+        shares, the least known node gets so much more that it is the slowest: then the trial
+        measures that node and no other. A node that its bound keeps from being the slowest teaches
+        nothing."""
         if rng.random() < 0.5:
             drawn: FloatArray = rng.choice(self.optima(bounds))
             return drawn
@@ -61,8 +63,8 @@ class SlowestStage:
         return bounds.nearest(probe)
 
 
-def fastest_weights(slopes: FloatArray, latencies: FloatArray, bounds: Bounds) -> FloatArray:
-    """Per row of `slopes` [rows, n] the weights whose slowest stage is fastest.
+def fastest_shares(slopes: FloatArray, latencies: FloatArray, bounds: Bounds) -> FloatArray:
+    """Returns per row of `slopes` [rows, n] the shares whose slowest stage is fastest.
 
     Within t seconds node i can take (t - c_i) / a_i, cut to its bounds: bisect for the t at which
     the nodes together take everything.
@@ -88,7 +90,7 @@ def fit_slowest_stage(trials: Trials, rng: np.random.Generator) -> SlowestStage:
         if sweep in KEPT_SWEEPS:
             kept.append((np.exp(chains.log_slopes), np.exp(chains.log_latencies), chains.noise))
     slopes, latencies, noises = (np.concatenate(part) for part in zip(*kept, strict=True))
-    missed = trials.costs - _log_slowest(slopes, latencies, trials.weights)
+    missed = trials.costs - _log_slowest(slopes, latencies, trials.shares)
     density = log_density(missed, noises[:, None])
     return SlowestStage(slopes, latencies, noises, leave_one_out(density))
 

@@ -1,6 +1,6 @@
-"""A Gaussian process over the weights: for costs that no structure explains.
+"""A Gaussian process over the shares: for costs that no structure explains.
 
-Matern 5/2 on square roots of the weights (Hellinger distance: a share of 0.01 more matters most to
+Matern 5/2 on square roots of the shares (Hellinger distance: a share of 0.01 more matters most to
 a small share). Per length scale one eigendecomposition serves all noise levels; both are chosen by
 marginal likelihood (Rasmussen & Williams, Gaussian Processes for Machine Learning, 2006, ch. 5),
 the amplitude in closed form.
@@ -26,8 +26,8 @@ STEPS = np.geomspace(0.003, 0.3, 4)  # lengths of steps from the best points
 
 @dataclass(frozen=True, slots=True)
 class Surrogate:
-    roots: FloatArray  # [trials, n], square roots of the weights
-    best: FloatArray  # [few, n], weights of the cheapest trials
+    roots: FloatArray  # [trials, n], square roots of the shares
+    best: FloatArray  # [few, n], shares of the cheapest trials
     solved: FloatArray  # K^-1 (costs - mean)
     factor: tuple[FloatArray, bool]  # Cholesky of K
     mean: float
@@ -40,7 +40,7 @@ class Surrogate:
     name: str = "gaussian_process"
 
     def predict(self, points: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Mean and covariance of the noise-free costs."""
+        """Returns mean and covariance of the noise-free costs."""
         roots = np.sqrt(points)
         cross = self.amplitude**2 * _matern(roots, self.roots, self.length)
         mean = self.mean + cross @ self.solved
@@ -72,8 +72,8 @@ class Surrogate:
         return chosen
 
     def _improvement(self, points: FloatArray) -> FloatArray:
-        """Expected improvement on the least posterior mean (Jones, Schonlau & Welch, Journal of
-        Global Optimization 13, 1998)."""
+        """Returns the expected improvement on the least posterior mean (Jones, Schonlau & Welch,
+        Journal of Global Optimization 13, 1998)."""
         cross = self.amplitude**2 * _matern(np.sqrt(points), self.roots, self.length)
         mean = self.mean + cross @ self.solved
         explained = np.einsum("ij,ji->i", cross, cho_solve(self.factor, cross.T))
@@ -84,8 +84,8 @@ class Surrogate:
         return improvement
 
     def _candidates(self, bounds: Bounds, rng: np.random.Generator) -> FloatArray:
-        """Anywhere, and steps of all lengths from the best: along random directions, and from one
-        node to another."""
+        """Returns points anywhere, and steps of all lengths from the best: along random directions,
+        and from one node to another."""
         anywhere = sample_uniform(bounds.lower, bounds.upper, CANDIDATES, rng)
         n = anywhere.shape[1]
         starts = self.best[rng.integers(len(self.best), size=2 * CANDIDATES)]
@@ -98,7 +98,7 @@ class Surrogate:
 
 
 def fit_surrogate(trials: Trials, rng: np.random.Generator) -> Surrogate:
-    roots, costs = np.sqrt(trials.weights), trials.costs
+    roots, costs = np.sqrt(trials.shares), trials.costs
     mean = float(costs.mean())
     centered, count = costs - mean, len(costs)
     best_score, length, relative_noise, amplitude = -np.inf, 1.0, 1.0, 1.0
@@ -124,7 +124,7 @@ def fit_surrogate(trials: Trials, rng: np.random.Generator) -> Surrogate:
     noise = amplitude * relative_noise
     return Surrogate(
         roots=roots,
-        best=trials.weights[np.argsort(costs)[:5]],
+        best=trials.shares[np.argsort(costs)[:5]],
         solved=solved,
         factor=factor,
         mean=mean,

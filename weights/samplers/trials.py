@@ -1,4 +1,4 @@
-"""The history as arrays: the cost of every trial, and which trials repeat the same weights."""
+"""The history as arrays: the cost of every trial, and which trials repeat the same shares."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from weights.search import Observation, Problem
 from weights.simplex import FloatArray, IntArray
 
 ROUNDING = 1e-12
-SAME = 1e-9  # weights that agree to this in every share are the same point
+SAME = 1e-9  # points that agree to this in every share are the same
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +51,12 @@ class Scale:
         return np.maximum(costs, costs.max() + np.log(ROUNDING)) if self.is_log else costs
 
     def metrics(self, costs: FloatArray) -> FloatArray:
-        """The inverse."""
+        """Returns the metrics of costs: the inverse of `costs`."""
         raw: FloatArray = self.sign * costs * self.unit + self.origin
         return self.metric_sign * np.exp(raw) if self.is_log else raw
 
     def deviation(self, of_cost: float, at_metric: float) -> float:
-        """Of the metric, for a small one of the cost."""
+        """Returns the deviation of the metric for a small one of the cost."""
         return of_cost * (abs(at_metric) if self.is_log else self.unit)
 
 
@@ -67,7 +67,7 @@ class Trials:
     scale: Scale
     metrics: FloatArray  # [trials]
     costs: FloatArray  # [trials], lower is better
-    weights: FloatArray  # [trials, n]; with whole layers, of the layers that they stand for
+    shares: FloatArray  # [trials, n]; with whole layers, of the layers that they stand for
     points: FloatArray  # [points, n], distinct
     point_of: IntArray  # [trials]
 
@@ -75,24 +75,24 @@ class Trials:
         return len(self.costs)
 
     def most_telling(self, count: int) -> "Trials":
-        """At most `count` of them: the cheapest half and the newest half."""
+        """Returns at most `count` of them: the cheapest half and the newest half."""
         if len(self) <= count:
             return self
         cheapest = np.argsort(self.costs, kind="stable")[: count // 2]
         newest = np.setdiff1d(np.arange(len(self)), cheapest)[-(count - count // 2) :]
         chosen = np.sort(np.concatenate([cheapest, newest]))
-        return _trials(self.scale, self.metrics[chosen], self.costs[chosen], self.weights[chosen])
+        return _trials(self.scale, self.metrics[chosen], self.costs[chosen], self.shares[chosen])
 
 
 def trials_from(observations: Sequence[Observation], problem: Problem) -> Trials:
     metrics = np.array([observation.metric for observation in observations])
-    weights = np.array([snapped(observation.weights, problem) for observation in observations])
+    shares = np.array([snapped(observation.shares, problem) for observation in observations])
     scale = Scale.of(metrics, problem)
-    return _trials(scale, metrics, scale.costs(metrics), weights)
+    return _trials(scale, metrics, scale.costs(metrics), shares)
 
 
-def _trials(scale: Scale, metrics: FloatArray, costs: FloatArray, weights: FloatArray) -> Trials:
+def _trials(scale: Scale, metrics: FloatArray, costs: FloatArray, shares: FloatArray) -> Trials:
     _, first, point_of = np.unique(
-        np.round(weights / SAME), axis=0, return_index=True, return_inverse=True
+        np.round(shares / SAME), axis=0, return_index=True, return_inverse=True
     )
-    return Trials(scale, metrics, costs, weights, weights[first], point_of.reshape(-1))
+    return Trials(scale, metrics, costs, shares, shares[first], point_of.reshape(-1))

@@ -1,4 +1,4 @@
-"""Weights drawn uniformly from all that the bounds allow: the search that learns nothing."""
+"""Shares drawn uniformly from all that the bounds allow: the search that learns nothing."""
 
 from collections.abc import Sequence
 
@@ -6,7 +6,7 @@ import numpy as np
 
 from weights.partition import snapped
 from weights.samplers.assessment import assess
-from weights.search import Assessment, Observation, Problem, Proposal, Weights
+from weights.search import Assessment, Observation, Problem, Proposal, Shares
 from weights.simplex import sample_uniform
 
 
@@ -15,7 +15,7 @@ class RandomSampler:
         self,
         problem: Problem,
         observations: Sequence[Observation],
-        pending: Sequence[Weights],
+        pending: Sequence[Shares],
         count: int,
         rng: np.random.Generator,
     ) -> list[Proposal]:

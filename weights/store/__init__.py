@@ -1,4 +1,4 @@
-"""Where searches are kept: SQLite, Redis or memory, behind one protocol.
+"""Stores of searches: SQLite, Redis or memory, behind one protocol.
 
 An update touches the session's own record and the new observations, never the history, so that it
 costs the same at the first observation and at the hundred thousandth.
@@ -20,21 +20,21 @@ class WeightStore(Protocol):
     def append(
         self, session_id: str, problem: Problem, observations: Sequence[Observation]
     ) -> Told:
-        """Add all of `observations`, at least one, or none; the first ones make the session.
+        """Adds all of `observations`, at least one, or none; the first ones make the session.
         Durable when it returns. Raises SessionMismatch, and stores nothing, if the session is about
         other nodes or another direction."""
 
     def find(self, session_id: str) -> Session | None: ...
 
     def observations(self, session_id: str, first: int, count: int) -> list[Observation]:
-        """Those numbered `first` to `first + count - 1` from 0, as far as there are, in the order
-        in which they were told."""
+        """Returns those numbered `first` to `first + count - 1` from 0, as far as there are, in the
+        order in which they were told."""
 
     def sessions(self, first: int, count: int) -> list[Session]:
-        """As far as there are, in the order of their ids in UTF-8."""
+        """Returns sessions as far as there are, in the order of their ids in UTF-8."""
 
     def delete(self, session_id: str) -> bool:
-        """Forget a session with its observations; whether there was one."""
+        """Forgets a session with its observations; returns whether there was one."""
 
     def close(self) -> None:
-        """Give up connections. Idempotent."""
+        """Gives up connections. Idempotent."""

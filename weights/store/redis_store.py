@@ -4,15 +4,10 @@ Per session a hash `weights:session:<id>` and a list `weights:observations:<id>`
 sorted set `weights:sessions`.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
-import redis
-from redis.backoff import NoBackoff
-from redis.retry import Retry
-
-from weights.errors import StoreFailed
+from common.stores.redis_store import RedisServer
 from weights.search import Observation, Problem
 from weights.session import (
     Session,
@@ -25,7 +20,7 @@ from weights.session import (
     told,
 )
 
-TIMEOUT_S = 5.0
+FAILED = "the Redis store failed"
 INDEX = "weights:sessions"
 FIELDS = ("problem", "best")
 
@@ -48,26 +43,17 @@ return {old[1], old[2], count}
 
 
 class RedisStore:
-    """An update is one script in one round trip. As durable as the server is configured to be:
-    `appendonly yes` and `appendfsync always` there make the same promise as SQLite's."""
+    """An update is one script in one round trip."""
 
     def __init__(self, url: str) -> None:
-        self._redis: redis.Redis = redis.Redis.from_url(
-            url,
-            decode_responses=True,
-            socket_timeout=TIMEOUT_S,
-            socket_connect_timeout=TIMEOUT_S,
-            # An append whose answer was lost may have been stored: sending it again could store
-            # it twice. The client is told instead.
-            retry=Retry(NoBackoff(), 0),
-        )
-        self._append = self._redis.register_script(APPEND)
+        self._server = RedisServer(url)
+        self._append = self._server.client.register_script(APPEND)
 
     def append(
         self, session_id: str, problem: Problem, observations: Sequence[Observation]
     ) -> Told:
         best = best_of(problem.direction, observations)
-        with _connected():
+        with self._server.connected(FAILED):
             reply: Any = self._append(
                 keys=[_session_key(session_id), _observations_key(session_id), INDEX],
                 args=[
@@ -88,29 +74,29 @@ class RedisStore:
     def observations(self, session_id: str, first: int, count: int) -> list[Observation]:
         if count < 1:
             return []
-        with _connected():
-            lines: Any = self._redis.lrange(_observations_key(session_id), first, first + count - 1)
+        with self._server.connected(FAILED) as client:
+            lines: Any = client.lrange(_observations_key(session_id), first, first + count - 1)
         return [load_observation(line) for line in lines]
 
     def sessions(self, first: int, count: int) -> list[Session]:
         if count < 1:
             return []
-        with _connected():
-            ids: Any = self._redis.zrange(INDEX, first, first + count - 1)
+        with self._server.connected(FAILED) as client:
+            ids: Any = client.zrange(INDEX, first, first + count - 1)
         return [session for session in self._find(ids) if session is not None]
 
     def delete(self, session_id: str) -> bool:
-        with _connected(), self._redis.pipeline(transaction=True) as pipeline:
+        with self._server.connected(FAILED) as client, client.pipeline() as pipeline:
             pipeline.delete(_session_key(session_id))
             pipeline.delete(_observations_key(session_id))
             pipeline.zrem(INDEX, session_id)
             return bool(pipeline.execute()[0])
 
     def close(self) -> None:
-        self._redis.close()
+        self._server.close()
 
     def _find(self, session_ids: Sequence[str]) -> list[Session | None]:
-        with _connected(), self._redis.pipeline(transaction=True) as pipeline:
+        with self._server.connected(FAILED) as client, client.pipeline() as pipeline:
             for session_id in session_ids:
                 pipeline.hmget(_session_key(session_id), *FIELDS)
                 pipeline.llen(_observations_key(session_id))
@@ -121,14 +107,6 @@ class RedisStore:
                 session_ids, replies[::2], replies[1::2], strict=True
             )
         ]
-
-
-@contextmanager
-def _connected() -> Iterator[None]:
-    try:
-        yield
-    except redis.RedisError as error:
-        raise StoreFailed(f"the Redis store failed: {error}") from error
 
 
 def _session_key(session_id: str) -> str:

@@ -1,12 +1,9 @@
 """The embedded store: one SQLite file, which several processes may share."""
 
-import sqlite3
-import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
-from weights.errors import StoreFailed
+from common.stores.sqlite_store import Connection, SqliteFile
 from weights.search import Observation, Problem
 from weights.session import (
     Session,
@@ -32,19 +29,17 @@ SCHEMA = """
 
 
 class SqliteStore:
-    """WAL mode with `synchronous=FULL`: what is acknowledged survives loss of power too, at some
-    milliseconds an update, which is nothing beside a measurement. The file is opened when it is
-    first used: a process that only mounts the service makes none."""
+    """A commit takes some milliseconds, which is nothing beside a measurement. The file is opened
+    when it is first used: a process that only mounts the service makes none."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        self._lock = threading.Lock()  # sqlite3 connections are not for concurrent use
-        self._connection: sqlite3.Connection | None = None
+        self._file = SqliteFile(path, SCHEMA, TIMEOUT_S)
+        self._failed = f"the SQLite store {path} failed"
 
     def append(
         self, session_id: str, problem: Problem, observations: Sequence[Observation]
     ) -> Told:
-        with self._transaction() as connection:
+        with self._file.transaction(self._failed) as connection:
             before = _find(connection, session_id)
             result = told(before, session_id, problem, observations)
             session = result.session
@@ -66,11 +61,11 @@ class SqliteStore:
         return result
 
     def find(self, session_id: str) -> Session | None:
-        with self._connected() as connection:
+        with self._file.connected(self._failed) as connection:
             return _find(connection, session_id)
 
     def observations(self, session_id: str, first: int, count: int) -> list[Observation]:
-        with self._connected() as connection:
+        with self._file.connected(self._failed) as connection:
             rows = connection.execute(
                 "SELECT observation FROM observations WHERE session_id = ? AND number >= ? "
                 "ORDER BY number LIMIT ?",
@@ -79,63 +74,23 @@ class SqliteStore:
         return [load_observation(line) for (line,) in rows]
 
     def sessions(self, first: int, count: int) -> list[Session]:
-        with self._connected() as connection:
+        with self._file.connected(self._failed) as connection:
             rows = connection.execute(
                 "SELECT * FROM sessions ORDER BY session_id LIMIT ? OFFSET ?", (count, first)
             ).fetchall()
         return [_session(*row) for row in rows]
 
     def delete(self, session_id: str) -> bool:
-        with self._transaction() as connection:
+        with self._file.transaction(self._failed) as connection:
             connection.execute("DELETE FROM observations WHERE session_id = ?", (session_id,))
             gone = connection.execute("DELETE FROM sessions WHERE session_id = ?", (session_id,))
             return gone.rowcount > 0
 
     def close(self) -> None:
-        with self._lock:
-            if self._connection is not None:
-                self._connection.close()
-                self._connection = None
-
-    @contextmanager
-    def _transaction(self) -> Iterator[sqlite3.Connection]:
-        """Commits what is done inside, or nothing if that raises."""
-        with self._connected() as connection:
-            connection.execute("BEGIN IMMEDIATE")
-            try:
-                yield connection
-                connection.execute("COMMIT")
-            except BaseException:
-                connection.rollback()
-                raise
-
-    @contextmanager
-    def _connected(self) -> Iterator[sqlite3.Connection]:
-        with self._lock:
-            try:
-                if self._connection is None:
-                    self._connection = _open(self._path)
-                yield self._connection
-            except (sqlite3.Error, OSError) as error:
-                raise StoreFailed(f"the SQLite store {self._path} failed: {error}") from error
+        self._file.close()
 
 
-def _open(path: Path) -> sqlite3.Connection:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    connection = sqlite3.connect(
-        path, timeout=TIMEOUT_S, isolation_level=None, check_same_thread=False
-    )
-    try:
-        connection.execute("PRAGMA journal_mode=WAL")
-        connection.execute("PRAGMA synchronous=FULL")
-        connection.executescript(SCHEMA)
-    except sqlite3.Error:
-        connection.close()
-        raise
-    return connection
-
-
-def _find(connection: sqlite3.Connection, session_id: str) -> Session | None:
+def _find(connection: Connection, session_id: str) -> Session | None:
     query = "SELECT * FROM sessions WHERE session_id = ?"
     row = connection.execute(query, (session_id,)).fetchone()
     return _session(*row) if row else None

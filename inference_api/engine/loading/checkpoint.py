@@ -5,9 +5,10 @@ uses the same functions: what passes `check` also loads.
 """
 
 import reprlib
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from inference_api.engine import hardware
 from inference_api.engine.loading import gguf_tokenizer, hub
@@ -21,20 +22,12 @@ from inference_api.engine.loading.layout import (
     linear_weights,
     matrices,
     shown,
-    weight_bytes,
 )
+from inference_api.engine.loading.memory import Footprint, memory_faults
 from inference_api.engine.loading.weight_files import read_headers, shape_faults, weight_files
 from inference_api.engine.options import EngineOptions
 from inference_api.errors import StartupError
-from inference_api.kernels.packing import (
-    BITS,
-    CACHE_BYTES,
-    FLOAT_BITS,
-    GROUP,
-    Bits,
-    cache_dtype,
-    cache_slot,
-)
+from inference_api.kernels.packing import BITS, FLOAT_BITS, GROUP, Bits
 
 CONFIG = "config.json"
 GENERATION_CONFIG = "generation_config.json"
@@ -48,34 +41,57 @@ DESCRIPTIONS = {
     "*/*.jinja": MAX_TEMPLATE_BYTES,
 }
 
-DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
-GIB = 1024**3
+
+class Asked(NamedTuple):
+    """A model to serve: the name it is to have, where it is, and how to serve it."""
+
+    name: str
+    model: str
+    options: EngineOptions
 
 
 def check(model: str, options: EngineOptions) -> list[str]:
-    """Every reason why `model` cannot be served with these options; empty when it can.
+    """`check_all` for a single model."""
+    return check_all([Asked(model, model, options)])
 
-    `model` is a folder, a GGUF file or a hub id; of a hub model only configuration, tokenizer and
+
+def check_all(models: Sequence[Asked]) -> list[str]:
+    """Every reason why these cannot be served together; empty when they can.
+
+    A model is a folder, a GGUF file or a hub id; of a hub model only configuration, tokenizer and
     the headers of its weights are fetched. Memory is checked here for the CPU; the loader asks a
     CUDA device, because only torch can.
     """
+    faults, footprints = [], {}
+    for name, model, options in models:
+        found, footprint = _examined(model, options)
+        faults += found if len(models) == 1 else [f"{name}: {fault}" for fault in found]
+        if footprint is not None:
+            footprints[name] = footprint
+    return faults + memory_faults(footprints, hardware.available_memory_bytes())
+
+
+Examined = tuple[list[str], Footprint | None]  # faults, and what it takes of the CPU's memory
+
+
+def _examined(model: str, options: EngineOptions) -> Examined:
     try:
         folder = _folder_of(model, with_weights=False)
-        return _faults_of(folder, model, options)
+        return _examined_folder(folder, model, options)
     except StartupError as error:
-        return list(error.faults)
+        return list(error.faults), None
     except (OSError, ValueError) as error:  # names that are too long, folders that are closed
-        return [f"MODEL={reprlib.repr(model)} cannot be read ({error}); correct it."]
+        return [f"MODEL={reprlib.repr(model)} cannot be read ({error}); correct it."], None
 
 
-def _faults_of(folder: Path, model: str, options: EngineOptions) -> list[str]:
+def _examined_folder(folder: Path, model: str, options: EngineOptions) -> Examined:
     faults = _size_faults(folder)
     if faults:
-        return faults
+        return faults, None
     try:
         config = load_config(folder)
     except StartupError as error:
-        return list(dict.fromkeys([*error.faults, *_tokenizer_faults(folder, None)]))
+        return list(dict.fromkeys([*error.faults, *_tokenizer_faults(folder, None)])), None
     tensors: Tensors = {}
     try:
         tensors = _stored_tensors(folder, model)
@@ -86,11 +102,11 @@ def _faults_of(folder: Path, model: str, options: EngineOptions) -> list[str]:
     faults += context_faults(config, options.max_seq_len)
     unquantisable = quantization_faults(config, options)
     faults += unquantisable
-    if options.device == "cpu" or (options.device == "auto" and not hardware.has_nvidia_driver()):
-        options = options.on("cpu", keeps_bfloat16(config, options, tensors))
-        bits = None if unquantisable else weight_bits(config, options)
-        faults += memory_faults(config, options, hardware.available_memory_bytes(), bits)
-    return faults
+    if options.device == "cuda" or (options.device == "auto" and hardware.has_nvidia_driver()):
+        return faults, None
+    options = options.on("cpu", keeps_bfloat16(config, options, tensors))
+    bits = None if unquantisable else weight_bits(config, options)
+    return faults, Footprint.of(config, options, bits)
 
 
 def locate(model: str) -> Path:
@@ -172,38 +188,6 @@ def _uneven(config: ModelConfig) -> list[Part]:
     return [part for part in parts if part.shape[1] % GROUP]
 
 
-def memory_faults(
-    config: ModelConfig, options: EngineOptions, available_bytes: int | None, bits: Bits | None
-) -> list[str]:
-    """Whether weights and KV cache fit into what is free. Computed: nothing is allocated.
-
-    `options.dtype` is not auto.
-    """
-    max_rows, context = options.max_rows, config.context(options.max_seq_len)
-    dtype_bytes = DTYPE_BYTES[options.dtype]
-    weights = weight_bytes(config, dtype_bytes, bits)
-    if bits is not None and decodes_by_kernels(config, bits):
-        element_bytes = CACHE_BYTES[cache_dtype(options.kv_cache_dtype, bits)]
-    else:
-        element_bytes = dtype_bytes
-    vector_bytes = element_bytes * cache_slot(element_bytes, config.head_dim)
-    cache = config.kv_cache_bytes(max_rows, context, vector_bytes)
-    if available_bytes is None or weights + cache <= available_bytes:
-        return []
-    remedy = "choose a smaller model or, if not yet set, QUANTIZATION=int8 or DTYPE=bfloat16"
-    if weights < available_bytes:
-        share = (available_bytes - weights) / cache
-        remedy = (
-            f"lower USER_ROWS or MAX_SEQ_LEN (there is room for {int(max_rows * share)} rows of "
-            f"{context} tokens, or {max_rows} rows of {int(context * share)})"
-        )
-    return [
-        f"Memory: the weights take {weights / GIB:.2f} GiB and the KV cache of "
-        f"USER_ROWS={max_rows} x MAX_SEQ_LEN={context} tokens {cache / GIB:.2f} GiB, but only "
-        f"{available_bytes / GIB:.2f} GiB are free; {remedy}."
-    ]
-
-
 def _folder_of(model: str, *, with_weights: bool) -> Path:
     try:
         folder = Path(model).expanduser()
@@ -278,7 +262,7 @@ def _tokenizer_faults(folder: Path, config: ModelConfig | None) -> list[str]:
 
 
 def _eos_token_ids(folder: Path, config: dict[str, Any]) -> frozenset[int]:
-    """From the model's own files; failing these, the token that the tokenizer calls EOS."""
+    """Returns the ids that the model's own files name; failing these, the tokenizer's EOS."""
     generation = _read_json(folder / GENERATION_CONFIG)
     named = token_ids(config.get("eos_token_id")) | token_ids(generation.get("eos_token_id"))
     if named:

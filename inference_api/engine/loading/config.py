@@ -1,4 +1,4 @@
-"""What a decoder is made of, as data: `ModelConfig`, read from a Hugging Face config.json.
+"""`ModelConfig`: a decoder's shape, read from a Hugging Face config.json.
 
 All differences between the supported families end here. The rest of the engine asks only for
 properties ("is the MLP gated?"), never for a family. Loads no torch.

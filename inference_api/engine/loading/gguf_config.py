@@ -1,4 +1,4 @@
-"""From the metadata of a GGUF file to what its config.json would say."""
+"""Converts the metadata of a GGUF file to the fields of a config.json."""
 
 import math
 from collections.abc import Mapping

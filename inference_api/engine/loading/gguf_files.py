@@ -40,7 +40,7 @@ TYPES = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class GgufModel:
-    """What a file holds. `tensors` are views of it, by the names of `weight_plan`."""
+    """The contents of a file. `tensors` are views of it, by the names of `weight_plan`."""
 
     architecture: str
     config: ModelConfig
@@ -100,7 +100,7 @@ def _read(path: Path, size: int, modified_ns: int) -> GgufModel:
 
 
 class _Unreadable(Exception):
-    """What is wrong with a file, in words of our own."""
+    """A fault of a file, in words of our own."""
 
 
 class _Reader(GGUFReader):

@@ -1,4 +1,4 @@
-"""What GGUF calls the architectures and tensors that we know by Hugging Face's names."""
+"""GGUF's names of architectures and tensors, by Hugging Face's."""
 
 import gguf
 
@@ -21,7 +21,7 @@ _BY_VALUE = {name: key for key, name in gguf.MODEL_ARCH_NAMES.items()}
 
 
 def gguf_names(architecture: str, config: ModelConfig) -> dict[str, str]:
-    """What a GGUF file calls the tensors of `weight_plan`, by their names there."""
+    """Returns GGUF's names of the tensors of `weight_plan`, by their names there."""
     known = gguf.get_tensor_name_map(_BY_VALUE[architecture], config.num_layers)
     parts = [part for parts in weight_plan(config).values() for part in parts]
     names = {part.name: known.get_name(part.name, try_suffixes=_SUFFIXES) for part in parts}

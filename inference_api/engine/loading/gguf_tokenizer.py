@@ -86,7 +86,7 @@ def special_token(metadata: Metadata, name: str) -> str | None:
 
 
 def tokenizer_json(metadata: Metadata) -> Json:
-    """What a tokenizer.json would hold. Raises StartupError."""
+    """Returns the contents of a tokenizer.json. Raises StartupError."""
     vocab = vocabulary(metadata)
     types = metadata.get("tokenizer.ggml.token_type") or [NORMAL] * len(vocab)
     is_byte_level = metadata["tokenizer.ggml.model"] == "gpt2"

@@ -10,7 +10,7 @@ MAX_JSON_BYTES = 100_000_000  # safetensors' limit of a header; tokenizer.json h
 
 
 class UnusableJson(Exception):
-    """What is wrong with a text, in a few words."""
+    """A fault of a text, in a few words."""
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Which tensors of a checkpoint make up which of our parameters. Loads no torch.
+"""The layout of parameters: the checkpoint tensors that make up each. Loads no torch.
 
 Query, key and value projections are one parameter here, and so are the gate and up projections
 of an MLP: one matrix product instead of three or two. A parameter's parts are stacked by rows.
@@ -115,7 +115,7 @@ def linear_weights(config: ModelConfig) -> Plan:
 
 
 def matrices(config: ModelConfig) -> list[Part]:
-    """What of a checkpoint is more than vectors."""
+    """Returns the parts of a checkpoint that are matrices."""
     parts = [part for parts in weight_plan(config).values() for part in parts]
     return [part for part in parts if len(part.shape) > 1]
 

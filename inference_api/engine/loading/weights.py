@@ -1,4 +1,4 @@
-"""From safetensors and GGUF files to the decoder's parameters, one tensor at a time."""
+"""Loads the decoder's parameters from safetensors and GGUF files, one tensor at a time."""
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass

@@ -31,9 +31,8 @@ typename Simd::Vector normal_probability(typename Simd::Vector x) {
     sum = Simd::multiply_add(sum, t, Simd::set(kTerms[term]));
   }
   const auto minus_square = Simd::multiply(Simd::multiply(z, z), Simd::set(-1.0f));
-  const auto tail =
-      Simd::multiply(Simd::multiply(sum, Simd::multiply(t, Simd::set(0.5f))),
-                     exp_of_negative<Simd>(minus_square));
+  const auto tail = Simd::multiply(Simd::multiply(sum, Simd::multiply(t, Simd::set(0.5f))),
+                                   exp_of_negative<Simd>(minus_square));
   return Simd::where_negative(x, tail, Simd::multiply_add(tail, Simd::set(-1.0f), one));
 }
 

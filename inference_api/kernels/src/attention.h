@@ -260,8 +260,8 @@ void attend_block(const Block<Element>& block, const Block<Element>& next, int h
     for (int i = 0; i < queries.count * kPositions; ++i) {
       state.scores[i] = 0.0f;
     }
-    product<Simd>(queries.count, kPositions, vectors, head_dim, state.keys, kPositions,
-                  head_dim, state.scores, kPositions, next_keys);
+    product<Simd>(queries.count, kPositions, vectors, head_dim, state.keys, kPositions, head_dim,
+                  state.scores, kPositions, next_keys);
   }
   if constexpr (kIsScaled<Element>) {
     apply_scales(keys, slot, head_dim, block.count, queries.count, state.scores);
@@ -370,8 +370,8 @@ void attend_over(const AttentionCall& call, const AttentionTask& task) {
   const int64_t shared = shared_end(call, task, end);
   const int64_t slot = slot_elements(call.type, call.head_dim);
   const auto block_at = [&](int64_t kv_head, int64_t first, int64_t before) {
-    const int64_t offset = call.rows[task.first_token] * call.row_stride +
-                           kv_head * call.head_stride + first * slot;
+    const int64_t offset =
+        call.rows[task.first_token] * call.row_stride + kv_head * call.head_stride + first * slot;
     const int64_t rest = before - first;
     return Block<Element>{static_cast<const Element*>(call.keys) + offset,
                           static_cast<const Element*>(call.values) + offset, first,

@@ -7,9 +7,9 @@
 namespace hearth {
 namespace {
 
-constexpr int64_t kBlock = 512;       // weights whose sum is taken at once
-constexpr int64_t kLanes = 8;         // sums that do not wait for each other
-constexpr int64_t kBuckets = 2048;    // of tokens about as likely; in the last one are weights of 0
+constexpr int64_t kBlock = 512;     // weights whose sum is taken at once
+constexpr int64_t kLanes = 8;       // sums that do not wait for each other
+constexpr int64_t kBuckets = 2048;  // of tokens about as likely; in the last one are weights of 0
 constexpr float kLeastExponent = -87.0f;  // of a weight that is not 0
 
 double sum(const float* weights, int64_t count) {
@@ -30,8 +30,8 @@ double sum(const float* weights, int64_t count) {
   return total;
 }
 
-// The tokens before a place in the order: those of whole buckets, and the first of one more, of which
-// `last` is the last.
+// The tokens before a place in the order: those of whole buckets, and the first of one more, of
+// which `last` is the last.
 struct Cut {
   int64_t bucket;
   int64_t in_bucket;

@@ -206,8 +206,7 @@ int hearth_linear(HearthContext* context, int bits, const void* packed, const fl
     context->workers.kernels.prepare_row(form, x + row * inputs, num_groups,
                                          activations.data() + row * row_bytes);
   });
-  hearth::LinearCall call = {};
-  call.bits = form;
+  hearth::LinearCall call = {form};
   call.blocks = packed;
   call.bias = bias;
   call.num_outputs = outputs;

@@ -16,8 +16,8 @@ namespace hearth {
 enum class Bits : int { kFloat32 = 32, kBFloat16 = 16, kInt8 = 8, kInt4 = 4 };
 enum class SourceType : int { kFloat32 = 0, kFloat16 = 1, kBFloat16 = 2 };
 
-// The form of cached keys and values. kInt8: behind its bytes every vector has, as a float, what one
-// of them stands for.
+// The form of cached keys and values. kInt8: behind its bytes every vector has, as a float, what
+// one of them stands for.
 enum class CacheType : int { kFloat32 = 0, kFloat16 = 1, kInt8 = 2 };
 enum class NormKind : int { kRms = 0, kLayer = 1 };
 enum class Activation : int { kSilu = 0, kGelu = 1, kGeluTanh = 2, kRelu = 3 };
@@ -74,8 +74,8 @@ struct HeadsCall {
   int64_t head_stride;
 };
 
-// Where a token in a tree finds what it follows: its positions from `first` on are in slots[0]…, all
-// before them in their own. Of other tokens all are in their own: `first` is kNoBranch.
+// Where a token in a tree finds what it follows: its positions from `first` on are in slots[0]…,
+// all before them in their own. Of other tokens all are in their own: `first` is kNoBranch.
 struct Branch {
   int64_t first;
   const int64_t* slots;

@@ -1,12 +1,13 @@
 // The matrix product, for any instruction set. `Isa` brings registers, and formats Isa::Int8 and
-// Isa::Int4 that say how a quad of weights is loaded, multiplied and summed; formats of weights that
-// are not quantised are below.
+// Isa::Int4 that say how a quad of weights is loaded, multiplied and summed; formats of weights
+// that are not quantised are below.
 //
 // A row's result depends on that row alone: the sums of a group are integers, exact in any order,
 // and groups are added in their order whatever the number of rows in the tile. Products of floats
 // are added one by one, in the order of the inputs.
 #pragma once
 
+#include <algorithm>
 #include <type_traits>
 
 #include "activation.h"
@@ -50,8 +51,8 @@ constexpr int kMaxRows =
 
 // `kRows` rows of activations times one panel; with every group, kLines lines of `fetched`. The
 // loops over rows and vectors must be unrolled, or the sums would not stay in registers; check the
-// disassembly after any change. kLines is a template parameter, because a test inside the loop costs
-// GCC the registers.
+// disassembly after any change. kLines is a template parameter, because a test inside the loop
+// costs GCC the registers.
 template <class Isa, class Format, int kRows, int kLines>
 void multiply_tile(const typename Format::Block* blocks, const char* fetched, int64_t num_groups,
                    const ActivationGroup* rows, float (*out)[kPanel]) {
@@ -167,8 +168,8 @@ void multiply_tile(const typename Format::Block* blocks, const char* fetched, in
 }
 
 template <class Format>
-using Tile = void (*)(const typename Format::Block* blocks, const char* fetched,
-                      int64_t num_groups, const Group<Format>* rows, float (*out)[kPanel]);
+using Tile = void (*)(const typename Format::Block* blocks, const char* fetched, int64_t num_groups,
+                      const Group<Format>* rows, float (*out)[kPanel]);
 
 template <class Isa, class Format, int kLines>
 Tile<Format> tile_for(int64_t num_rows) {
@@ -176,13 +177,13 @@ Tile<Format> tile_for(int64_t num_rows) {
   static_assert(kMax <= 8);
   constexpr Tile<Format> kTiles[] = {
       multiply_tile<Isa, Format, 1, kLines>,
-      multiply_tile<Isa, Format, kMax < 2 ? kMax : 2, kLines>,
-      multiply_tile<Isa, Format, kMax < 3 ? kMax : 3, kLines>,
-      multiply_tile<Isa, Format, kMax < 4 ? kMax : 4, kLines>,
-      multiply_tile<Isa, Format, kMax < 5 ? kMax : 5, kLines>,
-      multiply_tile<Isa, Format, kMax < 6 ? kMax : 6, kLines>,
-      multiply_tile<Isa, Format, kMax < 7 ? kMax : 7, kLines>,
-      multiply_tile<Isa, Format, kMax < 8 ? kMax : 8, kLines>,
+      multiply_tile<Isa, Format, std::min(kMax, 2), kLines>,
+      multiply_tile<Isa, Format, std::min(kMax, 3), kLines>,
+      multiply_tile<Isa, Format, std::min(kMax, 4), kLines>,
+      multiply_tile<Isa, Format, std::min(kMax, 5), kLines>,
+      multiply_tile<Isa, Format, std::min(kMax, 6), kLines>,
+      multiply_tile<Isa, Format, std::min(kMax, 7), kLines>,
+      multiply_tile<Isa, Format, std::min(kMax, 8), kLines>,
   };
   return kTiles[num_rows - 1];
 }
@@ -213,8 +214,7 @@ inline void store_results(const float* result, int64_t count, float factor, bool
 
 // What is done with a panel's results of one row. The last panel may be padded.
 template <class Simd>
-void finish_row(const LinearCall& call, int64_t row, int64_t panel, float* result,
-                float* passing) {
+void finish_row(const LinearCall& call, int64_t row, int64_t panel, float* result, float* passing) {
   const int64_t panels = num_panels(call);
   add_bias(call, panel, result);
   if (call.finish == Finish::kActivate) {
@@ -281,7 +281,7 @@ void multiply_panel(const LinearCall& call, int64_t panel, bool is_last) {
     const bool fetches = is_single || (tile < shares && !is_last);
     const auto multiply = tile_for<Isa, Format>(count, fetches ? shares : 0);
     for (int part = 0; part < num_parts; ++part) {
-      const Block* blocks = panel_blocks<Block>(call, panel, part);
+      const auto* blocks = panel_blocks<Block>(call, panel, part);
       const Block* later = is_single ? blocks : blocks + call.num_groups;
       const int64_t offset = is_single ? kAheadBytes<Format> : tile * share_bytes;
       multiply(blocks, reinterpret_cast<const char*>(later) + offset, call.num_groups, rows,

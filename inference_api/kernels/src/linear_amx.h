@@ -164,8 +164,7 @@ void multiply_rows(const Block* blocks, const Block* next, int64_t num_groups,
       const int some = rest < kTileGroups ? static_cast<int>(rest) : kTileGroups;
       unpack_groups(blocks + first, some, half * kTileOutputs, groups);
       for (int64_t row = 0; row < count; row += kTileRows) {
-        const Block* fetched =
-            next != nullptr && row + kTileRows >= count ? next + first : nullptr;
+        const Block* fetched = next != nullptr && row + kTileRows >= count ? next + first : nullptr;
         const auto multiply = count - row > kSmallTileRows ? multiply_groups<kTileRows, Block>
                                                            : multiply_groups<kSmallTileRows, Block>;
         multiply(groups, some, rows + row / kTileRows * num_groups + first, fetched, half,
@@ -185,7 +184,7 @@ void tile_panels(const LinearCall& call, int64_t first_panel, int64_t end_panel)
     const ActivationTile* rows = call.tiles + first / kTileRows * call.num_groups;
     for (int64_t panel = first_panel; panel < end_panel; ++panel) {
       for (int part = 0; part < num_parts; ++part) {
-        const Block* blocks = panel_blocks<Block>(call, panel, part);
+        const auto* blocks = panel_blocks<Block>(call, panel, part);
         const bool is_last = panel == end_panel - 1;
         const Block* next = is_last ? nullptr : blocks + call.num_groups;
         multiply_rows(blocks, next, call.num_groups, rows, count, results[part]);

@@ -141,7 +141,7 @@ inline void pack_group(const float* weights, int lane, BFloat16Block& block) {
 template <class Block>
 bool pack_row_into(SourceType type, const void* weights, int64_t num_groups, int lane, void* to,
                    float largest) {
-  Block* blocks = static_cast<Block*>(to);
+  auto* blocks = static_cast<Block*>(to);
   for (int64_t group = 0; group < num_groups; ++group) {
     float values[kGroup];
     for (int i = 0; i < kGroup; ++i) {

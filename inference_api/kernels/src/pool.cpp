@@ -29,7 +29,7 @@ Pool::Pool(int num_threads) {
 
 Pool::~Pool() {
   {
-    const std::lock_guard lock(mutex_);
+    const std::scoped_lock lock(mutex_);
     is_ending_ = true;
   }
   wake_.notify_all();
@@ -52,7 +52,9 @@ void Pool::run(int64_t num_tasks, Function call, const void* context) {
   // Either the sleeper is counted here, or it sees the ticket before it sleeps: both are
   // sequentially consistent.
   if (num_sleeping_.load() > 0) {
-    { const std::lock_guard lock(mutex_); }
+    {
+      const std::scoped_lock lock(mutex_);
+    }
     wake_.notify_all();
   }
   work();

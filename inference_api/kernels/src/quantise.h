@@ -1,5 +1,5 @@
-// Activations to bytes, group by group, and keys and values. Plain loops that compilers vectorise, with the same result
-// in every variant.
+// Activations to bytes, group by group, and keys and values. Plain loops that compilers vectorise,
+// with the same result in every variant.
 #pragma once
 
 #include "half.h"

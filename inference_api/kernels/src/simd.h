@@ -66,9 +66,7 @@ struct Scalar {
     return float_from_bits(bits_from_float(v) + (static_cast<uint32_t>(static_cast<int>(n)) << 23));
   }
   static Vector zero_below(Vector x, float bound, Vector v) { return x < bound ? 0.0f : v; }
-  static void load_columns(const float* from, int64_t, Vector (&columns)[1]) {
-    columns[0] = *from;
-  }
+  static void load_columns(const float* from, int64_t, Vector (&columns)[1]) { columns[0] = *from; }
   static void load_columns(const uint16_t* from, int64_t, Vector (&columns)[1]) {
     columns[0] = half_to_float(*from);
   }
@@ -171,8 +169,8 @@ struct Simd256 {
     for (int i = 0; i < 4; ++i) {
       const auto* upper = reinterpret_cast<const float*>(rows + i * stride);
       const auto* lower = reinterpret_cast<const float*>(rows + (i + 4) * stride);
-      columns[i] = _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(upper)),
-                                        _mm_loadu_ps(lower), 1);
+      columns[i] =
+          _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(upper)), _mm_loadu_ps(lower), 1);
       columns[i + 4] = _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(upper + 4)),
                                             _mm_loadu_ps(lower + 4), 1);
     }
@@ -213,8 +211,8 @@ struct Simd512 {
   }
   static Vector scale_by_power_of_two(Vector v, Vector n) { return _mm512_scalef_ps(v, n); }
   static Vector zero_below(Vector x, float bound, Vector v) {
-    return _mm512_mask_mov_ps(
-        v, _mm512_cmp_ps_mask(x, _mm512_set1_ps(bound), _CMP_LT_OQ), _mm512_setzero_ps());
+    return _mm512_mask_mov_ps(v, _mm512_cmp_ps_mask(x, _mm512_set1_ps(bound), _CMP_LT_OQ),
+                              _mm512_setzero_ps());
   }
 
   static Vector divide(Vector a, Vector b) { return _mm512_div_ps(a, b); }

@@ -35,8 +35,8 @@ NormCall norm_call(const HearthModel& model, const HearthNorm& norm) {
 }
 
 LinearCall linear_call(const HearthModel& model, const HearthLinear& linear,
-                       const std::vector<char>& rows, int64_t num_rows, Finish finish,
-                       float factor, float* out) {
+                       const std::vector<char>& rows, int64_t num_rows, Finish finish, float factor,
+                       float* out) {
   return {bits(model),
           linear.packed,
           linear.bias,
@@ -130,8 +130,8 @@ void Step::run_part(Workers& workers, const HearthModel& model, const Part& part
   }
 }
 
-// A token's branch begins behind the last of the tokens it follows that is in its own slot: up to that
-// one positions and slots are the same.
+// A token's branch begins behind the last of the tokens it follows that is in its own slot: up to
+// that one positions and slots are the same.
 const Branch* Step::find_branches(const Part& part) {
   const HearthBatch& batch = part.batch;
   if (batch.parents == nullptr) {
@@ -179,7 +179,7 @@ void Step::run_layer(Workers& workers, const HearthModel& model, const HearthLay
   }
   LinearCall up = linear_call(model, layer.up, has_mlp_norm ? mlp_normed_ : normed_, part.count,
                               Finish::kActivate, 1.0f, nullptr);
-  up.is_gated = model.is_gated;
+  up.is_gated = model.is_gated != 0;
   up.activated = activated_.data();
   workers.multiply(up);
   workers.multiply(linear_call(model, layer.down, activated_, part.count, Finish::kAdd,
@@ -193,30 +193,23 @@ void Step::attend(Workers& workers, const HearthModel& model, const HearthLayer&
   const int64_t attended_width = width(model, model.num_heads);
   const auto type = static_cast<CacheType>(model.cache_type);
   const int64_t slot = slot_elements(type, model.head_dim);
-  workers.multiply(linear_call(model, layer.qkv, normed_, part.count, Finish::kStore, 1.0f,
-                               qkv_.data()));
+  workers.multiply(
+      linear_call(model, layer.qkv, normed_, part.count, Finish::kStore, 1.0f, qkv_.data()));
   workers.each_row(part.count, [&](int64_t token) {
     const int64_t index = part.first + token;
     const int64_t position = part.batch.positions[index];
     const int64_t place =
         part.batch.rows[index] * model.row_stride + part.batch.slots[index] * slot;
-    workers.kernels.write_heads({qkv_.data() + token * stride,
-                                 layer.qk_norm,
-                                 model.norm_eps,
-                                 model.cos + position * model.head_dim,
-                                 model.sin + position * model.head_dim,
-                                 model.num_heads,
-                                 model.num_kv_heads,
-                                 model.head_dim,
-                                 type,
-                                 at(model, layer.keys, place),
-                                 at(model, layer.values, place),
-                                 model.head_stride});
+    workers.kernels.write_heads(
+        {qkv_.data() + token * stride, layer.qk_norm, model.norm_eps,
+         model.cos + position * model.head_dim, model.sin + position * model.head_dim,
+         model.num_heads, model.num_kv_heads, model.head_dim, type, at(model, layer.keys, place),
+         at(model, layer.values, place), model.head_stride});
   });
   workers.attend({qkv_.data(), stride, type, layer.keys, layer.values, model.row_stride,
                   model.head_stride, part.batch.rows + part.first, lengths_.data(), branches_,
-                  part.count, model.num_kv_heads, model.num_heads / model.num_kv_heads, model.head_dim,
-                  layer.window, model.attention_scale, attended_.data()});
+                  part.count, model.num_kv_heads, model.num_heads / model.num_kv_heads,
+                  model.head_dim, layer.window, model.attention_scale, attended_.data()});
   workers.each_row(part.count, [&](int64_t token) {
     workers.kernels.prepare_row(bits(model), attended_.data() + token * attended_width,
                                 attended_width / kGroup,

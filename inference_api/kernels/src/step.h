@@ -13,8 +13,8 @@ namespace hearth {
 // Memory of a step, kept for the next one.
 class Step {
  public:
-  // See hearth_step. More tokens than kMaxTokens are taken in parts, which leaves the results as they
-  // are.
+  // See hearth_step. More tokens than kMaxTokens are taken in parts, which leaves the results as
+  // they are.
   void run(Workers& workers, const HearthModel& model, const HearthBatch& batch);
 
  private:
@@ -34,10 +34,10 @@ class Step {
   void write_hidden(Workers& workers, const HearthModel& model, const Part& part);
   void reserve(const HearthModel& model, int64_t num_tokens);
 
-  std::vector<float> hidden_;     // [tokens][hidden]: the residual
-  std::vector<float> qkv_;        // [tokens][(heads + 2 kv_heads) * head_dim]
-  std::vector<float> attended_;   // [tokens][heads * head_dim]
-  std::vector<int64_t> lengths_;  // [tokens]
+  std::vector<float> hidden_;         // [tokens][hidden]: the residual
+  std::vector<float> qkv_;            // [tokens][(heads + 2 kv_heads) * head_dim]
+  std::vector<float> attended_;       // [tokens][heads * head_dim]
+  std::vector<int64_t> lengths_;      // [tokens]
   const Branch* branches_ = nullptr;  // [tokens] of the part, or null; in the two below
   std::vector<Branch> branch_memory_;
   std::vector<int64_t> branch_slots_;

@@ -3,6 +3,7 @@
 // interface asks for, so that a step beyond it is seen.
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <cstdio>
 #include <cstdlib>
 #include <limits>
@@ -18,10 +19,10 @@ constexpr int kThreads = 3;
 constexpr int kFloat32 = 0;
 constexpr int kInt8Cache = 2;
 
-std::mt19937 generator(0);
 int num_failures = 0;
 
 std::vector<float> random_floats(int64_t count) {
+  static std::mt19937 generator(0);  // NOLINT(bugprone-random-generator-seed): alike in every run
   std::normal_distribution<float> normal;
   std::vector<float> values(static_cast<size_t>(count));
   for (float& value : values) {
@@ -38,8 +39,8 @@ void expect(bool is_true, const char* what, int variant) {
 }
 
 // The largest difference of the kernel's product from that of the unpacked weights.
-double linear_error(HearthContext* context, int bits, int64_t rows, int64_t outputs,
-                    int64_t inputs, bool has_bias) {
+double linear_error(HearthContext* context, int bits, int64_t rows, int64_t outputs, int64_t inputs,
+                    bool has_bias) {
   const std::vector<float> weights = random_floats(outputs * inputs);
   const std::vector<float> x = random_floats(rows * inputs);
   const std::vector<float> bias = random_floats(outputs);
@@ -80,8 +81,8 @@ void run_linear(HearthContext* context, int variant) {
 
 void run_faulty_numbers(HearthContext* context, int variant) {
   constexpr float kInfinity = std::numeric_limits<float>::infinity();
-  constexpr float kNumbers[] = {0.0f,   1e-45f, 1e-38f,     3e38f,
-                                -3e38f, -1e-7f, -kInfinity, std::nanf("")};
+  constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+  constexpr float kNumbers[] = {0.0f, 1e-45f, 1e-38f, 3e38f, -3e38f, -1e-7f, -kInfinity, kNan};
   constexpr int64_t kOutputs = 40;
   constexpr int64_t kInputs = 64;
   for (const int bits : {32, 16, 8, 4}) {
@@ -93,7 +94,8 @@ void run_faulty_numbers(HearthContext* context, int variant) {
       const int64_t faulty =
           hearth_pack(context, bits, kFloat32, weights.data(), 0, kOutputs, kInputs, packed.data());
       const float largest = bits > 8 ? 3.3e38f : 1e6f;
-      expect(faulty == (std::fabs(number) < largest ? -1 : 1), "a faulty weight is missed", variant);
+      expect(faulty == (std::fabs(number) < largest ? -1 : 1), "a faulty weight is missed",
+             variant);
       std::vector<float> x(kInputs, number);
       std::vector<float> out(kOutputs);
       hearth_linear(context, bits, packed.data(), nullptr, x.data(), 1, kOutputs, kInputs,
@@ -105,7 +107,7 @@ void run_faulty_numbers(HearthContext* context, int variant) {
 void run_draw(HearthContext* context, int variant) {
   constexpr int64_t kRows = 6;
   constexpr HearthDraw kDraws[kRows] = {
-      {0.0, 0.0, 1.0, 0.0, 0.5},    {1.0, 0.0, 1.0, 0.1, 1.0},   {1.0, 3.0, 1.0, 0.0, 1.0},
+      {0.0, 0.0, 1.0, 0.0, 0.5},   {1.0, 0.0, 1.0, 0.1, 1.0},    {1.0, 3.0, 1.0, 0.0, 1.0},
       {0.01, 40.0, 0.5, 0.0, 0.5}, {100.0, 0.0, 0.9, 0.0, 1e-9}, {1.0, 2000.0, 0.9999, 0.3, 0.7}};
   for (const int64_t vocab : {1, 7, 513, 3000}) {
     for (const float spoilt : {0.0f, -std::numeric_limits<float>::infinity(), std::nanf("")}) {
@@ -154,8 +156,8 @@ void run_attention(HearthContext* context, int variant, int64_t groups, int64_t 
   const std::vector<float> queries = random_floats(tokens * width);
   std::vector<float> out(queries.size());
   hearth_attention(context, queries.data(), width, kFloat32, keys.data(), values.data(),
-                   kHeads * kCapacity * head_dim, kCapacity * head_dim, rows.data(),
-                   lengths.data(), tokens, kHeads, groups, head_dim, window, 0.3f, out.data());
+                   kHeads * kCapacity * head_dim, kCapacity * head_dim, rows.data(), lengths.data(),
+                   tokens, kHeads, groups, head_dim, window, 0.3f, out.data());
   const auto expect_averages = [&] {
     for (const float value : out) {
       expect(std::fabs(value - 2.0f) < 1e-4f, "an average is wrong", variant);
@@ -167,9 +169,9 @@ void run_attention(HearthContext* context, int variant, int64_t groups, int64_t 
   const std::vector<int8_t> key_bytes = as_bytes(keys, size);
   const std::vector<int8_t> value_bytes = as_bytes(values, size);
   const int64_t stride = kCapacity * (head_dim + static_cast<int64_t>(sizeof(float)));
-  hearth_attention(context, queries.data(), width, kInt8Cache, key_bytes.data(),
-                   value_bytes.data(), kHeads * stride, stride, rows.data(), lengths.data(),
-                   tokens, kHeads, groups, head_dim, window, 0.3f, out.data());
+  hearth_attention(context, queries.data(), width, kInt8Cache, key_bytes.data(), value_bytes.data(),
+                   kHeads * stride, stride, rows.data(), lengths.data(), tokens, kHeads, groups,
+                   head_dim, window, 0.3f, out.data());
   expect_averages();
 }
 
@@ -189,7 +191,7 @@ struct Model {
     description.bits = bits;
     description.norm = kind / 2 % 2;
     description.activation = kind % 4;
-    description.is_gated = is_gated;
+    description.is_gated = is_gated ? 1 : 0;
     description.is_parallel = kind / 4 % 2;
     description.cache_type = kind % 3;
     description.num_layers = 1;
@@ -251,7 +253,7 @@ struct Model {
 };
 
 // Two children of one token, of which the second has a child: the same bits as its branch alone.
-void run_tree(HearthContext* context, int variant, Model& model) {
+void run_tree(HearthContext* context, int variant, const Model& model) {
   const std::vector<int64_t> ids = {3, 5, 8, 13, 3, 8, 13};
   const std::vector<int64_t> rows = {0, 0, 0, 0, 1, 1, 1};
   const std::vector<int64_t> positions = {0, 1, 1, 2, 0, 1, 2};
@@ -259,9 +261,16 @@ void run_tree(HearthContext* context, int variant, Model& model) {
   const std::vector<int64_t> parents = {-1, 0, 0, 2, -1, 4, 5};
   const std::vector<int64_t> outputs = {3, 6};
   std::vector<float> logits(outputs.size() * Model::kVocab);
-  const HearthBatch batch = {ids.data(), rows.data(), positions.data(), slots.data(),
-                             parents.data(), outputs.data(), static_cast<int64_t>(ids.size()),
-                             static_cast<int64_t>(outputs.size()), logits.data(), nullptr};
+  const HearthBatch batch = {ids.data(),
+                             rows.data(),
+                             positions.data(),
+                             slots.data(),
+                             parents.data(),
+                             outputs.data(),
+                             static_cast<int64_t>(ids.size()),
+                             static_cast<int64_t>(outputs.size()),
+                             logits.data(),
+                             nullptr};
   hearth_step(context, &model.description, &batch);
   const auto second = logits.begin() + Model::kVocab;
   expect(std::equal(logits.begin(), second, second), "a branch depends on its tree", variant);
@@ -269,7 +278,7 @@ void run_tree(HearthContext* context, int variant, Model& model) {
 
 // Token by token, and all at once with company: the same bits.
 void run_step(HearthContext* context, int variant, int kind, int bits) {
-  Model model(context, kind, bits);
+  const Model model(context, kind, bits);
   std::vector<int64_t> ids;
   std::vector<int64_t> rows;
   std::vector<int64_t> positions;
@@ -284,8 +293,16 @@ void run_step(HearthContext* context, int variant, int kind, int bits) {
   std::vector<float> alone(tokens * Model::kVocab);
   const int64_t only = 0;
   for (size_t token = 0; token < tokens; ++token) {
-    const HearthBatch batch = {&ids[token], &rows[token], &positions[token], &positions[token],
-                               nullptr, &only, 1, 1, &alone[token * Model::kVocab], nullptr};
+    const HearthBatch batch = {&ids[token],
+                               &rows[token],
+                               &positions[token],
+                               &positions[token],
+                               nullptr,
+                               &only,
+                               1,
+                               1,
+                               &alone[token * Model::kVocab],
+                               nullptr};
     hearth_step(context, &model.description, &batch);
   }
   constexpr size_t kOutputs = 37;
@@ -295,12 +312,19 @@ void run_step(HearthContext* context, int variant, int kind, int bits) {
   }
   std::vector<float> together(kOutputs * Model::kVocab);
   std::vector<float> hidden(tokens * Model::kHidden);
-  const HearthBatch batch = {ids.data(), rows.data(), positions.data(), positions.data(), nullptr,
-                             outputs.data(), static_cast<int64_t>(tokens), kOutputs,
-                             together.data(), hidden.data()};
+  const HearthBatch batch = {ids.data(),
+                             rows.data(),
+                             positions.data(),
+                             positions.data(),
+                             nullptr,
+                             outputs.data(),
+                             static_cast<int64_t>(tokens),
+                             kOutputs,
+                             together.data(),
+                             hidden.data()};
   hearth_step(context, &model.description, &batch);
   run_tree(context, variant, model);
-  const size_t skipped = (tokens - kOutputs) * Model::kVocab;
+  const auto skipped = static_cast<std::ptrdiff_t>((tokens - kOutputs) * Model::kVocab);
   expect(std::equal(together.begin(), together.end(), alone.begin() + skipped),
          "a token depends on its company", variant);
 }

@@ -76,7 +76,7 @@ def logits(runner: EngineRunner) -> Tensor:
 
 def form(runner: EngineRunner) -> tuple[str, torch.dtype]:
     """What became of DTYPE=auto, and the cache."""
-    return runner._options.dtype, runner._cache.keys.dtype
+    return runner._form.options.dtype, runner._cache.keys.dtype
 
 
 @pytest.mark.parametrize("name", [name for name in MODELS if name != UNEVEN])

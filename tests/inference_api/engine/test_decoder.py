@@ -3,6 +3,7 @@
 import random
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
@@ -65,7 +66,7 @@ def test_logits_of_every_position_equal_those_of_transformers(
 @every_model
 def test_greedy_text_equals_generate(name: str, tiny_model: Tiny, loaded: Loaded) -> None:
     runner = loaded(name)
-    model = tiny_model(name)[1]
+    model: Any = tiny_model(name)[1]
     expected = model.generate(
         torch.tensor([PROMPT]),
         attention_mask=torch.ones(1, len(PROMPT), dtype=torch.int64),

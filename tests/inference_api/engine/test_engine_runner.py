@@ -3,17 +3,19 @@
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from shutil import copytree
 
 import pytest
 import torch
 
-from inference_api.engine import hardware
+from inference_api.engine import engine_runner, hardware
 from inference_api.engine.engine_runner import EngineRunner
 from inference_api.engine.options import EngineOptions
 from inference_api.engine.runner import RowStep
 from inference_api.errors import StartupError
+from inference_api.kernels.library import Kernels
 from tests.inference_api.engine.conftest import TinyModel
 from tests.inference_api.engine.steps import draw_next
 from tests.inference_api.engine.tiny_models import CONTEXT, EOS, VOCAB_SIZE
@@ -94,3 +96,35 @@ def test_load_reports_all_faults_and_allocates_nothing(
 def test_cuda_without_a_device_is_refused(folder: Path) -> None:
     with pytest.raises(StartupError, match="set DEVICE=cpu"):
         EngineRunner(folder, EngineOptions(device="cuda", max_rows=4))
+
+
+def test_runners_share_kernels_and_claim_torch_threads_of_their_own(
+    tiny_model: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_runner, "MIN_PARAMETERS_TO_SHARE", 0)
+    monkeypatch.setattr(hardware, "physical_cores", lambda: 2)
+    made: list[int] = []
+
+    @cache
+    def kernels_of(num_threads: int) -> Kernels:
+        made.append(num_threads)
+        return Kernels(num_threads)
+
+    by_torch, *by_kernels = (
+        EngineRunner(
+            tiny_model(name)[0],
+            EngineOptions(device="cpu", max_rows=1, max_seq_len=16, kernels=name != "falcon-7b"),
+            kernels_of,
+        )
+        for name in ("falcon-7b", "llama", "qwen2")
+    )
+    threads_before = torch.get_num_threads()
+    try:
+        for runner in (by_torch, *by_kernels):
+            runner.load()
+        assert made == [2]
+        for runner, num_threads in ((by_torch, 2), (by_kernels[0], 1), (by_torch, 2)):
+            runner.step([RowStep(0, 0, [1, 2])])
+            assert torch.get_num_threads() == num_threads
+    finally:
+        torch.set_num_threads(threads_before)

@@ -38,7 +38,8 @@ def test_auto_is_float32_on_the_cpu_and_bfloat16_on_cuda() -> None:
 def test_auto_rounds_no_cache_beside_weights_that_it_does_not_round() -> None:
     options = EngineOptions(max_rows=1)
     assert options.on("cpu", keeps_bfloat16=True).kv_cache_dtype == "float32"
-    for asked in ({"dtype": "bfloat16"}, {"quantization": "int8"}):
-        assert replace(options, **asked).on("cpu", keeps_bfloat16=True).kv_cache_dtype == "auto"
+    rounded = (replace(options, dtype="bfloat16"), replace(options, quantization="int8"))
+    for asked in rounded:
+        assert asked.on("cpu", keeps_bfloat16=True).kv_cache_dtype == "auto"
     given = replace(options, kv_cache_dtype="int8")
     assert given.on("cpu", keeps_bfloat16=True).kv_cache_dtype == "int8"

@@ -86,7 +86,7 @@ def make_model(name: str, folder: Path) -> PreTrainedModel:
     for parameter in model.parameters():  # biases and norms too, or nothing would test them
         if parameter.ndim == 1:
             torch.nn.init.normal_(parameter, mean=parameter.mean().item(), std=0.2)
-    model.eval().save_pretrained(folder)
+    model.eval().save_pretrained(folder)  # type: ignore[no-untyped-call]
     write_tokenizer(folder)
     return model
 

@@ -46,8 +46,8 @@ def attend(
     scale: float,
     window: int | None = None,
 ) -> Tensor:
-    places = torch.tensor([rows, lengths])
-    return kernels.attention(queries, keys, values, *places, scale, window)
+    places, ends = torch.tensor([rows, lengths])
+    return kernels.attention(queries, keys, values, places, ends, scale, window)
 
 
 def reference(

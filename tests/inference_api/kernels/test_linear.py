@@ -46,7 +46,7 @@ def bound(x: Tensor, weights: Tensor) -> Tensor:
 
     Half a step of each activation, plus rounding in float32, for all terms in the same direction.
     """
-    steps = x.double().abs().unflatten(1, (-1, GROUP)).amax(-1) / LARGEST_INT8
+    steps: Tensor = x.double().abs().unflatten(1, (-1, GROUP)).amax(-1) / LARGEST_INT8
     half_steps = (steps / 2 + 2.0**-100).repeat_interleave(GROUP, 1) + x.double().abs() * 1e-5
     return half_steps @ weights.double().abs().T + 1e-37
 

@@ -33,7 +33,7 @@ options = EngineOptions(
     device="cpu", dtype="bfloat16", max_rows=1, max_seq_len=16, quantization=sys.argv[2]
 )
 runner = EngineRunner(Path(sys.argv[1]), options)
-runner._packing()  # loads the library
+runner.footprint  # loads the library
 before = peak_bytes()
 runner.load()
 print(peak_bytes() - before)

@@ -19,6 +19,7 @@ from inference_api.engine.kv_cache import KVCache
 from inference_api.engine.linear import Packing
 from inference_api.engine.loading import checkpoint
 from inference_api.engine.loading.layout import weight_bytes
+from inference_api.engine.loading.memory import Footprint, memory_faults
 from inference_api.engine.loading.weight_files import weight_files
 from inference_api.engine.loading.weights import load_parameters
 from inference_api.engine.options import EngineOptions
@@ -183,7 +184,7 @@ def test_a_smaller_cache_needs_less_memory() -> None:
 
     def faults(available_bytes: int, kv_cache_dtype: str) -> list[str]:
         chosen = replace(options, kv_cache_dtype=kv_cache_dtype)
-        return checkpoint.memory_faults(config, chosen, available_bytes, 8)
+        return memory_faults({"m": Footprint.of(config, chosen, 8)}, available_bytes)
 
     assert faults(weights + cache, "auto") == []
     assert faults(weights + 2 * cache, "float32") == []

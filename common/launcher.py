@@ -1,0 +1,42 @@
+"""gunicorn in this process: for services that have settings instead of its command line."""
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from gunicorn.app.base import BaseApplication
+
+
+def threaded(host: str, port: int, threads: int) -> dict[str, Any]:
+    """gunicorn's settings for a small service. One worker: what it knows is its process's."""
+    return {
+        "bind": [f"{host}:{port}"],
+        "workers": 1,
+        "worker_class": "gthread",
+        "threads": threads,
+        "timeout": 120,
+        "graceful_timeout": 30,
+        "preload_app": False,
+        "control_socket_disable": True,  # one path per user: two servers would fight for it
+    }
+
+
+class Launcher(BaseApplication):
+    """gunicorn with these settings, by name. `create_app` is called in each worker."""
+
+    def __init__(self, options: Mapping[str, Any], create_app: Callable[[], Any]) -> None:
+        self._options, self._create_app = options, create_app
+        super().__init__()
+
+    def load_config(self) -> None:
+        for name, value in self._options.items():
+            self.cfg.set(name, value)
+
+    def load(self) -> Any:
+        return self._create_app()
+
+
+def serve_threaded(host: str, port: int, threads: int, create_app: Callable[[], Any]) -> None:
+    """Serve until a signal ends it, with log lines on standard error."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
+    Launcher(threaded(host, port, threads), create_app).run()

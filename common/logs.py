@@ -1,0 +1,53 @@
+"""One logging configuration for our loggers and gunicorn's: text for people, JSON for machines.
+
+No prompt, no generated text and no secret is logged at any level. What is logged while a request is
+served has its id; the logs of the proxy and the API have the same one.
+"""
+
+import logging
+from typing import Any, Literal
+
+from common.request_ids import request_id
+
+LogFormat = Literal["text", "json"]
+LogLevel = Literal["DEBUG", "INFO", "WARNING", "ERROR"]
+
+TEXT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
+JSON = "%(asctime)s %(levelname)s %(name)s %(message)s"
+
+
+class RequestIds(logging.Filter):
+    """Gives a record its request's id. Any thread."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if (current := request_id.get(None)) is not None:
+            record.request_id = current
+        return True
+
+
+def logging_config(level: LogLevel, log_format: LogFormat, text: str = TEXT) -> dict[str, Any]:
+    """For `logging.config.dictConfig` and gunicorn's `logconfig_dict`."""
+    return {
+        "version": 1,
+        "disable_existing_loggers": False,
+        "formatters": {
+            "text": {"format": text},
+            "json": {"()": "pythonjsonlogger.json.JsonFormatter", "fmt": JSON},
+        },
+        "filters": {"request_ids": {"()": RequestIds}},
+        "handlers": {
+            "stderr": {
+                "class": "logging.StreamHandler",
+                "formatter": log_format,
+                "filters": ["request_ids"],
+                "stream": "ext://sys.stderr",
+            }
+        },
+        "root": {"level": level, "handlers": ["stderr"]},
+        # gunicorn gives these two handlers of its own unless told otherwise; its access log is
+        # off, because every request has one line of ours that says more.
+        "loggers": {
+            "gunicorn.error": {"level": level, "handlers": [], "propagate": True},
+            "gunicorn.access": {"level": "WARNING", "handlers": [], "propagate": True},
+        },
+    }

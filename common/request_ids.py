@@ -1,0 +1,19 @@
+"""The id that a request has in the logs of every service it passes, and in `X-Request-Id`."""
+
+import random
+import re
+from contextvars import ContextVar
+
+USABLE_ID = re.compile(r"[!-~]{1,128}")
+
+request_id: ContextVar[str] = ContextVar("request_id")  # of the request that is being served
+
+
+def new_request_id() -> str:
+    """It has to be unique and need not be a secret."""
+    return f"{random.getrandbits(128):032x}"
+
+
+def usable_request_id(given: str) -> str:
+    """The client's own where it fits a header and a log line, else a new one."""
+    return given if USABLE_ID.fullmatch(given) else new_request_id()

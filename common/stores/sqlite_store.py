@@ -1,0 +1,106 @@
+"""SQLite: one file with a schema of its own, and records in such a file."""
+
+import sqlite3
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from common.errors import StoreFailed
+from common.stores import Record
+
+Connection = sqlite3.Connection
+
+RECORDS_TIMEOUT_S = 5.0
+RECORDS_SCHEMA = """
+    CREATE TABLE IF NOT EXISTS records (
+        kind TEXT NOT NULL, name TEXT NOT NULL, body TEXT NOT NULL, PRIMARY KEY (kind, name)
+    );
+"""
+
+
+class SqliteFile:
+    """WAL mode with `synchronous=FULL`: what is committed survives loss of power too, at some
+    milliseconds a commit. The file is opened when it is first used, and again after that failed.
+
+    Both blocks are for one thread at a time. They raise StoreFailed, which says what `failed`.
+    """
+
+    def __init__(self, path: Path, schema: str, timeout_s: float) -> None:
+        """`timeout_s` is how long a writer waits for others."""
+        self._path = path
+        self._schema, self._timeout_s = schema, timeout_s
+        self._lock = threading.Lock()  # sqlite3 connections are not for concurrent use
+        self._connection: Connection | None = None
+
+    @contextmanager
+    def connected(self, failed: str) -> Iterator[Connection]:
+        with self._lock:
+            try:
+                if self._connection is None:
+                    self._connection = self._open()
+                yield self._connection
+            except (sqlite3.Error, OSError) as error:
+                raise StoreFailed(f"{failed}: {error}") from error
+
+    @contextmanager
+    def transaction(self, failed: str) -> Iterator[Connection]:
+        """Commits what is done inside, or nothing if that raises."""
+        with self.connected(failed) as connection:
+            connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield connection
+                connection.execute("COMMIT")
+            except BaseException:
+                connection.rollback()
+                raise
+
+    def close(self) -> None:
+        """Idempotent; not to be used again."""
+        with self._lock:
+            if self._connection is not None:
+                self._connection.close()
+
+    def _open(self) -> Connection:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        connection = sqlite3.connect(
+            self._path, timeout=self._timeout_s, isolation_level=None, check_same_thread=False
+        )
+        try:
+            connection.execute("PRAGMA journal_mode=WAL")
+            connection.execute("PRAGMA synchronous=FULL")
+            connection.executescript(self._schema)
+        except sqlite3.Error:
+            connection.close()
+            raise
+        return connection
+
+
+class SqliteRecords:
+    """A table `records`. Raises StoreFailed where the file cannot be opened."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = SqliteFile(path, RECORDS_SCHEMA, RECORDS_TIMEOUT_S)
+        with self._file.connected(f"cannot open {path}"):
+            pass
+
+    def load(self) -> list[Record]:
+        with self._file.connected("cannot read the state") as connection:
+            rows = connection.execute("SELECT kind, name, body FROM records").fetchall()
+        return [Record(*row) for row in rows]
+
+    def commit(self, changes: Iterable[Record]) -> None:
+        every = list(changes)
+        with self._file.transaction("the state was not saved") as connection:
+            connection.executemany(
+                "DELETE FROM records WHERE kind = ? AND name = ?",
+                [(kind, name) for kind, name, body in every if body is None],
+            )
+            connection.executemany(
+                "INSERT INTO records VALUES (?, ?, ?) "
+                "ON CONFLICT (kind, name) DO UPDATE SET body = excluded.body",
+                [record for record in every if record.body is not None],
+            )
+
+    def close(self) -> None:
+        self._file.close()

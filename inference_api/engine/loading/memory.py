@@ -1,0 +1,77 @@
+"""Whether models fit into memory. Computed from their descriptions: nothing is allocated."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Self
+
+from inference_api.engine.loading.config import ModelConfig
+from inference_api.engine.loading.layout import decodes_by_kernels, weight_bytes
+from inference_api.engine.options import EngineOptions
+from inference_api.kernels.packing import CACHE_BYTES, Bits, cache_dtype, cache_slot
+
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
+GIB = 1024**3
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """Memory of one model once it is loaded."""
+
+    weights_bytes: int
+    cache_bytes: int  # of all rows
+    rows: int
+    context_tokens: int
+
+    @classmethod
+    def of(cls, config: ModelConfig, options: EngineOptions, bits: Bits | None) -> Self:
+        """`options.dtype` is not auto."""
+        max_rows, context = options.max_rows, config.context(options.max_seq_len)
+        dtype_bytes = DTYPE_BYTES[options.dtype]
+        if bits is not None and decodes_by_kernels(config, bits):
+            element_bytes = CACHE_BYTES[cache_dtype(options.kv_cache_dtype, bits)]
+        else:
+            element_bytes = dtype_bytes
+        vector_bytes = element_bytes * cache_slot(element_bytes, config.head_dim)
+        cache_bytes = config.kv_cache_bytes(max_rows, context, vector_bytes)
+        return cls(weight_bytes(config, dtype_bytes, bits), cache_bytes, max_rows, context)
+
+    @property
+    def total_bytes(self) -> int:
+        return self.weights_bytes + self.cache_bytes
+
+
+def memory_faults(footprints: Mapping[str, Footprint], available_bytes: int | None) -> list[str]:
+    """Whether all these models, by name, fit into what is free together."""
+    needed_bytes = sum(each.total_bytes for each in footprints.values())
+    if available_bytes is None or needed_bytes <= available_bytes:
+        return []
+    if len(footprints) == 1:
+        [footprint] = footprints.values()
+        return [_fault_of_one(footprint, available_bytes)]
+    shares = [
+        f"{name} {each.weights_bytes / GIB:.2f} GiB of weights and {each.cache_bytes / GIB:.2f} "
+        f"GiB of KV cache ({each.rows} rows x {each.context_tokens} tokens)"
+        for name, each in footprints.items()
+    ]
+    return [
+        f"Memory: {', '.join(shares)} take {needed_bytes / GIB:.2f} GiB together, but only "
+        f"{available_bytes / GIB:.2f} GiB are free, {(needed_bytes - available_bytes) / GIB:.2f} "
+        "GiB too few; in MODELS lower user_rows or max_seq_len, set quantization to int8, or serve "
+        "fewer models."
+    ]
+
+
+def _fault_of_one(needed: Footprint, available_bytes: int) -> str:
+    rows, context = needed.rows, needed.context_tokens
+    remedy = "choose a smaller model or, if not yet set, QUANTIZATION=int8 or DTYPE=bfloat16"
+    if needed.weights_bytes < available_bytes:
+        share = (available_bytes - needed.weights_bytes) / needed.cache_bytes
+        remedy = (
+            f"lower USER_ROWS or MAX_SEQ_LEN (there is room for {int(rows * share)} rows of "
+            f"{context} tokens, or {rows} rows of {int(context * share)})"
+        )
+    return (
+        f"Memory: the weights take {needed.weights_bytes / GIB:.2f} GiB and the KV cache of "
+        f"USER_ROWS={rows} x MAX_SEQ_LEN={context} tokens {needed.cache_bytes / GIB:.2f} GiB, but "
+        f"only {available_bytes / GIB:.2f} GiB are free; {remedy}."
+    )

@@ -1,0 +1,25 @@
+"""`python -m inference_api.kernels.compile_commands`: how each unit is compiled, for clang's tools.
+
+Writes `var/kernels/compile_commands.json`, which clang-tidy and editors read. Loads no torch.
+"""
+
+import json
+
+from inference_api.kernels.build import FLAGS, FOLDERS, SOURCES, units
+
+
+def main() -> None:
+    commands = [
+        {
+            "directory": str(SOURCES),
+            "file": str(SOURCES / f"{unit}.cpp"),
+            "arguments": ["c++", *FLAGS, *extra, "-c", str(SOURCES / f"{unit}.cpp")],
+        }
+        for unit, extra in {**units(), "test_driver": ()}.items()
+    ]
+    FOLDERS[0].mkdir(parents=True, exist_ok=True)
+    (FOLDERS[0] / "compile_commands.json").write_text(json.dumps(commands, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,98 @@
+"""A model that serves: everything that is one model's, as one value.
+
+`runner`, `rows`, `planner` and `totals` belong to the decode thread; the rest is for any thread.
+"""
+
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Self
+
+from inference_api.engine.options import EngineOptions
+from inference_api.engine.runner import ModelRunner
+from inference_api.scheduling.rows import RowTable
+from inference_api.scheduling.step_plan import StepPlanner
+from inference_api.settings import Settings
+from inference_api.text.constraints import GrammarCompiler
+from inference_api.text.prompt_encoder import MAX_BYTES_AT_ONCE, WAIT_S, ByteBudget, PromptEncoder
+from inference_api.text.tokens import Tokenizer, load_tokenizer
+
+
+@dataclass(slots=True)
+class StepTotals:
+    """Sums over all steps since start: what they made and where their time went."""
+
+    steps: int = 0
+    prefilled_tokens: int = 0
+    reused_tokens: int = 0  # prompt tokens that needed no prefill
+    generated_tokens: int = 0
+    model_s: float = 0.0  # inside ModelRunner.step
+    loop_s: float = 0.0  # the rest of each step
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """Its rows are its own, and so are the prefixes that they hold."""
+
+    name: str
+    runner: ModelRunner
+    tokenizer: Tokenizer
+    prompt_encoder: PromptEncoder
+    grammars: GrammarCompiler
+    rows: RowTable
+    planner: StepPlanner
+    totals: StepTotals = field(default_factory=StepTotals)
+
+    @classmethod
+    def of(
+        cls,
+        name: str,
+        runner: ModelRunner,
+        tokenizer: Tokenizer,
+        settings: Settings,
+        prompt_budget: ByteBudget | None = None,
+    ) -> Self:
+        """Makes one of a loaded runner. `prompt_budget`: bytes that prompts of all models share."""
+        rows = RowTable(runner.max_rows, _reuse_unit_tokens(runner, settings))
+        return cls(
+            name,
+            runner,
+            tokenizer,
+            PromptEncoder(tokenizer, runner.max_seq_len, prompt_budget),
+            GrammarCompiler(tokenizer, runner.vocab_size),
+            rows,
+            StepPlanner(rows, runner, settings),
+        )
+
+
+def load_models(settings: Settings) -> list[LoadedModel]:
+    """Bring all models into memory, once it is known that all fit. Imports torch.
+
+    They step one after another, so those of one number of threads share the kernels' threads.
+    Raises StartupError.
+    """
+    from inference_api.engine.engine_runner import EngineRunner, check_memory
+    from inference_api.engine.loading.checkpoint import locate
+    from inference_api.kernels.library import Kernels
+
+    kernels_of = cache(Kernels)
+    runners: dict[str, EngineRunner] = {}
+    tokenizers: dict[str, Tokenizer] = {}
+    for model in settings.served_models:
+        folder = locate(model.model)
+        runner = EngineRunner(folder, EngineOptions.from_settings(model), kernels_of)
+        tokenizers[model.name] = load_tokenizer(folder, runner.eos_token_ids)  # quicker to fail
+        runners[model.name] = runner
+    check_memory(runners)
+    for runner in runners.values():
+        runner.load()
+    budget = ByteBudget(MAX_BYTES_AT_ONCE, WAIT_S)
+    return [
+        LoadedModel.of(name, runner, tokenizers[name], settings, budget)
+        for name, runner in runners.items()
+    ]
+
+
+def _reuse_unit_tokens(runner: ModelRunner, settings: Settings) -> int:
+    if not settings.prefix_reuse:
+        return 0
+    return 1 if runner.is_batch_invariant else settings.prefill_chunk_tokens

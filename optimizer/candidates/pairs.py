@@ -1,0 +1,154 @@
+"""Servers with traffic on the accelerators they may use: one table, from sizing to candidates.
+
+Built once by `size_pairs`, read by everything that follows. Immutable: any thread.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from optimizer.candidates.eligibility import Eligible
+from optimizer.candidates.replicas import (
+    DEFAULT_QUEUE,
+    ReplicaTable,
+    SizingCache,
+    Speeds,
+    Workload,
+)
+from optimizer.model.latency import BoolArray, FloatArray, IntArray
+from optimizer.model.sizing import Sizing
+from optimizer.spec import AcceleratorSpec, PerfData, ServerSpec
+from optimizer.system import System
+
+MAX_REPLICAS = 10**9  # more than this is a mistake in the data, not a plan
+
+Float32Array = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """An accelerator that has performance data for a model."""
+
+    accelerator: AcceleratorSpec
+    perf: PerfData
+
+    @property
+    def cards_per_replica(self) -> int:
+        return self.perf.units * self.accelerator.multiplicity
+
+    @property
+    def cost_per_replica(self) -> np.float32:
+        """Cents per hour."""
+        return np.float32(self.accelerator.cost) * np.float32(self.perf.units)
+
+
+class OptionTable:
+    """All options of a system, numbered; their data as columns. Immutable: any thread."""
+
+    def __init__(self, system: System) -> None:
+        self.options: list[Option] = []
+        self._by_model: dict[str, range] = {}
+        for model, by_accelerator in system.models.items():
+            first = len(self.options)
+            self.options += [
+                Option(system.accelerators[name], perf)
+                for name, perf in by_accelerator.items()
+                if name in system.accelerators
+            ]
+            self._by_model[model] = range(first, len(self.options))
+        self.speeds = Speeds.of(option.perf for option in self.options)
+        self.names = np.array([o.accelerator.name for o in self.options], dtype=np.object_)
+        self.types = np.array([o.accelerator.type for o in self.options], dtype=np.object_)
+        self.cards = np.array([o.cards_per_replica for o in self.options], dtype=np.int64)
+        self.costs = np.array([o.cost_per_replica for o in self.options], dtype=np.float32)
+
+    def of_model(self, model: str) -> Sequence[int]:
+        """Returns the numbers of a model's options."""
+        return self._by_model.get(model, range(0))
+
+    def of_server(self, server: ServerSpec) -> Sequence[int]:
+        """Returns the numbers of those that a server may use: its model's, or the one it keeps."""
+        numbers = self.of_model(server.model)
+        if server.keep_accelerator and server.current_alloc.accelerator:
+            keep = server.current_alloc.accelerator
+            return [number for number in numbers if self.names[number] == keep]
+        return numbers
+
+
+@dataclass(frozen=True, slots=True)
+class PairTable:
+    """Aligned arrays, one entry per pair; `server` and `option` index `servers` and `options`."""
+
+    servers: Sequence[Eligible]
+    options: OptionTable
+    server: IntArray
+    option: IntArray
+    demand_per_s: FloatArray  # of the server
+    replica: ReplicaTable
+    is_valid: BoolArray  # the replica can be computed
+    sizing: Sizing  # zeros where it cannot
+    needed: FloatArray  # replicas for the demand
+    replicas: FloatArray  # replicas that are offered
+    is_capped: BoolArray  # they are fewer than needed, as maxNumReplicas has it
+    is_candidate: BoolArray
+
+
+def size_pairs(servers: Sequence[Eligible], options: OptionTable, cache: SizingCache) -> PairTable:
+    """Returns the table of servers that all have traffic."""
+    numbers = [options.of_server(item.server) for item in servers]
+    server = np.repeat(np.arange(len(servers)), [len(some) for some in numbers])
+    option = np.array([number for some in numbers for number in some], dtype=np.int64)
+    work = Workload.from_rows([workload_row(item) for item in servers])
+    replica = ReplicaTable.of(options.speeds.take(option), work.take(server))
+    is_valid = replica.is_valid()
+    rows = np.flatnonzero(is_valid)
+    sizing = Sizing.zeros(server.size)
+    sizing.put(rows, cache.size(replica.take(rows)))
+    bounds = np.array([_replica_bounds(item) for item in servers], dtype=np.float64)
+    demand_per_s, fewest, most = bounds.reshape(-1, 3)[server].T
+    with np.errstate(divide="ignore"):
+        needed = demand_per_s / (1000 * sizing.throughput_per_ms)
+    # 1e-9: a demand of exactly k replicas must not ask for k + 1 by rounding.
+    needed = np.maximum(np.ceil(needed * (1 - 1e-9)), np.maximum(fewest, 1))
+    is_sizable = sizing.feasible & (needed <= MAX_REPLICAS)
+    is_within = is_sizable & (needed <= most)
+    has_room = np.zeros(len(servers), dtype=np.bool_)
+    has_room[server[is_within]] = True
+    # Where no accelerator does it within maxNumReplicas, offer that many, overloaded.
+    is_capped = is_sizable & ~has_room[server] & (most > 0)
+    return PairTable(
+        servers=servers,
+        options=options,
+        server=server,
+        option=option,
+        demand_per_s=demand_per_s,
+        replica=replica,
+        is_valid=is_valid,
+        sizing=sizing,
+        needed=needed,
+        replicas=np.where(is_capped, most, needed),
+        is_capped=is_capped,
+        is_candidate=is_within | is_capped,
+    )
+
+
+def workload_row(item: Eligible) -> tuple[float, ...]:
+    """Returns the fields of a `Workload`, in their order."""
+    server, target = item.server, item.target
+    return (
+        server.current_alloc.load.avg_in_tokens,
+        item.out_tokens,
+        server.max_batch_size,
+        DEFAULT_QUEUE if server.max_queue_size is None else server.max_queue_size,
+        target.slo_ttft,
+        target.slo_itl,
+        target.slo_tps,
+    )
+
+
+def _replica_bounds(item: Eligible) -> tuple[float, ...]:
+    """Returns the demand, and the fewest and most replicas."""
+    limit = item.server.max_num_replicas
+    return item.demand_per_s, item.server.min_num_replicas, np.inf if limit is None else limit

@@ -1,0 +1,22 @@
+"""The parts that a proxy is composed of, and that its application works with."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from proxy.access.auth import Authenticator
+from proxy.access.limits import TeamLimits
+from proxy.access.policy import Policy
+from proxy.upstreams.balancer import Balancer
+from proxy.upstreams.discovery import Discovery
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """`refreshers` re-read files that may have changed."""
+
+    authenticator: Authenticator
+    balancer: Balancer
+    limits: TeamLimits
+    policy: Callable[[], Policy]
+    discovery: Discovery
+    refreshers: Sequence[Callable[[], object]] = ()

@@ -1,0 +1,238 @@
+"""One request, from its head to its audit line. Event loop only."""
+
+import asyncio
+import logging
+from dataclasses import dataclass, field
+from functools import partial
+
+from common.request_ids import new_request_id, request_id
+from proxy.access.admissions import Admissions
+from proxy.access.gate import Gate
+from proxy.access.limits import Admission
+from proxy.access.login import LOGIN_PATH, LOGOUT_PATH, Login, Page
+from proxy.access.policy import TeamPolicy
+from proxy.access.roles import Role, plain_path
+from proxy.aside import Aside
+from proxy.audit import AuditLog, AuditRecord, Outcome
+from proxy.clients.answers import answer_head, refusal
+from proxy.clients.crowd import Crowd
+from proxy.clients.exchange import Exchange
+from proxy.clients.inbound import InboundRequest, read_hints, takes_row, target_fault
+from proxy.clients.origins import check_preflight, cors_headers
+from proxy.clients.relay import Relay
+from proxy.clients.usage import PROMPT_HEADER, Usage, UsageMeter, estimated_usage
+from proxy.errors import (
+    BadRequest,
+    ClientGone,
+    Draining,
+    Headers,
+    ModelNotAllowed,
+    Overloaded,
+    ProxyError,
+    StreamBroken,
+)
+from proxy.parts import Parts
+from proxy.settings import Settings
+from proxy.upstreams.forward import Forwarder, Reply
+from proxy.upstreams.headers import Identity, client_headers
+
+log = logging.getLogger(__name__)
+
+# Beyond PROXY_REQUESTS, for operators.
+RESERVED_REQUESTS = 16
+
+
+@dataclass(slots=True)
+class Visit:
+    """All that belongs to one request."""
+
+    record: AuditRecord
+    exchange: Exchange
+    cors: Headers = field(default_factory=list)
+    admission: Admission | None = None
+    meter: UsageMeter | None = None
+    has_begun_answer: bool = False
+
+
+class Visits:
+    """Serves requests: `_serve` reads as the life of one."""
+
+    def __init__(
+        self, settings: Settings, parts: Parts, crowd: Crowd, aside: Aside, audit: AuditLog
+    ) -> None:
+        self._settings = settings
+        self._parts = parts
+        self._crowd = crowd
+        self._audit = audit
+        self._gate = Gate(parts.authenticator, parts.policy, aside)
+        self._login = Login(self._gate)
+        self._admissions = Admissions(parts.limits, aside)
+        self.forwarder = Forwarder(
+            parts.balancer,
+            settings.first_byte_timeout,
+            settings.max_content_length,
+            settings.queue_size,
+            settings.queue_timeout,
+        )
+        self.running: set[Exchange] = set()
+        self.is_draining = False
+
+    async def serve(self, exchange: Exchange) -> None:
+        head = exchange.head
+        record = AuditRecord(new_request_id(), head.method, _route(head.target))
+        cors = cors_headers(head.get("origin"), self._settings.cors_origins)
+        visit = Visit(record, exchange, cors)
+        request_id.set(record.request_id)
+        try:
+            await self._serve(visit)
+        except ProxyError as error:
+            self._refuse(visit, error)
+        except asyncio.CancelledError:
+            self._break_off(visit)
+        except Exception:
+            log.exception("request %s failed", record.request_id)
+            self._refuse(visit, ProxyError("The proxy failed; its log says why."))
+        finally:
+            self._settle(visit)
+
+    async def _serve(self, visit: Visit) -> None:
+        if self.is_draining:
+            raise Draining
+        head, body, record = visit.exchange.head, visit.exchange.body, visit.record
+        if fault := target_fault(head.method, head.target):
+            raise BadRequest(fault)
+        path = plain_path(head.target)
+        check_preflight(head, self._settings.cors_origins)
+        if path in (LOGIN_PATH, LOGOUT_PATH):
+            self._show(visit, await self._login.answer(head, body, path))
+            return
+        principal, role = await self._gate.let_in(record, head, path)
+        self._check_room(role)
+        policy = self._parts.policy().for_team(principal.team_id)
+        visit.admission = await self._admissions.admit(principal.team_id, policy)
+        if body.is_present:
+            await body.read_prefix(self._settings.max_content_length)
+        hints = read_hints(head, body)
+        record.model = hints.model[:128] if hints.model else None
+        request = InboundRequest(head, body, hints, principal.team_id, takes_row(head.method, path))
+        _check_model(request, policy)
+        reply = await self.forwarder.open(request, Identity(principal, record.request_id))
+        try:
+            await self._relay(visit, reply)
+        finally:
+            visit.exchange.source = None
+            reply.close()
+
+    async def _relay(self, visit: Visit, reply: Reply) -> None:
+        record, client, head = visit.record, visit.exchange.client, reply.head
+        ours = [("X-Request-Id", record.request_id)]
+        if visit.admission is not None:
+            ours += visit.admission.headers
+        headers = client_headers(head.fields, ours, head.is_chunked, reply.upstream.spec.url)
+        record.upstream, record.status = reply.upstream.name, head.status
+        record.queue_ms = record.elapsed_ms()
+        if record.method == "POST" and head.status < 300:
+            visit.meter = UsageMeter(head.get("content-type"), head.get(PROMPT_HEADER.lower()))
+        is_chunked = reply.has_unframed_body and not visit.exchange.head.is_http_1_0
+        if is_chunked:
+            headers.append(("Transfer-Encoding", "chunked"))
+        closes = client.must_close()
+        answer = answer_head(head.status, head.reason, headers + visit.cors, closes=closes)
+        visit.has_begun_answer = True
+        relay = Relay(
+            client,
+            record,
+            answer,
+            is_chunked=is_chunked,
+            meter=visit.meter,
+            note_piece=partial(self._parts.balancer.note_piece, reply.upstream),
+        )
+        if client.is_congested:
+            reply.set_reading(False)
+        visit.exchange.source = reply
+        try:
+            await reply.relay(relay)
+        except StreamBroken as error:
+            self._parts.balancer.report_failure(reply.upstream)
+            record.outcome, record.reason = Outcome.UPSTREAM_BROKE, str(error)[:256]
+            client.break_off()
+        else:
+            client.end_answer()
+
+    def _check_room(self, role: Role) -> None:
+        """Raises Overloaded. Some places are left for operators, who may have to see to it."""
+        num_places = self._settings.proxy_requests
+        if role is Role.OPERATOR:
+            num_places += RESERVED_REQUESTS
+        elif self._crowd.is_full:
+            raise Overloaded(f"{len(self._crowd)} connections; raise PROXY_CONNECTIONS")
+        if len(self.running) > num_places:
+            raise Overloaded(f"{len(self.running)} requests are running; raise PROXY_REQUESTS")
+
+    def _refuse(self, visit: Visit, error: ProxyError) -> None:
+        record = visit.record
+        record.status, record.reason = error.status, error.reason[:256]
+        record.outcome = Outcome.CLIENT_GONE if error.status == 499 else Outcome.REFUSED
+        if visit.has_begun_answer or error.status == 499:
+            visit.exchange.client.break_off()
+            return
+        headers, body = refusal(error, self._ours(visit))
+        visit.exchange.answer(error.status, error.phrase, headers, body)
+
+    def _show(self, visit: Visit, page: Page) -> None:
+        record = visit.record
+        record.status = page.status
+        if page.reason is not None:
+            record.outcome, record.reason = Outcome.REFUSED, page.reason[:256]
+        headers = [*page.headers, ("Content-Length", str(len(page.body))), *self._ours(visit)]
+        visit.exchange.answer(page.status, page.phrase, headers, page.body)
+
+    def _break_off(self, visit: Visit) -> None:
+        """The exchange was aborted: its client has gone or stalled, or the drain is over."""
+        outcome = visit.exchange.abort_reason or Outcome.DRAINED
+        if outcome is Outcome.DRAINED and not visit.has_begun_answer:
+            self._refuse(visit, Draining())
+            return
+        if not visit.has_begun_answer:
+            self._refuse(visit, ClientGone())
+        visit.record.outcome = outcome
+        visit.exchange.client.break_off()
+
+    def _ours(self, visit: Visit) -> Headers:
+        return [("X-Request-Id", visit.record.request_id), *visit.cors]
+
+    def _settle(self, visit: Visit) -> None:
+        """Exactly once per visit: charge, and write down what happened."""
+        record = visit.record
+        record.bytes_in = visit.exchange.body.num_read_bytes
+        usage = _usage(visit)
+        if usage is not None:
+            record.prompt_tokens = usage.prompt_tokens
+            record.completion_tokens = usage.completion_tokens
+            record.tokens_source = usage.source
+        if visit.admission is not None:
+            self._admissions.leave(visit.admission, usage.total_tokens if usage is not None else 0)
+        self._audit.write(record)
+
+
+def _usage(visit: Visit) -> Usage | None:
+    if visit.meter is not None:
+        return visit.meter.usage()
+    exchange = visit.exchange
+    has_left = exchange.abort_reason is Outcome.CLIENT_GONE and visit.record.queue_ms is None
+    if has_left and visit.record.method == "POST" and exchange.body.prefix:
+        return estimated_usage(exchange.body.prefix)
+    return None
+
+
+def _check_model(request: InboundRequest, policy: TeamPolicy) -> None:
+    """A team with a list of models must name one of them, in a body that can be read here."""
+    if policy.models is None or request.head.method in ("GET", "HEAD", "OPTIONS"):
+        return
+    if request.hints.model not in policy.models:
+        raise ModelNotAllowed(request.team_id, request.hints.model)
+
+
+def _route(target: str) -> str:
+    """The path without its query, which may hold anything: for records."""
+    return target.partition("?")[0][:256]

@@ -1,0 +1,71 @@
+"""The command `hearth`: what is run every day, under one name and from any directory.
+
+Each command is `python -m MODULE` with everything that follows its name.
+"""
+
+import os
+import runpy
+import sys
+from dataclasses import dataclass
+from functools import partial
+
+import click
+
+from inference_api import __version__
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    module: str
+    summary: str
+    has_help: bool = True  # of its own, which says more than we could
+
+
+COMMANDS = {
+    "serve": Command("scripts.serve", "Serve the API and the proxy on this machine."),
+    "proxy": Command("proxy", "Serve the proxy alone."),
+    "optimizer": Command(
+        "optimizer", "Serve the optimizer alone; with -F it keeps a system.", has_help=False
+    ),
+    "weights": Command("weights", "Serve the weights search alone.", has_help=False),
+    "bench": Command("benchmarking", "Measure a server."),
+    "token": Command("scripts.jwt_util", "Make and read tokens, by the secret `serve` keeps."),
+}
+
+
+@click.group()
+@click.version_option(__version__, message="%(prog)s %(version)s")
+def main() -> None:
+    """Serve language models, measure the servers and plan their hardware."""
+
+
+def run(name: str, arguments: tuple[str, ...]) -> None:
+    if name == "token":
+        _offer_kept_secret()
+    sys.argv = [f"hearth {name}", *arguments]
+    runpy.run_module(COMMANDS[name].module, run_name="__main__")
+
+
+def _offer_kept_secret() -> None:
+    """As the default of JWT_SECRET, where `serve` was started in this directory."""
+    from scripts.serve import SECRET_PATH
+
+    if SECRET_PATH.exists():
+        os.environ.setdefault("JWT_SECRET", SECRET_PATH.read_text())
+
+
+for name, command in COMMANDS.items():
+    main.add_command(
+        click.Command(
+            name,
+            callback=partial(run, name),
+            params=[click.Argument(["arguments"], nargs=-1, type=click.UNPROCESSED)],
+            context_settings={"ignore_unknown_options": True},
+            add_help_option=not command.has_help,
+            help=command.summary,
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()

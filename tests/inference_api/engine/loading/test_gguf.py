@@ -1,0 +1,221 @@
+"""GGUF files serve the same numbers and texts as the safetensors they were made of."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from gguf import GGMLQuantizationType
+from torch import Tensor
+
+from inference_api.engine.engine_runner import EngineRunner
+from inference_api.engine.linear import Packing
+from inference_api.engine.loading import checkpoint
+from inference_api.engine.loading.config import RopeConfig
+from inference_api.engine.loading.gguf_blocks import GgufTensor
+from inference_api.engine.loading.gguf_config import llama3_rope
+from inference_api.engine.loading.gguf_files import read_gguf
+from inference_api.engine.loading.gguf_names import is_rope_interleaved
+from inference_api.engine.loading.layout import linear_weights, weight_plan
+from inference_api.engine.loading.weight_files import weight_files
+from inference_api.engine.loading.weights import Parameters, load_parameters
+from inference_api.engine.options import EngineOptions
+from inference_api.engine.rope import frequencies
+from inference_api.kernels.library import Kernels, PackedWeight, UnusableWeight
+from inference_api.kernels.packing import Bits
+from inference_api.text.tokens import load_tokenizer
+from scripts.make_gguf import TYPES, make_gguf
+from tests.inference_api.engine.conftest import TinyModel
+from tests.inference_api.engine.steps import decode, prefill
+from tests.inference_api.engine.tiny_models import CONTEXT
+
+Tiny = Callable[[str], TinyModel]
+EMBEDDED = Path("models/hearth-tiny")
+CPU = torch.device("cpu")
+FAMILIES = (
+    "llama",
+    "llama-llama3-rope",
+    "llama-linear-rope",
+    "llama-tied",
+    "llama-biases",
+    "qwen2",
+    "qwen3",
+    "granite",
+    "falcon-7b",
+    "falcon-40b",
+    "falcon-11b",
+)
+PROMPT = [5, 17, 250, 9, 33, 4]
+
+
+@pytest.fixture(scope="session")
+def embedded(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The embedded model as a GGUF file of a type."""
+    folder = tmp_path_factory.mktemp("embedded")
+
+    def make(type_name: str) -> Path:
+        file = folder / f"{type_name}.gguf"
+        if not file.exists():
+            make_gguf(EMBEDDED, file, type_name)
+        return file
+
+    return make
+
+
+def logits(model: Path) -> Tensor:
+    """Of the token after PROMPT."""
+    runner = EngineRunner(model, EngineOptions(device="cpu", max_rows=1, max_seq_len=CONTEXT))
+    runner.load()
+    with torch.inference_mode():
+        prefill(runner.decoder, 0, 0, PROMPT[:-1])
+        return decode(runner.decoder, PROMPT[-1:], [0], [len(PROMPT) - 1])
+
+
+def parameters(model: Path, bits: Bits | None = None) -> Parameters:
+    packing = None if bits is None else Packing(Kernels(1), bits)
+    config = checkpoint.load_config(model)
+    return load_parameters(weight_files(model), config, CPU, torch.float32, packing)
+
+
+def stored_numbers(file: Path, names: Sequence[str]) -> Tensor:
+    """What the package itself makes of tensors of ours, in our order of rows."""
+    model = read_gguf(file)
+    parts = []
+    for name in names:
+        tensor = model.tensors[name]
+        numbers = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
+        if is_rope_interleaved(model.architecture, name):
+            pairs = numbers.reshape(-1, model.config.head_dim // 2, 2, *numbers.shape[1:])
+            numbers = pairs.swapaxes(1, 2).reshape(numbers.shape)
+        parts.append(torch.from_numpy(numbers.copy()))
+    return torch.cat(parts)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_float32_file_gives_the_same_logits(name: str, tiny_model: Tiny, tmp_path: Path) -> None:
+    folder, _ = tiny_model(name)
+    file = tmp_path / "model.gguf"
+    make_gguf(folder, file, "F32")
+    assert torch.equal(logits(file), logits(folder))
+
+
+@pytest.mark.parametrize("name", ["llama-wide-heads", "mistral-window"])
+def test_what_gguf_has_no_words_for_is_not_written(
+    name: str, tiny_model: Tiny, tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match="no sliding windows, and silu"):
+        make_gguf(tiny_model(name)[0], tmp_path / "model.gguf", "F32")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("type_name", TYPES)
+def test_parameters_are_the_numbers_in_the_file(
+    type_name: str, embedded: Callable[[str], Path]
+) -> None:
+    file = embedded(type_name)
+    loaded = parameters(file)
+    plan = weight_plan(checkpoint.load_config(file))
+    for name, parts in plan.items():
+        assert torch.equal(loaded.tensors[name], stored_numbers(file, [p.name for p in parts]))
+
+
+@pytest.mark.parametrize(
+    ("type_name", "bits"), [("Q8_0", 8), ("Q4_0", 4), ("Q4_0", 8)], ids=lambda v: str(v)
+)
+def test_quantised_weights_are_not_rounded_again(
+    type_name: str, bits: Bits, embedded: Callable[[str], Path]
+) -> None:
+    file = embedded(type_name)
+    packed = parameters(file, bits).packed
+    for name, parts in linear_weights(checkpoint.load_config(file)).items():
+        assert torch.equal(packed[name].unpack(), stored_numbers(file, [p.name for p in parts]))
+
+
+def test_int4_of_an_8_bit_file_is_searched_as_for_floats(embedded: Callable[[str], Path]) -> None:
+    file = embedded("Q8_0")
+    packed = parameters(file, 4).packed["head"]
+    again = PackedWeight.empty(4, packed.outputs, packed.inputs)
+    Kernels(1).pack(stored_numbers(file, ["model.embed_tokens.weight"]), again)
+    assert torch.equal(packed.blocks, again.blocks)
+
+
+def test_parts_may_begin_within_a_panel() -> None:
+    numbers = np.random.default_rng(0).normal(size=(50, 64)).astype(np.float32)
+    data = gguf.quants.quantize(numbers, GGMLQuantizationType.Q4_0)
+    packed = PackedWeight.empty(4, 70, 64)
+    GgufTensor(GGMLQuantizationType.Q4_0, data).pack_into(Kernels(1).pack, packed, 20)
+    stored = gguf.quants.dequantize(data, GGMLQuantizationType.Q4_0)
+    assert torch.equal(packed.unpack()[20:], torch.from_numpy(stored))
+
+
+def test_value_that_the_kernels_do_not_have_is_rounded() -> None:
+    data = gguf.quants.quantize(np.ones((1, 32), np.float32), GGMLQuantizationType.Q8_0)
+    data[0, 2] = 128  # as a signed byte -128
+    packed = PackedWeight.empty(8, 1, 32)
+    GgufTensor(GGMLQuantizationType.Q8_0, data).pack_into(Kernels(1).pack, packed, 0)
+    stored = torch.from_numpy(gguf.quants.dequantize(data, GGMLQuantizationType.Q8_0))
+    assert stored[0, 0] < -1
+    assert torch.allclose(packed.unpack(), stored, atol=0.005)
+
+
+@pytest.mark.parametrize("kind", ["Q4_1", "Q5_0", "Q5_1", "Q6_K"])
+def test_other_types_go_by_way_of_their_numbers(kind: str) -> None:
+    quantization = GGMLQuantizationType[kind]
+    block, block_bytes = gguf.GGML_QUANT_SIZES[quantization]
+    data = np.random.default_rng(0).integers(0, 8, (3, 256 // block * block_bytes), np.uint8)
+    target = torch.empty(3, 256)
+    GgufTensor(quantization, data).copy_to(target)
+    assert torch.equal(target, torch.from_numpy(gguf.quants.dequantize(data, quantization)))
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_scale_that_is_no_number_is_refused(bits: Bits) -> None:
+    data = gguf.quants.quantize(np.ones((1, 32), np.float32), GGMLQuantizationType.Q4_0)
+    data[0, :2] = 0x00, 0x7C  # infinity
+    tensor = GgufTensor(GGMLQuantizationType.Q4_0, data)
+    with pytest.raises(UnusableWeight, match="not finite"):
+        tensor.pack_into(Kernels(1).pack, PackedWeight.empty(bits, 1, 32), 0)
+    with pytest.raises(UnusableWeight, match="not finite"):
+        tensor.copy_to(torch.empty(1, 32))
+
+
+@pytest.mark.parametrize(
+    "rope",
+    [
+        RopeConfig("llama3", 500_000.0, 8.0),  # Llama 3.1
+        RopeConfig("llama3", 500_000.0, 32.0),  # Llama 3.2
+    ],
+    ids=["factor 8", "factor 32"],
+)
+def test_llama3_rope_is_found_from_its_factors(rope: RopeConfig) -> None:
+    base = rope.theta ** -(np.arange(64) / 64)
+    factors = base / frequencies(rope, 128).numpy()
+    found = llama3_rope(factors.astype(np.float32).astype(np.float64), rope.theta)
+    assert found["factor"] == pytest.approx(rope.factor)
+    assert found["original_max_position_embeddings"] == pytest.approx(8192, rel=1e-3)
+
+
+def test_tokenizer_is_the_same(embedded: Callable[[str], Path]) -> None:
+    config = checkpoint.load_config(EMBEDDED)
+    file = embedded("F16")
+    assert checkpoint.load_config(file).eos_token_ids == config.eos_token_ids
+    ours = load_tokenizer(EMBEDDED, config.eos_token_ids)
+    theirs = load_tokenizer(file, config.eos_token_ids)
+    text = (EMBEDDED / "heldout.txt").read_text()
+    assert theirs.encode(text) == ours.encode(text)
+    assert theirs.decode(ours.encode(text)) == text
+    messages = [{"role": "user", "content": "Hello, 1 2 345!"}]
+    assert theirs.encode_chat(messages) == ours.encode_chat(messages)
+
+
+def test_a_file_or_its_folder_is_a_model(embedded: Callable[[str], Path], tmp_path: Path) -> None:
+    file = embedded("Q8_0")
+    copy = tmp_path / "model.gguf"
+    copy.write_bytes(file.read_bytes())
+    assert checkpoint.locate(str(copy)) == copy
+    assert checkpoint.locate(str(tmp_path)) == copy
+    for quantization in ("none", "int8", "int4"):
+        options = EngineOptions(device="cpu", max_rows=4, quantization=quantization)
+        assert checkpoint.check(str(tmp_path), options) == []

@@ -1,0 +1,189 @@
+"""What is scraped is what happened, under our names and under vLLM's."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+from flask.testing import FlaskClient
+from prometheus_client.parser import text_string_to_metric_families
+
+from benchmarking.serving import eventually
+from inference_api._mock_inference_api_server import create_test_server
+from inference_api.inference_api_server import server_of
+from inference_api.observe.metrics import GenerationRecord, ServerMetrics, ServerState
+from inference_api.settings import Settings
+
+LABELS = '{model_name="hearth-tiny"}'
+STATE = ServerState(0, 32, 0, 0, 0, 0, 0, 0, 0.0, 0.0)
+RECORD = GenerationRecord("m", 1, 0, 1, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, "stop", None, None, 1.0)
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[FlaskClient]:
+    app = create_test_server(Settings(mock_tokens_per_second=1e6))
+    server = server_of(app)
+    server.start()
+    eventually(lambda: server.backend.phase == "ready")
+    yield app.test_client()
+    server.stop()
+
+
+def scrape(client: FlaskClient) -> dict[str, float]:
+    """Every sample by name and labels."""
+    text = client.get("/metrics").text
+    return {
+        line.rpartition(" ")[0]: float(line.rpartition(" ")[2])
+        for line in text.splitlines()
+        if not line.startswith("#")
+    }
+
+
+def test_generations_are_counted_with_their_tokens(client: FlaskClient) -> None:
+    before = scrape(client)
+    with client.post("/inference", json={"text": "four", "max_tokens": 4}) as response:
+        assert response.get_data(as_text=True) == "four"
+    after = scrape(client)
+
+    def gained(name: str) -> float:
+        return after[name] - before.get(name, 0.0)
+
+    assert gained('inference_requests_total{finish_reason="length",model_name="hearth-tiny"}') == 1
+    assert gained(f"inference_prompt_tokens_sum{LABELS}") == 4
+    assert gained(f"inference_completion_tokens_sum{LABELS}") == 4
+    assert gained(f"inference_time_to_first_token_seconds_count{LABELS}") == 1
+    assert gained(f"inference_inter_token_latency_seconds_count{LABELS}") == 3
+    assert gained(f"inference_e2e_latency_seconds_count{LABELS}") == 1
+
+
+def test_errors_are_counted_by_code(client: FlaskClient) -> None:
+    name = 'inference_errors_total{code="invalid_request"}'
+    before = scrape(client).get(name, 0.0)
+    client.post("/inference", json={})
+    assert scrape(client)[name] == before + 1
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
+        ("vllm:time_to_first_token_seconds", "inference_time_to_first_token_seconds"),
+        ("vllm:time_per_output_token_seconds", "inference_inter_token_latency_seconds"),
+        ("vllm:request_prompt_tokens", "inference_prompt_tokens"),
+        ("vllm:request_generation_tokens", "inference_completion_tokens"),
+    ],
+)
+def test_vllm_names_carry_the_same_numbers(client: FlaskClient, theirs: str, ours: str) -> None:
+    with client.post("/inference", json={"text": "hello"}) as response:
+        assert response.get_data(as_text=True) == "hello"
+    samples = scrape(client)
+    for suffix in ("_sum", "_count"):
+        assert samples[f"{theirs}{suffix}{LABELS}"] == samples[f"{ours}{suffix}{LABELS}"] > 0
+
+
+def test_requests_and_tokens_are_counted_under_vllm_names_and_labels(client: FlaskClient) -> None:
+    before = scrape(client)
+    with client.post("/inference", json={"text": "four", "max_tokens": 4}) as response:
+        assert response.get_data(as_text=True) == "four"
+    after = scrape(client)
+
+    def gained(name: str) -> float:
+        return after[name] - before.get(name, 0.0)
+
+    reason = '{finished_reason="length",model_name="hearth-tiny"}'
+    assert gained(f"vllm:request_success_total{reason}") == 1
+    assert gained(f"vllm:prompt_tokens_total{LABELS}") == 4
+    assert gained(f"vllm:generation_tokens_total{LABELS}") == 4
+
+
+def test_cancelled_request_is_an_aborted_one_to_vllm() -> None:
+    metrics = ServerMetrics(["m"], lambda name: STATE)
+    metrics.generation_ended(replace(RECORD, finish_reason="cancelled"))
+    labels = {"model_name": "m", "finished_reason": "abort"}
+    assert metrics.registry.get_sample_value("vllm:request_success_total", labels) == 1
+    ours = {"model_name": "m", "finish_reason": "cancelled"}
+    assert metrics.registry.get_sample_value("inference_requests_total", ours) == 1
+
+
+def test_models_are_told_apart() -> None:
+    busy = {"a": 1, "b": 2}
+    metrics = ServerMetrics(["a", "b"], lambda model: replace(STATE, busy_rows=busy[model]))
+    metrics.generation_ended(replace(RECORD, model="b"))
+    metrics.token_gap("b", 0.1)
+    metrics.rows_decoded("b", 3)
+
+    def value(name: str, model: str) -> float | None:
+        return metrics.registry.get_sample_value(name, {"model_name": model})
+
+    assert [value("vllm:num_requests_running", model) for model in busy] == [1, 2]
+    for name in ("e2e_latency_seconds", "inter_token_latency_seconds", "batch_size"):
+        assert value(f"inference_{name}_count", "b") == 1
+        assert not value(f"inference_{name}_count", "a")
+
+
+def test_state_is_read_at_the_scrape(client: FlaskClient) -> None:
+    samples = scrape(client)
+    assert samples[f"inference_rows{LABELS}"] == 32
+    assert samples[f"inference_rows_busy{LABELS}"] == 0
+    assert samples[f"vllm:num_requests_waiting{LABELS}"] == 0
+
+
+def test_text_is_what_prometheus_parses(client: FlaskClient) -> None:
+    families = list(text_string_to_metric_families(client.get("/metrics").text))
+    names = [family.name for family in families]
+    assert "vllm:request_success" in names
+    assert len(names) == len(set(names))
+
+
+def test_every_decode_step_counts_its_rows(client: FlaskClient) -> None:
+    before = scrape(client)
+    with client.post("/inference", json={"text": "steps", "max_tokens": 5}) as response:
+        assert response.get_data(as_text=True) == "steps"
+    after = scrape(client)
+    for suffix, gained in (("_count", 5), ("_sum", 5), ("_bucket", 5)):  # one row at a time
+        labels = '{le="1.0",model_name="hearth-tiny"}' if suffix == "_bucket" else LABELS
+        name = f"inference_batch_size{suffix}{labels}"
+        assert after[name] - before[name] == gained
+
+
+def test_phases_of_a_generation_make_up_its_time(client: FlaskClient) -> None:
+    with client.post("/inference", json={"text": "phases"}) as response:
+        assert response.get_data(as_text=True) == "phases"
+    samples = scrape(client)
+
+    def seconds(phase: str) -> float:
+        return samples[f"inference_{phase}_seconds_sum{LABELS}"]
+
+    assert seconds("prefill_time") > 0
+    assert seconds("decode_time") > 0
+    phases = seconds("queue_time") + seconds("prefill_time") + seconds("decode_time")
+    assert phases == pytest.approx(seconds("e2e_latency"))
+    assert seconds("queue_time") + seconds("prefill_time") == pytest.approx(
+        seconds("time_to_first_token")
+    )
+
+
+def test_prompt_tokens_from_the_cache_are_counted(client: FlaskClient) -> None:
+    before = scrape(client)
+    for _ in range(2):
+        with client.post("/inference", json={"text": "the same beginning"}) as response:
+            assert response.get_data(as_text=True) == "the same beginning"
+    after = scrape(client)
+
+    def gained(name: str) -> float:
+        return after[f"{name}{LABELS}"] - before[f"{name}{LABELS}"]
+
+    assert gained("inference_reused_tokens_total") > 0
+    prompts = gained("inference_prompt_tokens_sum")
+    taken = gained("inference_prefilled_tokens_total") + gained("inference_reused_tokens_total")
+    assert taken == prompts - 2  # the last token of each goes into its first decode step
+
+
+def test_process_is_measured(client: FlaskClient) -> None:
+    samples = scrape(client)
+    assert samples["process_resident_memory_bytes"] > 0
+    assert samples["process_open_fds"] > 0
+
+
+def test_vllm_names_can_be_left_out() -> None:
+    text = create_test_server(Settings(vllm_metrics=False)).test_client().get("/metrics").text
+    assert "inference_requests" in text
+    assert "vllm:" not in text

@@ -1,0 +1,218 @@
+"""Which web pages may use the API: Host, Origin, bodies, and CORS."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flask import Flask
+from flask.testing import FlaskClient
+from hypothesis import given
+from hypothesis import strategies as st
+
+from inference_api.errors import StartupError
+from inference_api.inference_api_server import create_server
+from inference_api.routes.origins import is_own_host
+from inference_api.settings import Settings, load_settings
+from optimizer.settings import Settings as OptimizerSettings
+from proxy.access.roles import ROLE_BY_ROUTE, Role
+from weights.settings import Settings as WeightsSettings
+
+BROWSER = {"User-Agent": "Mozilla/5.0 (X11; Linux x86_64)"}
+PAGE = "http://chat.example"
+
+
+@pytest.fixture(autouse=True)
+def _never_ends_its_parent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which a drain would, were it let in."""
+    monkeypatch.setattr("inference_api.inference_api_server._end_arbiter", lambda: None)
+
+
+def make_client(path: Path, **settings: Any) -> FlaskClient:
+    optimizer = OptimizerSettings(stateful=True, store_path=path / "optimizer.db")
+    weights = WeightsSettings(db_path=path / "weights.db")
+    app: Flask = create_server(Settings(**settings), optimizer, weights)
+    return app.test_client()
+
+
+@pytest.fixture
+def client(tmp_path: Path) -> FlaskClient:
+    return make_client(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "", "127.0.0.1:7000", "10.1.2.3", "[::1]:7000", "localhost", "LOCALHOST:7000", "localhost.",
+        "api:7000", "box.local:7000", "api.prod.svc", "api.prod.svc.cluster.local", "x.internal",
+        "me.localhost:80",
+    ],
+)  # fmt: skip
+def test_names_that_nobody_outside_can_have_are_ours(host: str) -> None:
+    assert is_own_host(host, Settings())
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "evil.example", "evil.example:7000", "evil.example.", "127.0.0.1.evil.example",
+        "a_b.evil.com",
+        "localhost.evil.com", "svc.evil.com", "xlocal.com", "[::1].evil.com", ".",
+        "evil.com:localhost", "evil.com@localhost.evil.com",
+    ],
+)  # fmt: skip
+def test_other_names_are_refused_with_the_setting_that_allows_them(
+    client: FlaskClient, host: str
+) -> None:
+    for response in (
+        client.get("/dashboard/state", headers={"Host": host}),
+        client.post("/drain", headers={"Host": host}),
+    ):
+        assert response.status_code == 403
+        assert response.get_json()["error"]["code"] == "host_not_allowed"
+        assert "ALLOWED_HOSTS" in response.get_json()["message"]
+
+
+@given(st.from_regex(r"[a-z_]{1,8}(\.[a-z0-9_]{1,8}){1,3}\.(com|example|cc)(:[0-9]{1,5})?\.?"))
+def test_no_public_name_is_ours(host: str) -> None:
+    assert not is_own_host(host, Settings())
+
+
+def test_listed_hosts_and_the_one_listened_on_are_ours() -> None:
+    settings = Settings(allowed_hosts="llm.example.org", service_host="Box.example.org")
+    assert is_own_host("LLM.example.org:7000", settings)
+    assert is_own_host("box.example.org", settings)
+    assert not is_own_host("other.example.org", settings)
+    assert is_own_host("other.example.org", Settings(allowed_hosts="*"))
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Origin": "http://evil.example"},
+        {"Origin": "null"},
+        {"Origin": "http://localhost:9999"},
+        {"Sec-Fetch-Site": "cross-site"},
+        {"Sec-Fetch-Site": "same-site"},
+        {"Sec-Fetch-Site": "cross-site", "Origin": "http://localhost"},
+    ],
+)
+def test_pages_of_others_change_nothing(client: FlaskClient, headers: dict[str, str]) -> None:
+    for method, path in [
+        ("POST", "/drain"), ("PUT", "/state"), ("POST", "/optimizeOne"), ("POST", "/weights_gen"),
+        ("DELETE", "/weights/sessions/x"), ("POST", "/inference"), ("POST", "/v1/chat/completions"),
+    ]:  # fmt: skip
+        response = client.open(path, method=method, headers=headers, json={})
+        assert response.status_code == 403, (method, path)
+        assert response.get_json()["error"]["code"] == "origin_not_allowed"
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"Origin": "http://localhost"},
+        {"Origin": "http://localhost", "Sec-Fetch-Site": "same-origin"},
+        {"Sec-Fetch-Site": "none"},
+        {"Sec-Fetch-Mode": "cors"},  # Node's fetch
+    ],
+)
+def test_own_page_and_other_clients_may(client: FlaskClient, headers: dict[str, str]) -> None:
+    assert client.post("/setCapacities", json={}, headers=headers).status_code == 200
+    assert client.get("/state", headers=headers).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "content_type",
+    ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", ""],
+)
+def test_body_that_any_page_can_send_is_refused(client: FlaskClient, content_type: str) -> None:
+    for path in ("/drain", "/setCapacities", "/weights_gen", "/optimizeOne"):
+        response = client.post(path, data=b"{}", content_type=content_type)
+        assert response.status_code == 415, path
+        assert "application/json" in response.get_json()["message"]
+
+
+def test_every_get_that_changes_something_is_closed_to_browsers_and_no_other(
+    client: FlaskClient,
+) -> None:
+    for route, role in ROLE_BY_ROUTE.items():
+        verb, _, path = route.partition(" ")
+        if verb != "GET":
+            continue
+        named = path.replace("{", "").replace("}", "")
+        for headers in (
+            BROWSER, {"Sec-Fetch-Site": "same-origin"}, {"Origin": "http://localhost"},
+        ):  # fmt: skip
+            is_refused = client.get(named, headers=headers).status_code == 403
+            assert is_refused == (role is Role.OPERATOR), (route, headers)
+        assert client.get(named).status_code != 403
+
+
+def preflight(client: FlaskClient, path: str, origin: str) -> Any:
+    asked = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "x-a"}
+    return client.options(path, headers={"Origin": origin} | asked)
+
+
+def test_no_origin_is_allowed_by_default(client: FlaskClient) -> None:
+    response = preflight(client, "/v1/chat/completions", PAGE)
+    assert response.status_code == 403
+    assert "CORS_ORIGINS" in response.get_json()["message"]
+    assert "Access-Control" not in str(response.headers)
+    assert "Access-Control-Allow-Origin" not in client.get("/v1/models").headers
+
+
+@pytest.mark.parametrize(("setting", "answer"), [(f"http://a.example, {PAGE}", PAGE), ("*", "*")])
+def test_listed_pages_may_use_the_inference_routes(
+    tmp_path: Path, setting: str, answer: str
+) -> None:
+    secret = "a secret that is long enough for HS256"
+    client = make_client(tmp_path, cors_origins=setting, jwt_secret=secret)
+    allowed = preflight(client, "/v1/chat/completions", PAGE)
+    assert allowed.status_code == 204
+    assert allowed.headers["Access-Control-Allow-Origin"] == answer
+    assert "Authorization" in allowed.headers["Access-Control-Allow-Headers"]
+    assert "POST" in allowed.headers["Access-Control-Allow-Methods"]
+    refused = client.post("/v1/chat/completions", json={}, headers={"Origin": PAGE})
+    assert refused.status_code == 401, "pages read errors too"
+    assert refused.headers["Access-Control-Allow-Origin"] == answer
+    assert refused.headers["Access-Control-Expose-Headers"] == "*"
+    assert "Access-Control-Allow-Credentials" not in refused.headers
+    assert ("Origin" in client.get("/v1/models").vary) == (setting != "*")
+
+
+@pytest.mark.parametrize("setting", [PAGE, "*"])
+def test_listed_pages_may_use_nothing_else(tmp_path: Path, setting: str) -> None:
+    client = make_client(tmp_path, cors_origins=setting)
+    assert preflight(client, "/drain", PAGE).status_code == 403
+    assert client.post("/drain", headers={"Origin": PAGE}).status_code == 403
+    state = client.get("/dashboard/state", headers={"Origin": PAGE})
+    assert "Access-Control-Allow-Origin" not in state.headers
+
+
+def test_origin_is_compared_whole(tmp_path: Path) -> None:
+    client = make_client(tmp_path, cors_origins=PAGE)
+    for origin in (PAGE + ":8080", PAGE + ".evil.com", "https://chat.example", "null", PAGE[:-1]):
+        assert preflight(client, "/v1/chat/completions", origin).status_code == 403
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("CORS_ORIGINS", "chat.example"),
+        ("CORS_ORIGINS", "http://chat.example/"),
+        ("ALLOWED_HOSTS", "http://llm.example"),
+        ("ALLOWED_HOSTS", "llm.example:7000"),
+    ],
+)
+def test_faulty_lists_stop_the_start(
+    monkeypatch: pytest.MonkeyPatch, variable: str, value: str
+) -> None:
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(StartupError, match=variable):
+        load_settings()
+
+
+def test_served_name_is_no_redirect(client: FlaskClient) -> None:
+    response = client.post("/inference/hearth-tiny", json={"text": "a"})
+    assert response.status_code == 503, "loading, as nothing was started"
+    assert "Location" not in response.headers

@@ -1,0 +1,201 @@
+"""Every row of the error table, and random bodies, against the application in this process."""
+
+import json
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from flask import Flask
+from flask.testing import FlaskClient
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pydantic import SecretStr
+
+from benchmarking.serving import eventually
+from inference_api import __version__
+from inference_api._mock_inference_api_server import create_test_server
+from inference_api.bodies.native import NativeBody
+from inference_api.inference_api_server import create_server, server_of
+from inference_api.openai.requests import ChatBody
+from inference_api.openai.unserved_fields import UNSERVED
+from inference_api.settings import Settings
+
+RANDOM_BODIES = int(os.environ.get("RANDOM_BODIES", "3000"))  # `make fuzz` has more
+
+
+@pytest.fixture(scope="module")
+def app() -> Iterator[Flask]:
+    app = create_test_server(
+        Settings(mock_tokens_per_second=1e6, max_seq_len=32, max_content_length_bytes=2048)
+    )
+    server = server_of(app)
+    server.start()
+    eventually(lambda: server.backend.phase == "ready")
+    yield app
+    server.stop()
+
+
+@pytest.fixture(scope="module")
+def client(app: Flask) -> FlaskClient:
+    return app.test_client()
+
+
+def assert_error(response: Any, status: int, message: str) -> None:
+    assert response.status_code == status
+    assert response.content_type == "application/json"
+    body = response.get_json()
+    assert body["status_code"] == status
+    assert body["message"].startswith(message)
+    assert body["error"]["message"] == body["message"]
+    assert set(body["error"]) == {"message", "type", "param", "code"}
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("{", "Malformed JSON request body."),
+        ("", "Malformed JSON request body."),
+        ("[1]", "Malformed JSON request body."),
+        ('{"top_k": 3.7, "text": "a"}', "Parameter: top_k is type=number, expected integer"),
+        ("{}", "required 'text' parameter is either empty or not provided"),
+        ('{"text": ""}', "required 'text' parameter is either empty or not provided"),
+        ('{"text": "a", "top_p": 2}', "Parameter: top_p=2.0 is outside bounds, 0.01 <= top_p"),
+    ],
+)
+def test_bad_bodies(client: FlaskClient, body: str, message: str) -> None:
+    assert_error(
+        client.post("/inference", data=body, content_type="application/json"), 400, message
+    )
+
+
+def test_what_is_not_declared_json_is_refused(client: FlaskClient) -> None:
+    response = client.post("/inference", data='{"text": "a"}', content_type="text/plain")
+    assert_error(response, 400, "Request was not JSON")
+
+
+def test_prompt_beyond_the_context_names_both_numbers(client: FlaskClient) -> None:
+    response = client.post("/inference", json={"text": "x" * 32})
+    assert_error(response, 400, "The prompt has 32 tokens and the model's context holds 32")
+    assert response.get_json()["error"]["code"] == "context_length_exceeded"
+
+
+def test_prompt_just_within_the_context_gets_one_token(client: FlaskClient) -> None:
+    assert client.post("/inference", json={"text": "x" * 31}).text == "x"
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/inference", {"text": "four"}),
+        ("/inference/hearth-tiny", {"text": "four"}),
+        ("/v1/completions", {"model": "hearth-tiny", "prompt": ["four"], "stream": True, "n": 2}),
+    ],
+)
+def test_streams_say_how_many_tokens_their_prompts_have(
+    client: FlaskClient, path: str, body: dict[str, Any]
+) -> None:
+    response = client.post(path, json=body | {"max_tokens": 1})
+    assert response.status_code == 200
+    assert response.headers["X-Prompt-Tokens"] == "4"
+
+
+def test_large_body_is_refused(client: FlaskClient) -> None:
+    response = client.post("/inference", json={"text": "x" * 3000})
+    assert_error(response, 413, "The request body exceeds 2048 bytes")
+
+
+def test_unknown_model_path_and_verb(client: FlaskClient) -> None:
+    for route in ("inference", "predictions", "chat"):
+        assert_error(client.post(f"/{route}/other", json={"text": "a"}), 404, "Model 'other'")
+    assert_error(client.get("/nowhere"), 404, "GET /nowhere")
+    response = client.get("/inference")
+    assert_error(response, 405, "GET /inference")
+    assert "POST" in response.headers["Allow"]
+
+
+def test_requests_before_the_model_is_loaded_are_told_to_come_back() -> None:
+    client = create_server(Settings()).test_client()
+    response = client.post("/inference", json={"text": "a"})
+    assert_error(response, 503, "The model is still loading")
+    assert int(response.headers["Retry-After"]) >= 1
+    assert client.get("/ready").get_json()["status"] == "loading"
+    assert client.get("/ready").status_code == 503
+    assert client.get("/health").text == "OK"
+
+
+def test_unexpected_errors_are_json_without_details(
+    app: Flask, client: FlaskClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(text: str) -> list[int]:
+        raise RuntimeError("a secret detail")
+
+    monkeypatch.setattr(server_of(app).backend.models["hearth-tiny"].tokenizer, "encode", fail)
+    response = client.post("/inference", json={"text": "a"})
+    assert_error(response, 500, "Internal error")
+    assert "secret" not in response.text
+
+
+def test_probes_need_no_token_and_the_tokenizer_does() -> None:
+    secret = SecretStr("long enough to be a secret of HS256")
+    client = create_server(Settings(jwt_secret=secret)).test_client()
+    assert client.get("/ping").text == client.post("/ping").text == "OK"
+    assert client.get("/version").get_json() == {"version": __version__}
+    assert_error(client.get("/tokenizer_info"), 401, "A valid bearer token")
+    assert_error(client.post("/tokenize", json={"prompt": "a"}), 401, "A valid bearer token")
+
+
+flat_values = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20)
+# Not st.recursive, which takes twice as long to draw.
+json_values: st.SearchStrategy[Any] = st.deferred(
+    lambda: (
+        flat_values
+        | flat_values
+        | st.lists(json_values, max_size=3)
+        | st.dictionaries(st.text(max_size=5), json_values, max_size=3)
+    )
+)
+names = st.sampled_from(list(NativeBody.model_fields))
+bodies = st.one_of(
+    st.dictionaries(names | st.text(max_size=5), json_values, max_size=6).map(json.dumps),
+    st.dictionaries(names, json_values, max_size=4).map(lambda b: json.dumps({"text": "a"} | b)),
+    json_values.map(json.dumps),
+    st.text(max_size=40),
+    st.binary(max_size=40),
+)
+
+
+@settings(
+    max_examples=RANDOM_BODIES,
+    suppress_health_check=list(HealthCheck),
+)
+@given(bodies, st.sampled_from(["/inference", "/predictions/falcon40b", "/chat/falcon40b"]))
+def test_no_body_is_answered_with_500(client: FlaskClient, body: str | bytes, route: str) -> None:
+    data = body if isinstance(body, bytes) else body.encode("utf-8", "surrogatepass")
+    response = client.post(route, data=data, content_type="application/json")
+    assert response.status_code in (200, 400, 413)
+    assert response.data is not None
+    response.close()
+
+
+openai_names = st.sampled_from([*ChatBody.model_fields, *UNSERVED, "prompt"])
+openai_values = json_values | st.lists(st.integers(-1, 300), max_size=4)
+openai_bodies = st.dictionaries(openai_names, openai_values, max_size=3).map(
+    lambda body: json.dumps({"model": "hearth-tiny", "prompt": "a", "max_tokens": 3} | body)
+)
+
+
+@settings(max_examples=2 * RANDOM_BODIES // 3, suppress_health_check=list(HealthCheck))
+@given(openai_bodies, st.sampled_from(["completions", "chat/completions", "tokenize"]))
+def test_no_body_of_an_openai_client_is_answered_with_500(
+    client: FlaskClient, body: str, route: str
+) -> None:
+    with client.post(f"/v1/{route}", data=body, content_type="application/json") as response:
+        assert response.status_code in (200, 400, 404, 413)
+        assert response.data is not None
+
+
+def test_optimizer_is_served_by_the_same_application(client: FlaskClient) -> None:
+    response = client.post("/optimizeOne", json={"system": {}})
+    assert response.status_code == 200
+    assert response.get_json()["allocations"] == {}

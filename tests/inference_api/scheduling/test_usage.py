@@ -1,0 +1,42 @@
+"""The server's own account of one generation, on times written by hand."""
+
+from inference_api.generation.timeline import Timeline
+from inference_api.openai.choices import usage
+from inference_api.request import GenerationRequest, SessionId
+
+REQUEST = GenerationRequest(SessionId("s"), "m", tuple(range(7)), max_tokens=9)
+
+
+def test_the_times_of_an_answer_are_those_of_its_tokens() -> None:
+    gaps_s: list[float] = []
+    timeline = Timeline(10.0, gaps_s.append)
+    timeline.admitted(10.5, reused_tokens=3)
+    for now_s in (11.0, 11.25, 11.5):
+        timeline.tokens(now_s, num_tokens=1, batch_size=2)
+    record = timeline.record(REQUEST, finish_reason="length")
+    found = usage([record], [record])
+    assert found["queue_time"] == 0.5
+    assert found["time_to_first_token"] == 1.0
+    assert found["total_latency"] == 1.5
+    assert found["completion_tokens_after_first_per_sec"] == 4.0
+    assert found["batch_size_used"] == 2
+    assert found["prompt_tokens_details"] == {"cached_tokens": 3}
+    assert gaps_s == [0.25, 0.25]
+
+
+def test_several_choices_have_counts_only() -> None:
+    timeline = Timeline(0.0, lambda gap_s: None)
+    record = timeline.record(REQUEST, finish_reason="stop")
+    assert "queue_time" not in usage([record, record], [record])
+
+
+def test_tokens_that_come_together_share_the_time_since_the_ones_before() -> None:
+    gaps_s: list[float] = []
+    timeline = Timeline(0.0, gaps_s.append)
+    for now_s, num_tokens in ((1.0, 2), (1.5, 2), (2.5, 4)):
+        timeline.tokens(now_s, num_tokens, batch_size=3)
+    record = timeline.record(REQUEST, finish_reason="length")
+    assert gaps_s == [0.0, 0.25, 0.25, 0.25, 0.25, 0.25, 0.25]
+    assert record.completion_tokens == 8
+    assert record.tokens_per_s == 7 / 1.5
+    assert record.mean_batch_size == 3

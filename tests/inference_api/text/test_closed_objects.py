@@ -1,0 +1,70 @@
+"""Which objects of a JSON schema a grammar closes, and which it had better not."""
+
+from typing import Any
+
+import pytest
+
+from inference_api.text.closed_objects import with_closed_objects
+
+A: dict[str, Any] = {"type": "object", "properties": {"a": {"type": "integer"}}}
+B: dict[str, Any] = {"type": "object", "properties": {"b": {"type": "integer"}}}
+CLOSED_A = A | {"additionalProperties": False}
+CLOSED_B = B | {"additionalProperties": False}
+
+
+@pytest.mark.parametrize(
+    ("schema", "closed"),
+    [
+        (A, CLOSED_A),
+        ({"properties": {}}, {"properties": {}, "additionalProperties": False}),
+        ({"type": "array", "items": A}, {"type": "array", "items": CLOSED_A}),
+        (
+            {"prefixItems": [A, B], "items": False},
+            {"prefixItems": [CLOSED_A, CLOSED_B], "items": False},
+        ),
+        ({"properties": {"x": A}}, {"properties": {"x": CLOSED_A}, "additionalProperties": False}),
+        ({"additionalProperties": A}, {"additionalProperties": CLOSED_A}),
+        ({"anyOf": [A, {"type": "null"}]}, {"anyOf": [CLOSED_A, {"type": "null"}]}),
+        ({"allOf": [A]}, {"allOf": [CLOSED_A]}),
+        (
+            {"$ref": "#/$defs/a", "$defs": {"a": A}},
+            {"$ref": "#/$defs/a", "$defs": {"a": CLOSED_A}},
+        ),
+        (
+            {"properties": {"properties": {"enum": [A]}}},  # a name, and a value: no schemas
+            {"properties": {"properties": {"enum": [A]}}, "additionalProperties": False},
+        ),
+    ],
+)
+def test_closed(schema: dict[str, Any], closed: dict[str, Any]) -> None:
+    assert with_closed_objects(schema) == closed
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "object"},
+        A | {"additionalProperties": True},
+        A | {"additionalProperties": {"type": "string"}},
+        A | {"patternProperties": {"^x": {"type": "string"}}},
+        A | {"unevaluatedProperties": False},
+        A | {"required": ["a", "not named"]},
+        A | {"anyOf": [{"required": ["a"]}, B]},
+        {"allOf": [A, B]},
+        {"allOf": [{"anyOf": [A, B]}, B]},
+        {"allOf": [{"$ref": "#/$defs/a"}, B], "$defs": {"a": A}},
+        {"allOf": [{"$ref": "#/$defs/x"}, B], "$defs": {"x": {"$ref": "#/$defs/a"}, "a": A}},
+        B | {"$ref": "#/$defs/a", "$defs": {"a": A}},
+        A | {"allOf": [{"$ref": "#/items/0"}, B], "items": [A]},
+        {"const": A, "enum": [A], "default": A, "examples": [A]},
+        {"properties": 5, "items": [1, None], "anyOf": {}, "$ref": 7, "required": 3},
+    ],
+)
+def test_left_as_it_is(schema: dict[str, Any]) -> None:
+    assert with_closed_objects(schema) == schema
+
+
+def test_schema_itself_is_not_changed() -> None:
+    schema: dict[str, Any] = {"properties": {"x": {"properties": {"y": {}}}}}
+    with_closed_objects(schema)
+    assert schema == {"properties": {"x": {"properties": {"y": {}}}}}
