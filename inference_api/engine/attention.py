@@ -6,7 +6,7 @@ values to the cache and return [n, heads * head_dim].
 """
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (the name everybody knows it by)
@@ -22,6 +22,16 @@ class Attention(Protocol):
     def __call__(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor: ...
 
 
+class Place(NamedTuple):
+    """Where a token that draws is, and what it follows."""
+
+    row: int
+    position: int
+    slot: int
+    path: Sequence[int] | None = None
+    """The slots of all positions up to its own, where not all are in their own: in a tree."""
+
+
 class Attentions(Protocol):
     """Makes the attention of a model call."""
 
@@ -30,7 +40,7 @@ class Attentions(Protocol):
     def chunk(self, row: int, start: int, num_tokens: int) -> Attention:
         """Of `num_tokens` tokens of one row's prompt, from position `start` on."""
 
-    def step(self, rows: Sequence[int], positions: Sequence[int], num_padding: int) -> Attention:
+    def step(self, tokens: Sequence[Place], num_padding: int) -> Attention:
         """Of tokens of any rows, at most `max_rows`, those of a row in their order; the batch ends
         with `num_padding` tokens of no meaning."""
 
@@ -46,8 +56,8 @@ class TorchAttentions:
     def chunk(self, row: int, start: int, num_tokens: int) -> Attention:
         return ChunkAttention(self._config, self._cache, row, start, num_tokens)
 
-    def step(self, rows: Sequence[int], positions: Sequence[int], num_padding: int) -> Attention:
-        return StepAttention(self._config, self._cache, rows, positions, num_padding)
+    def step(self, tokens: Sequence[Place], num_padding: int) -> Attention:
+        return StepAttention(self._config, self._cache, tokens, num_padding)
 
 
 class ChunkAttention:
@@ -89,7 +99,7 @@ class ChunkAttention:
 
 
 class StepAttention:
-    """One token of each row attends to its own row, up to its own position.
+    """Each token attends to its own row, up to its own position.
 
     A call per row is faster than one masked call, which reads every row as far as the longest one
     goes, and it makes a row's sums independent of the others. The query heads that share a
@@ -100,18 +110,19 @@ class StepAttention:
         self,
         config: ModelConfig,
         cache: KVCache,
-        rows: Sequence[int],
-        positions: Sequence[int],
+        tokens: Sequence[Place],
         num_padding: int,
     ) -> None:
-        """The batch ends with `num_padding` rows of no meaning: they get zeros."""
+        """The batch ends with `num_padding` tokens of no meaning: they get zeros."""
         self._config = config
         self._cache = cache
-        self._index = torch.tensor([rows, positions], device=cache.keys.device)
+        self._tokens = tokens
+        index = [[each.row for each in tokens], [each.slot for each in tokens]]
+        self._index = torch.tensor(index, device=cache.keys.device)
         self._views = {
             window: [
-                cache.slices(row, _first_seen(position, window), position + 1)
-                for row, position in zip(rows, positions, strict=True)
+                cache.slices(each.row, _first_seen(each.position, window), each.position + 1)
+                for each in tokens
             ]
             for window in set(config.windows)
         }
@@ -120,21 +131,32 @@ class StepAttention:
         )
 
     def __call__(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        rows, positions = self._index
+        rows, slots = self._index
         num_rows = len(rows)
-        self._cache.write_step(layer, rows, positions, keys[:num_rows], values[:num_rows])
+        self._cache.write_step(layer, rows, slots, keys[:num_rows], values[:num_rows])
         views = self._views[self._config.windows[layer]]
         attended = [
             F.scaled_dot_product_attention(
-                query, row_keys[layer], row_values[layer], scale=self._config.attention_scale
+                query,
+                *self._seen(layer, token, row_keys[layer], row_values[layer]),
+                scale=self._config.attention_scale,
             )  # [1, kv_heads, groups, head_dim]
-            for query, (row_keys, row_values) in zip(
+            for query, token, (row_keys, row_values) in zip(
                 _grouped(queries[:num_rows], self._config).split_with_sizes([1] * num_rows),
+                self._tokens,
                 views,
                 strict=True,
             )
         ]
         return torch.cat([*attended, self._padding]).flatten(1)
+
+    def _seen(
+        self, layer: int, token: Place, keys: Tensor, values: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """The token's keys and values: as they lie in the cache or, of a tree, brought together."""
+        if token.path is None:
+            return keys, values
+        return self._cache.gathered(layer, token.row, token.path, num_seen=keys.shape[2])
 
 
 class FixedAttention:

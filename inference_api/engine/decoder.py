@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (the name everybody knows it by)
 from torch import Tensor
 
-from inference_api.engine.attention import Attention, Attentions
+from inference_api.engine.attention import Attention, Attentions, Place
 from inference_api.engine.linear import Linear
 from inference_api.engine.loading.config import ModelConfig
 from inference_api.engine.loading.weights import Parameters
@@ -75,6 +75,7 @@ class Decoder:
         self._final_norm = _affine(parameters, "final_norm")
         self._head = parameters.linear("head")
         self._device = self._embedding.device
+        self._no_states = self._embedding.new_empty(0, config.hidden_size)
 
     def warm_up(self) -> None:
         """Nothing is prepared."""
@@ -83,15 +84,14 @@ class Decoder:
         """See `StepDecoder`. Torch's products would give other bits to a chunk that has company, so
         each is a call of its own; tokens that draw share calls, of sizes that keep their bits."""
         before = [self._chunk(each) for each in rows]
-        drawing = [(each.row, *token) for each in rows for token in _drawing(each)]
-        most = self._attentions.max_rows
-        parts = [self._step(drawing[at : at + most]) for at in range(0, len(drawing), most)]
+        parts = [self._step(tokens) for tokens in _calls(rows, self._attentions.max_rows)]
         if len(parts) == 1:
             logits, states = parts[0]
         else:
-            empty = self._embedding.new_empty(0, self._config.hidden_size)
-            parts.append((self._logits(empty), empty))
+            parts.append((self._logits(self._no_states), self._no_states))
             logits, states = (torch.cat(each) for each in zip(*parts, strict=True))
+        if not any(each.wants_hidden for each in rows):
+            return Outputs(logits, [None] * len(rows))
         of_rows = states.split_with_sizes([len(each.draws) for each in rows])
         hidden = [
             torch.cat([first, rest]).float() if each.wants_hidden else None
@@ -105,28 +105,26 @@ class Decoder:
 
     def _chunk(self, row: RowStep) -> Tensor:
         """Write the tokens that draw nothing: their states where wanted, else nothing."""
-        num_tokens = row.num_undrawn if row.wants_hidden else 0
-        states = self._embedding.new_empty(num_tokens, self._config.hidden_size)
-        if row.num_undrawn:
-            tokens = torch.tensor(row.token_ids[: row.num_undrawn], device=self._device)
-            positions = torch.arange(row.start, row.start + len(tokens), device=self._device)
-            attend = self._attentions.chunk(row.row, row.start, len(tokens))
-            hidden = self._hidden(tokens, positions, attend)
-            if row.wants_hidden:
-                states = self._norm(hidden, self._final_norm)
-        return states
+        if not row.num_undrawn:
+            return self._no_states
+        tokens = torch.tensor(row.token_ids[: row.num_undrawn], device=self._device)
+        positions = torch.arange(row.start, row.start + len(tokens), device=self._device)
+        attend = self._attentions.chunk(row.row, row.start, len(tokens))
+        hidden = self._hidden(tokens, positions, attend)
+        return self._norm(hidden, self._final_norm) if row.wants_hidden else self._no_states
 
-    def _step(self, drawing: Sequence[tuple[int, int, int]]) -> tuple[Tensor, Tensor]:
-        """Of tokens that draw, each with its row, id and position: logits and states."""
-        rows, token_ids, positions = zip(*drawing, strict=True)
-        num_padding = -len(rows) % self._rows_multiple
+    def _step(self, drawing: Sequence[tuple[int, Place]]) -> tuple[Tensor, Tensor]:
+        """Logits and states of tokens that draw."""
+        token_ids, places = zip(*drawing, strict=True)
+        num_padding = -len(places) % self._rows_multiple
         padding = [0] * num_padding
-        tokens, places = torch.tensor(
-            [[*token_ids, *padding], [*positions, *padding]], device=self._device
+        tokens, positions = torch.tensor(
+            [[*token_ids, *padding], [*(each.position for each in places), *padding]],
+            device=self._device,
         )
-        attention = self._attentions.step(rows, positions, num_padding)
-        states = self._states(tokens, places, attention)
-        return self._logits(states)[: len(rows)], states[: len(rows)]
+        attention = self._attentions.step(places, num_padding)
+        states = self._states(tokens, positions, attention)
+        return self._logits(states)[: len(places)], states[: len(places)]
 
     def _states(self, tokens: Tensor, positions: Tensor, attend: Attention) -> Tensor:
         """[n, hidden], as the output head takes them."""
@@ -188,10 +186,37 @@ class Decoder:
         return F.layer_norm(x, shape, norm.weight, norm.bias, eps)
 
 
-def _drawing(row: RowStep) -> Iterator[tuple[int, int]]:
-    """Id and position of the tokens that draw."""
-    first = row.num_undrawn
-    return zip(row.token_ids[first:], row.positions[first:], strict=True)
+def _calls(rows: Sequence[RowStep], most: int) -> Iterator[list[tuple[int, Place]]]:
+    """Tokens that draw, at most `most` at once; a prompt that is scored is a call of its own."""
+    waiting: list[tuple[int, Place]] = []
+    for each in rows:
+        tokens = list(_drawing(each))
+        if tokens and each.draws[0].known_id is not None:
+            if waiting:
+                yield waiting
+                waiting = []
+            yield tokens
+            continue
+        waiting += tokens
+        while len(waiting) >= most:
+            yield waiting[:most]
+            waiting = waiting[most:]
+    if waiting:
+        yield waiting
+
+
+def _drawing(row: RowStep) -> Iterator[tuple[int, Place]]:
+    """The tokens that draw, and where they are."""
+    first, positions = row.num_undrawn, row.positions
+    paths: list[Sequence[int] | None] = [None] * len(positions)
+    if row.parents is not None:
+        held = range(row.start)
+        for index, parent in enumerate(row.parents):
+            before = held if parent < 0 else paths[parent] or held
+            paths[index] = [*before, row.start + index]
+    for index in range(first, len(positions)):
+        place = Place(row.row, positions[index], row.start + index, paths[index])
+        yield row.token_ids[index], place
 
 
 def _affine(parameters: Parameters, name: str) -> Affine:

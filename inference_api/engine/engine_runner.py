@@ -238,7 +238,9 @@ class EngineRunner:
         draws = [draw for each in rows for draw in each.draws]
         if not draws:
             return [RowResult((), states) for states in hidden]
-        positions = [at for each in rows for at in each.positions[each.num_undrawn :]]
+        positions: list[int] = []
+        for each in rows:
+            positions += each.positions[each.num_undrawn :]
         drawn = iter(sample(logits, draws, positions, self._kernels))
         return [
             RowResult([*islice(drawn, len(each.draws))], states)

@@ -149,14 +149,22 @@ class KernelDecoder:
 
 
 def _flattened(rows: Sequence[RowStep]) -> StepTokens:
+    ids: list[int] = []
+    cache_rows: list[int] = []
+    positions: list[int] = []
     outputs: list[int] = []
-    end = 0
     for each in rows:
-        end += len(each.token_ids)
-        outputs += range(end - len(each.draws), end)
-    return StepTokens(
-        array("q", [token for each in rows for token in each.token_ids]),
-        array("q", [each.row for each in rows for _ in each.token_ids]),
-        array("q", [position for each in rows for position in each.positions]),
-        array("q", outputs),
-    )
+        ids += each.token_ids
+        cache_rows += [each.row] * len(each.token_ids)
+        positions += each.positions
+        outputs += range(len(ids) - len(each.draws), len(ids))
+    tokens = StepTokens(*(array("q", values) for values in (ids, cache_rows, positions, outputs)))
+    if all(each.parents is None for each in rows):
+        return tokens
+    slots, parents = array("q"), array("q")
+    for each in rows:
+        begin, num_tokens = len(slots), len(each.token_ids)
+        slots.extend(range(each.start, each.start + num_tokens))
+        own = range(-1, num_tokens - 1) if each.parents is None else each.parents
+        parents.extend(-1 if parent < 0 else begin + parent for parent in own)
+    return tokens._replace(slots=slots, parents=parents)

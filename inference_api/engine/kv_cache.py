@@ -63,6 +63,19 @@ class KVCache:
         for cache in (self.keys, self.values):
             cache[:, row, :, target : target + len(sources)] = cache[:, row, :, index]
 
+    def gathered(
+        self, layer: int, row: int, slots: Sequence[int], num_seen: int
+    ) -> tuple[Tensor, Tensor]:
+        """Copies of one row's keys and values in `slots`, cut to the last `num_seen` of them, and
+        laid out as they would be in the cache had they been written one after the other."""
+        _, _, kv_heads, _, slot = self.keys.shape
+        index = torch.tensor(slots, device=self.keys.device)
+        copies = self.keys.new_empty(2, 1, kv_heads, cache_capacity(len(slots)), slot)
+        for copy, cache in zip(copies, (self.keys, self.values), strict=True):
+            copy[0, :, : len(slots)] = cache[layer, row][:, index]
+        keys, values = copies[:, :, :, len(slots) - num_seen : len(slots)]
+        return keys, values
+
     def slices(self, row: int, start: int, end: int) -> tuple[LayerSlices, LayerSlices]:
         """Views of one row's keys and values from `start` to before `end`, for every layer.
 

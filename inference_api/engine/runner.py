@@ -39,7 +39,8 @@ class RowStep:
     They are a chain, or with `parents` a tree: for each token the index of the one it follows, an
     earlier one, or -1 where it follows what the row holds before `start`. A token's position is
     `start` plus how many of these tokens it has before it, so that siblings share a position and no
-    two tokens a slot. `draws` belong to the last tokens, one each; a prompt's chunk has none.
+    two tokens a slot. `draws` belong to the last tokens, one each; a prompt's chunk has none. What
+    a tree has before them is a chain.
     """
 
     row: int
@@ -105,9 +106,10 @@ class ModelRunner(Protocol):
         """Write every token, each seeing its own row's earlier slots and, of the step's tokens, the
         ones it follows; draw what is asked for. One result for each of `rows`.
 
-        A row may bring several, at slots that follow each other, in their order. What is drawn for
+        A row may bring several, at slots that follow each other, in their order, those that draw
+        nothing first. What is drawn for
         a row depends on that row alone: never on its neighbours, nor on which row it is. Randomness
-        is a function of (seed, position). Raises ValueError where a runner has no trees.
+        is a function of (seed, position).
         """
 
     def keep(self, row: RowStep, accepted: Sequence[int]) -> None:

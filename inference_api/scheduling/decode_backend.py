@@ -255,11 +255,11 @@ class DecodeBackend:
             for copy in step.copies:
                 model.runner.copy_prefix(*copy)
             results = model.runner.step(step.rows)
-        for progress in step.accept(results):
-            if len(progress.step.token_ids) > 1:  # drafted: some of it may be wrong
-                model.runner.keep(progress.step, progress.accepted)
-            self._events.append((progress.session_id, progress.event))
-            totals.generated_tokens += len(progress.event.token_ids) or 1
+        events = step.accept(results)
+        for drafted, accepted in step.kept:
+            model.runner.keep(drafted, accepted)
+        self._events += events
+        totals.generated_tokens += sum([len(event.token_ids) or 1 for _, event in events])
         totals.prefilled_tokens += step.prefilled_tokens
         totals.reused_tokens += step.reused_tokens
         if step.decoding:

@@ -95,10 +95,9 @@ class UserRow:
         start = self.num_cached
         self.num_cached += 1
         token_id = self.generated[-1] if self.generated else self.request.prompt_tokens[-1]
-        room = self.token_limit - len(self.generated) - 1
-        guesses = draft.token_ids[:room] if room > 0 else ()
-        if not guesses:
+        if not draft.token_ids or (room := self.token_limit - len(self.generated) - 1) < 1:
             return RowStep(self.index, start, (token_id,), (self._draw(),))
+        guesses = draft.token_ids[:room]
         parents = (
             None if draft.parents is None else (-1, *(each + 1 for each in draft.parents[:room]))
         )
@@ -112,41 +111,42 @@ class UserRow:
     def accept(self, drawn: Sequence[Drawn], batch_size: int) -> TokenEvent:
         """Take what a step drew along the accepted branch, up to where the answer ends, and say
         what the session gets to see."""
-        taken: list[Drawn] = []
+        generated, num_before = self.generated, len(self.generated)
+        logprobs: list[TokenLogprobs] = []
         error: HearthError | None = None
-        for each in drawn:
-            if each.token_id in self.request.stop_token_ids:
+        for token_id, of_token in drawn:
+            if token_id in self.request.stop_token_ids:
                 self.finish_reason = FinishReason.STOP
-            elif len(self.generated) < self.token_limit:
-                taken.append(each)
-                self.generated.append(each.token_id)
-                error = self._follow_constraint(each.token_id)
-            if self.finish_reason is None and len(self.generated) >= self.token_limit:
+            elif len(generated) < self.token_limit:
+                generated.append(token_id)
+                if of_token is not None:
+                    logprobs.append(of_token)
+                if self.constraint is not None:
+                    error = self._follow(self.constraint, token_id)
+            if self.finish_reason is None and len(generated) >= self.token_limit:
                 self.finish_reason = FinishReason.LENGTH
             if self.finish_reason is not None:
                 break
         self.num_cached += len(drawn) - 1  # all but the last were drafted, and are written
         prompt_logprobs, self.prompt_logprobs = tuple(self.prompt_logprobs), []
         return TokenEvent(
-            tuple(each.token_id for each in taken),
+            tuple(generated[num_before:]),
             self.finish_reason,
             error,
             admitted_at_s=self.admitted_at_s,
             reused_tokens=self.reused_tokens,
             batch_size=batch_size,
-            logprobs=tuple(each.logprobs for each in taken if each.logprobs is not None),
+            logprobs=tuple(logprobs),
             prompt_logprobs=prompt_logprobs,
         )
 
-    def _follow_constraint(self, token_id: int) -> ConstraintFailed | None:
-        if self.constraint is None:
-            return None
+    def _follow(self, constraint: Constraint, token_id: int) -> ConstraintFailed | None:
         try:
-            self.constraint.accept(token_id)
+            constraint.accept(token_id)
         except ConstraintFailed as error:
             self.finish_reason = FinishReason.ERROR
             return error
-        if self.constraint.is_complete:
+        if constraint.is_complete:
             self.finish_reason = FinishReason.STOP
         return None
 

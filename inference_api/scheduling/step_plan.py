@@ -3,14 +3,14 @@
 Decode thread only.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from inference_api.engine.runner import ModelRunner, RowResult, RowStep
 from inference_api.request import SessionId, TokenEvent
 from inference_api.scheduling.drafts import DraftSource, accepted
-from inference_api.scheduling.rows import NO_DRAFT, Draft, RowTable, UserRow
+from inference_api.scheduling.rows import NO_DRAFT, RowTable, UserRow
 from inference_api.settings import Settings
 
 MIN_CHUNK_TOKENS = 8  # so that prompts get on whatever the budget
@@ -24,15 +24,6 @@ class Copy(NamedTuple):
     num_tokens: int
 
 
-class Progress(NamedTuple):
-    """How a row got on in a step."""
-
-    step: RowStep
-    accepted: Sequence[int]  # of the step's tokens; see `ModelRunner.keep`
-    session_id: SessionId
-    event: TokenEvent
-
-
 @dataclass(slots=True)
 class Step:
     """What rows bring to it: prompt tokens, or their next token and what is drafted after it."""
@@ -40,6 +31,7 @@ class Step:
     copies: list[Copy] = field(default_factory=list)
     prompts: list[tuple[UserRow, RowStep]] = field(default_factory=list)
     decoding: list[tuple[UserRow, RowStep]] = field(default_factory=list)
+    kept: list[tuple[RowStep, Sequence[int]]] = field(default_factory=list)  # of drafts, once drawn
     prefilled_tokens: int = 0
     reused_tokens: int = 0  # by the copies
 
@@ -51,13 +43,19 @@ class Step:
     def is_empty(self) -> bool:
         return not (self.prompts or self.decoding)
 
-    def accept(self, results: Sequence[RowResult]) -> Iterator[Progress]:
-        """Hand what was drawn to the rows: how each that decodes got on."""
+    def accept(self, results: Sequence[RowResult]) -> list[tuple[SessionId, TokenEvent]]:
+        """Hand what was drawn to the rows; what their sessions get to see."""
         for (row, _), result in zip(self.prompts, results, strict=False):
             row.prompt_logprobs += [each.logprobs for each in result.drawn if each.logprobs]
+        batch_size = len(self.decoding)
+        events = []
         for (row, step), result in zip(self.decoding, results[len(self.prompts) :], strict=True):
-            tokens, drawn = accepted(step, result.drawn)
-            yield Progress(step, tokens, row.session_id, row.accept(drawn, len(self.decoding)))
+            drawn = result.drawn
+            if len(drawn) > 1:
+                tokens, drawn = accepted(step, drawn)
+                self.kept.append((step, tokens))
+            events.append((row.session_id, row.accept(drawn, batch_size)))
+        return events
 
 
 class StepPlanner:
@@ -80,30 +78,27 @@ class StepPlanner:
     def plan(self) -> Step:
         """What is drafted, as much of the prompts as there is room for, the oldest first, and a
         token of each row that is prefilled by then."""
-        step, drafts = Step(), self._propose()
+        step, decoding = Step(), self._rows.decoding()
+        drafts = {} if self._drafts is None else self._drafts.propose(decoding)
         num_drafted = sum(len(each.token_ids) for each in drafts.values())
-        room_tokens = self._room_tokens(num_drafted)
-        for row in self._next_to_prefill(room_tokens, step):
-            room_tokens -= self._take_prompt(row, room_tokens, step)
-        step.decoding = [
-            (row, row.take_step(drafts.get(row.index, NO_DRAFT))) for row in self._rows.decoding()
-        ]
+        room_tokens = self._room_tokens(len(decoding) + num_drafted)
+        if prompts := self._next_to_prefill(room_tokens, step):
+            for row in prompts:
+                room_tokens -= self._take_prompt(row, room_tokens, step)
+            decoding = self._rows.decoding()
+        step.decoding = [(row, row.take_step(drafts.get(row.index, NO_DRAFT))) for row in decoding]
         return step
 
-    def _propose(self) -> Mapping[int, Draft]:
-        return {} if self._drafts is None else self._drafts.propose(self._rows.decoding())
-
-    def _room_tokens(self, num_drafted: int) -> int:
-        """Prompt tokens that fit into this step.
+    def _room_tokens(self, num_decoding: int) -> int:
+        """Prompt tokens that fit into this step beside those of rows that decode.
 
         A step takes about as long as it has tokens, prompt or not. While rows decode, theirs may
         take ITL_BUDGET times what it takes when all rows do. A runner that computes chunks by
         themselves has to have them whole: always the same cuts, whatever the load.
         """
-        num_decoding = len(self._rows.decoding())
         if not num_decoding or not self._is_batch_invariant:
             return self._chunk_tokens
-        budget_tokens = round(self._itl_budget * self._max_rows) - num_decoding - num_drafted
+        budget_tokens = round(self._itl_budget * self._max_rows) - num_decoding
         return min(self._chunk_tokens, max(budget_tokens, MIN_CHUNK_TOKENS))
 
     def _next_to_prefill(self, room_tokens: int, step: Step) -> list[UserRow]:

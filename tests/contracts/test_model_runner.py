@@ -361,6 +361,69 @@ def test_rejected_tail_leaves_no_bit_behind(
             torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
 
 
+# Root, a first child that is right in one tree and wrong in the next, and branches of both.
+PARENTS = (-1, 0, 0, 0, 2, 1, 2, 4, 4, 6, 7)
+
+
+@any_sampling
+@pytest.mark.parametrize("start", [7, 31, 37])
+def test_every_branch_of_a_tree_draws_what_it_would_alone(
+    runner: ModelRunner, sampling: SamplingParams, start: int
+) -> None:
+    """Beside another tree and a plain row, across the places where blocks of keys begin."""
+    sampling = replace(sampling, num_logprobs=2)
+    requests = [Request(row, prompt_of(row, start + 1), sampling) for row in (1, 4)]
+    guesses = [prompt_of(22 + row, len(PARENTS) - 1) for row in (1, 4)]
+    plain = Request(6, prompt_of(6), SEEDED)
+    for each in [*requests, plain]:
+        each.prefill(runner)
+    steps = [r.next_step(g, PARENTS) for r, g in zip(requests, guesses, strict=True)]
+    results = runner.step([steps[0], plain.next_step(), steps[1]])
+    for request, row_step, result in zip(requests, steps, results[::2], strict=True):
+        for node, drawn in enumerate(result.drawn):
+            alone = Request(2, request.prompt, sampling)
+            alone.generated = [row_step.token_ids[at] for at in path_to(node)[1:]]
+            alone.prefill(runner)
+            for at, position in enumerate(range(start, start + len(path_to(node)) - 1)):
+                runner.step([RowStep(2, position, [row_step.token_ids[path_to(node)[at]]])])
+            (expected,) = runner.step([alone.next_step()])
+            assert drawn.token_id == expected.drawn[0].token_id
+            assert_same_likelihoods(drawn, expected.drawn[0])
+
+
+def path_to(node: int) -> list[int]:
+    path = [node]
+    while PARENTS[path[-1]] >= 0:
+        path.append(PARENTS[path[-1]])
+    return path[::-1]
+
+
+@pytest.mark.parametrize("leaf", [1, 3, 5, 8, 9, 10])
+@pytest.mark.parametrize("start", [12, 29])
+def test_kept_branch_is_bit_for_bit_what_had_never_been_a_tree(
+    exact_runner: ModelRunner, request: pytest.FixtureRequest, start: int, leaf: int
+) -> None:
+    runner, prompt, guesses = exact_runner, prompt_of(23, start + 1), prompt_of(24, 10)
+    path, more = path_to(leaf), prompt_of(25, 4)
+    text = [*prompt, *([prompt[-1], *guesses][node] for node in path[1:]), *more]
+    end = start + len(path)
+    tree, chain = (Request(row, prompt, GREEDY) for row in (5, 3))
+    tree.prefill(runner)
+    row_step = tree.next_step(guesses, PARENTS)
+    (of_tree,) = states(runner, [row_step])
+    runner.keep(row_step, path)
+    chain.prefill(runner)
+    of_path = states(runner, [each_token(3, text, at) for at in range(start, end)])
+    after = states(runner, [each_token(row, text, end) for row in (5, 3)])
+    after += states(runner, [RowStep(row, end + 1, text[end + 1 :]) for row in (5, 3)])
+    pairs = [(of_tree[path], torch.cat(of_path)), after[:2], after[2:]]
+    for one, other in pairs:
+        if drawn_exactly(request.node.callspec.params["runner_and_vocab"]):
+            assert torch.equal(one, other)
+        else:
+            torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)
+
+
 def each_token(row: int, text: Sequence[int], at: int) -> RowStep:
     return RowStep(row, at, text[at : at + 1], (Draw(GREEDY, text, ()),))
 

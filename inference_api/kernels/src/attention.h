@@ -9,6 +9,7 @@
 #include <cstring>
 #include <type_traits>
 
+#include "attention_product.h"
 #include "kernels.h"
 #include "simd.h"
 
@@ -17,155 +18,6 @@ namespace {
 
 constexpr int kPositions = 32;  // in a block
 constexpr float kMinusInfinity = -__builtin_inff();
-
-// Fetches a block of keys or values into the second level cache, a little with every step of other
-// work: all at once it would hold up whatever comes after it. The processor's own prefetching stops
-// at every page, which is every 32 positions of 64 halves.
-class Prefetch {
- public:
-  Prefetch(const void* block, int64_t size, int64_t steps)
-      : line_(static_cast<const char*>(block)),
-        end_(line_ + size),
-        lines_per_step_((size / kCacheLine + steps - 1) / steps) {}
-
-  void step() {
-    for (int64_t i = 0; i < lines_per_step_ && line_ < end_; ++i, line_ += kCacheLine) {
-      __builtin_prefetch(line_, 0, 2);
-    }
-  }
-
- private:
-  const char* line_;
-  const char* end_;
-  int64_t lines_per_step_;
-};
-
-// Elements of a cache as floats.
-template <class Simd>
-typename Simd::Vector load_element(const float* from) {
-  return Simd::load(from);
-}
-
-template <class Simd>
-typename Simd::Vector load_element(const uint16_t* from) {
-  return Simd::load_half(from);
-}
-
-template <class Simd>
-typename Simd::Vector load_element(const int8_t* from) {
-  return Simd::load_int8(from);
-}
-
-// Some dimensions of the vectors at kLanes positions, as one vector for each dimension.
-template <class Simd, class Element>
-class Columns {
- public:
-  static constexpr int kDims = Simd::kLanes;
-  Columns(const Element* from, int64_t stride) { Simd::load_columns(from, stride, columns_); }
-  typename Simd::Vector operator[](int dim) const { return columns_[dim]; }
-
- private:
-  typename Simd::Vector columns_[kDims];
-};
-
-// Of bytes four dimensions are moved as one: a quarter of the shuffles.
-template <class Simd>
-class Columns<Simd, int8_t> {
- public:
-  static constexpr int kDims = 4 * Simd::kLanes;
-  Columns(const int8_t* from, int64_t stride) { Simd::load_quads(from, stride, quads_); }
-  typename Simd::Vector operator[](int dim) const {
-    return Simd::from_quad(quads_[dim / 4], dim % 4);
-  }
-
- private:
-  typename Simd::Vector quads_[Simd::kLanes];
-};
-
-// c += a b, for kRows rows and kVectors vectors of columns, where b is [depth][columns]. Every k is
-// a step of `prefetch`.
-template <class Simd, int kRows, int kVectors, class Element>
-void product_tile(const float* a, int64_t a_stride, const Element* b, int64_t b_stride, int depth,
-                  float* c, int64_t c_stride, Prefetch& prefetch) {
-  Prefetch fetch = prefetch;
-  typename Simd::Vector sums[kRows][kVectors];
-#pragma GCC unroll 8
-  for (int row = 0; row < kRows; ++row) {
-#pragma GCC unroll 4
-    for (int vector = 0; vector < kVectors; ++vector) {
-      sums[row][vector] = Simd::load(c + row * c_stride + vector * Simd::kLanes);
-    }
-  }
-  for (int k = 0; k < depth; ++k) {
-    fetch.step();
-    typename Simd::Vector columns[kVectors];
-#pragma GCC unroll 4
-    for (int vector = 0; vector < kVectors; ++vector) {
-      columns[vector] = load_element<Simd>(b + k * b_stride + vector * Simd::kLanes);
-    }
-#pragma GCC unroll 8
-    for (int row = 0; row < kRows; ++row) {
-      const auto factor = Simd::set(a[row * a_stride + k]);
-#pragma GCC unroll 4
-      for (int vector = 0; vector < kVectors; ++vector) {
-        sums[row][vector] = Simd::multiply_add(factor, columns[vector], sums[row][vector]);
-      }
-    }
-  }
-#pragma GCC unroll 8
-  for (int row = 0; row < kRows; ++row) {
-#pragma GCC unroll 4
-    for (int vector = 0; vector < kVectors; ++vector) {
-      Simd::store(c + row * c_stride + vector * Simd::kLanes, sums[row][vector]);
-    }
-  }
-  prefetch = fetch;
-}
-
-// The columns of all rows that a tile of kVectors covers: tiles of kRows, then of half as many.
-template <class Simd, int kRows, int kVectors, class Element>
-void product_columns(int num_rows, const float* a, int64_t a_stride, const Element* b,
-                     int64_t b_stride, int depth, float* c, int64_t c_stride, Prefetch& prefetch) {
-  int row = 0;
-  for (; row + kRows <= num_rows; row += kRows) {
-    product_tile<Simd, kRows, kVectors>(a + row * a_stride, a_stride, b, b_stride, depth,
-                                        c + row * c_stride, c_stride, prefetch);
-  }
-  if constexpr (kRows > 1) {
-    if (row < num_rows) {
-      product_columns<Simd, kRows / 2, kVectors>(num_rows - row, a + row * a_stride, a_stride, b,
-                                                 b_stride, depth, c + row * c_stride, c_stride,
-                                                 prefetch);
-    }
-  }
-}
-
-// c [num_rows][columns] += a [num_rows][depth] b [depth][columns]. Each element adds its products
-// in the order of k, whatever the tile that it is in.
-template <class Simd, class Element>
-void product(int num_rows, int columns, const float* a, int64_t a_stride, const Element* b,
-             int64_t b_stride, int depth, float* c, int64_t c_stride, Prefetch& prefetch) {
-  constexpr int kLanes = Simd::kLanes;
-  int column = 0;
-  if (num_rows == 1) {  // more sums that do not wait for each other
-    for (; column + 4 * kLanes <= columns; column += 4 * kLanes) {
-      product_columns<Simd, 1, 4>(num_rows, a, a_stride, b + column, b_stride, depth, c + column,
-                                  c_stride, prefetch);
-    }
-  }
-  for (; column + 2 * kLanes <= columns; column += 2 * kLanes) {
-    product_columns<Simd, Simd::kRows, 2>(num_rows, a, a_stride, b + column, b_stride, depth,
-                                          c + column, c_stride, prefetch);
-  }
-  for (; column + kLanes <= columns; column += kLanes) {
-    product_columns<Simd, Simd::kRows, 1>(num_rows, a, a_stride, b + column, b_stride, depth,
-                                          c + column, c_stride, prefetch);
-  }
-  for (; column < columns; ++column) {
-    product_columns<Scalar, Scalar::kRows, 1>(num_rows, a, a_stride, b + column, b_stride, depth,
-                                              c + column, c_stride, prefetch);
-  }
-}
 
 // What a query has seen so far.
 struct Softmax {
@@ -382,10 +234,18 @@ void apply_scales(const Element* vectors, int slot, int head_dim, int count, int
   }
 }
 
+// Some of a task's queries.
+struct Queries {
+  int first;
+  int count;
+};
+
 // While it works on one block it fetches the next one.
 template <class Simd, class Element>
 void attend_block(const Block<Element>& block, const Block<Element>& next, int head_dim,
-                  AttentionState& state) {
+                  const Queries& queries, AttentionState& state) {
+  const float* vectors = state.queries + queries.first * head_dim;
+  float* outputs = state.outputs + queries.first * head_dim;
   const int slot = static_cast<int>(slot_elements(kCacheType<Element>, head_dim));
   const int64_t next_size = next.count * slot * static_cast<int64_t>(sizeof(Element));
   Prefetch next_keys(next.keys, next_size, head_dim);
@@ -393,30 +253,31 @@ void attend_block(const Block<Element>& block, const Block<Element>& next, int h
   constexpr int kMaxSlot = static_cast<int>(slot_elements(kCacheType<Element>, kMaxHeadDim));
   alignas(64) Element space[kMaxSlot * kPositions];
   const Element* keys = whole_block(block.keys, slot, block.count, space);
-  if (state.num_queries == 1) {
-    score<typename Simd::Square>(state.queries, keys, slot, head_dim, state.scores, next_keys);
+  if (queries.count == 1) {
+    score<typename Simd::Square>(vectors, keys, slot, head_dim, state.scores, next_keys);
   } else {
     transpose_keys<typename Simd::Square>(keys, slot, head_dim, state.keys);
-    for (int i = 0; i < state.num_queries * kPositions; ++i) {
+    for (int i = 0; i < queries.count * kPositions; ++i) {
       state.scores[i] = 0.0f;
     }
-    product<Simd>(state.num_queries, kPositions, state.queries, head_dim, state.keys, kPositions,
-                  head_dim, state.scores, kPositions, next_keys);
+    product<Simd>(queries.count, kPositions, vectors, head_dim, state.keys, kPositions, head_dim,
+                  state.scores, kPositions, next_keys);
   }
   if constexpr (kIsScaled<Element>) {
-    apply_scales(keys, slot, head_dim, block.count, state.num_queries, state.scores);
+    apply_scales(keys, slot, head_dim, block.count, queries.count, state.scores);
   }
-  for (int query = 0; query < state.num_queries; ++query) {
-    update_softmax<Simd>(state.scores + query * kPositions, state.begins[query] - block.first,
+  for (int i = 0; i < queries.count; ++i) {
+    const int query = queries.first + i;
+    update_softmax<Simd>(state.scores + i * kPositions, state.begins[query] - block.first,
                          state.ends[query] - block.first, head_dim, state.softmax[query],
-                         state.outputs + query * head_dim);
+                         outputs + i * head_dim);
   }
   if constexpr (kIsScaled<Element>) {
-    apply_scales(block.values, slot, head_dim, block.count, state.num_queries, state.scores);
+    apply_scales(block.values, slot, head_dim, block.count, queries.count, state.scores);
   }
   const auto add_values = [&](const auto* values) {
-    product<Simd>(state.num_queries, head_dim, state.scores, kPositions, values, slot, block.count,
-                  state.outputs, head_dim, next_values);
+    product<Simd>(queries.count, head_dim, state.scores, kPositions, values, slot, block.count,
+                  outputs, head_dim, next_values);
   };
   if constexpr (Simd::kLanes > 1) {
     add_values(block.values);
@@ -445,6 +306,56 @@ inline void scatter_outputs(const AttentionCall& call, const AttentionTask& task
   }
 }
 
+// Up to where all of a task's queries find positions in their own slots, in whole blocks.
+inline int64_t shared_end(const AttentionCall& call, const AttentionTask& task, int64_t end) {
+  int64_t first = kNoBranch;
+  for (int64_t token = task.first_token;
+       call.branches != nullptr && token < task.first_token + task.num_tokens; ++token) {
+    first = call.branches[token].first < first ? call.branches[token].first : first;
+  }
+  return first == kNoBranch ? end : first / kPositions * kPositions;
+}
+
+// A block of a branch, as if its positions were in their own slots: `block` says where that is.
+template <class Element>
+struct BranchBlock {
+  static constexpr int kSize = static_cast<int>(slot_elements(kCacheType<Element>, kMaxHeadDim));
+  alignas(64) Element keys[kSize * kPositions];
+  alignas(64) Element values[kSize * kPositions];
+
+  Block<Element> gather(const Block<Element>& block, const Branch& branch, int64_t slot) {
+    for (int i = 0; i < block.count; ++i) {
+      const int64_t position = block.first + i;
+      const int64_t at = position < branch.first ? position : branch.slots[position - branch.first];
+      const int64_t from = (at - block.first) * slot;
+      const auto size = static_cast<size_t>(slot) * sizeof(Element);
+      std::memcpy(keys + i * slot, block.keys + from, size);
+      std::memcpy(values + i * slot, block.values + from, size);
+    }
+    return {keys, values, block.first, block.count};
+  }
+};
+
+// The blocks from `begin` on, token by token: what is there is of each token's own branch.
+template <class Simd, class Element, class BlockAt>
+void attend_branches(const AttentionCall& call, const AttentionTask& task, int64_t kv_head,
+                     int64_t begin, const BlockAt& block_at, AttentionState& state) {
+  const int64_t slot = slot_elements(call.type, call.head_dim);
+  const auto num_groups = static_cast<int>(task.num_groups);
+  BranchBlock<Element> space;
+  for (int64_t i = 0; i < task.num_tokens; ++i) {
+    const int64_t token = task.first_token + i;
+    for (int64_t first = begin; first < call.lengths[token]; first += kPositions) {
+      Block<Element> block = block_at(kv_head, first, call.lengths[token]);
+      if (first + block.count > call.branches[token].first) {
+        block = space.gather(block, call.branches[token], slot);
+      }
+      attend_block<Simd>(block, Block<Element>{}, static_cast<int>(call.head_dim),
+                         {static_cast<int>(i) * num_groups, num_groups}, state);
+    }
+  }
+}
+
 template <class Simd, class Element>
 void attend_over(const AttentionCall& call, const AttentionTask& task) {
   AttentionState state;
@@ -456,11 +367,12 @@ void attend_over(const AttentionCall& call, const AttentionTask& task) {
     end = state.ends[query] > end ? state.ends[query] : end;
   }
   begin = begin / kPositions * kPositions;
+  const int64_t shared = shared_end(call, task, end);
   const int64_t slot = slot_elements(call.type, call.head_dim);
-  const auto block_at = [&](int64_t kv_head, int64_t first) {
+  const auto block_at = [&](int64_t kv_head, int64_t first, int64_t before) {
     const int64_t offset =
         call.rows[task.first_token] * call.row_stride + kv_head * call.head_stride + first * slot;
-    const int64_t rest = end - first;
+    const int64_t rest = before - first;
     return Block<Element>{static_cast<const Element*>(call.keys) + offset,
                           static_cast<const Element*>(call.values) + offset, first,
                           rest < kPositions ? static_cast<int>(rest) : kPositions};
@@ -468,15 +380,20 @@ void attend_over(const AttentionCall& call, const AttentionTask& task) {
   const int64_t end_head = task.first_head + task.num_heads;
   for (int64_t kv_head = task.first_head; kv_head < end_head; ++kv_head) {
     gather_queries(call, task, kv_head, state);
-    for (int64_t first = begin; first < end; first += kPositions) {
-      const Block<Element> block = block_at(kv_head, first);
+    for (int64_t first = begin; first < shared; first += kPositions) {
+      const Block<Element> block = block_at(kv_head, first, shared);
       Block<Element> next = {};
-      if (first + kPositions < end) {
-        next = block_at(kv_head, first + kPositions);
+      if (first + kPositions < shared) {
+        next = block_at(kv_head, first + kPositions, shared);
       } else if (kv_head + 1 < end_head) {
-        next = block_at(kv_head + 1, begin);
+        next = block_at(kv_head + 1, begin, shared);
       }
-      attend_block<Simd>(block, next, static_cast<int>(call.head_dim), state);
+      attend_block<Simd>(block, next, static_cast<int>(call.head_dim), {0, state.num_queries},
+                         state);
+    }
+    if (shared < end) {
+      attend_branches<Simd, Element>(call, task, kv_head, begin > shared ? begin : shared, block_at,
+                                     state);
     }
     scatter_outputs(call, task, kv_head, state);
   }

@@ -1,6 +1,6 @@
-// The C interface, declared here only: cffi makes the Python side of this file, which is therefore C
-// below the preprocessor's lines. A context is one variant with its threads; one thread at a time may
-// call into a context. Sizes and pointers are trusted: the Python side has checked them.
+// The C interface, declared here only: cffi makes the Python side of this file, which is therefore
+// C below the preprocessor's lines. A context is one variant with its threads; one thread at a time
+// may call into a context. Sizes and pointers are trusted: the Python side has checked them.
 #pragma once
 
 #include <cstdint>
@@ -113,16 +113,17 @@ typedef struct {
   float logits_divisor;
 } HearthModel;
 
-// Tokens of any cache rows, those of a row in their order. A token follows the `position` slots before
-// it; in a tree, whose branches share positions, it stands in another slot than its position's, and
-// follows the token `parents` names: of that one's branch, and of the slots before the tree.
+// Tokens of any cache rows, those of a row in their order. A token follows the `position` slots
+// before it; in a tree, whose branches share positions, it stands in another slot than its
+// position's, and follows the token `parents` names: of that one's branch, and of the slots before
+// the tree.
 typedef struct {
-  const int64_t* ids;        // [tokens], as all but outputs and the results
-  const int64_t* rows;       // of the cache
+  const int64_t* ids;   // [tokens], as all but outputs and the results
+  const int64_t* rows;  // of the cache
   const int64_t* positions;
-  const int64_t* slots;      // where keys and values are written
-  const int64_t* parents;    // indices of earlier tokens, -1: none; null where slots are positions
-  const int64_t* outputs;    // [outputs] indices of tokens, ascending
+  const int64_t* slots;    // where keys and values are written
+  const int64_t* parents;  // indices of earlier tokens, -1: none; null where slots are positions
+  const int64_t* outputs;  // [outputs] indices of tokens, ascending
   int64_t num_tokens;
   int64_t num_outputs;
   float* logits;  // result [outputs][vocab]: of what follows these tokens

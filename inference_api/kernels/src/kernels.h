@@ -74,12 +74,13 @@ struct HeadsCall {
   int64_t head_stride;
 };
 
-// Where a token in a tree finds what it follows: its positions from `first` on are in slots[0]…, all
-// before them in their own. Those of other tokens begin at the token's length.
+// Where a token in a tree finds what it follows: its positions from `first` on are in slots[0]…,
+// all before them in their own. Of other tokens all are in their own: `first` is kNoBranch.
 struct Branch {
   int64_t first;
   const int64_t* slots;
 };
+constexpr int64_t kNoBranch = INT64_MAX;
 
 // Attention of `num_tokens` query tokens over a cache. Token t sees positions of cache row rows[t]
 // before lengths[t]: all of them, or the last `window` of them.
@@ -93,7 +94,7 @@ struct AttentionCall {
   int64_t head_stride;
   const int64_t* rows;
   const int64_t* lengths;
-  const Branch* branches;  // [tokens], or null where all positions are in their own slots
+  const Branch* branches;  // [tokens], or null where there are no trees
   int64_t num_tokens;
   int64_t num_kv_heads;
   int64_t num_groups;  // query heads that share a key-value head

@@ -124,9 +124,37 @@ void Step::run_part(Workers& workers, const HearthModel& model, const Part& part
     embed(model, part.batch.ids[part.first + token], hidden_.data() + token * model.hidden);
     lengths_[static_cast<size_t>(token)] = part.batch.positions[part.first + token] + 1;
   });
+  branches_ = find_branches(part);
   for (int64_t layer = 0; layer < model.num_layers; ++layer) {
     run_layer(workers, model, model.layers[layer], part);
   }
+}
+
+// A token's branch begins behind the last of the tokens it follows that is in its own slot: up to
+// that one positions and slots are the same.
+const Branch* Step::find_branches(const Part& part) {
+  const HearthBatch& batch = part.batch;
+  if (batch.parents == nullptr) {
+    return nullptr;
+  }
+  branch_memory_.clear();
+  branch_slots_.clear();
+  std::vector<size_t> begins;
+  for (int64_t token = part.first; token < part.first + part.count; ++token) {
+    begins.push_back(branch_slots_.size());
+    for (int64_t at = token; at >= 0 && batch.slots[at] != batch.positions[at];
+         at = batch.parents[at]) {
+      branch_slots_.push_back(batch.slots[at]);
+    }
+    const auto begin = branch_slots_.begin() + static_cast<int64_t>(begins.back());
+    const int64_t size = branch_slots_.end() - begin;
+    std::reverse(begin, branch_slots_.end());
+    branch_memory_.push_back({size == 0 ? kNoBranch : batch.positions[token] + 1 - size, nullptr});
+  }
+  for (size_t i = 0; i < begins.size(); ++i) {
+    branch_memory_[i].slots = branch_slots_.data() + begins[i];
+  }
+  return branch_memory_.data();
 }
 
 // Sequential: the MLP reads what attention has added to. Parallel: both read the same, so that both
@@ -179,7 +207,7 @@ void Step::attend(Workers& workers, const HearthModel& model, const HearthLayer&
          at(model, layer.values, place), model.head_stride});
   });
   workers.attend({qkv_.data(), stride, type, layer.keys, layer.values, model.row_stride,
-                  model.head_stride, part.batch.rows + part.first, lengths_.data(), nullptr,
+                  model.head_stride, part.batch.rows + part.first, lengths_.data(), branches_,
                   part.count, model.num_kv_heads, model.num_heads / model.num_kv_heads,
                   model.head_dim, layer.window, model.attention_scale, attended_.data()});
   workers.each_row(part.count, [&](int64_t token) {

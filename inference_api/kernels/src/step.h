@@ -13,8 +13,8 @@ namespace hearth {
 // Memory of a step, kept for the next one.
 class Step {
  public:
-  // See hearth_step. More tokens than kMaxTokens are taken in parts, which leaves the results as they
-  // are.
+  // See hearth_step. More tokens than kMaxTokens are taken in parts, which leaves the results as
+  // they are.
   void run(Workers& workers, const HearthModel& model, const HearthBatch& batch);
 
  private:
@@ -30,13 +30,17 @@ class Step {
                  const Part& part);
   void attend(Workers& workers, const HearthModel& model, const HearthLayer& layer,
               const Part& part);
+  const Branch* find_branches(const Part& part);
   void write_hidden(Workers& workers, const HearthModel& model, const Part& part);
   void reserve(const HearthModel& model, int64_t num_tokens);
 
-  std::vector<float> hidden_;     // [tokens][hidden]: the residual
-  std::vector<float> qkv_;        // [tokens][(heads + 2 kv_heads) * head_dim]
-  std::vector<float> attended_;   // [tokens][heads * head_dim]
-  std::vector<int64_t> lengths_;  // [tokens]
+  std::vector<float> hidden_;         // [tokens][hidden]: the residual
+  std::vector<float> qkv_;            // [tokens][(heads + 2 kv_heads) * head_dim]
+  std::vector<float> attended_;       // [tokens][heads * head_dim]
+  std::vector<int64_t> lengths_;      // [tokens]
+  const Branch* branches_ = nullptr;  // [tokens] of the part, or null; in the two below
+  std::vector<Branch> branch_memory_;
+  std::vector<int64_t> branch_slots_;
   // Rows of groups as products take them.
   std::vector<char> normed_;      // [tokens][hidden / kGroup], for attention
   std::vector<char> mlp_normed_;  // like normed_

@@ -252,6 +252,30 @@ struct Model {
   std::vector<uint8_t> values;
 };
 
+// Two children of one token, of which the second has a child: the same bits as its branch alone.
+void run_tree(HearthContext* context, int variant, const Model& model) {
+  const std::vector<int64_t> ids = {3, 5, 8, 13, 3, 8, 13};
+  const std::vector<int64_t> rows = {0, 0, 0, 0, 1, 1, 1};
+  const std::vector<int64_t> positions = {0, 1, 1, 2, 0, 1, 2};
+  const std::vector<int64_t> slots = {0, 1, 2, 3, 0, 1, 2};
+  const std::vector<int64_t> parents = {-1, 0, 0, 2, -1, 4, 5};
+  const std::vector<int64_t> outputs = {3, 6};
+  std::vector<float> logits(outputs.size() * Model::kVocab);
+  const HearthBatch batch = {ids.data(),
+                             rows.data(),
+                             positions.data(),
+                             slots.data(),
+                             parents.data(),
+                             outputs.data(),
+                             static_cast<int64_t>(ids.size()),
+                             static_cast<int64_t>(outputs.size()),
+                             logits.data(),
+                             nullptr};
+  hearth_step(context, &model.description, &batch);
+  const auto second = logits.begin() + Model::kVocab;
+  expect(std::equal(logits.begin(), second, second), "a branch depends on its tree", variant);
+}
+
 // Token by token, and all at once with company: the same bits.
 void run_step(HearthContext* context, int variant, int kind, int bits) {
   const Model model(context, kind, bits);
@@ -299,6 +323,7 @@ void run_step(HearthContext* context, int variant, int kind, int bits) {
                              together.data(),
                              hidden.data()};
   hearth_step(context, &model.description, &batch);
+  run_tree(context, variant, model);
   const auto skipped = static_cast<std::ptrdiff_t>((tokens - kOutputs) * Model::kVocab);
   expect(std::equal(together.begin(), together.end(), alone.begin() + skipped),
          "a token depends on its company", variant);

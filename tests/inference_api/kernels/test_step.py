@@ -1,5 +1,6 @@
 """A whole step by the kernels against the same layers op by op, and each token against itself."""
 
+import random
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from itertools import pairwise
@@ -174,6 +175,32 @@ def test_a_token_is_the_same_in_any_company_however_its_prompt_is_cut(
             own = RowStep(5, start, text[start:end], (ANY_DRAW,))
             logits = decoder.forward([*steps[:2], own, *steps[2:]]).logits
         assert torch.equal(logits[0], expected)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("name", ["llama", "mistral-window", "llama-wide-heads"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int8])
+def test_a_tree_has_the_bits_of_its_branches(
+    folder: Folder, kernels: Kernels, name: str, dtype: torch.dtype
+) -> None:
+    """A random one, begun at several places in a block of keys; the second is cut into parts,
+    because its company has more tokens than the kernels take at once."""
+    decoder, _ = loaded(folder(name), kernels, 32, dtype)
+    rng, size = random.Random(name), 40
+    parents = [-1, *(rng.randrange(max(-1, i - 6), i) for i in range(1, size))]
+    tokens, text = random_tokens(size, 1), random_tokens(CONTEXT, 2)
+    company = [RowStep(row, 0, random_tokens(120, row)) for row in range(4)]
+    for start, others in ((5, []), (30, company), (61, company[:1])):
+        tree = RowStep(5, start, tokens, (ANY_DRAW,) * size, parents)
+        prefill(decoder, 5, 0, text[:start])
+        logits = decoder.forward([*others, tree]).logits.clone()
+        prefill(decoder, 4, 0, text[:start])
+        for node in range(0, size, 3):
+            path = [node]
+            while parents[path[0]] >= 0:
+                path.insert(0, parents[path[0]])
+            alone = RowStep(4, start, [tokens[at] for at in path], (ANY_DRAW,))
+            assert torch.equal(decoder.forward([alone]).logits[0], logits[node])
 
 
 @torch.inference_mode()

@@ -1,0 +1,160 @@
+// The products of attention, of floats and what a cache holds: scores and sums of values.
+#pragma once
+
+#include "kernels.h"
+#include "simd.h"
+
+namespace hearth {
+namespace {
+
+// Fetches a block of keys or values into the second level cache, a little with every step of other
+// work: all at once it would hold up whatever comes after it. The processor's own prefetching stops
+// at every page, which is every 32 positions of 64 halves.
+class Prefetch {
+ public:
+  Prefetch(const void* block, int64_t size, int64_t steps)
+      : line_(static_cast<const char*>(block)),
+        end_(line_ + size),
+        lines_per_step_((size / kCacheLine + steps - 1) / steps) {}
+
+  void step() {
+    for (int64_t i = 0; i < lines_per_step_ && line_ < end_; ++i, line_ += kCacheLine) {
+      __builtin_prefetch(line_, 0, 2);
+    }
+  }
+
+ private:
+  const char* line_;
+  const char* end_;
+  int64_t lines_per_step_;
+};
+
+// Elements of a cache as floats.
+template <class Simd>
+typename Simd::Vector load_element(const float* from) {
+  return Simd::load(from);
+}
+
+template <class Simd>
+typename Simd::Vector load_element(const uint16_t* from) {
+  return Simd::load_half(from);
+}
+
+template <class Simd>
+typename Simd::Vector load_element(const int8_t* from) {
+  return Simd::load_int8(from);
+}
+
+// Some dimensions of the vectors at kLanes positions, as one vector for each dimension.
+template <class Simd, class Element>
+class Columns {
+ public:
+  static constexpr int kDims = Simd::kLanes;
+  Columns(const Element* from, int64_t stride) { Simd::load_columns(from, stride, columns_); }
+  typename Simd::Vector operator[](int dim) const { return columns_[dim]; }
+
+ private:
+  typename Simd::Vector columns_[kDims];
+};
+
+// Of bytes four dimensions are moved as one: a quarter of the shuffles.
+template <class Simd>
+class Columns<Simd, int8_t> {
+ public:
+  static constexpr int kDims = 4 * Simd::kLanes;
+  Columns(const int8_t* from, int64_t stride) { Simd::load_quads(from, stride, quads_); }
+  typename Simd::Vector operator[](int dim) const {
+    return Simd::from_quad(quads_[dim / 4], dim % 4);
+  }
+
+ private:
+  typename Simd::Vector quads_[Simd::kLanes];
+};
+
+// c += a b, for kRows rows and kVectors vectors of columns, where b is [depth][columns]. Every k is
+// a step of `prefetch`.
+template <class Simd, int kRows, int kVectors, class Element>
+void product_tile(const float* a, int64_t a_stride, const Element* b, int64_t b_stride, int depth,
+                  float* c, int64_t c_stride, Prefetch& prefetch) {
+  Prefetch fetch = prefetch;
+  typename Simd::Vector sums[kRows][kVectors];
+#pragma GCC unroll 8
+  for (int row = 0; row < kRows; ++row) {
+#pragma GCC unroll 4
+    for (int vector = 0; vector < kVectors; ++vector) {
+      sums[row][vector] = Simd::load(c + row * c_stride + vector * Simd::kLanes);
+    }
+  }
+  for (int k = 0; k < depth; ++k) {
+    fetch.step();
+    typename Simd::Vector columns[kVectors];
+#pragma GCC unroll 4
+    for (int vector = 0; vector < kVectors; ++vector) {
+      columns[vector] = load_element<Simd>(b + k * b_stride + vector * Simd::kLanes);
+    }
+#pragma GCC unroll 8
+    for (int row = 0; row < kRows; ++row) {
+      const auto factor = Simd::set(a[row * a_stride + k]);
+#pragma GCC unroll 4
+      for (int vector = 0; vector < kVectors; ++vector) {
+        sums[row][vector] = Simd::multiply_add(factor, columns[vector], sums[row][vector]);
+      }
+    }
+  }
+#pragma GCC unroll 8
+  for (int row = 0; row < kRows; ++row) {
+#pragma GCC unroll 4
+    for (int vector = 0; vector < kVectors; ++vector) {
+      Simd::store(c + row * c_stride + vector * Simd::kLanes, sums[row][vector]);
+    }
+  }
+  prefetch = fetch;
+}
+
+// The columns of all rows that a tile of kVectors covers: tiles of kRows, then of half as many.
+template <class Simd, int kRows, int kVectors, class Element>
+void product_columns(int num_rows, const float* a, int64_t a_stride, const Element* b,
+                     int64_t b_stride, int depth, float* c, int64_t c_stride, Prefetch& prefetch) {
+  int row = 0;
+  for (; row + kRows <= num_rows; row += kRows) {
+    product_tile<Simd, kRows, kVectors>(a + row * a_stride, a_stride, b, b_stride, depth,
+                                        c + row * c_stride, c_stride, prefetch);
+  }
+  if constexpr (kRows > 1) {
+    if (row < num_rows) {
+      product_columns<Simd, kRows / 2, kVectors>(num_rows - row, a + row * a_stride, a_stride, b,
+                                                 b_stride, depth, c + row * c_stride, c_stride,
+                                                 prefetch);
+    }
+  }
+}
+
+// c [num_rows][columns] += a [num_rows][depth] b [depth][columns]. Each element adds its products
+// in the order of k, whatever the tile that it is in.
+template <class Simd, class Element>
+void product(int num_rows, int columns, const float* a, int64_t a_stride, const Element* b,
+             int64_t b_stride, int depth, float* c, int64_t c_stride, Prefetch& prefetch) {
+  constexpr int kLanes = Simd::kLanes;
+  int column = 0;
+  if (num_rows == 1) {  // more sums that do not wait for each other
+    for (; column + 4 * kLanes <= columns; column += 4 * kLanes) {
+      product_columns<Simd, 1, 4>(num_rows, a, a_stride, b + column, b_stride, depth, c + column,
+                                  c_stride, prefetch);
+    }
+  }
+  for (; column + 2 * kLanes <= columns; column += 2 * kLanes) {
+    product_columns<Simd, Simd::kRows, 2>(num_rows, a, a_stride, b + column, b_stride, depth,
+                                          c + column, c_stride, prefetch);
+  }
+  for (; column + kLanes <= columns; column += kLanes) {
+    product_columns<Simd, Simd::kRows, 1>(num_rows, a, a_stride, b + column, b_stride, depth,
+                                          c + column, c_stride, prefetch);
+  }
+  for (; column < columns; ++column) {
+    product_columns<Scalar, Scalar::kRows, 1>(num_rows, a, a_stride, b + column, b_stride, depth,
+                                              c + column, c_stride, prefetch);
+  }
+}
+
+}  // namespace
+}  // namespace hearth
