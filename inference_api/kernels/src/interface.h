@@ -7,6 +7,7 @@
 
 #define HEARTH_EXPORT extern "C" __attribute__((visibility("default")))
 
+// NOLINTBEGIN(modernize-use-using): it is C
 typedef struct HearthContext HearthContext;
 
 // Variants by number, best first; null after the last. Supported: whether this processor runs it.
@@ -133,3 +134,4 @@ typedef struct {
 // Writes the keys and values of the tokens and computes the results. 0, or 1 without memory.
 HEARTH_EXPORT int hearth_step(HearthContext* context, const HearthModel* model,
                               const HearthBatch* batch);
+// NOLINTEND(modernize-use-using)
