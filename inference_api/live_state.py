@@ -5,6 +5,7 @@ row may move on while it is read, so the rows of one answer can be a step apart.
 """
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -98,19 +99,23 @@ class LiveState:
         }
 
     def _histogram(self, name: str) -> Json:
-        """Cumulative since start; the upper bound of the last bucket is null, for infinity."""
-        buckets = []
+        """Of all models, cumulative since start; the last upper bound is null, for infinity."""
+        numbers = Counter[str]()
         sum_s = 0.0
         for sample in self._samples([f"{name}_bucket", f"{name}_sum"]):
             if sample.name.endswith("_sum"):
-                sum_s = sample.value
+                sum_s += sample.value
             else:
-                bound = sample.labels["le"]
-                buckets.append([None if bound == "+Inf" else float(bound), int(sample.value)])
+                numbers[sample.labels["le"]] += int(sample.value)
+        buckets = [[None if le == "+Inf" else float(le), numbers[le]] for le in numbers]
         return {"buckets": buckets, "sum_s": sum_s}
 
     def _counts(self, name: str, label: str) -> dict[str, int]:
-        return {sample.labels[label]: int(sample.value) for sample in self._samples([name])}
+        """Of all models."""
+        counts = Counter[str]()
+        for sample in self._samples([name]):
+            counts[sample.labels[label]] += int(sample.value)
+        return counts
 
     def _samples(self, names: list[str]) -> Iterable[Sample]:
         for metric in self._registry.restricted_registry(names).collect():

@@ -13,7 +13,7 @@ from flask.testing import FlaskClient
 from benchmarking.serving import eventually
 from inference_api._mock_inference_api_server import create_test_server
 from inference_api.inference_api_server import create_server, server_of
-from inference_api.settings import Settings
+from inference_api.settings import ModelSettings, Settings
 from optimizer.settings import Settings as OptimizerSettings
 
 SECRET = "a secret that is long enough for HS256"
@@ -141,6 +141,26 @@ def test_latencies_and_counts_are_those_of_the_metrics(client: FlaskClient) -> N
     assert after["latencies"]["ttft"]["sum_s"] > 0
     assert after["errors"]["invalid_request"] >= 1
     assert after["totals"]["generated_tokens"] >= before["totals"]["generated_tokens"] + 3
+
+
+def test_latencies_and_counts_of_several_models_are_added_up() -> None:
+    models = tuple(ModelSettings(model_name=name) for name in ("a", "b"))
+    app = create_test_server(Settings(models=models))
+    server = server_of(app)
+    server.start()
+    try:
+        eventually(lambda: server.backend.phase == "ready")
+        client = app.test_client()
+        for each in models:
+            with client.post(f"/inference/{each.name}", json={"text": "abc"}) as response:
+                assert response.get_data(as_text=True) == "abc"
+        state = state_of(client)
+    finally:
+        server.stop()
+    assert state["finished"] == {"stop": 2}
+    buckets = state["latencies"]["ttft"]["buckets"]
+    assert buckets[-1] == [None, 2]
+    assert len({bound for bound, _ in buckets}) == len(buckets)
 
 
 def test_the_page_needs_no_token_but_its_state_does() -> None:
