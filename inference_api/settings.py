@@ -277,7 +277,9 @@ class Settings(BaseSettings, ModelSettings):
 
     @property
     def served_names(self) -> tuple[str, ...]:
-        return (*(each.name for each in self.served_models), *self.route_aliases)
+        """Each once; an alias that is a model's own name is that model."""
+        names = (*(each.name for each in self.served_models), *self.route_aliases)
+        return tuple(dict.fromkeys(names))
 
     def name_of(self, asked: str) -> str:
         """The model that answers to this name, its own or an alias. Raises UnknownModel."""

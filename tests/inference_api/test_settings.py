@@ -7,7 +7,7 @@ import pytest
 from pydantic import ValidationError
 
 from inference_api.errors import StartupError, UnknownModel
-from inference_api.settings import Settings, load_settings
+from inference_api.settings import ModelSettings, Settings, load_settings
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "settings.md"
 
@@ -45,6 +45,13 @@ def test_several_models_share_what_they_do_not_say_themselves(
     assert settings.served_names == ("a", "sql", "falcon40b")
     assert [settings.name_of(name) for name in settings.served_names] == ["a", "sql", "a"]
     assert settings.threads == 16 + 2 + 2 * 64 + 16
+
+
+def test_an_alias_that_is_the_name_of_a_model_is_listed_once_and_is_that_model() -> None:
+    models = tuple(ModelSettings(model=name) for name in ("/models/a", "/models/falcon40b"))
+    settings = Settings(models=models)
+    assert settings.served_names == ("a", "falcon40b")
+    assert settings.name_of("falcon40b") == "falcon40b"
 
 
 def test_name_of_no_model_is_refused_with_those_that_are() -> None:
