@@ -43,8 +43,8 @@ def main() -> int:
     parser.add_argument("--mock", action="store_true", help="serve the mock backend, no model")
     if parser.parse_args().mock:
         os.environ["MOCK_MODEL"] = "1"
-    secret = os.environ.pop("JWT_SECRET", None) or kept_secret()
     try:
+        secret = os.environ.pop("JWT_SECRET", None) or kept_secret()
         settings = load_settings()
     except StartupError as error:
         sys.exit(str(error))
@@ -92,13 +92,24 @@ def welcome(settings: Settings, proxy_port: str, secret: str) -> str:
 
 
 def kept_secret() -> str:
-    """The secret of this directory, readable by its owner only; made at the first call."""
-    if not SECRET_PATH.exists():
-        SECRET_PATH.parent.mkdir(exist_ok=True)
-        descriptor = os.open(SECRET_PATH, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "w") as file:
-            file.write(secrets.token_urlsafe(48))
-    return SECRET_PATH.read_text()
+    """The secret of this directory, readable by its owner only; made at the first call.
+
+    Raises StartupError where it cannot be kept.
+    """
+    try:
+        if not SECRET_PATH.exists():
+            SECRET_PATH.parent.mkdir(exist_ok=True)
+            descriptor = os.open(SECRET_PATH, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(descriptor, "w") as file:
+                file.write(secrets.token_urlsafe(48))
+        return SECRET_PATH.read_text()
+    except OSError as error:
+        raise StartupError(
+            [
+                f"{SECRET_PATH} cannot be kept in {Path.cwd()} ({error.strerror}); "
+                "start in a directory of your own or set JWT_SECRET."
+            ]
+        ) from None
 
 
 def end(processes: tuple[Process, ...]) -> None:
