@@ -8,6 +8,7 @@ import re
 from typing import Annotated, Any, Literal
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
@@ -30,17 +31,25 @@ MAX_MODELS = 8
 HOST = re.compile(r"\*|[a-z0-9_-]+(\.[a-z0-9_-]+)*")
 
 
+def _readable(name: str) -> str:
+    """Raises ValueError for a name that no client could send, or that would break a log's line."""
+    if not (name.strip("/").isprintable() and name.strip("/ ")):
+        raise ValueError("has no printable name; give at least one character, and no line break")
+    return name
+
+
 class ModelSettings(BaseModel):
     """Settings that each model has of its own. Immutable."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
-    model: str = Field(
+    model: Annotated[str, AfterValidator(_readable)] = Field(
         str(EMBEDDED_MODEL),
+        max_length=4096,
         description="Model folder, GGUF file or hub id; default: the embedded model.",
     )
-    model_name: str | None = Field(
-        None, description="Name clients ask for; default: the last part of MODEL."
+    model_name: Annotated[str, AfterValidator(_readable)] | None = Field(
+        None, max_length=256, description="Name clients ask for; default: the last part of MODEL."
     )
     device: Literal["auto", "cpu", "cuda"] = Field(
         "auto", description="Where the model runs; auto: CUDA when there is a GPU."

@@ -1,9 +1,10 @@
 """`python -m optimizer [-F]`: the optimizer on INFERNO_HOST and INFERNO_PORT.
 
-With -F as the first argument it keeps a system between requests; without, every request brings
-its own, unless OPTIMIZER_STATEFUL says otherwise.
+With -F it keeps a system between requests; without, every request brings its own, unless
+OPTIMIZER_STATEFUL says otherwise.
 """
 
+import argparse
 import sys
 
 from common.launcher import serve_threaded
@@ -13,8 +14,11 @@ from optimizer.settings import load_settings
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description="Serve the optimizer alone.")
+    parser.add_argument("-F", action="store_true", help="keep a system between requests")
+    is_stateful = parser.parse_args().F
     settings = load_settings()
-    if sys.argv[1:2] == ["-F"]:
+    if is_stateful:
         settings = settings.model_copy(update={"stateful": True})
     serve_threaded(settings.host, settings.port, settings.threads, lambda: create_app(settings))
 

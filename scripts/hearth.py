@@ -18,16 +18,13 @@ from inference_api import __version__
 class Command:
     module: str
     summary: str
-    has_help: bool = True  # of its own, which says more than we could
 
 
 COMMANDS = {
     "serve": Command("scripts.serve", "Serve the API and the proxy on this machine."),
     "proxy": Command("proxy", "Serve the proxy alone."),
-    "optimizer": Command(
-        "optimizer", "Serve the optimizer alone; with -F it keeps a system.", has_help=False
-    ),
-    "weights": Command("weights", "Serve the weights search alone.", has_help=False),
+    "optimizer": Command("optimizer", "Serve the optimizer alone; with -F it keeps a system."),
+    "weights": Command("weights", "Serve the weights search alone."),
     "bench": Command("benchmarking", "Measure a server."),
     "token": Command("scripts.jwt_util", "Make and read tokens, by the secret `serve` keeps."),
 }
@@ -61,7 +58,7 @@ for name, command in COMMANDS.items():
             callback=partial(run, name),
             params=[click.Argument(["arguments"], nargs=-1, type=click.UNPROCESSED)],
             context_settings={"ignore_unknown_options": True},
-            add_help_option=not command.has_help,
+            add_help_option=False,  # its own says more than we could
             help=command.summary,
         )
     )

@@ -1,5 +1,6 @@
 """`python -m weights`: the weights service on WEIGHTS_HOST and WEIGHTS_PORT."""
 
+import argparse
 import sys
 
 from common.launcher import serve_threaded
@@ -9,6 +10,7 @@ from weights.settings import load_settings
 
 
 def main() -> None:
+    argparse.ArgumentParser(description="Serve the weights search alone.").parse_args()
     settings = load_settings()
     serve_threaded(settings.host, settings.port, settings.threads, lambda: create_app(settings))
 

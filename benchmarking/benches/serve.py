@@ -194,7 +194,7 @@ def stream_once(port: int, text: str, max_tokens: int) -> Stream:
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=600)
     body = json.dumps({"text": text, "max_tokens": max_tokens, "temperature": 0})
     sent_s = time.perf_counter()
-    connection.request("POST", "/predictions/falcon40b", body, {"Content-Type": "application/json"})
+    connection.request("POST", "/inference", body, {"Content-Type": "application/json"})
     response = connection.getresponse()
     assert response.status == 200, response.read()
     pieces_s = []

@@ -67,8 +67,12 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class Hooks:
-    """Callbacks for a decode thread that has failed; called once, at its very end."""
+    """The process's part in the decode thread's life: each is called once, by that thread.
 
+    `on_loaded` before the first request is taken, the others at its very end.
+    """
+
+    on_loaded: Callable[[], None] = lambda: None
     on_load_failed: Callable[[], None] = lambda: None
     on_failed: Callable[[], None] = lambda: None
 
@@ -194,6 +198,7 @@ class DecodeBackend:
             self._fail(error)
             self.hooks.on_load_failed()
             return
+        self.hooks.on_loaded()
         self._become_ready()
         try:
             while not self._is_stopping:

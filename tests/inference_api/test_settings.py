@@ -71,6 +71,8 @@ def test_name_of_no_model_is_refused_with_those_that_are() -> None:
         ('[{"model": "a"}, {"model": "x/a"}]', "two models have one name (a, a); set model_name"),
         (str(json.dumps([{"model": str(n)} for n in range(9)])), "at most 8 items"),
         ("[" * 100_000, "is no JSON"),
+        ('[{"model": "/"}]', "MODELS[0].model='/': has no printable name"),
+        ('[{"model": "a", "model_name": "b\\nc"}]', "MODELS[0].model_name='b\\nc': has no"),
     ],
 )
 def test_faults_of_a_list_of_models_name_the_entry_and_the_field(

@@ -39,6 +39,11 @@ def test_help_of_a_command_names_it_and_starts_nothing(name: str) -> None:
     assert f"hearth {name} [" in result.stdout.lower().splitlines()[0]
 
 
+@pytest.mark.parametrize("name", ["optimizer", "weights"])
+def test_an_argument_that_nobody_knows_starts_nothing(name: str) -> None:
+    assert run(name, "--nope").exit_code == 2
+
+
 @pytest.fixture
 def served_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A directory in which `hearth serve` has run."""

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from inference_api._mock_inference_api_server import END_TOKEN, ByteTokenizer, EchoRunner
 from inference_api.errors import BackendFailed, Draining, NotReady, QueueFull
 from inference_api.request import FinishReason, GenerationRequest
-from inference_api.scheduling.decode_backend import DecodeBackend, Phase
+from inference_api.scheduling.decode_backend import DecodeBackend, Hooks, Phase
 from inference_api.scheduling.input_queue import InputQueue
 from inference_api.scheduling.loaded_model import LoadedModel
 from inference_api.scheduling.output_queues import OutputQueue, OutputQueues
@@ -51,6 +51,20 @@ class Loop:
     def step(self, times: int = 1) -> None:
         for _ in range(times):
             self.backend.step()
+
+
+def test_process_hears_that_models_are_loaded_before_a_request_is_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    phases: list[Phase] = []
+    queues = (InputQueue(1, {NAME: 1}), OutputQueues())
+    backend = DecodeBackend(Settings(user_rows=1), *queues)
+    model = LoadedModel.of(NAME, EchoRunner(1, 8), ByteTokenizer(), backend.settings)
+    monkeypatch.setattr(backend, "load_model_and_tokenizer", lambda: backend.take([model]))
+    backend.hooks = Hooks(on_loaded=lambda: phases.append(backend.phase))
+    backend.start()
+    backend.stop()
+    assert phases == [Phase.LOADING]
 
 
 def drained(queue: OutputQueue) -> tuple[str, FinishReason | None]:
