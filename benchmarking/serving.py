@@ -1,6 +1,5 @@
 """Starts the real API for tests and benches: gunicorn on a free port, real sockets."""
 
-import http.client
 import os
 import signal
 import socket
@@ -102,11 +101,6 @@ class ServedApi:
 def post_bytes(path: str, body: bytes) -> bytes:
     head = f"POST {path} HTTP/1.1\r\nHost: test\r\nContent-Type: application/json\r\n"
     return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
-
-
-def read_chunks(response: http.client.HTTPResponse) -> Iterator[bytes]:
-    while chunk := response.read1(65536):
-        yield chunk
 
 
 def environment(**settings: object) -> dict[str, str]:

@@ -15,7 +15,6 @@ from benchmarking.serving import (
     ServedApi,
     eventually,
     post_bytes,
-    read_chunks,
     served,
 )
 
@@ -60,7 +59,7 @@ def test_every_token_arrives_while_the_next_is_still_to_come(
     connection.request("POST", "/inference", body, {"Content-Type": "application/json"})
     response = connection.getresponse()
     assert response.headers["Transfer-Encoding"] == "chunked"
-    chunks = read_chunks(response)
+    chunks = iter(lambda: response.read1(65536), b"")
     assert next(chunks) == b"t"
     assert held_api.state()["busy_rows"] == 1
     release_file.touch()
