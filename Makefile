@@ -5,7 +5,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: serve mock test test-fast check hooks fuzz format packages kernels test-kernels clean
+.PHONY: serve mock test all-tests test-fast check hooks fuzz format packages kernels test-kernels clean
 
 serve: $(VENV)/serve.stamp
 	$(BIN)/python scripts/serve.py
@@ -17,8 +17,10 @@ mock: $(VENV)/serve.stamp
 # in the order of folders. OpenMP's threads would spin for the core of the other worker.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
-# With `make -j2 test`, packages and the build come beside other things.
-test: packages check kernels
+# With `make -j2 test` the checks run beside the tests.
+test: check all-tests
+
+all-tests: $(VENV)/dev.stamp packages kernels
 	$(PYTEST)
 
 # What starts no process, no server, browser or Redis, and takes no seconds of computing.

@@ -17,7 +17,7 @@ from inference_api.engine.loading.config import ModelConfig
 
 
 class Attention(Protocol):
-    """What a layer of the decoder calls."""
+    """Attention of a step, as a layer of the decoder calls it."""
 
     def __call__(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor: ...
 
@@ -38,7 +38,7 @@ class Attentions(Protocol):
     max_rows: int
 
     def chunk(self, row: int, start: int, num_tokens: int) -> Attention:
-        """Of `num_tokens` tokens of one row's prompt, from position `start` on."""
+        """Attention of `num_tokens` tokens of one row's prompt, from position `start` on."""
 
     def step(self, tokens: Sequence[Place], num_padding: int) -> Attention:
         """Of tokens of any rows, at most `max_rows`, those of a row in their order; the batch ends

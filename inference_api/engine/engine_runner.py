@@ -51,7 +51,7 @@ CACHE_DTYPES = {"float16": torch.float16, "float32": torch.float32, "int8": torc
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """How the weights will be held, by what the headers of their files say."""
+    """The form that weights will be held in, by the headers of their files."""
 
     files: Sequence[Path]
     tensors: Tensors
@@ -105,7 +105,7 @@ class EngineRunner:
 
     @property
     def footprint(self) -> Footprint:
-        """What the model takes of the device's memory. Raises StartupError; see `load`."""
+        """Returns the model's share of the device's memory. Raises StartupError; see `load`."""
         return Footprint.of(self._config, self._form.options, self._form.bits)
 
     def load(self) -> None:
@@ -147,7 +147,7 @@ class EngineRunner:
         return _Form(files, tensors, options if packing else asked.on(device), packing)
 
     def _packing(self, options: EngineOptions) -> Packing | None:
-        """What the kernels are to have; None where torch multiplies by the weights as they are.
+        """Returns the kernels' packing; None where torch multiplies by the weights as they are.
 
         Raises StartupError when this model or device cannot have what QUANTIZATION asks for.
         """

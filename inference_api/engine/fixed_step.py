@@ -32,7 +32,7 @@ LEAST_LENGTH = 128
 
 
 def step_lengths(max_seq_len: int) -> list[int]:
-    """How far steps read the cache, each four times as far as the one before.
+    """Returns the lengths that steps read of the cache, each four times the one before.
 
     A step attends over its own length and all shorter ones: a third more than over its own alone.
     """

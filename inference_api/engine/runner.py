@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """How the token that follows one of a step's tokens is drawn.
+    """The draw of the token that follows one of a step's tokens.
 
     `prompt_tokens` and `generated` are the loop's own lists, read and never kept or changed;
     `branch` are drafted tokens that come after them, up to the one that is followed. Where the next
@@ -66,14 +66,14 @@ class RowStep:
 
 
 class Drawn(NamedTuple):
-    """What follows a token; `logprobs` when its sampling asks for them."""
+    """The token that follows another; `logprobs` when its sampling asks for them."""
 
     token_id: int
     logprobs: TokenLogprobs | None = None
 
 
 class RowResult(NamedTuple):
-    """What a step made of one `RowStep`."""
+    """The result of one `RowStep`."""
 
     drawn: Sequence[Drawn]  # one for each of its draws
     hidden: "Tensor | None" = None

@@ -1,4 +1,4 @@
-"""From logits to one token per draw. Pure functions; a token depends on its own draw alone.
+"""Draws tokens from logits. Pure functions; a token depends on its own draw alone.
 
 Order of operations: logit bias, repetition penalty, presence and frequency penalties,
 temperature, top-k, top-p, min-p, one draw. Equal logits are ordered by token id, lowest first.
@@ -31,7 +31,7 @@ def sample(
     positions: Sequence[int],
     kernels: Kernels | None = None,
 ) -> list[Drawn]:
-    """What follows the tokens at `positions`; `logits` [len(draws), vocab] float32 is overwritten.
+    """Returns what follows `positions`; `logits` [len(draws), vocab] float32 is overwritten.
 
     `kernels` draw many times as fast as torch does, from logits on the CPU.
     """
@@ -85,7 +85,7 @@ def _draw_by_torch(logits: Tensor, draws: Sequence[Draw], numbers: Numbers) -> l
 def _logprobs(
     likelihoods: Tensor, token_ids: Sequence[int], counts: Sequence[int]
 ) -> list[TokenLogprobs]:
-    """Of one token of each row of `likelihoods` [n, vocab], and of the `counts` likeliest ones."""
+    """Log probabilities of a token of each row of `likelihoods` [n, vocab] and of `counts` best."""
     index = torch.tensor(token_ids, device=likelihoods.device).unsqueeze(-1)
     own = likelihoods.gather(-1, index).squeeze(-1).tolist()
     values, ids = likelihoods.topk(min(max(counts), likelihoods.shape[-1]))
@@ -155,7 +155,7 @@ def _indexed(logits: Tensor, changes: Sequence[Change]) -> tuple[tuple[Tensor, T
 
 
 def _plan(draws: Sequence[Draw]) -> dict[FindCandidates, list[int]]:
-    """Which of them draw, by how much of the vocabulary they must order first. Greedy: none."""
+    """Returns the draws by how much of the vocabulary they must order first. Greedy: none."""
     plan: dict[FindCandidates, list[int]] = {}
     for i, draw in enumerate(draws):
         params = draw.sampling

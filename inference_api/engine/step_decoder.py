@@ -1,4 +1,4 @@
-"""What runs the layers of a step, beneath `EngineRunner`: kernels, torch, steps of fixed shape."""
+"""Decoders of a step, beneath `EngineRunner`: kernels, torch, steps of fixed shape."""
 
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
@@ -9,7 +9,7 @@ from inference_api.engine.runner import RowStep
 
 
 class Outputs(NamedTuple):
-    """What a decoder makes of a step."""
+    """The outputs of a decoder's step."""
 
     logits: Tensor  # [draws, vocab] float32: of what follows the tokens that draw, in their order
     hidden: Sequence[Tensor | None]  # of each row; see `RowResult`
