@@ -127,7 +127,9 @@ class TokenEvent:
     `error` is set exactly when the finish reason is `ERROR`. Stop tokens are not among `token_ids`.
     `admitted_at_s` (monotonic clock) is when the request left the queue for a row, if it did, and
     `reused_tokens` how much of its prompt needed no prefill because a row's cache held it;
-    `batch_size` is how many rows decoded together in the step. `logprobs` has one entry for each
+    `batch_size` is how many rows decoded together in the step. `drafted_tokens` are how many tokens
+    were tried after the one that was certain (of a tree, its depth), `accepted_tokens` how many of
+    `token_ids` came of it. `logprobs` has one entry for each
     token when the request asks for them; `prompt_logprobs`, in the first event only, one for each
     token of the prompt but the first.
     """
@@ -138,5 +140,7 @@ class TokenEvent:
     admitted_at_s: float | None = None
     reused_tokens: int = 0
     batch_size: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
     logprobs: tuple[TokenLogprobs, ...] = ()
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()

@@ -135,6 +135,16 @@ class Settings(BaseSettings, ModelSettings):
         le=1000,
         description="Longest step beside prefill, in steps of all rows decoding; with kernels.",
     )
+    speculation: Literal["off", "ngram", "auto"] = Field(
+        "off",
+        description=(
+            "Guess several tokens of a step, with kernels: ngram, what followed the row's last "
+            "tokens before, whenever there is such; auto: where it is measured to pay."
+        ),
+    )
+    speculation_tokens: int = Field(
+        8, ge=1, le=32, description="Most tokens guessed for a row in one step."
+    )
     prefix_reuse: bool = Field(
         True, description="Take the beginning of a prompt from a row that holds it already."
     )

@@ -51,6 +51,7 @@ WITH_MUCH_TO_COMPUTE = [
     "inference_api/engine/loading/test_gguf_damage.py",
     "inference_api/engine/test_sampler.py",
     "inference_api/kernels/test_models.py",
+    "inference_api/scheduling/speculation/test_speculated_answers.py",
     "optimizer/test_simulation.py",
     "scripts/test_default_model.py",
     "weights/test_samplers.py",

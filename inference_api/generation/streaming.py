@@ -132,6 +132,9 @@ class TextGeneration:
         piece, num_tokens = self._push(event.token_ids)
         if num_tokens:
             self._timeline.tokens(now_s, num_tokens, event.batch_size)
+        if event.drafted_tokens:
+            accepted_tokens = min(event.accepted_tokens, num_tokens)
+            self._timeline.drafted(event.drafted_tokens, accepted_tokens)
         if event.admitted_at_s is not None:
             self._timeline.admitted(event.admitted_at_s, event.reused_tokens)
         self.finish_reason = event.finish_reason

@@ -20,6 +20,9 @@ class Timeline:
         self._early_s: float | None = None  # when the last of the early tokens came
         self._batch_sizes = 0
         self._reused_tokens = 0
+        self._num_steps = 0  # that brought tokens
+        self._drafted_tokens = 0
+        self._accepted_tokens = 0
         self.completion_tokens = 0
 
     def tokens(self, now_s: float, num_tokens: int, batch_size: int) -> None:
@@ -32,6 +35,7 @@ class Timeline:
         for _ in range(num_gaps):
             self._on_gap((now_s - self._last_s) / num_tokens)
         self._last_s = now_s
+        self._num_steps += 1
         self._batch_sizes += batch_size * num_tokens
         self.completion_tokens += num_tokens
         if self._early_s is None and self.completion_tokens > FIRST_TOKENS:
@@ -41,6 +45,11 @@ class Timeline:
         """The request left the queue for a user row; so much of its prompt was cached already."""
         self._admitted_s = at_s
         self._reused_tokens = reused_tokens
+
+    def drafted(self, drafted_tokens: int, accepted_tokens: int) -> None:
+        """A step tried tokens, and so many of them are of the answer."""
+        self._drafted_tokens += drafted_tokens
+        self._accepted_tokens += accepted_tokens
 
     def record(self, request: GenerationRequest, finish_reason: str) -> GenerationRecord:
         first_s = self._last_s if self._first_s is None else self._first_s
@@ -62,6 +71,9 @@ class Timeline:
             tokens_per_s=_rate(num_tokens - 1, self._last_s - first_s),
             early_tokens_per_s=_rate(early_tokens, early_end_s - first_s),
             mean_batch_size=self._batch_sizes / max(1, num_tokens),
+            drafted_tokens=self._drafted_tokens,
+            accepted_tokens=self._accepted_tokens,
+            tokens_per_step=num_tokens / self._num_steps if self._num_steps else None,
         )
 
 

@@ -46,6 +46,9 @@ class GenerationRecord:
     tokens_per_s: float | None  # after the first token
     early_tokens_per_s: float | None  # the first ten of these
     mean_batch_size: float  # rows decoded together, as this generation met them
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0  # of the drafted ones, as far as the answer goes
+    tokens_per_step: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +65,9 @@ class ServerState:
     generated_tokens: int
     model_s: float
     loop_s: float
+    drafts: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
 
 
 StateMetrics = dict[str, tuple[str, Callable[[ServerState], float]]]  # by name: help and value
@@ -94,6 +100,20 @@ COUNTERS: StateMetrics = {
     "inference_generated_tokens": ("Tokens decoded.", lambda state: state.generated_tokens),
     "inference_model_seconds": ("Time inside the model.", lambda state: state.model_s),
     "inference_loop_seconds": ("Time of steps outside the model.", lambda state: state.loop_s),
+    "inference_drafts": ("Drafts verified.", lambda state: state.drafts),
+    "inference_drafted_tokens": ("Tokens drafted.", lambda state: state.drafted_tokens),
+    "inference_accepted_tokens": (
+        "Drafted tokens that were accepted.",
+        lambda state: state.accepted_tokens,
+    ),
+}
+VLLM_COUNTERS: StateMetrics = {
+    "vllm:spec_decode_num_drafts": ("Drafts verified.", lambda state: state.drafts),
+    "vllm:spec_decode_num_draft_tokens": ("Tokens drafted.", lambda state: state.drafted_tokens),
+    "vllm:spec_decode_num_accepted_tokens": (
+        "Drafted tokens that were accepted.",
+        lambda state: state.accepted_tokens,
+    ),
 }
 
 
@@ -209,10 +229,11 @@ class _StateCollector(Collector):
         self._models = models
         self._state = state
         self._gauges = GAUGES | (VLLM_GAUGES if with_vllm_names else {})
+        self._counters = COUNTERS | (VLLM_COUNTERS if with_vllm_names else {})
 
     def collect(self) -> Iterable[Metric]:
         states = {model: self._state(model) for model in self._models}
-        kinds = ((self._gauges, GaugeMetricFamily), (COUNTERS, CounterMetricFamily))
+        kinds = ((self._gauges, GaugeMetricFamily), (self._counters, CounterMetricFamily))
         for metrics, family_of in kinds:
             for name, (help_text, value_of) in metrics.items():
                 family = family_of(name, help_text, labels=[MODEL])

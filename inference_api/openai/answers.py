@@ -47,7 +47,8 @@ class Usage(Answer):
     completion_tokens_after_first_per_sec_first_ten: NotRequired[float | None]
     total_tokens_per_sec: NotRequired[float | None]
     batch_size_used: NotRequired[int]
-    acceptance_rate: NotRequired[None]
+    acceptance_rate: NotRequired[float | None]
+    tokens_per_step: NotRequired[float]
     switching_time: NotRequired[float]
 
 

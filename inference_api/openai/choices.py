@@ -185,7 +185,7 @@ def usage(records: Sequence[GenerationRecord], of_prompts: Sequence[GenerationRe
     if len(records) > 1:
         return counts
     (record,) = records
-    return {
+    own_times: Usage = {
         **counts,
         "time_to_first_token": record.ttft_s,
         "queue_time": record.queue_s,
@@ -194,9 +194,13 @@ def usage(records: Sequence[GenerationRecord], of_prompts: Sequence[GenerationRe
         "completion_tokens_after_first_per_sec_first_ten": record.early_tokens_per_s,
         "total_tokens_per_sec": total_tokens / record.e2e_s if record.e2e_s > 0 else None,
         "batch_size_used": round(record.mean_batch_size),
-        "acceptance_rate": None,  # nothing is drafted
+        "acceptance_rate": None,
         "switching_time": 0.0,  # one model, always resident
     }
+    if record.drafted_tokens and record.tokens_per_step is not None:
+        own_times["acceptance_rate"] = record.accepted_tokens / record.drafted_tokens
+        own_times["tokens_per_step"] = record.tokens_per_step
+    return own_times
 
 
 def sse(content: Mapping[str, object]) -> bytes:

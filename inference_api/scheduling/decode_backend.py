@@ -189,6 +189,8 @@ class DecodeBackend:
         """Prepare the device, so that the first request is as fast as the next."""
         for model in self.models.values():
             model.runner.warm_up()
+            if model.speculation is not None:
+                model.speculation.warm_up(model.runner)
 
     def _run(self) -> None:
         try:
@@ -253,6 +255,7 @@ class DecodeBackend:
             self._decode(model)
 
     def _decode(self, model: LoadedModel) -> None:
+        started_s = self._clock()
         step, totals = model.planner.plan(), model.totals
         if step.is_empty:
             return
@@ -267,6 +270,12 @@ class DecodeBackend:
         totals.generated_tokens += sum([len(event.token_ids) or 1 for _, event in events])
         totals.prefilled_tokens += step.prefilled_tokens
         totals.reused_tokens += step.reused_tokens
+        if step.kept:
+            totals.drafts += len(step.kept)
+            totals.drafted_tokens += sum([event.drafted_tokens for _, event in events])
+            totals.accepted_tokens += sum([event.accepted_tokens for _, event in events])
+        if model.speculation is not None:
+            model.speculation.learn(step, self._clock() - started_s)
         if step.decoding:
             self._on_decoded(model.name, len(step.decoding))
 

@@ -3,6 +3,7 @@
 `runner`, `rows`, `planner` and `totals` belong to the decode thread; the rest is for any thread.
 """
 
+import logging
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Self
@@ -10,11 +11,16 @@ from typing import Self
 from inference_api.engine.options import EngineOptions
 from inference_api.engine.runner import ModelRunner
 from inference_api.scheduling.rows import RowTable
+from inference_api.scheduling.speculation.adaptive import AdaptiveDrafts
+from inference_api.scheduling.speculation.drafts import DraftSource
+from inference_api.scheduling.speculation.ngram import NgramDrafts
 from inference_api.scheduling.step_plan import StepPlanner
 from inference_api.settings import Settings
 from inference_api.text.constraints import GrammarCompiler
 from inference_api.text.prompt_encoder import MAX_BYTES_AT_ONCE, WAIT_S, ByteBudget, PromptEncoder
 from inference_api.text.tokens import Tokenizer, load_tokenizer
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -27,6 +33,9 @@ class StepTotals:
     generated_tokens: int = 0
     model_s: float = 0.0  # inside ModelRunner.step
     loop_s: float = 0.0  # the rest of each step
+    drafts: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0  # of those that were drafted
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +49,7 @@ class LoadedModel:
     grammars: GrammarCompiler
     rows: RowTable
     planner: StepPlanner
+    speculation: AdaptiveDrafts | None = None  # what has to see how steps went
     totals: StepTotals = field(default_factory=StepTotals)
 
     @classmethod
@@ -53,6 +63,10 @@ class LoadedModel:
     ) -> Self:
         """Makes one of a loaded runner. `prompt_budget`: bytes that prompts of all models share."""
         rows = RowTable(runner.max_rows, _reuse_unit_tokens(runner, settings))
+        drafts = _drafts(name, runner, settings)
+        adaptive = None
+        if drafts is not None and settings.speculation == "auto":
+            adaptive = AdaptiveDrafts(drafts, settings.speculation_tokens, runner.max_rows)
         return cls(
             name,
             runner,
@@ -60,7 +74,8 @@ class LoadedModel:
             PromptEncoder(tokenizer, runner.max_seq_len, prompt_budget),
             GrammarCompiler(tokenizer, runner.vocab_size),
             rows,
-            StepPlanner(rows, runner, settings),
+            StepPlanner(rows, runner, settings, adaptive or drafts),
+            adaptive,
         )
 
 
@@ -96,3 +111,18 @@ def _reuse_unit_tokens(runner: ModelRunner, settings: Settings) -> int:
     if not settings.prefix_reuse:
         return 0
     return 1 if runner.is_batch_invariant else settings.prefill_chunk_tokens
+
+
+def _drafts(name: str, runner: ModelRunner, settings: Settings) -> DraftSource | None:
+    """Speculation changes no answer, so that a runner has to be exact whatever is drafted."""
+    if settings.speculation == "off":
+        return None
+    if not runner.is_batch_invariant:
+        logger.warning(
+            "SPECULATION=%s is ignored for %s, which the kernels do not decode: several tokens of "
+            "a step might be drawn otherwise than one by one",
+            settings.speculation,
+            name,
+        )
+        return None
+    return NgramDrafts(settings.speculation_tokens)

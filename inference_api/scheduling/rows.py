@@ -28,10 +28,12 @@ class Draft(NamedTuple):
     """Guessed tokens that may follow a row's next one: a chain or, with `parents`, a tree.
 
     `parents` are indices of earlier guesses, -1 for the row's next token; siblings differ.
+    `strength` is how sure its source is, in classes of its own.
     """
 
     token_ids: Sequence[int] = ()
     parents: Sequence[int] | None = None
+    strength: int = 0
 
 
 NO_DRAFT = Draft()
@@ -108,7 +110,9 @@ class UserRow:
         draws = [self._draw(branch) for branch in branches]
         return RowStep(self.index, start, (token_id, *guesses), draws, parents)
 
-    def accept(self, drawn: Sequence[Drawn], batch_size: int) -> TokenEvent:
+    def accept(
+        self, drawn: Sequence[Drawn], batch_size: int, drafted_tokens: int = 0
+    ) -> TokenEvent:
         """Take what a step drew along the accepted branch, up to where the answer ends, and say
         what the session gets to see."""
         generated, num_before = self.generated, len(self.generated)
@@ -136,6 +140,8 @@ class UserRow:
             admitted_at_s=self.admitted_at_s,
             reused_tokens=self.reused_tokens,
             batch_size=batch_size,
+            drafted_tokens=drafted_tokens,
+            accepted_tokens=min(len(drawn) - 1, len(generated) - num_before),
             logprobs=tuple(logprobs),
             prompt_logprobs=prompt_logprobs,
         )

@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from inference_api.engine.runner import ModelRunner, RowResult, RowStep
 from inference_api.request import SessionId, TokenEvent
-from inference_api.scheduling.drafts import DraftSource, accepted
 from inference_api.scheduling.rows import NO_DRAFT, RowTable, UserRow
+from inference_api.scheduling.speculation.drafts import DraftSource, accepted
 from inference_api.settings import Settings
 
 MIN_CHUNK_TOKENS = 8  # so that prompts get on whatever the budget
@@ -50,11 +50,12 @@ class Step:
         batch_size = len(self.decoding)
         events = []
         for (row, step), result in zip(self.decoding, results[len(self.prompts) :], strict=True):
-            drawn = result.drawn
+            drawn, drafted_tokens = result.drawn, 0
             if len(drawn) > 1:
+                drafted_tokens = max(step.positions) - step.start  # of a tree, its depth
                 tokens, drawn = accepted(step, drawn)
                 self.kept.append((step, tokens))
-            events.append((row.session_id, row.accept(drawn, batch_size)))
+            events.append((row.session_id, row.accept(drawn, batch_size, drafted_tokens)))
         return events
 
 

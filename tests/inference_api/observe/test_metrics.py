@@ -187,3 +187,22 @@ def test_vllm_names_can_be_left_out() -> None:
     text = create_test_server(Settings(vllm_metrics=False)).test_client().get("/metrics").text
     assert "inference_requests" in text
     assert "vllm:" not in text
+
+
+def test_drafts_are_counted_under_our_names_and_vllms() -> None:
+    state = replace(STATE, drafts=2, drafted_tokens=8, accepted_tokens=5)
+    registry = ServerMetrics(["m"], lambda model: state).registry
+
+    def values(*names: str) -> list[float | None]:
+        return [registry.get_sample_value(f"{name}_total", {"model_name": "m"}) for name in names]
+
+    assert values("inference_drafts", "inference_drafted_tokens", "inference_accepted_tokens") == [
+        2,
+        8,
+        5,
+    ]
+    assert values(
+        "vllm:spec_decode_num_drafts",
+        "vllm:spec_decode_num_draft_tokens",
+        "vllm:spec_decode_num_accepted_tokens",
+    ) == [2, 8, 5]

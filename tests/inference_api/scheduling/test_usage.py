@@ -40,3 +40,22 @@ def test_tokens_that_come_together_share_the_time_since_the_ones_before() -> Non
     assert record.completion_tokens == 8
     assert record.tokens_per_s == 7 / 1.5
     assert record.mean_batch_size == 3
+
+
+def test_acceptance_is_that_of_the_tokens_of_the_answer() -> None:
+    timeline = Timeline(0.0, lambda gap_s: None)
+    for now_s, num_tokens, drafted, accepted in ((1.0, 3, 4, 2), (2.0, 1, 0, 0), (3.0, 2, 2, 1)):
+        timeline.tokens(now_s, num_tokens, batch_size=1)
+        timeline.drafted(drafted, accepted)
+    record = timeline.record(REQUEST, finish_reason="length")
+    found = usage([record], [record])
+    assert (found["acceptance_rate"], found["tokens_per_step"]) == (0.5, 2.0)
+
+
+def test_without_drafts_nothing_is_said_about_acceptance() -> None:
+    timeline = Timeline(0.0, lambda gap_s: None)
+    timeline.tokens(1.0, num_tokens=1, batch_size=1)
+    record = timeline.record(REQUEST, finish_reason="length")
+    found = usage([record], [record])
+    assert found["acceptance_rate"] is None
+    assert "tokens_per_step" not in found

@@ -1,10 +1,12 @@
 """What is tried beyond a row's next token, and how much of it the model drew itself."""
 
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from inference_api.engine.runner import Drawn, RowStep
 from inference_api.scheduling.rows import Draft, UserRow
+
+State = TypeVar("State")
 
 
 class DraftSource(Protocol):
@@ -12,6 +14,24 @@ class DraftSource(Protocol):
 
     def propose(self, rows: Sequence[UserRow]) -> Mapping[int, Draft]:
         """Drafts by the index of their row; a row without one decodes a single token."""
+
+
+class RowStates(Generic[State]):
+    """What a draft source knows of each row, as long as its request decodes."""
+
+    def __init__(self, start: Callable[[UserRow], State]) -> None:
+        self._start = start
+        self._held: dict[int, tuple[UserRow, State]] = {}  # by the index of the row
+
+    def of(self, rows: Sequence[UserRow]) -> list[State]:
+        """The states of `rows`, in their order; those of all other requests are dropped."""
+        held, self._held = self._held, {}
+        for row in rows:
+            known = held.get(row.index)
+            if known is None or known[0] is not row:
+                known = row, self._start(row)
+            self._held[row.index] = known
+        return [state for _, state in self._held.values()]
 
 
 class Accepted(NamedTuple):

@@ -3,7 +3,6 @@
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partialmethod
 from typing import Any
 
 import pytest
@@ -12,12 +11,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarking.serving import eventually
-from inference_api._mock_inference_api_server import END_TOKEN, create_test_server
+from inference_api._mock_inference_api_server import (
+    END_TOKEN,
+    ByteTokenizer,
+    EchoRunner,
+    create_test_server,
+)
 from inference_api.engine.runner import Draw, Drawn, RowStep
 from inference_api.inference_api_server import server_of
 from inference_api.request import FinishReason, GenerationRequest, SessionId
-from inference_api.scheduling.drafts import accepted
+from inference_api.scheduling import loaded_model
+from inference_api.scheduling.loaded_model import LoadedModel
 from inference_api.scheduling.rows import Draft, RowTable, UserRow
+from inference_api.scheduling.speculation.drafts import accepted
 from inference_api.scheduling.step_plan import StepPlanner
 from inference_api.settings import Settings
 from tests.inference_api.scheduling.test_decode_backend import Loop, drained
@@ -49,9 +55,7 @@ def client(request: pytest.FixtureRequest) -> Iterator[FlaskClient]:
     with pytest.MonkeyPatch.context() as patch:
         if request.param != "single":
             drafts = EchoDrafts(is_tree=request.param == "tree")
-            patch.setattr(
-                StepPlanner, "__init__", partialmethod(StepPlanner.__init__, drafts=drafts)
-            )
+            patch.setattr(loaded_model, "_drafts", lambda *_: drafts)
         app = create_test_server(Settings(mock_tokens_per_second=1e6, max_seq_len=200))
         server = server_of(app)
         server.start()
@@ -194,6 +198,41 @@ def test_drafts_take_their_room_from_prompts() -> None:
     before = backend.snapshot.totals.prefilled_tokens
     loop.step()
     assert backend.snapshot.totals.prefilled_tokens - before == round(1.4 * 32) - 2 * 4
+
+
+def test_drafted_and_accepted_tokens_are_counted_up_to_the_end_of_the_answer() -> None:
+    loop = drafting_loop()
+    loop.submit("abcdefgh", max_tokens=5)
+    loop.step(4)
+    totals = loop.backend.snapshot.totals
+    assert (totals.drafts, totals.drafted_tokens, totals.accepted_tokens) == (1, 3, 2)
+
+
+def test_depth_of_a_tree_is_what_was_drafted() -> None:
+    loop = drafting_loop(is_tree=True)
+    loop.submit("abcdefgh")
+    loop.step(2)
+    totals = loop.backend.snapshot.totals
+    assert (totals.drafts, totals.drafted_tokens, totals.accepted_tokens) == (1, 2, 2)
+
+
+class InexactRunner(EchoRunner):
+    is_batch_invariant = False
+
+
+@pytest.mark.parametrize("mode", ["off", "ngram", "auto"])
+def test_setting_says_whether_there_are_drafts(mode: str) -> None:
+    settings = Settings.model_validate({"speculation": mode})
+    model = LoadedModel.of("m", EchoRunner(2, 64), ByteTokenizer(), settings)
+    assert (model.planner._drafts is not None) == (mode != "off")
+    assert (model.speculation is not None) == (mode == "auto")
+
+
+def test_runner_that_is_not_exact_gets_no_drafts(caplog: pytest.LogCaptureFixture) -> None:
+    settings = Settings(speculation="ngram")
+    model = LoadedModel.of("m", InexactRunner(2, 64), ByteTokenizer(), settings)
+    assert model.planner._drafts is None
+    assert "SPECULATION=ngram is ignored for m" in caplog.text
 
 
 def row_of(prompt: Sequence[int], max_tokens: int = 50, context: int = 64) -> UserRow:

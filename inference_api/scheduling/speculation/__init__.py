@@ -1,0 +1,1 @@
+"""Several tokens a step: who guesses them, and how many guesses are worth their time."""

@@ -1,0 +1,16 @@
+"""Rows that decode, for draft sources to look at."""
+
+from collections.abc import Sequence
+
+from inference_api.request import GenerationRequest, SessionId
+from inference_api.scheduling.rows import RowTable, UserRow
+
+
+def rows_of(*prompts: Sequence[int], max_tokens: int = 1000) -> list[UserRow]:
+    table = RowTable(len(prompts))
+    return [
+        table.assign(
+            GenerationRequest(SessionId(str(n)), "m", tuple(prompt), max_tokens), 10_000, 0.0
+        )
+        for n, prompt in enumerate(prompts)
+    ]

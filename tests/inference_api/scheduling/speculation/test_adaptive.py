@@ -1,0 +1,139 @@
+"""The scheduler drafts what pays, and what does not costs next to nothing."""
+
+import random
+from collections.abc import Mapping, Sequence
+
+import pytest
+
+from inference_api.engine.runner import Draw, RowStep
+from inference_api.request import SamplingParams
+from inference_api.scheduling.rows import Draft, UserRow
+from inference_api.scheduling.speculation.adaptive import AdaptiveDrafts
+from inference_api.scheduling.step_costs import StepCosts
+from inference_api.scheduling.step_plan import Step
+from tests.inference_api.scheduling.speculation.rows import rows_of
+
+MAX_TOKENS = 8
+DRAW = Draw(SamplingParams(), (0,), ())
+
+
+class Guesses:
+    """A source that always has something to say, about `rows` of them."""
+
+    def __init__(self, rows: Sequence[int]) -> None:
+        self.rows = rows
+
+    def propose(self, rows: Sequence[UserRow]) -> Mapping[int, Draft]:
+        return {
+            row.index: Draft([5] * MAX_TOKENS, strength=3) for row in rows if row.index in self.rows
+        }
+
+
+class Simulation:
+    """Rows whose drafts are right with a likelihood of their own, and steps of known costs.
+
+    A step takes 1 s, and `slope` more for each token beyond one of each row: what is free at one
+    row may not be at many.
+    """
+
+    def __init__(self, likelihoods: Sequence[float], slope: float) -> None:
+        self.rows = rows_of(*([[1]] * len(likelihoods)))
+        self.likelihoods = list(likelihoods)
+        num_rows = len(self.rows)
+        self.adaptive = AdaptiveDrafts(Guesses(range(num_rows)), MAX_TOKENS, num_rows)
+        self._costs = [1.0 + slope * (n - num_rows) for n in range(num_rows * (1 + MAX_TOKENS) + 1)]
+        known = dict(enumerate(self._costs[num_rows:], num_rows))
+        self.adaptive.costs = StepCosts(known, len(self._costs) - 1)
+        self._random = random.Random(7)
+        self.elapsed_s = 0.0
+        self.num_tokens = 0
+        self.lengths: list[Mapping[int, int]] = []
+
+    def step(self, times: int) -> "Simulation":
+        for _ in range(times):
+            drafts = self.adaptive.propose(self.rows)
+            step = Step()
+            for row in self.rows:
+                draft = drafts.get(row.index, Draft())
+                taken = RowStep(row.index, 0, [1, *draft.token_ids], [DRAW])
+                step.decoding.append((row, taken))
+                num_accepted = 0
+                while num_accepted < len(draft.token_ids) and self._is_right(row.index):
+                    num_accepted += 1
+                if draft.token_ids:
+                    step.kept.append((taken, range(1 + num_accepted)))
+                self.num_tokens += 1 + num_accepted
+            seconds = self._costs[sum(len(each.token_ids) for _, each in step.decoding)]
+            seconds *= self._random.uniform(0.9, 1.1)
+            self.adaptive.learn(step, seconds)
+            self.elapsed_s += seconds
+            self.lengths.append({row: len(each.token_ids) for row, each in drafts.items()})
+        return self
+
+    def _is_right(self, row: int) -> bool:
+        return self._random.random() < self.likelihoods[row]
+
+    @property
+    def speedup(self) -> float:
+        """Tokens per second beside those of single steps."""
+        return self.num_tokens / self.elapsed_s / len(self.rows)
+
+
+def best_speedup(likelihood: float, slope: float, num_rows: int) -> float:
+    """Of chains of one length."""
+
+    def speedup(length: int) -> float:
+        tokens = sum(likelihood**depth for depth in range(length + 1))
+        return tokens / (1 + slope * num_rows * length)
+
+    return max(map(speedup, range(MAX_TOKENS + 1)))
+
+
+@pytest.mark.parametrize("num_rows", [1, 12])
+@pytest.mark.parametrize("slope", [0.02, 0.2, 1.0])
+@pytest.mark.parametrize("likelihood", [0.0, 0.3, 0.6, 0.95])
+def test_it_comes_close_to_the_best_length_and_is_never_slower_than_off(
+    num_rows: int, slope: float, likelihood: float
+) -> None:
+    simulation = Simulation([likelihood] * num_rows, slope).step(400)
+    assert simulation.speedup > 0.97
+    assert simulation.speedup > 0.9 * best_speedup(likelihood, slope, num_rows)
+
+
+def test_it_draws_back_within_a_few_steps_when_nothing_is_accepted() -> None:
+    simulation = Simulation([0.0], slope=0.1).step(200)
+    assert sum(map(len, simulation.lengths[:10])) > 0
+    assert sum(map(len, simulation.lengths[20:])) < 0.15 * 180
+
+
+def test_it_comes_back_when_drafts_are_right_again() -> None:
+    simulation = Simulation([0.0], slope=0.1).step(200)
+    simulation.likelihoods = [0.95]
+    simulation.step(200)
+    assert sum(lengths.get(0, 0) for lengths in simulation.lengths[-20:]) > 20 * 4
+
+
+def test_rows_that_copy_are_drafted_for_and_the_others_are_not() -> None:
+    simulation = Simulation([0.95, 0.05, 0.05, 0.05], slope=0.08).step(300)
+    late = simulation.lengths[-100:]
+    drafted = [sum(lengths.get(row, 0) for lengths in late) for row in range(4)]
+    assert drafted[0] > 100
+    assert max(drafted[1:]) < 0.2 * drafted[0]
+
+
+def test_without_measured_costs_nothing_is_drafted_but_to_explore() -> None:
+    adaptive = AdaptiveDrafts(Guesses([0]), MAX_TOKENS, 1)
+    [row] = rows_of([1])
+    tried = sum(len(adaptive.propose([row])) for _ in range(1000))
+    assert 0 < tried <= 11
+
+
+def test_step_with_prompts_says_nothing_about_costs() -> None:
+    adaptive = AdaptiveDrafts(Guesses([0]), MAX_TOKENS, 1)
+    [row] = rows_of([1, 2, 3])
+    before = adaptive.costs.of(1)
+    prompt, decoded = RowStep(0, 0, [1, 2]), RowStep(0, 2, [3], [DRAW])
+    adaptive.learn(Step(prompts=[(row, prompt)], decoding=[(row, decoded)]), 77.0)
+    assert adaptive.costs.of(1) == before
+    adaptive.learn(Step(decoding=[(row, decoded)]), 77.0)
+    assert adaptive.costs.of(1) == pytest.approx(77.0)
