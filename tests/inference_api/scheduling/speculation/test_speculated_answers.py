@@ -138,15 +138,16 @@ def test_answers_among_others_that_come_and_go_are_those_of_each_alone(
     app: Ask, plain: Callable[[str], Said], mode: str
 ) -> None:
     """Thrice as many as there are rows; some of them hang up."""
+    served = app(mode)  # made here, and not by every thread at once
 
     def hang_up(_: int) -> None:
         body = {"model": MODEL, **LOOP, "stream": True}
-        client = app(mode).test_client()
+        client = served.test_client()
         with client.post("/v1/completions", json=body, buffered=False) as response:
             next(response.iter_encoded())
 
     def said_together(case: str) -> Said:
-        return said(ask(app(mode), CASES[case]))
+        return said(ask(served, CASES[case]))
 
     with ThreadPoolExecutor(24) as pool:
         hung_up = pool.map(hang_up, range(6))
