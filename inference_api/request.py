@@ -14,6 +14,10 @@ from inference_api.errors import HearthError
 SessionId = NewType("SessionId", str)
 
 
+Speculation = Literal["auto", "off", "ngram", "medusa", "draft"]
+"""Who guesses several tokens a step: a source by its name, nobody, or whoever the server has."""
+
+
 class FinishReason(StrEnum):
     """Why a generation ended; the wire value is OpenAI's where OpenAI has one."""
 
@@ -102,6 +106,7 @@ class GenerationRequest:
     wants_prompt_logprobs: bool = False  # with `sampling.num_logprobs`: of the prompt's tokens too
     priority: int = 0  # lower ones leave the input queue earlier
     grammar: Grammar | None = None
+    speculation: Speculation = "auto"
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,6 +81,22 @@ class ModelSettings(BaseModel):
         le=1_048_576,
         description="Context of a row in tokens; default: the model's own, at most 2048.",
     )
+    speculation: Literal["off", "ngram", "medusa", "auto"] = Field(
+        "off",
+        description=(
+            "Guess several tokens of a step, with kernels: ngram, what followed the row's last "
+            "tokens before; medusa, by heads trained for the model; auto: all there are, where it "
+            "is measured to pay."
+        ),
+    )
+    speculation_tokens: int = Field(
+        8, ge=1, le=32, description="Most tokens guessed for a row in one step."
+    )
+    medusa_heads: str | None = Field(
+        None,
+        max_length=4096,
+        description="Folder or hub id of Medusa heads; default: `medusa` in the model's folder.",
+    )
 
     @property
     def name(self) -> str:
@@ -134,16 +150,6 @@ class Settings(BaseSettings, ModelSettings):
         ge=1,
         le=1000,
         description="Longest step beside prefill, in steps of all rows decoding; with kernels.",
-    )
-    speculation: Literal["off", "ngram", "auto"] = Field(
-        "off",
-        description=(
-            "Guess several tokens of a step, with kernels: ngram, what followed the row's last "
-            "tokens before, whenever there is such; auto: where it is measured to pay."
-        ),
-    )
-    speculation_tokens: int = Field(
-        8, ge=1, le=32, description="Most tokens guessed for a row in one step."
     )
     prefix_reuse: bool = Field(
         True, description="Take the beginning of a prompt from a row that holds it already."
@@ -289,6 +295,10 @@ class Settings(BaseSettings, ModelSettings):
     def served_models(self) -> tuple[ModelSettings, ...]:
         """One or more, the default first."""
         return self.models or (self,)
+
+    def of_model(self, name: str) -> ModelSettings:
+        """Settings of a served model; of the default one for any other name."""
+        return next((each for each in self.served_models if each.name == name), self.default_model)
 
     @property
     def default_model(self) -> ModelSettings:

@@ -25,9 +25,11 @@ from inference_api.engine.loading.layout import (
     linear_weights,
     num_parameters,
 )
+from inference_api.engine.loading.medusa_files import find_heads, read_heads
 from inference_api.engine.loading.memory import Footprint, memory_faults
 from inference_api.engine.loading.weight_files import read_headers, shape_faults, weight_files
 from inference_api.engine.loading.weights import Parameters, load_parameters
+from inference_api.engine.medusa import MedusaHeads
 from inference_api.engine.options import EngineOptions
 from inference_api.engine.padding import least_rows_multiple
 from inference_api.engine.rope import Rope
@@ -72,9 +74,9 @@ class EngineRunner:
 
     Draws that a row has several of in one step are exact by the kernels and by torch on the CPU; on
     CUDA they are those of single steps up to rounding, so that near ties may be drawn otherwise.
-    `vocab_size`, `max_seq_len` and `eos_token_ids` are known once constructed, `decoder` and
-    `is_batch_invariant` once loaded. The constructor raises StartupError when the model is not
-    supported.
+    `vocab_size`, `max_seq_len` and `eos_token_ids` are known once constructed, `decoder`,
+    `is_batch_invariant` and `medusa` once loaded. The constructor raises StartupError when the
+    model is not supported.
     """
 
     decoder: StepDecoder
@@ -98,6 +100,7 @@ class EngineRunner:
         self.vocab_size = self._config.vocab_size
         self.eos_token_ids = self._config.eos_token_ids
         self.is_batch_invariant = False
+        self.medusa: MedusaHeads | None = None
 
     @property
     def device(self) -> torch.device:
@@ -126,6 +129,7 @@ class EngineRunner:
             place = (self._device, form.dtype)
             parameters = load_parameters(form.files, self._config, *place, form.packing)
             self.decoder = self._decoder(parameters)
+            self.medusa = self._medusa_heads(parameters)
         logger.info(
             "loaded %s: %s, %s, cache %s, quantization %s by %s",
             self._model_dir.name,
@@ -206,6 +210,17 @@ class EngineRunner:
             lengths = step_lengths(self.max_seq_len)
             return FixedStepDecoder(self._config, decoder, self._cache, lengths)
         return decoder
+
+    def _medusa_heads(self, parameters: Parameters) -> MedusaHeads | None:
+        """Raises StartupError where heads are named that do not fit."""
+        if not self._options.has_medusa or not self.is_batch_invariant:
+            return None
+        folder = find_heads(self._model_dir, self._options.medusa_heads)
+        if folder is None:
+            return None
+        heads = MedusaHeads(read_heads(folder, self._config), self._config, parameters)
+        logger.info("Medusa heads of %s", folder)
+        return heads
 
     def _rows_multiple(self, parameters: Parameters) -> int:
         if parameters.packing is not None:

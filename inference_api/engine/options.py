@@ -13,7 +13,8 @@ class EngineOptions:
     `device` is auto, cpu or cuda; `dtype` auto, float32 or bfloat16; `max_seq_len` None is the
     model's context, at most 2048; `quantization` none, int8 or int4; `kv_cache_dtype` auto,
     float32, float16 or int8, which matters where the kernels decode; `kernels` false leaves weights
-    that are not quantised to torch.
+    that are not quantised to torch. `has_medusa`: with the Medusa heads of `medusa_heads` or, where
+    that is None, of the model's folder, if there are some.
     """
 
     device: str = "auto"
@@ -23,6 +24,8 @@ class EngineOptions:
     quantization: str = "none"
     kv_cache_dtype: str = "auto"
     kernels: bool = True
+    has_medusa: bool = False
+    medusa_heads: str | None = None
 
     @classmethod
     def from_settings(cls, settings: ModelSettings) -> Self:
@@ -34,6 +37,8 @@ class EngineOptions:
             quantization=settings.quantization,
             kv_cache_dtype=settings.kv_cache_dtype,
             kernels=settings.kernels,
+            has_medusa=settings.speculation in ("auto", "medusa"),
+            medusa_heads=settings.medusa_heads,
         )
 
     def on(self, device: str, keeps_bfloat16: bool = False) -> Self:

@@ -6,12 +6,18 @@ memory. All calls come from the decode thread. Importing this module loads no to
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
 
 from inference_api.request import SamplingParams, TokenLogprobs
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+Hidden: TypeAlias = "Tensor"
+"""[…, hidden size] float32: what the output head takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +82,26 @@ class RowResult(NamedTuple):
     """The result of one `RowStep`."""
 
     drawn: Sequence[Drawn]  # one for each of its draws
-    hidden: "Tensor | None" = None
-    """[tokens, hidden size] float32 where wanted: what the output head takes, of every token."""
+    hidden: "Hidden | None" = None
+    """[tokens, hidden size] where wanted: of every token."""
+
+
+class HeadGuesses(NamedTuple):
+    """For each row and head its likeliest tokens, best first, and the head's probabilities."""
+
+    token_ids: NDArray[np.int64]  # [rows, heads, ranks]
+    probabilities: NDArray[np.float32]  # like token_ids
+
+
+class DraftHeads(Protocol):
+    """Heads that guess a model's next tokens from one hidden state. Decode thread only."""
+
+    paths: Sequence[tuple[int, ...]]
+    """The tree that guesses are taken from: for each depth the rank of that head's guess. A path is
+    behind all that it begins with."""
+
+    def guess(self, hidden: "Sequence[Hidden]") -> HeadGuesses:
+        """`hidden` [hidden size] of each row: what drew the row's next token."""
 
 
 class ModelRunner(Protocol):

@@ -7,6 +7,7 @@ after a few microseconds of waiting for the next one.
 
 import os
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple
@@ -18,7 +19,7 @@ from torch import Tensor
 
 from inference_api.kernels.build import BuildFailed, library_path
 from inference_api.kernels.interface import ffi, pointer
-from inference_api.kernels.packing import GROUP, MAX_HEAD_DIM, Bits, cache_slot, packed_bytes
+from inference_api.kernels.packing import GROUP, MAX_HEAD_DIM, PANEL, Bits, cache_slot, packed_bytes
 
 CACHE_TYPES = {torch.float32: 0, torch.float16: 1, torch.int8: 2}
 PORTABLE = "portable"  # the variant without instructions of its own
@@ -59,6 +60,12 @@ class PackedWeight:
         )
         return weights
 
+    def part(self, begin: int, end: int) -> "PackedWeight":
+        """Outputs `begin` to `end`, in the same memory; `begin` is a multiple of PANEL."""
+        panel_bytes = packed_bytes(self.bits, PANEL, self.inputs)
+        blocks = self.blocks[begin // PANEL * panel_bytes : -(-end // PANEL) * panel_bytes]
+        return PackedWeight(self.bits, end - begin, self.inputs, blocks)
+
 
 class StepTokens(NamedTuple):
     """The tokens of a step, as arrays of int64: see `HearthBatch` in `src/interface.h`."""
@@ -69,6 +76,13 @@ class StepTokens(NamedTuple):
     outputs: "array[int]"
     slots: "array[int] | None" = None  # None: the positions
     parents: "array[int] | None" = None
+
+
+class HeadsDescription(NamedTuple):
+    """A `HearthHeads *`, and what it points to, kept alive."""
+
+    address: Any
+    owners: object
 
 
 class Kernels:
@@ -133,7 +147,7 @@ class Kernels:
             self._context,
             weight.bits,
             _data(weight.blocks),
-            ffi.NULL if bias is None else _floats(bias),
+            _optional_floats(bias),
             _floats(x),
             rows,
             weight.outputs,
@@ -238,11 +252,56 @@ class Kernels:
                 len(tokens.ids),
                 len(tokens.outputs),
                 _floats(logits),
-                ffi.NULL if hidden is None else _floats(hidden),
+                _optional_floats(hidden),
             ),
         )
         if self._library.hearth_step(self._context, model, batch):
             raise MemoryError(f"no memory for a step of {len(tokens.ids)} tokens")
+
+    def heads(
+        self,
+        first: tuple[PackedWeight, Tensor],
+        later: Sequence[tuple[PackedWeight, Tensor]],
+        outputs: Sequence[PackedWeight],
+        num_heads: int,
+        num_ranks: int,
+        logits_divisor: float,
+    ) -> HeadsDescription:
+        """Describes heads for `guess`: `HearthHeads` in `src/interface.h`. Matrices of 8 bits, with
+        float32 biases."""
+        layers = [first, *later, *((output, None) for output in outputs)]
+        linears = [
+            (_data(weight.blocks), _optional_floats(bias), weight.outputs, weight.inputs)
+            for weight, bias in layers
+        ]
+        later_linears = ffi.new("HearthLinear[]", linears[1 : 1 + len(later)])
+        output_linears = ffi.new("HearthLinear[]", linears[1 + len(later) :])
+        counts = (num_heads, len(later), len(outputs), num_ranks)
+        heads = ffi.new(
+            "HearthHeads *", (linears[0], later_linears, output_linears, *counts, logits_divisor)
+        )
+        return HeadsDescription(heads, (layers, later_linears, output_linears))
+
+    def guess(
+        self,
+        heads: HeadsDescription,
+        hidden: Tensor,
+        token_ids: NDArray[np.int64],
+        probabilities: NDArray[np.float32],
+    ) -> None:
+        """The likeliest tokens of each head, from `hidden` [rows, hidden size] float32: writes
+        indices of outputs to `token_ids` [rows, heads, ranks], best first, and their
+        `probabilities`."""
+        failed = self._library.hearth_guess(
+            self._context,
+            heads.address,
+            _floats(hidden),
+            len(hidden),
+            ffi.from_buffer("int64_t[]", token_ids),
+            ffi.from_buffer("float[]", probabilities),
+        )
+        if failed:
+            raise MemoryError(f"no memory for guesses of {len(hidden)} rows")
 
 
 def supported_variants() -> list[str]:
@@ -273,6 +332,10 @@ def _library() -> Any:
 def _data(tensor: Tensor) -> Any:
     """The address of a tensor's numbers, whatever they are."""
     return pointer(tensor.data_ptr())
+
+
+def _optional_floats(tensor: Tensor | None) -> Any:
+    return ffi.NULL if tensor is None else _floats(tensor)
 
 
 def _numbers(values: "array[int]") -> Any:

@@ -8,7 +8,6 @@ Only two things come back from request threads: `cancel` and `drain`. Everybody 
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import astuple, dataclass, field, replace
 from enum import StrEnum
 from threading import Lock, Thread
@@ -19,6 +18,7 @@ from inference_api.scheduling.input_queue import InputQueue
 from inference_api.scheduling.loaded_model import LoadedModel, StepTotals, load_models
 from inference_api.scheduling.output_queues import OutputQueues
 from inference_api.scheduling.rows import RowTable, UserRow
+from inference_api.scheduling.step_plan import Step
 from inference_api.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -104,6 +104,7 @@ class DecodeBackend:
         self._clock = clock
         self._on_decoded = on_decoded
         self._events: list[tuple[SessionId, TokenEvent]] = []
+        self._stepped: list[tuple[LoadedModel, Step, float]] = []  # in this turn, in seconds
         self._failure = ""
         self._lock = Lock()  # guards the four below and changes of the phase
         self._cancelled: set[SessionId] = set()
@@ -215,13 +216,12 @@ class DecodeBackend:
     def step(self) -> None:
         """One turn of the loop."""
         started_s = self._clock()
-        model_s_before = {name: each.totals.model_s for name, each in self.models.items()}
         self._drop_cancelled()
         self._pick_prompts()
         self.decode()
         self._push_outputs()
         self._evict()
-        self._report_status(started_s, model_s_before)
+        self._report_status(started_s)
         self._rest()
 
     def _busy(self) -> Iterator[tuple[LoadedModel, UserRow]]:
@@ -255,14 +255,14 @@ class DecodeBackend:
             self._decode(model)
 
     def _decode(self, model: LoadedModel) -> None:
-        started_s = self._clock()
         step, totals = model.planner.plan(), model.totals
         if step.is_empty:
             return
-        with self._model_time(totals):
-            for copy in step.copies:
-                model.runner.copy_prefix(*copy)
-            results = model.runner.step(step.rows)
+        started_s = self._clock()
+        for copy in step.copies:
+            model.runner.copy_prefix(*copy)
+        results = model.runner.step(step.rows)
+        self._stepped.append((model, step, self._clock() - started_s))
         events = step.accept(results)
         for drafted, accepted in step.kept:
             model.runner.keep(drafted, accepted)
@@ -275,7 +275,7 @@ class DecodeBackend:
             totals.drafted_tokens += sum([event.drafted_tokens for _, event in events])
             totals.accepted_tokens += sum([event.accepted_tokens for _, event in events])
         if model.speculation is not None:
-            model.speculation.learn(step, self._clock() - started_s)
+            model.speculation.learn(step.outcomes)
         if step.decoding:
             self._on_decoded(model.name, len(step.decoding))
 
@@ -290,19 +290,17 @@ class DecodeBackend:
                 model.runner.release(row.index)
                 self._input_queue.row_is_free(model.name)
 
-    def _report_status(self, started_s: float, model_s_before: Mapping[str, float]) -> None:
+    def _report_status(self, started_s: float) -> None:
         """The models that stepped in this turn share the time outside of them."""
         now_s = self._clock()
-        stepped = []  # stays empty in an idle turn of the loop
-        loop_s = now_s - started_s
-        for model in self.models.values():
-            model_s = model.totals.model_s - model_s_before[model.name]
-            if model_s > 0.0:
-                stepped.append(model.totals)
-                loop_s -= model_s
-        for totals in stepped:
-            totals.steps += 1
-            totals.loop_s += loop_s / len(stepped)
+        stepped, self._stepped = self._stepped, []
+        loop_s = now_s - started_s - sum([model_s for _, _, model_s in stepped])
+        for model, step, model_s in stepped:
+            model.totals.steps += 1
+            model.totals.model_s += model_s
+            model.totals.loop_s += loop_s / len(stepped)
+            if model.speculation is not None:
+                model.speculation.took(step, model_s, loop_s / len(stepped))
         self._publish(now_s)
 
     def _publish(self, now_s: float) -> None:
@@ -365,12 +363,6 @@ class DecodeBackend:
         self._input_queue.refuse(refusal)
         self._drop_all(refusal())
         self._publish(self.snapshot.stepped_at_s)
-
-    @contextmanager
-    def _model_time(self, totals: StepTotals) -> Iterator[None]:
-        started_s = self._clock()
-        yield
-        totals.model_s += self._clock() - started_s
 
 
 def _draining() -> Draining:

@@ -9,13 +9,15 @@ from functools import cache
 from typing import Self
 
 from inference_api.engine.options import EngineOptions
-from inference_api.engine.runner import ModelRunner
+from inference_api.engine.runner import DraftHeads, ModelRunner
+from inference_api.errors import StartupError
 from inference_api.scheduling.rows import RowTable
-from inference_api.scheduling.speculation.adaptive import AdaptiveDrafts
 from inference_api.scheduling.speculation.drafts import DraftSource
+from inference_api.scheduling.speculation.medusa import MedusaDrafts
 from inference_api.scheduling.speculation.ngram import NgramDrafts
+from inference_api.scheduling.speculation.scheduler import DraftScheduler
 from inference_api.scheduling.step_plan import StepPlanner
-from inference_api.settings import Settings
+from inference_api.settings import ModelSettings, Settings
 from inference_api.text.constraints import GrammarCompiler
 from inference_api.text.prompt_encoder import MAX_BYTES_AT_ONCE, WAIT_S, ByteBudget, PromptEncoder
 from inference_api.text.tokens import Tokenizer, load_tokenizer
@@ -49,7 +51,7 @@ class LoadedModel:
     grammars: GrammarCompiler
     rows: RowTable
     planner: StepPlanner
-    speculation: AdaptiveDrafts | None = None  # what has to see how steps went
+    speculation: DraftScheduler | None = None
     totals: StepTotals = field(default_factory=StepTotals)
 
     @classmethod
@@ -60,13 +62,12 @@ class LoadedModel:
         tokenizer: Tokenizer,
         settings: Settings,
         prompt_budget: ByteBudget | None = None,
+        heads: DraftHeads | None = None,
     ) -> Self:
-        """Makes one of a loaded runner. `prompt_budget`: bytes that prompts of all models share."""
+        """Makes one of a loaded runner. `prompt_budget`: bytes that prompts of all models share;
+        `heads`: the runner's own, where there are some."""
         rows = RowTable(runner.max_rows, _reuse_unit_tokens(runner, settings))
-        drafts = _drafts(name, runner, settings)
-        adaptive = None
-        if drafts is not None and settings.speculation == "auto":
-            adaptive = AdaptiveDrafts(drafts, settings.speculation_tokens, runner.max_rows)
+        speculation = _speculation(name, runner, settings.of_model(name), heads)
         return cls(
             name,
             runner,
@@ -74,9 +75,16 @@ class LoadedModel:
             PromptEncoder(tokenizer, runner.max_seq_len, prompt_budget),
             GrammarCompiler(tokenizer, runner.vocab_size),
             rows,
-            StepPlanner(rows, runner, settings, adaptive or drafts),
-            adaptive,
+            StepPlanner(rows, runner, settings, speculation),
+            speculation,
         )
+
+    @property
+    def draft_sources(self) -> tuple[str, ...]:
+        """Names of who may guess; see `Speculation`."""
+        if self.speculation is None:
+            return ()
+        return tuple(source.name for source in self.speculation.sources)
 
 
 def load_models(settings: Settings) -> list[LoadedModel]:
@@ -102,7 +110,7 @@ def load_models(settings: Settings) -> list[LoadedModel]:
         runner.load()
     budget = ByteBudget(MAX_BYTES_AT_ONCE, WAIT_S)
     return [
-        LoadedModel.of(name, runner, tokenizers[name], settings, budget)
+        LoadedModel.of(name, runner, tokenizers[name], settings, budget, runner.medusa)
         for name, runner in runners.items()
     ]
 
@@ -113,16 +121,31 @@ def _reuse_unit_tokens(runner: ModelRunner, settings: Settings) -> int:
     return 1 if runner.is_batch_invariant else settings.prefill_chunk_tokens
 
 
-def _drafts(name: str, runner: ModelRunner, settings: Settings) -> DraftSource | None:
+def _speculation(
+    name: str, runner: ModelRunner, settings: ModelSettings, heads: DraftHeads | None
+) -> DraftScheduler | None:
     """Speculation changes no answer, so that a runner has to be exact whatever is drafted."""
-    if settings.speculation == "off":
+    mode, max_tokens = settings.speculation, settings.speculation_tokens
+    if mode == "off":
         return None
     if not runner.is_batch_invariant:
         logger.warning(
             "SPECULATION=%s is ignored for %s, which the kernels do not decode: several tokens of "
             "a step might be drawn otherwise than one by one",
-            settings.speculation,
+            mode,
             name,
         )
         return None
-    return NgramDrafts(settings.speculation_tokens)
+    if mode == "medusa" and heads is None:
+        raise StartupError(
+            [
+                f"SPECULATION=medusa, but {name} has no Medusa heads; name their folder in "
+                "MEDUSA_HEADS, train some with scripts/train_medusa.py, or set SPECULATION=auto."
+            ]
+        )
+    sources: list[DraftSource] = []
+    if mode in ("auto", "ngram"):
+        sources.append(NgramDrafts(max_tokens))
+    if heads is not None:
+        sources.append(MedusaDrafts(heads, max_tokens))
+    return DraftScheduler(sources, max_tokens, runner.max_rows, tries_all=mode != "auto")

@@ -28,12 +28,19 @@ class Draft(NamedTuple):
     """Guessed tokens that may follow a row's next one: a chain or, with `parents`, a tree.
 
     `parents` are indices of earlier guesses, -1 for the row's next token; siblings differ.
-    `strength` is how sure its source is, in classes of its own.
+    `likelihoods` say of each guess how likely it is drawn, with all it follows. They never rise, so
+    that the first guesses of a draft are its best ones, and a draft.
     """
 
     token_ids: Sequence[int] = ()
     parents: Sequence[int] | None = None
-    strength: int = 0
+    likelihoods: Sequence[float] = ()
+
+    def first(self, count: int) -> "Draft":
+        parents = None if self.parents is None else self.parents[:count]
+        if parents is not None and all(parent == at - 1 for at, parent in enumerate(parents)):
+            parents = None
+        return Draft(self.token_ids[:count], parents, self.likelihoods[:count])
 
 
 NO_DRAFT = Draft()
@@ -92,23 +99,22 @@ class UserRow:
             draws = [Draw(self.request.sampling, prompt, (), known_id=token) for token in following]
         return RowStep(self.index, start, prompt[start : self.num_cached], draws)
 
-    def take_step(self, draft: Draft = NO_DRAFT) -> RowStep:
+    def take_step(self, draft: Draft = NO_DRAFT, wants_hidden: bool = False) -> RowStep:
         """The last token, which is not in the cache, and of a draft what there is room for."""
         start = self.num_cached
         self.num_cached += 1
         token_id = self.generated[-1] if self.generated else self.request.prompt_tokens[-1]
         if not draft.token_ids or (room := self.token_limit - len(self.generated) - 1) < 1:
-            return RowStep(self.index, start, (token_id,), (self._draw(),))
-        guesses = draft.token_ids[:room]
-        parents = (
-            None if draft.parents is None else (-1, *(each + 1 for each in draft.parents[:room]))
-        )
+            return RowStep(self.index, start, (token_id,), (self._draw(),), None, wants_hidden)
+        guesses, parents, _ = draft.first(room)
+        if parents is not None:
+            parents = (-1, *(each + 1 for each in parents))
         branches: list[Tokens] = [()]
         for place, guess in enumerate(guesses):
             parent = place if parents is None else parents[place + 1]
             branches.append((*branches[parent], guess))
         draws = [self._draw(branch) for branch in branches]
-        return RowStep(self.index, start, (token_id, *guesses), draws, parents)
+        return RowStep(self.index, start, (token_id, *guesses), draws, parents, wants_hidden)
 
     def accept(
         self, drawn: Sequence[Drawn], batch_size: int, drafted_tokens: int = 0

@@ -5,6 +5,9 @@ from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from typing import Self
 
+import numpy as np
+from numpy.typing import NDArray
+
 from inference_api.engine.runner import Draw, ModelRunner, RowStep
 from inference_api.request import SamplingParams
 
@@ -30,9 +33,9 @@ class StepCosts:
 
     def __init__(self, seconds: Mapping[int, float], max_tokens: int) -> None:
         """`seconds` of one size at least; of larger ones than those as the last two go on."""
-        self._seconds = _interpolated(seconds, max_tokens)
+        self._seconds = np.array(_interpolated(seconds, max_tokens))
         self._sizes = _sizes(max_tokens)
-        self._corrections = [1.0] * len(self._sizes)
+        self._corrections = np.ones(len(self._seconds))  # the same for all steps of about a size
         self._scale = 1.0
         self._num_learned = 0
 
@@ -61,6 +64,11 @@ class StepCosts:
         """Seconds that a step of so many tokens takes."""
         return self._scale * self._relative(num_tokens)
 
+    def up_to(self, num_tokens: int, more_tokens: int) -> NDArray[np.float64]:
+        """Seconds of steps of `num_tokens` to `num_tokens + more_tokens`."""
+        sizes = slice(num_tokens, num_tokens + more_tokens + 1)
+        return self._scale * self._seconds[sizes] * self._corrections[sizes]
+
     def learn(self, num_tokens: int, seconds: float) -> None:
         """A step has taken so long."""
         if seconds <= 0.0 or num_tokens >= len(self._seconds):
@@ -73,17 +81,20 @@ class StepCosts:
         of_all = 1 + max(SCALE_RATE, 1 / self._num_learned) * (bounded - 1)
         self._scale *= of_all
         if ratio == bounded:
-            self._corrections[self._size(num_tokens)] *= 1 + SIZE_RATE * (ratio / of_all - 1)
+            self._corrections[self._about(num_tokens)] *= 1 + SIZE_RATE * (ratio / of_all - 1)
         if self._num_learned % FORGET_STEPS == 0:
-            self._corrections = [1 + FORGET * (each - 1) for each in self._corrections]
+            self._corrections = 1 + FORGET * (self._corrections - 1)
 
     def _relative(self, num_tokens: int) -> float:
         num_tokens = min(num_tokens, len(self._seconds) - 1)
-        return self._seconds[num_tokens] * self._corrections[self._size(num_tokens)]
+        return float(self._seconds[num_tokens] * self._corrections[num_tokens])
 
-    def _size(self, num_tokens: int) -> int:
-        """Which of the sizes stands for this one."""
-        return max(0, bisect_right(self._sizes, num_tokens) - 1)
+    def _about(self, num_tokens: int) -> slice:
+        """The numbers of tokens that one of the sizes stands for: this one among them."""
+        size = bisect_right(self._sizes, num_tokens)
+        begin = self._sizes[size - 1] if size else 0
+        end = self._sizes[size] if size < len(self._sizes) else len(self._seconds)
+        return slice(begin, end)
 
 
 def _sizes(max_tokens: int) -> list[int]:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from inference_api.engine.runner import ModelRunner, RowResult, RowStep
 from inference_api.request import SessionId, TokenEvent
 from inference_api.scheduling.rows import NO_DRAFT, RowTable, UserRow
-from inference_api.scheduling.speculation.drafts import DraftSource, accepted
+from inference_api.scheduling.speculation.drafts import DraftSource, Outcome, accepted
 from inference_api.settings import Settings
 
 MIN_CHUNK_TOKENS = 8  # so that prompts get on whatever the budget
@@ -32,6 +32,7 @@ class Step:
     prompts: list[tuple[UserRow, RowStep]] = field(default_factory=list)
     decoding: list[tuple[UserRow, RowStep]] = field(default_factory=list)
     kept: list[tuple[RowStep, Sequence[int]]] = field(default_factory=list)  # of drafts, once drawn
+    outcomes: list[Outcome] = field(default_factory=list)  # of rows that decode, once drawn
     prefilled_tokens: int = 0
     reused_tokens: int = 0  # by the copies
 
@@ -50,11 +51,15 @@ class Step:
         batch_size = len(self.decoding)
         events = []
         for (row, step), result in zip(self.decoding, results[len(self.prompts) :], strict=True):
-            drawn, drafted_tokens = result.drawn, 0
-            if len(drawn) > 1:
+            drawn, drafted_tokens, right = result.drawn, 0, []
+            num_tried = len(drawn) - 1
+            if num_tried:
                 drafted_tokens = max(step.positions) - step.start  # of a tree, its depth
                 tokens, drawn = accepted(step, drawn)
                 self.kept.append((step, tokens))
+                right = [token - 1 for token in tokens[1:]]
+            hidden = None if result.hidden is None else result.hidden[right[-1] + 1 if right else 0]
+            self.outcomes.append(Outcome(row, range(num_tried), right, hidden))
             events.append((row.session_id, row.accept(drawn, batch_size, drafted_tokens)))
         return events
 
@@ -75,6 +80,7 @@ class StepPlanner:
         self._chunk_tokens = settings.prefill_chunk_tokens
         self._itl_budget = settings.itl_budget
         self._drafts = drafts
+        self._wants_hidden = drafts is not None and drafts.wants_hidden
 
     def plan(self) -> Step:
         """What is drafted, as much of the prompts as there is room for, the oldest first, and a
@@ -87,7 +93,10 @@ class StepPlanner:
             for row in prompts:
                 room_tokens -= self._take_prompt(row, room_tokens, step)
             decoding = self._rows.decoding()
-        step.decoding = [(row, row.take_step(drafts.get(row.index, NO_DRAFT))) for row in decoding]
+        step.decoding = [
+            (row, row.take_step(drafts.get(row.index, NO_DRAFT), self._wants_hidden))
+            for row in decoding
+        ]
         return step
 
     def _room_tokens(self, num_decoding: int) -> int:

@@ -198,7 +198,8 @@ def _folder_of(model: str, *, with_weights: bool) -> Path:
     if is_gguf(folder) and folder.is_file():
         return folder
     if hub.is_hub_id(model):
-        return hub.fetch(model, with_weights=with_weights)
+        patterns = hub.DESCRIPTION_FILES + (hub.WEIGHT_FILES if with_weights else [])
+        return hub.fetch(model, patterns)
     raise StartupError(
         [
             f"MODEL={model} is no folder; give the folder of a model, a GGUF file or a hub id, "

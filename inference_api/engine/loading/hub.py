@@ -1,7 +1,7 @@
 """Models on the Hugging Face hub. Downloads go to the hub's own cache (HF_HOME). Loads no torch."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -18,13 +18,15 @@ def is_hub_id(model: str) -> bool:
     return HUB_ID.fullmatch(model) is not None
 
 
-def fetch(model: str, *, with_weights: bool) -> Path:
-    """The folder of a hub model, downloaded unless the cache has it. Raises StartupError."""
+def fetch(model: str, patterns: Sequence[str], setting: str = "MODEL") -> Path:
+    """The folder of a hub model, downloaded unless the cache has it: the files that match.
+
+    Raises StartupError, which names the setting that has `model`.
+    """
     from huggingface_hub import snapshot_download
 
-    patterns = DESCRIPTION_FILES + (WEIGHT_FILES if with_weights else [])
-    with _faults_named(model):
-        return Path(snapshot_download(model, allow_patterns=patterns))
+    with _faults_named(model, setting):
+        return Path(snapshot_download(model, allow_patterns=[*patterns]))
 
 
 def stored_tensors(model: str) -> Tensors:
@@ -44,14 +46,14 @@ def stored_tensors(model: str) -> Tensors:
 
 
 @contextmanager
-def _faults_named(model: str) -> Iterator[None]:
+def _faults_named(model: str, setting: str = "MODEL") -> Iterator[None]:
     try:
         yield
     except Exception as error:  # of many libraries: the network's, the hub's, the disk's
         reason = str(error).strip().split("\n")[0]
         raise StartupError(
             [
-                f"MODEL={model} is no folder here and cannot be fetched from the hub ({reason}); "
-                "correct it, or set HF_TOKEN if the model is gated."
+                f"{setting}={model} is no folder here and cannot be fetched from the hub "
+                f"({reason}); correct it, or set HF_TOKEN if the model is gated."
             ]
         ) from error

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "draw.h"
+#include "guess.h"
 #include "half.h"
 #include "kernels.h"
 #include "step.h"
@@ -34,6 +35,7 @@ struct HearthContext {
 
   hearth::Workers workers;
   hearth::Step step;
+  hearth::Guess guess;
   std::vector<char> activations;  // of the current product; keeps its memory
 };
 
@@ -236,6 +238,14 @@ int hearth_attention(HearthContext* context, const float* queries, int64_t query
 
 int hearth_step(HearthContext* context, const HearthModel* model, const HearthBatch* batch) try {
   context->step.run(context->workers, *model, *batch);
+  return 0;
+} catch (const std::bad_alloc&) {
+  return 1;
+}
+
+int hearth_guess(HearthContext* context, const HearthHeads* heads, const float* hidden,
+                 int64_t rows, int64_t* tokens, float* probabilities) try {
+  context->guess.run(context->workers, *heads, hidden, rows, tokens, probabilities);
   return 0;
 } catch (const std::bad_alloc&) {
   return 1;

@@ -134,4 +134,23 @@ typedef struct {
 // Writes the keys and values of the tokens and computes the results. 0, or 1 without memory.
 HEARTH_EXPORT int hearth_step(HearthContext* context, const HearthModel* model,
                               const HearthBatch* batch);
+// Heads that guess tokens from a model's hidden state: see engine/medusa.py. All matrices are of 8
+// bits. A later layer [hidden][hidden] is of head `its number % num_heads`.
+typedef struct {
+  HearthLinear first;         // [heads * hidden][hidden]: the first layer of all heads
+  const HearthLinear* later;  // [num_later], or null
+  const HearthLinear*
+      outputs;  // [num_outputs] of [tokens][hidden]: one for all heads, or each one's
+  int64_t num_heads;
+  int64_t num_later;
+  int64_t num_outputs;
+  int64_t num_ranks;  // of tokens asked for, at most as many as there are
+  float logits_divisor;
+} HearthHeads;
+
+// From `hidden` [rows][hidden] the likeliest tokens [rows][heads][ranks] of each head, best first,
+// as indices of outputs, and their probabilities. 0, or 1 without memory.
+HEARTH_EXPORT int hearth_guess(HearthContext* context, const HearthHeads* heads,
+                               const float* hidden, int64_t rows, int64_t* tokens,
+                               float* probabilities);
 // NOLINTEND(modernize-use-using)

@@ -3,17 +3,37 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
-from inference_api.engine.runner import Drawn, RowStep
+from inference_api.engine.runner import Drawn, Hidden, RowStep
 from inference_api.scheduling.rows import Draft, UserRow
 
 State = TypeVar("State")
 
 
+class Outcome(NamedTuple):
+    """What became of a row's part of a step.
+
+    `tried` and `accepted` are indices into what the source proposed for the row, ascending.
+    `hidden` [hidden size], where the source wants it, is that of the last token that is certain:
+    the one whose draw is the row's next token.
+    """
+
+    row: UserRow
+    tried: Sequence[int]
+    accepted: Sequence[int]
+    hidden: "Hidden | None" = None
+
+
 class DraftSource(Protocol):
     """Guesses what rows will say. Decode thread only."""
 
+    name: str
+    wants_hidden: bool
+
     def propose(self, rows: Sequence[UserRow]) -> Mapping[int, Draft]:
         """Drafts by the index of their row; a row without one decodes a single token."""
+
+    def learn(self, outcomes: Sequence[Outcome]) -> None:
+        """After each step: of every row that decoded, with a draft or without."""
 
 
 class RowStates(Generic[State]):
@@ -32,6 +52,11 @@ class RowStates(Generic[State]):
                 known = row, self._start(row)
             self._held[row.index] = known
         return [state for _, state in self._held.values()]
+
+    def get(self, row: UserRow) -> State | None:
+        """The state of one of the rows that were last asked for."""
+        known = self._held.get(row.index)
+        return known[1] if known is not None and known[0] is row else None
 
 
 class Accepted(NamedTuple):

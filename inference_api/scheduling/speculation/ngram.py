@@ -5,30 +5,69 @@ that of Saxena's prompt lookup decoding (2023), known from transformers and vLLM
 """
 
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
+from dataclasses import dataclass, field
+from itertools import accumulate, pairwise, repeat
+from operator import mul
+from typing import NamedTuple
 
-from inference_api.scheduling.rows import NO_DRAFT, Draft, UserRow
-from inference_api.scheduling.speculation.drafts import RowStates
+from inference_api.scheduling.rows import Draft, UserRow
+from inference_api.scheduling.speculation.acceptance import AcceptanceRates
+from inference_api.scheduling.speculation.drafts import Outcome, RowStates
 
 MAX_PROMPT_TOKENS = 16_384  # the last ones of a prompt; each takes about 350 bytes
+MEMORY = 0.85  # what a row's last draft counts when there is another
+MEMORY_OF_ALL = 0.99
 
 Ngram = tuple[int, ...]
+
+
+class Match(NamedTuple):
+    """What came after an earlier occurrence of the last `size` tokens."""
+
+    token_ids: Sequence[int] = ()
+    size: int = 0
+
+
+NO_MATCH = Match()
+
+
+@dataclass(slots=True)
+class _Lookup:
+    """One row's index, how often its drafts were right, and the match that is being tried."""
+
+    index: "NgramIndex"
+    rates: AcceptanceRates
+    match: Match = field(default=NO_MATCH)
 
 
 class NgramDrafts:
     """A `DraftSource`: of each row with a match a chain of up to `max_tokens`."""
 
+    name = "ngram"
+    wants_hidden = False
+
     def __init__(self, max_tokens: int) -> None:
         self._max_tokens = max_tokens
-        self._indexes = RowStates(NgramIndex)
+        rates = AcceptanceRates(MEMORY_OF_ALL)
+        self._lookups = RowStates(
+            lambda row: _Lookup(NgramIndex(row), AcceptanceRates(MEMORY, rates))
+        )
 
     def propose(self, rows: Sequence[UserRow]) -> Mapping[int, Draft]:
         drafts = {}
-        for row, index in zip(rows, self._indexes.of(rows), strict=True):
-            draft = index.draft(self._max_tokens)
-            if draft.token_ids:
-                drafts[row.index] = draft
+        for row, lookup in zip(rows, self._lookups.of(rows), strict=True):
+            lookup.match = match = lookup.index.match(self._max_tokens)
+            if match.size:
+                first, later = lookup.rates.likelihoods(match.size)
+                chain = accumulate(repeat(later, len(match.token_ids) - 1), mul, initial=first)
+                drafts[row.index] = Draft(match.token_ids, None, [*chain])
         return drafts
+
+    def learn(self, outcomes: Sequence[Outcome]) -> None:
+        for outcome in outcomes:
+            lookup = self._lookups.get(outcome.row)
+            if lookup is not None and outcome.tried:
+                lookup.rates.learn(lookup.match.size, len(outcome.tried), len(outcome.accepted))
 
 
 class NgramIndex:
@@ -46,20 +85,20 @@ class NgramIndex:
         self._last_pair: Ngram = tuple(tokens[-2:])
         self._last_triple: Ngram = tuple(tokens[-3:])
 
-    def draft(self, max_tokens: int) -> Draft:
+    def match(self, max_tokens: int) -> Match:
         """What came after the latest occurrence of the triple, or else the pair, that is last."""
         row = self._row
         if len(row.generated) > self._num_generated:
             self._extend()
-        at, strength = self._after_pair.get(self._last_pair), 2
+        at, size = self._after_pair.get(self._last_pair), 2
         room = min(max_tokens, row.token_limit - len(row.generated) - 1)
         if at is None or room < 1:
-            return NO_DRAFT
+            return NO_MATCH
         if (after_triple := self._after_triple.get(self._last_triple)) is not None:
-            at, strength = after_triple, 3
+            at, size = after_triple, 3
         following = self._tokens[at : at + room]
         repeated = following * -(-room // len(following))  # as loops go on
-        return Draft(repeated[:room], strength=strength)
+        return Match(repeated[:room], size)
 
     def _extend(self) -> None:
         """Take in what the row has said since."""

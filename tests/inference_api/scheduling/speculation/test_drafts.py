@@ -23,7 +23,8 @@ from inference_api.request import FinishReason, GenerationRequest, SessionId
 from inference_api.scheduling import loaded_model
 from inference_api.scheduling.loaded_model import LoadedModel
 from inference_api.scheduling.rows import Draft, RowTable, UserRow
-from inference_api.scheduling.speculation.drafts import accepted
+from inference_api.scheduling.speculation.drafts import Outcome, accepted
+from inference_api.scheduling.speculation.scheduler import DraftScheduler
 from inference_api.scheduling.step_plan import StepPlanner
 from inference_api.settings import Settings
 from tests.inference_api.scheduling.test_decode_backend import Loop, drained
@@ -35,8 +36,14 @@ TEXT = "Once upon a time there was a fox, and no stop in sight."
 class EchoDrafts:
     """Two tokens that the echo will say, then one that it will not; as a tree, or a chain."""
 
+    name = "echo"
+    wants_hidden = False
+
     def __init__(self, is_tree: bool = False) -> None:
         self._is_tree = is_tree
+
+    def learn(self, outcomes: Sequence[Outcome]) -> None:
+        """It knows."""
 
     def propose(self, rows: Sequence[UserRow]) -> Mapping[int, Draft]:
         drafts = {}
@@ -44,9 +51,10 @@ class EchoDrafts:
             at = len(row.generated) + 1
             right = (*row.request.prompt_tokens, END_TOKEN)[at - 1 : at + 1]
             if self._is_tree:  # the right ones are the second children
-                drafts[row.index] = Draft((WRONG, *right, WRONG), (-1, -1, 1, 0)[: len(right) + 2])
+                tokens, parents = (WRONG, *right, WRONG), (-1, -1, 1, 0)[: len(right) + 2]
             else:
-                drafts[row.index] = Draft((*right, WRONG))
+                tokens, parents = (*right, WRONG), None
+            drafts[row.index] = Draft(tokens, parents, [0.5] * len(tokens))
         return drafts
 
 
@@ -55,7 +63,8 @@ def client(request: pytest.FixtureRequest) -> Iterator[FlaskClient]:
     with pytest.MonkeyPatch.context() as patch:
         if request.param != "single":
             drafts = EchoDrafts(is_tree=request.param == "tree")
-            patch.setattr(loaded_model, "_drafts", lambda *_: drafts)
+            scheduler = DraftScheduler([drafts], 8, max_rows=32, tries_all=True)
+            patch.setattr(loaded_model, "_speculation", lambda *_: scheduler)
         app = create_test_server(Settings(mock_tokens_per_second=1e6, max_seq_len=200))
         server = server_of(app)
         server.start()
@@ -225,7 +234,7 @@ def test_setting_says_whether_there_are_drafts(mode: str) -> None:
     settings = Settings.model_validate({"speculation": mode})
     model = LoadedModel.of("m", EchoRunner(2, 64), ByteTokenizer(), settings)
     assert (model.planner._drafts is not None) == (mode != "off")
-    assert (model.speculation is not None) == (mode == "auto")
+    assert model.draft_sources == (() if mode == "off" else ("ngram",))
 
 
 def test_runner_that_is_not_exact_gets_no_drafts(caplog: pytest.LogCaptureFixture) -> None:

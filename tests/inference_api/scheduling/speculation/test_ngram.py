@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference_api.scheduling.rows import NO_DRAFT
 from inference_api.scheduling.speculation import ngram
-from inference_api.scheduling.speculation.ngram import NgramDrafts, NgramIndex
+from inference_api.scheduling.speculation.drafts import Outcome
+from inference_api.scheduling.speculation.ngram import NO_MATCH, NgramDrafts, NgramIndex
 from tests.inference_api.scheduling.speculation.rows import rows_of
 
 WORDS = st.lists(st.integers(0, 3), min_size=1, max_size=40)
@@ -35,8 +35,10 @@ def looked_up(tokens: list[int], max_tokens: int) -> list[int]:
 def test_what_followed_before_is_proposed(
     tokens: list[int], expected: list[int], size: int
 ) -> None:
-    [draft] = NgramDrafts(4).propose(rows_of(tokens)).values()
-    assert (list(draft.token_ids), draft.parents, draft.strength) == (expected, None, size)
+    rows = rows_of(tokens)
+    [draft] = NgramDrafts(4).propose(rows).values()
+    assert (list(draft.token_ids), draft.parents) == (expected, None)
+    assert NgramIndex(rows[0]).match(4).size == size
 
 
 @pytest.mark.parametrize("tokens", [[1], [1, 1], [1, 2, 3, 4], [1, 2, 3, 1]])
@@ -53,14 +55,14 @@ def test_growing_answer_is_looked_up_as_a_whole(
     index = NgramIndex(row)
     for piece in pieces:
         row.generated += piece
-        found = index.draft(max_tokens).token_ids
+        found = index.match(max_tokens).token_ids
         assert list(found) == looked_up(prompt + row.generated, max_tokens)
 
 
 @pytest.mark.parametrize(("max_tokens", "expected"), [(1, 0), (2, 1), (3, 2), (50, 4)])
 def test_draft_is_no_longer_than_what_the_row_may_still_say(max_tokens: int, expected: int) -> None:
     [row] = rows_of([1, 2, 3, 4, 5, 6, 1, 2, 3], max_tokens=max_tokens)
-    assert len(NgramIndex(row).draft(4).token_ids) == expected
+    assert len(NgramIndex(row).match(4).token_ids) == expected
 
 
 def test_next_request_of_a_row_begins_with_nothing() -> None:
@@ -78,4 +80,19 @@ def test_rows_have_their_own_matches() -> None:
 def test_of_a_long_prompt_only_the_end_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ngram, "MAX_PROMPT_TOKENS", 4)
     [row] = rows_of([1, 2, 3, 9, 9, 1, 2])
-    assert NgramIndex(row).draft(4) is NO_DRAFT
+    assert NgramIndex(row).match(4) is NO_MATCH
+
+
+def test_likelihoods_fall_along_a_chain_and_follow_what_became_of_the_row() -> None:
+    source, rows = NgramDrafts(4), rows_of([1, 2, 3, 4, 1, 2], [1, 2, 3, 4, 1, 2])
+
+    def likelihoods() -> list[list[float]]:
+        return [list(draft.likelihoods) for draft in source.propose(rows).values()]
+
+    [before, _] = likelihoods()
+    assert before == sorted(before, reverse=True)
+    for _ in range(20):
+        source.propose(rows)
+        source.learn([Outcome(rows[0], range(4), range(4)), Outcome(rows[1], range(4), [])])
+    [right, wrong] = likelihoods()
+    assert right[-1] > 0.6 > before[-1] > wrong[0]

@@ -8,7 +8,9 @@ import pytest
 from inference_api.engine.runner import Draw, RowStep
 from inference_api.request import SamplingParams
 from inference_api.scheduling.rows import Draft, UserRow
-from inference_api.scheduling.speculation.adaptive import AdaptiveDrafts
+from inference_api.scheduling.speculation.acceptance import AcceptanceRates
+from inference_api.scheduling.speculation.drafts import Outcome
+from inference_api.scheduling.speculation.scheduler import DraftScheduler
 from inference_api.scheduling.step_costs import StepCosts
 from inference_api.scheduling.step_plan import Step
 from tests.inference_api.scheduling.speculation.rows import rows_of
@@ -18,15 +20,31 @@ DRAW = Draw(SamplingParams(), (0,), ())
 
 
 class Guesses:
-    """A source that always has something to say, about `rows` of them."""
+    """A source that always has something to say, and learns how often it is right."""
 
-    def __init__(self, rows: Sequence[int]) -> None:
-        self.rows = rows
+    name: str = "ngram"
+    wants_hidden = False
+
+    def __init__(self, name: str = "ngram", token_id: int = 5) -> None:
+        self.name = name
+        self.token_id = token_id
+        self.times_asked = 0
+        of_all = AcceptanceRates(0.99)
+        self._rates = [AcceptanceRates(0.85, of_all) for _ in range(32)]
 
     def propose(self, rows: Sequence[UserRow]) -> Mapping[int, Draft]:
-        return {
-            row.index: Draft([5] * MAX_TOKENS, strength=3) for row in rows if row.index in self.rows
-        }
+        self.times_asked += 1
+        drafts = {}
+        for row in rows:
+            first, later = self._rates[row.index].likelihoods(3)
+            likelihoods = [first * later**depth for depth in range(MAX_TOKENS)]
+            drafts[row.index] = Draft([self.token_id] * MAX_TOKENS, None, likelihoods)
+        return drafts
+
+    def learn(self, outcomes: Sequence[Outcome]) -> None:
+        for row, tried, accepted, _ in outcomes:
+            if tried:
+                self._rates[row.index].learn(3, len(tried), len(accepted))
 
 
 class Simulation:
@@ -40,7 +58,8 @@ class Simulation:
         self.rows = rows_of(*([[1]] * len(likelihoods)))
         self.likelihoods = list(likelihoods)
         num_rows = len(self.rows)
-        self.adaptive = AdaptiveDrafts(Guesses(range(num_rows)), MAX_TOKENS, num_rows)
+        self.source = Guesses()
+        self.adaptive = DraftScheduler([self.source], MAX_TOKENS, num_rows, clock=lambda: 0.0)
         self._costs = [1.0 + slope * (n - num_rows) for n in range(num_rows * (1 + MAX_TOKENS) + 1)]
         known = dict(enumerate(self._costs[num_rows:], num_rows))
         self.adaptive.costs = StepCosts(known, len(self._costs) - 1)
@@ -60,12 +79,13 @@ class Simulation:
                 num_accepted = 0
                 while num_accepted < len(draft.token_ids) and self._is_right(row.index):
                     num_accepted += 1
-                if draft.token_ids:
-                    step.kept.append((taken, range(1 + num_accepted)))
+                tried = range(len(draft.token_ids))
+                step.outcomes.append(Outcome(row, tried, range(num_accepted)))
                 self.num_tokens += 1 + num_accepted
             seconds = self._costs[sum(len(each.token_ids) for _, each in step.decoding)]
             seconds *= self._random.uniform(0.9, 1.1)
-            self.adaptive.learn(step, seconds)
+            self.adaptive.learn(step.outcomes)
+            self.adaptive.took(step, seconds, 0.0)
             self.elapsed_s += seconds
             self.lengths.append({row: len(each.token_ids) for row, each in drafts.items()})
         return self
@@ -122,18 +142,18 @@ def test_rows_that_copy_are_drafted_for_and_the_others_are_not() -> None:
 
 
 def test_without_measured_costs_nothing_is_drafted_but_to_explore() -> None:
-    adaptive = AdaptiveDrafts(Guesses([0]), MAX_TOKENS, 1)
+    adaptive = DraftScheduler([Guesses()], MAX_TOKENS, 1)
     [row] = rows_of([1])
     tried = sum(len(adaptive.propose([row])) for _ in range(1000))
     assert 0 < tried <= 11
 
 
 def test_step_with_prompts_says_nothing_about_costs() -> None:
-    adaptive = AdaptiveDrafts(Guesses([0]), MAX_TOKENS, 1)
+    adaptive = DraftScheduler([Guesses()], MAX_TOKENS, 1)
     [row] = rows_of([1, 2, 3])
     before = adaptive.costs.of(1)
     prompt, decoded = RowStep(0, 0, [1, 2]), RowStep(0, 2, [3], [DRAW])
-    adaptive.learn(Step(prompts=[(row, prompt)], decoding=[(row, decoded)]), 77.0)
+    adaptive.took(Step(prompts=[(row, prompt)], decoding=[(row, decoded)]), 77.0, 0.0)
     assert adaptive.costs.of(1) == before
-    adaptive.learn(Step(decoding=[(row, decoded)]), 77.0)
+    adaptive.took(Step(decoding=[(row, decoded)]), 77.0, 0.0)
     assert adaptive.costs.of(1) == pytest.approx(77.0)

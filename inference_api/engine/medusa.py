@@ -1,0 +1,116 @@
+"""Medusa heads by the kernels: guesses of a model's next tokens from its last hidden state.
+
+Cai et al. 2024, arXiv 2401.10774: head k is `W_k (h + SiLU(A_k h + b_k))`, where `h` is what the
+model's own output head takes, and guesses the token k + 1 places after the one that `h` drew.
+"""
+
+from collections.abc import Sequence
+from heapq import nlargest
+from math import prod
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from inference_api.engine.loading.config import ModelConfig
+from inference_api.engine.loading.layout import HEAD
+from inference_api.engine.loading.medusa_files import MedusaFile, TreePath
+from inference_api.engine.loading.weights import Parameters
+from inference_api.engine.runner import HeadGuesses
+from inference_api.kernels.library import Kernels, PackedWeight
+from inference_api.kernels.packing import BITS, PANEL
+
+DEFAULT_PATHS = 63  # of the tree where the heads' files have none,
+DEFAULT_RANKS = 8
+RANK_DECAY = 0.4  # taking a guess to be less likely by this than the one before it
+UNPACKED_ROWS = 64 * PANEL  # at a time, of the model's own head
+
+
+class MedusaHeads:
+    """`DraftHeads` of a model that the kernels decode. Decode thread only.
+
+    Guesses change no answer, only how often they are right: all weights are packed to 8 bits.
+    """
+
+    def __init__(self, file: MedusaFile, config: ModelConfig, parameters: Parameters) -> None:
+        """`parameters` are the model's, packed."""
+        assert parameters.packing is not None
+        self._kernels = kernels = parameters.packing.kernels
+        vocab_size = len(file.outputs[0]) if file.outputs else config.vocab_size
+        num_tokens = vocab_size if file.token_ids is None else len(file.token_ids)
+        paths = file.paths or default_paths(len(file.weights))
+        self.paths: Sequence[TreePath] = [path for path in paths if max(path) < num_tokens]
+        self._num_heads = num_heads = max(
+            map(len, self.paths)
+        )  # deeper ones would guess for nobody
+        self._num_ranks = 1 + max(map(max, self.paths))
+        self._token_ids = None if file.token_ids is None else file.token_ids.numpy()
+        weights, biases = file.weights[:num_heads], file.biases[:num_heads]
+        first = _packed(kernels, torch.cat([layers[0] for layers in weights]))
+        later = [
+            (_packed(kernels, own_weights[at]), own_biases[at])
+            for at in range(1, len(weights[0]))
+            for own_weights, own_biases in zip(weights, biases, strict=True)
+        ]
+        if file.outputs is not None:
+            chosen = slice(None) if file.token_ids is None else file.token_ids
+            outputs = [_packed(kernels, each[chosen]) for each in file.outputs[:num_heads]]
+        else:
+            outputs = [_rows_of(kernels, parameters.packed[HEAD], file.token_ids)]
+        self._description = kernels.heads(
+            (first, torch.cat([layers[0] for layers in biases])),
+            later,
+            outputs,
+            num_heads,
+            self._num_ranks,
+            config.logits_divisor,
+        )
+
+    @torch.inference_mode()
+    def guess(self, hidden: Sequence[Tensor]) -> HeadGuesses:
+        states = torch.stack(list(hidden))
+        shape = len(states), self._num_heads, self._num_ranks
+        token_ids, probabilities = np.empty(shape, np.int64), np.empty(shape, np.float32)
+        self._kernels.guess(self._description, states, token_ids, probabilities)
+        if self._token_ids is not None:
+            token_ids = self._token_ids[token_ids]
+        return HeadGuesses(token_ids, probabilities)
+
+
+def default_paths(num_heads: int) -> list[TreePath]:
+    """The likeliest paths where each head's second guess is less likely than its first."""
+
+    def likelihood(path: TreePath) -> float:
+        return prod([0.6 * RANK_DECAY**rank for rank in path])
+
+    paths: list[TreePath] = []
+    level: list[TreePath] = [()]
+    for _ in range(num_heads):
+        longer = [(*path, rank) for path in level for rank in range(DEFAULT_RANKS)]
+        level = nlargest(DEFAULT_PATHS, longer, key=likelihood)
+        paths += level
+    return sorted(nlargest(DEFAULT_PATHS, paths, key=likelihood), key=len)
+
+
+def _packed(kernels: Kernels, weights: Tensor) -> PackedWeight:
+    packed = PackedWeight.empty(BITS["int8"], *weights.shape)
+    kernels.pack(weights, packed)
+    return packed
+
+
+def _rows_of(kernels: Kernels, weight: PackedWeight, rows: Tensor | None) -> PackedWeight:
+    """Some outputs of a packed matrix, in 8 bits; bounded in what is unpacked at a time."""
+    if rows is None:
+        rows = torch.arange(weight.outputs)
+        if weight.bits == BITS["int8"]:
+            return weight
+    packed = PackedWeight.empty(BITS["int8"], len(rows), weight.inputs)
+    first_output = 0
+    for begin in range(0, weight.outputs, UNPACKED_ROWS):
+        end = min(begin + UNPACKED_ROWS, weight.outputs)
+        wanted = rows[(rows >= begin) & (rows < end)]
+        if len(wanted):
+            part = weight.part(begin, end).unpack()
+            kernels.pack(part[wanted - begin], packed, first_output)
+            first_output += len(wanted)
+    return packed

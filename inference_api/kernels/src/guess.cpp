@@ -1,0 +1,95 @@
+#include "guess.h"
+
+#include <cmath>
+
+namespace hearth {
+namespace {
+
+float silu(float x) { return x / (1.0f + std::exp(-x)); }
+
+// The `num_ranks` largest of `logits`, best first and the lower index first among equals.
+void find_largest(const float* logits, int64_t count, int64_t num_ranks, int64_t* best) {
+  int64_t found = 0;
+  for (int64_t token = 0; token < count; ++token) {
+    if (found == num_ranks && !(logits[token] > logits[best[found - 1]])) {
+      continue;
+    }
+    int64_t place = found < num_ranks ? found++ : found - 1;
+    for (; place > 0 && logits[token] > logits[best[place - 1]]; --place) {
+      best[place] = best[place - 1];
+    }
+    best[place] = token;
+  }
+}
+
+}  // namespace
+
+void Guess::multiply(Workers& workers, const HearthLinear& linear, const float* x, int64_t num_rows,
+                     float* out) {
+  const int64_t num_groups = linear.inputs / kGroup;
+  const int64_t row_bytes = num_groups * group_bytes(Bits::kInt8);
+  prepared_.resize(static_cast<size_t>(num_rows * row_bytes));
+  workers.each_row(num_rows, [&](int64_t row) {
+    workers.kernels.prepare_row(Bits::kInt8, x + row * linear.inputs, num_groups,
+                                prepared_.data() + row * row_bytes);
+  });
+  LinearCall call = {Bits::kInt8};
+  call.blocks = linear.packed;
+  call.bias = linear.bias;
+  call.num_outputs = linear.outputs;
+  call.num_groups = num_groups;
+  call.rows = prepared_.data();
+  call.num_rows = num_rows;
+  call.factor = 1.0f;
+  call.out = out;
+  workers.multiply(call);
+}
+
+void Guess::run(Workers& workers, const HearthHeads& heads, const float* hidden, int64_t num_rows,
+                int64_t* tokens, float* probabilities) {
+  const int64_t width = heads.first.inputs;
+  const int64_t num_states = heads.num_heads * num_rows;
+  states_.resize(static_cast<size_t>(num_states * width));
+  inner_.resize(static_cast<size_t>(num_states * width));
+  multiply(workers, heads.first, hidden, num_rows, inner_.data());
+  workers.each_row(num_states, [&](int64_t state) {
+    const int64_t head = state / num_rows;
+    const int64_t row = state % num_rows;
+    const float* const inner = inner_.data() + (row * heads.num_heads + head) * width;
+    for (int64_t i = 0; i < width; ++i) {
+      states_[static_cast<size_t>(state * width + i)] = hidden[row * width + i] + silu(inner[i]);
+    }
+  });
+  for (int64_t later = 0; later < heads.num_later; ++later) {
+    float* const states = states_.data() + later % heads.num_heads * num_rows * width;
+    multiply(workers, heads.later[later], states, num_rows, inner_.data());
+    for (int64_t i = 0; i < num_rows * width; ++i) {
+      states[i] += silu(inner_[static_cast<size_t>(i)]);
+    }
+  }
+  const int64_t vocab = heads.outputs[0].outputs;
+  logits_.resize(static_cast<size_t>(num_states * vocab));
+  weights_.resize(logits_.size());
+  const int64_t rows_each = num_states / heads.num_outputs;
+  for (int64_t output = 0; output < heads.num_outputs; ++output) {
+    const int64_t first = output * rows_each;
+    multiply(workers, heads.outputs[output], states_.data() + first * width, rows_each,
+             logits_.data() + first * vocab);
+  }
+  workers.each_row(num_states, [&](int64_t state) {
+    const int64_t place = (state % num_rows * heads.num_heads + state / num_rows) * heads.num_ranks;
+    const float* const logits = logits_.data() + state * vocab;
+    float* const weights = weights_.data() + state * vocab;
+    find_largest(logits, vocab, heads.num_ranks, tokens + place);
+    workers.kernels.weigh(logits, vocab, logits[tokens[place]], heads.logits_divisor, weights);
+    float total = 0.0f;
+    for (int64_t token = 0; token < vocab; ++token) {
+      total += weights[token];
+    }
+    for (int64_t rank = 0; rank < heads.num_ranks; ++rank) {
+      probabilities[place + rank] = weights[tokens[place + rank]] / total;
+    }
+  });
+}
+
+}  // namespace hearth

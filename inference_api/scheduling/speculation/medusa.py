@@ -1,0 +1,135 @@
+"""Medusa: heads trained for the model guess its next tokens from the state that drew the last one.
+
+Cai et al. 2024, arXiv 2401.10774. Head k guesses the token k + 1 places after the one that is
+certain, without knowing those between: the guesses of all heads together are a tree.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from inference_api.engine.runner import DraftHeads, Hidden
+from inference_api.scheduling.rows import Draft, UserRow
+from inference_api.scheduling.speculation.drafts import Outcome
+
+PRIOR_TRIALS = 10.0  # what a head's own probabilities weigh beside what became of its guesses
+MEMORY = 0.998  # what a guess counts when there is another of its kind
+NUM_BINS = 8  # of probabilities: over a half, a quarter and so on
+CERTAIN = 0.98  # no guess is likelier,
+LEAST = 1e-9  # nor less likely
+
+Numbers = NDArray[np.float32]
+Integers = NDArray[np.int64]
+
+
+class MedusaDrafts:
+    """A `DraftSource`: of each row a tree of up to `max_tokens` guesses, the likeliest ones."""
+
+    name = "medusa"
+    wants_hidden = True
+
+    def __init__(self, heads: DraftHeads, max_tokens: int) -> None:
+        self._heads = heads
+        self._max_tokens = max_tokens
+        self._tree = _Tree(heads.paths)
+        self._hidden: dict[int, tuple[UserRow, Hidden]] = {}  # by the index of the row
+        self._proposed: dict[int, _Proposed] = {}
+        # What became of guesses, by their kind: the head, and the bin of its probability.
+        self._first_kind = NUM_BINS * np.arange(self._tree.num_heads)[:, None]
+        num_kinds = NUM_BINS * self._tree.num_heads
+        self._hits = np.full(num_kinds, PRIOR_TRIALS)
+        self._expected = np.full(num_kinds, PRIOR_TRIALS)
+
+    def propose(self, rows: Sequence[UserRow]) -> Mapping[int, Draft]:
+        known = [row for row in rows if self._has_state(row)]
+        self._proposed = {}
+        if not known:
+            return {}
+        guesses = self._heads.guess([self._hidden[row.index][1] for row in known])
+        probabilities = guesses.probabilities
+        likely = np.maximum(probabilities, LEAST)
+        bins = np.minimum(-np.log2(likely), NUM_BINS - 1).astype(np.int64)
+        kinds = self._first_kind + bins
+        likelihoods = np.minimum(likely * (self._hits / self._expected)[kinds], CERTAIN)
+        drafts, nodes = self._tree.drafts(guesses.token_ids, likelihoods, self._max_tokens)
+        own_kinds = _taken(kinds, nodes).tolist()
+        own_probabilities = _taken(probabilities, nodes).tolist()
+        for row, *proposed in zip(known, drafts, own_kinds, own_probabilities, strict=True):
+            self._proposed[row.index] = _Proposed(*proposed)
+        return {row.index: draft for row, draft in zip(known, drafts, strict=True)}
+
+    def learn(self, outcomes: Sequence[Outcome]) -> None:
+        for outcome in outcomes:
+            if outcome.hidden is not None:
+                self._hidden[outcome.row.index] = outcome.row, outcome.hidden
+            if outcome.tried:
+                self._learn_trust(self._proposed[outcome.row.index], outcome)
+
+    def _learn_trust(self, proposed: "_Proposed", outcome: Outcome) -> None:
+        """Of the guesses whose turn came, because what they follow was right: were they?"""
+        parents, right = proposed.draft.parents, {-1, *outcome.accepted}
+        for at in outcome.tried:
+            parent = at - 1 if parents is None else parents[at]
+            if parent in right:
+                kind = proposed.kinds[at]
+                self._hits[kind] *= MEMORY
+                self._hits[kind] += at in right
+                self._expected[kind] *= MEMORY
+                self._expected[kind] += proposed.probabilities[at]
+
+    def _has_state(self, row: UserRow) -> bool:
+        held = self._hidden.get(row.index)
+        return held is not None and held[0] is row
+
+
+class _Proposed(NamedTuple):
+    """A draft; for each guess its head and bin as one number, and the head's own probability."""
+
+    draft: Draft
+    kinds: Sequence[int]
+    probabilities: Sequence[float]
+
+
+class _Tree:
+    """All paths that guesses are taken from, as arrays over their nodes."""
+
+    def __init__(self, paths: Sequence[tuple[int, ...]]) -> None:
+        node_of = {path: node for node, path in enumerate(paths)}
+        self.num_heads, self._num_ranks = max(map(len, paths)), 1 + max(map(max, paths))
+        self._guess = np.array([self._num_ranks * (len(path) - 1) + path[-1] for path in paths])
+        self._parent = np.array([node_of.get(path[:-1], -1) for path in paths])
+        # Of each node its ancestors and itself, root first, padded by an index whose factor is 1.
+        self._ancestors = np.full((len(paths), self.num_heads), len(paths))
+        for node, path in enumerate(paths):
+            for depth in range(len(path)):
+                self._ancestors[node, depth] = node_of[path[: depth + 1]]
+
+    def drafts(
+        self, token_ids: Integers, likelihoods: Numbers, max_tokens: int
+    ) -> tuple[list[Draft], Integers]:
+        """The likeliest nodes of each row, by the tokens [rows, heads, ranks] and how likely each
+        is after a right one.
+
+        Returns drafts, and [rows, guesses] which of a row's heads x ranks each guess is.
+        """
+        num_rows = len(token_ids)
+        own = likelihoods.reshape(num_rows, -1)[:, self._guess]
+        own = np.concatenate([own, np.ones((num_rows, 1), own.dtype)], axis=1)
+        of_path = own[:, self._ancestors].prod(axis=2)
+        # Parents come before their children: they are no less likely, and the sort is stable.
+        nodes = np.argsort(-of_path, axis=1, kind="stable")[:, :max_tokens]
+        place = np.full((num_rows, len(self._parent) + 1), -1)
+        np.put_along_axis(place, nodes, np.arange(nodes.shape[1])[None], axis=1)
+        parents = np.take_along_axis(place, self._parent[nodes], axis=1)
+        guesses = self._guess[nodes]
+        fields = (_taken(token_ids, guesses), parents, np.take_along_axis(of_path, nodes, axis=1))
+        return [
+            Draft(*row) for row in zip(*(each.tolist() for each in fields), strict=True)
+        ], guesses
+
+
+def _taken(values: NDArray[Any], guesses: Integers) -> NDArray[Any]:
+    """Of values [rows, heads, ranks] those of some guesses [rows, guesses]."""
+    return np.take_along_axis(values.reshape(len(values), -1), guesses, axis=1)

@@ -1,0 +1,235 @@
+"""How much of what draft sources propose is worth trying, for every row and step."""
+
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+
+import numpy as np
+from numpy.typing import NDArray
+
+from inference_api.engine.runner import ModelRunner
+from inference_api.scheduling.rows import Draft, UserRow
+from inference_api.scheduling.speculation.drafts import DraftSource, Outcome
+from inference_api.scheduling.speculation.merging import Merged, merged
+from inference_api.scheduling.step_costs import StepCosts
+from inference_api.scheduling.step_plan import Step
+
+MIN_GAIN = 1.03  # below it the costs are not known well enough
+EXPLORED_SHARE = 0.005  # of the time of steps, for drafts that are not expected to pay,
+ASKED_SHARE = 0.005  # and for asking a source that does not
+FIRST_ASKED = 16  # times, before a source may be found not to pay
+PAYOFF_RATE = 0.03  # how fast what a source saves is learned,
+OVERHEAD_RATE = 0.05  # and the time of a turn outside the step
+MAX_RATIO = 4.0  # of that time to what it was: more says that something else took the core
+
+
+@dataclass(slots=True)
+class _Payoff:
+    """Seconds a step that asking a source saves at about so many rows."""
+
+    saved_s: float = 0.0
+    times_asked: int = 0
+    ask_s: float = 0.0
+    budget_s: float = 0.0  # time that may be lost by asking all the same
+
+    def is_worth_asking(self) -> bool:
+        if self.times_asked < FIRST_ASKED or self.saved_s > 0.0:
+            return True
+        if self.budget_s < self.ask_s:
+            return False
+        self.budget_s = 0.0
+        return True
+
+    def learn(self, saved_s: float, ask_s: float) -> None:
+        self.times_asked += 1
+        rate = max(PAYOFF_RATE, 1 / self.times_asked)
+        self.saved_s += rate * (saved_s - ask_s - self.saved_s)
+        self.ask_s += rate * (ask_s - self.ask_s)
+
+
+@dataclass(slots=True)
+class _Asked:
+    """A source's drafts for this step, and how long they took."""
+
+    drafts: Mapping[int, Draft]
+    payoff: _Payoff
+    ask_s: float
+
+
+@dataclass(slots=True)
+class _Turn:
+    """What one step was offered and has of it."""
+
+    asked: Mapping[str, _Asked] = field(default_factory=dict)
+    merged: Mapping[int, Merged] = field(default_factory=dict)  # by row
+    num_tried: Mapping[int, int] = field(default_factory=dict)  # of its guesses, by row
+
+    @property
+    def ask_s(self) -> float:
+        return sum([each.ask_s for each in self.asked.values()])
+
+
+class DraftScheduler:
+    """A `DraftSource` over all that a model has. Decode thread only.
+
+    Of all rows' guesses it takes the likeliest ones, as many as make the expected tokens per second
+    of the whole turn highest: t(tokens) is measured, at warm-up and by every step. That may be
+    nothing, chains or trees, and differ by row. A source is asked while that saves more time than
+    it takes. A small share of the time goes to what it takes for a loss, lest it be wrong for ever.
+    """
+
+    name = "auto"
+
+    def __init__(
+        self,
+        sources: Sequence[DraftSource],
+        max_tokens: int,
+        max_rows: int,
+        tries_all: bool = False,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """`sources`: those that take least time first; `max_tokens`: of one row's draft;
+        `tries_all`: whatever is proposed, whether it pays or not, to compare with."""
+        self.sources = tuple(sources)
+        self.wants_hidden = any(source.wants_hidden for source in sources)
+        self._max_tokens = max_tokens
+        self._most_tokens = max_rows * (1 + max_tokens)
+        self._tries_all = tries_all
+        self._clock = clock
+        # Until costs are measured each token counts the same, so that no draft pays.
+        self.costs = StepCosts({1: 1.0}, self._most_tokens)
+        self._overhead_s = 0.0  # of a turn, outside the step
+        self._payoffs: dict[tuple[str, int], _Payoff] = {}  # by source, and about how many rows
+        self._turn = _Turn()
+        self._num_steps = 0
+        self._last_tried: dict[int, int] = {}  # the step, by row
+        self._explored_s = 0.0  # time that may be lost by exploring
+
+    def warm_up(self, runner: ModelRunner) -> None:
+        """Measure what steps cost."""
+        if not self._tries_all:
+            self.costs = StepCosts.measured(runner, self._most_tokens)
+
+    def propose(self, rows: Sequence[UserRow]) -> Mapping[int, Draft]:
+        self._turn = turn = _Turn(asked := self._asked(rows))
+        turn.merged = self._merged(asked)
+        if turn.merged:
+            turn.num_tried = self._num_worth_trying(len(rows), turn.merged)
+        self._learn_payoffs(len(rows), turn)
+        untried = turn.merged.keys() - turn.num_tried.keys()
+        num_tokens = len(rows) + sum(turn.num_tried.values())
+        if untried and (explored := self._explored(num_tokens, untried)) is not None:
+            turn.num_tried = {**turn.num_tried, explored: 1}
+        self._num_steps += 1
+        for row in turn.num_tried:
+            self._last_tried[row] = self._num_steps
+        return {row: turn.merged[row].draft.first(count) for row, count in turn.num_tried.items()}
+
+    def learn(self, outcomes: Sequence[Outcome]) -> None:
+        """Tell each source what became of its own guesses."""
+        turn = self._turn
+        for source in self.sources:
+            asked = turn.asked.get(source.name)
+            drafts = {} if asked is None else asked.drafts
+            if drafts or source.wants_hidden:
+                source.learn([self._own(source.name, drafts, each) for each in outcomes])
+
+    def took(self, step: Step, model_s: float, loop_s: float) -> None:
+        """How long a turn took, inside the model and outside."""
+        if step.prompts or not step.decoding:
+            return
+        self.costs.learn(sum([len(each.token_ids) for _, each in step.decoding]), model_s)
+        overhead_s = max(loop_s - self._turn.ask_s, 0.0)
+        if not self._overhead_s:
+            self._overhead_s = overhead_s
+        bounded_s = min(overhead_s, MAX_RATIO * self._overhead_s)
+        self._overhead_s += OVERHEAD_RATE * (bounded_s - self._overhead_s)
+
+    def _asked(self, rows: Sequence[UserRow]) -> dict[str, _Asked]:
+        """The drafts of the sources that are worth asking, of the rows that want them."""
+        asked = {}
+        for source in self.sources:
+            wanted = [row for row in rows if row.request.speculation in ("auto", source.name)]
+            if not wanted:
+                continue
+            payoff = self._payoffs.setdefault((source.name, len(rows).bit_length()), _Payoff())
+            if self._tries_all or payoff.is_worth_asking():
+                started_s = self._clock()
+                drafts = source.propose(wanted)
+                ask_s = min(self._clock() - started_s, self._seconds(len(rows)))
+                asked[source.name] = _Asked(drafts, payoff, ask_s)
+            else:
+                payoff.budget_s += ASKED_SHARE * self._seconds(len(rows))
+        return asked
+
+    def _merged(self, asked: Mapping[str, _Asked]) -> Mapping[int, Merged]:
+        """What there is for each row, of at most `max_tokens` guesses."""
+        by_row: dict[int, list[Draft]] = {}
+        for each in asked.values():
+            for row in each.drafts:
+                by_row.setdefault(row, [])
+        for row, drafts in by_row.items():
+            drafts += [each.drafts.get(row, Draft()) for each in asked.values()]
+        return {row: merged(drafts) for row, drafts in by_row.items()}
+
+    def _seconds(self, num_tokens: int) -> float:
+        """Of a turn whose step has so many tokens."""
+        return self.costs.of(num_tokens) + self._overhead_s
+
+    def _num_worth_trying(self, num_rows: int, offered: Mapping[int, Merged]) -> Mapping[int, int]:
+        """Of each row's guesses, the first ones that are worth their time; by row."""
+        drafts = [each.draft.likelihoods[: self._max_tokens] for each in offered.values()]
+        if self._tries_all:
+            return {row: len(each) for row, each in zip(offered, drafts, strict=True) if each}
+        likelihoods = np.fromiter(chain.from_iterable(drafts), float)
+        order = np.argsort(-likelihoods, kind="stable")
+        expected_tokens = num_rows + likelihoods[order].cumsum()
+        seconds = self.costs.up_to(num_rows, len(order)) + self._overhead_s
+        rates: NDArray[np.float64] = expected_tokens / seconds[1:]
+        best = int(rates.argmax())
+        if rates[best] < MIN_GAIN * num_rows / seconds[0]:
+            return {}
+        of_row = np.repeat(np.arange(len(drafts)), [len(each) for each in drafts])
+        counts = np.bincount(of_row[order[: best + 1]], minlength=len(drafts)).tolist()
+        return {row: count for row, count in zip(offered, counts, strict=True) if count}
+
+    def _learn_payoffs(self, num_rows: int, turn: _Turn) -> None:
+        """What this step is expected to save by the guesses that only one source has, or that it
+        has first: time of plain steps for as many tokens, less what it takes to try them."""
+        num_tokens = num_rows + sum(turn.num_tried.values())
+        plain_s = self._seconds(num_rows) / num_rows if num_rows else 0.0
+        for number, each in enumerate(turn.asked.values()):
+            expected_tokens, num_own = 0.0, 0
+            for row, count in turn.num_tried.items():
+                draft, owners, _ = turn.merged[row]
+                for likelihood, owner in zip(draft.likelihoods[:count], owners, strict=False):
+                    if owner == number:
+                        expected_tokens += likelihood
+                        num_own += 1
+            trying_s = self.costs.of(num_tokens) - self.costs.of(num_tokens - num_own)
+            each.payoff.learn(expected_tokens * plain_s - trying_s, each.ask_s)
+
+    def _own(self, name: str, drafts: Mapping[int, Draft], outcome: Outcome) -> Outcome:
+        """An outcome in the numbers of one source's own draft."""
+        row, turn = outcome.row.index, self._turn
+        if not outcome.tried or row not in drafts:
+            return Outcome(outcome.row, (), (), outcome.hidden)
+        places = turn.merged[row].places[list(turn.asked).index(name)]
+        tried, accepted = len(outcome.tried), set(outcome.accepted)
+        return Outcome(
+            outcome.row,
+            [own for own, place in enumerate(places) if place < tried],
+            [own for own, place in enumerate(places) if place in accepted],
+            outcome.hidden,
+        )
+
+    def _explored(self, num_tokens: int, rows: Collection[int]) -> int | None:
+        """The one of `rows` whose drafts were not tried for longest, when there is time for it."""
+        step_s = self.costs.of(num_tokens)
+        loss_s = self.costs.of(num_tokens + 1) - step_s
+        self._explored_s = min(self._explored_s + EXPLORED_SHARE * step_s, loss_s)
+        if self._explored_s < loss_s:
+            return None
+        self._explored_s = 0.0
+        return min(rows, key=lambda row: self._last_tried.get(row, 0))
