@@ -1,7 +1,8 @@
 """The scheduler drafts what pays, and what does not costs next to nothing."""
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -22,18 +23,22 @@ DRAW = Draw(SamplingParams(), (0,), ())
 class Guesses:
     """A source that always has something to say, and learns how often it is right."""
 
-    name: str = "ngram"
     wants_hidden = False
 
-    def __init__(self, name: str = "ngram", token_id: int = 5) -> None:
+    def __init__(
+        self, name: str = "ngram", token_id: int = 5, think: Callable[[], None] = lambda: None
+    ) -> None:
+        """`think` takes the time that guessing takes."""
         self.name = name
         self.token_id = token_id
         self.times_asked = 0
+        self._think = think
         of_all = AcceptanceRates(0.99)
         self._rates = [AcceptanceRates(0.85, of_all) for _ in range(32)]
 
     def propose(self, rows: Sequence[UserRow]) -> Mapping[int, Draft]:
         self.times_asked += 1
+        self._think()
         drafts = {}
         for row in rows:
             first, later = self._rates[row.index].likelihoods(3)
@@ -54,12 +59,15 @@ class Simulation:
     row may not be at many.
     """
 
-    def __init__(self, likelihoods: Sequence[float], slope: float) -> None:
+    def __init__(self, likelihoods: Sequence[float], slope: float, ask_s: float = 0.0) -> None:
         self.rows = rows_of(*([[1]] * len(likelihoods)))
         self.likelihoods = list(likelihoods)
         num_rows = len(self.rows)
-        self.source = Guesses()
-        self.adaptive = DraftScheduler([self.source], MAX_TOKENS, num_rows, clock=lambda: 0.0)
+        self._ask_s = ask_s
+        self.source = Guesses(think=self._think)
+        self.adaptive = DraftScheduler(
+            [self.source], MAX_TOKENS, num_rows, clock=lambda: self.elapsed_s
+        )
         self._costs = [1.0 + slope * (n - num_rows) for n in range(num_rows * (1 + MAX_TOKENS) + 1)]
         known = dict(enumerate(self._costs[num_rows:], num_rows))
         self.adaptive.costs = StepCosts(known, len(self._costs) - 1)
@@ -89,6 +97,9 @@ class Simulation:
             self.elapsed_s += seconds
             self.lengths.append({row: len(each.token_ids) for row, each in drafts.items()})
         return self
+
+    def _think(self) -> None:
+        self.elapsed_s += self._ask_s
 
     def _is_right(self, row: int) -> bool:
         return self._random.random() < self.likelihoods[row]
@@ -157,3 +168,49 @@ def test_step_with_prompts_says_nothing_about_costs() -> None:
     assert adaptive.costs.of(1) == before
     adaptive.took(Step(decoding=[(row, decoded)]), 77.0, 0.0)
     assert adaptive.costs.of(1) == pytest.approx(77.0)
+
+
+@pytest.mark.parametrize("num_rows", [1, 12])
+@pytest.mark.parametrize(("likelihood", "slope"), [(0.0, 0.1), (0.3, 1.0), (0.95, 2.0)])
+def test_source_that_does_not_pay_for_its_time_is_hardly_asked(
+    num_rows: int, likelihood: float, slope: float
+) -> None:
+    simulation = Simulation([likelihood] * num_rows, slope, ask_s=0.3).step(1000)
+    assert simulation.source.times_asked < 0.05 * 1000
+    assert simulation.speedup > 0.97
+
+
+def test_source_that_pays_for_its_time_is_asked_every_step() -> None:
+    simulation = Simulation([0.8], slope=0.05, ask_s=0.3).step(300)
+    assert simulation.source.times_asked == 300
+    assert simulation.speedup > 0.9 * best_speedup(0.8, 0.05, 1) / 1.3
+
+
+def test_source_that_begins_to_pay_is_found() -> None:
+    simulation = Simulation([0.0], slope=0.1, ask_s=0.1).step(300)
+    simulation.likelihoods = [0.95]
+    simulation.step(1500)
+    late = simulation.lengths[-100:]
+    assert sum(lengths.get(0, 0) for lengths in late) > 100 * 4
+
+
+def test_rows_are_drafted_for_by_whom_their_requests_name() -> None:
+    rows = rows_of([1], [1], [1], [1])
+    for row, name in zip(rows, ("off", "ngram", "draft", "auto"), strict=True):
+        row.request = replace(row.request, speculation=name)
+    sources = [Guesses("ngram", 5), Guesses("draft", 6)]
+    scheduler = DraftScheduler(sources, MAX_TOKENS, 4, tries_all=True)
+    firsts = {row: set(draft.token_ids) for row, draft in scheduler.propose(rows).items()}
+    assert firsts == {1: {5}, 2: {6}, 3: {5, 6}}
+
+
+def test_each_source_learns_what_became_of_its_own_guesses() -> None:
+    [row] = rows_of([1])
+    sources = [Guesses("ngram", 5), Guesses("draft", 6)]
+    scheduler = DraftScheduler(sources, 2 * MAX_TOKENS, 1, tries_all=True)
+    for _ in range(20):
+        draft = scheduler.propose([row])[0]
+        sixes = [at for at, token_id in enumerate(draft.token_ids) if token_id == 6]
+        scheduler.learn([Outcome(row, range(len(draft.token_ids)), sixes)])
+    [fives, sixes_then] = [source.propose([row])[0].likelihoods for source in sources]
+    assert fives[0] < 0.1 < 0.9 < sixes_then[0]
