@@ -142,6 +142,26 @@ class Settings(BaseSettings, ModelSettings):
     max_input_qsize: int = Field(
         64, ge=1, le=4096, description="Requests waiting for a row of a model while none is free."
     )
+    batching: Literal["continuous", "dynamic"] = Field(
+        "continuous",
+        description=(
+            "continuous: whoever waits takes a row as soon as one is free; dynamic: in batches "
+            "that nobody joins, to compare."
+        ),
+    )
+    max_batch: int = Field(
+        4,
+        ge=1,
+        le=256,
+        validate_default=True,
+        description="With BATCHING=dynamic, most requests of a batch; at most USER_ROWS.",
+    )
+    batch_timeout_ms: float = Field(
+        100.0,
+        ge=0,
+        le=60_000,
+        description="With BATCHING=dynamic, longest that a request waits for a batch to be full.",
+    )
     prefill_chunk_tokens: int = Field(
         256, ge=1, le=65536, description="Most prompt tokens prefilled in one step."
     )
@@ -265,6 +285,15 @@ class Settings(BaseSettings, ModelSettings):
         if len(set(names)) < len(names):
             raise ValueError(f"two models have one name ({', '.join(names)}); set model_name")
         return models
+
+    @field_validator("max_batch")
+    @classmethod
+    def _check_batch(cls, max_batch: int, info: ValidationInfo) -> int:
+        models = info.data.get("models") or ()
+        rows = [each.user_rows for each in models] or [info.data.get("user_rows", max_batch)]
+        if info.data.get("batching") == "dynamic" and max_batch > min(rows):
+            raise ValueError(f"is above USER_ROWS={min(rows)}; lower it or raise USER_ROWS")
+        return max_batch
 
     @field_validator("route_aliases", "allowed_hosts", "cors_origins", mode="before")
     @classmethod

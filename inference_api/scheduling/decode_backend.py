@@ -14,6 +14,7 @@ from threading import Lock, Thread
 
 from inference_api.errors import BackendFailed, Draining, HearthError, NotReady, StartupError
 from inference_api.request import FinishReason, SessionId, TokenEvent
+from inference_api.scheduling.batching import batching_of
 from inference_api.scheduling.input_queue import InputQueue
 from inference_api.scheduling.loaded_model import LoadedModel, StepTotals, load_models
 from inference_api.scheduling.output_queues import OutputQueues
@@ -78,7 +79,7 @@ class Hooks:
 
 
 class DecodeBackend:
-    """Continuous batching over the rows of every model. `start` it once; `stop` joins its thread.
+    """Batches of requests over the rows of every model. `start` it once; `stop` joins its thread.
 
     `models` has those that are loaded, by name, the default first: all of them from READY on.
     """
@@ -103,6 +104,7 @@ class DecodeBackend:
         self._output_queues = output_queues
         self._clock = clock
         self._on_decoded = on_decoded
+        self._batching = batching_of(settings)
         self._events: list[tuple[SessionId, TokenEvent]] = []
         self._stepped: list[tuple[LoadedModel, Step, float]] = []  # in this turn, in seconds
         self._failure = ""
@@ -242,9 +244,10 @@ class DecodeBackend:
 
     def _pick_prompts(self) -> None:
         for model in self.models.values():
-            while model.rows.has_free_row():
-                request = self._input_queue.get(model.name)
-                if request is None:
+            waiting, num_busy = self._input_queue.waiting(model.name), len(model.rows)
+            for _ in range(self._batching.num_admitted(waiting, num_busy, self._clock())):
+                request = model.rows.has_free_row() and self._input_queue.get(model.name)
+                if not request:
                     break
                 row = model.rows.assign(request, model.runner.max_seq_len, self._clock())
                 model.totals.reused_tokens += row.reused_tokens
@@ -316,7 +319,15 @@ class DecodeBackend:
         if self._drain_until_s is not None:
             self._go_on_draining(self._drain_until_s)
         if not self._num_busy() and not self._is_stopping:
-            self._input_queue.wait_for_request(IDLE_WAIT_S)
+            self._input_queue.wait_for_request(min(IDLE_WAIT_S, self._next_batch_in_s()))
+
+    def _next_batch_in_s(self) -> float:
+        """With no row busy: how long until requests that wait already may take rows."""
+        opens_at_s = min(
+            self._batching.opens_at_s(self._input_queue.waiting(name), num_busy=0)
+            for name in self.models
+        )
+        return max(0.0, opens_at_s - self._clock())
 
     def _go_on_draining(self, until_s: float) -> None:
         if self._clock() >= until_s:

@@ -9,7 +9,8 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from threading import Condition, Lock
+from threading import Condition, Event, Lock
+from typing import NamedTuple
 
 from inference_api.errors import HearthError, QueueFull
 from inference_api.request import GenerationRequest, SessionId
@@ -19,6 +20,15 @@ MAX_RETRY_AFTER_S = 60
 PRIORITY_S = 10.0  # seconds of waiting that one step of priority is worth
 
 Place = tuple[float, int]  # when a request came, by its priority, and its number
+
+
+class Waiting(NamedTuple):
+    """Who waits for a model. `oldest_came_s` is when the one who waits longest came, whatever its
+    priority; 0 while nobody waits."""
+
+    num_requests: int
+    oldest_came_s: float
+    is_closed: bool  # nobody else will come
 
 
 class InputQueue:
@@ -40,7 +50,7 @@ class InputQueue:
         self._lines = {model: _Line(max_size, rows) for model, rows in num_rows.items()}
         self._num_put = 0
         self._lock = Lock()
-        self._request = Condition(self._lock)  # the decode thread waits for one
+        self._news = Event()  # the decode thread waits for some
         self._room = Condition(self._lock)  # request threads wait for some
         self._refusal: Callable[[], HearthError] | None = None
 
@@ -49,9 +59,10 @@ class InputQueue:
         with self._lock:
             self._check_room(request.model)
             self._num_put += 1
-            came_s = self._clock() + request.priority * PRIORITY_S
-            self._lines[request.model].put(request, (came_s, self._num_put))
-            self._request.notify()
+            now_s = self._clock()
+            place = (now_s + request.priority * PRIORITY_S, self._num_put)
+            self._lines[request.model].put(request, place, now_s)
+        self._news.set()
 
     def check_room(self, model: str) -> None:
         """Raises what `put` would raise now for a request to this model."""
@@ -72,11 +83,16 @@ class InputQueue:
             self._lines[model].num_running -= 1
             self._room.notify_all()
 
-    def wait_for_request(self, timeout_s: float) -> None:
-        """Return when a request is there, `wake` is called or the time is over."""
+    def waiting(self, model: str) -> Waiting:
         with self._lock:
-            if not len(self):
-                self._request.wait(timeout_s)
+            line = self._lines[model]
+            return Waiting(len(line), line.oldest_came_s, self._refusal is not None)
+
+    def wait_for_request(self, timeout_s: float) -> None:
+        """Return when a request has come or `wake` was called since this last returned, or the
+        time is over. Decode thread only."""
+        self._news.wait(timeout_s)
+        self._news.clear()
 
     def wait_for_room(self, model: str, timeout_s: float) -> None:
         """Return when there is room, `put` would raise another error, or the time is over."""
@@ -105,8 +121,7 @@ class InputQueue:
 
     def wake(self) -> None:
         """End a `wait_for_request`, so that the decode thread looks around."""
-        with self._lock:
-            self._request.notify_all()
+        self._news.set()
 
     def num_waiting(self, model: str) -> int:
         return len(self._lines[model])
@@ -130,12 +145,16 @@ class _Line:
         self._max_size = max_size
         self._num_rows = num_rows
         self.num_running = 0
-        self._waiting: dict[SessionId, GenerationRequest] = {}
+        self._waiting: dict[SessionId, tuple[float, GenerationRequest]] = {}  # as they came, when
         self._places: list[tuple[Place, SessionId]] = []  # a heap; may name some that have left
         self._taken_at_s: deque[float] = deque(maxlen=RATE_WINDOW)
 
-    def put(self, request: GenerationRequest, place: Place) -> None:
-        self._waiting[request.session_id] = request
+    @property
+    def oldest_came_s(self) -> float:
+        return next(iter(self._waiting.values()))[0] if self._waiting else 0.0
+
+    def put(self, request: GenerationRequest, place: Place, now_s: float) -> None:
+        self._waiting[request.session_id] = now_s, request
         heapq.heappush(self._places, (place, request.session_id))
 
     def get(self, now_s: float) -> GenerationRequest | None:
@@ -145,7 +164,7 @@ class _Line:
         while (session_id := heapq.heappop(self._places)[1]) not in self._waiting:
             continue
         self.num_running += 1
-        return self._waiting.pop(session_id)
+        return self._waiting.pop(session_id)[1]
 
     def remove(self, session_id: SessionId) -> bool:
         is_there = self._waiting.pop(session_id, None) is not None

@@ -107,6 +107,20 @@ def test_every_fault_is_named_with_value_and_bound(monkeypatch: pytest.MonkeyPat
     assert "QUANTIZATION='int3'" in message
 
 
+@pytest.mark.parametrize("models", ["", '[{"model": "a"}, {"model": "b", "user_rows": 2}]'])
+def test_dynamic_batch_above_the_rows_of_a_model_is_refused(
+    monkeypatch: pytest.MonkeyPatch, models: str
+) -> None:
+    monkeypatch.setenv("USER_ROWS", "8" if models else "2")
+    monkeypatch.setenv("MODELS", models)
+    assert load_settings().batching == "continuous"
+    monkeypatch.setenv("BATCHING", "dynamic")
+    with pytest.raises(StartupError, match="MAX_BATCH=4: is above USER_ROWS=2; lower it or raise"):
+        load_settings()
+    monkeypatch.setenv("MAX_BATCH", "2")
+    assert load_settings().max_batch == 2
+
+
 def test_settings_cannot_be_changed() -> None:
     with pytest.raises(ValidationError):
         Settings().user_rows = 3  # type: ignore[misc]

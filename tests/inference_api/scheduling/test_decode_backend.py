@@ -1,5 +1,8 @@
 """The decode loop, driven step by step on this thread, over the echo runner."""
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -21,16 +24,28 @@ class Loop:
     """A backend whose thread is the test, on a clock that the test moves."""
 
     def __init__(
-        self, rows: int = 2, context: int = 64, chunk: int = 4, models: tuple[str, ...] = (NAME,)
+        self,
+        rows: int = 2,
+        context: int = 64,
+        chunk: int = 4,
+        models: tuple[str, ...] = (NAME,),
+        settings: Mapping[str, object] = MappingProxyType({}),
     ) -> None:
         self.now_s = 0.0
-        self.input_queue = InputQueue(100, dict.fromkeys(models, rows))
+        self.input_queue = InputQueue(100, dict.fromkeys(models, rows), self.now)
         self.output_queues = OutputQueues()
         self.backend = DecodeBackend(
-            Settings(user_rows=rows, prefill_chunk_tokens=chunk, drain_timeout_s=10),
+            Settings.model_validate(
+                {
+                    "user_rows": rows,
+                    "prefill_chunk_tokens": chunk,
+                    "drain_timeout_s": 10,
+                    **settings,
+                }
+            ),
             self.input_queue,
             self.output_queues,
-            clock=lambda: self.now_s,
+            self.now,
         )
         self.backend.take(
             LoadedModel.of(name, EchoRunner(rows, context), ByteTokenizer(), self.backend.settings)
@@ -38,6 +53,9 @@ class Loop:
         )
         self.backend._rest = lambda: None  # type: ignore[method-assign]  # no waiting for prompts
         self.backend._become_ready()
+
+    def now(self) -> float:
+        return self.now_s
 
     def submit(self, text: str, max_tokens: int = 100, model: str = NAME) -> OutputQueue:
         queue = self.output_queues.open(model)

@@ -1,0 +1,145 @@
+"""Real models, decoded step by step on the test's thread, with any draft source.
+
+What tests know of how a source joins a model is here and in `sources.py`.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from inference_api.engine.engine_runner import EngineRunner
+from inference_api.engine.options import EngineOptions
+from inference_api.engine.runner import Draw, RowStep
+from inference_api.request import (
+    FinishReason,
+    GenerationRequest,
+    SamplingParams,
+    SessionId,
+    TokenEvent,
+)
+from inference_api.scheduling.decode_backend import DecodeBackend
+from inference_api.scheduling.input_queue import InputQueue
+from inference_api.scheduling.loaded_model import LoadedModel
+from inference_api.scheduling.output_queues import OutputQueues
+from inference_api.scheduling.rows import Tokens
+from inference_api.scheduling.speculation.drafts import DraftSource
+from inference_api.scheduling.step_plan import StepPlanner
+from inference_api.settings import EMBEDDED_MODEL, Settings
+from inference_api.text.tokens import Tokenizer, load_tokenizer
+
+NAME = EMBEDDED_MODEL.name
+MAX_ROWS = 32
+GREEDY = SamplingParams(temperature=0.0)
+FORMS: Mapping[str, Mapping[str, Any]] = {
+    "float32": {"dtype": "float32"},
+    "int8": {"quantization": "int8"},
+    "int4": {"quantization": "int4"},
+}
+
+
+class Model:
+    """A runner of the model in a folder. Its cache belongs to the `Decoding` that was made last."""
+
+    def __init__(self, form: str, folder: Path = EMBEDDED_MODEL, max_seq_len: int = 1024) -> None:
+        options = EngineOptions(device="cpu", max_rows=MAX_ROWS, max_seq_len=max_seq_len)
+        self.runner = EngineRunner(folder, replace(options, **FORMS[form]))
+        self.runner.load()
+        # Whatever the model: prompts are token ids, and nothing here asks for text of another.
+        self.tokenizer: Tokenizer = load_tokenizer(EMBEDDED_MODEL, self.runner.eos_token_ids)
+
+    def log_likelihoods(self, tokens: Sequence[int]) -> NDArray[np.float64]:
+        """Of every token after these, [vocabulary], by a plain step. Writes to row 0."""
+        every = replace(GREEDY, num_logprobs=self.runner.vocab_size)
+        step = RowStep(0, 0, tokens, (Draw(every, tokens, ()),))
+        ((drawn,), _) = self.runner.step([step])[0]
+        assert drawn.logprobs is not None
+        token_ids, values = zip(*sorted(drawn.logprobs.top), strict=True)
+        assert token_ids == tuple(range(self.runner.vocab_size))
+        return np.array(values, np.float64)
+
+
+class Answer:
+    """What a request was answered, step by step."""
+
+    def __init__(self, request: GenerationRequest) -> None:
+        self.request = request
+        self.events: list[TokenEvent] = []
+
+    @cached_property
+    def tokens(self) -> Tokens:
+        return tuple(token for event in self.events for token in event.token_ids)
+
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        return self.events[-1].finish_reason if self.events else None
+
+    @property
+    def said(self) -> tuple[Tokens, FinishReason | None]:
+        """What of an answer may not change."""
+        return self.tokens, self.finish_reason
+
+    @property
+    def accepted_tokens(self) -> int:
+        return sum(event.accepted_tokens for event in self.events)
+
+
+class _Recorder(OutputQueues):
+    def __init__(self) -> None:
+        super().__init__()
+        self.events: dict[SessionId, list[TokenEvent]] = defaultdict(list)
+
+    def publish(self, events: Iterable[tuple[SessionId, TokenEvent]]) -> None:
+        for session_id, event in events:
+            self.events[session_id].append(event)
+
+
+class Decoding:
+    """The loop over one model's rows, from an empty cache on."""
+
+    def __init__(self, model: Model, drafts: DraftSource | None = None) -> None:
+        settings = Settings(user_rows=MAX_ROWS)
+        self._outputs = _Recorder()
+        self.input_queue = InputQueue(10_000, {NAME: MAX_ROWS})
+        self.backend = DecodeBackend(settings, self.input_queue, self._outputs)
+        loaded = LoadedModel.of(NAME, model.runner, model.tokenizer, settings)
+        planner = StepPlanner(loaded.rows, model.runner, settings, drafts)
+        self.backend.take([replace(loaded, planner=planner)])
+        self.backend._rest = lambda: None  # type: ignore[method-assign]  # no waiting for prompts
+        self.backend._become_ready()
+        self._num_requests = 0
+
+    def answers(
+        self,
+        requests: Iterable[GenerationRequest],
+        on_step: Callable[[], None] = lambda: None,
+    ) -> list[Answer]:
+        """All at once, as many as there are rows; who waits joins as others leave. `on_step` is
+        called before every step. Sessions get names of their own: their number in `requests`."""
+        self._outputs.events.clear()
+        answers = []
+        for number, each in enumerate(requests):
+            session_id = SessionId(str(number))
+            answers.append(answer := Answer(replace(each, session_id=session_id)))
+            answer.events = self._outputs.events[session_id]
+            self.input_queue.put(answer.request)
+        while len(self.input_queue) or any(self.backend.users):
+            on_step()
+            self.backend.step()
+        return answers
+
+
+def request_of(
+    prompt: Sequence[int],
+    max_tokens: int,
+    sampling: SamplingParams = GREEDY,
+    stop_token_ids: frozenset[int] = frozenset(),
+) -> GenerationRequest:
+    return GenerationRequest(
+        SessionId(""), NAME, tuple(prompt), max_tokens, sampling, stop_token_ids
+    )
