@@ -29,12 +29,14 @@ from inference_api.scheduling.loaded_model import LoadedModel
 from inference_api.scheduling.output_queues import OutputQueues
 from inference_api.scheduling.rows import Tokens
 from inference_api.scheduling.speculation.drafts import DraftSource
+from inference_api.scheduling.speculation.scheduler import DraftScheduler
 from inference_api.scheduling.step_plan import StepPlanner
 from inference_api.settings import EMBEDDED_MODEL, Settings
 from inference_api.text.tokens import Tokenizer, load_tokenizer
 
 NAME = EMBEDDED_MODEL.name
 MAX_ROWS = 32
+MAX_GUESSES = 32  # of a row in one step
 GREEDY = SamplingParams(temperature=0.0)
 FORMS: Mapping[str, Mapping[str, Any]] = {
     "float32": {"dtype": "float32"},
@@ -108,8 +110,11 @@ class Decoding:
         self.input_queue = InputQueue(10_000, {NAME: MAX_ROWS})
         self.backend = DecodeBackend(settings, self.input_queue, self._outputs)
         loaded = LoadedModel.of(NAME, model.runner, model.tokenizer, settings)
-        planner = StepPlanner(loaded.rows, model.runner, settings, drafts)
-        self.backend.take([replace(loaded, planner=planner)])
+        scheduler = None
+        if drafts is not None:
+            scheduler = DraftScheduler([drafts], MAX_GUESSES, MAX_ROWS, tries_all=True)
+        planner = StepPlanner(loaded.rows, model.runner, settings, scheduler)
+        self.backend.take([replace(loaded, planner=planner, speculation=scheduler)])
         self.backend._rest = lambda: None  # type: ignore[method-assign]  # no waiting for prompts
         self.backend._become_ready()
         self._num_requests = 0

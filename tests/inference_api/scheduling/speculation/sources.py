@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from inference_api.request import FinishReason, GenerationRequest
 from inference_api.scheduling.rows import Draft, Tokens, UserRow
-from inference_api.scheduling.speculation.drafts import DraftSource
+from inference_api.scheduling.speculation.drafts import DraftSource, Outcome
 from inference_api.scheduling.speculation.ngram import NgramDrafts
 from tests.inference_api.scheduling.speculation.decoding import Answer, Model
 
@@ -45,7 +45,21 @@ class Known:
         return self._said.get((row.request.prompt_tokens, (*row.generated, *branch)), ())
 
 
-class Oracle:
+class _Guesser:
+    """Learns nothing, and takes all its guesses to be as likely."""
+
+    name = "test"
+    wants_hidden = False
+
+    def learn(self, outcomes: Sequence[Outcome]) -> None:
+        """It knows."""
+
+
+def _draft(tokens: Sequence[int], parents: Sequence[int] | None = None) -> Draft:
+    return Draft(tokens, parents, [0.5] * len(tokens))
+
+
+class Oracle(_Guesser):
     """The tokens that will be drawn, as a chain, and one behind the end of the answer."""
 
     def __init__(self, known: Known) -> None:
@@ -53,10 +67,10 @@ class Oracle:
 
     def propose(self, rows: Sequence[UserRow]) -> Mapping[int, Draft]:
         following = {row.index: self._known.following(row)[:CHAIN_TOKENS] for row in rows}
-        return {index: Draft(tokens) for index, tokens in following.items() if tokens}
+        return {index: _draft(tokens) for index, tokens in following.items() if tokens}
 
 
-class Adversary:
+class Adversary(_Guesser):
     """The likeliest tokens but the one that will be drawn, and what would be right after that one
     after each of them."""
 
@@ -70,11 +84,11 @@ class Adversary:
             wrong = [token for token in self._known.likely(row) if token != right][:CHAIN_TOKENS]
             if wrong:
                 parents = (*[-1] * len(wrong), *(range(len(wrong)) if after else ()))
-                drafts[row.index] = Draft((*wrong, *after * len(wrong)), parents)
+                drafts[row.index] = _draft((*wrong, *after * len(wrong)), parents)
         return drafts
 
 
-class RandomTrees:
+class RandomTrees(_Guesser):
     """Trees of any shape, mostly of what answers to the same prompt go on with."""
 
     def __init__(self, known: Known) -> None:
@@ -96,7 +110,7 @@ class RandomTrees:
                 branches[len(tokens)] = (*branches[parent], token)
                 tokens.append(token)
                 parents.append(parent)
-        return Draft(tokens, parents)
+        return _draft(tokens, parents)
 
 
 # Whose answers have to be those of single steps. A source joins by a line.

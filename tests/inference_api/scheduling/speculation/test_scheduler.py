@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from inference_api.engine.runner import Draw, RowStep
-from inference_api.request import SamplingParams
+from inference_api.request import SamplingParams, Speculation
 from inference_api.scheduling.rows import Draft, UserRow
 from inference_api.scheduling.speculation.acceptance import AcceptanceRates
 from inference_api.scheduling.speculation.drafts import Outcome
@@ -196,7 +196,8 @@ def test_source_that_begins_to_pay_is_found() -> None:
 
 def test_rows_are_drafted_for_by_whom_their_requests_name() -> None:
     rows = rows_of([1], [1], [1], [1])
-    for row, name in zip(rows, ("off", "ngram", "draft", "auto"), strict=True):
+    names: list[Speculation] = ["off", "ngram", "draft", "auto"]
+    for row, name in zip(rows, names, strict=True):
         row.request = replace(row.request, speculation=name)
     sources = [Guesses("ngram", 5), Guesses("draft", 6)]
     scheduler = DraftScheduler(sources, MAX_TOKENS, 4, tries_all=True)
