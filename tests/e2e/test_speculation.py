@@ -53,6 +53,16 @@ def test_a_copy_is_drafted_and_says_how_well(
     assert shares[0] > 0
 
 
+def test_a_request_that_wants_no_drafts_has_none(api: ServedApi, client: openai.OpenAI) -> None:
+    drafted_text, _ = copied(client)
+    before = api.state()["totals"]["drafts"]
+    text, usage = copied(client, speculation="off")
+    assert text == drafted_text
+    assert usage["acceptance_rate"] is None
+    assert not usage.keys() & OF_DRAFTS
+    assert api.state()["totals"]["drafts"] == before
+
+
 def test_a_stream_ends_with_the_same_figures(client: openai.OpenAI) -> None:
     _, usage = copied(client)
     stream = client.chat.completions.create(
