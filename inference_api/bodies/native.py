@@ -150,13 +150,17 @@ def parse_native_body(body: bytes, has_strict_bounds: bool = False) -> NativeBod
 
 
 def _rank(detail: ErrorDetails) -> int:
-    return 0 if detail["type"] in NO_TEXT else 1 if detail["type"] in EXPECTED else 2
+    return 0 if detail["type"] in NO_TEXT else 1 if _kind(detail) in EXPECTED else 2
+
+
+def _kind(detail: ErrorDetails) -> str:
+    """Returns pydantic's type of error; of what is no text where one of several is wanted, that."""
+    is_other_type = detail["type"] == "literal_error" and not isinstance(detail["input"], str)
+    return "string_type" if is_other_type else detail["type"]
 
 
 def _refusal(detail: ErrorDetails, given: Json) -> InvalidRequest:
-    name, kind = str(detail["loc"][0]), detail["type"]
-    if kind == "literal_error" and not isinstance(detail["input"], str):
-        kind = "string_type"
+    name, kind = str(detail["loc"][0]), _kind(detail)
     if kind in NO_TEXT:
         message = "required 'text' parameter is either empty or not provided"
     elif kind in EXPECTED:

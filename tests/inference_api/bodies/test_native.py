@@ -170,3 +170,5 @@ def test_values_out_of_bounds_are_named_with_the_bound(
 def test_types_are_reported_before_bounds() -> None:
     with pytest.raises(InvalidRequest, match="seed is type"):
         parse(temperature=-1, seed="x")
+    with pytest.raises(InvalidRequest, match="speculation is type"):
+        parse(temperature=-1, speculation=7)
