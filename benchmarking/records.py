@@ -62,6 +62,8 @@ class ServerUsage:
     acceptance_rate: float | None = None  # draft tokens accepted / proposed
     switching_time_s: float | None = None  # spent bringing the model into memory
     queue_s: float | None = None  # the part of `ttft_s` before the request was admitted
+    tokens_per_step: float | None = None  # of speculative decoding, the certain one among them
+    acceptance_by_depth: tuple[float, ...] = ()  # shares of the drafts of at least 1, 2, ... levels
 
 
 @dataclass(frozen=True, slots=True)

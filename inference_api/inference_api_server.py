@@ -144,6 +144,7 @@ def _state(
         queued=input_queue.num_waiting(model.name),
         sessions=output_queues.num_sessions(model.name),
         **asdict(snapshot.totals),
+        depths=snapshot.depths,
     )
 
 

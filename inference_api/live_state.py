@@ -22,6 +22,7 @@ LATENCIES = {
     "ttft": "inference_time_to_first_token_seconds",
     "itl": "inference_inter_token_latency_seconds",
 }
+BATCH_SIZES = "inference_batch_size_sum"
 REQUESTS = "inference_requests_total"
 ERRORS = "inference_errors_total"
 
@@ -63,6 +64,7 @@ class LiveState:
                 "prefilled_tokens": totals.prefilled_tokens,
                 "generated_tokens": totals.generated_tokens,
             },
+            "speculation": self._speculation(),
             "latencies": {name: self._histogram(metric) for name, metric in LATENCIES.items()},
             "finished": self._counts(REQUESTS, "finish_reason"),
             "errors": self._counts(ERRORS, "code"),
@@ -96,6 +98,19 @@ class LiveState:
             "generated_tokens": len(row.generated),
             "token_limit": row.token_limit,
             "running_s": round(now_s - row.admitted_at_s, 3),
+        }
+
+    def _speculation(self) -> Json:
+        """By model, since start. `decoded_rows`: of all steps together."""
+        decoded_rows = self._counts(BATCH_SIZES, "model_name")
+        return {
+            model: {
+                "drafted_tokens": each.totals.drafted_tokens,
+                "accepted_tokens": each.totals.accepted_tokens,
+                "generated_tokens": each.totals.generated_tokens,
+                "decoded_rows": decoded_rows.get(model, 0),
+            }
+            for model, each in self._backend.snapshot.models.items()
         }
 
     def _histogram(self, name: str) -> Json:

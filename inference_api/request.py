@@ -13,9 +13,8 @@ from inference_api.errors import HearthError
 
 SessionId = NewType("SessionId", str)
 
-
 Speculation = Literal["auto", "off", "ngram", "medusa", "draft"]
-"""Who guesses several tokens a step: a source by its name, nobody, or whoever the server has."""
+"""Who drafts for a request: `auto` as the server does it, `off` nobody, else the one so called."""
 
 
 class FinishReason(StrEnum):
@@ -89,6 +88,7 @@ class GenerationParams:
     session_id: str | None = None  # None: made for it
     wants_prompt_logprobs: bool = False
     priority: int = 0
+    speculation: Speculation = "auto"
     constraint: ConstraintSpec | None = None
     sampling: SamplingParams = field(default_factory=SamplingParams)
 
@@ -105,8 +105,8 @@ class GenerationRequest:
     stop_token_ids: frozenset[int] = frozenset()
     wants_prompt_logprobs: bool = False  # with `sampling.num_logprobs`: of the prompt's tokens too
     priority: int = 0  # lower ones leave the input queue earlier
+    speculation: Speculation = "auto"  # `off`, `auto`, or one of the model's sources
     grammar: Grammar | None = None
-    speculation: Speculation = "auto"
 
 
 @dataclass(frozen=True, slots=True)

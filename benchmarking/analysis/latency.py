@@ -51,6 +51,10 @@ def acceptance_rate(record: RequestRecord) -> float | None:
     return record.usage.acceptance_rate if record.usage else None
 
 
+def tokens_per_step(record: RequestRecord) -> float | None:
+    return record.usage.tokens_per_step if record.usage else None
+
+
 @dataclass(frozen=True, slots=True)
 class Metric:
     """A number that every successful request has, and how people read it."""

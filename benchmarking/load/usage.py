@@ -25,6 +25,7 @@ KEYS = {
     "acceptance_rate": ("acceptance_rate",),
     "switching_time_s": ("switching_time", "model_load_time"),
     "queue_s": ("queue_time",),
+    "tokens_per_step": ("tokens_per_step",),
 }
 COUNTS = {"prompt_tokens", "completion_tokens", "total_tokens", "batch_size_used"}
 
@@ -37,12 +38,16 @@ def server_usage(usage: Mapping[str, Any]) -> ServerUsage:
     tokens, seconds = said["total_tokens"], said["end_to_end_latency_s"]
     if said["total_tokens_per_s"] is None and tokens and seconds:
         said["total_tokens_per_s"] = tokens / seconds
-    return ServerUsage(**said)
+    return ServerUsage(**said, acceptance_by_depth=_shares(usage.get("acceptance_by_depth")))
 
 
 def _first(usage: Mapping[str, Any], keys: tuple[str, ...]) -> float | None:
     numbers = [usage[key] for key in keys if _is_number(usage.get(key))]
     return next((number for number in numbers if number), numbers[0] if numbers else None)
+
+
+def _shares(said: object) -> tuple[float, ...]:
+    return tuple(said) if isinstance(said, list) and all(map(_is_number, said)) else ()
 
 
 def _is_number(value: object) -> bool:

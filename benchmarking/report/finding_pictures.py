@@ -1,6 +1,6 @@
 """Pictures of what was concluded: the fit, a comparison, the switching times, the acceptance."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -9,9 +9,9 @@ from matplotlib.figure import Figure
 from benchmarking.analysis.compare import Change, Verdict
 from benchmarking.analysis.fit import Fit, Line
 from benchmarking.analysis.intervals import over_repeats
-from benchmarking.analysis.latency import acceptance_rate, succeeded
+from benchmarking.analysis.latency import acceptance_rate, succeeded, tokens_per_step
 from benchmarking.analysis.switching import Matrix
-from benchmarking.records import Run
+from benchmarking.records import RequestRecord, Run
 from benchmarking.report.svg import COLORS, panels
 
 _VERDICT_COLORS = {Verdict.BETTER: COLORS[2], Verdict.WORSE: COLORS[1], Verdict.SAME: "#777777"}
@@ -96,24 +96,28 @@ def _heat_map(
     ax.set(xlabel="to", ylabel="from", title=f"switching time, s, {who}")
 
 
-def acceptance_rates(run: Run) -> Figure | None:
-    """Draft tokens accepted of those proposed, in every row that has a draft."""
-    rows = {
-        f"{row_record.load.model}, row {row}": values
-        for row, row_record in enumerate(run.rows)
-        if (
-            values := [
-                rate
-                for record in succeeded(run.records_of(row))
-                if (rate := acceptance_rate(record)) is not None
-            ]
-        )
-    }
-    if not rows:
+def acceptance(run: Run) -> Figure | None:
+    """What drafts brought in every row that has them: the share that was right, and the tokens of a
+    step where the server says those."""
+    figures = (("acceptance rate", acceptance_rate), ("tokens per step", tokens_per_step))
+    said = [(label, rows) for label, of in figures if (rows := _by_row(run, of))]
+    if not said:
         return None
-    figure, (ax,) = panels(1)
-    ax.boxplot(list(rows.values()), whis=(5, 95), showfliers=False)
-    ax.set_xticks(range(1, len(rows) + 1), list(rows), rotation=30)
-    ax.set(ylabel="acceptance rate")
-    ax.set_ylim(0, 1)
+    figure, axes = panels(len(said))
+    for ax, (label, rows) in zip(axes, said, strict=True):
+        ax.boxplot(list(rows.values()), whis=(5, 95), showfliers=False)
+        ax.set_xticks(range(1, len(rows) + 1), list(rows), rotation=30)
+        ax.set(ylabel=label)
+        ax.set_ylim(0, 1 if label == "acceptance rate" else None)
     return figure
+
+
+def _by_row(run: Run, of: Callable[[RequestRecord], float | None]) -> Mapping[str, Sequence[float]]:
+    """The figures of the successes that have one, of the rows with any."""
+    values = {
+        f"{row_record.load.model}, row {row}": [
+            value for record in succeeded(run.records_of(row)) if (value := of(record)) is not None
+        ]
+        for row, row_record in enumerate(run.rows)
+    }
+    return {row: of_row for row, of_row in values.items() if of_row}

@@ -211,9 +211,10 @@ def _findings(run: Run, fit: Fit | None, changes: Sequence[Change]) -> list[Sect
         _picture(
             "acceptance",
             "Acceptance rate",
-            "Draft tokens accepted of those proposed; boxes are quartiles, whiskers p5 to p95.",
+            "Draft tokens accepted of those proposed, and tokens that a step brought; boxes are "
+            "quartiles, whiskers p5 to p95.",
             "the server reports none: it serves without a draft.",
-            finding_pictures.acceptance_rates(run),
+            finding_pictures.acceptance(run),
         ),
         _picture(
             "fit",

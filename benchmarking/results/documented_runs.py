@@ -131,6 +131,8 @@ def _usage(response: Response) -> ServerUsage:
         batch_size_used=response.get("batch_size_used"),
         acceptance_rate=response.get("acceptance_rate"),
         switching_time_s=said("switching_time"),
+        tokens_per_step=response.get("tokens_per_step"),
+        acceptance_by_depth=tuple(response.get("acceptance_by_depth") or ()),
     )
 
 

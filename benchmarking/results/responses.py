@@ -117,7 +117,18 @@ def _response(
         ),
         "client_inter_token_latencies_s": list(times.gaps_s),
         "client_mean_inter_token_latency_s": times.mean_inter_token_s,
+        **_of_drafts(server),
     }
+
+
+def _of_drafts(server: ServerUsage) -> Response:
+    """Figures of ours after the documented ones, of a server that speaks of them."""
+    said: Response = {}
+    if server.tokens_per_step is not None:
+        said["tokens_per_step"] = server.tokens_per_step
+    if server.acceptance_by_depth:
+        said["acceptance_by_depth"] = list(server.acceptance_by_depth)
+    return said
 
 
 def _clock(started_at: datetime, at_s: float) -> str:

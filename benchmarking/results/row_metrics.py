@@ -64,6 +64,9 @@ def row_metrics(row: RowRecord, records: Sequence[RequestRecord]) -> Metrics:
         "acceptance_rate_mean": _mean(
             [record.usage.acceptance_rate for record in answered if record.usage]
         ),
+        "tokens_per_step_mean": _mean(
+            [record.usage.tokens_per_step for record in answered if record.usage]
+        ),
         **switching(records),
         "client": None if row.overhead is None else asdict(row.overhead),
         "is_client_bottleneck": is_client_bottleneck(row),

@@ -25,6 +25,7 @@ METRICS = (
     "server_number_input_tokens",
     "server_number_output_tokens",
     "acceptance_rate",
+    "tokens_per_step",  # ours
 )
 
 Summary = dict[str, Any]
@@ -69,8 +70,8 @@ def results(responses: Sequence[Response], duration_s: float) -> Summary:
     succeeded = [response for response in responses if response["error_code"] is None]
     found: Summary = {}
     for metric in METRICS:
-        values = [response[metric] for response in succeeded if response[metric] is not None]
-        if values:
+        said = [response.get(metric) for response in succeeded]
+        if values := [value for value in said if value is not None]:
             found |= {f"results_{metric}_{name}": v for name, v in statistics(values).items()}
     errors = Counter(r["error_code"] for r in responses if r["error_code"] is not None)
     rates = [response["client_output_token_per_s_per_request"] for response in succeeded]

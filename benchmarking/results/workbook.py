@@ -47,6 +47,7 @@ COLUMNS = (
     "estimated_request_batching_frequencies",
     "estimated_representative_batch_size",
     "client_rates_unusable",
+    *(f"tokens_per_step_{which}" for which in ("min", "p50", "max")),
 )
 
 Line = dict[str, Any]

@@ -6,13 +6,21 @@ and fields that cannot change an answer count as absent, at every depth.
 
 import json
 from collections.abc import Mapping
-from typing import Any, ClassVar, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from inference_api.bodies.json_object import parse_object, shortened, to_float
 from inference_api.errors import InvalidRequest
+from inference_api.request import Speculation
 
 MAX_FAULTS = 100  # of a body, to look at one by one: a body can have a million
 
@@ -78,6 +86,15 @@ def _as_float(value: Any) -> Any:
 
 # For a float with bounds: an integer beyond any float is beyond the bounds too.
 ANY_SIZE = BeforeValidator(_as_float)
+
+
+AskedSpeculation = Annotated[
+    Speculation | None,
+    Field(
+        description="Who drafts tokens: auto, as the server does it; off, nobody; else one of the "
+        "sources that the model is served with."
+    ),
+]
 
 
 def _is_same(given: object, neutral: object) -> bool:

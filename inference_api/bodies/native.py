@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, ConfigDict, Field, ValidationError, WrapValidator
 from pydantic_core import ErrorDetails
 
-from inference_api.bodies.fields import Body, Json
+from inference_api.bodies.fields import AskedSpeculation, Body, Json
 from inference_api.bodies.json_object import parse_object, shortened, to_float
 from inference_api.errors import InvalidRequest
 from inference_api.request import GenerationParams, SamplingParams
@@ -114,6 +114,7 @@ class NativeBody(Body):
     # Printable ASCII: it is a header.
     session_id: str | None = Field(None, pattern=f"^[!-~]{{0,{MAX_SESSION_ID_CHARS}}}$")
     seed: OptionalInteger = Field(None, ge=-(2**63), le=2**63 - 1)
+    speculation: AskedSpeculation = None
 
     def params(self) -> GenerationParams:
         """Returns the parameters, with a random seed where none is given."""
@@ -122,6 +123,7 @@ class NativeBody(Body):
             max_tokens=self.max_tokens,
             stop_strings=tuple(self.stop_sequence),
             session_id=self.session_id or None,
+            speculation=self.speculation or "auto",
             sampling=SamplingParams(
                 temperature=self.temperature,
                 top_k=self.top_k,
@@ -148,11 +150,17 @@ def parse_native_body(body: bytes, has_strict_bounds: bool = False) -> NativeBod
 
 
 def _rank(detail: ErrorDetails) -> int:
-    return 0 if detail["type"] in NO_TEXT else 1 if detail["type"] in EXPECTED else 2
+    return 0 if detail["type"] in NO_TEXT else 1 if _kind(detail) in EXPECTED else 2
+
+
+def _kind(detail: ErrorDetails) -> str:
+    """Returns pydantic's type of error; of what is no text where one of several is wanted, that."""
+    is_other_type = detail["type"] == "literal_error" and not isinstance(detail["input"], str)
+    return "string_type" if is_other_type else detail["type"]
 
 
 def _refusal(detail: ErrorDetails, given: Json) -> InvalidRequest:
-    name, kind = str(detail["loc"][0]), detail["type"]
+    name, kind = str(detail["loc"][0]), _kind(detail)
     if kind in NO_TEXT:
         message = "required 'text' parameter is either empty or not provided"
     elif kind in EXPECTED:
@@ -164,6 +172,9 @@ def _refusal(detail: ErrorDetails, given: Json) -> InvalidRequest:
             f"Parameter: {name} must be 1 to {MAX_SESSION_ID_CHARS} printable ASCII characters "
             "without spaces."
         )
+    elif kind == "literal_error":
+        value, choices = shortened(detail["input"]), detail["ctx"]["expected"]
+        message = f"Parameter: {name}={value} is not served; give {choices}."
     else:
         is_list = kind == "too_long"
         value = f"{detail['ctx']['actual_length']} strings" if is_list else detail["input"]

@@ -2,7 +2,7 @@
 
 const WINDOW_S = 120;
 const SHORTEST_S = 20; // of what a chart spans
-const QUANTILE_WINDOW_S = 60;
+const RECENT_S = 60;
 
 /** States in the order they came. A server that restarted starts anew. */
 export class History {
@@ -49,14 +49,21 @@ export class History {
 
   /** Quantiles in seconds of a latency over the last minute; null where there was none. */
   quantiles(name, ranks) {
-    const { at_s, latencies } = this.latest;
-    const old = this.states.find((state) => state.at_s >= at_s - QUANTILE_WINDOW_S);
-    const before = new Map(old.latencies[name].buckets);
-    const buckets = latencies[name].buckets.map(([bound, n]) => [
+    const before = new Map(this.#minuteAgo.latencies[name].buckets);
+    const buckets = this.latest.latencies[name].buckets.map(([bound, n]) => [
       bound,
       n - (before.get(bound) ?? 0),
     ]);
     return ranks.map((rank) => quantile(buckets, rank));
+  }
+
+  /** What a total grew by over the last minute. */
+  gained(total) {
+    return total(this.latest) - total(this.#minuteAgo);
+  }
+
+  get #minuteAgo() {
+    return this.states.find((state) => state.at_s >= this.latest.at_s - RECENT_S);
   }
 
   #pairs(value) {

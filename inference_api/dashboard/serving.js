@@ -1,10 +1,11 @@
-// The first view: what the server is, its four charts and its rows, from one polled state.
+// The first view: what the server is, its charts, its drafts and its rows, from one polled state.
 
 import { Chart } from "./chart.js";
 import { byId, setText } from "./dom.js";
 import { count, duration, number } from "./format.js";
 import { History } from "./history.js";
 import { showRows } from "./rows.js";
+import { showSpeculation } from "./speculation.js";
 
 const history = new History();
 const charts = {
@@ -13,7 +14,7 @@ const charts = {
   ttft: new Chart("Time to first token", ["first"]),
   itl: new Chart("Inter-token latency", ["first"]),
 };
-byId("charts", HTMLElement).append(...Object.values(charts).map((chart) => chart.element));
+byId("charts", HTMLElement).prepend(...Object.values(charts).map((chart) => chart.element));
 
 const model = byId("server-model", HTMLElement);
 const phase = byId("server-phase", HTMLElement);
@@ -31,6 +32,7 @@ export function showServer(state) {
       (state.server.context_tokens ? `, ${count(state.server.context_tokens, "token")} each` : ""),
   );
   showRows(state);
+  showSpeculation(history);
   showCharts(state, busy);
 }
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from common.disconnects import DisconnectWatcher
-from inference_api.errors import ContextTooLong, QueueFull
+from inference_api.errors import ContextTooLong, InvalidRequest, QueueFull
 from inference_api.generation.timeline import Timeline
 from inference_api.observe.metrics import GenerationRecord, ServerMetrics
 from inference_api.observe.telemetry import Tracing
@@ -22,10 +22,12 @@ from inference_api.request import (
     GenerationRequest,
     ScoredToken,
     SessionId,
+    Speculation,
     TokenEvent,
 )
 from inference_api.scheduling.decode_backend import DecodeBackend
 from inference_api.scheduling.input_queue import InputQueue
+from inference_api.scheduling.loaded_model import LoadedModel
 from inference_api.scheduling.output_queues import OutputQueue, OutputQueues
 from inference_api.text.prompt_encoder import PromptEncoder
 from inference_api.text.tokens import StopMatcher, TextStream
@@ -243,6 +245,7 @@ class Generations:
         self._backend.check_admission()
         self._input_queue.check_room(name)  # before the work of encoding, not after it
         model = self._backend.models[name]
+        _check_speculation(params.speculation, model)
         prompt_tokens = tuple(encode(model.prompt_encoder))
         grammar = None
         if params.constraint is not None:
@@ -260,6 +263,7 @@ class Generations:
             stop_token_ids=frozenset() if params.ignore_eos else model.tokenizer.stop_token_ids,
             wants_prompt_logprobs=params.wants_prompt_logprobs,
             priority=params.priority,
+            speculation=params.speculation,
             grammar=grammar,
         )
         text, stop = TextStream(model.tokenizer), StopMatcher(params.stop_strings)
@@ -316,6 +320,17 @@ class Generations:
             fields["model"] = record.model
         text = " ".join(f"{name}={value}" for name, value in fields.items())
         logger.info("generation %s", text, extra=fields)
+
+
+def _check_speculation(asked: Speculation, model: LoadedModel) -> None:
+    """Raises InvalidRequest where nobody drafts for this model under the name asked for."""
+    served = ("auto", "off", *model.draft_sources)
+    if asked not in served:
+        raise InvalidRequest(
+            f"speculation: is {asked!r}, which {model.name} is served without; give one of "
+            f"{', '.join(map(repr, served))}, or start the server with SPECULATION={asked}.",
+            "speculation",
+        )
 
 
 def _ms(seconds: float) -> float:

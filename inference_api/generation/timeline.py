@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from inference_api.observe.draft_depths import DraftDepths
 from inference_api.observe.metrics import GenerationRecord
 from inference_api.request import GenerationRequest
 
@@ -21,8 +22,7 @@ class Timeline:
         self._batch_sizes = 0
         self._reused_tokens = 0
         self._num_steps = 0  # that brought tokens
-        self._drafted_tokens = 0
-        self._accepted_tokens = 0
+        self._depths = DraftDepths()
         self.completion_tokens = 0
 
     def tokens(self, now_s: float, num_tokens: int, batch_size: int) -> None:
@@ -48,8 +48,7 @@ class Timeline:
 
     def drafted(self, drafted_tokens: int, accepted_tokens: int) -> None:
         """A step tried tokens, and so many of them are of the answer."""
-        self._drafted_tokens += drafted_tokens
-        self._accepted_tokens += accepted_tokens
+        self._depths.add(drafted_tokens, accepted_tokens)
 
     def record(self, request: GenerationRequest, finish_reason: str) -> GenerationRecord:
         first_s = self._last_s if self._first_s is None else self._first_s
@@ -71,8 +70,9 @@ class Timeline:
             tokens_per_s=_rate(num_tokens - 1, self._last_s - first_s),
             early_tokens_per_s=_rate(early_tokens, early_end_s - first_s),
             mean_batch_size=self._batch_sizes / max(1, num_tokens),
-            drafted_tokens=self._drafted_tokens,
-            accepted_tokens=self._accepted_tokens,
+            drafted_tokens=self._depths.drafted_tokens,
+            accepted_tokens=self._depths.accepted_tokens,
+            acceptance_by_depth=tuple(self._depths.acceptance_by_depth),
             tokens_per_step=num_tokens / self._num_steps if self._num_steps else None,
         )
 

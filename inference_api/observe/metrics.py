@@ -6,7 +6,8 @@ names, one record.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from prometheus_client import (
     CollectorRegistry,
@@ -16,14 +17,21 @@ from prometheus_client import (
     PlatformCollector,
     ProcessCollector,
 )
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+)
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
+
+from inference_api.observe.draft_depths import DraftDepths
 
 MODEL = "model_name"
 LATENCY_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 TOKEN_GAP_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.15, 0.25, 0.5, 1, 2.5)
 BATCH_BUCKETS = (1, 2, 4, 8, 12, 16, 20, 24, 28, 32, 64, 128, 256)
+ACCEPTED_BUCKETS = (0, 1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32)
 VLLM_REASONS = {"cancelled": "abort"}  # where vLLM has another word
 TOKEN_BUCKETS = (1, 4, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 32768)
 
@@ -48,6 +56,7 @@ class GenerationRecord:
     mean_batch_size: float  # rows decoded together, as this generation met them
     drafted_tokens: int = 0
     accepted_tokens: int = 0  # of the drafted ones, as far as the answer goes
+    acceptance_by_depth: tuple[float, ...] = ()  # from depth 1 on; empty without drafts
     tokens_per_step: float | None = None
 
 
@@ -68,6 +77,7 @@ class ServerState:
     drafts: int = 0
     drafted_tokens: int = 0
     accepted_tokens: int = 0
+    depths: DraftDepths = field(default_factory=DraftDepths)
 
 
 StateMetrics = dict[str, tuple[str, Callable[[ServerState], float]]]  # by name: help and value
@@ -113,6 +123,30 @@ VLLM_COUNTERS: StateMetrics = {
     "vllm:spec_decode_num_accepted_tokens": (
         "Drafted tokens that were accepted.",
         lambda state: state.accepted_tokens,
+    ),
+}
+
+
+class DepthMetric(NamedTuple):
+    """A counter with a series for each depth of drafts."""
+
+    help_text: str
+    label: str
+    first: int  # what the label says of the first depth
+    counts: Callable[[DraftDepths], Sequence[int]]
+
+
+DEPTH_COUNTERS = {
+    "inference_drafted_tokens_by_depth": DepthMetric(
+        "Drafts as deep as that.", "depth", 1, lambda depths: depths.drafted_by_depth
+    ),
+    "inference_accepted_tokens_by_depth": DepthMetric(
+        "Drafts accepted as deep as that.", "depth", 1, lambda depths: depths.accepted_by_depth
+    ),
+}
+VLLM_DEPTH_COUNTERS = {
+    "vllm:spec_decode_num_accepted_tokens_per_pos": DepthMetric(
+        "Drafts accepted up to a position.", "position", 0, lambda depths: depths.accepted_by_depth
     ),
 }
 
@@ -230,6 +264,7 @@ class _StateCollector(Collector):
         self._state = state
         self._gauges = GAUGES | (VLLM_GAUGES if with_vllm_names else {})
         self._counters = COUNTERS | (VLLM_COUNTERS if with_vllm_names else {})
+        self._by_depth = DEPTH_COUNTERS | (VLLM_DEPTH_COUNTERS if with_vllm_names else {})
 
     def collect(self) -> Iterable[Metric]:
         states = {model: self._state(model) for model in self._models}
@@ -240,6 +275,26 @@ class _StateCollector(Collector):
                 for model, state in states.items():
                     family.add_metric([model], value_of(state))
                 yield family
+        yield from self._of_drafts({model: state.depths for model, state in states.items()})
+
+    def _of_drafts(self, depths: Mapping[str, DraftDepths]) -> Iterable[Metric]:
+        """By depth, as deep as drafts have been; by how much of them was accepted."""
+        for name, metric in self._by_depth.items():
+            counter = CounterMetricFamily(name, metric.help_text, labels=[MODEL, metric.label])
+            for model, of_model in depths.items():
+                for depth, count in enumerate(metric.counts(of_model), metric.first):
+                    counter.add_metric([model, str(depth)], count)
+            yield counter
+        histogram = HistogramMetricFamily(
+            "inference_accepted_tokens_per_draft",
+            "Drafted tokens that a step accepted.",
+            labels=[MODEL],
+        )
+        for model, of_model in depths.items():
+            buckets = [(str(le), sum(of_model.right[: le + 1])) for le in ACCEPTED_BUCKETS]
+            buckets.append(("+Inf", sum(of_model.right)))
+            histogram.add_metric([model], buckets, of_model.accepted_tokens)
+        yield histogram
 
 
 class _Renamed(Collector):

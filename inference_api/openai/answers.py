@@ -49,6 +49,7 @@ class Usage(Answer):
     batch_size_used: NotRequired[int]
     acceptance_rate: NotRequired[float | None]
     tokens_per_step: NotRequired[float]
+    acceptance_by_depth: NotRequired[list[float]]
     switching_time: NotRequired[float]
 
 

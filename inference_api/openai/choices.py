@@ -200,6 +200,7 @@ def usage(records: Sequence[GenerationRecord], of_prompts: Sequence[GenerationRe
     if record.drafted_tokens and record.tokens_per_step is not None:
         own_times["acceptance_rate"] = record.accepted_tokens / record.drafted_tokens
         own_times["tokens_per_step"] = record.tokens_per_step
+        own_times["acceptance_by_depth"] = list(record.acceptance_by_depth)
     return own_times
 
 

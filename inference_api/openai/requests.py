@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from inference_api.bodies.fields import ANY_SIZE, Body, Unserved, fault
+from inference_api.bodies.fields import ANY_SIZE, AskedSpeculation, Body, Unserved, fault
 from inference_api.bodies.json_object import shortened
 from inference_api.errors import AnswerTooLong, InvalidRequest
 from inference_api.openai.formats import ResponseFormat, StructuredOutputs
@@ -109,6 +109,7 @@ class GenerationBody(RequestBody):
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     priority: int | None = Field(None, ge=-MAX_PRIORITY, le=MAX_PRIORITY)
+    speculation: AskedSpeculation = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
 
@@ -163,6 +164,7 @@ class GenerationBody(RequestBody):
             ignore_eos=bool(self.ignore_eos),
             wants_prompt_logprobs=self.wants_echo and self.num_logprobs is not None,
             priority=self.priority or 0,
+            speculation=self.speculation or "auto",
             constraint=self._constraint(),
             sampling=sampling,
         )

@@ -13,6 +13,7 @@ from enum import StrEnum
 from threading import Lock, Thread
 
 from inference_api.errors import BackendFailed, Draining, HearthError, NotReady, StartupError
+from inference_api.observe.draft_depths import DraftDepths
 from inference_api.request import FinishReason, SessionId, TokenEvent
 from inference_api.scheduling.batching import batching_of
 from inference_api.scheduling.input_queue import InputQueue
@@ -45,6 +46,7 @@ class ModelSnapshot:
 
     busy_rows: int = 0
     totals: StepTotals = field(default_factory=StepTotals)
+    depths: DraftDepths = field(default_factory=DraftDepths)
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,6 +279,9 @@ class DecodeBackend:
             totals.drafts += len(step.kept)
             totals.drafted_tokens += sum([event.drafted_tokens for _, event in events])
             totals.accepted_tokens += sum([event.accepted_tokens for _, event in events])
+            for _, event in events:
+                if event.drafted_tokens:
+                    model.depths.add(event.drafted_tokens, event.accepted_tokens)
         if model.speculation is not None:
             model.speculation.learn(step.outcomes)
         if step.decoding:
@@ -309,7 +314,7 @@ class DecodeBackend:
     def _publish(self, now_s: float) -> None:
         """The snapshot that other threads see."""
         models = {
-            model.name: ModelSnapshot(len(model.rows), replace(model.totals))
+            model.name: ModelSnapshot(len(model.rows), replace(model.totals), model.depths.copy())
             for model in self.models.values()
         }
         self.snapshot = Snapshot(now_s, models or self.snapshot.models)

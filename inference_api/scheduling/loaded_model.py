@@ -1,6 +1,7 @@
 """A model that serves: everything that is one model's, as one value.
 
-`runner`, `rows`, `planner` and `totals` belong to the decode thread; the rest is for any thread.
+`runner`, `rows`, `planner`, `totals` and `depths` belong to the decode thread; the rest is for any
+thread.
 """
 
 import logging
@@ -11,6 +12,7 @@ from typing import Self
 from inference_api.engine.options import EngineOptions
 from inference_api.engine.runner import DraftHeads, ModelRunner
 from inference_api.errors import StartupError
+from inference_api.observe.draft_depths import DraftDepths
 from inference_api.scheduling.rows import RowTable
 from inference_api.scheduling.speculation.drafts import DraftSource
 from inference_api.scheduling.speculation.medusa import MedusaDrafts
@@ -53,6 +55,7 @@ class LoadedModel:
     planner: StepPlanner
     speculation: DraftScheduler | None = None
     totals: StepTotals = field(default_factory=StepTotals)
+    depths: DraftDepths = field(default_factory=DraftDepths)
 
     @classmethod
     def of(

@@ -52,7 +52,8 @@ def config_of(api: str, proxy: str) -> str:
 @pytest.fixture(scope="module")
 def proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxyProcess]:
     folder = tmp_path_factory.mktemp("monitored")
-    with served(folder / "log", MOCK_APP) as api, running_proxy(folder, api.url) as proxy:
+    api = served(folder / "log", MOCK_APP, SPECULATION="ngram")
+    with api as mock, running_proxy(folder, mock.url) as proxy:
         yield proxy
 
 
@@ -86,7 +87,7 @@ def answers(url: str) -> bool:
 
 def use(proxy: ProxyProcess) -> None:
     """Some of everything that is counted."""
-    for text in ("one prompt", "one prompt with the same beginning"):
+    for text in ("one prompt", "one prompt with the same beginning", "a loop, a loop, a loop"):
         for path in ("/inference", "/inference/nobody"):
             requests.post(proxy.url + path, json={"text": text}, headers=bearer(), timeout=30)
 

@@ -85,7 +85,10 @@ def full_run(row_s: float = 0.00016) -> Run:
     rows = [server.measure(load, seed)[1] for seed, load in enumerate(loads)]
     rows[-1].append(made_record(model="b", error="503"))
     rows[-2] = [
-        replace(r, usage=replace(r.usage, acceptance_rate=0.6, switching_time_s=0.2))
+        replace(
+            r,
+            usage=replace(r.usage, acceptance_rate=0.6, tokens_per_step=2.0, switching_time_s=0.2),
+        )
         for r in rows[-2]
         if r.usage is not None
     ]

@@ -180,6 +180,27 @@ def test_statistics_interpolate_and_take_the_samples_deviation() -> None:
     assert statistics([2.0])["stddev"] is None
 
 
+def test_what_drafts_brought_comes_after_the_documented_keys_where_the_server_says_it() -> None:
+    usage = replace(USAGE, tokens_per_step=2.5, acceptance_by_depth=(0.75, 0.5))
+    listed = responses([replace(RECORD, usage=usage), RECORD], STARTED_AT)
+    said = {"tokens_per_step": 2.5, "acceptance_by_depth": [0.75, 0.5]}
+    assert list(listed[0]) == [*KEYS.split(), *said]
+    assert listed[0].items() >= said.items()
+    assert list(listed[1]) == KEYS.split()
+    found = results(listed, duration_s=1.0)
+    assert found["results_tokens_per_step_quantiles_p50"] == 2.5
+    assert not [name for name in found if "by_depth" in name]
+
+
+@pytest.mark.parametrize(
+    ("said", "read"),
+    [([1.0, 0.5], (1.0, 0.5)), ([], ()), (None, ()), (0.5, ()), ([0.5, "x"], ()), ([True], ())],
+)
+def test_depths_are_read_where_all_are_numbers(said: object, read: tuple[float, ...]) -> None:
+    usage = server_usage({"tokens_per_step": 2, "acceptance_by_depth": said})
+    assert (usage.tokens_per_step, usage.acceptance_by_depth) == (2, read)
+
+
 def test_the_first_name_of_a_figure_that_is_not_zero_counts() -> None:
     usage = server_usage(
         {

@@ -119,6 +119,24 @@ def test_rates_and_latencies_equal_a_hand_computed_case(tmp_path: Path) -> None:
     assert {len(prompt.split()) for prompt in prompts} == {40}
 
 
+def test_what_drafts_brought_is_in_every_file(tmp_path: Path) -> None:
+    of_drafts = {"tokens_per_step": 2.5, "acceptance_by_depth": [0.75, 0.25]}
+    drafting = replace(KNOWN, usage={**USAGE, **of_drafts})
+    with scripted({"m": drafting}) as (_, base):
+        status, output = benchmark(tmp_path, base, "m,40,4,2,2,,,")
+    assert status == 0, output
+    row = only_row(tmp_path)
+    assert all(response.items() >= of_drafts.items() for response in row.responses)
+    assert row.summary["results_tokens_per_step_mean"] == 2.5
+    assert book_line(tmp_path)["tokens_per_step_p50"] == 2.5
+    (metrics,) = json.loads((tmp_path / "out" / "r" / "metrics.json").read_text())["rows"]
+    assert (metrics["acceptance_rate_mean"], metrics["tokens_per_step_mean"]) == (0.75, 2.5)
+    for record in (*run_of(tmp_path).records_of(0), *imported_run(tmp_path / "out" / "r").records):
+        assert record.usage is not None
+        assert record.usage.acceptance_by_depth == (0.75, 0.25)
+        assert record.usage.tokens_per_step == 2.5
+
+
 def test_the_reported_p99_shows_a_stall_of_the_server(tmp_path: Path) -> None:
     stalled = Script((0.01,), ("one",), USAGE)
     with scripted({"m": stalled}, Stall(at_s=0.3, for_s=1.0)) as (_, base):

@@ -31,7 +31,8 @@ def test_numbers_may_come_as_strings() -> None:
 
 def test_null_means_absent() -> None:
     fields = ("temperature", "top_p", "top_k", "max_tokens", "stop_sequence", "seed", "session_id")
-    body = parse(**dict.fromkeys(fields), return_prompt=None)
+    body = parse(**dict.fromkeys(fields), return_prompt=None, speculation=None)
+    assert body.params().speculation == "auto"
     assert body.params().max_tokens == 128
     assert body.params().stop_strings == ()
     assert body.return_prompt is False
@@ -132,6 +133,7 @@ def test_text_is_required(text: object) -> None:
         ("return_prompt", "maybe", "return_prompt is type=string, expected boolean"),
         ("session_id", 5, "session_id is type=integer, expected string"),
         ("seed", "x", "seed is type=string, expected integer"),
+        ("speculation", ["off"], "speculation is type=array, expected string"),
     ],
 )
 def test_wrong_types_are_named(field: str, value: object, message: str) -> None:
@@ -153,6 +155,7 @@ def test_wrong_types_are_named(field: str, value: object, message: str) -> None:
         ("max_tokens", 10**400, "is outside bounds, 1 <= max_tokens <= 2048."),
         ("stop_sequence", ["a"] * 9, "stop_sequence=9 strings is outside bounds"),
         ("session_id", "two\r\nlines", "session_id must be"),
+        ("speculation", "none", "speculation=none is not served; give 'auto', 'off', 'ngram',"),
         ("text", "\ud800", "text has half of a surrogate pair at character 0"),
     ],
 )
@@ -167,3 +170,5 @@ def test_values_out_of_bounds_are_named_with_the_bound(
 def test_types_are_reported_before_bounds() -> None:
     with pytest.raises(InvalidRequest, match="seed is type"):
         parse(temperature=-1, seed="x")
+    with pytest.raises(InvalidRequest, match="speculation is type"):
+        parse(temperature=-1, speculation=7)

@@ -10,6 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from benchmarking.serving import eventually
 from inference_api._mock_inference_api_server import create_test_server
 from inference_api.inference_api_server import server_of
+from inference_api.observe.draft_depths import DraftDepths
 from inference_api.observe.metrics import GenerationRecord, ServerMetrics, ServerState
 from inference_api.settings import Settings
 
@@ -206,3 +207,26 @@ def test_drafts_are_counted_under_our_names_and_vllms() -> None:
         "vllm:spec_decode_num_draft_tokens",
         "vllm:spec_decode_num_accepted_tokens",
     ) == [2, 8, 5]
+
+
+def test_drafts_are_counted_by_depth_and_by_what_was_accepted() -> None:
+    depths = DraftDepths()
+    for drafted, accepted in ((3, 3), (3, 0), (1, 1)):
+        depths.add(drafted, accepted)
+    state = replace(STATE, depths=depths)
+    registry = ServerMetrics(["m"], lambda model: state).registry
+
+    def series(name: str, label: str) -> dict[str, float]:
+        samples = [sample for family in registry.collect() for sample in family.samples]
+        return {each.labels[label]: each.value for each in samples if each.name == name}
+
+    assert series("inference_drafted_tokens_by_depth_total", "depth") == {"1": 3, "2": 2, "3": 2}
+    accepted_by_depth = series("inference_accepted_tokens_by_depth_total", "depth")
+    assert accepted_by_depth == {"1": 2, "2": 1, "3": 1}
+    per_position = series("vllm:spec_decode_num_accepted_tokens_per_pos_total", "position")
+    assert per_position == {"0": 2, "1": 1, "2": 1}
+    buckets = series("inference_accepted_tokens_per_draft_bucket", "le")
+    assert [buckets[le] for le in ("0", "1", "2", "3", "32", "+Inf")] == [1, 2, 2, 3, 3, 3]
+    labels = {"model_name": "m"}
+    assert registry.get_sample_value("inference_accepted_tokens_per_draft_sum", labels) == 4
+    assert registry.get_sample_value("inference_accepted_tokens_per_draft_count", labels) == 3

@@ -163,6 +163,26 @@ def test_latencies_and_counts_of_several_models_are_added_up() -> None:
     assert len({bound for bound, _ in buckets}) == len(buckets)
 
 
+def test_drafts_are_told_of_each_model() -> None:
+    models = tuple(ModelSettings(model_name=name, speculation="ngram") for name in ("a", "b"))
+    app = create_test_server(Settings(models=models))
+    server = server_of(app)
+    server.start()
+    try:
+        eventually(lambda: server.backend.phase == "ready")
+        client = app.test_client()
+        with client.post("/inference/b", json={"text": "a loop, a loop, a loop"}) as response:
+            assert response.get_data(as_text=True) == "a loop, a loop, a loop"
+        of_a, of_b = state_of(client)["speculation"].values()
+    finally:
+        server.stop()
+    assert set(of_a.values()) == {0}
+    assert 0 < of_b["accepted_tokens"] <= of_b["drafted_tokens"]
+    # The last step draws the end, which is no token of the text.
+    assert of_b["generated_tokens"] - of_b["accepted_tokens"] <= of_b["decoded_rows"]
+    assert of_b["decoded_rows"] < of_b["generated_tokens"]
+
+
 def test_the_page_needs_no_token_but_its_state_does() -> None:
     client = create_server(Settings(jwt_secret=SECRET)).test_client()
     page = client.get("/", headers={"Accept": BROWSER})

@@ -44,12 +44,14 @@ def test_tokens_that_come_together_share_the_time_since_the_ones_before() -> Non
 
 def test_acceptance_is_that_of_the_tokens_of_the_answer() -> None:
     timeline = Timeline(0.0, lambda gap_s: None)
-    for now_s, num_tokens, drafted, accepted in ((1.0, 3, 4, 2), (2.0, 1, 0, 0), (3.0, 2, 2, 1)):
+    for now_s, num_tokens in ((1.0, 3), (2.0, 1), (3.0, 2)):
         timeline.tokens(now_s, num_tokens, batch_size=1)
-        timeline.drafted(drafted, accepted)
+    timeline.drafted(4, 2)
+    timeline.drafted(2, 1)
     record = timeline.record(REQUEST, finish_reason="length")
     found = usage([record], [record])
     assert (found["acceptance_rate"], found["tokens_per_step"]) == (0.5, 2.0)
+    assert found["acceptance_by_depth"] == [1.0, 0.5, 0.0, 0.0]
 
 
 def test_without_drafts_nothing_is_said_about_acceptance() -> None:
@@ -59,3 +61,4 @@ def test_without_drafts_nothing_is_said_about_acceptance() -> None:
     found = usage([record], [record])
     assert found["acceptance_rate"] is None
     assert "tokens_per_step" not in found
+    assert "acceptance_by_depth" not in found

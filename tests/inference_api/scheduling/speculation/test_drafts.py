@@ -215,6 +215,8 @@ def test_drafted_and_accepted_tokens_are_counted_up_to_the_end_of_the_answer() -
     loop.step(4)
     totals = loop.backend.snapshot.totals
     assert (totals.drafts, totals.drafted_tokens, totals.accepted_tokens) == (1, 3, 2)
+    (model,) = loop.backend.snapshot.models.values()
+    assert model.depths.acceptance_by_depth == [1.0, 1.0, 0.0]
 
 
 def test_depth_of_a_tree_is_what_was_drafted() -> None:
