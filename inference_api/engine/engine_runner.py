@@ -248,7 +248,7 @@ class EngineRunner:
     def step(self, rows: Sequence[RowStep]) -> list[RowResult]:
         assert all(0 <= each.row < self.max_rows for each in rows)
         assert all(0 <= each.start <= self.max_seq_len - len(each.token_ids) for each in rows)
-        assert all(0 <= min(each.token_ids) for each in rows)
+        assert all(min(each.token_ids) >= 0 for each in rows)
         assert all(max(each.token_ids) < self.vocab_size for each in rows)
         self._use_torch_threads()
         logits, hidden = self.decoder.forward(rows)
