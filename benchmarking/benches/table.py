@@ -127,8 +127,9 @@ def measure_table(
         results.title(name, COLUMNS)
         for users in arguments.users:
             count = max(-(-len(asked) // arguments.rounds), 2 * users)
-            turns = taken_turns(servers, shares(asked, count, arguments.rounds), users)
-            rows += reported(servers, turns, users)
+            rounds = shares(asked, count, arguments.rounds)
+            chosen, turns = taken_turns(servers, warm_up(rounds, users), rounds, users)
+            rows += reported(chosen, turns, users)
             turns_by_users[users] = turns
     ours = f"{form.quantization}, {AUTO}"
     results.add(name, rows, "\n\n".join(beside_peers(rows, ours, "llama.cpp")))
@@ -155,20 +156,22 @@ def measure_bound(
     arguments: argparse.Namespace,
     results: Results,
 ) -> None:
-    """The same requests in every round: their prompts are in the rows' caches from the second on,
-    and the first is not counted."""
-    title = f"{name}: the bound"
+    """The same requests in every turn: their prompts are in the rows' caches after the first, which
+    is not counted."""
+    title, auto = f"{name}: the bound", f"{form.quantization}, {AUTO}"
     with ExitStack() as stack:
         reusing = replace(form, prefix_reuse=True)
         servers = started(reusing.bound(arguments.sizes), stack)
         results.title(title, COLUMNS)
         bounds = []
         for users in arguments.bound_users:
-            same = [asked[: max(users, BOUND_REQUESTS)]] * arguments.rounds
-            turns = taken_turns(servers, same, users)
-            rows = reported(servers, turns, users)
-            bounds.append(bound_of(rows, f"{form.quantization}, {AUTO}", form.quantization))
-    results.add(title, bounds, bounds_text(bounds))
+            same = asked[: max(users, BOUND_REQUESTS)]
+            chosen, turns = taken_turns(servers, same, [same] * arguments.rounds, users)
+            rows = reported(chosen, turns, users)
+            if auto in turns:
+                bounds.append(bound_of(rows, auto, form.quantization))
+    if bounds:
+        results.add(title, bounds, bounds_text(bounds))
 
 
 def measure_random(arguments: argparse.Namespace, results: Results) -> None:
@@ -194,29 +197,35 @@ def measure_random(arguments: argparse.Namespace, results: Results) -> None:
         results.title(title, COLUMNS)
         rows = []
         for users in arguments.users:
-            count = max(RANDOM_REQUESTS, users)
-            turns = taken_turns(servers, shares(asked, count, arguments.rounds), users)
-            rows += reported(servers, turns, users)
+            rounds = shares(asked, max(RANDOM_REQUESTS, users), arguments.rounds)
+            chosen, turns = taken_turns(servers, warm_up(rounds, users), rounds, users)
+            rows += reported(chosen, turns, users)
     results.add(title, rows)
 
 
 def taken_turns(
-    servers: Sequence[Server], rounds: Sequence[Sequence[Request]], users: int
-) -> Turns:
-    """Of each server a turn in each round, after one that is not counted. Of servers that differ
-    only in what is in brackets, the one that was fastest there goes on."""
+    servers: Sequence[Server],
+    first: Sequence[Request],
+    rounds: Sequence[Sequence[Request]],
+    users: int,
+) -> tuple[list[Server], Turns]:
+    """Of each server a turn in each round, after one of `first`, which is not counted. Of servers
+    with one name only the one that was fastest there goes on."""
     able = [server for server in servers if users >= server.least_users]
-    warm_up = rounds[0][: max(users, WARM_UP_REQUESTS)]
-    speeds = {server.label: turn_of(server, warm_up, users).tokens_per_s for server in able}
-    fastest: dict[str, Server] = {}
-    for server in sorted(able, key=lambda server: speeds[server.label]):
-        fastest[server.label.partition(" (")[0]] = server
-    chosen = [server for server in able if server in fastest.values()]
-    turns: dict[str, list[Turn]] = {server.label: [] for server in chosen}
+    speeds = {server.label: turn_of(server, first, users).tokens_per_s for server in able}
+    by_speed = sorted(able, key=lambda server: speeds[server.label])
+    fastest = {server.name: server for server in by_speed}
+    chosen = [server for server in able if fastest[server.name] is server]
+    turns: dict[str, list[Turn]] = {server.name: [] for server in chosen}
     for asked in rounds:
         for server in chosen:
-            turns[server.label].append(turn_of(server, asked, users))
-    return turns
+            turns[server.name].append(turn_of(server, asked, users))
+    return chosen, turns
+
+
+def warm_up(rounds: Sequence[Sequence[Request]], users: int) -> Sequence[Request]:
+    """Few requests, as many as users at least."""
+    return rounds[0][: max(users, WARM_UP_REQUESTS)]
 
 
 def shares(asked: Sequence[Request], count: int, rounds: int) -> list[list[Request]]:
@@ -226,12 +235,8 @@ def shares(asked: Sequence[Request], count: int, rounds: int) -> list[list[Reque
 
 
 def reported(servers: Sequence[Server], turns: Turns, users: int) -> list[Row]:
-    """A row of each server that took part, printed."""
-    rows = [
-        row_of(server.label, server.plain, users, turns, server.memory_mib())
-        for server in servers
-        if server.label in turns
-    ]
+    """A row of each server, printed."""
+    rows = [row_of(server, users, turns) for server in servers]
     print("\n".join(map(row_text, rows)), flush=True)
     return rows
 

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Self
 
-from benchmarking.benches.turns import Counts, Turn
+from benchmarking.benches.turns import Counts, Server, Turn
 
-Turns = Mapping[str, Sequence[Turn]]  # by the server's label, one a round
+Turns = Mapping[str, Sequence[Turn]]  # by the server's name, one a round
 
 # Tokens/s of the published server, Falcon-40B: plain, quantised, Medusa, both.
 PUBLISHED = (3.9, 10.6, 5.1, 13.3)
@@ -46,20 +46,20 @@ class Row:
     has_same_text: bool
 
 
-def row_of(label: str, plain: str, users: int, turns: Turns, memory_mib: float) -> Row:
-    own, others = turns[label], turns[plain]
+def row_of(server: Server, users: int, turns: Turns) -> Row:
+    own, others = turns[server.name], turns[server.plain]
     counts = Counts.sum(turn.counts for turn in own)
     return Row(
-        label,
-        plain,
+        server.label,
+        server.plain,
         users,
         Spread.of([turn.tokens_per_s for turn in own]),
-        Spread.of(gains(turns, label, plain)),
+        Spread.of(gains(turns, server.name, server.plain)),
         1000 * median(ttft_s for turn in own for ttft_s in turn.ttfts_s),
         counts.acceptance_rate,
         counts.tokens_per_step,
         counts.step_ms,
-        memory_mib,
+        server.memory_mib(),
         all(turn.texts == other.texts for turn, other in zip(own, others, strict=True)),
     )
 

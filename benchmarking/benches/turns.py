@@ -66,7 +66,7 @@ class Counts(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """One that takes turns. `label` is what the table calls it, `plain` the label of what it is
+    """One that takes turns. `label` is what the table calls it, `plain` the name of what it is
     compared with: the same weights without speculation."""
 
     label: str
@@ -75,6 +75,11 @@ class Server:
     process: psutil.Process
     counts: Callable[[Sequence[Stream]], Counts]  # totals so far, or those of the streams
     least_users: int = 1  # below it, it takes no part
+
+    @property
+    def name(self) -> str:
+        """The label without what is in brackets: variants of one server share it."""
+        return self.label.partition(" (")[0]
 
     def memory_mib(self) -> float:
         """Resident memory of the server's processes."""

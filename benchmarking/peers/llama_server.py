@@ -34,7 +34,8 @@ def llama_server(
     threads = str(physical_cores())
     command = [str(_PLATLIB / "bin" / "llama-server"), "--model", str(file), "--port", str(port)]
     command += ["--parallel", str(users), "--ctx-size", str(users * context)]
-    command += ["--threads", threads, "--threads-batch", threads, "--no-cache-prompt", *options]
+    command += ["--threads", threads, "--threads-batch", threads, "--no-ui"]
+    command += ["--no-cache-prompt", "--cache-ram", "0", *options]
     with TemporaryDirectory() as folder, (Path(folder) / "log").open("w+") as log:
         process = subprocess.Popen(
             command,

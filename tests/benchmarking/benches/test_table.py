@@ -1,13 +1,15 @@
 """What `bench-table` computes of its turns, without a server."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
+import psutil
 import pytest
 
 from benchmarking.benches.table import shares
 from benchmarking.benches.table_figures import Claim, Row, Spread, Turns, bound_of, gains, row_of
 from benchmarking.benches.table_text import beside_peers, bounds_text, claim_text, row_text
-from benchmarking.benches.turns import Counts, Turn
+from benchmarking.benches.turns import Counts, Server, Turn
 from benchmarking.completions import Request, Stream
 
 
@@ -18,6 +20,11 @@ def turn(tokens_per_s: float, counts: Counts | None = None, text: str = "a") -> 
 def row(label: str, tokens_per_step: float, step_ms: float, tokens_per_s: float = 1.0) -> Row:
     rate, ratio = Spread.of([tokens_per_s]), Spread.of([1.5])
     return Row(label, "int8", 8, rate, ratio, 5.0, None, tokens_per_step, step_ms, 100.0, True)
+
+
+def server(label: str, plain: str = "int8") -> Server:
+    """Of this very process, which serves nothing."""
+    return Server(label, plain, 0, psutil.Process(), Counts.reported)
 
 
 def stream(*events: str) -> Stream:
@@ -32,23 +39,23 @@ def test_a_row_sums_over_rounds_and_compares_within_them() -> None:
             turn(400.0, Counts(10, 2, 1, 5, 10, 0.15)),
         ],
     }
-    made = row_of("int8, auto", "int8", 1, turns, 512.0)
+    made = row_of(server("int8, auto (x)"), 1, turns)
     assert made.tokens_per_s == Spread(275.0, 150.0, 400.0)
     assert made.ratio == Spread(1.75, 1.5, 2.0)
     assert made.ttft_ms == 20.0
     assert made.acceptance_rate == 0.5
     assert made.tokens_per_step == 2.0
     assert made.step_ms == pytest.approx(10.0)
-    assert made.has_same_text
-    assert row_text(made) == (
-        "| 1 | int8, auto | 275.0 (150.0 to 400.0) | 1.75 (1.50 to 2.00) | 20 | 50% | 2.00 | 512 "
-        "| yes |"
+    assert made.memory_mib > 1.0
+    assert row_text(replace(made, memory_mib=512.0)) == (
+        "| 1 | int8, auto (x) | 275.0 (150.0 to 400.0) | 1.75 (1.50 to 2.00) | 20 | 50% | 2.00 "
+        "| 512 | yes |"
     )
 
 
 def test_one_other_text_in_any_round_is_told() -> None:
     turns: Turns = {"int8": [turn(1.0), turn(1.0)], "other": [turn(1.0), turn(1.0, text="b")]}
-    made = row_of("other", "int8", 1, turns, 1.0)
+    made = row_of(server("other"), 1, turns)
     assert not made.has_same_text
     assert made.acceptance_rate is None
     assert "| NO |" in row_text(made)
