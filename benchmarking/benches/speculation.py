@@ -9,7 +9,7 @@ the same. Time it alone: nothing else may use the cores.
 import argparse
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
@@ -19,6 +19,7 @@ from statistics import median
 import requests
 
 from benchmarking.benches.serve import Workload, served_workload
+from benchmarking.benches.turns import Counts
 from benchmarking.machine import describe_machine
 from benchmarking.serving import ServedApi, exit_on_sigterm
 
@@ -43,10 +44,7 @@ class Turn:
 
     texts: list[str]
     tokens_per_s: float
-    drafted_tokens: int
-    accepted_tokens: int
-    generated_tokens: int
-    row_steps: int
+    counts: Counts
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +114,7 @@ def result_of(
 ) -> Result:
     pairs = list(zip(own, plain, strict=True))
     ratios = [turn.tokens_per_s / other.tokens_per_s for turn, other in pairs]
-    drafted_tokens = total(own, lambda turn: turn.drafted_tokens)
+    counts = Counts.sum(turn.counts for turn in own)
     return Result(
         task,
         users,
@@ -124,14 +122,10 @@ def result_of(
         median(turn.tokens_per_s for turn in own),
         median(ratios),
         min(ratios),
-        total(own, lambda turn: turn.accepted_tokens) / drafted_tokens if drafted_tokens else None,
-        total(own, lambda turn: turn.generated_tokens) / total(own, lambda turn: turn.row_steps),
+        counts.acceptance_rate,
+        counts.tokens_per_step,
         all(turn.texts == other.texts for turn, other in pairs),
     )
-
-
-def total(turns: Sequence[Turn], of: Callable[[Turn], int]) -> int:
-    return sum(map(of, turns))
 
 
 def chats(task: str, number: int, count: int, api: ServedApi, max_tokens: int) -> list[Chat]:
@@ -153,19 +147,11 @@ def chats(task: str, number: int, count: int, api: ServedApi, max_tokens: int) -
 
 
 def one_turn(api: ServedApi, asked: Sequence[Chat], users: int, max_tokens: int) -> Turn:
-    before, started_s = counts(api), time.perf_counter()
+    before, started_s = Counts.of(api), time.perf_counter()
     with ThreadPoolExecutor(users) as pool:
         answers = list(pool.map(lambda chat: answer(api, chat, max_tokens), asked))
-    elapsed_s, after = time.perf_counter() - started_s, counts(api)
-    gained = {name: int(after[name] - before[name]) for name in after}
-    return Turn(
-        answers,
-        gained["generated_tokens"] / elapsed_s,
-        gained["drafted_tokens"],
-        gained["accepted_tokens"],
-        gained["generated_tokens"],
-        gained["row_steps"],
-    )
+    elapsed_s, gained = time.perf_counter() - started_s, Counts.of(api).since(before)
+    return Turn(answers, gained.generated_tokens / elapsed_s, gained)
 
 
 def answer(api: ServedApi, chat: Chat, max_tokens: int) -> str:
@@ -173,15 +159,6 @@ def answer(api: ServedApi, chat: Chat, max_tokens: int) -> str:
     response = requests.post(f"{api.url}/v1/chat/completions", json=body, timeout=600)
     response.raise_for_status()
     return str(response.json()["choices"][0]["message"]["content"])
-
-
-def counts(api: ServedApi) -> dict[str, float]:
-    """Totals of the decode loop, and how often a row took part in a step."""
-    lines = requests.get(f"{api.url}/metrics", timeout=60).text.splitlines()
-    [row_steps] = [line for line in lines if line.startswith("inference_batch_size_sum")]
-    names = ("generated_tokens", "drafted_tokens", "accepted_tokens")
-    totals = api.state()["totals"]
-    return {name: totals[name] for name in names} | {"row_steps": float(row_steps.split()[-1])}
 
 
 COLUMNS = (

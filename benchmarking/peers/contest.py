@@ -4,7 +4,6 @@ All of them stay loaded and sleep while another one runs; how much processor tim
 meanwhile is part of every result.
 """
 
-import http.client
 import json
 import subprocess
 import time
@@ -17,11 +16,11 @@ from typing import Any
 
 import psutil
 
+from benchmarking.completions import Request, complete
 from benchmarking.peers.install import Recipe
 from benchmarking.serving import ROOT, environment, served
 
 START_TIMEOUT_S = 900.0
-REQUEST_TIMEOUT_S = 3600.0
 
 Prompts = Sequence[Sequence[Sequence[int]]]  # [user][request][token]
 Run = Callable[[Prompts, int], float]  # prompts and new tokens of each: seconds
@@ -62,7 +61,10 @@ def hearth(
 
         def run(prompts: Prompts, max_tokens: int) -> float:
             def one_user(requests: Sequence[Sequence[int]]) -> int:
-                return sum(_complete(api.port, prompt, max_tokens) for prompt in requests)
+                return sum(
+                    complete(api.port, Request(tuple(prompt), max_tokens)).num_tokens
+                    for prompt in requests
+                )
 
             began_s = time.perf_counter()
             with ThreadPoolExecutor(len(prompts)) as pool:
@@ -117,31 +119,6 @@ def peer(
             name, f"{about['version']}; {about['system']}", run, psutil.Process(process.pid)
         )
         stdin.close()
-
-
-def _complete(port: int, prompt: Sequence[int], max_tokens: int) -> int:
-    """One greedy answer, streamed: how many tokens the server counted."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=REQUEST_TIMEOUT_S)
-    body = {
-        "model": "model",
-        "prompt": list(prompt),
-        "max_tokens": max_tokens,
-        "temperature": 0,
-        "ignore_eos": True,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-    }
-    connection.request(
-        "POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"}
-    )
-    response = connection.getresponse()
-    assert response.status == 200, response.read()
-    last = b""
-    while piece := response.read1(65536):
-        last = (last + piece)[-4096:]
-    connection.close()
-    usage = last.split(b"data: ")[-2]
-    return int(json.loads(usage)["usage"]["completion_tokens"])
 
 
 def _check_tokens(tokens: int, prompts: Prompts, max_tokens: int) -> None:

@@ -19,6 +19,11 @@ INSTALL_TIMEOUT_S = 3600
 # GCC 12 takes the stores that fill a tile configuration for dead, and AMX then traps.
 _KEEP_STORES = "-DCMAKE_CXX_FLAGS='-fno-dse -fno-tree-dse'"
 _NATIVE = f"-DGGML_NATIVE=ON -DGGML_LLAMAFILE=ON -DGGML_OPENMP=ON {_KEEP_STORES}"
+# llama.cpp's own server, without its web pages.
+_SERVER = (
+    "-DLLAMA_BUILD_TOOLS=ON -DLLAMA_BUILD_SERVER=ON -DLLAVA_BUILD=OFF "
+    "-DLLAMA_USE_PREBUILT_UI=OFF -DLLAMA_OPENSSL=OFF"
+)
 
 
 class NotInstalled(Exception):
@@ -47,7 +52,7 @@ LLAMA_CPP = Recipe(
     ("llama-cpp-python==0.3.36",),
     "benchmarking.peers.llama_cpp",
     options=("--no-binary", "llama-cpp-python"),
-    environment={"CMAKE_ARGS": _NATIVE, "CMAKE_BUILD_PARALLEL_LEVEL": "2"},
+    environment={"CMAKE_ARGS": f"{_NATIVE} {_SERVER}", "CMAKE_BUILD_PARALLEL_LEVEL": "2"},
 )
 OPENVINO = Recipe(
     "openvino",

@@ -1,0 +1,110 @@
+"""A turn: all requests of a load, answered by one of several servers while the others are idle."""
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import NamedTuple, Self
+
+import psutil
+import requests
+
+from benchmarking.completions import Request, Stream, complete
+from benchmarking.serving import ServedApi
+
+
+class Counts(NamedTuple):
+    """Totals of a server, or what they gained in a turn; a row step is a row's part in a step."""
+
+    generated_tokens: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+    row_steps: int = 0
+    steps: int = 0
+    model_s: float = 0.0  # inside the model, of all steps
+
+    @classmethod
+    def of(cls, api: ServedApi) -> Self:
+        """Totals of Hearth's decode loop so far."""
+        lines = requests.get(f"{api.url}/metrics", timeout=60).text.splitlines()
+        [row_steps] = [line for line in lines if line.startswith("inference_batch_size_sum")]
+        totals = api.state()["totals"]
+        known = {name: totals[name] for name in cls._fields if name in totals}
+        return cls(row_steps=int(float(row_steps.split()[-1])), **known)
+
+    @classmethod
+    def reported(cls, streams: Sequence[Stream]) -> Self:
+        """What llama.cpp's server says of its answers; each begins with a token that no step of
+        decoding made, and goes on with one a step beside those that were accepted."""
+        timings = [stream.last["timings"] for stream in streams]
+        generated = sum(stream.num_tokens for stream in streams)
+        accepted = sum(each.get("draft_n_accepted", 0) for each in timings)
+        drafted = sum(each.get("draft_n", 0) for each in timings)
+        return cls(generated, drafted, accepted, generated - accepted)
+
+    @classmethod
+    def sum(cls, several: Iterable[Self]) -> Self:
+        return cls._make(map(sum, zip(*several, strict=True)))
+
+    def since(self, earlier: Self) -> Self:
+        return type(self)._make(now - then for now, then in zip(self, earlier, strict=True))
+
+    @property
+    def acceptance_rate(self) -> float | None:
+        return self.accepted_tokens / self.drafted_tokens if self.drafted_tokens else None
+
+    @property
+    def tokens_per_step(self) -> float:
+        """Of a row."""
+        return self.generated_tokens / self.row_steps
+
+    @property
+    def step_ms(self) -> float | None:
+        """Mean time of a step in the model; None of a server that does not say."""
+        return 1000 * self.model_s / self.steps if self.steps else None
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """One that takes turns. `label` is what the table calls it, `plain` the name of what it is
+    compared with: the same weights without speculation."""
+
+    label: str
+    plain: str
+    port: int
+    process: psutil.Process
+    counts: Callable[[Sequence[Stream]], Counts]  # totals so far, or those of the streams
+    least_users: int = 1  # below it, it takes no part
+
+    @property
+    def name(self) -> str:
+        """The label without what is in brackets: variants of one server share it."""
+        return self.label.partition(" (")[0]
+
+    def memory_mib(self) -> float:
+        """Resident memory of the server's processes."""
+        members = [self.process, *self.process.children(recursive=True)]
+        return sum(member.memory_info().rss for member in members) / 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """`tokens_per_s`: all new tokens, from the first request to the last token, so that prefill is
+    included."""
+
+    texts: list[str]
+    tokens_per_s: float
+    ttfts_s: list[float]
+    counts: Counts
+
+
+def turn_of(server: Server, asked: Sequence[Request], users: int) -> Turn:
+    """A closed loop: a user sends the next request when its last answer has ended."""
+    before, began_s = server.counts([]), time.perf_counter()
+    with ThreadPoolExecutor(users) as pool:
+        streams = list(pool.map(lambda request: complete(server.port, request), asked))
+    seconds = time.perf_counter() - began_s
+    texts, ttfts_s = [each.text for each in streams], [each.ttft_s for each in streams]
+    written, wanted = [each.num_tokens for each in streams], [each.max_tokens for each in asked]
+    assert written == wanted, f"{server.label} wrote {written} tokens instead of {wanted}"
+    return Turn(texts, sum(written) / seconds, ttfts_s, server.counts(streams).since(before))

@@ -1,0 +1,60 @@
+"""llama.cpp's own server as a peer, with its own speculation; compiled with the Python package.
+
+Its drafts are those of its `common/speculative`: `ngram-simple` proposes what followed the last n
+tokens in prompt or answer, `ngram-cache` what statistics of short n-grams say, `draft-simple` asks
+a smaller model. Every slot drafts for itself; a step verifies all of them as one batch. It is
+driven over HTTP as ours is, by the same client.
+"""
+
+import subprocess
+import sysconfig
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import psutil
+import requests
+
+from benchmarking.peers.install import LLAMA_CPP
+from benchmarking.serving import ROOT, STOP_TIMEOUT_S, environment, eventually, free_port
+from inference_api.engine.hardware import physical_cores
+
+START_TIMEOUT_S = 120.0
+_PLATLIB = Path(sysconfig.get_path("platlib", vars={"platbase": str(LLAMA_CPP.python.parents[1])}))
+
+
+@contextmanager
+def llama_server(
+    file: Path, users: int, context: int, options: Sequence[str]
+) -> Iterator[tuple[int, psutil.Process]]:
+    """One model in `users` slots of `context` tokens each: port and process. Raises AssertionError
+    when it does not start."""
+    port = free_port()
+    threads = str(physical_cores())
+    command = [str(_PLATLIB / "bin" / "llama-server"), "--model", str(file), "--port", str(port)]
+    command += ["--parallel", str(users), "--ctx-size", str(users * context)]
+    command += ["--threads", threads, "--threads-batch", threads, "--no-ui"]
+    command += ["--no-cache-prompt", "--cache-ram", "0", *options]
+    with TemporaryDirectory() as folder, (Path(folder) / "log").open("w+") as log:
+        process = subprocess.Popen(
+            command,
+            cwd=ROOT,
+            env=environment(LD_LIBRARY_PATH=_PLATLIB / "lib"),
+            stdout=log,
+            stderr=log,
+        )
+
+        def is_ready() -> bool:
+            assert process.poll() is None, f"llama-server has ended:\n{Path(log.name).read_text()}"
+            try:
+                return requests.get(f"http://127.0.0.1:{port}/health", timeout=10).ok
+            except requests.ConnectionError:
+                return False
+
+        try:
+            eventually(is_ready, START_TIMEOUT_S)
+            yield port, psutil.Process(process.pid)
+        finally:
+            process.terminate()
+            process.wait(STOP_TIMEOUT_S)

