@@ -9,6 +9,7 @@ from .card import write_card
 from .evaluation import evaluate
 from .export import export
 from .preparation import prepare_tokenizer, prepare_windows
+from .prompts import write_prompts
 from .training import TrainingPlan, train
 
 STAGES = ("tokenizer", "corpus", "train", "export", "evaluate", "card")
@@ -18,7 +19,7 @@ logger = logging.getLogger(__name__)
 def build_parser() -> argparse.ArgumentParser:
     plan = TrainingPlan(Path())
     parser = argparse.ArgumentParser(description="Make the embedded default model from one seed.")
-    parser.add_argument("stage", choices=(*STAGES, "all"))
+    parser.add_argument("stage", choices=(*STAGES, "all", "prompts"))
     parser.add_argument("--work", type=Path, default=Path("var/default-model"))
     parser.add_argument("--model", type=Path, default=Path("models/hearth-tiny"))
     parser.add_argument("--seed", type=int, default=plan.seed)
@@ -28,6 +29,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default=plan.dtype)
     parser.add_argument("--no-compile", action="store_true")
     parser.add_argument("--questions", type=int, default=300, help="judged per category")
+    parser.add_argument("--prompts", type=int, default=6000, help="for scripts.train_medusa")
     parser.add_argument("--note", default="", help="a remark on this run for the model card")
     return parser
 
@@ -48,6 +50,9 @@ def _run_stage(stage: str, options: argparse.Namespace) -> None:
         logger.info("corpus: %s", prepare_windows(options.work, options.seed, options.documents))
     elif stage == "train":
         train(_plan(options))
+    elif stage == "prompts":
+        options.work.mkdir(parents=True, exist_ok=True)
+        write_prompts(options.work, options.seed, options.prompts)
     elif stage == "export":
         export(options.work, options.model, options.seed)
     elif stage == "card":

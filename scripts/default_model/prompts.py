@@ -1,0 +1,36 @@
+"""Prompts in the wordings of the corpus, for training heads that draft for the model.
+
+Those to train with are in training wordings, those to judge by in held-out ones.
+"""
+
+import json
+from pathlib import Path
+from random import Random
+
+from .documents import Corpus
+
+_BARE_SHARE, _LATER_TURN_SHARE = 0.3, 0.2
+
+
+def write_prompts(work: Path, seed: int, count: int) -> None:
+    """A tenth of `count` is held out. One JSON object a line, with `messages` or `prompt`."""
+    for name, number, held_out in (
+        ("prompts", count, False),
+        ("held_out_prompts", count // 10, True),
+    ):
+        corpus, rng = Corpus(seed, held_out=held_out), Random(seed)
+        lines = [json.dumps(_prompt(corpus, rng), ensure_ascii=False) for _ in range(number)]
+        (work / f"{name}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def _prompt(corpus: Corpus, rng: Random) -> dict[str, object]:
+    kind = rng.random()
+    if kind < _BARE_SHARE:
+        return {"prompt": corpus.exchange().question}
+    has_history = kind < _BARE_SHARE + _LATER_TURN_SHARE
+    *history, last = corpus.dependent_exchanges() if has_history else [corpus.exchange()]
+    messages = []
+    for turn in history:
+        messages.append({"role": "user", "content": turn.question})
+        messages.append({"role": "assistant", "content": turn.answer})
+    return {"messages": [*messages, {"role": "user", "content": last.question}]}

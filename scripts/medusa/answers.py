@@ -1,0 +1,213 @@
+"""Answers of the model with the hidden state of each of their positions, kept in shards.
+
+A position is one drawn token: the hidden state that it was drawn from, the token, and the token the
+model itself finds likeliest there. The positions of an answer follow each other, the one of the
+prompt's last token first.
+"""
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from inference_api.engine.runner import Draw, ModelRunner, RowResult, RowStep
+from inference_api.request import SamplingParams
+
+PREFILL_CHUNK_TOKENS = 256
+ANSWERS_PER_SHARD = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A prompt to answer. Its number is its own among the jobs of a run."""
+
+    number: int
+    prompt: tuple[int, ...]
+    temperature: float = 0.0
+
+    @property
+    def sampling(self) -> SamplingParams:
+        """The likeliest token has to be asked for only where it need not be the drawn one."""
+        num_logprobs = 1 if self.temperature else None
+        return SamplingParams(self.temperature, seed=self.number, num_logprobs=num_logprobs)
+
+
+class Answer(NamedTuple):
+    job: Job
+    hidden: Tensor  # [positions, hidden size] float16
+    drawn_ids: list[int]
+    likeliest_ids: list[int]
+    likeliest_logprobs: list[float]  # empty where the job is greedy
+
+
+@dataclass(slots=True)
+class _Row:
+    """The job that a user row works at."""
+
+    job: Job
+    prefilled: int = 0
+    hidden: list[Tensor] = field(default_factory=list)
+    drawn_ids: list[int] = field(default_factory=list)
+    likeliest: list[tuple[int, float]] = field(default_factory=list)
+
+    def next_step(self, row: int) -> RowStep:
+        prompt = self.job.prompt
+        chunk = prompt[self.prefilled : len(prompt) - 1][:PREFILL_CHUNK_TOKENS]
+        if chunk:
+            return RowStep(row, self.prefilled, chunk)
+        token = self.drawn_ids[-1] if self.drawn_ids else prompt[-1]
+        draw = Draw(self.job.sampling, prompt, self.drawn_ids)
+        start = len(prompt) - 1 + len(self.drawn_ids)
+        return RowStep(row, start, (token,), (draw,), wants_hidden=True)
+
+    def take(self, step: RowStep, result: RowResult) -> None:
+        if not step.draws:
+            self.prefilled += len(step.token_ids)
+            return
+        (drawn,) = result.drawn
+        assert result.hidden is not None
+        self.hidden.append(result.hidden[0].to("cpu", torch.float16))
+        self.drawn_ids.append(drawn.token_id)
+        if drawn.logprobs is not None:
+            self.likeliest.append(drawn.logprobs.top[0])
+
+    def answer(self) -> Answer:
+        likeliest_ids = [token for token, _ in self.likeliest] or self.drawn_ids
+        logprobs = [logprob for _, logprob in self.likeliest]
+        return Answer(self.job, torch.stack(self.hidden), self.drawn_ids, likeliest_ids, logprobs)
+
+
+def answers_to(
+    jobs: Iterable[Job], runner: ModelRunner, max_tokens: int, stop_ids: Collection[int]
+) -> Iterator[Answer]:
+    """Answers in the order in which they end, every user row busy; stop tokens are positions too.
+
+    Every prompt and `max_tokens` fit into a row.
+    """
+    waiting = iter(jobs)
+    free = list(range(runner.max_rows))
+    busy: dict[int, _Row] = {}
+    while True:
+        while free and (job := next(waiting, None)) is not None:
+            busy[free.pop()] = _Row(job)
+        if not busy:
+            return
+        steps = [each.next_step(row) for row, each in busy.items()]
+        for step, result in zip(steps, runner.step(steps), strict=True):
+            each = busy[step.row]
+            each.take(step, result)
+            ids = each.drawn_ids
+            if len(ids) == max_tokens or (ids and ids[-1] in stop_ids):
+                del busy[step.row]
+                runner.release(step.row)
+                free.append(step.row)
+                yield each.answer()
+
+
+class Shards:
+    """Answers in files of a folder, so that a run that is stopped goes on where it was."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def numbers(self) -> set[int]:
+        """Returns the jobs that are answered."""
+        return {n for file in self._files() for n in load_file(file)["numbers"].tolist()}
+
+    def save(self, answers: Iterable[Answer]) -> Iterator[Answer]:
+        """Pass answers on, and write as many as a shard takes at a time."""
+        pending: list[Answer] = []
+        try:
+            for answer in answers:
+                pending.append(answer)
+                if len(pending) == ANSWERS_PER_SHARD:
+                    self._write(pending)
+                    pending.clear()
+                yield answer
+        finally:
+            if pending:
+                self._write(pending)
+
+    def drawn(self, jobs: Sequence[Job]) -> list[list[int]]:
+        """Returns the tokens of the answers to these jobs, in the jobs' order."""
+        positions = self.positions(jobs)
+        return [ids.tolist() for ids in positions.drawn_ids.split(positions.lengths.tolist())]
+
+    def positions(self, jobs: Sequence[Job]) -> "Positions":
+        """The answers to these jobs, in the jobs' order, whatever order they were written in."""
+        found: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
+        for file in self._files():
+            shard = load_file(file)
+            sizes = shard["lengths"].tolist()
+            names = ("hidden", "drawn_ids", "likeliest_ids")
+            parts = zip(*(shard[name].split(sizes) for name in names), strict=True)
+            found |= dict(zip(shard["numbers"].tolist(), parts, strict=True))
+        chosen = [found[job.number] for job in jobs]
+        hidden, drawn_ids, likeliest_ids = (torch.cat(parts) for parts in zip(*chosen, strict=True))
+        lengths = torch.tensor([len(part[0]) for part in chosen])
+        return Positions(hidden, drawn_ids.long(), likeliest_ids.long(), lengths)
+
+    def _files(self) -> list[Path]:
+        return sorted(self._folder.glob("*.safetensors"))
+
+    def _write(self, answers: Sequence[Answer]) -> None:
+        tensors = {
+            "hidden": torch.cat([answer.hidden for answer in answers]),
+            "drawn_ids": _ids(answer.drawn_ids for answer in answers),
+            "likeliest_ids": _ids(answer.likeliest_ids for answer in answers),
+            "numbers": torch.tensor([answer.job.number for answer in answers]),
+            "lengths": torch.tensor([len(answer.drawn_ids) for answer in answers]),
+        }
+        target = self._folder / f"{answers[0].job.number:06}.safetensors"
+        save_file(tensors, target.with_suffix(".unfinished"))
+        target.with_suffix(".unfinished").rename(target)
+
+
+def _ids(lists: Iterable[Sequence[int]]) -> Tensor:
+    return torch.tensor([token for ids in lists for token in ids], dtype=torch.int32)
+
+
+IGNORED = -100  # a label that counts for nothing; torch's own default
+
+
+@dataclass(frozen=True, slots=True)
+class Positions:
+    """Positions of several answers, one answer after the other."""
+
+    hidden: Tensor  # [positions, hidden size] float16
+    drawn_ids: Tensor  # [positions]
+    likeliest_ids: Tensor  # [positions]
+    lengths: Tensor  # [answers]
+
+    def __len__(self) -> int:
+        return len(self.drawn_ids)
+
+    def labels(self, num_heads: int) -> Tensor:
+        """What head k has to say at a position: the model's likeliest token k + 1 positions on.
+
+        A label counts only while every token before it is the likeliest too: a head does not see
+        what was drawn instead. Returns [positions, heads], IGNORED where there is none.
+        """
+        is_own = self.drawn_ids == self.likeliest_ids
+        return self._ahead(self.likeliest_ids, num_heads, is_own)
+
+    def continuations(self, num_heads: int) -> Tensor:
+        """Returns the tokens that were drawn where `labels` are due, [positions, heads]."""
+        return self._ahead(self.drawn_ids, num_heads, torch.ones(len(self), dtype=torch.bool))
+
+    def _ahead(self, ids: Tensor, num_heads: int, is_followed: Tensor) -> Tensor:
+        ends = self.lengths.cumsum(0).repeat_interleave(self.lengths)
+        places = torch.arange(len(self))
+        counts = torch.ones(len(self), dtype=torch.bool)
+        columns = []
+        for k in range(num_heads):
+            target = places + 1 + k
+            counts = counts & (target < ends) & is_followed[(target - 1).clamp(max=len(self) - 1)]
+            column = ids[target.clamp(max=len(self) - 1)]
+            columns.append(torch.where(counts, column, IGNORED))
+        return torch.stack(columns, dim=1)

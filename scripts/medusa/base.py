@@ -1,0 +1,92 @@
+"""The model that heads are trained for: it answers, and heads begin as its output matrix."""
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from inference_api.engine.engine_runner import EngineRunner
+from inference_api.engine.loading.checkpoint import TOKENIZER, load_config, locate
+from inference_api.engine.loading.gguf_blocks import GgufTensor
+from inference_api.engine.loading.gguf_files import is_gguf, read_gguf
+from inference_api.engine.loading.layout import HEAD, linear_weights
+from inference_api.engine.loading.weight_files import weight_files
+from inference_api.engine.options import EngineOptions
+from inference_api.kernels.library import Kernels
+from inference_api.text.tokens import HuggingFaceTokenizer, load_tokenizer
+
+MAX_PROMPT_TOKENS = 512
+USER_ROWS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Base:
+    """A model, loaded to answer many prompts at once."""
+
+    path: Path
+    runner: EngineRunner
+    tokenizer: HuggingFaceTokenizer
+
+    @classmethod
+    def load(cls, model: str, device: str, max_tokens: int, num_threads: int | None = None) -> Self:
+        """Answers of up to `max_tokens`; on the CPU by int8 kernels, which is fastest there, with
+        as many threads as the model would be served with unless `num_threads` says.
+
+        Raises StartupError when the model cannot be served.
+        """
+        path = locate(model)
+        max_seq_len = most_prompt_tokens(model, max_tokens) + max_tokens
+        options = EngineOptions(
+            device=device,
+            max_rows=USER_ROWS,
+            max_seq_len=max_seq_len,
+            quantization=quantization_on(device),
+        )
+        kernels_of = None if num_threads is None else lambda _: Kernels(num_threads)
+        runner = EngineRunner(path, options, kernels_of)
+        tokenizer = load_tokenizer(path, runner.eos_token_ids)
+        runner.load()
+        return cls(path, runner, tokenizer)
+
+
+def quantization_on(device: str) -> str:
+    """Returns the fastest there is on the device."""
+    return "int8" if device == "cpu" else "none"
+
+
+def most_prompt_tokens(model: str, max_tokens: int) -> int:
+    """Returns how long a prompt may be for an answer of `max_tokens` to fit behind it."""
+    return min(MAX_PROMPT_TOKENS, load_config(locate(model)).context(None) - max_tokens)
+
+
+def output_matrix(path: Path) -> Tensor:
+    """Returns the weight of the output head [vocab, hidden], float32, from a folder or GGUF file.
+
+    It is divided as the model divides its logits, so that a product with it has their scale.
+    """
+    config = load_config(path)
+    (part,) = linear_weights(config)[HEAD]
+    matrix = torch.empty(part.shape)
+    for file in weight_files(path):
+        if is_gguf(file):
+            GgufTensor.of(read_gguf(file).tensors[part.name]).copy_to(matrix)
+            continue
+        with safe_open(file, framework="pt") as tensors:
+            if part.name in tensors.keys():  # noqa: SIM118 (not a mapping)
+                matrix.copy_(tensors.get_tensor(part.name))
+    return matrix / config.logits_divisor
+
+
+def tokenizer_sha256(path: Path) -> str:
+    """Returns what tells one tokenizer from another: the hash of its file or, of a GGUF file, of
+    its tokens, one a line."""
+    if is_gguf(path):
+        tokens: list[str] = read_gguf(path).metadata["tokenizer.ggml.tokens"]
+        content = "\n".join(tokens).encode()
+    else:
+        content = (path / TOKENIZER).read_bytes()
+    return hashlib.sha256(content).hexdigest()

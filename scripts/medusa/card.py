@@ -1,0 +1,120 @@
+"""Writes the card of heads from what was measured: no number in it is typed in."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+
+from scripts.default_model.card import describe_machine
+from scripts.default_model.wordings import fill_slots
+
+from .export import WEIGHTS
+from .heads import Heads
+from .jobs import SAMPLED_TEMPERATURE
+from .judging import TOP, Judgement
+from .training import LATER_HEAD_WEIGHT, TrainingFigures, TrainingPlan
+
+TEMPLATE = Path(__file__).parent / "card.md"
+
+
+@dataclass(frozen=True, slots=True)
+class Provenance:
+    """What heads were made of. `answers` and `positions` are of training and calibration."""
+
+    base: str
+    licence: str
+    data: str
+    use: str
+    command: str
+    quantization: str
+    max_tokens: int
+    training_answers: int
+    training_positions: int
+    calibration_answers: int
+
+
+def write_card(
+    folder: Path,
+    provenance: Provenance,
+    heads: Heads,
+    num_paths: int,
+    plan: TrainingPlan,
+    figures: TrainingFigures,
+    judgement: Judgement,
+) -> None:
+    slots: dict[str, object] = {
+        **_shape_slots(folder, heads),
+        **_training_slots(plan, figures, heads),
+        "name": Path(provenance.base).name,
+        "base": provenance.base,
+        "licence": provenance.licence,
+        "data": provenance.data,
+        "use": provenance.use,
+        "command": provenance.command,
+        "quantization": provenance.quantization,
+        "max_tokens": provenance.max_tokens,
+        "temperature": SAMPLED_TEMPERATURE,
+        "training_answers": f"{provenance.training_answers:,}",
+        "training_positions": f"{provenance.training_positions:,}",
+        "calibration_answers": f"{provenance.calibration_answers:,}",
+        "epochs": f"{figures.positions / provenance.training_positions:.1f}",
+        "held_out_answers": f"{judgement.answers:,}",
+        "held_out_positions": f"{judgement.positions:,}",
+        "num_paths": num_paths,
+        "accuracy": _accuracy_table(judgement.top),
+        "trivial": f"{judgement.trivial:.1%}",
+        "tokens_per_step": _tokens_table(judgement),
+        "date": date.today().isoformat(),
+    }
+    template = TEMPLATE.read_text(encoding="utf-8")
+    card = fill_slots(template, {name: str(value) for name, value in slots.items()})
+    (folder / "README.md").write_text(card, encoding="utf-8")
+
+
+def _shape_slots(folder: Path, heads: Heads) -> dict[str, object]:
+    num_tokens, hidden_size = heads.outputs.shape[1:]
+    own = "full: each with an output matrix of its own"
+    shared = "shared: they speak through the model's own output matrix"
+    return {
+        "num_heads": heads.num_heads,
+        "variant": own if heads.is_full else shared,
+        "hidden_size": hidden_size,
+        "named": f"{num_tokens:,}",
+        "size_mb": f"{(folder / WEIGHTS).stat().st_size / 1e6:.1f}",
+    }
+
+
+def _training_slots(
+    plan: TrainingPlan, figures: TrainingFigures, heads: Heads
+) -> dict[str, object]:
+    return {
+        "steps": f"{figures.steps:,}",
+        "positions_per_step": plan.positions_per_step,
+        "seen": f"{figures.positions:,}",
+        "minutes": f"{figures.seconds / 60:.0f}",
+        "machine": describe_machine(),
+        "block_lr": plan.block_lr,
+        "output_lr": f" ({plan.output_lr} for output matrices)" if heads.is_full else "",
+        "decay": LATER_HEAD_WEIGHT,
+    }
+
+
+def _accuracy_table(top: Sequence[Sequence[float]]) -> str:
+    lines = ["| head | " + " | ".join(f"top {count}" for count in TOP) + " |"]
+    lines.append("|---" * (1 + len(TOP)) + "|")
+    for head, shares in enumerate(top):
+        cells = " | ".join(f"{100 * share:.1f} %" for share in shares)
+        lines.append(f"| {head} | {cells} |")
+    return "\n".join(lines)
+
+
+def _tokens_table(judgement: Judgement) -> str:
+    rows: Mapping[str, float] = {
+        **{f"chain of {n} guesses": tokens for n, tokens in judgement.tokens_by_chain.items()},
+        **{
+            f"tree of {n} nodes, the certain token's with them": tokens
+            for n, tokens in judgement.tokens_by_nodes.items()
+        },
+    }
+    lines = ["| | tokens a step |", "|---|---|"]
+    return "\n".join(lines + [f"| {name} | {tokens:.2f} |" for name, tokens in rows.items()])

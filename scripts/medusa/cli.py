@@ -1,0 +1,69 @@
+"""The command line of `scripts/train_medusa.py`."""
+
+import argparse
+import logging
+import shlex
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from inference_api.errors import HearthError, StartupError
+
+from .judging import Meaningless
+from .making import Options, make_heads
+
+logger = logging.getLogger(__name__)
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m scripts.train_medusa",
+        description="Train Medusa heads on a model's own answers; goes on where it was stopped.",
+    )
+    add = parser.add_argument
+    add("--model", required=True, help="a folder, GGUF file or hub id")
+    add("--output", type=Path, help="folder of the heads; MODEL/medusa by default")
+    add("--work", type=Path, help="var/medusa/NAME by default")
+    add("--prompts", type=Path, help="one a line: text, or JSON with messages or a prompt")
+    add("--held-out", type=Path, help="prompts to judge by, in the same form")
+    add("--answers", type=_within(8, 1_000_000), default=2000)
+    add("--no-more-answers", action="store_true", help="train on those that there are")
+    add("--max-tokens", type=_within(8, 1024), default=192, help="of an answer")
+    add("--device", choices=("cpu", "cuda"), default="cpu")
+    add("--processes", type=_within(1, 256), default=1, help="that answer, and threads that train")
+    add("--heads", type=_within(1, 16), default=4)
+    add("--variant", choices=("shared", "full"), default="shared")
+    add(
+        "--draft-tokens",
+        type=_within(0, 1_000_000),
+        default=8192,
+        help="tokens that shared heads can name, the most frequent ones; 0: all",
+    )
+    add("--minutes", type=_within(1, 10_000), default=20, help="of training")
+    add("--steps", type=_within(1, 10_000_000), help="of training, instead of minutes")
+    add("--seed", type=_within(0, 2**31), default=1)
+    add("--name", help="of the base model, for card and config.json; its path by default")
+    add("--licence", default="the base model's", help="for the card")
+    add("--note", default="", help="a remark on model or prompts for the card")
+    return parser
+
+
+def main(arguments: list[str] | None = None) -> int:
+    given = sys.argv[1:] if arguments is None else arguments
+    options = Options(**vars(build_parser().parse_args(given)))
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    try:
+        make_heads(options, f"python -m scripts.train_medusa {shlex.join(given)}")
+    except (HearthError, StartupError, Meaningless, ValueError, OSError) as error:
+        logger.error("%s", error)
+        return 1
+    return 0
+
+
+def _within(low: int, high: int) -> Callable[[str], int]:
+    def number(text: str) -> int:
+        if not low <= int(text) <= high:
+            raise argparse.ArgumentTypeError(f"{text} is not from {low} to {high}")
+        return int(text)
+
+    return number

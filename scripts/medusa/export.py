@@ -1,0 +1,49 @@
+"""Writes heads in the published layout: `config.json` and `medusa_lm_head.safetensors`."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from .heads import Heads
+from .tree import TreePath
+
+WEIGHTS = "medusa_lm_head.safetensors"
+
+
+def export(
+    heads: Heads,
+    token_ids: Tensor | None,
+    paths: Sequence[TreePath],
+    folder: Path,
+    base_model: str,
+    tokenizer_sha256: str,
+) -> None:
+    """Heads as bfloat16. `token_ids` are those that heads can name; None: all of them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    config = {
+        "medusa_num_heads": heads.num_heads,
+        "medusa_num_layers": 1,
+        "base_model_name_or_path": base_model,
+        "medusa_choices": [list(path) for path in paths],
+        "tokenizer_sha256": tokenizer_sha256,
+    }
+    (folder / "config.json").write_text(json.dumps(config) + "\n", encoding="utf-8")
+    save_file(_tensors(heads, token_ids), folder / WEIGHTS, metadata={"format": "pt"})
+
+
+def _tensors(heads: Heads, token_ids: Tensor | None) -> dict[str, Tensor]:
+    tensors = {}
+    for k in range(heads.num_heads):
+        tensors[f"{k}.0.linear.weight"] = heads.weight[k]
+        tensors[f"{k}.0.linear.bias"] = heads.bias[k]
+        if heads.is_full:
+            tensors[f"{k}.1.weight"] = heads.outputs[k]
+    stored = {
+        name: tensor.detach().to("cpu", torch.bfloat16).contiguous()
+        for name, tensor in tensors.items()
+    }
+    return stored if token_ids is None else stored | {"draft_token_ids": token_ids.int()}

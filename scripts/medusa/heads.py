@@ -1,0 +1,56 @@
+"""The heads: what each makes of a hidden state, and which tokens it can name."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F  # noqa: N812 (the name everybody knows it by)
+from torch import Tensor, nn
+
+Variant = Literal["shared", "full"]
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """`shared` heads speak through the model's own output matrix, `full` ones have one each."""
+
+    num_heads: int
+    variant: Variant
+
+
+class Heads(nn.Module):
+    """Head k maps a hidden state of position t to logits of the token at t + 2 + k.
+
+    A head is one residual block and an output matrix: h + SiLU(A h + b), then W (Cai et al. 2024,
+    arXiv 2401.10774, section 2.1). The block begins as the identity and W as the model's own.
+    """
+
+    def __init__(self, shape: Shape, output: Tensor) -> None:
+        """`output` [tokens, hidden] are the rows of the model's output matrix for the tokens that
+        can be named."""
+        super().__init__()
+        hidden_size = output.shape[1]
+        self.weight = nn.Parameter(torch.zeros(shape.num_heads, hidden_size, hidden_size))
+        self.bias = nn.Parameter(torch.zeros(shape.num_heads, hidden_size))
+        self.is_full = shape.variant == "full"
+        outputs = [output] * (shape.num_heads if self.is_full else 1)
+        self.outputs = nn.Parameter(torch.stack(outputs), requires_grad=self.is_full)
+
+    @property
+    def num_heads(self) -> int:
+        return len(self.weight)
+
+    def forward(self, hidden: Tensor, head: int) -> Tensor:
+        """Returns one head's logits [positions, tokens] of `hidden` [positions, hidden]."""
+        block = F.silu(F.linear(hidden, self.weight[head], self.bias[head]))
+        return F.linear(hidden + block, self.outputs[head if self.is_full else 0])
+
+    @torch.inference_mode()
+    def guesses(self, hidden: Tensor, count: int, chunk: int = 1024) -> Tensor:
+        """Returns the likeliest tokens of every head, best first, [positions, heads, count]."""
+        found = []
+        for part in hidden.split(chunk):
+            states = part.to(self.weight)
+            best = [self(states, head).topk(count).indices for head in range(self.num_heads)]
+            found.append(torch.stack(best, dim=1).cpu())
+        return torch.cat(found)

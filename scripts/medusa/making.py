@@ -1,0 +1,224 @@
+"""All stages, from a model to its heads.
+
+What an earlier run with the same work folder has done stays done.
+"""
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from inference_api.engine.loading.checkpoint import load_config, locate
+from inference_api.text.tokens import HuggingFaceTokenizer, load_tokenizer
+
+from .answers import IGNORED, Job, Positions, Shards, answers_to
+from .base import Base, most_prompt_tokens, output_matrix, quantization_on, tokenizer_sha256
+from .card import Provenance, write_card
+from .collecting import Collecting, collect
+from .export import export
+from .heads import Heads, Shape, Variant
+from .jobs import Jobs
+from .judging import (
+    answer_ranks,
+    judged,
+    require_preferences,
+    require_skill,
+    tree_of,
+)
+from .prompts import (
+    QUESTION_TOKENS,
+    Prompt,
+    chat,
+    distinct,
+    interleaved,
+    ordinary_messages,
+    own_questions,
+    read_prompts,
+    turn_of_user,
+)
+from .training import Examples, Trainer, TrainingPlan
+
+logger = logging.getLogger(__name__)
+
+HEADS_FOLDER = "medusa"  # in the folder of a model
+PROBES, PROBE_TOKENS, PROBE_TEMPERATURE = 32, 16, 1.0
+QUESTION_TEMPERATURE = 1.0
+QUESTIONS_PER_ANSWER = 0.2  # asked of the model; the filter leaves most of them
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """As the command line has them."""
+
+    model: str
+    output: Path | None
+    work: Path | None
+    prompts: Path | None
+    held_out: Path | None
+    answers: int
+    no_more_answers: bool
+    max_tokens: int
+    device: str
+    processes: int
+    heads: int
+    variant: Variant
+    draft_tokens: int
+    minutes: int
+    steps: int | None
+    seed: int
+    name: str | None
+    licence: str
+    note: str
+
+
+@dataclass(frozen=True, slots=True)
+class Splits:
+    training: Positions
+    calibration: Positions
+    held_out: Positions
+
+
+def make_heads(options: Options, command: str) -> None:
+    """Raises Meaningless for a model or heads that are not worth it, StartupError for a model that
+    cannot be served and ValueError for prompts that cannot be used."""
+    path = locate(options.model)
+    if options.output is None and not path.is_dir():
+        raise ValueError(f"{path} is no folder that heads could be in; name one by --output.")
+    output = options.output or path / HEADS_FOLDER
+    work = options.work or Path("var/medusa") / path.stem
+    work.mkdir(parents=True, exist_ok=True)
+    splits = _answered(options, path, work)
+    matrix = output_matrix(path)
+    token_ids = _draft_tokens(options, splits.training, len(matrix))
+    heads = Heads(Shape(options.heads, options.variant), matrix[token_ids])
+    name = f"{options.variant}-{options.heads}-{len(token_ids)}"
+    plan = TrainingPlan(
+        work / name, options.steps, options.minutes, seed=options.seed, device=options.device
+    )
+    torch.set_num_threads(options.processes)
+    trainer = Trainer(plan, heads, examples(splits.training, token_ids, options.heads))
+    trainer.run()
+    paths = tree_of(answer_ranks(heads, token_ids, splits.calibration))
+    held_out_ranks = answer_ranks(heads, token_ids, splits.held_out)
+    judgement = judged(paths, held_out_ranks, splits.held_out)
+    require_skill(judgement)
+    base = options.name or options.model
+    named = None if len(token_ids) == len(matrix) else token_ids
+    export(heads, named, paths, output, base, tokenizer_sha256(path))
+    provenance = _provenance(options, base, command, splits)
+    write_card(output, provenance, heads, len(paths), plan, trainer.figures, judgement)
+    logger.info("%s: %s tokens a step by trees", output, judgement.tokens_by_nodes)
+
+
+def examples(positions: Positions, token_ids: Tensor, num_heads: int) -> Examples:
+    """Labels as places among `token_ids`; one that is not there counts for nothing."""
+    labels = positions.labels(num_heads)
+    places = torch.searchsorted(token_ids, labels).clamp(max=len(token_ids) - 1)
+    is_named = token_ids[places] == labels
+    return Examples(positions.hidden, torch.where(is_named, places, IGNORED))
+
+
+def _answered(options: Options, path: Path, work: Path) -> Splits:
+    stop_ids = load_config(path).eos_token_ids
+    tokenizer = load_tokenizer(path, stop_ids)
+    how = Collecting(options.model, options.device, options.max_tokens, stop_ids, options.processes)
+    jobs = _jobs(options, work, tokenizer, how)
+    folder = work / "answers"
+    if options.no_more_answers:
+        shards = Shards(folder)
+        jobs = jobs.only(shards.numbers())
+    else:
+        shards = collect(how, jobs.all, folder)
+    return Splits(*map(shards.positions, (jobs.training, jobs.calibration, jobs.held_out)))
+
+
+def _jobs(options: Options, work: Path, tokenizer: HuggingFaceTokenizer, how: Collecting) -> Jobs:
+    names = ("model", "prompts", "held_out", "answers", "max_tokens", "seed")
+    origin: dict[str, Any] = {name: str(getattr(options, name)) for name in names}
+    file = work / "jobs.json"
+    if file.exists():
+        return Jobs.load(file, origin)
+    held_out: list[Prompt] = []
+    if options.held_out is not None:
+        held_out = list(distinct(_fitting(read_prompts(options.held_out, tokenizer), how)))
+    probe(how, tokenizer, options.seed)
+    prompts = _prompts(options, work, tokenizer, how)
+    jobs = Jobs.of(_fitting(prompts, how), options.answers, options.seed, held_out)
+    jobs.save(file, origin)
+    return jobs
+
+
+def probe(how: Collecting, tokenizer: HuggingFaceTokenizer, seed: int) -> None:
+    """Raises Meaningless when the model's words are no more than chance."""
+    runner = Base.load(how.model, how.device, PROBE_TOKENS).runner
+    messages = islice(ordinary_messages(seed), PROBES)
+    jobs = [
+        Job(number, tuple(chat(message, tokenizer)), PROBE_TEMPERATURE)
+        for number, message in enumerate(messages)
+    ]
+    answers = list(answers_to(jobs, runner, PROBE_TOKENS, how.stop_ids))
+    require_preferences(answers, runner.vocab_size)
+
+
+def _prompts(
+    options: Options, work: Path, tokenizer: HuggingFaceTokenizer, how: Collecting
+) -> Iterator[Prompt]:
+    if options.prompts is not None:
+        yield from read_prompts(options.prompts, tokenizer)
+        return
+    questions: list[str] = []
+    if (turn := turn_of_user(tokenizer)) is not None:
+        before, end = turn
+        count = round(options.answers * QUESTIONS_PER_ANSWER)
+        asked = [Job(number, before, QUESTION_TEMPERATURE) for number in range(count)]
+        stop_ids = {*how.stop_ids, end}
+        how = replace(how, max_tokens=QUESTION_TOKENS.stop, stop_ids=stop_ids)
+        drawn = collect(how, asked, work / "questions").drawn(asked)
+        questions = list(own_questions(drawn, end, tokenizer))
+        logger.info("%d of %d own questions are whole", len(questions), count)
+    for message in interleaved(questions, ordinary_messages(options.seed)):
+        yield tuple(chat(message, tokenizer))
+
+
+def _fitting(prompts: Iterator[Prompt], how: Collecting) -> Iterator[Prompt]:
+    longest = most_prompt_tokens(how.model, how.max_tokens)
+    return (prompt for prompt in prompts if 0 < len(prompt) <= longest)
+
+
+def _draft_tokens(options: Options, training: Positions, vocab_size: int) -> Tensor:
+    """Returns the tokens that heads can name, ascending: for shared ones the most frequent, as each
+    takes its share of every step."""
+    if options.variant == "full" or not 0 < options.draft_tokens < vocab_size:
+        return torch.arange(vocab_size)
+    counts = training.likeliest_ids.bincount(minlength=vocab_size)
+    return counts.topk(options.draft_tokens).indices.sort().values
+
+
+def _provenance(options: Options, base: str, command: str, splits: Splits) -> Provenance:
+    own = (
+        "Prompts are forms filled with words, of `scripts/medusa/prompts.txt`, and questions that "
+        "the model wrote itself, as a user's turn of its chat template (Xu et al. 2024, arXiv "
+        "2406.08464)."
+    )
+    data = own if options.prompts is None else f"Prompts are the lines of `{options.prompts}`."
+    if options.held_out is not None:
+        data += f" Those to judge by are the lines of `{options.held_out}`."
+    beside = "A server that is given this model finds the heads beside it."
+    named = f"`MEDUSA_HEADS={options.output}` tells a server that is given this model of them."
+    return Provenance(
+        base=base,
+        licence=options.licence,
+        data=f"{data} {options.note}".strip(),
+        use=beside if options.output is None else named,
+        command=command,
+        quantization=quantization_on(options.device),
+        max_tokens=options.max_tokens,
+        training_answers=len(splits.training.lengths),
+        training_positions=len(splits.training),
+        calibration_answers=len(splits.calibration.lengths),
+    )

@@ -1,0 +1,192 @@
+"""Trains heads on positions alone: the model itself is not run.
+
+What a step reads depends only on its number, so a run that is stopped continues from its last
+checkpoint as if it had never been stopped.
+"""
+
+import json
+import math
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F  # noqa: N812 (the name everybody knows it by)
+from torch import Tensor
+from tqdm import tqdm
+
+from .answers import IGNORED
+from .heads import Heads
+
+LATER_HEAD_WEIGHT = 0.8  # of a head's loss, compared with the head before it
+WARM_UP_STEPS = 50
+FINAL_LR_SCALE = 0.05
+TIMED_STEPS = 10
+CHECKPOINT_S = 60.0
+LOG_EVERY_STEPS = 50
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingPlan:
+    """`work` holds the checkpoint and the log. Without `steps` there are as many as `minutes` take
+    at the speed of the first ones."""
+
+    work: Path
+    steps: int | None = None
+    minutes: float = 20.0
+    positions_per_step: int = 512
+    block_lr: float = 2e-3
+    output_lr: float = 1e-3
+    seed: int = 1
+    device: str = "cpu"
+
+    @property
+    def checkpoint(self) -> Path:
+        return self.work / "checkpoint.pt"
+
+
+@dataclass(frozen=True, slots=True)
+class Examples:
+    """Hidden states [n, hidden], and for each head the label among the tokens that can be named,
+    [n, heads], IGNORED where there is none."""
+
+    hidden: Tensor
+    labels: Tensor
+
+    def used(self) -> "Examples":
+        """Without positions that no head can learn from."""
+        is_used = (self.labels != IGNORED).any(dim=1)
+        return Examples(self.hidden[is_used], self.labels[is_used])
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingFigures:
+    steps: int
+    positions: int
+    seconds: float
+
+
+def lr_scale(step: int, steps: int) -> float:
+    """Rises to 1 in the warm-up, whatever `steps` is, and falls along a cosine."""
+    if step < WARM_UP_STEPS:
+        return (step + 1) / WARM_UP_STEPS
+    share = (step - WARM_UP_STEPS) / max(1, steps - WARM_UP_STEPS)
+    return FINAL_LR_SCALE + (1 - FINAL_LR_SCALE) * (1 + math.cos(math.pi * share)) / 2
+
+
+class Trainer:
+    """Goes on from the plan's checkpoint, if there is one."""
+
+    def __init__(self, plan: TrainingPlan, heads: Heads, examples: Examples) -> None:
+        self._plan = plan
+        self._heads = heads.to(plan.device)
+        self._examples = examples.used()
+        self._lrs = (plan.block_lr, plan.output_lr)
+        groups = ([heads.weight, heads.bias], [heads.outputs])
+        self._optimizer = torch.optim.AdamW(
+            [{"params": group, "lr": lr} for group, lr in zip(groups, self._lrs, strict=True)],
+            betas=(0.9, 0.98),
+            weight_decay=0.0,
+        )
+        self._step = 0
+        self._num_steps = plan.steps
+        self._seconds = 0.0
+        self._epoch = -1
+        self._order = np.arange(0)
+        plan.work.mkdir(parents=True, exist_ok=True)
+        if plan.checkpoint.exists():
+            self._resume()
+
+    @property
+    def figures(self) -> TrainingFigures:
+        return TrainingFigures(
+            self._step, self._step * self._plan.positions_per_step, round(self._seconds, 1)
+        )
+
+    def run(self) -> None:
+        """Train to the last step. What is done is kept when it is interrupted."""
+        saved_s = time.monotonic()
+        started_s = saved_s - self._seconds
+        with tqdm(total=self._num_steps, initial=self._step, unit="step", desc="training") as bar:
+            try:
+                while self._num_steps is None or self._step < self._num_steps:
+                    losses = self._train_step()
+                    self._seconds = time.monotonic() - started_s
+                    if self._num_steps is None and self._step == TIMED_STEPS:
+                        bar.total = self._num_steps = self._steps_in(self._plan.minutes)
+                    bar.update()
+                    if self._step % LOG_EVERY_STEPS == 0:
+                        self._log(losses)
+                        bar.set_postfix(loss=f"{losses[0]:.3f}")
+                    if time.monotonic() - saved_s > CHECKPOINT_S:
+                        self._save()
+                        saved_s = time.monotonic()
+            finally:
+                self._save()
+
+    def _steps_in(self, minutes: float) -> int:
+        return max(TIMED_STEPS, round(60 * minutes * self._step / self._seconds))
+
+    def _train_step(self) -> list[float]:
+        """Returns the loss of every head."""
+        hidden, labels = self._batch()
+        scale = lr_scale(self._step, self._num_steps or WARM_UP_STEPS)
+        for group, lr in zip(self._optimizer.param_groups, self._lrs, strict=True):
+            group["lr"] = lr * scale
+        losses = []
+        for k in range(self._heads.num_heads):
+            # One head's logits at a time: they are the largest thing in memory.
+            loss = head_loss(self._heads, hidden, labels[:, k], k)
+            torch.autograd.backward(LATER_HEAD_WEIGHT**k * loss)
+            losses.append(float(loss.detach()))
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+        self._step += 1
+        return losses
+
+    def _batch(self) -> tuple[Tensor, Tensor]:
+        """The positions of the next step, in an order of each epoch that the seed fixes."""
+        count = min(self._plan.positions_per_step, len(self._examples.hidden))
+        epoch, batch = divmod(self._step, len(self._examples.hidden) // count)
+        if epoch != self._epoch:
+            self._epoch = epoch
+            rng = np.random.default_rng((self._plan.seed, epoch))
+            self._order = rng.permutation(len(self._examples.hidden))
+        picks = torch.from_numpy(self._order[batch * count : (batch + 1) * count])
+        hidden, labels = self._examples.hidden[picks], self._examples.labels[picks]
+        return hidden.to(self._plan.device, torch.float32), labels.to(self._plan.device)
+
+    def _log(self, losses: list[float]) -> None:
+        entry = {"step": self._step, "seconds": round(self._seconds, 1)}
+        entry |= {f"loss_{k}": round(loss, 4) for k, loss in enumerate(losses)}
+        with (self._plan.work / "training.jsonl").open("a", encoding="utf-8") as log:
+            log.write(json.dumps(entry) + "\n")
+
+    def _save(self) -> None:
+        state = {
+            "heads": self._heads.state_dict(),
+            "optimizer": self._optimizer.state_dict(),
+            "step": self._step,
+            "num_steps": self._num_steps,
+            "seconds": self._seconds,
+        }
+        unfinished = self._plan.checkpoint.with_suffix(".unfinished")
+        torch.save(state, unfinished)
+        unfinished.replace(self._plan.checkpoint)
+
+    def _resume(self) -> None:
+        state: dict[str, Any] = torch.load(self._plan.checkpoint, weights_only=True)
+        self._heads.load_state_dict(state["heads"])
+        self._optimizer.load_state_dict(state["optimizer"])
+        self._step, self._seconds = state["step"], state["seconds"]
+        self._num_steps = self._plan.steps or state["num_steps"]
+
+
+def head_loss(heads: Heads, hidden: Tensor, labels: Tensor, head: int) -> Tensor:
+    """Cross entropy of one head, a mean over the positions that have a label; 0 without any."""
+    is_labelled = labels != IGNORED
+    if not is_labelled.any():
+        return 0.0 * heads.weight.sum()
+    return F.cross_entropy(heads(hidden[is_labelled], head), labels[is_labelled])

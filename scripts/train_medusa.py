@@ -1,0 +1,10 @@
+"""Trains Medusa heads for a model that Hearth serves, on the model's own answers.
+
+`python -m scripts.train_medusa --model DIR` runs every stage; each goes on from where it was
+stopped. docs/medusa.md says more.
+"""
+
+from scripts.medusa.cli import main
+
+if __name__ == "__main__":
+    raise SystemExit(main())
