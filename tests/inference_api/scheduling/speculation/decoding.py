@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from inference_api.engine.engine_runner import EngineRunner
 from inference_api.engine.options import EngineOptions
-from inference_api.engine.runner import Draw, RowStep
+from inference_api.engine.runner import DraftHeads, Draw, RowStep
 from inference_api.request import (
     FinishReason,
     GenerationRequest,
@@ -49,11 +49,18 @@ class Model:
     """A runner of the model in a folder. Its cache belongs to the `Decoding` that was made last."""
 
     def __init__(self, form: str, folder: Path = EMBEDDED_MODEL, max_seq_len: int = 1024) -> None:
-        options = EngineOptions(device="cpu", max_rows=MAX_ROWS, max_seq_len=max_seq_len)
+        options = EngineOptions(
+            device="cpu", max_rows=MAX_ROWS, max_seq_len=max_seq_len, has_medusa=True
+        )
         self.runner = EngineRunner(folder, replace(options, **FORMS[form]))
         self.runner.load()
         # Whatever the model: prompts are token ids, and nothing here asks for text of another.
         self.tokenizer: Tokenizer = load_tokenizer(EMBEDDED_MODEL, self.runner.eos_token_ids)
+
+    @property
+    def heads(self) -> DraftHeads:
+        assert self.runner.medusa is not None
+        return self.runner.medusa
 
     def log_likelihoods(self, tokens: Sequence[int]) -> NDArray[np.float64]:
         """Of every token after these, [vocabulary], by a plain step. Writes to row 0."""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from inference_api.request import FinishReason, GenerationRequest
 from inference_api.scheduling.rows import Draft, Tokens, UserRow
 from inference_api.scheduling.speculation.drafts import DraftSource, Outcome
+from inference_api.scheduling.speculation.medusa import MedusaDrafts
 from inference_api.scheduling.speculation.ngram import NgramDrafts
 from tests.inference_api.scheduling.speculation.decoding import Answer, Model
 
@@ -116,6 +117,7 @@ class RandomTrees(_Guesser):
 # Whose answers have to be those of single steps. A source joins by a line.
 SOURCES: Mapping[str, Callable[[Model, Known], DraftSource]] = {
     "ngram": lambda model, known: NgramDrafts(max_tokens=8),
+    "medusa": lambda model, known: MedusaDrafts(model.heads, max_tokens=8),
     "oracle": lambda model, known: Oracle(known),
     "adversary": lambda model, known: Adversary(known),
     "random trees": lambda model, known: RandomTrees(known),

@@ -129,11 +129,14 @@ def plain(app: Ask) -> Callable[[str], Said]:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_answer_is_that_of_single_steps(app: Ask, plain: Callable[[str], Said], case: str) -> None:
-    assert said(ask(app("ngram"), CASES[case])) == plain(case)
+@pytest.mark.parametrize("mode", ["ngram", "medusa"])
+def test_answer_is_that_of_single_steps(
+    app: Ask, plain: Callable[[str], Said], mode: str, case: str
+) -> None:
+    assert said(ask(app(mode), CASES[case])) == plain(case)
 
 
-@pytest.mark.parametrize("mode", ["ngram", "auto"])
+@pytest.mark.parametrize("mode", ["ngram", "medusa", "auto"])
 def test_answers_among_others_that_come_and_go_are_those_of_each_alone(
     app: Ask, plain: Callable[[str], Said], mode: str
 ) -> None:
