@@ -14,8 +14,9 @@ from inference_api.scheduling.speculation.drafts import Outcome
 from inference_api.scheduling.speculation.medusa import MedusaDrafts
 from tests.inference_api.scheduling.speculation.rows import rows_of
 
-HEADS, RANKS = 3, 8
+HEADS = 3
 PATHS = default_paths(HEADS)
+RANKS = 1 + max(map(max, PATHS))
 
 
 class RandomHeads:
