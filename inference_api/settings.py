@@ -81,12 +81,12 @@ class ModelSettings(BaseModel):
         le=1_048_576,
         description="Context of a row in tokens; default: the model's own, at most 2048.",
     )
-    speculation: Literal["off", "ngram", "medusa", "auto"] = Field(
+    speculation: Literal["off", "ngram", "medusa", "draft", "auto"] = Field(
         "off",
         description=(
             "Guess several tokens of a step, with kernels: ngram, what followed the row's last "
-            "tokens before; medusa, by heads trained for the model; auto: all there are, where it "
-            "is measured to pay."
+            "tokens before; medusa, by heads trained for the model; draft, by DRAFT_MODEL; auto: "
+            "all there are, where it is measured to pay."
         ),
     )
     speculation_tokens: int = Field(
@@ -97,11 +97,21 @@ class ModelSettings(BaseModel):
         max_length=4096,
         description="Folder or hub id of Medusa heads; default: `medusa` in the model's folder.",
     )
+    draft_model: Annotated[str, AfterValidator(_readable)] | None = Field(
+        None,
+        max_length=4096,
+        description="Folder, GGUF file or hub id of a small model of the same vocabulary.",
+    )
 
     @property
     def name(self) -> str:
         """The name in requests, answers and metrics."""
         return self.model_name or self.model.rstrip("/").rsplit("/", 1)[-1]
+
+    @property
+    def used_draft_model(self) -> str | None:
+        """`draft_model`, where it is asked for guesses."""
+        return self.draft_model if self.speculation in ("auto", "draft") else None
 
 
 class Settings(BaseSettings, ModelSettings):

@@ -25,7 +25,12 @@ from inference_api.engine.loading.layout import (
     linear_weights,
     num_parameters,
 )
-from inference_api.engine.loading.medusa_files import find_heads, read_heads
+from inference_api.engine.loading.medusa_files import (
+    find_heads,
+    heads_bytes,
+    read_heads,
+    tokenizer_sha256,
+)
 from inference_api.engine.loading.memory import Footprint, memory_faults
 from inference_api.engine.loading.weight_files import read_headers, shape_faults, weight_files
 from inference_api.engine.loading.weights import Parameters, load_parameters
@@ -109,7 +114,12 @@ class EngineRunner:
     @property
     def footprint(self) -> Footprint:
         """Returns the model's share of the device's memory. Raises StartupError; see `load`."""
-        return Footprint.of(self._config, self._form.options, self._form.bits)
+        footprint = Footprint.of(self._config, self._form.options, self._form.bits)
+        folder = self._heads_folder
+        if folder is None:
+            return footprint
+        weights_bytes = footprint.weights_bytes + heads_bytes(folder)
+        return replace(footprint, weights_bytes=weights_bytes)
 
     def load(self) -> None:
         """Read the weights and allocate the KV cache. Raises StartupError; see `ModelRunner`."""
@@ -211,16 +221,28 @@ class EngineRunner:
             return FixedStepDecoder(self._config, decoder, self._cache, lengths)
         return decoder
 
+    @cached_property
+    def _heads_folder(self) -> Path | None:
+        """Raises StartupError where heads are named that are not there."""
+        if not self._options.has_medusa or not decodes_by_kernels(self._config, self._form.bits):
+            return None
+        return find_heads(self._model_dir, self._options.medusa_heads)
+
     def _medusa_heads(self, parameters: Parameters) -> MedusaHeads | None:
         """Raises StartupError where heads are named that do not fit."""
-        if not self._options.has_medusa or not self.is_batch_invariant:
-            return None
-        folder = find_heads(self._model_dir, self._options.medusa_heads)
+        folder = self._heads_folder
         if folder is None:
             return None
-        heads = MedusaHeads(read_heads(folder, self._config), self._config, parameters)
+        file = read_heads(folder, self._config)
+        if file.tokenizer_sha256 not in (None, tokenizer_sha256(self._model_dir)):
+            logger.warning(
+                "%s was trained beside another tokenizer than that of %s: its guesses will hardly "
+                "be accepted; set MEDUSA_HEADS to heads of this model",
+                folder,
+                self._model_dir,
+            )
         logger.info("Medusa heads of %s", folder)
-        return heads
+        return MedusaHeads(file, self._config, parameters)
 
     def _rows_multiple(self, parameters: Parameters) -> int:
         if parameters.packing is not None:

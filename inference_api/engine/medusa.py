@@ -38,11 +38,10 @@ class MedusaHeads:
         self._kernels = kernels = parameters.packing.kernels
         vocab_size = len(file.outputs[0]) if file.outputs else config.vocab_size
         num_tokens = vocab_size if file.token_ids is None else len(file.token_ids)
-        paths = file.paths or default_paths(len(file.weights))
-        self.paths: Sequence[TreePath] = [path for path in paths if max(path) < num_tokens]
-        self._num_heads = num_heads = max(
-            map(len, self.paths)
-        )  # deeper ones would guess for nobody
+        self.paths = _within(file.paths, num_tokens)
+        if not self.paths:
+            self.paths = _within(default_paths(len(file.weights)), num_tokens)
+        self._num_heads = num_heads = max(map(len, self.paths))  # others would guess for nobody
         self._num_ranks = 1 + max(map(max, self.paths))
         self._token_ids = None if file.token_ids is None else file.token_ids.numpy()
         weights, biases = file.weights[:num_heads], file.biases[:num_heads]
@@ -75,6 +74,11 @@ class MedusaHeads:
         if self._token_ids is not None:
             token_ids = self._token_ids[token_ids]
         return HeadGuesses(token_ids, probabilities)
+
+
+def _within(paths: Sequence[TreePath], num_ranks: int) -> Sequence[TreePath]:
+    """Those of guesses that there are."""
+    return [path for path in paths if max(path) < num_ranks]
 
 
 def default_paths(num_heads: int) -> list[TreePath]:

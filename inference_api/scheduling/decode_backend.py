@@ -193,9 +193,7 @@ class DecodeBackend:
     def _post_init_compile(self) -> None:
         """Prepare the device, so that the first request is as fast as the next."""
         for model in self.models.values():
-            model.runner.warm_up()
-            if model.speculation is not None:
-                model.speculation.warm_up(model.runner)
+            model.warm_up()
 
     def _run(self) -> None:
         try:

@@ -257,12 +257,17 @@ class RowTable:
         """How many leading tokens of `prompt` can be taken from a cache that holds `held`."""
         if not held or prompt[:MIN_REUSED_TOKENS] != held[:MIN_REUSED_TOKENS]:
             return 0
-        low, high = 0, min(len(prompt) - 1, len(held))
-        while low < high:  # comparing slices is faster than comparing tokens
-            middle = (low + high + 1) // 2
-            if prompt[low:middle] == held[low:middle]:
-                low = middle
-            else:
-                high = middle - 1
-        num_tokens = low // self._unit_tokens * self._unit_tokens
+        num_tokens = num_common(prompt[:-1], held) // self._unit_tokens * self._unit_tokens
         return num_tokens if num_tokens >= MIN_REUSED_TOKENS else 0
+
+
+def num_common(first: Sequence[int], second: Sequence[int]) -> int:
+    """How many leading tokens are the same; both are tuples, or lists."""
+    low, high = 0, min(len(first), len(second))
+    while low < high:  # comparing slices is faster than comparing tokens
+        middle = (low + high + 1) // 2
+        if first[low:middle] == second[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low

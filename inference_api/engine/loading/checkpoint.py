@@ -109,13 +109,13 @@ def _examined_folder(folder: Path, model: str, options: EngineOptions) -> Examin
     return faults, Footprint.of(config, options, bits)
 
 
-def locate(model: str) -> Path:
+def locate(model: str, setting: str = "MODEL") -> Path:
     """The folder of a model, or its GGUF file; a hub model is downloaded first, unless the hub's
     cache has it.
 
-    Raises StartupError when there is no such model.
+    Raises StartupError, naming the setting, when there is no such model.
     """
-    return _folder_of(model, with_weights=True)
+    return _folder_of(model, with_weights=True, setting=setting)
 
 
 def load_config(folder: Path) -> ModelConfig:
@@ -157,6 +157,25 @@ def quantization_faults(config: ModelConfig, options: EngineOptions) -> list[str
     return faults
 
 
+def vocabulary_faults(model_dir: Path, draft_dir: Path) -> list[str]:
+    """Whether the second of two models can draft for the first: what a token id means for one it
+    has to mean for the other."""
+    tokens, drafted = _vocabulary(model_dir), _vocabulary(draft_dir)
+    differing = {*tokens.items()} ^ {*drafted.items()}
+    if not differing:
+        return []
+    first = min(token_id for _, token_id in differing)
+    of_model, of_draft = (
+        shown([repr(token) for token, token_id in sorted(each.items()) if token_id == first])
+        for each in (tokens, drafted)
+    )
+    return [
+        f"DRAFT_MODEL={draft_dir} cannot draft for {model_dir}: the vocabularies differ, first in "
+        f"token {first}, which is {of_draft or 'none'} there and {of_model or 'none'} here; name a "
+        "model of the same family or unset DRAFT_MODEL."
+    ]
+
+
 def weight_bits(config: ModelConfig, options: EngineOptions) -> Bits | None:
     """The form in which the kernels multiply by the weights on the CPU; None where torch does.
 
@@ -188,7 +207,7 @@ def _uneven(config: ModelConfig) -> list[Part]:
     return [part for part in parts if part.shape[1] % GROUP]
 
 
-def _folder_of(model: str, *, with_weights: bool) -> Path:
+def _folder_of(model: str, *, with_weights: bool, setting: str = "MODEL") -> Path:
     try:
         folder = Path(model).expanduser()
     except RuntimeError:  # ~somebody whom nobody knows
@@ -199,10 +218,10 @@ def _folder_of(model: str, *, with_weights: bool) -> Path:
         return folder
     if hub.is_hub_id(model):
         patterns = hub.DESCRIPTION_FILES + (hub.WEIGHT_FILES if with_weights else [])
-        return hub.fetch(model, patterns)
+        return hub.fetch(model, patterns, setting=setting)
     raise StartupError(
         [
-            f"MODEL={model} is no folder; give the folder of a model, a GGUF file or a hub id, "
+            f"{setting}={model} is no folder; give the folder of a model, a GGUF file or a hub id, "
             "owner/name."
         ]
     )

@@ -6,6 +6,7 @@ A folder has `config.json` and `medusa_lm_head.safetensors` or `.pt`. Head k of 
 `draft_token_ids` [tokens]: heads guess among these alone.
 """
 
+import hashlib
 import pickle
 import re
 from collections.abc import Mapping, Sequence
@@ -19,6 +20,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from inference_api.engine.loading.config import ModelConfig
+from inference_api.engine.loading.gguf_files import is_gguf, read_gguf
 from inference_api.engine.loading.hub import fetch, is_hub_id
 from inference_api.engine.loading.json_files import read_json
 from inference_api.errors import StartupError
@@ -26,10 +28,12 @@ from inference_api.errors import StartupError
 FOLDER = "medusa"  # inside a model's
 FILES = ("medusa_lm_head.safetensors", "medusa_lm_head.pt")
 CONFIG = "config.json"
+TOKENIZER = "tokenizer.json"  # of the model
 PREFIX = "medusa_head."  # of merged releases
 DRAFT_TOKEN_IDS = "draft_token_ids"
 MAX_HEADS = 16
 MAX_PATHS = 256
+ID_DTYPES = (torch.int64, torch.int32)
 
 TreePath = tuple[int, ...]  # for each depth the rank of a head's guess
 
@@ -87,15 +91,31 @@ def read_heads(folder: Path, config: ModelConfig) -> MedusaFile:
 
     weights = stack("linear.weight", (hidden, hidden))
     biases = stack("linear.bias", (hidden,))
+    outputs = _outputs(file, tensors, num_heads, num_layers, config)
     description = read_json(folder / CONFIG) if (folder / CONFIG).is_file() else {}
     return MedusaFile(
         weights,
         biases,
-        _outputs(file, tensors, num_heads, num_layers, config),
-        _token_ids(file, tensors, config),
+        outputs,
+        _token_ids(file, tensors, len(outputs[0]) if outputs else config.vocab_size),
         _paths(folder, description, num_heads),
         description.get("tokenizer_sha256"),
     )
+
+
+def tokenizer_sha256(model_dir: Path) -> str:
+    """What heads keep of the tokenizer they were trained beside: the hash of `tokenizer.json`, or
+    of a GGUF file's tokens, a line each."""
+    if is_gguf(model_dir):
+        tokens = read_gguf(model_dir).metadata["tokenizer.ggml.tokens"]
+        return hashlib.sha256("\n".join(tokens).encode()).hexdigest()
+    return hashlib.sha256((model_dir / TOKENIZER).read_bytes()).hexdigest()
+
+
+def heads_bytes(folder: Path) -> int:
+    """At least the memory that heads take: that of their file, whose weights are packed."""
+    file = _weights(folder)
+    return 0 if file is None else file.stat().st_size
 
 
 def _weights(folder: Path) -> Path | None:
@@ -165,17 +185,17 @@ def _outputs(
     return [_tensor(file, tensors, name, shape) for name in names]
 
 
-def _token_ids(file: Path, tensors: Mapping[str, Tensor], config: ModelConfig) -> Tensor | None:
+def _token_ids(file: Path, tensors: Mapping[str, Tensor], vocab_size: int) -> Tensor | None:
     ids = tensors.get(DRAFT_TOKEN_IDS)
     if ids is None:
         return None
-    ids = ids.long()
-    is_ascending = ids.ndim == 1 and len(ids) > 0 and bool((ids[1:] > ids[:-1]).all())
-    if not is_ascending or ids[0] < 0 or ids[-1] >= config.vocab_size:
+    is_list = ids.ndim == 1 and 0 < len(ids) <= vocab_size and ids.dtype in ID_DTYPES
+    ids = ids.long() if is_list else ids.new_full((1,), -1)
+    if not (ids[1:] > ids[:-1]).all() or ids[0] < 0 or ids[-1] >= vocab_size:
         _unusable(
             file,
-            f"{DRAFT_TOKEN_IDS} has to ascend between 0 and {config.vocab_size - 1}, the model's "
-            "last token",
+            f"{DRAFT_TOKEN_IDS} has to list integers that ascend between 0 and {vocab_size - 1}, "
+            "the last token that the heads know",
         )
     return ids
 

@@ -329,6 +329,116 @@ void run_step(HearthContext* context, int variant, int kind, int bits) {
          "a token depends on its company", variant);
 }
 
+// Heads of two layers, with an output for all or one for each.
+struct Heads {
+  static constexpr int64_t kWidth = 96;
+  static constexpr int64_t kHeads = 3;
+
+  Heads(HearthContext* context, int64_t num_outputs, int64_t vocab, int64_t num_ranks) {
+    first = make(context, kHeads * kWidth, true);
+    for (int64_t head = 0; head < kHeads; ++head) {
+      later.push_back(make(context, kWidth, true));
+    }
+    for (int64_t output = 0; output < num_outputs; ++output) {
+      outputs.push_back(make(context, vocab, false));
+    }
+    description = {first,  later.data(), outputs.data(), kHeads,
+                   kHeads, num_outputs,  num_ranks,      kDivisor};
+  }
+
+  HearthLinear make(HearthContext* context, int64_t rows, bool has_bias) {
+    memory.push_back(random_floats(rows * kWidth));
+    std::vector<float>& weights = memory.back();
+    for (float& weight : weights) {
+      weight *= 0.1f;
+    }
+    packs.emplace_back(static_cast<size_t>(hearth_packed_bytes(8, rows, kWidth)));
+    hearth_pack(context, 8, kFloat32, weights.data(), 0, rows, kWidth, packs.back().data());
+    memory.push_back(random_floats(rows));
+    return {packs.back().data(), has_bias ? memory.back().data() : nullptr, rows, kWidth};
+  }
+
+  // A linear map of one state, by the unpacked weights.
+  static std::vector<double> product(const HearthLinear& linear, int64_t begin, int64_t count,
+                                     const std::vector<double>& x) {
+    std::vector<float> weights(static_cast<size_t>(linear.outputs * kWidth));
+    hearth_unpack(8, static_cast<const uint8_t*>(linear.packed), linear.outputs, kWidth,
+                  weights.data());
+    std::vector<double> out(static_cast<size_t>(count));
+    for (int64_t i = 0; i < count; ++i) {
+      double sum = linear.bias == nullptr ? 0.0 : linear.bias[begin + i];
+      for (int64_t j = 0; j < kWidth; ++j) {
+        sum += x[static_cast<size_t>(j)] * weights[static_cast<size_t>((begin + i) * kWidth + j)];
+      }
+      out[static_cast<size_t>(i)] = sum;
+    }
+    return out;
+  }
+
+  // What one head thinks of all tokens.
+  std::vector<double> probabilities(int64_t head, const float* hidden) const {
+    std::vector<double> state(hidden, hidden + kWidth);
+    const auto add = [&](const std::vector<double>& inner) {
+      for (size_t i = 0; i < state.size(); ++i) {
+        state[i] += inner[i] / (1.0 + std::exp(-inner[i]));
+      }
+    };
+    add(product(first, head * kWidth, kWidth, state));
+    add(product(later[static_cast<size_t>(head)], 0, kWidth, state));
+    const HearthLinear& output = outputs[outputs.size() == 1 ? 0 : static_cast<size_t>(head)];
+    std::vector<double> weights = product(output, 0, output.outputs, state);
+    double total = 0.0;
+    for (double& weight : weights) {
+      weight = std::exp(weight / kDivisor);
+      total += weight;
+    }
+    for (double& weight : weights) {
+      weight /= total;
+    }
+    return weights;
+  }
+
+  static constexpr float kDivisor = 2.0f;
+  HearthLinear first = {};
+  std::vector<HearthLinear> later;
+  std::vector<HearthLinear> outputs;
+  HearthHeads description = {};
+  std::list<std::vector<float>> memory;
+  std::list<std::vector<uint8_t>> packs;
+};
+
+void run_guess(HearthContext* context, int variant, int64_t num_outputs, int64_t vocab) {
+  const int64_t num_ranks = std::min<int64_t>(vocab, 9);
+  const Heads heads(context, num_outputs, vocab, num_ranks);
+  for (const int64_t rows : {1, 7, 33}) {
+    const std::vector<float> hidden = random_floats(rows * Heads::kWidth);
+    const auto num_guesses = static_cast<size_t>(rows * Heads::kHeads * num_ranks);
+    std::vector<int64_t> tokens(num_guesses, -1);
+    std::vector<float> guessed(num_guesses);
+    hearth_guess(context, &heads.description, hidden.data(), rows, tokens.data(), guessed.data());
+    for (int64_t state = 0; state < rows * Heads::kHeads; ++state) {
+      const float* const own = hidden.data() + state / Heads::kHeads * Heads::kWidth;
+      const std::vector<double> all = heads.probabilities(state % Heads::kHeads, own);
+      std::vector<double> sorted = all;
+      std::sort(sorted.rbegin(), sorted.rend());
+      for (int64_t rank = 0; rank < num_ranks; ++rank) {
+        const auto place = static_cast<size_t>(state * num_ranks + rank);
+        const double probability = all[static_cast<size_t>(tokens[place])];
+        const double best = sorted[static_cast<size_t>(rank)];
+        expect(std::fabs(probability - guessed[place]) < 0.03, "a guess is not so likely", variant);
+        expect(std::fabs(probability - best) < 0.03, "a guess is not the likeliest", variant);
+      }
+    }
+  }
+  std::vector<float> hidden(Heads::kWidth, std::nanf(""));
+  std::vector<int64_t> tokens(static_cast<size_t>(Heads::kHeads * num_ranks), -1);
+  std::vector<float> guessed(tokens.size());
+  hearth_guess(context, &heads.description, hidden.data(), 1, tokens.data(), guessed.data());
+  for (const int64_t token : tokens) {
+    expect(token >= 0 && token < vocab, "a guess is no token", variant);
+  }
+}
+
 }  // namespace
 
 int main() {
@@ -341,6 +451,10 @@ int main() {
     run_linear(context, variant);
     run_faulty_numbers(context, variant);
     run_draw(context, variant);
+    for (const int64_t vocab : {1, 33, 300}) {
+      run_guess(context, variant, 1, vocab);
+      run_guess(context, variant, Heads::kHeads, vocab);
+    }
     for (const int64_t head_dim : {2, 24, 64, 256}) {
       for (const int64_t window : {0, 1, 17}) {
         run_attention(context, variant, 1, head_dim, window);

@@ -5,23 +5,20 @@ certain, without knowing those between: the guesses of all heads together are a 
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from inference_api.engine.runner import DraftHeads, Hidden
 from inference_api.scheduling.rows import Draft, UserRow
+from inference_api.scheduling.speculation.calibration import (
+    Calibration,
+    Integers,
+    Numbers,
+    Proposed,
+)
 from inference_api.scheduling.speculation.drafts import Outcome
-
-PRIOR_TRIALS = 10.0  # what a head's own probabilities weigh beside what became of its guesses
-MEMORY = 0.998  # what a guess counts when there is another of its kind
-NUM_BINS = 8  # of probabilities: over a half, a quarter and so on
-CERTAIN = 0.98  # no guess is likelier,
-LEAST = 1e-9  # nor less likely
-
-Numbers = NDArray[np.float32]
-Integers = NDArray[np.int64]
 
 
 class MedusaDrafts:
@@ -35,12 +32,9 @@ class MedusaDrafts:
         self._max_tokens = max_tokens
         self._tree = _Tree(heads.paths)
         self._hidden: dict[int, tuple[UserRow, Hidden]] = {}  # by the index of the row
-        self._proposed: dict[int, _Proposed] = {}
-        # What became of guesses, by their kind: the head, and the bin of its probability.
-        self._first_kind = NUM_BINS * np.arange(self._tree.num_heads)[:, None]
-        num_kinds = NUM_BINS * self._tree.num_heads
-        self._hits = np.full(num_kinds, PRIOR_TRIALS)
-        self._expected = np.full(num_kinds, PRIOR_TRIALS)
+        self._proposed: dict[int, Proposed] = {}
+        self._head = np.arange(self._tree.num_heads)[:, None]
+        self._calibration = Calibration(self._tree.num_heads)
 
     def propose(self, rows: Sequence[UserRow]) -> Mapping[int, Draft]:
         known = [row for row in rows if self._has_state(row)]
@@ -49,15 +43,13 @@ class MedusaDrafts:
             return {}
         guesses = self._heads.guess([self._hidden[row.index][1] for row in known])
         probabilities = guesses.probabilities
-        likely = np.maximum(probabilities, LEAST)
-        bins = np.minimum(-np.log2(likely), NUM_BINS - 1).astype(np.int64)
-        kinds = self._first_kind + bins
-        likelihoods = np.minimum(likely * (self._hits / self._expected)[kinds], CERTAIN)
+        bins = self._calibration.bins(self._head, probabilities)
+        likelihoods = self._calibration.likelihoods(bins, probabilities)
         drafts, nodes = self._tree.drafts(guesses.token_ids, likelihoods, self._max_tokens)
-        own_kinds = _taken(kinds, nodes).tolist()
+        own_bins = _taken(bins, nodes).tolist()
         own_probabilities = _taken(probabilities, nodes).tolist()
-        for row, *proposed in zip(known, drafts, own_kinds, own_probabilities, strict=True):
-            self._proposed[row.index] = _Proposed(*proposed)
+        for row, *proposed in zip(known, drafts, own_bins, own_probabilities, strict=True):
+            self._proposed[row.index] = Proposed(*proposed)
         return {row.index: draft for row, draft in zip(known, drafts, strict=True)}
 
     def learn(self, outcomes: Sequence[Outcome]) -> None:
@@ -65,31 +57,11 @@ class MedusaDrafts:
             if outcome.hidden is not None:
                 self._hidden[outcome.row.index] = outcome.row, outcome.hidden
             if outcome.tried:
-                self._learn_trust(self._proposed[outcome.row.index], outcome)
-
-    def _learn_trust(self, proposed: "_Proposed", outcome: Outcome) -> None:
-        """Of the guesses whose turn came, because what they follow was right: were they?"""
-        parents, right = proposed.draft.parents, {-1, *outcome.accepted}
-        for at in outcome.tried:
-            parent = at - 1 if parents is None else parents[at]
-            if parent in right:
-                kind = proposed.kinds[at]
-                self._hits[kind] *= MEMORY
-                self._hits[kind] += at in right
-                self._expected[kind] *= MEMORY
-                self._expected[kind] += proposed.probabilities[at]
+                self._calibration.learn(self._proposed[outcome.row.index], outcome)
 
     def _has_state(self, row: UserRow) -> bool:
         held = self._hidden.get(row.index)
         return held is not None and held[0] is row
-
-
-class _Proposed(NamedTuple):
-    """A draft; for each guess its head and bin as one number, and the head's own probability."""
-
-    draft: Draft
-    kinds: Sequence[int]
-    probabilities: Sequence[float]
 
 
 class _Tree:

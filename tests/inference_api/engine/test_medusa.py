@@ -1,0 +1,103 @@
+"""The kernels' guesses are those of the heads' formula by torch."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from inference_api.engine.linear import Packing
+from inference_api.engine.loading.checkpoint import load_config
+from inference_api.engine.loading.layout import HEAD
+from inference_api.engine.loading.medusa_files import MAX_HEADS, MedusaFile
+from inference_api.engine.loading.weight_files import weight_files
+from inference_api.engine.loading.weights import load_parameters
+from inference_api.engine.medusa import DEFAULT_PATHS, MedusaHeads, default_paths
+from inference_api.kernels.library import Kernels, KernelsUnavailable, supported_variants
+from inference_api.kernels.packing import BITS
+from inference_api.settings import EMBEDDED_MODEL
+
+try:
+    VARIANTS = supported_variants()
+except KernelsUnavailable as unavailable:
+    pytest.skip(f"no kernels: {unavailable}", allow_module_level=True)
+
+CONFIG = load_config(EMBEDDED_MODEL)
+NUM_HEADS = 3
+
+
+def file_of(num_layers: int, vocab_size: int, token_ids: Sequence[int] | None) -> MedusaFile:
+    """Random heads; 0 tokens: the model's own output head."""
+    generator = torch.Generator().manual_seed(num_layers + vocab_size)
+    width = CONFIG.hidden_size
+
+    def random(*shape: int) -> Tensor:
+        return 0.05 * torch.randn(*shape, generator=generator)
+
+    return MedusaFile(
+        [[random(width, width) for _ in range(num_layers)] for _ in range(NUM_HEADS)],
+        [[random(width) for _ in range(num_layers)] for _ in range(NUM_HEADS)],
+        [random(vocab_size, width) for _ in range(NUM_HEADS)] if vocab_size else None,
+        None if token_ids is None else torch.tensor(token_ids),
+        paths=(),
+        tokenizer_sha256=None,
+    )
+
+
+def expected(file: MedusaFile, own_head: Tensor, hidden: Tensor) -> Tensor:
+    """Probabilities [rows, heads, tokens], of the tokens that are guessed among."""
+    of_heads = []
+    for head, (weights, biases) in enumerate(zip(file.weights, file.biases, strict=True)):
+        state = hidden
+        for weight, bias in zip(weights, biases, strict=True):
+            state = state + torch.nn.functional.silu(state @ weight.T + bias)
+        output = own_head if file.outputs is None else file.outputs[head]
+        logits = state @ output.T / CONFIG.logits_divisor
+        chosen = logits if file.token_ids is None else logits[:, file.token_ids]
+        of_heads.append(chosen.softmax(-1))
+    return torch.stack(of_heads, 1)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("bits", ["int8", "int4"])
+@pytest.mark.parametrize(
+    ("num_layers", "vocab_size", "token_ids"),
+    [(1, 0, None), (2, 0, None), (1, 70, None), (2, 70, range(3, 60, 2)), (1, 0, range(5, 500, 7))],
+)
+def test_guesses_are_those_of_the_formula(
+    variant: str,
+    bits: str,
+    num_layers: int,
+    vocab_size: int,
+    token_ids: Sequence[int] | None,
+) -> None:
+    packing = Packing(Kernels(2, variant), BITS[bits])
+    place = (torch.device("cpu"), torch.float32)
+    parameters = load_parameters(weight_files(EMBEDDED_MODEL), CONFIG, *place, packing)
+    file = file_of(num_layers, vocab_size, token_ids)
+    heads = MedusaHeads(file, CONFIG, parameters)
+    own_head = parameters.packed[HEAD].unpack()
+    for num_rows in (1, 8, 33):
+        hidden = torch.randn(num_rows, CONFIG.hidden_size)
+        guesses = heads.guess([*hidden])
+        probabilities = expected(file, own_head, hidden)
+        best = probabilities.topk(guesses.token_ids.shape[2]).values.numpy()
+        places = guesses.token_ids
+        if file.token_ids is not None:
+            places = np.searchsorted(file.token_ids.numpy(), places)
+            assert (file.token_ids.numpy()[places] == guesses.token_ids).all()
+        own = np.take_along_axis(probabilities.numpy(), places, axis=2)
+        assert np.abs(guesses.probabilities - own).max() < 1e-2
+        assert np.abs(best - own).max() < 1e-2
+
+
+@pytest.mark.parametrize("num_heads", range(1, MAX_HEADS + 1))
+def test_default_tree_is_closed_and_bounded(num_heads: int) -> None:
+    paths = default_paths(num_heads)
+    assert len(set(paths)) == len(paths) <= DEFAULT_PATHS
+    assert all(len(path) <= num_heads for path in paths)
+    for at, path in enumerate(paths):
+        assert len(path) == 1 or path[:-1] in paths[:at]
+    assert all(len(first) <= len(second) for first, second in pairwise(paths))
