@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save_file
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, LlamaForCausalLM
 
 from inference_api.engine.engine_runner import EngineRunner
 from inference_api.engine.options import EngineOptions
@@ -103,7 +103,7 @@ def heads(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("heads")
     width = AutoConfig.from_pretrained(EMBEDDED_MODEL).hidden_size
     generator = torch.Generator().manual_seed(1)
-    tensors = {}
+    tensors: dict[str, torch.Tensor] = {}
     for head in range(3):
         weight = 0.02 * torch.randn(width, width, generator=generator)
         tensors |= {f"{head}.0.linear.weight": weight, f"{head}.0.linear.bias": torch.zeros(width)}
@@ -118,7 +118,7 @@ def other(tmp_path_factory: pytest.TempPathFactory) -> EngineRunner:
     config = AutoConfig.from_pretrained(EMBEDDED_MODEL)
     config.num_hidden_layers = 1
     torch.manual_seed(0)
-    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    LlamaForCausalLM(config).save_pretrained(folder)
     for file in EMBEDDED_MODEL.glob("tokenizer*"):
         shutil.copy(file, folder)
     return loaded(folder, "int8")

@@ -3,6 +3,7 @@
 import hashlib
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -129,7 +130,7 @@ class Runs:
     def __init__(self, mark: Path) -> None:
         self.mark = mark
 
-    def __reduce__(self) -> object:
+    def __reduce__(self) -> tuple[Any, ...]:
         return Path.touch, (self.mark,)
 
 

@@ -52,7 +52,7 @@ def test_tree_has_the_likeliest_of_all_paths() -> None:
             best = sorted(of_paths, reverse=True)[:max_tokens]
             assert draft.likelihoods == pytest.approx(best, rel=1e-4)
             assert draft.parents is not None
-            found = []
+            found: list[tuple[int, ...]] = []
             for token_id, parent in zip(draft.token_ids, draft.parents, strict=True):
                 found.append((*(found[parent] if parent >= 0 else ()), (token_id - 100) % RANKS))
             assert set(found) <= set(PATHS)
