@@ -5,7 +5,7 @@ model itself finds likeliest there. The positions of an answer follow each other
 prompt's last token first.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -119,7 +119,7 @@ class Shards:
         """Returns the jobs that are answered."""
         return {n for file in self._files() for n in load_file(file)["numbers"].tolist()}
 
-    def save(self, answers: Iterable[Answer]) -> Iterator[Answer]:
+    def save(self, answers: Iterable[Answer]) -> Generator[Answer, None, None]:
         """Pass answers on, and write as many as a shard takes at a time."""
         pending: list[Answer] = []
         try:

@@ -22,6 +22,7 @@ from scripts.default_model.documents import (
 from scripts.default_model.evaluation import Judge, Trial, draw_trials
 from scripts.default_model.model import ModelShape, TrainableLlama
 from scripts.default_model.noise import disturb
+from scripts.default_model.prompts import write_prompts
 from scripts.default_model.relations import CATEGORY_WEIGHTS, Exchange, load_relations
 from scripts.default_model.tokenizer import load_tokenizer
 from scripts.default_model.windows import encode, pack
@@ -192,3 +193,21 @@ def test_the_card_publishes_the_measured_accuracy() -> None:
     card = (MODEL_DIR / "README.md").read_text(encoding="utf-8")
     for category, entry in report["accuracy_by_category"].items():
         assert f"| {category} | {entry['right']} | {entry['questions']} |" in card
+
+
+def test_prompts_for_heads_keep_those_to_judge_by_apart(tmp_path: Path) -> None:
+    write_prompts(tmp_path, seed=4, count=400)
+    lines = {
+        name: (tmp_path / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()
+        for name in ("prompts", "held_out_prompts")
+    }
+    assert (len(lines["prompts"]), len(lines["held_out_prompts"])) == (400, 40)
+    assert not set(lines["prompts"]) & set(lines["held_out_prompts"])
+    prompts = [json.loads(line) for line in lines["prompts"]]
+    assert {frozenset(prompt) for prompt in prompts} == {
+        frozenset({"prompt"}),
+        frozenset({"messages"}),
+    }
+    roles = {tuple(m["role"] for m in each["messages"]) for each in prompts if "messages" in each}
+    assert ("user",) in roles
+    assert ("user", "assistant", "user") in roles
