@@ -27,9 +27,11 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """What came back: the body of server-sent events, and how long its first bytes took."""
+    """What came back: the body of server-sent events, and how long its first bytes and all of it
+    took."""
 
     ttft_s: float
+    total_s: float
     body: bytes
 
     @property
@@ -74,5 +76,6 @@ def complete(port: int, request: Request, ignore_eos: bool = True) -> Stream:
     ttft_s = time.perf_counter() - sent_s
     while piece := response.read1(65536):
         pieces.append(piece)
+    total_s = time.perf_counter() - sent_s
     connection.close()
-    return Stream(ttft_s, b"".join(pieces))
+    return Stream(ttft_s, total_s, b"".join(pieces))

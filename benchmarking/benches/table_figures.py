@@ -31,13 +31,15 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One server under one load; `ratio` is over `plain`, of the turns of one round."""
+    """One server under one load; ratios are over `plain`, of the turns of one round."""
 
     label: str
     plain: str
     users: int
     tokens_per_s: Spread
     ratio: Spread
+    decode_tokens_per_s: Spread  # of one user
+    decode_ratio: Spread
     ttft_ms: float
     acceptance_rate: float | None
     tokens_per_step: float
@@ -55,6 +57,8 @@ def row_of(server: Server, users: int, turns: Turns) -> Row:
         users,
         Spread.of([turn.tokens_per_s for turn in own]),
         Spread.of(gains(turns, server.name, server.plain)),
+        Spread.of([turn.decode_tokens_per_s for turn in own]),
+        Spread.of(decode_gains(turns, server.name, server.plain)),
         1000 * median(ttft_s for turn in own for ttft_s in turn.ttfts_s),
         counts.acceptance_rate,
         counts.tokens_per_step,
@@ -70,9 +74,16 @@ def gains(turns: Turns, label: str, base: str) -> list[float]:
     return [turn.tokens_per_s / other.tokens_per_s for turn, other in pairs]
 
 
+def decode_gains(turns: Turns, label: str, base: str) -> list[float]:
+    """Like `gains`, of a user's tokens/s after the first."""
+    pairs = zip(turns[label], turns[base], strict=True)
+    return [turn.decode_tokens_per_s / other.decode_tokens_per_s for turn, other in pairs]
+
+
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """The four forms at one user. `kept`: the gain of both over the product of single gains."""
+    """The four forms at one user, whose tokens after the first are counted. `kept`: the gain of
+    both over the product of single gains."""
 
     tokens_per_s: tuple[float, float, float, float]  # plain, quantised, Medusa, both
     kept: Spread
@@ -80,10 +91,10 @@ class Claim:
     @classmethod
     def of(cls, turns: Turns, labels: tuple[str, str, str, str]) -> Self:
         plain, *rest = labels
-        products = zip(*(gains(turns, label, plain) for label in rest), strict=True)
+        products = zip(*(decode_gains(turns, label, plain) for label in rest), strict=True)
         kept = [both / (quantised * medusa) for quantised, medusa, both in products]
         first, second, third, fourth = (
-            median(turn.tokens_per_s for turn in turns[label]) for label in labels
+            median(turn.decode_tokens_per_s for turn in turns[label]) for label in labels
         )
         return cls((first, second, third, fourth), Spread.of(kept))
 

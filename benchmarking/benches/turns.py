@@ -90,10 +90,11 @@ class Server:
 @dataclass(frozen=True, slots=True)
 class Turn:
     """`tokens_per_s`: all new tokens, from the first request to the last token, so that prefill is
-    included."""
+    included. `decode_tokens_per_s`: of one user, after the first token of its answer."""
 
     texts: list[str]
     tokens_per_s: float
+    decode_tokens_per_s: float
     ttfts_s: list[float]
     counts: Counts
 
@@ -107,4 +108,7 @@ def turn_of(server: Server, asked: Sequence[Request], users: int) -> Turn:
     texts, ttfts_s = [each.text for each in streams], [each.ttft_s for each in streams]
     written, wanted = [each.num_tokens for each in streams], [each.max_tokens for each in asked]
     assert written == wanted, f"{server.label} wrote {written} tokens instead of {wanted}"
-    return Turn(texts, sum(written) / seconds, ttfts_s, server.counts(streams).since(before))
+    decoding_s = sum(each.total_s - each.ttft_s for each in streams)
+    decode_tokens_per_s = (sum(written) - len(written)) / decoding_s
+    counts = server.counts(streams).since(before)
+    return Turn(texts, sum(written) / seconds, decode_tokens_per_s, ttfts_s, counts)

@@ -18,18 +18,20 @@ from inference_api.engine.loading.medusa_files import MedusaFile, TreePath
 from inference_api.engine.loading.weights import Parameters
 from inference_api.engine.runner import HeadGuesses
 from inference_api.kernels.library import Kernels, PackedWeight
-from inference_api.kernels.packing import BITS, PANEL
+from inference_api.kernels.packing import BITS, PANEL, Bits
 
 DEFAULT_PATHS = 63  # of the tree where the heads' files have none,
 DEFAULT_RANKS = 8
 RANK_DECAY = 0.4  # taking a guess to be less likely by this than the one before it
+LAYER_BITS, OUTPUT_BITS = BITS["int8"], BITS["int4"]
 UNPACKED_ROWS = 64 * PANEL  # at a time, of the model's own head
 
 
 class MedusaHeads:
     """`DraftHeads` of a model that the kernels decode. Decode thread only.
 
-    Guesses change no answer, only how often they are right: all weights are packed to 8 bits.
+    Guesses change no answer, only how often they are right: layers are packed to 8 bits, and output
+    matrices, which are most of what has to be read, to 4.
     """
 
     def __init__(self, file: MedusaFile, config: ModelConfig, parameters: Parameters) -> None:
@@ -45,15 +47,17 @@ class MedusaHeads:
         self._num_ranks = 1 + max(map(max, self.paths))
         self._token_ids = None if file.token_ids is None else file.token_ids.numpy()
         weights, biases = file.weights[:num_heads], file.biases[:num_heads]
-        first = _packed(kernels, torch.cat([layers[0] for layers in weights]))
+        first = _packed(kernels, torch.cat([layers[0] for layers in weights]), LAYER_BITS)
         later = [
-            (_packed(kernels, own_weights[at]), own_biases[at])
+            (_packed(kernels, own_weights[at], LAYER_BITS), own_biases[at])
             for at in range(1, len(weights[0]))
             for own_weights, own_biases in zip(weights, biases, strict=True)
         ]
         if file.outputs is not None:
             chosen = slice(None) if file.token_ids is None else file.token_ids
-            outputs = [_packed(kernels, each[chosen]) for each in file.outputs[:num_heads]]
+            outputs = [
+                _packed(kernels, each[chosen], OUTPUT_BITS) for each in file.outputs[:num_heads]
+            ]
         else:
             outputs = [_rows_of(kernels, parameters.packed[HEAD], file.token_ids)]
         self._description = kernels.heads(
@@ -96,19 +100,19 @@ def default_paths(num_heads: int) -> list[TreePath]:
     return sorted(nlargest(DEFAULT_PATHS, paths, key=likelihood), key=len)
 
 
-def _packed(kernels: Kernels, weights: Tensor) -> PackedWeight:
-    packed = PackedWeight.empty(BITS["int8"], *weights.shape)
+def _packed(kernels: Kernels, weights: Tensor, bits: Bits) -> PackedWeight:
+    packed = PackedWeight.empty(bits, *weights.shape)
     kernels.pack(weights, packed)
     return packed
 
 
 def _rows_of(kernels: Kernels, weight: PackedWeight, rows: Tensor | None) -> PackedWeight:
-    """Some outputs of a packed matrix, in 8 bits; bounded in what is unpacked at a time."""
+    """Some outputs of a packed matrix, in 4 bits; bounded in what is unpacked at a time."""
     if rows is None:
         rows = torch.arange(weight.outputs)
-        if weight.bits == BITS["int8"]:
+        if weight.bits in BITS.values():
             return weight
-    packed = PackedWeight.empty(BITS["int8"], len(rows), weight.inputs)
+    packed = PackedWeight.empty(OUTPUT_BITS, len(rows), weight.inputs)
     first_output = 0
     for begin in range(0, weight.outputs, UNPACKED_ROWS):
         end = min(begin + UNPACKED_ROWS, weight.outputs)

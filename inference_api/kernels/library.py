@@ -278,7 +278,8 @@ class Kernels:
         output_linears = ffi.new("HearthLinear[]", linears[1 + len(later) :])
         counts = (num_heads, len(later), len(outputs), num_ranks)
         heads = ffi.new(
-            "HearthHeads *", (linears[0], later_linears, output_linears, *counts, logits_divisor)
+            "HearthHeads *",
+            (linears[0], later_linears, output_linears, *counts, outputs[0].bits, logits_divisor),
         )
         return HeadsDescription(heads, (layers, later_linears, output_linears))
 

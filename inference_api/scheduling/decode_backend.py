@@ -282,6 +282,7 @@ class DecodeBackend:
                     model.depths.add(event.drafted_tokens, event.accepted_tokens)
         if model.speculation is not None:
             model.speculation.learn(step.outcomes)
+        model.planner.draft()
         if step.decoding:
             self._on_decoded(model.name, len(step.decoding))
 

@@ -3,13 +3,13 @@
 Decode thread only.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from inference_api.engine.runner import ModelRunner, RowResult, RowStep
 from inference_api.request import SessionId, TokenEvent
-from inference_api.scheduling.rows import NO_DRAFT, RowTable, UserRow
+from inference_api.scheduling.rows import NO_DRAFT, Draft, RowTable, UserRow
 from inference_api.scheduling.speculation.drafts import DraftSource, Outcome, accepted
 from inference_api.settings import Settings
 
@@ -80,24 +80,51 @@ class StepPlanner:
         self._chunk_tokens = settings.prefill_chunk_tokens
         self._itl_budget = settings.itl_budget
         self._drafts = drafts
+        self._drafted: tuple[Sequence[UserRow], Mapping[int, Draft]] = (), {}
         self._wants_hidden = drafts is not None and drafts.wants_hidden
 
     def plan(self) -> Step:
-        """What is drafted, as much of the prompts as there is room for, the oldest first, and a
-        token of each row that is prefilled by then."""
+        """As much of the prompts as there is room for, the oldest first, a token of each row that
+        is prefilled by then, and what is drafted: of that, beside prompts, what they leave room
+        for. A prompt that waits is a row that does not decode."""
         step, decoding = Step(), self._rows.decoding()
-        drafts = {} if self._drafts is None else self._drafts.propose(decoding)
-        num_drafted = sum(len(each.token_ids) for each in drafts.values())
-        room_tokens = self._room_tokens(len(decoding) + num_drafted)
+        drafts = self._taken_drafts(decoding)
+        room_tokens = self._room_tokens(len(decoding))
         if prompts := self._next_to_prefill(room_tokens, step):
             for row in prompts:
                 room_tokens -= self._take_prompt(row, room_tokens, step)
             decoding = self._rows.decoding()
+            if drafts:
+                share_tokens = max(room_tokens, 0) // len(drafts)
+                drafts = {index: each.first(share_tokens) for index, each in drafts.items()}
         step.decoding = [
             (row, row.take_step(drafts.get(row.index, NO_DRAFT), self._wants_hidden))
             for row in decoding
         ]
         return step
+
+    def draft(self) -> None:
+        """Have guesses made for the next step, of the rows that will be decoding then.
+
+        To be called before events are published: what publishing wakes would have the interpreter
+        while the guesses are made.
+        """
+        if self._drafts is not None:
+            rows = [row for row in self._rows.decoding() if row.finish_reason is None]
+            self._drafted = rows, self._drafts.propose(rows)
+
+    def _taken_drafts(self, decoding: Sequence[UserRow]) -> Mapping[int, Draft]:
+        """The guesses for those of the rows they were made for that still decode."""
+        rows, drafts = self._drafted
+        self._drafted = (), {}
+        if not drafts:
+            return {}
+        there = {row.index: row for row in decoding}
+        return {
+            row.index: drafts[row.index]
+            for row in rows
+            if row.index in drafts and there.get(row.index) is row
+        }
 
     def _room_tokens(self, num_decoding: int) -> int:
         """Prompt tokens that fit into this step beside those of rows that decode.

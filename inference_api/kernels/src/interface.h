@@ -134,8 +134,8 @@ typedef struct {
 // Writes the keys and values of the tokens and computes the results. 0, or 1 without memory.
 HEARTH_EXPORT int hearth_step(HearthContext* context, const HearthModel* model,
                               const HearthBatch* batch);
-// Heads that guess tokens from a model's hidden state: see engine/medusa.py. All matrices are of 8
-// bits. A later layer [hidden][hidden] is of head `its number % num_heads`.
+// Heads that guess tokens from a model's hidden state: see engine/medusa.py. Layers are of 8
+// bits, outputs of 4 or 8. A later layer [hidden][hidden] is of head `its number % num_heads`.
 typedef struct {
   HearthLinear first;         // [heads * hidden][hidden]: the first layer of all heads
   const HearthLinear* later;  // [num_later], or null
@@ -145,6 +145,7 @@ typedef struct {
   int64_t num_later;
   int64_t num_outputs;
   int64_t num_ranks;  // of tokens asked for, at most as many as there are
+  int32_t output_bits;
   float logits_divisor;
 } HearthHeads;
 

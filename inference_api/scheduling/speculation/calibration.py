@@ -1,10 +1,8 @@
 """What a source's own probabilities are worth, by what became of its guesses."""
 
 from collections.abc import Sequence
+from math import log2
 from typing import NamedTuple
-
-import numpy as np
-from numpy.typing import NDArray
 
 from inference_api.scheduling.rows import Draft
 from inference_api.scheduling.speculation.drafts import Outcome
@@ -14,9 +12,6 @@ MEMORY = 0.998  # what a guess counts when there is another like it
 NUM_BINS = 8  # of probabilities: over a half, a quarter and so on
 CERTAIN = 0.98  # no guess is likelier,
 LEAST = 1e-9  # nor less likely
-
-Numbers = NDArray[np.float32]
-Integers = NDArray[np.int64]
 
 
 class Proposed(NamedTuple):
@@ -29,24 +24,21 @@ class Proposed(NamedTuple):
 
 class Calibration:
     """Of guesses of one kind and about one probability: how many were right, and were expected to
-    be? Decode thread only."""
+    be? Decode thread only.
+
+    Plain numbers: a step has few guesses, and arrays take longer to begin with.
+    """
 
     def __init__(self, num_kinds: int) -> None:
-        self._hits = np.full(num_kinds * NUM_BINS, PRIOR_TRIALS)
-        self._expected = np.full(num_kinds * NUM_BINS, PRIOR_TRIALS)
+        self._hits = [PRIOR_TRIALS] * num_kinds * NUM_BINS
+        self._expected = [PRIOR_TRIALS] * num_kinds * NUM_BINS
 
-    def bins(self, kinds: Integers, probabilities: Numbers) -> Integers:
-        """For each guess its kind and the bin of its probability, as one number."""
-        likely = np.fmax(probabilities, LEAST)  # also of what is no number
-        within = np.minimum(-np.log2(likely), NUM_BINS - 1).astype(np.int64)
-        bins: Integers = NUM_BINS * kinds + within
-        return bins
-
-    def likelihoods(self, bins: Integers, probabilities: Numbers) -> Numbers:
-        """How likely each guess is, after a right one."""
-        worth = (self._hits / self._expected)[bins]
-        likelihoods: Numbers = np.minimum(np.fmax(probabilities, LEAST) * worth, CERTAIN)
-        return likelihoods
+    def of(self, kind: int, probability: float) -> tuple[int, float]:
+        """A guess's kind and bin of probability as one number, and how likely it is after a right
+        one."""
+        likely = probability if probability > LEAST else LEAST  # also what is no number
+        each = NUM_BINS * kind + min(int(-log2(likely)), NUM_BINS - 1)
+        return each, min(likely * self._hits[each] / self._expected[each], CERTAIN)
 
     def learn(self, proposed: Proposed, outcome: Outcome) -> None:
         """Of the guesses whose turn came, because what they follow was right: were they?"""
@@ -55,7 +47,5 @@ class Calibration:
             parent = at - 1 if parents is None else parents[at]
             if parent in right:
                 each = proposed.bins[at]
-                self._hits[each] *= MEMORY
-                self._hits[each] += at in right
-                self._expected[each] *= MEMORY
-                self._expected[each] += proposed.probabilities[at]
+                self._hits[each] = MEMORY * self._hits[each] + (at in right)
+                self._expected[each] = MEMORY * self._expected[each] + proposed.probabilities[at]

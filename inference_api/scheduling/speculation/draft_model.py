@@ -5,8 +5,7 @@ Leviathan et al. 2022, arXiv 2211.17192; what is accepted is decided as for any 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-
-import numpy as np
+from math import exp
 
 from inference_api.engine.runner import Draw, Drawn, ModelRunner, RowStep
 from inference_api.request import SamplingParams
@@ -101,18 +100,15 @@ class ModelDrafts:
 
     def _extend(self, chains: "Sequence[_Chain]", drawn: Sequence[Drawn]) -> None:
         """Put what was drawn behind each chain, and end those that are not worth more."""
-        logprobs = [each.logprobs.logprob for each in drawn if each.logprobs is not None]
-        probabilities = np.exp(np.array(logprobs, np.float32))
-        kinds = np.array([not chain.row.request.sampling.is_greedy for chain in chains], np.int64)
-        bins = self._calibration.bins(kinds, probabilities)
-        likelihoods = self._calibration.likelihoods(bins, probabilities)
-        columns = (each.tolist() for each in (bins, probabilities, likelihoods))
-        for chain, (token_id, _), *guess in zip(chains, drawn, *columns, strict=True):
+        for chain, (token_id, logprobs) in zip(chains, drawn, strict=True):
             # Nothing follows a stop token, so that guessing one would gain nothing.
             if token_id in chain.row.request.stop_token_ids or token_id >= self._vocab_size:
                 chain.room = 0
-            else:
-                chain.add(token_id, *guess)
+            elif logprobs is not None:
+                probability = exp(logprobs.logprob)
+                kind = int(not chain.row.request.sampling.is_greedy)
+                each, likelihood = self._calibration.of(kind, probability)
+                chain.add(token_id, each, probability, likelihood)
 
     def _next_step(self, chain: "_Chain") -> RowStep:
         """Of a chain's last guess."""

@@ -5,20 +5,14 @@ certain, without knowing those between: the guesses of all heads together are a 
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
+from heapq import heappop, heappush
 
 from inference_api.engine.runner import DraftHeads, Hidden
 from inference_api.scheduling.rows import Draft, UserRow
-from inference_api.scheduling.speculation.calibration import (
-    Calibration,
-    Integers,
-    Numbers,
-    Proposed,
-)
+from inference_api.scheduling.speculation.calibration import Calibration, Proposed
 from inference_api.scheduling.speculation.drafts import Outcome
+
+NOBODY = -1  # in place of a node
 
 
 class MedusaDrafts:
@@ -33,8 +27,7 @@ class MedusaDrafts:
         self._tree = _Tree(heads.paths)
         self._hidden: dict[int, tuple[UserRow, Hidden]] = {}  # by the index of the row
         self._proposed: dict[int, Proposed] = {}
-        self._head = np.arange(self._tree.num_heads)[:, None]
-        self._calibration = Calibration(self._tree.num_heads)
+        self._calibration = Calibration(num_kinds=self._tree.num_heads)
 
     def propose(self, rows: Sequence[UserRow]) -> Mapping[int, Draft]:
         known = [row for row in rows if self._has_state(row)]
@@ -42,15 +35,12 @@ class MedusaDrafts:
         if not known:
             return {}
         guesses = self._heads.guess([self._hidden[row.index][1] for row in known])
-        probabilities = guesses.probabilities
-        bins = self._calibration.bins(self._head, probabilities)
-        likelihoods = self._calibration.likelihoods(bins, probabilities)
-        drafts, nodes = self._tree.drafts(guesses.token_ids, likelihoods, self._max_tokens)
-        own_bins = _taken(bins, nodes).tolist()
-        own_probabilities = _taken(probabilities, nodes).tolist()
-        for row, *proposed in zip(known, drafts, own_bins, own_probabilities, strict=True):
-            self._proposed[row.index] = Proposed(*proposed)
-        return {row.index: draft for row, draft in zip(known, drafts, strict=True)}
+        columns = guesses.token_ids.tolist(), guesses.probabilities.tolist()
+        for row, token_ids, probabilities in zip(known, *columns, strict=True):
+            self._proposed[row.index] = self._tree.likeliest(
+                token_ids, probabilities, self._calibration, self._max_tokens
+            )
+        return {index: proposed.draft for index, proposed in self._proposed.items()}
 
     def learn(self, outcomes: Sequence[Outcome]) -> None:
         for outcome in outcomes:
@@ -65,43 +55,61 @@ class MedusaDrafts:
 
 
 class _Tree:
-    """All paths that guesses are taken from, as arrays over their nodes."""
+    """All paths that guesses are taken from: nodes that know their first child and next sibling."""
 
     def __init__(self, paths: Sequence[tuple[int, ...]]) -> None:
-        node_of = {path: node for node, path in enumerate(paths)}
-        self.num_heads, self._num_ranks = max(map(len, paths)), 1 + max(map(max, paths))
-        self._guess = np.array([self._num_ranks * (len(path) - 1) + path[-1] for path in paths])
-        self._parent = np.array([node_of.get(path[:-1], -1) for path in paths])
-        # Of each node its ancestors and itself, root first, padded by an index whose factor is 1.
-        self._ancestors = np.full((len(paths), self.num_heads), len(paths))
-        for node, path in enumerate(paths):
-            for depth in range(len(path)):
-                self._ancestors[node, depth] = node_of[path[: depth + 1]]
+        ordered = sorted(paths)  # siblings by their rank
+        node_of = {path: node for node, path in enumerate(ordered)}
+        self.num_heads = max(map(len, paths))
+        self._head = [len(path) - 1 for path in ordered]
+        self._rank = [path[-1] for path in ordered]
+        self._first_child = [NOBODY] * len(ordered)
+        self._next_sibling = [NOBODY] * len(ordered)
+        last: dict[tuple[int, ...], int] = {}  # child of each path so far
+        for path in ordered:
+            before, node = path[:-1], node_of[path]
+            if before in last:
+                self._next_sibling[last[before]] = node
+            elif before:
+                self._first_child[node_of[before]] = node
+            last[before] = node
 
-    def drafts(
-        self, token_ids: Integers, likelihoods: Numbers, max_tokens: int
-    ) -> tuple[list[Draft], Integers]:
-        """The likeliest nodes of each row, by the tokens [rows, heads, ranks] and how likely each
-        is after a right one.
+    def likeliest(
+        self,
+        token_ids: Sequence[Sequence[int]],
+        probabilities: Sequence[Sequence[float]],
+        calibration: Calibration,
+        max_tokens: int,
+    ) -> Proposed:
+        """The likeliest nodes, by [heads, ranks] tokens and probabilities, the best first.
 
-        Returns drafts, and [rows, guesses] which of a row's heads x ranks each guess is.
+        Only what is taken is looked at, and what comes next after it: a node's next sibling, which
+        is no likelier, and its first child.
         """
-        num_rows = len(token_ids)
-        own = likelihoods.reshape(num_rows, -1)[:, self._guess]
-        own = np.concatenate([own, np.ones((num_rows, 1), own.dtype)], axis=1)
-        of_path = own[:, self._ancestors].prod(axis=2)
-        # Parents come before their children: they are no less likely, and the sort is stable.
-        nodes = np.argsort(-of_path, axis=1, kind="stable")[:, :max_tokens]
-        place = np.full((num_rows, len(self._parent) + 1), -1)
-        np.put_along_axis(place, nodes, np.arange(nodes.shape[1])[None], axis=1)
-        parents = np.take_along_axis(place, self._parent[nodes], axis=1)
-        guesses = self._guess[nodes]
-        fields = (_taken(token_ids, guesses), parents, np.take_along_axis(of_path, nodes, axis=1))
-        return [
-            Draft(*row) for row in zip(*(each.tolist() for each in fields), strict=True)
-        ], guesses
+        tokens: list[int] = []
+        parents: list[int] = []
+        likelihoods: list[float] = []
+        bins: list[int] = []
+        own: list[float] = []
+        waiting: list[tuple[float, int, int, float, int, float]] = []
 
+        def consider(node: int, parent: int, of_parent: float, most: float) -> None:
+            probability = probabilities[self._head[node]][self._rank[node]]
+            each, likelihood = calibration.of(self._head[node], probability)
+            likelihood = min(of_parent * likelihood, most)
+            heappush(waiting, (-likelihood, node, parent, of_parent, each, probability))
 
-def _taken(values: NDArray[Any], guesses: Integers) -> NDArray[Any]:
-    """Of values [rows, heads, ranks] those of some guesses [rows, guesses]."""
-    return np.take_along_axis(values.reshape(len(values), -1), guesses, axis=1)
+        consider(0, NOBODY, 1.0, 1.0)
+        while waiting and len(tokens) < max_tokens:
+            minus_likelihood, node, parent, of_parent, each, probability = heappop(waiting)
+            place, likelihood = len(tokens), -minus_likelihood
+            tokens.append(token_ids[self._head[node]][self._rank[node]])
+            parents.append(parent)
+            likelihoods.append(likelihood)
+            bins.append(each)
+            own.append(probability)
+            if (sibling := self._next_sibling[node]) != NOBODY:
+                consider(sibling, parent, of_parent, likelihood)
+            if (child := self._first_child[node]) != NOBODY:
+                consider(child, place, likelihood, likelihood)
+        return Proposed(Draft(tokens, parents, likelihoods), bins, own)

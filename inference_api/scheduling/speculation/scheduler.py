@@ -1,12 +1,10 @@
 """How much of what draft sources propose is worth trying, for every row and step."""
 
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
-
-import numpy as np
-from numpy.typing import NDArray
+from operator import itemgetter
 
 from inference_api.engine.runner import ModelRunner
 from inference_api.scheduling.rows import Draft, UserRow
@@ -179,20 +177,22 @@ class DraftScheduler:
 
     def _num_worth_trying(self, num_rows: int, offered: Mapping[int, Merged]) -> Mapping[int, int]:
         """Of each row's guesses, the first ones that are worth their time; by row."""
-        drafts = [each.draft.likelihoods[: self._max_tokens] for each in offered.values()]
+        likelihoods = {
+            row: each.draft.likelihoods[: self._max_tokens] for row, each in offered.items()
+        }
         if self._tries_all:
-            return {row: len(each) for row, each in zip(offered, drafts, strict=True) if each}
-        likelihoods = np.fromiter(chain.from_iterable(drafts), float)
-        order = np.argsort(-likelihoods, kind="stable")
-        expected_tokens = num_rows + likelihoods[order].cumsum()
-        seconds = self.costs.up_to(num_rows, len(order)) + self._overhead_s
-        rates: NDArray[np.float64] = expected_tokens / seconds[1:]
-        best = int(rates.argmax())
-        if rates[best] < MIN_GAIN * num_rows / seconds[0]:
-            return {}
-        of_row = np.repeat(np.arange(len(drafts)), [len(each) for each in drafts])
-        counts = np.bincount(of_row[order[: best + 1]], minlength=len(drafts)).tolist()
-        return {row: count for row, count in zip(offered, counts, strict=True) if count}
+            return {row: len(own) for row, own in likelihoods.items() if own}
+        guesses = [(each, row) for row, own in likelihoods.items() for each in own]
+        guesses.sort(key=itemgetter(0), reverse=True)
+        seconds = self.costs.up_to(num_rows, len(guesses)).tolist()
+        best, best_rate = 0, MIN_GAIN * num_rows / (seconds[0] + self._overhead_s)
+        expected_tokens = float(num_rows)
+        for number, (likelihood, _) in enumerate(guesses, 1):
+            expected_tokens += likelihood
+            rate = expected_tokens / (seconds[number] + self._overhead_s)
+            if rate > best_rate:
+                best, best_rate = number, rate
+        return Counter([row for _, row in guesses[:best]])
 
     def _learn_payoffs(self, num_rows: int, turn: _Turn) -> None:
         """What this step is expected to save by the guesses that only one source has, or that it

@@ -14,7 +14,9 @@ from benchmarking.completions import Request, Stream
 
 
 def turn(tokens_per_s: float, counts: Counts | None = None, text: str = "a") -> Turn:
-    return Turn([text], tokens_per_s, [0.02, 0.04, 0.01], counts or Counts(10, 0, 0, 10))
+    return Turn(
+        [text], tokens_per_s, tokens_per_s, [0.02, 0.04, 0.01], counts or Counts(10, 0, 0, 10)
+    )
 
 
 def row(label: str, tokens_per_step: float, step_ms: float, tokens_per_s: float = 1.0) -> Row:
@@ -28,7 +30,7 @@ def server(label: str, plain: str = "int8") -> Server:
 
 
 def stream(*events: str) -> Stream:
-    return Stream(0.1, "".join(f"data: {event}\n\n" for event in events).encode())
+    return Stream(0.1, 0.3, "".join(f"data: {event}\n\n" for event in events).encode())
 
 
 def test_a_row_sums_over_rounds_and_compares_within_them() -> None:

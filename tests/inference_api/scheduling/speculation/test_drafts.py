@@ -195,8 +195,8 @@ def test_cancelled_row_is_freed_whatever_it_was_drafting() -> None:
     assert drained(waiting) == ("yz", FinishReason.STOP)
 
 
-def test_drafts_take_their_room_from_prompts() -> None:
-    """Two rows that bring four tokens each take eight."""
+def test_prompts_go_before_drafts() -> None:
+    """A prompt that takes all the room leaves none; the drafts are there again after it."""
     loop = Loop(rows=32, context=200, chunk=100)
     backend = loop.backend
     draft(loop, EchoDrafts())
@@ -204,9 +204,13 @@ def test_drafts_take_their_room_from_prompts() -> None:
         loop.submit("x" * 20)
     loop.step()
     loop.submit("y" * 99)
-    before = backend.snapshot.totals.prefilled_tokens
+    before = backend.snapshot.totals
     loop.step()
-    assert backend.snapshot.totals.prefilled_tokens - before == round(1.4 * 32) - 2 * 4
+    beside = backend.snapshot.totals
+    assert beside.prefilled_tokens - before.prefilled_tokens == round(1.4 * 32) - 2
+    assert beside.drafted_tokens == before.drafted_tokens
+    loop.step(3)
+    assert backend.snapshot.totals.drafted_tokens > beside.drafted_tokens
 
 
 def test_drafted_and_accepted_tokens_are_counted_up_to_the_end_of_the_answer() -> None:
