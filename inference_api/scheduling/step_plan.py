@@ -104,12 +104,13 @@ class StepPlanner:
         return step
 
     def draft(self) -> None:
-        """Have guesses made for the next step, of the rows that will be decoding then.
+        """Have guesses made for the next step, of the rows that will be decoding then, unless
+        prompts will take their room.
 
         To be called before events are published: what publishing wakes would have the interpreter
         while the guesses are made.
         """
-        if self._drafts is not None:
+        if self._drafts is not None and not self._rows.prefilling():
             rows = [row for row in self._rows.decoding() if row.finish_reason is None]
             self._drafted = rows, self._drafts.propose(rows)
 

@@ -114,7 +114,6 @@ class DraftScheduler:
         turn.merged = self._merged(asked)
         if turn.merged:
             turn.num_tried = self._num_worth_trying(len(rows), turn.merged)
-        self._learn_payoffs(len(rows), turn)
         untried = turn.merged.keys() - turn.num_tried.keys()
         num_tokens = len(rows) + sum(turn.num_tried.values())
         if untried and (explored := self._explored(num_tokens, untried)) is not None:
@@ -125,13 +124,16 @@ class DraftScheduler:
         return {row: turn.merged[row].draft.first(count) for row, count in turn.num_tried.items()}
 
     def learn(self, outcomes: Sequence[Outcome]) -> None:
-        """Tell each source what became of its own guesses."""
+        """Tell each source what became of its own guesses, and learn what asking it brought."""
         turn = self._turn
+        turn.num_tried = {each.row.index: len(each.tried) for each in outcomes if each.tried}
+        self._learn_payoffs(len(outcomes), turn)
         for source in self.sources:
             asked = turn.asked.get(source.name)
             drafts = {} if asked is None else asked.drafts
             if drafts or source.wants_hidden:
                 source.learn([self._own(source.name, drafts, each) for each in outcomes])
+        self._turn = _Turn()  # nothing more is to be learned of it
 
     def took(self, step: Step, model_s: float, loop_s: float) -> None:
         """How long a turn took, inside the model and outside."""

@@ -21,7 +21,9 @@ def turn(tokens_per_s: float, counts: Counts | None = None, text: str = "a") -> 
 
 def row(label: str, tokens_per_step: float, step_ms: float, tokens_per_s: float = 1.0) -> Row:
     rate, ratio = Spread.of([tokens_per_s]), Spread.of([1.5])
-    return Row(label, "int8", 8, rate, ratio, 5.0, None, tokens_per_step, step_ms, 100.0, True)
+    return Row(
+        label, "int8", 8, rate, ratio, rate, ratio, 5.0, None, tokens_per_step, step_ms, 100.0, True
+    )
 
 
 def server(label: str, plain: str = "int8") -> Server:
@@ -50,7 +52,7 @@ def test_a_row_sums_over_rounds_and_compares_within_them() -> None:
     assert made.step_ms == pytest.approx(10.0)
     assert made.memory_mib > 1.0
     assert row_text(replace(made, memory_mib=512.0)) == (
-        "| 1 | int8, auto (x) | 275.0 (150.0 to 400.0) | 1.75 (1.50 to 2.00) | 20 | 50% | 2.00 "
+        "| 1 | int8, auto (x) | 275.0 (150.0 to 400.0) | 1.75 (1.50 to 2.00) | 275.0 | 1.75 (1.50 to 2.00) | 20 | 50% | 2.00 "
         "| 512 | yes |"
     )
 
