@@ -52,8 +52,8 @@ def test_a_row_sums_over_rounds_and_compares_within_them() -> None:
     assert made.step_ms == pytest.approx(10.0)
     assert made.memory_mib > 1.0
     assert row_text(replace(made, memory_mib=512.0)) == (
-        "| 1 | int8, auto (x) | 275.0 (150.0 to 400.0) | 1.75 (1.50 to 2.00) | 275.0 | 1.75 (1.50 to 2.00) | 20 | 50% | 2.00 "
-        "| 512 | yes |"
+        "| 1 | int8, auto (x) | 275.0 (150.0 to 400.0) | 1.75 (1.50 to 2.00) | 275.0 "
+        "| 1.75 (1.50 to 2.00) | 20 | 50% | 2.00 | 512 | yes |"
     )
 
 
