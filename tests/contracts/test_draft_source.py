@@ -177,6 +177,7 @@ class Loop:
             self.runner.keep(drafted, kept)
         if self.source is not None:
             self.source.learn(step.outcomes)
+        self.planner.draft()
         for outcome in step.outcomes:
             self.num_tried += len(outcome.tried)
             self.num_accepted += len(outcome.accepted)

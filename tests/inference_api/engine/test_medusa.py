@@ -26,7 +26,7 @@ except KernelsUnavailable as unavailable:
 
 CONFIG = load_config(EMBEDDED_MODEL)
 NUM_HEADS = 3
-ROUNDING = 0.02  # of a probability: weights and activations have 8 bits
+ROUNDING, MEAN_ROUNDING = 0.25, 0.02  # of a probability, by outputs of 4 bits and random states
 
 
 def file_of(num_layers: int, vocab_size: int, token_ids: Sequence[int] | None) -> MedusaFile:
@@ -74,6 +74,7 @@ def test_guesses_are_those_of_the_formula(
     vocab_size: int,
     token_ids: Sequence[int] | None,
 ) -> None:
+    torch.manual_seed(1)
     packing = Packing(Kernels(2, variant), BITS[bits])
     place = (torch.device("cpu"), torch.float32)
     parameters = load_parameters(weight_files(EMBEDDED_MODEL), CONFIG, *place, packing)
@@ -81,7 +82,7 @@ def test_guesses_are_those_of_the_formula(
     heads = MedusaHeads(file, CONFIG, parameters)
     own_head = parameters.packed[HEAD].unpack()
     for num_rows in (1, 8, 33):
-        hidden = torch.randn(num_rows, CONFIG.hidden_size)
+        hidden = 0.3 * torch.randn(num_rows, CONFIG.hidden_size)
         guesses = heads.guess([*hidden])
         probabilities = expected(file, own_head, hidden)
         best = probabilities.topk(guesses.token_ids.shape[2]).values.numpy()
@@ -91,6 +92,7 @@ def test_guesses_are_those_of_the_formula(
             assert (file.token_ids.numpy()[places] == guesses.token_ids).all()
         own = np.take_along_axis(probabilities.numpy(), places, axis=2)
         assert np.abs(guesses.probabilities - own).max() < ROUNDING
+        assert np.abs(guesses.probabilities - own).mean() < MEAN_ROUNDING
         assert np.abs(best - own).max() < ROUNDING
 
 

@@ -281,7 +281,7 @@ def test_hub_model_is_checked_by_its_headers(
 ) -> None:
     shapes = read_headers([folder / "model.safetensors"])
     (folder / "model.safetensors").unlink()
-    monkeypatch.setattr(hub, "fetch", lambda model, with_weights: folder)
+    monkeypatch.setattr(hub, "fetch", lambda model, patterns, setting: folder)
     monkeypatch.setattr(hub, "stored_tensors", lambda model: shapes)
     assert check("owner/name") == []
 
