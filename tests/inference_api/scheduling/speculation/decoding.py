@@ -112,7 +112,8 @@ class Decoding:
     """The loop over one model's rows, from an empty cache on."""
 
     def __init__(self, model: Model, drafts: DraftSource | None = None) -> None:
-        settings = Settings(user_rows=MAX_ROWS)
+        # Room for guesses beside prompts, which go first: requests join in most steps here.
+        settings = Settings(user_rows=MAX_ROWS, itl_budget=1000)
         self._outputs = _Recorder()
         self.input_queue = InputQueue(10_000, {NAME: MAX_ROWS})
         self.backend = DecodeBackend(settings, self.input_queue, self._outputs)
