@@ -77,17 +77,15 @@ class LiveState:
         return {
             "phase": str(backend.phase),
             "reason": backend.unhealthy_reason(),
-            "models": list(backend.models) if is_loaded else [],
-            "context_tokens": backend.models[default.name].runner.max_seq_len
-            if is_loaded
-            else None,
+            "models": list(backend.served) if is_loaded else [],
+            "context_tokens": backend.served[default.name].max_seq_len if is_loaded else None,
             "quantization": default.quantization,
         }
 
     def _row(self, row: UserRow, now_s: float) -> Json:
         caller = self._generations.caller_of(row.session_id)
         prompt_tokens = len(row.request.prompt_tokens)
-        model = {"model": row.request.model} if len(self._backend.models) > 1 else {}
+        model = {"model": row.request.model} if len(self._backend.served) > 1 else {}
         return model | {
             "session_id": row.session_id,
             "request_id": caller and caller.request_id,

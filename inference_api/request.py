@@ -106,6 +106,7 @@ class GenerationRequest:
     wants_prompt_logprobs: bool = False  # with `sampling.num_logprobs`: of the prompt's tokens too
     priority: int = 0  # lower ones leave the input queue earlier
     speculation: Speculation = "auto"  # `off`, `auto`, or one of the model's sources
+    came_s: float = 0.0  # on the monotonic clock
     grammar: Grammar | None = None
 
 
@@ -126,6 +127,21 @@ class ScoredToken(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class Switch:
+    """What a request waited for because its model was not in memory when it came, in seconds."""
+
+    wait_s: float  # until loading was this model's turn
+    evict_s: float  # for others to leave
+    load_s: float
+    is_initiator: bool  # the model was loaded for this request; else others had asked already
+    from_model: str | None  # the one that left, or served last
+
+    @property
+    def total_s(self) -> float:
+        return self.wait_s + self.evict_s + self.load_s
+
+
+@dataclass(frozen=True, slots=True)
 class TokenEvent:
     """Tokens that one decode step made for a session; the last event has a finish reason.
 
@@ -134,7 +150,8 @@ class TokenEvent:
     `reused_tokens` how much of its prompt needed no prefill because a row's cache held it;
     `batch_size` is how many rows decoded together in the step. `drafted_tokens` are how many tokens
     were tried after the one that was certain (of a tree, its depth), `accepted_tokens` how many of
-    `token_ids` came of it. `logprobs` has one entry for each
+    `token_ids` came of it; `switch` is there where the model had to be brought into memory.
+    `logprobs` has one entry for each
     token when the request asks for them; `prompt_logprobs`, in the first event only, one for each
     token of the prompt but the first.
     """
@@ -149,3 +166,4 @@ class TokenEvent:
     accepted_tokens: int = 0
     logprobs: tuple[TokenLogprobs, ...] = ()
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    switch: Switch | None = None

@@ -27,8 +27,8 @@ from inference_api.request import (
 )
 from inference_api.scheduling.decode_backend import DecodeBackend
 from inference_api.scheduling.input_queue import InputQueue
-from inference_api.scheduling.loaded_model import LoadedModel
 from inference_api.scheduling.output_queues import OutputQueue, OutputQueues
+from inference_api.scheduling.served_model import ServedModel
 from inference_api.text.prompt_encoder import PromptEncoder
 from inference_api.text.tokens import StopMatcher, TextStream
 
@@ -138,7 +138,7 @@ class TextGeneration:
             accepted_tokens = min(event.accepted_tokens, num_tokens)
             self._timeline.drafted(event.drafted_tokens, accepted_tokens)
         if event.admitted_at_s is not None:
-            self._timeline.admitted(event.admitted_at_s, event.reused_tokens)
+            self._timeline.admitted(event.admitted_at_s, event.reused_tokens, event.switch)
         self.finish_reason = event.finish_reason
         if event.error is not None:
             raise event.error
@@ -241,16 +241,17 @@ class Generations:
     def _queue(
         self, name: str, encode: Encode, params: GenerationParams, caller: Caller
     ) -> TextGeneration:
-        timeline = Timeline(time.monotonic(), partial(self._metrics.token_gap, name))
+        came_s = time.monotonic()
+        timeline = Timeline(came_s, partial(self._metrics.token_gap, name))
         self._backend.check_admission()
         self._input_queue.check_room(name)  # before the work of encoding, not after it
-        model = self._backend.models[name]
+        model = self._backend.served[name]
         _check_speculation(params.speculation, model)
         prompt_tokens = tuple(encode(model.prompt_encoder))
         grammar = None
         if params.constraint is not None:
             grammar = model.grammars.compile(params.constraint)
-        max_seq_len = model.runner.max_seq_len
+        max_seq_len = model.max_seq_len
         if not 0 < len(prompt_tokens) < max_seq_len:
             raise ContextTooLong(len(prompt_tokens), max_seq_len)
         events = self._output_queues.open(name, params.session_id)
@@ -265,6 +266,7 @@ class Generations:
             priority=params.priority,
             speculation=params.speculation,
             grammar=grammar,
+            came_s=came_s,
         )
         text, stop = TextStream(model.tokenizer), StopMatcher(params.stop_strings)
         generation = TextGeneration(request, events, text, stop, timeline)
@@ -316,13 +318,13 @@ class Generations:
             "itl_ms": _ms(1 / record.tokens_per_s if record.tokens_per_s else 0.0),
             "finish_reason": record.finish_reason,
         }
-        if len(self._backend.models) > 1:
+        if len(self._backend.served) > 1:
             fields["model"] = record.model
         text = " ".join(f"{name}={value}" for name, value in fields.items())
         logger.info("generation %s", text, extra=fields)
 
 
-def _check_speculation(asked: Speculation, model: LoadedModel) -> None:
+def _check_speculation(asked: Speculation, model: ServedModel) -> None:
     """Raises InvalidRequest where nobody drafts for this model under the name asked for."""
     served = ("auto", "off", *model.draft_sources)
     if asked not in served:

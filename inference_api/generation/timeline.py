@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from inference_api.observe.draft_depths import DraftDepths
 from inference_api.observe.metrics import GenerationRecord
-from inference_api.request import GenerationRequest
+from inference_api.request import GenerationRequest, Switch
 
 FIRST_TOKENS = 10  # how many tokens after the first make up the early rate
 
@@ -21,6 +21,7 @@ class Timeline:
         self._early_s: float | None = None  # when the last of the early tokens came
         self._batch_sizes = 0
         self._reused_tokens = 0
+        self._switch: Switch | None = None
         self._num_steps = 0  # that brought tokens
         self._depths = DraftDepths()
         self.completion_tokens = 0
@@ -41,10 +42,11 @@ class Timeline:
         if self._early_s is None and self.completion_tokens > FIRST_TOKENS:
             self._early_s = now_s
 
-    def admitted(self, at_s: float, reused_tokens: int) -> None:
+    def admitted(self, at_s: float, reused_tokens: int, switch: Switch | None = None) -> None:
         """The request left the queue for a user row; so much of its prompt was cached already."""
         self._admitted_s = at_s
         self._reused_tokens = reused_tokens
+        self._switch = switch
 
     def drafted(self, drafted_tokens: int, accepted_tokens: int) -> None:
         """A step tried tokens, and so many of them are of the answer."""
@@ -74,6 +76,7 @@ class Timeline:
             accepted_tokens=self._depths.accepted_tokens,
             acceptance_by_depth=tuple(self._depths.acceptance_by_depth),
             tokens_per_step=num_tokens / self._num_steps if self._num_steps else None,
+            switch=self._switch,
         )
 
 

@@ -26,6 +26,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from inference_api.observe.draft_depths import DraftDepths
+from inference_api.request import Switch
 
 MODEL = "model_name"
 LATENCY_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
@@ -58,6 +59,7 @@ class GenerationRecord:
     accepted_tokens: int = 0  # of the drafted ones, as far as the answer goes
     acceptance_by_depth: tuple[float, ...] = ()  # from depth 1 on; empty without drafts
     tokens_per_step: float | None = None
+    switch: Switch | None = None  # where the model had to be brought into memory
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,12 @@ class PromptTokensDetails(Answer):
     cached_tokens: int
 
 
+Switch = TypedDict(  # in this form, as `from` is Python's own word
+    "Switch",
+    {"wait_s": float, "evict_s": float, "load_s": float, "initiator": bool, "from": str | None},
+)
+
+
 class Usage(Answer):
     """The server's own times, in seconds, are there with a single choice only."""
 
@@ -51,6 +57,7 @@ class Usage(Answer):
     tokens_per_step: NotRequired[float]
     acceptance_by_depth: NotRequired[list[float]]
     switching_time: NotRequired[float]
+    switch: NotRequired[Switch]
 
 
 class CompletionLogprobs(Answer):

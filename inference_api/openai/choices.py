@@ -195,8 +195,17 @@ def usage(records: Sequence[GenerationRecord], of_prompts: Sequence[GenerationRe
         "total_tokens_per_sec": total_tokens / record.e2e_s if record.e2e_s > 0 else None,
         "batch_size_used": round(record.mean_batch_size),
         "acceptance_rate": None,
-        "switching_time": 0.0,  # one model, always resident
+        "switching_time": 0.0,
     }
+    if record.switch is not None:
+        own_times["switching_time"] = record.switch.total_s
+        own_times["switch"] = {
+            "wait_s": record.switch.wait_s,
+            "evict_s": record.switch.evict_s,
+            "load_s": record.switch.load_s,
+            "initiator": record.switch.is_initiator,
+            "from": record.switch.from_model,
+        }
     if record.drafted_tokens and record.tokens_per_step is not None:
         own_times["acceptance_rate"] = record.accepted_tokens / record.drafted_tokens
         own_times["tokens_per_step"] = record.tokens_per_step

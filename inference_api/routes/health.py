@@ -13,8 +13,8 @@ from inference_api.errors import Unauthorized
 from inference_api.routes.auth import has_valid_token
 from inference_api.scheduling.decode_backend import DecodeBackend, Phase
 from inference_api.scheduling.input_queue import InputQueue
-from inference_api.scheduling.loaded_model import StepTotals
 from inference_api.scheduling.output_queues import OutputQueues
+from inference_api.scheduling.served_model import StepTotals
 from inference_api.settings import Settings
 
 

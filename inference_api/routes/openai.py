@@ -13,7 +13,6 @@ from flask import Blueprint, Response, g, jsonify
 from common.errors import Error
 from common.operations import operation
 from inference_api.bodies.fields import parse
-from inference_api.engine.runner import ModelRunner
 from inference_api.errors import InvalidRequest
 from inference_api.generation.streaming import Generations
 from inference_api.openai.answers import (
@@ -37,7 +36,7 @@ from inference_api.routes.errors import REFUSALS
 from inference_api.routes.generate import EVENT_STREAM, STREAM_HEADERS
 from inference_api.routes.tokenize import known_ids, prompt_is_called
 from inference_api.scheduling.decode_backend import DecodeBackend
-from inference_api.scheduling.loaded_model import LoadedModel
+from inference_api.scheduling.served_model import ServedModel
 from inference_api.settings import Settings
 from inference_api.text.chat_prompts import Message
 from inference_api.text.prompt_encoder import PromptEncoder
@@ -105,7 +104,7 @@ class _Views:
         identity = {"id": form.id_prefix + g.request_id, "created": int(time.time())}
         identity["model"] = body.model
         with ExitStack() as stack:
-            choices = self._begin(form, body, prompts, self._backend.models[name])
+            choices = self._begin(form, body, prompts, self._backend.served[name])
             for choice in choices:
                 stack.callback(choice.generation.close)
             if not body.stream:
@@ -121,13 +120,12 @@ class _Views:
             return response
 
     def _begin(
-        self, form: Form, body: GenerationBody, prompts: Sequence[Prompt], model: LoadedModel
+        self, form: Form, body: GenerationBody, prompts: Sequence[Prompt], model: ServedModel
     ) -> list[Choice]:
-        vocab_size = model.runner.vocab_size
+        vocab_size = model.vocab_size
         each_choice = [body.params(choice, vocab_size) for choice in range(body.n or 1)]
         encodes = [
-            cache(partial(_encode, runner=model.runner, prompt=prompt, body=body))
-            for prompt in prompts
+            cache(partial(_encode, model=model, prompt=prompt, body=body)) for prompt in prompts
         ]
         requests = [(encode, params) for encode in encodes for params in each_choice]
         with prompt_is_called(form.prompt_field):
@@ -147,13 +145,13 @@ class _Views:
 
 
 def _encode(
-    prompts: PromptEncoder, runner: ModelRunner, prompt: Prompt, body: GenerationBody
+    prompts: PromptEncoder, model: ServedModel, prompt: Prompt, body: GenerationBody
 ) -> list[int]:
     if isinstance(prompt, str):
         token_ids = prompts.encode(prompt)
     elif isinstance(prompt, TokenIds):
-        token_ids = known_ids(prompt.token_ids, runner.vocab_size, "prompt")
+        token_ids = known_ids(prompt.token_ids, model.vocab_size, "prompt")
     else:
         token_ids = prompts.encode_chat(prompt)
-    body.check_room(len(token_ids), runner.max_seq_len)
+    body.check_room(len(token_ids), model.max_seq_len)
     return token_ids

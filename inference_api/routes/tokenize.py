@@ -15,7 +15,7 @@ from inference_api.openai.requests import DetokenizeBody, TokenizeBody
 from inference_api.routes.caller import json_body
 from inference_api.routes.errors import REFUSALS
 from inference_api.scheduling.decode_backend import DecodeBackend
-from inference_api.scheduling.loaded_model import LoadedModel
+from inference_api.scheduling.served_model import ServedModel
 from inference_api.settings import Settings
 
 
@@ -29,7 +29,7 @@ def create_blueprint(backend: DecodeBackend, settings: Settings) -> Blueprint:
     )
     def tokenize() -> Response:
         body = parse(TokenizeBody, json_body())
-        model = loaded(body.model)
+        model = served(body.model)
         prompts, tokenizer = model.prompt_encoder, model.tokenizer
         if body.messages is not None:
             with prompt_is_called("messages"):
@@ -40,7 +40,7 @@ def create_blueprint(backend: DecodeBackend, settings: Settings) -> Blueprint:
                 token_ids = prompts.encode(body.prompt or "", add_special_tokens)
         answer = Tokens(
             count=len(token_ids),
-            max_model_len=model.runner.max_seq_len,
+            max_model_len=model.max_seq_len,
             tokens=token_ids,
             token_strs=tokenizer.token_strings(token_ids) if body.return_token_strs else None,
         )
@@ -55,8 +55,8 @@ def create_blueprint(backend: DecodeBackend, settings: Settings) -> Blueprint:
     )
     def detokenize() -> Response:
         body = parse(DetokenizeBody, json_body())
-        model = loaded(body.model)
-        token_ids = known_ids(body.tokens, model.runner.vocab_size, "tokens")
+        model = served(body.model)
+        token_ids = known_ids(body.tokens, model.vocab_size, "tokens")
         text = model.tokenizer.decode(token_ids, skip_special_tokens=False)
         return jsonify(Detokenized(prompt=text))
 
@@ -66,13 +66,13 @@ def create_blueprint(backend: DecodeBackend, settings: Settings) -> Blueprint:
         {200: TokenizerInfo, 503: Error},
     )
     def tokenizer_info() -> Response:
-        model = loaded(None)
-        return jsonify({**model.tokenizer.info(), "model_max_length": model.runner.max_seq_len})
+        model = served(None)
+        return jsonify({**model.tokenizer.info(), "model_max_length": model.max_seq_len})
 
-    def loaded(model: str | None) -> LoadedModel:
+    def served(model: str | None) -> ServedModel:
         name = settings.default_model.name if model is None else settings.name_of(model)
         backend.check_admission()
-        return backend.models[name]
+        return backend.served[name]
 
     return blueprint
 

@@ -17,9 +17,11 @@ from inference_api.observe.draft_depths import DraftDepths
 from inference_api.request import FinishReason, SessionId, TokenEvent
 from inference_api.scheduling.batching import batching_of
 from inference_api.scheduling.input_queue import InputQueue
-from inference_api.scheduling.loaded_model import LoadedModel, StepTotals, load_models
+from inference_api.scheduling.loaded_model import LoadedModel
+from inference_api.scheduling.model_loading import load_models
 from inference_api.scheduling.output_queues import OutputQueues
 from inference_api.scheduling.rows import RowTable, UserRow
+from inference_api.scheduling.served_model import ServedModel, StepTotals
 from inference_api.scheduling.step_plan import Step
 from inference_api.settings import Settings
 
@@ -83,7 +85,8 @@ class Hooks:
 class DecodeBackend:
     """Batches of requests over the rows of every model. `start` it once; `stop` joins its thread.
 
-    `models` has those that are loaded, by name, the default first: all of them from READY on.
+    `served` has all models by name, the default first, from READY on; `models` those that are in
+    memory.
     """
 
     def __init__(
@@ -96,6 +99,7 @@ class DecodeBackend:
     ) -> None:
         self.settings = settings
         self.max_users = settings.all_user_rows
+        self.served: Mapping[str, ServedModel] = {}
         self.models: Mapping[str, LoadedModel] = {}
         self.hooks = Hooks()
         self.phase = Phase.LOADING
@@ -189,6 +193,7 @@ class DecodeBackend:
     def take(self, models: Iterable[LoadedModel]) -> None:
         """Serve these, in this order."""
         self.models = {model.name: model for model in models}
+        self.served = {name: model.served for name, model in self.models.items()}
 
     def _post_init_compile(self) -> None:
         """Prepare the device, so that the first request is as fast as the next."""
@@ -234,6 +239,10 @@ class DecodeBackend:
     def _num_busy(self) -> int:
         return sum(len(model.rows) for model in self.models.values())
 
+    def _num_rows(self, name: str) -> int:
+        """Busy rows of a model, which has none while it is not in memory."""
+        return len(self.models[name].rows) if name in self.models else 0
+
     def _drop_cancelled(self) -> None:
         with self._lock:
             cancelled, self._cancelled = self._cancelled, set()
@@ -250,7 +259,7 @@ class DecodeBackend:
                 if not request:
                     break
                 row = model.rows.assign(request, model.runner.max_seq_len, self._clock())
-                model.totals.reused_tokens += row.reused_tokens
+                model.served.totals.reused_tokens += row.reused_tokens
 
     def decode(self) -> None:
         """One step of every model; what its rows drew becomes this step's events."""
@@ -258,7 +267,7 @@ class DecodeBackend:
             self._decode(model)
 
     def _decode(self, model: LoadedModel) -> None:
-        step, totals = model.planner.plan(), model.totals
+        step, totals = model.planner.plan(), model.served.totals
         if step.is_empty:
             return
         started_s = self._clock()
@@ -279,7 +288,7 @@ class DecodeBackend:
             totals.accepted_tokens += sum([event.accepted_tokens for _, event in events])
             for _, event in events:
                 if event.drafted_tokens:
-                    model.depths.add(event.drafted_tokens, event.accepted_tokens)
+                    model.served.depths.add(event.drafted_tokens, event.accepted_tokens)
         if model.speculation is not None:
             model.speculation.learn(step.outcomes)
         model.planner.draft()
@@ -303,9 +312,10 @@ class DecodeBackend:
         stepped, self._stepped = self._stepped, []
         loop_s = now_s - started_s - sum([model_s for _, _, model_s in stepped])
         for model, step, model_s in stepped:
-            model.totals.steps += 1
-            model.totals.model_s += model_s
-            model.totals.loop_s += loop_s / len(stepped)
+            totals = model.served.totals
+            totals.steps += 1
+            totals.model_s += model_s
+            totals.loop_s += loop_s / len(stepped)
             if model.speculation is not None:
                 model.speculation.took(step, model_s, loop_s / len(stepped))
         self._publish(now_s)
@@ -313,8 +323,8 @@ class DecodeBackend:
     def _publish(self, now_s: float) -> None:
         """The snapshot that other threads see."""
         models = {
-            model.name: ModelSnapshot(len(model.rows), replace(model.totals), model.depths.copy())
-            for model in self.models.values()
+            name: ModelSnapshot(self._num_rows(name), replace(model.totals), model.depths.copy())
+            for name, model in self.served.items()
         }
         self.snapshot = Snapshot(now_s, models or self.snapshot.models)
 

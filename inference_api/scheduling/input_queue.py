@@ -77,6 +77,13 @@ class InputQueue:
                 self._room.notify_all()
             return request
 
+    def take_all(self, model: str) -> list[GenerationRequest]:
+        """Take all of the model's requests out of the line, to refuse them."""
+        with self._lock:
+            requests = self._lines[model].take_all()
+            self._room.notify_all()
+            return requests
+
     def row_is_free(self, model: str) -> None:
         """The request of an earlier `get` has ended."""
         with self._lock:
@@ -177,6 +184,11 @@ class _Line:
     def clear(self) -> None:
         self._waiting.clear()
         self._places.clear()
+
+    def take_all(self) -> list[GenerationRequest]:
+        requests = [request for _, request in self._waiting.values()]
+        self.clear()
+        return requests
 
     def is_full(self) -> bool:
         num_free_rows = max(0, self._num_rows - self.num_running)

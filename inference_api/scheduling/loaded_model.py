@@ -1,21 +1,16 @@
-"""A model that serves: everything that is one model's, as one value.
+"""A model whose weights are in memory: everything that steps of it need, as one value.
 
-`runner`, `rows`, `planner`, `totals` and `depths` belong to the decode thread; the rest is for any
-thread.
+It belongs to the decode thread, but for `served`, which is for any.
 """
 
 import logging
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from functools import cache
-from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from dataclasses import dataclass
+from typing import Self
 
-from inference_api.engine.options import EngineOptions
-from inference_api.engine.runner import DraftHeads, ModelRunner
+from inference_api.engine.runner import ModelRunner
 from inference_api.errors import StartupError
-from inference_api.observe.draft_depths import DraftDepths
 from inference_api.scheduling.rows import RowTable
+from inference_api.scheduling.served_model import ServedModel
 from inference_api.scheduling.speculation.draft_model import ModelDrafts
 from inference_api.scheduling.speculation.drafts import DraftSource
 from inference_api.scheduling.speculation.medusa import MedusaDrafts
@@ -23,74 +18,45 @@ from inference_api.scheduling.speculation.ngram import NgramDrafts
 from inference_api.scheduling.speculation.scheduler import DraftScheduler
 from inference_api.scheduling.step_plan import StepPlanner
 from inference_api.settings import ModelSettings, Settings
-from inference_api.text.constraints import GrammarCompiler
-from inference_api.text.prompt_encoder import MAX_BYTES_AT_ONCE, WAIT_S, ByteBudget, PromptEncoder
-from inference_api.text.tokens import Tokenizer, load_tokenizer
-
-if TYPE_CHECKING:
-    from inference_api.engine.engine_runner import EngineRunner
-    from inference_api.kernels.library import Kernels
+from inference_api.text.tokens import Tokenizer
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(slots=True)
-class StepTotals:
-    """Sums over all steps since start: what they made and where their time went."""
-
-    steps: int = 0
-    prefilled_tokens: int = 0
-    reused_tokens: int = 0  # prompt tokens that needed no prefill
-    generated_tokens: int = 0
-    model_s: float = 0.0  # inside ModelRunner.step
-    loop_s: float = 0.0  # the rest of each step
-    drafts: int = 0
-    drafted_tokens: int = 0
-    accepted_tokens: int = 0  # of those that were drafted
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
     """Its rows are its own, and so are the prefixes that they hold."""
 
-    name: str
+    served: ServedModel
     runner: ModelRunner
-    tokenizer: Tokenizer
-    prompt_encoder: PromptEncoder
-    grammars: GrammarCompiler
     rows: RowTable
     planner: StepPlanner
     drafter: ModelRunner | None = None  # a smaller model that guesses for `runner`
     speculation: DraftScheduler | None = None
-    totals: StepTotals = field(default_factory=StepTotals)
-    depths: DraftDepths = field(default_factory=DraftDepths)
+
+    @property
+    def name(self) -> str:
+        return self.served.name
 
     @classmethod
-    def of(
+    def of(cls, name: str, runner: ModelRunner, tokenizer: Tokenizer, settings: Settings) -> Self:
+        """Makes one of a runner that has no heads and no draft model."""
+        sources = draft_sources(name, runner, settings.of_model(name))
+        return cls.serving(ServedModel.of(name, runner, tokenizer, sources), runner, settings)
+
+    @classmethod
+    def serving(
         cls,
-        name: str,
+        served: ServedModel,
         runner: ModelRunner,
-        tokenizer: Tokenizer,
         settings: Settings,
-        prompt_budget: ByteBudget | None = None,
-        heads: DraftHeads | None = None,
         drafter: ModelRunner | None = None,
     ) -> Self:
-        """Makes one of a loaded runner. `prompt_budget`: bytes that prompts of all models share;
-        `heads` and `drafter`, where there are some, guess for the runner."""
+        """Makes one of loaded runners, with empty rows."""
         rows = RowTable(runner.max_rows, _reuse_unit_tokens(runner, settings))
-        speculation = _speculation(name, runner, settings.of_model(name), heads, drafter)
-        return cls(
-            name,
-            runner,
-            tokenizer,
-            PromptEncoder(tokenizer, runner.max_seq_len, prompt_budget),
-            GrammarCompiler(tokenizer, runner.vocab_size),
-            rows,
-            StepPlanner(rows, runner, settings, speculation),
-            drafter,
-            speculation,
-        )
+        speculation = _speculation(served, runner, settings.of_model(served.name), drafter)
+        planner = StepPlanner(rows, runner, settings, speculation)
+        return cls(served, runner, rows, planner, drafter, speculation)
 
     def warm_up(self) -> None:
         """Prepare the device, so that the first request is as fast as the next."""
@@ -100,87 +66,21 @@ class LoadedModel:
         if self.speculation is not None:
             self.speculation.warm_up(self.runner)
 
-    @property
-    def draft_sources(self) -> tuple[str, ...]:
-        """Names of who may guess; see `Speculation`."""
-        if self.speculation is None:
-            return ()
-        return tuple(source.name for source in self.speculation.sources)
 
-
-def load_models(settings: Settings) -> list[LoadedModel]:
-    """Bring all models into memory, once it is known that all fit. Imports torch.
-
-    They step one after another, so those of one number of threads share the kernels' threads.
-    Raises StartupError.
-    """
-    from inference_api.engine.engine_runner import EngineRunner, check_memory
-    from inference_api.engine.loading.checkpoint import locate
-    from inference_api.kernels.library import Kernels
-
-    kernels_of = cache(Kernels)
-    runners: dict[str, EngineRunner] = {}
-    drafters: dict[str, EngineRunner] = {}
-    tokenizers: dict[str, Tokenizer] = {}
-    for model in settings.served_models:
-        folder = locate(model.model)
-        runner = EngineRunner(folder, EngineOptions.from_settings(model), kernels_of)
-        tokenizers[model.name] = load_tokenizer(folder, runner.eos_token_ids)  # quicker to fail
-        runners[model.name] = runner
-        if model.used_draft_model is not None:
-            drafters[model.name] = _drafter(model, folder, runner.max_seq_len, kernels_of)
-    check_memory({**runners, **{f"{name}'s draft model": each for name, each in drafters.items()}})
-    budget = ByteBudget(MAX_BYTES_AT_ONCE, WAIT_S)
-    models = []
-    for name, runner in runners.items():
-        runner.load()
-        drafter = drafters.get(name) if runner.is_batch_invariant else None
-        if drafter is not None:
-            drafter.load()
-        made = (tokenizers[name], settings, budget, runner.medusa, drafter)
-        models.append(LoadedModel.of(name, runner, *made))
-    return models
-
-
-def _drafter(
-    model: ModelSettings,
-    model_dir: Path,
-    max_seq_len: int,
-    kernels_of: "Callable[[int], Kernels]",
-) -> "EngineRunner":
-    """Of DRAFT_MODEL, to be loaded: with as many rows as the model, and its context or as much of
-    it as the draft has. Raises StartupError when it cannot draft for this model."""
-    from inference_api.engine.engine_runner import EngineRunner
-    from inference_api.engine.loading.checkpoint import load_config, locate, vocabulary_faults
-
-    assert model.used_draft_model is not None
-    folder = locate(model.used_draft_model, setting="DRAFT_MODEL")
-    if faults := vocabulary_faults(model_dir, folder):
-        raise StartupError(faults)
-    context_tokens = min(max_seq_len, load_config(folder).max_positions)
-    options = replace(
-        EngineOptions.from_settings(model), max_seq_len=context_tokens, has_medusa=False
-    )
-    return EngineRunner(folder, options, kernels_of)
-
-
-def _reuse_unit_tokens(runner: ModelRunner, settings: Settings) -> int:
-    if not settings.prefix_reuse:
-        return 0
-    return 1 if runner.is_batch_invariant else settings.prefill_chunk_tokens
-
-
-def _speculation(
+def draft_sources(
     name: str,
     runner: ModelRunner,
     settings: ModelSettings,
-    heads: DraftHeads | None,
-    drafter: ModelRunner | None,
-) -> DraftScheduler | None:
-    """Speculation changes no answer, so that a runner has to be exact whatever is drafted."""
-    mode, max_tokens = settings.speculation, settings.speculation_tokens
+    drafter: ModelRunner | None = None,
+) -> tuple[str, ...]:
+    """Names of who guesses for a runner, loaded or not; those that take least time first.
+
+    Speculation changes no answer, so that a runner has to be exact whatever is drafted. Raises
+    StartupError where the one that is asked for is not there.
+    """
+    mode = settings.speculation
     if mode == "off":
-        return None
+        return ()
     if not runner.is_batch_invariant:
         logger.warning(
             "SPECULATION=%s is ignored for %s, which the kernels do not decode: several tokens of "
@@ -188,11 +88,11 @@ def _speculation(
             mode,
             name,
         )
-        return None
+        return ()
     if drafter is not None and not drafter.is_batch_invariant:
         logger.warning("DRAFT_MODEL of %s is ignored: the kernels do not decode it", name)
         if mode == "draft":
-            return None
+            return ()
         drafter = None
     if mode == "draft" and drafter is None:
         raise StartupError(
@@ -201,18 +101,45 @@ def _speculation(
                 "vocabulary in DRAFT_MODEL, or set SPECULATION=auto."
             ]
         )
-    if mode == "medusa" and heads is None:
+    if mode == "medusa" and not runner.has_medusa_heads:
         raise StartupError(
             [
                 f"SPECULATION=medusa, but {name} has no Medusa heads; name their folder in "
                 "MEDUSA_HEADS, train some with scripts/train_medusa.py, or set SPECULATION=auto."
             ]
         )
+    there = {
+        NgramDrafts.name: mode in ("auto", "ngram"),
+        MedusaDrafts.name: runner.has_medusa_heads,
+        ModelDrafts.name: drafter is not None,
+    }
+    return tuple(source for source, is_there in there.items() if is_there)
+
+
+def _speculation(
+    served: ServedModel,
+    runner: ModelRunner,
+    settings: ModelSettings,
+    drafter: ModelRunner | None,
+) -> DraftScheduler | None:
     sources: list[DraftSource] = []
-    if mode in ("auto", "ngram"):
-        sources.append(NgramDrafts(max_tokens))
-    if heads is not None:
-        sources.append(MedusaDrafts(heads, max_tokens))
-    if drafter is not None:
-        sources.append(ModelDrafts(drafter, max_tokens, runner.vocab_size))
-    return DraftScheduler(sources, max_tokens, runner.max_rows, tries_all=mode != "auto")
+    max_tokens = settings.speculation_tokens
+    for source in served.draft_sources:
+        if source == NgramDrafts.name:
+            sources.append(NgramDrafts(max_tokens))
+        elif source == MedusaDrafts.name:
+            assert runner.medusa is not None
+            sources.append(MedusaDrafts(runner.medusa, max_tokens))
+        else:
+            assert drafter is not None
+            sources.append(ModelDrafts(drafter, max_tokens, runner.vocab_size))
+    if not sources:
+        return None
+    tries_all = settings.speculation != "auto"
+    return DraftScheduler(sources, max_tokens, runner.max_rows, tries_all)
+
+
+def _reuse_unit_tokens(runner: ModelRunner, settings: Settings) -> int:
+    if not settings.prefix_reuse:
+        return 0
+    return 1 if runner.is_batch_invariant else settings.prefill_chunk_tokens

@@ -15,6 +15,7 @@ from inference_api.request import (
     FinishReason,
     GenerationRequest,
     SessionId,
+    Switch,
     TokenEvent,
     TokenLogprobs,
 )
@@ -57,6 +58,7 @@ class UserRow:
     constraint: Constraint | None = None
     num_cached: int = 0  # leading tokens of prompt and answer that the row's cache holds
     reused_tokens: int = 0  # how many of them it held, or another row did, before any prefill
+    switch: Switch | None = None  # what brought its model into memory
     generated: list[int] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)  # until the first event
     finish_reason: FinishReason | None = None
@@ -150,6 +152,7 @@ class UserRow:
             accepted_tokens=min(len(drawn) - 1, len(generated) - num_before),
             logprobs=tuple(logprobs),
             prompt_logprobs=prompt_logprobs,
+            switch=self.switch,
         )
 
     def _follow(self, constraint: Constraint, token_id: int) -> ConstraintFailed | None:

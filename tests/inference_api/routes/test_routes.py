@@ -130,7 +130,7 @@ def test_unexpected_errors_are_json_without_details(
     def fail(text: str) -> list[int]:
         raise RuntimeError("a secret detail")
 
-    monkeypatch.setattr(server_of(app).backend.models["hearth-tiny"].tokenizer, "encode", fail)
+    monkeypatch.setattr(server_of(app).backend.served["hearth-tiny"].tokenizer, "encode", fail)
     response = client.post("/inference", json={"text": "a"})
     assert_error(response, 500, "Internal error")
     assert "secret" not in response.text

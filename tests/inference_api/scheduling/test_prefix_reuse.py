@@ -25,7 +25,7 @@ class Conversations:
 
     def submit(self, text: str) -> OutputQueue:
         queue = self.output_queues.open(NAME)
-        prompt = tuple(self.backend.models[NAME].tokenizer.encode(text))
+        prompt = tuple(self.backend.served[NAME].tokenizer.encode(text))
         self.input_queue.put(GenerationRequest(queue.session_id, NAME, prompt, 12, SEEDED))
         return queue
 
@@ -40,7 +40,7 @@ class Conversations:
                     self.backend.step()
                 answer += event.token_ids
                 is_over = event.finish_reason is not None
-        return [self.backend.models[NAME].tokenizer.decode(answer) for answer in answers]
+        return [self.backend.served[NAME].tokenizer.decode(answer) for answer in answers]
 
 
 @pytest.mark.parametrize("quantization", ["none", "int8"])

@@ -240,7 +240,7 @@ def test_setting_says_whether_there_are_drafts(mode: str) -> None:
     settings = Settings.model_validate({"speculation": mode})
     model = LoadedModel.of("m", EchoRunner(2, 64), ByteTokenizer(), settings)
     assert (model.planner._drafts is not None) == (mode != "off")
-    assert model.draft_sources == (() if mode == "off" else ("ngram",))
+    assert model.served.draft_sources == (() if mode == "off" else ("ngram",))
 
 
 def test_runner_that_is_not_exact_gets_no_drafts(caplog: pytest.LogCaptureFixture) -> None:

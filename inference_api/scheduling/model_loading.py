@@ -1,0 +1,97 @@
+"""From settings to models in memory. Imports torch when it is called."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from inference_api.engine.options import EngineOptions
+from inference_api.errors import StartupError
+from inference_api.scheduling.loaded_model import LoadedModel, draft_sources
+from inference_api.scheduling.served_model import ServedModel
+from inference_api.settings import ModelSettings, Settings
+from inference_api.text.prompt_encoder import MAX_BYTES_AT_ONCE, WAIT_S, ByteBudget
+from inference_api.text.tokens import load_tokenizer
+
+if TYPE_CHECKING:
+    from inference_api.engine.engine_runner import EngineRunner
+    from inference_api.kernels.library import Kernels
+
+
+@dataclass(frozen=True, slots=True)
+class LoadableModel:
+    """A model that is described; its weights may be brought into memory."""
+
+    served: ServedModel
+    settings: Settings
+    runner: "EngineRunner"
+    drafter: "EngineRunner | None"
+
+    def load(self) -> LoadedModel:
+        """Raises StartupError."""
+        self.runner.load()
+        if self.drafter is not None:
+            self.drafter.load()
+        return LoadedModel.serving(self.served, self.runner, self.settings, self.drafter)
+
+
+def load_models(settings: Settings) -> list[LoadedModel]:
+    """Bring all models into memory, once it is known that all fit. Raises StartupError."""
+    from inference_api.engine.engine_runner import check_memory
+
+    models = describe_models(settings)
+    runners = {model.served.name: model.runner for model in models}
+    for model in models:
+        if model.drafter is not None:
+            runners[f"{model.served.name}'s draft model"] = model.drafter
+    check_memory(runners)
+    return [model.load() for model in models]
+
+
+def describe_models(settings: Settings) -> Sequence[LoadableModel]:
+    """What files say of the models of these settings.
+
+    They step one after another, so those of one number of threads share the kernels' threads.
+    Raises StartupError.
+    """
+    from inference_api.engine.engine_runner import EngineRunner
+    from inference_api.engine.loading.checkpoint import locate
+    from inference_api.kernels.library import Kernels
+
+    kernels_of = cache(Kernels)
+    budget = ByteBudget(MAX_BYTES_AT_ONCE, WAIT_S)
+    models = []
+    for model in settings.served_models:
+        folder = locate(model.model)
+        runner = EngineRunner(folder, EngineOptions.from_settings(model), kernels_of)
+        tokenizer = load_tokenizer(folder, runner.eos_token_ids)
+        drafter = None
+        if model.used_draft_model is not None and runner.is_batch_invariant:
+            drafter = _drafter(model, folder, runner.max_seq_len, kernels_of)
+        sources = draft_sources(model.name, runner, model, drafter)
+        served = ServedModel.of(model.name, runner, tokenizer, sources, budget)
+        models.append(LoadableModel(served, settings, runner, drafter))
+    return models
+
+
+def _drafter(
+    model: ModelSettings,
+    model_dir: Path,
+    max_seq_len: int,
+    kernels_of: "Callable[[int], Kernels]",
+) -> "EngineRunner":
+    """Of DRAFT_MODEL: with as many rows as the model, and its context or as much of it as the draft
+    has. Raises StartupError when it cannot draft for this model."""
+    from inference_api.engine.engine_runner import EngineRunner
+    from inference_api.engine.loading.checkpoint import load_config, locate, vocabulary_faults
+
+    assert model.used_draft_model is not None
+    folder = locate(model.used_draft_model, setting="DRAFT_MODEL")
+    if faults := vocabulary_faults(model_dir, folder):
+        raise StartupError(faults)
+    context_tokens = min(max_seq_len, load_config(folder).max_positions)
+    options = replace(
+        EngineOptions.from_settings(model), max_seq_len=context_tokens, has_medusa=False
+    )
+    return EngineRunner(folder, options, kernels_of)

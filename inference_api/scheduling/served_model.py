@@ -1,0 +1,61 @@
+"""What is known of a model whether or not its weights are in memory: what request threads need."""
+
+from dataclasses import dataclass, field
+from typing import Self
+
+from inference_api.engine.runner import ModelRunner
+from inference_api.observe.draft_depths import DraftDepths
+from inference_api.text.constraints import GrammarCompiler
+from inference_api.text.prompt_encoder import ByteBudget, PromptEncoder
+from inference_api.text.tokens import Tokenizer
+
+
+@dataclass(slots=True)
+class StepTotals:
+    """Sums over all steps since start: what they made and where their time went."""
+
+    steps: int = 0
+    prefilled_tokens: int = 0
+    reused_tokens: int = 0  # prompt tokens that needed no prefill
+    generated_tokens: int = 0
+    model_s: float = 0.0  # inside ModelRunner.step
+    loop_s: float = 0.0  # the rest of each step
+    drafts: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0  # of those that were drafted
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """Any thread; only the decode thread touches `totals` and `depths`, which are since start."""
+
+    name: str
+    tokenizer: Tokenizer
+    prompt_encoder: PromptEncoder
+    grammars: GrammarCompiler
+    max_seq_len: int
+    vocab_size: int
+    draft_sources: tuple[str, ...] = ()  # names of who may guess; see `Speculation`
+    totals: StepTotals = field(default_factory=StepTotals)
+    depths: DraftDepths = field(default_factory=DraftDepths)
+
+    @classmethod
+    def of(
+        cls,
+        name: str,
+        runner: ModelRunner,
+        tokenizer: Tokenizer,
+        draft_sources: tuple[str, ...] = (),
+        prompt_budget: ByteBudget | None = None,
+    ) -> Self:
+        """Describes a runner, loaded or not. `prompt_budget`: bytes that prompts of all models
+        share."""
+        return cls(
+            name,
+            tokenizer,
+            PromptEncoder(tokenizer, runner.max_seq_len, prompt_budget),
+            GrammarCompiler(tokenizer, runner.vocab_size),
+            runner.max_seq_len,
+            runner.vocab_size,
+            draft_sources,
+        )
