@@ -81,7 +81,6 @@ class StepPlanner:
         self._itl_budget = settings.itl_budget
         self._drafts = drafts
         self._drafted: tuple[Sequence[UserRow], Mapping[int, Draft]] = (), {}
-        self._wants_hidden = drafts is not None and drafts.wants_hidden
 
     def plan(self) -> Step:
         """As much of the prompts as there is room for, the oldest first, a token of each row that
@@ -97,9 +96,9 @@ class StepPlanner:
             if drafts:
                 share_tokens = max(room_tokens, 0) // len(drafts)
                 drafts = {index: each.first(share_tokens) for index, each in drafts.items()}
+        wants_hidden = self._drafts is not None and self._drafts.wants_hidden
         step.decoding = [
-            (row, row.take_step(drafts.get(row.index, NO_DRAFT), self._wants_hidden))
-            for row in decoding
+            (row, row.take_step(drafts.get(row.index, NO_DRAFT), wants_hidden)) for row in decoding
         ]
         return step
 

@@ -27,7 +27,10 @@ class DraftSource(Protocol):
     """Guesses what rows will say. Decode thread only."""
 
     name: str
-    wants_hidden: bool
+
+    @property
+    def wants_hidden(self) -> bool:
+        """Whether `learn` should be told the hidden states of the next step."""
 
     def propose(self, rows: Sequence[UserRow]) -> Mapping[int, Draft]:
         """Drafts by the index of their row; a row without one decodes a single token."""

@@ -46,6 +46,8 @@ class MedusaDrafts:
         for outcome in outcomes:
             if outcome.hidden is not None:
                 self._hidden[outcome.row.index] = outcome.row, outcome.hidden
+            else:  # what is held is of an earlier step
+                self._hidden.pop(outcome.row.index, None)
             if outcome.tried:
                 self._calibration.learn(self._proposed[outcome.row.index], outcome)
 

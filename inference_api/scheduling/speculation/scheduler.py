@@ -14,8 +14,8 @@ from inference_api.scheduling.step_costs import StepCosts
 from inference_api.scheduling.step_plan import Step
 
 MIN_GAIN = 1.03  # below it the costs are not known well enough
-EXPLORED_SHARE = 0.005  # of the time of steps, for drafts that are not expected to pay,
-ASKED_SHARE = 0.005  # and for asking a source that does not
+EXPLORED_SHARE = 0.003  # of the time of steps, for drafts that are not expected to pay,
+ASKED_SHARE = 0.003  # and for asking a source that does not
 FIRST_ASKED = 16  # times, before a source may be found not to pay
 PAYOFF_RATE = 0.03  # how fast what a source saves is learned,
 OVERHEAD_RATE = 0.05  # and the time of a turn outside the step
@@ -90,7 +90,7 @@ class DraftScheduler:
         """`sources`: those that take least time first; `max_tokens`: of one row's draft;
         `tries_all`: whatever is proposed, whether it pays or not, to compare with."""
         self.sources = tuple(sources)
-        self.wants_hidden = any(source.wants_hidden for source in sources)
+        self._to_ask: Sequence[DraftSource] = self.sources  # after the next step
         self._max_tokens = max_tokens
         self._most_tokens = max_rows * (1 + max_tokens)
         self._tries_all = tries_all
@@ -104,6 +104,11 @@ class DraftScheduler:
         self._last_tried: dict[int, int] = {}  # the step, by row
         self._explored_s = 0.0  # time that may be lost by exploring
 
+    @property
+    def wants_hidden(self) -> bool:
+        """Whether a source that will be asked after the next step needs its hidden states."""
+        return any(source.wants_hidden for source in self._to_ask)
+
     def warm_up(self, runner: ModelRunner) -> None:
         """Measure what steps cost."""
         if not self._tries_all:
@@ -111,6 +116,7 @@ class DraftScheduler:
 
     def propose(self, rows: Sequence[UserRow]) -> Mapping[int, Draft]:
         self._turn = turn = _Turn(asked := self._asked(rows))
+        self._to_ask = self._worth_asking(len(rows))
         turn.merged = self._merged(asked)
         if turn.merged:
             turn.num_tried = self._num_worth_trying(len(rows), turn.merged)
@@ -147,21 +153,32 @@ class DraftScheduler:
         self._overhead_s += OVERHEAD_RATE * (bounded_s - self._overhead_s)
 
     def _asked(self, rows: Sequence[UserRow]) -> dict[str, _Asked]:
-        """The drafts of the sources that are worth asking, of the rows that want them."""
+        """The drafts of the sources to ask, of the rows that want them."""
         asked = {}
-        for source in self.sources:
+        for source in self._to_ask:
             wanted = [row for row in rows if row.request.speculation in ("auto", source.name)]
-            if not wanted:
-                continue
-            payoff = self._payoffs.setdefault((source.name, len(rows).bit_length()), _Payoff())
-            if self._tries_all or payoff.is_worth_asking():
+            if wanted:
                 started_s = self._clock()
                 drafts = source.propose(wanted)
                 ask_s = min(self._clock() - started_s, self._seconds(len(rows)))
-                asked[source.name] = _Asked(drafts, payoff, ask_s)
-            else:
-                payoff.budget_s += ASKED_SHARE * self._seconds(len(rows))
+                asked[source.name] = _Asked(drafts, self._payoff(source, len(rows)), ask_s)
         return asked
+
+    def _worth_asking(self, num_rows: int) -> Sequence[DraftSource]:
+        """The sources to ask next time: settled before a step, since some need its states."""
+        if self._tries_all:
+            return self.sources
+        chosen = []
+        for source in self.sources:
+            payoff = self._payoff(source, num_rows)
+            if payoff.is_worth_asking():
+                chosen.append(source)
+            else:
+                payoff.budget_s += ASKED_SHARE * self._seconds(num_rows)
+        return chosen
+
+    def _payoff(self, source: DraftSource, num_rows: int) -> _Payoff:
+        return self._payoffs.setdefault((source.name, num_rows.bit_length()), _Payoff())
 
     def _merged(self, asked: Mapping[str, _Asked]) -> Mapping[int, Merged]:
         """What there is for each row, of at most `max_tokens` guesses."""
