@@ -128,16 +128,21 @@ class ScoredToken(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Switch:
-    """What a request waited for because its model was not in memory when it came, in seconds."""
+    """What a request paid because its model was not in memory when it came, in seconds.
 
-    wait_s: float  # until loading was this model's turn
-    evict_s: float  # for others to leave
+    It waited `wait_s` for its model's turn to be loaded, `evict_s` for room and `load_s` for the
+    load: the whole time from its arrival until the model was ready. `is_initiator` where the load
+    was begun for it; `from_name` is the model that had served last, None: none had.
+    """
+
+    wait_s: float
+    evict_s: float
     load_s: float
-    is_initiator: bool  # the model was loaded for this request; else others had asked already
-    from_model: str | None  # the one that left, or served last
+    is_initiator: bool
+    from_name: str | None
 
     @property
-    def total_s(self) -> float:
+    def switching_time_s(self) -> float:
         return self.wait_s + self.evict_s + self.load_s
 
 

@@ -198,13 +198,13 @@ def usage(records: Sequence[GenerationRecord], of_prompts: Sequence[GenerationRe
         "switching_time": 0.0,
     }
     if record.switch is not None:
-        own_times["switching_time"] = record.switch.total_s
+        own_times["switching_time"] = record.switch.switching_time_s
         own_times["switch"] = {
             "wait_s": record.switch.wait_s,
             "evict_s": record.switch.evict_s,
             "load_s": record.switch.load_s,
             "initiator": record.switch.is_initiator,
-            "from": record.switch.from_model,
+            "from": record.switch.from_name,
         }
     if record.drafted_tokens and record.tokens_per_step is not None:
         own_times["acceptance_rate"] = record.accepted_tokens / record.drafted_tokens

@@ -20,6 +20,7 @@ from inference_api.scheduling.input_queue import InputQueue
 from inference_api.scheduling.loaded_model import LoadedModel
 from inference_api.scheduling.model_loading import load_models
 from inference_api.scheduling.output_queues import OutputQueues
+from inference_api.scheduling.residents import FixedModels, Residents
 from inference_api.scheduling.rows import RowTable, UserRow
 from inference_api.scheduling.served_model import ServedModel, StepTotals
 from inference_api.scheduling.step_plan import Step
@@ -100,7 +101,6 @@ class DecodeBackend:
         self.settings = settings
         self.max_users = settings.all_user_rows
         self.served: Mapping[str, ServedModel] = {}
-        self.models: Mapping[str, LoadedModel] = {}
         self.hooks = Hooks()
         self.phase = Phase.LOADING
         self.snapshot = Snapshot(
@@ -110,7 +110,7 @@ class DecodeBackend:
         self._output_queues = output_queues
         self._clock = clock
         self._on_decoded = on_decoded
-        self._batching = batching_of(settings)
+        self._residents: Residents = self._fixed(())
         self._events: list[tuple[SessionId, TokenEvent]] = []
         self._stepped: list[tuple[LoadedModel, Step, float]] = []  # in this turn, in seconds
         self._failure = ""
@@ -120,6 +120,10 @@ class DecodeBackend:
         self._on_drained: Callable[[], None] | None = None
         self._is_stopping = False
         self._thread = Thread(target=self._run, name="decode", daemon=True)
+
+    @property
+    def models(self) -> Mapping[str, LoadedModel]:
+        return self._residents.models
 
     @property
     def users(self) -> list[UserRow | None]:
@@ -139,6 +143,7 @@ class DecodeBackend:
         self._input_queue.wake()
         if self._thread.is_alive():
             self._thread.join(JOIN_TIMEOUT_S)
+        self._residents.stop()
 
     def drain(self, on_drained: Callable[[], None] | None = None) -> None:
         """Admit nothing more and let what was admitted finish, until the drain timeout.
@@ -192,8 +197,11 @@ class DecodeBackend:
 
     def take(self, models: Iterable[LoadedModel]) -> None:
         """Serve these, in this order."""
-        self.models = {model.name: model for model in models}
+        self._residents = self._fixed(models)
         self.served = {name: model.served for name, model in self.models.items()}
+
+    def _fixed(self, models: Iterable[LoadedModel]) -> FixedModels:
+        return FixedModels(models, self._input_queue, batching_of(self.settings))
 
     def _post_init_compile(self) -> None:
         """Prepare the device, so that the first request is as fast as the next."""
@@ -224,6 +232,7 @@ class DecodeBackend:
         """One turn of the loop."""
         started_s = self._clock()
         self._drop_cancelled()
+        self._residents.turn(started_s)
         self._pick_prompts()
         self.decode()
         self._push_outputs()
@@ -252,14 +261,14 @@ class DecodeBackend:
         self._evict()
 
     def _pick_prompts(self) -> None:
-        for model in self.models.values():
-            waiting, num_busy = self._input_queue.waiting(model.name), len(model.rows)
-            for _ in range(self._batching.num_admitted(waiting, num_busy, self._clock())):
-                request = model.rows.has_free_row() and self._input_queue.get(model.name)
-                if not request:
-                    break
-                row = model.rows.assign(request, model.runner.max_seq_len, self._clock())
-                model.served.totals.reused_tokens += row.reused_tokens
+        now_s = self._clock()
+        for model in self._residents.to_start(now_s):
+            request = self._input_queue.get(model.name)
+            if request is None:  # who waited has just left
+                continue
+            row = model.rows.assign(request, model.runner.max_seq_len, now_s)
+            self._residents.started(model, row, now_s)
+            model.served.totals.reused_tokens += row.reused_tokens
 
     def decode(self) -> None:
         """One step of every model; what its rows drew becomes this step's events."""
@@ -305,6 +314,7 @@ class DecodeBackend:
                 model.rows.free(row)
                 model.runner.release(row.index)
                 self._input_queue.row_is_free(model.name)
+                self._residents.ended(model, self._clock())
 
     def _report_status(self, started_s: float) -> None:
         """The models that stepped in this turn share the time outside of them."""
@@ -333,15 +343,8 @@ class DecodeBackend:
         if self._drain_until_s is not None:
             self._go_on_draining(self._drain_until_s)
         if not self._num_busy() and not self._is_stopping:
-            self._input_queue.wait_for_request(min(IDLE_WAIT_S, self._next_batch_in_s()))
-
-    def _next_batch_in_s(self) -> float:
-        """With no row busy: how long until requests that wait already may take rows."""
-        opens_at_s = min(
-            self._batching.opens_at_s(self._input_queue.waiting(name), num_busy=0)
-            for name in self.models
-        )
-        return max(0.0, opens_at_s - self._clock())
+            idle_s = self._residents.idle_s(self._clock())
+            self._input_queue.wait_for_request(min(IDLE_WAIT_S, idle_s))
 
     def _go_on_draining(self, until_s: float) -> None:
         if self._clock() >= until_s:

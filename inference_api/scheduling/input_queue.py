@@ -95,6 +95,16 @@ class InputQueue:
             line = self._lines[model]
             return Waiting(len(line), line.oldest_came_s, self._refusal is not None)
 
+    def all_waiting(self) -> dict[str, Waiting]:
+        """Returns who waits, by model; only those for which somebody does."""
+        with self._lock:
+            is_closed = self._refusal is not None
+            return {
+                model: Waiting(len(line), line.oldest_came_s, is_closed)
+                for model, line in self._lines.items()
+                if len(line)
+            }
+
     def wait_for_request(self, timeout_s: float) -> None:
         """Return when a request has come or `wake` was called since this last returned, or the
         time is over. Decode thread only."""

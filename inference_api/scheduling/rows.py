@@ -233,6 +233,14 @@ class RowTable:
         self._free.append(row.index)
         self._held[row.index] = self._reusable(row, tuple(row.generated))
 
+    def holding(self) -> list[int]:
+        """The free rows whose caches hold something, the longest free first."""
+        return [index for index in self._free if self._held[index]]
+
+    def forget(self, index: int) -> None:
+        """The cache of this free row has been given up."""
+        self._held[index] = ()
+
     def busy(self) -> list[UserRow]:
         return [user for user in self.users if user is not None]
 
