@@ -7,111 +7,20 @@ import json
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
-    Field,
-    SecretStr,
-    ValidationError,
-    ValidationInfo,
-    field_validator,
-)
+from pydantic import Field, SecretStr, ValidationError, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from common.logs import LogFormat, LogLevel
 from common.origins import ORIGIN
 from inference_api.errors import StartupError, UnknownModel
-from inference_api.shipped_files import SHIPPED
+from inference_api.model_settings import EMBEDDED_MODEL, ModelSettings
 
-EMBEDDED_MODEL = SHIPPED / "models" / "hearth-tiny"
+__all__ = ["EMBEDDED_MODEL", "ModelSettings", "Settings", "load_settings"]
+
 CONTROL_THREADS = 16  # request threads beyond rows and queue, so that /health always has one
 
 MAX_MODELS = 8
 HOST = re.compile(r"\*|[a-z0-9_-]+(\.[a-z0-9_-]+)*")
-
-
-def _readable(name: str) -> str:
-    """Raises ValueError for a name that no client could send, or that would break a log's line."""
-    if not (name.strip("/").isprintable() and name.strip("/ ")):
-        raise ValueError("has no printable name; give at least one character, and no line break")
-    return name
-
-
-class ModelSettings(BaseModel):
-    """Settings that each model has of its own. Immutable."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
-
-    model: Annotated[str, AfterValidator(_readable)] = Field(
-        str(EMBEDDED_MODEL),
-        max_length=4096,
-        description="Model folder, GGUF file or hub id; default: the embedded model.",
-    )
-    model_name: Annotated[str, AfterValidator(_readable)] | None = Field(
-        None, max_length=256, description="Name clients ask for; default: the last part of MODEL."
-    )
-    device: Literal["auto", "cpu", "cuda"] = Field(
-        "auto", description="Where the model runs; auto: CUDA when there is a GPU."
-    )
-    dtype: Literal["auto", "float32", "bfloat16"] = Field(
-        "auto",
-        description=(
-            "Of weights, and of torch's cache; auto: bfloat16 on CUDA, and with the kernels where "
-            "the checkpoint's are, else float32."
-        ),
-    )
-    quantization: Literal["none", "int8", "int4"] = Field(
-        "none", description="Weights of linear maps in groups of 32; CPU only."
-    )
-    kernels: bool = Field(
-        True, description="false: torch multiplies by weights that are not quantised; to compare."
-    )
-    kv_cache_dtype: Literal["auto", "float16", "float32", "int8"] = Field(
-        "auto",
-        description=(
-            "Of the kernels' cache; auto: float16 with QUANTIZATION or DTYPE=bfloat16, else "
-            "float32; int8 is half of float16."
-        ),
-    )
-    user_rows: int = Field(32, ge=1, le=256, description="Requests decoded together.")
-    max_seq_len: int | None = Field(
-        None,
-        ge=16,
-        le=1_048_576,
-        description="Context of a row in tokens; default: the model's own, at most 2048.",
-    )
-    speculation: Literal["off", "ngram", "medusa", "draft", "auto"] = Field(
-        "off",
-        description=(
-            "Guess several tokens of a step, with kernels: ngram, what followed the row's last "
-            "tokens before; medusa, by heads trained for the model; draft, by DRAFT_MODEL; auto: "
-            "all there are, where it is measured to pay."
-        ),
-    )
-    speculation_tokens: int = Field(
-        8, ge=1, le=32, description="Most tokens guessed for a row in one step."
-    )
-    medusa_heads: str | None = Field(
-        None,
-        max_length=4096,
-        description="Folder or hub id of Medusa heads; default: `medusa` in the model's folder.",
-    )
-    draft_model: Annotated[str, AfterValidator(_readable)] | None = Field(
-        None,
-        max_length=4096,
-        description="Folder, GGUF file or hub id of a small model of the same vocabulary.",
-    )
-
-    @property
-    def name(self) -> str:
-        """The name in requests, answers and metrics."""
-        return self.model_name or self.model.rstrip("/").rsplit("/", 1)[-1]
-
-    @property
-    def used_draft_model(self) -> str | None:
-        """`draft_model`, where it is asked for guesses."""
-        return self.draft_model if self.speculation in ("auto", "draft") else None
 
 
 class Settings(BaseSettings, ModelSettings):
