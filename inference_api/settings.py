@@ -5,13 +5,17 @@
 
 import json
 import re
+from functools import cached_property
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, SecretStr, ValidationError, ValidationInfo, field_validator
+from pydantic_core import PydanticCustomError
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from common.logs import LogFormat, LogLevel
 from common.origins import ORIGIN
+from inference_api.bundle_file import Bundle, Expert, read_bundle
 from inference_api.errors import StartupError, UnknownModel
 from inference_api.model_settings import EMBEDDED_MODEL, ModelSettings
 
@@ -20,6 +24,11 @@ __all__ = ["EMBEDDED_MODEL", "ModelSettings", "Settings", "load_settings"]
 CONTROL_THREADS = 16  # request threads beyond rows and queue, so that /health always has one
 
 MAX_MODELS = 8
+# What a bundle's file says in their place: of each expert, or of all.
+SAID_BY_BUNDLE = (
+    *("model", "model_name", "models", "quantization", "max_seq_len", "speculation"),
+    *("medusa_heads", "draft_model", "max_input_qsize", "batching"),
+)
 HOST = re.compile(r"\*|[a-z0-9_-]+(\.[a-z0-9_-]+)*")
 
 
@@ -66,6 +75,12 @@ class Settings(BaseSettings, ModelSettings):
         description=(
             "continuous: whoever waits takes a row as soon as one is free; dynamic: in batches "
             "that nobody joins, to compare."
+        ),
+    )
+    bundle: Annotated[Bundle | None, NoDecode] = Field(
+        None,
+        description=(
+            "In place of MODEL, the YAML file of many experts, of which those in use are in memory."
         ),
     )
     max_batch: int = Field(
@@ -205,6 +220,30 @@ class Settings(BaseSettings, ModelSettings):
             raise ValueError(f"two models have one name ({', '.join(names)}); set model_name")
         return models
 
+    @field_validator("bundle", mode="before")
+    @classmethod
+    def _read_bundle(cls, value: object, info: ValidationInfo) -> object:
+        if value is None:
+            return None
+        faults = [
+            f"{field.upper()} is set too, and the file has a key for that; unset one of them."
+            for field in SAID_BY_BUNDLE
+            if info.data.get(field, cls.model_fields[field].default)
+            != cls.model_fields[field].default
+        ]
+        if info.data.get("device") == "cuda" or info.data.get("kernels") is False:
+            faults.append("Only the kernels serve experts; unset DEVICE and KERNELS.")
+        try:
+            bundle = value if isinstance(value, Bundle) else read_bundle(Path(str(value)))
+        except StartupError as error:
+            faults += error.faults
+        else:
+            faults += bundle.row_faults(info.data.get("user_rows", 256))
+            value = bundle
+        if faults:
+            raise PydanticCustomError("bundle", "cannot be served", {"faults": faults})
+        return value
+
     @field_validator("max_batch")
     @classmethod
     def _check_batch(cls, max_batch: int, info: ValidationInfo) -> int:
@@ -239,10 +278,34 @@ class Settings(BaseSettings, ModelSettings):
                 raise ValueError(f"'{host}' is no name of a host in lower case, without a port")
         return hosts
 
-    @property
+    @cached_property
     def served_models(self) -> tuple[ModelSettings, ...]:
         """One or more, the default first."""
-        return self.models or (self,)
+        if self.bundle is None:
+            return self.models or (self,)
+        default = self.bundle.default_expert
+        others = [each for each in self.bundle.experts if each is not default]
+        return tuple(self.of_expert(each) for each in (default, *others))
+
+    def of_expert(self, expert: Expert) -> ModelSettings:
+        """Settings of a model that is an expert of a bundle, this server's own or another."""
+        draft = expert.draft
+        tokens = None if draft is None else draft.tokens
+        return ModelSettings(
+            model=expert.source,
+            model_name=expert.name,
+            device="cpu",
+            dtype=self.dtype,
+            quantization=expert.quantisation,
+            kernels=self.kernels,
+            kv_cache_dtype=self.kv_cache_dtype,
+            user_rows=expert.rows.max or self.user_rows,
+            max_seq_len=expert.context,
+            speculation=expert.speculation or "off",
+            speculation_tokens=tokens or self.speculation_tokens,
+            medusa_heads=expert.medusa_heads,
+            draft_model=None if draft is None else draft.source,
+        )
 
     def of_model(self, name: str) -> ModelSettings:
         """Settings of a served model; of the default one for any other name."""
@@ -274,12 +337,16 @@ class Settings(BaseSettings, ModelSettings):
 
     @property
     def all_user_rows(self) -> int:
-        """Of all models."""
+        """Of all models: of a bundle's together, else of each by itself."""
+        if self.bundle is not None:
+            return self.user_rows
         return sum(each.user_rows for each in self.served_models)
 
     @property
     def queue_capacity(self) -> int:
         """Requests that may wait, for all models together."""
+        if self.bundle is not None:
+            return self.bundle.max_queue
         return self.max_input_qsize * len(self.served_models)
 
     @property
@@ -293,7 +360,8 @@ def load_settings() -> Settings:
     try:
         return Settings()
     except ValidationError as error:
-        raise StartupError([_fault(dict(detail)) for detail in error.errors()]) from None
+        faults = [fault for detail in error.errors() for fault in _faults(dict(detail))]
+        raise StartupError(faults) from None
 
 
 def _json_list(value: object) -> list[object] | tuple[object, ...]:
@@ -306,6 +374,12 @@ def _json_list(value: object) -> list[object] | tuple[object, ...]:
     if not isinstance(value, list | tuple) or not value:
         raise ValueError('is no list of models, as in [{"model": "/models/a"}]')
     return value
+
+
+def _faults(detail: dict[str, Any]) -> list[str]:
+    if detail["type"] == "bundle":
+        return [f"BUNDLE={detail['input']}: {fault}" for fault in detail["ctx"]["faults"]]
+    return [_fault(detail)]
 
 
 def _fault(detail: dict[str, Any]) -> str:
