@@ -5,113 +5,31 @@
 
 import json
 import re
+from functools import cached_property
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
-    Field,
-    SecretStr,
-    ValidationError,
-    ValidationInfo,
-    field_validator,
-)
+from pydantic import Field, SecretStr, ValidationError, ValidationInfo, field_validator
+from pydantic_core import PydanticCustomError
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from common.logs import LogFormat, LogLevel
 from common.origins import ORIGIN
+from inference_api.bundle_file import Bundle, Expert, read_bundle
 from inference_api.errors import StartupError, UnknownModel
-from inference_api.shipped_files import SHIPPED
+from inference_api.model_settings import EMBEDDED_MODEL, ModelSettings
 
-EMBEDDED_MODEL = SHIPPED / "models" / "hearth-tiny"
+__all__ = ["EMBEDDED_MODEL", "ModelSettings", "Settings", "load_settings"]
+
 CONTROL_THREADS = 16  # request threads beyond rows and queue, so that /health always has one
 
 MAX_MODELS = 8
+# What a bundle's file says in their place: of each expert, or of all.
+SAID_BY_BUNDLE = (
+    *("model", "model_name", "models", "quantization", "max_seq_len", "speculation"),
+    *("medusa_heads", "draft_model", "max_input_qsize", "batching"),
+)
 HOST = re.compile(r"\*|[a-z0-9_-]+(\.[a-z0-9_-]+)*")
-
-
-def _readable(name: str) -> str:
-    """Raises ValueError for a name that no client could send, or that would break a log's line."""
-    if not (name.strip("/").isprintable() and name.strip("/ ")):
-        raise ValueError("has no printable name; give at least one character, and no line break")
-    return name
-
-
-class ModelSettings(BaseModel):
-    """Settings that each model has of its own. Immutable."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
-
-    model: Annotated[str, AfterValidator(_readable)] = Field(
-        str(EMBEDDED_MODEL),
-        max_length=4096,
-        description="Model folder, GGUF file or hub id; default: the embedded model.",
-    )
-    model_name: Annotated[str, AfterValidator(_readable)] | None = Field(
-        None, max_length=256, description="Name clients ask for; default: the last part of MODEL."
-    )
-    device: Literal["auto", "cpu", "cuda"] = Field(
-        "auto", description="Where the model runs; auto: CUDA when there is a GPU."
-    )
-    dtype: Literal["auto", "float32", "bfloat16"] = Field(
-        "auto",
-        description=(
-            "Of weights, and of torch's cache; auto: bfloat16 on CUDA, and with the kernels where "
-            "the checkpoint's are, else float32."
-        ),
-    )
-    quantization: Literal["none", "int8", "int4"] = Field(
-        "none", description="Weights of linear maps in groups of 32; CPU only."
-    )
-    kernels: bool = Field(
-        True, description="false: torch multiplies by weights that are not quantised; to compare."
-    )
-    kv_cache_dtype: Literal["auto", "float16", "float32", "int8"] = Field(
-        "auto",
-        description=(
-            "Of the kernels' cache; auto: float16 with QUANTIZATION or DTYPE=bfloat16, else "
-            "float32; int8 is half of float16."
-        ),
-    )
-    user_rows: int = Field(32, ge=1, le=256, description="Requests decoded together.")
-    max_seq_len: int | None = Field(
-        None,
-        ge=16,
-        le=1_048_576,
-        description="Context of a row in tokens; default: the model's own, at most 2048.",
-    )
-    speculation: Literal["off", "ngram", "medusa", "draft", "auto"] = Field(
-        "off",
-        description=(
-            "Guess several tokens of a step, with kernels: ngram, what followed the row's last "
-            "tokens before; medusa, by heads trained for the model; draft, by DRAFT_MODEL; auto: "
-            "all there are, where it is measured to pay."
-        ),
-    )
-    speculation_tokens: int = Field(
-        8, ge=1, le=32, description="Most tokens guessed for a row in one step."
-    )
-    medusa_heads: str | None = Field(
-        None,
-        max_length=4096,
-        description="Folder or hub id of Medusa heads; default: `medusa` in the model's folder.",
-    )
-    draft_model: Annotated[str, AfterValidator(_readable)] | None = Field(
-        None,
-        max_length=4096,
-        description="Folder, GGUF file or hub id of a small model of the same vocabulary.",
-    )
-
-    @property
-    def name(self) -> str:
-        """The name in requests, answers and metrics."""
-        return self.model_name or self.model.rstrip("/").rsplit("/", 1)[-1]
-
-    @property
-    def used_draft_model(self) -> str | None:
-        """`draft_model`, where it is asked for guesses."""
-        return self.draft_model if self.speculation in ("auto", "draft") else None
 
 
 class Settings(BaseSettings, ModelSettings):
@@ -157,6 +75,12 @@ class Settings(BaseSettings, ModelSettings):
         description=(
             "continuous: whoever waits takes a row as soon as one is free; dynamic: in batches "
             "that nobody joins, to compare."
+        ),
+    )
+    bundle: Annotated[Bundle | None, NoDecode] = Field(
+        None,
+        description=(
+            "In place of MODEL, the YAML file of many experts, of which those in use are in memory."
         ),
     )
     max_batch: int = Field(
@@ -296,6 +220,30 @@ class Settings(BaseSettings, ModelSettings):
             raise ValueError(f"two models have one name ({', '.join(names)}); set model_name")
         return models
 
+    @field_validator("bundle", mode="before")
+    @classmethod
+    def _read_bundle(cls, value: object, info: ValidationInfo) -> object:
+        if value is None:
+            return None
+        faults = [
+            f"{field.upper()} is set too, and the file has a key for that; unset one of them."
+            for field in SAID_BY_BUNDLE
+            if info.data.get(field, cls.model_fields[field].default)
+            != cls.model_fields[field].default
+        ]
+        if info.data.get("device") == "cuda" or info.data.get("kernels") is False:
+            faults.append("Only the kernels serve experts; unset DEVICE and KERNELS.")
+        try:
+            bundle = value if isinstance(value, Bundle) else read_bundle(Path(str(value)))
+        except StartupError as error:
+            faults += error.faults
+        else:
+            faults += bundle.row_faults(info.data.get("user_rows", 256))
+            value = bundle
+        if faults:
+            raise PydanticCustomError("bundle", "cannot be served", {"faults": faults})
+        return value
+
     @field_validator("max_batch")
     @classmethod
     def _check_batch(cls, max_batch: int, info: ValidationInfo) -> int:
@@ -330,10 +278,34 @@ class Settings(BaseSettings, ModelSettings):
                 raise ValueError(f"'{host}' is no name of a host in lower case, without a port")
         return hosts
 
-    @property
+    @cached_property
     def served_models(self) -> tuple[ModelSettings, ...]:
         """One or more, the default first."""
-        return self.models or (self,)
+        if self.bundle is None:
+            return self.models or (self,)
+        default = self.bundle.default_expert
+        others = [each for each in self.bundle.experts if each is not default]
+        return tuple(self.of_expert(each) for each in (default, *others))
+
+    def of_expert(self, expert: Expert) -> ModelSettings:
+        """Settings of a model that is an expert of a bundle, this server's own or another."""
+        draft = expert.draft
+        tokens = None if draft is None else draft.tokens
+        return ModelSettings(
+            model=expert.source,
+            model_name=expert.name,
+            device="cpu",
+            dtype=self.dtype,
+            quantization=expert.quantisation,
+            kernels=self.kernels,
+            kv_cache_dtype=self.kv_cache_dtype,
+            user_rows=expert.rows.max or self.user_rows,
+            max_seq_len=expert.context,
+            speculation=expert.speculation or "off",
+            speculation_tokens=tokens or self.speculation_tokens,
+            medusa_heads=expert.medusa_heads,
+            draft_model=None if draft is None else draft.source,
+        )
 
     def of_model(self, name: str) -> ModelSettings:
         """Settings of a served model; of the default one for any other name."""
@@ -365,12 +337,16 @@ class Settings(BaseSettings, ModelSettings):
 
     @property
     def all_user_rows(self) -> int:
-        """Of all models."""
+        """Of all models: of a bundle's together, else of each by itself."""
+        if self.bundle is not None:
+            return self.user_rows
         return sum(each.user_rows for each in self.served_models)
 
     @property
     def queue_capacity(self) -> int:
         """Requests that may wait, for all models together."""
+        if self.bundle is not None:
+            return self.bundle.max_queue
         return self.max_input_qsize * len(self.served_models)
 
     @property
@@ -384,7 +360,8 @@ def load_settings() -> Settings:
     try:
         return Settings()
     except ValidationError as error:
-        raise StartupError([_fault(dict(detail)) for detail in error.errors()]) from None
+        faults = [fault for detail in error.errors() for fault in _faults(dict(detail))]
+        raise StartupError(faults) from None
 
 
 def _json_list(value: object) -> list[object] | tuple[object, ...]:
@@ -397,6 +374,12 @@ def _json_list(value: object) -> list[object] | tuple[object, ...]:
     if not isinstance(value, list | tuple) or not value:
         raise ValueError('is no list of models, as in [{"model": "/models/a"}]')
     return value
+
+
+def _faults(detail: dict[str, Any]) -> list[str]:
+    if detail["type"] == "bundle":
+        return [f"BUNDLE={detail['input']}: {fault}" for fault in detail["ctx"]["faults"]]
+    return [_fault(detail)]
 
 
 def _fault(detail: dict[str, Any]) -> str:

@@ -91,6 +91,134 @@ def test_one_model_beside_a_list_of_them_is_refused(monkeypatch: pytest.MonkeyPa
         load_settings()
 
 
+BUNDLE = """
+version: 1
+memory_limit: 6GiB
+fast_memory_limit: 2GiB
+max_queue: 100
+default: b
+experts:
+  - {name: a, source: owner/a, quantisation: int8, context: 1024, rows: {min: 2, max: 16}}
+  - {name: b, source: owner/b, rows: {min: 3}, speculation: ngram}
+  - {name: pair, target: {source: owner/a}, draft: {source: owner/c, tokens: 4}}
+"""
+
+
+@pytest.fixture
+def bundle_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    file = tmp_path / "bundle.yaml"
+    file.write_text(BUNDLE)
+    monkeypatch.setenv("BUNDLE", str(file))
+    return file
+
+
+@pytest.mark.usefixtures("bundle_file")
+def test_experts_of_a_bundle_are_models_the_default_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DTYPE", "bfloat16")
+    monkeypatch.setenv("SPECULATION_TOKENS", "5")
+    settings = load_settings()
+    assert settings.bundle is not None
+    b, a, pair = settings.served_models
+    assert settings.default_model is b
+    assert settings.served_names == ("b", "a", "pair", "falcon40b")
+    assert settings.name_of("falcon40b") == "b"
+    assert settings.of_model("a") is a
+    common = {"dtype": "bfloat16", "device": "cpu"}
+    assert a == ModelSettings(
+        model="owner/a",
+        model_name="a",
+        quantization="int8",
+        max_seq_len=1024,
+        user_rows=16,
+        speculation_tokens=5,
+        **common,
+    )
+    assert (b.user_rows, b.max_seq_len, b.speculation, b.speculation_tokens) == (
+        32,
+        None,
+        "ngram",
+        5,
+    )
+    assert (pair.model, pair.used_draft_model, pair.speculation_tokens) == ("owner/a", "owner/c", 4)
+
+
+@pytest.mark.usefixtures("bundle_file")
+def test_rows_and_queue_are_those_of_a_whole_bundle(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("USER_ROWS", "16")
+    settings = load_settings()
+    assert (settings.all_user_rows, settings.queue_capacity) == (16, 100)
+    assert settings.threads == 16 + 100 + 16
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("MODEL", "/models/a"),
+        ("MODEL_NAME", "a"),
+        ("MODELS", '[{"model": "a"}]'),
+        ("QUANTIZATION", "int8"),
+        ("MAX_SEQ_LEN", "512"),
+        ("SPECULATION", "ngram"),
+        ("MEDUSA_HEADS", "heads"),
+        ("DRAFT_MODEL", "a"),
+        ("MAX_INPUT_QSIZE", "7"),
+        ("BATCHING", "dynamic"),
+    ],
+)
+def test_what_a_bundle_says_is_refused_beside_it(
+    bundle_file: Path, monkeypatch: pytest.MonkeyPatch, variable: str, value: str
+) -> None:
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(StartupError) as caught:
+        load_settings()
+    assert caught.value.faults == (
+        f"BUNDLE={bundle_file}: {variable} is set too, and the file has a key for that; unset one "
+        "of them.",
+    )
+
+
+@pytest.mark.usefixtures("bundle_file")
+@pytest.mark.parametrize(("variable", "value"), [("DEVICE", "cuda"), ("KERNELS", "false")])
+def test_bundle_is_served_by_the_kernels_alone(
+    monkeypatch: pytest.MonkeyPatch, variable: str, value: str
+) -> None:
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(StartupError, match="Only the kernels serve experts; unset DEVICE and KERN"):
+        load_settings()
+
+
+def test_faults_of_a_bundle_are_listed_beside_those_of_variables(
+    bundle_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundle_file.write_text(BUNDLE.replace("rows: {min: 3}", "rows: {max: 3}, pined: true"))
+    monkeypatch.setenv("SERVICE_PORT", "0")
+    with pytest.raises(StartupError) as caught:
+        load_settings()
+    port, fault = caught.value.faults
+    assert port.startswith("SERVICE_PORT='0': ")
+    assert fault.startswith(f"BUNDLE={bundle_file}: experts[1].pined: no such key; known: name")
+
+
+def test_rows_that_experts_need_are_bounded_by_user_rows(
+    bundle_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("USER_ROWS", "5")
+    with pytest.raises(StartupError) as caught:
+        load_settings()
+    assert caught.value.faults == (
+        f"BUNDLE={bundle_file}: rows.min: need 6 rows, limit USER_ROWS=5, over by 1; lower "
+        "rows.min or raise USER_ROWS.",
+        f"BUNDLE={bundle_file}: experts[0].rows.max: 16 is above USER_ROWS=5; lower it or raise "
+        "USER_ROWS.",
+    )
+
+
+def test_bundle_that_is_no_file_stops_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BUNDLE", "/no/bundle.yaml")
+    with pytest.raises(StartupError, match=r"/no/bundle\.yaml is no file; give the path of a"):
+        load_settings()
+
+
 def test_threads_cover_rows_queue_and_control_routes() -> None:
     assert Settings().threads == 32 + 64 + 16
 

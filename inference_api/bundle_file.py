@@ -1,0 +1,378 @@
+"""`Bundle`: many experts (models) behind one endpoint, as a file describes them.
+
+`docs/bundle.md` lists the same keys for people; a test holds the two together. Reads the file
+alone: whether its experts can be served is for `engine.loading.bundle_check`.
+"""
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, NoReturn, Self
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+)
+from pydantic_core import ErrorDetails
+
+from inference_api.errors import StartupError
+from inference_api.key_faults import fault_of, shown
+from inference_api.model_settings import readable
+from inference_api.plain_yaml import UnusableYaml, read_yaml
+
+MAX_FILE_BYTES = 256 * 1024
+MAX_EXPERTS = 32
+MAX_EXAMPLES = 256  # of an expert
+MAX_FAULTS = 100  # that are listed
+ROUTED = "auto"  # the model of requests that leave the choice to the router
+UNIT_BYTES = {"": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+SIZE = re.compile(r"(\d{1,15}(?:\.\d{1,6})?) ?(KiB|MiB|GiB|TiB)")
+
+Quantisation = Literal["none", "int8", "int4"]
+Speculation = Literal["off", "ngram", "medusa", "draft", "auto"]
+
+
+def _bytes_of(value: object) -> object:
+    if not isinstance(value, str):
+        return value
+    size = SIZE.fullmatch(value)
+    if size is None:
+        raise ValueError("is no size; give bytes, or a number of KiB, MiB, GiB or TiB as in 2GiB")
+    return int(float(size[1]) * UNIT_BYTES[size[2]])
+
+
+def _float_of(value: object) -> object:
+    """Integers beyond any float are beyond every bound."""
+    if type(value) is not int:
+        return value
+    if abs(value) < 2**1000:
+        return float(value)
+    return math.inf if value > 0 else -math.inf
+
+
+def _not_reserved(name: str) -> str:
+    if name == ROUTED:
+        raise ValueError("is what requests to the router ask for; choose another name")
+    return name
+
+
+Size = Annotated[int, BeforeValidator(_bytes_of), Field(ge=2**10, le=2**50)]
+Seconds = Annotated[float, BeforeValidator(_float_of), Field(allow_inf_nan=False)]
+Name = Annotated[str, Field(max_length=256), AfterValidator(readable)]
+Source = Annotated[str, Field(max_length=4096), AfterValidator(readable)]
+Text = Annotated[str, Field(min_length=1, max_length=1000)]
+
+
+class _Keys(BaseModel):
+    """Base of every mapping in the file. Immutable."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, protected_namespaces=())
+
+
+class RowBounds(_Keys):
+    min: int = Field(1, ge=1, le=256, description="User rows that are there for it at any time.")
+    max: int | None = Field(
+        None, ge=1, le=256, description="Most user rows it may have; default: USER_ROWS."
+    )
+
+    @field_validator("max")
+    @classmethod
+    def _check_order(cls, most: int | None, info: ValidationInfo) -> int | None:
+        least = info.data.get("min", 1)
+        if most is not None and most < least:
+            raise ValueError(f"{most} is below min, {least}; give min or more")
+        return most
+
+
+class ExpertTarget(_Keys):
+    source: Source = Field(description="As `source` of an expert.")
+
+
+class ExpertDraft(_Keys):
+    """A small model that guesses for the expert."""
+
+    source: Source = Field(
+        description="Folder, GGUF file or hub id of a small model of the same vocabulary."
+    )
+    tokens: int | None = Field(
+        None,
+        ge=1,
+        le=32,
+        description="Most tokens guessed for a row in one step; default: SPECULATION_TOKENS.",
+    )
+
+
+class Expert(_Keys):
+    """One model of a bundle; with `draft` a pair, which is one expert under its own name."""
+
+    name: Annotated[Name, AfterValidator(_not_reserved)] = Field(
+        description=f"What requests ask for; each once, and not `{ROUTED}`."
+    )
+    target: ExpertTarget | None = Field(
+        None, description="In place of `source`, as pairs are written: a mapping of `source`."
+    )
+    source: Source = Field(
+        "",
+        validate_default=True,
+        description="Folder, GGUF file or hub id; from the file's folder, where it is there.",
+    )
+    description: str = Field("", max_length=1000, description="What it is for, for people.")
+    examples: Annotated[tuple[Text, ...], Field(strict=False)] = Field(
+        (),
+        max_length=MAX_EXAMPLES,
+        description="Requests that it should get, each of 1 to 1000 characters; the router learns "
+        "from them.",
+    )
+    quantisation: Quantisation = Field(
+        "none", description="Weights of linear maps in groups of 32."
+    )
+    context: int | None = Field(
+        None,
+        ge=16,
+        le=1_048_576,
+        description="Tokens of a row; default: the model's own, at most 2048.",
+    )
+    rows: RowBounds = Field(RowBounds(), description="A mapping of `min` and `max`.")
+    pinned: bool = Field(False, description="Loaded at start and never unloaded.")
+    load: Literal["start", "demand"] = Field(
+        "demand", description="When it is loaded first; a pinned one at start in any case."
+    )
+    draft: ExpertDraft | None = Field(
+        None, validate_default=True, description="A mapping of `source` and `tokens`."
+    )
+    speculation: Speculation | None = Field(
+        None,
+        validate_default=True,
+        description="As SPECULATION; default: `draft` where there is one, else `off`.",
+    )
+    medusa_heads: Source | None = Field(
+        None, description="Folder or hub id of Medusa heads; default: `medusa` in the folder."
+    )
+
+    @field_validator("source", mode="before")
+    @classmethod
+    def _of_target(cls, source: object, info: ValidationInfo) -> object:
+        if "target" not in info.data:
+            return "faulty"  # of which is told already
+        target: ExpertTarget | None = info.data["target"]
+        if target is None:
+            if source == "":
+                raise ValueError("is missing; give it, or target: {source: ...} beside a draft")
+            return source
+        if source != "":
+            raise ValueError("is there beside target; give one of them")
+        return target.source
+
+    @field_validator("draft")
+    @classmethod
+    def _check_pair(cls, draft: ExpertDraft | None, info: ValidationInfo) -> ExpertDraft | None:
+        if draft is None and info.data.get("target") is not None:
+            raise ValueError("is missing beside target; give it, or source in place of target")
+        return draft
+
+    @field_validator("speculation")
+    @classmethod
+    def _check_speculation(cls, asked: Speculation | None, info: ValidationInfo) -> Speculation:
+        if "draft" not in info.data:
+            return "off"
+        has_draft = info.data["draft"] is not None
+        if asked is None:
+            return "draft" if has_draft else "off"
+        if has_draft and asked not in ("draft", "auto"):
+            raise ValueError(f"{asked} has no use for the draft; give draft or auto, or remove it")
+        if asked == "draft" and not has_draft:
+            raise ValueError("draft needs one; give draft: {source: ...}")
+        return asked
+
+    @property
+    def is_loaded_at_start(self) -> bool:
+        return self.pinned or self.load == "start"
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """All that it is loaded from."""
+        draft = None if self.draft is None else self.draft.source
+        return tuple(each for each in (self.source, draft, self.medusa_heads) if each is not None)
+
+
+class RouterSettings(_Keys):
+    """Who answers requests to `auto`."""
+
+    method: Literal["tfidf"] = Field("tfidf", description="What texts are compared by.")
+    threshold: Seconds = Field(
+        0.35, ge=0, le=1, description="Confidence below which `fallback` answers."
+    )
+    fallback: Name | None = Field(None, description="An expert's name; default: `default`.")
+
+
+class Bundle(_Keys):
+    """A file that `read_bundle` has understood: names are each once, and those that are meant."""
+
+    version: Literal[1] = Field(description="Of this format.")
+    memory_limit: Size = Field(description="Bytes that all experts' weights may take on disk.")
+    fast_memory_limit: Size = Field(description="Bytes that those loaded may take in memory.")
+    patience_s: Seconds = Field(
+        10.0, ge=0, le=3600, description="Waiting after which an expert in use has to make room."
+    )
+    min_residence_s: Seconds = Field(
+        2.0, ge=0, le=3600, description="Seconds for which an expert stays once it is loaded."
+    )
+    load_timeout_s: Seconds = Field(
+        120.0, ge=1, le=86_400, description="Seconds after which a load has failed."
+    )
+    max_queue: int = Field(
+        256, ge=1, le=4096, description="Requests that may wait, of all experts together."
+    )
+    default: Name | None = Field(
+        None, description="Who answers requests that name no model; default: the first."
+    )
+    load_by: Literal["map", "copy"] = Field(
+        "map", description="map: pages of the packed file; copy: read into huge pages."
+    )
+    experts: Annotated[tuple[Expert, ...], Field(strict=False)] = Field(
+        max_length=MAX_EXPERTS, description=f"A list of 1 to {MAX_EXPERTS} mappings."
+    )
+    router: RouterSettings | None = Field(None, description=f"Answers requests to `{ROUTED}`.")
+
+    @field_validator("experts")
+    @classmethod
+    def _check_number(cls, experts: tuple[Expert, ...]) -> tuple[Expert, ...]:
+        if not experts:  # `min_length` would count sound ones only
+            raise ValueError("has no entries; give 1 or more")
+        return experts
+
+    @property
+    def default_expert(self) -> Expert:
+        return next((each for each in self.experts if each.name == self.default), self.experts[0])
+
+    def found_from(self, folder: Path) -> Self:
+        """With the sources that are there relative to `folder` as absolute paths."""
+        experts = tuple(_found_from(folder, each) for each in self.experts)
+        return self.model_copy(update={"experts": experts})
+
+    def row_faults(self, user_rows: int) -> list[str]:
+        """Whether `user_rows` rows, of all experts together, are as many as they need."""
+        faults = []
+        guaranteed = sum(each.rows.min for each in self.experts)
+        if guaranteed > user_rows:
+            faults.append(
+                f"rows.min: need {guaranteed} rows, limit USER_ROWS={user_rows}, over by "
+                f"{guaranteed - user_rows}; lower rows.min or raise USER_ROWS."
+            )
+        for index, each in enumerate(self.experts):
+            if (each.rows.max or 0) > user_rows:
+                faults.append(
+                    f"experts[{index}].rows.max: {each.rows.max} is above USER_ROWS={user_rows}; "
+                    "lower it or raise USER_ROWS."
+                )
+        return faults
+
+
+def read_bundle(path: Path) -> Bundle:
+    """The file's bundle, with its sources found from its folder.
+
+    Raises StartupError with every fault of the file.
+    """
+    try:
+        if not path.is_file():
+            raise StartupError([f"{path} is no file; give the path of a bundle's YAML file."])
+        with path.open("rb") as stream:
+            content = stream.read(MAX_FILE_BYTES + 1)
+    except (OSError, ValueError) as error:  # a NUL in the path
+        raise StartupError([f"{path} cannot be read ({error}); correct the path."]) from None
+    return parse_bundle(content).found_from(path.parent.resolve())
+
+
+def parse_bundle(content: bytes) -> Bundle:
+    """The bundle of a file with this content. Raises StartupError with every fault of it."""
+    if len(content) > MAX_FILE_BYTES:
+        _refuse(f"The file has more than {MAX_FILE_BYTES} bytes; shorten it.")
+    try:
+        raw, doubled = read_yaml(content.decode())
+    except UnicodeDecodeError as error:
+        _refuse(f"The file is not UTF-8 at byte {error.start}; save it as UTF-8.")
+    except UnusableYaml as error:
+        _refuse(f"The file is no YAML that can be read: {error}.")
+    if not isinstance(raw, dict):
+        _refuse(f"The file is {shown(raw)}; give keys: {', '.join(Bundle.model_fields)}.")
+    faults = doubled + _name_faults(raw)
+    try:
+        bundle = Bundle.model_validate(raw)
+    except ValidationError as error:
+        faults = [
+            fault_of(detail, _keys_at(detail)) for detail in error.errors(include_url=False)
+        ] + faults
+    if faults:
+        more = len(faults) - MAX_FAULTS
+        raise StartupError(faults[:MAX_FAULTS] + [f"And {more} more faults."] * (more > 0))
+    return bundle
+
+
+def _refuse(fault: str) -> NoReturn:
+    raise StartupError([fault])
+
+
+def _found_from(folder: Path, expert: Expert) -> Expert:
+    def found(source: str) -> str:
+        path = folder / source
+        try:
+            return str(path) if path.exists() else source
+        except (OSError, ValueError):  # a hub id that is too long for a name of a file, say
+            return source
+
+    draft, heads = expert.draft, expert.medusa_heads
+    return expert.model_copy(
+        update={
+            "source": found(expert.source),
+            "draft": draft and draft.model_copy(update={"source": found(draft.source)}),
+            "medusa_heads": heads and found(heads),
+        }
+    )
+
+
+def _name_faults(raw: Mapping[str, Any]) -> list[str]:
+    """Names of experts that are there twice, and names of none; of any value that YAML can have."""
+    experts = raw.get("experts")
+    entries = experts[:MAX_EXPERTS] if isinstance(experts, list) else []
+    names = [each.get("name") if isinstance(each, dict) else None for each in entries]
+    faults = [
+        f"experts[{index}].name: {shown(name)} is experts[{names.index(name)}]'s too; give each a "
+        "name of its own."
+        for index, name in enumerate(names)
+        if isinstance(name, str) and names.index(name) < index
+    ]
+    router = raw.get("router")
+    meant = {
+        "default": raw.get("default"),
+        "router.fallback": router.get("fallback") if isinstance(router, dict) else None,
+    }
+    known = ", ".join(shown(name)[1:-1] for name in names if isinstance(name, str))
+    faults += [
+        f"{key}: no expert {shown(name)}; known: {known}."
+        for key, name in meant.items()
+        if isinstance(name, str) and name not in names
+    ]
+    return faults
+
+
+_PARTS: Mapping[str, type[_Keys]] = {
+    "rows": RowBounds,
+    "target": ExpertTarget,
+    "draft": ExpertDraft,
+    "router": RouterSettings,
+}
+
+
+def _keys_at(detail: ErrorDetails) -> Iterable[str]:
+    """Returns the keys that the mapping at fault may have."""
+    path = detail["loc"][:-1] if detail["type"] == "extra_forbidden" else detail["loc"]
+    if not path:
+        return Bundle.model_fields
+    return _PARTS.get(str(path[-1]), Expert).model_fields

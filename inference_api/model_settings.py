@@ -1,0 +1,94 @@
+"""`ModelSettings`: what one served model has of its own, whether variables, an entry of MODELS or a
+bundle's expert say it.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+from inference_api.shipped_files import SHIPPED
+
+EMBEDDED_MODEL = SHIPPED / "models" / "hearth-tiny"
+
+
+def readable(name: str) -> str:
+    """Raises ValueError for a name that no client could send, or that would break a log's line."""
+    if not (name.strip("/").isprintable() and name.strip("/ ")):
+        raise ValueError("has no printable name; give at least one character, and no line break")
+    return name
+
+
+class ModelSettings(BaseModel):
+    """Settings that each model has of its own. Immutable."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+    model: Annotated[str, AfterValidator(readable)] = Field(
+        str(EMBEDDED_MODEL),
+        max_length=4096,
+        description="Model folder, GGUF file or hub id; default: the embedded model.",
+    )
+    model_name: Annotated[str, AfterValidator(readable)] | None = Field(
+        None, max_length=256, description="Name clients ask for; default: the last part of MODEL."
+    )
+    device: Literal["auto", "cpu", "cuda"] = Field(
+        "auto", description="Where the model runs; auto: CUDA when there is a GPU."
+    )
+    dtype: Literal["auto", "float32", "bfloat16"] = Field(
+        "auto",
+        description=(
+            "Of weights, and of torch's cache; auto: bfloat16 on CUDA, and with the kernels where "
+            "the checkpoint's are, else float32."
+        ),
+    )
+    quantization: Literal["none", "int8", "int4"] = Field(
+        "none", description="Weights of linear maps in groups of 32; CPU only."
+    )
+    kernels: bool = Field(
+        True, description="false: torch multiplies by weights that are not quantised; to compare."
+    )
+    kv_cache_dtype: Literal["auto", "float16", "float32", "int8"] = Field(
+        "auto",
+        description=(
+            "Of the kernels' cache; auto: float16 with QUANTIZATION or DTYPE=bfloat16, else "
+            "float32; int8 is half of float16."
+        ),
+    )
+    user_rows: int = Field(32, ge=1, le=256, description="Requests decoded together.")
+    max_seq_len: int | None = Field(
+        None,
+        ge=16,
+        le=1_048_576,
+        description="Context of a row in tokens; default: the model's own, at most 2048.",
+    )
+    speculation: Literal["off", "ngram", "medusa", "draft", "auto"] = Field(
+        "off",
+        description=(
+            "Guess several tokens of a step, with kernels: ngram, what followed the row's last "
+            "tokens before; medusa, by heads trained for the model; draft, by DRAFT_MODEL; auto: "
+            "all there are, where it is measured to pay."
+        ),
+    )
+    speculation_tokens: int = Field(
+        8, ge=1, le=32, description="Most tokens guessed for a row in one step."
+    )
+    medusa_heads: str | None = Field(
+        None,
+        max_length=4096,
+        description="Folder or hub id of Medusa heads; default: `medusa` in the model's folder.",
+    )
+    draft_model: Annotated[str, AfterValidator(readable)] | None = Field(
+        None,
+        max_length=4096,
+        description="Folder, GGUF file or hub id of a small model of the same vocabulary.",
+    )
+
+    @property
+    def name(self) -> str:
+        """The name in requests, answers and metrics."""
+        return self.model_name or self.model.rstrip("/").rsplit("/", 1)[-1]
+
+    @property
+    def used_draft_model(self) -> str | None:
+        """`draft_model`, where it is asked for guesses."""
+        return self.draft_model if self.speculation in ("auto", "draft") else None

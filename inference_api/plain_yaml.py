@@ -1,0 +1,90 @@
+"""The plain part of YAML, for files that anybody may have written.
+
+Lists, mappings with each key once, texts, numbers, true, false and null. Refused is what makes YAML
+grow or surprise: aliases, tags, merged keys, several documents, deep nesting. Dates stay texts.
+"""
+
+from typing import Any
+
+import yaml
+
+MAX_DEPTH = 8
+MAX_NODES = 20_000  # keys and values; each costs the reader some 60 microseconds
+MAX_TEXT = 4096  # characters of a key or value; Python refuses numbers of more than 4300 digits
+
+_TEXT = "tag:yaml.org,2002:str"
+_PLAIN = {f"tag:yaml.org,2002:{kind}" for kind in ("bool", "int", "float", "null")}
+
+
+class UnusableYaml(Exception):
+    """A fault of a text, in a few words."""
+
+
+def read_yaml(text: str) -> tuple[Any, list[str]]:
+    """Returns the value, and a fault for each key that is there more than once.
+
+    Raises UnusableYaml.
+    """
+    try:
+        loader = _Loader(text)
+        return loader.get_single_data(), loader.doubled
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        where = "" if mark is None else f"line {mark.line + 1}, column {mark.column + 1}: "
+        raise UnusableYaml(f"{where}{error.problem}") from None
+    except yaml.reader.ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        raise UnusableYaml(f"line {line}: {error.reason}") from None
+    except (ValueError, ArithmeticError) as error:  # of Python's, from what looks like a number
+        raise UnusableYaml(str(error)) from None
+
+
+class _Loader(yaml.SafeLoader):
+    """`doubled`: what `read_yaml` returns beside the value."""
+
+    yaml_implicit_resolvers = {  # noqa: RUF012
+        first: [(tag, pattern) for tag, pattern in kinds if tag in _PLAIN]
+        for first, kinds in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.doubled: list[str] = []
+        self._depth = 0
+        self._num_nodes = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        event = self.peek_event()  # type: ignore[no-untyped-call]
+        self._num_nodes += 1
+        self._depth += 1
+        if problem := self._problem(event):
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=event.start_mark)
+        node = super().compose_node(parent, index)
+        self._depth -= 1
+        return node
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys: set[str] = set()
+        for key, _ in node.value:
+            if key.tag != _TEXT:
+                raise yaml.MarkedYAMLError(
+                    problem="a key that is no text; put it in quotes", problem_mark=key.start_mark
+                )
+            if key.value in keys:
+                line = key.start_mark.line + 1
+                self.doubled.append(f"line {line}: {key.value[:40]!r} is there twice; remove one.")
+            keys.add(key.value)
+        return super().construct_mapping(node, deep)
+
+    def _problem(self, event: Any) -> str | None:
+        if isinstance(event, yaml.AliasEvent) or event.anchor is not None:
+            return "anchors and aliases (& and *) are not read; write the value out"
+        if event.tag is not None:
+            return "tags (!) are not read; remove it, or put the text in quotes"
+        if self._depth > MAX_DEPTH:
+            return f"nested more than {MAX_DEPTH} levels deep; flatten it"
+        if self._num_nodes > MAX_NODES:
+            return f"more than {MAX_NODES} keys and values; remove some"
+        if isinstance(event, yaml.ScalarEvent) and len(event.value) > MAX_TEXT:
+            return f"a text of {len(event.value)} characters; give at most {MAX_TEXT}"
+        return None

@@ -1,0 +1,303 @@
+"""Bundle files: what is read, and every refusal with its words, of files that anybody may write."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from inference_api.bundle_file import (
+    MAX_FILE_BYTES,
+    Bundle,
+    Expert,
+    ExpertDraft,
+    RouterSettings,
+    RowBounds,
+    parse_bundle,
+    read_bundle,
+)
+from inference_api.errors import StartupError
+
+DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "bundle.md"
+LIMITS = {"version": 1, "memory_limit": "6GiB", "fast_memory_limit": "2GiB"}
+GIB = 2**30
+
+
+def written(*experts: object, **keys: object) -> str:
+    return yaml.safe_dump({**LIMITS, **keys, "experts": list(experts)})
+
+
+def parsed(*experts: object, **keys: object) -> Bundle:
+    return parse_bundle(written(*experts, **keys).encode())
+
+
+def faults_of(content: str | bytes) -> list[str]:
+    with pytest.raises(StartupError) as caught:
+        parse_bundle(content.encode() if isinstance(content, str) else content)
+    return list(caught.value.faults)
+
+
+def expert(**keys: object) -> dict[str, object]:
+    return {"name": "a", "source": "owner/a", **keys}
+
+
+def test_documented_example_is_read() -> None:
+    example = DOCUMENT.read_text().split("```yaml\n")[1].split("```")[0]
+    bundle = parse_bundle(example.encode())
+    assert (bundle.memory_limit, bundle.fast_memory_limit) == (6 * GIB, 2 * GIB)
+    general, sql, poet, pair = bundle.experts
+    assert bundle.default_expert is general
+    assert (general.quantisation, general.rows, general.pinned) == (
+        "int8",
+        RowBounds(min=2, max=16),
+        True,
+    )
+    assert general.is_loaded_at_start
+    assert poet.is_loaded_at_start
+    assert (sql.context, sql.examples, sql.is_loaded_at_start) == (
+        1024,
+        ("orders per month",),
+        False,
+    )
+    assert (pair.source, pair.draft) == (
+        "./models/big",
+        ExpertDraft(source="./models/small", tokens=4),
+    )
+    assert pair.speculation == "draft"
+
+
+def test_defaults_are_those_of_the_contract() -> None:
+    bundle = parsed(expert())
+    assert (bundle.patience_s, bundle.min_residence_s, bundle.load_timeout_s) == (10, 2, 120)
+    assert (bundle.max_queue, bundle.load_by, bundle.router) == (256, "map", None)
+    [only] = bundle.experts
+    assert (only.quantisation, only.rows.min, only.rows.max, only.load) == (
+        "none",
+        1,
+        None,
+        "demand",
+    )
+    assert (only.speculation, only.pinned, only.context) == ("off", False, None)
+
+
+@pytest.mark.parametrize(
+    ("size", "size_bytes"),
+    [("2GiB", 2 * GIB), ("512 MiB", GIB // 2), ("1.5GiB", 3 * GIB // 2), (123456, 123456)],
+)
+def test_sizes_are_bytes_or_a_number_of_a_unit(size: object, size_bytes: int) -> None:
+    assert parsed(expert(), memory_limit=size).memory_limit == size_bytes
+
+
+def test_both_ways_to_write_a_pair_are_one() -> None:
+    draft = {"source": "owner/small"}
+    short = parsed({"name": "a", "source": "owner/a", "draft": draft}).experts[0]
+    long = parsed({"name": "a", "target": {"source": "owner/a"}, "draft": draft}).experts[0]
+    assert (short.source, short.draft, short.speculation) == (
+        long.source,
+        long.draft,
+        long.speculation,
+    )
+
+
+def test_sources_are_found_from_the_folder_of_the_file(tmp_path: Path) -> None:
+    for name in ("model", "draft", "heads"):
+        (tmp_path / "bundle" / name).mkdir(parents=True)
+    file = tmp_path / "bundle" / "bundle.yaml"
+    pair = {"source": "./model", "draft": {"source": "draft"}, "medusa_heads": "heads"}
+    file.write_text(
+        written(expert(**pair, speculation="auto"), {"name": "b", "source": "owner/elsewhere"})
+    )
+    first, second = read_bundle(file).experts
+    folder = (tmp_path / "bundle").resolve()
+    assert first.sources == (str(folder / "model"), str(folder / "draft"), str(folder / "heads"))
+    assert second.sources == ("owner/elsewhere",)
+
+
+def test_bundle_cannot_be_changed() -> None:
+    with pytest.raises(ValidationError):
+        parsed(expert()).max_queue = 3  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("keys", "fault"),
+    [
+        ({"name": "auto"}, "experts[0].name: is what requests to the router ask for; choose"),
+        ({"name": "a\nb"}, "experts[0].name: has no printable name; give at least one"),
+        ({"name": ""}, "experts[0].name: has no printable name"),
+        ({"name": "a" * 257}, "experts[0].name: has more than 256 characters; shorten it."),
+        ({"name": 3}, "experts[0].name: is 3; give a text, in quotes where YAML reads"),
+        ({"source": ""}, "experts[0].source: is missing; give it, or target"),
+        ({"source": "a\0b"}, "experts[0].source: has no printable name"),
+        ({"source": "a" * 4097}, "a text of 4097 characters; give at most 4096."),
+        ({"contxt": 3}, "experts[0].contxt: no such key; known: name, target, source, "),
+        ({"a\nb": 3}, 'experts[0]."a\\nb": no such key; known: name'),
+        ({"context": 15}, "experts[0].context: is 15; give 16 or more."),
+        ({"context": 2**20 + 1}, "experts[0].context: is 1048577; give 1048576 or less."),
+        ({"context": 10**4000}, "experts[0].context: is 1000000000000000000000000000000000000..."),
+        ({"context": True}, "experts[0].context: is true; give an integer."),
+        ({"quantisation": "int3"}, 'quantisation: is "int3"; known: none, int8 or int4.'),
+        ({"rows": 3}, "experts[0].rows: is 3; give keys; known: min, max."),
+        ({"rows": {"min": 0}}, "experts[0].rows.min: is 0; give 1 or more."),
+        ({"rows": {"max": 257}}, "experts[0].rows.max: is 257; give 256 or less."),
+        ({"rows": {"min": 3, "max": 2}}, "experts[0].rows.max: 2 is below min, 3; give min or"),
+        ({"rows": {"most": 3}}, "experts[0].rows.most: no such key; known: min, max."),
+        ({"pinned": "yes"}, 'experts[0].pinned: is "yes"; give true or false.'),
+        ({"load": "never"}, 'experts[0].load: is "never"; known: start or demand.'),
+        ({"examples": "one"}, 'experts[0].examples: is "one"; give a list.'),
+        ({"examples": ["x", ""]}, "experts[0].examples[1]: is empty; give 1 character or more."),
+        ({"examples": ["x" * 1001]}, "experts[0].examples[0]: has more than 1000 characters"),
+        ({"examples": ["x"] * 257}, "experts[0].examples: has more than 256 entries; remove some."),
+        ({"description": "x" * 1001}, "experts[0].description: has more than 1000 characters"),
+        ({"draft": {}}, "experts[0].draft.source: is missing; give it."),
+        ({"draft": {"source": "b", "tokens": 33}}, "draft.tokens: is 33; give 32 or less."),
+        (
+            {"target": {"source": "b"}, "draft": {"source": "c"}},
+            "experts[0].source: is there beside target; give one of them.",
+        ),
+        ({"speculation": "draft"}, "experts[0].speculation: draft needs one; give draft: {source"),
+        (
+            {"speculation": "ngram", "draft": {"source": "b"}},
+            "experts[0].speculation: ngram has no use for the draft; give draft or auto, or remove",
+        ),
+    ],
+)
+def test_faults_of_an_expert_name_key_value_and_bound(keys: dict[str, object], fault: str) -> None:
+    [found] = faults_of(written(expert(**keys)))
+    assert fault in found
+
+
+@pytest.mark.parametrize(
+    ("keys", "fault"),
+    [
+        ({"version": 2}, "version: is 2; known: 1."),
+        ({"memory_limit": "6GB"}, "memory_limit: is no size; give bytes, or a number of KiB"),
+        ({"memory_limit": -1}, "memory_limit: is -1; give 1024 or more."),
+        ({"memory_limit": True}, "memory_limit: is true; give an integer."),
+        ({"fast_memory_limit": "2000TiB"}, "fast_memory_limit: is "),
+        ({"patience_s": float("inf")}, "patience_s: is Infinity; give 3600 or less."),
+        ({"patience_s": float("nan")}, "patience_s: is NaN; give "),
+        ({"patience_s": -(10**400)}, "patience_s: is -Infinity; give 0 or more."),
+        ({"load_timeout_s": "10"}, 'load_timeout_s: is "10"; give a number.'),
+        ({"max_queue": 0}, "max_queue: is 0; give 1 or more."),
+        ({"default": "b"}, 'default: no expert "b"; known: a.'),
+        ({"load_by": "read"}, 'load_by: is "read"; known: map or copy.'),
+        ({"router": {"fallback": "b"}}, 'router.fallback: no expert "b"; known: a.'),
+        ({"router": {"threshold": 1.5}}, "router.threshold: is 1.5; give 1 or less."),
+        ({"router": {"method": "guess"}}, 'router.method: is "guess"; known: tfidf.'),
+        ({"router": True}, "router: is true; give keys; known: method, threshold, fallback."),
+        ({"Experts": []}, "Experts: no such key; known: version, memory_limit"),
+    ],
+)
+def test_faults_of_the_bundle_name_key_value_and_bound(keys: dict[str, object], fault: str) -> None:
+    [found] = faults_of(written(expert(), **keys))
+    assert found.startswith(fault)
+
+
+def test_target_needs_a_draft_and_a_source() -> None:
+    [fault] = faults_of(written({"name": "a", "target": {"source": "b"}}))
+    assert fault.startswith("experts[0].draft: is missing beside target; give it, or source in")
+    pair = {"name": "a", "target": {"sorce": "b"}, "draft": {"source": "c"}}
+    assert faults_of(written(pair)) == [
+        "experts[0].target.source: is missing; give it.",
+        "experts[0].target.sorce: no such key; known: source.",
+    ]
+
+
+def test_all_faults_of_a_file_are_listed_at_once() -> None:
+    experts = [
+        expert(contxt=3),
+        expert(name="b", rows={"min": 0}),
+        expert(name="b"),
+        expert(name="a", speculation="draft"),
+        "c",
+    ]
+    content = written(*experts, default="d", version=2) + "max_queue: 1\nmax_queue: 2\n"
+    text = "\n".join(faults_of(content))
+    for fault in (
+        "version: is 2",
+        "experts[0].contxt: no such key",
+        "experts[1].rows.min: is 0",
+        "experts[3].speculation: draft needs one",
+        'experts[4]: is "c"; give keys; known: name',
+        "'max_queue' is there twice; remove one.",
+        'experts[2].name: "b" is experts[1]\'s too; give each a name of its own.',
+        'experts[3].name: "a" is experts[0]\'s too',
+        'default: no expert "d"; known: a, b, b, a.',
+    ):
+        assert fault in text
+
+
+def test_number_of_experts_is_bounded() -> None:
+    names = [f"e{index}" for index in range(33)]
+    assert len(parsed(*(expert(name=name) for name in names[:32])).experts) == 32
+    assert faults_of(written(*(expert(name=name) for name in names))) == [
+        "experts: has more than 32 entries; remove some."
+    ]
+    assert faults_of(written()) == ["experts: has no entries; give 1 or more."]
+
+
+def test_list_of_faults_is_bounded() -> None:
+    faults = faults_of(written(expert(examples=[1] * 250)))
+    assert len(faults) == 101
+    assert faults[-1] == "And 150 more faults."
+
+
+@pytest.mark.parametrize(
+    ("content", "fault"),
+    [
+        (b"\xff\xfe", "The file is not UTF-8 at byte 0; save it as UTF-8."),
+        (b"", "The file is null; give keys: version, memory_limit"),
+        (b"- 1", "The file is a list; give keys: version"),
+        (b"text", 'The file is "text"; give keys'),
+        (b"a: \0", "line 1: special characters are not allowed."),
+        (b"#" * (MAX_FILE_BYTES + 1), "The file has more than 262144 bytes; shorten it."),
+        (b"a: &x [1]\nb: *x", "line 1, column 4: anchors and aliases (& and *) are not read"),
+    ],
+)
+def test_files_that_are_no_bundle_are_refused(content: bytes, fault: str) -> None:
+    [found] = faults_of(content)
+    assert fault in found
+
+
+def test_expert_names_that_no_utf_8_has_are_shown_all_the_same() -> None:
+    content = written(default="x").replace("experts: []", 'experts: [{name: "\\ud800", source: b}]')
+    name, default = faults_of(content)
+    assert name == "experts[0].name: has half of a surrogate pair; give whole characters."
+    assert default.encode() == b'default: no expert "x"; known: \\ud800.'
+
+
+@pytest.mark.parametrize("name", ["", "absent.yaml", "\0"])
+def test_path_of_no_file_is_a_fault_with_a_remedy(tmp_path: Path, name: str) -> None:
+    with pytest.raises(StartupError, match=r"is no file; give the path|cannot be read"):
+        read_bundle(tmp_path / name)
+
+
+def test_rows_of_all_experts_are_bounded_together() -> None:
+    bundle = parsed(expert(rows={"min": 20}), expert(name="b", rows={"min": 13, "max": 33}))
+    assert bundle.row_faults(33) == []
+    assert bundle.row_faults(32) == [
+        "rows.min: need 33 rows, limit USER_ROWS=32, over by 1; lower rows.min or raise USER_ROWS.",
+        "experts[1].rows.max: 33 is above USER_ROWS=32; lower it or raise USER_ROWS.",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("model", "prefix"),
+    [
+        (Bundle, ""),
+        (Expert, ""),
+        (RowBounds, "rows."),
+        (ExpertDraft, "draft."),
+        (RouterSettings, "router."),
+    ],
+)
+def test_every_key_is_documented(model: type[BaseModel], prefix: str) -> None:
+    rows = [line for line in DOCUMENT.read_text().splitlines() if line.startswith("| `")]
+    documented = {line.split("`")[1]: line for line in rows}
+    for name, field in model.model_fields.items():
+        line = documented[prefix + name]
+        assert line.endswith(f" | {field.description} |")
+        default: Any = field.default
+        if type(default) in (int, float):
+            assert line.split("|")[2].strip() == f"{default:g}"
