@@ -59,6 +59,8 @@ class EchoRunner:
     """A ModelRunner whose answer to a prompt is that prompt, then the end token."""
 
     is_batch_invariant = True
+    has_medusa_heads = False
+    medusa = None
 
     def __init__(self, max_rows: int, max_seq_len: int) -> None:
         self.max_rows = max_rows

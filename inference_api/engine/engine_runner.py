@@ -79,9 +79,9 @@ class EngineRunner:
 
     Draws that a row has several of in one step are exact by the kernels and by torch on the CPU; on
     CUDA they are those of single steps up to rounding, so that near ties may be drawn otherwise.
-    `vocab_size`, `max_seq_len` and `eos_token_ids` are known once constructed, `decoder`,
-    `is_batch_invariant` and `medusa` once loaded. The constructor raises StartupError when the
-    model is not supported.
+    Once constructed it is described, by its configuration and the headers of its weights; once
+    loaded it has `decoder` and `medusa`. The constructor raises StartupError when the model is not
+    supported.
     """
 
     decoder: StepDecoder
@@ -104,7 +104,8 @@ class EngineRunner:
         self.max_seq_len = self._config.context(options.max_seq_len)
         self.vocab_size = self._config.vocab_size
         self.eos_token_ids = self._config.eos_token_ids
-        self.is_batch_invariant = False
+        self.is_batch_invariant = decodes_by_kernels(self._config, self._form.bits)
+        self.has_medusa_heads = self._heads_folder is not None
         self.medusa: MedusaHeads | None = None
 
     @property
@@ -131,7 +132,6 @@ class EngineRunner:
             raise StartupError(faults)
         self._use_torch_threads()
         self._kernels = None if form.packing is None else form.packing.kernels
-        self.is_batch_invariant = decodes_by_kernels(self._config, form.bits)
         with torch.inference_mode():
             self._cache = KVCache(
                 self._config, self.max_rows, self.max_seq_len, self._device, self._cache_dtype()
@@ -224,7 +224,7 @@ class EngineRunner:
     @cached_property
     def _heads_folder(self) -> Path | None:
         """Raises StartupError where heads are named that are not there."""
-        if not self._options.has_medusa or not decodes_by_kernels(self._config, self._form.bits):
+        if not self._options.has_medusa or not self.is_batch_invariant:
             return None
         return find_heads(self._model_dir, self._options.medusa_heads)
 

@@ -119,6 +119,9 @@ class ModelRunner(Protocol):
     whether it was drafted. Else that is true of a row's token that draws alone, and of prompts that
     are always cut alike; several draws of a row are the same up to rounding, or exactly: the
     runner's docstring says which."""
+    has_medusa_heads: bool
+    medusa: DraftHeads | None
+    """The heads, once loaded."""
 
     def load(self) -> None:
         """Bring weights and KV cache into memory. Raises StartupError when they do not fit."""
