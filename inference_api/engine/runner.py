@@ -120,8 +120,10 @@ class ModelRunner(Protocol):
     are always cut alike; several draws of a row are the same up to rounding, or exactly: the
     runner's docstring says which."""
     has_medusa_heads: bool
-    medusa: DraftHeads | None
-    """The heads, once loaded."""
+
+    @property
+    def medusa(self) -> DraftHeads | None:
+        """The heads, once loaded."""
 
     def load(self) -> None:
         """Bring weights and KV cache into memory. Raises StartupError when they do not fit."""
