@@ -20,7 +20,6 @@ from inference_api.engine.loading import checkpoint
 from inference_api.engine.loading.config import ModelConfig
 from inference_api.engine.loading.layout import (
     HEAD,
-    Tensors,
     decodes_by_kernels,
     linear_weights,
     num_parameters,
@@ -32,6 +31,8 @@ from inference_api.engine.loading.medusa_files import (
     tokenizer_sha256,
 )
 from inference_api.engine.loading.memory import Footprint, memory_faults
+from inference_api.engine.loading.packed_files import PackedModel
+from inference_api.engine.loading.packed_folder import PackedFolder
 from inference_api.engine.loading.weight_files import read_headers, shape_faults, weight_files
 from inference_api.engine.loading.weights import Parameters, load_parameters
 from inference_api.engine.medusa import MedusaHeads
@@ -61,7 +62,6 @@ class _Form:
     """The form that weights will be held in, by the headers of their files."""
 
     files: Sequence[Path]
-    tensors: Tensors
     options: EngineOptions  # with the dtype that auto means for these weights
     packing: Packing | None
 
@@ -75,7 +75,8 @@ class _Form:
 
 
 class EngineRunner:
-    """One model over `max_rows` user rows. Decode thread only, except the constructor.
+    """One model over `max_rows` user rows. Decode thread only, except the constructor, and, with
+    packed files, what comes before steps and after them: `pack`, `load`, `unload`.
 
     Draws that a row has several of in one step are exact by the kernels and by torch on the CPU; on
     CUDA they are those of single steps up to rounding, so that near ties may be drawn otherwise.
@@ -91,9 +92,11 @@ class EngineRunner:
         model_dir: Path,
         options: EngineOptions,
         kernels_of: Callable[[int], Kernels] | None = None,
+        packed: PackedFolder | None = None,
     ) -> None:
         """`kernels_of` has the kernels by their number of threads, so that runners of one thread
-        share these; None: this runner has its own."""
+        share these; None: this runner has its own. `packed`: has the weights of models that the
+        kernels decode, whose KV cache takes memory as it is written."""
         self._model_dir = model_dir
         self._config = checkpoint.load_config(model_dir)
         self._kernels_of = kernels_of or Kernels
@@ -107,6 +110,7 @@ class EngineRunner:
         self.is_batch_invariant = decodes_by_kernels(self._config, self._form.bits)
         self.has_medusa_heads = self._heads_folder is not None
         self.medusa: MedusaHeads | None = None
+        self._packed = packed if self.is_batch_invariant else None
 
     @property
     def device(self) -> torch.device:
@@ -115,29 +119,46 @@ class EngineRunner:
     @property
     def footprint(self) -> Footprint:
         """Returns the model's share of the device's memory. Raises StartupError; see `load`."""
-        footprint = Footprint.of(self._config, self._form.options, self._form.bits)
+        is_packed_file = self._packed is not None
+        footprint = Footprint.of(self._config, self._form.options, self._form.bits, is_packed_file)
         folder = self._heads_folder
         if folder is None:
             return footprint
         weights_bytes = footprint.weights_bytes + heads_bytes(folder)
         return replace(footprint, weights_bytes=weights_bytes)
 
+    def is_packed(self) -> bool:
+        """Whether `load` finds what it needs packed already. Reads headers. Raises StartupError."""
+        return self._packed is None or self._packed.has(self._packed_model)
+
+    def pack(self) -> None:
+        """Pack the weights, where they are to be, unless they are. Raises StartupError."""
+        if self._packed is not None:
+            self._check()
+            self._packed.pack(self._packed_model)
+
     def load(self) -> None:
-        """Read the weights and allocate the KV cache. Raises StartupError; see `ModelRunner`."""
+        """Bring the weights into memory and allocate the KV cache. Raises StartupError; see
+        `ModelRunner`.
+
+        From packed files it uses neither the kernels nor torch's threads, which are at work for
+        other runners.
+        """
+        self._check()
         form = self._form
-        faults = shape_faults(form.tensors, self._config)
-        faults += checkpoint.context_faults(self._config, self.max_seq_len)
-        faults += memory_faults({self._model_dir.name: self.footprint}, _available(self._device))
-        if faults:
-            raise StartupError(faults)
-        self._use_torch_threads()
+        if self._packed is None:
+            self._use_torch_threads()
         self._kernels = None if form.packing is None else form.packing.kernels
         with torch.inference_mode():
             self._cache = KVCache(
-                self._config, self.max_rows, self.max_seq_len, self._device, self._cache_dtype()
+                self._config,
+                self.max_rows,
+                self.max_seq_len,
+                self._device,
+                self._cache_dtype(),
+                is_lazy=self._packed is not None,
             )
-            place = (self._device, form.dtype)
-            parameters = load_parameters(form.files, self._config, *place, form.packing)
+            parameters = self._parameters()
             self.decoder = self._decoder(parameters)
             self.medusa = self._medusa_heads(parameters)
         logger.info(
@@ -150,6 +171,37 @@ class EngineRunner:
             "torch" if form.packing is None else form.packing.kernels.variant,
         )
 
+    def unload(self) -> None:
+        """Give all memory back; nobody else holds `decoder` or `medusa`. `load` brings it again."""
+        self.medusa = None
+        for name in ("decoder", "_cache"):
+            vars(self).pop(name, None)
+
+    def _check(self) -> None:
+        """Raises StartupError. Files that will be read may have changed meanwhile."""
+        faults: list[str] = []
+        if self._packed is None or not self.is_packed():
+            faults += shape_faults(read_headers(self._form.files), self._config)
+        faults += checkpoint.context_faults(self._config, self.max_seq_len)
+        needed = self.footprint
+        if self._packed is not None:
+            needed = replace(needed, cache_bytes=needed.cache_bytes_per_row, rows=1)
+        faults += memory_faults({self._model_dir.name: needed}, _available(self._device))
+        if faults:
+            raise StartupError(faults)
+
+    def _parameters(self) -> Parameters:
+        form = self._form
+        if self._packed is not None and form.packing is not None:
+            return self._packed.load(self._packed_model, form.packing)
+        return load_parameters(form.files, self._config, self._device, form.dtype, form.packing)
+
+    @cached_property
+    def _packed_model(self) -> PackedModel:
+        form = self._form
+        assert form.bits is not None
+        return PackedModel(self._model_dir.name, form.files, self._config, form.dtype, form.bits)
+
     @cached_property
     def _form(self) -> _Form:
         """Settles what auto means for these weights, as far as there are kernels for it."""
@@ -158,7 +210,7 @@ class EngineRunner:
         asked, device = self._options, self._device.type
         options = asked.on(device, checkpoint.keeps_bfloat16(self._config, asked, tensors))
         packing = self._packing(options)
-        return _Form(files, tensors, options if packing else asked.on(device), packing)
+        return _Form(files, options if packing else asked.on(device), packing)
 
     def _packing(self, options: EngineOptions) -> Packing | None:
         """Returns the kernels' packing; None where torch multiplies by the weights as they are.
@@ -242,7 +294,8 @@ class EngineRunner:
                 self._model_dir,
             )
         logger.info("Medusa heads of %s", folder)
-        return MedusaHeads(file, self._config, parameters)
+        packer = None if self._packed is None else Kernels(1)
+        return MedusaHeads(file, self._config, parameters, packer)
 
     def _rows_multiple(self, parameters: Parameters) -> int:
         if parameters.packing is not None:
@@ -299,6 +352,10 @@ class EngineRunner:
 
     def release(self, row: int) -> None:
         """Nothing to free: the row's memory is there for the next request."""
+
+    def release_memory(self, row: int) -> None:
+        """Give a row's memory back where it is taken as it is written; nothing of it is kept."""
+        self._cache.release_row(row)
 
 
 def check_memory(runners: Mapping[str, EngineRunner]) -> None:

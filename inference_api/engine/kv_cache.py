@@ -4,19 +4,23 @@ Row r's positions 0…n-1 are at `keys[:, r, :, :n]`. Nothing is cleared when a 
 reader never looks past what its own request has written.
 """
 
+import mmap
 from collections.abc import Sequence
+from math import prod
 
 import torch
 from torch import Tensor
 
 from inference_api.engine.loading.config import ModelConfig, cache_capacity
+from inference_api.engine.loading.pages import anonymous
 from inference_api.kernels.packing import cache_slot
 
 LayerSlices = tuple[Tensor, ...]  # per layer [1, kv_heads, positions, head_dim]
 
 
 class KVCache:
-    """Static: `max_rows` rows of `max_seq_len` positions, every byte committed at start.
+    """Static: `max_rows` rows of `max_seq_len` positions, every byte committed at start; or, on the
+    CPU, lazy: what has not been written takes no memory.
 
     Rows are rounded up to a multiple of 16 positions, which makes all rows begin alike within a
     cache line. Vectorised kernels may add in another order when they do not, and a row's numbers
@@ -31,13 +35,37 @@ class KVCache:
         max_seq_len: int,
         device: torch.device,
         dtype: torch.dtype,
+        is_lazy: bool = False,
     ) -> None:
+        """Raises MemoryError."""
         capacity = cache_capacity(max_seq_len)
         slot = cache_slot(dtype.itemsize, config.head_dim)
         shape = (config.num_layers, max_rows, config.num_kv_heads, capacity, slot)
+        self._memories: list[mmap.mmap] = []  # of a lazy cache: the keys', and the values'
+        if is_lazy:
+            # Small pages: a huge one would take the memory of several rows for one.
+            num_bytes = prod(shape) * dtype.itemsize
+            self._memories = [anonymous(num_bytes, mmap.MADV_NOHUGEPAGE) for _ in range(2)]
+            self.keys, self.values = (
+                torch.frombuffer(memory, dtype=dtype).view(shape) for memory in self._memories
+            )
+            return
         # zero_ touches every page: memory that is not there is missed now, not under load.
         self.keys = torch.empty(shape, dtype=dtype, device=device).zero_()
         self.values = torch.empty(shape, dtype=dtype, device=device).zero_()
+
+    def release_row(self, row: int) -> None:
+        """Give a row's memory back, as far as it fills pages, if the cache is lazy. The row can be
+        written again."""
+        num_layers, max_rows = self.keys.shape[:2]
+        row_bytes = self.keys[0, 0].nbytes
+        for memory in self._memories:
+            for layer in range(num_layers):
+                begin = (layer * max_rows + row) * row_bytes
+                first = -(-begin // mmap.PAGESIZE) * mmap.PAGESIZE
+                end = (begin + row_bytes) // mmap.PAGESIZE * mmap.PAGESIZE
+                if first < end:
+                    memory.madvise(mmap.MADV_DONTNEED, first, end - first)
 
     def write_chunk(self, layer: int, row: int, start: int, keys: Tensor, values: Tensor) -> None:
         """Positions `start`… of one row; `keys` and `values` are [tokens, kv_heads, head_dim]."""

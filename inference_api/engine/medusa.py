@@ -15,10 +15,11 @@ from torch import Tensor
 from inference_api.engine.loading.config import ModelConfig
 from inference_api.engine.loading.layout import HEAD
 from inference_api.engine.loading.medusa_files import MedusaFile, TreePath
+from inference_api.engine.loading.pages import anonymous
 from inference_api.engine.loading.weights import Parameters
 from inference_api.engine.runner import HeadGuesses
 from inference_api.kernels.library import Kernels, PackedWeight
-from inference_api.kernels.packing import BITS, PANEL, Bits
+from inference_api.kernels.packing import BITS, PANEL, Bits, packed_bytes
 
 DEFAULT_PATHS = 63  # of the tree where the heads' files have none,
 DEFAULT_RANKS = 8
@@ -34,10 +35,18 @@ class MedusaHeads:
     matrices, which are most of what has to be read, to 4.
     """
 
-    def __init__(self, file: MedusaFile, config: ModelConfig, parameters: Parameters) -> None:
-        """`parameters` are the model's, packed."""
+    def __init__(
+        self,
+        file: MedusaFile,
+        config: ModelConfig,
+        parameters: Parameters,
+        packer: Kernels | None = None,
+    ) -> None:
+        """`parameters` are the model's, packed. `packer`: packs the heads, instead of the model's
+        kernels, whose thread may be another one."""
         assert parameters.packing is not None
-        self._kernels = kernels = parameters.packing.kernels
+        self._kernels = parameters.packing.kernels
+        kernels = packer or self._kernels
         vocab_size = len(file.outputs[0]) if file.outputs else config.vocab_size
         num_tokens = vocab_size if file.token_ids is None else len(file.token_ids)
         self.paths = _within(file.paths, num_tokens)
@@ -60,7 +69,7 @@ class MedusaHeads:
             ]
         else:
             outputs = [_rows_of(kernels, parameters.packed[HEAD], file.token_ids)]
-        self._description = kernels.heads(
+        self._description = self._kernels.heads(
             (first, torch.cat([layers[0] for layers in biases])),
             later,
             outputs,
@@ -101,9 +110,16 @@ def default_paths(num_heads: int) -> list[TreePath]:
 
 
 def _packed(kernels: Kernels, weights: Tensor, bits: Bits) -> PackedWeight:
-    packed = PackedWeight.empty(bits, *weights.shape)
+    packed = _empty(bits, *weights.shape)
     kernels.pack(weights, packed)
     return packed
+
+
+def _empty(bits: Bits, outputs: int, inputs: int) -> PackedWeight:
+    """In pages of its own, which the system has back with the heads."""
+    pages = anonymous(packed_bytes(bits, outputs, inputs))
+    blocks = torch.frombuffer(pages, dtype=torch.uint8)
+    return PackedWeight.empty(bits, outputs, inputs, blocks)
 
 
 def _rows_of(kernels: Kernels, weight: PackedWeight, rows: Tensor | None) -> PackedWeight:
@@ -112,7 +128,7 @@ def _rows_of(kernels: Kernels, weight: PackedWeight, rows: Tensor | None) -> Pac
         rows = torch.arange(weight.outputs)
         if weight.bits in BITS.values():
             return weight
-    packed = PackedWeight.empty(OUTPUT_BITS, len(rows), weight.inputs)
+    packed = _empty(OUTPUT_BITS, len(rows), weight.inputs)
     first_output = 0
     for begin in range(0, weight.outputs, UNPACKED_ROWS):
         end = min(begin + UNPACKED_ROWS, weight.outputs)

@@ -44,13 +44,19 @@ class PackedWeight:
     blocks: Tensor  # uint8
 
     @staticmethod
-    def empty(bits: Bits, outputs: int, inputs: int) -> "PackedWeight":
-        """Raises UnusableWeight when the kernels have no such shape."""
+    def empty(
+        bits: Bits, outputs: int, inputs: int, blocks: Tensor | None = None
+    ) -> "PackedWeight":
+        """`blocks`: its memory, instead of new. Raises UnusableWeight when the kernels have no such
+        shape."""
         if inputs % GROUP:
             raise UnusableWeight(f"its {inputs} inputs are no multiple of {GROUP}")
         size = packed_bytes(bits, outputs, inputs)
         assert size == _library().hearth_packed_bytes(bits, outputs, inputs)
-        return PackedWeight(bits, outputs, inputs, torch.zeros(size, dtype=torch.uint8))
+        if blocks is None:
+            blocks = torch.zeros(size, dtype=torch.uint8)
+        assert len(blocks) == size
+        return PackedWeight(bits, outputs, inputs, blocks)
 
     def unpack(self) -> Tensor:
         """The weights that the packed form stands for, float32 [outputs, inputs]."""

@@ -2,6 +2,7 @@
 
 from typing import Literal
 
+LAYOUT_VERSION = 1  # of packed bytes, which files keep: raise it where weights are packed otherwise
 Bits = Literal[32, 16, 8, 4]  # of a weight; 32 and 16 are float32 and bfloat16
 BITS: dict[str, Bits] = {"int8": 8, "int4": 4}  # by the values of QUANTIZATION
 FLOAT_BITS: dict[str, Bits] = {"float32": 32, "bfloat16": 16}

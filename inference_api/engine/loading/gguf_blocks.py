@@ -6,6 +6,7 @@ such weights move without being rounded again. `kernels/src/layout.h` says how a
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import gguf
@@ -47,6 +48,13 @@ class GgufTensor:
     @staticmethod
     def of(tensor: ReaderTensor) -> "GgufTensor":
         return GgufTensor(tensor.tensor_type, tensor.data)
+
+    @staticmethod
+    def read(file: Path, tensor: ReaderTensor) -> "GgufTensor":
+        """A copy, which is there whatever becomes of the file. Raises OSError or ValueError."""
+        view = tensor.data
+        data = np.fromfile(file, view.dtype, view.size, offset=int(tensor.data_offset))
+        return GgufTensor(tensor.tensor_type, data.reshape(view.shape))
 
     def without_interleaving(self, head_dim: int) -> "GgufTensor":
         """Rows of rotary pairs that lie side by side, brought half a head apart."""

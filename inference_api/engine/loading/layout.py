@@ -84,6 +84,21 @@ _FALCON_PARALLEL_NORMS = ("ln_attn", "ln_mlp")  # when a parallel layer has two
 Plan = dict[str, tuple[Part, ...]]  # parts by parameter name
 
 
+class Form(NamedTuple):
+    """How a parameter lies in memory: packed in `bits`, or as a tensor."""
+
+    shape: tuple[int, ...]
+    bits: Bits | None
+    element_bytes: int
+
+    @property
+    def num_bytes(self) -> int:
+        if self.bits is None:
+            return prod(self.shape) * self.element_bytes
+        outputs, inputs = self.shape
+        return packed_bytes(self.bits, outputs, inputs)
+
+
 def weight_plan(config: ModelConfig) -> Plan:
     """Every parameter of the decoder and the checkpoint tensors it is made of."""
     names = _LLAMA if config.tensor_names == "llama" else _FALCON
@@ -132,19 +147,27 @@ def decodes_by_kernels(config: ModelConfig, bits: Bits | None) -> bool:
     return bits is not None and config.head_dim <= MAX_HEAD_DIM
 
 
+def parameter_forms(config: ModelConfig, dtype_bytes: int, bits: Bits | None) -> dict[str, Form]:
+    """Every parameter that is loaded, by name; a tied head only where it is packed.
+
+    Linear maps are packed in `bits` or not at all. Where the kernels run whole steps, vectors are
+    float32 whatever the dtype is: they read no others.
+    """
+    packed = {} if bits is None else linear_weights(config)
+    vector_bytes = VECTOR_BYTES if decodes_by_kernels(config, bits) else dtype_bytes
+    forms = {}
+    for name, parts in (weight_plan(config) | packed).items():
+        shape = parameter_shape(parts)
+        if name in packed:
+            forms[name] = Form(shape, bits, element_bytes=1)
+        else:
+            forms[name] = Form(shape, None, vector_bytes if len(shape) == 1 else dtype_bytes)
+    return forms
+
+
 def weight_bytes(config: ModelConfig, dtype_bytes: int, bits: Bits | None) -> int:
     """Memory that the parameters take once they are loaded, packed in `bits` or not at all."""
-    if bits is None:
-        return num_parameters(config) * dtype_bytes
-    shapes = {name: parameter_shape(parts) for name, parts in linear_weights(config).items()}
-    kept = [
-        part for name, parts in weight_plan(config).items() if name not in shapes for part in parts
-    ]
-    vector_bytes = VECTOR_BYTES if decodes_by_kernels(config, bits) else dtype_bytes
-    kept_bytes = sum(
-        prod(part.shape) * (vector_bytes if len(part.shape) == 1 else dtype_bytes) for part in kept
-    )
-    return kept_bytes + sum(packed_bytes(bits, *shape) for shape in shapes.values())
+    return sum(form.num_bytes for form in parameter_forms(config, dtype_bytes, bits).values())
 
 
 def num_parameters(config: ModelConfig) -> int:

@@ -6,6 +6,7 @@ from typing import Self
 
 from inference_api.engine.loading.config import ModelConfig
 from inference_api.engine.loading.layout import decodes_by_kernels, weight_bytes
+from inference_api.engine.loading.packed_layout import PackedLayout
 from inference_api.engine.options import EngineOptions
 from inference_api.kernels.packing import CACHE_BYTES, Bits, cache_dtype, cache_slot
 
@@ -23,8 +24,14 @@ class Footprint:
     context_tokens: int
 
     @classmethod
-    def of(cls, config: ModelConfig, options: EngineOptions, bits: Bits | None) -> Self:
-        """`options.dtype` is not auto."""
+    def of(
+        cls,
+        config: ModelConfig,
+        options: EngineOptions,
+        bits: Bits | None,
+        is_packed_file: bool = False,
+    ) -> Self:
+        """`options.dtype` is not auto. Of weights that are mapped, the packed file."""
         max_rows, context = options.max_rows, config.context(options.max_seq_len)
         dtype_bytes = DTYPE_BYTES[options.dtype]
         if bits is not None and decodes_by_kernels(config, bits):
@@ -33,7 +40,14 @@ class Footprint:
             element_bytes = dtype_bytes
         vector_bytes = element_bytes * cache_slot(element_bytes, config.head_dim)
         cache_bytes = config.kv_cache_bytes(max_rows, context, vector_bytes)
-        return cls(weight_bytes(config, dtype_bytes, bits), cache_bytes, max_rows, context)
+        weights_bytes = weight_bytes(config, dtype_bytes, bits)
+        if is_packed_file and bits is not None:
+            weights_bytes = PackedLayout.of(config, dtype_bytes, bits).file_bytes
+        return cls(weights_bytes, cache_bytes, max_rows, context)
+
+    @property
+    def cache_bytes_per_row(self) -> int:
+        return self.cache_bytes // self.rows
 
     @property
     def total_bytes(self) -> int:

@@ -5,8 +5,9 @@ Loads no torch and reads no weights.
 
 from collections.abc import Sequence
 from math import prod
+from operator import index
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from inference_api.engine.loading.config import ModelConfig
 from inference_api.engine.loading.gguf_files import is_gguf, read_gguf
@@ -62,6 +63,19 @@ def read_header(file: Path) -> Tensors:
     """
     if is_gguf(file):
         return read_gguf(file).stored
+    return {name: place.stored for name, place in tensor_places(file).items()}
+
+
+class Place(NamedTuple):
+    """A tensor of a safetensors file, and the bytes of the file that it takes."""
+
+    stored: StoredTensor
+    begin: int
+    end: int
+
+
+def tensor_places(file: Path) -> dict[str, Place]:
+    """The tensors of a safetensors file. Raises StartupError when it is cut short or damaged."""
     try:
         size = file.stat().st_size
         with file.open("rb") as stream:
@@ -70,26 +84,28 @@ def read_header(file: Path) -> Tensors:
                 raise UnusableJson("its header does not fit into it")
             header = parse_json(stream.read(header_bytes))
         header.pop("__metadata__", None)
-        tensors = {name: _stored(entry) for name, entry in header.items()}
-        end = max(entry["data_offsets"][1] for entry in header.values())
-        if size != LENGTH_BYTES + header_bytes + end:
+        first = LENGTH_BYTES + header_bytes
+        places = {name: _place(entry, first) for name, entry in header.items()}
+        if size != max(place.end for place in places.values()):
             raise UnusableJson(f"it has {size} bytes")
     except (OSError, UnusableJson, ValueError, LookupError, TypeError) as error:
         raise StartupError(
             [f"{file} is damaged or incomplete ({error}); get the file again."]
         ) from None
-    return tensors
+    return places
 
 
-def _stored(entry: Any) -> StoredTensor:
+def _place(entry: Any, first: int) -> Place:
     """Raises ValueError, LookupError or TypeError when a header's entry makes no sense."""
     shape, dtype = tuple(entry["shape"]), str(entry["dtype"])
     if len(shape) > MAX_DIMENSIONS:
         raise ValueError(f"a tensor of {len(shape)} dimensions")
-    first, end = entry["data_offsets"]
-    if dtype in DTYPE_BYTES and prod(shape) * DTYPE_BYTES[dtype] != end - first:
-        raise ValueError(f"{end - first} bytes cannot be {dtype} of {list(shape)}")
-    return StoredTensor(shape, dtype)
+    begin, end = map(index, entry["data_offsets"])
+    if not 0 <= begin <= end:
+        raise ValueError(f"a tensor from byte {begin} to {end}")
+    if dtype in DTYPE_BYTES and prod(shape) * DTYPE_BYTES[dtype] != end - begin:
+        raise ValueError(f"{end - begin} bytes cannot be {dtype} of {list(shape)}")
+    return Place(StoredTensor(shape, dtype), first + begin, first + end)
 
 
 def read_headers(files: Sequence[Path]) -> Tensors:

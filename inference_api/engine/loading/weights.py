@@ -1,12 +1,12 @@
 """Loads the decoder's parameters from safetensors and GGUF files, one tensor at a time."""
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from io import FileIO
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from inference_api.engine.linear import Linear, PackedLinear, Packing, TorchLinear
@@ -17,12 +17,11 @@ from inference_api.engine.loading.gguf_names import is_rope_interleaved
 from inference_api.engine.loading.layout import (
     HEAD,
     Part,
-    Plan,
-    decodes_by_kernels,
     linear_weights,
-    parameter_shape,
+    parameter_forms,
     weight_plan,
 )
+from inference_api.engine.loading.weight_files import tensor_places
 from inference_api.errors import StartupError
 from inference_api.kernels.library import Kernels, PackedWeight, UnusableWeight
 
@@ -49,7 +48,8 @@ class Parameters:
 
 Weight = Tensor | GgufTensor  # one tensor of the checkpoint
 Write = Callable[[Weight], object]  # brings it to its place
-FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+Memory = Mapping[str, Tensor]  # uint8 zeros for each parameter, by name
+FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
 def load_parameters(
@@ -58,78 +58,113 @@ def load_parameters(
     device: torch.device,
     dtype: torch.dtype,
     packing: Packing | None = None,
+    memory: Memory | None = None,
+    pause: Callable[[], None] = lambda: None,
 ) -> Parameters:
     """Read every parameter straight to its place, device and precision, or to its packed form.
 
-    Beyond the parameters themselves, only the tensor being read takes memory. Where the kernels run
-    whole steps, vectors are float32 whatever `dtype` is: they read no others. The caller has
-    compared the files' headers with the plan. Raises StartupError when a file cannot be read to
-    its end, or a weight is not a number that can be packed.
+    Beyond the parameters themselves, only the tensor being read takes memory. Files are read and
+    not mapped: one that is cut short while it is mapped ends the process. The caller has
+    compared the files' headers with the plan. `memory`: see `empty_parameters`; `pause` is called
+    between tensors. Raises StartupError when a file cannot be read to its end, or a weight is not a
+    number that can be packed.
     """
-    packed_plan = {} if packing is None else linear_weights(config)
-    kept_plan = {
-        name: parts for name, parts in weight_plan(config).items() if name not in packed_plan
-    }
-    parameters = Parameters({}, {}, packing)
-    has_kernels = packing is not None and decodes_by_kernels(config, packing.bits)
-    dtypes = (torch.float32 if has_kernels else dtype, dtype)
+    parameters = empty_parameters(config, device, dtype, packing, memory)
     targets: dict[str, list[Write]] = {}  # by name in the checkpoint; a tied embedding has two
-    for part, write in _tensor_targets(parameters, kept_plan, device, dtypes):
-        targets.setdefault(part.name, []).append(_ordered(part, config, write))
-    for part, write in _packed_targets(parameters, packed_plan):
+    for part, write in (*_tensor_targets(parameters, config), *_packed_targets(parameters, config)):
         targets.setdefault(part.name, []).append(_ordered(part, config, write))
     for file in files:
         for name, weight in _read_gguf(file) if is_gguf(file) else _read(file, targets.keys()):
             _write(name, weight, targets.pop(name))
+            pause()
     assert not targets, f"headers were checked, yet {sorted(targets)} were not in the files"
-    if config.is_head_tied:
-        parameters.tensors[HEAD] = parameters.tensors["embedding"]
     return parameters
 
 
-def _tensor_targets(
-    parameters: Parameters,
-    plan: Plan,
+def empty_parameters(
+    config: ModelConfig,
     device: torch.device,
-    dtypes: tuple[torch.dtype, torch.dtype],
-) -> Iterator[tuple[Part, Write]]:
-    """`dtypes`: of vectors, and of matrices."""
-    for name, parts in plan.items():
-        shape = parameter_shape(parts)
-        tensor = torch.empty(shape, dtype=dtypes[len(shape) > 1], device=device)
-        parameters.tensors[name] = tensor
-        views = tensor.split_with_sizes([part.shape[0] for part in parts])
-        yield from (
-            (part, partial(_copy, target=view)) for part, view in zip(parts, views, strict=True)
+    dtype: torch.dtype,
+    packing: Packing | None = None,
+    memory: Memory | None = None,
+) -> Parameters:
+    """The memory of parameters, in the forms of `layout.parameter_forms`: new, or in `memory`."""
+    tensors: dict[str, Tensor] = {}
+    packed: dict[str, PackedWeight] = {}
+    bits = None if packing is None else packing.bits
+    for name, form in parameter_forms(config, dtype.itemsize, bits).items():
+        own = None if memory is None else memory[name]
+        if form.bits is not None:
+            outputs, inputs = form.shape
+            packed[name] = PackedWeight.empty(form.bits, outputs, inputs, own)
+            continue
+        kind = dtype if form.element_bytes == dtype.itemsize else torch.float32
+        tensors[name] = (
+            torch.empty(form.shape, dtype=kind, device=device)
+            if own is None
+            else own.view(kind).view(form.shape)
         )
+    if config.is_head_tied:
+        tensors[HEAD] = tensors["embedding"]
+    return Parameters(tensors, packed, packing)
 
 
-def _packed_targets(parameters: Parameters, plan: Plan) -> Iterator[tuple[Part, Write]]:
-    packing = parameters.packing
-    for name, parts in plan.items():
+def _tensor_targets(parameters: Parameters, config: ModelConfig) -> Iterator[tuple[Part, Write]]:
+    for name, parts in weight_plan(config).items():
+        if name in parameters.packed:
+            continue
+        views = parameters.tensors[name].split_with_sizes([part.shape[0] for part in parts])
+        for part, view in zip(parts, views, strict=True):
+            yield part, partial(_copy, target=view)
+
+
+def _packed_targets(parameters: Parameters, config: ModelConfig) -> Iterator[tuple[Part, Write]]:
+    packing, plan = parameters.packing, linear_weights(config)
+    for name, weight in parameters.packed.items():
         assert packing is not None
-        weight = PackedWeight.empty(packing.bits, *parameter_shape(parts))
-        parameters.packed[name] = weight
         first = 0
-        for part in parts:
+        for part in plan[name]:
             yield part, partial(_pack, packing.kernels, packed=weight, first_output=first)
             first += part.shape[0]
 
 
 def _read(file: Path, wanted: Collection[str]) -> Iterator[tuple[str, Weight]]:
+    places = {name: place for name, place in tensor_places(file).items() if name in wanted}
     try:
-        with safe_open(file, framework="pt") as tensors:
-            for name in tensors.keys():  # noqa: SIM118 (not a mapping)
-                if name in wanted:
-                    yield name, tensors.get_tensor(name)
-    except SafetensorError as error:
+        with file.open("rb", buffering=0) as stream:
+            for name, place in sorted(places.items(), key=lambda each: each[1].begin):
+                if place.stored.dtype not in FLOATS:
+                    raise StartupError(
+                        [
+                            f"{name} is {place.stored.dtype}; choose a float32, float16 or "
+                            "bfloat16 checkpoint, or a GGUF file."
+                        ]
+                    )
+                numbers = torch.empty(place.end - place.begin, dtype=torch.uint8)
+                stream.seek(place.begin)
+                _read_into(numbers, stream)
+                yield name, numbers.view(FLOATS[place.stored.dtype]).view(place.stored.shape)
+    except (OSError, EOFError) as error:
         raise StartupError([f"{file} is damaged ({error}); get the file again."]) from None
+
+
+def _read_into(numbers: Tensor, stream: FileIO) -> None:
+    """Raises EOFError."""
+    rest = numbers.numpy().data
+    while rest:
+        num_bytes = stream.readinto(rest)
+        if not num_bytes:
+            raise EOFError(f"it lacks {len(rest)} bytes of a tensor")
+        rest = rest[num_bytes:]
 
 
 def _read_gguf(file: Path) -> Iterator[tuple[str, Weight]]:
     model = read_gguf(file)
     for name, tensor in model.tensors.items():
-        weight = GgufTensor.of(tensor)
+        try:
+            weight = GgufTensor.read(file, tensor)
+        except (OSError, ValueError) as error:
+            raise StartupError([f"{file} is damaged ({error}); get the file again."]) from None
         is_interleaved = is_rope_interleaved(model.architecture, name)
         yield name, weight.without_interleaving(model.config.head_dim) if is_interleaved else weight
 
@@ -158,11 +193,6 @@ def _pack(kernels: Kernels, weight: Weight, packed: PackedWeight, first_output: 
 
 
 def _write(name: str, weight: Weight, writes: Sequence[Write]) -> None:
-    if isinstance(weight, Tensor) and weight.dtype not in FLOATS:
-        kind = str(weight.dtype).removeprefix("torch.")
-        raise StartupError(
-            [f"{name} is {kind}; choose a float32, float16 or bfloat16 checkpoint, or a GGUF file."]
-        )
     try:
         for write in writes:
             write(weight)

@@ -1,0 +1,140 @@
+"""A packed file: a model's weights as they lie in memory, written once, then mapped or copied."""
+
+import mmap
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Literal
+from zlib import crc32
+
+import torch
+
+from inference_api.engine.linear import Packing
+from inference_api.engine.loading.config import ModelConfig
+from inference_api.engine.loading.packed_layout import PackedLayout, UnusablePackedFile
+from inference_api.engine.loading.pages import SLICE_BYTES, Pause, copied, mapped, slices, touch
+from inference_api.engine.loading.weights import (
+    Memory,
+    Parameters,
+    empty_parameters,
+    load_parameters,
+)
+from inference_api.kernels.library import Kernels
+from inference_api.kernels.packing import Bits
+
+LoadBy = Literal["map", "copy"]
+Identity = tuple[int, ...]
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class PackedModel:
+    """A model that the kernels decode, and the form of its weights."""
+
+    name: str
+    files: Sequence[Path]
+    config: ModelConfig
+    dtype: torch.dtype
+    bits: Bits
+
+    @cached_property
+    def layout(self) -> PackedLayout:
+        return PackedLayout.of(self.config, self.dtype.itemsize, self.bits)
+
+    def parameters(self, memory: mmap.mmap, packing: Packing) -> Parameters:
+        """Those of a packed file in memory, which is kept for as long as any of them."""
+        return empty_parameters(self.config, CPU, self.dtype, packing, self._views(memory))
+
+    def pack_into(self, memory: mmap.mmap, pause: Pause) -> None:
+        """Read the model's weights into memory of zeros. Raises StartupError.
+
+        By kernels of one thread: those of the server belong to its decode thread.
+        """
+        packing = Packing(Kernels(1), self.bits)
+        views = self._views(memory)
+        load_parameters(self.files, self.config, CPU, self.dtype, packing, views, pause)
+
+    def _views(self, memory: mmap.mmap) -> Memory:
+        return {
+            each.name: torch.frombuffer(
+                memory, dtype=torch.uint8, count=each.form.num_bytes, offset=each.begin
+            )
+            for each in self.layout.tensors
+        }
+
+
+def write_packed(path: Path, key: str, model: PackedModel, pause: Pause) -> None:
+    """Pack a model into a new file, in memory that is the file's own: that of the process holds no
+    more than the tensor being read.
+
+    Raises StartupError, and OSError where there is no room for the file: it is made sure of first,
+    since a mapped page without any ends the process.
+    """
+    layout = model.layout
+    with path.open("w+b", buffering=0) as file:
+        os.posix_fallocate(file.fileno(), 0, layout.file_bytes)
+        memory = mmap.mmap(file.fileno(), layout.file_bytes)
+        model.pack_into(memory, pause)
+        names = [each.name for each in layout.tensors]
+        head = layout.head(key, dict(zip(names, _crcs(layout, memory, pause), strict=True)))
+        memory[: len(head)] = head
+        os.fsync(file.fileno())
+
+
+def read_packed(
+    path: Path,
+    key: str,
+    layout: PackedLayout,
+    load_by: LoadBy,
+    checked: set[Identity],
+    pause: Pause,
+) -> mmap.mmap:
+    """Bring a packed file into memory, to the last page.
+
+    Its checksums are compared the first time, and its identity added to `checked`. Raises OSError,
+    MemoryError, and UnusablePackedFile when it is not what `layout` says.
+    """
+    with path.open("rb", buffering=0) as file:
+        crcs = layout.read_crcs(file.fileno(), key)
+        state = os.fstat(file.fileno())
+        if load_by == "copy":
+            memory = _copied(file.fileno(), layout.file_bytes, pause)
+        else:
+            memory = mapped(file.fileno(), layout.file_bytes)
+    identity = (state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns)
+    if identity not in checked:
+        _check(layout, memory, crcs, pause)
+        checked.add(identity)
+    elif load_by == "map":
+        touch(memory, pause)
+    return memory
+
+
+def _copied(file: int, num_bytes: int, pause: Pause) -> mmap.mmap:
+    try:
+        return copied(file, num_bytes, pause)
+    except EOFError as error:
+        raise UnusablePackedFile(str(error), num_bytes) from None
+
+
+def _check(layout: PackedLayout, memory: mmap.mmap, crcs: Mapping[str, int], pause: Pause) -> None:
+    for each, crc in zip(layout.tensors, _crcs(layout, memory, pause), strict=True):
+        if crc != crcs[each.name]:
+            raise UnusablePackedFile(f"{each.name} does not match its checksum", each.begin)
+
+
+def _crcs(layout: PackedLayout, memory: mmap.mmap, pause: Pause) -> Iterator[int]:
+    """Of every tensor. Other threads run meanwhile."""
+    view = memoryview(memory)
+    num_bytes = 0  # since the last pause
+    for each in layout.tensors:
+        crc = 0
+        for begin, end in slices(each.begin, each.end):
+            crc = crc32(view[begin:end], crc)
+            num_bytes += end - begin
+            if num_bytes >= SLICE_BYTES:
+                num_bytes = 0
+                pause()
+        yield crc

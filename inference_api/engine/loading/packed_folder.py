@@ -1,0 +1,196 @@
+"""The packed files of models, made once and brought into memory ever after.
+
+`<key>.hearth` is of one model in one form: the key changes with the bytes of its weights and with
+all that decides what is made of them. A file is never changed once it has its name.
+"""
+
+import fcntl
+import hashlib
+import logging
+import mmap
+import os
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+from weakref import WeakValueDictionary
+
+from inference_api.engine.linear import Packing
+from inference_api.engine.loading.layout import weight_plan
+from inference_api.engine.loading.packed_files import (
+    Identity,
+    LoadBy,
+    PackedModel,
+    read_packed,
+    write_packed,
+)
+from inference_api.engine.loading.packed_layout import UnusablePackedFile
+from inference_api.engine.loading.pages import Pause
+from inference_api.engine.loading.source_hashes import SourceHashes
+from inference_api.engine.loading.weights import Parameters
+from inference_api.errors import StartupError
+from inference_api.kernels.packing import LAYOUT_VERSION
+
+logger = logging.getLogger(__name__)
+
+SUFFIX, LOCK_SUFFIX, TEMPORARY_SUFFIX = ".hearth", ".lock", ".tmp"
+LOCK_TIMEOUT_S = 600.0  # for another process to have packed the same model
+LOCK_POLL_S = 0.05
+
+
+class PackedFolder:
+    """Any thread, any process: a file is made under its key's lock.
+
+    Checksums are compared when this object first brings a file into memory. One that is unusable
+    is named in the log and made anew.
+    """
+
+    def __init__(self, folder: Path, load_by: LoadBy = "map", pause: Pause = lambda: None) -> None:
+        """`load_by` map takes the system's page cache, copy memory of this process in huge pages.
+        `pause` is called after every few milliseconds of work, and may wait."""
+        self._folder = folder
+        self._load_by = load_by
+        self._pause = pause
+        self._sources = SourceHashes(folder, pause)
+        self._checked: set[Identity] = set()
+        self._memories: WeakValueDictionary[str, mmap.mmap] = WeakValueDictionary()  # by key
+
+    def has(self, model: PackedModel) -> bool:
+        """Whether the weights, as they are now, are packed. Raises StartupError."""
+        hashes = [self._sources.known(file) for file in model.files]
+        known = [each for each in hashes if each is not None]
+        return len(known) == len(hashes) and self._path(_key(model, known)).exists()
+
+    def load(self, model: PackedModel, packing: Packing) -> Parameters:
+        """Bring the weights into memory, packed first if they are not yet.
+
+        Those of one key share it for as long as any of them is held, then it is given back.
+        `packing` is held and not used. Raises StartupError and MemoryError.
+        """
+        with _faults_named(model, self._folder):
+            key = self._key(model)
+            memory = self._memories.get(key) or self._read(model, key)
+            self._memories[key] = memory
+        return model.parameters(memory, packing)
+
+    def pack(self, model: PackedModel) -> None:
+        """Make the packed file unless it is there. Raises StartupError."""
+        with _faults_named(model, self._folder):
+            self._pack(model, self._key(model))
+
+    def faults(self, model: PackedModel) -> list[str]:
+        """What is wrong with the packed file, read to its end; nothing where there is none yet.
+        Raises StartupError when it cannot be read."""
+        with _faults_named(model, self._folder):
+            key = self._key(model)
+            path = self._path(key)
+            try:
+                read_packed(path, key, model.layout, "map", set(), self._pause)
+            except FileNotFoundError:
+                return []
+            except UnusablePackedFile as fault:
+                return [f"{path}: {fault}; it is packed anew when {model.name} is loaded."]
+        return []
+
+    def _key(self, model: PackedModel) -> str:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        return _key(model, [self._sources.of(file) for file in model.files])
+
+    def _path(self, key: str) -> Path:
+        return self._folder / (key + SUFFIX)
+
+    def _read(self, model: PackedModel, key: str) -> mmap.mmap:
+        path = self._path(key)
+        if path.exists():
+            try:
+                return self._brought(model, key)
+            except UnusablePackedFile as fault:
+                logger.warning("%s: %s; %s is packed anew", path, fault, model.name)
+                path.unlink(missing_ok=True)
+        self._pack(model, key)
+        return self._brought(model, key)
+
+    def _brought(self, model: PackedModel, key: str) -> mmap.mmap:
+        layout, checked = model.layout, self._checked
+        return read_packed(self._path(key), key, layout, self._load_by, checked, self._pause)
+
+    def _pack(self, model: PackedModel, key: str) -> None:
+        """Make the file, unless somebody has made it meanwhile."""
+        path = self._path(key)
+        temporary = path.with_suffix(TEMPORARY_SUFFIX)
+        self._remove_leftovers()
+        with self._locked(key):
+            if path.exists():
+                return
+            started_s = time.monotonic()
+            try:
+                write_packed(temporary, key, model, self._pause)
+                if self._key(model) != key:
+                    raise StartupError([f"{model.name} changes while it is packed; load it again."])
+                temporary.replace(path)
+            finally:
+                temporary.unlink(missing_ok=True)
+            _sync(self._folder)
+        logger.info("packed %s in %.1f s: %s", model.name, time.monotonic() - started_s, path)
+
+    def _remove_leftovers(self) -> None:
+        """Those of processes that have died: nobody holds their keys' locks."""
+        for temporary in self._folder.glob(f"*{TEMPORARY_SUFFIX}"):
+            with temporary.with_suffix(LOCK_SUFFIX).open("w") as lock:
+                if _is_locked(lock):
+                    temporary.unlink(missing_ok=True)
+
+    @contextmanager
+    def _locked(self, key: str) -> Iterator[None]:
+        path = self._folder / (key + LOCK_SUFFIX)
+        until_s = time.monotonic() + LOCK_TIMEOUT_S
+        with path.open("w") as lock:
+            while not _is_locked(lock):
+                if time.monotonic() > until_s:
+                    raise StartupError(
+                        [
+                            f"{path} has been held for {LOCK_TIMEOUT_S:g} s by another process "
+                            "that packs the same model; end it, or set another PACKED_FOLDER."
+                        ]
+                    )
+                time.sleep(LOCK_POLL_S)
+            yield
+
+
+def _key(model: PackedModel, source_hashes: Sequence[str]) -> str:
+    config = model.config
+    heads = (config.num_kv_heads, config.num_groups, config.head_dim)  # by these rows are ordered
+    made_of = (LAYOUT_VERSION, weight_plan(config), heads, source_hashes)
+    return hashlib.sha256(model.layout.head() + repr(made_of).encode()).hexdigest()
+
+
+def _is_locked(lock: IO[str]) -> bool:
+    """Whether the lock is ours now; it is until the file is closed."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _sync(folder: Path) -> None:
+    """Make names in a folder outlast a crash."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def _faults_named(model: PackedModel, folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, UnusablePackedFile) as error:
+        raise StartupError(
+            [
+                f"{model.name} cannot be packed in {folder} ({error}): it takes "
+                f"{model.layout.file_bytes} bytes there; make room, or set another PACKED_FOLDER."
+            ]
+        ) from error

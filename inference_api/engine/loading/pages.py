@@ -1,0 +1,81 @@
+"""Memory by pages: a file's, a copy of a file, or without one.
+
+It is given back at once when the last view of it is dropped, whatever the allocator keeps.
+"""
+
+import errno
+import mmap
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+
+import numpy as np
+
+SLICE_BYTES = 16 * 1024**2  # that are brought into memory between two pauses
+Pause = Callable[[], None]
+
+
+def anonymous(num_bytes: int, advice: int | None = None) -> mmap.mmap:
+    """Returns zeros that take memory page by page, as they are written. Raises MemoryError.
+
+    `advice`: of madvise(2), about huge pages; a kernel without any does not follow it.
+    """
+    with _memory_errors():
+        memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if advice is not None:
+        with suppress(OSError):
+            memory.madvise(advice)
+    return memory
+
+
+def mapped(file: int, num_bytes: int) -> mmap.mmap:
+    """Returns the first bytes of an open file; they take memory that the system can have back.
+
+    They are private, and writable for torch alone, which warns of views that are not: nobody
+    writes. The file has to keep its length: see `slices`. Raises MemoryError.
+    """
+    with _memory_errors():
+        return mmap.mmap(file, num_bytes, access=mmap.ACCESS_COPY)
+
+
+def copied(file: int, num_bytes: int, pause: Pause) -> mmap.mmap:
+    """Returns a copy of an open file's first bytes, in huge pages where there are some.
+
+    Raises MemoryError, OSError, and EOFError when the file is shorter.
+    """
+    memory = anonymous(num_bytes, mmap.MADV_HUGEPAGE)
+    view = memoryview(memory)
+    for begin, end in slices(0, num_bytes):
+        while begin < end:
+            num_read = os.preadv(file, [view[begin:end]], begin)
+            if num_read == 0:
+                raise EOFError(f"it ends at byte {begin} of {num_bytes}")
+            begin += num_read
+        pause()
+    return memory
+
+
+def touch(memory: mmap.mmap, pause: Pause) -> None:
+    """Bring every page of a mapped file into memory, so that no step waits for the disk.
+
+    Other threads run meanwhile. A file that is cut short ends the process here, or later.
+    """
+    pages = np.frombuffer(memory, np.uint8)
+    for begin, end in slices(0, len(pages)):
+        pages[begin : end : mmap.PAGESIZE].max()
+        pause()
+
+
+def slices(begin: int, end: int) -> Iterator[tuple[int, int]]:
+    for at in range(begin, end, SLICE_BYTES):
+        yield at, min(at + SLICE_BYTES, end)
+
+
+@contextmanager
+def _memory_errors() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno != errno.ENOMEM:
+            raise
+        raise MemoryError(str(error)) from error

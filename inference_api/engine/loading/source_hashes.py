@@ -1,0 +1,62 @@
+"""SHA-256 of files of weights, kept for as long as the files stay as they are. Loads no torch."""
+
+import hashlib
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from threading import get_ident
+
+from inference_api.errors import StartupError
+
+SUFFIX = ".source"  # of a file's hash, named by its stamp
+SLICE_BYTES = 16 * 1024**2
+STAMPED_BYTES = 1024**2  # a file's first, where its header is
+HASH = re.compile(r"[0-9a-f]{64}")
+
+
+class SourceHashes:
+    """Any thread, any process. A file's stamp is its inode, size, time and beginning."""
+
+    def __init__(self, folder: Path, pause: Callable[[], None]) -> None:
+        """`pause`: called between slices of files that are hashed."""
+        self._folder = folder
+        self._pause = pause
+
+    def known(self, file: Path) -> str | None:
+        """Returns the hash if the file was hashed as it is now. Raises StartupError."""
+        try:
+            found = (self._folder / (self._stamp(file) + SUFFIX)).read_text()
+        except OSError:
+            return None
+        return found if HASH.fullmatch(found) else None
+
+    def of(self, file: Path) -> str:
+        """Raises StartupError when the file cannot be read, or changes meanwhile; OSError when the
+        hash cannot be kept."""
+        known = self.known(file)
+        if known is not None:
+            return known
+        stamp = self._stamp(file)
+        digest = hashlib.sha256()
+        with file.open("rb", buffering=0) as stream:
+            while part := stream.read(SLICE_BYTES):
+                digest.update(part)
+                self._pause()
+        if self._stamp(file) != stamp:
+            raise StartupError([f"{file} changes while it is read; load it when it is complete."])
+        kept = self._folder / (stamp + SUFFIX)
+        temporary = kept.with_suffix(f".{os.getpid()}-{get_ident()}")
+        temporary.write_text(digest.hexdigest())
+        temporary.replace(kept)
+        return digest.hexdigest()
+
+    def _stamp(self, file: Path) -> str:
+        try:
+            with file.open("rb", buffering=0) as stream:
+                state = os.fstat(stream.fileno())
+                beginning = hashlib.sha256(stream.read(STAMPED_BYTES)).hexdigest()
+        except OSError as error:
+            raise StartupError([f"{file} cannot be read ({error}); get it again."]) from None
+        stamp = f"{state.st_ino} {state.st_size} {state.st_mtime_ns} {beginning}"
+        return hashlib.sha256(stamp.encode()).hexdigest()

@@ -1,0 +1,41 @@
+"""Reading weights while somebody changes their files."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from shutil import copytree
+
+import pytest
+import torch
+
+from inference_api.engine.loading.checkpoint import load_config
+from inference_api.engine.loading.weight_files import weight_files
+from inference_api.engine.loading.weights import load_parameters
+from inference_api.errors import StartupError
+from scripts.make_gguf import make_gguf
+from tests.inference_api.engine.conftest import TinyModel
+
+Tiny = Callable[[str], TinyModel]
+
+
+@pytest.fixture(params=["safetensors", "gguf"])
+def model(request: pytest.FixtureRequest, tiny_model: Tiny, tmp_path: Path) -> Path:
+    """A copy to spoil."""
+    folder, _ = tiny_model("llama")
+    if request.param == "safetensors":
+        return Path(copytree(folder, tmp_path / "model"))
+    make_gguf(folder, tmp_path / "model.gguf", "F32")
+    return tmp_path / "model.gguf"
+
+
+def test_file_cut_short_while_it_is_read_is_refused_by_name(model: Path) -> None:
+    [file] = weight_files(model)
+    config = load_config(model)
+    with pytest.raises(StartupError, match=rf"{file.name} is damaged"):
+        load_parameters(
+            [file],
+            config,
+            torch.device("cpu"),
+            torch.float32,
+            pause=lambda: os.truncate(file, file.stat().st_size // 2),
+        )

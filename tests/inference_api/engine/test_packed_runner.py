@@ -1,0 +1,262 @@
+"""Runners whose weights come from packed files: bits of others, and memory that is given back."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+from threading import Event, Thread, get_ident
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from inference_api.engine import engine_runner, hardware
+from inference_api.engine.engine_runner import EngineRunner
+from inference_api.engine.loading.packed_files import LoadBy
+from inference_api.engine.loading.packed_folder import PackedFolder
+from inference_api.engine.options import EngineOptions
+from inference_api.engine.runner import HeadGuesses
+from inference_api.kernels.library import Kernels, KernelsUnavailable, supported_variants
+from inference_api.settings import EMBEDDED_MODEL
+from scripts.make_gguf import make_gguf
+from tests.inference_api.engine.conftest import TinyModel
+from tests.inference_api.engine.steps import decode, prefill
+from tests.inference_api.engine.tiny_models import CONTEXT
+
+try:
+    supported_variants()
+except KernelsUnavailable as unavailable:
+    pytest.skip(f"no kernels: {unavailable}", allow_module_level=True)
+
+Tiny = Callable[[str], TinyModel]
+ROWS = 4
+PROMPT = [5, 17, 250, 9, 33, 4]
+FORMS: dict[str, dict[str, Any]] = {
+    "int8": {"quantization": "int8"},
+    "int4": {"quantization": "int4"},
+    "int8-bfloat16": {"quantization": "int8", "dtype": "bfloat16"},
+    "float32": {"dtype": "float32"},
+    "bfloat16": {"dtype": "bfloat16"},
+}
+MEASURE = """
+import json, sys
+from pathlib import Path
+from inference_api.engine.engine_runner import EngineRunner
+from inference_api.engine.loading.packed_folder import PackedFolder
+from inference_api.engine.options import EngineOptions
+from inference_api.engine.runner import RowStep
+
+def kilobytes():
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith("VmRSS")).split()[1])
+
+options = EngineOptions(device="cpu", max_rows=32, quantization="int8", has_medusa=True)
+packed = PackedFolder(Path(sys.argv[2]), sys.argv[3])
+runner = EngineRunner(Path(sys.argv[1]), options, packed=packed)
+seen = []
+for cycle in range(50):
+    runner.load()
+    loaded = kilobytes()
+    runner.step([RowStep(cycle % 32, 0, range(1, 200))])
+    runner.unload()
+    seen.append((loaded, kilobytes()))
+print(json.dumps({"cache": runner.footprint.cache_bytes // 1024, "seen": seen}))
+"""
+
+
+def options_of(form: str, **others: Any) -> EngineOptions:
+    values = {"device": "cpu", "max_rows": ROWS, "max_seq_len": CONTEXT, **FORMS[form], **others}
+    return EngineOptions(**values)
+
+
+@torch.inference_mode()
+def answers(runner: EngineRunner, row: int = 0) -> Tensor:
+    """Logits after a prompt and after some more tokens, of one row."""
+    prefill(runner.decoder, row, 0, PROMPT)
+    return torch.stack(
+        [decode(runner.decoder, [token], [row], [len(PROMPT) + token]) for token in range(5)]
+    )
+
+
+@pytest.fixture
+def packed(tmp_path: Path) -> PackedFolder:
+    return PackedFolder(tmp_path / "packed")
+
+
+@pytest.mark.parametrize("load_by", ["map", "copy"])
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("name", ["llama", "llama-tied", "llama-biases", "qwen3", "falcon-40b"])
+def test_answers_have_the_bits_of_weights_that_were_read(
+    name: str, form: str, load_by: LoadBy, tiny_model: Tiny, tmp_path: Path
+) -> None:
+    folder, options = tiny_model(name)[0], options_of(form)
+    read = EngineRunner(folder, options)
+    read.load()
+    runner = EngineRunner(folder, options, packed=PackedFolder(tmp_path, load_by))
+    for is_packed in (False, True):
+        assert runner.is_packed() == is_packed
+        runner.load()
+        assert torch.equal(answers(runner), answers(read))
+        runner.unload()
+
+
+@pytest.mark.parametrize(
+    ("stored", "form"), [("F32", "float32"), ("Q8_0", "int8"), ("Q4_0", "int4")]
+)
+def test_gguf_files_are_packed_too(
+    stored: str, form: str, tiny_model: Tiny, packed: PackedFolder, tmp_path: Path
+) -> None:
+    file = tmp_path / "model.gguf"
+    make_gguf(tiny_model("llama")[0], file, stored)
+    read = EngineRunner(file, options_of(form))
+    runner = EngineRunner(file, options_of(form), packed=packed)
+    for each in (read, runner):
+        each.load()
+    assert torch.equal(answers(runner), answers(read))
+
+
+def test_packing_ahead_is_all_that_loading_would_do(tiny_model: Tiny, packed: PackedFolder) -> None:
+    runner = EngineRunner(tiny_model("llama")[0], options_of("int8"), packed=packed)
+    runner.pack()
+    assert runner.is_packed()
+
+
+def test_heads_guess_alike(packed: PackedFolder) -> None:
+    options = options_of("int8", has_medusa=True)
+    read = EngineRunner(EMBEDDED_MODEL, options)
+    runner = EngineRunner(EMBEDDED_MODEL, options, packed=packed)
+    hidden = [*torch.randn(3, 256, generator=torch.Generator().manual_seed(0))]
+    guesses: list[HeadGuesses] = []
+    for each in (read, runner):
+        assert each.has_medusa_heads
+        assert each.is_batch_invariant
+        assert each.medusa is None
+        each.load()
+        assert each.medusa is not None
+        guesses.append(each.medusa.guess(hidden))
+    for of_read, of_packed in zip(*guesses, strict=True):
+        assert np.array_equal(of_read, of_packed)
+    runner.unload()
+    assert runner.medusa is None
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_memory_is_foreseen_to_the_byte(
+    form: str, tiny_model: Tiny, packed: PackedFolder, tmp_path: Path
+) -> None:
+    runner = EngineRunner(tiny_model("llama-tied")[0], options_of(form), packed=packed)
+    foreseen = runner.footprint
+    runner.load()
+    [file] = (tmp_path / "packed").glob("*.hearth")
+    assert foreseen.weights_bytes == file.stat().st_size
+    cache = runner._cache
+    assert foreseen.cache_bytes_per_row * ROWS == cache.keys.nbytes + cache.values.nbytes
+
+
+def test_row_answers_alike_after_its_memory_was_given_back(
+    tiny_model: Tiny, packed: PackedFolder
+) -> None:
+    runner = EngineRunner(tiny_model("llama")[0], options_of("float32"), packed=packed)
+    runner.load()
+    before, neighbour = answers(runner, 1), answers(runner, 2)
+    runner.release_memory(1)
+    runner.release_memory(1)
+    with torch.inference_mode():
+        again = decode(runner.decoder, [4], [2], [len(PROMPT) + 4])
+    assert torch.equal(again, neighbour[-1])
+    assert torch.equal(answers(runner, 1), before)
+
+
+def test_what_torch_decodes_is_not_packed(
+    tiny_model: Tiny, packed: PackedFolder, tmp_path: Path
+) -> None:
+    options = options_of("float32", kernels=False)
+    runner = EngineRunner(tiny_model("llama")[0], options, packed=packed)
+    assert not runner.is_batch_invariant
+    assert runner.is_packed()
+    runner.pack()
+    runner.load()
+    assert not (tmp_path / "packed").exists()
+    first = answers(runner)
+    runner.unload()
+    runner.unload()
+    runner.load()
+    assert torch.equal(answers(runner), first)
+
+
+class OwnedKernels(Kernels):
+    """Kernels for the thread that made them, and no other."""
+
+    def __init__(self, num_threads: int) -> None:
+        super().__init__(num_threads)
+        self._owner = get_ident()
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in ("pack", "linear", "attention", "draw", "step", "guess"):
+            assert get_ident() == self._owner, f"{name} on another thread"
+        return super().__getattribute__(name)
+
+
+@pytest.fixture
+def _two_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_runner, "MIN_PARAMETERS_TO_SHARE", 0)
+    monkeypatch.setattr(hardware, "physical_cores", lambda: 2)
+
+
+@pytest.mark.usefixtures("_two_threads")
+def test_loading_beside_steps_of_another_runner_changes_no_bit(
+    tiny_model: Tiny, packed: PackedFolder
+) -> None:
+    kernels_of = cache(OwnedKernels)
+    resident, other = (
+        EngineRunner(folder, options_of("int8", has_medusa=True), kernels_of, packed)
+        for folder in (tiny_model("llama")[0], EMBEDDED_MODEL)
+    )
+    resident.load()
+    expected = answers(resident)
+    alone = EngineRunner(EMBEDDED_MODEL, options_of("int8"))
+    alone.load()
+    is_done = Event()
+    failures: list[BaseException] = []
+
+    def load_and_unload() -> None:
+        try:
+            for _ in range(10):
+                other.load()
+                other.unload()
+            other.load()
+        except BaseException as error:
+            failures.append(error)
+        finally:
+            is_done.set()
+
+    num_threads = torch.get_num_threads()
+    loader = Thread(target=load_and_unload)
+    loader.start()
+    num_rounds = 0
+    while not is_done.is_set() or num_rounds == 0:
+        assert torch.equal(answers(resident, num_rounds % ROWS), expected)
+        num_rounds += 1
+    loader.join()
+    assert failures == []
+    assert torch.get_num_threads() == num_threads
+    assert torch.equal(answers(other), answers(alone))
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="no /proc to read memory from")
+@pytest.mark.parametrize("load_by", ["map", "copy"])
+def test_memory_does_not_grow_with_loading_again_and_again(load_by: str, tmp_path: Path) -> None:
+    command: Sequence[str] = [
+        *(sys.executable, "-c", MEASURE, str(EMBEDDED_MODEL), str(tmp_path), load_by)
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    measured = json.loads(done.stdout)
+    loaded, unloaded = zip(*measured["seen"][20:], strict=True)  # what stays is there by then
+    assert max(unloaded) - unloaded[0] < 4096
+    assert max(loaded) - loaded[0] < 4096
+    assert loaded[-1] - unloaded[-1] > 5600  # the weights take 5667
+    assert loaded[-1] - unloaded[-1] < measured["cache"]  # of 32 rows

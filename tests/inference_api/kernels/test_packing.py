@@ -1,0 +1,38 @@
+"""Packed bytes are kept in files: they may change with their version only."""
+
+from hashlib import sha256
+
+import pytest
+import torch
+
+from inference_api.kernels.library import (
+    Kernels,
+    KernelsUnavailable,
+    PackedWeight,
+    supported_variants,
+)
+from inference_api.kernels.packing import LAYOUT_VERSION, Bits
+
+try:
+    VARIANTS = supported_variants()
+except KernelsUnavailable as unavailable:
+    pytest.skip(f"no kernels: {unavailable}", allow_module_level=True)
+
+OUTPUTS, INPUTS = 70, 96
+PACKED: dict[tuple[int, Bits], str] = {  # by version and bits
+    (1, 32): "9fe39194c1fdae80fdec15f301d76a12be89a2a9d996e22d5adba3494a10ae7c",
+    (1, 16): "5c776acae4edbc5046d57329b9f3fc64bdd5c3d3bc102b6e179c4ac9a9774972",
+    (1, 8): "7c8106bdcfbb3e95ff524ea4dfe42956404e4e066e0602a29f6d653c72890174",
+    (1, 4): "5d9a39c617f5b9db5bb6f77dff5b01279439855d354a57fa96f6061750c72bb4",
+}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("bits", [32, 16, 8, 4])
+def test_packed_bytes_are_those_of_their_version(bits: Bits, variant: str) -> None:
+    numbers = torch.arange(OUTPUTS * INPUTS) * 7919 % 2003 - 1001
+    weights = (numbers / 1024).view(OUTPUTS, INPUTS)  # exact
+    packed = PackedWeight.empty(bits, OUTPUTS, INPUTS)
+    Kernels(1, variant).pack(weights, packed)
+    found = sha256(packed.blocks.numpy().tobytes()).hexdigest()
+    assert found == PACKED[LAYOUT_VERSION, bits], "raise LAYOUT_VERSION and name the new hash"
