@@ -137,6 +137,10 @@ class EngineRunner:
             self._check()
             self._packed.pack(self._packed_model)
 
+    def packed_faults(self) -> list[str]:
+        """What is wrong with the packed weights, read to their end. Raises StartupError."""
+        return [] if self._packed is None else self._packed.faults(self._packed_model)
+
     def load(self) -> None:
         """Bring the weights into memory and allocate the KV cache. Raises StartupError; see
         `ModelRunner`.

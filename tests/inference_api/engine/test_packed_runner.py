@@ -119,10 +119,18 @@ def test_gguf_files_are_packed_too(
     assert torch.equal(answers(runner), answers(read))
 
 
-def test_packing_ahead_is_all_that_loading_would_do(tiny_model: Tiny, packed: PackedFolder) -> None:
+def test_packing_ahead_is_all_that_loading_would_do(
+    tiny_model: Tiny, packed: PackedFolder, tmp_path: Path
+) -> None:
     runner = EngineRunner(tiny_model("llama")[0], options_of("int8"), packed=packed)
+    assert runner.packed_faults() == []
     runner.pack()
     assert runner.is_packed()
+    assert runner.packed_faults() == []
+    [file] = (tmp_path / "packed").glob("*.hearth")
+    file.write_bytes(b"")
+    [fault] = runner.packed_faults()
+    assert "ends within its preamble" in fault
 
 
 def test_heads_guess_alike(packed: PackedFolder) -> None:
