@@ -83,6 +83,9 @@ class ServedApi:
     def post(self, path: str = "/inference", **fields: Any) -> requests.Response:
         return requests.post(f"{self.url}{path}", json=fields, timeout=60)
 
+    def get(self, path: str) -> requests.Response:
+        return requests.get(f"{self.url}{path}", timeout=60)
+
     def open_stream(self, **fields: Any) -> requests.Response:
         """Returns once the first byte is there; close it to leave early."""
         return requests.post(f"{self.url}/inference", json=fields, timeout=60, stream=True)

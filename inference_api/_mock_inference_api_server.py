@@ -89,6 +89,9 @@ class EchoRunner:
     def release(self, row: int) -> None:
         """Nothing to release."""
 
+    def release_memory(self, row: int) -> None:
+        """Nothing to give back."""
+
 
 def _echo(draw: Draw) -> int:
     if draw.known_id is not None:

@@ -252,6 +252,10 @@ class Bundle(_Keys):
     def default_expert(self) -> Expert:
         return next((each for each in self.experts if each.name == self.default), self.experts[0])
 
+    def expert(self, name: str) -> Expert:
+        """The expert of this name, which is there."""
+        return next(each for each in self.experts if each.name == name)
+
     def found_from(self, folder: Path) -> Self:
         """With the sources that are there relative to `folder` as absolute paths."""
         experts = tuple(_found_from(folder, each) for each in self.experts)

@@ -2,6 +2,8 @@
 
 import os
 import signal
+import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
 from flask import Flask
@@ -9,9 +11,10 @@ from flask import Flask
 from common.disconnects import DisconnectWatcher
 from inference_api.generation.streaming import Generations
 from inference_api.live_state import LiveState
+from inference_api.observe.bundle_metrics import BundleCollector, ExpertFigures
 from inference_api.observe.metrics import ServerMetrics, ServerState
 from inference_api.observe.telemetry import Tracing
-from inference_api.routes import dashboard, generate, health, openai, tokenize
+from inference_api.routes import bundle, dashboard, generate, health, openai, tokenize
 from inference_api.routes import metrics as metrics_routes
 from inference_api.routes.auth import needs_token, register_token_check
 from inference_api.routes.body import WholeBodyRequest
@@ -20,6 +23,7 @@ from inference_api.routes.errors import register_error_handlers
 from inference_api.routes.openapi import register_openapi
 from inference_api.routes.origins import register_origin_check
 from inference_api.scheduling.decode_backend import DecodeBackend, Hooks
+from inference_api.scheduling.experts import State
 from inference_api.scheduling.input_queue import InputQueue
 from inference_api.scheduling.output_queues import OutputQueues
 from inference_api.settings import ModelSettings, Settings, load_settings
@@ -77,8 +81,7 @@ def create_server(
     optimizer = create_service(optimizer_settings)
     weights = create_weights_service(weights_settings)
     models = {each.name: each for each in settings.served_models}
-    rows = {name: model.user_rows for name, model in models.items()}
-    input_queue = InputQueue(settings.max_input_qsize, rows)
+    input_queue = _input_queue(settings)
     output_queues = OutputQueues()
     metrics = ServerMetrics(
         list(models),
@@ -88,6 +91,10 @@ def create_server(
     backend = DecodeBackend(settings, input_queue, output_queues, on_decoded=metrics.rows_decoded)
     watcher = DisconnectWatcher()
     tracing = Tracing(settings) if settings.otel_exporter_otlp_endpoint else None
+    if settings.bundle is not None:
+        metrics.registry.register(
+            BundleCollector(State, lambda: _expert_figures(backend, input_queue))
+        )
     metrics.registry.register(ReplicaGauges(lambda: optimizer.state, optimizer_settings.namespace))
     generations = Generations(backend, input_queue, output_queues, watcher, metrics, tracing)
 
@@ -97,6 +104,7 @@ def create_server(
     )
     app.register_blueprint(generate.create_blueprint(generations, settings))
     app.register_blueprint(openai.create_blueprint(generations, backend, settings))
+    app.register_blueprint(bundle.create_blueprint(backend, input_queue, settings))
     app.register_blueprint(tokenize.create_blueprint(backend, settings))
     app.register_blueprint(
         health.create_blueprint(backend, input_queue, output_queues, settings, _end_arbiter)
@@ -131,6 +139,13 @@ def server_of(app: object) -> Server:
     return server
 
 
+def _input_queue(settings: Settings) -> InputQueue:
+    rows = {model.name: model.user_rows for model in settings.served_models}
+    if settings.bundle is None:
+        return InputQueue(settings.max_input_qsize, rows)
+    return InputQueue(settings.queue_capacity, rows, shared_rows=settings.all_user_rows)
+
+
 def _state(
     model: ModelSettings,
     backend: DecodeBackend,
@@ -146,6 +161,27 @@ def _state(
         **asdict(snapshot.totals),
         depths=snapshot.depths,
     )
+
+
+def _expert_figures(backend: DecodeBackend, input_queue: InputQueue) -> Mapping[str, ExpertFigures]:
+    if backend.bundle is None:  # nothing is known of the experts yet
+        return {}
+    waiting, now_s = input_queue.all_waiting(), time.monotonic()
+    return {
+        name: ExpertFigures(
+            state=each.state,
+            bytes={
+                "weights": each.weights_bytes,
+                "other": each.other_bytes,
+                "cache": each.cache_bytes,
+            },
+            loads=each.num_loads,
+            evictions={str(reason): count for reason, count in each.evictions.items()},
+            failures={str(reason): count for reason, count in each.failures.items()},
+            oldest_wait_s=now_s - waiting[name].oldest_came_s if name in waiting else 0.0,
+        )
+        for name, each in backend.bundle.snapshot.experts.items()
+    }
 
 
 def _end_arbiter() -> None:

@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.samples import Sample
 
 from inference_api.generation.streaming import Generations
+from inference_api.openai.model_cards import bundle_state
 from inference_api.scheduling.decode_backend import DecodeBackend, Phase
 from inference_api.scheduling.input_queue import InputQueue
 from inference_api.scheduling.rows import UserRow
@@ -65,6 +66,7 @@ class LiveState:
                 "generated_tokens": totals.generated_tokens,
             },
             "speculation": self._speculation(),
+            "bundle": bundle_state(self._backend, self._input_queue, self._settings),
             "latencies": {name: self._histogram(metric) for name, metric in LATENCIES.items()},
             "finished": self._counts(REQUESTS, "finish_reason"),
             "errors": self._counts(ERRORS, "code"),

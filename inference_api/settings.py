@@ -83,6 +83,12 @@ class Settings(BaseSettings, ModelSettings):
             "In place of MODEL, the YAML file of many experts, of which those in use are in memory."
         ),
     )
+    packed_folder: str = Field(
+        "var/packed",
+        min_length=1,
+        max_length=4096,
+        description="With BUNDLE, where weights lie as they are mapped: made once for each model.",
+    )
     max_batch: int = Field(
         4,
         ge=1,

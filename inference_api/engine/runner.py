@@ -153,3 +153,6 @@ class ModelRunner(Protocol):
 
     def release(self, row: int) -> None:
         """The row's request has ended; its cache stays as it is until the row is written again."""
+
+    def release_memory(self, row: int) -> None:
+        """Nobody will continue what a free row's cache holds: its memory may go."""

@@ -23,6 +23,7 @@ from inference_api.request import (
     ScoredToken,
     SessionId,
     Speculation,
+    Switch,
     TokenEvent,
 )
 from inference_api.scheduling.decode_backend import DecodeBackend
@@ -104,6 +105,11 @@ class TextGeneration:
     def is_cut(self) -> bool:
         """The text ends before a stop string; the tokens of that came nevertheless."""
         return self._stop.has_matched
+
+    @property
+    def switch(self) -> Switch | None:
+        """What it waited for because its model was not in memory, once started."""
+        return self._timeline.switch
 
     @property
     def prompt_tokens(self) -> Sequence[int]:

@@ -21,7 +21,7 @@ class Timeline:
         self._early_s: float | None = None  # when the last of the early tokens came
         self._batch_sizes = 0
         self._reused_tokens = 0
-        self._switch: Switch | None = None
+        self.switch: Switch | None = None  # that the request waited for
         self._num_steps = 0  # that brought tokens
         self._depths = DraftDepths()
         self.completion_tokens = 0
@@ -46,7 +46,7 @@ class Timeline:
         """The request left the queue for a user row; so much of its prompt was cached already."""
         self._admitted_s = at_s
         self._reused_tokens = reused_tokens
-        self._switch = switch
+        self.switch = switch
 
     def drafted(self, drafted_tokens: int, accepted_tokens: int) -> None:
         """A step tried tokens, and so many of them are of the answer."""
@@ -76,7 +76,7 @@ class Timeline:
             accepted_tokens=self._depths.accepted_tokens,
             acceptance_by_depth=tuple(self._depths.acceptance_by_depth),
             tokens_per_step=num_tokens / self._num_steps if self._num_steps else None,
-            switch=self._switch,
+            switch=self.switch,
         )
 
 

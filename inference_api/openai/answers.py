@@ -17,18 +17,6 @@ class Answer(TypedDict):
     pass
 
 
-class ModelCard(Answer):
-    id: str
-    object: Literal["model"]
-    created: int
-    owned_by: str
-
-
-class ModelList(Answer):
-    object: Literal["list"]
-    data: list[ModelCard]
-
-
 class PromptTokensDetails(Answer):
     cached_tokens: int
 

@@ -4,7 +4,7 @@ Read it as the request does: body, prompt, queue, first event, then one chunk pe
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from flask import Blueprint, Response
 
@@ -84,8 +84,18 @@ def streamed(generation: TextGeneration, chunks: Iterator[bytes], mimetype: str)
     response.headers["X-Session-Id"] = generation.session_id
     # Raw text has no usage; limits by tokens need to know.
     response.headers["X-Prompt-Tokens"] = str(len(generation.prompt_tokens))
+    response.headers.update(switch_headers([generation]))
     response.call_on_close(generation.close)
     return response
+
+
+def switch_headers(generations: Iterable[TextGeneration]) -> dict[str, str]:
+    """Returns how long the model had to be waited for, if it had to be brought into memory."""
+    switches = [each.switch for each in generations if each.switch is not None]
+    if not switches:
+        return {}
+    switching_time_s = max(each.switching_time_s for each in switches)
+    return {"X-Switching-Time-Ms": str(round(1000 * switching_time_s))}
 
 
 def _raw_chunks(

@@ -15,15 +15,11 @@ from common.operations import operation
 from inference_api.bodies.fields import parse
 from inference_api.errors import InvalidRequest
 from inference_api.generation.streaming import Generations
-from inference_api.openai.answers import (
-    ChatCompletion,
-    Completion,
-    ModelCard,
-    ModelList,
-)
+from inference_api.openai.answers import ChatCompletion, Completion
 from inference_api.openai.choices import CHAT, COMPLETION, Choice, Form, chunks, whole_answer
 from inference_api.openai.logprobs import Logprobs
 from inference_api.openai.messages import turns_of
+from inference_api.openai.model_cards import ExpertModelCard, ModelCard, ModelList, expert_card
 from inference_api.openai.requests import (
     ChatBody,
     CompletionBody,
@@ -33,7 +29,7 @@ from inference_api.openai.requests import (
 )
 from inference_api.routes.caller import caller_of_request, json_body
 from inference_api.routes.errors import REFUSALS
-from inference_api.routes.generate import EVENT_STREAM, STREAM_HEADERS
+from inference_api.routes.generate import EVENT_STREAM, STREAM_HEADERS, switch_headers
 from inference_api.routes.tokenize import known_ids, prompt_is_called
 from inference_api.scheduling.decode_backend import DecodeBackend
 from inference_api.scheduling.served_model import ServedModel
@@ -67,12 +63,12 @@ class _Views:
         self._settings = settings
         self._started_at = int(time.time())
 
-    @operation("The models served.", {200: ModelList})
+    @operation("The models served; of a bundle's experts also their state.", {200: ModelList})
     def models(self) -> Response:
         cards = [self._card(name) for name in self._settings.served_names]
         return jsonify(ModelList(object="list", data=cards))
 
-    @operation("One of the models served.", {200: ModelCard, 404: Error})
+    @operation("One of the models served.", {200: ModelCard | ExpertModelCard, 404: Error})
     def model(self, model: str) -> Response:
         self._settings.name_of(model)
         return jsonify(self._card(model))
@@ -107,12 +103,16 @@ class _Views:
             choices = self._begin(form, body, prompts, self._backend.served[name])
             for choice in choices:
                 stack.callback(choice.generation.close)
+            switch = switch_headers(choice.generation for choice in choices)
             if not body.stream:
-                return jsonify(whole_answer(form, identity, choices, num_choices))
+                response = jsonify(whole_answer(form, identity, choices, num_choices))
+                response.headers.update(switch)
+                return response
             options = body.stream_options or StreamOptions()
             events = chunks(form, identity, choices, num_choices, options)
             response = Response(events, content_type=EVENT_STREAM)
             response.headers.update(STREAM_HEADERS)
+            response.headers.update(switch)
             response.headers["X-Session-Id"] = choices[0].generation.session_id
             num_tokens = sum(len(choice.generation.prompt_tokens) for choice in choices)
             response.headers["X-Prompt-Tokens"] = str(num_tokens // num_choices)
@@ -140,8 +140,16 @@ class _Views:
             choices.append(Choice(index, generation, echo, logprobs))
         return choices
 
-    def _card(self, name: str) -> ModelCard:
-        return ModelCard(id=name, object="model", created=self._started_at, owned_by="hearth")
+    def _card(self, name: str) -> ModelCard | ExpertModelCard:
+        card = ModelCard(id=name, object="model", created=self._started_at, owned_by="hearth")
+        bundle, residents = self._settings.bundle, self._backend.bundle
+        if bundle is None or residents is None:
+            return card
+        expert = bundle.expert(self._settings.name_of(name))
+        context = self._backend.served[expert.name].max_seq_len
+        rows_max = expert.rows.max or self._settings.user_rows
+        state = residents.snapshot.experts[expert.name]
+        return {**card, **expert_card(expert, context, rows_max, state)}
 
 
 def _encode(

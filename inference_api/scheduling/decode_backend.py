@@ -12,10 +12,12 @@ from dataclasses import astuple, dataclass, field, replace
 from enum import StrEnum
 from threading import Lock, Thread
 
+from inference_api.bundle_file import Bundle
 from inference_api.errors import BackendFailed, Draining, HearthError, NotReady, StartupError
 from inference_api.observe.draft_depths import DraftDepths
 from inference_api.request import FinishReason, SessionId, TokenEvent
 from inference_api.scheduling.batching import batching_of
+from inference_api.scheduling.bundle import BundleResidents, bundle_residents
 from inference_api.scheduling.input_queue import InputQueue
 from inference_api.scheduling.loaded_model import LoadedModel
 from inference_api.scheduling.model_loading import load_models
@@ -30,6 +32,7 @@ logger = logging.getLogger(__name__)
 
 IDLE_WAIT_S = 0.5  # how long an idle loop waits for a prompt before it looks around
 JOIN_TIMEOUT_S = 5.0
+LOADER_PAUSE_S = 0.002  # after a few milliseconds of work
 STALLED_PERIODS = 5
 LOADING_RETRY_AFTER_S = 5
 DRAINING_RETRY_AFTER_S = 10
@@ -101,6 +104,7 @@ class DecodeBackend:
         self.settings = settings
         self.max_users = settings.all_user_rows
         self.served: Mapping[str, ServedModel] = {}
+        self.bundle: BundleResidents | None = None
         self.hooks = Hooks()
         self.phase = Phase.LOADING
         self.snapshot = Snapshot(
@@ -193,12 +197,32 @@ class DecodeBackend:
 
     def load_model_and_tokenizer(self) -> None:
         """Bring the models into memory. Torch is imported here, off the serving threads."""
-        self.take(load_models(self.settings))
+        if self.settings.bundle is None:
+            self.take(load_models(self.settings))
+        else:
+            self._take_bundle(self.settings.bundle)
 
     def take(self, models: Iterable[LoadedModel]) -> None:
         """Serve these, in this order."""
         self._residents = self._fixed(models)
         self.served = {name: model.served for name, model in self.models.items()}
+
+    def _take_bundle(self, bundle: Bundle) -> None:
+        """Serve experts, as soon as those that are loaded at start are there."""
+        residents = bundle_residents(
+            bundle, self.settings, self._input_queue, self._output_queues, self._let_decode
+        )
+        self.served = residents.served
+        self._residents = self.bundle = residents
+        residents.start(self._clock())
+        while not (residents.has_started or self._is_stopping):
+            residents.turn(self._clock())
+            self._input_queue.wait_for_request(IDLE_WAIT_S)
+
+    def _let_decode(self) -> None:
+        """For the loader thread: leave the processor to the decode thread where that has work."""
+        if self._num_busy():
+            time.sleep(LOADER_PAUSE_S)
 
     def _fixed(self, models: Iterable[LoadedModel]) -> FixedModels:
         return FixedModels(models, self._input_queue, batching_of(self.settings))

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from threading import Condition, Event, Lock
 from typing import NamedTuple
 
-from inference_api.errors import HearthError, QueueFull
+from inference_api.errors import ExpertQueueFull, HearthError, QueueFull
 from inference_api.request import GenerationRequest, SessionId
 
 RATE_WINDOW = 64  # takes over which the drain rate is measured
@@ -45,9 +45,13 @@ class InputQueue:
         max_size: int,
         num_rows: Mapping[str, int],
         clock: Callable[[], float] = time.monotonic,
+        shared_rows: int | None = None,
     ) -> None:
+        """`shared_rows`: rows that the models share; `max_size` is then of all lines together."""
         self._clock = clock
         self._lines = {model: _Line(max_size, rows) for model, rows in num_rows.items()}
+        self._max_size = max_size
+        self._shared_rows = shared_rows
         self._num_put = 0
         self._lock = Lock()
         self._news = Event()  # the decode thread waits for some
@@ -114,7 +118,7 @@ class InputQueue:
     def wait_for_room(self, model: str, timeout_s: float) -> None:
         """Return when there is room, `put` would raise another error, or the time is over."""
         with self._lock:
-            if self._refusal is None and self._lines[model].is_full():
+            if self._refusal is None and self._is_full(model):
                 self._room.wait(timeout_s)
 
     def remove(self, session_id: SessionId) -> bool:
@@ -150,9 +154,19 @@ class InputQueue:
     def _check_room(self, model: str) -> None:
         if self._refusal is not None:
             raise self._refusal()
-        line = self._lines[model]
-        if line.is_full():
-            raise QueueFull(line.retry_after_s(self._clock()))
+        if self._is_full(model):
+            line = self._lines[model]
+            retry_after_s = line.retry_after_s(self._clock())
+            if self._shared_rows is not None:
+                raise ExpertQueueFull(model, len(line), retry_after_s)
+            raise QueueFull(retry_after_s)
+
+    def _is_full(self, model: str) -> bool:
+        if self._shared_rows is None:
+            return self._lines[model].is_full()
+        lines = self._lines.values()
+        num_free_rows = max(0, self._shared_rows - sum([line.num_running for line in lines]))
+        return len(self) >= self._max_size + num_free_rows
 
 
 class _Line:

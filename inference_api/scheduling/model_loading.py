@@ -6,8 +6,10 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from inference_api.bundle_file import Expert
 from inference_api.engine.options import EngineOptions
 from inference_api.errors import StartupError
+from inference_api.scheduling.experts import Needs
 from inference_api.scheduling.loaded_model import LoadedModel, draft_sources
 from inference_api.scheduling.served_model import ServedModel
 from inference_api.settings import ModelSettings, Settings
@@ -16,12 +18,13 @@ from inference_api.text.tokens import load_tokenizer
 
 if TYPE_CHECKING:
     from inference_api.engine.engine_runner import EngineRunner
+    from inference_api.engine.loading.packed_folder import PackedFolder
     from inference_api.kernels.library import Kernels
 
 
 @dataclass(frozen=True, slots=True)
 class LoadableModel:
-    """A model that is described; its weights may be brought into memory."""
+    """A model that is described; its weights may be brought into memory and let go again."""
 
     served: ServedModel
     settings: Settings
@@ -34,6 +37,32 @@ class LoadableModel:
         if self.drafter is not None:
             self.drafter.load()
         return LoadedModel.serving(self.served, self.runner, self.settings, self.drafter)
+
+    def unload(self) -> None:
+        """Give the memory back. Nobody holds what `load` returned."""
+        for runner in self._runners:
+            runner.unload()
+
+    def is_packed(self) -> bool:
+        """Whether `load` finds the weights as it needs them. Raises StartupError."""
+        return all(runner.is_packed() for runner in self._runners)
+
+    def needs(self, expert: Expert) -> Needs:
+        """Returns what it takes in memory as this expert of a bundle. Its tokenizer is there in any
+        case."""
+        footprints = [runner.footprint for runner in self._runners]
+        return Needs(
+            weights_bytes=sum(each.weights_bytes for each in footprints),
+            other_bytes=0,
+            cache_bytes_per_row=sum(each.cache_bytes_per_row for each in footprints),
+            rows_min=expert.rows.min,
+            rows_max=self.runner.max_rows,
+            is_pinned=expert.pinned,
+        )
+
+    @property
+    def _runners(self) -> "list[EngineRunner]":
+        return [self.runner] if self.drafter is None else [self.runner, self.drafter]
 
 
 def load_models(settings: Settings) -> list[LoadedModel]:
@@ -49,8 +78,11 @@ def load_models(settings: Settings) -> list[LoadedModel]:
     return [model.load() for model in models]
 
 
-def describe_models(settings: Settings) -> Sequence[LoadableModel]:
-    """What files say of the models of these settings.
+def describe_models(
+    settings: Settings, packed: "PackedFolder | None" = None
+) -> Sequence[LoadableModel]:
+    """What files say of the models of these settings. `packed`: where their weights are packed, if
+    they will come and go.
 
     They step one after another, so those of one number of threads share the kernels' threads.
     Raises StartupError.
@@ -64,11 +96,11 @@ def describe_models(settings: Settings) -> Sequence[LoadableModel]:
     models = []
     for model in settings.served_models:
         folder = locate(model.model)
-        runner = EngineRunner(folder, EngineOptions.from_settings(model), kernels_of)
+        runner = EngineRunner(folder, EngineOptions.from_settings(model), kernels_of, packed)
         tokenizer = load_tokenizer(folder, runner.eos_token_ids)
         drafter = None
         if model.used_draft_model is not None and runner.is_batch_invariant:
-            drafter = _drafter(model, folder, runner.max_seq_len, kernels_of)
+            drafter = _drafter(model, folder, runner.max_seq_len, kernels_of, packed)
         sources = draft_sources(model.name, runner, model, drafter)
         served = ServedModel.of(model.name, runner, tokenizer, sources, budget)
         models.append(LoadableModel(served, settings, runner, drafter))
@@ -80,6 +112,7 @@ def _drafter(
     model_dir: Path,
     max_seq_len: int,
     kernels_of: "Callable[[int], Kernels]",
+    packed: "PackedFolder | None",
 ) -> "EngineRunner":
     """Of DRAFT_MODEL: with as many rows as the model, and its context or as much of it as the draft
     has. Raises StartupError when it cannot draft for this model."""
@@ -94,4 +127,4 @@ def _drafter(
     options = replace(
         EngineOptions.from_settings(model), max_seq_len=context_tokens, has_medusa=False
     )
-    return EngineRunner(folder, options, kernels_of)
+    return EngineRunner(folder, options, kernels_of, packed)

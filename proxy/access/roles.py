@@ -66,6 +66,7 @@ LINES: Mapping[Role, str] = {
         GET /
         GET /dashboard/assets/{version}/{name}
         GET /dashboard/state
+        GET /bundle
         GET /metrics
         GET /state
         GET /plan
@@ -92,6 +93,8 @@ LINES: Mapping[Role, str] = {
     """,
     Role.OPERATOR: """
         POST /drain
+        POST /bundle/load/{name}
+        POST /bundle/unload/{name}
         PUT /state
         POST /optimize
         POST /optimizeOne

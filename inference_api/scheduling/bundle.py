@@ -1,0 +1,218 @@
+"""The experts of a bundle that are in memory: what `residency` decides is done here.
+
+Decode thread only, but for what says any thread. The loader thread brings experts into memory and
+lets them go meanwhile.
+"""
+
+import logging
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
+from functools import partial
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import TypeVar
+
+from inference_api.bundle_file import Bundle
+from inference_api.errors import ExpertFailed, ExpertUnloaded, StartupError
+from inference_api.request import FinishReason, TokenEvent
+from inference_api.scheduling.expert_loader import (
+    ExpertLoader,
+    Loaded,
+    LoaderEvent,
+    LoadFailed,
+    Packing,
+    Unloaded,
+)
+from inference_api.scheduling.experts import (
+    Effect,
+    EndRows,
+    Load,
+    Policy,
+    Refuse,
+    State,
+    Unload,
+)
+from inference_api.scheduling.input_queue import InputQueue
+from inference_api.scheduling.loaded_model import LoadedModel
+from inference_api.scheduling.model_loading import LoadableModel, describe_models
+from inference_api.scheduling.output_queues import OutputQueues
+from inference_api.scheduling.residency import Residency
+from inference_api.scheduling.rows import UserRow
+from inference_api.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+TIMER_S = 0.05  # how exact times of patience and residence are while nobody runs
+FAILED_RETRY_AFTER_S = 30
+ANSWER_TIMEOUT_S = 30.0  # of what operators ask: the turn of the decode loop that it falls into
+
+Answer = TypeVar("Answer")
+
+
+class BundleResidents:
+    """`Residents` of a bundle."""
+
+    def __init__(
+        self,
+        bundle: Bundle,
+        user_rows: int,
+        experts: Mapping[str, LoadableModel],
+        input_queue: InputQueue,
+        output_queues: OutputQueues,
+    ) -> None:
+        """`experts` are those of the bundle, by name."""
+        self.models: Mapping[str, LoadedModel] = {}
+        self.served = {name: expert.served for name, expert in experts.items()}
+        needs = {each.name: experts[each.name].needs(each) for each in bundle.experts}
+        self._at_start = [each.name for each in bundle.experts if each.is_loaded_at_start]
+        self._residency = Residency(needs, _policy(bundle, user_rows))
+        self.snapshot = self._residency.snapshot()  # any thread may read it
+        self._needs = needs
+        self._num_started = 0
+        self._input_queue = input_queue
+        self._output_queues = output_queues
+        self._loader = ExpertLoader(experts, input_queue.wake)
+        self._asked: SimpleQueue[Callable[[], Callable[[], None]]] = SimpleQueue()
+
+    # --- any thread -----------------------------------------------------------------------
+
+    def ask(self, question: Callable[[Residency, float], Answer]) -> Answer:
+        """Have the decode thread call this in its next turn; what came of it is in `snapshot` once
+        this returns. Raises what that raises, and TimeoutError where there is no turn for long."""
+        answer: Future[Answer] = Future()
+
+        def settle() -> Callable[[], None]:
+            try:
+                result = question(self._residency, time.monotonic())
+            except Exception as error:
+                return partial(answer.set_exception, error)
+            return partial(answer.set_result, result)
+
+        self._asked.put(settle)
+        self._input_queue.wake()
+        return answer.result(ANSWER_TIMEOUT_S)
+
+    def start(self, now_s: float) -> None:
+        """Begin to load what is to be there from the start."""
+        self._loader.start()
+        for name in self._at_start:
+            self._residency.ask_load(name, now_s)
+
+    def stop(self) -> None:
+        self._loader.stop()
+
+    # --- decode thread --------------------------------------------------------------------
+
+    @property
+    def has_started(self) -> bool:
+        """Whether what is loaded at start is there. Raises StartupError where none of it came."""
+        states = [self.snapshot.experts[name] for name in self._at_start]
+        failed = [each for each in states if each.state is State.FAILED]
+        if failed and len(failed) == len(states):
+            raise StartupError([each.reason for each in failed])
+        return all(each.state in (State.RESIDENT, State.FAILED) for each in states)
+
+    def turn(self, now_s: float) -> None:
+        while (event := self._loader.next_event()) is not None:
+            self._hear(event, now_s)
+        settled = [settle() for settle in self._questions()]
+        for effect in self._residency.advance(now_s, self._input_queue.all_waiting()):
+            self._do(effect)
+        self.snapshot = self._residency.snapshot()
+        for tell in settled:
+            tell()
+
+    def to_start(self, now_s: float) -> Iterator[LoadedModel]:
+        while names := self._residency.order():
+            num_started = self._num_started
+            yield self.models[names[0]]
+            if self._num_started == num_started:
+                return  # who waited has just left: what the order comes from is out of date
+
+    def started(self, model: LoadedModel, row: UserRow, now_s: float) -> None:
+        self._num_started += 1
+        self._residency.started(model.name, now_s)
+        row.switch = self._residency.switch_of(model.name, row.request.came_s)
+        self._give_back_memory(model)
+
+    def ended(self, model: LoadedModel, now_s: float) -> None:
+        self._residency.ended(model.name, now_s)
+        self._give_back_memory(model)
+
+    def idle_s(self, now_s: float) -> float:
+        return TIMER_S if len(self._input_queue) else math.inf
+
+    def _give_back_memory(self, model: LoadedModel) -> None:
+        """Caches of free rows stay for prompts that continue them, among the rows that the expert
+        is sure of."""
+        rows, rows_min = model.rows, self._needs[model.name].rows_min
+        holding = rows.holding()
+        for index in holding[: max(0, min(len(holding), len(rows) + len(holding) - rows_min))]:
+            rows.forget(index)
+            model.runner.release_memory(index)
+
+    def _hear(self, event: LoaderEvent, now_s: float) -> None:
+        match event:
+            case Packing(name):
+                self._residency.packing(name)
+            case Loaded(name, model):
+                self.models = {**self.models, name: model}
+                self._residency.loaded(name, now_s)
+            case LoadFailed(name, reason, failure):
+                self._residency.load_failed(name, reason, now_s, failure)
+            case Unloaded(name):
+                self._residency.unloaded(name, now_s)
+
+    def _questions(self) -> Iterator[Callable[[], Callable[[], None]]]:
+        while True:
+            try:
+                yield self._asked.get_nowait()
+            except Empty:
+                return
+
+    def _do(self, effect: Effect) -> None:
+        match effect:
+            case Load(name):
+                self._loader.load(name)
+            case Unload(name):
+                self.models = {each: model for each, model in self.models.items() if each != name}
+                self._loader.unload(name)
+            case Refuse(name, reason):
+                error = ExpertFailed(name, reason, FAILED_RETRY_AFTER_S)
+                ended = TokenEvent((), FinishReason.ERROR, error)
+                waiting = self._input_queue.take_all(name)
+                self._output_queues.publish([(each.session_id, ended) for each in waiting])
+            case EndRows(name):
+                ended = TokenEvent((), FinishReason.ERROR, ExpertUnloaded(name))
+                busy = self.models[name].rows.busy()
+                for row in busy:
+                    row.finish_reason = FinishReason.ERROR
+                self._output_queues.publish([(row.session_id, ended) for row in busy])
+
+
+def bundle_residents(
+    bundle: Bundle,
+    settings: Settings,
+    input_queue: InputQueue,
+    output_queues: OutputQueues,
+    pause: Callable[[], None],
+) -> BundleResidents:
+    """Describes the experts; none is in memory yet. `pause` is called all the while one is loaded.
+    Imports torch. Raises StartupError."""
+    from inference_api.engine.loading.packed_folder import PackedFolder
+
+    packed = PackedFolder(Path(settings.packed_folder), bundle.load_by, pause)
+    experts = {each.served.name: each for each in describe_models(settings, packed)}
+    return BundleResidents(bundle, settings.user_rows, experts, input_queue, output_queues)
+
+
+def _policy(bundle: Bundle, user_rows: int) -> Policy:
+    return Policy(
+        bundle.fast_memory_limit,
+        user_rows,
+        bundle.patience_s,
+        bundle.min_residence_s,
+        bundle.load_timeout_s,
+    )

@@ -1,0 +1,112 @@
+"""The loader thread of a bundle: brings experts into memory and lets them go, one at a time.
+
+The decode thread asks and takes what became of it from `events`, at the start of its next turn;
+nothing else is shared. Meanwhile the residents decode: the thread runs at a low priority.
+"""
+
+import logging
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from threading import Thread, get_native_id
+
+from inference_api.errors import StartupError
+from inference_api.scheduling.experts import Failure
+from inference_api.scheduling.loaded_model import LoadedModel
+from inference_api.scheduling.model_loading import LoadableModel
+
+logger = logging.getLogger(__name__)
+
+JOIN_TIMEOUT_S = 5.0
+NICENESS = 10  # of the thread, beside those that decode
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    name: str
+    model: LoadedModel
+
+
+@dataclass(frozen=True, slots=True)
+class LoadFailed:
+    name: str
+    reason: str
+    failure: Failure
+
+
+@dataclass(frozen=True, slots=True)
+class Unloaded:
+    name: str
+
+
+LoaderEvent = Packing | Loaded | LoadFailed | Unloaded
+
+
+class ExpertLoader:
+    """`start` it once; `stop` joins its thread. Only the decode thread asks and takes events."""
+
+    def __init__(self, experts: Mapping[str, LoadableModel], on_event: Callable[[], None]) -> None:
+        """`on_event`: called by the thread whenever there is a new event."""
+        self._experts = experts
+        self._on_event = on_event
+        self._asked: SimpleQueue[Callable[[], LoaderEvent] | None] = SimpleQueue()
+        self._events: SimpleQueue[LoaderEvent] = SimpleQueue()
+        self._thread = Thread(target=self._run, name="loader", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Returns when what is being done is done, or after a while."""
+        self._asked.put(None)
+        if self._thread.is_alive():
+            self._thread.join(JOIN_TIMEOUT_S)
+
+    def load(self, name: str) -> None:
+        self._asked.put(lambda: self._load(name))
+
+    def unload(self, name: str) -> None:
+        self._asked.put(lambda: self._unload(name))
+
+    def next_event(self) -> LoaderEvent | None:
+        """Returns None when nothing more has happened. Never waits."""
+        try:
+            return self._events.get_nowait()
+        except Empty:
+            return None
+
+    def _run(self) -> None:
+        os.setpriority(os.PRIO_PROCESS, get_native_id(), NICENESS)
+        while (job := self._asked.get()) is not None:
+            self._tell(job())
+
+    def _tell(self, event: LoaderEvent) -> None:
+        self._events.put(event)
+        self._on_event()
+
+    def _load(self, name: str) -> LoaderEvent:
+        expert = self._experts[name]
+        started_s = time.monotonic()
+        try:
+            if not expert.is_packed():
+                self._tell(Packing(name))
+            model = expert.load()
+        except Exception as error:
+            expert.unload()
+            reason = "; ".join(error.faults) if isinstance(error, StartupError) else repr(error)
+            logger.error("%s cannot be loaded: %s", name, reason, exc_info=error)
+            is_memory = isinstance(error, MemoryError)
+            return LoadFailed(name, reason, Failure.MEMORY if is_memory else Failure.LOAD)
+        logger.info("%s is in memory after %.3f s", name, time.monotonic() - started_s)
+        return Loaded(name, model)
+
+    def _unload(self, name: str) -> LoaderEvent:
+        self._experts[name].unload()
+        return Unloaded(name)

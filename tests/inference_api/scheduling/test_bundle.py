@@ -1,0 +1,290 @@
+"""Experts that come and go, by the real loader thread and real weights."""
+
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from shutil import copytree
+
+import pytest
+
+from inference_api.errors import (
+    ExpertBusy,
+    ExpertFailed,
+    ExpertPinned,
+    ExpertQueueFull,
+    ExpertUnloaded,
+)
+from inference_api.request import (
+    FinishReason,
+    GenerationRequest,
+    SamplingParams,
+    SessionId,
+    Switch,
+    TokenEvent,
+)
+from inference_api.scheduling.decode_backend import DecodeBackend, Phase
+from inference_api.scheduling.experts import State, UnloadMode
+from inference_api.scheduling.input_queue import InputQueue
+from inference_api.scheduling.output_queues import OutputQueue, OutputQueues
+from inference_api.settings import EMBEDDED_MODEL, Settings
+
+NAMES = ("eight", "four", "plain")
+PROMPTS = ("What is the capital of Kenya, and what is it known for?", "How many days has May?", "Say 17 + 25.", "Hello")
+WAIT_S = 60.0
+ROOM_FOR_TWO = "13MiB"  # of eight and four; plain leaves room for none beside it
+
+FILE = """
+version: 1
+memory_limit: 1GiB
+fast_memory_limit: {limit}
+patience_s: 0.5
+min_residence_s: 0.05
+max_queue: {max_queue}
+experts:
+  - {{name: eight, source: {eight}, quantisation: int8, context: 256, rows: {{min: 1, max: 4}}, \
+load: start}}
+  - {{name: four, source: {source}, quantisation: int4, context: 256, rows: {{min: 1, max: 4}}, \
+pinned: {is_pinned}}}
+  - {{name: plain, source: {source}, quantisation: none, context: 256, rows: {{min: 1, max: 4}}}}
+"""
+
+
+@dataclass(frozen=True)
+class Answer:
+    token_ids: tuple[int, ...]
+    last: TokenEvent
+
+    @property
+    def switch(self) -> Switch | None:
+        return self.last.switch
+
+
+class Serving:
+    """A backend and its queues, asked as request threads ask."""
+
+    def __init__(self, settings: Settings) -> None:
+        rows = {model.name: model.user_rows for model in settings.served_models}
+        shared = None if settings.bundle is None else settings.all_user_rows
+        self.input_queue = InputQueue(settings.queue_capacity, rows, shared_rows=shared)
+        self.output_queues = OutputQueues()
+        self.backend = DecodeBackend(settings, self.input_queue, self.output_queues)
+
+    def start(self) -> None:
+        self.backend.start()
+        eventually(lambda: self.backend.phase is not Phase.LOADING)
+        assert self.backend.phase is Phase.READY
+
+    def submit(self, name: str, prompt: str, max_tokens: int = 12) -> OutputQueue:
+        queue = self.output_queues.open(name)
+        tokens = tuple(self.backend.served[name].tokenizer.encode(prompt))
+        sampling = SamplingParams(temperature=0.0)
+        self.input_queue.put(
+            GenerationRequest(
+                queue.session_id, name, tokens, max_tokens, sampling, came_s=time.monotonic()
+            )
+        )
+        return queue
+
+    def ask(self, name: str, prompt: str, max_tokens: int = 12) -> Answer:
+        return drained(self.submit(name, prompt, max_tokens))
+
+    def state(self, name: str) -> State:
+        assert self.backend.bundle is not None
+        return self.backend.bundle.snapshot.experts[name].state
+
+    def unload(self, name: str, mode: UnloadMode = UnloadMode.IDLE) -> None:
+        assert self.backend.bundle is not None
+        self.backend.bundle.ask(lambda residency, now_s: residency.ask_unload(name, mode, now_s))
+
+    def load(self, name: str) -> bool:
+        assert self.backend.bundle is not None
+        return self.backend.bundle.ask(lambda residency, now_s: residency.ask_load(name, now_s))
+
+
+def drained(queue: OutputQueue) -> Answer:
+    ids: list[int] = []
+    while True:
+        event = queue.get(WAIT_S)
+        assert event is not None, "no event came"
+        ids += event.token_ids
+        if event.finish_reason is not None:
+            return Answer(tuple(ids), event)
+
+
+def eventually(condition: Callable[[], bool]) -> None:
+    until_s = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < until_s, "it never came true"
+        time.sleep(0.005)
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("packed")
+
+
+@pytest.fixture
+def serve(tmp_path: Path, packed: Path) -> Iterator[Callable[..., Serving]]:
+    running: list[Serving] = []
+
+    def start(
+        limit: str = ROOM_FOR_TWO,
+        source: Path = EMBEDDED_MODEL,
+        is_pinned: str = "false",
+        max_queue: int = 64,
+        user_rows: int = 8,
+    ) -> Serving:
+        file = tmp_path / "bundle.yaml"
+        file.write_text(
+            FILE.format(
+                limit=limit,
+                eight=EMBEDDED_MODEL,
+                source=source,
+                is_pinned=is_pinned,
+                max_queue=max_queue,
+            )
+        )
+        settings = Settings.model_validate(
+            {"bundle": str(file), "packed_folder": str(packed), "user_rows": user_rows}
+        )
+        serving = Serving(settings)
+        running.append(serving)
+        serving.start()
+        return serving
+
+    yield start
+    for each in running:
+        each.backend.stop()
+
+
+@pytest.fixture(scope="module")
+def alone() -> dict[tuple[str, str], tuple[int, ...]]:
+    """The answers of servers that have all three models in memory."""
+    forms = {"eight": "int8", "four": "int4", "plain": "none"}
+    models = [
+        {
+            "model": str(EMBEDDED_MODEL),
+            "model_name": name,
+            "quantization": form,
+            "max_seq_len": 256,
+            "user_rows": 4,
+        }
+        for name, form in forms.items()
+    ]
+    serving = Serving(Settings.model_validate({"models": models}))
+    serving.start()
+    answers = {
+        (name, prompt): serving.ask(name, prompt).token_ids for name in NAMES for prompt in PROMPTS
+    }
+    serving.backend.stop()
+    return answers
+
+
+def test_mixed_requests_get_the_answers_of_their_own_expert(
+    serve: Callable[..., Serving], alone: dict[tuple[str, str], tuple[int, ...]]
+) -> None:
+    serving = serve()
+    draw = Random(1)
+    asked = [(draw.choice(NAMES), draw.choice(PROMPTS)) for _ in range(80)]
+    with ThreadPoolExecutor(8) as users:
+        answers = list(users.map(lambda each: serving.ask(*each), asked))
+    assert [answer.token_ids for answer in answers] == [alone[each] for each in asked]
+    assert serving.backend.bundle is not None
+    snapshot = serving.backend.bundle.snapshot
+    assert sum(each.num_loads for each in snapshot.experts.values()) > 3
+    assert snapshot.used_bytes <= 13 * 2**20
+
+
+def test_request_that_waited_for_its_expert_says_how_long(serve: Callable[..., Serving]) -> None:
+    serving = serve()
+    assert serving.ask("eight", "Hello").switch is None
+    started_s = time.monotonic()
+    first = serving.ask("plain", "Hello")
+    assert first.switch is not None
+    assert first.switch.is_initiator
+    assert first.switch.from_name == "eight"
+    assert 0 < first.switch.switching_time_s < time.monotonic() - started_s
+    assert serving.ask("plain", "Hello").switch is None
+    assert serving.ask("eight", "Hello").switch is not None
+
+
+def test_expert_that_returns_remembers_nothing_of_its_rows(
+    serve: Callable[..., Serving], alone: dict[tuple[str, str], tuple[int, ...]]
+) -> None:
+    serving = serve()
+    prompt = PROMPTS[0]
+    for name in ("eight", "plain", "eight", "plain"):
+        assert serving.ask(name, prompt).token_ids == alone[name, prompt]
+    # A prompt that a row held before it left would be reused here.
+    assert serving.ask("eight", prompt).last.reused_tokens == 0
+    assert serving.ask("eight", prompt).last.reused_tokens > 0
+
+
+def test_corrupt_expert_fails_by_itself_and_is_there_once_mended(
+    serve: Callable[..., Serving], tmp_path: Path
+) -> None:
+    source = copytree(EMBEDDED_MODEL, tmp_path / "model")
+    weights = source / "model.safetensors"
+    sound = weights.read_bytes()
+    serving = serve(source=source)
+    weights.write_bytes(sound[: len(sound) // 2])
+    refused = serving.ask("four", "Hello").last
+    assert isinstance(refused.error, ExpertFailed)
+    assert "four failed: " in str(refused.error)
+    assert refused.error.status == 503
+    assert serving.state("four") is State.FAILED
+    assert serving.ask("eight", "Hello").last.finish_reason is FinishReason.LENGTH
+    weights.write_bytes(sound)
+    serving.load("four")
+    assert serving.ask("four", "Hello").last.finish_reason is FinishReason.LENGTH
+
+
+def test_operators_unload_what_is_idle_and_not_what_is_pinned(
+    serve: Callable[..., Serving],
+) -> None:
+    serving = serve(is_pinned="true", limit="64MiB")
+    with pytest.raises(ExpertPinned, match="four is pinned"):
+        serving.unload("four")
+    serving.unload("eight")
+    eventually(lambda: serving.state("eight") is State.ON_DISK)
+    assert not serving.load("eight")
+    eventually(lambda: serving.state("eight") is State.RESIDENT)
+    assert serving.load("eight")
+
+
+def test_busy_expert_is_unloaded_after_its_rows_or_by_force(serve: Callable[..., Serving]) -> None:
+    serving = serve()
+    queue = serving.submit("eight", "Hello", max_tokens=200)
+    first = queue.get(WAIT_S)
+    assert first is not None
+    with pytest.raises(ExpertBusy, match="1 running"):
+        serving.unload("eight")
+    serving.unload("eight", UnloadMode.DRAIN)
+    assert drained(queue).last.finish_reason is FinishReason.LENGTH
+    eventually(lambda: serving.state("eight") is State.ON_DISK)
+    queue = serving.submit("eight", "Hello", max_tokens=200)
+    assert queue.get(WAIT_S) is not None
+    serving.unload("eight", UnloadMode.FORCE)
+    last = drained(queue).last
+    assert isinstance(last.error, ExpertUnloaded)
+    eventually(lambda: serving.state("eight") is State.ON_DISK)
+
+
+def test_cancelled_request_leaves_the_expert_to_others(serve: Callable[..., Serving]) -> None:
+    serving = serve()
+    gone = serving.submit("plain", "Hello")
+    serving.backend.cancel(SessionId(gone.session_id))
+    assert serving.ask("plain", "Hello").last.finish_reason is FinishReason.LENGTH
+    eventually(lambda: not serving.backend.snapshot.busy_rows)
+
+
+def test_queue_is_bounded_for_all_experts_together(serve: Callable[..., Serving]) -> None:
+    serving = serve(max_queue=4, user_rows=4)
+    with pytest.raises(ExpertQueueFull, match=r"plain: \d+ waiting") as refusal:
+        for _ in range(100):
+            serving.submit("plain", "Hello", max_tokens=200)
+    assert refusal.value.status == 429
+    assert refusal.value.retry_after_s is not None
