@@ -63,32 +63,49 @@ def read_header(file: Path) -> Tensors:
     if is_gguf(file):
         return read_gguf(file).stored
     try:
-        size = file.stat().st_size
-        with file.open("rb") as stream:
-            header_bytes = int.from_bytes(stream.read(LENGTH_BYTES), "little")
-            if not 2 <= header_bytes <= min(size - LENGTH_BYTES, MAX_JSON_BYTES):
-                raise UnusableJson("its header does not fit into it")
-            header = parse_json(stream.read(header_bytes))
-        header.pop("__metadata__", None)
-        tensors = {name: _stored(entry) for name, entry in header.items()}
-        end = max(entry["data_offsets"][1] for entry in header.values())
-        if size != LENGTH_BYTES + header_bytes + end:
-            raise UnusableJson(f"it has {size} bytes")
+        start, entries = read_entries(file)
+        return {name: _stored(name, entry, start) for name, entry in entries.items()}
     except (OSError, UnusableJson, ValueError, LookupError, TypeError) as error:
         raise StartupError(
             [f"{file} is damaged or incomplete ({error}); get the file again."]
         ) from None
-    return tensors
 
 
-def _stored(entry: Any) -> StoredTensor:
+def read_entries(file: Path) -> tuple[int, dict[str, Any]]:
+    """Where the tensors of a safetensors file begin, in bytes, and its header's entry of each.
+
+    Raises OSError, UnusableJson, ValueError, LookupError or TypeError.
+    """
+    size = file.stat().st_size
+    with file.open("rb") as stream:
+        header_bytes = int.from_bytes(stream.read(LENGTH_BYTES), "little")
+        if not 2 <= header_bytes <= min(size - LENGTH_BYTES, MAX_JSON_BYTES):
+            raise UnusableJson(
+                f"its header should have {header_bytes} bytes, at byte 0, and the file has {size}"
+            )
+        try:
+            header = parse_json(stream.read(header_bytes))
+        except UnusableJson as error:
+            raise UnusableJson(f"its header, at byte {LENGTH_BYTES}: {error}") from None
+    header.pop("__metadata__", None)
+    start = LENGTH_BYTES + header_bytes
+    end = start + max(entry["data_offsets"][1] for entry in header.values())
+    if size != end:
+        raise UnusableJson(f"its tensors should end at byte {end}, and it ends at byte {size}")
+    return start, header
+
+
+def _stored(name: str, entry: Any, start: int) -> StoredTensor:
     """Raises ValueError, LookupError or TypeError when a header's entry makes no sense."""
     shape, dtype = tuple(entry["shape"]), str(entry["dtype"])
     if len(shape) > MAX_DIMENSIONS:
         raise ValueError(f"a tensor of {len(shape)} dimensions")
     first, end = entry["data_offsets"]
     if dtype in DTYPE_BYTES and prod(shape) * DTYPE_BYTES[dtype] != end - first:
-        raise ValueError(f"{end - first} bytes cannot be {dtype} of {list(shape)}")
+        raise ValueError(
+            f"{name[:100]}: {end - first} bytes cannot be {dtype} of {list(shape)}, at byte "
+            f"{start + first}"
+        )
     return StoredTensor(shape, dtype)
 
 
