@@ -14,10 +14,12 @@ from safetensors.torch import load_file, save_file
 
 from inference_api.bundle_file import Bundle
 from inference_api.engine.engine_runner import EngineRunner
+from inference_api.engine.loading import hub
 from inference_api.engine.loading.bundle_check import Finding, Validation, check_bundle
 from inference_api.engine.loading.checkpoint import load_config
 from inference_api.engine.loading.medusa_folder import heads_bytes
 from inference_api.engine.loading.memory import scratch_bytes
+from inference_api.engine.loading.weight_files import read_headers
 from inference_api.engine.options import EngineOptions
 from inference_api.model_settings import EMBEDDED_MODEL
 from inference_api.settings import Settings
@@ -69,7 +71,11 @@ def test_bytes_are_those_that_the_loader_counts_with(
     quantisation: str, context: int | None, tiny_model: Tiny
 ) -> None:
     for source in (EMBEDDED_MODEL, tiny_model("llama")[0], tiny_model("falcon-7b")[0]):
-        keys: dict[str, Any] = {"quantisation": quantisation, "context": context, "rows": {"min": 3}}
+        keys: dict[str, Any] = {
+            "quantisation": quantisation,
+            "context": context,
+            "rows": {"min": 3},
+        }
         validation = checked(expert(source, **keys))
         assert validation.valid
         assert validation.utilization is not None
@@ -283,6 +289,24 @@ def test_tensor_of_another_size_says_where(folder: Path) -> None:
     file.write_bytes(content.replace(b'"shape":[300,64]', b'"shape":[301,64]', 1))
     error = error_of(checked(expert(folder, "e")))
     assert "bytes cannot be F32 of [301, 64], at byte " in error.message
+
+
+def test_hub_id_is_checked_by_its_headers(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    local = checked(expert(folder))
+    stored = read_headers([folder / "model.safetensors"])
+    (folder / "model.safetensors").unlink()
+    monkeypatch.setattr(hub, "fetch", lambda model, patterns, setting: folder)
+    monkeypatch.setattr(hub, "stored_tensors", lambda model: stored)
+    assert checked(expert(Path("owner/name")), full=True) == local
+
+
+def test_hub_that_cannot_be_reached_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unreachable(*args: object, **kwargs: object) -> str:
+        raise OSError("no route to host")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", unreachable)
+    error = error_of(checked(expert(Path("owner/name"), "e")))
+    assert error.message.startswith("e: source=owner/name is no folder here and cannot be fetched")
 
 
 def test_source_of_several_experts_is_told_of_each(folder: Path) -> None:
