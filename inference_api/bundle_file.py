@@ -6,7 +6,7 @@ alone: whether its experts can be served is for `engine.loading.bundle_check`.
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn, Self
 
@@ -16,6 +16,7 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    PrivateAttr,
     ValidationError,
     ValidationInfo,
     field_validator,
@@ -241,6 +242,8 @@ class Bundle(_Keys):
     )
     router: RouterSettings | None = Field(None, description=f"Answers requests to `{ROUTED}`.")
 
+    _folder: Path | None = PrivateAttr(None)
+
     @field_validator("experts")
     @classmethod
     def _check_number(cls, experts: tuple[Expert, ...]) -> tuple[Expert, ...]:
@@ -256,9 +259,28 @@ class Bundle(_Keys):
         """The expert of this name, which is there."""
         return next(each for each in self.experts if each.name == name)
 
-    def found_from(self, folder: Path) -> Self:
-        """With the sources that are there relative to `folder` as absolute paths."""
-        experts = tuple(_found_from(folder, each) for each in self.experts)
+    @property
+    def folder(self) -> Path | None:
+        """Of the file that it was read from."""
+        return self._folder
+
+    def from_folder(self, folder: Path) -> Self:
+        """As read from a file in `folder`: the sources that are there are absolute paths."""
+
+        def found(source: str) -> str:
+            path = folder / source
+            try:
+                return str(path) if path.exists() else source
+            except (OSError, ValueError):  # a hub id that is too long for a name of a file, say
+                return source
+
+        bundle = self.with_sources(found)
+        bundle._folder = folder
+        return bundle
+
+    def with_sources(self, change: Callable[[str], str]) -> Self:
+        """With every source as `change` makes it."""
+        experts = tuple(_with_sources(each, change) for each in self.experts)
         return self.model_copy(update={"experts": experts})
 
     def row_faults(self, user_rows: int) -> list[str]:
@@ -291,7 +313,7 @@ def read_bundle(path: Path) -> Bundle:
             content = stream.read(MAX_FILE_BYTES + 1)
     except (OSError, ValueError) as error:  # a NUL in the path
         raise StartupError([f"{path} cannot be read ({error}); correct the path."]) from None
-    return parse_bundle(content).found_from(path.parent.resolve())
+    return parse_bundle(content).from_folder(path.parent.resolve())
 
 
 def parse_bundle(content: bytes) -> Bundle:
@@ -323,20 +345,13 @@ def _refuse(fault: str) -> NoReturn:
     raise StartupError([fault])
 
 
-def _found_from(folder: Path, expert: Expert) -> Expert:
-    def found(source: str) -> str:
-        path = folder / source
-        try:
-            return str(path) if path.exists() else source
-        except (OSError, ValueError):  # a hub id that is too long for a name of a file, say
-            return source
-
+def _with_sources(expert: Expert, change: Callable[[str], str]) -> Expert:
     draft, heads = expert.draft, expert.medusa_heads
     return expert.model_copy(
         update={
-            "source": found(expert.source),
-            "draft": draft and draft.model_copy(update={"source": found(draft.source)}),
-            "medusa_heads": heads and found(heads),
+            "source": change(expert.source),
+            "draft": draft and draft.model_copy(update={"source": change(draft.source)}),
+            "medusa_heads": heads and change(heads),
         }
     )
 

@@ -15,20 +15,45 @@ def check_start(settings: Settings, with_model: bool) -> None:
     """Raises StartupError with every fault found."""
     faults = _port_faults(settings) + telemetry.faults(settings)
     if with_model:
-        from inference_api.engine import hardware
-        from inference_api.engine.loading import checkpoint
-
-        models = settings.served_models
-        if any(each.device == "cuda" for each in models) and hardware.lacks_cuda():
-            faults.append(hardware.NO_CUDA)
-        faults += checkpoint.check_all(
-            [
-                checkpoint.Asked(each.name, each.model, EngineOptions.from_settings(each))
-                for each in models
-            ]
-        )
+        faults += _model_faults(settings) if settings.bundle is None else _bundle_faults(settings)
     if faults:
         raise StartupError(faults)
+
+
+def _model_faults(settings: Settings) -> list[str]:
+    from inference_api.engine import hardware
+    from inference_api.engine.loading import checkpoint
+
+    models = settings.served_models
+    faults = []
+    if any(each.device == "cuda" for each in models) and hardware.lacks_cuda():
+        faults.append(hardware.NO_CUDA)
+    return faults + checkpoint.check_all(
+        [
+            checkpoint.Asked(each.name, each.model, EngineOptions.from_settings(each))
+            for each in models
+        ]
+    )
+
+
+def _bundle_faults(settings: Settings) -> list[str]:
+    from inference_api.engine import hardware
+    from inference_api.engine.loading.bundle_check import check_bundle
+
+    assert settings.bundle is not None
+    validation = check_bundle(settings.bundle, settings)
+    faults = [f"BUNDLE: {fault}" for fault in validation.errors]
+    available_bytes = hardware.available_memory_bytes()
+    if validation.utilization is None or available_bytes is None or faults:
+        return faults
+    need_bytes = validation.utilization.fast_memory.need_bytes
+    if need_bytes > available_bytes:
+        faults.append(
+            f"Memory: the bundle's pinned experts and the largest other one take {need_bytes} "
+            f"bytes, but only {available_bytes} are free, {need_bytes - available_bytes} too few; "
+            "pin fewer, choose smaller ones or lower their quantisation, context or rows.min."
+        )
+    return faults
 
 
 def _port_faults(settings: Settings) -> list[str]:

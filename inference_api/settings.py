@@ -361,10 +361,13 @@ class Settings(BaseSettings, ModelSettings):
         return self.all_user_rows + self.queue_capacity + CONTROL_THREADS
 
 
-def load_settings() -> Settings:
-    """Read the environment. Raises StartupError naming every faulty variable at once."""
+def load_settings(**given: Any) -> Settings:
+    """Read the environment; fields that are `given` go before their variables.
+
+    Raises StartupError naming every faulty variable at once.
+    """
     try:
-        return Settings()
+        return Settings(**given)
     except ValidationError as error:
         faults = [fault for detail in error.errors() for fault in _faults(dict(detail))]
         raise StartupError(faults) from None

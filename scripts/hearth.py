@@ -25,6 +25,7 @@ COMMANDS = {
     "proxy": Command("proxy", "Serve the proxy alone."),
     "optimizer": Command("optimizer", "Serve the optimizer alone; with -F it keeps a system."),
     "weights": Command("weights", "Serve the weights search alone."),
+    "bundle": Command("scripts.bundle", "Check a bundle of experts before it is served."),
     "bench": Command("benchmarking", "Measure a server."),
     "token": Command("scripts.jwt_util", "Make and read tokens, by the secret `serve` keeps."),
 }

@@ -24,12 +24,8 @@ from inference_api.engine.loading.layout import (
     linear_weights,
     num_parameters,
 )
-from inference_api.engine.loading.medusa_files import (
-    find_heads,
-    heads_bytes,
-    read_heads,
-    tokenizer_sha256,
-)
+from inference_api.engine.loading.medusa_files import read_heads, tokenizer_sha256
+from inference_api.engine.loading.medusa_folder import find_heads, heads_bytes
 from inference_api.engine.loading.memory import Footprint, memory_faults
 from inference_api.engine.loading.packed_files import PackedModel
 from inference_api.engine.loading.packed_folder import PackedFolder

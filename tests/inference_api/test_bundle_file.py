@@ -1,10 +1,14 @@
 """Bundle files: what is read, and every refusal with its words, of files that anybody may write."""
 
+import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from hypothesis import given
+from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
 from inference_api.bundle_file import (
@@ -267,6 +271,41 @@ def test_expert_names_that_no_utf_8_has_are_shown_all_the_same() -> None:
     assert default.encode() == b'default: no expert "x"; known: \\ud800.'
 
 
+VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=20)
+    | st.sampled_from(["a", "b", "2GiB", "auto", "off", "draft"]),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(
+            st.sampled_from(
+                [*Bundle.model_fields, *Expert.model_fields, *RowBounds.model_fields, "tokens"]
+            )
+            | st.text(max_size=5),
+            inner,
+            max_size=4,
+        )
+    ),
+    max_leaves=20,
+)
+
+
+@given(st.dictionaries(st.sampled_from([*Bundle.model_fields]), VALUES), st.lists(VALUES))
+def test_any_value_anywhere_is_read_or_refused(keys: dict[str, Any], experts: list[Any]) -> None:
+    raw = {**LIMITS, "experts": [expert(), *experts], **keys}
+    with suppress(StartupError):
+        parse_bundle(json.dumps(raw).encode())
+
+
+@given(st.binary(max_size=200) | st.text(alphabet="ab:-[]{}&*!|>?#'\"%@ \n\t1.0", max_size=100))
+def test_any_bytes_are_read_or_refused(content: bytes | str) -> None:
+    with suppress(StartupError):
+        parse_bundle(content if isinstance(content, bytes) else content.encode())
+
+
 @pytest.mark.parametrize("name", ["", "absent.yaml", "\0"])
 def test_path_of_no_file_is_a_fault_with_a_remedy(tmp_path: Path, name: str) -> None:
     with pytest.raises(StartupError, match=r"is no file; give the path|cannot be read"):
@@ -293,7 +332,8 @@ def test_rows_of_all_experts_are_bounded_together() -> None:
     ],
 )
 def test_every_key_is_documented(model: type[BaseModel], prefix: str) -> None:
-    rows = [line for line in DOCUMENT.read_text().splitlines() if line.startswith("| `")]
+    section = DOCUMENT.read_text().split("\n## ")[1]
+    rows = [line for line in section.splitlines() if line.startswith("| `")]
     documented = {line.split("`")[1]: line for line in rows}
     for name, field in model.model_fields.items():
         line = documented[prefix + name]

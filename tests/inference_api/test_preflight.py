@@ -1,10 +1,14 @@
 """What is refused before a worker exists."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
+from inference_api.bundle_file import Bundle
 from inference_api.engine import hardware
 from inference_api.errors import StartupError
+from inference_api.model_settings import EMBEDDED_MODEL
 from inference_api.preflight import check_start
 from inference_api.settings import Settings
 from tests.ports import free_port
@@ -28,3 +32,30 @@ def test_torch_that_says_nothing_is_asked_again_by_the_loader(
     monkeypatch.setattr(hardware, "ASK_TORCH", "import time; time.sleep(60)")
     monkeypatch.setattr(hardware, "ASK_TIMEOUT_S", 0.1)
     assert not hardware.lacks_cuda()
+
+
+def bundle_of(source: Path) -> Bundle:
+    experts = [{"name": "e", "source": str(source)}]
+    limits = {"version": 1, "memory_limit": 2**30, "fast_memory_limit": 2**30}
+    return Bundle.model_validate({**limits, "experts": experts})
+
+
+def test_bundle_that_can_be_served_is_no_fault() -> None:
+    check_start(Settings(bundle=bundle_of(EMBEDDED_MODEL), service_port=free_port()), True)
+
+
+def test_every_error_of_a_bundle_stops_the_start(tmp_path: Path) -> None:
+    settings = Settings(bundle=bundle_of(tmp_path / "absent"), service_port=free_port())
+    with pytest.raises(StartupError) as caught:
+        check_start(settings, with_model=True)
+    [fault] = caught.value.faults
+    assert fault.startswith(f"BUNDLE: e: source={tmp_path / 'absent'} is no folder; give")
+    check_start(settings, with_model=False)
+
+
+def test_what_has_to_be_in_memory_of_a_bundle_has_to_be_free(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(hardware, "available_memory_bytes", lambda: 1000)
+    with pytest.raises(StartupError, match=r"take \d+ bytes, but only 1000 are free, \d+ too few"):
+        check_start(Settings(bundle=bundle_of(EMBEDDED_MODEL), service_port=free_port()), True)

@@ -74,24 +74,36 @@ def check_all(models: Sequence[Asked]) -> list[str]:
 Examined = tuple[list[str], Footprint | None]  # faults, and what it takes of the CPU's memory
 
 
-def _examined(model: str, options: EngineOptions) -> Examined:
+class Described(NamedTuple):
+    """What the files of a model say of it. Where `config` is None, `faults` has why."""
+
+    folder: Path
+    config: ModelConfig | None
+    tensors: Tensors
+    faults: list[str]
+
+
+def describe(model: str, setting: str = "MODEL") -> Described:
+    """Reads configuration, tokenizer and the headers of the weights, whatever is to be done with
+    them. Raises StartupError, naming the setting, when there is no such model."""
     try:
-        folder = _folder_of(model, with_weights=False)
-        return _examined_folder(folder, model, options)
-    except StartupError as error:
-        return list(error.faults), None
+        folder = _folder_of(model, with_weights=False, setting=setting)
+        return _described(folder, model)
     except (OSError, ValueError) as error:  # names that are too long, folders that are closed
-        return [f"MODEL={reprlib.repr(model)} cannot be read ({error}); correct it."], None
+        raise StartupError(
+            [f"{setting}={reprlib.repr(model)} cannot be read ({error}); correct it."]
+        ) from None
 
 
-def _examined_folder(folder: Path, model: str, options: EngineOptions) -> Examined:
+def _described(folder: Path, model: str) -> Described:
     faults = _size_faults(folder)
     if faults:
-        return faults, None
+        return Described(folder, None, {}, faults)
     try:
         config = load_config(folder)
     except StartupError as error:
-        return list(dict.fromkeys([*error.faults, *_tokenizer_faults(folder, None)])), None
+        faults = [*error.faults, *_tokenizer_faults(folder, None)]
+        return Described(folder, None, {}, list(dict.fromkeys(faults)))
     tensors: Tensors = {}
     try:
         tensors = _stored_tensors(folder, model)
@@ -99,14 +111,30 @@ def _examined_folder(folder: Path, model: str, options: EngineOptions) -> Examin
     except StartupError as error:
         faults += error.faults
     faults += _tokenizer_faults(folder, config)
-    faults += context_faults(config, options.max_seq_len)
+    return Described(folder, config, tensors, faults)
+
+
+def _examined(model: str, options: EngineOptions) -> Examined:
+    try:
+        described = describe(model)
+    except StartupError as error:
+        return list(error.faults), None
+    config, faults = described.config, described.faults
+    if config is None:
+        return faults, None
     unquantisable = quantization_faults(config, options)
-    faults += unquantisable
+    faults = [*faults, *context_faults(config, options.max_seq_len), *unquantisable]
     if options.device == "cuda" or (options.device == "auto" and hardware.has_nvidia_driver()):
         return faults, None
+    return faults, footprint_on_cpu(config, options, described.tensors, not unquantisable)
+
+
+def footprint_on_cpu(
+    config: ModelConfig, options: EngineOptions, tensors: Tensors, can_pack: bool = True
+) -> Footprint:
+    """What the model takes of the CPU's memory. `can_pack`: whether the kernels may have it."""
     options = options.on("cpu", keeps_bfloat16(config, options, tensors))
-    bits = None if unquantisable else weight_bits(config, options)
-    return faults, Footprint.of(config, options, bits)
+    return Footprint.of(config, options, weight_bits(config, options) if can_pack else None)
 
 
 def locate(model: str, setting: str = "MODEL") -> Path:
@@ -148,7 +176,7 @@ def quantization_faults(config: ModelConfig, options: EngineOptions) -> list[str
         faults.append(
             f"QUANTIZATION={quantization} is not there yet for CUDA; unset it or set DEVICE=cpu."
         )
-    uneven = [f"{part.name} {part.shape}" for part in _uneven(config)]
+    uneven = [f"{part.name} {part.shape}" for part in uneven_weights(config)]
     if uneven:
         faults.append(
             f"QUANTIZATION={quantization} needs weights with a multiple of {GROUP} columns, which "
@@ -160,20 +188,30 @@ def quantization_faults(config: ModelConfig, options: EngineOptions) -> list[str
 def vocabulary_faults(model_dir: Path, draft_dir: Path) -> list[str]:
     """Whether the second of two models can draft for the first: what a token id means for one it
     has to mean for the other."""
+    differing = vocabulary_difference(model_dir, draft_dir)
+    if differing is None:
+        return []
+    return [
+        f"DRAFT_MODEL={draft_dir} cannot draft for {model_dir}: the vocabularies differ, "
+        f"{differing}; name a model of the same family or unset DRAFT_MODEL."
+    ]
+
+
+def vocabulary_difference(model_dir: Path, draft_dir: Path) -> str | None:
+    """Returns the first token id that means something else for the second model; None where both
+    mean the same. Raises StartupError."""
     tokens, drafted = _vocabulary(model_dir), _vocabulary(draft_dir)
     differing = {*tokens.items()} ^ {*drafted.items()}
     if not differing:
-        return []
+        return None
     first = min(token_id for _, token_id in differing)
     of_model, of_draft = (
         shown([repr(token) for token, token_id in sorted(each.items()) if token_id == first])
         for each in (tokens, drafted)
     )
-    return [
-        f"DRAFT_MODEL={draft_dir} cannot draft for {model_dir}: the vocabularies differ, first in "
-        f"token {first}, which is {of_draft or 'none'} there and {of_model or 'none'} here; name a "
-        "model of the same family or unset DRAFT_MODEL."
-    ]
+    return (
+        f"first in token {first}, which is {of_draft or 'none'} there and {of_model or 'none'} here"
+    )
 
 
 def weight_bits(config: ModelConfig, options: EngineOptions) -> Bits | None:
@@ -185,7 +223,7 @@ def weight_bits(config: ModelConfig, options: EngineOptions) -> Bits | None:
     if options.quantization != "none":
         return BITS[options.quantization]
     bits = FLOAT_BITS[options.dtype]
-    fits = decodes_by_kernels(config, bits) and not _uneven(config)
+    fits = decodes_by_kernels(config, bits) and not uneven_weights(config)
     return bits if options.kernels and fits else None
 
 
@@ -201,7 +239,7 @@ def keeps_bfloat16(config: ModelConfig, options: EngineOptions, tensors: Tensors
     )
 
 
-def _uneven(config: ModelConfig) -> list[Part]:
+def uneven_weights(config: ModelConfig) -> list[Part]:
     """Weights that do not fill groups."""
     parts = [part for parts in linear_weights(config).values() for part in parts]
     return [part for part in parts if part.shape[1] % GROUP]

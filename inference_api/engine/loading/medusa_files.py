@@ -21,13 +21,10 @@ from torch import Tensor
 
 from inference_api.engine.loading.config import ModelConfig
 from inference_api.engine.loading.gguf_files import is_gguf, read_gguf
-from inference_api.engine.loading.hub import fetch, is_hub_id
 from inference_api.engine.loading.json_files import read_json
+from inference_api.engine.loading.medusa_folder import CONFIG, FILES, heads_file
 from inference_api.errors import StartupError
 
-FOLDER = "medusa"  # inside a model's
-FILES = ("medusa_lm_head.safetensors", "medusa_lm_head.pt")
-CONFIG = "config.json"
 TOKENIZER = "tokenizer.json"  # of the model
 PREFIX = "medusa_head."  # of merged releases
 DRAFT_TOKEN_IDS = "draft_token_ids"
@@ -52,30 +49,12 @@ class MedusaFile:
     tokenizer_sha256: str | None
 
 
-def find_heads(model_dir: Path, medusa_heads: str | None) -> Path | None:
-    """Returns the folder that MEDUSA_HEADS names, or the model's own; None where it has none.
-
-    Raises StartupError when there is no such folder.
-    """
-    if medusa_heads is None:
-        own = model_dir / FOLDER
-        return own if _weights(own) is not None else None
-    folder = Path(medusa_heads).expanduser()
-    if folder.is_dir():
-        return folder
-    if is_hub_id(medusa_heads):
-        return fetch(medusa_heads, [CONFIG, *FILES], setting="MEDUSA_HEADS")
-    raise StartupError(
-        [f"MEDUSA_HEADS={medusa_heads} is no folder here and no name on the hub; correct it."]
-    )
-
-
 def read_heads(folder: Path, config: ModelConfig) -> MedusaFile:
     """Heads for the model that `config` describes. Raises StartupError naming what does not fit.
 
     How many heads and layers there are is counted: published configurations are known to be wrong.
     """
-    file = _weights(folder)
+    file = heads_file(folder)
     if file is None:
         raise StartupError([f"{folder} has none of {', '.join(FILES)}; get the heads again."])
     tensors = _tensors(file, config)
@@ -110,16 +89,6 @@ def tokenizer_sha256(model_dir: Path) -> str:
         tokens = read_gguf(model_dir).metadata["tokenizer.ggml.tokens"]
         return hashlib.sha256("\n".join(tokens).encode()).hexdigest()
     return hashlib.sha256((model_dir / TOKENIZER).read_bytes()).hexdigest()
-
-
-def heads_bytes(folder: Path) -> int:
-    """At least the memory that heads take: that of their file, whose weights are packed."""
-    file = _weights(folder)
-    return 0 if file is None else file.stat().st_size
-
-
-def _weights(folder: Path) -> Path | None:
-    return next((folder / name for name in FILES if (folder / name).is_file()), None)
 
 
 def _tensors(file: Path, config: ModelConfig) -> Mapping[str, Tensor]:

@@ -10,6 +10,8 @@ from inference_api.engine.loading.packed_layout import PackedLayout
 from inference_api.engine.options import EngineOptions
 from inference_api.kernels.packing import CACHE_BYTES, Bits, cache_dtype, cache_slot
 
+STEP_TOKENS = 512  # of which the kernels take a part of a step at once; see `src/step.cpp`
+FLOAT_BYTES = 4
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
 GIB = 1024**3
 
@@ -52,6 +54,19 @@ class Footprint:
     @property
     def total_bytes(self) -> int:
         return self.weights_bytes + self.cache_bytes
+
+
+def scratch_bytes(config: ModelConfig, num_outputs: int) -> int:
+    """At most what the kernels need for a step besides weights and cache, with `num_outputs` rows
+    of logits. Models of one process step in turns and share it."""
+    queries = config.num_heads * config.head_dim
+    token_floats = (
+        config.num_qkv_heads * config.head_dim  # queries, keys and values
+        + 2 * queries  # attended, then as products take it
+        + 3 * config.hidden_size  # the residual, and its norm for attention and for the MLP
+        + config.ffn_size
+    )
+    return FLOAT_BYTES * (STEP_TOKENS * token_floats + num_outputs * config.vocab_size)
 
 
 def memory_faults(footprints: Mapping[str, Footprint], available_bytes: int | None) -> list[str]:

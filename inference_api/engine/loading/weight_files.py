@@ -77,35 +77,52 @@ class Place(NamedTuple):
 def tensor_places(file: Path) -> dict[str, Place]:
     """The tensors of a safetensors file. Raises StartupError when it is cut short or damaged."""
     try:
-        size = file.stat().st_size
-        with file.open("rb") as stream:
-            header_bytes = int.from_bytes(stream.read(LENGTH_BYTES), "little")
-            if not 2 <= header_bytes <= min(size - LENGTH_BYTES, MAX_JSON_BYTES):
-                raise UnusableJson("its header does not fit into it")
-            header = parse_json(stream.read(header_bytes))
-        header.pop("__metadata__", None)
-        first = LENGTH_BYTES + header_bytes
-        places = {name: _place(entry, first) for name, entry in header.items()}
-        if size != max(place.end for place in places.values()):
-            raise UnusableJson(f"it has {size} bytes")
+        start, entries = read_entries(file)
+        return {name: _place(name, entry, start) for name, entry in entries.items()}
     except (OSError, UnusableJson, ValueError, LookupError, TypeError) as error:
         raise StartupError(
             [f"{file} is damaged or incomplete ({error}); get the file again."]
         ) from None
-    return places
 
 
-def _place(entry: Any, first: int) -> Place:
+def read_entries(file: Path) -> tuple[int, dict[str, Any]]:
+    """Where the tensors of a safetensors file begin, in bytes, and its header's entry of each.
+
+    Raises OSError, UnusableJson, ValueError, LookupError or TypeError.
+    """
+    size = file.stat().st_size
+    with file.open("rb") as stream:
+        header_bytes = int.from_bytes(stream.read(LENGTH_BYTES), "little")
+        if not 2 <= header_bytes <= min(size - LENGTH_BYTES, MAX_JSON_BYTES):
+            raise UnusableJson(
+                f"its header should have {header_bytes} bytes, at byte 0, and the file has {size}"
+            )
+        try:
+            header = parse_json(stream.read(header_bytes))
+        except UnusableJson as error:
+            raise UnusableJson(f"its header, at byte {LENGTH_BYTES}: {error}") from None
+    header.pop("__metadata__", None)
+    start = LENGTH_BYTES + header_bytes
+    end = start + max(entry["data_offsets"][1] for entry in header.values())
+    if size != end:
+        raise UnusableJson(f"its tensors should end at byte {end}, and it ends at byte {size}")
+    return start, header
+
+
+def _place(name: str, entry: Any, start: int) -> Place:
     """Raises ValueError, LookupError or TypeError when a header's entry makes no sense."""
     shape, dtype = tuple(entry["shape"]), str(entry["dtype"])
     if len(shape) > MAX_DIMENSIONS:
         raise ValueError(f"a tensor of {len(shape)} dimensions")
     begin, end = map(index, entry["data_offsets"])
     if not 0 <= begin <= end:
-        raise ValueError(f"a tensor from byte {begin} to {end}")
+        raise ValueError(f"{name[:100]}: a tensor from byte {begin} to {end}")
     if dtype in DTYPE_BYTES and prod(shape) * DTYPE_BYTES[dtype] != end - begin:
-        raise ValueError(f"{end - begin} bytes cannot be {dtype} of {list(shape)}")
-    return Place(StoredTensor(shape, dtype), first + begin, first + end)
+        raise ValueError(
+            f"{name[:100]}: {end - begin} bytes cannot be {dtype} of {list(shape)}, at byte "
+            f"{start + begin}"
+        )
+    return Place(StoredTensor(shape, dtype), start + begin, start + end)
 
 
 def read_headers(files: Sequence[Path]) -> Tensors:

@@ -1,0 +1,343 @@
+"""Whether the experts of a bundle can be served here, and what they take.
+
+From the headers of their files, before anything is loaded: as `checkpoint`, it loads no torch.
+What tokenizers and grammars take is known only once they are loaded, and is not in the sums.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cache, partial
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from inference_api.bundle_file import Bundle, Expert
+from inference_api.engine.loading import checkpoint
+from inference_api.engine.loading.bundle_sums import (
+    FAST_MEMORY,
+    MEMORY,
+    Limit,
+    Piece,
+    Taken,
+    excess,
+)
+from inference_api.engine.loading.config import ModelConfig
+from inference_api.engine.loading.gguf_files import is_gguf
+from inference_api.engine.loading.hub import is_hub_id
+from inference_api.engine.loading.layout import Tensors, decodes_by_kernels, shown
+from inference_api.engine.loading.medusa_folder import find_heads, heads_bytes
+from inference_api.engine.loading.memory import scratch_bytes
+from inference_api.engine.loading.weight_files import weight_files
+from inference_api.engine.loading.weight_numbers import number_faults
+from inference_api.engine.options import EngineOptions
+from inference_api.errors import StartupError
+from inference_api.kernels.packing import BITS, GROUP, MAX_HEAD_DIM
+from inference_api.model_settings import ModelSettings
+from inference_api.settings import Settings
+
+Level = Literal["ERROR", "INFO"]
+Reason = Literal[
+    "FileInvalid",
+    "SourceInvalid",
+    "WeightsInvalid",
+    "ArchitectureNotSupported",
+    "ContextTooLong",
+    "HeadsNotFound",
+    "VocabulariesDiffer",
+    "SpeculativeDecodingPairCompatible",
+    "RowsExceeded",
+    "RowsSufficient",
+    "MemoryExceeded",
+    "MemorySufficient",
+    "FastMemoryExceeded",
+    "FastMemorySufficient",
+]
+
+
+REASONS: Mapping[tuple[str, bool], Reason] = {  # by limit, and whether it is kept
+    ("memory_limit", True): "MemorySufficient",
+    ("memory_limit", False): "MemoryExceeded",
+    ("fast_memory_limit", True): "FastMemorySufficient",
+    ("fast_memory_limit", False): "FastMemoryExceeded",
+}
+
+
+class _Value(BaseModel):
+    model_config = ConfigDict(frozen=True)
+
+
+class Finding(_Value):
+    level: Level
+    reason: Reason
+    expert: str | None = Field(None, description="Where it is about one alone.")
+    message: str
+    need_bytes: int | None = None
+    limit_bytes: int | None = None
+
+
+class Share(_Value):
+    need_bytes: int
+    limit_bytes: int
+
+
+class ExpertBytes(_Value):
+    """What one expert takes once it is loaded, with the rows that it is guaranteed."""
+
+    name: str
+    weights_bytes: int
+    cache_bytes_per_row: int
+    need_bytes: int
+
+
+class Utilization(_Value):
+    """Of the limits, by those experts whose files could be understood."""
+
+    memory: Share
+    fast_memory: Share = Field(
+        description="Of the pinned experts, the largest other one and `scratch_bytes`."
+    )
+    scratch_bytes: int = Field(description="Of a step, at most.")
+    rows_needed: int
+    rows_limit: int
+    experts: list[ExpertBytes]
+
+
+class Validation(_Value):
+    valid: bool
+    validations: list[Finding]
+    utilization: Utilization | None = Field(description="null where the file cannot be read.")
+
+    @property
+    def errors(self) -> list[str]:
+        return [each.message for each in self.validations if each.level == "ERROR"]
+
+
+def invalid_file(error: StartupError) -> Validation:
+    """Of a bundle that could not be read."""
+    found = [Finding(level="ERROR", reason="FileInvalid", message=each) for each in error.faults]
+    return Validation(valid=False, validations=found, utilization=None)
+
+
+def check_bundle(bundle: Bundle, settings: Settings, full: bool = False) -> Validation:
+    """Every reason why this bundle cannot be served, and what its experts take of its limits.
+
+    `settings` are those of the server, whatever bundle it has itself. `full`: all weights are read.
+    """
+    check = _Check(settings, full)
+    taken = [each for expert in bundle.experts if (each := check.expert(expert)) is not None]
+    check.rows(bundle)
+    check.limits(bundle, taken)
+    return Validation(
+        valid=all(each.level != "ERROR" for each in check.found),
+        validations=check.found,
+        utilization=_utilization(bundle, settings, taken),
+    )
+
+
+def _utilization(bundle: Bundle, settings: Settings, taken: list[Taken]) -> Utilization:
+    return Utilization(
+        memory=Share(need_bytes=MEMORY.need(taken), limit_bytes=bundle.memory_limit),
+        fast_memory=Share(need_bytes=FAST_MEMORY.need(taken), limit_bytes=bundle.fast_memory_limit),
+        scratch_bytes=max((each.scratch_bytes for each in taken), default=0),
+        rows_needed=sum(each.rows.min for each in bundle.experts),
+        rows_limit=settings.user_rows,
+        experts=[
+            ExpertBytes(
+                name=each.name,
+                weights_bytes=each.weights_bytes,
+                cache_bytes_per_row=each.cache_bytes_per_row,
+                need_bytes=each.need_bytes,
+            )
+            for each in taken
+        ],
+    )
+
+
+class _Model(NamedTuple):
+    """One that can be served."""
+
+    folder: Path
+    config: ModelConfig
+    tensors: Tensors
+
+
+class _Check:
+    """What is found, in `found`. A source that several experts have is looked at once."""
+
+    def __init__(self, settings: Settings, full: bool) -> None:
+        self.found: list[Finding] = []
+        self._settings = settings
+        self._look_at = cache(partial(_look_at, full=full))
+
+    def expert(self, expert: Expert) -> Taken | None:
+        """What it takes; None where its files do not tell, or it cannot be served."""
+        before = len(self.found)
+        settings = self._settings.of_expert(expert)
+        model = self._model(expert, settings.model)
+        draft = None
+        if settings.used_draft_model is not None:
+            draft = self._model(expert, settings.used_draft_model)
+            if model is not None and draft is not None:
+                self._compare(expert, model, draft)
+        if model is None:
+            return None
+        if expert.context is not None and expert.context > model.config.max_positions:
+            fault = f"context {expert.context} > {model.config.max_positions}"
+            self._error("ContextTooLong", expert.name, f"{fault}; lower it or leave it out.")
+        heads = self._heads(expert, model)
+        if any(each.level == "ERROR" for each in self.found[before:]):
+            return None
+        taken = _taken(expert, settings, model, draft, heads)
+        settings = settings.model_copy(update={"quantization": "int4"})
+        as_int4 = _taken(expert, settings, model, draft, heads)
+        return replace(
+            taken, as_int4=as_int4 if as_int4.weights_bytes < taken.weights_bytes else None
+        )
+
+    def rows(self, bundle: Bundle) -> None:
+        faults = bundle.row_faults(self._settings.user_rows)
+        for fault in faults:
+            self._error("RowsExceeded", None, fault)
+        if not faults:
+            needed = sum(each.rows.min for each in bundle.experts)
+            limit = f"limit USER_ROWS={self._settings.user_rows}"
+            self._info("RowsSufficient", f"rows.min: need {needed} rows, {limit}.")
+
+    def limits(self, bundle: Bundle, taken: list[Taken]) -> None:
+        """Of all that could be understood. Who is too large by itself counts in no sum."""
+        if taken:
+            self.found.append(_against(MEMORY, taken, bundle.memory_limit))
+        limit_bytes = bundle.fast_memory_limit
+        alone = {each.name: _against(FAST_MEMORY, [each], limit_bytes, each.name) for each in taken}
+        self.found += [each for each in alone.values() if each.level == "ERROR"]
+        if others := [each for each in taken if alone[each.name].level != "ERROR"]:
+            self.found.append(_against(FAST_MEMORY, others, limit_bytes))
+
+    def _model(self, expert: Expert, source: str) -> _Model | None:
+        """What is at `source`; None where that cannot be served, which is told of the expert."""
+        model, faults = self._look_at(source)
+        for reason, fault in faults:
+            self._error(reason, expert.name, fault)
+        return model
+
+    def _compare(self, expert: Expert, model: _Model, draft: _Model) -> None:
+        differing = checkpoint.vocabulary_difference(model.folder, draft.folder)
+        if differing is None:
+            message = f"{expert.name}: {draft.folder.name} can draft for {model.folder.name}."
+            self._info("SpeculativeDecodingPairCompatible", message, expert.name)
+            return
+        sizes = f"{model.config.vocab_size}, {draft.config.vocab_size}"
+        self._error(
+            "VocabulariesDiffer",
+            expert.name,
+            f"vocabularies differ: {sizes}, {differing}; name a draft of the same family.",
+        )
+
+    def _heads(self, expert: Expert, model: _Model) -> Path | None:
+        """The folder of the Medusa heads; None where it has none, or they are on a hub: these are
+        fetched when they are loaded, and count from then on."""
+        heads = expert.medusa_heads
+        if expert.speculation not in ("auto", "medusa"):
+            return None
+        if heads is not None and is_hub_id(heads) and not Path(heads).is_dir():
+            return None
+        try:
+            folder = find_heads(model.folder, heads)
+        except StartupError:
+            folder = None
+        if folder is None and (heads is not None or expert.speculation == "medusa"):
+            fault = f"no Medusa heads in {heads or model.folder}; correct medusa_heads"
+            self._error("HeadsNotFound", expert.name, f"{fault}, or set speculation: off.")
+        return folder
+
+    def _error(self, reason: Reason, name: str | None, fault: str) -> None:
+        message = fault if name is None else f"{name}: {fault}"
+        self.found.append(Finding(level="ERROR", reason=reason, expert=name, message=message))
+
+    def _info(self, reason: Reason, message: str, name: str | None = None) -> None:
+        self.found.append(Finding(level="INFO", reason=reason, expert=name, message=message))
+
+
+def _against(
+    limit: Limit, taken: list[Taken], limit_bytes: int, name: str | None = None
+) -> Finding:
+    """Whether experts keep a limit; `name`: where it is about one of them alone."""
+    need_bytes = limit.need(taken)
+    fault = excess(limit, taken, limit_bytes)
+    message = fault or f"{limit.key}: need {need_bytes} bytes, limit {limit_bytes}."
+    return Finding(
+        level="INFO" if fault is None else "ERROR",
+        reason=REASONS[limit.key, fault is None],
+        expert=name,
+        message=message if name is None else f"{name}: {message}",
+        need_bytes=need_bytes,
+        limit_bytes=limit_bytes,
+    )
+
+
+def _look_at(source: str, full: bool) -> tuple[_Model | None, list[tuple[Reason, str]]]:
+    """A model whose experts can be packed, or why there is none."""
+    try:
+        described = checkpoint.describe(source, "source")
+    except StartupError as error:
+        return None, [("SourceInvalid", fault) for fault in error.faults]
+    if described.faults or described.config is None:
+        return None, [("SourceInvalid", fault) for fault in described.faults]
+    if (fault := _kernel_fault(described.config)) is not None:
+        return None, [("ArchitectureNotSupported", fault)]
+    if full and (faults := _number_faults(described.folder)):
+        return None, [("WeightsInvalid", fault) for fault in faults]
+    return _Model(described.folder, described.config, described.tensors), []
+
+
+def _kernel_fault(config: ModelConfig) -> str | None:
+    """Why the kernels, for which experts are packed, cannot have this model."""
+    if not decodes_by_kernels(config, BITS["int8"]):
+        return f"head_dim {config.head_dim} > {MAX_HEAD_DIM}, the kernels' limit; choose another."
+    uneven = [f"{part.name} {part.shape}" for part in checkpoint.uneven_weights(config)]
+    if not uneven:
+        return None
+    return (
+        f"the kernels need weights with a multiple of {GROUP} columns, which these are not: "
+        f"{shown(uneven)}; choose another model."
+    )
+
+
+def _number_faults(folder: Path) -> list[str]:
+    """Of weights that are here, and not in GGUF's types, which have scales of their own."""
+    if is_gguf(folder):
+        return []
+    try:
+        files = weight_files(folder)
+    except StartupError:  # on a hub still: described by headers
+        return []
+    return [fault for file in files for fault in number_faults(file)]
+
+
+def _taken(
+    expert: Expert,
+    settings: ModelSettings,
+    model: _Model,
+    draft: _Model | None,
+    heads: Path | None,
+) -> Taken:
+    options = EngineOptions.from_settings(settings)
+    pieces = [_piece(model, options)]
+    if heads is not None:
+        pieces.append(Piece((str(heads.resolve()), "heads"), heads_bytes(heads), 0))
+    guesses = 0 if settings.speculation == "off" else settings.speculation_tokens
+    outputs = settings.user_rows * (1 + guesses)
+    scratch = scratch_bytes(model.config, outputs)
+    if draft is not None:
+        context = min(model.config.context(options.max_seq_len), draft.config.max_positions)
+        pieces.append(_piece(draft, replace(options, max_seq_len=context)))
+        scratch = max(scratch, scratch_bytes(draft.config, outputs))
+    return Taken(expert.name, tuple(pieces), expert.rows.min, expert.pinned, scratch)
+
+
+def _piece(model: _Model, options: EngineOptions) -> Piece:
+    options = replace(options, max_rows=1)
+    footprint = checkpoint.footprint_on_cpu(model.config, options, model.tensors)
+    key = (str(model.folder.resolve()), options.quantization)
+    return Piece(key, footprint.weights_bytes, footprint.cache_bytes)

@@ -1,0 +1,99 @@
+"""`hearth bundle validate FILE` says whether a bundle can be served here, and what it takes.
+
+Reads headers, and loads nothing. USER_ROWS, DTYPE, KV_CACHE_DTYPE and SPECULATION_TOKENS are those
+of the environment, as they are when the bundle is served.
+"""
+
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import click
+
+from inference_api.bundle_file import Bundle, read_bundle
+from inference_api.engine.loading.bundle_check import (
+    ExpertBytes,
+    Utilization,
+    Validation,
+    check_bundle,
+    invalid_file,
+)
+from inference_api.errors import StartupError
+from inference_api.settings import load_settings
+
+INVALID = 2  # exit status
+
+
+@click.group()
+def main() -> None:
+    """Bundles: many experts behind one endpoint, as a YAML file lists them."""
+
+
+@main.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--full", is_flag=True, help="Read all weights, not only their headers.")
+@click.option("--json", "as_json", is_flag=True, help="Print the answer of POST /bundle/validate.")
+def validate(file: Path, full: bool, as_json: bool) -> None:
+    """Check FILE: exit status 0 where it can be served here, else 2."""
+    try:
+        settings = load_settings(bundle=None)
+    except StartupError as error:
+        click.echo(str(error), err=True)
+        sys.exit(INVALID)
+    bundle = None
+    try:
+        bundle = read_bundle(file)
+        validation = check_bundle(bundle, settings, full)
+    except StartupError as error:
+        validation = invalid_file(error)
+    click.echo(validation.model_dump_json() if as_json else "\n".join(shown(bundle, validation)))
+    sys.exit(0 if validation.valid else INVALID)
+
+
+def shown(bundle: Bundle | None, validation: Validation) -> Iterator[str]:
+    """Lines for people: a table of experts, the sums beside their limits, then what is wrong."""
+    if bundle is not None and validation.utilization is not None:
+        yield from _table(bundle, validation.utilization)
+    for each in validation.validations:
+        if each.level == "ERROR" or each.expert is not None:
+            yield f"{each.level:<6}{each.message}"
+    yield "valid" if validation.valid else "not valid"
+
+
+def _table(bundle: Bundle, used: Utilization) -> Iterator[str]:
+    bytes_of = {each.name: each for each in used.experts}
+    head = ("expert", "weights", "cache/row", "rows", "need", "")
+    rows = [head, *(_row(bundle, index, bytes_of) for index in range(len(bundle.experts)))]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
+    for name, *numbers, notes in rows:
+        cells = [f"{cell:>{width}}" for cell, width in zip(numbers, widths[1:-1], strict=True)]
+        yield "  ".join([f"{name:<{widths[0]}}", *cells, notes]).rstrip()
+    yield ""
+    for limit, share in (("memory_limit", used.memory), ("fast_memory_limit", used.fast_memory)):
+        percent = 100 * share.need_bytes / share.limit_bytes
+        yield f"{limit:<18}{share.need_bytes} of {share.limit_bytes} bytes, {percent:.1f} %"
+    yield f"{'rows.min':<18}{used.rows_needed} of USER_ROWS={used.rows_limit}"
+    yield ""
+
+
+def _row(bundle: Bundle, index: int, bytes_of: dict[str, ExpertBytes]) -> Sequence[str]:
+    expert = bundle.experts[index]
+    taken = bytes_of.get(expert.name)
+    numbers: list[object] = ["?", "?", expert.rows.min, "?"]
+    if taken is not None:
+        numbers = [
+            taken.weights_bytes,
+            taken.cache_bytes_per_row,
+            expert.rows.min,
+            taken.need_bytes,
+        ]
+    notes = [
+        expert.quantisation,
+        *["pinned"] * expert.pinned,
+        *["default"] * (expert is bundle.default_expert),
+    ]
+    return expert.name, *map(str, numbers), ", ".join(notes)
+
+
+if __name__ == "__main__":
+    main(prog_name=sys.argv[0])
