@@ -14,7 +14,7 @@ from inference_api.live_state import LiveState
 from inference_api.observe.bundle_metrics import BundleCollector, ExpertFigures
 from inference_api.observe.metrics import ServerMetrics, ServerState
 from inference_api.observe.telemetry import Tracing
-from inference_api.routes import bundle, dashboard, generate, health, openai, tokenize
+from inference_api.routes import bundle, bundle_validation, dashboard, generate, health, openai, tokenize
 from inference_api.routes import metrics as metrics_routes
 from inference_api.routes.auth import needs_token, register_token_check
 from inference_api.routes.body import WholeBodyRequest
@@ -105,6 +105,7 @@ def create_server(
     app.register_blueprint(generate.create_blueprint(generations, settings))
     app.register_blueprint(openai.create_blueprint(generations, backend, settings))
     app.register_blueprint(bundle.create_blueprint(backend, input_queue, settings))
+    app.register_blueprint(bundle_validation.create_blueprint(settings))
     app.register_blueprint(tokenize.create_blueprint(backend, settings))
     app.register_blueprint(
         health.create_blueprint(backend, input_queue, output_queues, settings, _end_arbiter)

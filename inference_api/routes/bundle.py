@@ -1,86 +1,115 @@
-"""The routes of bundles: whether one could be served here."""
+"""The experts of a bundle, for who watches and operates the server."""
 
-import os
-from threading import Lock
+from concurrent.futures import TimeoutError as NoAnswer
 
-from flask import Blueprint, Response, jsonify
-from pydantic import Field
+from flask import Blueprint, Response, jsonify, request
 
 from common.errors import Error
 from common.operations import operation
-from inference_api.bodies.fields import Body, parse
-from inference_api.bundle_file import MAX_FILE_BYTES, parse_bundle
-from inference_api.engine.loading.bundle_check import Validation, check_bundle, invalid_file
-from inference_api.errors import StartupError, Unavailable
-from inference_api.routes.caller import json_body
+from inference_api.bundle_file import Bundle
+from inference_api.errors import InvalidRequest, NoBundle, Unavailable, UnknownModel
+from inference_api.openai.model_cards import BundleState, ExpertState, bundle_state
+from inference_api.scheduling.bundle import BundleResidents
+from inference_api.scheduling.decode_backend import DecodeBackend
+from inference_api.scheduling.experts import UnloadMode
+from inference_api.scheduling.input_queue import InputQueue
 from inference_api.settings import Settings
 
+UNLOAD_QUERY = {
+    "drain": {"type": "string", "description": "Let its rows finish first.", "enum": [""]},
+    "force": {"type": "string", "description": "End its rows at once.", "enum": [""]},
+}
 BUSY_RETRY_AFTER_S = 5
 
 
-class ValidateBody(Body):
-    """A bundle that may not be there as a file."""
-
-    bundle: str = Field(
-        min_length=1,
-        max_length=MAX_FILE_BYTES,
-        description="The text of a bundle's file. Its sources have to be those of models that this "
-        "server serves, or lie in the folder of its own bundle's file.",
-    )
-
-
-def create_blueprint(settings: Settings) -> Blueprint:
+def create_blueprint(
+    backend: DecodeBackend, input_queue: InputQueue, settings: Settings
+) -> Blueprint:
     blueprint = Blueprint("bundle", __name__)
-    checking = Lock()  # one at a time: tokenizers are large, and parsing them holds the interpreter
-
-    @blueprint.post("/bundle/validate")
-    @operation(
-        "Whether a bundle could be served here, and what its experts take. Nothing is loaded.",
-        {200: Validation, 400: Error, 503: Error},
-        ValidateBody,
-    )
-    def validate() -> Response:
-        body = parse(ValidateBody, json_body())
-        if not checking.acquire(blocking=False):
-            raise Unavailable("Another bundle is being checked, try again.", BUSY_RETRY_AFTER_S)
-        try:
-            return jsonify(checked(body.bundle, settings).model_dump())
-        finally:
-            checking.release()
-
+    views = _Views(backend, input_queue, settings)
+    blueprint.get("/bundle")(views.state)
+    blueprint.post("/bundle/load/<path:name>")(views.load)
+    blueprint.post("/bundle/unload/<path:name>")(views.unload)
     return blueprint
 
 
-def checked(text: str, settings: Settings) -> Validation:
-    """Checks a client's bundle. It asks the file system about the server's own sources, and about
-    what is in the folder of its own bundle; nothing else is looked at, here or on a hub."""
-    folder = None if settings.bundle is None else settings.bundle.folder
-    own = {
-        source
-        for model in settings.served_models
-        for source in (model.model, model.draft_model, model.medusa_heads)
-    }
-    foreign: list[str] = []
+class _Views:
+    """Immutable; any request thread."""
 
-    def located(source: str) -> str:
-        if source in own:
-            return source
-        path = "" if folder is None else os.path.normpath(folder / source)
-        if not path.startswith(f"{folder}{os.sep}"):
-            foreign.append(source)
-        return path
+    def __init__(self, backend: DecodeBackend, input_queue: InputQueue, settings: Settings) -> None:
+        self._backend = backend
+        self._input_queue = input_queue
+        self._settings = settings
 
-    try:
-        bundle = parse_bundle(text.encode()).with_sources(located)
-        if foreign:
-            raise StartupError([_refusal(source) for source in foreign])
-    except StartupError as error:
-        return invalid_file(error)
-    return check_bundle(bundle, settings)
-
-
-def _refusal(source: str) -> str:
-    return (
-        f"{source} is neither a source of this server nor in the folder of its bundle; check it "
-        "where it is, by `hearth bundle validate`."
+    @operation(
+        "The experts of the bundle, and the memory and rows they share.",
+        {200: BundleState, 404: Error, 503: Error},
     )
+    def state(self) -> Response:
+        return jsonify(self._state())
+
+    @operation(
+        "Bring an expert into memory, also one that failed: 200 where it is there, else 202.",
+        {200: ExpertState, 202: ExpertState, 404: Error, 503: Error},
+    )
+    def load(self, name: str) -> tuple[Response, int]:
+        """Idempotent."""
+        residents = self._residents(name)
+        try:
+            is_there = residents.ask(lambda residency, now_s: residency.ask_load(name, now_s))
+        except NoAnswer:
+            raise _no_turn() from None
+        return jsonify(self._expert(name)), 200 if is_there else 202
+
+    @operation(
+        "Let an expert go: where it is idle, after its rows have ended, or at once.",
+        {202: ExpertState, 400: Error, 404: Error, 409: Error, 503: Error},
+        query=UNLOAD_QUERY,
+    )
+    def unload(self, name: str) -> tuple[Response, int]:
+        """Idempotent. Whoever waits for the expert has it loaded again."""
+        mode = _unload_mode()
+        residents = self._residents(name)
+        try:
+            residents.ask(lambda residency, now_s: residency.ask_unload(name, mode, now_s))
+        except NoAnswer:
+            raise _no_turn() from None
+        return jsonify(self._expert(name)), 202
+
+    def _residents(self, name: str | None = None) -> BundleResidents:
+        """Raises NoBundle, UnknownModel, and what a new request would be told."""
+        bundle = self._bundle()
+        names = [expert.name for expert in bundle.experts]
+        if name is not None and name not in names:
+            raise UnknownModel(name, names)
+        self._backend.check_admission()
+        assert self._backend.bundle is not None
+        return self._backend.bundle
+
+    def _bundle(self) -> Bundle:
+        if self._settings.bundle is None:
+            raise NoBundle
+        return self._settings.bundle
+
+    def _state(self) -> BundleState:
+        self._residents()
+        state = bundle_state(self._backend, self._input_queue, self._settings)
+        assert state is not None
+        return state
+
+    def _expert(self, name: str) -> ExpertState:
+        return next(each for each in self._state()["experts"] if each["name"] == name)
+
+
+def _unload_mode() -> UnloadMode:
+    """Raises InvalidRequest."""
+    asked = list(request.args)
+    if not asked:
+        return UnloadMode.IDLE
+    if len(asked) > 1 or asked[0] not in UNLOAD_QUERY:
+        raise InvalidRequest(f"Unloading takes ?drain or ?force, not ?{'&'.join(asked)[:100]}.")
+    return UnloadMode(asked[0])
+
+
+def _no_turn() -> Unavailable:
+    return Unavailable("The decode thread is in a long step, try again later.", BUSY_RETRY_AFTER_S)

@@ -95,6 +95,7 @@ LINES: Mapping[Role, str] = {
         POST /drain
         POST /bundle/load/{name}
         POST /bundle/unload/{name}
+        POST /bundle/validate
         PUT /state
         POST /optimize
         POST /optimizeOne

@@ -14,7 +14,7 @@ from inference_api.bundle_file import read_bundle
 from inference_api.engine.loading import checkpoint
 from inference_api.engine.loading.bundle_check import check_bundle
 from inference_api.model_settings import EMBEDDED_MODEL
-from inference_api.routes import bundle as bundle_routes
+from inference_api.routes import bundle_validation
 from inference_api.routes.body import WholeBodyRequest
 from inference_api.routes.caller import register_request_ids
 from inference_api.routes.errors import register_error_handlers
@@ -32,7 +32,7 @@ def app_of(settings: Settings) -> Flask:
     app.config["MAX_CONTENT_LENGTH"] = settings.max_content_length_bytes
     register_request_ids(app)
     register_error_handlers(app, on_error=lambda code: None)
-    app.register_blueprint(bundle_routes.create_blueprint(settings))
+    app.register_blueprint(bundle_validation.create_blueprint(settings))
     return app
 
 

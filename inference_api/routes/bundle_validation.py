@@ -1,0 +1,86 @@
+"""Whether a bundle could be served here, by its file."""
+
+import os
+from threading import Lock
+
+from flask import Blueprint, Response, jsonify
+from pydantic import Field
+
+from common.errors import Error
+from common.operations import operation
+from inference_api.bodies.fields import Body, parse
+from inference_api.bundle_file import MAX_FILE_BYTES, parse_bundle
+from inference_api.engine.loading.bundle_check import Validation, check_bundle, invalid_file
+from inference_api.errors import StartupError, Unavailable
+from inference_api.routes.caller import json_body
+from inference_api.settings import Settings
+
+BUSY_RETRY_AFTER_S = 5
+
+
+class ValidateBody(Body):
+    """A bundle that may not be there as a file."""
+
+    bundle: str = Field(
+        min_length=1,
+        max_length=MAX_FILE_BYTES,
+        description="The text of a bundle's file. Its sources have to be those of models that this "
+        "server serves, or lie in the folder of its own bundle's file.",
+    )
+
+
+def create_blueprint(settings: Settings) -> Blueprint:
+    blueprint = Blueprint("bundle_validation", __name__)
+    checking = Lock()  # one at a time: tokenizers are large, and parsing them holds the interpreter
+
+    @blueprint.post("/bundle/validate")
+    @operation(
+        "Whether a bundle could be served here, and what its experts take. Nothing is loaded.",
+        {200: Validation, 400: Error, 503: Error},
+        ValidateBody,
+    )
+    def validate() -> Response:
+        body = parse(ValidateBody, json_body())
+        if not checking.acquire(blocking=False):
+            raise Unavailable("Another bundle is being checked, try again.", BUSY_RETRY_AFTER_S)
+        try:
+            return jsonify(checked(body.bundle, settings).model_dump())
+        finally:
+            checking.release()
+
+    return blueprint
+
+
+def checked(text: str, settings: Settings) -> Validation:
+    """Checks a client's bundle. It asks the file system about the server's own sources, and about
+    what is in the folder of its own bundle; nothing else is looked at, here or on a hub."""
+    folder = None if settings.bundle is None else settings.bundle.folder
+    own = {
+        source
+        for model in settings.served_models
+        for source in (model.model, model.draft_model, model.medusa_heads)
+    }
+    foreign: list[str] = []
+
+    def located(source: str) -> str:
+        if source in own:
+            return source
+        path = "" if folder is None else os.path.normpath(folder / source)
+        if not path.startswith(f"{folder}{os.sep}"):
+            foreign.append(source)
+        return path
+
+    try:
+        bundle = parse_bundle(text.encode()).with_sources(located)
+        if foreign:
+            raise StartupError([_refusal(source) for source in foreign])
+    except StartupError as error:
+        return invalid_file(error)
+    return check_bundle(bundle, settings)
+
+
+def _refusal(source: str) -> str:
+    return (
+        f"{source} is neither a source of this server nor in the folder of its bundle; check it "
+        "where it is, by `hearth bundle validate`."
+    )
