@@ -57,6 +57,7 @@ WITH_MUCH_TO_COMPUTE = [
     "inference_api/scheduling/speculation/test_speculated_answers.py",
     "optimizer/test_simulation.py",
     "scripts/test_default_model.py",
+    "scripts/test_experts.py",
     "weights/test_samplers.py",
 ]
 

@@ -23,7 +23,7 @@ def write_card(plan: TrainingPlan, model_dir: Path, note: str = "") -> None:
     slots: dict[str, object] = {
         **_shape_slots(model_dir),
         **_data_slots(plan.work),
-        **_training_slots(plan),
+        **training_slots(plan),
         "accuracy": _accuracy_table(evaluation),
         "samples": _samples_table(evaluation["samples"]),
         "note": note,
@@ -81,7 +81,7 @@ def _data_slots(work: Path) -> dict[str, object]:
     }
 
 
-def _training_slots(plan: TrainingPlan) -> dict[str, object]:
+def training_slots(plan: TrainingPlan) -> dict[str, object]:
     lines = (plan.work / "training.jsonl").read_text(encoding="utf-8").splitlines()
     entries: list[dict[str, Any]] = [json.loads(line) for line in lines]
     losses = [entry["loss"] for entry in entries if "loss" in entry][-10:]

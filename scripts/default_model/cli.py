@@ -7,7 +7,7 @@ from pathlib import Path
 
 from .card import write_card
 from .evaluation import evaluate
-from .export import export
+from .export import export, held_out_text
 from .preparation import prepare_tokenizer, prepare_windows
 from .prompts import write_prompts
 from .training import TrainingPlan, train
@@ -54,7 +54,9 @@ def _run_stage(stage: str, options: argparse.Namespace) -> None:
         options.work.mkdir(parents=True, exist_ok=True)
         write_prompts(options.work, options.seed, options.prompts)
     elif stage == "export":
-        export(options.work, options.model, options.seed)
+        export(options.work, options.model)
+        text = held_out_text(options.seed)
+        (options.model / "heldout.txt").write_text(text, encoding="utf-8")
     elif stage == "card":
         write_card(_plan(options), options.model, options.note)
     else:

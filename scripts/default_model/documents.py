@@ -5,7 +5,7 @@ documents use the turn format of the chat template, bare documents put the answe
 question, prose has no question at all.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from random import Random
 
@@ -18,6 +18,7 @@ USER, ASSISTANT, SYSTEM = "<|user|>", "<|assistant|>", "<|system|>"
 SPECIAL_TOKENS = (BOS, EOS, PAD, USER, ASSISTANT, SYSTEM)
 
 _KINDS = {"bare": 36, "chat": 38, "conversation": 8, "follow_up": 11, "prose": 7}
+_TOPIC_ODDS = 4  # exchanges of the topic for each of another kind
 _PROSE_CATEGORIES = ("countries", "cities", "arithmetic", "stories", "technical", "words")
 
 
@@ -46,16 +47,21 @@ class Corpus:
     """Draws exchanges and documents; one seed always gives the same ones in the same order.
 
     With `held_out` every wording, and every operand pair that is kept apart, comes from the part
-    that training never sees.
+    that training never sees. `topic` holds relations of a further category, of which most drawn
+    exchanges then are.
     """
 
-    def __init__(self, seed: int, *, held_out: bool = False) -> None:
+    def __init__(
+        self, seed: int, *, held_out: bool = False, topic: Sequence[Relation] = ()
+    ) -> None:
         self._rng = Random(seed)
         self._held_out = held_out
         self._frames = load_frames()
         split = self._frames.held_out if held_out else self._frames.training
         self._wraps = split["wrap"]
-        self._relations = {relation.name: relation for relation in load_relations()}
+        self._relations = {relation.name: relation for relation in (*load_relations(), *topic)}
+        topic_weight = _TOPIC_ODDS * sum(CATEGORY_WEIGHTS.values())
+        self._weights = CATEGORY_WEIGHTS | {relation.category: topic_weight for relation in topic}
         self._by_category: dict[str, list[Relation]] = {}
         for relation in self._relations.values():
             self._by_category.setdefault(relation.category, []).append(relation)
@@ -63,7 +69,7 @@ class Corpus:
     def exchange(self, category: str | None = None) -> Exchange:
         """One question with its answer, of the given category or of a drawn one."""
         if category is None:
-            category = self._draw(CATEGORY_WEIGHTS)
+            category = self._draw(self._weights)
         relation = self._rng.choice(self._by_category[category])
         return relation.exchange(self._rng, self._wraps, held_out=self._held_out)
 

@@ -16,7 +16,7 @@ _HELD_OUT_BYTES = 80_000
 _HELD_OUT_SEED_OFFSET = 1000  # other documents than those of the validation loss
 
 
-def export(work: Path, model_dir: Path, seed: int) -> None:
+def export(work: Path, model_dir: Path) -> None:
     model_dir.mkdir(parents=True, exist_ok=True)
     checkpoint: dict[str, Any] = torch.load(work / "checkpoint.pt")
     weights = {name: w.to(torch.bfloat16).contiguous() for name, w in checkpoint["model"].items()}
@@ -26,7 +26,6 @@ def export(work: Path, model_dir: Path, seed: int) -> None:
     _write_json(model_dir / "config.json", _config(ModelShape(**checkpoint["shape"])))
     _write_json(model_dir / "generation_config.json", _token_ids())
     _write_json(model_dir / "tokenizer_config.json", _tokenizer_config())
-    (model_dir / "heldout.txt").write_text(held_out_text(seed), encoding="utf-8")
 
 
 def held_out_text(seed: int) -> str:

@@ -61,7 +61,7 @@ def _two_step_operands(row: Row) -> tuple[str, ...] | None:
     return _operands(row) if ", so " in row["worked"] else None
 
 
-def _problem(calculation: DrawRow) -> DrawRow:
+def problem(calculation: DrawRow) -> DrawRow:
     def draw_row(rng: Random, held_out: bool) -> Row:
         row = calculation(rng, held_out)
         return row | {"name": draw_part("name", rng), "things": draw_part("things", rng)}
@@ -169,8 +169,8 @@ def number_tables() -> dict[str, DrawRow]:
         "subtraction": subtraction,
         "multiplication": from_rows(_products()),
         "division": from_rows(_quotients()),
-        "problem_add": _problem(addition),
-        "problem_subtract": _problem(subtraction),
+        "problem_add": problem(addition),
+        "problem_subtract": problem(subtraction),
         "parity": draw_split(_parity, lambda row: (row["a"],)),
         "comparing": draw_split(_comparing, _operands),
         "conversion": draw_split(_conversion, _conversion_identity, judges_known=True),

@@ -1,7 +1,7 @@
 """Turns the seed into files of the work folder: tokenizer, training and validation windows."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from random import Random
@@ -10,6 +10,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from .documents import PAD, Corpus, Document, render
+from .relations import Relation
 from .tokenizer import load_tokenizer, token_id, train_tokenizer
 from .windows import Windows, encode, pack
 
@@ -35,11 +36,13 @@ def prepare_tokenizer(work: Path, seed: int) -> Tokenizer:
     return tokenizer
 
 
-def prepare_windows(work: Path, seed: int, num_documents: int) -> CorpusFigures:
+def prepare_windows(
+    work: Path, seed: int, num_documents: int, topic: Sequence[Relation] = ()
+) -> CorpusFigures:
     """Writes the windows that training reads, and the figures of the corpus for the model card."""
     tokenizer = load_tokenizer(work / "tokenizer.json")
     rng = Random(seed)
-    corpus = Corpus(seed)
+    corpus = Corpus(seed, topic=topic)
     num_long = round(num_documents * _LONG_DOCUMENT_SHARE)
     pad_id = token_id(tokenizer, PAD)
 
@@ -48,7 +51,7 @@ def prepare_windows(work: Path, seed: int, num_documents: int) -> CorpusFigures:
 
     short = windows(corpus.documents(num_documents), SHORT_WINDOW)
     long = windows(corpus.long_documents(num_long), LONG_WINDOW)
-    held_out = Corpus(seed, held_out=True).documents(_VALIDATION_DOCUMENTS)
+    held_out = Corpus(seed, held_out=True, topic=topic).documents(_VALIDATION_DOCUMENTS)
     for name, part in (
         ("short", short),
         ("long", long),

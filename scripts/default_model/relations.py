@@ -5,6 +5,7 @@ both the training exchanges and the questions that judge the model.
 """
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
@@ -49,7 +50,7 @@ CATEGORY_WEIGHTS = {
     "reading": 26,
 }
 # A greeting or a lower-cased line would change the text that these are asked to give back.
-_VERBATIM_CATEGORIES = ("copying", "json")
+_VERBATIM_CATEGORIES = ("copying", "json", "records")
 _DISTURBED_SHARE = 0.2
 
 
@@ -115,13 +116,13 @@ class Relation:
 
 def load_relations() -> list[Relation]:
     frames = load_frames()
-    known = _table_relations(DATA_DIR / "relations.txt", frames)
+    tables = fact_tables() | number_tables() | text_tables()
+    known = read_relations(DATA_DIR / "relations.txt", tables, frames)
     blocks = _block_relations("general", frames) + _block_relations("talk", frames)
     return known + _unknown_relations(known) + blocks
 
 
-def _table_relations(path: Path, frames: Frames) -> list[Relation]:
-    tables = fact_tables() | number_tables() | text_tables()
+def read_relations(path: Path, tables: Mapping[str, DrawRow], frames: Frames) -> list[Relation]:
     sections: list[list[str]] = []
     for line in data_lines(path):
         if line.startswith("["):

@@ -47,6 +47,10 @@ def draw_part(slot: str, rng: Random) -> str:
     return rng.choice(_PARTS[slot])
 
 
+def draw_city(rng: Random) -> str:
+    return rng.choice(_CITIES)["city"]
+
+
 def _draw_parts(rng: Random) -> Row:
     """One choice for every slot of the templates above."""
     row = {slot: rng.choice(items) for slot, items in _PARTS.items()}
@@ -92,7 +96,7 @@ def _sentences(rng: Random) -> Row:
 def _possessions(rng: Random) -> Row:
     """Two people in one passage, so that the answer depends on who is asked about."""
     people = [
-        (name, rng.choice(_CITIES)["city"], draw_part("possession", rng))
+        (name, draw_city(rng), draw_part("possession", rng))
         for name in rng.sample(_PARTS["name"], 2)
     ]
     text = " ".join(f"{name} lives in {city} and has {thing}." for name, city, thing in people)
@@ -107,7 +111,7 @@ def _possessions(rng: Random) -> Row:
 
 
 def _people(rng: Random) -> Row:
-    name, city, age = draw_part("name", rng), rng.choice(_CITIES)["city"], rng.randint(18, 79)
+    name, city, age = draw_part("name", rng), draw_city(rng), rng.randint(18, 79)
     return {
         "text": f"{name} is {age} years old and lives in {city}.",
         "json": json.dumps({"name": name, "age": age, "city": city}),

@@ -36,6 +36,7 @@ class TrainingPlan:
     tokens_per_step: int = 8192
     seed: int = 1
     num_processes: int = 2
+    peak_lr_scale: float = 1.0  # of the optimizer's rates; lower to go on from trained weights
     dtype: str = "bfloat16"
     compile: bool = True
     checkpoint_every_steps: int = 200
@@ -128,7 +129,8 @@ class Trainer:
         ids, labels = source.batch(number, size, self._rank, self._plan.num_processes)
         loss = self._loss(ids, labels)
         torch.autograd.backward(loss)
-        self._optimizer.step(lr_scale(self._step, self._plan.steps))
+        scale = self._plan.peak_lr_scale * lr_scale(self._step, self._plan.steps)
+        self._optimizer.step(scale)
         self._step += 1
         return float(loss.item())
 
@@ -154,16 +156,9 @@ class Trainer:
 
     def _save(self) -> None:
         if self._rank == 0:
-            path = self._plan.work / "checkpoint.pt"
-            state = {
-                "shape": asdict(self._model.shape),
-                "model": self._model.state_dict(),
-                "optimizer": self._optimizer.state_dict(),
-                "step": self._step,
-                "seconds": self._seconds,
-            }
-            torch.save(state, path.with_suffix(".tmp"))
-            path.with_suffix(".tmp").replace(path)
+            save_checkpoint(
+                self._plan.work, self._model, self._optimizer, self._step, self._seconds
+            )
         dist.barrier()
 
     def _resume(self) -> None:
@@ -173,6 +168,26 @@ class Trainer:
             self._model.load_state_dict(state["model"])
             self._optimizer.load_state_dict(state["optimizer"])
             self._step, self._seconds = state["step"], state["seconds"]
+
+
+def save_checkpoint(
+    work: Path,
+    model: TrainableLlama,
+    optimizer: Optimizer,
+    step: int = 0,
+    seconds: float = 0.0,
+) -> None:
+    """Replaces what training goes on from."""
+    path = work / "checkpoint.pt"
+    state = {
+        "shape": asdict(model.shape),
+        "model": model.state_dict(),
+        "optimizer": optimizer.state_dict(),
+        "step": step,
+        "seconds": seconds,
+    }
+    torch.save(state, path.with_suffix(".tmp"))
+    path.with_suffix(".tmp").replace(path)
 
 
 def _run_process(rank: int, plan: TrainingPlan) -> None:

@@ -1,0 +1,121 @@
+"""Which expert answers `model: "auto"`: decided by what its description and examples look like.
+
+TF-IDF over words and short runs of letters, and a logistic regression over it, both of
+scikit-learn, which is imported only where a router is made. `make bench-router` has them beside a
+k-nearest-neighbour search among hidden states. It sorts topics, not difficulty.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, Self
+
+from inference_api.errors import StartupError
+
+MAX_MESSAGES = 8  # of a conversation, its first
+MAX_CHARACTERS = 1000  # of a message: half from its start, half from its end
+# So weak that the probabilities of a few dozen texts are neither too low nor, much, too high: what
+# `make bench-router` prints as calibration error.
+_INVERSE_REGULARISATION = 300.0
+_TOKENS = r"[^\W\d_]+|0|[-+*/=%{}\[\]<>,]"
+_MAX_WORDS, _MAX_LETTERS = 2000, 4000  # that are told apart: what bounds the time to learn
+_DIGITS = re.compile(r"\d+")
+
+
+class Expert(Protocol):
+    @property
+    def name(self) -> str: ...
+    @property
+    def description(self) -> str: ...
+    @property
+    def examples(self) -> Sequence[str]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """`confidence` is the probability of the likeliest expert. Where it was under the threshold,
+    `expert` is the fallback and `method` says so."""
+
+    expert: str
+    confidence: float
+    method: Literal["tfidf", "fallback"]
+
+
+class ExpertRouter:
+    """Immutable: any thread."""
+
+    def __init__(self, classifier: Any, threshold: float, fallback: str) -> None:
+        """`classifier` has the `predict_proba` and `classes_` of scikit-learn, over texts."""
+        self._classifier = classifier
+        self._threshold = threshold
+        self._fallback = fallback
+
+    @classmethod
+    def of(cls, experts: Sequence[Expert], threshold: float, fallback: str) -> Self:
+        """Learns from the experts' texts, in a fraction of a second, or in seconds from thousands.
+
+        An expert without description and examples is chosen as the fallback only. Raises
+        StartupError where fewer than two are left to choose from, or nothing holds a word.
+        """
+        texts, names = [], []
+        for expert in experts:
+            said = [text for text in (expert.description, *expert.examples) if text.strip()]
+            texts += said
+            names += [expert.name] * len(said)
+        if len(set(names)) < 2:
+            raise StartupError(
+                ["router: fewer than two experts have a description or examples; add some"]
+            )
+        try:
+            classifier = _text_classifier().fit(texts, names)
+        except ValueError as error:
+            raise StartupError(
+                [f"router: descriptions and examples cannot be learned ({error}); add words"]
+            ) from None
+        return cls(classifier, threshold, fallback)
+
+    def route(self, messages: Sequence[str]) -> Route:
+        """`messages` are those of the user, the oldest first.
+
+        The first that is beyond doubt decides, so a conversation keeps its expert once it has one:
+        what comes later cannot change it, and the same messages always lead to the same.
+        """
+        confidence = 0.0
+        for message in messages[:MAX_MESSAGES]:
+            (probabilities,) = self._classifier.predict_proba([_bounded(message)])
+            likeliest = probabilities.argmax()
+            confidence = float(probabilities[likeliest])
+            if confidence >= self._threshold:
+                return Route(str(self._classifier.classes_[likeliest]), confidence, "tfidf")
+        return Route(self._fallback, confidence, "fallback")
+
+
+def _bounded(message: str) -> str:
+    if len(message) <= MAX_CHARACTERS:
+        return message
+    half = MAX_CHARACTERS // 2
+    return f"{message[:half]} {message[-half:]}"
+
+
+def _text_classifier() -> Any:
+    """Untrained. Numbers all look the same to it, and signs count as words."""
+    from sklearn.feature_extraction.text import TfidfVectorizer
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import make_pipeline, make_union
+
+    words = TfidfVectorizer(
+        preprocessor=_plain, token_pattern=_TOKENS, sublinear_tf=True, max_features=_MAX_WORDS
+    )
+    letters = TfidfVectorizer(
+        preprocessor=_plain,
+        analyzer="char_wb",
+        ngram_range=(2, 4),
+        sublinear_tf=True,
+        max_features=_MAX_LETTERS,
+    )
+    regression = LogisticRegression(C=_INVERSE_REGULARISATION, max_iter=1000)
+    return make_pipeline(make_union(words, letters), regression)
+
+
+def _plain(text: str) -> str:
+    return _DIGITS.sub("0", text.lower())
