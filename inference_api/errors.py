@@ -11,10 +11,16 @@
     ├── OriginNotAllowed     403   a web page that is not ours had a browser send this
     ├── UnknownModel         404   no model is served under this name
     ├── RequestTimeout       408   the client takes too long to send its request
+    ├── UnloadRefused        409   an expert of the bundle has to stay in memory
+    │   ├── ExpertPinned           it is pinned
+    │   ├── ExpertLoading          it comes just now
+    │   └── ExpertBusy             it is used
     ├── RequestTooLarge      413   the body exceeds MAX_CONTENT_LENGTH
     ├── NotJson              415   a body that any page could have sent
     ├── Unavailable          503   not now: try again after `retry_after_s`
     │   ├── QueueFull              the input queue has no place
+    │   │   └── ExpertQueueFull 429  nor has this expert's, while others may
+    │   ├── ExpertFailed           an expert of the bundle was not loaded
     │   ├── TooManyConnections     this one had waited longest, or held most bytes
     │   ├── NotReady               the model is still loading
     │   └── Draining               the server is about to stop
@@ -140,6 +146,35 @@ class RequestTimeout(HearthError):
         )
 
 
+class UnloadRefused(HearthError):
+    status = 409
+    code = "unload_refused"
+
+
+class ExpertPinned(UnloadRefused):
+    code = "expert_pinned"
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"{name} is pinned; the bundle's file says so.")
+
+
+class ExpertLoading(UnloadRefused):
+    code = "expert_loading"
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"{name} is loading; unload it once it is resident.")
+
+
+class ExpertBusy(UnloadRefused):
+    code = "expert_busy"
+
+    def __init__(self, name: str, num_running: int, num_waiting: int) -> None:
+        super().__init__(
+            f"{name}: {num_running} running, {num_waiting} waiting; drain it, or force it to end "
+            "those that run."
+        )
+
+
 class RequestTooLarge(HearthError):
     status = 413
     code = "request_too_large"
@@ -173,6 +208,22 @@ class QueueFull(Unavailable):
 
     def __init__(self, retry_after_s: int) -> None:
         super().__init__("Service overloaded, try again later.", retry_after_s)
+
+
+class ExpertQueueFull(QueueFull):
+    status = 429
+
+    def __init__(self, name: str, num_waiting: int, retry_after_s: int) -> None:
+        Unavailable.__init__(self, f"{name}: {num_waiting} waiting", retry_after_s)
+
+
+class ExpertFailed(Unavailable):
+    """It is tried again once its file has changed or an operator asks for it."""
+
+    code = "expert_failed"
+
+    def __init__(self, name: str, reason: str, retry_after_s: int) -> None:
+        super().__init__(f"{name} failed: {reason}", retry_after_s)
 
 
 class TooManyConnections(Unavailable):

@@ -1,0 +1,243 @@
+"""What the experts of a bundle need and what has become of each: the values of `residency`.
+
+All but `Expert` and `Stay`, which are that module's own, are immutable.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class State(StrEnum):
+    ABSENT = "absent"  # not packed yet
+    PACKING = "packing"
+    ON_DISK = "on_disk"
+    LOADING = "loading"
+    RESIDENT = "resident"
+    DRAINING = "draining"  # its rows finish, arrivals queue; until its memory is given back
+    FAILED = "failed"
+
+
+class Eviction(StrEnum):
+    """Why an expert left the memory."""
+
+    IDLE = "idle"  # to make room, while nobody used it
+    PATIENCE = "patience"  # to make room for somebody who had waited too long
+    MEMORY = "memory"  # a load found less memory than there should be
+    OPERATOR = "operator"
+
+
+class Failure(StrEnum):
+    """What kind of failure it was; the reason says more."""
+
+    LOAD = "load"
+    MEMORY = "memory"
+    TIMEOUT = "timeout"
+    TOO_LARGE = "too_large"
+
+
+class UnloadMode(StrEnum):
+    IDLE = "idle"
+    DRAIN = "drain"
+    FORCE = "force"
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """Memory and rows of one expert. `rows_min` is at least 1.
+
+    The weights of all that have the same `shared_key` are mapped once.
+    """
+
+    weights_bytes: int
+    other_bytes: int
+    cache_bytes_per_row: int
+    rows_min: int
+    rows_max: int
+    is_pinned: bool = False
+    shared_key: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """Of a bundle. The limit is for experts: less what is needed once, whoever is resident."""
+
+    fast_memory_limit_bytes: int
+    user_rows: int
+    patience_s: float
+    min_residence_s: float
+    load_timeout_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Bring this expert into memory, packing it before where that was not done."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Unload:
+    """Give the memory of this expert back; none of its rows is busy."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """Tell all who wait for this expert why they wait in vain."""
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class EndRows:
+    """End all requests that run on this expert, as its operator has no time for them."""
+
+    name: str
+
+
+Effect = Load | Unload | Refuse | EndRows
+
+
+@dataclass(frozen=True, slots=True)
+class Switch:
+    """What a request paid because its expert was not resident when it came.
+
+    It waited `wait_s` for its expert's turn to be loaded, `evict_s` for room and `load_s` for the
+    load: the whole time from its arrival until the expert was ready. `is_initiator` where the
+    load was begun for it; `from_name` is the expert that had served last, None: none had.
+    """
+
+    wait_s: float
+    evict_s: float
+    load_s: float
+    is_initiator: bool
+    from_name: str | None
+
+    @property
+    def switching_time_s(self) -> float:
+        return self.wait_s + self.evict_s + self.load_s
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertSnapshot:
+    """Bytes are those it holds now. `last_used_s` is when a request last took or gave back one of
+    its rows, None: never; `reason` says why it failed."""
+
+    state: State
+    reason: str
+    weights_bytes: int
+    other_bytes: int
+    cache_bytes: int
+    num_running: int
+    last_used_s: float | None
+    num_loads: int
+    evictions: Mapping[Eviction, int]
+    failures: Mapping[Failure, int]
+
+
+@dataclass(frozen=True, slots=True)
+class ResidencySnapshot:
+    """`used_bytes` counts shared weights once; `loading_next` is the expert that is being loaded
+    or is to be as soon as there is room."""
+
+    used_bytes: int
+    num_running: int
+    loading_next: str | None
+    experts: Mapping[str, ExpertSnapshot]
+
+
+@dataclass(slots=True)
+class Stay:
+    """One stay in memory: for whom the expert was loaded, and when it came to what."""
+
+    head_came_s: float  # of the oldest who waited, or when an operator asked
+    ticketed_s: float
+    issued_s: float
+    from_name: str | None
+    ready_s: float = math.inf
+    left_s: float = math.inf  # no longer open for requests
+
+    def switch(self, came_s: float) -> Switch:
+        ticketed_s, issued_s = max(came_s, self.ticketed_s), max(came_s, self.issued_s)
+        return Switch(
+            wait_s=ticketed_s - came_s,
+            evict_s=issued_s - ticketed_s,
+            load_s=self.ready_s - issued_s,
+            is_initiator=came_s <= self.head_came_s,
+            from_name=self.from_name,
+        )
+
+
+@dataclass(slots=True, eq=False)
+class Expert:
+    """What the decode thread knows of one."""
+
+    name: str
+    needs: Needs
+    state: State = State.ABSENT
+    reason: str = ""
+    is_packed: bool = False
+    num_running: int = 0
+    asked_s: float | None = None  # when an operator asked for it, until it is there
+    eviction: Eviction = Eviction.IDLE  # why it is drained, if it is
+    protected_until_s: float = 0.0
+    last_used_s: float | None = None
+    stay: Stay | None = None
+    earlier_stay: Stay | None = None
+    num_loads: int = 0
+    evictions: Counter[Eviction] = field(default_factory=Counter)
+    failures: Counter[Failure] = field(default_factory=Counter)
+
+    @property
+    def ready_s(self) -> float:
+        return math.inf if self.stay is None else self.stay.ready_s
+
+    @property
+    def unloaded_state(self) -> State:
+        return State.ON_DISK if self.is_packed else State.ABSENT
+
+    @property
+    def used_or_ready_s(self) -> float:
+        return self.ready_s if self.last_used_s is None else max(self.last_used_s, self.ready_s)
+
+    @property
+    def num_borrowed(self) -> int:
+        """How many of its rows are beyond those it is sure of."""
+        return max(0, self.num_running - self.needs.rows_min)
+
+    @property
+    def borrowed_bytes(self) -> int:
+        return self.num_borrowed * self.needs.cache_bytes_per_row
+
+    @property
+    def num_owed(self) -> int:
+        """How many of the rows it is sure of it does not use."""
+        return max(0, self.needs.rows_min - self.num_running)
+
+    def switch(self, came_s: float) -> Switch | None:
+        """Of a request that came then and is served now; None where it came to a resident."""
+        stays = [stay for stay in (self.stay, self.earlier_stay) if stay is not None]
+        if self.stay is None or any(stay.ready_s <= came_s < stay.left_s for stay in stays):
+            return None
+        return self.stay.switch(came_s)
+
+    def snapshot(self, is_held: bool) -> ExpertSnapshot:
+        needs = self.needs
+        num_rows = needs.rows_min + self.num_borrowed
+        return ExpertSnapshot(
+            state=self.state,
+            reason=self.reason,
+            weights_bytes=needs.weights_bytes if is_held else 0,
+            other_bytes=needs.other_bytes if is_held else 0,
+            cache_bytes=num_rows * needs.cache_bytes_per_row if is_held else 0,
+            num_running=self.num_running,
+            last_used_s=self.last_used_s,
+            num_loads=self.num_loads,
+            evictions=dict(self.evictions),
+            failures=dict(self.failures),
+        )
