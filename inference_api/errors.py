@@ -10,6 +10,7 @@
     ├── HostNotAllowed       403   the request names a host that may be anybody's
     ├── OriginNotAllowed     403   a web page that is not ours had a browser send this
     ├── UnknownModel         404   no model is served under this name
+    ├── NoBundle             404   the server has one model, or several that stay
     ├── RequestTimeout       408   the client takes too long to send its request
     ├── UnloadRefused        409   an expert of the bundle has to stay in memory
     │   ├── ExpertPinned           it is pinned
@@ -21,6 +22,7 @@
     │   ├── QueueFull              the input queue has no place
     │   │   └── ExpertQueueFull 429  nor has this expert's, while others may
     │   ├── ExpertFailed           an expert of the bundle was not loaded
+    │   ├── ExpertUnloaded         an operator had it unloaded while it answered
     │   ├── TooManyConnections     this one had waited longest, or held most bytes
     │   ├── NotReady               the model is still loading
     │   └── Draining               the server is about to stop
@@ -135,6 +137,14 @@ class UnknownModel(HearthError):
         self.param = "model"
 
 
+class NoBundle(HearthError):
+    status = 404
+    code = "no_bundle"
+
+    def __init__(self) -> None:
+        super().__init__("This server has no bundle of experts; start it with BUNDLE.")
+
+
 class RequestTimeout(HearthError):
     status = 408
     code = "request_timeout"
@@ -224,6 +234,15 @@ class ExpertFailed(Unavailable):
 
     def __init__(self, name: str, reason: str, retry_after_s: int) -> None:
         super().__init__(f"{name} failed: {reason}", retry_after_s)
+
+
+class ExpertUnloaded(Unavailable):
+    """While it answered."""
+
+    code = "expert_unloaded"
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"{name} was unloaded by an operator; ask again.", retry_after_s=1)
 
 
 class TooManyConnections(Unavailable):

@@ -14,11 +14,20 @@ from inference_api.live_state import LiveState
 from inference_api.observe.bundle_metrics import BundleCollector, ExpertFigures
 from inference_api.observe.metrics import ServerMetrics, ServerState
 from inference_api.observe.telemetry import Tracing
-from inference_api.routes import bundle, bundle_validation, dashboard, generate, health, openai, tokenize
+from inference_api.routes import (
+    bundle,
+    bundle_validation,
+    dashboard,
+    generate,
+    health,
+    openai,
+    tokenize,
+)
 from inference_api.routes import metrics as metrics_routes
 from inference_api.routes.auth import needs_token, register_token_check
 from inference_api.routes.body import WholeBodyRequest
 from inference_api.routes.caller import register_request_ids
+from inference_api.routes.chosen_model import ModelChoice
 from inference_api.routes.errors import register_error_handlers
 from inference_api.routes.openapi import register_openapi
 from inference_api.routes.origins import register_origin_check
@@ -27,6 +36,7 @@ from inference_api.scheduling.experts import State
 from inference_api.scheduling.input_queue import InputQueue
 from inference_api.scheduling.output_queues import OutputQueues
 from inference_api.settings import ModelSettings, Settings, load_settings
+from inference_api.text.expert_router import ExpertRouter
 from optimizer.app import create_service
 from optimizer.metrics import ReplicaGauges
 from optimizer.routes import create_blueprint as create_optimizer_blueprint
@@ -98,12 +108,14 @@ def create_server(
     metrics.registry.register(ReplicaGauges(lambda: optimizer.state, optimizer_settings.namespace))
     generations = Generations(backend, input_queue, output_queues, watcher, metrics, tracing)
 
+    choice = ModelChoice(settings, _router(settings))
+
     app = _bare_app(settings, metrics)
     app.extensions[EXTENSION] = Server(
         settings, backend, input_queue, output_queues, watcher, tracing
     )
-    app.register_blueprint(generate.create_blueprint(generations, settings))
-    app.register_blueprint(openai.create_blueprint(generations, backend, settings))
+    app.register_blueprint(generate.create_blueprint(generations, settings, choice))
+    app.register_blueprint(openai.create_blueprint(generations, backend, settings, choice))
     app.register_blueprint(bundle.create_blueprint(backend, input_queue, settings))
     app.register_blueprint(bundle_validation.create_blueprint(settings))
     app.register_blueprint(tokenize.create_blueprint(backend, settings))
@@ -145,6 +157,15 @@ def _input_queue(settings: Settings) -> InputQueue:
     if settings.bundle is None:
         return InputQueue(settings.max_input_qsize, rows)
     return InputQueue(settings.queue_capacity, rows, shared_rows=settings.all_user_rows)
+
+
+def _router(settings: Settings) -> ExpertRouter | None:
+    """Learns from the experts' descriptions. Raises StartupError."""
+    bundle = settings.bundle
+    if bundle is None or bundle.router is None:
+        return None
+    fallback = bundle.router.fallback or bundle.default_expert.name
+    return ExpertRouter.of(bundle.experts, bundle.router.threshold, fallback)
 
 
 def _state(

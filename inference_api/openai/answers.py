@@ -27,6 +27,14 @@ Switch = TypedDict(  # in this form, as `from` is Python's own word
 )
 
 
+class Routed(Answer):
+    """Who answers a request to `auto`, by which method: `fallback` where nothing was likely."""
+
+    expert: str
+    confidence: float
+    method: Literal["tfidf", "fallback"]
+
+
 class Usage(Answer):
     """The server's own times, in seconds, are there with a single choice only."""
 
@@ -46,6 +54,7 @@ class Usage(Answer):
     acceptance_by_depth: NotRequired[list[float]]
     switching_time: NotRequired[float]
     switch: NotRequired[Switch]
+    router: NotRequired[Routed]
 
 
 class CompletionLogprobs(Answer):

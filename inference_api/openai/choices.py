@@ -12,6 +12,7 @@ from inference_api.openai.answers import PromptTokensDetails, Usage
 from inference_api.openai.logprobs import Logprobs, LogprobsAnswer
 from inference_api.openai.requests import StreamOptions
 from inference_api.request import ScoredToken
+from inference_api.text.expert_router import Route
 
 DONE = b"data: [DONE]\n\n"
 
@@ -54,11 +55,18 @@ class Choice:
     """One of the answer's choices: a generation, its echo and its log probabilities."""
 
     def __init__(
-        self, index: int, generation: TextGeneration, echo: str, logprobs: Logprobs | None
+        self,
+        index: int,
+        generation: TextGeneration,
+        echo: str,
+        logprobs: Logprobs | None,
+        route: Route | None = None,
     ) -> None:
-        """`echo` is the prompt's text where the answer begins with it, else empty."""
+        """`echo` is the prompt's text where the answer begins with it, else empty; `route` is how
+        its model was chosen, if not by name."""
         self.index = index
         self.generation = generation
+        self.route = route
         self._echo = echo
         self._logprobs = logprobs
         self._num_chars = 0
@@ -167,7 +175,15 @@ def _in_turn(
 def _usage(choices: Sequence[Choice], num_choices: int) -> Usage:
     """`choices` are `num_choices` for each prompt; a prompt counts once."""
     records = [choice.generation.record() for choice in choices]
-    return usage(records, records[::num_choices])
+    counts = usage(records, records[::num_choices])
+    route = choices[0].route
+    if route is not None:
+        counts["router"] = {
+            "expert": route.expert,
+            "confidence": route.confidence,
+            "method": route.method,
+        }
+    return counts
 
 
 def usage(records: Sequence[GenerationRecord], of_prompts: Sequence[GenerationRecord]) -> Usage:

@@ -13,6 +13,7 @@ from inference_api.bodies.native import NativeBody, parse_native_body
 from inference_api.errors import HearthError
 from inference_api.generation.streaming import Generations, TextGeneration
 from inference_api.routes.caller import caller_of_request, json_body
+from inference_api.routes.chosen_model import ModelChoice
 from inference_api.routes.errors import REFUSALS
 from inference_api.settings import Settings
 from inference_api.text.prompt_encoder import PromptEncoder
@@ -24,7 +25,9 @@ STREAM_HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 Encode = Callable[[PromptEncoder, str], Sequence[int]]
 
 
-def create_blueprint(generations: Generations, settings: Settings) -> Blueprint:
+def create_blueprint(
+    generations: Generations, settings: Settings, choice: ModelChoice
+) -> Blueprint:
     blueprint = Blueprint("generate", __name__)
 
     # Not by the rule's `defaults`: with those, Werkzeug redirects who names the default.
@@ -36,8 +39,9 @@ def create_blueprint(generations: Generations, settings: Settings) -> Blueprint:
         NativeBody,
     )
     def infer(model: str = settings.default_model.name) -> Response:
-        body, generation = begin(model, encode_plain)
-        return streamed(generation, _raw_chunks(body, generation, settings), RAW_TEXT)
+        body, generation, headers = begin(model, encode_plain)
+        chunks = _raw_chunks(body, generation, settings)
+        return streamed(generation, chunks, RAW_TEXT, headers)
 
     @blueprint.post("/predictions/<path:model>")
     @operation(
@@ -46,8 +50,9 @@ def create_blueprint(generations: Generations, settings: Settings) -> Blueprint:
         NativeBody,
     )
     def predict(model: str) -> Response:
-        body, generation = begin(model, encode_turn)
-        return streamed(generation, _raw_chunks(body, generation, settings), RAW_TEXT)
+        body, generation, headers = begin(model, encode_turn)
+        chunks = _raw_chunks(body, generation, settings)
+        return streamed(generation, chunks, RAW_TEXT, headers)
 
     @blueprint.post("/chat/<path:model>")
     @operation(
@@ -56,15 +61,21 @@ def create_blueprint(generations: Generations, settings: Settings) -> Blueprint:
         NativeBody,
     )
     def chat(model: str) -> Response:
-        body, generation = begin(model, encode_turn)
-        return streamed(generation, _chat_events(body, generation), EVENT_STREAM)
+        body, generation, headers = begin(model, encode_turn)
+        return streamed(generation, _chat_events(body, generation), EVENT_STREAM, headers)
 
-    def begin(model: str, encode: Encode) -> tuple[NativeBody, TextGeneration]:
-        name = settings.name_of(model)
+    def begin(model: str, encode: Encode) -> tuple[NativeBody, TextGeneration, Mapping[str, str]]:
+        """Returns the headers that say who was chosen, too."""
+        choice.check(model)
         body = parse_native_body(json_body(), settings.has_strict_bounds(model))
-        return body, generations.begin(
-            name, lambda prompts: encode(prompts, body.text), body.params(), caller_of_request()
+        chosen = choice.of(model, [body.text])
+        generation = generations.begin(
+            chosen.name,
+            lambda prompts: encode(prompts, body.text),
+            body.params(),
+            caller_of_request(),
         )
+        return body, generation, chosen.headers
 
     return blueprint
 
@@ -77,10 +88,16 @@ def encode_turn(prompts: PromptEncoder, text: str) -> Sequence[int]:
     return prompts.encode_chat([{"role": "user", "content": text}])
 
 
-def streamed(generation: TextGeneration, chunks: Iterator[bytes], mimetype: str) -> Response:
+def streamed(
+    generation: TextGeneration,
+    chunks: Iterator[bytes],
+    mimetype: str,
+    headers: Mapping[str, str],
+) -> Response:
     """Returns a chunked response that closes its generation when it ends, in whatever way."""
     response = Response(chunks, content_type=mimetype)
     response.headers.update(STREAM_HEADERS)
+    response.headers.update(headers)
     response.headers["X-Session-Id"] = generation.session_id
     # Raw text has no usage; limits by tokens need to know.
     response.headers["X-Prompt-Tokens"] = str(len(generation.prompt_tokens))

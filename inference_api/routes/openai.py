@@ -13,6 +13,7 @@ from flask import Blueprint, Response, g, jsonify
 from common.errors import Error
 from common.operations import operation
 from inference_api.bodies.fields import parse
+from inference_api.bundle_file import ROUTED
 from inference_api.errors import InvalidRequest
 from inference_api.generation.streaming import Generations
 from inference_api.openai.answers import ChatCompletion, Completion
@@ -28,6 +29,7 @@ from inference_api.openai.requests import (
     TokenIds,
 )
 from inference_api.routes.caller import caller_of_request, json_body
+from inference_api.routes.chosen_model import Chosen, ModelChoice
 from inference_api.routes.errors import REFUSALS
 from inference_api.routes.generate import EVENT_STREAM, STREAM_HEADERS, switch_headers
 from inference_api.routes.tokenize import known_ids, prompt_is_called
@@ -41,10 +43,10 @@ Prompt = str | TokenIds | list[Message]
 
 
 def create_blueprint(
-    generations: Generations, backend: DecodeBackend, settings: Settings
+    generations: Generations, backend: DecodeBackend, settings: Settings, choice: ModelChoice
 ) -> Blueprint:
     blueprint = Blueprint("openai", __name__)
-    views = _Views(generations, backend, settings)
+    views = _Views(generations, backend, settings, choice)
     blueprint.get("/v1/models")(views.models)
     blueprint.get("/v1/models/<path:model>")(views.model)
     blueprint.post("/v1/completions")(views.completions)
@@ -56,8 +58,13 @@ class _Views:
     """The views and what they share. Immutable; any request thread."""
 
     def __init__(
-        self, generations: Generations, backend: DecodeBackend, settings: Settings
+        self,
+        generations: Generations,
+        backend: DecodeBackend,
+        settings: Settings,
+        choice: ModelChoice,
     ) -> None:
+        self._choice = choice
         self._generations = generations
         self._backend = backend
         self._settings = settings
@@ -65,7 +72,11 @@ class _Views:
 
     @operation("The models served; of a bundle's experts also their state.", {200: ModelList})
     def models(self) -> Response:
-        cards = [self._card(name) for name in self._settings.served_names]
+        names = self._settings.served_names
+        bundle = self._settings.bundle
+        if bundle is not None and bundle.router is not None:
+            names = (*names, ROUTED)
+        cards = [self._card(name) for name in names]
         return jsonify(ModelList(object="list", data=cards))
 
     @operation("One of the models served.", {200: ModelCard | ExpertModelCard, 404: Error})
@@ -92,27 +103,27 @@ class _Views:
         return self._answer(CHAT, body, [turns_of(body.messages)])
 
     def _answer(self, form: Form, body: GenerationBody, prompts: Sequence[Prompt]) -> Response:
-        name = self._settings.name_of(body.model)
+        chosen = self._choice.of(body.model, _user_texts(prompts))
         if body.stream_options is not None and not body.stream:
             raise InvalidRequest("stream_options needs stream: true.", "stream_options")
         num_choices = body.n or 1
         self._backend.check_admission()
         identity = {"id": form.id_prefix + g.request_id, "created": int(time.time())}
-        identity["model"] = body.model
+        identity["model"] = chosen.shown
         with ExitStack() as stack:
-            choices = self._begin(form, body, prompts, self._backend.served[name])
+            choices = self._begin(form, body, prompts, chosen)
             for choice in choices:
                 stack.callback(choice.generation.close)
-            switch = switch_headers(choice.generation for choice in choices)
+            told = chosen.headers | switch_headers(choice.generation for choice in choices)
             if not body.stream:
                 response = jsonify(whole_answer(form, identity, choices, num_choices))
-                response.headers.update(switch)
+                response.headers.update(told)
                 return response
             options = body.stream_options or StreamOptions()
             events = chunks(form, identity, choices, num_choices, options)
             response = Response(events, content_type=EVENT_STREAM)
             response.headers.update(STREAM_HEADERS)
-            response.headers.update(switch)
+            response.headers.update(told)
             response.headers["X-Session-Id"] = choices[0].generation.session_id
             num_tokens = sum(len(choice.generation.prompt_tokens) for choice in choices)
             response.headers["X-Prompt-Tokens"] = str(num_tokens // num_choices)
@@ -120,8 +131,9 @@ class _Views:
             return response
 
     def _begin(
-        self, form: Form, body: GenerationBody, prompts: Sequence[Prompt], model: ServedModel
+        self, form: Form, body: GenerationBody, prompts: Sequence[Prompt], chosen: Chosen
     ) -> list[Choice]:
+        model = self._backend.served[chosen.name]
         vocab_size = model.vocab_size
         each_choice = [body.params(choice, vocab_size) for choice in range(body.n or 1)]
         encodes = [
@@ -137,19 +149,29 @@ class _Views:
             scored_prompt = len(generation.prompt_tokens) if body.wants_echo else 0
             is_scored = body.num_logprobs is not None
             logprobs = Logprobs(tokenizer, form.is_chat, scored_prompt) if is_scored else None
-            choices.append(Choice(index, generation, echo, logprobs))
+            choices.append(Choice(index, generation, echo, logprobs, chosen.route))
         return choices
 
     def _card(self, name: str) -> ModelCard | ExpertModelCard:
         card = ModelCard(id=name, object="model", created=self._started_at, owned_by="hearth")
         bundle, residents = self._settings.bundle, self._backend.bundle
-        if bundle is None or residents is None:
+        if bundle is None or residents is None or name == ROUTED:
             return card
         expert = bundle.expert(self._settings.name_of(name))
         context = self._backend.served[expert.name].max_seq_len
         rows_max = expert.rows.max or self._settings.user_rows
         state = residents.snapshot.experts[expert.name]
         return {**card, **expert_card(expert, context, rows_max, state)}
+
+
+def _user_texts(prompts: Sequence[Prompt]) -> list[str]:
+    """Returns what a router reads: the user's messages of a conversation, or the first prompt."""
+    prompt = prompts[0]
+    if isinstance(prompt, str):
+        return [prompt]
+    if isinstance(prompt, TokenIds):
+        return []
+    return [message["content"] for message in prompt if message["role"] == "user"]
 
 
 def _encode(

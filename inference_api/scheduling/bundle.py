@@ -15,6 +15,7 @@ from queue import Empty, SimpleQueue
 from typing import TypeVar
 
 from inference_api.bundle_file import Bundle
+from inference_api.engine.loading.bundle_check import check_bundle
 from inference_api.errors import ExpertFailed, ExpertUnloaded, StartupError
 from inference_api.request import FinishReason, TokenEvent
 from inference_api.scheduling.expert_loader import (
@@ -57,7 +58,7 @@ class BundleResidents:
     def __init__(
         self,
         bundle: Bundle,
-        user_rows: int,
+        policy: Policy,
         experts: Mapping[str, LoadableModel],
         input_queue: InputQueue,
         output_queues: OutputQueues,
@@ -67,7 +68,7 @@ class BundleResidents:
         self.served = {name: expert.served for name, expert in experts.items()}
         needs = {each.name: experts[each.name].needs(each) for each in bundle.experts}
         self._at_start = [each.name for each in bundle.experts if each.is_loaded_at_start]
-        self._residency = Residency(needs, _policy(bundle, user_rows))
+        self._residency = Residency(needs, policy)
         self.snapshot = self._residency.snapshot()  # any thread may read it
         self._needs = needs
         self._num_started = 0
@@ -142,7 +143,7 @@ class BundleResidents:
         self._give_back_memory(model)
 
     def idle_s(self, now_s: float) -> float:
-        return TIMER_S if len(self._input_queue) else math.inf
+        return math.inf if self._residency.is_settled else TIMER_S
 
     def _give_back_memory(self, model: LoadedModel) -> None:
         """Caches of free rows stay for prompts that continue them, among the rows that the expert
@@ -203,16 +204,17 @@ def bundle_residents(
     Imports torch. Raises StartupError."""
     from inference_api.engine.loading.packed_folder import PackedFolder
 
-    packed = PackedFolder(Path(settings.packed_folder), bundle.load_by, pause)
-    experts = {each.served.name: each for each in describe_models(settings, packed)}
-    return BundleResidents(bundle, settings.user_rows, experts, input_queue, output_queues)
-
-
-def _policy(bundle: Bundle, user_rows: int) -> Policy:
-    return Policy(
-        bundle.fast_memory_limit,
-        user_rows,
+    checked = check_bundle(bundle, settings)
+    if not checked.valid:
+        raise StartupError([f"BUNDLE: {error}" for error in checked.errors])
+    assert checked.utilization is not None
+    policy = Policy(
+        bundle.fast_memory_limit - checked.utilization.scratch_bytes,
+        settings.user_rows,
         bundle.patience_s,
         bundle.min_residence_s,
         bundle.load_timeout_s,
     )
+    packed = PackedFolder(Path(settings.packed_folder), bundle.load_by, pause)
+    experts = {each.served.name: each for each in describe_models(settings, packed)}
+    return BundleResidents(bundle, policy, experts, input_queue, output_queues)

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from inference_api.request import Switch
+
 
 class State(StrEnum):
     ABSENT = "absent"  # not packed yet
@@ -101,26 +103,6 @@ class EndRows:
 
 
 Effect = Load | Unload | Refuse | EndRows
-
-
-@dataclass(frozen=True, slots=True)
-class Switch:
-    """What a request paid because its expert was not resident when it came.
-
-    It waited `wait_s` for its expert's turn to be loaded, `evict_s` for room and `load_s` for the
-    load: the whole time from its arrival until the expert was ready. `is_initiator` where the
-    load was begun for it; `from_name` is the expert that had served last, None: none had.
-    """
-
-    wait_s: float
-    evict_s: float
-    load_s: float
-    is_initiator: bool
-    from_name: str | None
-
-    @property
-    def switching_time_s(self) -> float:
-        return self.wait_s + self.evict_s + self.load_s
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,6 +51,7 @@ class LoadableModel:
         """Returns what it takes in memory as this expert of a bundle. Its tokenizer is there in any
         case."""
         footprints = [runner.footprint for runner in self._runners]
+        is_one_file = self.drafter is None and not self.runner.has_medusa_heads
         return Needs(
             weights_bytes=sum(each.weights_bytes for each in footprints),
             other_bytes=0,
@@ -58,6 +59,7 @@ class LoadableModel:
             rows_min=expert.rows.min,
             rows_max=self.runner.max_rows,
             is_pinned=expert.pinned,
+            shared_key=f"{expert.quantisation} {expert.source}" if is_one_file else None,
         )
 
     @property

@@ -20,6 +20,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from inference_api.errors import ExpertBusy, ExpertLoading, ExpertPinned
+from inference_api.request import Switch
 from inference_api.scheduling.expert_states import UNLOADED, ExpertStates
 from inference_api.scheduling.experts import (
     Effect,
@@ -34,7 +35,6 @@ from inference_api.scheduling.experts import (
     ResidencySnapshot,
     State,
     Stay,
-    Switch,
     Unload,
     UnloadMode,
 )

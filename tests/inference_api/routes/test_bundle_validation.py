@@ -172,7 +172,7 @@ def test_one_bundle_is_checked_at_a_time(
         assert go_on.wait(60)
         return check_bundle(*arguments)
 
-    monkeypatch.setattr(bundle_routes, "check_bundle", slow)
+    monkeypatch.setattr(bundle_validation, "check_bundle", slow)
     first = Thread(target=ask, args=(client, SERVED))
     first.start()
     try:

@@ -7,6 +7,7 @@ from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from inference_api.request import Switch
 from inference_api.scheduling.experts import (
     Effect,
     EndRows,
@@ -17,7 +18,6 @@ from inference_api.scheduling.experts import (
     Policy,
     Refuse,
     State,
-    Switch,
     Unload,
 )
 from inference_api.scheduling.input_queue import Waiting
