@@ -44,7 +44,6 @@ TABLE_PARTS = ("forms", "sources", "batching", "peers")
 PARTS = (*TABLE_PARTS, "bound", "random")
 BOUND_USERS = (1, 2, 4, 8, 32)
 WARM_UP_REQUESTS = 4
-BOUND_REQUESTS = 8
 RANDOM_REQUESTS = 16
 
 
@@ -66,6 +65,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--users", nargs="+", type=int, default=[1, 8, 32])
     parser.add_argument("--bound-users", nargs="+", type=int, default=list(BOUND_USERS))
+    parser.add_argument(
+        "--bound-prompts", type=int, default=8, help="each once in every turn of the bound"
+    )
     parser.add_argument("--rounds", type=int, default=3, help="turns of each server under a load")
     parser.add_argument("--prompts", type=int, default=60, help="each once in all rounds of 1 user")
     parser.add_argument("--max-tokens", type=int, default=64, help="longest answer")
@@ -165,7 +167,7 @@ def measure_bound(
         results.title(title, COLUMNS)
         bounds = []
         for users in arguments.bound_users:
-            same = asked[: max(users, BOUND_REQUESTS)]
+            same = asked[: max(users, arguments.bound_prompts)]
             chosen, turns = taken_turns(servers, same, [same] * arguments.rounds, users)
             rows = reported(chosen, turns, users)
             if auto in turns:
