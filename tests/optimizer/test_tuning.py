@@ -1,0 +1,144 @@
+"""The filter that follows a server's speed, on observations of a replica whose speed is known."""
+
+import math
+
+import numpy as np
+import pytest
+
+from optimizer.model.latency import PhaseModel
+from optimizer.model.queueing import Replica, analyze
+from optimizer.model.tuning import GATE, MAX_REFUSALS, Observation, SpeedTuner
+
+ALPHA_MS, BETA_MS, GAMMA_MS, DELTA_MS = 5.0, 0.5, 8.0, 0.02
+IN_TOKENS, OUT_TOKENS = 128.0, 64.0
+PERIOD_S = 30.0
+
+
+def replica(decode: float, prefill: float) -> Replica:
+    row = (ALPHA_MS * decode, BETA_MS * decode, GAMMA_MS * prefill, DELTA_MS * prefill)
+    model = PhaseModel.from_rows([(*row, IN_TOKENS, OUT_TOKENS)])
+    return Replica(model, np.array([32]), np.array([320]))
+
+
+def latencies(decode: float, prefill: float, requests_per_s: float) -> tuple[float, float]:
+    found = analyze(replica(decode, prefill), np.array([requests_per_s / 1000])).latency
+    return float(found.ttft_ms[0]), float(found.itl_ms[0])
+
+
+class Watched:
+    """A server of a true speed, and the tuner that watches it."""
+
+    def __init__(self, seed: int = 1, error: float = 0.05) -> None:
+        self.tuner = SpeedTuner()
+        self._draw = np.random.default_rng(seed)
+        self._error = error
+        self._at_s = 0.0
+
+    def observe(self, decode: float, prefill: float, requests_per_s: float = 8.0) -> bool:
+        ttft_ms, itl_ms = latencies(decode, prefill, requests_per_s)
+        self._at_s += PERIOD_S
+        noise = np.exp(self._draw.normal(0.0, self._error, 2))
+        observation = Observation(
+            self._at_s, ttft_ms * noise[0], itl_ms * noise[1], self._error, self._error
+        )
+        return self.tuner.observe(
+            observation, lambda decode, prefill: latencies(decode, prefill, requests_per_s)
+        )
+
+
+@pytest.mark.parametrize(("decode", "prefill"), [(1.0, 1.0), (1.3, 1.2), (0.7, 0.8), (1.0, 1.5)])
+def test_factors_become_those_of_the_server(decode: float, prefill: float) -> None:
+    watched = Watched()
+    for _ in range(30):
+        watched.observe(decode, prefill)
+    factors = watched.tuner.factors
+    assert factors.decode == pytest.approx(decode, rel=0.1)
+    assert factors.prefill == pytest.approx(prefill, rel=0.15)
+    assert factors.decode_error < 0.1
+
+
+def test_drift_is_followed() -> None:
+    watched, speeds = Watched(), np.linspace(1.0, 1.6, 40)
+    errors = []
+    for speed in speeds:
+        watched.observe(float(speed), 1.0)
+        errors.append(watched.tuner.factors.decode / speed - 1)
+    assert max(map(abs, errors[5:])) < 0.15
+
+
+def test_a_single_accident_changes_nothing_and_a_new_speed_is_believed() -> None:
+    watched = Watched()
+    for _ in range(20):
+        watched.observe(1.0, 1.0)
+    before = watched.tuner.factors
+    assert not watched.observe(4.0, 1.0)
+    assert watched.tuner.factors == before
+    for _ in range(3):
+        assert watched.observe(1.0, 1.0)
+    refused = [watched.observe(4.0, 1.0, 4.0) for _ in range(MAX_REFUSALS)]
+    assert refused == [False] * (MAX_REFUSALS - 1) + [True]
+    for _ in range(5):
+        watched.observe(4.0, 1.0, 4.0)
+    assert watched.tuner.factors.decode == pytest.approx(4.0, rel=0.15)
+
+
+def test_most_usual_observations_are_accepted() -> None:
+    watched = Watched()
+    accepted = [watched.observe(1.1, 0.9) for _ in range(100)]
+    assert np.mean(accepted) > GATE - 0.03
+
+
+def test_error_is_what_the_factors_are_off_by() -> None:
+    """Over many servers the factors lie within two standard errors of the truth as often as a
+    normal distribution has it, or more: the model's own error is allowed for, and there is none."""
+    inside = []
+    for seed in range(30):
+        watched = Watched(seed)
+        for _ in range(10):
+            watched.observe(1.2, 1.1)
+        factors = watched.tuner.factors
+        inside.append(abs(math.log(factors.decode / 1.2)) < 2 * factors.decode_error)
+    assert np.mean(inside) > 0.9
+
+
+def test_time_without_observations_makes_less_sure() -> None:
+    watched = Watched()
+    for _ in range(20):
+        watched.observe(1.0, 1.0)
+    sure = watched.tuner.factors.decode_error
+    watched._at_s += 3600.0
+    watched.observe(1.0, 1.0)
+    assert watched.tuner.factors.decode_error > sure
+
+
+@pytest.mark.parametrize(
+    "observation",
+    [
+        Observation(1.0),
+        Observation(1.0, math.nan, math.inf),
+        Observation(1.0, 0.0, -1.0),
+    ],
+)
+def test_nothing_is_learned_from_nothing(observation: Observation) -> None:
+    tuner = SpeedTuner()
+    assert not tuner.observe(observation, lambda decode, prefill: (100.0, 10.0))
+    assert tuner.factors.decode == 1.0
+
+
+def test_model_without_an_answer_leaves_no_trace() -> None:
+    tuner = SpeedTuner()
+    assert not tuner.observe(
+        Observation(1.0, 100.0, 10.0), lambda decode, prefill: (math.inf, math.nan)
+    )
+    assert tuner.factors.decode == 1.0
+
+
+def test_one_quantity_alone_is_enough() -> None:
+    tuner = SpeedTuner()
+    for at_s in range(1, 20):
+        tuner.observe(
+            Observation(float(at_s), itl_ms=15.0, itl_error=0.02),
+            lambda decode, prefill: (100.0 * prefill, 10.0 * decode),
+        )
+    assert tuner.factors.decode == pytest.approx(1.5, rel=0.05)
+    assert tuner.factors.prefill == pytest.approx(1.0)
