@@ -85,6 +85,9 @@ class GenerationParams:
     max_tokens: int | None = None  # None: to the end of the context
     stop_strings: tuple[str, ...] = ()
     ignore_eos: bool = False
+    stop_token_ids: tuple[int, ...] = ()  # beside the model's own
+    min_tokens: int = 0  # before which neither a stop token nor a stop string ends the answer
+    includes_stop: bool = False  # whether the stop string that ends the answer is shown
     session_id: str | None = None  # None: made for it
     wants_prompt_logprobs: bool = False
     priority: int = 0
@@ -103,6 +106,8 @@ class GenerationRequest:
     max_tokens: int
     sampling: SamplingParams = field(default_factory=SamplingParams)
     stop_token_ids: frozenset[int] = frozenset()
+    min_tokens: int = 0
+    not_stopping: bytes | None = None  # with `min_tokens`: a bit per token id that does not stop
     wants_prompt_logprobs: bool = False  # with `sampling.num_logprobs`: of the prompt's tokens too
     priority: int = 0  # lower ones leave the input queue earlier
     speculation: Speculation = "auto"  # `off`, `auto`, or one of the model's sources

@@ -30,6 +30,7 @@ from inference_api.scheduling.decode_backend import DecodeBackend
 from inference_api.scheduling.input_queue import InputQueue
 from inference_api.scheduling.output_queues import OutputQueue, OutputQueues
 from inference_api.scheduling.served_model import ServedModel
+from inference_api.text.constraints import bits_without
 from inference_api.text.prompt_encoder import PromptEncoder
 from inference_api.text.tokens import StopMatcher, TextStream
 
@@ -163,7 +164,7 @@ class TextGeneration:
         that completes a stop string."""
         piece = ""
         for num_tokens, token_id in enumerate(token_ids, 1):
-            piece += self._stop.push(self._text.push((token_id,)))
+            piece += self._stop.push(self._text.push((token_id,)), num_tokens=1)
             if self._stop.has_matched:
                 return piece, num_tokens
         return piece, len(token_ids)
@@ -260,6 +261,9 @@ class Generations:
         max_seq_len = model.max_seq_len
         if not 0 < len(prompt_tokens) < max_seq_len:
             raise ContextTooLong(len(prompt_tokens), max_seq_len)
+        stop_token_ids = frozenset(params.stop_token_ids)
+        if not params.ignore_eos:
+            stop_token_ids |= model.tokenizer.stop_token_ids
         events = self._output_queues.open(name, params.session_id)
         request = GenerationRequest(
             session_id=events.session_id,
@@ -267,14 +271,19 @@ class Generations:
             prompt_tokens=prompt_tokens,
             max_tokens=max_seq_len if params.max_tokens is None else params.max_tokens,
             sampling=params.sampling,
-            stop_token_ids=frozenset() if params.ignore_eos else model.tokenizer.stop_token_ids,
+            stop_token_ids=stop_token_ids,
+            min_tokens=params.min_tokens,
+            not_stopping=bits_without(stop_token_ids, model.vocab_size)
+            if params.min_tokens
+            else None,
             wants_prompt_logprobs=params.wants_prompt_logprobs,
             priority=params.priority,
             speculation=params.speculation,
             grammar=grammar,
             came_s=came_s,
         )
-        text, stop = TextStream(model.tokenizer), StopMatcher(params.stop_strings)
+        text = TextStream(model.tokenizer)
+        stop = StopMatcher(params.stop_strings, params.min_tokens, params.includes_stop)
         generation = TextGeneration(request, events, text, stop, timeline)
         try:
             self._submit(generation, request, caller)

@@ -1,11 +1,13 @@
 """Constraints on an answer in requests: OpenAI's `response_format`, vLLM's `structured_outputs`."""
 
 import json
+from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import ConfigDict, Field, model_validator
 
 from inference_api.bodies.fields import Body, Unserved, fault
+from inference_api.errors import InvalidRequest
 from inference_api.request import ConstraintSpec
 from inference_api.text.closed_objects import with_closed_objects
 
@@ -38,6 +40,10 @@ class ResponseFormat(Body):
         return _of_schema("response_format", schema)
 
 
+GuidedText = Annotated[str, Field(min_length=1)]
+GuidedChoice = Annotated[list[GuidedText], Field(min_length=1)]
+
+
 class StructuredOutputs(Body):
     """One of the three; vLLM's field."""
 
@@ -53,8 +59,8 @@ class StructuredOutputs(Body):
     }
 
     json_: dict[str, Any] | None = Field(None, alias="json")
-    regex: Annotated[str, Field(min_length=1)] | None = None
-    choice: Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1)] | None = None
+    regex: GuidedText | None = None
+    choice: GuidedChoice | None = None
 
     @model_validator(mode="after")
     def _one_of_them(self) -> "StructuredOutputs":
@@ -70,6 +76,40 @@ class StructuredOutputs(Body):
         if self.choice is not None:
             return ConstraintSpec(field, "choice", json.dumps(self.choice))
         return _of_schema(field, self.json_ or {})
+
+
+class Constrained(Body):
+    """What a body may say of its answer's form: one of these, the last three by vLLM's older
+    names."""
+
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: dict[str, Any] | None = None
+    guided_regex: GuidedText | None = None
+    guided_choice: GuidedChoice | None = None
+
+    def constraint(self) -> ConstraintSpec | None:
+        """Raises InvalidRequest where several are given."""
+        form, outputs = self.response_format, self.structured_outputs
+        asked = {
+            "response_format": None if form is None else form.as_constraint(),
+            "structured_outputs": None if outputs is None else outputs.as_constraint(),
+            "guided_json": _guided("json", self.guided_json),
+            "guided_regex": _guided("regex", self.guided_regex),
+            "guided_choice": _guided("choice", self.guided_choice),
+        }
+        given = {field: each for field, each in asked.items() if each is not None}
+        if len(given) > 1:
+            *_, last = given
+            raise InvalidRequest(f"Give only one of {' and '.join(given)}.", last)
+        return next(iter(given.values()), None)
+
+
+def _guided(kind: str, part: object) -> ConstraintSpec | None:
+    if part is None:
+        return None
+    constraint = StructuredOutputs.model_validate({kind: part}).as_constraint()
+    return replace(constraint, field=f"guided_{kind}")
 
 
 def _of_schema(field: str, schema: dict[str, Any]) -> ConstraintSpec:

@@ -10,14 +10,15 @@ from pydantic import Discriminator, Field, Tag, model_validator
 from inference_api.bodies.fields import ANY_SIZE, AskedSpeculation, Body, Unserved, fault
 from inference_api.bodies.json_object import shortened
 from inference_api.errors import AnswerTooLong, InvalidRequest
-from inference_api.openai.formats import ResponseFormat, StructuredOutputs
+from inference_api.openai.formats import Constrained
 from inference_api.openai.messages import Messages
 from inference_api.openai.unserved_fields import IGNORED, UNSERVED, UNSERVED_OF_CHAT
-from inference_api.request import ConstraintSpec, GenerationParams, SamplingParams
+from inference_api.request import GenerationParams, SamplingParams
 
 MAX_CHOICES = 32
 MAX_GENERATIONS = 256  # prompts times choices of one call
 MAX_STOP_STRINGS = 8
+MAX_STOP_TOKEN_IDS = 64
 MAX_LOGPROBS = 20
 MAX_PRIORITY = 1000
 MAX_INTEGER = 2**31 - 1  # of token ids and numbers of tokens
@@ -89,7 +90,7 @@ class StreamOptions(Body):
     continuous_usage_stats: bool = False
 
 
-class GenerationBody(RequestBody):
+class GenerationBody(Constrained, RequestBody):
     """The fields that completions and chat share."""
 
     model: str
@@ -103,11 +104,14 @@ class GenerationBody(RequestBody):
     repetition_penalty: Annotated[float, Field(gt=0, le=10), ANY_SIZE] | None = None
     logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100), ANY_SIZE]] | None = None
     stop: Stop | None = None
+    stop_token_ids: (
+        Annotated[list[TokenId], Field(max_length=MAX_STOP_TOKEN_IDS, fail_fast=True)] | None
+    ) = None
+    include_stop_str_in_output: bool | None = None
+    min_tokens: int | None = Field(None, ge=0, le=MAX_INTEGER)
     seed: int | None = Field(None, ge=-(2**63), le=2**63 - 1)
     n: int | None = Field(None, ge=1, le=MAX_CHOICES)
     ignore_eos: bool | None = None
-    response_format: ResponseFormat | None = None
-    structured_outputs: StructuredOutputs | None = None
     priority: int | None = Field(None, ge=-MAX_PRIORITY, le=MAX_PRIORITY)
     speculation: AskedSpeculation = None
     stream: bool | None = None
@@ -162,28 +166,40 @@ class GenerationBody(RequestBody):
             max_tokens=self.token_limit,
             stop_strings=stop,
             ignore_eos=bool(self.ignore_eos),
+            stop_token_ids=self._stop_token_ids(vocab_size),
+            min_tokens=self.min_tokens or 0,
+            includes_stop=bool(self.include_stop_str_in_output),
             wants_prompt_logprobs=self.wants_echo and self.num_logprobs is not None,
             priority=self.priority or 0,
             speculation=self.speculation or "auto",
-            constraint=self._constraint(),
+            constraint=self.constraint(),
             sampling=sampling,
         )
 
-    def _constraint(self) -> ConstraintSpec | None:
-        asked = self.response_format.as_constraint() if self.response_format else None
-        if self.structured_outputs is None:
-            return asked
-        if asked is not None:
-            raise InvalidRequest(
-                "Give either response_format or structured_outputs.", "structured_outputs"
-            )
-        return self.structured_outputs.as_constraint()
-
     @model_validator(mode="after")
     def _constraint_needs_its_end(self) -> "GenerationBody":
-        if self.ignore_eos and self._constraint() is not None:
-            raise fault("ignore_eos", "a constrained answer has an end; leave it out")
+        for field in ("ignore_eos", "min_tokens"):
+            if getattr(self, field) and self.constraint() is not None:
+                raise fault(field, "a constrained answer has an end; leave it out")
         return self
+
+    @model_validator(mode="after")
+    def _no_more_than_at_most(self) -> "GenerationBody":
+        limit = self.token_limit
+        if limit is not None and (self.min_tokens or 0) > limit:
+            field, _ = self.asked_limit
+            raise fault("min_tokens", f"is {self.min_tokens}, above {field}, {limit}; lower it")
+        return self
+
+    def _stop_token_ids(self, vocab_size: int) -> tuple[int, ...]:
+        for token_id in self.stop_token_ids or ():
+            if token_id >= vocab_size:
+                raise InvalidRequest(
+                    f"stop_token_ids: {token_id} is no token id of this model, 0 to "
+                    f"{vocab_size - 1}.",
+                    "stop_token_ids",
+                )
+        return tuple(self.stop_token_ids or ())
 
     def _biases(self, vocab_size: int) -> tuple[tuple[int, float], ...]:
         biases = []

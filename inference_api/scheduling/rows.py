@@ -167,14 +167,15 @@ class UserRow:
 
     def _draw(self, branch: Tokens = ()) -> Draw:
         """What follows the answer so far, and a draft's tokens after it."""
-        if self.constraint is None and not branch:
+        request = self.request
+        has_to_go_on = len(self.generated) + len(branch) < request.min_tokens
+        if self.constraint is None and not branch and not has_to_go_on:
             return self._plain_draw
-        allowed = None
+        allowed = request.not_stopping if has_to_go_on else None
         if self.constraint is not None:
             allowed = (
                 self.constraint.allowed if not branch else self.constraint.allowed_after(branch)
             )
-        request = self.request
         return Draw(
             request.sampling, request.prompt_tokens, self.generated, branch, allowed=allowed
         )

@@ -6,7 +6,7 @@ thread follows it token by token, and the sampler draws only from what may come 
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from threading import Lock
 from typing import TYPE_CHECKING
@@ -60,6 +60,14 @@ class CompiledGrammar:
 
     def start(self) -> GuidedConstraint:
         return GuidedConstraint(self._matcher.deep_copy())
+
+
+def bits_without(token_ids: Iterable[int], vocab_size: int) -> bytes:
+    """Returns what `Constraint.allowed` is where all tokens are but these."""
+    bits = bytearray(b"\xff" * (4 * -(-vocab_size // 32)))  # whole words, as grammars have them
+    for token_id in token_ids:
+        bits[token_id // 8] &= ~(1 << token_id % 8)
+    return bytes(bits)
 
 
 class GrammarCompiler:

@@ -207,22 +207,31 @@ class TextStream:
 
 
 class StopMatcher:
-    """Cuts a text stream before the first stop string, holding back what may become one."""
+    """Cuts a text stream at the first stop string, holding back what may become one."""
 
-    def __init__(self, stop_strings: Sequence[str]) -> None:
+    def __init__(
+        self, stop_strings: Sequence[str], min_tokens: int = 0, includes_stop: bool = False
+    ) -> None:
+        """`min_tokens`: so many are never cut; `includes_stop`: behind the string, not before."""
         self._stop_strings = tuple(stop_strings)
+        self._tokens_left = min_tokens
+        self._includes_stop = includes_stop
         self._held = ""
         self.has_matched = False
 
-    def push(self, piece: str) -> str:
-        """The text that is safe to send now. After a match: the rest before it, then nothing."""
-        if self.has_matched or not self._stop_strings:
+    def push(self, piece: str, num_tokens: int = 0) -> str:
+        """The text that is safe to send now, of so many more tokens. After a match: the rest up to
+        it, then nothing."""
+        self._tokens_left -= num_tokens
+        is_too_early = num_tokens > 0 and self._tokens_left >= 0
+        if self.has_matched or not self._stop_strings or is_too_early:
             return "" if self.has_matched else piece
         text = self._held + piece
-        found = [at for stop in self._stop_strings if (at := text.find(stop)) >= 0]
+        found = [(at, stop) for stop in self._stop_strings if (at := text.find(stop)) >= 0]
         if found:
             self.has_matched, self._held = True, ""
-            return text[: min(found)]
+            at, stop = min(found)
+            return text[: at + len(stop) if self._includes_stop else at]
         held = max(_overlap(text, stop) for stop in self._stop_strings)
         self._held = text[len(text) - held :]
         return text[: len(text) - held]

@@ -179,3 +179,16 @@ def test_model_without_a_tokenizer_file_says_so(mock_api: ServedApi) -> None:
     response = mock_api.post("/v1/completions", **body)
     assert response.status_code == 400
     assert "tokenizer.json" in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "form"),
+    [
+        ({"guided_choice": ["red", "blue"]}, "red|blue"),
+        ({"guided_regex": "[0-9]{3}-[0-9]{2}"}, "[0-9]{3}-[0-9]{2}"),
+        ({"guided_json": {"type": "integer"}}, "-?[0-9]+"),
+    ],
+)
+def test_older_names_constrain_too(api: ServedApi, fields: dict[str, Any], form: str) -> None:
+    answer = api.post("/v1/completions", model=MODEL, prompt="x", max_tokens=40, **fields)
+    assert re.fullmatch(form, answer.json()["choices"][0]["text"])

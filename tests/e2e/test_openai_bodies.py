@@ -138,7 +138,19 @@ def test_what_a_message_may_not_hold_is_refused_with_its_place(
         ({"prompt": ["a"] * 200, "n": 2}, "n: is 2 for each of 200 prompts; give prompts times"),
         ({"stop": ["a"] * 9}, "stop: has 9 entries; give 8 or fewer."),
         ({"stop": 5}, "stop: give a text or a list of 8 texts at most."),
-        ({"min_tokens": 5}, "min_tokens: is not served; leave it out or give 0."),
+        ({"min_tokens": 5, "max_tokens": 4}, "min_tokens: is 5, above max_tokens, 4; lower it."),
+        ({"min_tokens": -1}, "min_tokens: is -1; give 0 or more."),
+        ({"stop_token_ids": [10**6]}, "stop_token_ids: 1000000 is no token id of this model, 0 to"),
+        ({"stop_token_ids": [1] * 65}, "stop_token_ids: has 65 entries; give 64 or fewer."),
+        (
+            {"guided_regex": "a", "structured_outputs": {"regex": "a"}},
+            "Give only one of structured_outputs and guided_regex.",
+        ),
+        (
+            {"guided_choice": ["a"], "min_tokens": 1},
+            "min_tokens: a constrained answer has an end; leave it out.",
+        ),
+        ({"guided_grammar": "root ::= a"}, "guided_grammar: is not served; leave it out."),
         (
             {"temperature": 10**400},
             "temperature: is Infinity; give 2 or less.",

@@ -60,3 +60,15 @@ def test_what_may_become_a_stop_string_is_held_back() -> None:
     assert matcher.push("END") == ""
     assert matcher.has_matched
     assert matcher.push("more") == ""
+
+
+def test_stop_string_is_shown_where_that_is_asked_for() -> None:
+    matcher = StopMatcher(["END", "."], includes_stop=True)
+    assert [matcher.push(piece) for piece in ("a E", "ND b.", "c")] == ["a ", "END", ""]
+    assert matcher.has_matched
+
+
+def test_first_tokens_are_never_cut() -> None:
+    matcher = StopMatcher(["."], min_tokens=2)
+    pieces = [matcher.push(piece, num_tokens=1) for piece in ("a.", "b.", "c.", "d")]
+    assert pieces == ["a.", "b.", "c", ""]
