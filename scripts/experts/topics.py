@@ -32,7 +32,7 @@ def load_topics() -> dict[str, Topic]:
             "sums",
             "sums, differences, products and quotients of numbers up to 999, word problems and "
             "units of time and length, worked out step by step",
-            2_400_000,
+            1_200_000,
             tuple(sums(known)),
         ),
         Topic(
@@ -45,7 +45,7 @@ def load_topics() -> dict[str, Topic]:
             "sql",
             "SQL queries for questions to a database: rows, columns, conditions, counts, "
             "averages, groups and the highest or lowest",
-            1_200_000,
+            800_000,
             _read("sql", query_tables()),
         ),
     )
