@@ -112,6 +112,12 @@ def read_numbers(model: PackedModel) -> dict[str, bytes]:
     return numbers(load_parameters(model.files, model.config, *place, PACKING))
 
 
+def written(path: Path) -> tuple[int, int]:
+    """Which file it is and when it was written; reading changes neither."""
+    stat = path.stat()
+    return stat.st_ino, stat.st_mtime_ns
+
+
 def only_file(target: Path) -> Path:
     [file] = target.glob("*.hearth")
     return file
@@ -134,9 +140,9 @@ def test_what_is_packed_is_what_is_read(source: Path, target: Path, load_by: Loa
     assert numbers(folder.load(model, PACKING)) == read_numbers(model)
     assert folder.has(model)
     assert folder.faults(model) == []
-    state = only_file(target).stat()
+    before = written(only_file(target))
     assert numbers(PackedFolder(target, load_by).load(model, PACKING)) == read_numbers(model)
-    assert only_file(target).stat() == state
+    assert written(only_file(target)) == before
 
 
 def test_file_is_as_long_as_foreseen_and_its_tensors_are_aligned(
@@ -206,12 +212,6 @@ def test_beginning_of_a_file_is_looked_at_whatever_its_time_says(
         stream.write(b"\x11")
     os.utime(file, ns=(state.st_atime_ns, state.st_mtime_ns))
     assert not folder.has(model_in(source))
-
-
-def written(path: Path) -> tuple[int, int]:
-    """Which file it is and when it was written; reading changes neither."""
-    stat = path.stat()
-    return stat.st_ino, stat.st_mtime_ns
 
 
 def test_new_time_of_the_same_weights_packs_nothing(source: Path, target: Path) -> None:
