@@ -65,14 +65,35 @@ Predict = Callable[[float, float], tuple[float, float]]
 prefill; infinite or NaN where the model has no answer."""
 
 
+@dataclass(frozen=True, slots=True)
+class TunerState:
+    """All that a tuner knows, to go on from elsewhere: logarithms of the factors, their
+    covariance, when the last observation was accepted, and how many were refused since."""
+
+    log: tuple[float, float] = (0.0, 0.0)
+    covariance: tuple[float, float, float] = (PRIOR_SIGMA**2, 0.0, PRIOR_SIGMA**2)
+    at_s: float | None = None
+    refusals: int = 0
+
+
 class SpeedTuner:
     """Follows one server. `factors` are those of now."""
 
-    def __init__(self) -> None:
-        self._log = np.zeros(FACTORS)
-        self._covariance = np.eye(FACTORS) * PRIOR_SIGMA**2
-        self._at_s: float | None = None
-        self._refusals = 0
+    def __init__(self, state: TunerState | None = None) -> None:
+        state = state or TunerState()
+        decode, both, prefill = state.covariance
+        self._log = np.array(state.log)
+        self._covariance = np.array([[decode, both], [both, prefill]])
+        self._at_s = state.at_s
+        self._refusals = state.refusals
+
+    @property
+    def state(self) -> TunerState:
+        decode, prefill = self._log.tolist()
+        (of_decode, both), (_, of_prefill) = self._covariance.tolist()
+        return TunerState(
+            (decode, prefill), (of_decode, both, of_prefill), self._at_s, self._refusals
+        )
 
     @property
     def factors(self) -> Factors:

@@ -47,7 +47,11 @@ class ReplicaQuery(Body):
     def table(self, system: System, targets: tuple[float, float, float]) -> ReplicaTable:
         """Returns the replica as the one entry of a table. Raises NotFound, and InvalidRequest
         where there is nothing to compute."""
-        speed, tokens = Speeds.of([self._perf(system)]), (self.avg_in_tokens, self.avg_out_tokens)
+        return self.table_of(self.perf(system), targets)
+
+    def table_of(self, perf: PerfData, targets: tuple[float, float, float]) -> ReplicaTable:
+        """Returns `table` with this data in place of the query's own."""
+        speed, tokens = Speeds.of([perf]), (self.avg_in_tokens, self.avg_out_tokens)
         if not self.max_batch_size and speed.scaled_batch(self.avg_out_tokens)[0] == 0:
             raise InvalidRequest([Fault("maxBatchSize", "give at least 1")])
         queue = DEFAULT_QUEUE if self.max_queue_size is None else self.max_queue_size
@@ -58,7 +62,8 @@ class ReplicaQuery(Body):
             raise InvalidRequest([Fault("", message)])
         return table
 
-    def _perf(self, system: System) -> PerfData:
+    def perf(self, system: System) -> PerfData:
+        """Returns the performance data that the query gives or names. Raises NotFound."""
         if self.model or self.acc:
             return lookup("accelerator", lookup("model", system.models, self.model), self.acc)
         return PerfData(

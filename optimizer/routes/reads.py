@@ -20,6 +20,7 @@ from optimizer.questions.queries import (
     analyze,
     size,
 )
+from optimizer.questions.tune import Tuned, TuneQuery, tune
 from optimizer.questions.whatif import Sweep, WhatIfQuery, what_if
 from optimizer.routes.answers import NO_ROUTE, Problem, problems
 from optimizer.routes.http import Http, json_response, text_response, two_names
@@ -169,6 +170,15 @@ def add_question_routes(http: Http, service: OptimizerService) -> None:
     )
     def highest_rate(query: SizeQuery) -> Sized | NotSized:
         return size(query, service.state.system)
+
+    @http.post("/tune")
+    @operation(
+        "How much slower a replica is now than its parameters say, by what was observed.",
+        {200: Tuned, **problems(400, 404, 413)},
+        TuneQuery,
+    )
+    def speed_now(query: TuneQuery) -> Tuned:
+        return tune(query, service.state.system)
 
     @http.post("/whatif")
     @operation(

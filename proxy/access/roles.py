@@ -84,6 +84,7 @@ LINES: Mapping[Role, str] = {
         GET /getServers
         GET /getServer/{name}
         POST /analyze
+        POST /tune
         POST /size
         POST /whatif
         GET /weights/sessions

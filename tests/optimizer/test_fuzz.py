@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from optimizer.app import create_app
 from optimizer.inferno_json import Body
 from optimizer.questions.queries import AnalyzeQuery, SizeQuery
+from optimizer.questions.tune import TuneQuery
 from optimizer.questions.whatif import WhatIfQuery
 from optimizer.settings import Settings
 from optimizer.spec import (
@@ -53,6 +54,7 @@ ROUTES: dict[tuple[str, str], type[Body]] = {
     ("POST", "/analyze"): AnalyzeQuery,
     ("POST", "/size"): SizeQuery,
     ("POST", "/whatif"): WhatIfQuery,
+    ("POST", "/tune"): TuneQuery,
     ("PUT", "/state"): StateData,
 }
 

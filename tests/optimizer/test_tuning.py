@@ -1,13 +1,17 @@
 """The filter that follows a server's speed, on observations of a replica whose speed is known."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
+from flask.testing import FlaskClient
 
+from optimizer.app import create_app
 from optimizer.model.latency import PhaseModel
 from optimizer.model.queueing import Replica, analyze
 from optimizer.model.tuning import GATE, MAX_REFUSALS, Observation, SpeedTuner
+from optimizer.settings import Settings
 
 ALPHA_MS, BETA_MS, GAMMA_MS, DELTA_MS = 5.0, 0.5, 8.0, 0.02
 IN_TOKENS, OUT_TOKENS = 128.0, 64.0
@@ -142,3 +146,61 @@ def test_one_quantity_alone_is_enough() -> None:
         )
     assert tuner.factors.decode == pytest.approx(1.5, rel=0.05)
     assert tuner.factors.prefill == pytest.approx(1.0)
+
+
+BODY = {
+    "decodeParms": {"alpha": ALPHA_MS, "beta": BETA_MS},
+    "prefillParms": {"gamma": GAMMA_MS, "delta": DELTA_MS},
+    "maxBatchSize": 32,
+    "avgInTokens": 128,
+    "avgOutTokens": 64,
+}
+
+
+@pytest.fixture
+def client() -> FlaskClient:
+    return create_app(Settings()).test_client()
+
+
+def seen(at_s: float, decode: float, requests_per_s: float = 8.0) -> dict[str, float]:
+    ttft_ms, itl_ms = latencies(decode, 1.0, requests_per_s)
+    return {"at": at_s, "arrivalRate": 60 * requests_per_s, "ttft": ttft_ms, "itl": itl_ms}
+
+
+def test_route_answers_parameters_of_now(client: FlaskClient) -> None:
+    observations = [seen(10.0 * at, 1.3) for at in range(20)]
+    answer = client.post("/tune", json={**BODY, "observations": observations}).json
+    assert answer is not None
+    assert all(answer["accepted"])
+    assert answer["factors"]["decode"] == pytest.approx(1.3, rel=0.02)
+    assert answer["decodeParms"]["alpha"] == pytest.approx(1.3 * ALPHA_MS, rel=0.02)
+
+
+def test_state_that_is_sent_along_goes_on(client: FlaskClient) -> None:
+    observations = [seen(10.0 * at, 1.3) for at in range(6)]
+    whole = client.post("/tune", json={**BODY, "observations": observations}).json
+    state = None
+    for each in observations:
+        body = {**BODY, "observations": [each], "state": state}
+        answer = client.post("/tune", json=body).json
+        assert answer is not None
+        state = answer["state"]
+    assert whole is not None
+    assert state == pytest.approx(whole["state"])
+
+
+@pytest.mark.parametrize(
+    ("fields", "path"),
+    [
+        ({"observations": []}, "observations"),
+        ({"observations": [{"at": 0}]}, "observations[0].arrivalRate"),
+        ({"observations": [seen(0.0, 1.0)] * 101}, "observations"),
+        ({"state": {"decodeVariance": 1, "prefillVariance": 1, "covariance": 2}}, "state"),
+        ({"state": {"decode": 0, "decodeVariance": 1, "prefillVariance": 1}}, "state.decode"),
+    ],
+)
+def test_refusals_name_the_field(client: FlaskClient, fields: dict[str, Any], path: str) -> None:
+    body = {**BODY, "observations": [seen(0.0, 1.0)], **fields}
+    response = client.post("/tune", json=body)
+    assert response.status_code == 400
+    assert path in response.text

@@ -1,0 +1,181 @@
+"""How much slower a replica is now than its parameters say, by what was observed of it.
+
+Nothing is kept here: the answer has the filter's state, which the next question brings along.
+"""
+
+from typing import Annotated
+
+import numpy as np
+from pydantic import Field, model_validator
+from typing_extensions import TypedDict
+
+from optimizer.answer import shortest
+from optimizer.inferno_json import Body, JsonObject
+from optimizer.model.tuning import LARGEST_FACTOR, Observation, SpeedTuner, TunerState
+from optimizer.questions.queries import PER_MINUTE, AnalyzeQuery, ReplicaQuery
+from optimizer.spec import Count, DecodeParms, Level, PerfData, PerfParms, PrefillParms
+from optimizer.system import System
+
+MAX_OBSERVATIONS = 100
+MAX_VARIANCE = 100.0  # of a factor's logarithm
+
+Factor = Annotated[float, Field(ge=1 / LARGEST_FACTOR, le=LARGEST_FACTOR)]
+Error = Annotated[float, Field(gt=0, le=10)]
+Seconds = Annotated[float, Field(ge=0, le=1e12)]
+
+
+class Measurement(Body):
+    """Means over some time at one load. The tokens are the query's where they are not given;
+    errors are standard errors of the means, relative to them."""
+
+    at: Seconds
+    arrival_rate: Annotated[float, Field(gt=0, le=1e15)]
+    avg_in_tokens: Count | None = None
+    avg_out_tokens: Annotated[Count, Field(ge=1)] | None = None
+    ttft: Level | None = None
+    itl: Level | None = None
+    ttft_error: Error = 0.1
+    itl_error: Error = 0.1
+
+
+class State(Body):
+    """What an earlier answer knew."""
+
+    decode: Factor = 1.0
+    prefill: Factor = 1.0
+    decode_variance: Annotated[float, Field(ge=0, le=MAX_VARIANCE)]
+    prefill_variance: Annotated[float, Field(ge=0, le=MAX_VARIANCE)]
+    covariance: Annotated[float, Field(ge=-MAX_VARIANCE, le=MAX_VARIANCE)] = 0.0
+    at: Seconds | None = None
+    refusals: Annotated[Count, Field(le=1000)] = 0
+
+    @model_validator(mode="after")
+    def _is_a_covariance(self) -> "State":
+        if self.covariance**2 > self.decode_variance * self.prefill_variance * (1 + 1e-9):
+            raise ValueError("is no covariance of these variances; send back what was answered")
+        return self
+
+    def tuner(self) -> SpeedTuner:
+        log = (float(np.log(self.decode)), float(np.log(self.prefill)))
+        covariance = (self.decode_variance, self.covariance, self.prefill_variance)
+        return SpeedTuner(TunerState(log, covariance, self.at, self.refusals))
+
+
+class TuneQuery(ReplicaQuery):
+    """A replica by the parameters it was fitted with, and what was observed since, in order."""
+
+    observations: Annotated[list[Measurement], Field(min_length=1, max_length=MAX_OBSERVATIONS)]
+    state: State | None = None
+
+
+class TunedState(JsonObject):
+    decode: float
+    prefill: float
+    decodeVariance: float
+    prefillVariance: float
+    covariance: float
+    at: float | None
+    refusals: int
+
+
+class FactorsNow(JsonObject):
+    """Times are so many times those of the parameters; errors are relative."""
+
+    decode: float
+    prefill: float
+    decodeError: float
+    prefillError: float
+
+
+class TunedParms(TypedDict, total=False):
+    alpha: float
+    beta: float
+    gamma: float
+    delta: float
+
+
+class Tuned(JsonObject):
+    """`accepted`: of each observation; parameters are those of now."""
+
+    factors: FactorsNow
+    accepted: list[bool]
+    decodeParms: TunedParms
+    prefillParms: TunedParms
+    perfParms: TunedParms | None
+    state: TunedState
+
+
+def tune(query: TuneQuery, system: System) -> Tuned:
+    """Returns the answer of POST /tune. Raises NotFound and InvalidRequest as /analyze does."""
+    perf = query.perf(system)
+    tuner = SpeedTuner() if query.state is None else query.state.tuner()
+    accepted = [_observe(tuner, query, perf, each, system) for each in query.observations]
+    factors, state = tuner.factors, tuner.state
+    now = scaled(perf, factors.decode, factors.prefill)
+    return {
+        "factors": {
+            "decode": shortest(factors.decode),
+            "prefill": shortest(factors.prefill),
+            "decodeError": shortest(factors.decode_error),
+            "prefillError": shortest(factors.prefill_error),
+        },
+        "accepted": accepted,
+        "decodeParms": {"alpha": now.decode_parms.alpha, "beta": now.decode_parms.beta},
+        "prefillParms": {"gamma": now.prefill_parms.gamma, "delta": now.prefill_parms.delta},
+        "perfParms": None
+        if now.perf_parms is None
+        else {
+            "alpha": now.perf_parms.alpha,
+            "beta": now.perf_parms.beta,
+            "gamma": now.perf_parms.gamma,
+        },
+        "state": {
+            "decode": factors.decode,
+            "prefill": factors.prefill,
+            "decodeVariance": state.covariance[0],
+            "covariance": state.covariance[1],
+            "prefillVariance": state.covariance[2],
+            "at": state.at_s,
+            "refusals": state.refusals,
+        },
+    }
+
+
+def scaled(perf: PerfData, decode: float, prefill: float) -> PerfData:
+    """Returns the data of a server whose steps take so many times as long."""
+    own, first, both = perf.decode_parms, perf.prefill_parms, perf.perf_parms
+    return perf.model_copy(
+        update={
+            "decode_parms": DecodeParms.model_construct(
+                alpha=own.alpha * decode, beta=own.beta * decode
+            ),
+            "prefill_parms": PrefillParms.model_construct(
+                gamma=first.gamma * prefill, delta=first.delta * prefill
+            ),
+            "perf_parms": both
+            and PerfParms.model_construct(
+                alpha=both.alpha * decode, beta=both.beta * decode, gamma=both.gamma * decode
+            ),
+        }
+    )
+
+
+def _observe(
+    tuner: SpeedTuner, query: TuneQuery, perf: PerfData, seen: Measurement, system: System
+) -> bool:
+    asked = AnalyzeQuery(
+        max_batch_size=query.max_batch_size or perf.max_batch_size,
+        max_queue_size=query.max_queue_size,
+        avg_in_tokens=query.avg_in_tokens if seen.avg_in_tokens is None else seen.avg_in_tokens,
+        avg_out_tokens=seen.avg_out_tokens or query.avg_out_tokens,
+        arrival_rate=seen.arrival_rate,
+    )
+    rate = np.array([seen.arrival_rate / PER_MINUTE])
+
+    def predict(decode: float, prefill: float) -> tuple[float, float]:
+        table = asked.table_of(scaled(perf, decode, prefill), (0.0, 0.0, 0.0))
+        found = table.analyze(rate)
+        return float(found.ttft_ms[0]), float(found.itl_ms[0])
+
+    observation = Observation(seen.at, seen.ttft, seen.itl, seen.ttft_error, seen.itl_error)
+    return tuner.observe(observation, predict)
