@@ -8,7 +8,7 @@ import logging
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from common.disconnects import DisconnectWatcher
@@ -254,34 +254,9 @@ class Generations:
         self._input_queue.check_room(name)  # before the work of encoding, not after it
         model = self._backend.served[name]
         _check_speculation(params.speculation, model)
-        prompt_tokens = tuple(encode(model.prompt_encoder))
-        grammar = None
-        if params.constraint is not None:
-            grammar = model.grammars.compile(params.constraint)
-        max_seq_len = model.max_seq_len
-        if not 0 < len(prompt_tokens) < max_seq_len:
-            raise ContextTooLong(len(prompt_tokens), max_seq_len)
-        stop_token_ids = frozenset(params.stop_token_ids)
-        if not params.ignore_eos:
-            stop_token_ids |= model.tokenizer.stop_token_ids
+        asked = _request(model, tuple(encode(model.prompt_encoder)), params, came_s)
         events = self._output_queues.open(name, params.session_id)
-        request = GenerationRequest(
-            session_id=events.session_id,
-            model=name,
-            prompt_tokens=prompt_tokens,
-            max_tokens=max_seq_len if params.max_tokens is None else params.max_tokens,
-            sampling=params.sampling,
-            stop_token_ids=stop_token_ids,
-            min_tokens=params.min_tokens,
-            not_stopping=bits_without(stop_token_ids, model.vocab_size)
-            if params.min_tokens
-            else None,
-            wants_prompt_logprobs=params.wants_prompt_logprobs,
-            priority=params.priority,
-            speculation=params.speculation,
-            grammar=grammar,
-            came_s=came_s,
-        )
+        request = replace(asked, session_id=events.session_id)
         text = TextStream(model.tokenizer)
         stop = StopMatcher(params.stop_strings, params.min_tokens, params.includes_stop)
         generation = TextGeneration(request, events, text, stop, timeline)
@@ -339,13 +314,45 @@ class Generations:
         logger.info("generation %s", text, extra=fields)
 
 
+def _request(
+    model: ServedModel, prompt_tokens: tuple[int, ...], params: GenerationParams, came_s: float
+) -> GenerationRequest:
+    """Returns the request of a session that has no name yet. Raises ContextTooLong, and
+    InvalidRequest for a constraint that cannot be followed."""
+    grammar = None
+    if params.constraint is not None:
+        grammar = model.grammars.compile(params.constraint)
+    max_seq_len, min_tokens = model.max_seq_len, params.min_tokens
+    if not 0 < len(prompt_tokens) < max_seq_len:
+        raise ContextTooLong(len(prompt_tokens), max_seq_len)
+    stop_token_ids = frozenset(params.stop_token_ids)
+    if not params.ignore_eos:
+        stop_token_ids |= model.tokenizer.stop_token_ids
+    return GenerationRequest(
+        session_id=SessionId(""),
+        model=model.name,
+        prompt_tokens=prompt_tokens,
+        max_tokens=max_seq_len if params.max_tokens is None else params.max_tokens,
+        sampling=params.sampling,
+        stop_token_ids=stop_token_ids,
+        min_tokens=min_tokens,
+        not_stopping=bits_without(stop_token_ids, model.vocab_size) if min_tokens else None,
+        wants_prompt_logprobs=params.wants_prompt_logprobs,
+        priority=params.priority,
+        speculation=params.speculation,
+        grammar=grammar,
+        came_s=came_s,
+    )
+
+
 def _check_speculation(asked: Speculation, model: ServedModel) -> None:
     """Raises InvalidRequest where nobody drafts for this model under the name asked for."""
     served = ("auto", "off", *model.draft_sources)
     if asked not in served:
+        needed = f"SPECULATION={asked}" + " and a DRAFT_MODEL" * (asked == "draft")
         raise InvalidRequest(
             f"speculation: is {asked!r}, which {model.name} is served without; give one of "
-            f"{', '.join(map(repr, served))}, or start the server with SPECULATION={asked}.",
+            f"{', '.join(map(repr, served))}, or start the server with {needed}.",
             "speculation",
         )
 
