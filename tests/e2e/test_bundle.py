@@ -74,7 +74,7 @@ def test_mixed_requests_are_answered_by_the_expert_they_name(
 
     with served(tmp_path / "log", MODELS=json.dumps(models), MAX_SEQ_LEN="256") as together:
         alone = {each: text(together, each) for each in asked}
-    mixed = [Random(1).choice(asked) for _ in range(60)]
+    mixed = Random(1).choices(asked, k=60)
     with ThreadPoolExecutor(8) as users:
         texts = list(users.map(lambda each: text(api, each), mixed))
     assert texts == [alone[each] for each in mixed]
@@ -99,7 +99,8 @@ def test_request_that_paid_for_a_switch_is_told_so(api: ServedApi) -> None:
 
 
 def test_experts_are_listed_with_their_state(api: ServedApi) -> None:
-    complete(api, "plain", "Hello")
+    for name in FORMS:
+        complete(api, name, "Hello")
     cards = {card["id"]: card for card in api.get("/v1/models").json()["data"]}
     assert cards["plain"]["state"] == "resident"
     assert cards["plain"]["status"] == {"value": "loaded", "failed": False}
