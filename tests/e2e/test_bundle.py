@@ -12,35 +12,9 @@ import requests
 
 from benchmarking.serving import ServedApi, eventually, served
 from inference_api.settings import EMBEDDED_MODEL
+from tests.e2e.bundles import FAST_MEMORY, FORMS, bundle_file
 
-FORMS = {"eight": "int8", "four": "int4", "plain": "none"}
-FAST_MEMORY = 16 * 2**20  # room for eight and four, or for plain
 PROMPTS = ("What is the capital of Kenya?", "Say 17 + 25.", "Tell me a story about a fox.")
-
-
-def bundle_file(folder: Path) -> Path:
-    experts = [
-        {
-            "name": name,
-            "source": str(EMBEDDED_MODEL),
-            "description": f"The embedded model as {form}.",
-            "quantisation": form,
-            "context": 256,
-            "rows": {"min": 1, "max": 4},
-        }
-        for name, form in FORMS.items()
-    ]
-    bundle = {
-        "version": 1,
-        "memory_limit": "1GiB",
-        "fast_memory_limit": FAST_MEMORY,
-        "patience_s": 0.5,
-        "min_residence_s": 0.05,
-        "experts": experts,
-    }
-    file = folder / "bundle.yaml"
-    file.write_text(json.dumps(bundle))  # YAML includes it
-    return file
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +78,7 @@ def test_experts_are_listed_with_their_state(api: ServedApi) -> None:
     cards = {card["id"]: card for card in api.get("/v1/models").json()["data"]}
     assert cards["plain"]["state"] == "resident"
     assert cards["plain"]["status"] == {"value": "loaded", "failed": False}
-    assert cards["plain"]["description"] == "The embedded model as none."
+    assert cards["plain"]["description"] == "Made none."
     assert cards["plain"]["rows"] == {"min": 1, "max": 4}
     assert cards["plain"]["bytes"]["weights"] > 9_000_000
     assert cards["eight"]["status"]["value"] == "unloaded"
