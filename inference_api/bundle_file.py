@@ -58,9 +58,11 @@ def _float_of(value: object) -> object:
     return math.inf if value > 0 else -math.inf
 
 
-def _not_reserved(name: str) -> str:
+def _can_be_asked_for(name: str) -> str:
     if name == ROUTED:
         raise ValueError("is what requests to the router ask for; choose another name")
+    if any(part in ("", ".", "..") for part in name.split("/")):
+        raise ValueError("has '.', '..' or nothing beside a '/', and no path may; leave that out")
     return name
 
 
@@ -113,7 +115,7 @@ class ExpertDraft(_Keys):
 class Expert(_Keys):
     """One model of a bundle; with `draft` a pair, which is one expert under its own name."""
 
-    name: Annotated[Name, AfterValidator(_not_reserved)] = Field(
+    name: Annotated[Name, AfterValidator(_can_be_asked_for)] = Field(
         description=f"What requests ask for; each once, and not `{ROUTED}`."
     )
     target: ExpertTarget | None = Field(

@@ -10,7 +10,7 @@
     ├── HostNotAllowed       403   the request names a host that may be anybody's
     ├── OriginNotAllowed     403   a web page that is not ours had a browser send this
     ├── UnknownModel         404   no model is served under this name
-    ├── NoBundle             404   the server has one model, or several that stay
+    ├── NoBundle             404   the server has one model, or several that stay, or a mock
     ├── RequestTimeout       408   the client takes too long to send its request
     ├── UnloadRefused        409   an expert of the bundle has to stay in memory
     │   ├── ExpertPinned           it is pinned
@@ -141,8 +141,12 @@ class NoBundle(HearthError):
     status = 404
     code = "no_bundle"
 
-    def __init__(self) -> None:
-        super().__init__("This server has no bundle of experts; start it with BUNDLE.")
+    def __init__(self, is_mock: bool = False) -> None:
+        super().__init__(
+            "The mock backend only echoes: of a bundle it has the names; start it without a mock."
+            if is_mock
+            else "This server has no bundle of experts; start it with BUNDLE."
+        )
 
 
 class RequestTimeout(HearthError):

@@ -97,6 +97,7 @@ def create_server(
         list(models),
         lambda name: _state(models[name], backend, input_queue, output_queues),
         settings.vllm_metrics,
+        with_experts=settings.bundle is not None,
     )
     backend = DecodeBackend(settings, input_queue, output_queues, on_decoded=metrics.rows_decoded)
     watcher = DisconnectWatcher()

@@ -55,7 +55,7 @@ class LiveState:
         return {
             "at_s": now_s,
             "server": self._server(),
-            "rows": [row and self._row(row, now_s) for row in list(self._backend.users)],
+            "rows": self._rows(now_s),
             "queue": {
                 "waiting": len(self._input_queue),
                 "capacity": self._settings.queue_capacity,
@@ -80,9 +80,19 @@ class LiveState:
             "phase": str(backend.phase),
             "reason": backend.unhealthy_reason(),
             "models": list(backend.served) if is_loaded else [],
+            "has_router": self._settings.has_router,
             "context_tokens": backend.served[default.name].max_seq_len if is_loaded else None,
             "quantization": default.quantization,
         }
+
+    def _rows(self, now_s: float) -> list[Json | None]:
+        """Experts share theirs: of a bundle the busy ones come first, and none has a place."""
+        users = list(self._backend.users)
+        rows = [None if user is None else self._row(user, now_s) for user in users]
+        if self._settings.bundle is None:
+            return rows
+        busy = [row for row in rows if row]
+        return [*busy, *[None] * (self._backend.max_users - len(busy))]
 
     def _row(self, row: UserRow, now_s: float) -> Json:
         caller = self._generations.caller_of(row.session_id)

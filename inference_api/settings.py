@@ -335,6 +335,11 @@ class Settings(BaseSettings, ModelSettings):
             return self.default_model.name
         raise UnknownModel(asked, self.served_names)
 
+    @property
+    def has_router(self) -> bool:
+        """Whether requests to `auto` are answered."""
+        return self.bundle is not None and self.bundle.router is not None
+
     def has_strict_bounds(self, model: str) -> bool:
         """Whether requests to the native routes under this name keep to the reference's bounds."""
         if self.strict_bounds == "aliases":

@@ -3,7 +3,7 @@
 import { ApiError, getJson } from "./api.js";
 import { byId } from "./dom.js";
 import { showOptimizer } from "./optimizer.js";
-import { setModel } from "./playground.js";
+import { offerModels } from "./playground.js";
 import { poll } from "./poll.js";
 import { setPhase, showServer } from "./serving.js";
 import { showWeights } from "./weights.js";
@@ -28,7 +28,8 @@ function showView() {
 
 async function refresh() {
   const state = await getJson("/dashboard/state");
-  setModel(state.server.models[0]);
+  const { models, has_router } = state.server;
+  offerModels(has_router && models.length ? [...models, "auto"] : models);
   showServer(state);
 }
 

@@ -25,6 +25,23 @@ export function duration(seconds) {
   return seconds < 1 ? `${number(1000 * seconds)} ms` : `${number(seconds)} s`;
 }
 
+const BYTE_UNITS = ["KiB", "MiB", "GiB", "TiB"];
+
+export function bytes(value) {
+  const power = Math.min(4, Math.max(1, Math.floor(Math.log2(value || 1) / 10)));
+  return `${number(value / 1024 ** power)} ${BYTE_UNITS[power - 1]}`;
+}
+
+const timeOfDay = new Intl.DateTimeFormat("en-GB", { timeStyle: "medium" });
+const dayAndTime = new Intl.DateTimeFormat("en-GB", { dateStyle: "medium", timeStyle: "short" });
+const DAY_MS = 86_400_000;
+
+/** When something was, in seconds since 1970: with its day where that is a day ago or more. */
+export function clock(seconds) {
+  const at_ms = 1000 * seconds;
+  return (Date.now() - at_ms < DAY_MS ? timeOfDay : dayAndTime).format(at_ms);
+}
+
 export function percent(share) {
   return share == null ? NOTHING : `${whole.format(100 * share)} %`;
 }

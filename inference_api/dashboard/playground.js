@@ -19,14 +19,25 @@ const figures = Object.fromEntries(
 );
 const COPIED_MS = 1500;
 
-let model = "";
+const models = byId("playground-models", HTMLElement);
+const model = byId("playground-model", HTMLSelectElement);
+const answered = byId("playground-answered", HTMLElement);
 /** @type {AbortController | null} */
 let running = null; // the AbortController of the answer that streams
 
-/** The model that the next prompt goes to. */
-export function setModel(name) {
-  model = name ?? "";
-  send.disabled = !model || running !== null;
+/** What the next prompt may go to; whoever has chosen keeps that. */
+export function offerModels(names) {
+  const chosen = model.value;
+  if (names.join("\n") !== [...model.options].map((each) => each.value).join("\n")) {
+    model.replaceChildren(...names.map((name) => h("option", { value: name }, name)));
+    if (names.includes(chosen)) model.value = chosen;
+  }
+  models.hidden = answered.hidden = names.length < 2;
+  allowSending();
+}
+
+function allowSending() {
+  send.disabled = !model.value || running !== null;
 }
 
 function route() {
@@ -39,7 +50,7 @@ function body() {
   const prompt = fields.get("prompt");
   const seed = fields.get("seed");
   return {
-    model,
+    model: model.value,
     ...(fields.get("kind") === "chat"
       ? { messages: [{ role: "user", content: prompt }] }
       : { prompt }),
@@ -81,6 +92,7 @@ async function read(response, timing) {
     if (data === "[DONE]") return finish;
     const chunk = JSON.parse(data);
     if (chunk.error) throw new ApiError(chunk.status_code, chunk.error.message);
+    setText(figures.model, chunk.model);
     const choice = chunk.choices[0];
     const piece = choice?.delta?.content ?? choice?.text ?? "";
     timing.tokens = chunk.usage?.completion_tokens ?? timing.tokens;
@@ -107,7 +119,7 @@ function begin() {
 
 function end(finish, timing) {
   answer.setAttribute("aria-busy", "false");
-  setModel(model);
+  allowSending();
   if (document.activeElement === stop) send.focus(); // a disabled button loses the focus
   stop.disabled = true;
   showFigures(timing);

@@ -18,8 +18,22 @@ export function showRows(state) {
   rates = new Map(
     state.rows.filter(Boolean).map((row) => [row.session_id, rateOf(row, state.at_s)]),
   );
-  for (const [i, row] of state.rows.entries()) showRow(cells[i], row);
+  const rows = state.bundle ? inPlace(state.rows) : state.rows;
+  list.classList.toggle("of-several", state.server.models.length > 1);
+  for (const [i, row] of rows.entries()) showRow(cells[i], row);
   showDetail();
+}
+
+/** Of a bundle only the busy rows are told: each keeps the cell it had, or gets a free one. */
+function inPlace(rows) {
+  const busy = new Map(rows.filter(Boolean).map((row) => [row.session_id, row]));
+  const placed = cells.map(({ row }) => {
+    const now = busy.get(row?.session_id) ?? null;
+    busy.delete(row?.session_id);
+    return now;
+  });
+  const newcomers = [...busy.values()];
+  return placed.map((row) => row ?? newcomers.shift() ?? null);
 }
 
 /** Since the last look, or since the row began if this is the first. */
@@ -31,7 +45,7 @@ function rateOf(row, at_s) {
 
 function makeCell(index) {
   const parts = {};
-  for (const name of ["phase", "who", "id", "tokens", "rate"])
+  for (const name of ["phase", "who", "id", "model", "tokens", "rate"])
     parts[name] = h("span", { class: name });
   const filling = bar(0);
   const button = h(
@@ -67,6 +81,7 @@ function showRow(cell, row) {
   setText(parts.phase, row ? row.phase : "free");
   setText(parts.who, row ? (row.team_id ?? row.session_id) : "");
   setText(parts.id, row ? (row.request_id ?? "") : "");
+  setText(parts.model, row?.model ?? "");
   setText(parts.tokens, row ? `${row.prompt_tokens} → ${row.generated_tokens}` : "");
   setText(parts.rate, row ? `${number(rate)}/s` : "");
   cell.progress.style.setProperty("inline-size", `${row ? 100 * progress(row) : 0}%`);
@@ -83,6 +98,7 @@ function progress(row) {
 function spoken(cell, row, rate) {
   return (
     `Row ${cell.index + 1}, ${row.phase}, ${row.team_id ?? "no team"}, ` +
+    (row.model ? `model ${row.model}, ` : "") +
     `request ${row.request_id ?? "unknown"}, ${count(row.prompt_tokens, "prompt token")}, ` +
     `${count(row.generated_tokens, "token")} generated, ${number(rate)} per second`
   );
@@ -96,13 +112,16 @@ function showDetail() {
     detail,
     [
       `Row ${index + 1}: ${row.phase}`,
+      row.model && `model ${row.model}`,
       `team ${row.team_id ?? "–"}`,
       `request ${row.request_id ?? "–"}`,
       `session ${row.session_id}`,
       `${row.prompt_tokens} prompt tokens, ${row.cached_tokens} of them in the cache`,
       `${row.generated_tokens} of at most ${row.token_limit} generated`,
       `running for ${duration(row.running_s)}`,
-    ].join(" · "),
+    ]
+      .filter(Boolean)
+      .join(" · "),
   );
 }
 

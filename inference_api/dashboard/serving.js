@@ -1,5 +1,6 @@
-// The first view: what the server is, its charts, its drafts and its rows, from one polled state.
+// The first view: what the server is, its charts, drafts, experts and rows, from one polled state.
 
+import { showBundle } from "./bundle.js";
 import { Chart } from "./chart.js";
 import { byId, setText } from "./dom.js";
 import { count, duration, number } from "./format.js";
@@ -24,15 +25,17 @@ const summary = byId("rows-summary", HTMLElement);
 export function showServer(state) {
   history.push(state);
   setPhase(state.server.phase, state.server.reason);
-  setText(model, state.server.models.join(", "));
+  const { models } = state.server;
+  setText(model, state.bundle ? count(models.length, "expert") : models.join(", "));
   const busy = busyRows(state);
   setText(
     summary,
     `${busy} of ${state.rows.length} busy, ${state.queue.waiting} waiting` +
-      (state.server.context_tokens ? `, ${count(state.server.context_tokens, "token")} each` : ""),
+      (models.length === 1 ? `, ${count(state.server.context_tokens, "token")} each` : ""),
   );
   showRows(state);
   showSpeculation(history);
+  showBundle(state.bundle);
   showCharts(state, busy);
 }
 

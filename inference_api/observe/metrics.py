@@ -161,8 +161,10 @@ class ServerMetrics:
         models: Sequence[str],
         state: Callable[[str], ServerState],
         with_vllm_names: bool = True,
+        with_experts: bool = False,
     ) -> None:
-        """`models`: their names; `state` returns the state of one."""
+        """`models`: their names; `state` returns the state of one. `with_experts`: they come and
+        go, so that requests may wait for them."""
         self.registry = CollectorRegistry()
         self._requests = Counter(
             "inference_requests",
@@ -198,6 +200,13 @@ class ServerMetrics:
         batch_size = self._histogram(
             "batch_size", "Rows decoded together in a step.", BATCH_BUCKETS
         )
+        self._switch = Histogram(
+            "hearth:expert_switch_seconds",
+            "From a request for an expert that was not in memory until it was.",
+            [MODEL],
+            registry=self.registry if with_experts else None,
+            buckets=LATENCY_BUCKETS_S,
+        )
         self._batch_sizes = {model: batch_size.labels(model) for model in models}
         self.registry.register(_StateCollector(models, state, with_vllm_names))
         if with_vllm_names:
@@ -232,6 +241,8 @@ class ServerMetrics:
             (self._e2e, record.e2e_s),
         ):
             histogram.labels(record.model).observe(value)
+        if record.switch is not None:
+            self._switch.labels(record.model).observe(record.switch.switching_time_s)
 
     def request_failed(self, code: str) -> None:
         self._errors.labels(code).inc()

@@ -46,6 +46,7 @@ class _Views:
         {200: BundleState, 404: Error, 503: Error},
     )
     def state(self) -> Response:
+        """Also while those that are loaded at start come, and while the server drains."""
         return jsonify(self._state())
 
     @operation(
@@ -54,7 +55,7 @@ class _Views:
     )
     def load(self, name: str) -> tuple[Response, int]:
         """Idempotent."""
-        residents = self._residents(name)
+        residents = self._admitted(name)
         try:
             is_there = residents.ask(lambda residency, now_s: residency.ask_load(name, now_s))
         except NoAnswer:
@@ -69,21 +70,28 @@ class _Views:
     def unload(self, name: str) -> tuple[Response, int]:
         """Idempotent. Whoever waits for the expert has it loaded again."""
         mode = _unload_mode()
-        residents = self._residents(name)
+        residents = self._admitted(name)
         try:
             residents.ask(lambda residency, now_s: residency.ask_unload(name, mode, now_s))
         except NoAnswer:
             raise _no_turn() from None
         return jsonify(self._expert(name)), 202
 
-    def _residents(self, name: str | None = None) -> BundleResidents:
+    def _admitted(self, name: str) -> BundleResidents:
         """Raises NoBundle, UnknownModel, and what a new request would be told."""
-        bundle = self._bundle()
-        names = [expert.name for expert in bundle.experts]
-        if name is not None and name not in names:
+        residents = self._residents()
+        names = [expert.name for expert in self._bundle().experts]
+        if name not in names:
             raise UnknownModel(name, names)
         self._backend.check_admission()
-        assert self._backend.bundle is not None
+        return residents
+
+    def _residents(self) -> BundleResidents:
+        """Raises NoBundle, and NotReady before anything is known of the experts."""
+        self._bundle()
+        if self._backend.bundle is None:
+            self._backend.check_admission()
+            raise NoBundle(is_mock=True)
         return self._backend.bundle
 
     def _bundle(self) -> Bundle:

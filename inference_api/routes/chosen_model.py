@@ -1,12 +1,16 @@
 """The model of a request: the one it names or, for `auto`, the expert that its text is about."""
 
 from collections.abc import Sequence
+from string import punctuation
 from typing import NamedTuple
+from urllib.parse import quote
 
 from inference_api.bundle_file import ROUTED
 from inference_api.errors import InvalidRequest
 from inference_api.settings import Settings
 from inference_api.text.expert_router import ExpertRouter, Route
+
+_AS_IT_IS = punctuation.replace("%", " ")  # in headers, beside letters and digits
 
 
 class Chosen(NamedTuple):
@@ -18,7 +22,8 @@ class Chosen(NamedTuple):
 
     @property
     def headers(self) -> dict[str, str]:
-        return {} if self.route is None else {"X-Routed-To": self.name}
+        """What is not ASCII in the name of an expert is percent-encoded, and so is `%`."""
+        return {} if self.route is None else {"X-Routed-To": quote(self.name, _AS_IT_IS)}
 
 
 class ModelChoice:

@@ -13,6 +13,7 @@ logger = logging.getLogger(__name__)
 
 
 REFUSALS = dict.fromkeys((400, 404, 503), Error)  # of the routes that take a model's name
+ROW_REFUSALS = {**REFUSALS, 429: Error}  # of those that generate
 
 
 def register_error_handlers(app: Flask, on_error: Callable[[str], None]) -> None:

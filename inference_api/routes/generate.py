@@ -14,7 +14,7 @@ from inference_api.errors import HearthError
 from inference_api.generation.streaming import Generations, TextGeneration
 from inference_api.routes.caller import caller_of_request, json_body
 from inference_api.routes.chosen_model import ModelChoice
-from inference_api.routes.errors import REFUSALS
+from inference_api.routes.errors import ROW_REFUSALS
 from inference_api.settings import Settings
 from inference_api.text.prompt_encoder import PromptEncoder
 
@@ -35,7 +35,7 @@ def create_blueprint(
     @blueprint.post("/inference/<path:model>")
     @operation(
         "Continue a text; the answer is a stream of bare text. Without a name: the served model.",
-        {200: "text/plain", **REFUSALS},
+        {200: "text/plain", **ROW_REFUSALS},
         NativeBody,
     )
     def infer(model: str = settings.default_model.name) -> Response:
@@ -46,7 +46,7 @@ def create_blueprint(
     @blueprint.post("/predictions/<path:model>")
     @operation(
         "Answer a user's turn; the answer is a stream of bare text.",
-        {200: "text/plain", **REFUSALS},
+        {200: "text/plain", **ROW_REFUSALS},
         NativeBody,
     )
     def predict(model: str) -> Response:
@@ -57,7 +57,7 @@ def create_blueprint(
     @blueprint.post("/chat/<path:model>")
     @operation(
         "Answer a user's turn; every event carries the whole answer so far.",
-        {200: "text/event-stream", **REFUSALS},
+        {200: "text/event-stream", **ROW_REFUSALS},
         NativeBody,
     )
     def chat(model: str) -> Response:

@@ -30,7 +30,7 @@ from inference_api.openai.requests import (
 )
 from inference_api.routes.caller import caller_of_request, json_body
 from inference_api.routes.chosen_model import Chosen, ModelChoice
-from inference_api.routes.errors import REFUSALS
+from inference_api.routes.errors import ROW_REFUSALS
 from inference_api.routes.generate import EVENT_STREAM, STREAM_HEADERS, switch_headers
 from inference_api.routes.tokenize import known_ids, prompt_is_called
 from inference_api.scheduling.decode_backend import DecodeBackend
@@ -72,21 +72,19 @@ class _Views:
 
     @operation("The models served; of a bundle's experts also their state.", {200: ModelList})
     def models(self) -> Response:
-        names = self._settings.served_names
-        bundle = self._settings.bundle
-        if bundle is not None and bundle.router is not None:
-            names = (*names, ROUTED)
-        cards = [self._card(name) for name in names]
+        routed = (ROUTED,) if self._settings.has_router else ()
+        cards = [self._card(name) for name in (*self._settings.served_names, *routed)]
         return jsonify(ModelList(object="list", data=cards))
 
     @operation("One of the models served.", {200: ModelCard | ExpertModelCard, 404: Error})
     def model(self, model: str) -> Response:
-        self._settings.name_of(model)
+        if model != ROUTED or not self._settings.has_router:
+            self._settings.name_of(model)
         return jsonify(self._card(model))
 
     @operation(
         "Continue prompts.",
-        {200: (Completion, "text/event-stream"), **REFUSALS},
+        {200: (Completion, "text/event-stream"), **ROW_REFUSALS},
         CompletionBody,
     )
     def completions(self) -> Response:
@@ -95,7 +93,7 @@ class _Views:
 
     @operation(
         "Answer a conversation.",
-        {200: (ChatCompletion, "text/event-stream"), **REFUSALS},
+        {200: (ChatCompletion, "text/event-stream"), **ROW_REFUSALS},
         ChatBody,
     )
     def chat_completions(self) -> Response:

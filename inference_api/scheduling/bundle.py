@@ -102,6 +102,7 @@ class BundleResidents:
             self._residency.ask_load(name, now_s)
 
     def stop(self) -> None:
+        """Nothing is loaded any more. Called by who has joined the decode thread."""
         self._loader.stop()
 
     # --- decode thread --------------------------------------------------------------------

@@ -147,7 +147,8 @@ class DecodeBackend:
         self._input_queue.wake()
         if self._thread.is_alive():
             self._thread.join(JOIN_TIMEOUT_S)
-        self._residents.stop()
+        if self.bundle is not None:
+            self.bundle.stop()
 
     def drain(self, on_drained: Callable[[], None] | None = None) -> None:
         """Admit nothing more and let what was admitted finish, until the drain timeout.
@@ -403,8 +404,8 @@ class DecodeBackend:
         else:
             logger.critical("the decode thread died", exc_info=error)
         self._failure = f"{type(error).__name__}: {error}"
-        # The runners may be broken: release nothing in them.
-        self.take(
+        # The runners may be broken: release nothing in them, and load none any more.
+        self._residents = self._fixed(
             replace(each, rows=RowTable(each.runner.max_rows)) for each in self.models.values()
         )
         self._end_all(Phase.FAILED, _failed)

@@ -100,8 +100,10 @@ class ExpertLoader:
             model = expert.load()
         except Exception as error:
             expert.unload()
-            reason = "; ".join(error.faults) if isinstance(error, StartupError) else repr(error)
-            logger.error("%s cannot be loaded: %s", name, reason, exc_info=error)
+            known = error.faults if isinstance(error, StartupError) else []
+            reason = "; ".join(known) or repr(error)
+            cause = None if known else error
+            logger.error("%s cannot be loaded: %s", name, reason, exc_info=cause)
             is_memory = isinstance(error, MemoryError)
             return LoadFailed(name, reason, Failure.MEMORY if is_memory else Failure.LOAD)
         logger.info("%s is in memory after %.3f s", name, time.monotonic() - started_s)

@@ -35,9 +35,6 @@ class Residents(Protocol):
     def idle_s(self, now_s: float) -> float:
         """With no row busy: how long nothing will happen unless the input queue wakes the loop."""
 
-    def stop(self) -> None:
-        """Nothing is loaded any more. Called by the thread that has joined the decode thread."""
-
 
 class FixedModels:
     """All of them, whatever comes."""
@@ -73,6 +70,3 @@ class FixedModels:
             for name in self.models
         )
         return max(0.0, opens_at_s - now_s)
-
-    def stop(self) -> None:
-        """Nothing is being loaded."""

@@ -208,7 +208,7 @@ def read_hints(head: RequestHead, body: RequestBody) -> RoutingHints:
     parts = [part for part in unquote(head.target.partition("?")[0]).split("/") if part]
     is_native = bool(parts) and parts[0] in MODEL_ROUTES
     fields = _json_fields(head, body) or {}
-    model = (parts[1] if len(parts) > 1 else None) if is_native else fields.get("model")
+    model = ("/".join(parts[1:]) or None) if is_native else fields.get("model")
     return RoutingHints(
         model=model if isinstance(model, str) else None, affinity_key=_affinity_key(fields)
     )

@@ -1,4 +1,5 @@
-"""The mock server with a decode step that waits, one that dies, and a model that does not load."""
+"""The mock server with a decode step that waits, one that dies, and a model that does not load; and
+a server whose experts are long in loading."""
 
 import os
 import time
@@ -8,7 +9,8 @@ from unittest.mock import patch
 from flask import Flask
 
 from inference_api._mock_inference_api_server import create_test_server
-from inference_api.inference_api_server import server_of
+from inference_api.inference_api_server import create_server, server_of
+from inference_api.scheduling.expert_loader import ExpertLoader, LoaderEvent
 
 FATAL_TEXT = "crash!"
 POLL_S = 0.005
@@ -60,3 +62,18 @@ def create_unloadable_server() -> Flask:
     backend = server_of(app).backend
     patch.object(backend, "load_model_and_tokenizer", load_model_and_tokenizer).start()
     return app
+
+
+def create_slow_loading_server() -> Flask:
+    """The real one. Brings experts of its bundle into memory once the file RELEASE_FILE is there,
+    but for those that are called `quick`."""
+    load = ExpertLoader._load
+    release_file = Path(os.environ["RELEASE_FILE"])
+
+    def load_when_released(loader: ExpertLoader, name: str) -> LoaderEvent:
+        while name != "quick" and not release_file.exists():
+            time.sleep(POLL_S)
+        return load(loader, name)
+
+    patch.object(ExpertLoader, "_load", load_when_released).start()
+    return create_server()

@@ -12,35 +12,9 @@ import requests
 
 from benchmarking.serving import ServedApi, eventually, served
 from inference_api.settings import EMBEDDED_MODEL
+from tests.e2e.bundles import FAST_MEMORY, FORMS, bundle_file
 
-FORMS = {"eight": "int8", "four": "int4", "plain": "none"}
-FAST_MEMORY = 16 * 2**20  # room for eight and four, or for plain
 PROMPTS = ("What is the capital of Kenya?", "Say 17 + 25.", "Tell me a story about a fox.")
-
-
-def bundle_file(folder: Path) -> Path:
-    experts = [
-        {
-            "name": name,
-            "source": str(EMBEDDED_MODEL),
-            "description": f"The embedded model as {form}.",
-            "quantisation": form,
-            "context": 256,
-            "rows": {"min": 1, "max": 4},
-        }
-        for name, form in FORMS.items()
-    ]
-    bundle = {
-        "version": 1,
-        "memory_limit": "1GiB",
-        "fast_memory_limit": FAST_MEMORY,
-        "patience_s": 0.5,
-        "min_residence_s": 0.05,
-        "experts": experts,
-    }
-    file = folder / "bundle.yaml"
-    file.write_text(json.dumps(bundle))  # YAML includes it
-    return file
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +48,7 @@ def test_mixed_requests_are_answered_by_the_expert_they_name(
 
     with served(tmp_path / "log", MODELS=json.dumps(models), MAX_SEQ_LEN="256") as together:
         alone = {each: text(together, each) for each in asked}
-    mixed = [Random(1).choice(asked) for _ in range(60)]
+    mixed = Random(1).choices(asked, k=60)
     with ThreadPoolExecutor(8) as users:
         texts = list(users.map(lambda each: text(api, each), mixed))
     assert texts == [alone[each] for each in mixed]
@@ -99,11 +73,12 @@ def test_request_that_paid_for_a_switch_is_told_so(api: ServedApi) -> None:
 
 
 def test_experts_are_listed_with_their_state(api: ServedApi) -> None:
-    complete(api, "plain", "Hello")
+    for name in FORMS:
+        complete(api, name, "Hello")
     cards = {card["id"]: card for card in api.get("/v1/models").json()["data"]}
     assert cards["plain"]["state"] == "resident"
     assert cards["plain"]["status"] == {"value": "loaded", "failed": False}
-    assert cards["plain"]["description"] == "The embedded model as none."
+    assert cards["plain"]["description"] == "Made none."
     assert cards["plain"]["rows"] == {"min": 1, "max": 4}
     assert cards["plain"]["bytes"]["weights"] > 9_000_000
     assert cards["eight"]["status"]["value"] == "unloaded"

@@ -79,6 +79,8 @@ def test_odd_prompts_have_some_key_or_none(prompt: object) -> None:
         ("/inference/m?x=/chat/n", "m"),
         ("/predictions/a%2Db", "a-b"),
         ("/chat//m", "m"),
+        ("/chat/a/b", "a/b"),
+        ("/chat/a%2Fb", "a/b"),
         ("/chat/", None),
         ("/inference", None),
         ("/v1/models/m", None),

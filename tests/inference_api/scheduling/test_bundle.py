@@ -7,10 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from shutil import copytree
+from threading import enumerate as enumerate_threads
+from unittest.mock import patch
 
 import pytest
 
 from inference_api.errors import (
+    BackendFailed,
     ExpertBusy,
     ExpertFailed,
     ExpertPinned,
@@ -297,3 +300,15 @@ def test_queue_is_bounded_for_all_experts_together(serve: Callable[..., Serving]
         fill()
     assert refusal.value.status == 429
     assert refusal.value.retry_after_s is not None
+
+
+def test_experts_stay_known_after_the_decode_thread_has_died(serve: Callable[..., Serving]) -> None:
+    serving = serve()
+    backend = serving.backend
+    with patch.object(backend, "decode", side_effect=RuntimeError("the device has left")):
+        last = serving.ask("eight", "Hello").last
+    assert isinstance(last.error, BackendFailed)
+    eventually(lambda: backend.phase is Phase.FAILED)
+    assert set(backend.served) == set(backend.snapshot.models) == set(NAMES)
+    backend.stop()
+    assert "loader" not in [thread.name for thread in enumerate_threads()]
