@@ -112,7 +112,7 @@ class EngineRunner:
     def device(self) -> torch.device:
         return self._device
 
-    @property
+    @cached_property
     def footprint(self) -> Footprint:
         """Returns the model's share of the device's memory. Raises StartupError; see `load`."""
         is_packed_file = self._packed is not None

@@ -13,6 +13,7 @@ import torch
 
 from inference_api.engine.linear import Packing
 from inference_api.engine.loading.config import ModelConfig
+from inference_api.engine.loading.layout import weight_plan
 from inference_api.engine.loading.packed_layout import PackedLayout, UnusablePackedFile
 from inference_api.engine.loading.pages import SLICE_BYTES, Pause, copied, mapped, slices, touch
 from inference_api.engine.loading.weights import (
@@ -22,7 +23,7 @@ from inference_api.engine.loading.weights import (
     load_parameters,
 )
 from inference_api.kernels.library import Kernels
-from inference_api.kernels.packing import Bits
+from inference_api.kernels.packing import LAYOUT_VERSION, Bits
 
 LoadBy = Literal["map", "copy"]
 Identity = tuple[int, ...]
@@ -42,6 +43,18 @@ class PackedModel:
     @cached_property
     def layout(self) -> PackedLayout:
         return PackedLayout.of(self.config, self.dtype.itemsize, self.bits)
+
+    @cached_property
+    def form(self) -> bytes:
+        """All that decides what is made of the files' bytes."""
+        config = self.config
+        heads = (
+            config.num_kv_heads,
+            config.num_groups,
+            config.head_dim,
+        )  # by these rows are ordered
+        made_of = (LAYOUT_VERSION, weight_plan(config), heads)
+        return self.layout.head() + repr(made_of).encode()
 
     def parameters(self, memory: mmap.mmap, packing: Packing) -> Parameters:
         """Those of a packed file in memory, which is kept for as long as any of them."""
@@ -65,9 +78,9 @@ class PackedModel:
         }
 
 
-def write_packed(path: Path, key: str, model: PackedModel, pause: Pause) -> None:
+def write_packed(path: Path, key: str, model: PackedModel, pause: Pause) -> Identity:
     """Pack a model into a new file, in memory that is the file's own: that of the process holds no
-    more than the tensor being read.
+    more than the tensor being read. Returns which file that is.
 
     Raises StartupError, and OSError where there is no room for the file: it is made sure of first,
     since a mapped page without any ends the process.
@@ -80,7 +93,9 @@ def write_packed(path: Path, key: str, model: PackedModel, pause: Pause) -> None
         names = [each.name for each in layout.tensors]
         head = layout.head(key, dict(zip(names, _crcs(layout, memory, pause), strict=True)))
         memory[: len(head)] = head
+        memory.flush()
         os.fsync(file.fileno())
+        return _identity(os.fstat(file.fileno()))
 
 
 def read_packed(
@@ -103,13 +118,17 @@ def read_packed(
             memory = _copied(file.fileno(), layout.file_bytes, pause)
         else:
             memory = mapped(file.fileno(), layout.file_bytes)
-    identity = (state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns)
+    identity = _identity(state)
     if identity not in checked:
         _check(layout, memory, crcs, pause)
         checked.add(identity)
     elif load_by == "map":
         touch(memory, pause)
     return memory
+
+
+def _identity(state: os.stat_result) -> Identity:
+    return state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns
 
 
 def _copied(file: int, num_bytes: int, pause: Pause) -> mmap.mmap:

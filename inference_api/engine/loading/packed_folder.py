@@ -17,7 +17,6 @@ from typing import IO
 from weakref import WeakValueDictionary
 
 from inference_api.engine.linear import Packing
-from inference_api.engine.loading.layout import weight_plan
 from inference_api.engine.loading.packed_files import (
     Identity,
     LoadBy,
@@ -30,7 +29,6 @@ from inference_api.engine.loading.pages import Pause
 from inference_api.engine.loading.source_hashes import SourceHashes
 from inference_api.engine.loading.weights import Parameters
 from inference_api.errors import StartupError
-from inference_api.kernels.packing import LAYOUT_VERSION
 
 logger = logging.getLogger(__name__)
 
@@ -42,8 +40,8 @@ LOCK_POLL_S = 0.05
 class PackedFolder:
     """Any thread, any process: a file is made under its key's lock.
 
-    Checksums are compared when this object first brings a file into memory. One that is unusable
-    is named in the log and made anew.
+    Checksums are compared when this object first brings a file into memory that it has not made.
+    One that is unusable is named in the log and made anew.
     """
 
     def __init__(self, folder: Path, load_by: LoadBy = "map", pause: Pause = lambda: None) -> None:
@@ -125,10 +123,11 @@ class PackedFolder:
                 return
             started_s = time.monotonic()
             try:
-                write_packed(temporary, key, model, self._pause)
+                identity = write_packed(temporary, key, model, self._pause)
                 if self._key(model) != key:
                     raise StartupError([f"{model.name} changes while it is packed; load it again."])
                 temporary.replace(path)
+                self._checked.add(identity)
             finally:
                 temporary.unlink(missing_ok=True)
             _sync(self._folder)
@@ -159,10 +158,7 @@ class PackedFolder:
 
 
 def _key(model: PackedModel, source_hashes: Sequence[str]) -> str:
-    config = model.config
-    heads = (config.num_kv_heads, config.num_groups, config.head_dim)  # by these rows are ordered
-    made_of = (LAYOUT_VERSION, weight_plan(config), heads, source_hashes)
-    return hashlib.sha256(model.layout.head() + repr(made_of).encode()).hexdigest()
+    return hashlib.sha256(model.form + "".join(source_hashes).encode()).hexdigest()
 
 
 def _is_locked(lock: IO[str]) -> bool:

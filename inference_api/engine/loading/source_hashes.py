@@ -3,6 +3,7 @@
 import hashlib
 import os
 import re
+import time
 from collections.abc import Callable
 from pathlib import Path
 from threading import get_ident
@@ -12,6 +13,7 @@ from inference_api.errors import StartupError
 SUFFIX = ".source"  # of a file's hash, named by its stamp
 SLICE_BYTES = 16 * 1024**2
 STAMPED_BYTES = 1024**2  # a file's first, where its header is
+SETTLED_NS = 2 * 10**9  # after which another change has another time, however coarse the clock is
 HASH = re.compile(r"[0-9a-f]{64}")
 
 
@@ -22,6 +24,7 @@ class SourceHashes:
         """`pause`: called between slices of files that are hashed."""
         self._folder = folder
         self._pause = pause
+        self._stamps: dict[tuple[int, ...], str] = {}  # of files that have long been as they are
 
     def known(self, file: Path) -> str | None:
         """Returns the hash if the file was hashed as it is now. Raises StartupError."""
@@ -55,8 +58,14 @@ class SourceHashes:
         try:
             with file.open("rb", buffering=0) as stream:
                 state = os.fstat(stream.fileno())
+                written = (state.st_dev, state.st_ino, state.st_size, state.st_ctime_ns)
+                if written in self._stamps:
+                    return self._stamps[written]
                 beginning = hashlib.sha256(stream.read(STAMPED_BYTES)).hexdigest()
         except OSError as error:
             raise StartupError([f"{file} cannot be read ({error}); get it again."]) from None
         stamp = f"{state.st_ino} {state.st_size} {state.st_mtime_ns} {beginning}"
-        return hashlib.sha256(stamp.encode()).hexdigest()
+        stamp = hashlib.sha256(stamp.encode()).hexdigest()
+        if time.time_ns() - state.st_ctime_ns > SETTLED_NS:
+            self._stamps[written] = stamp
+        return stamp

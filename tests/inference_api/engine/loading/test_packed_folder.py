@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from inference_api.engine.linear import Packing
-from inference_api.engine.loading import packed_folder, pages
+from inference_api.engine.loading import packed_files, packed_folder, pages, source_hashes
 from inference_api.engine.loading.checkpoint import load_config
 from inference_api.engine.loading.packed_files import LoadBy, PackedModel
 from inference_api.engine.loading.packed_folder import PackedFolder
@@ -212,6 +212,37 @@ def test_beginning_of_a_file_is_looked_at_whatever_its_time_says(
         stream.write(b"\x11")
     os.utime(file, ns=(state.st_atime_ns, state.st_mtime_ns))
     assert not folder.has(model_in(source))
+
+
+def test_file_that_has_long_been_as_it_is_is_looked_at_again_once_it_changes(
+    source: Path, target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(source_hashes, "SETTLED_NS", 0)
+    folder, file = PackedFolder(target), source / "model.safetensors"
+    folder.pack(model_in(source))
+    state = file.stat()
+    assert folder.has(model_in(source))
+    while file.stat().st_ctime_ns == state.st_ctime_ns:  # as coarse as the system's clock
+        with file.open("r+b") as stream:
+            stream.seek(state.st_size - 1)
+            stream.write(b"\x11")
+        os.utime(file, ns=(state.st_atime_ns, state.st_mtime_ns))
+    assert not folder.has(model_in(source))
+
+
+def test_checksums_of_a_file_are_not_compared_by_who_has_just_made_it(
+    source: Path, target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = PackedFolder(target)
+    folder.pack(model_in(source))
+
+    def refuse(numbers: memoryview, crc: int = 0) -> int:
+        raise AssertionError("it is read once more")
+
+    monkeypatch.setattr(packed_files, "crc32", refuse)
+    folder.load(model_in(source), PACKING)
+    with pytest.raises(AssertionError, match="once more"):
+        PackedFolder(target).load(model_in(source), PACKING)
 
 
 def test_new_time_of_the_same_weights_packs_nothing(source: Path, target: Path) -> None:
