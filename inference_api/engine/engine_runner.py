@@ -123,6 +123,11 @@ class EngineRunner:
         weights_bytes = footprint.weights_bytes + heads_bytes(folder)
         return replace(footprint, weights_bytes=weights_bytes)
 
+    @property
+    def files(self) -> Sequence[Path]:
+        """Of its weights."""
+        return self._form.files
+
     def is_packed(self) -> bool:
         """Whether `load` finds what it needs packed already. Reads headers. Raises StartupError."""
         return self._packed is None or self._packed.has(self._packed_model)

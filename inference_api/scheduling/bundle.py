@@ -37,7 +37,7 @@ from inference_api.scheduling.experts import (
 )
 from inference_api.scheduling.input_queue import InputQueue
 from inference_api.scheduling.loaded_model import LoadedModel
-from inference_api.scheduling.model_loading import LoadableModel, describe_models
+from inference_api.scheduling.model_loading import LoadableModel, Stamp, describe_models
 from inference_api.scheduling.output_queues import OutputQueues
 from inference_api.scheduling.residency import Residency
 from inference_api.scheduling.rows import UserRow
@@ -74,6 +74,8 @@ class BundleResidents:
         self._num_started = 0
         self._input_queue = input_queue
         self._output_queues = output_queues
+        self._experts = experts
+        self._failed: dict[str, Stamp] = {}  # files that could not be loaded as they were
         self._loader = ExpertLoader(experts, input_queue.wake)
         self._asked: SimpleQueue[Callable[[], Callable[[], None]]] = SimpleQueue()
 
@@ -162,7 +164,8 @@ class BundleResidents:
             case Loaded(name, model):
                 self.models = {**self.models, name: model}
                 self._residency.loaded(name, now_s)
-            case LoadFailed(name, reason, failure):
+            case LoadFailed(name, reason, failure, stamp):
+                self._failed[name] = stamp
                 self._residency.load_failed(name, reason, now_s, failure)
             case Unloaded(name):
                 self._residency.unloaded(name, now_s)
@@ -174,13 +177,21 @@ class BundleResidents:
             except Empty:
                 return
 
+    def _is_mended(self, name: str) -> bool:
+        """Whether an expert that could not be loaded has other files now."""
+        return name in self._failed and self._failed[name] != self._experts[name].stamp()
+
     def _do(self, effect: Effect) -> None:
         match effect:
             case Load(name):
+                self._failed.pop(name, None)
                 self._loader.load(name)
             case Unload(name):
                 self.models = {each: model for each, model in self.models.items() if each != name}
                 self._loader.unload(name)
+            case Refuse(name) if self._is_mended(name):
+                self._residency.source_changed(name)
+                self._input_queue.wake()  # the next turn loads it
             case Refuse(name, reason):
                 error = ExpertFailed(name, reason, FAILED_RETRY_AFTER_S)
                 ended = TokenEvent((), FinishReason.ERROR, error)

@@ -15,7 +15,7 @@ from threading import Thread, get_native_id
 from inference_api.errors import StartupError
 from inference_api.scheduling.experts import Failure
 from inference_api.scheduling.loaded_model import LoadedModel
-from inference_api.scheduling.model_loading import LoadableModel
+from inference_api.scheduling.model_loading import LoadableModel, Stamp
 
 logger = logging.getLogger(__name__)
 
@@ -39,6 +39,7 @@ class LoadFailed:
     name: str
     reason: str
     failure: Failure
+    stamp: Stamp  # of the files that were there then
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +94,7 @@ class ExpertLoader:
 
     def _load(self, name: str) -> LoaderEvent:
         expert = self._experts[name]
-        started_s = time.monotonic()
+        started_s, stamp = time.monotonic(), expert.stamp()
         try:
             if not expert.is_packed():
                 self._tell(Packing(name))
@@ -105,7 +106,7 @@ class ExpertLoader:
             cause = None if known else error
             logger.error("%s cannot be loaded: %s", name, reason, exc_info=cause)
             is_memory = isinstance(error, MemoryError)
-            return LoadFailed(name, reason, Failure.MEMORY if is_memory else Failure.LOAD)
+            return LoadFailed(name, reason, Failure.MEMORY if is_memory else Failure.LOAD, stamp)
         logger.info("%s is in memory after %.3f s", name, time.monotonic() - started_s)
         return Loaded(name, model)
 

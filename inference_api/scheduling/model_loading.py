@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from inference_api.engine.loading.packed_folder import PackedFolder
     from inference_api.kernels.library import Kernels
 
+Stamp = list[tuple[int, int, int] | None]  # of files: inode, size and time; None: none can be read
+
 
 @dataclass(frozen=True, slots=True)
 class LoadableModel:
@@ -47,6 +49,10 @@ class LoadableModel:
         """Whether `load` finds the weights as it needs them. Raises StartupError."""
         return all(runner.is_packed() for runner in self._runners)
 
+    def stamp(self) -> Stamp:
+        """Returns what is another once a file of its weights is."""
+        return [_stamp(file) for runner in self._runners for file in runner.files]
+
     def needs(self, expert: Expert) -> Needs:
         """Returns what it takes in memory as this expert of a bundle. Its tokenizer is there in any
         case."""
@@ -65,6 +71,14 @@ class LoadableModel:
     @property
     def _runners(self) -> "list[EngineRunner]":
         return [self.runner] if self.drafter is None else [self.runner, self.drafter]
+
+
+def _stamp(file: Path) -> tuple[int, int, int] | None:
+    try:
+        state = file.stat()
+    except OSError:
+        return None
+    return state.st_ino, state.st_size, state.st_mtime_ns
 
 
 def load_models(settings: Settings) -> list[LoadedModel]:

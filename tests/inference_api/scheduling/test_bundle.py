@@ -245,8 +245,8 @@ def test_corrupt_expert_fails_by_itself_and_is_there_once_mended(
     assert refused.error.status == 503
     assert serving.state("four") is State.FAILED
     assert serving.ask("eight", "Hello").last.finish_reason is FinishReason.LENGTH
+    assert isinstance(serving.ask("four", "Hello").last.error, ExpertFailed)
     weights.write_bytes(sound)
-    serving.load("four")
     assert serving.ask("four", "Hello").last.finish_reason is FinishReason.LENGTH
 
 
