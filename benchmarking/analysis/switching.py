@@ -7,6 +7,7 @@ whose rows visit the models along `rotation`.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from random import Random
 from statistics import fmean, stdev
 
 from benchmarking.analysis.latency import succeeded
@@ -69,13 +70,17 @@ def batch_of(group_size: int) -> int:
     return 1 << (group_size - 1).bit_length()
 
 
-def rotation(models: Sequence[str], laps: int = 1) -> list[str]:
+def rotation(models: Sequence[str], laps: int = 1, draw: Random | None = None) -> list[str]:
     """Visits in an order that goes from every model to every other one exactly `laps` times.
 
     The first visit to each model is warm-up: the models come once each before the plan begins.
-    An Eulerian circuit through the complete directed graph (Hierholzer, 1873).
+    An Eulerian circuit through the complete directed graph (Hierholzer, 1873); `draw` shuffles it,
+    so that what changes while it is walked is no part of what is between two models.
     """
     remaining = {x: [y for y in reversed(models) if y != x] * laps for x in models}
+    if draw is not None:
+        for others in remaining.values():
+            draw.shuffle(others)
     path, circuit = [models[0]], []
     while path:
         if remaining[path[-1]]:

@@ -36,10 +36,11 @@ class ChatAnswer:
     """Server-sent events of an OpenAI-compatible chat completion.
 
     Only text counts as an event, wherever it stands: beside a finish reason or usage too. Events
-    with a role or an empty text do not.
+    with a role or an empty text do not. `model` is who answers, by the server's word.
     """
 
     def __init__(self) -> None:
+        self.model: str | None = None
         self.chunk_s: list[float] = []
         self.chunk_texts: list[str] = []
         self.usage: dict[str, Any] | None = None
@@ -71,6 +72,7 @@ class ChatAnswer:
             raise AnswerFault("protocol", f"not an event of a chat completion: {shown}") from None
 
     def _read(self, event: dict[str, Any], now_s: float) -> None:
+        self.model = event.get("model", self.model)
         usage = event.get("usage")
         if usage:
             self.usage = dict(usage)

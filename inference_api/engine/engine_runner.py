@@ -29,6 +29,7 @@ from inference_api.engine.loading.medusa_folder import find_heads, heads_bytes
 from inference_api.engine.loading.memory import Footprint, memory_faults
 from inference_api.engine.loading.packed_files import PackedModel
 from inference_api.engine.loading.packed_folder import PackedFolder
+from inference_api.engine.loading.pages import Pause
 from inference_api.engine.loading.weight_files import read_headers, shape_faults, weight_files
 from inference_api.engine.loading.weights import Parameters, load_parameters
 from inference_api.engine.medusa import MedusaHeads
@@ -72,7 +73,7 @@ class _Form:
 
 class EngineRunner:
     """One model over `max_rows` user rows. Decode thread only, except the constructor, and, with
-    packed files, what comes before steps and after them: `pack`, `load`, `unload`.
+    packed files, what comes before steps and after them: `pack`, `check_packed`, `load`, `unload`.
 
     Draws that a row has several of in one step are exact by the kernels and by torch on the CPU; on
     CUDA they are those of single steps up to rounding, so that near ties may be drawn otherwise.
@@ -137,6 +138,11 @@ class EngineRunner:
         if self._packed is not None:
             self._check()
             self._packed.pack(self._packed_model)
+
+    def check_packed(self, go_on: Pause) -> None:
+        """Compare checksums of packed weights before `load` would; see `PackedFolder.check`."""
+        if self._packed is not None:
+            self._packed.check(self._packed_model, go_on)
 
     def packed_faults(self) -> list[str]:
         """What is wrong with the packed weights, read to their end. Raises StartupError."""

@@ -1,13 +1,15 @@
 """The loader thread of a bundle: brings experts into memory and lets them go, one at a time.
 
 The decode thread asks and takes what became of it from `events`, at the start of its next turn;
-nothing else is shared. Meanwhile the residents decode: the thread runs at a low priority.
+nothing else is shared. Meanwhile the residents decode: the thread runs at a low priority. Before it
+is asked, it compares the checksums of packed files that an earlier process has left.
 """
 
 import logging
 import os
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from threading import Thread, get_native_id
@@ -50,6 +52,10 @@ class Unloaded:
 LoaderEvent = Packing | Loaded | LoadFailed | Unloaded
 
 
+class _SomebodyAsksError(Exception):
+    """What nobody waits for is left until later."""
+
+
 class ExpertLoader:
     """`start` it once; `stop` joins its thread. Only the decode thread asks and takes events."""
 
@@ -85,8 +91,30 @@ class ExpertLoader:
 
     def _run(self) -> None:
         os.setpriority(os.PRIO_PROCESS, get_native_id(), NICENESS)
-        while (job := self._asked.get()) is not None:
+        unchecked = list(self._experts.values())
+        while (job := self._next_job(unchecked)) is not None:
             self._tell(job())
+
+    def _next_job(self, unchecked: list[LoadableModel]) -> Callable[[], LoaderEvent] | None:
+        """Who asks first need not wait for checksums that there was time to compare."""
+        with suppress(_SomebodyAsksError):
+            while unchecked:
+                self._give_up_if_asked()
+                self._check(unchecked[0])
+                del unchecked[0]
+        return self._asked.get()
+
+    def _check(self, expert: LoadableModel) -> None:
+        try:
+            expert.check_packed(self._give_up_if_asked)
+        except _SomebodyAsksError:
+            raise
+        except Exception as error:  # a load will say so to whom it concerns
+            logger.warning("%s cannot be checked: %r", expert.served.name, error)
+
+    def _give_up_if_asked(self) -> None:
+        if not self._asked.empty():
+            raise _SomebodyAsksError
 
     def _tell(self, event: LoaderEvent) -> None:
         self._events.put(event)

@@ -2,9 +2,9 @@
 
 import mmap
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Literal
 from zlib import crc32
@@ -91,7 +91,8 @@ def write_packed(path: Path, key: str, model: PackedModel, pause: Pause) -> Iden
         memory = mmap.mmap(file.fileno(), layout.file_bytes)
         model.pack_into(memory, pause)
         names = [each.name for each in layout.tensors]
-        head = layout.head(key, dict(zip(names, _crcs(layout, memory, pause), strict=True)))
+        found = _crcs(layout, _slices_of(memory), pause)
+        head = layout.head(key, dict(zip(names, found, strict=True)))
         memory[: len(head)] = head
         memory.flush()
         os.fsync(file.fileno())
@@ -120,11 +121,30 @@ def read_packed(
             memory = mapped(file.fileno(), layout.file_bytes)
     identity = _identity(state)
     if identity not in checked:
-        _check(layout, memory, crcs, pause)
+        _compare(layout, _crcs(layout, _slices_of(memory), pause), crcs)
         checked.add(identity)
     elif load_by == "map":
         touch(memory, pause)
     return memory
+
+
+def check_packed(
+    path: Path, key: str, layout: PackedLayout, checked: set[Identity], pause: Pause
+) -> None:
+    """Compare the checksums of a packed file unless its identity is in `checked`, to which it is
+    added. Its bytes are read, not mapped. Raises OSError and UnusablePackedFile."""
+    with path.open("rb", buffering=0) as file:
+        crcs = layout.read_crcs(file.fileno(), key)
+        identity = _identity(os.fstat(file.fileno()))
+        if identity not in checked:
+            read = partial(_read, file.fileno())
+            _compare(layout, _crcs(layout, read, pause), crcs)
+            checked.add(identity)
+
+
+def _read(file: int, begin: int, end: int) -> bytes:
+    """Of a file that became shorter: less."""
+    return os.pread(file, end - begin, begin)
 
 
 def _identity(state: os.stat_result) -> Identity:
@@ -138,22 +158,29 @@ def _copied(file: int, num_bytes: int, pause: Pause) -> mmap.mmap:
         raise UnusablePackedFile(str(error), num_bytes) from None
 
 
-def _check(layout: PackedLayout, memory: mmap.mmap, crcs: Mapping[str, int], pause: Pause) -> None:
-    for each, crc in zip(layout.tensors, _crcs(layout, memory, pause), strict=True):
+def _compare(layout: PackedLayout, found: Iterable[int], crcs: Mapping[str, int]) -> None:
+    for each, crc in zip(layout.tensors, found, strict=True):
         if crc != crcs[each.name]:
             raise UnusablePackedFile(f"{each.name} does not match its checksum", each.begin)
 
 
-def _crcs(layout: PackedLayout, memory: mmap.mmap, pause: Pause) -> Iterator[int]:
-    """Of every tensor. Other threads run meanwhile."""
-    view = memoryview(memory)
+def _crcs(
+    layout: PackedLayout, read: Callable[[int, int], bytes | memoryview], pause: Pause
+) -> Iterator[int]:
+    """Of every tensor; `read` has the bytes of a file from one to before another. Other threads run
+    meanwhile."""
     num_bytes = 0  # since the last pause
     for each in layout.tensors:
         crc = 0
         for begin, end in slices(each.begin, each.end):
-            crc = crc32(view[begin:end], crc)
+            crc = crc32(read(begin, end), crc)
             num_bytes += end - begin
             if num_bytes >= SLICE_BYTES:
                 num_bytes = 0
                 pause()
         yield crc
+
+
+def _slices_of(memory: mmap.mmap) -> Callable[[int, int], memoryview]:
+    view = memoryview(memory)
+    return lambda begin, end: view[begin:end]

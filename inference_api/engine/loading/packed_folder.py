@@ -11,7 +11,7 @@ import mmap
 import os
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 from weakref import WeakValueDictionary
@@ -21,6 +21,7 @@ from inference_api.engine.loading.packed_files import (
     Identity,
     LoadBy,
     PackedModel,
+    check_packed,
     read_packed,
     write_packed,
 )
@@ -40,8 +41,8 @@ LOCK_POLL_S = 0.05
 class PackedFolder:
     """Any thread, any process: a file is made under its key's lock.
 
-    Checksums are compared when this object first brings a file into memory that it has not made.
-    One that is unusable is named in the log and made anew.
+    Checksums are compared when this object first brings a file into memory that it has neither made
+    nor checked. One that is unusable is named in the log and made anew.
     """
 
     def __init__(self, folder: Path, load_by: LoadBy = "map", pause: Pause = lambda: None) -> None:
@@ -56,9 +57,8 @@ class PackedFolder:
 
     def has(self, model: PackedModel) -> bool:
         """Whether the weights, as they are now, are packed. Raises StartupError."""
-        hashes = [self._sources.known(file) for file in model.files]
-        known = [each for each in hashes if each is not None]
-        return len(known) == len(hashes) and self._path(_key(model, known)).exists()
+        key = self._known_key(model)
+        return key is not None and self._path(key).exists()
 
     def load(self, model: PackedModel, packing: Packing) -> Parameters:
         """Bring the weights into memory, packed first if they are not yet.
@@ -77,6 +77,20 @@ class PackedFolder:
         with _faults_named(model, self._folder):
             self._pack(model, self._key(model))
 
+    def check(self, model: PackedModel, go_on: Pause) -> None:
+        """Compare the checksums of the packed file, if there is one, so that `load` need not. One
+        that is unusable is left for `load` to name. `go_on` is called after every pause, and may
+        raise to give up. Raises StartupError when a source cannot be read."""
+
+        def pause() -> None:
+            self._pause()
+            go_on()
+
+        key = self._known_key(model)
+        if key is not None:
+            with suppress(OSError, UnusablePackedFile):
+                check_packed(self._path(key), key, model.layout, self._checked, pause)
+
     def faults(self, model: PackedModel) -> list[str]:
         """What is wrong with the packed file, read to its end; nothing where there is none yet.
         Raises StartupError when it cannot be read."""
@@ -94,6 +108,12 @@ class PackedFolder:
     def _key(self, model: PackedModel) -> str:
         self._folder.mkdir(parents=True, exist_ok=True)
         return _key(model, [self._sources.of(file) for file in model.files])
+
+    def _known_key(self, model: PackedModel) -> str | None:
+        """Returns None where the sources have not been hashed as they are now."""
+        hashes = [self._sources.known(file) for file in model.files]
+        known = [each for each in hashes if each is not None]
+        return _key(model, known) if len(known) == len(hashes) else None
 
     def _path(self, key: str) -> Path:
         return self._folder / (key + SUFFIX)

@@ -245,6 +245,53 @@ def test_checksums_of_a_file_are_not_compared_by_who_has_just_made_it(
         PackedFolder(target).load(model_in(source), PACKING)
 
 
+def test_what_was_checked_before_is_not_checked_by_the_first_load(
+    source: Path, target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    PackedFolder(target).pack(model_in(source))
+    folder = PackedFolder(target)
+    folder.check(model_in(source), lambda: None)
+
+    def refuse(numbers: memoryview, crc: int = 0) -> int:
+        raise AssertionError("it is read once more")
+
+    monkeypatch.setattr(packed_files, "crc32", refuse)
+    folder.check(model_in(source), lambda: None)
+    folder.load(model_in(source), PACKING)
+
+
+def test_check_leaves_what_is_damaged_to_the_load(
+    source: Path, target: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder, model = PackedFolder(target), model_in(source)
+    folder.check(model, lambda: None)  # there is none yet
+    PackedFolder(target).pack(model)
+    with only_file(target).open("r+b") as stream:
+        stream.seek(model.layout.tensors[-1].begin)
+        stream.write(b"\x55\xaa\x55\xaa")
+    folder.check(model, lambda: None)
+    folder.load(model, PACKING)
+    assert "does not match its checksum" in caplog.text
+    assert folder.faults(model) == []
+
+
+def test_check_can_be_given_up(source: Path, target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class GivenUpError(Exception):
+        pass
+
+    def give_up() -> None:
+        raise GivenUpError
+
+    monkeypatch.setattr(packed_files, "SLICE_BYTES", 1)
+    folder = PackedFolder(target)
+    PackedFolder(target).pack(model_in(source))
+    with pytest.raises(GivenUpError):
+        folder.check(model_in(source), give_up)
+    monkeypatch.setattr(packed_files, "crc32", give_up)
+    with pytest.raises(TypeError):  # nothing is taken for checked
+        folder.load(model_in(source), PACKING)
+
+
 def test_new_time_of_the_same_weights_packs_nothing(source: Path, target: Path) -> None:
     folder = PackedFolder(target)
     folder.pack(model_in(source))
