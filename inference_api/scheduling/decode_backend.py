@@ -350,8 +350,7 @@ class DecodeBackend:
             totals.steps += 1
             totals.model_s += model_s
             totals.loop_s += loop_s / len(stepped)
-            if model.speculation is not None:
-                model.speculation.took(step, model_s, loop_s / len(stepped))
+            model.took(step, model_s, loop_s / len(stepped))
         self._publish(now_s)
 
     def _publish(self, now_s: float) -> None:
