@@ -74,6 +74,7 @@ class LoadedModel:
 
     def took(self, step: Step, model_s: float, loop_s: float) -> None:
         """How long a turn took, inside the model and outside."""
+        self.served.step_times.add(len(step.decoding), model_s + loop_s)
         if self.speculation is not None:
             self.speculation.took(step, model_s, loop_s)
         else:

@@ -5,6 +5,7 @@ from typing import Self
 
 from inference_api.engine.runner import ModelRunner
 from inference_api.observe.draft_depths import DraftDepths
+from inference_api.observe.step_times import StepTimes
 from inference_api.scheduling.step_costs import StepCosts
 from inference_api.scheduling.ttft_forecast import Traffic
 from inference_api.text.constraints import GrammarCompiler
@@ -42,6 +43,7 @@ class ServedModel:
     draft_sources: tuple[str, ...] = ()  # names of who may guess; see `Speculation`
     totals: StepTotals = field(default_factory=StepTotals)
     depths: DraftDepths = field(default_factory=DraftDepths)
+    step_times: StepTimes = field(default_factory=StepTimes)
     traffic: Traffic = field(default_factory=Traffic)
 
     @classmethod
