@@ -1,5 +1,6 @@
 """Composition root of the API: builds every part once and joins them into one Flask app."""
 
+import math
 import os
 import signal
 import time
@@ -13,6 +14,7 @@ from inference_api.generation.streaming import Generations
 from inference_api.live_state import LiveState
 from inference_api.observe.bundle_metrics import BundleCollector, ExpertFigures
 from inference_api.observe.metrics import ServerMetrics, ServerState
+from inference_api.observe.step_times import StepTimes
 from inference_api.observe.telemetry import Tracing
 from inference_api.routes import (
     bundle,
@@ -21,6 +23,7 @@ from inference_api.routes import (
     generate,
     health,
     openai,
+    speed,
     tokenize,
 )
 from inference_api.routes import metrics as metrics_routes
@@ -124,6 +127,7 @@ def create_server(
         health.create_blueprint(backend, input_queue, output_queues, settings, _end_arbiter)
     )
     app.register_blueprint(metrics_routes.create_blueprint(metrics.registry))
+    app.register_blueprint(speed.create_blueprint(backend))
     live_state = LiveState(backend, input_queue, generations, metrics.registry, settings)
     page = dashboard.Page.read("stateful" if optimizer_settings.stateful else "stateless")
     app.register_blueprint(dashboard.create_blueprint(backend, live_state.dump, page))
@@ -176,6 +180,8 @@ def _state(
     output_queues: OutputQueues,
 ) -> ServerState:
     snapshot = backend.snapshot.models[model.name]
+    served = backend.served.get(model.name)
+    predicted_ttft_s = input_queue.predicted_ttft_s(model.name)
     return ServerState(
         busy_rows=snapshot.busy_rows,
         user_rows=model.user_rows,
@@ -183,6 +189,8 @@ def _state(
         sessions=output_queues.num_sessions(model.name),
         **asdict(snapshot.totals),
         depths=snapshot.depths,
+        step_times=StepTimes() if served is None else served.step_times,
+        predicted_ttft_s=math.nan if predicted_ttft_s is None else predicted_ttft_s,
     )
 
 

@@ -111,6 +111,15 @@ class Settings(BaseSettings, ModelSettings):
         le=1000,
         description="Longest step beside prefill, in steps of all rows decoding; with kernels.",
     )
+    itl_budget_ms: float | None = Field(
+        None,
+        gt=0,
+        le=60_000,
+        description=(
+            "In place of ITL_BUDGET, longest that a step with prompts may take, as steps were "
+            "measured to; with kernels."
+        ),
+    )
     prefix_reuse: bool = Field(
         True, description="Take the beginning of a prompt from a row that holds it already."
     )

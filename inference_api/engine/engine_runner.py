@@ -1,6 +1,7 @@
 """`ModelRunner` by the kernels or, where these do not serve, by torch on CPU and CUDA."""
 
 import logging
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -319,16 +320,21 @@ class EngineRunner:
         }
         return least_rows_multiple(list(by_shape.values()), self.max_rows)
 
-    def warm_up(self) -> None:
-        """One prompt, then a step of every batch size. Overwrites the cache of all rows."""
+    def warm_up(self) -> Mapping[int, float]:
+        """One prompt, then a step of every batch size. Overwrites the cache of all rows. Returns
+        the seconds of the latter."""
         num_tokens = min(WARM_UP_PROMPT_TOKENS, self.max_seq_len - 1)
         self.step([RowStep(0, 0, [0] * num_tokens)])
         with torch.inference_mode():
             self.decoder.warm_up()
         draw = Draw(SamplingParams(top_k=min(40, self.vocab_size)), (0,), ())
         rows = [RowStep(row, 0, (0,), (draw,)) for row in range(self.max_rows)]
+        seconds = {}
         for num_rows in range(1, self.max_rows + 1):
+            started_s = time.perf_counter()
             self.step(rows[:num_rows])
+            seconds[num_rows] = time.perf_counter() - started_s
+        return seconds
 
     @torch.inference_mode()
     def step(self, rows: Sequence[RowStep]) -> list[RowResult]:

@@ -5,8 +5,10 @@ autoscalers and dashboards know from vLLM is the same numbers under vLLM's names
 names, one record.
 """
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import NamedTuple
 
 from prometheus_client import (
@@ -26,6 +28,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from inference_api.observe.draft_depths import DraftDepths
+from inference_api.observe.step_times import BUCKETS_S, StepTimes
 from inference_api.request import Switch
 
 MODEL = "model_name"
@@ -80,6 +83,8 @@ class ServerState:
     drafted_tokens: int = 0
     accepted_tokens: int = 0
     depths: DraftDepths = field(default_factory=DraftDepths)
+    step_times: StepTimes = field(default_factory=StepTimes)
+    predicted_ttft_s: float = math.nan  # where it is unknown
 
 
 StateMetrics = dict[str, tuple[str, Callable[[ServerState], float]]]  # by name: help and value
@@ -89,6 +94,10 @@ GAUGES: StateMetrics = {
     "inference_rows": ("User rows.", lambda state: state.user_rows),
     "inference_queue_depth": ("Requests waiting for a row.", lambda state: state.queued),
     "inference_sessions": ("Sessions with an open stream.", lambda state: state.sessions),
+    "inference_predicted_ttft_seconds": (
+        "Time to first token that a request would have now.",
+        lambda state: state.predicted_ttft_s,
+    ),
 }
 VLLM_GAUGES: StateMetrics = {
     "vllm:num_requests_running": ("User rows that run a request.", lambda state: state.busy_rows),
@@ -289,6 +298,7 @@ class _StateCollector(Collector):
                     family.add_metric([model], value_of(state))
                 yield family
         yield from self._of_drafts({model: state.depths for model, state in states.items()})
+        yield _of_steps({model: state.step_times for model, state in states.items()})
 
     def _of_drafts(self, depths: Mapping[str, DraftDepths]) -> Iterable[Metric]:
         """By depth, as deep as drafts have been; by how much of them was accepted."""
@@ -308,6 +318,20 @@ class _StateCollector(Collector):
             buckets.append(("+Inf", sum(of_model.right)))
             histogram.add_metric([model], buckets, of_model.accepted_tokens)
         yield histogram
+
+
+def _of_steps(times: Mapping[str, StepTimes]) -> Metric:
+    histogram = HistogramMetricFamily(
+        "inference_step_seconds",
+        "Time of a step, by up to how many rows decoded in it.",
+        labels=[MODEL, "batch_size"],
+    )
+    for model, of_model in times.items():
+        for batch_size, counts, sum_s in of_model.by_batch_size():
+            bounds = [*map(str, BUCKETS_S), "+Inf"]
+            buckets = [*zip(bounds, accumulate(counts), strict=True)]
+            histogram.add_metric([model, str(batch_size)], buckets, sum_s)
+    return histogram
 
 
 class _Renamed(Collector):

@@ -16,7 +16,7 @@ from inference_api.scheduling.speculation.drafts import DraftSource
 from inference_api.scheduling.speculation.medusa import MedusaDrafts
 from inference_api.scheduling.speculation.ngram import NgramDrafts
 from inference_api.scheduling.speculation.scheduler import DraftScheduler
-from inference_api.scheduling.step_plan import StepPlanner
+from inference_api.scheduling.step_plan import Step, StepPlanner
 from inference_api.settings import ModelSettings, Settings
 from inference_api.text.tokens import Tokenizer
 
@@ -41,8 +41,11 @@ class LoadedModel:
     @classmethod
     def of(cls, name: str, runner: ModelRunner, tokenizer: Tokenizer, settings: Settings) -> Self:
         """Makes one of a runner that has no heads and no draft model."""
-        sources = draft_sources(name, runner, settings.of_model(name))
-        return cls.serving(ServedModel.of(name, runner, tokenizer, sources), runner, settings)
+        of_model = settings.of_model(name)
+        sources = draft_sources(name, runner, of_model)
+        max_guesses = of_model.speculation_tokens if sources else 0
+        served = ServedModel.of(name, runner, tokenizer, sources, max_guesses=max_guesses)
+        return cls.serving(served, runner, settings)
 
     @classmethod
     def serving(
@@ -55,16 +58,27 @@ class LoadedModel:
         """Makes one of loaded runners, with empty rows."""
         rows = RowTable(runner.max_rows, _reuse_unit_tokens(runner, settings))
         speculation = _speculation(served, runner, settings.of_model(served.name), drafter)
-        planner = StepPlanner(rows, runner, settings, speculation)
+        planner = StepPlanner(rows, runner, settings, speculation, served.costs)
         return cls(served, runner, rows, planner, drafter, speculation)
 
     def warm_up(self) -> None:
-        """Prepare the device, so that the first request is as fast as the next."""
-        self.runner.warm_up()
+        """Prepare the device, so that the first request is as fast as the next, and learn what
+        steps take."""
+        seconds = self.runner.warm_up()
         if self.drafter is not None:
             self.drafter.warm_up()
+        self.served.costs.warmed_up(seconds)
         if self.speculation is not None:
             self.speculation.warm_up(self.runner)
+        self.served.costs.measure_prompt(self.runner)
+
+    def took(self, step: Step, model_s: float, loop_s: float) -> None:
+        """How long a turn took, inside the model and outside."""
+        self.served.step_times.add(len(step.decoding), model_s + loop_s)
+        if self.speculation is not None:
+            self.speculation.took(step, model_s, loop_s)
+        else:
+            self.served.costs.took(step.contents, model_s, loop_s)
 
 
 def draft_sources(
@@ -136,7 +150,7 @@ def _speculation(
     if not sources:
         return None
     tries_all = settings.speculation != "auto"
-    return DraftScheduler(sources, max_tokens, runner.max_rows, tries_all)
+    return DraftScheduler(sources, max_tokens, runner.max_rows, tries_all, costs=served.costs)
 
 
 def _reuse_unit_tokens(runner: ModelRunner, settings: Settings) -> int:

@@ -124,7 +124,8 @@ def describe_models(
         if model.used_draft_model is not None and runner.is_batch_invariant:
             drafter = _drafter(model, folder, runner.max_seq_len, kernels_of, packed)
         sources = draft_sources(model.name, runner, model, drafter)
-        served = ServedModel.of(model.name, runner, tokenizer, sources, budget)
+        max_guesses = model.speculation_tokens if sources else 0
+        served = ServedModel.of(model.name, runner, tokenizer, sources, budget, max_guesses)
         models.append(LoadableModel(served, settings, runner, drafter))
     return models
 

@@ -5,6 +5,9 @@ from typing import Self
 
 from inference_api.engine.runner import ModelRunner
 from inference_api.observe.draft_depths import DraftDepths
+from inference_api.observe.step_times import StepTimes
+from inference_api.scheduling.step_costs import StepCosts
+from inference_api.scheduling.ttft_forecast import Traffic
 from inference_api.text.constraints import GrammarCompiler
 from inference_api.text.prompt_encoder import ByteBudget, PromptEncoder
 from inference_api.text.tokens import Tokenizer
@@ -27,7 +30,8 @@ class StepTotals:
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """Any thread; only the decode thread touches `totals` and `depths`, which are since start."""
+    """Any thread; only the decode thread touches `totals` and `depths`, which are since start, and
+    what it has learned of the model's steps and requests, which outlives its being in memory."""
 
     name: str
     tokenizer: Tokenizer
@@ -35,9 +39,12 @@ class ServedModel:
     grammars: GrammarCompiler
     max_seq_len: int
     vocab_size: int
+    costs: StepCosts
     draft_sources: tuple[str, ...] = ()  # names of who may guess; see `Speculation`
     totals: StepTotals = field(default_factory=StepTotals)
     depths: DraftDepths = field(default_factory=DraftDepths)
+    step_times: StepTimes = field(default_factory=StepTimes)
+    traffic: Traffic = field(default_factory=Traffic)
 
     @classmethod
     def of(
@@ -47,9 +54,11 @@ class ServedModel:
         tokenizer: Tokenizer,
         draft_sources: tuple[str, ...] = (),
         prompt_budget: ByteBudget | None = None,
+        max_guesses: int = 0,
     ) -> Self:
         """Describes a runner, loaded or not. `prompt_budget`: bytes that prompts of all models
-        share."""
+        share; `max_guesses`: of a row in a step."""
+        max_rows = runner.max_rows
         return cls(
             name,
             tokenizer,
@@ -57,5 +66,6 @@ class ServedModel:
             GrammarCompiler(tokenizer, runner.vocab_size),
             runner.max_seq_len,
             runner.vocab_size,
+            StepCosts({}, max_rows * (1 + max_guesses), max_rows),
             draft_sources,
         )

@@ -1,52 +1,113 @@
-"""What a step costs by the tokens in it: measured at warm-up, kept true by the steps themselves."""
+"""What a step costs by what is in it: measured at warm-up, kept true by the steps themselves."""
 
+import math
 import time
+from array import array
 from bisect import bisect_right
-from collections.abc import Callable, Mapping
-from typing import Self
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from inference_api.engine.runner import Draw, ModelRunner, RowStep
 from inference_api.request import SamplingParams
+from inference_api.scheduling.prompt_costs import PRIOR_ERROR, Point, PromptCosts
+from inference_api.scheduling.running_mean import RunningMean
 
 SINGLE_SIZES = 8  # up to so many tokens every number is measured, then four of each doubling
 RUNS = 5
 RUNS_S = 0.05  # after which a size is not run again
 MEASURING_S = 1.5  # after which no further size is measured
 CONTEXT_TOKENS = 64  # in the cache of each row, where there is room
+PROMPT_TOKENS = 64
+PROMPT_RUNS = 2
+TIMED_STEPS = 3  # of a size that was not measured, of which the fastest counts
 
 SCALE_RATE = 0.1  # how fast the speed of all steps is learned,
 SIZE_RATE = 0.02  # and how fast what is special about those of one size
 MAX_RATIO = 2.0  # a step that took more or less than expected by this says nothing of its size
 FORGET_STEPS = 64  # after which what was learned about sizes counts `FORGET` as much
 FORGET = 0.9
+NOISE_RATE = 0.02  # how fast it is learned how far steps of a size miss what is expected
+SIZE_STEPS = 2 / SIZE_RATE - 1  # that a mean learned at SIZE_RATE is worth
+LOOP_RATE = 0.05  # how fast the time of a turn outside the step is learned
+MAX_LOOP_RATIO = 4.0  # of that time to what it was: more says that something else took the core
+
+
+class Contents(NamedTuple):
+    """What is in a step."""
+
+    rows: int  # that decode
+    tokens: int  # that draw: one of each of these rows, and their drafts'
+    prompt_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepSpeed:
+    """What steps take at the speed of the moment, for others to read.
+
+    A step of n rows and p prompt tokens takes `decode` at n (at 0 what it takes at 1) and p times
+    `prompt_token` at n. `speed`: steps per second beside when they were first measured.
+    """
+
+    decode: Sequence[Point] = ()
+    prompt_token: Sequence[Point] = ()
+    speed: float = 1.0
+    steps: int = 0
+    measured_at_s: float | None = None  # since 1970
 
 
 class StepCosts:
-    """Seconds of a step by its number of tokens. Decode thread only.
+    """Seconds of a step by its number of tokens, of prompt tokens beside them, and of a turn of the
+    loop outside the step. Decode thread only, but for `speed`, which is replaced.
 
     All steps get slower together as contexts grow or a neighbour takes the cores, so that a step
-    of one size says most about all of them, and the rest about sizes near its own.
+    of one size says most about all of them, and the rest about sizes near its own. Sizes that were
+    not measured are by the first steps that have them.
     """
 
-    def __init__(self, seconds: Mapping[int, float], max_tokens: int) -> None:
-        """`seconds` of one size at least; of larger ones than those as the last two go on."""
-        self._seconds = np.array(_interpolated(seconds, max_tokens))
+    def __init__(
+        self, seconds: Mapping[int, float], max_tokens: int, max_rows: int | None = None
+    ) -> None:
+        """`seconds` of some sizes, or none; of larger ones than those as the last two go on.
+        `max_rows`: at most so many tokens without drafts; default: all."""
+        self.prompts = PromptCosts()
+        self.speed = StepSpeed()
+        self._max_rows = max_rows or max_tokens
         self._sizes = _sizes(max_tokens)
-        self._corrections = np.ones(len(self._seconds))  # the same for all steps of about a size
+        self._place_of = [bisect_right(self._sizes, n) - 1 for n in range(max_tokens + 1)]
+        self._seconds = np.ones(max_tokens + 1)  # as measured,
+        self._learned = array("d", self._seconds)  # and as learned since
+        self._view = np.frombuffer(self._learned)
+        ends = [*self._sizes[1:], max_tokens + 1]
+        self._places = [range(*each) for each in zip(self._sizes, ends, strict=True)]
         self._scale = 1.0
         self._num_learned = 0
+        self._num_steps = 0
+        self._noise = [PRIOR_ERROR**2] * len(self._sizes)  # mean squares of misses, relative
+        self._counts = [0.0] * len(self._sizes)  # steps, forgotten with what they said
+        self._loop = [RunningMean(LOOP_RATE) for _ in range(self._max_rows.bit_length() + 1)]
+        self._timed: dict[int, list[tuple[float, int]]] = {}  # sizes that were not measured
+        self._measured: dict[int, float] = {}
+        self._untimed = set(range(len(self._sizes)))
+        self._start(seconds)
 
     @classmethod
     def measured(
         cls, runner: ModelRunner, max_tokens: int, clock: Callable[[], float] = time.perf_counter
     ) -> Self:
         """Time steps of this runner. Overwrites the cache of all rows."""
+        costs = cls({}, max_tokens)
+        costs.measure(runner, clock)
+        return costs
+
+    def measure(self, runner: ModelRunner, clock: Callable[[], float] = time.perf_counter) -> None:
+        """Time steps of this runner. Overwrites the cache of all rows."""
         seconds: dict[int, float] = {}
         begun_s = clock()
-        for num_tokens in _sizes(max_tokens):
+        for num_tokens in self._sizes:
             rows = _step_of(runner, num_tokens)
             if rows is None:
                 break
@@ -58,43 +119,163 @@ class StepCosts:
             seconds[num_tokens] = min(times)
             if clock() - begun_s > MEASURING_S:
                 break
-        return cls(seconds, max_tokens)
+        self._start(seconds)
+
+    def warmed_up(self, seconds: Mapping[int, float]) -> None:
+        """Start from one step of each of these sizes. What was held up shows in larger ones that
+        took less."""
+        least_s, of_size = math.inf, {}
+        for num_tokens in sorted(seconds, reverse=True):
+            least_s = of_size[num_tokens] = min(least_s, seconds[num_tokens])
+        self._start(of_size)
+
+    def measure_prompt(
+        self, runner: ModelRunner, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
+        """Time a prompt by itself, once the size 1 is known. Overwrites the cache of a row."""
+        if not self._measured:
+            return
+        num_tokens = min(PROMPT_TOKENS, runner.max_seq_len - 1)
+        times = []
+        for _ in range(PROMPT_RUNS):
+            started_s = clock()
+            runner.step([RowStep(0, 0, [0] * num_tokens)])
+            times.append(clock() - started_s)
+        self.prompts.learn(0, num_tokens, (min(times) - self.of(1)) / self._scale)
 
     def of(self, num_tokens: int) -> float:
         """Seconds that a step of so many tokens takes."""
-        return self._scale * self._relative(num_tokens)
+        learned = self._learned
+        return self._scale * (learned[num_tokens] if num_tokens < len(learned) else learned[-1])
 
     def up_to(self, num_tokens: int, more_tokens: int) -> NDArray[np.float64]:
         """Seconds of steps of `num_tokens` to `num_tokens + more_tokens`."""
-        sizes = slice(num_tokens, num_tokens + more_tokens + 1)
-        return self._scale * self._seconds[sizes] * self._corrections[sizes]
+        return self._scale * self._view[num_tokens : num_tokens + more_tokens + 1]
+
+    def loop_s(self, rows: int) -> float:
+        """Seconds of a turn outside of its step; of as near a number of rows as was seen."""
+        place = rows.bit_length()
+        if self._loop[place].count:
+            return self._loop[place].mean
+        seen = [each for each, of_rows in enumerate(self._loop) if of_rows.count]
+        return self._loop[min(seen, key=lambda each: abs(each - place))].mean if seen else 0.0
+
+    def turn_s(self, rows: int) -> float:
+        """Seconds of a turn in which so many rows decode."""
+        return self.of(max(rows, 1)) + self.loop_s(rows)
+
+    def prompt_token_s(self, rows: int) -> float | None:
+        """Seconds that each prompt token adds to a step; None until there was a prompt."""
+        relative_s = self.prompts.of(rows)
+        return None if relative_s is None else self._scale * relative_s
+
+    def took(self, contents: Contents, model_s: float, loop_s: float) -> None:
+        """How long a turn took, inside the model and outside."""
+        rows, tokens, prompt_tokens = contents
+        self._num_steps += 1
+        if prompt_tokens:
+            if self._measured and model_s > 0.0:
+                self._learn_prompt(contents, model_s + loop_s)
+            return
+        self.learn(tokens, model_s)
+        loop = self._loop[rows.bit_length()]
+        loop.learn(min(loop_s, MAX_LOOP_RATIO * loop.mean) if loop.count else loop_s)
 
     def learn(self, num_tokens: int, seconds: float) -> None:
         """A step has taken so long."""
-        if seconds <= 0.0 or num_tokens >= len(self._seconds):
+        if seconds <= 0.0 or not 0 < num_tokens < len(self._learned):
+            return
+        place = self._place_of[num_tokens]
+        if place in self._untimed:
+            self._time(place, num_tokens, seconds)
             return
         self._num_learned += 1
         if self._num_learned == 1:
-            self._scale = seconds / self._relative(num_tokens)
-        ratio = seconds / self.of(num_tokens)
-        bounded = min(max(ratio, 1 / MAX_RATIO), MAX_RATIO)
+            self._scale = seconds / self._learned[num_tokens]
+        learned = self._learned
+        ratio = bounded = seconds / (self._scale * learned[num_tokens])
+        if not 1 / MAX_RATIO <= ratio <= MAX_RATIO:
+            bounded = MAX_RATIO if ratio > 1 else 1 / MAX_RATIO
         of_all = 1 + max(SCALE_RATE, 1 / self._num_learned) * (bounded - 1)
         self._scale *= of_all
+        self._noise[place] += NOISE_RATE * ((bounded - 1) ** 2 - self._noise[place])
         if ratio == bounded:
-            self._corrections[self._about(num_tokens)] *= 1 + SIZE_RATE * (ratio / of_all - 1)
+            correction = 1 + SIZE_RATE * (ratio / of_all - 1)
+            for size in self._places[place]:
+                learned[size] *= correction
+            self._counts[place] += 1
         if self._num_learned % FORGET_STEPS == 0:
-            self._corrections = 1 + FORGET * (self._corrections - 1)
+            self._view[:] = self._seconds + FORGET * (self._view - self._seconds)
+            self._counts = [FORGET * count for count in self._counts]
 
-    def _relative(self, num_tokens: int) -> float:
-        num_tokens = min(num_tokens, len(self._seconds) - 1)
-        return float(self._seconds[num_tokens] * self._corrections[num_tokens])
+    def publish(self, now_s: float) -> None:
+        """Replace `speed`; `now_s` since 1970. Does nothing where no step was taken since."""
+        if self._num_steps == self.speed.steps and self.speed.measured_at_s is not None:
+            return
+        sizes = [
+            (place, size)
+            for place, size in enumerate(self._sizes)
+            if size <= self._max_rows and place not in self._untimed
+        ]
+        self.speed = StepSpeed(
+            [Point(size, self.turn_s(size), self._error_s(place)) for place, size in sizes],
+            [
+                Point(rows, self._scale * seconds, self._scale * error_s)
+                for rows, seconds, error_s in self.prompts.points()
+            ],
+            1 / self._scale if self._measured else 1.0,
+            self._num_steps,
+            now_s,
+        )
 
-    def _about(self, num_tokens: int) -> slice:
-        """The numbers of tokens that one of the sizes stands for: this one among them."""
-        size = bisect_right(self._sizes, num_tokens)
-        begin = self._sizes[size - 1] if size else 0
-        end = self._sizes[size] if size < len(self._sizes) else len(self._seconds)
-        return slice(begin, end)
+    def _learn_prompt(self, contents: Contents, turn_s: float) -> None:
+        """A turn with prompts says most about these; where they are known, about all steps too."""
+        rows, tokens, prompt_tokens = contents
+        own_s = self.of(max(tokens, 1)) + self.loop_s(rows)
+        if self.prompts.knows(rows):
+            expected_s = own_s + prompt_tokens * (self.prompt_token_s(rows) or 0.0)
+            ratio = min(max(turn_s / expected_s, 1 / MAX_RATIO), MAX_RATIO)
+            self._scale *= 1 + SCALE_RATE * (ratio - 1)
+        self.prompts.learn(rows, prompt_tokens, (turn_s - own_s) / self._scale)
+
+    def _error_s(self, place: int) -> float:
+        """Standard error of the time of a turn: of the speed, of the size, of the loop."""
+        size = self._sizes[place]
+        weights = SCALE_RATE / (2 - SCALE_RATE) + 1 / (1 + min(self._counts[place], SIZE_STEPS))
+        loop = self._loop[size.bit_length()]
+        loop_error_s = loop.error if loop.count > 1 else self.loop_s(size)
+        return math.hypot(self.of(size) * math.sqrt(self._noise[place] * weights), loop_error_s)
+
+    def _time(self, place: int, num_tokens: int, seconds: float) -> None:
+        """One of the first steps of a size that was not measured."""
+        if not self._measured:
+            self._scale = seconds / num_tokens  # until some size is known
+        of_place = self._timed.setdefault(place, [])
+        of_place.append((seconds / self._scale if self._measured else seconds, num_tokens))
+        if len(of_place) == TIMED_STEPS:
+            least_s, size = min(of_place)
+            if not self._measured:
+                self._scale = 1.0
+            self._untimed.discard(place)
+            del self._timed[place]
+            self._measure({**self._measured, size: least_s})
+
+    def _start(self, seconds: Mapping[int, float]) -> None:
+        """Know these sizes, and all others from them."""
+        if seconds:
+            self._scale, self._num_learned = 1.0, 0
+            self._untimed.clear()
+            self._timed.clear()
+        self._learned[:] = array("d", self._seconds)
+        self._measure(seconds)
+
+    def _measure(self, seconds: Mapping[int, float]) -> None:
+        """Keeps what was learned since of each size."""
+        self._measured = dict(seconds)
+        corrections = self._view[1:] / self._seconds[1:]
+        self._seconds = np.array(_interpolated(seconds or {1: 1.0}, len(self._seconds) - 1))
+        self._view[1:] = self._seconds[1:] * corrections
+        self._view[0] = 0.0
 
 
 def _sizes(max_tokens: int) -> list[int]:
@@ -121,7 +302,7 @@ def _step_of(runner: ModelRunner, num_tokens: int) -> list[RowStep] | None:
 
 
 def _interpolated(seconds: Mapping[int, float], max_tokens: int) -> list[float]:
-    """For 0 to `max_tokens` tokens, and never less for more."""
+    """For 0 to `max_tokens` tokens, and never less for more; more than nothing from 1 on."""
     known = {0: 0.0, **seconds} if len(seconds) == 1 else dict(seconds)
     sizes = sorted(known)
     values = [0.0]
@@ -130,5 +311,7 @@ def _interpolated(seconds: Mapping[int, float], max_tokens: int) -> list[float]:
         low, high = sizes[place - 1], sizes[place]
         slope = (known[high] - known[low]) / (high - low)
         value = known[low] + slope * (num_tokens - low)
+        if num_tokens < low:
+            value = max(value, known[low] * num_tokens / low)
         values.append(max(value, values[-1]))
     return values

@@ -11,6 +11,7 @@ from inference_api.engine.runner import ModelRunner, RowResult, RowStep
 from inference_api.request import SessionId, TokenEvent
 from inference_api.scheduling.rows import NO_DRAFT, Draft, RowTable, UserRow
 from inference_api.scheduling.speculation.drafts import DraftSource, Outcome, accepted
+from inference_api.scheduling.step_costs import Contents, StepCosts
 from inference_api.settings import Settings
 
 MIN_CHUNK_TOKENS = 8  # so that prompts get on whatever the budget
@@ -39,6 +40,14 @@ class Step:
     @property
     def rows(self) -> list[RowStep]:
         return [each for _, each in self.prompts + self.decoding]
+
+    @property
+    def contents(self) -> Contents:
+        num_tokens = sum([len(each.token_ids) for _, each in self.decoding])
+        prompt_tokens = 0
+        if self.prompts:
+            prompt_tokens = sum([len(each.token_ids) for _, each in self.prompts])
+        return Contents(len(self.decoding), num_tokens, prompt_tokens)
 
     @property
     def is_empty(self) -> bool:
@@ -73,12 +82,16 @@ class StepPlanner:
         runner: ModelRunner,
         settings: Settings,
         drafts: DraftSource | None = None,
+        costs: StepCosts | None = None,
     ) -> None:
+        """`costs`: what the runner's steps take, for a budget in time."""
         self._rows = rows
         self._max_rows = len(rows.users)
         self._is_batch_invariant = runner.is_batch_invariant
         self._chunk_tokens = settings.prefill_chunk_tokens
         self._itl_budget = settings.itl_budget
+        self._itl_budget_ms = settings.itl_budget_ms
+        self._costs = costs
         self._drafts = drafts
         self._drafted: tuple[Sequence[UserRow], Mapping[int, Draft]] = (), {}
 
@@ -88,7 +101,7 @@ class StepPlanner:
         for. A prompt that waits is a row that does not decode."""
         step, decoding = Step(), self._rows.decoding()
         drafts = self._taken_drafts(decoding)
-        room_tokens = self._room_tokens(len(decoding))
+        room_tokens = self.room_tokens(len(decoding))
         if prompts := self._next_to_prefill(room_tokens, step):
             for row in prompts:
                 room_tokens -= self._take_prompt(row, room_tokens, step)
@@ -126,17 +139,30 @@ class StepPlanner:
             if row.index in drafts and there.get(row.index) is row
         }
 
-    def _room_tokens(self, num_decoding: int) -> int:
-        """Prompt tokens that fit into this step beside those of rows that decode.
+    def room_tokens(self, num_decoding: int) -> int:
+        """Prompt tokens that fit into a step beside those of rows that decode.
 
-        A step takes about as long as it has tokens, prompt or not. While rows decode, theirs may
-        take ITL_BUDGET times what it takes when all rows do. A runner that computes chunks by
-        themselves has to have them whole: always the same cuts, whatever the load.
+        While rows decode, theirs may take ITL_BUDGET_MS or, as a step takes about as long as it has
+        tokens, prompt or not, ITL_BUDGET times what it takes when all rows do. A runner that
+        computes chunks by themselves has to have them whole: always the same cuts, whatever the
+        load.
         """
         if not num_decoding or not self._is_batch_invariant:
             return self._chunk_tokens
-        budget_tokens = round(self._itl_budget * self._max_rows) - num_decoding
+        budget_tokens = self._tokens_in_time(num_decoding)
+        if budget_tokens is None:
+            budget_tokens = round(self._itl_budget * self._max_rows) - num_decoding
         return min(self._chunk_tokens, max(budget_tokens, MIN_CHUNK_TOKENS))
+
+    def _tokens_in_time(self, num_decoding: int) -> int | None:
+        """What ITL_BUDGET_MS leaves room for; None without it, or until a prompt was timed."""
+        if self._itl_budget_ms is None or self._costs is None:
+            return None
+        token_s = self._costs.prompt_token_s(num_decoding)
+        if token_s is None:
+            return None
+        left_s = self._itl_budget_ms / 1000 - self._costs.turn_s(num_decoding)
+        return int(min(left_s / token_s, self._chunk_tokens) if token_s else self._chunk_tokens)
 
     def _next_to_prefill(self, room_tokens: int, step: Step) -> list[UserRow]:
         """The rows whose turn it is. What others hold of their prompts is looked for now: once

@@ -68,6 +68,7 @@ LINES: Mapping[Role, str] = {
         GET /dashboard/state
         GET /bundle
         GET /metrics
+        GET /speed
         GET /state
         GET /plan
         GET /explain/{name}

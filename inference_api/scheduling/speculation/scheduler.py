@@ -17,9 +17,7 @@ MIN_GAIN = 1.03  # below it the costs are not known well enough
 EXPLORED_SHARE = 0.003  # of the time of steps, for drafts that are not expected to pay,
 ASKED_SHARE = 0.003  # and for asking a source that does not
 FIRST_ASKED = 16  # times, before a source may be found not to pay
-PAYOFF_RATE = 0.03  # how fast what a source saves is learned,
-OVERHEAD_RATE = 0.05  # and the time of a turn outside the step
-MAX_RATIO = 4.0  # of that time to what it was: more says that something else took the core
+PAYOFF_RATE = 0.03  # how fast what a source saves is learned
 
 
 @dataclass(slots=True)
@@ -86,17 +84,18 @@ class DraftScheduler:
         max_rows: int,
         tries_all: bool = False,
         clock: Callable[[], float] = time.perf_counter,
+        costs: StepCosts | None = None,
     ) -> None:
         """`sources`: those that take least time first; `max_tokens`: of one row's draft;
-        `tries_all`: whatever is proposed, whether it pays or not, to compare with."""
+        `tries_all`: whatever is proposed, whether it pays or not, to compare with; `costs`: what
+        is known of the model's steps, for all that may be in one."""
         self.sources = tuple(sources)
         self._to_ask: Sequence[DraftSource] = self.sources  # after the next step
         self._max_tokens = max_tokens
-        self._most_tokens = max_rows * (1 + max_tokens)
         self._tries_all = tries_all
         self._clock = clock
-        # Until costs are measured each token counts the same, so that no draft pays.
-        self.costs = StepCosts({1: 1.0}, self._most_tokens)
+        # Until costs are known each token counts the same, so that no draft pays.
+        self.costs = costs or StepCosts({}, max_rows * (1 + max_tokens), max_rows)
         self._overhead_s = 0.0  # of a turn, outside the step
         self._payoffs: dict[tuple[str, int], _Payoff] = {}  # by source, and about how many rows
         self._turn = _Turn()
@@ -112,7 +111,7 @@ class DraftScheduler:
     def warm_up(self, runner: ModelRunner) -> None:
         """Measure what steps cost."""
         if not self._tries_all:
-            self.costs = StepCosts.measured(runner, self._most_tokens)
+            self.costs.measure(runner)
 
     def propose(self, rows: Sequence[UserRow]) -> Mapping[int, Draft]:
         self._turn = turn = _Turn(asked := self._asked(rows))
@@ -143,14 +142,10 @@ class DraftScheduler:
 
     def took(self, step: Step, model_s: float, loop_s: float) -> None:
         """How long a turn took, inside the model and outside."""
-        if step.prompts or not step.decoding:
-            return
-        self.costs.learn(sum([len(each.token_ids) for _, each in step.decoding]), model_s)
-        overhead_s = max(loop_s - self._turn.ask_s, 0.0)
-        if not self._overhead_s:
-            self._overhead_s = overhead_s
-        bounded_s = min(overhead_s, MAX_RATIO * self._overhead_s)
-        self._overhead_s += OVERHEAD_RATE * (bounded_s - self._overhead_s)
+        contents = step.contents
+        self.costs.took(contents, model_s, max(loop_s - self._turn.ask_s, 0.0))
+        if not contents.prompt_tokens:
+            self._overhead_s = self.costs.loop_s(contents.rows)
 
     def _asked(self, rows: Sequence[UserRow]) -> dict[str, _Asked]:
         """The drafts of the sources to ask, of the rows that want them."""

@@ -1,12 +1,13 @@
 """What steps cost is measured once and then learned from every step."""
 
-from collections.abc import Sequence
+import random
+from collections.abc import Callable, Sequence
 
 import pytest
 
 from inference_api._mock_inference_api_server import EchoRunner
 from inference_api.engine.runner import RowResult, RowStep
-from inference_api.scheduling.step_costs import StepCosts, _sizes
+from inference_api.scheduling.step_costs import PROMPT_TOKENS, Contents, StepCosts, _sizes
 
 
 class TimedRunner(EchoRunner):
@@ -20,6 +21,14 @@ class TimedRunner(EchoRunner):
         assert all(each.start + len(each.token_ids) <= self.max_seq_len for each in rows)
         self.now_s += step_s(num_tokens) / 1000
         return super().step(rows)
+
+
+class PromptRunner(TimedRunner):
+    """The same of tokens that draw nothing."""
+
+    def step(self, rows: Sequence[RowStep]) -> list[RowResult]:
+        self.now_s += step_s(sum(len(each.token_ids) for each in rows)) / 1000
+        return EchoRunner.step(self, rows)
 
 
 def step_s(num_tokens: int) -> float:
@@ -87,3 +96,105 @@ def test_sizes_are_few_and_reach_the_largest(max_tokens: int) -> None:
     assert sizes == sorted(set(sizes))
     assert (sizes[0], sizes[-1]) == (1, max_tokens)
     assert len(sizes) <= 50
+
+
+def decoded(rows: int) -> Contents:
+    return Contents(rows, rows, 0)
+
+
+def taught(costs: StepCosts, seconds: Callable[[Contents], float], times: int = 300) -> StepCosts:
+    """Steps of 1 to 8 rows in turn, every other one with prompt tokens."""
+    for number in range(times):
+        rows = 1 + number % 8
+        costs.took(contents := decoded(rows), seconds(contents), 0.0)
+        costs.took(contents := Contents(rows, rows, 4 + number % 16), seconds(contents), 0.0)
+    return costs
+
+
+def linear_s(contents: Contents) -> float:
+    return 2.0 + 0.5 * contents.rows + 0.3 * contents.prompt_tokens
+
+
+def test_prompts_teach_what_a_token_of_theirs_adds() -> None:
+    costs = taught(StepCosts({1: 2.5, 8: 6.0}, 8), linear_s)
+    for rows in (1, 3, 8):
+        assert costs.prompt_token_s(rows) == pytest.approx(0.3, rel=0.02)
+        assert costs.turn_s(rows) == pytest.approx(2.0 + 0.5 * rows, rel=0.02)
+
+
+def test_where_all_steps_have_prompts_they_tell_the_speed_too() -> None:
+    costs = taught(StepCosts({1: 2.5, 8: 6.0}, 8), linear_s)
+    for _ in range(300):
+        costs.took(contents := Contents(4, 4, 10), 2 * linear_s(contents), 0.0)
+    assert costs.of(4) == pytest.approx(2 * 4.0, rel=0.15)
+    assert costs.turn_s(4) + 10 * (costs.prompt_token_s(4) or 0) == pytest.approx(14.0, rel=0.01)
+
+
+def test_sizes_that_were_not_measured_are_by_their_first_steps() -> None:
+    """The very first one is slow: weights come from the disk."""
+    costs = StepCosts({}, 16)
+    costs.took(decoded(3), 900.0, 0.0)
+    taught(costs, linear_s, 100)
+    for rows in range(1, 9):
+        assert costs.of(rows) == pytest.approx(2.0 + 0.5 * rows, rel=0.03)
+    assert costs.of(16) == pytest.approx(2.0 + 0.5 * 16, rel=0.1)  # as the last two go on
+    costs.publish(1.0)
+    assert [point.rows for point in costs.speed.decode] == list(range(1, 9))
+
+
+def test_what_held_a_step_of_the_warm_up_back_does_not_count() -> None:
+    costs = StepCosts({}, 4)
+    costs.warmed_up({1: 90.0, 2: 1.0, 3: 70.0, 4: 2.0})
+    assert [costs.of(n) for n in range(1, 5)] == [1.0, 1.0, 2.0, 2.0]
+
+
+def test_prompt_is_timed_at_warm_up() -> None:
+    runner = TimedRunner(max_rows=4, max_seq_len=101)
+    costs = StepCosts.measured(runner, 8, clock=lambda: runner.now_s)
+    runner = PromptRunner(max_rows=4, max_seq_len=101)
+    costs.measure_prompt(runner, clock=lambda: runner.now_s)
+    assert costs.prompt_token_s(0) == pytest.approx((0.5 * 60) / PROMPT_TOKENS / 1000)
+
+
+def test_time_outside_of_steps_is_part_of_turns() -> None:
+    costs = StepCosts({1: 1.0, 8: 1.0}, 8)
+    assert costs.loop_s(8) == 0.0
+    for _ in range(100):
+        costs.took(decoded(1), 1.0, 0.1)
+        costs.took(decoded(8), 1.0, 0.4)
+    costs.took(decoded(8), 1.0, 60.0)  # something took the core
+    assert costs.turn_s(1) == pytest.approx(1.1)
+    assert costs.loop_s(2) == pytest.approx(0.1)  # none of 2 and 3 was seen
+    assert costs.turn_s(8) == pytest.approx(1.4, rel=0.1)
+
+
+def test_what_is_published_is_of_now_and_says_how_fast_that_is() -> None:
+    costs = StepCosts({1: 1.0, 2: 2.0, 32: 4.0}, 64, max_rows=4)
+    costs.publish(5.0)
+    assert (costs.speed.steps, costs.speed.speed, costs.speed.measured_at_s) == (0, 1.0, 5.0)
+    for _ in range(200):
+        costs.took(decoded(2), 3.0, 0.0)
+    before = costs.speed
+    costs.publish(6.0)
+    assert before.steps == 0
+    assert costs.speed.speed == pytest.approx(1 / 1.5, rel=0.01)
+    assert [point.rows for point in costs.speed.decode] == [1, 2, 3, 4]
+    assert costs.speed.decode[1].seconds == pytest.approx(3.0, rel=0.01)
+    costs.publish(7.0)
+    assert costs.speed.measured_at_s == 6.0  # no step since
+
+
+def test_errors_are_those_of_the_steps() -> None:
+    """Seen often: about as well known as the mean of that many. Never seen: hardly."""
+    draws = random.Random(3)
+    misses = []
+    for _ in range(40):
+        costs = StepCosts({1: 1.0, 2: 2.0}, 2)
+        for _ in range(400):
+            costs.took(decoded(2), 2.0 * draws.uniform(0.8, 1.2), 0.0)
+        costs.publish(1.0)
+        unseen, seen = costs.speed.decode
+        misses.append((seen.seconds - 2.0) / seen.error_s)
+        assert unseen.error_s / unseen.seconds > 2 * seen.error_s / seen.seconds
+    mean_square = sum(miss * miss for miss in misses) / len(misses)
+    assert 0.4 < mean_square < 1.6

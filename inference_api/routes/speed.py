@@ -1,0 +1,67 @@
+"""What steps of each model take, for who plans with it."""
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+from flask import Blueprint, Response, jsonify
+from pydantic import BaseModel
+
+from common.operations import operation
+from inference_api.scheduling.decode_backend import DecodeBackend
+from inference_api.scheduling.prompt_costs import Point
+from inference_api.scheduling.step_costs import StepSpeed
+
+Row = tuple[float, float, float]  # rows that decode, milliseconds, their standard error
+
+
+class ModelSpeed(BaseModel):
+    """Times at the speed of the moment, each as `[rows, ms, standard_error_ms]`, by ascending rows.
+
+    A step of n rows that decode and p prompt tokens takes `decode_ms` at n (at 0 as at 1) and p
+    times `prefill_ms_per_token` at n. `speed`: steps per second beside when they were first
+    measured; `measured_at`: null while nothing is known; `steps`: since start.
+    """
+
+    decode_ms: list[Row]
+    prefill_ms_per_token: list[Row]
+    speed: float
+    measured_at: datetime | None
+    steps: int
+
+    @classmethod
+    def of(cls, known: StepSpeed) -> "ModelSpeed":
+        at_s = known.measured_at_s
+        return cls(
+            decode_ms=_in_ms(known.decode),
+            prefill_ms_per_token=_in_ms(known.prompt_token),
+            speed=round(known.speed, 4),
+            measured_at=None if at_s is None else datetime.fromtimestamp(at_s, UTC),
+            steps=known.steps,
+        )
+
+
+def create_blueprint(backend: DecodeBackend) -> Blueprint:
+    blueprint = Blueprint("speed", __name__)
+
+    @blueprint.get("/speed")
+    @operation(
+        "What steps of each model take, by what is in them; models that are still loading at "
+        "start are missing.",
+        {200: dict[str, ModelSpeed]},
+    )
+    def speed() -> Response:
+        return jsonify(
+            {
+                name: ModelSpeed.of(served.costs.speed).model_dump(mode="json")
+                for name, served in backend.served.items()
+            }
+        )
+
+    return blueprint
+
+
+def _in_ms(points: Sequence[Point]) -> list[Row]:
+    return [
+        (round(rows, 2), round(1000 * seconds, 6), round(1000 * error_s, 6))
+        for rows, seconds, error_s in points
+    ]

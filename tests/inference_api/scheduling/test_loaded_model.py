@@ -1,0 +1,58 @@
+"""A model in memory: what is learned of its steps, before and after it is let go."""
+
+from collections.abc import Mapping
+
+import pytest
+
+from inference_api._mock_inference_api_server import ByteTokenizer, EchoRunner
+from inference_api.scheduling.loaded_model import LoadedModel
+from inference_api.scheduling.served_model import ServedModel
+from inference_api.scheduling.step_costs import Contents
+from inference_api.scheduling.step_plan import Step
+from inference_api.settings import Settings
+from tests.inference_api.scheduling.speculation.rows import rows_of
+
+NAME = "m"
+
+
+class WarmRunner(EchoRunner):
+    def warm_up(self) -> Mapping[int, float]:
+        return {rows: rows / 1000 for rows in range(1, self.max_rows + 1)}
+
+
+def loaded(**settings: object) -> LoadedModel:
+    known = Settings.model_validate({"user_rows": 4, **settings})
+    return LoadedModel.of(NAME, WarmRunner(4, 64), ByteTokenizer(), known)
+
+
+def test_warm_up_tells_what_steps_take() -> None:
+    model = loaded()
+    model.warm_up()
+    costs = model.served.costs
+    assert [costs.of(rows) for rows in range(1, 5)] == [0.001, 0.002, 0.003, 0.004]
+    assert costs.prompt_token_s(0) is not None
+
+
+@pytest.mark.parametrize("speculation", ["off", "ngram", "auto"])
+def test_every_step_is_learned_from_once(speculation: str) -> None:
+    model = loaded(speculation=speculation)
+    (row,) = rows_of([1, 2, 3])
+    model.took(Step(decoding=[(row, row.take_step())]), 0.5, 0.1)
+    model.served.costs.publish(1.0)
+    assert model.served.costs.speed.steps == 1
+    ((_, counts, sum_s),) = model.served.step_times.by_batch_size()
+    assert sum(counts) == 1
+    assert sum_s == pytest.approx(0.6)
+
+
+def test_what_was_learned_is_there_when_it_is_loaded_again() -> None:
+    settings = Settings(user_rows=4, speculation="auto")
+    first = LoadedModel.of(NAME, EchoRunner(4, 64), ByteTokenizer(), settings)
+    served: ServedModel = first.served
+    for _ in range(3):
+        served.costs.took(Contents(2, 2, 0), 0.25, 0.0)
+    again = LoadedModel.serving(served, EchoRunner(4, 64), settings)
+    assert first.speculation is not None
+    assert again.speculation is not None
+    assert again.speculation is not first.speculation
+    assert again.speculation.costs.of(2) == 0.25
