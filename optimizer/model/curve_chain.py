@@ -69,7 +69,7 @@ class _Probabilities(NamedTuple):
 
     @property
     def admitted(self) -> float:
-        return 1.0 - self.full
+        return max(float(self.below.sum()) + self.open, 1e-300)
 
 
 class CurveReplica:
@@ -120,7 +120,7 @@ class CurveReplica:
         """Returns the chain in steady state at any rate > 0."""
         rows, shape = self.max_batch, self.shape
         p = self._weights(rate_per_ms)
-        throughput = rate_per_ms * p.admitted
+        throughput = self._throughput(rate_per_ms, p)
         states = np.arange(rows)
         in_service = float(states @ p.below) + rows * (p.open + p.full)
         # Who comes while a step runs waits for its end; who finds nobody does not.
@@ -138,7 +138,7 @@ class CurveReplica:
         is_above = rows > self.curve.measured_rows
         return Solved(
             throughput_per_ms=throughput,
-            loss=p.full,
+            loss=max(1 - throughput / rate_per_ms, 0.0),
             concurrency=(float((states + 1) @ p.below) + rows * p.open) / p.admitted,
             service_ms=service_ms,
             wait_ms=wait_ms,
@@ -150,7 +150,15 @@ class CurveReplica:
             above_measured=is_above * (float(p.below[measured + 1 :].sum()) + p.open + p.full),
         )
 
-    def _weights(self, rate_per_ms: float) -> "_Probabilities":
+    def _throughput(self, rate_per_ms: float, p: _Probabilities) -> float:
+        """Returns what is admitted; in overload, where the queue is shaped to have the right length
+        and not the right loss, what departs."""
+        if rate_per_ms < self.max_rate_per_ms:
+            return rate_per_ms * p.admitted
+        departs = float(self.rates.rate_per_ms[:-1] @ p.below[1:])
+        return departs + self.max_rate_per_ms * (p.open + p.full)
+
+    def _weights(self, rate_per_ms: float) -> _Probabilities:
         """Returns the probabilities of the states."""
         log_weight = np.concatenate(([0.0], np.cumsum(self._log_ratios(rate_per_ms))))
         load = rate_per_ms / self.max_rate_per_ms

@@ -38,11 +38,12 @@ from optimizer.simulation.traffic import Traffic
 from optimizer.spec import PerfData
 from optimizer.system import System
 
-SAMPLES, MIN_SAMPLES, SAMPLED_ROWS = 100, 10, 20_000  # of the parameters; rows in all of them
-LEVEL = (2.5, 97.5)
+SAMPLES, SAMPLED_ROWS = 40, 1024  # of the parameters, and most rows of a replica with them
+IN_95 = 1.96  # standard deviations of a normal distribution
 WIDE = 0.3  # half an interval over its middle that is worth a warning
 OFTEN = 0.01  # share of time beyond what was measured that is
 IDLE = 1e-9  # share of the highest rate below which simulated requests are alone anyway
+MOST_LOG = 50.0
 LEAST_SPEED = 0.05  # of a sampled time over the measured one
 
 Triple = FloatArray  # of throughput per ms, ITL and TTFT
@@ -102,6 +103,8 @@ def _choice(query: AnalyzeQuery, replica: CurveReplica | None, rate: float) -> t
         return query.method == "simulation", "asked for"
     if not query.is_simple:
         return True, "arrivals are not Poisson, or prompts or priorities are mixed"
+    if rate >= replica.max_rate_per_ms:
+        return False, "more arrives than is served: latencies are those of a full queue"
     if doubts := replica.doubts(rate):
         return True, f"the chain may be off by more than 5 %: {doubts[0]}"
     return False, "the chain is within 5 % of the simulation for systems like this one"
@@ -165,7 +168,11 @@ def _simulated(query: AnalyzeQuery, replica: CurveReplica, rate: float) -> Estim
             "or for shorter prompts, give the curve a larger chunkTokens, or take method chain"
         )
         raise InvalidRequest([Fault("requests", message)])
-    return estimate(server, traffic, requests, query.seed)
+    seen = estimate(server, traffic, requests, query.seed)
+    if not np.isfinite(seen.ttft.value):
+        message = f"of {requests} simulated none is answered at this rate: lower arrivalRate"
+        raise InvalidRequest([Fault("requests", message)])
+    return seen
 
 
 def _finite(value: float) -> float:
@@ -181,8 +188,8 @@ def _factors(
     if replica is not None:
         if not replica.curve.has_errors:
             return None
-        count = max(min(SAMPLES, SAMPLED_ROWS // replica.max_batch), MIN_SAMPLES)
-        chains = [replica, *(_sampled(replica, rng) for _ in range(count))]
+        chains = [_with(replica, replica.curve)]
+        chains += [_with(replica, _sampled(replica.curve, rng)) for _ in range(SAMPLES)]
         solved = [chain.solve(rate) for chain in chains]
         values = np.array([(one.throughput_per_ms, one.itl_ms, one.ttft_ms) for one in solved])
     else:
@@ -191,14 +198,22 @@ def _factors(
             return None
         found = samples.analyze(np.full(len(samples), rate))
         values = np.stack([found.throughput_per_ms, found.itl_ms, found.ttft_ms], axis=1)
-    relative = values[1:] / np.maximum(values[0], 1e-300)
-    factors: FloatArray = np.percentile(relative, LEVEL, axis=0)
+    # Latencies near capacity are skewed, and their logarithms far less.
+    logs = np.log(np.maximum(values[1:], 1e-300) / np.maximum(values[0], 1e-300))
+    middle, half = logs.mean(axis=0), IN_95 * logs.std(axis=0, ddof=1)
+    factors: FloatArray = np.exp(np.clip([middle - half, middle + half], -MOST_LOG, MOST_LOG))
     factors[0], factors[1] = np.minimum(factors[0], 1.0), np.maximum(factors[1], 1.0)
     return factors
 
 
-def _sampled(replica: CurveReplica, rng: np.random.Generator) -> CurveReplica:
-    curve = replica.curve
+def _with(replica: CurveReplica, curve: StepCurve) -> CurveReplica:
+    """Returns a replica of another speed, with no more rows than it takes to see what that does."""
+    rows = min(replica.max_batch, SAMPLED_ROWS)
+    return CurveReplica(curve, replica.shape, replica.out_scv, rows, replica.max_queue)
+
+
+def _sampled(curve: StepCurve, rng: np.random.Generator) -> StepCurve:
+    """Returns a curve drawn within the standard errors, as monotone as it was."""
     speed = max(1 + curve.speed_error * rng.standard_normal(), LEAST_SPEED)
 
     def drawn(points: Points) -> FloatArray:
@@ -206,13 +221,11 @@ def _sampled(replica: CurveReplica, rng: np.random.Generator) -> CurveReplica:
         return speed * np.maximum(ms + errors * rng.standard_normal(ms.size), LEAST_SPEED * ms)
 
     decode_ms = np.maximum.accumulate(drawn(curve.decode))
-    sampled: StepCurve = replace(
+    token_ms = drawn(curve.prompt_token)
+    return replace(
         curve,
         decode=replace(curve.decode, ms=tuple(decode_ms.tolist())),
-        prompt_token=replace(curve.prompt_token, ms=tuple(drawn(curve.prompt_token).tolist())),
-    )
-    return CurveReplica(
-        sampled, replica.shape, replica.out_scv, replica.max_batch, replica.max_queue
+        prompt_token=replace(curve.prompt_token, ms=tuple(token_ms.tolist())),
     )
 
 

@@ -41,6 +41,7 @@ def draw(traffic: Traffic, count: int, seed: int) -> Requests:
     """Returns the same requests for the same seed; another rate only moves their arrivals."""
     gap_rng, in_rng, out_rng, priority_rng = np.random.default_rng(seed).spawn(4)
     gaps = _gamma(gap_rng, 1.0, traffic.arrival_scv, count)
+    gaps /= gaps.mean()  # so many at this rate, not at the one that chance makes of it
     shares = np.array(traffic.shares) / sum(traffic.shares)
     return Requests(
         arrival_ms=np.cumsum(gaps) / traffic.rate_per_ms,
