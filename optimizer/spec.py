@@ -9,6 +9,7 @@ answer unless given.
 """
 
 from enum import StrEnum
+from itertools import pairwise
 from typing import Annotated, Any, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, GetPydanticSchema, model_validator
@@ -17,11 +18,14 @@ from optimizer.inferno_json import Body
 
 LOWEST_PRIORITY = 100  # 1 is the highest
 DEFAULT_CLASS = "Free"  # the class of a server that names none
+MAX_POINTS, MAX_ROWS = 256, 65_536  # of a curve
 
 Name = Annotated[str, Field(min_length=1, max_length=500)]
 Text = Annotated[str, Field(max_length=500)]
 Count = Annotated[int, Field(ge=0, le=2**31 - 1)]
 Amount = Annotated[float, Field(ge=0, le=1e9)]
+Rows = Annotated[int, Field(ge=1, le=MAX_ROWS)]
+Spread = Annotated[float, Field(ge=0, le=100)]  # variance over the mean squared
 Level = Annotated[float, Field(ge=0, le=1e12)]
 # What a solve may come to from fields within their bounds; sums of it stay within float32.
 Computed = Annotated[float, Field(ge=0, le=1e35)]
@@ -74,11 +78,15 @@ class CapacitySpec(Body):
 class DecodeParms(Body):
     alpha: Amount = 0.0
     beta: Amount = 0.0
+    alpha_error: Amount | None = None  # extension, as all errors: standard errors
+    beta_error: Amount | None = None
 
 
 class PrefillParms(Body):
     gamma: Amount = 0.0
     delta: Amount = 0.0
+    gamma_error: Amount | None = None
+    delta_error: Amount | None = None
 
 
 class PerfParms(Body):
@@ -87,6 +95,84 @@ class PerfParms(Body):
     alpha: Amount = 0.0
     beta: Amount = 0.0
     gamma: Amount = 0.0
+
+
+class CurvePoint(Body):
+    """A time measured with so many rows in a step."""
+
+    rows: Rows
+    ms: Annotated[float, Field(ge=1e-6, le=1e9)]
+    standard_error: Amount = 0.0
+
+
+CurvePoints = Annotated[list[CurvePoint], Field(min_length=1, max_length=MAX_POINTS)]
+
+
+class RatePoint(Body):
+    """Departures measured with so many requests in service."""
+
+    rows: Rows
+    per_second: Annotated[float, Field(ge=1e-6, le=1e9)]
+
+
+class Departures(Body):
+    """Closed loops with requests of one shape; they correct the speed of steps by rows."""
+
+    avg_in_tokens: Count = 0
+    avg_out_tokens: Annotated[Count, Field(ge=1)] = 1
+    points: Annotated[list[RatePoint], Field(min_length=1, max_length=MAX_POINTS)]
+
+    @model_validator(mode="after")
+    def _check_order(self) -> Self:
+        _check_ascending("points", [point.rows for point in self.points])
+        return self
+
+
+def _one_point(value: Any) -> Any:
+    """Reads a number as the same for any number of rows."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return [{"rows": 1, "ms": value}]
+    return value
+
+
+class ServiceCurve(Body):
+    """Measured step times: a(n) of n rows that decode and c(n) more for each prompt token.
+
+    Extension; used in place of all other parameters. `prompt_token_ms` may be one number.
+    """
+
+    decode_ms: CurvePoints
+    prompt_token_ms: Annotated[CurvePoints, BeforeValidator(_one_point)]
+    chunk_tokens: Annotated[Count, Field(ge=1)] | None = None  # of prompts in a step; absent = any
+    budget_tokens: Annotated[Count, Field(ge=1)] | None = None  # of a step while rows decode
+    overhead_ms: Amount = 0.0  # of a request before its first token, outside of steps
+    speed_error: Annotated[float, Field(ge=0, le=1)] = 0.0  # standard, of all times together
+    departures: Departures | None = None
+    measured_at: Text | None = None
+
+    @model_validator(mode="after")
+    def _check_order(self) -> Self:
+        for name, points in (
+            ("decodeMs", self.decode_ms),
+            ("promptTokenMs", self.prompt_token_ms),
+        ):
+            _check_ascending(name, [point.rows for point in points])
+        for number, (before, after) in enumerate(pairwise(self.decode_ms), start=1):
+            if after.ms < before.ms:
+                raise ValueError(
+                    f"decodeMs[{number}].ms={after.ms:g} is below the {before.ms:g} of fewer rows; "
+                    "a step of more rows takes no less: average the two or leave one out"
+                )
+        return self
+
+
+def _check_ascending(name: str, rows: list[int]) -> None:
+    for number, (before, after) in enumerate(pairwise(rows), start=1):
+        if after <= before:
+            raise ValueError(
+                f"{name}[{number}].rows={after} does not exceed the {before} before it; "
+                "sort the points by rows and have each number once"
+            )
 
 
 class PerfData(Body):
@@ -100,6 +186,7 @@ class PerfData(Body):
     decode_parms: DecodeParms = DecodeParms()
     prefill_parms: PrefillParms = PrefillParms()
     perf_parms: PerfParms | None = None  # newer reference; used if the four above are all 0
+    service_curve: ServiceCurve | None = None  # extension; used before all of these
 
     @property
     def units(self) -> int:
@@ -142,6 +229,7 @@ class LoadSpec(Body):
     avg_in_tokens: MeasuredCount = 0
     avg_out_tokens: MeasuredCount = 0
     throughput: Measured | None = None  # newer reference: what was served; not used
+    out_tokens_scv: Spread | None = None  # extension; absent = 1. Used with a service curve
 
 
 class AllocationPart(Body):

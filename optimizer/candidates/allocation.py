@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from optimizer.candidates.curves import step_curve
 from optimizer.candidates.eligibility import Eligible, Refusal, eligible
 from optimizer.candidates.pairs import (
     MAX_REPLICAS,
@@ -19,6 +20,7 @@ from optimizer.candidates.pairs import (
     size_pairs,
 )
 from optimizer.candidates.replicas import SizingCache
+from optimizer.model.curve_rates import Shape, saturated_rates, state_rates
 from optimizer.model.latency import BoolArray, IntArray
 from optimizer.model.queueing import MAX_BATCH
 from optimizer.solver import MOVE_PENALTY, Candidate, Contender
@@ -139,7 +141,14 @@ def idle_candidate(server: ServerSpec, option: Option, replicas: int) -> Candida
     """Returns replicas without load: latencies of a lone request, and no target checked."""
     perf, accelerator = option.perf, option.accelerator
     batch = min(server.max_batch_size or perf.max_batch_size, MAX_BATCH)
-    if perf.uses_iterations and perf.perf_parms is not None:
+    if perf.service_curve is not None:
+        curve, load = step_curve(perf.service_curve), server.current_alloc.load
+        shape = Shape(max(load.avg_in_tokens, 0), max(load.avg_out_tokens, 1))
+        alone = state_rates(curve, shape, 1)
+        itl_ms = float(alone.decode_ms[0])
+        ttft_ms = float(alone.own_ms[0]) + curve.overhead_ms
+        service_ms = batch / float(saturated_rates(curve, shape, max(batch, 1)).rate_per_ms[0])
+    elif perf.uses_iterations and perf.perf_parms is not None:
         itl_ms = perf.perf_parms.alpha + perf.perf_parms.beta
         ttft_ms = itl_ms + perf.perf_parms.gamma * batch
         service_ms = perf.perf_parms.alpha + perf.perf_parms.beta * batch

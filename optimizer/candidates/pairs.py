@@ -12,6 +12,7 @@ import numpy.typing as npt
 from optimizer.candidates.eligibility import Eligible
 from optimizer.candidates.replicas import (
     DEFAULT_QUEUE,
+    GEOMETRIC,
     ReplicaTable,
     SizingCache,
     Speeds,
@@ -137,14 +138,16 @@ def size_pairs(servers: Sequence[Eligible], options: OptionTable, cache: SizingC
 def workload_row(item: Eligible) -> tuple[float, ...]:
     """Returns the fields of a `Workload`, in their order."""
     server, target = item.server, item.target
+    load = server.current_alloc.load
     return (
-        server.current_alloc.load.avg_in_tokens,
+        load.avg_in_tokens,
         item.out_tokens,
         server.max_batch_size,
         DEFAULT_QUEUE if server.max_queue_size is None else server.max_queue_size,
         target.slo_ttft,
         target.slo_itl,
         target.slo_tps,
+        GEOMETRIC if load.out_tokens_scv is None else load.out_tokens_scv,
     )
 
 

@@ -4,16 +4,22 @@ Tables are immutable; any thread may use them and the cache.
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from enum import IntEnum
 
 import numpy as np
 
+from optimizer.candidates.curves import Curves, curves_of, key_of
+from optimizer.model.curve_chain import CurveModel, CurveReplica
+from optimizer.model.curve_rates import Shape
 from optimizer.model.latency import (
+    SHARED,
     BoolArray,
     Columns,
     FloatArray,
     IntArray,
     IterationModel,
+    LatencyModel,
     PhaseModel,
 )
 from optimizer.model.queueing import MAX_BATCH, Performance, Replica, analyze
@@ -23,6 +29,15 @@ from optimizer.spec import PerfData
 QUEUE_PER_BATCH = 10  # places to wait per place in service, where no maxQueueSize is given
 DEFAULT_QUEUE = np.nan  # as `Workload.max_queue`
 MAX_CACHED = 200_000  # distinct parameter sets remembered, some 300 bytes each
+GEOMETRIC = 1.0  # squared coefficient of variation of output lengths, where none is given
+
+
+class Kind(IntEnum):
+    """Latency models."""
+
+    PHASE = 0
+    ITERATION = 1
+    CURVE = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +51,13 @@ class Speeds(Columns):
     delta_ms: FloatArray
     max_batch: FloatArray  # for requests of `at_tokens` output tokens
     at_tokens: FloatArray
+    curve: FloatArray  # its key in `curves`; 0: none, and the parameters hold
+    curves: Curves = field(default_factory=dict, metadata=SHARED)
 
     @classmethod
     def of(cls, perfs: Iterable[PerfData]) -> "Speeds":
-        return cls.from_rows([_speed(perf) for perf in perfs])
+        perfs = list(perfs)
+        return replace(cls.from_rows([_speed(perf) for perf in perfs]), curves=curves_of(perfs))
 
     def scaled_batch(self, out_tokens: FloatArray | int) -> FloatArray:
         """Returns the batch sizes for requests of so many output tokens: the reference's rule."""
@@ -53,7 +71,8 @@ def _speed(perf: PerfData) -> tuple[float, ...]:
     else:
         d, f = perf.decode_parms, perf.prefill_parms
         parameters = (0.0, d.alpha, d.beta, f.gamma, f.delta)
-    return (*parameters, float(perf.max_batch_size), float(perf.at_tokens))
+    batch = (float(perf.max_batch_size), float(perf.at_tokens))
+    return (*parameters, *batch, key_of(perf.service_curve))
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +86,7 @@ class Workload(Columns):
     ttft_ms: FloatArray  # targets; 0: none
     itl_ms: FloatArray
     tps: FloatArray
+    out_scv: FloatArray  # variance of output lengths over their mean squared
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +128,9 @@ class ReplicaTable(Columns):
     ttft_ms: FloatArray
     itl_ms: FloatArray
     tps: FloatArray
+    out_scv: FloatArray
+    curve: FloatArray  # its key; 0: none
+    curves: Curves = field(default_factory=dict, metadata=SHARED)
 
     @classmethod
     def of(cls, speed: Speeds, work: Workload) -> "ReplicaTable":
@@ -115,13 +138,15 @@ class ReplicaTable(Columns):
         default_batch = np.maximum(speed.scaled_batch(work.out_tokens), 1)
         batch = np.where(work.max_batch > 0, work.max_batch, default_batch)
         batch = np.minimum(batch, MAX_BATCH)
-        default_queue = np.where(speed.iterates > 0, 0.0, QUEUE_PER_BATCH * batch)
+        iterates = (speed.iterates > 0) & (speed.curve == 0)
+        default_queue = np.where(iterates, 0.0, QUEUE_PER_BATCH * batch)
         queue = np.where(np.isnan(work.max_queue), default_queue, work.max_queue)
         parameters = (speed.alpha_ms, speed.beta_ms, speed.gamma_ms, speed.delta_ms)
         targets = (work.ttft_ms, work.itl_ms, work.tps)
         return cls(
-            speed.iterates, *parameters, work.in_tokens, work.out_tokens, batch, queue, *targets
-        )
+            speed.iterates, *parameters, work.in_tokens, work.out_tokens, batch, queue, *targets,
+            work.out_scv, speed.curve, speed.curves,
+        )  # fmt: skip
 
     def is_valid(self) -> BoolArray:
         """Returns True where service takes time and the system has more than one place."""
@@ -145,22 +170,42 @@ class ReplicaTable(Columns):
             found.put(rows, size(replica, targets))
         return found
 
+    def curve_replica(self, row: int) -> CurveReplica | None:
+        """Returns the entry's chain, where it has a service curve."""
+        if not self.curve[row]:
+            return None
+        return CurveReplica(
+            self.curves[float(self.curve[row])],
+            Shape(float(self.in_tokens[row]), float(self.out_tokens[row])),
+            float(self.out_scv[row]),
+            int(self.max_batch[row]),
+            int(self.max_queue[row]),
+        )
+
     def _by_model(self) -> Iterator[tuple[IntArray, Replica]]:
         """Yields the entries of each latency model and their replicas."""
-        for is_iteration in (False, True):
-            rows = np.flatnonzero((self.iterates > 0) == is_iteration)
+        kinds = np.where(self.curve > 0, Kind.CURVE, self.iterates)
+        for kind in Kind:
+            rows = np.flatnonzero(kinds == kind)
             if rows.size:
-                yield rows, self.take(rows)._replica(is_iteration)
+                yield rows, self.take(rows)._replica(kind)
 
-    def _replica(self, is_iteration: bool) -> Replica:
+    def _replica(self, kind: Kind) -> Replica:
+        return Replica(
+            self._model(kind), self.max_batch.astype(np.int64), self.max_queue.astype(np.int64)
+        )
+
+    def _model(self, kind: Kind) -> LatencyModel:
         parameters = (self.alpha_ms, self.beta_ms, self.gamma_ms)
         tokens = (self.in_tokens, self.out_tokens)
-        model = (
-            IterationModel(*parameters, *tokens)
-            if is_iteration
-            else PhaseModel(*parameters, self.delta_ms, *tokens)
-        )
-        return Replica(model, self.max_batch.astype(np.int64), self.max_queue.astype(np.int64))
+        match kind:
+            case Kind.PHASE:
+                return PhaseModel(*parameters, self.delta_ms, *tokens)
+            case Kind.ITERATION:
+                return IterationModel(*parameters, *tokens)
+            case Kind.CURVE:
+                chains = (self.curve_replica(row) for row in range(len(self)))
+                return CurveModel([chain for chain in chains if chain is not None])
 
 
 class SizingCache:

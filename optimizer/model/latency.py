@@ -19,6 +19,9 @@ BoolArray = npt.NDArray[np.bool_]
 ITERATION_TOKEN_BUDGET = 8192  # tokens one iteration may process; the newer reference's constant
 
 
+SHARED = {"shared": True}  # metadata of a field of a table that is no column
+
+
 @dataclass(frozen=True, slots=True)
 class Columns:
     """Base of tables: dataclasses of aligned arrays, one entry of each per pair."""
@@ -26,23 +29,27 @@ class Columns:
     @classmethod
     def from_rows(cls, rows: Sequence[Sequence[float] | FloatArray]) -> Self:
         """Builds a table from the fields of one pair after the other."""
-        return cls(*np.array(rows, dtype=np.float64).reshape(-1, len(fields(cls))).T)
+        return cls(*np.array(rows, dtype=np.float64).reshape(-1, len(cls.column_names())).T)
 
     @classmethod
     def zeros(cls, size: int) -> Self:
         """Returns a table to be filled by `put`, before anybody else has it."""
-        return cls(*np.zeros((len(fields(cls)), size)))
+        return cls(*np.zeros((len(cls.column_names()), size)))
 
     def __len__(self) -> int:
         return len(self.columns()[0])
 
+    @classmethod
+    def column_names(cls) -> list[str]:
+        return [field.name for field in fields(cls) if "shared" not in field.metadata]
+
     def columns(self) -> list[FloatArray]:
         """Returns the arrays, in the order of the fields."""
-        return [getattr(self, field.name) for field in fields(self)]
+        return [getattr(self, name) for name in self.column_names()]
 
     def take(self, pairs: IntArray) -> Self:
         """Returns the table of a selection of pairs, in their order."""
-        return replace(self, **{f.name: getattr(self, f.name)[pairs] for f in fields(self)})
+        return replace(self, **{n: getattr(self, n)[pairs] for n in self.column_names()})
 
     def put(self, pairs: IntArray, part: Self) -> None:
         """Writes the table of a selection of pairs into their places."""

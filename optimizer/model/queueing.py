@@ -18,6 +18,7 @@ Units: milliseconds and requests per millisecond. Pure: any thread.
 """
 
 from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from scipy.special import betaincc, betaln
@@ -68,16 +69,26 @@ class Performance:
     utilization: FloatArray  # in_service / N, in 0..1
 
 
+@runtime_checkable
+class OwnChain(Protocol):
+    """A latency model whose chain is not that of its service times alone."""
+
+    def performance(self, rate_per_ms: FloatArray) -> Performance:
+        """Returns every replica in steady state, at any rate > 0."""
+
+
 def analyze(replica: Replica, rate_per_ms: FloatArray) -> Performance:
     """Returns the chain in steady state, at any rate > 0: a finite queue copes with overload.
 
     An admitted request finds, itself included, `concurrency` in service; by Little's law the
     queue's length over the throughput is the wait and the number in service over it the service.
     """
+    if isinstance(replica.model, OwnChain):
+        return replica.model.performance(rate_per_ms)
     max_batch = replica.max_batch.astype(np.float64)
     with np.errstate(over="ignore", divide="ignore"):
         below, mean_below = _states_below_batch(replica, rate_per_ms)
-        tail = _queue_sums(
+        tail = queue_sums(
             np.log(rate_per_ms / replica.max_rate_per_ms()), replica.max_queue.astype(np.float64)
         )
         below = below * tail.scale
@@ -254,7 +265,7 @@ def _sum_over_states(replica: Replica, rate_per_ms: float) -> tuple[float, float
 
 
 @dataclass(frozen=True, slots=True)
-class _QueueSums:
+class QueueSums:
     """Sums over the states N..K, in units of w_N and times `scale`."""
 
     open: FloatArray  # sum_{j<Q} r^j: states that admit
@@ -263,7 +274,7 @@ class _QueueSums:
     scale: FloatArray  # 1, or r^-Q where r > 1, so that nothing overflows
 
 
-def _queue_sums(log_r: FloatArray, max_queue: FloatArray) -> _QueueSums:
+def queue_sums(log_r: FloatArray, max_queue: FloatArray) -> QueueSums:
     """Returns closed sums of a geometric tail; in overload summed from its top, with 1/r."""
     s = -np.abs(log_r)
     decay = np.exp(s)
@@ -273,7 +284,7 @@ def _queue_sums(log_r: FloatArray, max_queue: FloatArray) -> _QueueSums:
     )
     weighted = _weighted_geometric_sum(s, max_queue, count)
     overload = log_r > 0
-    return _QueueSums(
+    return QueueSums(
         open=np.where(overload, decay * count, count),
         full=np.where(overload, 1.0, top),
         length=np.where(overload, max_queue * (count + top) - weighted, weighted),

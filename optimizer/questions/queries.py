@@ -3,15 +3,15 @@
 Rates on the wire are requests per minute, as everywhere in the data. Pure: any thread.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-import numpy as np
-from pydantic import Field
+from pydantic import Field, model_validator
 from typing_extensions import TypedDict
 
 from optimizer.answer import shortest
 from optimizer.candidates.replicas import (
     DEFAULT_QUEUE,
+    GEOMETRIC,
     Analysis,
     ReplicaTable,
     Speeds,
@@ -21,17 +21,32 @@ from optimizer.errors import Fault, InvalidRequest
 from optimizer.inferno_json import Body, JsonObject, closed
 from optimizer.model.queueing import MAX_BATCH
 from optimizer.model.sizing import Sizing
-from optimizer.spec import Count, DecodeParms, Level, PerfData, PerfParms, PrefillParms, Text
+from optimizer.simulation.estimate import LEAST_REQUESTS
+from optimizer.spec import (
+    Count,
+    DecodeParms,
+    Level,
+    PerfData,
+    PerfParms,
+    PrefillParms,
+    ServiceCurve,
+    Spread,
+    Text,
+)
 from optimizer.system import System, lookup
 
 PER_MINUTE = 60_000  # ms
+MAX_REQUESTS, MAX_PRIORITIES = 500_000, 10
+
+Method = Literal["auto", "chain", "simulation"]
+Share = Annotated[float, Field(ge=0, le=1)]
 
 
 class ReplicaQuery(Body):
     """One replica and the shape of its requests.
 
-    Its speed is given by `decodeParms` and `prefillParms`, by `perfParms`, or by `model` and
-    `acc`, which name performance data of the system.
+    Its speed is given by `decodeParms` and `prefillParms`, by `perfParms`, by `serviceCurve`, or by
+    `model` and `acc`, which name performance data of the system.
     """
 
     model: Text = ""
@@ -39,10 +54,12 @@ class ReplicaQuery(Body):
     decode_parms: DecodeParms = DecodeParms()
     prefill_parms: PrefillParms = PrefillParms()
     perf_parms: PerfParms | None = None
+    service_curve: ServiceCurve | None = None
     max_batch_size: Annotated[Count, Field(le=MAX_BATCH)] = 0
     max_queue_size: Count | None = None
     avg_in_tokens: Count = 0
     avg_out_tokens: Annotated[Count, Field(ge=1)] = 1
+    out_tokens_scv: Spread | None = None  # absent = 1, about geometric; asks for a service curve
 
     def table(self, system: System, targets: tuple[float, float, float]) -> ReplicaTable:
         """Returns the replica as the one entry of a table. Raises NotFound, and InvalidRequest
@@ -51,16 +68,29 @@ class ReplicaQuery(Body):
 
     def table_of(self, perf: PerfData, targets: tuple[float, float, float]) -> ReplicaTable:
         """Returns `table` with this data in place of the query's own."""
+        self.check_curve(perf)
         speed, tokens = Speeds.of([perf]), (self.avg_in_tokens, self.avg_out_tokens)
         if not self.max_batch_size and speed.scaled_batch(self.avg_out_tokens)[0] == 0:
             raise InvalidRequest([Fault("maxBatchSize", "give at least 1")])
         queue = DEFAULT_QUEUE if self.max_queue_size is None else self.max_queue_size
-        work = Workload.from_rows([(*tokens, self.max_batch_size, queue, *targets)])
+        spread = GEOMETRIC if self.out_tokens_scv is None else self.out_tokens_scv
+        work = Workload.from_rows([(*tokens, self.max_batch_size, queue, *targets, spread)])
         table = ReplicaTable.of(speed, work)
         if not table.is_valid()[0]:
             message = "the parameters give a service time of 0, or one place and no queue"
             raise InvalidRequest([Fault("", message)])
         return table
+
+    def check_curve(self, perf: PerfData) -> None:
+        """Raises InvalidRequest for what only a service curve can answer, where there is none."""
+        if perf.service_curve is None and (name := self._asks_for_curve()):
+            message = (
+                "needs a serviceCurve, which this performance data has not: give one or leave "
+            )
+            raise InvalidRequest([Fault(name, f"{message}{name} out")])
+
+    def _asks_for_curve(self) -> str | None:
+        return None if self.out_tokens_scv is None else "outTokensScv"
 
     def perf(self, system: System) -> PerfData:
         """Returns the performance data that the query gives or names. Raises NotFound."""
@@ -72,11 +102,46 @@ class ReplicaQuery(Body):
             decode_parms=self.decode_parms,
             prefill_parms=self.prefill_parms,
             perf_parms=self.perf_parms,
+            service_curve=self.service_curve,
         )
 
 
 class AnalyzeQuery(ReplicaQuery):
+    """`method` auto: the chain, or where that would be off the simulation of a service curve.
+
+    What follows `method` asks for the simulation: arrivals that are burstier than Poisson, prompts
+    of mixed lengths, and shares of requests by priority 0, 1, ....
+    """
+
     arrival_rate: Annotated[float, Field(gt=0, le=1e15)]
+    method: Method = "auto"
+    arrival_scv: Spread = 1.0
+    in_tokens_scv: Spread = 0.0
+    priority_shares: Annotated[list[Share], Field(max_length=MAX_PRIORITIES)] = Field(
+        default_factory=list
+    )
+    requests: Annotated[int, Field(ge=LEAST_REQUESTS, le=MAX_REQUESTS)] = 40_000
+    seed: Count = 0
+
+    @property
+    def is_simple(self) -> bool:
+        """True where all arrivals are alike and Poisson."""
+        return self.arrival_scv == 1 and self.in_tokens_scv == 0 and len(self.priority_shares) < 2
+
+    @model_validator(mode="after")
+    def _check_shares(self) -> Self:
+        if self.priority_shares and sum(self.priority_shares) <= 0:
+            raise ValueError("priorityShares: all are 0; give at least one of them a share")
+        return self
+
+    def _asks_for_curve(self) -> str | None:
+        asked = (
+            ("method", self.method == "simulation"),
+            ("arrivalScv", self.arrival_scv != 1),
+            ("inTokensScv", self.in_tokens_scv != 0),
+            ("priorityShares", len(self.priority_shares) > 1),
+        )
+        return next((name for name, is_asked in asked if is_asked), super()._asks_for_curve())
 
 
 class SizeQuery(ReplicaQuery):
@@ -101,10 +166,36 @@ class Measures(JsonObject):
     utilization: float
 
 
+class Bounds(JsonObject):
+    low: float
+    high: float
+
+
+class Interval(JsonObject):
+    """Of 95 %: from the standard errors of the parameters, and of the simulation."""
+
+    itlAverage: Bounds
+    ttftAverage: Bounds
+    throughput: Bounds
+
+
+class OfPriority(JsonObject):
+    priority: int
+    ttftAverage: float
+
+
 class Analyzed(Measures):
+    """`method` is the one that answered, `why` its reason. `interval` is null where nothing is
+    known of the uncertainty, `byPriority` empty where all have the same."""
+
     arrivalRate: float
     maxRate: float
     saturated: bool
+    method: Literal["chain", "simulation"]
+    why: str
+    warnings: list[str]
+    interval: Interval | None
+    byPriority: list[OfPriority]
 
 
 class Idle(JsonObject):
@@ -126,19 +217,6 @@ class Sized(Measures):
     tokensPerSecond: float
 
 
-def analyze(query: AnalyzeQuery, system: System) -> Analyzed:
-    """Returns the answer of POST /analyze."""
-    table = query.table(system, (0.0, 0.0, 0.0))
-    found = table.analyze(np.array([query.arrival_rate / PER_MINUTE]))
-    highest = float(table.size().rate_per_ms[0])
-    return {
-        "arrivalRate": query.arrival_rate,
-        "maxRate": _per_minute(highest),
-        "saturated": query.arrival_rate / PER_MINUTE > highest,
-        **_measures(found),
-    }
-
-
 def size(query: SizeQuery, system: System) -> Sized | NotSized:
     """Returns the answer of POST /size. That a target cannot be met is an answer, not an error."""
     table = query.table(system, (query.slo_ttft, query.slo_itl, query.slo_tps))
@@ -155,24 +233,24 @@ def size(query: SizeQuery, system: System) -> Sized | NotSized:
         "feasible": True,
         "maxRateFor": max_rate_for,
         "idle": idle,
-        "arrivalRate": _per_minute(sizing.rate_per_ms[0]),
+        "arrivalRate": per_minute(sizing.rate_per_ms[0]),
         "tokensPerSecond": shortest(tokens_per_s),
-        **_measures(found),
+        **measures(found),
     }
 
 
 def max_rates(sizing: Sizing, row: int) -> MaxRates:
     """Returns the requests per minute that one replica takes under each target alone."""
     return {
-        "slo-ttft": _per_minute(sizing.rate_for_ttft[row]),
-        "slo-itl": _per_minute(sizing.rate_for_itl[row]),
-        "slo-tps": _per_minute(sizing.rate_for_tps[row]),
+        "slo-ttft": per_minute(sizing.rate_for_ttft[row]),
+        "slo-itl": per_minute(sizing.rate_for_itl[row]),
+        "slo-tps": per_minute(sizing.rate_for_tps[row]),
     }
 
 
-def _measures(found: Analysis) -> Measures:
+def measures(found: Analysis) -> Measures:
     return {
-        "throughput": _per_minute(found.throughput_per_ms[0]),
+        "throughput": per_minute(found.throughput_per_ms[0]),
         "dropFraction": shortest(found.loss[0]),
         "itlAverage": shortest(found.itl_ms[0]),
         "ttftAverage": shortest(found.ttft_ms[0]),
@@ -181,5 +259,5 @@ def _measures(found: Analysis) -> Measures:
     }
 
 
-def _per_minute(rate_per_ms: float) -> float:
+def per_minute(rate_per_ms: float) -> float:
     return shortest(PER_MINUTE * rate_per_ms)

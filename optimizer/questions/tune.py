@@ -3,7 +3,7 @@
 Nothing is kept here: the answer has the filter's state, which the next question brings along.
 """
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 from pydantic import Field, model_validator
@@ -13,7 +13,17 @@ from optimizer.answer import shortest
 from optimizer.inferno_json import Body, JsonObject
 from optimizer.model.tuning import LARGEST_FACTOR, Observation, SpeedTuner, TunerState
 from optimizer.questions.queries import PER_MINUTE, AnalyzeQuery, ReplicaQuery
-from optimizer.spec import Count, DecodeParms, Level, PerfData, PerfParms, PrefillParms
+from optimizer.spec import (
+    Count,
+    CurvePoint,
+    DecodeParms,
+    Level,
+    PerfData,
+    PerfParms,
+    PrefillParms,
+    RatePoint,
+    ServiceCurve,
+)
 from optimizer.system import System
 
 MAX_OBSERVATIONS = 100
@@ -102,6 +112,7 @@ class Tuned(JsonObject):
     decodeParms: TunedParms
     prefillParms: TunedParms
     perfParms: TunedParms | None
+    serviceCurve: dict[str, Any] | None
     state: TunedState
 
 
@@ -129,6 +140,7 @@ def tune(query: TuneQuery, system: System) -> Tuned:
             "beta": now.perf_parms.beta,
             "gamma": now.perf_parms.gamma,
         },
+        "serviceCurve": None if now.service_curve is None else now.service_curve.dump(),
         "state": {
             "decode": factors.decode,
             "prefill": factors.prefill,
@@ -152,10 +164,40 @@ def scaled(perf: PerfData, decode: float, prefill: float) -> PerfData:
             "prefill_parms": PrefillParms.model_construct(
                 gamma=first.gamma * prefill, delta=first.delta * prefill
             ),
+            "service_curve": perf.service_curve
+            and _scaled_curve(perf.service_curve, decode, prefill),
             "perf_parms": both
             and PerfParms.model_construct(
                 alpha=both.alpha * decode, beta=both.beta * decode, gamma=both.gamma * decode
             ),
+        }
+    )
+
+
+def _scaled_curve(curve: ServiceCurve, decode: float, prefill: float) -> ServiceCurve:
+    def scaled_points(points: list[CurvePoint], factor: float) -> list[CurvePoint]:
+        return [
+            CurvePoint.model_construct(
+                rows=point.rows,
+                ms=point.ms * factor,
+                standard_error=point.standard_error * factor,
+            )
+            for point in points
+        ]
+
+    departures = curve.departures and curve.departures.model_copy(
+        update={
+            "points": [
+                RatePoint.model_construct(rows=each.rows, per_second=each.per_second / decode)
+                for each in curve.departures.points
+            ]
+        }
+    )
+    return curve.model_copy(
+        update={
+            "decode_ms": scaled_points(curve.decode_ms, decode),
+            "prompt_token_ms": scaled_points(curve.prompt_token_ms, prefill),
+            "departures": departures,
         }
     )
 

@@ -11,13 +11,13 @@ from optimizer.errors import NotFound
 from optimizer.inferno_json import BodyT, encode_compact
 from optimizer.questions.explain import Explanation, explain
 from optimizer.questions.plan import PlanAnswer, plan
+from optimizer.questions.prediction import analyze
 from optimizer.questions.queries import (
     Analyzed,
     AnalyzeQuery,
     NotSized,
     Sized,
     SizeQuery,
-    analyze,
     size,
 )
 from optimizer.questions.tune import Tuned, TuneQuery, tune

@@ -12,7 +12,8 @@ from benchmarking.analysis.fit import Fit, fit_run
 from benchmarking.analysis.search import Shape
 from benchmarking.benches.loop_proof import LoopPlan
 from benchmarking.records import Load, Run
-from optimizer.questions.queries import AnalyzeQuery, analyze
+from optimizer.questions.prediction import analyze
+from optimizer.questions.queries import AnalyzeQuery
 from optimizer.system import System
 from tests.benchmarking.made_runs import made_run
 from tests.benchmarking.simulated_server import SimulatedServer

@@ -11,7 +11,8 @@ from optimizer.inferno_json import read
 from optimizer.optimize import SolveOptions, optimize
 from optimizer.questions.explain import explain
 from optimizer.questions.plan import plan
-from optimizer.questions.queries import AnalyzeQuery, SizeQuery, analyze, size
+from optimizer.questions.prediction import analyze
+from optimizer.questions.queries import AnalyzeQuery, SizeQuery, size
 from optimizer.questions.whatif import WhatIfQuery, what_if
 from optimizer.spec import AllocationData
 from optimizer.stabilize import Stability

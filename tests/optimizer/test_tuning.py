@@ -204,3 +204,31 @@ def test_refusals_name_the_field(client: FlaskClient, fields: dict[str, Any], pa
     response = client.post("/tune", json=body)
     assert response.status_code == 400
     assert path in response.text
+
+
+def test_service_curve_is_scaled_as_a_whole(client: FlaskClient) -> None:
+    curve = {
+        "decodeMs": [{"rows": 1, "ms": 5.0}, {"rows": 32, "ms": 20.0}],
+        "promptTokenMs": 0.02,
+        "departures": {"points": [{"rows": 8, "perSecond": 10.0}]},
+    }
+    query = {
+        "serviceCurve": curve,
+        "maxBatchSize": 32,
+        "avgInTokens": 128,
+        "avgOutTokens": 64,
+        "outTokensScv": 1,
+    }
+    fast = client.post("/analyze", json={**query, "arrivalRate": 300}).json
+    assert fast is not None
+    slow = [
+        {"at": at, "arrivalRate": 300, "itl": 1.5 * fast["itlAverage"], "itlError": 0.02}
+        for at in range(12)
+    ]
+    answer = client.post("/tune", json={**query, "observations": slow}).json
+    assert answer is not None
+    factor = answer["factors"]["decode"]
+    assert 1.1 < factor < 1.6
+    now = answer["serviceCurve"]
+    assert [point["ms"] for point in now["decodeMs"]] == pytest.approx([5 * factor, 20 * factor])
+    assert now["departures"]["points"][0]["perSecond"] == pytest.approx(10 / factor)

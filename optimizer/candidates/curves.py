@@ -1,0 +1,80 @@
+"""Service curves as the model takes them, and their names. Immutable: any thread."""
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from functools import lru_cache
+
+import numpy as np
+
+from optimizer.model.curve_rates import Shape, saturated_rates
+from optimizer.model.step_curve import NO_LIMIT, Points, StepCurve
+from optimizer.spec import CurvePoint, Departures, PerfData, ServiceCurve
+
+DIGEST_BITS = 52  # a float holds so many exactly
+
+Curves = Mapping[float, StepCurve]
+
+
+def key_of(curve: ServiceCurve | None) -> float:
+    """Returns a number that only this curve has; 0 for none."""
+    if curve is None:
+        return 0.0
+    digest = hashlib.sha256(curve.model_dump_json().encode()).digest()
+    return float((int.from_bytes(digest[:8]) >> (64 - DIGEST_BITS)) | 1)
+
+
+def curves_of(perfs: Iterable[PerfData]) -> Curves:
+    """Returns the curves of performance data by their keys."""
+    return {
+        key_of(perf.service_curve): step_curve(perf.service_curve)
+        for perf in perfs
+        if perf.service_curve is not None
+    }
+
+
+def step_curve(given: ServiceCurve) -> StepCurve:
+    """Returns a curve as it was measured, its speed corrected by departures where there are any."""
+    return _step_curve(given.model_dump_json())
+
+
+@lru_cache(maxsize=256)
+def _step_curve(text: str) -> StepCurve:
+    given = ServiceCurve.model_validate_json(text)
+    curve = StepCurve(
+        decode=_points(given.decode_ms),
+        prompt_token=_points(given.prompt_token_ms),
+        chunk_tokens=float(given.chunk_tokens or NO_LIMIT),
+        budget_tokens=float(given.budget_tokens or NO_LIMIT),
+        overhead_ms=given.overhead_ms,
+        speed_error=given.speed_error,
+    )
+    return curve if given.departures is None else _corrected(curve, given.departures)
+
+
+def _points(points: Iterable[CurvePoint]) -> Points:
+    triples = [(float(point.rows), point.ms, point.standard_error) for point in points]
+    return Points(*(tuple(column) for column in zip(*triples, strict=True)))
+
+
+def _corrected(curve: StepCurve, departures: Departures) -> StepCurve:
+    """Returns a curve whose departures are those measured: each time over the ratio of measured to
+    computed departures at its rows, on straight lines between them."""
+    shape = Shape(departures.avg_in_tokens, departures.avg_out_tokens)
+    rows = [float(point.rows) for point in departures.points]
+    ratios = []
+    for point in departures.points:
+        computed = saturated_rates(curve, shape, point.rows).rate_per_ms[0]
+        ratios.append(point.per_second / 1000 / float(computed))
+
+    def corrected(points: Points, is_monotone: bool) -> Points:
+        ms = np.array(points.ms) / np.interp(points.rows, rows, ratios)
+        if is_monotone:
+            ms = np.maximum.accumulate(ms)
+        return replace(points, ms=tuple(ms.tolist()))
+
+    return replace(
+        curve,
+        decode=corrected(curve.decode, is_monotone=True),
+        prompt_token=corrected(curve.prompt_token, is_monotone=False),
+    )

@@ -1,0 +1,303 @@
+"""The birth-death chain of a replica whose step times are a measured curve.
+
+The chain is that of `queueing`, its rates those of `curve_rates`, with three corrections that a
+token-level simulation of the same steps asked for (`make bench-simulator` judges them all):
+
+- A prompt stops the rows that decode, and the newest goes first: the number in service varies more
+  than its rates say. With exponential times this is a chain in (n, stages of prompts left), which
+  leaves a level downwards only where no prompt is left, so that it is solved level by level. Work
+  that varies less, with the squared coefficient of variation v of output lengths, is found half
+  done, and n varies by 2 / (1 + v) times as much.
+- Answers wait for a row for less time where their lengths vary less. The queue is geometric with
+  the mean of two moments: Kimura's interpolation (Operations Research 34, 1986) between M/M/N and
+  Cosmetatos' M/D/N.
+- A prompt of several steps waits for those before it, as in M/D/1.
+
+Immutable: any thread.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+
+from optimizer.model.curve_rates import (
+    MOST_BUSY,
+    Shape,
+    StateRates,
+    saturated_rates,
+    state_rates,
+)
+from optimizer.model.latency import BoolArray, FloatArray, IntArray, Latency, Occupancy
+from optimizer.model.queueing import Performance, queue_sums
+from optimizer.model.step_curve import StepCurve
+
+STAGES, MAX_PROMPTS = 3, 16  # of a prompt, nearly as even as its true time; followed at once
+MAX_LEVELS = 512  # states followed with prompts; in higher ones the last correction holds on
+NEGLIGIBLE = 1e-3  # correction of a ratio of weights that is not worth computing
+
+# Where the chain keeps within 5 % of the simulation; see docs/optimizer.md.
+MIN_BATCH, MIN_OUT_TOKENS = 4, 12
+MAX_PROMPT_SHARE, MAX_ROOM_SHARE, MAX_PREFILL = 0.3, 0.4, 0.5
+MAX_LOAD = 0.9
+
+
+class Solved(NamedTuple):
+    """One replica at one arrival rate: the fields of `Performance` and its parts."""
+
+    throughput_per_ms: float
+    loss: float
+    concurrency: float
+    service_ms: float
+    wait_ms: float
+    in_service: float
+    prefill_ms: float
+    itl_ms: float
+    ttft_ms: float
+    utilization: float
+    above_measured: float  # share of time with more in service than steps were measured with
+
+
+class _Probabilities(NamedTuple):
+    below: FloatArray  # of the states 0..N - 1
+    open: float  # of all rows taken, and a place to wait
+    full: float
+    queued: float  # mean number that waits
+
+    @property
+    def admitted(self) -> float:
+        return max(float(self.below.sum()) + self.open, 1e-300)
+
+
+class CurveReplica:
+    """A replica with `max_batch` rows and `max_queue` places to wait."""
+
+    def __init__(
+        self, curve: StepCurve, shape: Shape, out_scv: float, max_batch: int, max_queue: int
+    ) -> None:
+        """`out_scv`: variance of output lengths over their mean squared."""
+        self.curve, self.shape, self.out_scv = curve, shape, out_scv
+        self.max_batch, self.max_queue = max_batch, max_queue
+
+    @cached_property
+    def rates(self) -> StateRates:
+        return state_rates(self.curve, self.shape, self.max_batch)
+
+    @cached_property
+    def saturated(self) -> StateRates:
+        return saturated_rates(self.curve, self.shape, self.max_batch)
+
+    @property
+    def max_rate_per_ms(self) -> float:
+        return float(self.saturated.rate_per_ms[0])
+
+    def doubts(self, rate_per_ms: float) -> list[str]:
+        """Returns why the chain may be off by more than 5 % at this rate; empty where it holds."""
+        top, shape = self.saturated, self.shape
+        steps_ms = top.held_ms if top.steps[0] > 1 else top.step_ms * top.steps
+        answer_ms = shape.out_tokens * self.rates.decode_ms[0]
+        shares = (
+            (rate_per_ms * top.prompt_ms[0], MAX_PROMPT_SHARE, "prompts take {:.0%} of the time"),
+            (rate_per_ms * steps_ms[0], MAX_ROOM_SHARE, "prompts take {:.0%} of steps' room"),
+            (
+                top.own_ms[0] / max(answer_ms, 1e-300),
+                MAX_PREFILL,
+                "prefill takes {:.0%} of the time of an answer",
+            ),
+            (rate_per_ms / self.max_rate_per_ms, MAX_LOAD, "the load is {:.0%} of capacity"),
+        )
+        found = [text.format(share) for share, bound, text in shares if share > bound]
+        if self.max_batch < MIN_BATCH:
+            found.append(f"a batch of {self.max_batch} is below {MIN_BATCH}")
+        if shape.out_tokens < MIN_OUT_TOKENS:
+            found.append(f"{shape.out_tokens:g} output tokens are below {MIN_OUT_TOKENS}")
+        return found
+
+    def solve(self, rate_per_ms: float) -> Solved:
+        """Returns the chain in steady state at any rate > 0."""
+        rows, shape = self.max_batch, self.shape
+        p = self._weights(rate_per_ms)
+        throughput = self._throughput(rate_per_ms, p)
+        states = np.arange(rows)
+        in_service = float(states @ p.below) + rows * (p.open + p.full)
+        # Who comes while a step runs waits for its end; who finds nobody does not.
+        residual_ms = float(self.rates.residual_ms[:-1] @ p.below[1:]) / p.admitted
+        prefill_ms = float(self._prefill_ms(self.rates, rate_per_ms) @ p.below)
+        prefill_ms += float(self._prefill_ms(self.saturated, rate_per_ms, waits=False)[0]) * p.open
+        prefill_ms /= p.admitted
+        service_ms = in_service / throughput
+        if shape.out_tokens > 1:
+            itl_ms = max(service_ms - residual_ms - prefill_ms, 0.0) / (shape.out_tokens - 1)
+        else:
+            itl_ms = float(self.rates.step_ms @ p.below + self.saturated.step_ms[0] * p.open)
+        wait_ms = p.queued / throughput + residual_ms
+        measured = min(int(self.curve.measured_rows), rows - 1)
+        is_above = rows > self.curve.measured_rows
+        return Solved(
+            throughput_per_ms=throughput,
+            loss=max(1 - throughput / rate_per_ms, 0.0),
+            concurrency=(float((states + 1) @ p.below) + rows * p.open) / p.admitted,
+            service_ms=service_ms,
+            wait_ms=wait_ms,
+            in_service=in_service,
+            prefill_ms=prefill_ms,
+            itl_ms=itl_ms,
+            ttft_ms=wait_ms + prefill_ms + self.curve.overhead_ms,
+            utilization=min(in_service / rows, 1.0),
+            above_measured=is_above * (float(p.below[measured + 1 :].sum()) + p.open + p.full),
+        )
+
+    def _throughput(self, rate_per_ms: float, p: _Probabilities) -> float:
+        """Returns what is admitted; in overload, where the queue is shaped to have the right length
+        and not the right loss, what departs."""
+        if rate_per_ms < self.max_rate_per_ms:
+            return rate_per_ms * p.admitted
+        departs = float(self.rates.rate_per_ms[:-1] @ p.below[1:])
+        return departs + self.max_rate_per_ms * (p.open + p.full)
+
+    def _weights(self, rate_per_ms: float) -> _Probabilities:
+        """Returns the probabilities of the states."""
+        log_weight = np.concatenate(([0.0], np.cumsum(self._log_ratios(rate_per_ms))))
+        load = rate_per_ms / self.max_rate_per_ms
+        thinner = self._queue_factor(load)
+        # As likely to wait as with exponential lengths, but not for as long.
+        thinned = thinner * load
+        ratio = thinned / (1 - load + thinned) if load < 1 else load ** (1 / thinner)
+        scale = (1 - ratio) / (1 - load) if abs(1 - load) > 1e-9 else 1 / thinner
+        log_weight[-1] += math.log(scale)
+        tail = queue_sums(np.array([math.log(ratio)]), np.array([float(self.max_queue)]))
+        weight = np.exp(log_weight - log_weight.max())
+        below = weight[:-1] * float(tail.scale[0])
+        full, open_, queued = (
+            weight[-1] * float(v[0]) for v in (tail.full, tail.open, tail.length)
+        )
+        total = float(below.sum()) + open_ + full
+        return _Probabilities(below / total, open_ / total, full / total, queued / total)
+
+    def _queue_factor(self, load: float) -> float:
+        """Returns the mean queue over that of exponential services: 0.5 for equal answers."""
+        top, rows = self.saturated, self.max_batch
+        # Of a service, and of the server's work for one, the part that depends on the answer.
+        of_work = 1 - float(top.prompt_ms[0] * top.rate_per_ms[0])
+        held_ms = rows / self.max_rate_per_ms
+        prefill_ms = float(self._prefill_ms(top, self.max_rate_per_ms, waits=False)[0])
+        share = max(min(of_work, 1 - prefill_ms / held_ms), 0.0)
+        scv = self.out_scv * share**2
+        load = min(max(load, 1e-3), 0.999)
+        crowd = (rows - 1) * (math.sqrt(4 + 5 * rows) - 2) / (16 * rows * load)
+        constant = min((1 + (1 - load) * crowd) / 2, 1.0)  # M/D/N over M/M/N
+        if scv > 1:
+            return (1 + scv) / 2
+        return (1 + scv) / (2 * scv + (1 - scv) / constant)
+
+    def _prefill_ms(self, rates: StateRates, rate_per_ms: float, waits: bool = True) -> FloatArray:
+        """Returns the time from the start of its first step to a request's first token, by state.
+
+        A prompt shares its step with those that came during the step before, or, where it takes
+        several steps, waits for those before it.
+        """
+        fits = np.maximum(1 / np.maximum(rates.steps, 1e-12) - 1, 0.0)
+        beside = np.minimum(2 * rate_per_ms * rates.residual_ms * waits, fits)
+        busy = np.minimum(rate_per_ms * rates.held_ms, MOST_BUSY)
+        waited_ms = rates.held_ms * busy / (2 * (1 - busy))
+        prefill_ms: FloatArray = rates.own_ms + np.where(
+            rates.steps > 1, waited_ms, rates.prompt_ms * beside
+        )
+        return prefill_ms
+
+    def _log_ratios(self, rate_per_ms: float) -> FloatArray:
+        """Returns log p_n - log p_{n-1} for n = 1..N."""
+        rates = self.rates
+        plain: FloatArray = np.log(rate_per_ms / rates.rate_per_ms)
+        strength = rates.prompt_ms / np.maximum(rates.prompt_ms + rates.decode_ms, 1e-300)
+        strength = strength / np.maximum(rates.steps, 1.0) * 2 / (1 + self.out_scv)
+        if not (strength * rate_per_ms * rates.prompt_ms > NEGLIGIBLE).any() or plain.size < 2:
+            return plain
+        followed = np.array(list(self._stopped_ratios(rate_per_ms)))
+        shift = followed - plain[: followed.size]
+        shift = np.concatenate((shift, np.full(plain.size - shift.size, shift[-1])))
+        stopped = plain + shift
+        # Where both are off balance to the same side, more variance means less slope.
+        is_flatter = (plain * stopped > 0) & (np.abs(stopped) < np.abs(plain))
+        spread = np.where(is_flatter, plain / np.where(is_flatter, stopped, 1.0) - 1, 0.0)
+        return np.where(
+            is_flatter, plain / (1 + spread * strength), plain + shift * np.minimum(strength, 1.0)
+        )
+
+    def _stopped_ratios(self, rate_per_ms: float) -> Iterator[float]:
+        """Yields the ratios of the chain in (n, stages of prompts left).
+
+        Level n has `prompts[q]` with q stages left and `free` with none, together 1. Stages end at
+        `stage_rate`; an arrival adds a level and STAGES; the last row's end leads from `free` to
+        `free` of the level below, as often as arrivals come up from there.
+        """
+        rates, stages = self.rates, STAGES * MAX_PROMPTS
+        prompts, free = [0.0] * (stages + 1), 1.0
+        answers_ms = self.shape.out_tokens * rates.decode_ms / rates.decoding
+        levels = zip(rates.prompt_ms.tolist(), answers_ms.tolist(), strict=True)
+        for _, (prompt_ms, answer_ms) in zip(range(MAX_LEVELS), levels, strict=False):
+            stage_rate = STAGES / max(prompt_ms, 1e-300)
+            leave = 1 / (rate_per_ms + stage_rate)
+            level = [0.0] * (stages + 1)
+            above = sum(prompts[stages - STAGES + 1 :])  # more prompts than are followed
+            for left in range(stages, 0, -1):
+                came = prompts[left - STAGES] if left > STAGES else 0.0
+                came = free if left == STAGES else came
+                after = level[left + 1] if left < stages else 0.0
+                above_it = above if left == stages else 0.0
+                level[left] = (rate_per_ms * (came + above_it) + stage_rate * after) * leave
+            now_free = rate_per_ms * answer_ms
+            total = now_free + sum(level)
+            prompts, free = [share / total for share in level], now_free / total
+            yield math.log(total)
+
+
+@dataclass(frozen=True, slots=True)
+class CurveModel:
+    """Replicas with curves as a model of `queueing`, one entry per pair."""
+
+    replicas: Sequence[CurveReplica]
+
+    def service_ms(self, concurrency: FloatArray | float) -> FloatArray:
+        """Returns the mean service time with so many in service, whole and at most the batch; with
+        all rows taken, that of requests which waited."""
+        asked = np.broadcast_to(np.asarray(concurrency), (len(self.replicas),))
+        times = []
+        for replica, rows in zip(self.replicas, asked, strict=True):
+            is_full = rows >= replica.max_batch > 1
+            rate = replica.max_rate_per_ms if is_full else replica.rates.rate_per_ms[int(rows) - 1]
+            times.append(rows / rate)
+        return np.array(times, dtype=np.float64)
+
+    def latency(self, occupancy: Occupancy) -> Latency:
+        raise NotImplementedError("latencies depend on all states: see `performance`")
+
+    def is_valid(self) -> BoolArray:
+        return np.array(
+            [
+                replica.curve.decode.at(np.ones(1))[0] > 0 and replica.max_batch >= 1
+                for replica in self.replicas
+            ],
+            dtype=np.bool_,
+        )
+
+    def take(self, pairs: IntArray) -> "CurveModel":
+        return CurveModel([self.replicas[pair] for pair in pairs.tolist()])
+
+    def performance(self, rate_per_ms: FloatArray) -> Performance:
+        """Returns every replica at its own rate."""
+        solved = [
+            replica.solve(rate)
+            for replica, rate in zip(self.replicas, rate_per_ms.tolist(), strict=True)
+        ]
+        found = Solved(*np.array(solved).reshape(-1, len(Solved._fields)).T)  # of arrays
+        return Performance(
+            throughput_per_ms=np.asarray(found.throughput_per_ms),
+            loss=np.asarray(found.loss),
+            occupancy=Occupancy(*map(np.asarray, found[2:6])),
+            latency=Latency(*map(np.asarray, found[6:9])),
+            utilization=np.asarray(found.utilization),
+        )

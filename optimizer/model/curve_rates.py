@@ -1,0 +1,141 @@
+"""Service rates by the number of requests in service, from measured step times alone.
+
+With n requests in service, k prompt tokens and o output tokens each, time divides into prompts'
+work and steps of the rows that decode, d of them: a departure takes
+
+    1 / mu = c k + o a(d) / d,        s = d / (mu o) = a(d) + c k mu s
+
+with s the mean step. Rows that do not decode wait for a step to end or have prompts that take
+several: n = d + mu s (residual + steps - 1), which has one solution d for every n. This is a closed
+network of n requests; by Norton's theorem (Chandy, Herzog, Woo, IBM J. Res. Dev. 19, 1975) its
+throughput is the service rate of the open one in state n. Immutable: any thread.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from optimizer.model.latency import FloatArray
+from optimizer.model.step_curve import StepCurve
+
+HALVINGS = 45
+MOST_BUSY = 0.98  # share of time beyond which a formula for a stable queue is not asked
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Tokens of a request. `work_tokens`: those of a prompt that are prefilled; with the last one
+    its row decodes already."""
+
+    in_tokens: float
+    out_tokens: float  # at least 1
+
+    @property
+    def work_tokens(self) -> float:
+        return max(self.in_tokens - 1, 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class StateRates:
+    """Per state n: means of what happens with n requests in service, in ms."""
+
+    decoding: FloatArray  # rows that decode
+    rate_per_ms: FloatArray  # departures: mu(n)
+    step_ms: FloatArray  # a step, with the prompts in it
+    decode_ms: FloatArray  # a(d)
+    prompt_ms: FloatArray  # c k, all of a prompt
+    steps: FloatArray  # that a prompt's tokens fill; 0.1: ten prompts fit into one step
+    residual_ms: FloatArray  # until the running step ends, for who comes meanwhile
+    own_ms: FloatArray  # from a step's start to the first token, no other prompt in the way
+    held_ms: FloatArray  # how long one prompt keeps the others waiting
+
+    def take(self, states: slice) -> "StateRates":
+        return StateRates(
+            *(getattr(self, name)[states] for name in StateRates.__dataclass_fields__)
+        )
+
+
+def state_rates(curve: StepCurve, shape: Shape, max_batch: int) -> StateRates:
+    """Returns the rates for 1 to `max_batch` requests in service."""
+    return _solved(curve, shape, np.arange(1.0, max_batch + 1.0), meets_step=True)
+
+
+def saturated_rates(curve: StepCurve, shape: Shape, max_batch: int) -> StateRates:
+    """Returns the rates, one entry, with all rows taken and others waiting: who gets a row gets it
+    as a step ends, and has no residual."""
+    return _solved(curve, shape, np.array([float(max_batch)]), meets_step=False)
+
+
+def _solved(curve: StepCurve, shape: Shape, rows: FloatArray, meets_step: bool) -> StateRates:
+    """Returns the rates with d found by halving: the rows it asks for grow with it."""
+    low, high = np.full(rows.shape, 1e-6), rows.copy()
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        rates, idle_rows = _rates_at(curve, shape, rows, middle, meets_step)
+        is_above = middle + idle_rows > rows
+        high, low = np.where(is_above, middle, high), np.where(is_above, low, middle)
+    rates, _ = _rates_at(curve, shape, rows, low, meets_step)
+    return rates
+
+
+def _rates_at(
+    curve: StepCurve, shape: Shape, rows: FloatArray, decoding: FloatArray, meets_step: bool
+) -> tuple[StateRates, FloatArray]:
+    """Returns the rates if `decoding` of the rows decode, and how many then do not."""
+    others = (rows - 1) / rows
+    decode_ms = curve.decode.at(decoding)
+    token_ms = curve.prompt_token.at(decoding)
+    prompt_ms = token_ms * shape.work_tokens
+    rate = 1 / np.maximum(prompt_ms + shape.out_tokens * decode_ms / decoding, 1e-300)
+    step_ms = decoding / (rate * shape.out_tokens)
+
+    filled, taken, room_tokens = _steps_of_prompt(curve, shape, rows, decoding)
+    beside_ms = curve.decode.at(decoding * others)  # a step of the others alone
+    own_ms = (taken - 1) * beside_ms + decode_ms + prompt_ms
+    held_ms = filled * beside_ms + prompt_ms
+    full_ms = beside_ms + token_ms * np.minimum(room_tokens, shape.work_tokens)
+
+    # Prompts of several steps queue for room, as in M/D/1. Shorter ones share the next step, which
+    # is the longer the more of them came during the last: a step's length feeds on itself.
+    is_long = filled > 1
+    busy = np.minimum(rate * held_ms * others, 1 - 1e-9)
+    wait_ms = np.where(is_long, held_ms * busy / (2 * (1 - busy)), 0.0)
+    fed = np.minimum(rate * prompt_ms * others, MOST_BUSY)
+    variance = prompt_ms * np.minimum(prompt_ms, full_ms) * rate * step_ms / (1 - fed**2)
+    residual_ms = np.where(
+        is_long,
+        (decode_ms + np.minimum(rate * held_ms, 1.0) * (full_ms - decode_ms)) / 2,
+        (step_ms + variance / np.maximum(step_ms, 1e-300)) / 2,
+    )
+    steps = taken - 1 + wait_ms / np.maximum(full_ms, 1e-300)
+    if meets_step:
+        steps = steps + (rows > 1) * np.where(
+            is_long, 0.5, residual_ms / np.maximum(step_ms, 1e-300)
+        )
+    rates = StateRates(
+        decoding, rate, step_ms, decode_ms, prompt_ms, filled, residual_ms, own_ms, held_ms
+    )
+    return rates, rate * step_ms * steps
+
+
+def _steps_of_prompt(
+    curve: StepCurve, shape: Shape, rows: FloatArray, decoding: FloatArray
+) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Returns the steps that a prompt's tokens fill, the whole steps it takes, and the room of one.
+
+    The room depends on whether any other row decodes meanwhile, which is as likely as not one of
+    n - 1 is found in its prompt.
+    """
+    share = np.minimum(decoding / rows, 1.0)
+    alone = np.where(rows > 1, (1 - share) ** (rows - 1), 1.0)
+    beside = np.maximum((rows - 1) * share, 1.0)
+    filled_alone = shape.work_tokens / curve.room_tokens(np.zeros(1))
+    filled_beside = shape.work_tokens / curve.room_tokens(beside)
+    filled = alone * filled_alone + (1 - alone) * filled_beside
+    taken = alone * _whole(filled_alone) + (1 - alone) * _whole(filled_beside)
+    return filled, taken, shape.work_tokens / np.maximum(filled, 1e-30)
+
+
+def _whole(steps: FloatArray) -> FloatArray:
+    # 1e-9: a prompt that fills k steps exactly must not take k + 1 by rounding.
+    return np.maximum(np.ceil(steps - 1e-9), 1.0)

@@ -1,0 +1,63 @@
+"""What a step of a continuous-batching server takes, by what is in it; measured, not assumed.
+
+A step of n rows that decode and p prompt tokens takes a(n) + c(n) p milliseconds. Both curves are
+points; between two of them a straight line, so monotone where the points are; below the first its
+value, beyond the last as the last two go on. Immutable: any thread.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from optimizer.model.latency import FloatArray
+
+MIN_CHUNK_TOKENS = 8  # of prompts in a step, so that they get on whatever the budget
+NO_LIMIT = 1e12  # tokens; finite, so that work over room is 0 and not undefined
+
+
+@dataclass(frozen=True, slots=True)
+class Points:
+    """Times measured at numbers of rows, ascending."""
+
+    rows: tuple[float, ...]
+    ms: tuple[float, ...]
+    errors_ms: tuple[float, ...]  # standard errors; 0 where unknown
+
+    def at(self, rows: FloatArray) -> FloatArray:
+        """Returns the times in ms at any numbers of rows, never below 0."""
+        found: FloatArray = np.interp(rows, self.rows, self.ms)
+        if len(self.rows) > 1:
+            slope = (self.ms[-1] - self.ms[-2]) / (self.rows[-1] - self.rows[-2])
+            found = found + slope * np.maximum(rows - self.rows[-1], 0.0)
+        return np.maximum(found, 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class StepCurve:
+    """Step times, and how prompts are cut to fit into steps.
+
+    At most `chunk_tokens` of prompts are in a step. While rows decode, their tokens and the
+    prompts' are at most `budget_tokens` together, but `MIN_CHUNK_TOKENS` of prompts always fit.
+    """
+
+    decode: Points  # a(n)
+    prompt_token: Points  # c(n)
+    chunk_tokens: float = NO_LIMIT
+    budget_tokens: float = NO_LIMIT
+    overhead_ms: float = 0.0  # before the first token, outside of steps
+    speed_error: float = 0.0  # standard error of the speed of all steps together, relative
+
+    def room_tokens(self, rows: FloatArray) -> FloatArray:
+        """Returns the prompt tokens that fit into a step beside rows that decode."""
+        left = np.maximum(self.budget_tokens - rows, MIN_CHUNK_TOKENS)
+        return np.minimum(self.chunk_tokens, np.where(rows > 0, left, NO_LIMIT))
+
+    @property
+    def measured_rows(self) -> float:
+        """The most rows that steps were measured with."""
+        return self.decode.rows[-1]
+
+    @property
+    def has_errors(self) -> bool:
+        errors = (*self.decode.errors_ms, *self.prompt_token.errors_ms, self.speed_error)
+        return any(error > 0 for error in errors)

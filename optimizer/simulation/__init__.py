@@ -1,0 +1,1 @@
+"""A replica simulated token by token: the judge of the analytic model. Pure and seeded."""

@@ -1,0 +1,118 @@
+"""Latencies and throughput of a simulated replica, with 95 % intervals. Pure: any thread.
+
+Requests that share a queue are not independent: a mean has Student's t over the means of blocks of
+neighbours (batch means, Conway, Management Science 10, 1963). The first tenth is not counted.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.special import stdtrit
+
+from optimizer.model.latency import BoolArray, FloatArray
+from optimizer.simulation.server import Served, Server, serve
+from optimizer.simulation.traffic import Requests, Traffic, draw
+
+MAX_EVENTS = 2_000_000  # some ten seconds
+LEAST_REQUESTS = 1_000
+BLOCKS, WARM_UP = 20, 10  # the tenth part
+EVENTS_OF_REQUEST = 3  # it comes, it begins, it ends
+T_95 = float(stdtrit(BLOCKS - 1, 0.975))
+
+
+@dataclass(frozen=True, slots=True)
+class Mean:
+    """With half the width of its 95 % interval; both NaN where there is nothing to average."""
+
+    value: float
+    half_width: float
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        return max(self.value - self.half_width, 0.0), self.value + self.half_width
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """Times in ms. `itl` is a mean over tokens, the wait that until a row was free."""
+
+    offered_per_ms: float  # requests that came, by chance not quite as asked
+    throughput_per_ms: Mean
+    loss: float
+    ttft: Mean
+    itl: Mean
+    wait: Mean
+    utilization: float
+    ttft_by_priority: tuple[Mean, ...]
+    above_measured: float  # share of time with more rows decoding than steps were measured with
+
+
+def num_events(server: Server, traffic: Traffic, requests: int) -> int:
+    """Returns a bound, nearly, of the work of a simulation; exact lengths are not drawn yet."""
+    steps = server.max_steps_of(traffic.in_tokens * (1 + traffic.in_scv))
+    return requests * (EVENTS_OF_REQUEST + steps)
+
+
+def estimate(server: Server, traffic: Traffic, requests: int, seed: int) -> Estimate:
+    """Returns what a replica does with so many requests; the same for the same seed."""
+    drawn = draw(traffic, requests, seed)
+    return measured(server, traffic, drawn, serve(server, drawn))
+
+
+def measured(server: Server, traffic: Traffic, drawn: Requests, served: Served) -> Estimate:
+    counted = np.arange(drawn.arrival_ms.size) >= drawn.arrival_ms.size // WARM_UP
+    answered = counted & ~np.isnan(served.end_ms)
+    overhead_ms = server.curve.overhead_ms
+    ttft_ms = served.first_token_ms - drawn.arrival_ms + overhead_ms
+    held_ms = served.end_ms - served.admitted_ms
+    gaps = np.maximum(drawn.out_tokens - 1, 0)
+    decode_ms = served.end_ms - served.first_token_ms
+    span_ms = float(np.ptp(drawn.arrival_ms[counted]))
+    gaps_ms = np.diff(drawn.arrival_ms, prepend=0.0)[counted]
+    return Estimate(
+        offered_per_ms=float(counted.sum()) / gaps_ms.sum(),
+        throughput_per_ms=_ratio(answered[counted].astype(np.float64), gaps_ms),
+        loss=1 - float(answered.sum() / counted.sum()),
+        ttft=_mean(ttft_ms[answered]),
+        itl=_ratio(decode_ms[answered & (gaps > 0)], gaps[answered & (gaps > 0)]),
+        wait=_mean((served.admitted_ms - drawn.arrival_ms)[answered]),
+        utilization=min(float(held_ms[answered].sum()) / span_ms / server.max_batch, 1.0),
+        ttft_by_priority=tuple(
+            _mean(ttft_ms[answered & (drawn.priority == priority)])
+            for priority in range(len(traffic.shares))
+        ),
+        above_measured=_share_above(served, answered, server.curve.measured_rows),
+    )
+
+
+def _share_above(served: Served, answered: BoolArray, rows: float) -> float:
+    """Returns the share of time in which more than `rows` were decoding."""
+    begun, ended = served.first_token_ms[answered], served.end_ms[answered]
+    times = np.concatenate((begun, ended))
+    changes = np.concatenate((np.ones(begun.size), -np.ones(ended.size)))
+    order = np.argsort(times, kind="stable")
+    decoding = np.cumsum(changes[order])[:-1]
+    lasting = np.diff(times[order])
+    total = float(lasting.sum())
+    return float(lasting[decoding > rows].sum()) / total if total > 0 else 0.0
+
+
+def _mean(values: FloatArray) -> Mean:
+    return _ratio(values, np.ones(values.size))
+
+
+def _ratio(values: FloatArray, weights: Sequence[float] | FloatArray) -> Mean:
+    """Returns the sum of `values` over that of `weights`, blocks of neighbours apart."""
+    over = np.asarray(weights, dtype=np.float64)
+    if values.size < BLOCKS:
+        value = float(values.sum() / over.sum()) if values.size else float("nan")
+        return Mean(value, float("nan") if not values.size else value)
+    value = float(values.sum() / over.sum())
+    parts = [
+        float(block.sum()) / max(float(weight.sum()), 1e-300)
+        for block, weight in zip(
+            np.array_split(values, BLOCKS), np.array_split(over, BLOCKS), strict=True
+        )
+    ]
+    return Mean(value, T_95 * float(np.std(parts, ddof=1)) / BLOCKS**0.5)

@@ -1,0 +1,67 @@
+"""Requests drawn at random: when they come, how long they are, whom they go before. Seeded."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from optimizer.model.latency import FloatArray, IntArray
+
+Rng = np.random.Generator
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """A stream of requests, by means and squared coefficients of variation (variance / mean²).
+
+    Gaps between arrivals and lengths have gamma distributions: `arrival_scv` 1 is Poisson, more
+    is burstier; a length of scv 0 is always the same, of 1 about geometric. Of the priorities
+    0, 1, ... each has its share.
+    """
+
+    rate_per_ms: float
+    in_tokens: float
+    out_tokens: float  # at least 1
+    arrival_scv: float = 1.0
+    in_scv: float = 0.0
+    out_scv: float = 1.0
+    shares: tuple[float, ...] = (1.0,)
+
+
+@dataclass(frozen=True, slots=True)
+class Requests:
+    """One entry per request, in the order of arrival."""
+
+    arrival_ms: FloatArray
+    in_tokens: IntArray
+    out_tokens: IntArray
+    priority: IntArray
+
+
+def draw(traffic: Traffic, count: int, seed: int) -> Requests:
+    """Returns the same requests for the same seed; another rate only moves their arrivals."""
+    gap_rng, in_rng, out_rng, priority_rng = np.random.default_rng(seed).spawn(4)
+    gaps = _gamma(gap_rng, 1.0, traffic.arrival_scv, count)
+    gaps /= gaps.mean()  # so many at this rate, not at the one that chance makes of it
+    shares = np.array(traffic.shares) / sum(traffic.shares)
+    return Requests(
+        arrival_ms=np.cumsum(gaps) / traffic.rate_per_ms,
+        in_tokens=_lengths(in_rng, traffic.in_tokens, traffic.in_scv, count),
+        out_tokens=_lengths(out_rng, traffic.out_tokens, traffic.out_scv, count),
+        priority=priority_rng.choice(shares.size, count, p=shares),
+    )
+
+
+def _gamma(rng: Rng, mean: float, scv: float, count: int) -> FloatArray:
+    if scv == 0 or mean == 0:
+        return np.full(count, mean)
+    return rng.gamma(1 / scv, scv * mean, count)
+
+
+def _lengths(rng: Rng, mean: float, scv: float, count: int) -> IntArray:
+    """Returns whole lengths of at least 1 (0, if their mean is below) with this mean and scv."""
+    shortest = min(1.0, mean)
+    above = mean - shortest
+    scv_above = scv * (mean / above) ** 2 if above > 0 else 0.0
+    drawn = shortest + _gamma(rng, above, scv_above, count)
+    # Rounded up as often as the fraction says: the mean stays.
+    return np.asarray(np.floor(drawn + rng.random(count)), dtype=np.int64)
