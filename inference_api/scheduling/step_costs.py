@@ -30,6 +30,8 @@ SIZE_RATE = 0.02  # and how fast what is special about those of one size
 MAX_RATIO = 2.0  # a step that took more or less than expected by this says nothing of its size
 FORGET_STEPS = 64  # after which what was learned about sizes counts `FORGET` as much
 FORGET = 0.9
+HELD_UP_RATE = 0.01  # how fast it is learned how much longer steps are for being held up
+MAX_HELD_UP = 20.0
 NOISE_RATE = 0.02  # how fast it is learned how far steps of a size miss what is expected
 SIZE_STEPS = 2 / SIZE_RATE - 1  # that a mean learned at SIZE_RATE is worth
 LOOP_RATE = 0.05  # how fast the time of a turn outside the step is learned
@@ -84,6 +86,7 @@ class StepCosts:
         ends = [*self._sizes[1:], max_tokens + 1]
         self._places = [range(*each) for each in zip(self._sizes, ends, strict=True)]
         self._scale = 1.0
+        self._held_up = 1.0  # mean ratio of what steps take to what is learned of them
         self._num_learned = 0
         self._num_steps = 0
         self._noise = [PRIOR_ERROR**2] * len(self._sizes)  # mean squares of misses, relative
@@ -161,8 +164,9 @@ class StepCosts:
         return self._loop[min(seen, key=lambda each: abs(each - place))].mean if seen else 0.0
 
     def turn_s(self, rows: int) -> float:
-        """Seconds of a turn in which so many rows decode."""
-        return self.of(max(rows, 1)) + self.loop_s(rows)
+        """Seconds of a turn in which so many rows decode: a mean over all, also those that
+        something held up."""
+        return self._held_up * self.of(max(rows, 1)) + self.loop_s(rows)
 
     def prompt_token_s(self, rows: int) -> float | None:
         """Seconds that each prompt token adds to a step; None until there was a prompt."""
@@ -196,6 +200,7 @@ class StepCosts:
         ratio = bounded = seconds / (self._scale * learned[num_tokens])
         if not 1 / MAX_RATIO <= ratio <= MAX_RATIO:
             bounded = MAX_RATIO if ratio > 1 else 1 / MAX_RATIO
+        self._held_up += HELD_UP_RATE * (min(ratio, MAX_HELD_UP) - self._held_up)
         of_all = 1 + max(SCALE_RATE, 1 / self._num_learned) * (bounded - 1)
         self._scale *= of_all
         self._noise[place] += NOISE_RATE * ((bounded - 1) ** 2 - self._noise[place])

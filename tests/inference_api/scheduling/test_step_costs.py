@@ -168,6 +168,15 @@ def test_time_outside_of_steps_is_part_of_turns() -> None:
     assert costs.turn_s(8) == pytest.approx(1.4, rel=0.1)
 
 
+def test_turns_are_as_long_on_average_as_they_were_also_where_some_are_held_up() -> None:
+    """One in ten takes eight times as long: that says nothing of its size, but it is there."""
+    costs = StepCosts({1: 1.0, 2: 1.0}, 2)
+    for number in range(3000):
+        costs.took(decoded(2), 8.0 if number % 10 == 5 else 1.0, 0.0)
+    assert costs.of(2) < 1.2
+    assert costs.turn_s(2) == pytest.approx(1.7, rel=0.05)
+
+
 def test_what_is_published_is_of_now_and_says_how_fast_that_is() -> None:
     costs = StepCosts({1: 1.0, 2: 2.0, 32: 4.0}, 64, max_rows=4)
     costs.publish(5.0)
