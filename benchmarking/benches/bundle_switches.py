@@ -193,8 +193,8 @@ def measure_memory(experts: Sequence[Expert], num: int, draw: Random) -> tuple[F
 
 @dataclass(frozen=True, slots=True)
 class LargeSwitch:
-    """Loads of one large expert and reads of its file, in seconds; `first_s`: with its checksums
-    compared, as always at a process's first load."""
+    """Loads of one large expert and reads of its file, in seconds; `first_s` is the first load of
+    a process, asked for at once: its checksums have not been compared yet."""
 
     name: str
     file_bytes: int
@@ -234,5 +234,12 @@ def measure_large(large: Expert, small: Expert, laps: int) -> tuple[list[LargeSw
         )
         for each in switches
     ]
-    columns = ["1.1B int8", "file MiB", "first load ms", "load ms", "read once ms", "load ÷ read"]
+    columns = [
+        "1.1B int8",
+        "file MiB",
+        "first load, at once ms",
+        "load ms",
+        "read once ms",
+        "load ÷ read",
+    ]
     return switches, table(columns, rows)
