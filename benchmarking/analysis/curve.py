@@ -67,11 +67,16 @@ class LoadPoint:
 
 def load_points(run: Run) -> list[LoadPoint]:
     """One for each row that recorded a request."""
-    points = []
+    return list(load_points_by_row(run).values())
+
+
+def load_points_by_row(run: Run) -> dict[int, LoadPoint]:
+    """The same by the rows' numbers."""
+    points = {}
     for row, row_record in enumerate(run.rows):
         records = [record for record in run.records if record.row == row]
         if any(record.is_measured for record in records):
-            points.append(load_point(row_record, records))
+            points[row] = load_point(row_record, records)
     return points
 
 

@@ -8,15 +8,17 @@ lets a disturbed point pull no harder than its sign. Pure: any thread.
 """
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from scipy.optimize import least_squares
 
+from benchmarking.analysis.curve import load_points_by_row
 from benchmarking.analysis.fit_points import Places, Point, fit_points, places_of
 from benchmarking.analysis.intervals import Interval, students_t
+from benchmarking.analysis.service_curve import ServiceCurve, fit_closed_loops
 from benchmarking.errors import Unfit
 from benchmarking.records import Run
 
@@ -64,10 +66,12 @@ class Fit:
     max_batch_size: int
     batch_bound: str
     at_tokens: int
+    curve: ServiceCurve | None = None  # used in place of both lines
 
     def perf_data(self, model: str, accelerator: str) -> dict[str, Any]:
         """ModelAcceleratorPerfData, as the optimizer's `/setModels` reads it."""
-        return {
+        curve = {} if self.curve is None else {"serviceCurve": self.curve.as_json()}
+        return curve | {
             "name": model,
             "acc": accelerator,
             "accCount": 1,
@@ -95,6 +99,8 @@ class Fit:
             f"{_span(valid.input_tokens)} prompt and {_span(valid.output_tokens)} output tokens, "
             f"{_span(valid.rate_per_s)} requests/s",
         ]
+        if self.curve is not None:
+            lines.append(self.curve.line())
         off = float(np.median(np.abs(decode.residuals)))
         if off > POOR_FIT:
             lines.append(
@@ -110,12 +116,15 @@ def fit_run(
     slo_itl_ms: float | None = None,
     left_out: Collection[int] = (),
     max_batch_size: int | None = None,
+    speed: ServiceCurve | None = None,
 ) -> Fit:
     """The rows of `run` that ask for `model`; its open loops only, if there are any.
 
     In a closed loop requests of one length end and begin together, so that each prompt waits for
     the others'; requests that come when they like do not. Rows `left_out` are kept to check the
-    fit with. `max_batch_size`: where the server's own word is missing or wrong. Raises Unfit.
+    fit with. `max_batch_size`: where the server's own word is missing or wrong. `speed`: what the
+    server says of its steps; without it, closed loops of several numbers of users give a curve,
+    where there are any. Raises Unfit.
     """
     rows = {number for number, row in enumerate(run.rows) if row.load.model == model}
     rows -= set(left_out)
@@ -123,7 +132,19 @@ def fit_run(
     places = places_of(run, max_batch_size)
     points = fit_points(run, places.count if places else None)
     points = [point for point in points if point.row in (open_rows or rows)]
-    return fit(points, places, slo_itl_ms)
+    curve = speed or fit_closed_loops(
+        [point for row, point in load_points_by_row(run).items() if row in rows],
+        places.count if places else None,
+    )
+    return with_curve(fit(points, places, slo_itl_ms), curve)
+
+
+def with_curve(found: Fit, curve: ServiceCurve | None) -> Fit:
+    """Returns the fit with a curve, valid for as many requests in service as that has rows."""
+    if curve is None:
+        return found
+    rows = [float(point.rows) for point in curve.decode]
+    return replace(found, curve=curve, validity=replace(found.validity, concurrency=_range(rows)))
 
 
 def fit(points: Sequence[Point], places: Places | None, slo_itl_ms: float | None = None) -> Fit:

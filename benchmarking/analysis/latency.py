@@ -6,6 +6,7 @@ falls behind its schedule cannot hide the wait (coordinated omission).
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 from benchmarking.records import RequestRecord
 
@@ -25,6 +26,13 @@ def input_tokens(record: RequestRecord) -> int | None:
     """As the server counts, with the chat template; else as the client does."""
     counted = record.usage.prompt_tokens if record.usage else None
     return counted or record.prompt_tokens
+
+
+def mean_tokens(records: Iterable[RequestRecord]) -> tuple[float, float]:
+    """Mean input and output tokens of what was answered."""
+    answered = succeeded(records)
+    inputs = [tokens for record in answered if (tokens := input_tokens(record)) is not None]
+    return fmean(inputs), fmean(output_tokens(record) for record in answered)
 
 
 def ttft_s(record: RequestRecord) -> float | None:

@@ -9,18 +9,20 @@ from dataclasses import asdict, dataclass
 from statistics import fmean
 from typing import Any
 
+import numpy as np
 import requests
 
 from benchmarking.analysis.curve import LoadPoint
 from benchmarking.analysis.fit import Validity
 from benchmarking.analysis.goodput import Slo
 from benchmarking.analysis.intervals import Interval, mean_within_run
-from benchmarking.analysis.latency import ITL, TTFT, input_tokens, output_tokens, succeeded
+from benchmarking.analysis.latency import ITL, TTFT, mean_tokens, output_tokens, succeeded
 from benchmarking.errors import OptimizerUnusable
 from benchmarking.records import Load, RequestRecord
 
 TIMEOUT_S = 30.0
 PER_MINUTE = 60.0
+MAX_SCV = 100.0  # that the optimizer takes
 SLACK = 1.05  # beyond a range that repeats of the same load may lie
 
 Json = dict[str, Any]
@@ -28,7 +30,11 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """Means of one replica at one rate. Rates are per second, times ms."""
+    """Means of one replica at one rate. Rates are per second, times ms.
+
+    `method`: the one of the optimizer's that spoke; None of an optimizer that does not say. Bounds
+    of 95 % are there where the uncertainty of the performance data is known.
+    """
 
     rate_per_s: float
     ttft_ms: float
@@ -36,6 +42,10 @@ class Prediction:
     wait_ms: float
     utilization: float  # of its places
     max_rate_per_s: float  # within the targets, or of all places taken where none are given
+    method: str | None = None
+    ttft_bounds_ms: tuple[float, float] | None = None
+    itl_bounds_ms: tuple[float, float] | None = None
+    warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +86,18 @@ class Optimizer:
         self._kept.add((perf["name"], perf["acc"]))
 
     def analyze(
-        self, perf: Mapping[str, Any], shape: tuple[int, int], rate_per_s: float
+        self,
+        perf: Mapping[str, Any],
+        shape: tuple[int, int],
+        rate_per_s: float,
+        out_scv: float | None = None,
     ) -> Prediction:
-        """`shape`: mean input and output tokens of a request."""
-        rate = {"arrivalRate": rate_per_s * PER_MINUTE}
-        answer = self._post("/analyze", self._replica(perf, shape) | rate)
+        """`shape`: mean input and output tokens of a request. `out_scv`: variance of the latter
+        over their mean squared, which only a service curve takes into account."""
+        asked = {"arrivalRate": rate_per_s * PER_MINUTE}
+        if out_scv is not None and "serviceCurve" in perf:
+            asked["outTokensScv"] = out_scv
+        answer = self._post("/analyze", self._replica(perf, shape) | asked)
         return _prediction(answer, answer["maxRate"])
 
     def max_rate(
@@ -96,9 +113,9 @@ class Optimizer:
         tokens = {"avgInTokens": in_tokens, "avgOutTokens": out_tokens}
         if (perf["name"], perf["acc"]) in self._kept:
             return {"model": perf["name"], "acc": perf["acc"], **tokens}
+        speed = ("decodeParms", "prefillParms", "serviceCurve")
         return {
-            "decodeParms": perf["decodeParms"],
-            "prefillParms": perf["prefillParms"],
+            **{name: perf[name] for name in speed if name in perf},
             "maxBatchSize": batch_at(perf, out_tokens),
             **tokens,
         }
@@ -123,13 +140,6 @@ def batch_at(perf: Mapping[str, Any], out_tokens: int) -> int:
     """The batch of answers of another length, as the optimizer scales it."""
     batch: int = perf["maxBatchSize"] * perf["atTokens"] // out_tokens
     return max(1, batch)
-
-
-def mean_tokens(records: Iterable[RequestRecord]) -> tuple[float, float]:
-    """Mean input and output tokens of what was answered."""
-    answered = succeeded(records)
-    inputs = [tokens for record in answered if (tokens := input_tokens(record)) is not None]
-    return fmean(inputs), fmean(output_tokens(record) for record in answered)
 
 
 def request_shape(records: Iterable[RequestRecord]) -> tuple[int, int]:
@@ -164,7 +174,9 @@ def _beside(optimizer: Optimizer, perf: Mapping[str, Any], parts: Sequence[LoadP
     rate_per_s = fmean([part.offered_per_s for part in parts], weights=durations_s)
     in_tokens, out_tokens = mean_tokens(records)
     shape = (round(in_tokens), round(out_tokens))
-    prediction = optimizer.analyze(perf, shape, rate_per_s)
+    lengths = [output_tokens(record) for record in succeeded(records)]
+    out_scv = float(np.var(lengths)) / out_tokens**2
+    prediction = optimizer.analyze(perf, shape, rate_per_s, min(out_scv, MAX_SCV))
     places = batch_at(perf, shape[1])
     return Beside(
         load=parts[0].load,
@@ -206,14 +218,15 @@ def as_json(beside: Beside, validity: Validity | None) -> Json:
 
 
 def warning_lines(found: Iterable[Beside], validity: Validity | None) -> Iterator[str]:
-    """For people: which predictions extrapolate."""
+    """For people: which predictions extrapolate, and what the optimizer warns of."""
     if validity is None:
         yield "warning: no fit.json beside the performance data says what was measured for it"
-        return
     for beside in found:
-        if beyond := outside(beside, validity):
-            rate = f"{beside.prediction.rate_per_s:.2f} requests/s"
+        rate = f"{beside.prediction.rate_per_s:.2f} requests/s"
+        if validity is not None and (beyond := outside(beside, validity)):
             yield f"warning: the prediction at {rate} extrapolates: {'; '.join(beyond)}"
+        for warning in beside.prediction.warnings:
+            yield f"warning: at {rate}: {warning}"
 
 
 def beside_lines(found: Iterable[Beside]) -> Iterator[str]:
@@ -223,9 +236,15 @@ def beside_lines(found: Iterable[Beside]) -> Iterator[str]:
     for beside in found:
         said = beside.prediction
         rate = f"{said.rate_per_s:.2f}"
-        ttft, itl = f"{said.ttft_ms:.2f}", f"{said.itl_ms:.2f}"
+        ttft = _predicted(said.ttft_ms, said.ttft_bounds_ms, said.method)
+        itl = _predicted(said.itl_ms, said.itl_bounds_ms, said.method)
         yield f"| TTFT, ms | {rate} | {ttft} | {beside.ttft} | {beside.ttft_error:+.1%} |"
         yield f"| ITL, ms | {rate} | {itl} | {beside.itl} | {beside.itl_error:+.1%} |"
+
+
+def _predicted(ms: float, bounds_ms: tuple[float, float] | None, method: str | None) -> str:
+    interval = "" if bounds_ms is None else f" [{bounds_ms[0]:.4g}, {bounds_ms[1]:.4g}]"
+    return f"{ms:.2f}{interval}" + (f", {method}" if method else "")
 
 
 def _prediction(answer: Json, max_rate_per_minute: float) -> Prediction:
@@ -236,4 +255,13 @@ def _prediction(answer: Json, max_rate_per_minute: float) -> Prediction:
         wait_ms=answer["waitAverage"],
         utilization=answer["utilization"],
         max_rate_per_s=max_rate_per_minute / PER_MINUTE,
+        method=answer.get("method"),
+        ttft_bounds_ms=_bounds(answer, "ttftAverage"),
+        itl_bounds_ms=_bounds(answer, "itlAverage"),
+        warnings=tuple(answer.get("warnings", ())),
     )
+
+
+def _bounds(answer: Json, name: str) -> tuple[float, float] | None:
+    interval = answer.get("interval")
+    return (interval[name]["low"], interval[name]["high"]) if interval else None

@@ -12,6 +12,7 @@ from benchmarking.analysis.curve import load_points
 from benchmarking.analysis.fit import fit_run as fit_rows_of
 from benchmarking.analysis.goodput import Slo
 from benchmarking.analysis.predict import Optimizer, as_json, beside_lines, predict, warning_lines
+from benchmarking.analysis.service_curve import read_speed
 from benchmarking.commands.command_line import FAILURES, RESULTS_FOLDER, open_run, slo_options
 from benchmarking.errors import InvalidResults, NotWritable
 from benchmarking.records import Run
@@ -27,6 +28,7 @@ from benchmarking.report.page import report_html
 @click.option(
     "--max-batch-size", type=click.IntRange(1), help="Default: the server's user rows, or as seen."
 )
+@click.option("--speed", help="Step costs: a file, or a server's http://127.0.0.1:7000/speed")
 @click.option("--optimizer", "optimizer_url", help="Such as http://127.0.0.1:7000")
 def fit_run(
     folder: Path,
@@ -34,15 +36,18 @@ def fit_run(
     accelerator: str,
     slo_itl_ms: float | None,
     max_batch_size: int | None,
+    speed: str | None,
     optimizer_url: str | None,
 ) -> None:
-    """Fit alpha, beta, gamma and delta to the sweep in FOLDER.
+    """Fit alpha, beta, gamma and delta to the sweep in FOLDER, and a service curve.
 
-    Writes fit.json, perf.json and fit.svg there; --optimizer also posts the result.
+    The curve is of --speed, else of closed loops of three or more numbers of users. Writes
+    fit.json, perf.json and fit.svg there; --optimizer also posts the result.
     """
     run = open_run(folder)
     model = model or _only_model(run)
-    found = fit_rows_of(run, model, slo_itl_ms, max_batch_size=max_batch_size)
+    curve = read_speed(speed) if speed else None
+    found = fit_rows_of(run, model, slo_itl_ms, max_batch_size=max_batch_size, speed=curve)
     write_fit(folder, found, model, accelerator)
     if optimizer_url is not None:
         Optimizer(optimizer_url).set_perf(found.perf_data(model, accelerator))

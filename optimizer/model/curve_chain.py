@@ -11,7 +11,7 @@ token-level simulation of the same steps asked for (`make bench-simulator` judge
 - Answers wait for a row for less time where their lengths vary less. The queue is geometric with
   the mean of two moments: Kimura's interpolation (Operations Research 34, 1986) between M/M/N and
   Cosmetatos' M/D/N.
-- A prompt of several steps waits for those before it, as in M/D/1.
+- Prompts of which no two fit into a step wait for those before them, as in M/D/1.
 
 Immutable: any thread.
 """
@@ -40,8 +40,9 @@ MAX_LEVELS = 512  # states followed with prompts; in higher ones the last correc
 NEGLIGIBLE = 1e-3  # correction of a ratio of weights that is not worth computing
 
 # Where the chain keeps within 5 % of the simulation; see docs/optimizer.md.
-MIN_BATCH, MIN_OUT_TOKENS = 4, 12
-MAX_PROMPT_SHARE, MAX_ROOM_SHARE, MAX_PREFILL = 0.3, 0.4, 0.5
+MIN_BATCH, MIN_OUT_TOKENS = 8, 16
+MAX_PROMPT_SHARE, MAX_ROOM_SHARE, MAX_LONG_SHARE, MAX_PREFILL = 0.25, 0.4, 0.2, 0.5
+EVEN_PROMPT_SHARE = 0.175  # with answers of one length, where prompts do most to the variance
 MAX_LOAD = 0.9
 
 
@@ -97,11 +98,20 @@ class CurveReplica:
     def doubts(self, rate_per_ms: float) -> list[str]:
         """Returns why the chain may be off by more than 5 % at this rate; empty where it holds."""
         top, shape = self.saturated, self.shape
-        steps_ms = top.held_ms if top.steps[0] > 1 else top.step_ms * top.steps
+        is_long = top.steps[0] > 1
+        claim_ms = max(top.claim_ms[0], top.step_ms[0] * min(top.steps[0], 1.0))
         answer_ms = shape.out_tokens * self.rates.decode_ms[0]
         shares = (
-            (rate_per_ms * top.prompt_ms[0], MAX_PROMPT_SHARE, "prompts take {:.0%} of the time"),
-            (rate_per_ms * steps_ms[0], MAX_ROOM_SHARE, "prompts take {:.0%} of steps' room"),
+            (
+                rate_per_ms * top.prompt_ms[0],
+                min(MAX_PROMPT_SHARE, EVEN_PROMPT_SHARE * (1 + self.out_scv)),
+                "prompts take {:.0%} of the time",
+            ),
+            (
+                rate_per_ms * claim_ms,
+                MAX_LONG_SHARE if is_long else MAX_ROOM_SHARE,
+                "prompts take {:.0%} of steps' room",
+            ),
             (
                 top.own_ms[0] / max(answer_ms, 1e-300),
                 MAX_PREFILL,
@@ -125,9 +135,7 @@ class CurveReplica:
         in_service = float(states @ p.below) + rows * (p.open + p.full)
         # Who comes while a step runs waits for its end; who finds nobody does not.
         residual_ms = float(self.rates.residual_ms[:-1] @ p.below[1:]) / p.admitted
-        prefill_ms = float(self._prefill_ms(self.rates, rate_per_ms) @ p.below)
-        prefill_ms += float(self._prefill_ms(self.saturated, rate_per_ms, waits=False)[0]) * p.open
-        prefill_ms /= p.admitted
+        prefill_ms = float(self._prefill_ms(throughput) @ np.append(p.below, p.open)) / p.admitted
         service_ms = in_service / throughput
         if shape.out_tokens > 1:
             itl_ms = max(service_ms - residual_ms - prefill_ms, 0.0) / (shape.out_tokens - 1)
@@ -183,7 +191,7 @@ class CurveReplica:
         # Of a service, and of the server's work for one, the part that depends on the answer.
         of_work = 1 - float(top.prompt_ms[0] * top.rate_per_ms[0])
         held_ms = rows / self.max_rate_per_ms
-        prefill_ms = float(self._prefill_ms(top, self.max_rate_per_ms, waits=False)[0])
+        prefill_ms = float(self._prefill_ms(self.max_rate_per_ms)[-1])
         share = max(min(of_work, 1 - prefill_ms / held_ms), 0.0)
         scv = self.out_scv * share**2
         load = min(max(load, 1e-3), 0.999)
@@ -193,19 +201,24 @@ class CurveReplica:
             return (1 + scv) / 2
         return (1 + scv) / (2 * scv + (1 - scv) / constant)
 
-    def _prefill_ms(self, rates: StateRates, rate_per_ms: float, waits: bool = True) -> FloatArray:
-        """Returns the time from the start of its first step to a request's first token, by state.
+    def _prefill_ms(self, rate_per_ms: float) -> FloatArray:
+        """Returns the time from the start of its first step to a request's first token, by the
+        requests it meets: 0..N - 1, and as many as have all rows.
 
-        A prompt shares its step with those that came during the step before, or, where it takes
-        several steps, waits for those before it.
+        A prompt shares its step with those that came during the step before, some of them already
+        among the met and some after it; or, where no two fit, waits for those before it.
         """
+        rates, top = self.rates, self.saturated
+        residual_ms = np.concatenate(([0.0], rates.residual_ms))  # by the requests met
+        came = rates.rate_per_ms * residual_ms[:-1]
+        beside = rate_per_ms * residual_ms[:-1] + np.concatenate(([0.0], came[:-1]))
         fits = np.maximum(1 / np.maximum(rates.steps, 1e-12) - 1, 0.0)
-        beside = np.minimum(2 * rate_per_ms * rates.residual_ms * waits, fits)
-        busy = np.minimum(rate_per_ms * rates.held_ms, MOST_BUSY)
-        waited_ms = rates.held_ms * busy / (2 * (1 - busy))
-        prefill_ms: FloatArray = rates.own_ms + np.where(
-            rates.steps > 1, waited_ms, rates.prompt_ms * beside
-        )
+        shared_ms = rates.prompt_ms * np.minimum(beside, fits) * (rates.turn_ms == 0)
+        busy = np.minimum(rate_per_ms * np.append(rates.claim_ms, top.claim_ms), MOST_BUSY)
+        waited_ms = np.append(rates.turn_ms, top.turn_ms) * busy / (2 * (1 - busy))
+        waited_ms[0] = 0.0  # who meets nobody
+        own_ms = np.append(rates.own_ms, top.own_ms)
+        prefill_ms: FloatArray = own_ms + waited_ms + np.append(shared_ms, 0.0)
         return prefill_ms
 
     def _log_ratios(self, rate_per_ms: float) -> FloatArray:

@@ -19,6 +19,7 @@ from optimizer.model.latency import FloatArray
 from optimizer.model.step_curve import StepCurve
 
 HALVINGS = 45
+SHARED_STEP = 0.5  # of a step that a prompt fills at most for two to fit into it
 MOST_BUSY = 0.98  # share of time beyond which a formula for a stable queue is not asked
 
 
@@ -47,7 +48,8 @@ class StateRates:
     steps: FloatArray  # that a prompt's tokens fill; 0.1: ten prompts fit into one step
     residual_ms: FloatArray  # until the running step ends, for who comes meanwhile
     own_ms: FloatArray  # from a step's start to the first token, no other prompt in the way
-    held_ms: FloatArray  # how long one prompt keeps the others waiting
+    turn_ms: FloatArray  # a prompt's turn, where they take turns; 0 where they share steps
+    claim_ms: FloatArray  # time of the replica that one such prompt claims
 
     def take(self, states: slice) -> "StateRates":
         return StateRates(
@@ -92,19 +94,21 @@ def _rates_at(
     filled, taken, room_tokens = _steps_of_prompt(curve, shape, rows, decoding)
     beside_ms = curve.decode.at(decoding * others)  # a step of the others alone
     own_ms = (taken - 1) * beside_ms + decode_ms + prompt_ms
-    held_ms = filled * beside_ms + prompt_ms
     full_ms = beside_ms + token_ms * np.minimum(room_tokens, shape.work_tokens)
-
-    # Prompts of several steps queue for room, as in M/D/1. Shorter ones share the next step, which
-    # is the longer the more of them came during the last: a step's length feeds on itself.
-    is_long = filled > 1
-    busy = np.minimum(rate * held_ms * others, 1 - 1e-9)
-    wait_ms = np.where(is_long, held_ms * busy / (2 * (1 - busy)), 0.0)
+    # Prompts of which no two fit into a step take turns, as in M/D/1, of a step or of several.
+    # Shorter ones share the next step, which is the longer the more of them came during the last:
+    # a step's length feeds on itself.
+    takes_turns, is_long = filled > SHARED_STEP, filled > 1
+    long_ms = filled * beside_ms + prompt_ms
+    turn_ms = np.where(takes_turns, np.where(is_long, long_ms, full_ms), 0.0)
+    claim_ms = np.where(takes_turns, np.where(is_long, long_ms, step_ms), 0.0)
+    busy = np.minimum(rate * claim_ms * others, 1 - 1e-9)
+    wait_ms = turn_ms * busy / (2 * (1 - busy))
     fed = np.minimum(rate * prompt_ms * others, MOST_BUSY)
     variance = prompt_ms * np.minimum(prompt_ms, full_ms) * rate * step_ms / (1 - fed**2)
     residual_ms = np.where(
         is_long,
-        (decode_ms + np.minimum(rate * held_ms, 1.0) * (full_ms - decode_ms)) / 2,
+        (decode_ms + np.minimum(rate * long_ms, 1.0) * (full_ms - decode_ms)) / 2,
         (step_ms + variance / np.maximum(step_ms, 1e-300)) / 2,
     )
     steps = taken - 1 + wait_ms / np.maximum(full_ms, 1e-300)
@@ -113,7 +117,16 @@ def _rates_at(
             is_long, 0.5, residual_ms / np.maximum(step_ms, 1e-300)
         )
     rates = StateRates(
-        decoding, rate, step_ms, decode_ms, prompt_ms, filled, residual_ms, own_ms, held_ms
+        decoding,
+        rate,
+        step_ms,
+        decode_ms,
+        prompt_ms,
+        filled,
+        residual_ms,
+        own_ms,
+        turn_ms,
+        claim_ms,
     )
     return rates, rate * step_ms * steps
 

@@ -1,0 +1,155 @@
+"""Service curves: what a server says of its steps, and closed loops of one that says nothing."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarking.analysis.curve import load_point, load_points
+from benchmarking.analysis.fit import fit_run
+from benchmarking.analysis.predict import Optimizer, beside_lines, predict, warning_lines
+from benchmarking.analysis.search import Shape
+from benchmarking.analysis.service_curve import ServiceCurve, fit_closed_loops, read_speed
+from benchmarking.errors import InvalidResults
+from tests.benchmarking.simulated_loop import BENT, CONCURRENCIES, SERVER, saturated, simulated
+from tests.benchmarking.simulated_server import SimulatedServer
+
+SPEED: dict[str, Any] = {
+    "decode_ms": [[1, 0.8, 0.02], [4, 1.0, 0.02], [8, 2.2, 0.1]],
+    "prefill_ms_per_token": [[1, 0.02, 0.001]],
+    "chunk_tokens": 256,
+    "measured_at": "2026-11-23T07:00:00Z",
+}
+SHAPE = Shape("m", 64, 96)
+
+
+def said(tmp_path: Path, **fields: Any) -> str:
+    path = tmp_path / "speed.json"
+    path.write_text(json.dumps(SPEED | fields))
+    return str(path)
+
+
+def measured(server: SimulatedServer, prompts: Sequence[int]) -> ServiceCurve:
+    loads = [
+        Shape("m", tokens, 96).at_concurrency(users, 20)
+        for users in CONCURRENCIES
+        for tokens in prompts
+    ]
+    found = fit_closed_loops(load_points(simulated(loads, 1, server)), places=32)
+    assert found is not None
+    return found
+
+
+def test_step_costs_are_read_as_the_optimizer_takes_them(tmp_path: Path) -> None:
+    curve = read_speed(said(tmp_path, speed_error=0.03)).as_json()
+    assert curve["decodeMs"][2] == {"rows": 8, "ms": 2.2, "standardError": 0.1}
+    assert curve["promptTokenMs"] == [{"rows": 1, "ms": 0.02, "standardError": 0.001}]
+    assert (curve["chunkTokens"], curve["speedError"]) == (256, 0.03)
+    assert "budgetTokens" not in curve
+
+
+def test_points_that_fall_become_the_nearest_that_do_not(tmp_path: Path) -> None:
+    falling = [[4, 0.9, 0.01], [1, 1.0, 0.01], [8, 2.0, 0.0]]
+    curve = read_speed(said(tmp_path, decode_ms=falling))
+    assert [point.rows for point in curve.decode] == [1, 4, 8]
+    assert [point.ms for point in curve.decode] == pytest.approx([0.95, 0.95, 2.0], rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("fields", "fault"),
+    [
+        ({"decode_ms": []}, "decode_ms"),
+        ({"decode_ms": [[0, 1.0, 0.0]]}, "decode_ms.0.0"),
+        ({"prefill_ms_per_token": [[1, -1.0, 0.0]]}, "prefill_ms_per_token.0.1"),
+        ({"speed_error": 3}, "speed_error"),
+    ],
+)
+def test_wrong_step_costs_are_refused_by_field(tmp_path: Path, fields: Any, fault: str) -> None:
+    with pytest.raises(InvalidResults, match=fault):
+        read_speed(said(tmp_path, **fields))
+
+
+def test_sources_that_cannot_be_read_are_named(tmp_path: Path) -> None:
+    with pytest.raises(InvalidResults, match=r"none\.json"):
+        read_speed(str(tmp_path / "none.json"))
+    with pytest.raises(InvalidResults, match=r"127\.0\.0\.1:9"):
+        read_speed("http://127.0.0.1:9/speed")
+
+
+@pytest.mark.parametrize("server", [SERVER, BENT])
+def test_closed_loops_find_the_servers_steps(server: SimulatedServer) -> None:
+    curve = measured(server, prompts=(32, 128))
+    for point in curve.decode:
+        ms = 1000 * (server.step_s + max(server.floor_s, server.row_s * point.rows))
+        assert point.ms == pytest.approx(ms, rel=0.03)
+        assert point.standard_error < 0.02 * ms
+    assert curve.prompt_token[0].ms == pytest.approx(1000 * server.prompt_token_s, rel=0.02)
+    assert curve.overhead_ms == pytest.approx(1000 * server.overhead_s, abs=0.6)
+
+
+def test_prompts_of_one_length_leave_the_overhead_unknown() -> None:
+    curve = measured(SERVER, prompts=(64,))
+    assert curve.overhead_ms is None
+    assert "outside of steps unknown" in curve.line()
+
+
+def test_rows_of_one_load_that_differ_are_the_machines_own_drift() -> None:
+    loads = [SHAPE.at_concurrency(users, 20) for users in (1, 2, 4)] * 2
+    slower = replace(SERVER, step_s=1.2 * SERVER.step_s, row_s=1.2 * SERVER.row_s)
+    run = simulated(loads[:3], 1, SERVER)
+    again = simulated(loads[3:], 2, slower)
+    points = [*load_points(run), *load_points(again)]
+    found = fit_closed_loops(points, 32)
+    assert found is not None
+    assert found.speed_error == pytest.approx(0.12, abs=0.03)
+
+
+def test_few_users_or_only_open_loops_make_no_curve() -> None:
+    loads = [SHAPE.at_concurrency(users, 5) for users in (1, 2, 64)]
+    assert fit_closed_loops(load_points(simulated(loads, 1)), places=32) is None
+    assert fit_closed_loops(load_points(simulated([SHAPE.at_rate(5, 10)], 1)), None) is None
+
+
+@pytest.mark.parametrize("server", [SERVER, BENT])
+def test_open_loops_are_predicted_from_closed_ones(
+    server: SimulatedServer, optimizer_url: str
+) -> None:
+    """The fit never saw a Poisson load; at 90 % of capacity it is within a few percent."""
+    loads = [
+        Shape("m", tokens, 96).at_concurrency(users, 20)
+        for users in (*CONCURRENCIES, 64)
+        for tokens in (32, 128)
+    ]
+    found = fit_run(simulated(loads, 1, server), "m", max_batch_size=32)
+    perf = found.perf_data("m", "cpu")
+    perf["serviceCurve"] |= {"chunkTokens": 256}
+    if server.budget_tokens:
+        perf["serviceCurve"] |= {"budgetTokens": server.budget_tokens}
+    _, capacity_per_s = saturated(SHAPE, server)
+    points = [
+        load_point(*server.measure(SHAPE.at_rate(share * capacity_per_s, 400), seed=90))
+        for share in (0.5, 0.8, 0.9)
+    ]
+    besides = predict(Optimizer(optimizer_url), perf, points)
+    for beside in besides:
+        assert abs(beside.itl_error) < 0.05
+        assert abs(beside.ttft_error) < 0.06
+        assert beside.prediction.itl_bounds_ms is not None
+        assert beside.prediction.method == ("chain" if server is SERVER else "simulation")
+    assert f", {besides[0].prediction.method} |" in "\n".join(beside_lines(besides))
+    assert not any("in service" in line for line in warning_lines(besides, found.validity))
+
+
+def test_curve_of_the_server_replaces_that_of_the_loops(tmp_path: Path) -> None:
+    loads = [SHAPE.at_concurrency(users, 20) for users in (1, 2, 4, 8, 16)]
+    run = simulated(loads, 1)
+    own = fit_run(run, "m", max_batch_size=32)
+    told = fit_run(run, "m", max_batch_size=32, speed=read_speed(said(tmp_path)))
+    assert own.curve is not None
+    assert own.curve.source == "closed loops"
+    assert told.perf_data("m", "cpu")["serviceCurve"]["decodeMs"][0]["ms"] == 0.8
+    assert told.validity.concurrency == (1, 8)
+    assert "serviceCurve (from speed)" in "\n".join(told.lines())
