@@ -43,6 +43,12 @@ Row = tuple[
     Annotated[float, Field(ge=0, le=1e9)],
 ]
 
+PromptRow = tuple[  # rows are means of steps with about as many, and 0 where none decoded
+    Annotated[float, Field(ge=0, le=65_536)],
+    Annotated[float, Field(ge=LEAST_MS, le=1e9)],
+    Annotated[float, Field(ge=0, le=1e9)],
+]
+
 
 class Speed(BaseModel):
     """What a server says of its steps, in ms: `[rows, ms, standard error]` each."""
@@ -50,7 +56,7 @@ class Speed(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
 
     decode_ms: Annotated[list[Row], Field(min_length=1, max_length=256)]
-    prefill_ms_per_token: Annotated[list[Row], Field(min_length=1, max_length=256)]
+    prefill_ms_per_token: Annotated[list[PromptRow], Field(min_length=1, max_length=256)]
     chunk_tokens: Annotated[int, Field(ge=1)] | None = None
     budget_tokens: Annotated[int, Field(ge=1)] | None = None
     speed_error: Annotated[float, Field(ge=0, le=1)] = 0.0
@@ -103,8 +109,9 @@ class ServiceCurve:
 
 
 def read_speed(source: str) -> ServiceCurve:
-    """Reads step costs from a file, or of a server: `http://host:port/speed`. Raises
-    InvalidResults."""
+    """Reads step costs from a file, or of a server: `http://host:port/speed`, with `#model` behind
+    it where several are served. Raises InvalidResults."""
+    source, _, model = source.partition("#")
     try:
         if source.startswith(("http://", "https://")):
             response = requests.get(source, timeout=TIMEOUT_S)
@@ -114,19 +121,47 @@ def read_speed(source: str) -> ServiceCurve:
             raw = Path(source).read_bytes()
         if len(raw) > MAX_SPEED_BYTES:
             raise InvalidResults(f"{source}: {len(raw)} bytes; step costs have far fewer")
-        said = Speed.model_validate(json.loads(raw))
+        said = Speed.model_validate(_of_model(json.loads(raw), model))
     except (OSError, ValueError, requests.RequestException) as error:
         fault = _first_fault(error) if isinstance(error, ValidationError) else str(error)
         raise InvalidResults(f"{source}: {fault}") from error
     return ServiceCurve(
         decode=_rising(said.decode_ms),
-        prompt_token=tuple(CurvePoint(*row) for row in sorted(said.prefill_ms_per_token)),
+        prompt_token=tuple(_by_whole_rows(said.prefill_ms_per_token)),
         source="speed",
         speed_error=said.speed_error,
         chunk_tokens=said.chunk_tokens,
         budget_tokens=said.budget_tokens,
         measured_at=said.measured_at,
     )
+
+
+def _of_model(said: Any, model: str) -> Any:
+    """Returns the costs of one model, of what a server says by their names. Raises ValueError."""
+    if not isinstance(said, dict) or "decode_ms" in said:
+        return said
+    if not model and len(said) == 1:
+        return next(iter(said.values()))
+    if model not in said:
+        raise ValueError(f"has no model {model!r}; add #NAME with one of {', '.join(said)}")
+    return said[model]
+
+
+def _by_whole_rows(rows: Iterable[PromptRow]) -> list[CurvePoint]:
+    """Points at whole numbers of rows, from 1: those that fall together weigh by their errors."""
+    together: dict[int, list[PromptRow]] = defaultdict(list)
+    for row in sorted(rows):
+        together[max(1, round(row[0]))].append(row)
+    points = []
+    for number, each in sorted(together.items()):
+        if len(each) == 1:
+            points.append(CurvePoint(number, *each[0][1:]))
+            continue
+        weights = [1 / max(error, LEAST_ERROR * ms) ** 2 for _, ms, error in each]
+        pairs = zip(weights, each, strict=True)
+        mean_ms = sum(weight * ms for weight, (_, ms, _) in pairs) / sum(weights)
+        points.append(CurvePoint(number, mean_ms, sum(weights) ** -0.5))
+    return points
 
 
 def fit_closed_loops(points: Iterable[LoadPoint], places: int | None) -> ServiceCurve | None:

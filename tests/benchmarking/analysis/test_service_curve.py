@@ -51,6 +51,23 @@ def test_step_costs_are_read_as_the_optimizer_takes_them(tmp_path: Path) -> None
     assert "budgetTokens" not in curve
 
 
+def test_costs_of_one_of_several_models_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "speed.json"
+    path.write_text(json.dumps({"a": SPEED, "b": {**SPEED, "chunk_tokens": 64}}))
+    assert read_speed(f"{path}#b").chunk_tokens == 64
+    with pytest.raises(InvalidResults, match="no model 'c'; add #NAME with one of a, b"):
+        read_speed(f"{path}#c")
+    path.write_text(json.dumps({"a": SPEED}))
+    assert read_speed(str(path)).chunk_tokens == 256
+
+
+def test_prompt_costs_beside_about_as_many_rows_are_taken_together(tmp_path: Path) -> None:
+    rows = [[0.0, 0.02, 0.001], [1.0, 0.03, 0.001], [5.6, 0.04, 0.002]]
+    curve = read_speed(said(tmp_path, prefill_ms_per_token=rows))
+    assert [point.rows for point in curve.prompt_token] == [1, 6]
+    assert [point.ms for point in curve.prompt_token] == pytest.approx([0.025, 0.04])
+
+
 def test_points_that_fall_become_the_nearest_that_do_not(tmp_path: Path) -> None:
     falling = [[4, 0.9, 0.01], [1, 1.0, 0.01], [8, 2.0, 0.0]]
     curve = read_speed(said(tmp_path, decode_ms=falling))
