@@ -1,6 +1,6 @@
 """The optimizer's chain beside the token-level simulation, on random systems.
 
-    python -m benchmarking.benches.simulator [--systems 200] [--requests 200000] [--seed 1]
+    python -m benchmarking.benches.simulator [--systems 200] [--requests 60000] [--seed 1]
 
 Every system has a service curve, a batch, a shape of requests, a spread of output lengths and a
 load below 90 % of its own. Printed is how far the chain is off, in mean TTFT, mean ITL and
@@ -152,7 +152,7 @@ def _error(said: float, seen: Mean) -> Error:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Check the chain against the simulation.")
     parser.add_argument("--systems", type=int, default=200)
-    parser.add_argument("--requests", type=int, default=100_000, help="of each simulation")
+    parser.add_argument("--requests", type=int, default=60_000, help="of each simulation")
     parser.add_argument("--seed", type=int, default=1)
     given = parser.parse_args()
     within: list[Compared] = []

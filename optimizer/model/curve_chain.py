@@ -44,6 +44,7 @@ MIN_BATCH, MIN_OUT_TOKENS = 8, 16
 MAX_PROMPT_SHARE, MAX_ROOM_SHARE, MAX_LONG_SHARE, MAX_PREFILL = 0.25, 0.4, 0.2, 0.5
 EVEN_PROMPT_SHARE = 0.175  # with answers of one length, where prompts do most to the variance
 MAX_LOAD = 0.9
+MAX_FALL = 1.1  # highest rate over that of all rows: below it a crowd slows itself down
 
 
 class Solved(NamedTuple):
@@ -120,6 +121,9 @@ class CurveReplica:
             (rate_per_ms / self.max_rate_per_ms, MAX_LOAD, "the load is {:.0%} of capacity"),
         )
         found = [text.format(share) for share, bound, text in shares if share > bound]
+        best = int(self.rates.rate_per_ms.argmax())
+        if self.rates.rate_per_ms[best] > MAX_FALL * self.max_rate_per_ms:
+            found.append(f"with all rows taken fewer depart than with {best + 1}")
         if self.max_batch < MIN_BATCH:
             found.append(f"a batch of {self.max_batch} is below {MIN_BATCH}")
         if shape.out_tokens < MIN_OUT_TOKENS:
@@ -138,7 +142,8 @@ class CurveReplica:
         prefill_ms = float(self._prefill_ms(throughput) @ np.append(p.below, p.open)) / p.admitted
         service_ms = in_service / throughput
         if shape.out_tokens > 1:
-            itl_ms = max(service_ms - residual_ms - prefill_ms, 0.0) / (shape.out_tokens - 1)
+            itl_ms = (service_ms - residual_ms - prefill_ms) / (shape.out_tokens - 1)
+            itl_ms = max(itl_ms, float(self.rates.decode_ms[0]))  # where the chain does not hold
         else:
             itl_ms = float(self.rates.step_ms @ p.below + self.saturated.step_ms[0] * p.open)
         wait_ms = p.queued / throughput + residual_ms

@@ -11,7 +11,7 @@ network of n requests; by Norton's theorem (Chandy, Herzog, Woo, IBM J. Res. Dev
 throughput is the service rate of the open one in state n. Immutable: any thread.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from optimizer.model.latency import FloatArray
 from optimizer.model.step_curve import StepCurve
 
 HALVINGS = 45
+EVERY_STATE = 512  # so many are solved for, and as many of the larger ones
 SHARED_STEP = 0.5  # of a step that a prompt fills at most for two to fit into it
 MOST_BUSY = 0.98  # share of time beyond which a formula for a stable queue is not asked
 
@@ -51,15 +52,20 @@ class StateRates:
     turn_ms: FloatArray  # a prompt's turn, where they take turns; 0 where they share steps
     claim_ms: FloatArray  # time of the replica that one such prompt claims
 
-    def take(self, states: slice) -> "StateRates":
-        return StateRates(
-            *(getattr(self, name)[states] for name in StateRates.__dataclass_fields__)
-        )
+    def at(self, known: FloatArray, states: FloatArray) -> "StateRates":
+        """Returns the rates on straight lines between the known states."""
+        columns = (getattr(self, field.name) for field in fields(self))
+        return StateRates(*(np.interp(states, known, column) for column in columns))
 
 
 def state_rates(curve: StepCurve, shape: Shape, max_batch: int) -> StateRates:
     """Returns the rates for 1 to `max_batch` requests in service."""
-    return _solved(curve, shape, np.arange(1.0, max_batch + 1.0), meets_step=True)
+    states = np.arange(1.0, max_batch + 1.0)
+    if max_batch <= EVERY_STATE:
+        return _solved(curve, shape, states, meets_step=True)
+    beyond = np.geomspace(EVERY_STATE, max_batch, EVERY_STATE)
+    known = np.unique(np.round(np.concatenate((states[:EVERY_STATE], beyond)))).astype(np.float64)
+    return _solved(curve, shape, known, meets_step=True).at(known, states)
 
 
 def saturated_rates(curve: StepCurve, shape: Shape, max_batch: int) -> StateRates:
@@ -102,8 +108,6 @@ def _rates_at(
     long_ms = filled * beside_ms + prompt_ms
     turn_ms = np.where(takes_turns, np.where(is_long, long_ms, full_ms), 0.0)
     claim_ms = np.where(takes_turns, np.where(is_long, long_ms, step_ms), 0.0)
-    busy = np.minimum(rate * claim_ms * others, 1 - 1e-9)
-    wait_ms = turn_ms * busy / (2 * (1 - busy))
     fed = np.minimum(rate * prompt_ms * others, MOST_BUSY)
     variance = prompt_ms * np.minimum(prompt_ms, full_ms) * rate * step_ms / (1 - fed**2)
     residual_ms = np.where(
@@ -111,11 +115,6 @@ def _rates_at(
         (decode_ms + np.minimum(rate * long_ms, 1.0) * (full_ms - decode_ms)) / 2,
         (step_ms + variance / np.maximum(step_ms, 1e-300)) / 2,
     )
-    steps = taken - 1 + wait_ms / np.maximum(full_ms, 1e-300)
-    if meets_step:
-        steps = steps + (rows > 1) * np.where(
-            is_long, 0.5, residual_ms / np.maximum(step_ms, 1e-300)
-        )
     rates = StateRates(
         decoding,
         rate,
@@ -128,7 +127,18 @@ def _rates_at(
         turn_ms,
         claim_ms,
     )
-    return rates, rate * step_ms * steps
+    before = taken - 1 + _waited_ms(rates, others) / np.maximum(full_ms, 1e-300)
+    if meets_step:
+        residual = np.where(is_long, 0.5, residual_ms / np.maximum(step_ms, 1e-300))
+        before = before + (rows > 1) * residual
+    return rates, rate * step_ms * before
+
+
+def _waited_ms(rates: StateRates, others: FloatArray) -> FloatArray:
+    """Returns the mean time that a prompt waits for its turn."""
+    busy = np.minimum(rates.rate_per_ms * rates.claim_ms * others, 1 - 1e-9)
+    waited_ms: FloatArray = rates.turn_ms * busy / (2 * (1 - busy))
+    return waited_ms
 
 
 def _steps_of_prompt(

@@ -32,6 +32,14 @@ def test_rate_of_one_request_is_that_of_its_steps() -> None:
     assert rates.own_ms[0] == pytest.approx(0.8 + 63 * 0.02)
 
 
+def test_rates_of_many_states_lie_between_those_that_are_solved_for() -> None:
+    shape = Shape(300, 100)
+    many = state_rates(BENT, shape, 20_000)
+    for rows in (700, 5001, 20_000):
+        alone = saturated_rates(BENT, shape, rows).rate_per_ms[0]
+        assert many.rate_per_ms[rows - 1] == pytest.approx(alone, rel=1e-2)
+
+
 @pytest.mark.parametrize("chunk", [1e6, 50.0, 25.0])
 def test_saturated_rate_is_what_a_crowd_gets_from_the_simulated_server(chunk: float) -> None:
     steps = curve((1, 0.8), (4, 1.0), (8, 2.2), (32, 8.6), token_ms=0.02, chunk=chunk)

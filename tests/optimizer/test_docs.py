@@ -54,3 +54,7 @@ def test_every_route_is_documented(client: FlaskClient) -> None:
     routes = {rule.rule.split("/")[1] for rule in client.application.url_map.iter_rules()}
     named = {r for r in routes if not re.match(r"(get|set|add|remove)[A-Z]|static|health", r)}
     assert [route for route in sorted(named) if f"/{route}" not in DOCS] == []
+
+
+def test_service_curve_is_answered_as_shown(client: FlaskClient) -> None:
+    assert_shown(block("curve-answer"), client.post("/analyze", json=block("curve")).get_json())
