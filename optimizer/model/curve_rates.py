@@ -108,28 +108,19 @@ def _rates_at(
     long_ms = filled * beside_ms + prompt_ms
     turn_ms = np.where(takes_turns, np.where(is_long, long_ms, full_ms), 0.0)
     claim_ms = np.where(takes_turns, np.where(is_long, long_ms, step_ms), 0.0)
+    # Half a step, and more as long ones are more often met: E[s^2] / 2 E[s].
     fed = np.minimum(rate * prompt_ms * others, MOST_BUSY)
-    variance = prompt_ms * np.minimum(prompt_ms, full_ms) * rate * step_ms / (1 - fed**2)
-    residual_ms = np.where(
+    spread_ms = prompt_ms * np.minimum(prompt_ms, full_ms) * rate / (1 - fed**2)
+    met_ms = np.where(
         is_long,
-        (decode_ms + np.minimum(rate * long_ms, 1.0) * (full_ms - decode_ms)) / 2,
-        (step_ms + variance / np.maximum(step_ms, 1e-300)) / 2,
+        decode_ms + np.minimum(rate * long_ms, 1.0) * (full_ms - decode_ms),
+        step_ms + spread_ms,
     )
-    rates = StateRates(
-        decoding,
-        rate,
-        step_ms,
-        decode_ms,
-        prompt_ms,
-        filled,
-        residual_ms,
-        own_ms,
-        turn_ms,
-        claim_ms,
-    )
+    found = (decoding, rate, step_ms, decode_ms, prompt_ms, filled, met_ms / 2, own_ms)
+    rates = StateRates(*found, turn_ms, claim_ms)
     before = taken - 1 + _waited_ms(rates, others) / np.maximum(full_ms, 1e-300)
     if meets_step:
-        residual = np.where(is_long, 0.5, residual_ms / np.maximum(step_ms, 1e-300))
+        residual = np.where(is_long, 0.5, rates.residual_ms / np.maximum(step_ms, 1e-300))
         before = before + (rows > 1) * residual
     return rates, rate * step_ms * before
 
@@ -146,8 +137,8 @@ def _steps_of_prompt(
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
     """Returns the steps that a prompt's tokens fill, the whole steps it takes, and the room of one.
 
-    The room depends on whether any other row decodes meanwhile, which is as likely as not one of
-    n - 1 is found in its prompt.
+    The room depends on whether any other row decodes meanwhile: each does with the same share of
+    time, by itself.
     """
     share = np.minimum(decoding / rows, 1.0)
     alone = np.where(rows > 1, (1 - share) ** (rows - 1), 1.0)
