@@ -38,6 +38,12 @@ def _one_if_zero(value: int) -> int:
     return value or 1
 
 
+class ModelName(Body):
+    """What `/addModel` takes in its path."""
+
+    name: Name
+
+
 class PowerSpec(Body):
     """Power of one unit: `idle` at utilisation 0, `mid_power` at `mid_util`, `full` at 1."""
 

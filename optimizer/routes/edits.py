@@ -22,6 +22,7 @@ from optimizer.spec import (
     CapacityData,
     CapacitySpec,
     ModelData,
+    ModelName,
     ModelTarget,
     PerfData,
     ServerData,
@@ -106,8 +107,9 @@ def _add_models(http: Http, service: StatefulService) -> None:
         return data
 
     @http.get("/addModel/<path:name>")
-    @_edit("Add a model without data.", str)
+    @_edit("Add a model without data.", str, problems(400))
     def add_model(name: str) -> str:
+        read(ModelName, {"name": name})  # what no other route would take cannot be kept
         service.update(lambda system: system.with_model(name))
         return name
 

@@ -259,3 +259,12 @@ def test_malformed_chunks_are_answered_with_400(client: FlaskClient) -> None:
     )
     assert response.status_code == 400
     assert "chunks are malformed" in response.get_json()["message"]
+
+
+def test_model_with_a_name_that_no_state_holds_is_refused(client: FlaskClient) -> None:
+    response = client.get(f"/addModel/{'a' * 501}")
+    assert response.status_code == 400
+    assert "name" in response.text
+    assert client.get("/state").status_code == 200
+    assert client.get(f"/addModel/{'a' * 500}").status_code == 200
+    assert client.get("/state").status_code == 200

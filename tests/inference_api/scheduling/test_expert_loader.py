@@ -26,6 +26,9 @@ class Expert:
     def is_packed(self) -> bool:
         return True
 
+    def stamp(self) -> list[object]:
+        return []
+
     def load(self) -> LoadedModel:
         return MODEL
 
