@@ -90,7 +90,7 @@ $(VENV)/serve.stamp: $(VENV)/python.stamp pyproject.toml requirements.txt
 	@touch $@
 
 $(VENV)/dev.stamp: $(VENV)/serve.stamp requirements-dev.txt requirements-otel.txt \
-  requirements-constraints.txt
+  requirements-constraints.txt requirements-cluster.txt
 	$(BIN)/python -m pip install --quiet -r requirements-dev.txt
 	@touch $@
 

@@ -1,0 +1,1 @@
+"""From measurements to replicas: collect, ask the optimizer, stabilise, actuate."""

@@ -1,0 +1,60 @@
+"""The nouns of a cluster. Immutable."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class State(StrEnum):
+    STARTING = "starting"
+    READY = "ready"
+    DRAINING = "draining"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Group:
+    """Equal replicas: of one server of the optimizer's system, on one of its accelerators.
+
+    `user_rows` is the batch size of the plan. Groups that differ in it only are different groups:
+    rows are fixed when a process starts.
+    """
+
+    server: str
+    accelerator: str
+    user_rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """How the processes of a server on an accelerator are run.
+
+    `settings` are variables of docs/settings.md, MODEL among them; `resources` is what one replica
+    takes, by the names of the machines' own bookkeeping (CPU, GPU, acc_H100).
+    """
+
+    settings: Mapping[str, str]
+    resources: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """One API process. `url` once it is known, without a slash at its end."""
+
+    name: str
+    group: Group
+    state: State
+    url: str | None = None
+    why: str = ""
+    """Why it failed, or why it is not placed yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a call to an actuator has set going. `unplaced` replicas have found no machine, for
+    the reason given: they are reported and not tried again until the plan changes."""
+
+    started: tuple[str, ...] = ()
+    stopped: tuple[str, ...] = ()
+    unplaced: int = 0
+    why: str = ""
