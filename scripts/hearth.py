@@ -3,7 +3,6 @@
 Each command is `python -m MODULE` with everything that follows its name.
 """
 
-import os
 import runpy
 import sys
 from dataclasses import dataclass
@@ -38,18 +37,8 @@ def main() -> None:
 
 
 def run(name: str, arguments: tuple[str, ...]) -> None:
-    if name == "token":
-        _offer_kept_secret()
     sys.argv = [f"hearth {name}", *arguments]
     runpy.run_module(COMMANDS[name].module, run_name="__main__")
-
-
-def _offer_kept_secret() -> None:
-    """As the default of JWT_SECRET, where `serve` was started in this directory."""
-    from scripts.serve import SECRET_PATH
-
-    if SECRET_PATH.exists():
-        os.environ.setdefault("JWT_SECRET", SECRET_PATH.read_text())
 
 
 for name, command in COMMANDS.items():

@@ -1,13 +1,15 @@
 #!/usr/bin/env python3
 """Make and read the tokens that the proxy checks. Needs nothing but PyJWT.
 
+    jwt_util.py add research
     jwt_util.py --secret S encode '{"team_id": "tenstorrent", "token_id": "debug-test"}'
     jwt_util.py encode '{"team_id": "a", "token_id": "laptop"}' --expires-in 24h
     jwt_util.py decode TOKEN
     jwt_util.py generate-secret
 
-The secret is --secret, else JWT_SECRET from the environment. Results go to standard output and
-nothing else does, so that `TOKEN=$(jwt_util.py ...)` works; errors go to standard error, exit 1.
+The secret is --secret, else JWT_SECRET from the environment, else the one that `make serve` has
+made in var/ of the current directory. Results go to standard output and nothing else does, so that
+`TOKEN=$(jwt_util.py ...)` works; errors go to standard error, exit 1.
 """
 
 import argparse
@@ -19,10 +21,21 @@ import sys
 import time
 import warnings
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-import jwt
+try:
+    import jwt
+except ModuleNotFoundError:
+    # Run from a clone by the system's Python: what `make` installed has PyJWT.
+    venv = Path(__file__).resolve().parent.parent / ".venv"
+    if Path(sys.prefix) == venv or not (venv / "bin" / "python").exists():
+        sys.exit("error: PyJWT is missing; run `make serve` once, or `pip install pyjwt`")
+    os.execv(venv / "bin" / "python", ["python", *sys.argv])
 
+SECRET_PATH = Path("var") / "jwt_secret"  # made by scripts/serve.py
+NAME = re.compile(r"[!-~]{1,128}")
+ROLES = ("viewer", "operator")
 ALGORITHMS = ("HS256", "HS384", "HS512")
 SECRET_BYTES = 32
 SECONDS_BY_UNIT = {"s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -45,6 +58,15 @@ def encode(claims_json: str, secret: str, algorithm: str, expires_in_s: int | No
     return jwt.encode(claims, secret, algorithm=algorithm)
 
 
+def team_claims(arguments: argparse.Namespace) -> str:
+    """The claims of a team's token as JSON."""
+    token_id = arguments.token_id or secrets.token_hex(4)
+    claims = {"team_id": arguments.team, "token_id": token_id}
+    if arguments.role is not None:
+        claims["role"] = arguments.role
+    return json.dumps(claims)
+
+
 def decode(token: str, secret: str, algorithm: str) -> str:
     """The claims of a token with a good signature that is valid now, as JSON."""
     claims: dict[str, Any] = jwt.decode(
@@ -59,6 +81,15 @@ def parse_duration_s(text: str) -> int:
     if match is None or int(match[1]) == 0:
         raise argparse.ArgumentTypeError(f"'{text}' is not a duration such as 90s, 15m, 24h, 30d")
     return int(match[1]) * SECONDS_BY_UNIT[match[2] or "s"]
+
+
+def parse_name(text: str) -> str:
+    """A team's or a token's name, as the proxy takes it."""
+    if NAME.fullmatch(text) is None:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a name: 1 to 128 printable ASCII characters without blanks"
+        )
+    return text
 
 
 class Parser(argparse.ArgumentParser):
@@ -77,6 +108,11 @@ def build_parser() -> argparse.ArgumentParser:
     common.add_argument("--algorithm", choices=ALGORITHMS, help="default: HS256")
     parser = Parser(description="Make and read the proxy's tokens.", parents=[common])
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    adder = commands.add_parser("add", parents=[common], help="a token for a team")
+    adder.add_argument("team", type=parse_name)
+    adder.add_argument("--token-id", type=parse_name, metavar="NAME", help="default: random")
+    adder.add_argument("--role", choices=ROLES, help="for the dashboard and metrics, or for all")
+    adder.add_argument("--expires-in", type=parse_duration_s, metavar="30d", dest="expires_in_s")
     encoder = commands.add_parser("encode", parents=[common], help="claims to token")
     encoder.add_argument("claims", help="a JSON object")
     encoder.add_argument("--expires-in", type=parse_duration_s, metavar="24h", dest="expires_in_s")
@@ -90,13 +126,24 @@ def run(arguments: argparse.Namespace, environ: Mapping[str, str]) -> str:
     """The one line to print. Raises UsageError or jwt.PyJWTError."""
     if arguments.command == "generate-secret":
         return secrets.token_hex(SECRET_BYTES)
-    secret = getattr(arguments, "secret", None) or environ.get("JWT_SECRET")
-    if not secret:
-        raise UsageError("no secret: give --secret or set JWT_SECRET")
+    secret = getattr(arguments, "secret", None) or environ.get("JWT_SECRET") or kept_secret()
     algorithm = getattr(arguments, "algorithm", "HS256")
+    if arguments.command == "add":
+        return encode(team_claims(arguments), secret, algorithm, arguments.expires_in_s)
     if arguments.command == "encode":
         return encode(arguments.claims, secret, algorithm, arguments.expires_in_s)
     return decode(arguments.token, secret, algorithm)
+
+
+def kept_secret() -> str:
+    """The secret of what is served from this directory. Raises UsageError."""
+    try:
+        return SECRET_PATH.read_text()
+    except OSError:
+        raise UsageError(
+            "no secret: give --secret or set JWT_SECRET, or start where `make serve` has made "
+            f"{SECRET_PATH}"
+        ) from None
 
 
 def main(argv: Sequence[str] | None = None) -> int:

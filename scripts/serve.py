@@ -25,8 +25,8 @@ import proxy
 from inference_api.errors import StartupError
 from inference_api.settings import Settings, load_settings
 from inference_api.shipped_files import SHIPPED
+from scripts.jwt_util import SECRET_PATH
 
-SECRET_PATH = Path("var") / "jwt_secret"
 API_CONFIG = SHIPPED / "gunicorn.conf.py"
 PROXY_CONFIG = Path(proxy.__path__[0]) / "gunicorn.conf.py"
 DEFAULT_PROXY_PORT = "1223"

@@ -21,6 +21,12 @@ SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "jwt_util.py"
 CLAIMS = '{"team_id": "tenstorrent", "token_id": "debug-test"}'
 
 
+@pytest.fixture(autouse=True)
+def in_a_directory_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where nothing has been served, so that no secret is kept."""
+    monkeypatch.chdir(tmp_path)
+
+
 @dataclass(frozen=True, slots=True)
 class Finished:
     returncode: object
@@ -107,6 +113,17 @@ def test_expires_in_sets_exp(duration: str, expected_s: int) -> None:
     assert before_s + expected_s <= claims["exp"] <= time.time() + expected_s
 
 
+def test_add_makes_a_token_of_the_team_with_the_kept_secret(tmp_path: Path) -> None:
+    kept = tmp_path / jwt_util.SECRET_PATH
+    kept.parent.mkdir()
+    kept.write_text("s" * 43)
+    claims = json.loads(succeed("decode", succeed("add", "research", "--role", "viewer")))
+    assert claims == {"team_id": "research", "token_id": claims["token_id"], "role": "viewer"}
+    assert len(claims["token_id"]) == 8
+    named = json.loads(succeed("decode", succeed("add", "a", "--token-id", "b")))
+    assert named == {"team_id": "a", "token_id": "b"}
+
+
 @pytest.mark.parametrize("algorithm", ["HS256", "HS384", "HS512"])
 def test_algorithm_is_used_and_pinned(algorithm: str) -> None:
     token = succeed("--secret", "s", "--algorithm", algorithm, "encode", CLAIMS)
@@ -133,6 +150,9 @@ def test_generated_secrets_are_long_and_differ() -> None:
         (["--secret", "s", "encode", CLAIMS, "--expires-in", "0h"], "not a duration"),
         (["--secret", "s", "decode", "abc"], "segments"),
         (["--secret", "s", "--algorithm", "none", "encode", CLAIMS], "invalid choice"),
+        (["--secret", "s", "add", "two words"], "without blanks"),
+        (["--secret", "s", "add", "a", "--token-id", ""], "without blanks"),
+        (["--secret", "s", "add", "a", "--role", "admin"], "invalid choice"),
         (["--secret", "s"], "COMMAND"),
         ([], "COMMAND"),
     ],
@@ -146,6 +166,23 @@ def test_wrong_secret_and_expired_token_are_errors() -> None:
     assert "Signature" in fail("--secret", "other", "decode", token)
     expired = succeed("--secret", "s", "encode", '{"exp": 1}')
     assert "expired" in fail("--secret", "s", "decode", expired)
+
+
+@pytest.mark.slow
+def test_a_python_without_pyjwt_is_left_for_that_of_the_clone(tmp_path: Path) -> None:
+    script = tmp_path / "scripts" / "jwt_util.py"
+    script.parent.mkdir()
+    script.write_bytes(SCRIPT.read_bytes())
+    command = ["python3", "-I", "-S", str(script), "generate-secret"]  # -S: no site-packages
+    alone = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (alone.returncode, alone.stdout) == (1, "")
+    assert "make serve" in alone.stderr
+    (tmp_path / ".venv" / "bin").mkdir(parents=True)
+    installed = tmp_path / ".venv" / "bin" / "python"
+    installed.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    installed.chmod(0o755)
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert len(result.stdout) == 65
 
 
 @pytest.mark.slow
