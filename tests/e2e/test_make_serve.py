@@ -131,6 +131,19 @@ def test_interrupt_ends_both_processes(stack: Stack) -> None:
             requests.get(url, timeout=5)
 
 
+def test_one_word_serves_smollm2_with_its_heads(tmp_path: Path) -> None:
+    with started(tmp_path / "log", SCRIPT, MODEL="smollm2", USER_ROWS=2) as stack:
+        body = {"model": "smollm2", "messages": [{"role": "user", "content": "What is Docker?"}]}
+        answer = requests.post(
+            f"{stack.proxy}/v1/chat/completions",
+            json=body | {"max_tokens": 24, "temperature": 0},
+            headers=stack.authorization(),
+            timeout=60,
+        ).json()
+        assert "Docker" in answer["choices"][0]["message"]["content"]
+        assert "Medusa heads of" in stack.log_path.read_text()
+
+
 def test_killed_script_takes_both_processes_with_it(tmp_path: Path) -> None:
     with started(tmp_path / "log", [*SCRIPT, "--mock"]) as stack:
         servers = psutil.Process(stack.process.pid).children(recursive=True)
