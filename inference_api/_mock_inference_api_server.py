@@ -59,6 +59,7 @@ class EchoRunner:
     """A ModelRunner whose answer to a prompt is that prompt, then the end token."""
 
     is_batch_invariant = True
+    hidden_size = 0
     has_medusa_heads = False
     medusa = None
 

@@ -20,6 +20,7 @@ from inference_api.routes import (
     bundle,
     bundle_validation,
     dashboard,
+    embeddings,
     generate,
     health,
     openai,
@@ -122,6 +123,7 @@ def create_server(
     app.register_blueprint(openai.create_blueprint(generations, backend, settings, choice))
     app.register_blueprint(bundle.create_blueprint(backend, input_queue, settings))
     app.register_blueprint(bundle_validation.create_blueprint(settings))
+    app.register_blueprint(embeddings.create_blueprint(generations, backend, choice))
     app.register_blueprint(tokenize.create_blueprint(backend, settings))
     app.register_blueprint(
         health.create_blueprint(backend, input_queue, output_queues, settings, _end_arbiter)

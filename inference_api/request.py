@@ -17,6 +17,10 @@ Speculation = Literal["auto", "off", "ngram", "medusa", "draft"]
 """Who drafts for a request: `auto` as the server does it, `off` nobody, else the one so called."""
 
 
+Pooling = Literal["mean", "last"]
+"""Which hidden states of a prompt's tokens make its embedding."""
+
+
 class FinishReason(StrEnum):
     """Why a generation ended; the wire value is OpenAI's where OpenAI has one."""
 
@@ -93,6 +97,7 @@ class GenerationParams:
     priority: int = 0
     speculation: Speculation = "auto"
     constraint: ConstraintSpec | None = None
+    pooling: Pooling | None = None  # the first event has the prompt's embedding
     sampling: SamplingParams = field(default_factory=SamplingParams)
 
 
@@ -113,6 +118,12 @@ class GenerationRequest:
     speculation: Speculation = "auto"  # `off`, `auto`, or one of the model's sources
     came_s: float = 0.0  # on the monotonic clock
     grammar: Grammar | None = None
+    pooling: Pooling | None = None
+
+    @property
+    def needs_whole_prompt(self) -> bool:
+        """Nothing of the prompt may come from a cache: something is made of each of its tokens."""
+        return self.wants_prompt_logprobs or self.pooling == "mean"
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +174,8 @@ class TokenEvent:
     `token_ids` came of it; `switch` is there where the model had to be brought into memory.
     `logprobs` has one entry for each
     token when the request asks for them; `prompt_logprobs`, in the first event only, one for each
-    token of the prompt but the first.
+    token of the prompt but the first; `embedding`, too, where `pooling` asks for it: float32,
+    little-endian.
     """
 
     token_ids: tuple[int, ...] = ()
@@ -177,3 +189,4 @@ class TokenEvent:
     logprobs: tuple[TokenLogprobs, ...] = ()
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     switch: Switch | None = None
+    embedding: bytes | None = None

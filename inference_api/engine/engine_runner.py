@@ -104,6 +104,7 @@ class EngineRunner:
         self.max_rows = options.max_rows
         self.max_seq_len = self._config.context(options.max_seq_len)
         self.vocab_size = self._config.vocab_size
+        self.hidden_size = self._config.hidden_size
         self.eos_token_ids = self._config.eos_token_ids
         self.is_batch_invariant = decodes_by_kernels(self._config, self._form.bits)
         self.has_medusa_heads = self._heads_folder is not None

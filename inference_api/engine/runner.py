@@ -114,6 +114,8 @@ class ModelRunner(Protocol):
     max_rows: int
     max_seq_len: int
     vocab_size: int
+    hidden_size: int
+    """Of the states that `RowResult` has; 0 where there are none."""
     is_batch_invariant: bool
     """A token's numbers are the same bits whatever shares its step, however its prompt was cut and
     whether it was drafted. Else that is true of a row's token that draws alone, and of prompts that

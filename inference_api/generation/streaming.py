@@ -76,6 +76,7 @@ class TextGeneration:
         self._at_end: list[Callable[[], None]] = []
         self._first_piece: str | None = None
         self._scored: list[ScoredToken] = []
+        self.embedding: bytes | None = None  # of the prompt, once started, where asked for
 
     def at_end(self, action: Callable[[], None]) -> None:
         """Register what `close` has to do; the last registered is done first."""
@@ -146,6 +147,7 @@ class TextGeneration:
             self._timeline.drafted(event.drafted_tokens, accepted_tokens)
         if event.admitted_at_s is not None:
             self._timeline.admitted(event.admitted_at_s, event.reused_tokens, event.switch)
+        self.embedding = event.embedding or self.embedding
         self.finish_reason = event.finish_reason
         if event.error is not None:
             raise event.error
@@ -341,6 +343,7 @@ def _request(
         priority=params.priority,
         speculation=params.speculation,
         grammar=grammar,
+        pooling=params.pooling,
         came_s=came_s,
     )
 

@@ -78,6 +78,19 @@ Stop = Annotated[
 ]
 
 
+def prompts_of(prompt: Prompt) -> list[str | TokenIds]:
+    """Returns the prompts, each a text or token ids."""
+    if isinstance(prompt, str):
+        return [prompt]
+    if all(isinstance(item, int) for item in prompt):
+        return [TokenIds([item for item in prompt if isinstance(item, int)])]
+    return [
+        item if isinstance(item, str) else TokenIds(item)
+        for item in prompt
+        if not isinstance(item, int)
+    ]
+
+
 class RequestBody(Body):
     ignored: ClassVar[frozenset[str]] = IGNORED
     unserved: ClassVar[Unserved] = UNSERVED
@@ -256,16 +269,7 @@ class CompletionBody(GenerationBody):
         return self
 
     def prompts(self) -> list[str | TokenIds]:
-        """Returns the prompts, each a text or token ids."""
-        if isinstance(self.prompt, str):
-            return [self.prompt]
-        if all(isinstance(item, int) for item in self.prompt):
-            return [TokenIds([item for item in self.prompt if isinstance(item, int)])]
-        return [
-            item if isinstance(item, str) else TokenIds(item)
-            for item in self.prompt
-            if not isinstance(item, int)
-        ]
+        return prompts_of(self.prompt)
 
 
 class ChatBody(GenerationBody):

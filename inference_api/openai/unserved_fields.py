@@ -59,6 +59,21 @@ UNSERVED: Unserved = {
     "vllm_xargs": ({},),
     "web_search_options": (),
 }
+# vLLM's of its embedding requests.
+UNSERVED_OF_EMBEDDINGS: Unserved = {
+    "add_special_tokens": (True,),
+    "cache_salt": (),
+    "chat_template": (),
+    "embed_dtype": ("float32",),
+    "endianness": ("native", "little"),
+    "messages": (),
+    "mm_processor_kwargs": ({},),
+    "normalize": (True,),
+    "request_id": (),
+    "truncate_prompt_tokens": (),
+    "truncation_side": (),
+    "use_activation": (True,),
+}
 UNSERVED_OF_CHAT: Unserved = {
     "add_generation_prompt": (True,),
     "chat_template": (),

@@ -19,6 +19,7 @@ from inference_api.request import (
     TokenEvent,
     TokenLogprobs,
 )
+from inference_api.scheduling.pooling import PooledStates
 
 MIN_REUSED_TOKENS = 8  # a shorter prefix is as soon prefilled as copied
 
@@ -61,11 +62,14 @@ class UserRow:
     switch: Switch | None = None  # what brought its model into memory
     generated: list[int] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)  # until the first event
+    pooled: PooledStates | None = None  # until the first event
     finish_reason: FinishReason | None = None
     _plain_draw: Draw = field(init=False)  # the same in every step
 
     def __post_init__(self) -> None:
         request = self.request
+        if request.pooling is not None:
+            self.pooled = PooledStates(request.pooling)
         self._plain_draw = Draw(request.sampling, request.prompt_tokens, self.generated)
 
     @property
@@ -99,13 +103,15 @@ class UserRow:
         if self.request.wants_prompt_logprobs:
             following = prompt[start + 1 : self.num_cached + 1]
             draws = [Draw(self.request.sampling, prompt, (), known_id=token) for token in following]
-        return RowStep(self.index, start, prompt[start : self.num_cached], draws)
+        token_ids, wants_hidden = prompt[start : self.num_cached], self.request.pooling == "mean"
+        return RowStep(self.index, start, token_ids, draws, None, wants_hidden)
 
     def take_step(self, draft: Draft = NO_DRAFT, wants_hidden: bool = False) -> RowStep:
         """The last token, which is not in the cache, and of a draft what there is room for."""
         start = self.num_cached
         self.num_cached += 1
         token_id = self.generated[-1] if self.generated else self.request.prompt_tokens[-1]
+        wants_hidden = wants_hidden or self.pooled is not None
         if not draft.token_ids or (room := self.token_limit - len(self.generated) - 1) < 1:
             return RowStep(self.index, start, (token_id,), (self._draw(),), None, wants_hidden)
         guesses, parents, _ = draft.first(room)
@@ -141,6 +147,7 @@ class UserRow:
                 break
         self.num_cached += len(drawn) - 1  # all but the last were drafted, and are written
         prompt_logprobs, self.prompt_logprobs = tuple(self.prompt_logprobs), []
+        pooled, self.pooled = self.pooled, None
         return TokenEvent(
             tuple(generated[num_before:]),
             self.finish_reason,
@@ -153,6 +160,7 @@ class UserRow:
             logprobs=tuple(logprobs),
             prompt_logprobs=prompt_logprobs,
             switch=self.switch,
+            embedding=None if pooled is None else pooled.embedding(),
         )
 
     def _follow(self, constraint: Constraint, token_id: int) -> ConstraintFailed | None:
@@ -213,7 +221,7 @@ class RowTable:
         room = max_seq_len - len(prompt)
         constraint = None if request.grammar is None else request.grammar.start()
         row = UserRow(index, request, min(request.max_tokens, room), now_s, constraint)
-        if not request.wants_prompt_logprobs:  # those have to be computed
+        if not request.needs_whole_prompt:
             row.reuse(common[index])
         self.users[index] = row
         return row

@@ -39,6 +39,7 @@ class ServedModel:
     grammars: GrammarCompiler
     max_seq_len: int
     vocab_size: int
+    hidden_size: int  # 0: steps have no hidden states
     costs: StepCosts
     draft_sources: tuple[str, ...] = ()  # names of who may guess; see `Speculation`
     totals: StepTotals = field(default_factory=StepTotals)
@@ -66,6 +67,7 @@ class ServedModel:
             GrammarCompiler(tokenizer, runner.vocab_size),
             runner.max_seq_len,
             runner.vocab_size,
+            runner.hidden_size,
             StepCosts({}, max_rows * (1 + max_guesses), max_rows),
             draft_sources,
         )

@@ -57,10 +57,14 @@ class Step:
         """Hand what was drawn to the rows; what their sessions get to see."""
         for (row, _), result in zip(self.prompts, results, strict=False):
             row.prompt_logprobs += [each.logprobs for each in result.drawn if each.logprobs]
+            if row.pooled is not None and result.hidden is not None:
+                row.pooled.add(result.hidden)
         batch_size = len(self.decoding)
         events = []
         for (row, step), result in zip(self.decoding, results[len(self.prompts) :], strict=True):
             drawn, drafted_tokens, right = result.drawn, 0, []
+            if row.pooled is not None and result.hidden is not None:
+                row.pooled.add(result.hidden[:1])
             num_tried = len(drawn) - 1
             if num_tried:
                 drafted_tokens = max(step.positions) - step.start  # of a tree, its depth
@@ -169,7 +173,7 @@ class StepPlanner:
         chunks are planned, rows count as holding what is not written yet."""
         rows = []
         for row in self._rows.prefilling():
-            if not row.has_begun and not row.request.wants_prompt_logprobs:
+            if not row.has_begun and not row.request.needs_whole_prompt:
                 self._reuse_prefix(row, step)
             rows.append(row)
             room_tokens -= row.chunk_tokens(room_tokens)

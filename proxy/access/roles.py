@@ -45,6 +45,7 @@ LINES: Mapping[Role, str] = {
         POST /chat/{model}
         POST /v1/completions
         POST /v1/chat/completions
+        POST /v1/embeddings
         POST /v1/tokenize
         POST /v1/detokenize
         POST /tokenize

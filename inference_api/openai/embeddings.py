@@ -1,0 +1,80 @@
+"""The body and the answer of `/v1/embeddings`: OpenAI's shapes, and `pooling` beside them."""
+
+from base64 import b64encode
+from typing import ClassVar, Literal
+
+import numpy as np
+from pydantic import Field
+
+from inference_api.bodies.fields import Unserved
+from inference_api.openai.answers import Answer
+from inference_api.openai.requests import (
+    MAX_INTEGER,
+    MAX_PRIORITY,
+    Prompt,
+    RequestBody,
+    TokenIds,
+    prompts_of,
+)
+from inference_api.openai.unserved_fields import UNSERVED_OF_EMBEDDINGS
+from inference_api.request import GenerationParams, Pooling, SamplingParams
+
+EncodingFormat = Literal["float", "base64"]
+
+
+class EmbeddingsBody(RequestBody):
+    """`dimensions`: of the vector, from its beginning; `pooling`: of all tokens' states, or the
+    last one."""
+
+    unserved: ClassVar[Unserved] = UNSERVED_OF_EMBEDDINGS
+
+    model: str
+    input: Prompt
+    encoding_format: EncodingFormat | None = None
+    dimensions: int | None = Field(None, ge=1, le=MAX_INTEGER)
+    pooling: Pooling | None = None
+    priority: int | None = Field(None, ge=-MAX_PRIORITY, le=MAX_PRIORITY)
+
+    def inputs(self) -> list[str | TokenIds]:
+        return prompts_of(self.input)
+
+    def params(self) -> GenerationParams:
+        """Returns parameters of a generation that ends with its first token, which nobody sees."""
+        return GenerationParams(
+            max_tokens=1,
+            pooling=self.pooling or "mean",
+            priority=self.priority or 0,
+            speculation="off",
+            sampling=SamplingParams(temperature=0.0),
+        )
+
+    def shown(self, embedding: bytes) -> list[float] | str:
+        """Returns a vector in the form asked for, cut to `dimensions` and again of unit length."""
+        if self.dimensions is not None:
+            vector = np.frombuffer(embedding, "<f4")[: self.dimensions]
+            length = np.linalg.norm(vector)
+            embedding = (vector / (length or 1)).astype("<f4").tobytes()
+        if self.encoding_format == "base64":
+            return b64encode(embedding).decode()
+        numbers: list[float] = np.frombuffer(embedding, "<f4").tolist()
+        return numbers
+
+
+class Embedding(Answer):
+    """`embedding` in base64 is float32, little-endian."""
+
+    object: Literal["embedding"]
+    index: int
+    embedding: list[float] | str
+
+
+class EmbeddingsUsage(Answer):
+    prompt_tokens: int
+    total_tokens: int
+
+
+class Embeddings(Answer):
+    object: Literal["list"]
+    data: list[Embedding]
+    model: str
+    usage: EmbeddingsUsage

@@ -1,0 +1,90 @@
+"""`/v1/embeddings`: a vector for each text, of the served model's hidden states."""
+
+from functools import partial
+
+from flask import Blueprint, Response, jsonify
+
+from common.operations import operation
+from inference_api.bodies.fields import parse
+from inference_api.errors import InvalidRequest
+from inference_api.generation.streaming import Generations, TextGeneration
+from inference_api.openai.embeddings import (
+    Embedding,
+    Embeddings,
+    EmbeddingsBody,
+    EmbeddingsUsage,
+)
+from inference_api.openai.requests import TokenIds
+from inference_api.routes.caller import caller_of_request, json_body
+from inference_api.routes.chosen_model import ModelChoice
+from inference_api.routes.errors import ROW_REFUSALS
+from inference_api.routes.generate import switch_headers
+from inference_api.routes.tokenize import known_ids, prompt_is_called
+from inference_api.scheduling.decode_backend import DecodeBackend
+from inference_api.scheduling.served_model import ServedModel
+from inference_api.text.prompt_encoder import PromptEncoder
+
+
+def create_blueprint(
+    generations: Generations, backend: DecodeBackend, choice: ModelChoice
+) -> Blueprint:
+    blueprint = Blueprint("embeddings", __name__)
+
+    @blueprint.post("/v1/embeddings")
+    @operation(
+        "Vectors of texts, by the model's hidden states: their mean, or the last token's.",
+        {200: Embeddings, **ROW_REFUSALS},
+        EmbeddingsBody,
+    )
+    def embeddings() -> Response:
+        body = parse(EmbeddingsBody, json_body())
+        inputs = body.inputs()
+        chosen = choice.of(body.model, [each for each in inputs[:1] if isinstance(each, str)])
+        backend.check_admission()
+        model = backend.served[chosen.name]
+        check_dimensions(body.dimensions, model)
+        params = body.params()
+        requests = [(partial(_encode, model=model, text=text), params) for text in inputs]
+        with prompt_is_called("input"):
+            running = generations.begin_all(model.name, requests, caller_of_request())
+        try:
+            response = jsonify(_answer(body, chosen.shown, running))
+            response.headers.update(chosen.headers | switch_headers(running))
+        finally:
+            for each in running:
+                each.close()
+        return response
+
+    return blueprint
+
+
+def check_dimensions(dimensions: int | None, model: ServedModel) -> None:
+    """Raises InvalidRequest above the model's own, or where it has none."""
+    if not model.hidden_size:
+        raise InvalidRequest(
+            f"model: {model.name} has no hidden states, as it is a mock; ask a server of a model.",
+            "model",
+        )
+    if dimensions is not None and dimensions > model.hidden_size:
+        raise InvalidRequest(
+            f"dimensions: is {dimensions}, above the {model.hidden_size} that {model.name} has; "
+            "lower it or leave it out.",
+            "dimensions",
+        )
+
+
+def _answer(body: EmbeddingsBody, model: str, running: list[TextGeneration]) -> Embeddings:
+    data = []
+    for index, generation in enumerate(running):
+        assert generation.embedding is not None, "its first event has come"
+        shown = body.shown(generation.embedding)
+        data.append(Embedding(object="embedding", index=index, embedding=shown))
+    num_tokens = sum(len(each.prompt_tokens) for each in running)
+    usage = EmbeddingsUsage(prompt_tokens=num_tokens, total_tokens=num_tokens)
+    return Embeddings(object="list", data=data, model=model, usage=usage)
+
+
+def _encode(prompts: PromptEncoder, model: ServedModel, text: str | TokenIds) -> list[int]:
+    if isinstance(text, TokenIds):
+        return known_ids(text.token_ids, model.vocab_size, "input")
+    return prompts.encode(text)
