@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Mapping
-from typing import Literal
+from typing import Literal, NotRequired
 
 from inference_api.bundle_file import Expert
 from inference_api.openai.answers import Answer
@@ -24,10 +24,13 @@ STATUS: Mapping[State, Status] = {  # in llama.cpp's words
 
 
 class ModelCard(Answer):
+    """`max_model_len` is the context in tokens, once the model is known; `auto` has none."""
+
     id: str
     object: Literal["model"]
     created: int
     owned_by: str
+    max_model_len: NotRequired[int]
 
 
 class ExpertStatus(Answer):

@@ -33,7 +33,9 @@ def needs_token(path: str, settings: Settings) -> bool:
 
 def has_valid_token(settings: Settings) -> bool:
     """Whether this request carries an HS256 token of JWT_SECRET that has not expired."""
-    scheme, _, token = request.headers.get("Authorization", "").partition(" ")
+    api_key = request.headers.get("X-Api-Key", "")  # as clients of Anthropic send it
+    authorization = request.headers.get("Authorization") or f"Bearer {api_key}"
+    scheme, _, token = authorization.partition(" ")
     if settings.jwt_secret is None or scheme.lower() != "bearer":
         return False
     try:

@@ -152,6 +152,8 @@ class _Views:
 
     def _card(self, name: str) -> ModelCard | ExpertModelCard:
         card = ModelCard(id=name, object="model", created=self._started_at, owned_by="hearth")
+        if name != ROUTED and (served := self._backend.served):
+            card["max_model_len"] = served[self._settings.name_of(name)].max_seq_len
         bundle, residents = self._settings.bundle, self._backend.bundle
         if bundle is None or residents is None or name == ROUTED:
             return card

@@ -43,7 +43,7 @@ class Gate:
 
         Raises Unauthorized, LoginNeeded, RoleNeeded or OriginNotAllowed.
         """
-        authorization = head.get("authorization")
+        authorization = head.get("authorization") or _api_key(head)
         token = None if authorization else cookie_token(head)
         try:
             principal, role = await self.identify(f"Bearer {token}" if token else authorization)
@@ -68,6 +68,12 @@ def cookie_token(head: RequestHead) -> str | None:
         if name == COOKIE and value:
             return value
     return None
+
+
+def _api_key(head: RequestHead) -> str | None:
+    """A token as clients of Anthropic send it, in the form of an Authorization header."""
+    key = head.get("x-api-key")
+    return f"Bearer {key}" if key else None
 
 
 def _wants_page(head: RequestHead) -> bool:

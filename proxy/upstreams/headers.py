@@ -36,6 +36,7 @@ NEVER_FORWARDED = HOP_BY_HOP | {
     "forwarded",
     "host",
     "origin",
+    "x-api-key",
     "x-real-ip",
     "x-request-id",
     "x-team-id",

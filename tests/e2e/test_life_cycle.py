@@ -91,6 +91,8 @@ def test_api_checks_tokens_itself_when_it_has_a_secret(tmp_path: Path) -> None:
         assert refused.status_code == 401
         assert refused.headers["WWW-Authenticate"] == "Bearer"
         token = jwt.encode({"team_id": "tenstorrent"}, SECRET)
+        key = {"X-Api-Key": token}
+        assert requests.get(f"{api.url}/v1/models", headers=key, timeout=10).status_code == 200
         good = requests.post(
             f"{api.url}/inference",
             json={"text": "hi"},

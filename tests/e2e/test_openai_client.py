@@ -29,7 +29,8 @@ def client(api: ServedApi) -> Iterator[openai.OpenAI]:
 
 def test_models_are_listed_and_found_by_id(client: openai.OpenAI) -> None:
     assert [model.id for model in client.models.list()] == [MODEL, "falcon40b"]
-    assert client.models.retrieve("falcon40b").id == "falcon40b"
+    found = client.models.retrieve("falcon40b")
+    assert (found.id, found.model_dump()["max_model_len"]) == ("falcon40b", 2048)
     with pytest.raises(openai.NotFoundError):
         client.models.retrieve("gpt-5")
 

@@ -75,6 +75,18 @@ def test_identity_is_set_by_the_proxy_and_claims_of_clients_are_dropped(
     assert not {"authorization", "te", "keep-alive", "proxy-authorization"} & set(seen)
 
 
+def test_a_token_may_come_as_x_api_key_and_goes_no_further(proxy: ProxyProcess) -> None:
+    token = bearer()["Authorization"].removeprefix("Bearer ")
+    seen = requests.get(f"{proxy.url}/key", headers={"X-Api-Key": token}, timeout=DEADLINE_S)
+    assert seen.json()["headers"]["x-team-id"] == "team-a"
+    assert token not in seen.text
+    for headers in ({"X-Api-Key": "sk-1"}, {"X-Api-Key": ""}, bearer() | {"Authorization": "x"}):
+        refused = requests.get(f"{proxy.url}/key", headers=headers, timeout=DEADLINE_S)
+        assert refused.status_code == 401
+    both = {"Authorization": "Bearer forged", "X-Api-Key": token}
+    assert requests.get(f"{proxy.url}/key", headers=both, timeout=DEADLINE_S).status_code == 401
+
+
 def test_underscore_spelling_of_an_identity_header_does_not_pass(proxy: ProxyProcess) -> None:
     head = b"GET /underscore HTTP/1.1\r\nHost: p\r\nX_Team_Id: evil\r\nAuthorization: %b\r\n\r\n"
     answer = proxy.raw(head % bearer()["Authorization"].encode())
