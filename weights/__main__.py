@@ -1,4 +1,6 @@
-"""`python -m weights`: the weights service on WEIGHTS_HOST and WEIGHTS_PORT."""
+"""`python -m weights`: the weights service on WEIGHTS_HOST and WEIGHTS_PORT, or with `drive` the
+search in an engine of others.
+"""
 
 import argparse
 import sys
@@ -10,7 +12,16 @@ from weights.settings import load_settings
 
 
 def main() -> None:
-    argparse.ArgumentParser(description="Serve the weights search alone.").parse_args()
+    if sys.argv[1:2] == ["drive"]:
+        from weights.drivers import command  # and what it needs, which serving does not
+
+        command.main(sys.argv[2:])
+        return
+    parser = argparse.ArgumentParser(description="Serve the weights search alone.")
+    parser.add_argument(
+        "drive", nargs="?", choices=["drive"], help="search in an engine of others: drive --help"
+    )
+    parser.parse_args()
     settings = load_settings()
     serve_threaded(settings.host, settings.port, settings.threads, lambda: create_app(settings))
 

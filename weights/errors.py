@@ -10,6 +10,10 @@
     StoreFailed    503, of `common.errors`: the store did not take or give the data
     StartupError   the process cannot start; lists every fault found
 
+    DriveError              of `python -m weights drive`, for whoever started it
+    ├── EngineUnusable      the engine cannot be reached, or has no room for the model
+    └── TrialFailed         one split could not be measured; others may
+
 Raise them anywhere; `routes` renders them, once, at the edge.
 """
 
@@ -70,6 +74,18 @@ class BodyTooLarge(WeightsError):
         super().__init__(
             f"the body exceeds {max_bytes} bytes; send less or raise WEIGHTS_MAX_BODY_BYTES"
         )
+
+
+class DriveError(Exception):
+    """The message names the value, the bound and the remedy."""
+
+
+class EngineUnusable(DriveError):
+    """No split can be measured."""
+
+
+class TrialFailed(DriveError):
+    """This split could not be measured."""
 
 
 class StartupError(startup.StartupError):

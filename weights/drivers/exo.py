@@ -1,0 +1,161 @@
+"""An exo cluster: reads its state, builds and posts the instance of a split, and measures it.
+
+The order is that of exo's own `bench/exo_bench.py`: every instance is deleted and gone, the new one
+is posted, its runners are watched until all are ready, then it rests, warms up and is measured.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+from types import TracebackType
+from typing import Any, Self
+
+from weights.drivers import Ring
+from weights.drivers.exo_instance import (
+    Placement,
+    Preview,
+    choose_preview,
+    free_bytes_of,
+    placed,
+    runner_state,
+)
+from weights.drivers.http import Http, HttpRefused
+from weights.errors import EngineUnusable, TrialFailed
+from weights.partition import Layers, ranges
+
+PROMPT = "Tell me about the history of bridges, from the first ones to those of today."
+REST_S = 1.0
+READY, FAILED = "RunnerReady", "Failed"
+
+
+@dataclass(frozen=True, slots=True)
+class ExoPlan:
+    """`nodes`: ids of those to use; empty: all. `replaces`: instances that run may be deleted."""
+
+    model: str
+    nodes: tuple[str, ...] = ()
+    replaces: bool = False
+    generated_tokens: int = 128
+    repeats: int = 3
+    load_timeout_s: float = 600.0
+    poll_s: float = 1.0
+
+
+class ExoDriver:
+    """A `Driver`. The instance measured last stays when the context is left."""
+
+    def __init__(self, http: Http, plan: ExoPlan) -> None:
+        self._http = http
+        self._plan = plan
+        self._preview: Preview | None = None
+        self.ring = Ring((), 0, ())
+
+    def __enter__(self) -> Self:
+        state = self._get("/state")
+        if state.get("instances") and not self._plan.replaces:
+            raise EngineUnusable(
+                f"{len(state['instances'])} instances run on this cluster and would be measured "
+                "along; delete them, or let them be deleted by --replace"
+            )
+        self._delete_instances()
+        self._preview = self._previewed()
+        self.ring = self._preview.ring(free_bytes_of(self._get("/state")))
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._http.close()
+
+    def measure(self, layers: Layers) -> float:
+        assert self._preview is not None, "the driver is entered"
+        self._delete_instances()
+        placement = placed(self._preview, layers)
+        try:
+            self._http.call("POST", "/instance", placement.body)
+        except HttpRefused as error:
+            raise TrialFailed(f"exo refuses the instance: {error}") from None
+        self._wait_until_ready(placement)
+        time.sleep(REST_S)
+        self._generate()  # the first is slower than the others
+        return median(self._generate() for _ in range(self._plan.repeats))
+
+    def settings(self, layers: Sequence[int]) -> str:
+        lines = [
+            f"{node} start_layer={start} end_layer={end}"
+            for node, (start, end) in zip(self.ring.nodes, ranges(layers), strict=True)
+        ]
+        return "\n".join(lines)
+
+    def _previewed(self) -> Preview:
+        """Memory that was freed shows late: asked again until there is one."""
+        nodes = self._plan.nodes or tuple(self._get("/state/topology").get("nodes", ()))
+        query: dict[str, Any] = {"model_id": self._plan.model, "node_ids": list(nodes)}
+        until_s = time.monotonic() + self._plan.load_timeout_s
+        while True:
+            previews = self._get("/instance/previews", query).get("previews")
+            try:
+                return choose_preview(previews if isinstance(previews, list) else (), len(nodes))
+            except EngineUnusable:
+                if time.monotonic() >= until_s:
+                    raise
+            time.sleep(self._plan.poll_s)
+
+    def _delete_instances(self) -> None:
+        """Delete all there are, and wait until they are gone."""
+        until_s = time.monotonic() + self._plan.load_timeout_s
+        while instances := self._get("/state").get("instances"):
+            for instance_id in instances:
+                self._http.call("DELETE", f"/instance/{instance_id}", missing=None)
+            if time.monotonic() >= until_s:
+                raise EngineUnusable(f"instances are still there: {', '.join(instances)}")
+            time.sleep(self._plan.poll_s)
+
+    def _wait_until_ready(self, placement: Placement) -> None:
+        """Raises TrialFailed where a runner fails, vanishes or takes too long."""
+        until_s = time.monotonic() + self._plan.load_timeout_s
+        seen: set[str] = set()
+        while time.monotonic() < until_s:
+            tags = []
+            for runner_id in placement.runner_ids:
+                found = self._http.call("GET", f"/state/runners/{runner_id}", missing={})
+                tag, message = runner_state(found)
+                if FAILED in tag or (runner_id in seen and not tag):
+                    raise TrialFailed(f"a runner has failed: {message or 'it vanished'}")
+                seen |= {runner_id} if tag else set()
+                tags.append(tag)
+            if all(tag == READY for tag in tags):
+                return
+            time.sleep(self._plan.poll_s)
+        raise TrialFailed(f"not ready within {self._plan.load_timeout_s:g} s")
+
+    def _generate(self) -> float:
+        """Tokens/s of one stream, by exo's own clock. The bench route never stops early."""
+        body = {
+            "model": self._plan.model,
+            "messages": [{"role": "user", "content": PROMPT}],
+            "max_tokens": self._plan.generated_tokens,
+            "stream": False,
+        }
+        try:
+            answer = self._http.call("POST", "/bench/chat/completions", body)
+        except HttpRefused as error:
+            raise TrialFailed(f"exo does not generate: {error}") from None
+        stats = answer.get("generation_stats") if isinstance(answer, dict) else None
+        tokens_per_s = stats.get("generation_tps") if isinstance(stats, dict) else None
+        if not isinstance(tokens_per_s, int | float) or not tokens_per_s > 0:
+            raise TrialFailed(f"exo says {tokens_per_s!r} tokens/s")
+        return float(tokens_per_s)
+
+    def _get(self, path: str, query: dict[str, Any] | None = None) -> dict[str, Any]:
+        try:
+            found = self._http.call("GET", path, query=query)
+        except HttpRefused as error:
+            raise EngineUnusable(f"exo refuses {path}: {error}") from None
+        if not isinstance(found, dict):
+            raise EngineUnusable(f"exo answers {path} with something that is no object")
+        return found

@@ -1,0 +1,129 @@
+"""Instances of an exo cluster: from the preview it gives to the one a split needs. Pure.
+
+exo checks neither that ranges are contiguous nor that they cover the model or fit a node, and an
+empty one crashes its runner: everything is checked here. JSON as exo's API has it (src/exo/shared/
+types of exo-explore/exo, 2026-06).
+"""
+
+import copy
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from weights.drivers import Ring
+from weights.errors import EngineUnusable
+from weights.partition import Layers, ranges
+
+RING, SHARD = "MlxRingInstance", "PipelineShardMetadata"
+MEMORY_FOR_LAYERS = 0.9  # of what a node has free; the rest is its KV cache and workspace
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Preview:
+    """A placement of a model as a pipeline over nodes, by exo; nodes in the order of their rank."""
+
+    instance: Json  # below RING
+    nodes: tuple[str, ...]
+    runners: tuple[str, ...]
+    num_layers: int
+    model_bytes: int
+
+    def ring(self, free_bytes: Mapping[str, int]) -> Ring:
+        """`free_bytes` of each node while nothing is loaded."""
+        layer_bytes = max(1, self.model_bytes // self.num_layers)
+        room = (int(MEMORY_FOR_LAYERS * free_bytes.get(node, 0)) for node in self.nodes)
+        most = tuple(min(self.num_layers, each // layer_bytes) for each in room)
+        return Ring(self.nodes, self.num_layers, most)
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """An instance to post. `body` is `{"instance": ...}`."""
+
+    body: Json
+    instance_id: str
+    runner_ids: tuple[str, ...]
+
+
+def choose_preview(previews: Sequence[Any], num_nodes: int) -> Preview:
+    """Returns the pipeline over a ring of `num_nodes`. Raises EngineUnusable."""
+    reasons = []
+    for each in previews:
+        if not isinstance(each, dict):
+            continue
+        if each.get("error") is not None:
+            reasons.append(str(each["error"])[:200])
+            continue
+        instance = each.get("instance")
+        if each.get("sharding") == "Pipeline" and isinstance(instance, dict) and RING in instance:
+            preview = read_preview(instance[RING])
+            if len(preview.nodes) == num_nodes:
+                return preview
+    why = f" ({'; '.join(dict.fromkeys(reasons))})" if reasons else ""
+    raise EngineUnusable(f"exo offers no pipeline over a ring of {num_nodes} nodes{why}")
+
+
+def read_preview(instance: Any) -> Preview:
+    """Raises EngineUnusable where it is not what exo's API describes."""
+    try:
+        assignments = instance["shardAssignments"]
+        node_of = {runner: node for node, runner in assignments["nodeToRunner"].items()}
+        shards = {runner: shard[SHARD] for runner, shard in assignments["runnerToShard"].items()}
+        runners = sorted(shards, key=lambda runner: int(shards[runner]["deviceRank"]))
+        first = shards[runners[0]]
+        if [shards[runner]["deviceRank"] for runner in runners] != [*range(len(runners))]:
+            raise ValueError("ranks are not consecutive")
+        return Preview(
+            instance=instance,
+            nodes=tuple(node_of[runner] for runner in runners),
+            runners=tuple(runners),
+            num_layers=int(first["nLayers"]),
+            model_bytes=int(first["modelCard"]["storageSize"]["inBytes"]),
+        )
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+        raise EngineUnusable(
+            f"exo's preview cannot be read ({type(error).__name__}: {error}); this driver knows "
+            "the API of 2026-06"
+        ) from None
+
+
+def placed(preview: Preview, layers: Layers) -> Placement:
+    """Returns the instance with these layers of each rank, under names of its own."""
+    assert len(layers) == len(preview.nodes)
+    assert sum(layers) == preview.num_layers
+    assert min(layers) >= 1
+    instance = copy.deepcopy(preview.instance)
+    instance_id = str(uuid.uuid4())
+    runner_ids = tuple(str(uuid.uuid4()) for _ in layers)
+    assignments = instance["shardAssignments"]
+    shards = [assignments["runnerToShard"][runner][SHARD] for runner in preview.runners]
+    for shard, (start, end) in zip(shards, ranges(layers), strict=True):
+        shard |= {"startLayer": start, "endLayer": end}
+    named = zip(runner_ids, shards, strict=True)
+    assignments["runnerToShard"] = {runner: {SHARD: shard} for runner, shard in named}
+    assignments["nodeToRunner"] = dict(zip(preview.nodes, runner_ids, strict=True))
+    instance["instanceId"] = instance_id
+    return Placement({"instance": {RING: instance}}, instance_id, runner_ids)
+
+
+def free_bytes_of(state: Any) -> dict[str, int]:
+    """Free memory by node, of exo's `/state`."""
+    memory = state.get("nodeMemory") if isinstance(state, dict) else None
+    found = {}
+    for node, each in memory.items() if isinstance(memory, dict) else ():
+        available = each.get("ramAvailable") if isinstance(each, dict) else None
+        if isinstance(available, dict) and isinstance(available.get("inBytes"), int):
+            found[node] = available["inBytes"]
+    return found
+
+
+def runner_state(value: Any) -> tuple[str, str]:
+    """The tag of a runner's state, such as RunnerReady, and its error message."""
+    if not isinstance(value, dict) or len(value) != 1:
+        return "", ""
+    ((tag, of_tag),) = value.items()
+    message = of_tag.get("errorMessage") if isinstance(of_tag, dict) else None
+    return tag, str(message or "")[:300]

@@ -1,0 +1,40 @@
+"""The number of layers of a GGUF file, or of a folder with a config.json."""
+
+import json
+from pathlib import Path
+
+from gguf import GGUFReader
+
+from weights.errors import EngineUnusable
+
+MAX_CONFIG_BYTES = 2**20
+MAX_LAYERS = 1024
+
+
+def read_num_layers(model: Path) -> int:
+    """Raises EngineUnusable."""
+    try:
+        count = _of_folder(model) if model.is_dir() else _of_file(model)
+    except (OSError, ValueError, KeyError, IndexError, RecursionError) as error:
+        raise EngineUnusable(
+            f"{model} does not tell its layers ({type(error).__name__}: {error}); give --layers"
+        ) from None
+    if not isinstance(count, int) or not 2 <= count <= MAX_LAYERS:
+        raise EngineUnusable(f"{model} says {count!r} layers, and 2 to {MAX_LAYERS} can be split")
+    return count
+
+
+def _of_file(file: Path) -> object:
+    fields = GGUFReader(file).fields
+    architecture = fields["general.architecture"].contents()
+    return fields[f"{architecture}.block_count"].contents()
+
+
+def _of_folder(folder: Path) -> object:
+    path = folder / "config.json"
+    if path.stat().st_size > MAX_CONFIG_BYTES:
+        raise ValueError(f"config.json is larger than {MAX_CONFIG_BYTES} bytes")
+    config = json.loads(path.read_bytes())
+    if not isinstance(config, dict):
+        raise ValueError("config.json is no object")
+    return config.get("text_config", config)["num_hidden_layers"]

@@ -1,0 +1,135 @@
+"""llama.cpp over machines: RPC servers, and its own `llama-bench` with a tensor split.
+
+Devices come in the order of `--rpc`, then the local ones; each server has one device here. A share
+of its layers for each device, and one more for the last, which has the output too, is what
+llama.cpp turns into exactly these layers (src/llama-model.cpp).
+"""
+
+import json
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from weights.drivers import Ring
+from weights.drivers.gguf_layers import read_num_layers
+from weights.errors import EngineUnusable, TrialFailed
+from weights.partition import Layers
+
+NO_CPU = "999"  # layers to put on devices: all
+MAX_REASON_CHARS = 300
+
+
+@dataclass(frozen=True, slots=True)
+class LlamaBench:
+    """How it is measured. `program`: of the same build as the servers."""
+
+    program: str
+    model: Path
+    rpc: tuple[str, ...]  # host:port
+    local: tuple[str, ...] = ()  # devices of this machine after them
+    prompt_tokens: int = 0  # 0: generation alone is measured
+    generated_tokens: int = 128
+    repeats: int = 3
+    timeout_s: float = 1800.0
+    options: tuple[str, ...] = ()
+
+
+class LlamaCppDriver:
+    """A `Driver`. Servers are started by whoever owns the machines, and stay."""
+
+    def __init__(self, bench: LlamaBench) -> None:
+        self._bench = bench
+        num_layers = read_num_layers(bench.model)
+        nodes = (*bench.rpc, *bench.local)
+        self.ring = Ring(nodes, num_layers, (num_layers,) * len(nodes))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Nothing runs between measurements."""
+
+    def measure(self, layers: Layers) -> float:
+        tests = self._tests(layers)
+        generated = [each for each in tests if each.get("n_gen")]
+        if not generated:
+            raise TrialFailed("llama-bench has measured no generation")
+        tokens_per_s = generated[0].get("avg_ts")
+        if not isinstance(tokens_per_s, int | float) or not tokens_per_s > 0:
+            raise TrialFailed(f"llama-bench says {tokens_per_s!r} tokens/s")
+        if not self._bench.prompt_tokens:
+            return float(tokens_per_s)
+        return self._whole_request(tests, float(tokens_per_s))
+
+    def settings(self, layers: Sequence[int]) -> str:
+        devices = ",".join(self._devices)
+        return (
+            f"--rpc {','.join(self._bench.rpc)} --device {devices} --n-gpu-layers {NO_CPU} "
+            f"--split-mode layer --tensor-split {','.join(_proportions(layers))}"
+        )
+
+    def _whole_request(self, tests: list[dict[str, Any]], generated_per_s: float) -> float:
+        """Generated tokens/s of a request that has its prompt read first."""
+        bench = self._bench
+        prompts = [each.get("avg_ts") for each in tests if each.get("n_prompt")]
+        if not prompts or not isinstance(prompts[0], int | float) or not prompts[0] > 0:
+            raise TrialFailed("llama-bench has measured no prompt")
+        prompt_s = bench.prompt_tokens / float(prompts[0])
+        seconds = prompt_s + bench.generated_tokens / generated_per_s
+        return bench.generated_tokens / seconds
+
+    @property
+    def _devices(self) -> list[str]:
+        return [*(f"RPC{number}" for number in range(len(self._bench.rpc))), *self._bench.local]
+
+    def _command(self, layers: Layers) -> list[str]:
+        bench = self._bench
+        return [
+            *(bench.program, "--model", str(bench.model), "--rpc", ",".join(bench.rpc)),
+            *("--device", "/".join(self._devices), "--split-mode", "layer"),
+            *("--n-gpu-layers", NO_CPU, "--tensor-split", "/".join(_proportions(layers))),
+            *("--n-prompt", str(bench.prompt_tokens), "--n-gen", str(bench.generated_tokens)),
+            *("--repetitions", str(bench.repeats), "--output", "json", *bench.options),
+        ]
+
+    def _tests(self, layers: Layers) -> list[dict[str, Any]]:
+        """Raises TrialFailed and EngineUnusable."""
+        try:
+            finished = subprocess.run(
+                self._command(layers),
+                capture_output=True,
+                text=True,
+                timeout=self._bench.timeout_s,
+                stdin=subprocess.DEVNULL,
+            )
+        except OSError as error:
+            raise EngineUnusable(f"{self._bench.program} does not start: {error}") from None
+        except subprocess.TimeoutExpired:
+            raise TrialFailed(f"no result within {self._bench.timeout_s:g} s") from None
+        if finished.returncode:
+            raise TrialFailed(f"llama-bench ended with {finished.returncode}: {_last(finished)}")
+        try:
+            tests = json.loads(finished.stdout)
+        except ValueError:
+            raise TrialFailed(f"llama-bench printed no JSON: {_last(finished)}") from None
+        if not isinstance(tests, list) or not all(isinstance(each, dict) for each in tests):
+            raise TrialFailed("llama-bench printed no list of tests")
+        return tests
+
+
+def _proportions(layers: Sequence[int]) -> list[str]:
+    *others, last = layers
+    return [str(count) for count in (*others, last + 1)]
+
+
+def _last(finished: subprocess.CompletedProcess[str]) -> str:
+    lines = [line for line in finished.stderr.splitlines() if line.strip()]
+    return lines[-1].strip()[:MAX_REASON_CHARS] if lines else "it says no more"

@@ -1,0 +1,176 @@
+"""An engine that takes its split from the environment when it starts: vLLM, SGLang, our own.
+
+For each split the server is started, waited for, measured by concurrent completions over HTTP, and
+ended.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import TracebackType
+from typing import Self
+
+import requests
+
+from weights.drivers import Ring
+from weights.errors import EngineUnusable, TrialFailed
+from weights.partition import Layers
+
+STOP_TIMEOUT_S = 60.0
+POLL_S = 0.5
+REQUEST_TIMEOUT_S = 600.0
+MAX_REASON_CHARS = 300
+PROMPT = "The history of bridges begins with "
+
+
+@dataclass(frozen=True, slots=True)
+class ServerPlan:
+    """`variable` is set to the layers of each stage, as `12,10,10`. `url` ends in /v1."""
+
+    command: tuple[str, ...]
+    variable: str
+    stages: int
+    num_layers: int
+    url: str
+    model: str
+    environment: Mapping[str, str]
+    users: int = 8
+    generated_tokens: int = 128
+    rounds: int = 2  # of requests of every user, once warmed up
+    start_timeout_s: float = 900.0
+
+
+class ServerDriver:
+    """A `Driver`. Nothing runs between measurements."""
+
+    def __init__(self, plan: ServerPlan) -> None:
+        self._plan = plan
+        nodes = tuple(f"stage {number}" for number in range(plan.stages))
+        self.ring = Ring(nodes, plan.num_layers, (plan.num_layers,) * plan.stages)
+
+    def __enter__(self) -> Self:
+        if self._is_up():
+            raise EngineUnusable(
+                f"{self._plan.url} answers already, and would be measured instead; end that server"
+            )
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Each measurement has ended what it started."""
+
+    def measure(self, layers: Layers) -> float:
+        with self._served(layers):
+            self._round(1)
+            started_s = time.monotonic()
+            num_tokens = self._round(self._plan.rounds)
+            return num_tokens / (time.monotonic() - started_s)
+
+    def settings(self, layers: Sequence[int]) -> str:
+        return f"{self._plan.variable}={_joined(layers)}"
+
+    @contextmanager
+    def _served(self, layers: Layers) -> Iterator[None]:
+        plan = self._plan
+        environment = {**plan.environment, plan.variable: _joined(layers)}
+        with TemporaryDirectory() as folder:
+            log = Path(folder) / "log"
+            with log.open("wb") as output:
+                try:
+                    process = subprocess.Popen(
+                        plan.command,
+                        env=environment,
+                        stdin=subprocess.DEVNULL,
+                        stdout=output,
+                        stderr=output,
+                        start_new_session=True,
+                    )
+                except OSError as error:
+                    raise EngineUnusable(f"{plan.command[0]} does not start: {error}") from None
+                try:
+                    self._wait_until_up(process, log)
+                    yield
+                finally:
+                    _end(process)
+
+    def _wait_until_up(self, process: "subprocess.Popen[bytes]", log: Path) -> None:
+        until_s = time.monotonic() + self._plan.start_timeout_s
+        while not self._is_up():
+            if process.poll() is not None:
+                raise TrialFailed(f"it ended with {process.returncode}: {_last_line(log)}")
+            if time.monotonic() >= until_s:
+                raise TrialFailed(f"it does not answer within {self._plan.start_timeout_s:g} s")
+            time.sleep(POLL_S)
+
+    def _is_up(self) -> bool:
+        try:
+            answer = requests.get(f"{self._plan.url}/models", timeout=5, stream=True)
+        except requests.RequestException:
+            return False
+        with answer:
+            return answer.ok
+
+    def _round(self, repeats: int) -> int:
+        """Generated tokens of all users, each of whom asks `repeats` times in turn."""
+        with ThreadPoolExecutor(self._plan.users) as pool:
+            asked = [pool.submit(self._ask, user, repeats) for user in range(self._plan.users)]
+            return sum(each.result() for each in asked)
+
+    def _ask(self, user: int, repeats: int) -> int:
+        plan, num_tokens = self._plan, 0
+        for number in range(repeats):
+            body = {
+                "model": plan.model,
+                "prompt": f"{user}.{number} {PROMPT}",  # none is another's prefix
+                "max_tokens": plan.generated_tokens,
+                "ignore_eos": True,
+                "temperature": 0,
+            }
+            try:
+                answer = requests.post(
+                    f"{plan.url}/completions",
+                    json=body,
+                    timeout=REQUEST_TIMEOUT_S,
+                )
+                if not answer.ok:
+                    text = answer.text[:MAX_REASON_CHARS]
+                    raise TrialFailed(f"a completion was refused: {answer.status_code} {text}")
+                num_tokens += int(answer.json()["usage"]["completion_tokens"])
+            except (requests.RequestException, KeyError, TypeError, json.JSONDecodeError) as error:
+                raise TrialFailed(f"a completion failed: {type(error).__name__}") from None
+        if not num_tokens:
+            raise TrialFailed("the completions have no tokens")
+        return num_tokens
+
+
+def _joined(layers: Sequence[int]) -> str:
+    return ",".join(map(str, layers))
+
+
+def _end(process: "subprocess.Popen[bytes]") -> None:
+    """End the server, and what it has left behind."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGTERM)
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(STOP_TIMEOUT_S)
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait(STOP_TIMEOUT_S)
+
+
+def _last_line(log: Path) -> str:
+    text = log.read_bytes()[-20_000:].decode(errors="replace")
+    lines = [line for line in text.splitlines() if line.strip()]
+    return lines[-1].strip()[:MAX_REASON_CHARS] if lines else "it printed nothing"
