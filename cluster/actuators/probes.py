@@ -44,18 +44,32 @@ class Probes:
 
 
 def ready(url: str) -> Answer:
-    parts = urlsplit(url)
-    client = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=TIMEOUT_S)
     try:
-        client.request("GET", "/ready")
-        response = client.getresponse()
-        body = response.read(MAX_ANSWER_BYTES)
-        health = Health.READY if response.status == 200 else Health.NOT_READY
-        return Answer(health, _busy_rows(body))
+        status, body = _get(url, "/ready")
     except TimeoutError:
         return Answer(Health.SILENT)
     except (OSError, ValueError, http.client.HTTPException):
         return Answer(Health.NOT_READY)
+    return Answer(Health.READY if status == 200 else Health.NOT_READY, _busy_rows(body))
+
+
+def models_of(url: str) -> tuple[str, ...]:
+    """The names a replica serves; none where it does not say."""
+    try:
+        status, body = _get(url, "/v1/models")
+        cards = json.loads(body)["data"] if status == 200 else []
+        return tuple(str(card["id"]) for card in cards)
+    except (OSError, ValueError, LookupError, TypeError, http.client.HTTPException):
+        return ()
+
+
+def _get(url: str, path: str) -> tuple[int, bytes]:
+    parts = urlsplit(url)
+    client = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=TIMEOUT_S)
+    try:
+        client.request("GET", path)
+        response = client.getresponse()
+        return response.status, response.read(MAX_ANSWER_BYTES)
     finally:
         client.close()
 

@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 NAMESPACE = "hearth"
 REPORT_TIMEOUT_S = 1.0
-CALL_TIMEOUT_S = 10.0
+KILL_TIMEOUT_S = 10.0
 WATCH_S = 0.2
 LEAST_RESOURCES = {"CPU": 1.0}  # of a replica whose recipe names none
 
@@ -101,6 +101,7 @@ class RayMachines:
         self._place_timeout_s = place_timeout_s
         self._actors: dict[str, Any] = {}  # handles, by actor name
         self._reports: dict[str, Report] = {}  # the last ones, by actor name
+        self._told: dict[str, str] = {}  # the last method called, by actor name
         self._removed: set[str] = set()  # Ray may list them for a moment
         try:
             self._ray.init(
@@ -116,9 +117,12 @@ class RayMachines:
 
     def placed(self) -> Sequence[Placed]:
         names = self._actor_names()
-        self._reports |= self._ask(names)
+        for name, report in self._ask(names).items():
+            self._reports[name] = report
+            if name in self._told and not report.is_leaving:  # another one, in place of a lost one
+                self._tell(name, self._told[name])
         self._reports = {name: report for name, report in self._reports.items() if name in names}
-        return [_placed(name, self._reports.get(name)) for name in names]
+        return [self._placed(name) for name in names]
 
     def place(self, name: str, group: Group, recipe: Recipe) -> str | None:
         actor_name = _actor_name(name, group)
@@ -138,17 +142,24 @@ class RayMachines:
         return None
 
     def mark_leaving(self, name: str) -> None:
-        self._call(name, "mark_leaving")
+        if actor_name := self._actor_name_of(name):
+            self._tell(actor_name, "mark_leaving")
 
     def terminate(self, name: str) -> None:
-        self._call(name, "terminate")
+        if actor_name := self._actor_name_of(name):
+            self._tell(actor_name, "terminate")
 
     def remove(self, name: str) -> None:
-        actor_name = self._call(name, "kill")
+        actor_name = self._actor_name_of(name)
         if actor_name is None:
             return
+        if actor := self._actor(actor_name):
+            if actor_name in self._ask([actor_name]):
+                self._ray.wait([actor.kill.remote()], timeout=KILL_TIMEOUT_S)
+            self._ray.kill(actor, no_restart=True)
         self._removed.add(actor_name)
-        self._ray.kill(self._actors.pop(actor_name), no_restart=True)
+        for known in (self._actors, self._reports, self._told):
+            known.pop(actor_name, None)
         try:
             self._ray.util.remove_placement_group(self._ray.util.get_placement_group(name))
         except ValueError:
@@ -193,20 +204,21 @@ class RayMachines:
                 log.debug("%s does not answer: %s", asked[ref], error)
         return reports
 
-    def _call(self, name: str, method: str) -> str | None:
-        """Have a replica's actor do something; if it does not answer, Ray's own means remain.
+    def _tell(self, actor_name: str, method: str) -> None:
+        """Without waiting for it; who is being started again is told once it is there."""
+        self._told[actor_name] = method
+        if actor := self._actor(actor_name):
+            getattr(actor, method).remote()
 
-        Returns the actor's name, None if there is none.
-        """
-        for actor_name in self._actor_names():
-            actor = self._actor(actor_name) if _placed(actor_name, None).name == name else None
-            if actor is not None:
-                try:
-                    self._ray.get(getattr(actor, method).remote(), timeout=CALL_TIMEOUT_S)
-                except self._ray.exceptions.RayError as error:
-                    log.warning("%s of %s was not answered: %s", method, name, error)
-                return actor_name
-        return None
+    def _placed(self, actor_name: str) -> Placed:
+        name, group = _parsed(actor_name)
+        is_told, report = actor_name in self._told, self._reports.get(actor_name)
+        if report is None:
+            return Placed(name, group, is_leaving=is_told)
+        return Placed(name, group, report.url, report.is_leaving or is_told, report.ended)
+
+    def _actor_name_of(self, name: str) -> str | None:
+        return next((each for each in self._actor_names() if _parsed(each)[0] == name), None)
 
     def _actor(self, actor_name: str) -> Any:
         if actor_name not in self._actors:
@@ -228,12 +240,10 @@ class RayMachines:
         return f"Ray says {state}: no node has room; in all, {', '.join(amounts)}."
 
 
-def _placed(actor_name: str, report: Report | None) -> Placed:
+def _parsed(actor_name: str) -> tuple[str, Group]:
+    """A replica's name and its group."""
     name, server, accelerator, user_rows = map(unquote, actor_name.split("|"))
-    group = Group(server, accelerator, int(user_rows))
-    if report is None:
-        return Placed(name, group)
-    return Placed(name, group, report.url, report.is_leaving, report.ended)
+    return name, Group(server, accelerator, int(user_rows))
 
 
 def _actor_name(name: str, group: Group) -> str:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from cluster.actuators.machines import Machines, Placed
-from cluster.actuators.probes import Answer, Health, Probes
+from cluster.actuators.probes import Answer, Health, Probes, models_of
 from cluster.actuators.upstreams_file import UpstreamsFile
 from cluster.errors import ActuatorUnusable, ClusterError
 from cluster.replicas import Group, Outcome, Recipe, Recipes, Replica, State
@@ -51,6 +51,7 @@ class _Note:
     was_ready: bool = False
     num_silent: int = 0
     busy_rows: int = 0
+    models: tuple[str, ...] = ()
     left_s: float | None = None
     terminated_s: float | None = None
 
@@ -167,9 +168,20 @@ class TendedReplicas:
             self._note(each).take(answers.get(each.url or "", nobody))
 
     def _write_upstreams(self, placed: Sequence[Placed]) -> None:
-        urls = [each.url for each in placed if self._state(each) is State.READY and each.url]
-        if self._upstreams.write(urls):
-            log.info("%d replicas are ready", len(urls))
+        """Of several servers, each gets the requests for its own models only."""
+        models_by_url: dict[str, tuple[str, ...]] = {}
+        for each in placed:
+            if self._state(each) is not State.READY or each.url is None:
+                continue
+            note = self._note(each)
+            if len(self._recipes.settings) > 1:
+                note.models = note.models or models_of(each.url)
+                if not note.models:
+                    log.warning("%s does not list its models; it gets no requests", each.name)
+                    continue
+            models_by_url[each.url] = note.models
+        if self._upstreams.write(models_by_url):
+            log.info("%d replicas are ready", len(models_by_url))
 
     def _see_off(self, replica: Placed) -> None:
         """One step further on its way out."""
