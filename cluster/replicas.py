@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from cluster.errors import ConfigFaulty
+
 
 class State(StrEnum):
     STARTING = "starting"
@@ -35,6 +37,25 @@ class Recipe:
 
     settings: Mapping[str, str]
     resources: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Recipes:
+    """How each server's processes are set, and what each accelerator takes of a machine."""
+
+    settings: Mapping[str, Mapping[str, str]]
+    resources: Mapping[str, Mapping[str, float]]
+
+    def of(self, group: Group) -> Recipe:
+        """With the group's rows as USER_ROWS. Raises ConfigFaulty for names that are not here."""
+        for name, known, kind in (
+            (group.server, self.settings, "servers"),
+            (group.accelerator, self.resources, "accelerators"),
+        ):
+            if name not in known:
+                raise ConfigFaulty(f"{name!r} is not among the {kind} {sorted(known)}; add it.")
+        rows = {"USER_ROWS": str(group.user_rows)}
+        return Recipe({**self.settings[group.server], **rows}, self.resources[group.accelerator])
 
 
 @dataclass(frozen=True, slots=True)

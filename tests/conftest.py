@@ -33,6 +33,7 @@ WITH_PROCESSES = [
     "benchmarking/test_real_server.py",
     "benchmarking/test_serving.py",
     "common/test_launcher.py",
+    "contracts/test_actuator.py",
     "deploy",
     "e2e",
     "inference_api/kernels/test_build.py",

@@ -195,6 +195,8 @@ class Balancer:
         UpstreamNotReady when none passes its health checks, and AllRowsBusy when waiting helps.
         """
         with self._lock:
+            if not self._upstreams:
+                raise UpstreamNotReady("no upstream is listed")
             serving = [
                 upstream
                 for upstream in self._upstreams
@@ -352,8 +354,8 @@ def parse_upstreams(text: str) -> tuple[UpstreamSpec, ...]:
     except yaml.YAMLError as error:
         raise ValueError(f"not YAML: {error}") from error
     entries = document.get("upstreams") if isinstance(document, dict) else None
-    if not isinstance(entries, list) or not entries:
-        raise ValueError("expected a non-empty list under 'upstreams'")
+    if not isinstance(entries, list):
+        raise ValueError("expected a list under 'upstreams'; it may be empty, as []")
     specs = tuple(_parse_entry(entry) for entry in entries)
     if len({spec.url for spec in specs}) < len(specs):
         raise ValueError("an upstream is listed twice; raise its weight instead")

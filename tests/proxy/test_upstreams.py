@@ -206,8 +206,8 @@ def test_file_with_urls_and_mappings_is_read() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "non-empty list"),
-        ("upstreams: []", "non-empty list"),
+        ("", "expected a list"),
+        ("upstreams:", "expected a list"),
         ("upstreams: [", "not YAML"),
         ("upstreams: [ftp://a]", "expected http"),
         ("upstreams: [7]", "no url"),
@@ -222,6 +222,13 @@ def test_file_with_urls_and_mappings_is_read() -> None:
 def test_faulty_file_is_refused_by_name(text: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         parse_upstreams(text)
+
+
+def test_with_no_upstream_listed_there_is_something_to_wait_for() -> None:
+    balancer = Balancer(parse_upstreams("upstreams: []"), connect_timeout_s=1.0)
+    assert not balancer.is_ready()
+    with pytest.raises(UpstreamNotReady):
+        balancer.choose(RoutingHints())
 
 
 def write_upstreams(path: Path, *upstreams: ScriptedUpstream) -> None:

@@ -1,0 +1,103 @@
+"""One API process on this machine: gunicorn as `hearth serve` starts it, in a session of its own.
+
+Known by its id and by when it started, so that whoever holds the record of a process never takes
+another one for it, even after a restart of the machine.
+"""
+
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+LAST_WORDS_BYTES = 4096
+KILL_TIMEOUT_S = 5.0
+POLL_S = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class ApiProcess:
+    """Any thread. `started` is the boot and the clock tick of it."""
+
+    pid: int
+    started: str
+
+    def is_running(self) -> bool:
+        with suppress(ChildProcessError):  # not ours to reap, or reaped
+            os.waitpid(self.pid, os.WNOHANG)
+        return _started(self.pid) == self.started
+
+    def terminate(self) -> None:
+        """Have it drain and end. Idempotent."""
+        if self.is_running():
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGTERM)
+
+    def kill(self) -> None:
+        """End it and its workers, at once. Idempotent."""
+        # A group outlives its leader, whose id nobody else is given meanwhile.
+        if self.is_running() or not Path(f"/proc/{self.pid}").exists():
+            with suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGKILL)
+        deadline_s = time.monotonic() + KILL_TIMEOUT_S
+        while self.is_running() and time.monotonic() < deadline_s:
+            time.sleep(POLL_S)
+
+
+def start_api(
+    address: tuple[str, int], settings: Mapping[str, str], log_path: Path, *options: str
+) -> ApiProcess:
+    """`options` are those of `launch`. The process's environment is ours and `settings`."""
+    host, port = address
+    own = {"SERVICE_HOST": host, "SERVICE_PORT": str(port)}
+    state = {
+        "WEIGHTS_DB": str(log_path.with_suffix(".weights.db")),
+        "OPTIMIZER_STORE_PATH": str(log_path.with_suffix(".optimizer.db")),
+    }
+    log_path.parent.mkdir(parents=True, exist_ok=True)
+    # Not subprocess, whose objects want to be waited for: this process may outlive us.
+    pid = os.posix_spawn(
+        sys.executable,
+        [sys.executable, "-m", "cluster.actuators.launch", *options],
+        {**os.environ, **state, **settings, **own},
+        file_actions=[
+            (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+            (os.POSIX_SPAWN_OPEN, 1, str(log_path), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600),
+            (os.POSIX_SPAWN_DUP2, 1, 2),
+        ],
+        setsid=True,
+    )
+    return ApiProcess(pid, _started(pid))
+
+
+def free_port(host: str) -> int:
+    """A port that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind((host, 0))
+        return int(probe.getsockname()[1])
+
+
+def last_words(log_path: Path) -> str:
+    """The last lines that a process has logged, for people."""
+    try:
+        with log_path.open("rb") as log:
+            log.seek(max(0, log_path.stat().st_size - LAST_WORDS_BYTES))
+            lines = log.read().decode(errors="replace").strip().splitlines()
+    except OSError:
+        lines = []
+    return " | ".join(lines[-3:])[-500:] or "it logged nothing"
+
+
+def _started(pid: int) -> str:
+    """Empty for what is not running, which includes zombies."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        # The name before may have any character; see proc_pid_stat(5).
+        state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (OSError, ValueError):
+        return ""
+    return "" if state in "ZX" else f"{boot} {fields[18]}"

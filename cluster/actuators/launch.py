@@ -1,0 +1,47 @@
+"""Becomes an API process: pinned to cores, or ending with whoever started it, where asked.
+
+A program of its own, because what runs between fork and exec in a process of many threads may hang.
+"""
+
+import argparse
+import ctypes
+import os
+import signal
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+PR_SET_PDEATHSIG = 1  # prctl(2)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Run gunicorn with the API's configuration.")
+    parser.add_argument("--cores", type=_cores, help="pin it to these, as in 0,1")
+    parser.add_argument("--parent", type=int, help="drain and end when this process ends")
+    arguments = parser.parse_args()
+    if arguments.cores:
+        os.sched_setaffinity(0, arguments.cores)
+    if arguments.parent:
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)  # lasts through exec
+        if os.getppid() != arguments.parent:
+            sys.exit("Whoever started this has ended.")
+    command = [sys.executable, "-m", "gunicorn", "--config", str(api_config())]
+    os.execv(sys.executable, command)
+
+
+def api_config() -> Path:
+    """The API's gunicorn.conf.py: shipped inside a wheel, at the top of a clone."""
+    spec = find_spec("inference_api")
+    if spec is None or spec.origin is None:
+        sys.exit("Hearth is not installed on this machine: pip install 'hearth[cluster]'.")
+    package = Path(spec.origin).parent
+    shipped = package / "shipped"
+    return (shipped if shipped.exists() else package.parent) / "gunicorn.conf.py"
+
+
+def _cores(text: str) -> frozenset[int]:
+    return frozenset(map(int, text.split(",")))
+
+
+if __name__ == "__main__":
+    main()

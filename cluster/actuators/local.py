@@ -1,0 +1,182 @@
+"""Replicas as processes of this machine, which outlive the controller.
+
+What runs is in a folder, a file each beside its log, so that a controller that is started again
+finds it. A replica takes of a fixed sum of resources; whole cores it can have for itself.
+"""
+
+import fcntl
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from cluster.actuators.api_process import ApiProcess, free_port, last_words, start_api
+from cluster.actuators.machines import Placed
+from cluster.errors import ActuatorUnusable
+from cluster.replicas import Group, Recipe
+
+log = logging.getLogger(__name__)
+
+HOST = "127.0.0.1"
+
+
+class Record(BaseModel):
+    """A replica's file."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str = Field(pattern=r"^[a-z0-9-]{1,63}$")
+    server: str
+    accelerator: str
+    user_rows: int
+    resources: Mapping[str, float]
+    cores: tuple[int, ...] = ()
+    port: int = Field(ge=1, le=65535)
+    pid: int = Field(ge=2)
+    started: str = Field(min_length=1)
+    is_leaving: bool = False
+
+    @property
+    def process(self) -> ApiProcess:
+        return ApiProcess(self.pid, self.started)
+
+    @property
+    def group(self) -> Group:
+        return Group(self.server, self.accelerator, self.user_rows)
+
+
+class LocalMachine:
+    """One thread at a time, and one controller for a folder."""
+
+    def __init__(
+        self, folder: Path, capacity: Mapping[str, float] | None = None, *, pins: bool = False
+    ) -> None:
+        """`capacity` is what all replicas together may take, by default the cores that this
+        process may use. `pins` gives a replica whose CPU is a whole number its own cores.
+
+        Raises ActuatorUnusable where the folder cannot be used, or another controller does.
+        """
+        self._folder = folder
+        self._cores = tuple(sorted(os.sched_getaffinity(0)))
+        self._capacity = dict(capacity or {"CPU": len(self._cores)})
+        self._pins = pins
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+            self._records = {each.name: each for each in map(_read, folder.glob("*.json")) if each}
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            os.close(self._lock)
+            raise ActuatorUnusable(f"Another controller runs with {folder}; end it.") from error
+        except OSError as error:
+            raise ActuatorUnusable(f"{folder} cannot be used: {error}.") from error
+        for record in list(self._records.values()):
+            if not record.process.is_running():
+                log.warning("%s ended while nobody looked", record.name)
+                self.remove(record.name)
+
+    def placed(self) -> Sequence[Placed]:
+        return [self._placed(record) for record in self._records.values()]
+
+    def place(self, name: str, group: Group, recipe: Recipe) -> str | None:
+        if name in self._records:
+            return None
+        lacking = self._lacking(recipe.resources)
+        if lacking:
+            return lacking
+        cores, port = self._cores_for(recipe.resources), self._new_port()
+        options = ("--cores", ",".join(map(str, cores))) if cores else ()
+        process = start_api((HOST, port), recipe.settings, self._log_path(name), *options)
+        self._keep(
+            Record(
+                name=name,
+                server=group.server,
+                accelerator=group.accelerator,
+                user_rows=group.user_rows,
+                resources=recipe.resources,
+                cores=cores,
+                port=port,
+                pid=process.pid,
+                started=process.started,
+            )
+        )
+        return None
+
+    def mark_leaving(self, name: str) -> None:
+        if name in self._records:
+            self._keep(self._records[name].model_copy(update={"is_leaving": True}))
+
+    def terminate(self, name: str) -> None:
+        if name in self._records:
+            self._records[name].process.terminate()
+
+    def remove(self, name: str) -> None:
+        if name in self._records:
+            self._records[name].process.kill()
+            del self._records[name]
+            for path in self._folder.glob(f"{name}.*"):
+                path.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        os.close(self._lock)
+
+    def _placed(self, record: Record) -> Placed:
+        ended = None if record.process.is_running() else last_words(self._log_path(record.name))
+        url = f"http://{HOST}:{record.port}"
+        return Placed(record.name, record.group, url, record.is_leaving, ended)
+
+    def _lacking(self, wanted: Mapping[str, float]) -> str | None:
+        """What is missing of the wanted resources, for people."""
+        taken = [record.resources for record in self._records.values()]
+        faults = []
+        for name, amount in wanted.items():
+            capacity = self._capacity.get(name, 0.0)
+            free = capacity - sum(each.get(name, 0.0) for each in taken)
+            if amount > free + 1e-9:
+                faults.append(f"{name} {amount:g} is wanted, {max(0.0, free):g} of {capacity:g}"
+                              " is free")  # fmt: skip
+        return "; ".join(faults) or None
+
+    def _new_port(self) -> int:
+        """Those that were given last may not be listened on yet."""
+        given = {record.port for record in self._records.values()}
+        while (port := free_port(HOST)) in given:
+            continue
+        return port
+
+    def _cores_for(self, resources: Mapping[str, float]) -> tuple[int, ...]:
+        """Empty: it runs where the kernel likes."""
+        count = resources.get("CPU", 0.0)
+        if not self._pins or count != int(count):
+            return ()
+        taken = {core for record in self._records.values() for core in record.cores}
+        free = [core for core in self._cores if core not in taken]
+        return tuple(free[: int(count)])
+
+    def _keep(self, record: Record) -> None:
+        path = self._path(record.name)
+        draft = path.with_suffix(".draft")
+        draft.write_text(record.model_dump_json(), encoding="utf-8")
+        draft.replace(path)
+        self._records[record.name] = record
+
+    def _path(self, name: str) -> Path:
+        return self._folder / f"{name}.json"
+
+    def _log_path(self, name: str) -> Path:
+        return self._folder / f"{name}.log"
+
+
+def _read(path: Path) -> Record | None:
+    """None for what is no record, which is said and left there."""
+    try:
+        record = Record.model_validate_json(path.read_bytes())
+    except ValidationError as error:
+        log.warning("%s is no record of a replica: %s", path, error.errors()[0]["msg"])
+        return None
+    if record.name != path.stem:
+        log.warning("%s is the record of %s; it is left alone", path, record.name)
+        return None
+    return record

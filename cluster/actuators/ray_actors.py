@@ -1,0 +1,263 @@
+"""Replicas as Ray actors, each of which owns an API process on its node.
+
+Ray places them by resources and starts them again, elsewhere if need be, when a process or a node
+dies; requests never pass through Ray. Actors are detached and named, so that a controller that is
+started again finds them. A placement group reserves a replica's resources before there is an
+actor: by it we know within moments that there is no room, where an actor would wait for ever.
+"""
+
+import logging
+import os
+import tempfile
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+from urllib.parse import quote, unquote
+
+from cluster.actuators.api_process import free_port, last_words, start_api
+from cluster.actuators.machines import Placed
+from cluster.actuators.probes import Health, ready
+from cluster.errors import ActuatorUnusable
+from cluster.replicas import Group, Recipe
+
+log = logging.getLogger(__name__)
+
+NAMESPACE = "hearth"
+REPORT_TIMEOUT_S = 1.0
+KILL_TIMEOUT_S = 10.0
+WATCH_S = 0.2
+LEAST_RESOURCES = {"CPU": 1.0}  # of a replica whose recipe names none
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What an actor says of its process."""
+
+    url: str
+    is_leaving: bool
+    ended: str | None
+
+
+class ApiActor:
+    """On the node. Its methods run on one thread, that of the process they start: Linux has the
+    process drain and end when this thread does, however that happens."""
+
+    def __init__(self, name: str, recipe: Recipe) -> None:
+        import ray
+
+        self._host = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
+        self._port = free_port(self._host)
+        self._log_path = Path(tempfile.gettempdir()) / "hearth-replicas" / f"{name}.log"
+        self._process = start_api(
+            (self._host, self._port),
+            recipe.settings,
+            self._log_path,
+            "--parent",
+            str(os.getpid()),
+        )
+        self._is_leaving = False
+        self._ended: str | None = None
+        threading.Thread(target=self._watch, name="replica-watch", daemon=True).start()
+
+    def report(self) -> Report:
+        return Report(f"http://{self._host}:{self._port}", self._is_leaving, self._ended)
+
+    def mark_leaving(self) -> None:
+        self._is_leaving = True
+
+    def terminate(self) -> None:
+        self._is_leaving = True
+        self._process.terminate()
+
+    def kill(self) -> None:
+        self._is_leaving = True
+        self._process.kill()
+
+    def _watch(self) -> None:
+        """Have Ray start another one when a process ends that had worked."""
+        was_ready = False
+        while self._process.is_running():
+            if not was_ready:
+                was_ready = ready(f"http://{self._host}:{self._port}").health is Health.READY
+            time.sleep(WATCH_S)
+        self._process.kill()  # its workers, if any are left
+        if was_ready and not self._is_leaving:
+            os._exit(1)
+        self._ended = last_words(self._log_path)
+
+
+class RayMachines:
+    """One thread at a time; of a process, one at a time, as Ray's connection is the process's."""
+
+    def __init__(
+        self, address: str = "auto", namespace: str = NAMESPACE, place_timeout_s: float = 5.0
+    ) -> None:
+        """`place_timeout_s` is how long Ray may look for room. Raises ActuatorUnusable."""
+        self._ray = _ray()
+        self._place_timeout_s = place_timeout_s
+        self._actors: dict[str, Any] = {}  # handles, by actor name
+        self._reports: dict[str, Report] = {}  # the last ones, by actor name
+        self._told: dict[str, str] = {}  # the last method called, by actor name
+        self._removed: set[str] = set()  # Ray may list them for a moment
+        try:
+            self._ray.init(
+                address=address,
+                namespace=namespace,
+                log_to_driver=False,
+                logging_level=logging.WARNING,
+            )
+        except (OSError, RuntimeError, ValueError) as error:
+            raise ActuatorUnusable(
+                f"Ray at {address} cannot be reached: {error}; start it with `ray start`."
+            ) from error
+
+    def placed(self) -> Sequence[Placed]:
+        names = self._actor_names()
+        for name, report in self._ask(names).items():
+            self._reports[name] = report
+            if name in self._told and not report.is_leaving:  # another one, in place of a lost one
+                self._tell(name, self._told[name])
+        self._reports = {name: report for name, report in self._reports.items() if name in names}
+        return [self._placed(name) for name in names]
+
+    def place(self, name: str, group: Group, recipe: Recipe) -> str | None:
+        actor_name = _actor_name(name, group)
+        if actor_name in self._actor_names():
+            return None
+        wanted = dict(recipe.resources) or LEAST_RESOURCES
+        room = self._ray.util.placement_group(
+            [wanted], strategy="STRICT_PACK", name=name, lifetime="detached"
+        )
+        if not room.wait(self._place_timeout_s):
+            why = self._why_no_room(room, wanted)
+            self._ray.util.remove_placement_group(room)
+            return why
+        options = self._options(actor_name, room, wanted)
+        actor = self._ray.remote(ApiActor).options(**options)
+        self._actors[actor_name] = actor.remote(name, recipe)
+        return None
+
+    def mark_leaving(self, name: str) -> None:
+        if actor_name := self._actor_name_of(name):
+            self._tell(actor_name, "mark_leaving")
+
+    def terminate(self, name: str) -> None:
+        if actor_name := self._actor_name_of(name):
+            self._tell(actor_name, "terminate")
+
+    def remove(self, name: str) -> None:
+        actor_name = self._actor_name_of(name)
+        if actor_name is None:
+            return
+        if actor := self._actor(actor_name):
+            if actor_name in self._ask([actor_name]):
+                self._ray.wait([actor.kill.remote()], timeout=KILL_TIMEOUT_S)
+            self._ray.kill(actor, no_restart=True)
+        self._removed.add(actor_name)
+        for known in (self._actors, self._reports, self._told):
+            known.pop(actor_name, None)
+        try:
+            self._ray.util.remove_placement_group(self._ray.util.get_placement_group(name))
+        except ValueError:
+            log.debug("%s had no room reserved", name)
+
+    def close(self) -> None:
+        self._ray.shutdown()
+
+    def _options(self, actor_name: str, room: Any, wanted: Mapping[str, float]) -> dict[str, Any]:
+        """num_cpus has to be said: without it an actor takes none once it runs."""
+        in_room = self._ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy
+        return {
+            "name": actor_name,
+            "lifetime": "detached",
+            "max_restarts": -1,
+            "num_cpus": wanted.get("CPU", 0.0),
+            "num_gpus": wanted.get("GPU", 0.0),
+            "resources": {key: wanted[key] for key in wanted if key not in ("CPU", "GPU")},
+            "scheduling_strategy": in_room(placement_group=room, placement_group_bundle_index=0),
+        }
+
+    def _actor_names(self) -> list[str]:
+        listed = set(self._ray.util.list_named_actors())
+        self._removed &= listed
+        return sorted(name for name in listed - self._removed if name.count("|") == 3)
+
+    def _ask(self, actor_names: Sequence[str]) -> dict[str, Report]:
+        """What answers in time: not one that is being started again, or whose node is gone."""
+        asked: dict[Any, str] = {}
+        for actor_name in actor_names:
+            if actor := self._actor(actor_name):
+                asked[actor.report.remote()] = actor_name
+        if not asked:
+            return {}
+        refs = list(asked)
+        answered, _ = self._ray.wait(refs, num_returns=len(refs), timeout=REPORT_TIMEOUT_S)
+        reports = {}
+        for ref in answered:
+            try:
+                reports[asked[ref]] = self._ray.get(ref)
+            except self._ray.exceptions.RayError as error:
+                log.debug("%s does not answer: %s", asked[ref], error)
+        return reports
+
+    def _tell(self, actor_name: str, method: str) -> None:
+        """Without waiting for it; who is being started again is told once it is there."""
+        self._told[actor_name] = method
+        if actor := self._actor(actor_name):
+            getattr(actor, method).remote()
+
+    def _placed(self, actor_name: str) -> Placed:
+        name, group = _parsed(actor_name)
+        is_told, report = actor_name in self._told, self._reports.get(actor_name)
+        if report is None:
+            return Placed(name, group, is_leaving=is_told)
+        return Placed(name, group, report.url, report.is_leaving or is_told, report.ended)
+
+    def _actor_name_of(self, name: str) -> str | None:
+        return next((each for each in self._actor_names() if _parsed(each)[0] == name), None)
+
+    def _actor(self, actor_name: str) -> Any:
+        if actor_name not in self._actors:
+            try:
+                self._actors[actor_name] = self._ray.get_actor(actor_name)
+            except ValueError:  # it has gone since it was listed
+                return None
+        return self._actors[actor_name]
+
+    def _why_no_room(self, room: Any, wanted: Mapping[str, float]) -> str:
+        table = self._ray.util.placement_group_table(room)
+        state = table.get("stats", {}).get("scheduling_state", "PENDING")
+        there, free = self._ray.cluster_resources(), self._ray.available_resources()
+        amounts = (
+            f"{name} {amount:g} is wanted, {free.get(name, 0.0):g} of {there.get(name, 0.0):g}"
+            " is free"
+            for name, amount in wanted.items()
+        )
+        return f"Ray says {state}: no node has room; in all, {', '.join(amounts)}."
+
+
+def _parsed(actor_name: str) -> tuple[str, Group]:
+    """A replica's name and its group."""
+    name, server, accelerator, user_rows = map(unquote, actor_name.split("|"))
+    return name, Group(server, accelerator, int(user_rows))
+
+
+def _actor_name(name: str, group: Group) -> str:
+    """Says all that has to be known where the actor itself cannot be asked."""
+    parts = (name, group.server, group.accelerator, str(group.user_rows))
+    return "|".join(quote(part, safe="") for part in parts)
+
+
+def _ray() -> ModuleType:
+    """Raises ActuatorUnusable with the remedy where it is not installed."""
+    try:
+        import ray
+        import ray.util.scheduling_strategies
+    except ImportError as error:
+        raise ActuatorUnusable("Ray is missing: pip install 'hearth[cluster]'.") from error
+    logging.getLogger("ray.actor").setLevel(logging.ERROR)  # that a reservation lost kills: we know
+    return ray

@@ -1,0 +1,57 @@
+"""Writes the file that the proxy follows (UPSTREAMS_FILE): the replicas that are ready."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import yaml
+
+from cluster.errors import ConfigFaulty
+
+HEAD = "# Written by the cluster's actuator: changes made here are lost.\n"
+
+
+class UpstreamsFile:
+    """One thread at a time. Nobody else writes the file."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises ConfigFaulty where that is a file of somebody else's."""
+        self._path = path
+        try:
+            self._written = path.read_text(encoding="utf-8") if path.exists() else ""
+            self.urls = _urls_in(self._written)
+        except (OSError, ValueError) as error:
+            raise ConfigFaulty(
+                f"upstreams_file {path} is not of this cluster's making ({error}); "
+                "remove it or name another one."
+            ) from error
+
+    def write(self, models_by_url: Mapping[str, tuple[str, ...]]) -> bool:
+        """Whether the file had to change. Without models a replica takes requests for any.
+
+        It is replaced whole, so that nobody reads half of it.
+        """
+        entries = [
+            {"url": url} | ({"models": list(models)} if models else {})
+            for url, models in sorted(models_by_url.items())
+        ]
+        text = HEAD + yaml.safe_dump({"upstreams": entries}, sort_keys=False)
+        if text == self._written:
+            return False
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        draft = self._path.with_name(f".{self._path.name}.draft")
+        draft.write_text(text, encoding="utf-8")
+        draft.replace(self._path)
+        self._written, self.urls = text, frozenset(models_by_url)
+        return True
+
+
+def _urls_in(text: str) -> frozenset[str]:
+    """Raises ValueError for what `write` cannot have written."""
+    if not text:
+        return frozenset()
+    if not text.startswith(HEAD):
+        raise ValueError("its first line is another one")
+    try:
+        return frozenset(entry["url"] for entry in yaml.safe_load(text)["upstreams"])
+    except (yaml.YAMLError, LookupError, TypeError) as error:
+        raise ValueError("it was changed") from error

@@ -1,0 +1,233 @@
+"""What the controller may rely on, true of every Actuator.
+
+An actuator joins by a factory in `SCENES`: a context that yields a Scene, made once for all tests.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass
+from http.client import HTTPConnection, HTTPResponse
+from pathlib import Path
+
+import psutil
+import pytest
+import yaml
+
+from benchmarking.serving import eventually
+from cluster.actuators import Actuator
+from cluster.actuators.local import LocalMachine
+from cluster.actuators.machines import Machines
+from cluster.actuators.ray_actors import RayMachines
+from cluster.actuators.tended import TendedReplicas, Times
+from cluster.actuators.upstreams_file import UpstreamsFile
+from cluster.demo.ray_nodes import ray_nodes
+from cluster.replicas import Group, Recipes, Replica, State
+
+ROOM = 3  # replicas of a CPU each
+DEADLINE_S = 60.0
+CHAT, WIDE, BROKEN = Group("chat", "core", 8), Group("chat", "core", 9), Group("bad", "core", 8)
+RECIPES = Recipes(
+    {
+        "chat": {"MOCK_MODEL": "1", "MOCK_TOKENS_PER_SECOND": "50"},
+        "bad": {"MODEL": "/no/such/model"},
+    },
+    {"core": {"CPU": 1}},
+)
+TIMES = Times(probe_s=0.1, leave_s=0.3, drain_s=30)
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """Machines with room for ROOM replicas. `open` is a controller's start."""
+
+    open: Callable[[], Actuator]
+    crash: Callable[[Replica], None]
+    """Kill its process."""
+    clear: Callable[[], None]
+    """Have no replica left, whatever becomes of its requests."""
+    listed: Callable[[], Sequence[str]]
+    """The urls that the proxy is told."""
+
+
+def tended(folder: Path, machines: Callable[[], Machines]) -> Scene:
+    upstreams_path = folder / "upstreams.yaml"
+
+    def clear() -> None:
+        there = machines()
+        for each in there.placed():
+            there.remove(each.name)
+        there.close()
+
+    def listed() -> list[str]:
+        document = yaml.safe_load(upstreams_path.read_text())
+        return [entry["url"] for entry in document["upstreams"]]
+
+    return Scene(
+        lambda: TendedReplicas(machines(), RECIPES, UpstreamsFile(upstreams_path), TIMES),
+        crash,
+        clear,
+        listed,
+    )
+
+
+def crash(replica: Replica) -> None:
+    assert replica.url is not None
+    port = replica.url.rpartition(":")[2]
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if process.environ().get("SERVICE_PORT") == port:
+                process.kill()
+
+
+@contextmanager
+def local_scene(folder: Path) -> Iterator[Scene]:
+    scene = tended(folder, lambda: LocalMachine(folder / "replicas", {"CPU": ROOM}))
+    yield scene
+
+
+@contextmanager
+def ray_scene(folder: Path) -> Iterator[Scene]:
+    with ray_nodes([{"CPU": 2}, {"CPU": ROOM - 2}]) as nodes:
+        yield tended(folder, lambda: RayMachines(nodes.address, place_timeout_s=2.0))
+
+
+SCENES: dict[str, Callable[[Path], AbstractContextManager[Scene]]] = {
+    "local": local_scene,
+    "ray": ray_scene,
+}
+
+
+@pytest.fixture(scope="module", params=SCENES)
+def _scene(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Scene]:
+    with SCENES[request.param](tmp_path_factory.mktemp("scene")) as scene:
+        yield scene
+
+
+@pytest.fixture
+def scene(_scene: Scene) -> Iterator[Scene]:
+    yield _scene
+    _scene.clear()
+
+
+@pytest.fixture
+def actuator(scene: Scene) -> Iterator[Actuator]:
+    actuator = scene.open()
+    yield actuator
+    actuator.close()
+
+
+def states(actuator: Actuator, group: Group = CHAT) -> list[State]:
+    return [each.state for each in actuator.replicas() if each.group == group]
+
+
+def ready(actuator: Actuator, count: int, group: Group = CHAT) -> list[Replica]:
+    """Once there are exactly so many of the group, and all are ready."""
+    wanted = [State.READY] * count
+    eventually(lambda: states(actuator, group) == wanted, DEADLINE_S)
+    return [each for each in actuator.replicas() if each.group == group]
+
+
+@contextmanager
+def stream(replica: Replica, text: str) -> Iterator[HTTPResponse]:
+    """An answer whose first token has come; the mock says what it is told."""
+    host, _, port = (replica.url or "").removeprefix("http://").partition(":")
+    client = HTTPConnection(host, int(port), timeout=DEADLINE_S)
+    body = json.dumps({"text": text, "max_tokens": len(text), "stream": True})
+    client.request("POST", "/inference", body, {"Content-Type": "application/json"})
+    with client.getresponse() as answer:
+        yield answer
+    client.close()
+
+
+def test_start_has_as_many_as_asked_and_no_more(scene: Scene, actuator: Actuator) -> None:
+    outcome = actuator.start(CHAT, 2)
+    assert (len(outcome.started), outcome.unplaced, outcome.why) == (2, 0, "")
+    assert actuator.start(CHAT, 2).started == actuator.start(CHAT, 1).started == ()
+    replicas = ready(actuator, 2)
+    assert [each.name for each in replicas] == sorted(outcome.started)
+    assert sorted(each.url or "" for each in replicas) == sorted(scene.listed())
+    assert len(actuator.start(WIDE, 1).started) == 1, "rows are fixed: another group"
+    assert len(states(actuator)) == 2
+
+
+def test_what_finds_no_room_is_reported_and_not_left_waiting(actuator: Actuator) -> None:
+    actuator.start(CHAT, ROOM + 2)
+    outcome = eventually(lambda: (it := actuator.start(CHAT, ROOM + 2)).unplaced == 2 and it)
+    assert "CPU" in outcome.why
+    assert len(ready(actuator, ROOM)) == ROOM
+
+
+def test_stop_ends_no_more_than_it_was_told(scene: Scene, actuator: Actuator) -> None:
+    actuator.start(CHAT, 2)
+    actuator.start(WIDE, 1)
+    ready(actuator, 2)
+    (wide,) = ready(actuator, 1, WIDE)
+    assert actuator.stop(CHAT, 2).stopped == actuator.stop(Group("x", "core", 8), 0).stopped == ()
+    (name,) = actuator.stop(CHAT, 1).stopped
+    assert actuator.stop(CHAT, 1).stopped == ()
+    (kept,) = ready(actuator, 1)
+    assert kept.name != name
+    assert actuator.replicas() == sorted([kept, wide], key=lambda each: each.name)
+    assert sorted(scene.listed()) == sorted(filter(None, (kept.url, wide.url)))
+
+
+def test_a_stopped_replica_leaves_the_upstreams_and_ends_its_streams(
+    scene: Scene, actuator: Actuator
+) -> None:
+    actuator.start(CHAT, 1)
+    (replica,) = ready(actuator, 1)
+    text = "b" * 100  # two seconds of tokens
+    with stream(replica, text) as answer:
+        assert actuator.stop(CHAT, 0).stopped == (replica.name,)
+        assert states(actuator) == [State.DRAINING]
+        assert scene.listed() == []
+        assert answer.read().decode() == text
+    eventually(lambda: not actuator.replicas(), DEADLINE_S)
+
+
+def test_a_controller_that_is_started_again_finds_what_runs(scene: Scene) -> None:
+    first = scene.open()
+    first.start(CHAT, 2)
+    ready(first, 2)
+    (going,) = first.stop(CHAT, 1).stopped
+    before = {each.name: each.url for each in first.replicas()}
+    first.close()
+    second = scene.open()
+    try:
+        for each in second.replicas():
+            assert before[each.name] == each.url
+            assert each.state is (State.DRAINING if each.name == going else State.READY)
+        assert second.start(CHAT, 1).started == ()
+        (kept,) = ready(second, 1)
+        assert scene.listed() == [kept.url]
+    finally:
+        second.close()
+
+
+def test_a_replica_that_crashes_is_missed_and_another_takes_its_place(
+    scene: Scene, actuator: Actuator
+) -> None:
+    actuator.start(CHAT, 1)
+    (replica,) = ready(actuator, 1)
+    scene.crash(replica)
+    eventually(lambda: replica.url not in scene.listed(), DEADLINE_S)
+    (other,) = ready(actuator, 1)
+    assert other.url != replica.url
+    assert scene.listed() == [other.url]
+
+
+def test_a_replica_that_never_works_is_listed_with_the_reason(
+    scene: Scene, actuator: Actuator
+) -> None:
+    actuator.start(BROKEN, 1)
+    eventually(lambda: states(actuator, BROKEN) == [State.FAILED], DEADLINE_S)
+    (failed,) = actuator.replicas()
+    assert "/no/such/model" in failed.why
+    assert scene.listed() == []
+    (another,) = actuator.start(BROKEN, 1).started
+    assert another != failed.name, "it counts for nothing"
+    actuator.stop(BROKEN, 0)
+    eventually(lambda: not actuator.replicas(), DEADLINE_S)
