@@ -5,7 +5,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: serve mock test all-tests test-fast check hooks fuzz format packages kernels test-kernels clean
+.PHONY: serve mock test all-tests test-fast check hooks docs fuzz format packages kernels test-kernels clean
 
 serve: $(VENV)/serve.stamp
 	$(BIN)/python scripts/serve.py
@@ -98,6 +98,10 @@ $(VENV)/dev.stamp: $(VENV)/serve.stamp requirements-dev.txt requirements-otel.tx
 $(VENV)/node.stamp: $(VENV)/dev.stamp package.json package-lock.json
 	$(BIN)/npm ci --ignore-scripts --no-audit --no-fund --loglevel=error
 	@touch $@
+
+# The pages of docs/ as a site, in var/site.
+docs: $(VENV)/dev.stamp
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
 clean:
 	rm -rf $(VENV) node_modules var .mypy_cache .ruff_cache .pytest_cache .hypothesis
