@@ -5,7 +5,7 @@ Their resources are bookkeeping. Nothing of them is left running afterwards.
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import psutil
@@ -18,6 +18,7 @@ SYSTEM_CONFIG = {
     "health_check_timeout_ms": 2000,
     "health_check_failure_threshold": 3,
 }
+END_TIMEOUT_S = 30.0
 LEAST: dict[str, Any] = {"include_dashboard": False, "object_store_memory": 100 * 2**20}
 
 
@@ -89,8 +90,9 @@ def _tree(node: Any) -> list[psutil.Process]:
 
 
 def _kill(node: Any) -> None:
-    for process in _tree(node):
-        try:
+    """Returns once nothing of it is left."""
+    tree = _tree(node)
+    for process in tree:
+        with suppress(psutil.NoSuchProcess):
             process.kill()
-        except psutil.NoSuchProcess:
-            continue
+    psutil.wait_procs(tree, timeout=END_TIMEOUT_S)

@@ -1,0 +1,169 @@
+"""Requests through a real proxy while replicas come, go and die."""
+
+import http.client
+import json
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import psutil
+
+from benchmarking.serving import eventually
+from cluster.actuators import Actuator
+from cluster.actuators.local import LocalMachine
+from cluster.actuators.ray_actors import RayMachines
+from cluster.actuators.tended import TendedReplicas, Times
+from cluster.actuators.upstreams_file import UpstreamsFile
+from cluster.demo.ray_nodes import RayNodes, ray_nodes
+from cluster.replicas import Group, Recipes, State
+from tests.proxy.support import ProxyProcess, bearer, running_proxy
+
+DEADLINE_S = 60.0
+GROUP = Group("chat", "core", 8)
+# An answer of 60 tokens takes more than a second: what is stopped always has streams.
+RECIPES = Recipes(
+    {"chat": {"MOCK_MODEL": "1", "MOCK_TOKENS_PER_SECOND": "50"}}, {"core": {"CPU": 1}}
+)
+TIMES = Times(probe_s=0.2, leave_s=3, drain_s=60)
+NUM_CLIENTS = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    began_s: float
+    text: str
+    status: int
+    answer: str
+    is_cut: bool
+
+    @property
+    def is_right(self) -> bool:
+        return self.status == 200 and self.answer == self.text and not self.is_cut
+
+
+class Load:
+    """Clients that ask, each one request after the other. `asked` grows until `end`."""
+
+    def __init__(self, proxy_url: str) -> None:
+        self._host = urlsplit(proxy_url).netloc
+        self._must_end = threading.Event()
+        self.asked: list[Asked] = []
+        self._threads = [
+            threading.Thread(target=self._run, args=(number,)) for number in range(NUM_CLIENTS)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def end(self) -> None:
+        self._must_end.set()
+        for thread in self._threads:
+            thread.join(DEADLINE_S)
+
+    def _run(self, number: int) -> None:
+        count = 0
+        while not self._must_end.is_set():
+            count += 1
+            self.asked.append(self._ask(f"client {number}, request {count}".ljust(60, ".")))
+
+    def _ask(self, text: str) -> Asked:
+        began_s, body = time.monotonic(), json.dumps({"text": text, "max_tokens": 100})
+        client = http.client.HTTPConnection(self._host, timeout=DEADLINE_S)
+        status, answer, is_cut = 0, b"", False
+        try:
+            headers = bearer() | {"Content-Type": "application/json"}
+            client.request("POST", "/inference", body, headers)
+            response = client.getresponse()
+            status = response.status
+            answer = response.read()
+        except (OSError, http.client.HTTPException):
+            is_cut = True
+        finally:
+            client.close()
+        return Asked(began_s, text, status, answer.decode(errors="replace"), is_cut)
+
+
+@contextmanager
+def loaded(folder: Path, upstreams_path: Path) -> Iterator[tuple[ProxyProcess, Load]]:
+    """A proxy that follows the file, and clients that never rest."""
+    nobody = "http://127.0.0.1:9"
+    with running_proxy(folder, nobody, UPSTREAMS_FILE=str(upstreams_path)) as proxy:
+        load = Load(proxy.url)
+        try:
+            yield proxy, load
+        finally:
+            load.end()
+
+
+def wait_for(actuator: Actuator, count: int) -> None:
+    wanted = [State.READY] * count
+    eventually(lambda: [each.state for each in actuator.replicas()] == wanted, DEADLINE_S)
+
+
+def answered_by(proxy: ProxyProcess) -> set[object]:
+    return {line.get("upstream") for line in proxy.audit() if line.get("status") == 200}
+
+
+def test_no_request_is_lost_while_replicas_come_and_go(tmp_path: Path) -> None:
+    upstreams_path = tmp_path / "upstreams.yaml"
+    machine = LocalMachine(tmp_path / "replicas", {"CPU": 3})
+    actuator = TendedReplicas(machine, RECIPES, UpstreamsFile(upstreams_path), TIMES)
+    try:
+        actuator.start(GROUP, 1)
+        wait_for(actuator, 1)
+        with loaded(tmp_path, upstreams_path) as (proxy, load):
+            actuator.start(GROUP, 3)
+            wait_for(actuator, 3)
+            eventually(lambda: len(answered_by(proxy)) == 3, DEADLINE_S)
+            actuator.stop(GROUP, 1)
+            wait_for(actuator, 1)
+            seen = len(load.asked)
+            eventually(lambda: len(load.asked) > seen + NUM_CLIENTS, DEADLINE_S)
+        assert [each for each in load.asked if not each.is_right] == []
+    finally:
+        for each in machine.placed():
+            machine.remove(each.name)
+        actuator.close()
+
+
+def test_a_node_that_dies_takes_nothing_with_it_but_what_ran_there(tmp_path: Path) -> None:
+    upstreams_path = tmp_path / "upstreams.yaml"
+    with ray_nodes([{"CPU": 1}, {"CPU": 1}, {"CPU": 2}]) as nodes:
+        machines = RayMachines(nodes.address)
+        actuator = TendedReplicas(machines, RECIPES, UpstreamsFile(upstreams_path), TIMES)
+        try:
+            actuator.start(GROUP, 3)
+            wait_for(actuator, 3)
+            with loaded(tmp_path, upstreams_path) as (proxy, load):
+                eventually(lambda: len(answered_by(proxy)) == 3, DEADLINE_S)
+                node, victim = one_of_a_small_node(nodes, actuator)
+                nodes.kill(node)
+                killed_s = time.monotonic()
+                eventually(lambda: victim not in {e.url for e in actuator.replicas()}, DEADLINE_S)
+                wait_for(actuator, 3)
+                eventually(lambda: len(answered_by(proxy)) == 4, DEADLINE_S)
+            failed = [each for each in load.asked if not each.is_right]
+            assert [each for each in failed if each.began_s > killed_s] == []
+            assert all(each.is_cut or each.status >= 500 for each in failed), "no short success"
+            broken = [line for line in proxy.audit() if line["outcome"] != "complete"]
+            address = urlsplit(victim).netloc
+            assert [line for line in broken if address not in f"{line}"] == []
+        finally:
+            for each in machines.placed():
+                machines.remove(each.name)
+            actuator.close()
+
+
+def one_of_a_small_node(nodes: RayNodes, actuator: Actuator) -> tuple[int, str]:
+    """A node with one replica, whose place another node has; and the replica's address."""
+    urls = {urlsplit(each.url or "").port: each.url for each in actuator.replicas()}
+    for index in (0, 1):
+        for process in nodes.processes(index):
+            with suppress(psutil.Error):
+                url = urls.get(int(process.environ().get("SERVICE_PORT", 0)))
+                if url is not None:
+                    return index, url
+    raise AssertionError("three replicas do not fit on the large node")
