@@ -32,6 +32,7 @@ WITH_PROCESSES = [
     "benchmarking/rows/test_run.py",
     "benchmarking/test_real_server.py",
     "benchmarking/test_serving.py",
+    "cluster/test_deployments.py",
     "common/test_launcher.py",
     "contracts/test_actuator.py",
     "deploy",

@@ -2,7 +2,7 @@
 
 It keeps Deployments with their scale, Pods, EndpointSlices and autoscalers under resource versions,
 lets them be listed, watched and patched, and does to order what servers do on bad days. What a
-cluster's controllers and kubelets would do, `workloads.py` beside it does.
+cluster's controllers and kubelets would do, `kubernetes_workloads.py` does.
 """
 
 import copy
