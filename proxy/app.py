@@ -65,10 +65,12 @@ class ProxyApp:
 
     def _gauges(self) -> Gauges:
         waiting = "Requests that wait for a user row."
+        stale = "1 while the list of upstreams may be old, as its source cannot be reached."
         return {
             "hearth_proxy_in_flight": ("Requests served now.", lambda: len(self._visits.running)),
             "hearth_proxy_connections": ("Clients' connections.", lambda: len(self.crowd)),
             "hearth_proxy_waiting": (waiting, lambda: len(self._visits.forwarder.room)),
+            "hearth_proxy_upstreams_stale": (stale, lambda: int(self._parts.discovery.is_stale)),
         }
 
     def start(self) -> None:
@@ -76,6 +78,7 @@ class ProxyApp:
         self._loop = asyncio.get_running_loop()
         self._sweep()
         self._maintenance.start()
+        self._parts.discovery.start(self._maintenance.request_run)
         if self._settings.proxy_metrics_port:
             self._control.start()
 
@@ -91,6 +94,7 @@ class ProxyApp:
             member.evict()
         self._sweeping.cancel()
         self._control.stop()
+        self._parts.discovery.stop()
         self._maintenance.stop()
         self._aside.close()
         self._parts.balancer.close()

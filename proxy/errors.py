@@ -24,6 +24,7 @@
     └── UpstreamTimeout      504   no first byte within FIRST_BYTE_TIMEOUT
 
     StreamBroken   after the head: the client's body must break too
+    DiscoveryFailed   the list of replicas cannot be had: logged, the last one stays
     StartupError   the process cannot start; lists every fault found
 
 `visits.Visits` renders them, once, at the edge; those of a head that is no request,
@@ -255,6 +256,14 @@ class UpstreamTimeout(ProxyError):
 
 class StreamBroken(Exception):
     """The upstream cut an answer whose head has already been sent."""
+
+
+class DiscoveryFailed(Exception):
+    """`is_gone`: what was asked for is too old."""
+
+    def __init__(self, message: str, *, is_gone: bool = False) -> None:
+        super().__init__(message)
+        self.is_gone = is_gone
 
 
 class StartupError(startup.StartupError):

@@ -31,8 +31,10 @@ from proxy.logs import logging_config
 from proxy.parts import Parts
 from proxy.server import gunicorn_options
 from proxy.settings import MIN_SECRET_BYTES, Settings
+from proxy.upstreams.api_server import ApiServer
 from proxy.upstreams.balancer import Balancer, UpstreamSpec, parse_upstreams
-from proxy.upstreams.discovery import Discovery, FixedReplicas, ReplicasFile
+from proxy.upstreams.discovery import Discovery, FixedReplicas, ReplicasFile, Specs
+from proxy.upstreams.endpoint_slices import EndpointSlices, Services
 
 log = logging.getLogger(__name__)
 
@@ -48,13 +50,7 @@ def create_proxy(settings: Settings | None = None) -> ProxyApp:
     policy = files.open(settings.policy_file, parse_policy)
     revoked = files.open(settings.revoked_tokens_file, parse_revoked)
     jwks = files.open(settings.jwks_file, parse_jwks)
-    discovery: Discovery = FixedReplicas()
-    try:
-        discovery = (
-            ReplicasFile(upstreams) if upstreams else FixedReplicas(UpstreamSpec(settings.upstream))
-        )
-    except ValueError as error:
-        files.faults.append(f"UPSTREAM: {error}")
+    discovery = _discovery(settings, upstreams, files.faults)
     if files.faults:
         raise StartupError(files.faults)
     log.info("settings: %r", settings)  # secrets mask themselves
@@ -85,6 +81,30 @@ def create_proxy(settings: Settings | None = None) -> ProxyApp:
         refreshers=[file.refresh for file in (policy, revoked, jwks) if file],
     )
     return ProxyApp(settings, parts)
+
+
+def _discovery(settings: Settings, file: WatchedFile[Specs] | None, faults: list[str]) -> Discovery:
+    try:
+        if settings.upstreams_service:
+            services = Services.parse(settings.upstreams_service)
+            api = ApiServer(settings.kubernetes_api, settings.kubernetes_account)
+            return EndpointSlices(api, services)
+        return ReplicasFile(file) if file else FixedReplicas(_single(settings.upstream))
+    except OSError as error:
+        faults.append(
+            f"KUBERNETES_ACCOUNT: {error}; run in a pod with a service account, or have "
+            "`kubectl proxy` running and KUBERNETES_API=http://127.0.0.1:8001"
+        )
+    except ValueError as error:
+        faults.append(str(error))
+    return FixedReplicas()
+
+
+def _single(url: str) -> UpstreamSpec:
+    try:
+        return UpstreamSpec(url)
+    except ValueError as error:
+        raise ValueError(f"UPSTREAM: {error}") from None
 
 
 def _key_sources(

@@ -42,6 +42,9 @@ class Settings(BaseSettings):
 
     upstream: str = "http://127.0.0.1:7000"
     upstreams_file: FilePath | None = None
+    upstreams_service: str | None = None
+    kubernetes_api: str = "https://kubernetes.default.svc"
+    kubernetes_account: Path = Path("/var/run/secrets/kubernetes.io/serviceaccount")
     upstream_connections: Annotated[int, Field(ge=1, le=1_000_000)] = 4096
     connect_timeout: Seconds = 5.0
     first_byte_timeout: Seconds = 600.0
@@ -162,6 +165,10 @@ class Settings(BaseSettings):
             (
                 has_jwks and not algorithms & ASYMMETRIC_ALGORITHMS,
                 "JWKS_FILE or JWKS_URL is set; add its algorithm, such as RS256, to JWT_ALGORITHMS",
+            ),
+            (
+                self.upstreams_file is not None and self.upstreams_service is not None,
+                "UPSTREAMS_FILE and UPSTREAMS_SERVICE are both set; keep one",
             ),
             (
                 self.jwks_file is not None and self.jwks_url is not None,

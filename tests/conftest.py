@@ -33,6 +33,7 @@ WITH_PROCESSES = [
     "benchmarking/test_real_server.py",
     "benchmarking/test_serving.py",
     "cluster/test_scaling.py",
+    "cluster/test_deployments.py",
     "common/test_launcher.py",
     "contracts/test_actuator.py",
     "deploy",

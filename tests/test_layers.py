@@ -16,7 +16,7 @@ ENGINE = {"torch", "transformers"}
         ("inference_api.inference_api_server", ENGINE | {"redis"}),
         ("inference_api._mock_inference_api_server", ENGINE),
         ("inference_api.preflight", ENGINE),
-        ("proxy.proxy", {"numpy", "flask", "redis"}),
+        ("proxy.proxy", {"kubernetes", "numpy", "flask", "redis"}),
         ("optimizer.app", {"redis"}),
         ("weights.app", {"redis"}),
         ("common.errors", {"gunicorn", "pydantic", "redis", "sqlite3"}),

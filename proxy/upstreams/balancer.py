@@ -203,6 +203,8 @@ class Balancer:
                 if upstream not in excluded
                 and (not upstream.spec.models or hints.model in upstream.spec.models)
             ]
+            if not self._upstreams:
+                raise UpstreamNotReady("no upstream is listed")
             if not serving:
                 raise UpstreamUnreachable(
                     f"no upstream left for model {hints.model!r} of {len(self._upstreams)}"

@@ -1,5 +1,6 @@
 """Discovery of replicas: a list that may change while the proxy serves."""
 
+from collections.abc import Callable
 from typing import Protocol
 
 from proxy.files import WatchedFile
@@ -16,6 +17,17 @@ class Discovery(Protocol):
     @property
     def current(self) -> Specs: ...
 
+    @property
+    def is_stale(self) -> bool:
+        """Whether the list may be an old one, as where it comes from cannot be reached."""
+        ...
+
+    def start(self, on_change: Callable[[], object]) -> None:
+        """In the process that serves. `on_change`, from any thread: `changed` is worth asking."""
+        ...
+
+    def stop(self) -> None: ...
+
     def changed(self) -> Specs | None:
         """The new list, once after each change."""
         ...
@@ -24,15 +36,25 @@ class Discovery(Protocol):
 class FixedReplicas:
     """Those of the settings."""
 
+    is_stale = False
+
     def __init__(self, *specs: UpstreamSpec) -> None:
         self.current: Specs = specs
+
+    def start(self, on_change: Callable[[], object]) -> None:
+        """There is nothing to start."""
+
+    def stop(self) -> None:
+        """Nor to stop."""
 
     def changed(self) -> Specs | None:
         return None
 
 
 class ReplicasFile:
-    """Those of a file that is followed."""
+    """Those of a file that is followed. One with a mistake in it is logged."""
+
+    is_stale = False
 
     def __init__(self, file: WatchedFile[Specs]) -> None:
         self._file = file
@@ -40,6 +62,12 @@ class ReplicasFile:
     @property
     def current(self) -> Specs:
         return self._file.value
+
+    def start(self, on_change: Callable[[], object]) -> None:
+        """There is nothing to start."""
+
+    def stop(self) -> None:
+        """Nor to stop."""
 
     def changed(self) -> Specs | None:
         return self._file.value if self._file.refresh() else None

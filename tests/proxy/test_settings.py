@@ -111,6 +111,11 @@ def test_faults_within_and_between_fields_are_listed_together(
     assert all(part in text for part in ("PROXY_PORT", "LOG_LEVEL", "'XX'", "JWT_SECRET"))
 
 
+def test_replicas_have_one_source(monkeypatch: pytest.MonkeyPatch) -> None:
+    both = {"UPSTREAMS_FILE": str(DOCUMENT), "UPSTREAMS_SERVICE": "hearth/chat"}
+    assert "both set; keep one" in faults(monkeypatch, JWT_SECRET=SECRET, **both)
+
+
 def test_public_keys_alone_need_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = load(monkeypatch, JWT_ALGORITHMS="RS256 ES256", JWKS_URL="https://idp.test/jwks")
     assert settings.jwt_algorithms == ("RS256", "ES256")

@@ -1,0 +1,127 @@
+"""Calls of a Kubernetes API server by the official client, bounded in time, as our own errors."""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import urllib3
+from kubernetes import client, config
+from pydantic import BaseModel
+
+from cluster.actuators.workloads import (
+    SELECTOR,
+    Autoscaler,
+    AutoscalerList,
+    Deployment,
+    DeploymentList,
+    Pod,
+    PodList,
+)
+from cluster.errors import ActuatorUnusable, ConfigFaulty
+
+TIMEOUT_S = (5.0, 20.0)  # to connect; to be silent
+ROLE = "deploy/kubernetes/controller/controller.yaml"
+
+T = TypeVar("T", bound=BaseModel)
+
+
+class Refused(Exception):
+    """Not to be had as things are. `status` is the API server's, where it says so."""
+
+    def __init__(self, message: str, status: int | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class Calls:
+    """Of one namespace. One thread at a time."""
+
+    def __init__(self, namespace: str) -> None:
+        """By the pod's service account; outside of pods by the kubeconfig. Raises ConfigFaulty."""
+        self.namespace = namespace
+        self._client = client.ApiClient(_configuration())
+        self._apps = client.AppsV1Api(self._client)
+        self._core = client.CoreV1Api(self._client)
+        self._autoscaling = client.AutoscalingV2Api(self._client)
+
+    def deployments(self) -> tuple[Deployment, ...]:
+        call = self._apps.list_namespaced_deployment
+        return self._listed(call, DeploymentList, label_selector=SELECTOR).items
+
+    def pods(self) -> tuple[Pod, ...]:
+        call = self._core.list_namespaced_pod
+        return self._listed(call, PodList, label_selector=SELECTOR).items
+
+    def autoscalers(self) -> tuple[Autoscaler, ...]:
+        """Raises Refused where the service account may not see them."""
+        call = self._autoscaling.list_namespaced_horizontal_pod_autoscaler
+        return AutoscalerList.model_validate_json(self._asked(call, self.namespace)).items
+
+    def patch_scale(self, deployment: Deployment, replicas: int) -> None:
+        """Raises Refused: 409 if the Deployment has changed since it was read."""
+        body = {**_unchanged(deployment), "spec": {"replicas": replicas}}
+        call = self._apps.patch_namespaced_deployment_scale
+        self._asked(call, deployment.name, self.namespace, body)
+
+    def patch(self, deployment: Deployment, spec: dict[str, Any]) -> None:
+        """Raises Refused, as `patch_scale`."""
+        body = {**_unchanged(deployment), "spec": spec}
+        self._asked(self._apps.patch_namespaced_deployment, deployment.name, self.namespace, body)
+
+    def close(self) -> None:
+        self._client.close()
+
+    def _listed(self, call: Callable[..., Any], kind: type[T], **query: str) -> T:
+        try:
+            return kind.model_validate_json(self._asked(call, self.namespace, **query))
+        except Refused as error:
+            raise ActuatorUnusable(str(error)) from error
+        except ValueError as error:
+            raise ActuatorUnusable(f"Kubernetes answers what is no {kind.__name__}.") from error
+
+    def _asked(self, call: Callable[..., Any], *args: object, **query: str) -> bytes:
+        """The body of an answer of 2xx. Raises Refused and ActuatorUnusable."""
+        try:
+            response = call(*args, **query, _request_timeout=TIMEOUT_S, _preload_content=False)
+            return bytes(response.data)
+        except client.ApiException as error:
+            # 0: TLS does not come about.
+            if error.status in (0, 401, 429) or error.status >= 500:
+                raise ActuatorUnusable(str(_refusal(error))) from error
+            raise _refusal(error) from error
+        except (urllib3.exceptions.HTTPError, OSError, config.ConfigException) as error:
+            raise ActuatorUnusable(
+                f"Kubernetes cannot be reached ({error}); see `kubectl cluster-info`."
+            ) from error
+
+
+def _configuration() -> client.Configuration:
+    found = client.Configuration()
+    try:
+        config.load_incluster_config(client_configuration=found)
+    except config.ConfigException as no_pod:
+        try:
+            config.load_kube_config(client_configuration=found)
+        except Exception as error:  # whatever the loader meets in a file that is something else
+            raise ConfigFaulty(
+                f"Neither a service account ({no_pod}) nor a kubeconfig ({error}) was found; "
+                "run in a pod, or point KUBECONFIG at a file."
+            ) from error
+    found.retries = False  # the controller's next look comes soon enough
+    return found
+
+
+def _unchanged(deployment: Deployment) -> dict[str, Any]:
+    return {"metadata": {"resourceVersion": deployment.metadata.resource_version}}
+
+
+def _refusal(error: client.ApiException) -> Refused:
+    try:
+        message = _Status.model_validate_json(error.body or b"").message
+    except ValueError:
+        message = str(error.reason)
+    remedy = f"; bind the Role of {ROLE} to this account" if error.status == 403 else ""
+    return Refused(f"Kubernetes answers {error.status}: {message[:500]}{remedy}", error.status)
+
+
+class _Status(BaseModel):
+    message: str

@@ -1,0 +1,235 @@
+"""Deployments and Pods, as far as they say something of replicas. Pure, immutable: any thread.
+
+A Deployment is of the server and the accelerator that its labels name, or annotations of the same
+keys where a name is no label's value (63 letters, digits, `-`, `_`, `.`), and so are its pods. The
+rows of the group are USER_ROWS of their first container.
+"""
+
+from datetime import datetime
+from typing import Annotated
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic.alias_generators import to_camel
+
+from cluster.replicas import Group, Replica, State
+
+SERVER_LABEL = "hearth.dev/server"
+ACCELERATOR_LABEL = "hearth.dev/accelerator"
+SELECTOR = f"{SERVER_LABEL},{ACCELERATOR_LABEL}"
+ROWS_VARIABLE = "USER_ROWS"
+DEFAULT_ROWS = 32  # of a process without the variable
+PORT_NAME = "http"
+DEFAULT_PORT = 7000
+
+# A pod that has found no node for so long counts as one that finds none.
+UNPLACED_AFTER_S = 60.0
+MAX_WHY = 500
+# What a container waits for that does not come by itself.
+STUCK = frozenset(
+    {
+        "CrashLoopBackOff",
+        "CreateContainerConfigError",
+        "CreateContainerError",
+        "ErrImagePull",
+        "ImagePullBackOff",
+        "InvalidImageName",
+        "RunContainerError",
+    }
+)
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(alias_generator=to_camel, frozen=True)
+
+
+def _none_is_empty(value: object) -> object:
+    return () if value is None else value
+
+
+class Metadata(_Part):
+    name: str = ""
+    resource_version: str = ""
+    labels: dict[str, str] | None = None
+    annotations: dict[str, str] | None = None
+    creation_timestamp: datetime | None = None
+    deletion_timestamp: datetime | None = None
+
+    def name_by(self, key: str) -> str | None:
+        return (self.annotations or {}).get(key) or (self.labels or {}).get(key)
+
+
+class Variable(_Part):
+    name: str
+    value: str | None = None
+
+
+class Port(_Part):
+    name: str | None = None
+    container_port: int
+
+
+class Container(_Part):
+    name: str
+    env: Annotated[tuple[Variable, ...], BeforeValidator(_none_is_empty)] = ()
+    ports: Annotated[tuple[Port, ...], BeforeValidator(_none_is_empty)] = ()
+
+
+class PodSpec(_Part):
+    containers: tuple[Container, ...] = Field(min_length=1)
+
+    @property
+    def user_rows(self) -> int:
+        values = {each.name: each.value for each in self.containers[0].env}
+        found = values.get(ROWS_VARIABLE) or ""
+        # With a wrong value the process does not start, whatever is read here.
+        return int(found) if found.isdecimal() and len(found) < 9 else DEFAULT_ROWS
+
+    @property
+    def port(self) -> int:
+        ports = {each.name: each.container_port for each in self.containers[0].ports}
+        only = next(iter(ports.values())) if len(ports) == 1 else DEFAULT_PORT
+        return ports.get(PORT_NAME, only)
+
+
+class Condition(_Part):
+    type: str
+    status: str
+    reason: str = ""
+    message: str = ""
+
+
+Conditions = Annotated[tuple[Condition, ...], BeforeValidator(_none_is_empty)]
+
+
+class Template(_Part):
+    spec: PodSpec
+
+
+class DeploymentSpec(_Part):
+    replicas: int = 1
+    template: Template
+
+
+class DeploymentStatus(_Part):
+    conditions: Conditions = ()
+
+
+class Deployment(_Part):
+    metadata: Metadata
+    spec: DeploymentSpec
+    status: DeploymentStatus = DeploymentStatus()
+
+    @property
+    def name(self) -> str:
+        return self.metadata.name
+
+    @property
+    def user_rows(self) -> int:
+        return self.spec.template.spec.user_rows
+
+    def is_of(self, group: Group) -> bool:
+        named = self.metadata.name_by(SERVER_LABEL), self.metadata.name_by(ACCELERATOR_LABEL)
+        return named == (group.server, group.accelerator)
+
+    @property
+    def why_no_pods(self) -> str:
+        """Why pods cannot even be made: a quota, an admission webhook. Empty if they can."""
+        return next(
+            (each.message for each in self.status.conditions
+             if each.type == "ReplicaFailure" and each.status == "True"), ""
+        )[:MAX_WHY]  # fmt: skip
+
+
+class Waiting(_Part):
+    reason: str = ""
+    message: str = ""
+
+
+class ContainerState(_Part):
+    waiting: Waiting | None = None
+
+
+class ContainerStatus(_Part):
+    state: ContainerState = ContainerState()
+
+
+class PodStatus(_Part):
+    phase: str = ""
+    pod_ip: str | None = Field(default=None, alias="podIP")
+    conditions: Conditions = ()
+    container_statuses: Annotated[
+        tuple[ContainerStatus, ...], BeforeValidator(_none_is_empty)
+    ] = ()  # fmt: skip
+
+    def condition(self, kind: str) -> Condition | None:
+        return next((each for each in self.conditions if each.type == kind), None)
+
+
+class Pod(_Part):
+    metadata: Metadata
+    spec: PodSpec
+    status: PodStatus = PodStatus()
+
+    def replica(self, now: datetime) -> Replica | None:
+        """None for what is no replica (any more): an evicted pod stays as a record."""
+        server = self.metadata.name_by(SERVER_LABEL)
+        accelerator = self.metadata.name_by(ACCELERATOR_LABEL)
+        if not server or not accelerator or self.status.phase in ("Succeeded", "Failed"):
+            return None
+        state, why = self._state(now)
+        group = Group(server, accelerator, self.spec.user_rows)
+        return Replica(self.metadata.name, group, state, self._url(), why[:MAX_WHY])
+
+    def _state(self, now: datetime) -> tuple[State, str]:
+        if self.metadata.deletion_timestamp is not None:
+            return State.DRAINING, ""
+        ready = self.status.condition("Ready")
+        if ready is not None and ready.status == "True":
+            return State.READY, ""
+        for each in self.status.container_statuses:
+            waiting = each.state.waiting
+            if waiting is not None and waiting.reason in STUCK:
+                return State.FAILED, f"{waiting.reason}: {waiting.message}"
+        scheduled = self.status.condition("PodScheduled")
+        if scheduled is None or scheduled.status == "True":
+            return State.STARTING, ""
+        created = self.metadata.creation_timestamp or now
+        is_unplaced = (now - created).total_seconds() > UNPLACED_AFTER_S
+        why = f"not placed: {scheduled.message or scheduled.reason}"
+        return (State.FAILED if is_unplaced else State.STARTING), why
+
+    def _url(self) -> str | None:
+        ip = self.status.pod_ip
+        if not ip:
+            return None
+        return f"http://[{ip}]:{self.spec.port}" if ":" in ip else f"http://{ip}:{self.spec.port}"
+
+
+class ListMetadata(_Part):
+    resource_version: str = ""
+
+
+class DeploymentList(_Part):
+    items: Annotated[tuple[Deployment, ...], BeforeValidator(_none_is_empty)] = ()
+
+
+class PodList(_Part):
+    items: Annotated[tuple[Pod, ...], BeforeValidator(_none_is_empty)] = ()
+
+
+class Target(_Part):
+    kind: str
+    name: str
+
+
+class AutoscalerSpec(_Part):
+    scale_target_ref: Target
+
+
+class Autoscaler(_Part):
+    metadata: Metadata
+    spec: AutoscalerSpec
+
+
+class AutoscalerList(_Part):
+    items: Annotated[tuple[Autoscaler, ...], BeforeValidator(_none_is_empty)] = ()

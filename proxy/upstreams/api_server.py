@@ -1,0 +1,115 @@
+"""What the proxy asks of a Kubernetes API server, by the service account of its own pod.
+
+Plain GETs: one list and one watch do not need the hundreds of modules of the official client.
+"""
+
+import http.client
+import json
+import socket
+import ssl
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from proxy.errors import DiscoveryFailed
+
+CONNECT_TIMEOUT_S = 5.0
+ANSWER_TIMEOUT_S = 10.0
+MAX_REFUSAL_BYTES = 64 * 1024
+REMEDIES = {
+    401: "the token is not accepted; is the service account still there?",
+    403: "bind the Role of deploy/kubernetes/base/proxy.yaml to the service account",
+}
+
+
+class ApiServer:
+    """One thread asks; `close`, from any thread, ends what it waits for.
+
+    Over https with the account's token and authority, over http (`kubectl proxy`) without.
+    """
+
+    def __init__(self, url: str, account: Path) -> None:
+        """Raises ValueError or OSError for a URL or an account that cannot be used."""
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query:
+            raise ValueError(f"KUBERNETES_API={url!r}; expected http(s)://host[:port]")
+        self._host, self._port, self._base = parts.hostname, parts.port, parts.path.rstrip("/")
+        self._token_file = account / "token"
+        self._context: ssl.SSLContext | None = None
+        if parts.scheme == "https":
+            self._context = ssl.create_default_context(cafile=account / "ca.crt")
+            self._token_file.read_text("ascii")
+        self._lock = threading.Lock()
+        self._socket: socket.socket | None = None
+        self._is_closed = False
+
+    @contextmanager
+    def get(
+        self, path: str, silence_s: float = ANSWER_TIMEOUT_S
+    ) -> Iterator[http.client.HTTPResponse]:
+        """An answer of status 200, whose body may be silent for so long at a time.
+
+        Raises DiscoveryFailed for any other, and OSError or HTTPException.
+        """
+        connection = self._connected()
+        try:
+            connection.request("GET", self._base + path, headers=self._headers())
+            response = connection.getresponse()
+            if response.status != 200:
+                raise _refusal(response)
+            if self._socket is not None:
+                self._socket.settimeout(silence_s)
+            yield response
+        finally:
+            with self._lock:
+                self._socket = None
+            connection.close()
+
+    def close(self) -> None:
+        with self._lock:
+            self._is_closed = True
+            if self._socket is not None:
+                with suppress(OSError):  # the other end may have gone
+                    # The plain socket's: the state of TLS is the reading thread's.
+                    socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
+
+    def _connected(self) -> http.client.HTTPConnection:
+        connection: http.client.HTTPConnection
+        if self._context is None:
+            connection = http.client.HTTPConnection(
+                self._host, self._port, timeout=CONNECT_TIMEOUT_S
+            )
+        else:
+            connection = http.client.HTTPSConnection(
+                self._host, self._port, timeout=CONNECT_TIMEOUT_S, context=self._context
+            )
+        connection.connect()
+        connection.sock.settimeout(ANSWER_TIMEOUT_S)
+        with self._lock:
+            if self._is_closed:
+                connection.close()
+                raise OSError("closed")
+            self._socket = connection.sock
+        return connection
+
+    def _headers(self) -> dict[str, str]:
+        if self._context is None:
+            return {"Accept": "application/json"}
+        # Read anew each time: the kubelet renews it within the hour.
+        token = self._token_file.read_text("ascii").strip()
+        return {"Accept": "application/json", "Authorization": f"Bearer {token}"}
+
+
+def _refusal(response: http.client.HTTPResponse) -> DiscoveryFailed:
+    status = response.status
+    try:
+        answer = json.loads(response.read(MAX_REFUSAL_BYTES))
+        message = str(answer["message"])[:512]
+    except (ValueError, LookupError, TypeError, RecursionError):
+        message = response.reason
+    remedy = REMEDIES.get(status)
+    return DiscoveryFailed(
+        f"{status}: {message}" + (f"; {remedy}" if remedy else ""), is_gone=status == 410
+    )

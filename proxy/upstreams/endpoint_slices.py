@@ -1,0 +1,272 @@
+"""Discovery by Kubernetes: the ready endpoints of Services, from their EndpointSlices.
+
+An endpoint whose pod is to end is `terminating` before the pod is told, so it leaves the list while
+the pod's preStop hook still sleeps, and nothing is sent to who drains.
+"""
+
+import http.client
+import ipaddress
+import logging
+import re
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Literal
+from urllib.parse import urlencode
+
+from pydantic import BaseModel, Field
+
+from proxy.errors import DiscoveryFailed
+from proxy.upstreams.api_server import ApiServer
+from proxy.upstreams.balancer import UpstreamSpec
+from proxy.upstreams.discovery import Specs
+
+log = logging.getLogger(__name__)
+
+# Of each watch. It begins with a list, so that nothing is missed for longer, whatever was lost.
+WATCH_S = 30
+SILENCE_S = WATCH_S + 10.0  # the server ends a watch itself; one that does not is dead
+MIN_TURN_S = 1.0  # of a list and its watch
+MAX_PAUSE_S = 30.0  # between tries while the API server is away
+STOP_TIMEOUT_S = 5.0
+MAX_LIST_BYTES = 64 * 2**20  # some 100,000 endpoints
+MAX_EVENT_BYTES = 4 * 2**20  # one slice has at most 1,000
+
+PORT_NAME = "http"
+SERVICE_LABEL = "kubernetes.io/service-name"
+# A Service's labels are copied to its slices.
+MODEL_LABEL = "hearth.dev/model"
+WEIGHT_LABEL = "hearth.dev/weight"
+
+_NAME = r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?"
+_SERVICES = re.compile(rf"({_NAME})/({_NAME}(?:,{_NAME}){{0,63}})")
+
+
+class Conditions(BaseModel):
+    """What is not said is true of readiness, and false of an end (the API's own rule)."""
+
+    ready: bool | None = None
+    terminating: bool | None = None
+
+
+class Target(BaseModel):
+    uid: str | None = None
+
+
+class Endpoint(BaseModel):
+    addresses: list[str] = []
+    conditions: Conditions = Conditions()
+    target: Target | None = Field(default=None, alias="targetRef")
+
+    @property
+    def takes_requests(self) -> bool:
+        return self.conditions.ready is not False and not self.conditions.terminating
+
+
+class Port(BaseModel):
+    name: str | None = None
+    port: int | None = None
+
+
+class Metadata(BaseModel):
+    name: str = ""
+    version: str = Field(default="", alias="resourceVersion")
+    labels: dict[str, str] = {}
+
+
+class EndpointSlice(BaseModel):
+    metadata: Metadata
+    address_type: str = Field(default="", alias="addressType")
+    endpoints: list[Endpoint] | None = None
+    ports: list[Port] | None = None
+
+
+class SliceList(BaseModel):
+    metadata: Metadata
+    items: list[EndpointSlice] | None = None
+
+
+class Event(BaseModel):
+    type: Literal["ADDED", "MODIFIED", "DELETED", "BOOKMARK", "ERROR"]
+
+
+class Change(Event):
+    slice: EndpointSlice = Field(alias="object")
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """Names of Services in one namespace."""
+
+    namespace: str
+    names: tuple[str, ...]
+
+    @classmethod
+    def parse(cls, text: str) -> "Services":
+        found = _SERVICES.fullmatch(text)
+        if found is None:
+            raise ValueError(
+                f"UPSTREAMS_SERVICE={text!r}; expected namespace/service, "
+                "or namespace/service,service with up to 64"
+            )
+        return cls(found[1], tuple(found[2].split(",")))
+
+    def path(self, **query: str | int) -> str:
+        selector = f"{SERVICE_LABEL} in ({','.join(self.names)})"
+        asked = urlencode({"labelSelector": selector, **query})
+        return f"/apis/discovery.k8s.io/v1/namespaces/{self.namespace}/endpointslices?{asked}"
+
+
+class EndpointSlices:
+    """Follows the slices of Services, in a thread of its own between `start` and `stop`.
+
+    While the API server is away the last list stays.
+    """
+
+    def __init__(self, api: ApiServer, services: Services) -> None:
+        self._api = api
+        self._services = services
+        self._slices: dict[str, EndpointSlice] = {}  # own thread only
+        self._on_change: Callable[[], object] = lambda: None
+        self._must_stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._told: Specs = ()  # maintenance thread only
+        self._fault = "not listed yet"
+        self.current: Specs = ()
+
+    @property
+    def is_stale(self) -> bool:
+        return bool(self._fault)
+
+    def start(self, on_change: Callable[[], object]) -> None:
+        # Not earlier: a thread that is started before gunicorn forks has ended after it.
+        self._on_change = on_change
+        self._thread = threading.Thread(target=self._run, name="proxy-discovery", daemon=True)
+        self._thread.start()
+
+    def changed(self) -> Specs | None:
+        specs = self.current
+        if specs == self._told:
+            return None
+        self._told = specs
+        return specs
+
+    def stop(self) -> None:
+        self._must_stop.set()
+        self._api.close()
+        if self._thread is not None:
+            self._thread.join(STOP_TIMEOUT_S)
+
+    def _run(self) -> None:
+        num_failures = 0
+        while not self._must_stop.is_set():
+            begun_s = time.monotonic()
+            try:
+                self._watch(self._list())
+                num_failures = 0
+            except (DiscoveryFailed, OSError, http.client.HTTPException, ValueError) as error:
+                num_failures += 1
+                self._note_fault(error)
+            pause_s = min(MIN_TURN_S * 2 ** min(num_failures, 8), MAX_PAUSE_S)
+            self._must_stop.wait(begun_s + pause_s - time.monotonic())
+
+    def _list(self) -> str:
+        """Returns the version that a watch goes on from."""
+        with self._api.get(self._services.path()) as response:
+            body = response.read(MAX_LIST_BYTES + 1)
+        if len(body) > MAX_LIST_BYTES:
+            raise DiscoveryFailed(f"the list has over {MAX_LIST_BYTES} bytes")
+        listed = SliceList.model_validate_json(body)
+        self._slices = {found.metadata.name: found for found in listed.items or ()}
+        self._publish()
+        if self._fault:
+            self._fault = ""
+            log.info("replicas of %s are followed", ",".join(self._services.names))
+        return listed.metadata.version
+
+    def _watch(self, version: str) -> None:
+        """Returns when the watch is over; then it is time to list again."""
+        query = self._services.path(watch=1, resourceVersion=version, timeoutSeconds=WATCH_S)
+        try:
+            with self._api.get(query, SILENCE_S) as response:
+                for line in _lines(response):
+                    kind = Event.model_validate_json(line).type
+                    if kind == "ERROR":  # mostly 410 Gone: the version is too old
+                        return
+                    if kind != "BOOKMARK":
+                        self._apply(Change.model_validate_json(line))
+        except DiscoveryFailed as error:
+            if not error.is_gone:
+                raise
+
+    def _apply(self, change: Change) -> None:
+        name = change.slice.metadata.name
+        if change.type == "DELETED":
+            self._slices.pop(name, None)
+        else:
+            self._slices[name] = change.slice
+        self._publish()
+
+    def _publish(self) -> None:
+        specs = specs_of(self._slices.values())
+        if specs == self.current:
+            return
+        log.info("%d replicas, were %d", len(specs), len(self.current))
+        self.current = specs
+        self._on_change()
+
+    def _note_fault(self, error: Exception) -> None:
+        fault = str(error) or repr(error)
+        if not self._must_stop.is_set() and fault != self._fault:
+            log.error("replicas are not followed, the last %d stay: %s", len(self.current), fault)
+        self._fault = fault
+
+
+def specs_of(slices: Iterable[EndpointSlice]) -> Specs:
+    """Each replica once, in the order of their URLs. Raises ValueError for a faulty label."""
+    found: dict[str, UpstreamSpec] = {}  # by pod: one with two families of addresses is in two
+    for each in sorted(slices, key=lambda each: (each.address_type, each.metadata.name)):
+        port = _port(each.ports or ())
+        if port is None or each.address_type not in ("IPv4", "IPv6"):
+            continue
+        for endpoint in each.endpoints or ():
+            if endpoint.takes_requests and endpoint.addresses:
+                spec = _spec(endpoint.addresses[0], port, each.metadata.labels)
+                pod = (endpoint.target and endpoint.target.uid) or spec.url
+                found[pod] = _joined(found[pod], spec) if pod in found else spec
+    by_url = {spec.url: spec for spec in found.values()}
+    return tuple(by_url[url] for url in sorted(by_url))
+
+
+def _port(ports: Iterable[Port]) -> int | None:
+    """The one called http, or the only one."""
+    numbers = {port.name: port.port for port in ports}
+    return numbers.get(PORT_NAME) or (next(iter(numbers.values())) if len(numbers) == 1 else None)
+
+
+def _spec(address: str, port: int, labels: dict[str, str]) -> UpstreamSpec:
+    ip = ipaddress.ip_address(address)
+    host = f"[{ip}]" if ip.version == 6 else str(ip)
+    model, weight = labels.get(MODEL_LABEL), labels.get(WEIGHT_LABEL, "1")
+    try:
+        return UpstreamSpec(
+            f"http://{host}:{port}", weight=float(weight), models=(model,) if model else ()
+        )
+    except ValueError as error:
+        service = labels.get(SERVICE_LABEL)
+        raise ValueError(f"label {WEIGHT_LABEL} of Service {service!r}: {error}") from None
+
+
+def _joined(one: UpstreamSpec, other: UpstreamSpec) -> UpstreamSpec:
+    """Of a pod that two Services lead to: it takes requests for the models of both."""
+    is_for_any = not one.models or not other.models
+    models = () if is_for_any else tuple(sorted({*one.models, *other.models}))
+    return UpstreamSpec(one.url, one.weight, one.health_path, models)
+
+
+def _lines(response: http.client.HTTPResponse) -> Iterator[bytes]:
+    while line := response.readline(MAX_EVENT_BYTES + 1):
+        if len(line) > MAX_EVENT_BYTES:
+            raise DiscoveryFailed(f"an event has over {MAX_EVENT_BYTES} bytes")
+        yield line

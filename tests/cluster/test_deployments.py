@@ -1,0 +1,396 @@
+"""The actuator on Kubernetes, by the official client, against a scripted API server."""
+
+from collections.abc import Iterator
+from contextlib import closing
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cluster.actuators import kubernetes_calls, workloads
+from cluster.actuators.deployments import MAX_TRIES, Deployments
+from cluster.actuators.workloads import DEFAULT_ROWS, Pod
+from cluster.errors import ActuatorUnusable, ConfigFaulty
+from cluster.replicas import Group, Outcome, State
+from inference_api.settings import Settings as ApiSettings
+from tests.kubernetes_api import (
+    Answer,
+    KubernetesApi,
+    Object,
+    garbage,
+    half,
+    hang,
+    refuse,
+    reset,
+)
+from tests.kubernetes_workloads import NO_ROOM, Workloads, labels
+
+CHAT = Group("chat", "H100", 32)
+CHAT_16 = Group("chat", "H100", 16)
+
+
+@pytest.fixture
+def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[KubernetesApi]:
+    server = KubernetesApi()
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    path = str(server.kubeconfig(tmp_path))
+    monkeypatch.setattr("kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", path)
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def cluster(api: KubernetesApi) -> Workloads:
+    made = Workloads(api)
+    made.deploy("chat-h100", "chat", "H100", replicas=2)
+    return made
+
+
+@pytest.fixture
+def later() -> list[timedelta]:
+    """How much later it is for the actuator; appended to."""
+    return [timedelta()]
+
+
+@pytest.fixture
+def actuator(api: KubernetesApi, later: list[timedelta]) -> Iterator[Deployments]:
+    with closing(Deployments("hearth", lambda: datetime.now(UTC) + later[-1])) as made:
+        yield made
+
+
+def states(actuator: Deployments) -> list[tuple[int, State]]:
+    return [(each.group.user_rows, each.state) for each in actuator.replicas()]
+
+
+def writes(api: KubernetesApi) -> list[Any]:
+    return [request.body["spec"] for request in api.requests if request.method == "PATCH"]
+
+
+def test_replicas_are_pods_with_their_states(cluster: Workloads, actuator: Deployments) -> None:
+    first, second = actuator.replicas()
+    assert (first.name, first.group, first.state) == ("chat-h100-001", CHAT, State.READY)
+    assert (first.url, second.url) == ("http://10.0.0.2:7000", "http://10.0.0.3:7000")
+    cluster.api.patch("deployments", "chat-h100", {"spec": {"replicas": 1}}, is_scale=True)
+    assert sorted(states(actuator)) == [(32, State.DRAINING), (32, State.READY)]
+    cluster.settle()
+    assert len(actuator.replicas()) == 1
+
+
+def test_start_scales_up_once_and_never_down(cluster: Workloads, actuator: Deployments) -> None:
+    assert actuator.start(CHAT, 4) == Outcome(started=("chat-h100",) * 2)
+    assert states(actuator) == [(32, State.READY)] * 2 + [(32, State.STARTING)] * 2
+    cluster.settle()
+    assert states(actuator) == [(32, State.READY)] * 4
+    for count in (4, 3, 0, -5):
+        assert actuator.start(CHAT, count) == Outcome()
+    assert cluster.replicas_of("chat-h100") == 4
+    assert len(writes(cluster.api)) == 1
+
+
+def test_stop_scales_down_once_and_never_up(cluster: Workloads, actuator: Deployments) -> None:
+    assert actuator.stop(CHAT, 1) == Outcome(stopped=("chat-h100",))
+    for count in (1, 3):
+        assert actuator.stop(CHAT, count) == Outcome()
+    assert cluster.replicas_of("chat-h100") == 1
+    assert actuator.stop(CHAT, -7) == Outcome(stopped=("chat-h100",))
+    assert cluster.replicas_of("chat-h100") == 0
+    assert len(writes(cluster.api)) == 2
+
+
+def test_a_deployment_without_a_number_has_one_replica(
+    api: KubernetesApi, actuator: Deployments
+) -> None:
+    Workloads(api).deploy("chat-h100", "chat", "H100")
+    deployment = api.get("deployments", "chat-h100")
+    del deployment["spec"]["replicas"]
+    api.put("deployments", deployment)
+    assert actuator.start(CHAT, 1) == Outcome()
+    assert actuator.start(CHAT, 2).started == ("chat-h100",)
+
+
+def test_other_rows_are_rolled_out(cluster: Workloads, actuator: Deployments) -> None:
+    assert actuator.start(CHAT_16, 2) == Outcome()
+    assert sorted(states(actuator)) == [(16, State.STARTING)] * 2 + [(32, State.READY)] * 2
+    assert actuator.start(CHAT_16, 2) == Outcome()
+    assert actuator.stop(CHAT, 0) == Outcome()
+    assert cluster.replicas_of("chat-h100") == 2
+    cluster.settle()
+    assert states(actuator) == [(16, State.READY)] * 2
+    environment = cluster.pods("chat-h100")[0]["spec"]["containers"][0]["env"]
+    assert environment == [{"name": "MODEL", "value": "m"}, {"name": "USER_ROWS", "value": "16"}]
+    assert len(writes(cluster.api)) == 1
+
+
+def test_fewer_replicas_with_other_rows_take_over_before_any_goes(
+    cluster: Workloads, actuator: Deployments
+) -> None:
+    assert actuator.start(CHAT_16, 1) == Outcome()
+    assert cluster.replicas_of("chat-h100") == 2
+    cluster.settle()
+    assert actuator.stop(CHAT_16, 1) == Outcome(stopped=("chat-h100",))
+    cluster.settle()
+    assert states(actuator) == [(16, State.READY)]
+
+
+def test_what_finds_no_node_is_told_and_not_tried_again(
+    cluster: Workloads, actuator: Deployments, later: list[timedelta]
+) -> None:
+    cluster.room = 3
+    assert actuator.start(CHAT, 5).unplaced == 0
+    cluster.settle()
+    waiting = [each for each in actuator.replicas() if each.state is State.STARTING]
+    assert [each.why for each in waiting] == [f"not placed: {NO_ROOM}"] * 2
+    later.append(timedelta(seconds=workloads.UNPLACED_AFTER_S + 5))
+    failed = [each for each in actuator.replicas() if each.state is State.FAILED]
+    assert len(failed) == 2
+    assert actuator.start(CHAT, 5) == Outcome(unplaced=2, why=f"not placed: {NO_ROOM}")
+    assert len(writes(cluster.api)) == 1
+    cluster.room = 10  # a node has come
+    cluster.settle()
+    assert actuator.start(CHAT, 5) == Outcome()
+    assert states(actuator) == [(32, State.READY)] * 5
+
+
+def test_pods_that_a_quota_forbids_are_unplaced(cluster: Workloads, actuator: Deployments) -> None:
+    deployment = cluster.api.get("deployments", "chat-h100")
+    message = "pods is forbidden: exceeded quota: gpus"
+    condition = {"type": "ReplicaFailure", "status": "True", "message": message}
+    deployment["status"] = {"conditions": [condition]}
+    deployment["spec"]["replicas"] = 4
+    cluster.api.put("deployments", deployment)
+    assert actuator.start(CHAT, 4) == Outcome(unplaced=2, why=message)
+
+
+def test_a_pod_whose_container_cannot_run_has_failed(
+    cluster: Workloads, actuator: Deployments
+) -> None:
+    pod = cluster.pods("chat-h100")[0]
+    waiting = {"reason": "ImagePullBackOff", "message": "no such image"}
+    pod["status"]["conditions"][1]["status"] = "False"
+    pod["status"]["containerStatuses"][0]["state"] = {"waiting": waiting}
+    cluster.api.put("pods", pod)
+    first, second = actuator.replicas()
+    assert (first.state, second.state) == (State.FAILED, State.READY)
+    assert first.why == "ImagePullBackOff: no such image"
+    assert actuator.start(CHAT, 2) == Outcome(unplaced=1, why=first.why)
+
+
+def test_evicted_pods_and_pods_of_others_are_no_replicas(
+    cluster: Workloads, actuator: Deployments
+) -> None:
+    pod = cluster.pods("chat-h100")[0]
+    pod["status"]["phase"] = "Failed"
+    cluster.api.put("pods", pod)
+    other = {"metadata": {"name": "redis-0", "labels": {"app": "redis"}}, "spec": {}}
+    cluster.api.put("pods", other)
+    assert len(actuator.replicas()) == 1
+
+
+def test_names_that_are_no_labels_are_annotations(
+    cluster: Workloads, actuator: Deployments
+) -> None:
+    group = Group("chat:prod", "NVIDIA A100/80G", 32)
+    annotations = labels(group.server, group.accelerator)
+    for kind in ("deployments", "pods"):
+        for item in cluster.api.all(kind):
+            item["metadata"]["annotations"] = annotations
+            cluster.api.put(kind, item)
+    assert {each.group for each in actuator.replicas()} == {group}
+    assert actuator.start(group, 3).started == ("chat-h100",)
+
+
+def test_what_has_no_deployment_or_several_is_unplaced(
+    cluster: Workloads, actuator: Deployments
+) -> None:
+    nowhere = Group("chat", "B200", 32)
+    assert "no Deployment in the namespace 'hearth'" in actuator.start(nowhere, 2).why
+    assert actuator.start(nowhere, 2).unplaced == 2
+    assert actuator.stop(nowhere, 0).stopped == ()
+    cluster.deploy("chat-other", "chat", "H100")
+    outcome = actuator.start(CHAT, 9)
+    assert (outcome.unplaced, outcome.started) == (9, ())
+    assert "chat-h100, chat-other; keep one" in outcome.why
+    assert writes(cluster.api) == []
+
+
+def autoscaler(name: str, deployment: str) -> Object:
+    target = {"apiVersion": "apps/v1", "kind": "Deployment", "name": deployment}
+    return {"metadata": {"name": name}, "spec": {"scaleTargetRef": target}}
+
+
+def test_a_deployment_has_one_owner(cluster: Workloads, actuator: Deployments) -> None:
+    cluster.api.put("horizontalpodautoscalers", autoscaler("other", "chat-a100"))
+    assert actuator.start(CHAT, 3).unplaced == 0
+    cluster.api.put("horizontalpodautoscalers", autoscaler("keda-hpa-chat", "chat-h100"))
+    for outcome in (actuator.start(CHAT, 4), actuator.start(CHAT_16, 1), actuator.stop(CHAT, 1)):
+        assert "HorizontalPodAutoscaler keda-hpa-chat owns chat-h100" in outcome.why
+    assert len(writes(cluster.api)) == 1
+    assert actuator.start(CHAT, 3) == Outcome()  # nothing to change, nothing to refuse
+
+
+def test_autoscalers_that_may_not_be_seen_are_said_once(
+    cluster: Workloads, actuator: Deployments, caplog: pytest.LogCaptureFixture
+) -> None:
+    cluster.api.fail(403, path="horizontalpodautoscalers", times=9)
+    actuator.start(CHAT, 3)
+    actuator.start(CHAT, 4)
+    assert cluster.replicas_of("chat-h100") == 4
+    assert caplog.text.count("cannot see whether autoscalers own") == 1
+
+
+def test_who_was_faster_is_not_undone(cluster: Workloads, actuator: Deployments) -> None:
+    """Somebody scales to 6 after we have read 2, and we asked for 4: 6 stay."""
+    cluster.api.fail(overtaking(cluster, 6), method="PATCH")
+    assert actuator.start(CHAT, 4) == Outcome()
+    assert cluster.replicas_of("chat-h100") == 6
+    cluster.api.fail(overtaking(cluster, 1), method="PATCH")
+    assert actuator.stop(CHAT, 3) == Outcome()
+    assert cluster.replicas_of("chat-h100") == 1
+
+
+def overtaking(cluster: Workloads, count: int) -> Answer:
+    def answer(handler: Any) -> None:
+        cluster.api.patch("deployments", "chat-h100", {"spec": {"replicas": count}}, is_scale=True)
+        refuse(409)(handler)
+
+    return answer
+
+
+def test_a_stale_version_is_refused_by_the_server_itself(
+    cluster: Workloads, actuator: Deployments
+) -> None:
+    cluster.api.fail(404, path="horizontalpodautoscalers")  # read between list and patch
+    (deployment,) = actuator._calls.deployments()
+    cluster.api.patch("deployments", "chat-h100", {"spec": {"replicas": 5}}, is_scale=True)
+    with pytest.raises(kubernetes_calls.Refused) as caught:
+        actuator._calls.patch_scale(deployment, 9)
+    assert caught.value.status == 409
+
+
+def test_endless_conflicts_end(cluster: Workloads, actuator: Deployments) -> None:
+    cluster.api.fail(409, method="PATCH", times=10**6)
+    outcome = actuator.start(CHAT, 4)
+    assert (outcome.unplaced, outcome.started) == (4, ())
+    assert "was changed 5 times meanwhile" in outcome.why
+    assert len(writes(cluster.api)) == MAX_TRIES
+
+
+@pytest.mark.parametrize(
+    ("status", "message"), [(403, "bind the Role of"), (404, "404"), (422, "422")]
+)
+def test_a_refused_change_is_in_the_answer(
+    cluster: Workloads, actuator: Deployments, status: int, message: str
+) -> None:
+    cluster.api.fail(status, method="PATCH", times=3)
+    assert message in actuator.start(CHAT, 3).why
+    assert message in actuator.start(CHAT_16, 3).why
+    outcome = actuator.stop(CHAT, 0)
+    assert (outcome.stopped, message in outcome.why) == ((), True)
+    assert cluster.replicas_of("chat-h100") == 2
+
+
+FAULTS = [
+    refuse(403),
+    refuse(401),
+    refuse(500),
+    refuse(503),
+    refuse(429),
+    half,
+    garbage,
+    reset,
+    hang,
+]
+
+
+@pytest.mark.parametrize("answer", FAULTS)
+def test_an_api_server_that_does_not_list_is_unusable(
+    cluster: Workloads, actuator: Deployments, answer: Answer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kubernetes_calls, "TIMEOUT_S", (5.0, 0.3))
+    for ask in (actuator.replicas, lambda: actuator.start(CHAT, 9), lambda: actuator.stop(CHAT, 0)):
+        cluster.api.fail(answer)
+        with pytest.raises(ActuatorUnusable):
+            ask()
+    assert writes(cluster.api) == []
+    assert len(actuator.replicas()) == 2
+
+
+@pytest.mark.parametrize("answer", [refuse(500), reset, hang])
+def test_an_api_server_that_does_not_scale_is_unusable(
+    cluster: Workloads, actuator: Deployments, answer: Answer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kubernetes_calls, "TIMEOUT_S", (5.0, 0.3))
+    cluster.api.fail(answer, method="PATCH")
+    with pytest.raises(ActuatorUnusable):
+        actuator.start(CHAT, 9)
+    assert actuator.start(CHAT, 9).started == ("chat-h100",) * 7
+
+
+def test_an_api_server_that_is_away_is_unusable(api: KubernetesApi, tmp_path: Path) -> None:
+    with closing(Deployments("hearth")) as actuator:
+        api.stop()
+        with pytest.raises(ActuatorUnusable, match="cannot be reached"):
+            actuator.replicas()
+    api.stop = lambda: None  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("content", [None, "", "[]", "\0", "apiVersion: v1\nkind: Config\n"])
+def test_without_an_account_nothing_starts(
+    content: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "config"
+    if content is not None:
+        path.write_text(content)
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    monkeypatch.setattr("kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", str(path))
+    with pytest.raises(ConfigFaulty, match="point KUBECONFIG at a file"):
+        Deployments("hearth")
+
+
+def test_a_pod_has_its_own_account(
+    api: KubernetesApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The loader is the client's own; that it comes first is ours."""
+    (tmp_path / "token").write_text("secret")
+    (tmp_path / "ca.crt").write_text("certificate")
+    loader = "kubernetes.config.incluster_config."
+    monkeypatch.setattr(f"{loader}SERVICE_TOKEN_FILENAME", str(tmp_path / "token"))
+    monkeypatch.setattr(f"{loader}SERVICE_CERT_FILENAME", str(tmp_path / "ca.crt"))
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.1.2.3")
+    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "443")
+    configuration = kubernetes_calls._configuration()
+    assert configuration.host == "https://10.1.2.3:443"
+    assert configuration.api_key["BearerToken"] == "bearer secret"
+
+
+def test_the_default_of_rows_is_that_of_the_process() -> None:
+    assert ApiSettings.model_fields["user_rows"].default == DEFAULT_ROWS
+
+
+@pytest.mark.parametrize("value", ["16", "x", "-1", "9" * 5000, "", None])
+def test_rows_that_are_no_number_are_the_default(value: str | None) -> None:
+    env = None if value is None else [{"name": "USER_ROWS", "value": value}]
+    container = {"name": "api", "env": env}
+    metadata = {"name": "p", "labels": labels("chat", "H100")}
+    pod = Pod.model_validate({"metadata": metadata, "spec": {"containers": [container]}})
+    replica = pod.replica(datetime.now(UTC))
+    assert replica is not None
+    assert replica.group.user_rows == (16 if value == "16" else DEFAULT_ROWS)
+
+
+def test_addresses_are_those_of_the_port_called_http() -> None:
+    def url(ip: str, *ports: Object) -> str | None:
+        container = {"name": "api", "ports": list(ports)}
+        spec, status = {"containers": [container]}, {"podIP": ip}
+        metadata = {"name": "p", "labels": labels("chat", "H100")}
+        pod = Pod.model_validate({"metadata": metadata, "spec": spec, "status": status})
+        replica = pod.replica(datetime.now(UTC))
+        assert replica is not None
+        return replica.url
+
+    http, other = {"name": "http", "containerPort": 7001}, {"name": "m", "containerPort": 9}
+    assert url("10.0.0.1", other, http) == "http://10.0.0.1:7001"
+    assert url("fd00::1", {"containerPort": 8}) == "http://[fd00::1]:8"
+    assert url("10.0.0.1") == "http://10.0.0.1:7000"
+    assert url("") is None
