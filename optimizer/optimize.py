@@ -14,6 +14,7 @@ from optimizer.candidates.replicas import Analysis, SizingCache
 from optimizer.solver import Candidate, Choice, Problem, Scarcity, Solution, Solver
 from optimizer.solver.greedy import GreedySolver
 from optimizer.solver.milp import MilpOptions, MilpSolver
+from optimizer.solver.prices import PriceSolver
 from optimizer.solver.unlimited import UnlimitedSolver
 from optimizer.spec import OptimizerSpec
 from optimizer.stabilize import Stability, stabilize
@@ -55,7 +56,7 @@ def optimize(
 
 def choose_solver(flags: OptimizerSpec, options: SolveOptions) -> Solver:
     """Returns the solver that the flags ask for; `unlimited` overrides `milpSolver`, as in the
-    reference."""
+    reference, and that overrides `priceSolver`."""
     scarcity = Scarcity(flags.saturation_policy, flags.delayed_best_effort)
     if flags.unlimited:
         return UnlimitedSolver()
@@ -64,6 +65,8 @@ def choose_solver(flags: OptimizerSpec, options: SolveOptions) -> Solver:
             flags.heterogeneous, options.milp_time_limit_s, options.milp_relative_gap
         )
         return MilpSolver(limits, scarcity)
+    if flags.price_solver:
+        return PriceSolver(scarcity)
     return GreedySolver(scarcity)
 
 

@@ -331,6 +331,7 @@ class OptimizerSpec(Body):
     saturation_policy: Annotated[SaturationPolicy, BeforeValidator(_known_policy)] = (
         SaturationPolicy.NONE
     )
+    price_solver: bool | None = None  # extension; below `unlimited` and `milpSolver`
     # Extensions; absent = the process's settings.
     min_gain_percent: Annotated[float, Field(ge=0, le=100)] | None = None
     hold_minutes: Annotated[float, Field(ge=0, le=1e6)] | None = None

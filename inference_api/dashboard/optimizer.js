@@ -7,9 +7,10 @@ import { count, number } from "./format.js";
 import { systemPanels } from "./system_panels.js";
 
 const SOLVERS = {
-  greedy: ["Greedy", { unlimited: false, milpSolver: false }],
-  milp: ["MILP", { unlimited: false, milpSolver: true }],
-  unlimited: ["Unlimited cards", { unlimited: true, milpSolver: false }],
+  greedy: ["Greedy", { unlimited: false, milpSolver: false, priceSolver: false }],
+  prices: ["Prices", { unlimited: false, milpSolver: false, priceSolver: true }],
+  milp: ["MILP", { unlimited: false, milpSolver: true, priceSolver: false }],
+  unlimited: ["Unlimited cards", { unlimited: true, milpSolver: false, priceSolver: false }],
 };
 const POLICIES = {
   None: "Nothing",
@@ -176,7 +177,7 @@ function makeForm() {
   );
   const fill = () => {
     const flags = state.system.optimizerData.optimizer;
-    solver.value = flags.unlimited ? "unlimited" : flags.milpSolver ? "milp" : "greedy";
+    solver.value = solverOf(flags);
     policy.value = flags.saturationPolicy;
     figures.replaceChildren(...figuresOf());
     const focused = table.contains(document.activeElement) && document.activeElement?.ariaLabel;
@@ -184,6 +185,12 @@ function makeForm() {
     if (focused) table.querySelector(`[aria-label="${CSS.escape(focused)}"]`)?.focus();
   };
   return { element, solver, fill };
+}
+
+function solverOf(flags) {
+  if (flags.unlimited) return "unlimited";
+  if (flags.milpSolver) return "milp";
+  return flags.priceSolver ? "prices" : "greedy";
 }
 
 function select(options) {

@@ -20,6 +20,11 @@ class Stock:
             self.take(choice.candidate, choice.replicas)
 
     @property
+    def cards(self) -> Mapping[str, int]:
+        """Returns what is left, by type."""
+        return self._cards
+
+    @property
     def is_overdrawn(self) -> bool:
         return any(left < 0 for left in self._cards.values())
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from optimizer.solver import Candidate, Contender, Problem, Scarcity, Solution, Solver
 from optimizer.solver.greedy import GreedySolver
 from optimizer.solver.milp import MilpOptions, MilpSolver
+from optimizer.solver.prices import PriceSolver
 from optimizer.solver.unlimited import UnlimitedSolver
 from optimizer.spec import SaturationPolicy
 
@@ -55,6 +56,7 @@ def milp(heterogeneous: bool = False, scarcity: Scarcity | None = None) -> MilpS
 POLICIES = list(SaturationPolicy)
 LIMITED: list[Solver] = [
     *(GreedySolver(Scarcity(p, d)) for p, d in product(POLICIES, (False, True))),
+    *(PriceSolver(Scarcity(p, d)) for p, d in product(POLICIES, (False, True))),
     *(milp(h, Scarcity(p)) for h, p in product((False, True), POLICIES)),
 ]
 

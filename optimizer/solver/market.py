@@ -1,0 +1,174 @@
+"""Plans from prices of cards: what each server takes where it pays for its cards, too. Pure.
+
+Each type of card has a price, and every server takes the candidate of the least value and price
+(the Lagrangian relaxation of the card limits). Prices of types that are asked for too much rise,
+those of the others fall, by a power of what is asked over what there is. Whatever the prices, what
+the servers pay less the price of all cards bounds the total value from below, so the prices with
+the highest bounds tell most. What servers take at these is then cut to the cards there are.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Self
+
+import numpy as np
+
+from optimizer.model.latency import BoolArray, FloatArray, IntArray
+from optimizer.solver import Contender
+
+ROUNDS = 16  # of prices; most bounds are within 1 % of the highest by then
+
+UNASKED = 0.02  # of the mean value per card: the first price of a type that suffices
+MAX_MOVE = 1.6  # of the logarithm of a price in one round, before its step
+FASTER, SLOWER = 1.2, 0.5  # for the step of a price that goes on in its direction, or turns back
+STEPS = 0.05, 2.0
+A_BIT = 0.1  # of a card, added to those asked for and those there, so that neither is 0
+
+
+@dataclass(frozen=True, slots=True)
+class Prices:
+    """Prices by type of card, and the total value that no plan for all servers can be below."""
+
+    bound: float
+    per_card: FloatArray
+
+
+@dataclass(frozen=True, slots=True)
+class Market:
+    """The candidates of all contenders: a row per accelerator, a column per server. Prices and
+    plans are for markets of which no server is hopeless."""
+
+    value: FloatArray  # [rows, servers], infinite where there is no candidate that fits alone
+    need: FloatArray  # [rows, servers], cards
+    index: IntArray  # [rows, servers], of the candidate among its server's
+    card_type: IntArray  # [rows]
+    cards: FloatArray  # [types]
+    counts: IntArray  # [servers], of candidates
+    priority: IntArray  # [servers]
+
+    @classmethod
+    def of(cls, contenders: Sequence[Contender], cards: Mapping[str, int]) -> Self:
+        every = list(chain.from_iterable(contender.candidates for contender in contenders))
+        names = [candidate.accelerator for candidate in every]
+        row_by_name = {name: row for row, name in enumerate(sorted(set(names)))}
+        type_names = [every[names.index(name)].card_type for name in row_by_name]
+        types = sorted(set(type_names))
+        limits = np.array([float(cards.get(name, 0)) for name in types])
+        card_type = np.array([types.index(name) for name in type_names])
+
+        size = len(every)
+        counts = np.array([len(contender.candidates) for contender in contenders])
+        column = np.repeat(np.arange(len(counts)), counts)
+        at = np.fromiter([row_by_name[name] for name in names], np.int64, size), column
+        shape = len(row_by_name), len(counts)
+        value, need, index = np.full(shape, np.inf), np.zeros(shape), np.zeros(shape, np.int64)
+        value[at] = np.fromiter([c.value for c in every], float, size)
+        need[at] = np.fromiter([c.replicas * c.cards_per_replica for c in every], float, size)
+        index[at] = np.arange(size) - (np.cumsum(counts) - counts)[column]
+        value[need > limits[card_type][:, None]] = np.inf
+        priority = np.array([contender.priority for contender in contenders])
+        return cls(value, need, index, card_type, limits, counts, priority)
+
+    @property
+    def is_hopeless(self) -> BoolArray:
+        """Returns True for servers of whose candidates none fits, even alone."""
+        hopeless: BoolArray = np.isinf(self.value.min(axis=0))
+        return hopeless
+
+    def best_prices(self, count: int) -> list[Prices]:
+        """Returns prices at which different cards are asked for, the highest bound first."""
+        offered = self.value < np.inf
+        start = np.abs(self.value[offered]).sum() / max(self.need[offered].sum(), 1.0)
+        price, before = np.zeros(len(self.cards)), np.zeros(len(self.cards))
+        step = np.ones(len(self.cards))
+        found: dict[bytes, Prices] = {}
+        for number in range(ROUNDS):
+            cost = self._cost(price)
+            least = cost.min(axis=0)
+            by_row = (self.need * (cost == least)).sum(axis=1)
+            asked = np.bincount(self.card_type, by_row, len(price))
+            bound = float(least.sum() - price @ self.cards)
+            known = found.get(asked.tobytes())
+            if known is None or bound > known.bound:
+                found[asked.tobytes()] = Prices(bound, price)
+            if number == 0:
+                price = np.where(asked > self.cards, start, UNASKED * start)
+            move = np.log((asked + A_BIT) / (self.cards + A_BIT)).clip(-MAX_MOVE, MAX_MOVE)
+            step = (step * np.where(move * before < 0, SLOWER, FASTER)).clip(*STEPS)
+            price, before = price * np.exp(step * move), move
+        return sorted(found.values(), key=lambda prices: -prices.bound)[:count]
+
+    def plan(self, prices: Prices) -> list[int]:
+        """Returns what each server takes at these prices within the cards, as the index of its
+        candidate; the number of its candidates where it is left out."""
+        cut = _Cut(self, self._cost(prices.per_card))
+        for card_type in np.argsort(cut.left, kind="stable").tolist():
+            while cut.left[card_type] < 0:
+                if not cut.move_away(card_type):
+                    cut.leave_out(card_type)
+        return cut.taken()
+
+    def _cost(self, per_card: FloatArray) -> FloatArray:
+        return self.value + per_card[self.card_type][:, None] * self.need
+
+
+class _Cut:
+    """Servers leave types that they ask too much of. Owned by one plan."""
+
+    def __init__(self, market: Market, cost: FloatArray) -> None:
+        self._market, self._cost = market, cost
+        self._row = cost.argmin(axis=0)
+        self._is_out = np.zeros(len(self._row), dtype=np.bool_)
+        need = market.need[self._row, np.arange(len(self._row))]
+        asked = np.bincount(market.card_type[self._row], need, len(market.cards))
+        self.left = market.cards - asked  # by type, below 0 where too much is asked
+
+    def move_away(self, card_type: int) -> bool:
+        """Moves servers off a type until it suffices, those first that lose least for each card
+        they free. Returns False if none could."""
+        market, left = self._market, self.left
+        members = self._members(card_type)
+        row = self._row[members]
+        held, need = market.need[row, members], market.need[:, members]
+        is_same = (market.card_type == card_type)[:, None]
+        freed = held - np.where(is_same, need, 0.0)
+        can_move = (freed > 0) & (is_same | (need <= left[market.card_type][:, None]))
+        more = self._cost[:, members] - self._cost[row, members]
+        loss = np.full(more.shape, np.inf)
+        np.divide(more, freed, out=loss, where=can_move)
+        to = loss.argmin(axis=0)
+        least = loss[to, np.arange(len(members))]
+        moved = False
+        for at in np.argsort(least, kind="stable").tolist():
+            if left[card_type] >= 0 or np.isinf(least[at]):
+                break
+            other = market.card_type[to[at]]
+            if other == card_type or need[to[at], at] <= left[other]:
+                left[card_type] += held[at]
+                left[other] -= need[to[at], at]
+                self._row[members[at]] = to[at]
+                moved = True
+        return moved
+
+    def leave_out(self, card_type: int) -> None:
+        """Leaves out servers until the type suffices, of the lowest priority those with most
+        cards first."""
+        members = self._members(card_type)
+        held = self._market.need[self._row[members], members]
+        for at in np.lexsort((-held, -self._market.priority[members])).tolist():
+            if self.left[card_type] >= 0:
+                return
+            self._is_out[members[at]] = True
+            self.left[card_type] += held[at]
+
+    def taken(self) -> list[int]:
+        index = self._market.index[self._row, np.arange(len(self._row))]
+        taken: list[int] = np.where(self._is_out, self._market.counts, index).tolist()
+        return taken
+
+    def _members(self, card_type: int) -> IntArray:
+        """Returns the servers that hold cards of the type."""
+        need = self._market.need[self._row, np.arange(len(self._row))]
+        is_on = self._market.card_type[self._row] == card_type
+        return np.flatnonzero(is_on & (need > 0) & ~self._is_out)

@@ -1,0 +1,156 @@
+"""Nearly the least value under the card limits, in a small part of the MILP's time. Any thread.
+
+Greedy's answer is where it starts, and what it falls back on. Where that gives every server its
+best candidate there is nothing to find. Otherwise prices of cards (`market`) make plans, exchanges
+between servers (`exchange`) improve them, and the best is the answer: the most servers served
+whole, priority by priority, then the least total value, as in the MILP. Work is bounded by counts,
+not by a clock, so equal problems give equal answers on any machine.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import chain, compress
+from math import fsum
+
+from optimizer.solver import Choice, Contender, Problem, Scarcity, Solution
+from optimizer.solver.exchange import Plan
+from optimizer.solver.greedy import NO_ROOM, GreedySolver
+from optimizer.solver.market import Market
+from optimizer.solver.saturation import Stock, best_effort
+
+NAME = "prices"
+
+# In a small system whole servers weigh more than prices can tell, and more plans cost little.
+SMALL = 100  # servers
+PLANS = 4  # from prices, in a small system beside greedy's own; one in a larger one
+
+LOOKS = 1_000  # at servers that might make room for another, in all exchanges of a search
+DEEPER = 4  # times at most that a search is repeated for the higher priorities alone
+
+_Choices = dict[str, Choice]
+
+
+class PriceSolver:
+    """A `Solver` for limited cards: never worse than the greedy one, seldom far from the MILP."""
+
+    def __init__(self, scarcity: Scarcity) -> None:
+        self._scarcity = scarcity
+
+    def solve(self, problem: Problem) -> Solution:
+        greedy = GreedySolver(self._scarcity).solve(problem)
+        if _all_have_their_best(problem.contenders, greedy.choices):
+            return replace(greedy, solver=NAME)
+        contenders = sorted(problem.contenders, key=lambda contender: contender.server)
+        start = {server: choice for server, (choice,) in greedy.choices.items()}
+        answers = [start, *self._answers(contenders, problem.cards, start)]
+        best = min(answers, key=lambda choices: self._shortfall(contenders, choices))
+        return Solution(
+            choices={server: (choice,) for server, choice in best.items()},
+            unserved={c.server: NO_ROOM for c in contenders if c.server not in best},
+            solver=NAME,
+        )
+
+    def _answers(
+        self, contenders: Sequence[Contender], cards: Mapping[str, int], start: _Choices
+    ) -> Iterator[_Choices]:
+        """Yields answers beside greedy's: best effort after everything else and, since that may be
+        against the order of priorities, everything else around greedy's best effort."""
+        parts = {s: c for s, c in start.items() if c.replicas < c.candidate.replicas}
+        whole = {s: c for s, c in start.items() if s not in parts} if parts else start
+        found = _search(contenders, cards, whole)
+        left_out = sorted(
+            (c for c in contenders if c.server not in found), key=lambda c: (c.priority, c.server)
+        )
+        stock = Stock(cards, found.values())
+        yield found | best_effort(self._scarcity.policy, left_out, stock)
+        if parts and left_out and not self._scarcity.delayed:
+            others = [c for c in contenders if c.server not in parts]
+            yield _search(others, Stock(cards, parts.values()).cards, whole) | parts
+
+    def _shortfall(
+        self, contenders: Iterable[Contender], choices: _Choices
+    ) -> tuple[tuple[float, ...], float]:
+        """Returns a key by which better answers come first: by what priorities lack in whole
+        servers and, counting shares, in all, the highest first; and last by the total value."""
+        values = [choice.candidate.value for choice in choices.values()]
+        lacking: dict[int, list[float]] = defaultdict(list)  # shares by priority
+        for contender in contenders:
+            choice = choices.get(contender.server)
+            if choice is None:
+                lacking[contender.priority].append(1.0)
+            elif choice.replicas < choice.candidate.replicas:
+                share = 1 - choice.replicas / choice.candidate.replicas
+                lacking[contender.priority].append(share)
+                values.append(-share * choice.candidate.value)
+        total = fsum(values)
+        if not lacking:
+            return (), total
+        shares = [lacking[priority] for priority in sorted({c.priority for c in contenders})]
+        whole, all_told = [float(len(each)) for each in shares], [fsum(each) for each in shares]
+        if self._scarcity.delayed:
+            return (*whole, *all_told), total
+        return tuple(chain.from_iterable(zip(whole, all_told, strict=True))), total
+
+
+def _all_have_their_best(
+    contenders: Iterable[Contender], choices: Mapping[str, tuple[Choice, ...]]
+) -> bool:
+    for contender in contenders:
+        parts = choices.get(contender.server)
+        if parts is None or parts[0].candidate is not contender.candidates[0]:
+            return False
+    return all(choice.is_full for (choice,) in choices.values())
+
+
+def _search(contenders: Sequence[Contender], cards: Mapping[str, int], start: _Choices) -> _Choices:
+    """Returns the best plan found that serves servers whole; `start` is one."""
+    if not contenders:
+        return {}
+    is_small = len(contenders) <= SMALL
+    market = Market.of(contenders, cards)
+    if market.is_hopeless.any():
+        return _search(list(compress(contenders, ~market.is_hopeless)), cards, start)
+    plans = [
+        Plan(contenders, cards, market.plan(prices))
+        for prices in market.best_prices(PLANS if is_small else 1)
+    ]
+    if is_small:
+        taken = [_index(contender, start.get(contender.server)) for contender in contenders]
+        plans.append(Plan(contenders, cards, taken))
+    looks = LOOKS
+    for plan in plans:
+        looks = plan.improve(looks)
+    best = min(plans, key=lambda plan: plan.worth)
+    for _ in range(DEEPER):
+        deeper = _without_the_rest(contenders, cards, best.left_out)
+        if deeper is None:
+            break
+        looks = deeper.improve(looks)
+        if deeper.worth >= best.worth:
+            break
+        best = deeper
+    return best.choices()
+
+
+def _without_the_rest(
+    contenders: Sequence[Contender], cards: Mapping[str, int], left_out: Sequence[int]
+) -> Plan | None:
+    """Returns a plan made for the priorities down to the highest that is left out, as if there were
+    no others; None if there are none."""
+    is_above = [bool(left_out) and c.priority <= left_out[0] for c in contenders]
+    if not left_out or all(is_above):
+        return None
+    market = Market.of(list(compress(contenders, is_above)), cards)
+    found = iter(market.plan(market.best_prices(1)[0]))
+    taken = [
+        next(found) if above else len(contender.candidates)
+        for contender, above in zip(contenders, is_above, strict=True)
+    ]
+    return Plan(contenders, cards, taken)
+
+
+def _index(contender: Contender, choice: Choice | None) -> int:
+    if choice is None:
+        return len(contender.candidates)
+    return contender.candidates.index(choice.candidate)
