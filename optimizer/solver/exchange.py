@@ -8,11 +8,12 @@ a server comes in wherever that is possible, and never at the price of one of a 
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from math import fsum
+from math import fsum, inf
 
 from optimizer.solver import Candidate, Choice, Contender
 
-ROUNDS = 6
+ROUNDS = 3
+MOST_MOVES = 3  # of others, for one wish
 
 PRIORITY_STEP = 4.0  # by which a higher priority counts more than the next
 
@@ -67,58 +68,71 @@ class Plan:
     def _grant(self, server: int) -> bool:
         """Gives a server the first candidate that it can have. Returns False if there is none."""
         held = self._held(server)
-        value = self._value(server)
-        for index in range(self._taken[server]):
-            wish = self._options[server][index]
-            missing = wish.replicas * wish.cards_per_replica - self._left[wish.card_type]
-            if held is not None and held.card_type == wish.card_type:
-                missing -= held.replicas * held.cards_per_replica
-            if missing > 0:
-                room = self._room(server, wish, missing, value - wish.value)
-                if room is None:
-                    continue
-                self._take(*room)
-            self._take(server, index)
-            return True
+        own_type, own = ("", 0) if held is None else (held.card_type, _cards(held))
+        for index, wish in enumerate(self._options[server][: self._taken[server]]):
+            free = self._left[wish.card_type] + (own if wish.card_type == own_type else 0)
+            if _cards(wish) <= free or (self._looks > 0 and self._make_room(server, wish)):
+                self._take(server, index)
+                return True
         return False
 
-    def _room(
-        self, server: int, wish: Candidate, missing: int, gain: float
-    ) -> tuple[int, int] | None:
-        """Returns which other server can free the cards that are missing at the least loss, and
-        what it takes instead; None if that loss is no less than the gain."""
-        holders = self._holders[wish.card_type]
+    def _make_room(self, server: int, wish: Candidate) -> bool:
+        """Moves others until there are cards for a wish, if they lose less than is gained by it.
+        Returns False, with all where they were, if they cannot."""
+        gain = self._value(server) - wish.value
+        moved = [(server, self._taken[server])]
+        self._take(server, len(self._options[server]))  # others may have what it holds
+        while (missing := _cards(wish) - self._left[wish.card_type]) > 0:
+            more = MOST_MOVES + 1 - len(moved)
+            found = self._cheapest_move(wish.card_type, missing, gain, more == 1) if more else None
+            if found is None:
+                for other, before in reversed(moved):
+                    self._take(other, before)
+                return False
+            other, index, loss = found
+            moved.append((other, self._taken[other]))
+            self._take(other, index)
+            gain -= loss
+        return True
+
+    def _cheapest_move(
+        self, card_type: str, missing: int, gain: float, at_once: bool
+    ) -> tuple[int, int, float] | None:
+        """Returns which server frees cards, all that are missing if `at_once`, at the least loss
+        for each of them, what it takes instead, and the loss. None if none loses less than is
+        gained."""
+        holders = self._holders[card_type]
         if self._looks < len(holders):
             return None
         self._looks -= len(holders)
-        held = self._held(server)
-        found = None
+        found, least = None, inf
+        least_freed = missing if at_once else 1
         for other in holders:
             options, taken = self._options[other], self._taken[other]
             now = options[taken]
-            cards = now.replicas * now.cards_per_replica
-            if cards < missing or other == server:
+            most_freed = _cards(now)
+            if most_freed < least_freed:
                 continue
-            for index, option in enumerate(options):
-                loss = option.value - now.value
+            for index in range(len(options) + 1):
+                is_out = index == len(options)
+                loss = (self._outside[other] if is_out else options[index].value) - now.value
                 if loss >= gain:
                     break
-                need = option.replicas * option.cards_per_replica
-                if option.card_type == wish.card_type:
-                    fits = cards - need >= missing
-                else:
-                    free = self._left[option.card_type]
-                    if held is not None and held.card_type == option.card_type:
-                        free += held.replicas * held.cards_per_replica
-                    fits = need <= free
-                if fits and index != taken:
-                    gain, found = loss, (other, index)
+                freed = most_freed if is_out else self._freed(now, options[index])
+                if freed < least_freed or index == taken:
+                    continue
+                per_card = loss / min(freed, missing)
+                if per_card < least:
+                    least, found = per_card, (other, index, loss)
+                if freed == most_freed:
                     break
-            else:
-                loss = self._outside[other] - now.value
-                if loss < gain:
-                    gain, found = loss, (other, len(options))
         return found
+
+    def _freed(self, now: Candidate, then: Candidate) -> int:
+        """Returns how many cards of its type a server frees by a move; 0 if it cannot move."""
+        if then.card_type == now.card_type:
+            return _cards(now) - _cards(then)
+        return _cards(now) if _cards(then) <= self._left[then.card_type] else 0
 
     def _held(self, server: int) -> Candidate | None:
         options, index = self._options[server], self._taken[server]
@@ -131,23 +145,27 @@ class Plan:
     def _take(self, server: int, index: int) -> None:
         held, options = self._held(server), self._options[server]
         if held is not None:
-            self._left[held.card_type] += held.replicas * held.cards_per_replica
+            self._left[held.card_type] += _cards(held)
             self._holders[held.card_type].discard(server)
         self._taken[server] = index
         if index < len(options):
             self._hold(server, options[index])
 
     def _hold(self, server: int, candidate: Candidate) -> None:
-        if cards := candidate.replicas * candidate.cards_per_replica:
+        if cards := _cards(candidate):
             self._left[candidate.card_type] -= cards
             self._holders[candidate.card_type].add(server)
 
 
+def _cards(candidate: Candidate) -> int:
+    """As the property of that name, at half the price."""
+    return candidate.replicas * candidate.cards_per_replica
+
+
 def _outside(contenders: Sequence[Contender]) -> list[float]:
     """Returns what counts as the value of being left out, by server."""
-    total = 1 + 2 * sum(
-        max(abs(c.candidates[0].value), abs(c.candidates[-1].value)) for c in contenders
-    )
+    ends = [(c.candidates[0].value, c.candidates[-1].value) for c in contenders]
+    total = 1 + 2 * sum([abs(least) + abs(most) for least, most in ends])
     lowest_first = sorted({contender.priority for contender in contenders}, reverse=True)
     by_priority = {p: total * PRIORITY_STEP**rank for rank, p in enumerate(lowest_first)}
     return [by_priority[contender.priority] for contender in contenders]

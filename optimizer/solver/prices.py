@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, compress
 from math import fsum
+from typing import NamedTuple
 
 from optimizer.solver import Choice, Contender, Problem, Scarcity, Solution
 from optimizer.solver.exchange import Plan
@@ -21,12 +22,18 @@ from optimizer.solver.saturation import Stock, best_effort
 
 NAME = "prices"
 
-# In a small system whole servers weigh more than prices can tell, and more plans cost little.
-SMALL = 100  # servers
-PLANS = 4  # from prices, in a small system beside greedy's own; one in a larger one
-
-LOOKS = 1_000  # at servers that might make room for another, in all exchanges of a search
+SMALL = 100  # servers; there whole servers weigh more than prices can tell, and tries cost little
 DEEPER = 4  # times at most that a search is repeated for the higher priorities alone
+
+
+class _Effort(NamedTuple):
+    """Work of a search."""
+
+    plans: int  # from prices
+    looks: int  # at servers that might make room for another, in all exchanges
+
+
+IN_SMALL, IN_LARGE = _Effort(plans=4, looks=20_000), _Effort(plans=1, looks=300)
 
 _Choices = dict[str, Choice]
 
@@ -107,18 +114,17 @@ def _search(contenders: Sequence[Contender], cards: Mapping[str, int], start: _C
     """Returns the best plan found that serves servers whole; `start` is one."""
     if not contenders:
         return {}
-    is_small = len(contenders) <= SMALL
     market = Market.of(contenders, cards)
     if market.is_hopeless.any():
         return _search(list(compress(contenders, ~market.is_hopeless)), cards, start)
+    effort = IN_SMALL if len(contenders) <= SMALL else IN_LARGE
     plans = [
-        Plan(contenders, cards, market.plan(prices))
-        for prices in market.best_prices(PLANS if is_small else 1)
+        Plan(contenders, cards, market.plan(prices)) for prices in market.best_prices(effort.plans)
     ]
-    if is_small:
+    if effort is IN_SMALL:
         taken = [_index(contender, start.get(contender.server)) for contender in contenders]
         plans.append(Plan(contenders, cards, taken))
-    looks = LOOKS
+    looks = effort.looks
     for plan in plans:
         looks = plan.improve(looks)
     best = min(plans, key=lambda plan: plan.worth)
