@@ -22,7 +22,7 @@ from optimizer.model.latency import (
     LatencyModel,
     PhaseModel,
 )
-from optimizer.model.queueing import MAX_BATCH, Performance, Replica, analyze
+from optimizer.model.queueing import MAX_BATCH, OwnChain, Performance, Replica, analyze
 from optimizer.model.sizing import Sizing, Targets, size
 from optimizer.spec import PerfData
 
@@ -195,7 +195,7 @@ class ReplicaTable(Columns):
             self._model(kind), self.max_batch.astype(np.int64), self.max_queue.astype(np.int64)
         )
 
-    def _model(self, kind: Kind) -> LatencyModel:
+    def _model(self, kind: Kind) -> LatencyModel | OwnChain:
         parameters = (self.alpha_ms, self.beta_ms, self.gamma_ms)
         tokens = (self.in_tokens, self.out_tokens)
         match kind:

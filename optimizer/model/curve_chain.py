@@ -290,9 +290,6 @@ class CurveModel:
             times.append(rows / rate)
         return np.array(times, dtype=np.float64)
 
-    def latency(self, occupancy: Occupancy) -> Latency:
-        raise NotImplementedError("latencies depend on all states: see `performance`")
-
     def is_valid(self) -> BoolArray:
         return np.array(
             [

@@ -76,21 +76,25 @@ class Latency:
     ttft_ms: FloatArray
 
 
-class LatencyModel(Protocol):
-    """Service time against concurrency, and the latencies users see. Immutable: any thread."""
+class ServiceModel(Protocol):
+    """Service time against concurrency. Immutable: any thread."""
 
     def service_ms(self, concurrency: FloatArray | float) -> FloatArray:
         """Returns the mean service time of a request beside which `concurrency` are in service,
         itself included."""
-
-    def latency(self, occupancy: Occupancy) -> Latency:
-        """Returns the latencies of a replica in this state."""
 
     def is_valid(self) -> BoolArray:
         """Returns False where a request would take no time at all, so that no rate is a maximum."""
 
     def take(self, pairs: IntArray) -> Self:
         """Returns the same model for a selection of pairs."""
+
+
+class LatencyModel(ServiceModel, Protocol):
+    """One whose latencies follow from the means of a state."""
+
+    def latency(self, occupancy: Occupancy) -> Latency:
+        """Returns the latencies of a replica in this state."""
 
 
 @dataclass(frozen=True, slots=True)

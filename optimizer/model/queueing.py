@@ -31,6 +31,7 @@ from optimizer.model.latency import (
     LatencyModel,
     Occupancy,
     PhaseModel,
+    ServiceModel,
 )
 
 MAX_BATCH = 65_536  # requests in service on one replica that the model follows
@@ -45,7 +46,7 @@ MAX_BETA = 1e9  # parameter beyond which the beta function loses digits
 class Replica:
     """Pairs as queues: speed (`model`), places in service (N) and places to wait (Q)."""
 
-    model: LatencyModel
+    model: "LatencyModel | OwnChain"
     max_batch: IntArray
     max_queue: IntArray
 
@@ -70,8 +71,9 @@ class Performance:
 
 
 @runtime_checkable
-class OwnChain(Protocol):
-    """A latency model whose chain is not that of its service times alone."""
+class OwnChain(ServiceModel, Protocol):
+    """One whose chain is not that of its service times alone, and whose latencies depend on all of
+    its states."""
 
     def performance(self, rate_per_ms: FloatArray) -> Performance:
         """Returns every replica in steady state, at any rate > 0."""
@@ -236,7 +238,7 @@ def _affine_mean_below(
 
 
 def _recur(
-    model: LatencyModel, rate: FloatArray, running: list[int]
+    model: ServiceModel, rate: FloatArray, running: list[int]
 ) -> tuple[FloatArray, FloatArray]:
     """Returns E_N and the mean state below N for any service curve, also in overload."""
     below, mean = np.zeros_like(rate), np.zeros_like(rate)

@@ -72,7 +72,7 @@ def test_analyze_agrees_with_the_reference_in_every_measure() -> None:
     assert not _far(response, theirs("avgRespTime"), 2e-5)
     assert not _far(found.occupancy.wait_ms, theirs("avgWaitTime"), 2e-5, theirs("avgRespTime"))
     # NO_PREFILL: the reference subtracts gamma where there is no prefill.
-    prefills = replica.model.in_tokens > 0  # type: ignore[attr-defined]
+    prefills = replica.model.in_tokens > 0  # type: ignore[union-attr]
     assert not [i for i in _far(found.latency.itl_ms, theirs("avgTokenTime"), 3e-6) if prefills[i]]
     assert not [i for i in _far(found.latency.prefill_ms, theirs("avgPrefillTime"), 2e-5)
                 if prefills[i]]  # fmt: skip
