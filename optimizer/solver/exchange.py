@@ -1,7 +1,7 @@
-"""Improves a plan by single moves and by pairs of them. Owned by one solve.
+"""Improves a plan by moves of one server, and of others that make room for it. Owned by one search.
 
 A server wishes for every candidate before the one it has, in its order of value, cost and name. It
-gets one if the cards are there, or if another server makes room and loses less than it gains. To
+gets one if the cards are there, or if others make room and lose less than it gains. To
 be left out counts as more than all values together, and as more still for a higher priority: so
 a server comes in wherever that is possible, and never at the price of one of a higher priority.
 """
@@ -12,7 +12,7 @@ from math import fsum, inf
 
 from optimizer.solver import Candidate, Choice, Contender
 
-ROUNDS = 3
+ROUNDS = 3  # through all wishes
 MOST_MOVES = 3  # of others, for one wish
 
 PRIORITY_STEP = 4.0  # by which a higher priority counts more than the next
