@@ -3,6 +3,7 @@
 Each policy deals replicas, fewer than asked for, from the cards left over; see `SaturationPolicy`.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import groupby
 
@@ -74,10 +75,16 @@ def _exhaust(leftovers: Iterable[Contender], stock: Stock) -> Iterator[tuple[str
 
 def _deal_in_turns(leftovers: Iterable[Contender], stock: Stock) -> dict[str, Choice]:
     """Deals one replica a turn. A server stays with the first candidate that had room on its first
-    turn, as in the reference, and leaves when that has none left or is complete."""
+    turn, as in the reference, and leaves when that has none left or is complete. Turns in which
+    all get one are dealt at once, so that the work grows with servers and not with replicas."""
     choices: dict[str, Choice] = {}
     playing = list(leftovers)
     while playing:
+        if turns := _whole_turns(playing, choices, stock):
+            for contender in playing:
+                held = choices[contender.server]
+                stock.take(held.candidate, turns)
+                choices[contender.server] = held._replace(replicas=held.replicas + turns)
         stay = []
         for contender in playing:
             held = choices.get(contender.server)
@@ -90,6 +97,21 @@ def _deal_in_turns(leftovers: Iterable[Contender], stock: Stock) -> dict[str, Ch
             stay.append(contender)
         playing = stay
     return choices
+
+
+def _whole_turns(playing: Iterable[Contender], choices: Mapping[str, Choice], stock: Stock) -> int:
+    """Returns how many turns there are, from the second on, in which all get a replica."""
+    asked: Counter[str] = Counter()
+    turns = []
+    for contender in playing:
+        held = choices.get(contender.server)
+        if held is None:
+            return 0
+        turns.append(held.candidate.replicas - held.replicas)
+        asked[held.candidate.card_type] += held.candidate.cards_per_replica
+    left = stock.cards
+    turns += [left.get(kind, 0) // cards for kind, cards in asked.items() if cards]
+    return min(turns)
 
 
 def _first_with_room(contender: Contender, stock: Stock) -> Candidate | None:
