@@ -19,7 +19,14 @@ from benchmarking.commands.command_line import (
     UNUSABLE,
     until_interrupted,
 )
-from benchmarking.commands.load_commands import capacity, custom, repeat, sweep, switching
+from benchmarking.commands.load_commands import (
+    capacity,
+    custom,
+    repeat,
+    sweep,
+    switching,
+)
+from benchmarking.commands.measure_command import measure
 from benchmarking.errors import BenchmarkError
 from benchmarking.records import Run
 from benchmarking.results.result_files import read_rows
@@ -32,7 +39,12 @@ from benchmarking.settings import load_settings
 
 
 class Commands(click.Group):
-    """Renders our errors, once, for every command."""
+    """Renders our errors, once, for every command; an address in its place is to be measured."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if args and args[0].startswith(("http://", "https://")):
+            args.insert(0, "measure")
+        return super().parse_args(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -89,6 +101,7 @@ def recompute_all(folder: Path) -> None:
 
 
 for command in (
+    measure,
     sweep,
     capacity,
     custom,

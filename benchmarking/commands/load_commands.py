@@ -60,13 +60,15 @@ class Asked:
     tokenizer: str
     seed: int
 
-    def measure(self, models: Iterable[str], work: Callable[[Driver], T]) -> T:
+    def measure(
+        self, models: Iterable[str], work: Callable[[Driver], T], base: str | None = None
+    ) -> T:
         """Do `work` with a driver until it ends or the user stops it; says where the files are.
 
-        Raises TargetUnusable when the server does not serve one of `models`.
+        `base`: the server's address in place of BENCHMARK_API_BASE. Raises TargetUnusable when the
+        server does not serve one of `models`.
         """
-        settings = load_settings()
-        target = Target("openai", settings.api_base, settings.api_key)
+        target = target_at(base)
         if faults := unserved(target, models):
             raise TargetUnusable("\n".join(faults.values()))
         options = RowOptions(tokenizer=self.tokenizer, seed=self.seed)
@@ -82,6 +84,11 @@ class Asked:
         if stop.is_set():
             sys.exit(INTERRUPTED)
         return found
+
+
+def target_at(base: str | None) -> Target:
+    settings = load_settings()
+    return Target("openai", base or settings.api_base, settings.api_key)
 
 
 def asking(command: Callable[..., None]) -> Callable[..., None]:

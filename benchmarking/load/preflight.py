@@ -14,6 +14,15 @@ NO_SUCH_ROUTE = (404, 405, 501)
 REMEDIES = {401: "set BENCHMARK_API_KEY", 403: "set another BENCHMARK_API_KEY"}
 
 
+def only_model(target: Target) -> str:
+    """Returns the model that the server lists first. Raises TargetUnusable where it lists none."""
+    unserved(target, ())
+    served = _listed(_get(target, target.route("/models")))
+    if not served:
+        raise TargetUnusable(f"{target.route('/models')} lists no model; name it with --model")
+    return served[0]
+
+
 def unserved(target: Target, models: Iterable[str]) -> dict[str, str]:
     """Those of `models` that the server does not list, and what to say of each.
 

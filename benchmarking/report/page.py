@@ -1,6 +1,7 @@
 """One self-contained HTML page about a run: every picture inline, nothing from the network.
 
-A section without data stays and says why it is empty, so that no reader has to wonder.
+The verdict comes first. Sections without data are left out, and the last line says which and why,
+so that no reader has to wonder.
 """
 
 from collections.abc import Sequence
@@ -17,6 +18,7 @@ from benchmarking.analysis.fit_points import batch_limit
 from benchmarking.analysis.goodput import Slo, goodput_by_model
 from benchmarking.analysis.knee import knee
 from benchmarking.analysis.switching import switching_matrix
+from benchmarking.analysis.verdict import verdict
 from benchmarking.records import RowRecord, Run
 from benchmarking.report import curve_pictures, finding_pictures, request_pictures
 from benchmarking.report.svg import to_svg
@@ -36,6 +38,10 @@ class Section:
     table: Table = field(default_factory=list)
     svg: str = ""
 
+    @property
+    def has_data(self) -> bool:
+        return bool(self.facts or self.table or self.svg)
+
 
 def report_html(run: Run, slo: Slo, fit: Fit | None = None, before: Run | None = None) -> str:
     """The page. `before`: an earlier run to compare with."""
@@ -50,8 +56,12 @@ def report_html(run: Run, slo: Slo, fit: Fit | None = None, before: Run | None =
         *_findings(run, fit, changes),
         _client(run),
     ]
+    shown = [section for section in sections if section.has_data]
+    missing = [section for section in sections if not section.has_data]
     environment = Environment(autoescape=True, undefined=StrictUndefined)
-    return environment.from_string(TEMPLATE.read_text()).render(run=run, sections=sections)
+    return environment.from_string(TEMPLATE.read_text()).render(
+        run=run, verdict=verdict(points, slo), sections=shown, missing=missing
+    )
 
 
 def _about(run: Run, slo: Slo) -> Section:

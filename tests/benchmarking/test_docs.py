@@ -40,7 +40,7 @@ def test_every_column_is_documented() -> None:
 
 
 def test_every_variable_is_documented() -> None:
-    assert table_below("# Benchmarking\n") == {
+    assert table_below("## Rows of a file\n") == {
         "BENCHMARK_API_BASE": Settings.model_fields["api_base"].default,
         "BENCHMARK_API_KEY": "",
     }

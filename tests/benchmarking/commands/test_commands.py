@@ -55,6 +55,27 @@ def simulated(row_s: float = 0.00016) -> Run:
     return made_run([server.measure(load, i)[1] for i, load in enumerate(loads)], loads)
 
 
+def test_an_address_is_all_it_takes_to_be_measured_and_judged(tmp_path: Path) -> None:
+    with scripted({"m": QUICK}) as (_, base):
+        rows = ("--max-concurrency", "2", "--seconds", "1", "--output-dir", tmp_path)
+        status, said = command(base, *ASKED, *rows, "--ttft-ms", "10000")
+        assert status == 0
+        missed = command("measure", base, *ASKED, *rows, "--model", "m", "--itl-ms", "0.001")[1]
+    assert "Meets TTFT ≤ 10000 ms for 95% of requests at every load, up to " in said
+    assert "Misses ITL ≤ 0.001 ms for 95% of requests at " in missed
+    page = min(tmp_path.iterdir()) / "report.html"
+    assert f"report in {page}" in said
+    assert said.splitlines()[-1].partition(" up to")[0] in page.read_text()
+
+
+def test_a_server_without_a_list_has_to_have_its_model_named(tmp_path: Path) -> None:
+    with scripted({}) as (_, base):
+        status, said = command(base, *ASKED, "--output-dir", tmp_path)
+    assert status == 2
+    assert "lists no model; name it with --model" in said
+    assert not [*tmp_path.iterdir()]
+
+
 def test_a_sweep_names_its_knee_and_can_be_repeated_reported_and_compared(tmp_path: Path) -> None:
     with scripted({"m": QUICK}) as (_, base):
         arguments = ("--by", "concurrency", "--max-concurrency", "2", "--requests-each", "3")

@@ -1,0 +1,37 @@
+"""The verdict on a run: up to which load its service levels were kept. Pure: any thread."""
+
+from collections.abc import Sequence
+
+from benchmarking.analysis.curve import LoadPoint
+from benchmarking.analysis.goodput import Slo
+
+ATTAINMENT = 0.95  # of requests, for a load to count as kept
+
+
+def verdict(points: Sequence[LoadPoint], slo: Slo) -> str:
+    """One sentence; empty where no load was measured or no service level was asked for.
+
+    Open loops are told by the rate they offered; closed loops, where there are no open ones, by
+    what was answered.
+    """
+    if slo == Slo():
+        return ""
+    rated = [point for point in points if point.load.qps is not None] or list(points)
+    rated.sort(key=lambda point: point.offered_per_s)
+    kept: LoadPoint | None = None
+    missed: LoadPoint | None = None
+    for point in rated:
+        if point.goodput(slo).attainment >= ATTAINMENT and missed is None:
+            kept = point
+        elif missed is None:
+            missed = point
+    levels = f"{slo} for {ATTAINMENT:.0%} of requests"
+    if kept is None:
+        return f"Misses {levels} at {_rate(missed)}, the lowest load." if missed else ""
+    if missed is None:
+        return f"Meets {levels} at every load, up to {_rate(kept)}."
+    return f"Meets {levels} up to {_rate(kept)}; misses them at {_rate(missed)}."
+
+
+def _rate(point: LoadPoint) -> str:
+    return f"{point.offered_per_s:.3g} requests/s"

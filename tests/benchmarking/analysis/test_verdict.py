@@ -1,0 +1,41 @@
+"""The sentence that a report begins with."""
+
+import pytest
+
+from benchmarking.analysis.curve import load_points
+from benchmarking.analysis.goodput import Slo
+from benchmarking.analysis.search import Shape
+from benchmarking.analysis.verdict import verdict
+from benchmarking.records import Run
+from tests.benchmarking.made_runs import made_run
+from tests.benchmarking.simulated_server import SimulatedServer
+
+SHAPE = Shape("m", 64, 16)
+
+
+@pytest.fixture(scope="module")
+def run() -> Run:
+    """Rates in no order, the last beyond what the server can do, and a closed loop."""
+    server = SimulatedServer(rows=8, row_s=0.00016)
+    loads = [SHAPE.at_concurrency(4, 6), *(SHAPE.at_rate(qps, 4) for qps in (60, 20, 400))]
+    return made_run([server.measure(load, i)[1] for i, load in enumerate(loads)], loads)
+
+
+def test_levels_that_some_loads_keep_are_said_with_both_rates(run: Run) -> None:
+    said = verdict(load_points(run), Slo(ttft_ms=100))
+    assert said.startswith("Meets TTFT ≤ 100 ms for 95% of requests up to ")
+    assert "; misses them at " in said
+
+
+def test_levels_that_all_or_no_loads_keep(run: Run) -> None:
+    assert "at every load, up to " in verdict(load_points(run), Slo(ttft_ms=1e9))
+    assert verdict(load_points(run), Slo(ttft_ms=1e-9)).endswith(", the lowest load.")
+
+
+def test_nothing_asked_or_measured_is_no_verdict(run: Run) -> None:
+    assert verdict(load_points(run), Slo()) == verdict([], Slo(ttft_ms=1)) == ""
+
+
+def test_closed_loops_are_judged_where_there_are_no_others(run: Run) -> None:
+    closed = [point for point in load_points(run) if point.load.qps is None]
+    assert "at every load" in verdict(closed, Slo(ttft_ms=1e9))
