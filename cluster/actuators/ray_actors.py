@@ -8,6 +8,7 @@ actor: by it we know within moments that there is no room, where an actor would 
 
 import logging
 import os
+import socket
 import tempfile
 import threading
 import time
@@ -28,6 +29,7 @@ log = logging.getLogger(__name__)
 
 NAMESPACE = "hearth"
 REPORT_TIMEOUT_S = 1.0
+CONNECT_TIMEOUT_S = 5.0
 KILL_TIMEOUT_S = 10.0
 WATCH_S = 0.2
 LEAST_RESOURCES = {"CPU": 1.0}  # of a replica whose recipe names none
@@ -104,6 +106,7 @@ class RayMachines:
         self._told: dict[str, str] = {}  # the last method called, by actor name
         self._removed: set[str] = set()  # Ray may list them for a moment
         try:
+            _check_address(address)
             self._ray.init(
                 address=address,
                 namespace=namespace,
@@ -112,7 +115,8 @@ class RayMachines:
             )
         except (OSError, RuntimeError, ValueError) as error:
             raise ActuatorUnusable(
-                f"Ray at {address} cannot be reached: {error}; start it with `ray start`."
+                f"Ray at {address!r} cannot be reached ({error}); give auto or the HOST:PORT of "
+                "its head, which `ray start --head` tells."
             ) from error
 
     def placed(self) -> Sequence[Placed]:
@@ -182,7 +186,11 @@ class RayMachines:
         }
 
     def _actor_names(self) -> list[str]:
-        listed = set(self._ray.util.list_named_actors())
+        """Raises ActuatorUnusable: every call begins here."""
+        try:
+            listed = set(self._ray.util.list_named_actors())
+        except (self._ray.exceptions.RayError, OSError, RuntimeError) as error:
+            raise ActuatorUnusable(f"Ray's head does not answer: {error}.") from error
         self._removed &= listed
         return sorted(name for name in listed - self._removed if name.count("|") == 3)
 
@@ -250,6 +258,13 @@ def _actor_name(name: str, group: Group) -> str:
     """Says all that has to be known where the actor itself cannot be asked."""
     parts = (name, group.server, group.accelerator, str(group.user_rows))
     return "|".join(quote(part, safe="") for part in parts)
+
+
+def _check_address(address: str) -> None:
+    """Ray itself goes on trying for minutes. Raises OSError or ValueError."""
+    if address != "auto":
+        host, _, port = address.rpartition(":")
+        socket.create_connection((host.strip("[]"), int(port)), CONNECT_TIMEOUT_S).close()
 
 
 def _ray() -> ModuleType:
