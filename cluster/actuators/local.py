@@ -13,7 +13,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from cluster.actuators.api_process import ApiProcess, free_port, last_words, start_api
+from cluster.actuators.api_process import ApiProcess, free_port, last_words, pinned_to, start_api
 from cluster.actuators.machines import Placed
 from cluster.errors import ActuatorUnusable
 from cluster.replicas import Group, Recipe
@@ -89,8 +89,7 @@ class LocalMachine:
         if lacking:
             return lacking
         cores, port = self._cores_for(recipe.resources), self._new_port()
-        options = ("--cores", ",".join(map(str, cores))) if cores else ()
-        process = start_api((HOST, port), recipe.settings, self._log_path(name), *options)
+        process = start_api((HOST, port), recipe.settings, self._log_path(name), *pinned_to(cores))
         self._keep(
             Record(
                 name=name,

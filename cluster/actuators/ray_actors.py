@@ -19,7 +19,13 @@ from types import ModuleType
 from typing import Any
 from urllib.parse import quote, unquote
 
-from cluster.actuators.api_process import free_port, last_words, start_api
+from cluster.actuators.api_process import (
+    claimed_cores,
+    free_port,
+    last_words,
+    pinned_to,
+    start_api,
+)
 from cluster.actuators.machines import Placed
 from cluster.actuators.probes import Health, ready
 from cluster.errors import ActuatorUnusable
@@ -48,18 +54,22 @@ class ApiActor:
     """On the node. Its methods run on one thread, that of the process they start: Linux has the
     process drain and end when this thread does, however that happens."""
 
-    def __init__(self, name: str, recipe: Recipe) -> None:
+    def __init__(self, name: str, recipe: Recipe, *, pins: bool) -> None:
         import ray
 
         self._host = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
         self._port = free_port(self._host)
-        self._log_path = Path(tempfile.gettempdir()) / "hearth-replicas" / f"{name}.log"
+        folder = Path(tempfile.gettempdir()) / "hearth-replicas"
+        self._log_path = folder / f"{name}.log"
+        count = recipe.resources.get("CPU", 0.0)
+        cores = claimed_cores(int(count), folder) if pins and count == int(count) else ()
         self._process = start_api(
             (self._host, self._port),
             recipe.settings,
             self._log_path,
             "--parent",
             str(os.getpid()),
+            *pinned_to(cores),
         )
         self._is_leaving = False
         self._ended: str | None = None
@@ -96,10 +106,18 @@ class RayMachines:
     """One thread at a time; of a process, one at a time, as Ray's connection is the process's."""
 
     def __init__(
-        self, address: str = "auto", namespace: str = NAMESPACE, place_timeout_s: float = 5.0
+        self,
+        address: str = "auto",
+        namespace: str = NAMESPACE,
+        *,
+        pins: bool = False,
+        place_timeout_s: float = 5.0,
     ) -> None:
-        """`place_timeout_s` is how long Ray may look for room. Raises ActuatorUnusable."""
+        """`pins` gives a replica of whole CPUs its own cores, while its node has any.
+        `place_timeout_s` is how long Ray may look for room. Raises ActuatorUnusable.
+        """
         self._ray = _ray()
+        self._pins = pins
         self._place_timeout_s = place_timeout_s
         self._actors: dict[str, Any] = {}  # handles, by actor name
         self._reports: dict[str, Report] = {}  # the last ones, by actor name
@@ -142,7 +160,7 @@ class RayMachines:
             return why
         options = self._options(actor_name, room, wanted)
         actor = self._ray.remote(ApiActor).options(**options)
-        self._actors[actor_name] = actor.remote(name, recipe)
+        self._actors[actor_name] = actor.remote(name, recipe, pins=self._pins)
         return None
 
     def mark_leaving(self, name: str) -> None:

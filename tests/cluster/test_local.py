@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from benchmarking.serving import eventually
-from cluster.actuators.api_process import ApiProcess
+from cluster.actuators.api_process import ApiProcess, claimed_cores
 from cluster.actuators.local import LocalMachine
 from cluster.errors import ActuatorUnusable
 from cluster.replicas import Group, Recipe
@@ -45,6 +45,26 @@ def test_a_replica_has_its_whole_cores_for_itself(tmp_path: Path, machine: Local
     assert machine.place("b", GROUP, Recipe(MOCK, {"CPU": 0.5})) is None
     pid = process_of(tmp_path, "b").pid
     assert os.sched_getaffinity(pid) == {first, *others}, "half a core is nobody's own"
+
+
+def test_cores_are_claimed_until_their_process_ends(tmp_path: Path) -> None:
+    every = sorted(os.sched_getaffinity(0))
+    claim = (
+        "import sys; from pathlib import Path; "
+        "from cluster.actuators.api_process import claimed_cores; "
+        "print(claimed_cores(1, Path(sys.argv[1])), flush=True); sys.stdin.read()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", claim, str(tmp_path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == f"({every[0]},)\n"
+        assert claimed_cores(len(every), tmp_path) == ()
+        other.kill()
+    assert claimed_cores(len(every), tmp_path) == tuple(every)
 
 
 def test_what_is_lacking_is_said_by_name(machine: LocalMachine) -> None:
