@@ -19,6 +19,7 @@ ENGINE = {"torch", "transformers"}
         ("proxy.proxy", {"kubernetes", "numpy", "flask", "redis"}),
         ("optimizer.app", {"redis"}),
         ("weights.app", {"redis"}),
+        ("cluster.actuators.ray_actors", {"ray", "inference_api"}),
         ("common.errors", {"gunicorn", "pydantic", "redis", "sqlite3"}),
     ],
 )

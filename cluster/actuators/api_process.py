@@ -4,12 +4,13 @@ Known by its id and by when it started, so that whoever holds the record of a pr
 another one for it, even after a restart of the machine.
 """
 
+import fcntl
 import os
 import signal
 import socket
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,6 +80,34 @@ def free_port(host: str) -> int:
     with socket.socket() as probe:
         probe.bind((host, 0))
         return int(probe.getsockname()[1])
+
+
+def claimed_cores(count: int, folder: Path) -> tuple[int, ...]:
+    """Cores that no process of this machine has claimed by this folder; none if there are too few.
+
+    They are this process's until it ends, however that happens.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    locks: dict[int, int] = {}
+    for core in sorted(os.sched_getaffinity(0)):
+        if len(locks) == count:
+            break
+        lock = os.open(folder / f"core-{core}", os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            locks[core] = lock
+        except BlockingIOError:
+            os.close(lock)
+    if len(locks) == count:
+        return tuple(locks)
+    for lock in locks.values():
+        os.close(lock)
+    return ()
+
+
+def pinned_to(cores: Sequence[int]) -> tuple[str, ...]:
+    """As options of `launch`."""
+    return ("--cores", ",".join(map(str, cores))) if cores else ()
 
 
 def last_words(log_path: Path) -> str:

@@ -9,10 +9,11 @@ import logging
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from cluster.actuators.api_process import ApiProcess, free_port, last_words, start_api
+from cluster.actuators.api_process import ApiProcess, free_port, last_words, pinned_to, start_api
 from cluster.actuators.machines import Placed
 from cluster.errors import ActuatorUnusable
 from cluster.replicas import Group, Recipe
@@ -20,6 +21,7 @@ from cluster.replicas import Group, Recipe
 log = logging.getLogger(__name__)
 
 HOST = "127.0.0.1"
+MAX_PID = 2**22  # of Linux: proc(5)
 
 
 class Record(BaseModel):
@@ -31,10 +33,10 @@ class Record(BaseModel):
     server: str
     accelerator: str
     user_rows: int
-    resources: Mapping[str, float]
+    resources: Mapping[str, Annotated[float, Field(ge=0, allow_inf_nan=False)]]
     cores: tuple[int, ...] = ()
     port: int = Field(ge=1, le=65535)
-    pid: int = Field(ge=2)
+    pid: int = Field(ge=2, le=MAX_PID)
     started: str = Field(min_length=1)
     is_leaving: bool = False
 
@@ -65,8 +67,8 @@ class LocalMachine:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self._lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
-            self._records = {each.name: each for each in map(_read, folder.glob("*.json")) if each}
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._records = {each.name: each for each in map(_read, folder.glob("*.json")) if each}
         except BlockingIOError as error:
             os.close(self._lock)
             raise ActuatorUnusable(f"Another controller runs with {folder}; end it.") from error
@@ -87,8 +89,7 @@ class LocalMachine:
         if lacking:
             return lacking
         cores, port = self._cores_for(recipe.resources), self._new_port()
-        options = ("--cores", ",".join(map(str, cores))) if cores else ()
-        process = start_api((HOST, port), recipe.settings, self._log_path(name), *options)
+        process = start_api((HOST, port), recipe.settings, self._log_path(name), *pinned_to(cores))
         self._keep(
             Record(
                 name=name,

@@ -8,6 +8,7 @@ actor: by it we know within moments that there is no room, where an actor would 
 
 import logging
 import os
+import socket
 import tempfile
 import threading
 import time
@@ -18,7 +19,13 @@ from types import ModuleType
 from typing import Any
 from urllib.parse import quote, unquote
 
-from cluster.actuators.api_process import free_port, last_words, start_api
+from cluster.actuators.api_process import (
+    claimed_cores,
+    free_port,
+    last_words,
+    pinned_to,
+    start_api,
+)
 from cluster.actuators.machines import Placed
 from cluster.actuators.probes import Health, ready
 from cluster.errors import ActuatorUnusable
@@ -28,6 +35,7 @@ log = logging.getLogger(__name__)
 
 NAMESPACE = "hearth"
 REPORT_TIMEOUT_S = 1.0
+CONNECT_TIMEOUT_S = 5.0
 KILL_TIMEOUT_S = 10.0
 WATCH_S = 0.2
 LEAST_RESOURCES = {"CPU": 1.0}  # of a replica whose recipe names none
@@ -46,18 +54,22 @@ class ApiActor:
     """On the node. Its methods run on one thread, that of the process they start: Linux has the
     process drain and end when this thread does, however that happens."""
 
-    def __init__(self, name: str, recipe: Recipe) -> None:
+    def __init__(self, name: str, recipe: Recipe, *, pins: bool) -> None:
         import ray
 
         self._host = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
         self._port = free_port(self._host)
-        self._log_path = Path(tempfile.gettempdir()) / "hearth-replicas" / f"{name}.log"
+        folder = Path(tempfile.gettempdir()) / "hearth-replicas"
+        self._log_path = folder / f"{name}.log"
+        count = recipe.resources.get("CPU", 0.0)
+        cores = claimed_cores(int(count), folder) if pins and count == int(count) else ()
         self._process = start_api(
             (self._host, self._port),
             recipe.settings,
             self._log_path,
             "--parent",
             str(os.getpid()),
+            *pinned_to(cores),
         )
         self._is_leaving = False
         self._ended: str | None = None
@@ -94,16 +106,25 @@ class RayMachines:
     """One thread at a time; of a process, one at a time, as Ray's connection is the process's."""
 
     def __init__(
-        self, address: str = "auto", namespace: str = NAMESPACE, place_timeout_s: float = 5.0
+        self,
+        address: str = "auto",
+        namespace: str = NAMESPACE,
+        *,
+        pins: bool = False,
+        place_timeout_s: float = 5.0,
     ) -> None:
-        """`place_timeout_s` is how long Ray may look for room. Raises ActuatorUnusable."""
+        """`pins` gives a replica of whole CPUs its own cores, while its node has any.
+        `place_timeout_s` is how long Ray may look for room. Raises ActuatorUnusable.
+        """
         self._ray = _ray()
+        self._pins = pins
         self._place_timeout_s = place_timeout_s
         self._actors: dict[str, Any] = {}  # handles, by actor name
         self._reports: dict[str, Report] = {}  # the last ones, by actor name
         self._told: dict[str, str] = {}  # the last method called, by actor name
         self._removed: set[str] = set()  # Ray may list them for a moment
         try:
+            _check_address(address)
             self._ray.init(
                 address=address,
                 namespace=namespace,
@@ -112,7 +133,8 @@ class RayMachines:
             )
         except (OSError, RuntimeError, ValueError) as error:
             raise ActuatorUnusable(
-                f"Ray at {address} cannot be reached: {error}; start it with `ray start`."
+                f"Ray at {address!r} cannot be reached ({error}); give auto or the HOST:PORT of "
+                "its head, which `ray start --head` tells."
             ) from error
 
     def placed(self) -> Sequence[Placed]:
@@ -138,7 +160,7 @@ class RayMachines:
             return why
         options = self._options(actor_name, room, wanted)
         actor = self._ray.remote(ApiActor).options(**options)
-        self._actors[actor_name] = actor.remote(name, recipe)
+        self._actors[actor_name] = actor.remote(name, recipe, pins=self._pins)
         return None
 
     def mark_leaving(self, name: str) -> None:
@@ -182,7 +204,11 @@ class RayMachines:
         }
 
     def _actor_names(self) -> list[str]:
-        listed = set(self._ray.util.list_named_actors())
+        """Raises ActuatorUnusable: every call begins here."""
+        try:
+            listed = set(self._ray.util.list_named_actors())
+        except (self._ray.exceptions.RayError, OSError, RuntimeError) as error:
+            raise ActuatorUnusable(f"Ray's head does not answer: {error}.") from error
         self._removed &= listed
         return sorted(name for name in listed - self._removed if name.count("|") == 3)
 
@@ -250,6 +276,13 @@ def _actor_name(name: str, group: Group) -> str:
     """Says all that has to be known where the actor itself cannot be asked."""
     parts = (name, group.server, group.accelerator, str(group.user_rows))
     return "|".join(quote(part, safe="") for part in parts)
+
+
+def _check_address(address: str) -> None:
+    """Ray itself goes on trying for minutes. Raises OSError or ValueError."""
+    if address != "auto":
+        host, _, port = address.rpartition(":")
+        socket.create_connection((host.strip("[]"), int(port)), CONNECT_TIMEOUT_S).close()
 
 
 def _ray() -> ModuleType:

@@ -4,6 +4,7 @@ and continuing the process many times a second."""
 import os
 import signal
 import threading
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
@@ -30,7 +31,10 @@ def choose_limiter() -> CpuLimiter:
 
 
 class CgroupLimiter:
-    """A group per process with a CPU quota, of version 2 or 1, whichever is there."""
+    """A group per process with a CPU quota, of version 2 or 1, whichever is there.
+
+    What such a process starts later is in its group too.
+    """
 
     name = "cgroup CPU quota"
 
@@ -49,14 +53,17 @@ class CgroupLimiter:
         return True
 
     def limit(self, pid: int, share: float) -> None:
-        group = self._make_group(pid, share)
-        (group / "cgroup.procs").write_text(str(pid))
+        _move([pid], self._make_group(pid, share))
+
+    def limit_together(self, first: int, *others: int, share: float) -> None:
+        """Hold several processes to one share, as if they had a machine of that size."""
+        _move([first, *others], self._make_group(first, share))
 
     def close(self) -> None:
         while self._groups:
-            pid, group = self._groups.popitem()
-            with suppress(ProcessLookupError):
-                (group.parent / "cgroup.procs").write_text(str(pid))
+            _, group = self._groups.popitem()
+            while pids := (group / "cgroup.procs").read_text().split():
+                _move(map(int, pids), group.parent)
             group.rmdir()
 
     def _make_group(self, pid: int, share: float) -> Path:
@@ -73,6 +80,13 @@ class CgroupLimiter:
         else:
             (group / "cpu.max").write_text(f"{quota_us} {period_us}")
         return group
+
+
+def _move(pids: Iterable[int], group: Path) -> None:
+    """Those that have ended are left out."""
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            (group / "cgroup.procs").write_text(str(pid))
 
 
 class DutyCycleLimiter:

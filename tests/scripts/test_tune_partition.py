@@ -158,3 +158,17 @@ def test_a_cgroup_throttles_a_process() -> None:
         assert "nr_throttled 0" not in (group / "cpu.stat").read_text()
     limiter.close()
     assert not group.exists()
+
+
+def test_processes_share_a_cgroup_and_leave_it_together() -> None:
+    if not CgroupLimiter.is_possible():
+        pytest.skip("cgroups may not be written here")
+    limiter = CgroupLimiter()
+    with busy_process() as first, busy_process() as second:
+        limiter.limit_together(first.pid, second.pid, share=0.5)
+        (group,) = Path("/sys/fs/cgroup").glob(f"**/hearth-pipeline-*-{first.pid}")
+        held = (group / "cgroup.procs").read_text().split()
+        assert sorted(map(int, held)) == sorted([first.pid, second.pid])
+        limiter.close()
+        assert not group.exists()
+        assert first.is_running()

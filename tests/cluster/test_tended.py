@@ -1,0 +1,241 @@
+"""How replicas are tended, on machines that follow a script."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from benchmarking.serving import eventually
+from cluster.actuators.machines import Placed
+from cluster.actuators.tended import TendedReplicas, Times
+from cluster.actuators.upstreams_file import UpstreamsFile
+from cluster.errors import ActuatorUnusable, ConfigFaulty
+from cluster.replicas import Group, Recipe, Recipes, State
+from proxy.upstreams.balancer import UpstreamSpec, parse_upstreams
+from tests.proxy.support import ScriptedUpstream
+
+CHAT, CODE = Group("chat", "core", 4), Group("code", "core", 4)
+TIMES = Times(probe_s=0.02, leave_s=7, drain_s=100)
+
+
+class ScriptedMachines:
+    """Every replica is the same scripted server."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.here: dict[str, Placed] = {}
+        self.calls: list[str] = []
+        self.recipes: list[Recipe] = []
+        self.num_rounds = 0
+        self.fault: str | None = None
+
+    def placed(self) -> Sequence[Placed]:
+        self.num_rounds += 1
+        if self.fault is not None:
+            raise ActuatorUnusable(self.fault)
+        return tuple(self.here.values())
+
+    def place(self, name: str, group: Group, recipe: Recipe) -> str | None:
+        self.recipes.append(recipe)
+        self.here[name] = Placed(name, group, self.url)
+        return None
+
+    def mark_leaving(self, name: str) -> None:
+        here = self.here[name]
+        self.here[name] = Placed(name, here.group, here.url, is_leaving=True)
+
+    def terminate(self, name: str) -> None:
+        self.calls.append("terminate")
+
+    def remove(self, name: str) -> None:
+        self.calls.append("remove")
+        del self.here[name]
+
+    def close(self) -> None:
+        self.calls.append("close")
+
+    def wait_for_rounds(self) -> None:
+        seen = self.num_rounds
+        eventually(lambda: self.num_rounds > seen + 2)
+
+
+class Clock:
+    now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def server() -> Iterator[ScriptedUpstream]:
+    server = ScriptedUpstream()
+    models = b'{"data": [{"id": "tiny"}, {"id": "alias"}]}'
+    server.scripts["/v1/models"] = lambda peer: peer.reply(models)
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def machines(server: ScriptedUpstream) -> ScriptedMachines:
+    return ScriptedMachines(server.url)
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "state" / "upstreams.yaml"
+
+
+def tending(machines: ScriptedMachines, path: Path, clock: Clock, *servers: str) -> TendedReplicas:
+    recipes = Recipes({name: {} for name in servers or ("chat",)}, {"core": {}})
+    return TendedReplicas(machines, recipes, UpstreamsFile(path), TIMES, clock)
+
+
+@pytest.fixture
+def replicas(machines: ScriptedMachines, path: Path, clock: Clock) -> Iterator[TendedReplicas]:
+    replicas = tending(machines, path, clock)
+    yield replicas
+    replicas.close()
+
+
+def listed(path: Path) -> tuple[UpstreamSpec, ...]:
+    """As the proxy reads it."""
+    return parse_upstreams(path.read_text())
+
+
+def states(replicas: TendedReplicas) -> list[State]:
+    return [each.state for each in replicas.replicas()]
+
+
+def test_the_proxy_has_its_time_before_a_replica_drains(
+    replicas: TendedReplicas, machines: ScriptedMachines, clock: Clock, path: Path
+) -> None:
+    replicas.start(CHAT, 1)
+    eventually(lambda: listed(path) == (UpstreamSpec(machines.url),))
+    replicas.stop(CHAT, 0)
+    assert listed(path) == ()
+    machines.wait_for_rounds()
+    clock.now_s += 6.9
+    machines.wait_for_rounds()
+    assert machines.calls == []
+    clock.now_s += 0.2
+    eventually(lambda: machines.calls == ["terminate"])
+
+
+def test_a_replica_that_does_not_end_by_itself_is_killed(
+    replicas: TendedReplicas, machines: ScriptedMachines, clock: Clock, path: Path
+) -> None:
+    replicas.start(CHAT, 1)
+    eventually(lambda: listed(path))
+    replicas.stop(CHAT, 0)
+    machines.wait_for_rounds()
+    clock.now_s += 8
+    eventually(lambda: machines.calls == ["terminate"])
+    clock.now_s += TIMES.drain_s
+    machines.wait_for_rounds()
+    assert machines.calls == ["terminate"]
+    clock.now_s += 31
+    eventually(lambda: machines.calls == ["terminate", "remove"])
+    assert states(replicas) == []
+
+
+def test_one_that_was_never_ready_is_stopped_at_once(
+    replicas: TendedReplicas, machines: ScriptedMachines, server: ScriptedUpstream
+) -> None:
+    server.scripts["/ready"] = lambda peer: peer.reply(b"{}", "503 Service Unavailable")
+    replicas.start(CHAT, 1)
+    assert states(replicas) == [State.STARTING]
+    replicas.stop(CHAT, 0)
+    eventually(lambda: machines.calls == ["terminate"])
+
+
+def test_one_health_check_without_an_answer_is_a_moments_load(
+    replicas: TendedReplicas, machines: ScriptedMachines, server: ScriptedUpstream, path: Path
+) -> None:
+    replicas.start(CHAT, 1)
+    eventually(lambda: listed(path))
+    answers = iter([False, True, True, True])
+    answered: list[bool] = []
+
+    def answer_or_not(peer: object) -> None:
+        will = next(answers, True)
+        answered.append(will)
+        if will:
+            peer.reply(b"{}")  # type: ignore[attr-defined]
+
+    server.scripts["/ready"] = answer_or_not
+    eventually(lambda: len(answered) > 1)
+    assert states(replicas) == [State.READY]
+    server.scripts["/ready"] = lambda peer: None
+    eventually(lambda: listed(path) == ())
+    assert states(replicas) == [State.STARTING]
+
+
+def test_machines_that_cannot_be_reached_change_nothing(
+    replicas: TendedReplicas, machines: ScriptedMachines, path: Path
+) -> None:
+    replicas.start(CHAT, 1)
+    eventually(lambda: listed(path))
+    machines.fault = "the head is gone"
+    machines.wait_for_rounds()
+    assert len(listed(path)) == 1
+    with pytest.raises(ActuatorUnusable, match="the head is gone"):
+        replicas.replicas()
+    machines.fault = None
+    assert states(replicas) == [State.READY]
+
+
+def test_of_several_servers_each_gets_requests_for_its_own_models(
+    machines: ScriptedMachines, path: Path, clock: Clock
+) -> None:
+    replicas = tending(machines, path, clock, "chat", "code")
+    try:
+        replicas.start(CODE, 1)
+        spec = UpstreamSpec(machines.url, models=("tiny", "alias"))
+        eventually(lambda: listed(path) == (spec,))
+    finally:
+        replicas.close()
+
+
+def test_replicas_drain_as_long_as_the_actuator_waits(
+    replicas: TendedReplicas, machines: ScriptedMachines
+) -> None:
+    replicas.start(CHAT, 1)
+    assert machines.recipes[0].settings == {"USER_ROWS": "4", "DRAIN_TIMEOUT": "100"}
+
+
+def test_a_server_that_the_file_does_not_name_is_refused(replicas: TendedReplicas) -> None:
+    with pytest.raises(ConfigFaulty, match="'code' is not among the servers"):
+        replicas.start(CODE, 1)
+
+
+def test_replicas_go_on_when_the_controller_ends_and_stay_listed(
+    machines: ScriptedMachines, path: Path, clock: Clock
+) -> None:
+    first = tending(machines, path, clock)
+    first.start(CHAT, 1)
+    eventually(lambda: listed(path))
+    first.close()
+    assert machines.calls == ["close"]
+    before = path.stat().st_ino
+    second = tending(machines, path, clock)
+    assert path.stat().st_ino == before, "it has not been away for a moment"
+    assert states(second) == [State.READY]
+    second.close()
+
+
+@pytest.mark.parametrize("text", ["upstreams: [http://a:1]\n", "", "# Written by"])
+def test_a_file_of_somebody_else_is_not_written_over(path: Path, text: str) -> None:
+    path.parent.mkdir()
+    path.write_text(text)
+    if text:
+        with pytest.raises(ConfigFaulty, match="not of this cluster's making"):
+            UpstreamsFile(path)
+        assert path.read_text() == text
+    else:
+        UpstreamsFile(path).write({})
+        assert listed(path) == ()
