@@ -67,6 +67,11 @@ class Calls:
         body = {**_unchanged(deployment), "spec": spec}
         self._asked(self._apps.patch_namespaced_deployment, deployment.name, self.namespace, body)
 
+    def patch_annotations(self, pod: str, annotations: dict[str, str]) -> None:
+        """Raises Refused."""
+        body = {"metadata": {"annotations": annotations}}
+        self._asked(self._core.patch_namespaced_pod, pod, self.namespace, body)
+
     def close(self) -> None:
         self._client.close()
 
