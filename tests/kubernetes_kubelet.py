@@ -34,6 +34,9 @@ class Kubelet(Workloads):
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
 
+    def settle(self) -> None:
+        """Time passes by itself here."""
+
     def stop(self) -> None:
         self._must_stop.set()
         self._thread.join()
