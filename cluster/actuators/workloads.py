@@ -8,7 +8,7 @@ rows of the group are USER_ROWS of their first container.
 from datetime import datetime
 from typing import Annotated
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AwareDatetime, BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
 from cluster.replicas import Group, Replica, State
@@ -50,8 +50,8 @@ class Metadata(_Part):
     resource_version: str = ""
     labels: dict[str, str] | None = None
     annotations: dict[str, str] | None = None
-    creation_timestamp: datetime | None = None
-    deletion_timestamp: datetime | None = None
+    creation_timestamp: AwareDatetime | None = None
+    deletion_timestamp: AwareDatetime | None = None
 
     def name_by(self, key: str) -> str | None:
         return (self.annotations or {}).get(key) or (self.labels or {}).get(key)

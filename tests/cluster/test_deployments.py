@@ -1,6 +1,8 @@
 """The actuator on Kubernetes, by the official client, against a scripted API server."""
 
 import json
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import closing
@@ -448,6 +450,12 @@ def test_without_an_account_nothing_starts(
     monkeypatch.setattr("kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", str(path))
     with pytest.raises(ConfigFaulty, match="point KUBECONFIG at a file"):
         Deployments("hearth")
+
+
+def test_without_the_client_it_says_what_to_install() -> None:
+    code = "import sys; sys.modules['kubernetes'] = None; import cluster.actuators.deployments"
+    tried = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert "ConfigFaulty: Replicas on Kubernetes need its client: pip install" in tried.stderr
 
 
 def test_a_pod_has_its_own_account(
