@@ -3,14 +3,14 @@
 Nothing happens by itself: `settle` lets time pass until the next thing that would.
 """
 
+import json
 import threading
-from collections.abc import Sequence
 from datetime import UTC, datetime
 from itertools import count
 
 from tests.kubernetes_api import KubernetesApi, Object
 
-NO_ROOM = "0/3 nodes are available: 3 Insufficient nvidia.com/gpu."
+NO_ROOM = "0/3 nodes are available: 3 Insufficient cpu."
 
 
 def labels(server: str, accelerator: str) -> dict[str, str]:
@@ -28,7 +28,14 @@ class Workloads:
         api.on_change = self.reconcile
 
     def deploy(
-        self, name: str, server: str, accelerator: str, *, user_rows: int = 32, replicas: int = 1
+        self,
+        name: str,
+        server: str,
+        accelerator: str,
+        *,
+        user_rows: int = 32,
+        replicas: int = 1,
+        model: str = "m",
     ) -> None:
         """Apply a Deployment, and wait until its pods are ready."""
         metadata = {"name": name, "labels": labels(server, accelerator)}
@@ -36,7 +43,7 @@ class Workloads:
             "name": "api",
             "image": "hearth",
             "env": [
-                {"name": "MODEL", "value": "m"},
+                {"name": "MODEL", "value": model},
                 {"name": "USER_ROWS", "value": str(user_rows)},
             ],
             "ports": [{"name": "http", "containerPort": 7000}],
@@ -85,7 +92,7 @@ class Workloads:
     def _reconcile(self, deployment: Object) -> None:
         wanted, template = deployment["spec"]["replicas"], deployment["spec"]["template"]
         pods = [p for p in self.pods(deployment["metadata"]["name"]) if not is_ending(p)]
-        new = [pod for pod in pods if pod["spec"] == template["spec"]]
+        new = [pod for pod in pods if revision_of(pod) == revision(template)]
         for _ in range(wanted - len(new)):
             pod = self._make(deployment)
             new.append(pod)
@@ -93,7 +100,8 @@ class Workloads:
         old = [pod for pod in pods if pod not in new]
         num_ready = sum(is_ready(pod) for pod in new)
         self._end(old[: max(0, len(old) - (wanted - num_ready))])
-        self._end(sorted(new, key=is_ready)[: max(0, len(new) - wanted)])
+        by_worth = sorted(new, key=lambda pod: (is_placed(pod), is_ready(pod), deletion_cost(pod)))
+        self._end(by_worth[: max(0, len(new) - wanted)])
 
     def _make(self, deployment: Object) -> Object:
         name, template = deployment["metadata"]["name"], deployment["spec"]["template"]
@@ -101,6 +109,8 @@ class Workloads:
             "metadata": {
                 "name": f"{name}-{next(self._numbers):03}",
                 "labels": template["metadata"]["labels"],
+                "annotations": template["metadata"].get("annotations", {})
+                | {"revision": revision(template)},
                 "creationTimestamp": timestamp(),
                 "ownerReferences": [{"name": name}],
             },
@@ -119,10 +129,23 @@ class Workloads:
         pod["status"]["conditions"] = [condition]
         self.api.put("pods", pod)
 
-    def _end(self, pods: Sequence[Object]) -> None:
+    def _end(self, pods: list[Object]) -> None:
         for pod in pods:
             pod["metadata"]["deletionTimestamp"] = timestamp()
             self.api.put("pods", pod)
+
+
+def revision(template: Object) -> str:
+    return json.dumps(template["spec"], sort_keys=True)
+
+
+def revision_of(pod: Object) -> str:
+    return str(pod["metadata"]["annotations"]["revision"])
+
+
+def deletion_cost(pod: Object) -> int:
+    found = pod["metadata"]["annotations"].get("controller.kubernetes.io/pod-deletion-cost", "0")
+    return int(found)
 
 
 def timestamp() -> str:

@@ -6,16 +6,20 @@ it nothing more, sleeps in its preStop hook, drains on SIGTERM and ends.
 """
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from typing import TypeVar
 
 from cluster.actuators.kubernetes_calls import Calls, Refused
+from cluster.actuators.probes import Probes
 from cluster.actuators.workloads import (
     ACCELERATOR_LABEL,
     ROWS_VARIABLE,
     SERVER_LABEL,
     Deployment,
+    Pod,
 )
 from cluster.replicas import Group, Outcome, Replica, State
 
@@ -23,30 +27,39 @@ log = logging.getLogger(__name__)
 
 MAX_TRIES = 5  # of a change, where somebody else changes the Deployment meanwhile
 CONFLICT = 409
+# How long the effect of a change is waited for; Kubernetes takes a fraction of a second.
+SETTLE_S = 5.0
+POLL_S = 0.1
+DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
 
 T = TypeVar("T")
 
 
 class Deployments:
-    """The Actuator. In an Outcome a Deployment's name stands for each of its pods, which have no
-    names yet; pods that cannot run for another reason, such as their image, are `unplaced` too.
+    """The Actuator. Pods that cannot run for another reason than room, such as their image, are
+    `unplaced` too: Kubernetes itself tries them again and again.
 
     A group with other rows than its Deployment is a change of the Deployment's template, which
     Kubernetes rolls out: pods with the former rows go as those with the new ones become ready.
     """
 
     def __init__(
-        self, namespace: str, clock: Callable[[], datetime] = lambda: datetime.now(UTC)
+        self,
+        namespace: str,
+        *,
+        unplaced_after_s: float = 60.0,
+        clock: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
-        """Raises ConfigFaulty where there is no account of an API server."""
+        """A pod that has found no node for `unplaced_after_s` finds none, and is no longer listed.
+        Raises ConfigFaulty where there is no account of an API server."""
         self._calls = Calls(namespace)
+        self._unplaced_after_s = unplaced_after_s
         self._clock = clock
-        self._sees_autoscalers = True
+        self._probes = Probes()
+        self._denied: set[str] = set()
 
     def replicas(self) -> Sequence[Replica]:
-        now = self._clock()
-        found = (pod.replica(now) for pod in self._calls.pods())
-        return sorted((each for each in found if each is not None), key=lambda each: each.name)
+        return [pod.replica(group) for group, pod in self._pods() if not self._is_unplaced(pod)]
 
     def start(self, group: Group, count: int) -> Outcome:
         if count <= 0:
@@ -54,13 +67,22 @@ class Deployments:
 
         def grow(deployment: Deployment) -> Outcome:
             num_more = max(0, count - deployment.spec.replicas)
-            if deployment.user_rows != group.user_rows:
+            has_other_rows = deployment.user_rows != group.user_rows
+            started: tuple[str, ...] = ()
+            if num_more or has_other_rows:
                 self._check_owner(deployment)
-                self._roll_out(deployment, group.user_rows, deployment.spec.replicas + num_more)
-            elif num_more:
-                self._scale(deployment, count)
+                before = self._staying(group)
+                if has_other_rows:
+                    self._roll_out(
+                        deployment, group.user_rows, max(count, deployment.spec.replicas)
+                    )
+                else:
+                    self._scale(deployment, count)
+                # Of a roll-out the first: the others take turns with those that go.
+                num_awaited = 1 if has_other_rows else num_more
+                started = self._awaited(lambda: self._staying(group) - before, num_awaited)
             unplaced, why = self._unplaced(deployment, group, count)
-            return Outcome(started=(deployment.name,) * num_more, unplaced=unplaced, why=why)
+            return Outcome(started=started, unplaced=unplaced, why=why)
 
         try:
             return self._adjusted(group, grow)
@@ -75,8 +97,13 @@ class Deployments:
             # Pods with other rows than the template's are being replaced already.
             if not surplus or deployment.user_rows != group.user_rows:
                 return Outcome()
+            self._check_owner(deployment)
+            before = self._staying(group)
+            self._choose_victims(group, len(before) - count)
             self._scale(deployment, count)
-            return Outcome(stopped=(deployment.name,) * surplus)
+            num_awaited = min(surplus, len(before))
+            stopped = self._awaited(lambda: before - self._staying(group), num_awaited)
+            return Outcome(stopped=stopped)
 
         try:
             return self._adjusted(group, shrink)
@@ -84,7 +111,23 @@ class Deployments:
             return Outcome(why=str(error))
 
     def close(self) -> None:
+        self._probes.close()
         self._calls.close()
+
+    def _pods(self) -> list[tuple[Group, Pod]]:
+        pods = sorted(self._calls.pods(), key=lambda pod: pod.name)
+        return [(pod.group, pod) for pod in pods if pod.group is not None]
+
+    def _is_unplaced(self, pod: Pod) -> bool:
+        return bool(pod.why_unplaced) and pod.age_s(self._clock()) > self._unplaced_after_s
+
+    def _staying(self, group: Group) -> set[str]:
+        """Names of the pods of a group that are not to go."""
+        return {
+            pod.name
+            for of_group, pod in self._pods()
+            if of_group == group and pod.replica(group).state is not State.DRAINING
+        }
 
     def _adjusted(self, group: Group, change: Callable[[Deployment], T]) -> T:
         """What `change` makes of the Deployment, read anew where somebody else was faster."""
@@ -98,17 +141,20 @@ class Deployments:
 
     def _found(self, group: Group) -> Deployment:
         found = [each for each in self._calls.deployments() if each.is_of(group)]
-        if len(found) == 1:
-            return found[0]
+        exact = [each for each in found if each.user_rows == group.user_rows]
+        if len(exact) == 1 or len(found) == 1:
+            return (exact or found)[0]
         wanted = f"{SERVER_LABEL}={group.server} and {ACCELERATOR_LABEL}={group.accelerator}"
         place = f"in the namespace {self._calls.namespace!r}"
         if not found:
             raise Refused(f"no Deployment {place} has the labels {wanted}; apply one")
         names = ", ".join(each.name for each in found)
-        raise Refused(f"several Deployments {place} have the labels {wanted}: {names}; keep one")
+        rows = f"{ROWS_VARIABLE}={group.user_rows}"
+        raise Refused(
+            f"several Deployments {place} have the labels {wanted}: {names}; have one with {rows}"
+        )
 
     def _scale(self, deployment: Deployment, count: int) -> None:
-        self._check_owner(deployment)
         self._calls.patch_scale(deployment, count)
         log.info("scaled %s from %d to %d", deployment.name, deployment.spec.replicas, count)
 
@@ -122,14 +168,7 @@ class Deployments:
     def _check_owner(self, deployment: Deployment) -> None:
         """Raises Refused where an autoscaler would undo what we do. KEDA has one for each of its
         ScaledObjects."""
-        if not self._sees_autoscalers:
-            return
-        try:
-            autoscalers = self._calls.autoscalers()
-        except Refused as error:
-            self._sees_autoscalers = False
-            log.warning("cannot see whether autoscalers own the Deployments: %s", error)
-            return
+        autoscalers = self._allowed("see autoscalers", self._calls.autoscalers) or ()
         for each in autoscalers:
             target = each.spec.scale_target_ref
             if (target.kind, target.name) == ("Deployment", deployment.name):
@@ -138,14 +177,44 @@ class Deployments:
                     "delete it (KEDA: its ScaledObject), or leave scaling to it (dry_run: true)"
                 )
 
+    def _choose_victims(self, group: Group, count: int) -> None:
+        """Ask Kubernetes to end those first that have least to finish, of pods that are ready: it
+        ends all others before them."""
+        here = [pod.replica(of_group) for of_group, pod in self._pods() if of_group == group]
+        ready = {each.url: each.name for each in here if each.state is State.READY and each.url}
+        num_others = sum(each.state in (State.STARTING, State.FAILED) for each in here)
+        if not 0 < count - num_others < len(ready):
+            return
+        answers = self._probes.ask(ready)
+        for url in sorted(ready, key=lambda url: answers[url].busy_rows)[: count - num_others]:
+            mark = partial(self._calls.patch_annotations, ready[url], {DELETION_COST: "-1"})
+            self._allowed("say which pods go first", mark)
+
+    def _allowed(self, what: str, call: Callable[[], T]) -> T | None:
+        """What a call answers that we can do without; that it is refused is said once."""
+        try:
+            return call()
+        except Refused as error:
+            if what not in self._denied:
+                log.warning("cannot %s: %s", what, error)
+            self._denied.add(what)
+            return None
+
+    def _awaited(self, names: Callable[[], set[str]], count: int) -> tuple[str, ...]:
+        """Names, once there are so many, or those that there are after a while."""
+        ending_s = time.monotonic() + SETTLE_S
+        found: set[str] = set()
+        while count and len(found := names()) < count and time.monotonic() < ending_s:
+            time.sleep(POLL_S)
+        return tuple(sorted(found))
+
     def _unplaced(self, deployment: Deployment, group: Group, count: int) -> tuple[int, str]:
         """How many of `count` are not going to run as things are, and why."""
-        here = [
-            each
-            for each in self.replicas()
-            if each.group == group and each.state is not State.DRAINING
-        ]
-        failed = [each for each in here if each.state is State.FAILED]
-        num_unmade = max(0, count - len(here)) if deployment.why_no_pods else 0
-        reasons = [deployment.why_no_pods] * num_unmade + [each.why for each in failed]
+        here = [pod for of_group, pod in self._pods() if of_group == group]
+        reasons = [pod.why_unplaced for pod in here if self._is_unplaced(pod)]
+        replicas = [pod.replica(group) for pod in here]
+        reasons += [each.why for each in replicas if each.state is State.FAILED]
+        if deployment.why_no_pods:
+            there = [each for each in replicas if each.state is not State.DRAINING]
+            reasons += [deployment.why_no_pods] * (count - len(there))
         return min(count, len(reasons)), reasons[0] if reasons else ""

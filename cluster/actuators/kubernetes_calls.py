@@ -4,7 +4,6 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import urllib3
-from kubernetes import client, config
 from pydantic import BaseModel
 
 from cluster.actuators.workloads import (
@@ -17,6 +16,13 @@ from cluster.actuators.workloads import (
     PodList,
 )
 from cluster.errors import ActuatorUnusable, ConfigFaulty
+
+try:
+    from kubernetes import client, config
+except ImportError as error:
+    raise ConfigFaulty(
+        "Replicas on Kubernetes need its client: pip install 'hearth[cluster]'."
+    ) from error
 
 TIMEOUT_S = (5.0, 20.0)  # to connect; to be silent
 ROLE = "deploy/kubernetes/controller/controller.yaml"
@@ -66,6 +72,11 @@ class Calls:
         """Raises Refused, as `patch_scale`."""
         body = {**_unchanged(deployment), "spec": spec}
         self._asked(self._apps.patch_namespaced_deployment, deployment.name, self.namespace, body)
+
+    def patch_annotations(self, pod: str, annotations: dict[str, str]) -> None:
+        """Raises Refused."""
+        body = {"metadata": {"annotations": annotations}}
+        self._asked(self._core.patch_namespaced_pod, pod, self.namespace, body)
 
     def close(self) -> None:
         self._client.close()

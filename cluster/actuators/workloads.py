@@ -8,7 +8,7 @@ rows of the group are USER_ROWS of their first container.
 from datetime import datetime
 from typing import Annotated
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AwareDatetime, BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
 from cluster.replicas import Group, Replica, State
@@ -21,9 +21,8 @@ DEFAULT_ROWS = 32  # of a process without the variable
 PORT_NAME = "http"
 DEFAULT_PORT = 7000
 
-# A pod that has found no node for so long counts as one that finds none.
-UNPLACED_AFTER_S = 60.0
 MAX_WHY = 500
+MAX_SAID = 400
 # What a container waits for that does not come by itself.
 STUCK = frozenset(
     {
@@ -51,8 +50,8 @@ class Metadata(_Part):
     resource_version: str = ""
     labels: dict[str, str] | None = None
     annotations: dict[str, str] | None = None
-    creation_timestamp: datetime | None = None
-    deletion_timestamp: datetime | None = None
+    creation_timestamp: AwareDatetime | None = None
+    deletion_timestamp: AwareDatetime | None = None
 
     def name_by(self, key: str) -> str | None:
         return (self.annotations or {}).get(key) or (self.labels or {}).get(key)
@@ -140,17 +139,28 @@ class Deployment(_Part):
         )[:MAX_WHY]  # fmt: skip
 
 
-class Waiting(_Part):
+class Reason(_Part):
     reason: str = ""
     message: str = ""
 
 
 class ContainerState(_Part):
-    waiting: Waiting | None = None
+    waiting: Reason | None = None
+    terminated: Reason | None = None
 
 
 class ContainerStatus(_Part):
     state: ContainerState = ContainerState()
+    last_state: ContainerState = ContainerState()
+
+    @property
+    def why_stuck(self) -> str:
+        """Empty of a container that runs, or may yet. The end of a log says most."""
+        waiting, ended = self.state.waiting, self.last_state.terminated
+        if waiting is None or waiting.reason not in STUCK:
+            return ""
+        said = ended.message if ended and ended.message else waiting.message
+        return f"{waiting.reason}: {said.strip()[-MAX_SAID:]}"
 
 
 class PodStatus(_Part):
@@ -170,43 +180,50 @@ class Pod(_Part):
     spec: PodSpec
     status: PodStatus = PodStatus()
 
-    def replica(self, now: datetime) -> Replica | None:
-        """None for what is no replica (any more): an evicted pod stays as a record."""
+    @property
+    def name(self) -> str:
+        return self.metadata.name
+
+    @property
+    def group(self) -> Group | None:
+        """None of what is no replica (any more): an evicted pod stays as a record."""
         server = self.metadata.name_by(SERVER_LABEL)
         accelerator = self.metadata.name_by(ACCELERATOR_LABEL)
         if not server or not accelerator or self.status.phase in ("Succeeded", "Failed"):
             return None
-        state, why = self._state(now)
-        group = Group(server, accelerator, self.spec.user_rows)
-        return Replica(self.metadata.name, group, state, self._url(), why[:MAX_WHY])
+        return Group(server, accelerator, self.spec.user_rows)
 
-    def _state(self, now: datetime) -> tuple[State, str]:
+    @property
+    def why_unplaced(self) -> str:
+        """What the scheduler says; empty of a pod that has a node, or that is to go."""
+        scheduled = self.status.condition("PodScheduled")
+        if scheduled is None or scheduled.status == "True" or self.metadata.deletion_timestamp:
+            return ""
+        return f"not placed: {scheduled.message or scheduled.reason}"[:MAX_WHY]
+
+    def age_s(self, now: datetime) -> float:
+        return (now - (self.metadata.creation_timestamp or now)).total_seconds()
+
+    def replica(self, group: Group) -> Replica:
+        state, why = self._state()
+        return Replica(self.name, group, state, self._url(), why[:MAX_WHY])
+
+    def _state(self) -> tuple[State, str]:
         if self.metadata.deletion_timestamp is not None:
             return State.DRAINING, ""
         ready = self.status.condition("Ready")
         if ready is not None and ready.status == "True":
             return State.READY, ""
         for each in self.status.container_statuses:
-            waiting = each.state.waiting
-            if waiting is not None and waiting.reason in STUCK:
-                return State.FAILED, f"{waiting.reason}: {waiting.message}"
-        scheduled = self.status.condition("PodScheduled")
-        if scheduled is None or scheduled.status == "True":
-            return State.STARTING, ""
-        created = self.metadata.creation_timestamp or now
-        is_unplaced = (now - created).total_seconds() > UNPLACED_AFTER_S
-        why = f"not placed: {scheduled.message or scheduled.reason}"
-        return (State.FAILED if is_unplaced else State.STARTING), why
+            if why := each.why_stuck:
+                return State.FAILED, why
+        return State.STARTING, self.why_unplaced
 
     def _url(self) -> str | None:
         ip = self.status.pod_ip
         if not ip:
             return None
         return f"http://[{ip}]:{self.spec.port}" if ":" in ip else f"http://{ip}:{self.spec.port}"
-
-
-class ListMetadata(_Part):
-    resource_version: str = ""
 
 
 class DeploymentList(_Part):

@@ -195,8 +195,6 @@ class Balancer:
         UpstreamNotReady when none passes its health checks, and AllRowsBusy when waiting helps.
         """
         with self._lock:
-            if not self._upstreams:
-                raise UpstreamNotReady("no upstream is listed")
             serving = [
                 upstream
                 for upstream in self._upstreams

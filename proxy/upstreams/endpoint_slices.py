@@ -66,7 +66,7 @@ class Endpoint(BaseModel):
 
 class Port(BaseModel):
     name: str | None = None
-    port: int | None = None
+    port: int | None = Field(default=None, ge=1, le=65535)
 
 
 class Metadata(BaseModel):
@@ -165,7 +165,7 @@ class EndpointSlices:
             try:
                 self._watch(self._list())
                 num_failures = 0
-            except (DiscoveryFailed, OSError, http.client.HTTPException, ValueError) as error:
+            except Exception as error:  # whatever comes of one answer, the next may be good
                 num_failures += 1
                 self._note_fault(error)
             pause_s = min(MIN_TURN_S * 2 ** min(num_failures, 8), MAX_PAUSE_S)

@@ -1,14 +1,19 @@
 """The actuator on Kubernetes, by the official client, against a scripted API server."""
 
+import json
+import subprocess
+import sys
+import threading
 from collections.abc import Iterator
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cluster.actuators import kubernetes_calls, workloads
+from cluster.actuators import deployments, kubernetes_calls
 from cluster.actuators.deployments import MAX_TRIES, Deployments
 from cluster.actuators.workloads import DEFAULT_ROWS, Pod
 from cluster.errors import ActuatorUnusable, ConfigFaulty
@@ -24,7 +29,7 @@ from tests.kubernetes_api import (
     refuse,
     reset,
 )
-from tests.kubernetes_workloads import NO_ROOM, Workloads, labels
+from tests.kubernetes_workloads import NO_ROOM, Workloads, labels, name_of
 
 CHAT = Group("chat", "H100", 32)
 CHAT_16 = Group("chat", "H100", 16)
@@ -55,7 +60,7 @@ def later() -> list[timedelta]:
 
 @pytest.fixture
 def actuator(api: KubernetesApi, later: list[timedelta]) -> Iterator[Deployments]:
-    with closing(Deployments("hearth", lambda: datetime.now(UTC) + later[-1])) as made:
+    with closing(Deployments("hearth", clock=lambda: datetime.now(UTC) + later[-1])) as made:
         yield made
 
 
@@ -64,7 +69,9 @@ def states(actuator: Deployments) -> list[tuple[int, State]]:
 
 
 def writes(api: KubernetesApi) -> list[Any]:
-    return [request.body["spec"] for request in api.requests if request.method == "PATCH"]
+    """Of Deployments and their scale."""
+    bodies = [request.body for request in api.requests if request.method == "PATCH"]
+    return [body["spec"] for body in bodies if "spec" in body]
 
 
 def test_replicas_are_pods_with_their_states(cluster: Workloads, actuator: Deployments) -> None:
@@ -78,7 +85,7 @@ def test_replicas_are_pods_with_their_states(cluster: Workloads, actuator: Deplo
 
 
 def test_start_scales_up_once_and_never_down(cluster: Workloads, actuator: Deployments) -> None:
-    assert actuator.start(CHAT, 4) == Outcome(started=("chat-h100",) * 2)
+    assert actuator.start(CHAT, 4) == Outcome(started=("chat-h100-003", "chat-h100-004"))
     assert states(actuator) == [(32, State.READY)] * 2 + [(32, State.STARTING)] * 2
     cluster.settle()
     assert states(actuator) == [(32, State.READY)] * 4
@@ -89,11 +96,11 @@ def test_start_scales_up_once_and_never_down(cluster: Workloads, actuator: Deplo
 
 
 def test_stop_scales_down_once_and_never_up(cluster: Workloads, actuator: Deployments) -> None:
-    assert actuator.stop(CHAT, 1) == Outcome(stopped=("chat-h100",))
+    assert len(actuator.stop(CHAT, 1).stopped) == 1
     for count in (1, 3):
         assert actuator.stop(CHAT, count) == Outcome()
     assert cluster.replicas_of("chat-h100") == 1
-    assert actuator.stop(CHAT, -7) == Outcome(stopped=("chat-h100",))
+    assert len(actuator.stop(CHAT, -7).stopped) == 1
     assert cluster.replicas_of("chat-h100") == 0
     assert len(writes(cluster.api)) == 2
 
@@ -106,11 +113,11 @@ def test_a_deployment_without_a_number_has_one_replica(
     del deployment["spec"]["replicas"]
     api.put("deployments", deployment)
     assert actuator.start(CHAT, 1) == Outcome()
-    assert actuator.start(CHAT, 2).started == ("chat-h100",)
+    assert actuator.start(CHAT, 2).started == ("chat-h100-002",)
 
 
 def test_other_rows_are_rolled_out(cluster: Workloads, actuator: Deployments) -> None:
-    assert actuator.start(CHAT_16, 2) == Outcome()
+    assert actuator.start(CHAT_16, 2).started == ("chat-h100-003", "chat-h100-004")
     assert sorted(states(actuator)) == [(16, State.STARTING)] * 2 + [(32, State.READY)] * 2
     assert actuator.start(CHAT_16, 2) == Outcome()
     assert actuator.stop(CHAT, 0) == Outcome()
@@ -125,10 +132,10 @@ def test_other_rows_are_rolled_out(cluster: Workloads, actuator: Deployments) ->
 def test_fewer_replicas_with_other_rows_take_over_before_any_goes(
     cluster: Workloads, actuator: Deployments
 ) -> None:
-    assert actuator.start(CHAT_16, 1) == Outcome()
+    assert len(actuator.start(CHAT_16, 1).started) == 2
     assert cluster.replicas_of("chat-h100") == 2
     cluster.settle()
-    assert actuator.stop(CHAT_16, 1) == Outcome(stopped=("chat-h100",))
+    assert len(actuator.stop(CHAT_16, 1).stopped) == 1
     cluster.settle()
     assert states(actuator) == [(16, State.READY)]
 
@@ -141,9 +148,8 @@ def test_what_finds_no_node_is_told_and_not_tried_again(
     cluster.settle()
     waiting = [each for each in actuator.replicas() if each.state is State.STARTING]
     assert [each.why for each in waiting] == [f"not placed: {NO_ROOM}"] * 2
-    later.append(timedelta(seconds=workloads.UNPLACED_AFTER_S + 5))
-    failed = [each for each in actuator.replicas() if each.state is State.FAILED]
-    assert len(failed) == 2
+    later.append(timedelta(seconds=65))
+    assert states(actuator) == [(32, State.READY)] * 3
     assert actuator.start(CHAT, 5) == Outcome(unplaced=2, why=f"not placed: {NO_ROOM}")
     assert len(writes(cluster.api)) == 1
     cluster.room = 10  # a node has come
@@ -173,7 +179,93 @@ def test_a_pod_whose_container_cannot_run_has_failed(
     first, second = actuator.replicas()
     assert (first.state, second.state) == (State.FAILED, State.READY)
     assert first.why == "ImagePullBackOff: no such image"
+    assert second.why == ""
     assert actuator.start(CHAT, 2) == Outcome(unplaced=1, why=first.why)
+
+
+def test_why_a_container_crashes_is_what_it_said_last(
+    cluster: Workloads, actuator: Deployments
+) -> None:
+    pod = cluster.pods("chat-h100")[0]
+    waiting = {"reason": "CrashLoopBackOff", "message": "back-off 10s restarting"}
+    ended = {
+        "reason": "Error",
+        "exitCode": 3,
+        "message": "x" * 900 + "MODEL=/none: no such folder\n",
+    }
+    status = {"name": "api", "state": {"waiting": waiting}, "lastState": {"terminated": ended}}
+    pod["status"] = {"phase": "Running", "conditions": [], "containerStatuses": [status]}
+    cluster.api.put("pods", pod)
+    first, _ = actuator.replicas()
+    assert first.why.endswith("MODEL=/none: no such folder")
+    assert first.why.startswith("CrashLoopBackOff: x")
+
+
+class Answering(BaseHTTPRequestHandler):
+    """A replica's /ready; its busy rows are its server's."""
+
+    def do_GET(self) -> None:
+        body = json.dumps({"user_rows": 32, "busy_rows": self.server.busy_rows}).encode()  # type: ignore[attr-defined]
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None: ...
+
+
+@pytest.fixture
+def busy(cluster: Workloads, actuator: Deployments) -> Iterator[dict[str, int]]:
+    """Busy rows of three replicas, each with a server of its own."""
+    actuator.start(CHAT, 3)
+    cluster.settle()
+    rows, servers = dict(zip(map(name_of, cluster.pods("chat-h100")), (5, 0, 2), strict=True)), []
+    for name, count in rows.items():
+        server = ThreadingHTTPServer(("127.0.0.1", 0), Answering)
+        server.busy_rows = count  # type: ignore[attr-defined]
+        threading.Thread(target=server.serve_forever, args=(0.05,)).start()
+        servers.append(server)
+        pod = cluster.api.get("pods", name)
+        pod["status"]["podIP"] = "127.0.0.1"
+        port = {"name": "http", "containerPort": server.server_address[1]}
+        pod["spec"]["containers"][0]["ports"] = [port]
+        cluster.api.put("pods", pod)
+    yield rows
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+
+
+def test_who_has_least_to_finish_goes_first(
+    cluster: Workloads, actuator: Deployments, busy: dict[str, int]
+) -> None:
+    idle, few, many = sorted(busy, key=lambda name: busy[name])
+    assert actuator.stop(CHAT, 2).stopped == (idle,)
+    cluster.end_pods()
+    assert actuator.stop(CHAT, 1).stopped == (few,)
+    assert [each.name for each in actuator.replicas() if each.state is State.READY] == [many]
+
+
+def test_replicas_go_also_where_nobody_may_say_which(
+    cluster: Workloads,
+    actuator: Deployments,
+    busy: dict[str, int],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    cluster.api.fail(403, method="PATCH", path="/pods/", times=9)
+    for count in (2, 1):
+        assert len(actuator.stop(CHAT, count).stopped) == 1
+        cluster.end_pods()
+    assert caplog.text.count("cannot say which pods go first") == 1
+
+
+def test_a_controller_that_does_nothing_for_a_while_is_not_waited_for(
+    cluster: Workloads, actuator: Deployments, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(deployments, "SETTLE_S", 0.2)
+    cluster.api.on_change = lambda: None
+    assert actuator.start(CHAT, 3) == Outcome()
+    assert cluster.replicas_of("chat-h100") == 3
 
 
 def test_evicted_pods_and_pods_of_others_are_no_replicas(
@@ -194,10 +286,12 @@ def test_names_that_are_no_labels_are_annotations(
     annotations = labels(group.server, group.accelerator)
     for kind in ("deployments", "pods"):
         for item in cluster.api.all(kind):
-            item["metadata"]["annotations"] = annotations
+            item["metadata"].setdefault("annotations", {}).update(annotations)
+            if kind == "deployments":
+                item["spec"]["template"]["metadata"]["annotations"] = annotations
             cluster.api.put(kind, item)
     assert {each.group for each in actuator.replicas()} == {group}
-    assert actuator.start(group, 3).started == ("chat-h100",)
+    assert actuator.start(group, 3).started == ("chat-h100-003",)
 
 
 def test_what_has_no_deployment_or_several_is_unplaced(
@@ -207,11 +301,21 @@ def test_what_has_no_deployment_or_several_is_unplaced(
     assert "no Deployment in the namespace 'hearth'" in actuator.start(nowhere, 2).why
     assert actuator.start(nowhere, 2).unplaced == 2
     assert actuator.stop(nowhere, 0).stopped == ()
-    cluster.deploy("chat-other", "chat", "H100")
-    outcome = actuator.start(CHAT, 9)
+    cluster.deploy("chat-8", "chat", "H100", user_rows=8)
+    outcome = actuator.start(CHAT_16, 9)
     assert (outcome.unplaced, outcome.started) == (9, ())
-    assert "chat-h100, chat-other; keep one" in outcome.why
+    assert "chat-8, chat-h100; have one with USER_ROWS=16" in outcome.why
     assert writes(cluster.api) == []
+
+
+def test_of_several_deployments_the_one_with_the_rows_is_scaled(
+    cluster: Workloads, actuator: Deployments
+) -> None:
+    cluster.deploy("chat-h100-16", "chat", "H100", user_rows=16)
+    assert len(actuator.start(CHAT_16, 2).started) == 1
+    assert len(actuator.stop(CHAT, 1).stopped) == 1
+    assert cluster.replicas_of("chat-h100-16") == 2
+    assert cluster.replicas_of("chat-h100") == 1
 
 
 def autoscaler(name: str, deployment: str) -> Object:
@@ -236,7 +340,7 @@ def test_autoscalers_that_may_not_be_seen_are_said_once(
     actuator.start(CHAT, 3)
     actuator.start(CHAT, 4)
     assert cluster.replicas_of("chat-h100") == 4
-    assert caplog.text.count("cannot see whether autoscalers own") == 1
+    assert caplog.text.count("cannot see autoscalers") == 1
 
 
 def test_who_was_faster_is_not_undone(cluster: Workloads, actuator: Deployments) -> None:
@@ -324,7 +428,7 @@ def test_an_api_server_that_does_not_scale_is_unusable(
     cluster.api.fail(answer, method="PATCH")
     with pytest.raises(ActuatorUnusable):
         actuator.start(CHAT, 9)
-    assert actuator.start(CHAT, 9).started == ("chat-h100",) * 7
+    assert len(actuator.start(CHAT, 9).started) == 7
 
 
 def test_an_api_server_that_is_away_is_unusable(api: KubernetesApi, tmp_path: Path) -> None:
@@ -346,6 +450,12 @@ def test_without_an_account_nothing_starts(
     monkeypatch.setattr("kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", str(path))
     with pytest.raises(ConfigFaulty, match="point KUBECONFIG at a file"):
         Deployments("hearth")
+
+
+def test_without_the_client_it_says_what_to_install() -> None:
+    code = "import sys; sys.modules['kubernetes'] = None; import cluster.actuators.deployments"
+    tried = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert "ConfigFaulty: Replicas on Kubernetes need its client: pip install" in tried.stderr
 
 
 def test_a_pod_has_its_own_account(
@@ -374,9 +484,8 @@ def test_rows_that_are_no_number_are_the_default(value: str | None) -> None:
     container = {"name": "api", "env": env}
     metadata = {"name": "p", "labels": labels("chat", "H100")}
     pod = Pod.model_validate({"metadata": metadata, "spec": {"containers": [container]}})
-    replica = pod.replica(datetime.now(UTC))
-    assert replica is not None
-    assert replica.group.user_rows == (16 if value == "16" else DEFAULT_ROWS)
+    assert pod.group is not None
+    assert pod.group.user_rows == (16 if value == "16" else DEFAULT_ROWS)
 
 
 def test_addresses_are_those_of_the_port_called_http() -> None:
@@ -385,9 +494,7 @@ def test_addresses_are_those_of_the_port_called_http() -> None:
         spec, status = {"containers": [container]}, {"podIP": ip}
         metadata = {"name": "p", "labels": labels("chat", "H100")}
         pod = Pod.model_validate({"metadata": metadata, "spec": spec, "status": status})
-        replica = pod.replica(datetime.now(UTC))
-        assert replica is not None
-        return replica.url
+        return pod.replica(CHAT).url
 
     http, other = {"name": "http", "containerPort": 7001}, {"name": "m", "containerPort": 9}
     assert url("10.0.0.1", other, http) == "http://10.0.0.1:7001"

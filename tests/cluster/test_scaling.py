@@ -6,20 +6,25 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import psutil
+import pytest
 
 from benchmarking.serving import eventually
 from cluster.actuators import Actuator
+from cluster.actuators.deployments import Deployments
 from cluster.actuators.local import LocalMachine
 from cluster.actuators.ray_actors import RayMachines
 from cluster.actuators.tended import TendedReplicas, Times
 from cluster.actuators.upstreams_file import UpstreamsFile
 from cluster.demo.ray_nodes import RayNodes, ray_nodes
 from cluster.replicas import Group, Recipes, State
+from tests.kubernetes_api import KubernetesApi
+from tests.kubernetes_kubelet import Kubelet
 from tests.proxy.support import ProxyProcess, bearer, running_proxy
 
 DEADLINE_S = 60.0
@@ -87,10 +92,10 @@ class Load:
 
 
 @contextmanager
-def loaded(folder: Path, upstreams_path: Path) -> Iterator[tuple[ProxyProcess, Load]]:
-    """A proxy that follows the file, and clients that never rest."""
-    nobody = "http://127.0.0.1:9"
-    with running_proxy(folder, nobody, UPSTREAMS_FILE=str(upstreams_path)) as proxy:
+def loaded(folder: Path, **upstreams: Any) -> Iterator[tuple[ProxyProcess, Load]]:
+    """A proxy that follows the upstreams, and clients that never rest."""
+    with running_proxy(folder, "http://127.0.0.1:9", **upstreams) as proxy:
+        eventually(lambda: '"ready"' in proxy.metric("/ready"), DEADLINE_S)
         load = Load(proxy.url)
         try:
             yield proxy, load
@@ -114,7 +119,7 @@ def test_no_request_is_lost_while_replicas_come_and_go(tmp_path: Path) -> None:
     try:
         actuator.start(GROUP, 1)
         wait_for(actuator, 1)
-        with loaded(tmp_path, upstreams_path) as (proxy, load):
+        with loaded(tmp_path, UPSTREAMS_FILE=str(upstreams_path)) as (proxy, load):
             actuator.start(GROUP, 3)
             wait_for(actuator, 3)
             eventually(lambda: len(answered_by(proxy)) == 3, DEADLINE_S)
@@ -129,6 +134,39 @@ def test_no_request_is_lost_while_replicas_come_and_go(tmp_path: Path) -> None:
         actuator.close()
 
 
+def test_no_request_is_lost_while_pods_come_and_go_and_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On Kubernetes the proxy hears of replicas by their Service's EndpointSlices."""
+    api = KubernetesApi()
+    kubelet = Kubelet(api, tmp_path / "pods", room=4)
+    kubelet.deploy("chat", "chat", "core", user_rows=GROUP.user_rows, model="mock")
+    path = "kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION"
+    monkeypatch.setattr(path, str(api.kubeconfig(tmp_path)))
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    actuator = Deployments("hearth")
+    wider = replace(GROUP, user_rows=9)
+    try:
+        wait_for(actuator, 1)
+        with loaded(tmp_path, UPSTREAMS_SERVICE="hearth/chat", KUBERNETES_API=api.url) as it:
+            proxy, load = it
+            actuator.start(GROUP, 3)
+            wait_for(actuator, 3)
+            eventually(lambda: len(answered_by(proxy)) == 3, DEADLINE_S)
+            actuator.start(wider, 3)
+            eventually(lambda: {each.group for each in actuator.replicas()} == {wider}, 120)
+            wait_for(actuator, 3)
+            actuator.stop(wider, 1)
+            wait_for(actuator, 1)
+            seen = len(load.asked)
+            eventually(lambda: len(load.asked) > seen + NUM_CLIENTS, DEADLINE_S)
+        assert [each for each in load.asked if not each.is_right] == []
+    finally:
+        actuator.close()
+        kubelet.stop()
+        api.stop()
+
+
 def test_a_node_that_dies_takes_nothing_with_it_but_what_ran_there(tmp_path: Path) -> None:
     upstreams_path = tmp_path / "upstreams.yaml"
     with ray_nodes([{"CPU": 1}, {"CPU": 1}, {"CPU": 2}]) as nodes:
@@ -137,7 +175,7 @@ def test_a_node_that_dies_takes_nothing_with_it_but_what_ran_there(tmp_path: Pat
         try:
             actuator.start(GROUP, 3)
             wait_for(actuator, 3)
-            with loaded(tmp_path, upstreams_path) as (proxy, load):
+            with loaded(tmp_path, UPSTREAMS_FILE=str(upstreams_path)) as (proxy, load):
                 eventually(lambda: len(answered_by(proxy)) == 3, DEADLINE_S)
                 node, victim = one_of_a_small_node(nodes, actuator)
                 nodes.kill(node)
