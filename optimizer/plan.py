@@ -107,7 +107,10 @@ def _prices(path: Path) -> dict[str, float]:
         isinstance(price, int | float) and not isinstance(price, bool) for price in value.values()
     ):
         raise _fault(path, "give dollars per card and hour by accelerator, such as `h100: 2.5`")
-    return {str(name): 100.0 * price for name, price in value.items()}
+    try:
+        return {str(name): 100.0 * price for name, price in value.items()}
+    except OverflowError as error:
+        raise _fault(path, str(error)) from error
 
 
 def _measured(path: Path, model: str, accelerators: Sequence[str]) -> Iterable[Any]:
@@ -247,10 +250,11 @@ def _sources(choices: Iterable[Choice]) -> Iterable[str]:
     for choice in choices:
         speed = choice["speed"]
         if speed["kind"] == "fitted":
+            points = "1 point" if speed["points"] == 1 else f"{speed['points']} points"
             prompts = "; * its prompts are estimated" if speed["promptsEstimated"] else ""
             yield (
                 f"{titles[choice['accelerator']]}: fitted to what was published of "
-                f"{', '.join(speed['engines'])}, {speed['points']} points{prompts}"
+                f"{', '.join(speed['engines'])}, {points}{prompts}"
             )
             yield from (f"  {source}" for source in speed["sources"])
         elif speed["kind"] == "measured":

@@ -163,16 +163,17 @@ class Facts:
     def has_experts(self, model: str) -> bool:
         return self.models[model].experts is not None
 
-    def model(self, name: str) -> ModelFacts:
-        """Returns the model of a name or alias. Raises InvalidRequest with the nearest names."""
-        return _found("model", name, self.models)
+    def model(self, name: str, path: str = "model") -> ModelFacts:
+        """Returns the model of a name or alias, which stands at `path` of a body. Raises
+        InvalidRequest with the nearest names."""
+        return _found(path, name, self.models)
 
-    def accelerator(self, name: str) -> AcceleratorFacts:
+    def accelerator(self, name: str, path: str) -> AcceleratorFacts:
         """Returns the accelerator of a name or alias. Raises InvalidRequest as `model` does."""
-        return _found("accelerators", name, self.accelerators)
+        return _found(path, name, self.accelerators)
 
 
-def _found(kind: str, name: str, entries: Mapping[str, Entry]) -> Entry:
+def _found(path: str, name: str, entries: Mapping[str, Entry]) -> Entry:
     names = {entry.name.lower(): entry for entry in entries.values()}
     names |= {alias.lower(): entry for entry in entries.values() for alias in entry.aliases}
     wanted = name.strip().lower()
@@ -181,7 +182,7 @@ def _found(kind: str, name: str, entries: Mapping[str, Entry]) -> Entry:
     near = get_close_matches(wanted[:200], names, n=2 * NEAREST, cutoff=0.3)
     offered = list(dict.fromkeys(names[each].name for each in near))[:NEAREST] or sorted(entries)
     raise InvalidRequest(
-        [Fault(kind, f"{name[:200]!r} is not in the catalogue; nearest: {', '.join(offered)}")]
+        [Fault(path, f"{name[:200]!r} is not in the catalogue; nearest: {', '.join(offered)}")]
     )
 
 

@@ -72,16 +72,14 @@ class Option:
         return self.cents * ceil(demand.rate_per_s / max(rates))
 
 
-def options(
-    demand: Demand, market: Market, each_of: int = OPTIONS_EACH
-) -> tuple[list[Option], dict[str, str]]:
-    """Returns what is worth sizing, so many options of each accelerator at most, and reasons why
-    accelerators have nothing of it."""
+def options(demand: Demand, market: Market) -> tuple[list[Option], dict[str, str]]:
+    """Returns what is worth sizing, by accelerator and bound of its cost, and reasons why others
+    have nothing of it."""
     found: list[Option] = []
     refused: dict[str, str] = {}
     for accelerator in market.accelerators:
         if accelerator.name not in market.cents:
-            refused[accelerator.name] = "it has no price here: give one"
+            refused[accelerator.name] = "it has no price in the catalogue; give one"
             continue
         each = list(_of(demand, market, accelerator))
         if not each:
@@ -94,11 +92,13 @@ def options(
                 -o.machine.cards if costs[o.name] == float("inf") else o.machine.cards,
             )
         )
-        found += each[:each_of]
+        found += each[:OPTIONS_EACH]
     return found, refused
 
 
 def _of(demand: Demand, market: Market, accelerator: AcceleratorFacts) -> Iterator[Option]:
+    """What was measured of an accelerator stands in place of all that is published of it."""
+    is_measured = any(name == accelerator.name for name, _ in market.measured)
     for cards in CARDS_PER_REPLICA:
         if cards > demand.model.kv_heads or cards > (market.max_cards or cards):
             continue
@@ -106,9 +106,10 @@ def _of(demand: Demand, market: Market, accelerator: AcceleratorFacts) -> Iterat
         name = accelerator.name if cards == 1 else f"{cards}x{accelerator.name}"
         shape = demand.in_tokens, demand.out_tokens
         perf = market.measured.get((accelerator.name, cards))
+        speed: Speed | None = None
         if perf is not None:
-            speed: Speed | None = measured_speed(machine, perf, *shape, name)
-        else:
+            speed = measured_speed(machine, perf, *shape, name)
+        elif not is_measured:
             speed = published_speed(market.calibration, machine, *shape, name)
         if speed is not None:
             yield Option(name, speed, market.cents[accelerator.name] * cards)

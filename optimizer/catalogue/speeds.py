@@ -109,8 +109,11 @@ def _rows_up_to(rows: int) -> list[int]:
 def measured_speed(
     machine: Machine, perf: PerfData, in_tokens: int, out_tokens: int, name: str
 ) -> Speed:
-    """Returns the speed that a caller has measured, in place of what was published."""
-    rows = perf.max_batch_size or min(machine.rows_that_fit(in_tokens + out_tokens), MOST_ROWS)
+    """Returns the speed that a caller has measured, in place of what was published: of the batch
+    it says, else of no more rows than were measured and fit."""
+    curve = perf.service_curve
+    most = curve.decode_ms[-1].rows if curve else MOST_ROWS
+    rows = perf.max_batch_size or min(machine.rows_that_fit(in_tokens + out_tokens), most)
     named = {"name": machine.model.name, "acc": name, "acc_count": 0}
     perf = perf.model_copy(update=named | {"max_batch_size": max(rows, 1), "at_tokens": out_tokens})
     return Speed(machine, perf, "measured", _own_error(perf), max(rows, 1))

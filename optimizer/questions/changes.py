@@ -11,7 +11,7 @@ from optimizer.candidates.replicas import SizingCache
 from optimizer.catalogue.facts import Precision
 from optimizer.catalogue.options import Demand, Market, options
 from optimizer.inferno_json import JsonObject
-from optimizer.questions.sized import Sized, sized
+from optimizer.questions.sized import Sized, cheapest
 
 BUSIER = 2.0
 TIGHTER = 0.5
@@ -51,7 +51,8 @@ def _changes(
             yield _told("measure", close, best[1])
     yield _busier(demand, best)
     for what, asked in _other_demands(demand):
-        yield _resized(what, asked, market, cache)
+        same = asked.precision is demand.precision  # for which alone it was measured
+        yield _resized(what, asked, market if same else replace(market, measured={}), cache)
 
 
 def _told(what: str, text: str, of: Sized | None, cards: int | None = None) -> Change:
@@ -76,7 +77,7 @@ def _binding(demand: Demand, first: Sized) -> str:
     )
     return (
         f"On {first.option.name} {BINDS[first.bind]}. It takes "
-        f"{first.candidate.max_rate_per_s:.3g} requests/s within {levels or 'no level'}."
+        f"{first.candidate.max_rate_per_s:.3g} requests/s{levels and f' within {levels}'}."
     )
 
 
@@ -138,16 +139,9 @@ def _resized(what: str, demand: Demand, market: Market, cache: SizingCache) -> C
         "slo-ttft": f"At half the TTFT, {demand.ttft_ms:g} ms",
         "precision": f"With weights in {demand.precision.value}",
     }[what]
-    found = [
-        each
-        for each in options(demand, market, each_of=1)[0]
-        if each.lowest_cost(demand) < float("inf")
-    ]
-    fit, _ = sized(demand, found, cache)
-    fit = [each for each in fit if each.cards <= (market.max_cards or each.cards)]
-    if not fit:
+    first = cheapest(demand, options(demand, market)[0], market.max_cards, cache)
+    if first is None:
         return _told(what, f"{asked}: none of them would do.", None)
-    first = fit[0]
     text = (
         f"{asked}: {_counted(first.candidate.replicas)} of {first.option.name} "
         f"for ${first.cents / 100:.4g} an hour."

@@ -18,7 +18,7 @@ from optimizer.catalogue.speeds import Kind
 from optimizer.errors import Fault, InvalidRequest
 from optimizer.inferno_json import Body, JsonObject
 from optimizer.questions.changes import Change, changes
-from optimizer.questions.sized import Bind, Bounds, Sized, Unfit, sized, with_bounds
+from optimizer.questions.sized import Bind, Bounds, Sized, Unfit, sized_in_turn, with_bounds
 from optimizer.spec import Amount, Level, Name, PerfData
 
 MOST_TOKENS = 10**7
@@ -132,8 +132,8 @@ def how_many(query: HowManyQuery, cache: SizingCache) -> HowMany:
     facts = shipped_facts()
     demand, market = _demand(query, facts), _market(query, facts)
     found, refused = options(demand, market)
-    fit, unfit = sized(demand, found, cache)
-    best = with_bounds(demand, _cheapest_of_each(fit, market, refused), cache)
+    fit, unfit = sized_in_turn(demand, found, cache)
+    best = with_bounds(demand, _cheapest_of_each(fit, market, refused))
     _refuse(unfit, best, refused)
     return {
         "model": demand.model.name,
@@ -141,7 +141,7 @@ def how_many(query: HowManyQuery, cache: SizingCache) -> HowMany:
         "arrivalRate": query.arrival_rate,
         "avgInTokens": demand.in_tokens,
         "avgOutTokens": demand.out_tokens,
-        "choices": [_choice(each) for each in best],
+        "choices": [_choice(demand, each) for each in best],
         "notChosen": [
             {"accelerator": name, "reason": refused[name]}
             for name in sorted(refused.keys() - {_type_of(each) for each in best})
@@ -170,13 +170,13 @@ def _demand(query: HowManyQuery, facts: Facts) -> Demand:
 
 
 def _market(query: HowManyQuery, facts: Facts) -> Market:
-    wanted = [facts.accelerator(name).name for name in query.accelerators]
+    wanted = [facts.accelerator(name, "accelerators").name for name in query.accelerators]
     cents = {
         each.name: 100 * each.price.usd_per_hour
         for each in facts.accelerators.values()
         if each.price
     }
-    cents |= {facts.accelerator(name).name: value for name, value in query.prices.items()}
+    cents |= {facts.accelerator(name, "prices").name: value for name, value in query.prices.items()}
     return Market(
         facts=facts,
         calibration=shipped_calibration(),
@@ -192,13 +192,14 @@ def _market(query: HowManyQuery, facts: Facts) -> Market:
 def _measured(query: HowManyQuery, facts: Facts) -> Iterable[tuple[tuple[str, int], PerfData]]:
     wanted = facts.model(query.model).name
     for number, perf in enumerate(query.measured):
-        if facts.model(perf.name).name != wanted:
+        path = f"measured[{number}]"
+        if facts.model(perf.name, f"{path}.name").name != wanted:
             continue
         if perf.units not in CARDS_PER_REPLICA:
             allowed = ", ".join(map(str, CARDS_PER_REPLICA))
             message = f"{perf.units} cards of a replica; the catalogue has {allowed}"
-            raise InvalidRequest([Fault(f"measured[{number}].accCount", message)])
-        yield (facts.accelerator(perf.acc).name, perf.units), perf
+            raise InvalidRequest([Fault(f"{path}.accCount", message)])
+        yield (facts.accelerator(perf.acc, f"{path}.acc").name, perf.units), perf
 
 
 def _type_of(each: Sized | Unfit) -> str:
@@ -210,7 +211,7 @@ def _cheapest_of_each(fit: Iterable[Sized], market: Market, refused: dict[str, s
     best: dict[str, Sized] = {}
     for each in fit:
         if market.max_cards is not None and each.cards > market.max_cards:
-            reason = f"it needs {each.cards} cards; {market.max_cards} are allowed"
+            reason = f"it needs {each.cards} cards, of at most {market.max_cards}"
             refused.setdefault(_type_of(each), reason)
         else:
             best.setdefault(_type_of(each), each)
@@ -224,9 +225,9 @@ def _refuse(unfit: Iterable[Unfit], best: Iterable[Sized], refused: dict[str, st
             refused.setdefault(_type_of(each), f"{each.refusal.message} ({each.option.name})")
 
 
-def _choice(each: Sized) -> Choice:
+def _choice(demand: Demand, each: Sized) -> Choice:
     option, candidate, speed = each.option, each.candidate, each.option.speed
-    machine, shape = option.machine, speed.perf.at_tokens
+    machine = option.machine
     return {
         "accelerator": machine.accelerator.name,
         "title": machine.accelerator.title,
@@ -247,7 +248,7 @@ def _choice(each: Sized) -> Choice:
         "itlRange": _range(each.itl_ms),
         "memory": {
             "weights": machine.weights_bytes,
-            "ofRequest": machine.cache_bytes(shape),
+            "ofRequest": machine.cache_bytes(demand.tokens),
             "usable": machine.memory_bytes,
         },
         "speed": {

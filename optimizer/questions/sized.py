@@ -23,6 +23,7 @@ from optimizer.candidates.replicas import (
 )
 from optimizer.catalogue.options import Demand, Option
 from optimizer.catalogue.speeds import slower
+from optimizer.model.latency import BoolArray, FloatArray, IntArray
 from optimizer.model.sizing import Sizing
 from optimizer.solver import Candidate
 from optimizer.spec import (
@@ -37,6 +38,9 @@ from optimizer.system import System
 
 SERVER = CLASS = "plan"
 IN_95 = 1.96  # standard deviations of a normal distribution
+ENDLESS = float("inf")
+AT_ONCE = 3  # options that are sized together while looking for the cheapest
+MOST_MORE = 64  # times the replicas; a bound beyond is no bound
 NEARLY_FULL = 0.97  # of the highest rate: beyond, a level is missed because the queue explodes
 MOST_LOST = 1e-3  # share of requests beyond which a replica does not carry its load
 
@@ -66,6 +70,10 @@ class Sized:
     @property
     def cards(self) -> int:
         return self.candidate.replicas * self.option.machine.cards
+
+    def in_order(self) -> tuple[float, int, int, str]:
+        """Returns what sorts the cheapest first."""
+        return self.cents, self.cards, self.option.machine.cards, self.option.name
 
     def replicas_at(self, rate_per_s: float) -> int:
         """Returns the replicas for another rate at the same levels."""
@@ -109,59 +117,109 @@ def sized(
         name = str(pairs.options.names[pairs.option[row]])
         best = float(sizing.best_ttft_ms[row]), float(sizing.best_itl_ms[row])
         unfit.append(Unfit(by_name[name], refused[name], *best))
-    fit.sort(key=lambda each: (each.cents, each.cards, each.option.name))
-    return fit, unfit
+    return sorted(fit, key=Sized.in_order), unfit
 
 
-def with_bounds(demand: Demand, found: Sequence[Sized], cache: SizingCache) -> list[Sized]:
+def sized_in_turn(
+    demand: Demand, options: Sequence[Option], cache: SizingCache
+) -> tuple[list[Sized], list[Unfit]]:
+    """Returns what `sized` does, but of each accelerator only as many options, in the order
+    given, as may be cheaper than those before."""
+    fit: list[Sized] = []
+    unfit: list[Unfit] = []
+    turns: list[list[Option]] = []
+    for option in options:
+        name = option.machine.accelerator.name
+        turn = next((t for t in turns if all(o.machine.accelerator.name != name for o in t)), None)
+        if turn is None:
+            turns.append(turn := [])
+        turn.append(option)
+    for turn in turns:
+        cents = {each.option.machine.accelerator.name: each.cents for each in fit}
+        worth = [
+            option
+            for option in turn
+            if option.lowest_cost(demand) < cents.get(option.machine.accelerator.name, ENDLESS)
+            or option.machine.accelerator.name not in cents
+        ]
+        more = sized(demand, worth, cache)
+        fit, unfit = fit + more[0], unfit + more[1]
+    return sorted(fit, key=Sized.in_order), unfit
+
+
+def cheapest(
+    demand: Demand, options: Sequence[Option], max_cards: int | None, cache: SizingCache
+) -> Sized | None:
+    """Returns the cheapest option that meets the levels; sizes only those that may be it."""
+    best: Sized | None = None
+    waiting = sorted((option.lowest_cost(demand), option.name, option) for option in options)
+    while waiting and waiting[0][0] < (best.cents if best else ENDLESS):
+        fit, _ = sized(demand, [option for *_, option in waiting[:AT_ONCE]], cache)
+        fit = [each for each in fit if max_cards is None or each.cards <= max_cards]
+        best = min([*([best] if best else []), *fit], key=Sized.in_order, default=None)
+        waiting = waiting[AT_ONCE:]
+    return best
+
+
+def with_bounds(demand: Demand, found: Sequence[Sized]) -> list[Sized]:
     """Returns the same with bounds: what they would be if all times were as much shorter or
-    longer as their error allows. Replicas are then sized anew; latencies are those of the
-    replicas that were found."""
-    quick, slow = (_moved(found, sign) for sign in (-1, 1))
-    needed = [
-        {each.option.name: each.candidate.replicas for each in sized(demand, moved, cache)[0]}
-        for moved in (quick, slow)
-    ]
-    at_quick, at_slow = (_latencies(demand, found, moved) for moved in (quick, slow))
-    bounded = []
-    for index, each in enumerate(found):
-        name, replicas = each.option.name, each.candidate.replicas
-        low, high = (of.get(name, float("inf")) for of in needed)
-        bounded.append(
-            replace(
-                each,
-                replicas=(min(low, replicas), max(high, replicas)),
-                ttft_ms=(at_quick[index][0], at_slow[index][0]),
-                itl_ms=(at_quick[index][1], at_slow[index][1]),
-            )
-        )
-    return bounded
-
-
-def _moved(found: Sequence[Sized], sign: int) -> list[Option]:
-    moved = []
-    for each in found:
-        speed = each.option.speed
-        perf = slower(speed.perf, exp(sign * IN_95 * speed.error))
-        moved.append(replace(each.option, speed=replace(speed, perf=perf)))
-    return moved
-
-
-def _latencies(
-    demand: Demand, found: Sequence[Sized], moved: Sequence[Option]
-) -> list[tuple[float, float]]:
-    """Returns TTFT and ITL of each with the replicas that were found, at the speeds of `moved`."""
+    longer as their error allows. Latencies are those of the replicas that were found."""
     if not found:
         return []
+    replicas = np.array([each.candidate.replicas for each in found], dtype=np.float64)
+    quick, slow = (_moved(demand, found, sign) for sign in (-1, 1))
+    fewest, most = (_needed(demand, table, replicas) for table in (quick, slow))
+    at_quick, at_slow = (_seen(demand, table, replicas) for table in (quick, slow))
+    return [
+        replace(
+            each,
+            replicas=(min(fewest[i], replicas[i]), max(most[i], replicas[i])),
+            ttft_ms=(float(at_quick[0][i]), float(at_slow[0][i])),
+            itl_ms=(float(at_quick[1][i]), float(at_slow[1][i])),
+        )
+        for i, each in enumerate(found)
+    ]
+
+
+def _moved(demand: Demand, found: Sequence[Sized], sign: int) -> ReplicaTable:
+    """Returns a replica of each, at the quickest or slowest that its error allows."""
+    speeds = [each.option.speed for each in found]
+    perfs = [slower(speed.perf, exp(sign * IN_95 * speed.error)) for speed in speeds]
     shape = (demand.in_tokens, demand.out_tokens)
-    rows = [(*shape, o.speed.rows, DEFAULT_QUEUE, 0.0, 0.0, 0.0, GEOMETRIC) for o in moved]
-    table = ReplicaTable.of(
-        Speeds.of([option.speed.perf for option in moved]), Workload.from_rows(rows)
-    )
-    rates = [demand.rate_per_s / 1000 / each.candidate.replicas for each in found]
-    seen = table.analyze(np.array(rates))
-    ttft_ms = np.where(seen.loss > MOST_LOST, np.inf, seen.ttft_ms)
-    return list(zip(ttft_ms.tolist(), seen.itl_ms.tolist(), strict=True))
+    rows = [(*shape, speed.rows, DEFAULT_QUEUE, 0.0, 0.0, 0.0, GEOMETRIC) for speed in speeds]
+    return ReplicaTable.of(Speeds.of(perfs), Workload.from_rows(rows))
+
+
+def _seen(
+    demand: Demand, table: ReplicaTable, replicas: FloatArray
+) -> tuple[FloatArray, FloatArray]:
+    """Returns TTFT and ITL with so many replicas; an infinite TTFT where they lose requests."""
+    seen = table.analyze(demand.rate_per_s / 1000 / replicas)
+    return np.where(seen.loss > MOST_LOST, np.inf, seen.ttft_ms), seen.itl_ms
+
+
+def _needed(demand: Demand, table: ReplicaTable, start: FloatArray) -> FloatArray:
+    """Returns the least replicas that meet the levels, by halving; infinite beyond `MOST_MORE`
+    times those to start with."""
+
+    def meets(replicas: FloatArray, of: IntArray) -> BoolArray:
+        ttft_ms, itl_ms = _seen(demand, table.take(of), replicas[of])
+        has_room = np.isfinite(ttft_ms)
+        in_time = (ttft_ms <= (demand.ttft_ms or ENDLESS)) & (itl_ms <= (demand.itl_ms or ENDLESS))
+        return has_room & in_time
+
+    low, high = np.zeros(start.size), start.copy()
+    open_ = np.arange(start.size)
+    while open_.size:
+        open_ = open_[~meets(high, open_)]
+        low[open_], high[open_] = high[open_], 2 * high[open_]
+        open_ = open_[high[open_] <= MOST_MORE * start[open_]]
+    high = np.where(high > MOST_MORE * start, np.inf, high)
+    while (open_ := np.flatnonzero(np.isfinite(high) & (high - low > 1))).size:
+        middle = np.where(np.isfinite(high), np.floor((low + high) / 2), high)
+        met = meets(middle, open_)
+        high[open_[met]], low[open_[~met]] = middle[open_[met]], middle[open_[~met]]
+    return high
 
 
 def _bind(sizing: Sizing, row: int) -> Bind:
