@@ -19,11 +19,13 @@ from optimizer.errors import Fault, InvalidRequest
 from optimizer.inferno_json import Body, JsonObject
 from optimizer.questions.changes import Change, changes
 from optimizer.questions.sized import Bind, Bounds, Sized, Unfit, sized_in_turn, with_bounds
-from optimizer.spec import Amount, Level, Name, PerfData
+from optimizer.spec import Level, Name, PerfData
 
 MOST_TOKENS = 10**7
+MOST_CENTS = 10**7  # of a card and hour
 ENDLESS = 1e35  # in place of an infinite bound, which JSON has not
 
+Cents = Annotated[float, Field(ge=0, le=MOST_CENTS)]
 Tokens = Annotated[int, Field(ge=0, le=MOST_TOKENS)]
 
 
@@ -41,7 +43,7 @@ class HowManyQuery(Body):
     precision: AnyPrecision | None = None  # absent = the model's own
     accelerators: Annotated[list[Name], Field(max_length=100)] = Field(default_factory=list)
     max_cards: Annotated[int, Field(ge=1, le=10**6)] | None = None  # of one type, in all
-    prices: Annotated[dict[Name, Amount], Field(max_length=100)] = Field(default_factory=dict)
+    prices: Annotated[dict[Name, Cents], Field(max_length=100)] = Field(default_factory=dict)
     measured: Annotated[list[PerfData], Field(max_length=100)] = Field(default_factory=list)
 
 
@@ -158,9 +160,13 @@ def _demand(query: HowManyQuery, facts: Facts) -> Demand:
     if tokens > model.context:
         message = f"{tokens} tokens of a request exceed the {model.context} of {model.name}"
         raise InvalidRequest([Fault("avgInTokens", f"{message}; ask for shorter ones")])
+    precision = query.precision or model.published
+    if precision is Precision.MXFP4 and model.experts is None:
+        message = f"{model.name} has no experts, whose weights alone mxfp4 is for; ask for fp4"
+        raise InvalidRequest([Fault("precision", message)])
     return Demand(
         model=model,
-        precision=query.precision or model.published,
+        precision=precision,
         rate_per_s=query.arrival_rate / 60,
         in_tokens=query.avg_in_tokens,
         out_tokens=query.avg_out_tokens,

@@ -42,6 +42,7 @@ ENDLESS = float("inf")
 AT_ONCE = 3  # options that are sized together while looking for the cheapest
 MOST_MORE = 64  # times the replicas; a bound beyond is no bound
 NEARLY_FULL = 0.97  # of the highest rate: beyond, a level is missed because the queue explodes
+RESOLUTION = 0.01  # of bounds of many replicas
 MOST_LOST = 1e-3  # share of requests beyond which a replica does not carry its load
 
 Bind = Literal["slo-ttft", "slo-itl", "capacity"]
@@ -65,7 +66,8 @@ class Sized:
 
     @property
     def cents_bounds(self) -> Bounds:
-        return self.replicas[0] * self.option.cents, self.replicas[1] * self.option.cents
+        low, high = self.replicas
+        return low * self.option.cents, high * self.option.cents if high < ENDLESS else ENDLESS
 
     @property
     def cards(self) -> int:
@@ -193,9 +195,14 @@ def _moved(demand: Demand, found: Sequence[Sized], sign: int) -> ReplicaTable:
 def _seen(
     demand: Demand, table: ReplicaTable, replicas: FloatArray
 ) -> tuple[FloatArray, FloatArray]:
-    """Returns TTFT and ITL with so many replicas; an infinite TTFT where they lose requests."""
-    seen = table.analyze(demand.rate_per_s / 1000 / replicas)
-    return np.where(seen.loss > MOST_LOST, np.inf, seen.ttft_ms), seen.itl_ms
+    """Returns TTFT and ITL with so many replicas; an infinite TTFT where they lose requests, and
+    where the load is so far beyond them that nothing can be computed."""
+    with np.errstate(all="ignore"):
+        seen = table.analyze(demand.rate_per_s / 1000 / replicas)
+    ttft_ms = np.where(seen.loss <= MOST_LOST, seen.ttft_ms, np.inf)
+    return np.nan_to_num(ttft_ms, nan=np.inf, posinf=np.inf), np.nan_to_num(
+        seen.itl_ms, nan=np.inf, posinf=np.inf
+    )
 
 
 def _needed(demand: Demand, table: ReplicaTable, start: FloatArray) -> FloatArray:
@@ -215,11 +222,16 @@ def _needed(demand: Demand, table: ReplicaTable, start: FloatArray) -> FloatArra
         low[open_], high[open_] = high[open_], 2 * high[open_]
         open_ = open_[high[open_] <= MOST_MORE * start[open_]]
     high = np.where(high > MOST_MORE * start, np.inf, high)
-    while (open_ := np.flatnonzero(np.isfinite(high) & (high - low > 1))).size:
+    while (open_ := np.flatnonzero(np.isfinite(high) & (high - low > _close(high)))).size:
         middle = np.where(np.isfinite(high), np.floor((low + high) / 2), high)
         met = meets(middle, open_)
         high[open_[met]], low[open_[~met]] = middle[open_[met]], middle[open_[~met]]
     return high
+
+
+def _close(replicas: FloatArray) -> FloatArray:
+    """Returns how near bounds of so many replicas are near enough."""
+    return np.maximum(1.0, np.floor(RESOLUTION * np.where(np.isfinite(replicas), replicas, 0.0)))
 
 
 def _bind(sizing: Sizing, row: int) -> Bind:

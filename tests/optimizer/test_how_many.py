@@ -141,6 +141,8 @@ def test_too_few_cards_too_little_memory_and_no_price_are_told() -> None:
         ({"arrivalRate": float("nan")}, "arrivalRate"),
         ({"avgInTokens": 41_000}, "avgInTokens"),
         ({"precision": "fp1"}, "precision"),
+        ({"precision": "mxfp4"}, "precision"),
+        ({"prices": {"h100": 1e8}}, "prices"),
         ({"measured": [{"name": "hearth-tiny", "acc": "h100"}]}, r"measured\[0\].name"),
         ({"measured": [{"name": "qwen3-8b", "acc": "h100", "accCount": 3}]}, "accCount"),
     ],
@@ -174,3 +176,31 @@ def test_the_catalogue_is_shown_with_its_sources_and_errors(client: FlaskClient)
     assert 0 < calibration["denseError"] < calibration["expertsError"]
     assert {each["model"] for each in calibration["leftOut"]} >= {"llama-3.3-70b", "gpt-oss-20b"}
     assert all(each["sources"] for each in calibration["fitted"])
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"arrivalRate": 1e9},
+        {"arrivalRate": 1e-300},
+        {"prices": {"h100": 0}},
+        {"slo-itl": 1e12, "slo-ttft": 1e12},
+        {"slo-itl": 1e-12},
+        {"slo-itl": 0, "slo-ttft": 0, "avgInTokens": 0, "avgOutTokens": 40_960},
+        {"measured": [{"name": "qwen3-8b", "acc": "h100"}]},  # all times are 0
+        {"measured": [{"name": "qwen3-8b", "acc": "h100", "maxBatchSize": 2**31 - 1,
+                       "decodeParms": {"alpha": 1e-9, "beta": 1e9}}]},
+        {"measured": [{"name": "qwen3-8b", "acc": "h100", "maxBatchSize": 65_536,
+                       "serviceCurve": {"decodeMs": [{"rows": 1, "ms": 1}, {"rows": 256, "ms": 4}],
+                                        "promptTokenMs": [{"rows": 1, "ms": 0.01},
+                                                          {"rows": 256, "ms": 0.04}]}}]},
+    ],
+)  # fmt: skip
+def test_whatever_is_asked_is_answered_in_finite_numbers(
+    client: FlaskClient, fields: dict[str, Any]
+) -> None:
+    body = {"model": "qwen3-8b", "arrivalRate": 600, "slo-ttft": 500, "slo-itl": 40,
+            "accelerators": ["h100"]}  # fmt: skip
+    told = client.post("/howmany", json=body | fields)
+    assert told.status_code == 200
+    assert "choices" in told.get_json()
