@@ -6,6 +6,7 @@ Pure but for the sizing cache: any thread.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from math import ceil, exp
 from typing import Literal
 
@@ -129,20 +130,15 @@ def sized_in_turn(
     given, as may be cheaper than those before."""
     fit: list[Sized] = []
     unfit: list[Unfit] = []
-    turns: list[list[Option]] = []
+    by_type: dict[str, list[Option]] = {}
     for option in options:
-        name = option.machine.accelerator.name
-        turn = next((t for t in turns if all(o.machine.accelerator.name != name for o in t)), None)
-        if turn is None:
-            turns.append(turn := [])
-        turn.append(option)
-    for turn in turns:
+        by_type.setdefault(option.machine.accelerator.name, []).append(option)
+    for turn in zip_longest(*by_type.values()):
         cents = {each.option.machine.accelerator.name: each.cents for each in fit}
         worth = [
             option
-            for option in turn
-            if option.lowest_cost(demand) < cents.get(option.machine.accelerator.name, ENDLESS)
-            or option.machine.accelerator.name not in cents
+            for name, option in zip(by_type, turn, strict=True)
+            if option and (name not in cents or option.lowest_cost(demand) < cents[name])
         ]
         more = sized(demand, worth, cache)
         fit, unfit = fit + more[0], unfit + more[1]
