@@ -23,6 +23,7 @@ COMMANDS = {
     "serve": Command("scripts.serve", "Serve the API and the proxy on this machine."),
     "proxy": Command("proxy", "Serve the proxy alone."),
     "optimizer": Command("optimizer", "Serve the optimizer alone; with -F it keeps a system."),
+    "plan": Command("optimizer.plan", "Say how many accelerators a load needs, and at what cost."),
     "weights": Command("weights", "Serve the weights search alone."),
     "bundle": Command("scripts.bundle", "Check a bundle of experts before it is served."),
     "bench": Command("benchmarking", "Measure a server."),

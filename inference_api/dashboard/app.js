@@ -2,6 +2,7 @@
 
 import { ApiError, getJson } from "./api.js";
 import { byId } from "./dom.js";
+import { showHowMany } from "./how_many.js";
 import { showOptimizer } from "./optimizer.js";
 import { offerModels } from "./playground.js";
 import { poll } from "./poll.js";
@@ -9,7 +10,7 @@ import { setPhase, showServer } from "./serving.js";
 import { showWeights } from "./weights.js";
 
 const PERIOD_MS = 1000;
-const VIEWS = { serving: () => {}, optimizer: showOptimizer, weights: showWeights };
+const VIEWS = { serving: () => {}, optimizer: showPlans, weights: showWeights };
 const links = [...document.querySelectorAll("nav a")];
 
 function showView() {
@@ -24,6 +25,11 @@ function showView() {
   document.title =
     name === "serving" ? "Hearth" : `${name[0].toUpperCase()}${name.slice(1)} · Hearth`;
   VIEWS[name](decodeURIComponent(rest.join("/")));
+}
+
+function showPlans() {
+  showOptimizer();
+  showHowMany();
 }
 
 async function refresh() {

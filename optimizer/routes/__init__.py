@@ -13,7 +13,12 @@ from optimizer.errors import InvalidRequest, OptimizerError
 from optimizer.routes.answers import FaultAnswer, Problem
 from optimizer.routes.edits import add_edit_routes
 from optimizer.routes.http import Http, json_response, text_response
-from optimizer.routes.reads import add_query_routes, add_question_routes, add_read_routes
+from optimizer.routes.reads import (
+    add_catalogue_routes,
+    add_query_routes,
+    add_question_routes,
+    add_read_routes,
+)
 from optimizer.routes.solves import add_solve_routes, add_stateful_solve_routes
 from optimizer.service import StatefulService, StatelessService
 from optimizer.settings import Settings
@@ -28,6 +33,7 @@ def create_blueprint(service: StatelessService | StatefulService, settings: Sett
     add_read_routes(http, service)
     add_query_routes(http, service)
     add_question_routes(http, service)
+    add_catalogue_routes(http, service)
     add_solve_routes(http, service)
     if isinstance(service, StatefulService):
         add_edit_routes(http, service)

@@ -9,7 +9,9 @@ from flask import Response, request
 from common.operations import operation
 from optimizer.errors import NotFound
 from optimizer.inferno_json import BodyT, encode_compact
+from optimizer.questions.catalogue import CatalogueAnswer, catalogue
 from optimizer.questions.explain import Explanation, explain
+from optimizer.questions.how_many import HowMany, HowManyQuery, how_many
 from optimizer.questions.plan import PlanAnswer, plan
 from optimizer.questions.prediction import analyze
 from optimizer.questions.queries import (
@@ -188,6 +190,29 @@ def add_question_routes(http: Http, service: OptimizerService) -> None:
     )
     def sweep(query: WhatIfQuery) -> Sweep:
         return what_if(query, service.state.system, solve)
+
+
+def add_catalogue_routes(http: Http, service: OptimizerService) -> None:
+    """Hearth's own: what ships with it of models and accelerators, and what of them to rent."""
+    solve = service.options.solve
+
+    @http.get("/catalogue")
+    @operation(
+        "Models, accelerators, prices and published speeds, each with its source.",
+        {200: CatalogueAnswer},
+    )
+    def shipped() -> CatalogueAnswer:
+        return catalogue()
+
+    @http.post("/howmany")
+    @operation(
+        "How many accelerators of the catalogue meet service levels, at what cost, and what would "
+        "change it.",
+        {200: HowMany, **problems(400, 413)},
+        HowManyQuery,
+    )
+    def how_many_cards(query: HowManyQuery) -> HowMany:
+        return how_many(query, solve.cache)
 
 
 def with_two_names(

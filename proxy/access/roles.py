@@ -89,6 +89,8 @@ LINES: Mapping[Role, str] = {
         POST /tune
         POST /size
         POST /whatif
+        GET /catalogue
+        POST /howmany
         GET /weights/sessions
         GET /weights/sessions/{session_id}
         GET /weights/sessions/{session_id}/plot

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from optimizer.app import create_app
 from optimizer.inferno_json import Body
+from optimizer.questions.how_many import HowManyQuery
 from optimizer.questions.queries import AnalyzeQuery, SizeQuery
 from optimizer.questions.tune import TuneQuery
 from optimizer.questions.whatif import WhatIfQuery
@@ -55,6 +56,7 @@ ROUTES: dict[tuple[str, str], type[Body]] = {
     ("POST", "/size"): SizeQuery,
     ("POST", "/whatif"): WhatIfQuery,
     ("POST", "/tune"): TuneQuery,
+    ("POST", "/howmany"): HowManyQuery,
     ("PUT", "/state"): StateData,
 }
 

@@ -61,6 +61,7 @@ MISSPELT: list[tuple[str, str, dict[str, Any], str, str]] = [
     ("POST", "/analyze", {"arrivalrates": 60}, "arrivalrates", "arrivalRate"),
     ("POST", "/size", {"slo-tftt": 60}, "slo-tftt", "slo-ttft"),
     ("POST", "/whatif", {"sweep": "load", "factor": [1]}, "factor", "factors"),
+    ("POST", "/howmany", {"model": "m", "arrivalRate": 1, "maxCard": 1}, "maxCard", "maxCards"),
     ("PUT", "/state", {"system": {}, "changeAt": {}}, "changeAt", "changedAt"),
 ]  # fmt: skip
 

@@ -54,6 +54,7 @@ def test_every_route_of_the_api_has_a_line_in_the_table(tmp_path: Path, is_state
         ("HEAD", "/v1/models", Role.TEAM),
         ("GET", "/state", Role.VIEWER),
         ("POST", "/whatif", Role.VIEWER),
+        ("POST", "/howmany", Role.VIEWER),
         ("PUT", "/state", Role.OPERATOR),
         ("DELETE", "/weights/sessions/a", Role.OPERATOR),
         ("GET", "/removeServer/a/b", Role.OPERATOR),

@@ -1,0 +1,1 @@
+"""Which accelerators serve which models how fast, by what was published."""

@@ -1,0 +1,46 @@
+"""`python -m optimizer.catalogue`: how far off its estimates are, and what was fitted."""
+
+from optimizer.catalogue.calibration import MIN_POINTS, Calibration, shipped_calibration
+from optimizer.catalogue.roofline import IN_MS, PARTS
+
+
+def main() -> None:
+    calibration = shipped_calibration()
+    print("What a part of a step takes")
+    for part, value in zip(PARTS, calibration.efficiency.tolist(), strict=True):
+        unit = "ms" if part in IN_MS else "times the datasheet's time"
+        print(f"  {part:8} {value:6.3f} {unit}")
+    _print_left_out(calibration)
+    _print_fits(calibration)
+
+
+def _print_left_out(calibration: Calibration) -> None:
+    print("\nPairs left out in turn, and predicted by the others")
+    print(f"  {'model':15} {'accelerator':12} points  predicted/measured  error")
+    for each in calibration.left_out:
+        model, accelerator = each.pair
+        ratio, error = each.ratio, each.error
+        print(f"  {model:15} {accelerator:12} {each.num_points:6}  {ratio:18.2f}  {error:5.0%}")
+    print(
+        f"  root mean square of those with {MIN_POINTS} points and more: "
+        f"{calibration.dense_error:.0%} of models without experts, "
+        f"{calibration.experts_error:.0%} with"
+    )
+
+
+def _print_fits(calibration: Calibration) -> None:
+    print("\nFactors on steps and prompts, fitted to each pair's own measurements")
+    print(
+        f"  {'model':15} {'accelerator':12} {'weights':7} points  {'steps':11}  "
+        f"{'prompts':11}  residual"
+    )
+    for (model, accelerator, precision), fit in calibration.fits.items():
+        print(
+            f"  {model:15} {accelerator:12} {precision:7} {fit.num_points:6}  "
+            f"{fit.steps:4.2f} ± {fit.steps_error:4.2f}  {fit.prompts:4.2f} ± "
+            f"{fit.prompts_error:4.2f}  {fit.error:8.0%}"
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,206 @@
+"""The facts that ship with Hearth: models, accelerators, published measurements.
+
+Each has its source. They are read from `data/*.yaml` and checked as whatever crosses the wire is.
+Immutable: any thread.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from enum import StrEnum
+from functools import lru_cache
+from importlib.resources import files
+from typing import Annotated, Self, TypeVar
+
+import yaml
+from pydantic import BeforeValidator, Field, model_validator
+
+from optimizer.errors import Fault, InvalidRequest
+from optimizer.inferno_json import Body, read
+from optimizer.spec import Count, Name, Text
+
+MOST_ROWS = 4096  # of a measurement
+NEAREST = 3  # names offered for one that is not known
+
+
+class Precision(StrEnum):
+    """Of weights. int4 has a scale for each 128; mxfp4 is gpt-oss' own, of its experts."""
+
+    BF16 = "bf16"
+    FP8 = "fp8"
+    INT4 = "int4"
+    FP4 = "fp4"
+    MXFP4 = "mxfp4"
+
+
+def _known_precision(value: object) -> object:
+    return next((precision for precision in Precision if precision == value), value)
+
+
+AnyPrecision = Annotated[Precision, BeforeValidator(_known_precision)]
+Positive = Annotated[float, Field(gt=0, le=1e15)]
+Whole = Annotated[int, Field(ge=1, le=10**7)]
+Source = Annotated[str, Field(pattern="^https://", max_length=500)]
+Aliases = Annotated[list[Name], Field(max_length=50)]
+
+
+class Experts(Body):
+    """All parameters of all experts; experts of a layer, and those that a token goes through."""
+
+    parameters: Positive
+    count: Whole
+    active: Whole
+
+
+class ModelFacts(Body):
+    """What decides how much a model weighs and computes. `twin_of`: a model of the same shape."""
+
+    name: Name
+    aliases: Aliases = Field(default_factory=list)
+    parameters: Positive
+    vocabulary_parameters: Positive  # of one matrix
+    tied: bool = False  # its input and output matrix are one
+    layers: Whole
+    width: Whole
+    kv_heads: Whole
+    head_size: Whole
+    window_layers: Count = 0
+    window_tokens: Count = 0
+    context: Whole
+    experts: Experts | None = None
+    published: AnyPrecision
+    twin_of: Text | None = None
+    source: Source
+
+    @property
+    def shape(self) -> str:
+        """The name under which models of one shape share their measurements."""
+        return self.twin_of or self.name
+
+
+class Price(Body):
+    """Of one card, rented on demand, as published on a day."""
+
+    usd_per_hour: Annotated[float, Field(ge=0, le=1e5)]
+    of: Text
+    date: Text
+    source: Text
+
+
+class AcceleratorFacts(Body):
+    """One card, by its maker. `tflops`: dense, by precision; `link_gbs`: to its neighbours."""
+
+    name: Name
+    title: Name
+    aliases: Aliases = Field(default_factory=list)
+    memory_gb: Positive = Field(alias="memoryGB")
+    memory_gbs: Positive = Field(alias="memoryGBs")
+    tflops: Annotated[dict[str, Positive], Field(min_length=1, max_length=8)]
+    link_gbs: Positive = Field(alias="linkGBs")
+    watts: Positive
+    source: Source
+    price: Price | None = None
+
+
+class Point(Body):
+    """One measurement of requests of one shape; `rows` 0: as many as fit into the memory."""
+
+    rows: Annotated[int, Field(ge=0, le=MOST_ROWS)]
+    in_tokens: Annotated[int, Field(ge=0, le=10**6, alias="in")]
+    out_tokens: Annotated[int, Field(ge=1, le=10**6, alias="out")]
+    itl_ms: Positive | None = None
+    output_tokens_per_second: Positive | None = None
+    latency_ms: Positive | None = None
+    ttft_ms: Positive | None = None
+
+    @model_validator(mode="after")
+    def _check_one(self) -> Self:
+        given = (self.itl_ms, self.output_tokens_per_second, self.latency_ms, self.ttft_ms)
+        if sum(value is not None for value in given) != 1:
+            raise ValueError(
+                "give one of itlMs, outputTokensPerSecond, latencyMs and ttftMs, not more or none"
+            )
+        return self
+
+
+class Observation(Body):
+    """Published measurements of a model on an accelerator, by one engine."""
+
+    model: Name
+    accelerator: Name
+    cards: Whole = 1
+    precision: AnyPrecision
+    cache_bits: Annotated[int, Field(ge=4, le=32)] = 16
+    engine: Name
+    measured: Text | None = None
+    source: Source
+    points: Annotated[list[Point], Field(min_length=1, max_length=500)]
+
+
+class _Models(Body):
+    models: list[ModelFacts]
+
+
+class _Accelerators(Body):
+    accelerators: list[AcceleratorFacts]
+
+
+class _Observations(Body):
+    observations: list[Observation]
+
+
+Entry = TypeVar("Entry", ModelFacts, AcceleratorFacts)
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """All entries by their names."""
+
+    models: Mapping[str, ModelFacts]
+    accelerators: Mapping[str, AcceleratorFacts]
+    observations: Sequence[Observation]
+
+    def has_experts(self, model: str) -> bool:
+        return self.models[model].experts is not None
+
+    def model(self, name: str, path: str = "model") -> ModelFacts:
+        """Returns the model of a name or alias, which stands at `path` of a body. Raises
+        InvalidRequest with the nearest names."""
+        return _found(path, name, self.models)
+
+    def accelerator(self, name: str, path: str) -> AcceleratorFacts:
+        """Returns the accelerator of a name or alias. Raises InvalidRequest as `model` does."""
+        return _found(path, name, self.accelerators)
+
+
+def _found(path: str, name: str, entries: Mapping[str, Entry]) -> Entry:
+    names = {entry.name.lower(): entry for entry in entries.values()}
+    names |= {alias.lower(): entry for entry in entries.values() for alias in entry.aliases}
+    wanted = name.strip().lower()
+    if wanted in names:
+        return names[wanted]
+    near = get_close_matches(wanted[:200], names, n=2 * NEAREST, cutoff=0.3)
+    offered = list(dict.fromkeys(names[each].name for each in near))[:NEAREST] or sorted(entries)
+    raise InvalidRequest(
+        [Fault(path, f"{name[:200]!r} is not in the catalogue; nearest: {', '.join(offered)}")]
+    )
+
+
+@lru_cache(maxsize=1)
+def shipped_facts() -> Facts:
+    """Returns what ships with Hearth; read once a process."""
+    models = {each.name: each for each in _read("models", _Models).models}
+    cards = {each.name: each for each in _read("accelerators", _Accelerators).accelerators}
+    observations = _read("observations", _Observations).observations
+    for seen in observations:
+        assert seen.model in models, seen.model
+        assert seen.accelerator in cards, seen.accelerator
+    return Facts(models, cards, tuple(observations))
+
+
+BodyT = TypeVar("BodyT", bound=Body)
+
+
+def _read(name: str, kind: type[BodyT]) -> BodyT:
+    text = (files(__package__) / "data" / f"{name}.yaml").read_text(encoding="utf-8")
+    return read(kind, yaml.safe_load(text))

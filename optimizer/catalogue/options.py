@@ -1,0 +1,127 @@
+"""What could be rented for a demand: cards of each type, one or several to a replica.
+
+Pure: any thread.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import ceil
+
+from optimizer.catalogue.calibration import Calibration
+from optimizer.catalogue.facts import AcceleratorFacts, Facts, ModelFacts, Precision
+from optimizer.catalogue.roofline import Machine
+from optimizer.catalogue.speeds import Speed, measured_speed, published_speed
+from optimizer.spec import PerfData
+
+CARDS_PER_REPLICA = (1, 2, 4, 8)
+OPTIONS_EACH = 2  # of numbers of cards per replica that are sized for an accelerator
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """Requests per second of one shape, and their service levels; 0 ms: none."""
+
+    model: ModelFacts
+    precision: Precision
+    rate_per_s: float
+    in_tokens: int
+    out_tokens: int
+    ttft_ms: float
+    itl_ms: float
+
+    @property
+    def tokens(self) -> int:
+        return self.in_tokens + self.out_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Market:
+    """What there is. `cents`: of a card and hour; `measured`: by accelerator and cards."""
+
+    facts: Facts
+    calibration: Calibration
+    accelerators: Sequence[AcceleratorFacts]
+    cents: Mapping[str, float]
+    measured: Mapping[tuple[str, int], PerfData]
+    max_cards: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """A replica: some cards of a type, and how fast they are."""
+
+    name: str
+    speed: Speed
+    cents: float
+
+    @property
+    def machine(self) -> Machine:
+        return self.speed.machine
+
+    def lowest_cost(self, demand: Demand) -> float:
+        """Returns a bound of the cost, from steps alone and no queue; infinite where ITL is
+        missed even so."""
+        tokens = demand.in_tokens / demand.out_tokens
+        rates = [
+            1000 * rows / (demand.out_tokens * (step_ms + rows * tokens * token_ms))
+            for rows, step_ms, token_ms in self.speed.steps()
+            if not demand.itl_ms or step_ms + (rows - 1) * tokens * token_ms <= demand.itl_ms
+        ]
+        if not rates:
+            return float("inf")
+        return self.cents * ceil(demand.rate_per_s / max(rates))
+
+
+def options(demand: Demand, market: Market) -> tuple[list[Option], dict[str, str]]:
+    """Returns what is worth sizing, by accelerator and bound of its cost, and reasons why others
+    have nothing of it."""
+    found: list[Option] = []
+    refused: dict[str, str] = {}
+    for accelerator in market.accelerators:
+        if accelerator.name not in market.cents:
+            refused[accelerator.name] = "it has no price in the catalogue; give one"
+            continue
+        each = list(_of(demand, market, accelerator))
+        if not each:
+            refused[accelerator.name] = _no_room(demand, market, accelerator)
+        costs = {option.name: option.lowest_cost(demand) for option in each}
+        # Where none meets the ITL, what most cards make of it is the nearest.
+        each.sort(
+            key=lambda o: (
+                costs[o.name],
+                -o.machine.cards if costs[o.name] == float("inf") else o.machine.cards,
+            )
+        )
+        found += each[:OPTIONS_EACH]
+    return found, refused
+
+
+def _of(demand: Demand, market: Market, accelerator: AcceleratorFacts) -> Iterator[Option]:
+    """What was measured of an accelerator stands in place of all that is published of it."""
+    is_measured = any(name == accelerator.name for name, _ in market.measured)
+    for cards in CARDS_PER_REPLICA:
+        if cards > demand.model.kv_heads or cards > (market.max_cards or cards):
+            continue
+        machine = Machine(demand.model, accelerator, cards, demand.precision)
+        name = accelerator.name if cards == 1 else f"{cards}x{accelerator.name}"
+        shape = demand.in_tokens, demand.out_tokens
+        perf = market.measured.get((accelerator.name, cards))
+        speed: Speed | None = None
+        if perf is not None:
+            speed = measured_speed(machine, perf, *shape, name)
+        elif not is_measured:
+            speed = published_speed(market.calibration, machine, *shape, name)
+        if speed is not None:
+            yield Option(name, speed, market.cents[accelerator.name] * cards)
+
+
+def _no_room(demand: Demand, market: Market, accelerator: AcceleratorFacts) -> str:
+    allowed = [
+        c for c in CARDS_PER_REPLICA if c <= min(demand.model.kv_heads, market.max_cards or c)
+    ]
+    machine = Machine(demand.model, accelerator, max(allowed, default=1), demand.precision)
+    needed = machine.weights_bytes + machine.cache_bytes(demand.tokens)
+    return (
+        f"{needed / 1e9:.3g} GB of weights and one request do not fit into the "
+        f"{machine.memory_bytes / 1e9:.3g} GB that {machine.cards} of them leave"
+    )

@@ -1,0 +1,148 @@
+"""What a step of a model on cards would take if nothing but the datasheet held it up, in parts.
+
+A step of n rows reads the weights (of experts those that n tokens choose) and what the rows have
+in their caches, and computes 2 operations per parameter and token. Each part is a time at the
+datasheet's speed; the calibration says by how much each is really longer. Two parts are no
+bandwidth: what a layer takes whatever is in it (`layer`), and what cards that share a layer wait
+for each other (`sync`). Attention is charged as reading only: its operations are left out.
+
+Units: milliseconds and bytes. Pure: any thread.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from optimizer.catalogue.facts import AcceleratorFacts, ModelFacts, Precision
+from optimizer.model.latency import FloatArray
+
+PARTS = (
+    "layer",  # ms per layer and step
+    "sync",  # ms more per layer where cards share it
+    "weights",  # and all below: times the datasheet's time
+    "cache",
+    "dense",  # of products in 16 or 8 bits
+    "fp4",
+    "experts",  # of models with experts, at the speed of 16 bits whatever theirs are
+    "request",  # ms per request, outside of steps
+)
+IN_MS = ("layer", "sync", "request")  # of which no datasheet says anything
+AT_LEAST_ONE = np.array([part not in IN_MS for part in PARTS])
+
+BITS = {  # of a matrix's parameter, its scales included
+    Precision.BF16: 16.0,
+    Precision.FP8: 8.0,
+    Precision.INT4: 4.25,
+    Precision.FP4: 4.5,
+    Precision.MXFP4: 16.0,
+}
+EXPERT_BITS = BITS | {Precision.MXFP4: 4.25}
+VOCABULARY_BITS = 16.0
+USABLE = 0.9  # of the memory, for weights and caches
+REDUCTIONS = 2  # of a layer, where cards share it
+ACTIVATION_BYTES = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """A model in a precision on cards that share each of its layers."""
+
+    model: ModelFacts
+    accelerator: AcceleratorFacts
+    cards: int
+    precision: Precision
+    cache_bits: int = 16
+
+    @property
+    def weights_bytes(self) -> float:
+        """All weights, on all cards."""
+        return self._matrices_bytes + self._experts_bytes + self._vocabulary_bytes
+
+    @property
+    def memory_bytes(self) -> float:
+        """What may be used of all cards."""
+        return USABLE * 1e9 * self.accelerator.memory_gb * self.cards
+
+    def cache_bytes(self, tokens: float) -> float:
+        """Returns what a row of so many tokens keeps."""
+        model = self.model
+        per_layer = 2 * model.kv_heads * model.head_size * self.cache_bits / 8
+        near = min(tokens, model.window_tokens)
+        return per_layer * (
+            (model.layers - model.window_layers) * tokens + model.window_layers * near
+        )
+
+    def rows_that_fit(self, tokens: float) -> int:
+        """Returns the rows of so many tokens that the memory has room for beside the weights."""
+        left = self.memory_bytes - self.weights_bytes
+        return max(int(left // max(self.cache_bytes(tokens), 1.0)), 0)
+
+    def step(self, rows: float, context: float) -> FloatArray:
+        """Returns the parts of a step of rows that decode, each with so many tokens before it."""
+        parts = self._computed(rows)
+        parts[PARTS.index("layer")] = self.model.layers
+        parts[PARTS.index("sync")] = self.model.layers * (self.cards > 1)
+        parts[PARTS.index("weights")] = self._read_ms(self._read_bytes(rows))
+        parts[PARTS.index("cache")] = self._read_ms(rows * self.cache_bytes(context))
+        return parts
+
+    def prompt_token(self) -> FloatArray:
+        """Returns the parts of one prompt token more in a step."""
+        return self._computed(1.0)
+
+    def link_ms(self, tokens: float) -> float:
+        """Returns what tokens take to go between the cards, at the datasheet's speed."""
+        if self.cards == 1:
+            return 0.0
+        sent = REDUCTIONS * self.model.layers * self.model.width * ACTIVATION_BYTES
+        share = 2 * (self.cards - 1) / self.cards
+        return tokens * sent * share / (self.accelerator.link_gbs * 1e6)
+
+    @property
+    def _matrices_bytes(self) -> float:
+        return self._matrix_parameters * BITS[self.precision] / 8
+
+    @property
+    def _experts_bytes(self) -> float:
+        experts = self.model.experts
+        return experts.parameters * EXPERT_BITS[self.precision] / 8 if experts else 0.0
+
+    @property
+    def _vocabulary_bytes(self) -> float:
+        copies = 1 if self.model.tied else 2
+        return copies * self.model.vocabulary_parameters * VOCABULARY_BITS / 8
+
+    @property
+    def _matrix_parameters(self) -> float:
+        model = self.model
+        copies = 1 if model.tied else 2
+        experts = model.experts.parameters if model.experts else 0.0
+        return model.parameters - copies * model.vocabulary_parameters - experts
+
+    def _read_bytes(self, rows: float) -> float:
+        """Of the vocabulary the output matrix alone is read whole."""
+        read = self._matrices_bytes + self.model.vocabulary_parameters * VOCABULARY_BITS / 8
+        experts = self.model.experts
+        if experts is None:
+            return read
+        idle = float((1 - experts.active / experts.count) ** rows)
+        return read + self._experts_bytes * (1 - idle)
+
+    def _read_ms(self, num_bytes: float) -> float:
+        return num_bytes / (self.accelerator.memory_gbs * 1e6 * self.cards)
+
+    def _computed(self, tokens: float) -> FloatArray:
+        model, parts = self.model, np.zeros(len(PARTS))
+        parameters = self._matrix_parameters + model.vocabulary_parameters
+        if model.experts:
+            parameters += model.experts.parameters * model.experts.active / model.experts.count
+        products = "bf16" if model.experts else self._products()
+        part = "experts" if model.experts else "fp4" if products == "fp4" else "dense"
+        tflops = self.accelerator.tflops[products]
+        parts[PARTS.index(part)] = 2 * parameters * tokens / (tflops * 1e9 * self.cards)
+        return parts
+
+    def _products(self) -> str:
+        """Returns the precision of products: weights that a card cannot multiply are widened."""
+        precision = self.precision.value
+        return precision if precision in self.accelerator.tflops else "bf16"

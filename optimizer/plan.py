@@ -1,0 +1,265 @@
+"""`hearth plan`, `python -m optimizer.plan`: how many accelerators, at what cost, and why.
+
+It asks the optimizer's own question (`questions.how_many`) in this process: no server is needed.
+"""
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+import yaml
+
+from optimizer.candidates.replicas import SizingCache
+from optimizer.catalogue.facts import Precision, shipped_facts
+from optimizer.errors import Fault, InvalidRequest
+from optimizer.inferno_json import encode, read
+from optimizer.questions.how_many import Choice, HowMany, HowManyQuery, Range, how_many
+
+MOST_BYTES = 2**20  # of a file that is read
+LONG_MS = 10_000
+HEADINGS = (
+    "accelerator", "replicas", "cards", "$/h", "rows busy", "TTFT ms", "ITL ms", "memory", "speed"
+)  # fmt: skip
+
+FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+BELOW = click.FloatRange(0, 1e9, min_open=True)
+
+
+@click.command()
+@click.option("--model", required=True, help="Of the catalogue, such as llama-3.1-8b.")
+@click.option(
+    "--rate",
+    required=True,
+    type=click.FloatRange(0, 1e7, min_open=True),
+    help="Requests per second.",
+)
+@click.option("--ttft", type=BELOW, help="Mean time to first token, ms, queueing included.")
+@click.option("--itl", type=BELOW, help="Mean time between tokens, ms.")
+@click.option("--input-tokens", type=click.IntRange(0, 10**7), default=512, show_default=True)
+@click.option("--output-tokens", type=click.IntRange(1, 10**7), default=256, show_default=True)
+@click.option(
+    "--precision",
+    type=click.Choice([p.value for p in Precision]),
+    help="Of the weights; default: as published.",
+)
+@click.option("--accelerator", "accelerators", multiple=True, help="Only these; may be repeated.")
+@click.option("--max-cards", type=click.IntRange(1, 10**6), help="Of one type, in all.")
+@click.option(
+    "--prices", type=FILE, help="YAML or JSON: dollars per card and hour, by accelerator."
+)
+@click.option(
+    "--perf",
+    "perfs",
+    type=FILE,
+    multiple=True,
+    help="What you measured: perf.json of a fit, or GET /speed with one --accelerator.",
+)
+@click.option("--json", "as_json", is_flag=True, help="The answer of POST /howmany.")
+def main(
+    accelerators: tuple[str, ...],
+    prices: Path | None,
+    perfs: tuple[Path, ...],
+    as_json: bool,
+    **asked: Any,
+) -> None:
+    """Say how many accelerators MODEL needs at a rate and service levels, and at what cost.
+
+    Speeds are fitted to published measurements or estimated from datasheets, with their errors;
+    what you measured replaces them.
+    """
+    try:
+        answer = how_many(_query(accelerators, prices, perfs, asked), SizingCache())
+    except InvalidRequest as error:
+        raise click.ClickException(str(error)) from error
+    click.echo(encode(answer) if as_json else "\n".join(lines(answer)))
+    if not answer["choices"]:
+        raise SystemExit(1)
+
+
+def _query(
+    accelerators: Sequence[str], prices: Path | None, perfs: Sequence[Path], asked: dict[str, Any]
+) -> HowManyQuery:
+    """Raises InvalidRequest."""
+    given = {
+        "model": asked["model"],
+        "arrivalRate": 60 * asked["rate"],
+        "slo-ttft": asked["ttft"],
+        "slo-itl": asked["itl"],
+        "avgInTokens": asked["input_tokens"],
+        "avgOutTokens": asked["output_tokens"],
+        "precision": asked["precision"],
+        "maxCards": asked["max_cards"],
+        "accelerators": list(accelerators),
+        "prices": _prices(prices) if prices else {},
+        "measured": [
+            perf for path in perfs for perf in _measured(path, asked["model"], accelerators)
+        ],
+    }
+    return read(HowManyQuery, given)
+
+
+def _prices(path: Path) -> dict[str, float]:
+    value = _content(path)
+    if not isinstance(value, dict) or not all(
+        isinstance(price, int | float) and not isinstance(price, bool) for price in value.values()
+    ):
+        raise _fault(path, "give dollars per card and hour by accelerator, such as `h100: 2.5`")
+    try:
+        return {str(name): 100.0 * price for name, price in value.items()}
+    except OverflowError as error:
+        raise _fault(path, str(error)) from error
+
+
+def _measured(path: Path, model: str, accelerators: Sequence[str]) -> Iterable[Any]:
+    """Returns performance data of a fit, or of what a server says of its steps."""
+    value = _content(path)
+    if isinstance(value, dict) and isinstance(value.get("models"), list):
+        return list(value["models"])
+    said = _step_costs(value)
+    if said is None:
+        raise _fault(
+            path, "it has neither `models`, as perf.json has, nor `decode_ms`, as GET /speed"
+        )
+    if len(accelerators) != 1:
+        raise _fault(path, "step costs do not say of what: name it with one --accelerator")
+    return [{"name": model, "acc": accelerators[0], "serviceCurve": _curve(path, said)}]
+
+
+def _step_costs(value: Any) -> dict[str, Any] | None:
+    """Returns the step costs of a server of one model, bare or under its name."""
+    if isinstance(value, dict) and "decode_ms" not in value and len(value) == 1:
+        (value,) = value.values()
+    return value if isinstance(value, dict) and "decode_ms" in value else None
+
+
+def _curve(path: Path, said: dict[str, Any]) -> dict[str, Any]:
+    """Returns a service curve: whole rows, each once, and steps that take no less for more rows."""
+    try:
+        points = {
+            name: {max(round(row), 1): (float(ms), float(error)) for row, ms, error in said[name]}
+            for name in ("decode_ms", "prefill_ms_per_token")
+        }
+        decode = sorted(points["decode_ms"].items())
+        rising = np.maximum.accumulate([ms for _, (ms, _) in decode]).tolist()
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        raise _fault(
+            path, f"step costs are lists of [rows, ms, standard error]: {error}"
+        ) from error
+    return {
+        "decodeMs": [
+            {"rows": rows, "ms": ms, "standardError": given[1]}
+            for (rows, given), ms in zip(decode, rising, strict=True)
+        ],
+        "promptTokenMs": [
+            {"rows": rows, "ms": ms, "standardError": error}
+            for rows, (ms, error) in sorted(points["prefill_ms_per_token"].items())
+        ],
+    }
+
+
+def _content(path: Path) -> Any:
+    try:
+        raw = path.read_bytes()
+        if len(raw) > MOST_BYTES:
+            raise _fault(path, f"{len(raw)} bytes; {MOST_BYTES} are read")
+        return json.loads(raw) if path.suffix == ".json" else yaml.safe_load(raw)
+    except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
+        raise _fault(path, str(error)) from error
+
+
+def _fault(path: Path, message: str) -> InvalidRequest:
+    return InvalidRequest([Fault(str(path), message)])
+
+
+def lines(answer: HowMany) -> Iterable[str]:
+    """Yields the answer for people."""
+    yield (
+        f"{answer['model']} in {answer['precision']}, {answer['arrivalRate'] / 60:.4g} requests/s "
+        f"of {answer['avgInTokens']} + {answer['avgOutTokens']} tokens"
+    )
+    if answer["choices"]:
+        yield ""
+        yield from _table([HEADINGS, *(_row(choice) for choice in answer["choices"])])
+    else:
+        yield from _unmet(answer)
+    for title, texts in (
+        ("What would change it", [change["text"] for change in answer["changes"]]),
+        ("Not chosen", [f"{n['accelerator']}: {n['reason']}" for n in answer["notChosen"]]),
+        ("Where the speeds are from", list(_sources(answer["choices"]))),
+        ("Keep in mind", answer["notes"]),
+    ):
+        if texts:
+            yield from ("", title, *(f"  {text}" for text in texts))
+
+
+def _unmet(answer: HowMany) -> Iterable[str]:
+    yield "Nothing in the catalogue meets these levels."
+    if nearest := answer["nearest"]:
+        yield (
+            f"The nearest, {nearest['accelerator']}, does TTFT {nearest['ttftAverage']:.3g} ms and "
+            f"ITL {nearest['itlAverage']:.3g} ms when idle: ask for more than that."
+        )
+
+
+def _row(choice: Choice) -> tuple[str, ...]:
+    memory, speed = choice["memory"], choice["speed"]
+    per_replica = "" if choice["cardsPerReplica"] == 1 else f" x{choice['cardsPerReplica']}"
+    return (
+        choice["accelerator"] + per_replica,
+        _with_range(choice["numReplicas"], choice["replicasRange"], "{:.0f}"),
+        str(choice["cards"]),
+        _with_range(choice["cost"] / 100, _dollars(choice["costRange"]), "{:.2f}"),
+        f"{choice['utilization']:.0%}",
+        _with_range(choice["ttftAverage"], choice["ttftRange"], "{:.0f}"),
+        _with_range(choice["itlAverage"], choice["itlRange"], "{:.1f}"),
+        f"{_gb(memory['weights'])} + {choice['maxBatch']} x {_gb(memory['ofRequest'])} GB",
+        f"{speed['kind']} ±{speed['error']:.0%}" + " *" * speed["promptsEstimated"],
+    )
+
+
+def _gb(size_bytes: float) -> str:
+    return f"{size_bytes / 1e9:.3g}"
+
+
+def _dollars(cents: Range) -> Range:
+    return {
+        "low": cents["low"] / 100,
+        "high": None if cents["high"] is None else cents["high"] / 100,
+    }
+
+
+def _with_range(value: float, bounds: Range, form: str) -> str:
+    low, high = form.format(bounds["low"]), bounds["high"]
+    upper = "over" if high is None or high > max(LONG_MS, value) else form.format(high)
+    text = form.format(value)
+    return text if low == text == upper else f"{text} ({low}–{upper})"
+
+
+def _table(rows: Sequence[Sequence[str]]) -> Iterable[str]:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    for row in rows:
+        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        yield "  ".join(cells).rstrip()
+
+
+def _sources(choices: Iterable[Choice]) -> Iterable[str]:
+    titles = {each.name: each.title for each in shipped_facts().accelerators.values()}
+    for choice in choices:
+        speed = choice["speed"]
+        if speed["kind"] == "fitted":
+            points = "1 point" if speed["points"] == 1 else f"{speed['points']} points"
+            prompts = "; * its prompts are estimated" if speed["promptsEstimated"] else ""
+            yield (
+                f"{titles[choice['accelerator']]}: fitted to what was published of "
+                f"{', '.join(speed['engines'])}, {points}{prompts}"
+            )
+            yield from (f"  {source}" for source in speed["sources"])
+        elif speed["kind"] == "measured":
+            yield f"{titles[choice['accelerator']]}: your measurement, in place of the catalogue's"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,153 @@
+"""What would change the answer to "how many": prices, load, levels, precision.
+
+Pure but for the sizing cache: any thread.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from optimizer.answer import shortest
+from optimizer.candidates.replicas import SizingCache
+from optimizer.catalogue.facts import Precision
+from optimizer.catalogue.options import Demand, Market, options
+from optimizer.inferno_json import JsonObject
+from optimizer.questions.sized import Sized, cheapest
+
+BUSIER = 2.0
+TIGHTER = 0.5
+BINDS = {
+    "slo-itl": "inter-token latency binds",
+    "slo-ttft": "time to first token binds",
+    "capacity": "no level binds, a replica is full before it is slow",
+}
+
+
+class Change(JsonObject):
+    """`accelerator`, `cards` and `cost` of what would then be cheapest; null where nothing is."""
+
+    what: str
+    text: str
+    accelerator: str | None
+    cards: int | None
+    cost: float | None
+
+
+def changes(
+    demand: Demand, market: Market, best: Sequence[Sized], cache: SizingCache
+) -> list[Change]:
+    """Returns what would change an answer whose choices are given, cheapest first."""
+    return list(_changes(demand, market, best, cache)) if best else []
+
+
+def _changes(
+    demand: Demand, market: Market, best: Sequence[Sized], cache: SizingCache
+) -> Iterator[Change]:
+    first = best[0]
+    yield _told("binds", _binding(demand, first), first)
+    yield _told("replica", _next_replica(demand, first), first)
+    if len(best) > 1:
+        yield _told("price", _price(first, best[1]), best[1])
+        if close := _undecided(best):
+            yield _told("measure", close, best[1])
+    yield _busier(demand, best)
+    for what, asked in _other_demands(demand):
+        same = asked.precision is demand.precision  # for which alone it was measured
+        yield _resized(what, asked, market if same else replace(market, measured={}), cache)
+
+
+def _told(what: str, text: str, of: Sized | None, cards: int | None = None) -> Change:
+    if of is None:
+        return {"what": what, "text": text, "accelerator": None, "cards": None, "cost": None}
+    cards = of.cards if cards is None else cards
+    each = of.option.machine
+    return {
+        "what": what,
+        "text": text,
+        "accelerator": each.accelerator.name,
+        "cards": cards,
+        "cost": shortest(of.option.cents / each.cards * cards),
+    }
+
+
+def _binding(demand: Demand, first: Sized) -> str:
+    levels = " and ".join(
+        f"{name} of {ms:g} ms"
+        for name, ms in (("TTFT", demand.ttft_ms), ("ITL", demand.itl_ms))
+        if ms
+    )
+    return (
+        f"On {first.option.name} {BINDS[first.bind]}. It takes "
+        f"{first.candidate.max_rate_per_s:.3g} requests/s{levels and f' within {levels}'}."
+    )
+
+
+def _next_replica(demand: Demand, first: Sized) -> str:
+    replicas, most = first.candidate.replicas, first.candidate.max_rate_per_s
+    fewer = f"; below {most * (replicas - 1):.3g} one fewer" if replicas > 1 else ""
+    return (
+        f"{_counted(replicas)} of {first.option.name} can take up to {most * replicas:.3g} "
+        f"requests/s; above it one more is needed{fewer}. Asked for: {demand.rate_per_s:.3g}."
+    )
+
+
+def _price(first: Sized, second: Sized) -> str:
+    price = first.cents / second.cards
+    now = second.option.cents / second.option.machine.cards
+    name = second.option.machine.accelerator.name
+    return f"{name} is cheapest below ${price / 100:.3g} a card and hour; now ${now / 100:.3g}."
+
+
+def _undecided(best: Sequence[Sized]) -> str | None:
+    """Returns a warning where the errors of speeds allow another order."""
+    high = best[0].cents_bounds[1]
+    names = [
+        each.option.machine.accelerator.name for each in best[1:] if each.cents_bounds[0] < high
+    ]
+    if not names:
+        return None
+    first = best[0].option.machine.accelerator.name
+    return (
+        f"Within the errors of their speeds {', '.join(names)} may be cheaper than {first}: "
+        "measure before you choose."
+    )
+
+
+def _busier(demand: Demand, best: Sequence[Sized]) -> Change:
+    rate = BUSIER * demand.rate_per_s
+    costs = [(each.replicas_at(rate) * each.option.cents, each) for each in best]
+    cents, each = min(costs, key=lambda pair: pair[0])
+    replicas = each.replicas_at(rate)
+    text = (
+        f"At twice the load, {rate:.3g} requests/s: {_counted(replicas)} of {each.option.name} "
+        f"for ${cents / 100:.4g} an hour."
+    )
+    return _told("rate", text, each, replicas * each.option.machine.cards)
+
+
+def _other_demands(demand: Demand) -> Iterator[tuple[str, Demand]]:
+    if demand.itl_ms:
+        yield "slo-itl", replace(demand, itl_ms=TIGHTER * demand.itl_ms)
+    if demand.ttft_ms:
+        yield "slo-ttft", replace(demand, ttft_ms=TIGHTER * demand.ttft_ms)
+    if demand.precision is Precision.BF16:
+        yield "precision", replace(demand, precision=Precision.FP8)
+
+
+def _resized(what: str, demand: Demand, market: Market, cache: SizingCache) -> Change:
+    asked = {
+        "slo-itl": f"At half the ITL, {demand.itl_ms:g} ms",
+        "slo-ttft": f"At half the TTFT, {demand.ttft_ms:g} ms",
+        "precision": f"With weights in {demand.precision.value}",
+    }[what]
+    first = cheapest(demand, options(demand, market)[0], market.max_cards, cache)
+    if first is None:
+        return _told(what, f"{asked}: none of them would do.", None)
+    text = (
+        f"{asked}: {_counted(first.candidate.replicas)} of {first.option.name} "
+        f"for ${first.cents / 100:.4g} an hour."
+    )
+    return _told(what, text, first)
+
+
+def _counted(replicas: int) -> str:
+    return f"{replicas} replica{'s' if replicas != 1 else ''}"

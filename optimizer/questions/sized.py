@@ -1,0 +1,267 @@
+"""Options of a demand, sized: replicas, cost and latencies of each, and how sure they are.
+
+The sizing is the optimizer's own: a system of one server that has every option to choose from.
+Pure but for the sizing cache: any thread.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import zip_longest
+from math import ceil, exp
+from typing import Literal
+
+import numpy as np
+
+from optimizer.candidates.allocation import offers
+from optimizer.candidates.eligibility import Refusal
+from optimizer.candidates.replicas import (
+    DEFAULT_QUEUE,
+    GEOMETRIC,
+    ReplicaTable,
+    SizingCache,
+    Speeds,
+    Workload,
+)
+from optimizer.catalogue.options import Demand, Option
+from optimizer.catalogue.speeds import slower
+from optimizer.model.latency import BoolArray, FloatArray, IntArray
+from optimizer.model.sizing import Sizing
+from optimizer.solver import Candidate
+from optimizer.spec import (
+    AcceleratorSpec,
+    AllocationData,
+    LoadSpec,
+    ModelTarget,
+    ServerSpec,
+    ServiceClassSpec,
+)
+from optimizer.system import System
+
+SERVER = CLASS = "plan"
+IN_95 = 1.96  # standard deviations of a normal distribution
+ENDLESS = float("inf")
+AT_ONCE = 3  # options that are sized together while looking for the cheapest
+MOST_MORE = 64  # times the replicas; a bound beyond is no bound
+NEARLY_FULL = 0.97  # of the highest rate: beyond, a level is missed because the queue explodes
+RESOLUTION = 0.01  # of bounds of many replicas
+MOST_LOST = 1e-3  # share of requests beyond which a replica does not carry its load
+
+Bind = Literal["slo-ttft", "slo-itl", "capacity"]
+Bounds = tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Sized:
+    """An option with what the demand needs of it. `bind`: what bounds the rate of a replica."""
+
+    option: Option
+    candidate: Candidate
+    bind: Bind
+    replicas: Bounds = (0, 0)  # and those below: bounds of 95 %
+    ttft_ms: Bounds = (0, 0)
+    itl_ms: Bounds = (0, 0)
+
+    @property
+    def cents(self) -> float:
+        return self.candidate.replicas * self.option.cents
+
+    @property
+    def cents_bounds(self) -> Bounds:
+        low, high = self.replicas
+        return low * self.option.cents, high * self.option.cents if high < ENDLESS else ENDLESS
+
+    @property
+    def cards(self) -> int:
+        return self.candidate.replicas * self.option.machine.cards
+
+    def in_order(self) -> tuple[float, int, int, str]:
+        """Returns what sorts the cheapest first."""
+        return self.cents, self.cards, self.option.machine.cards, self.option.name
+
+    def replicas_at(self, rate_per_s: float) -> int:
+        """Returns the replicas for another rate at the same levels."""
+        return max(ceil(rate_per_s / self.candidate.max_rate_per_s - 1e-9), 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Unfit:
+    """An option that misses a level even when idle, with the best it does."""
+
+    option: Option
+    refusal: Refusal
+    best_ttft_ms: float
+    best_itl_ms: float
+
+    def shortfall(self, demand: Demand) -> float:
+        """Returns by how much it misses the levels, as a factor; at least 1."""
+        return max(
+            self.best_ttft_ms / demand.ttft_ms if demand.ttft_ms else 1.0,
+            self.best_itl_ms / demand.itl_ms if demand.itl_ms else 1.0,
+            1.0,
+        )
+
+
+def sized(
+    demand: Demand, options: Sequence[Option], cache: SizingCache
+) -> tuple[list[Sized], list[Unfit]]:
+    """Returns the options that meet the levels, cheapest first, and those that cannot."""
+    by_name = {option.name: option for option in options}
+    if not by_name:
+        return [], []
+    offered = offers(_system(demand, options), cache)
+    pairs, sizing = offered.pairs, offered.pairs.sizing
+    fit, unfit = [], []
+    for contender in offered.contenders:
+        for candidate in contender.candidates:
+            bind = _bind(sizing, candidate.row)
+            fit.append(Sized(by_name[candidate.accelerator], candidate, bind))
+    refused = offered.refused_pairs.get(SERVER, {})
+    for row in np.flatnonzero(~pairs.is_candidate).tolist():
+        name = str(pairs.options.names[pairs.option[row]])
+        best = float(sizing.best_ttft_ms[row]), float(sizing.best_itl_ms[row])
+        unfit.append(Unfit(by_name[name], refused[name], *best))
+    return sorted(fit, key=Sized.in_order), unfit
+
+
+def sized_in_turn(
+    demand: Demand, options: Sequence[Option], cache: SizingCache
+) -> tuple[list[Sized], list[Unfit]]:
+    """Returns what `sized` does, but of each accelerator only as many options, in the order
+    given, as may be cheaper than those before."""
+    fit: list[Sized] = []
+    unfit: list[Unfit] = []
+    by_type: dict[str, list[Option]] = {}
+    for option in options:
+        by_type.setdefault(option.machine.accelerator.name, []).append(option)
+    for turn in zip_longest(*by_type.values()):
+        cents = {each.option.machine.accelerator.name: each.cents for each in fit}
+        worth = [
+            option
+            for name, option in zip(by_type, turn, strict=True)
+            if option and (name not in cents or option.lowest_cost(demand) < cents[name])
+        ]
+        more = sized(demand, worth, cache)
+        fit, unfit = fit + more[0], unfit + more[1]
+    return sorted(fit, key=Sized.in_order), unfit
+
+
+def cheapest(
+    demand: Demand, options: Sequence[Option], max_cards: int | None, cache: SizingCache
+) -> Sized | None:
+    """Returns the cheapest option that meets the levels; sizes only those that may be it."""
+    best: Sized | None = None
+    waiting = sorted((option.lowest_cost(demand), option.name, option) for option in options)
+    while waiting and waiting[0][0] < (best.cents if best else ENDLESS):
+        fit, _ = sized(demand, [option for *_, option in waiting[:AT_ONCE]], cache)
+        fit = [each for each in fit if max_cards is None or each.cards <= max_cards]
+        best = min([*([best] if best else []), *fit], key=Sized.in_order, default=None)
+        waiting = waiting[AT_ONCE:]
+    return best
+
+
+def with_bounds(demand: Demand, found: Sequence[Sized]) -> list[Sized]:
+    """Returns the same with bounds: what they would be if all times were as much shorter or
+    longer as their error allows. Latencies are those of the replicas that were found."""
+    if not found:
+        return []
+    replicas = np.array([each.candidate.replicas for each in found], dtype=np.float64)
+    quick, slow = (_moved(demand, found, sign) for sign in (-1, 1))
+    fewest, most = (_needed(demand, table, replicas) for table in (quick, slow))
+    at_quick, at_slow = (_seen(demand, table, replicas) for table in (quick, slow))
+    return [
+        replace(
+            each,
+            replicas=(min(fewest[i], replicas[i]), max(most[i], replicas[i])),
+            ttft_ms=(float(at_quick[0][i]), float(at_slow[0][i])),
+            itl_ms=(float(at_quick[1][i]), float(at_slow[1][i])),
+        )
+        for i, each in enumerate(found)
+    ]
+
+
+def _moved(demand: Demand, found: Sequence[Sized], sign: int) -> ReplicaTable:
+    """Returns a replica of each, at the quickest or slowest that its error allows."""
+    speeds = [each.option.speed for each in found]
+    perfs = [slower(speed.perf, exp(sign * IN_95 * speed.error)) for speed in speeds]
+    shape = (demand.in_tokens, demand.out_tokens)
+    rows = [(*shape, speed.rows, DEFAULT_QUEUE, 0.0, 0.0, 0.0, GEOMETRIC) for speed in speeds]
+    return ReplicaTable.of(Speeds.of(perfs), Workload.from_rows(rows))
+
+
+def _seen(
+    demand: Demand, table: ReplicaTable, replicas: FloatArray
+) -> tuple[FloatArray, FloatArray]:
+    """Returns TTFT and ITL with so many replicas; an infinite TTFT where they lose requests, and
+    where the load is so far beyond them that nothing can be computed."""
+    with np.errstate(all="ignore"):
+        seen = table.analyze(demand.rate_per_s / 1000 / replicas)
+    ttft_ms = np.where(seen.loss <= MOST_LOST, seen.ttft_ms, np.inf)
+    return np.nan_to_num(ttft_ms, nan=np.inf, posinf=np.inf), np.nan_to_num(
+        seen.itl_ms, nan=np.inf, posinf=np.inf
+    )
+
+
+def _needed(demand: Demand, table: ReplicaTable, start: FloatArray) -> FloatArray:
+    """Returns the least replicas that meet the levels, by halving; infinite beyond `MOST_MORE`
+    times those to start with."""
+
+    def meets(replicas: FloatArray, of: IntArray) -> BoolArray:
+        ttft_ms, itl_ms = _seen(demand, table.take(of), replicas[of])
+        has_room = np.isfinite(ttft_ms)
+        in_time = (ttft_ms <= (demand.ttft_ms or ENDLESS)) & (itl_ms <= (demand.itl_ms or ENDLESS))
+        return has_room & in_time
+
+    low, high = np.zeros(start.size), start.copy()
+    open_ = np.arange(start.size)
+    while open_.size:
+        open_ = open_[~meets(high, open_)]
+        low[open_], high[open_] = high[open_], 2 * high[open_]
+        open_ = open_[high[open_] <= MOST_MORE * start[open_]]
+    high = np.where(high > MOST_MORE * start, np.inf, high)
+    while (open_ := np.flatnonzero(np.isfinite(high) & (high - low > _close(high)))).size:
+        middle = np.where(np.isfinite(high), np.floor((low + high) / 2), high)
+        met = meets(middle, open_)
+        high[open_[met]], low[open_[~met]] = middle[open_[met]], middle[open_[~met]]
+    return high
+
+
+def _close(replicas: FloatArray) -> FloatArray:
+    """Returns how near bounds of so many replicas are near enough."""
+    return np.maximum(1.0, np.floor(RESOLUTION * np.where(np.isfinite(replicas), replicas, 0.0)))
+
+
+def _bind(sizing: Sizing, row: int) -> Bind:
+    for_ttft, for_itl = sizing.rate_for_ttft[row], sizing.rate_for_itl[row]
+    highest = sizing.rate_for_tps[row]  # without a target for it
+    if min(for_ttft, for_itl) > NEARLY_FULL * highest:
+        return "capacity"
+    return "slo-itl" if for_itl < for_ttft else "slo-ttft"
+
+
+def _system(demand: Demand, options: Sequence[Option]) -> System:
+    model = demand.model.name
+    target = ModelTarget(model=model, slo_itl=demand.itl_ms, slo_ttft=demand.ttft_ms)
+    load = LoadSpec(
+        arrival_rate=60 * demand.rate_per_s,
+        avg_in_tokens=demand.in_tokens,
+        avg_out_tokens=demand.out_tokens,
+    )
+    server = ServerSpec(
+        name=SERVER, class_name=CLASS, model=model, current_alloc=AllocationData(load=load)
+    )
+    accelerators = [
+        AcceleratorSpec(
+            name=option.name,
+            type=option.machine.accelerator.name,
+            multiplicity=option.machine.cards,
+            cost=option.cents,
+        )
+        for option in options
+    ]
+    return (
+        System()
+        .with_accelerators(accelerators)
+        .with_perf(option.speed.perf for option in options)
+        .with_classes([ServiceClassSpec(name=CLASS, model_targets=[target])])
+        .with_servers([server])
+    )

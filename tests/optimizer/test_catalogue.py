@@ -1,0 +1,187 @@
+"""The catalogue: its facts, the roofline under them, and how far off the calibration is."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from optimizer.catalogue.calibration import MIN_POINTS, calibrate, shipped_calibration
+from optimizer.catalogue.facts import (
+    AcceleratorFacts,
+    Facts,
+    ModelFacts,
+    Observation,
+    Point,
+    Precision,
+    shipped_facts,
+)
+from optimizer.catalogue.roofline import PARTS, Machine
+from optimizer.catalogue.speeds import published_speed
+from optimizer.errors import InvalidRequest
+from optimizer.inferno_json import read
+
+FACTS = shipped_facts()
+WEIGHTS = PARTS.index("weights")
+
+
+def machine(
+    model: str, accelerator: str, cards: int = 1, precision: Precision | None = None
+) -> Machine:
+    facts = FACTS.models[model]
+    return Machine(facts, FACTS.accelerators[accelerator], cards, precision or facts.published)
+
+
+@pytest.mark.parametrize(
+    ("model", "gigabytes"),
+    [
+        # Of the published files: the sum of model-*.safetensors on each model's page.
+        ("llama-3.1-8b", 16.06),
+        ("llama-3.3-70b", 141.1),
+        ("qwen3-8b", 16.38),
+        ("qwen3-32b", 65.52),
+        ("qwen3-30b-a3b", 61.06),
+        ("gpt-oss-20b", 13.76),
+        ("gpt-oss-120b", 65.25),
+    ],
+)
+def test_weights_weigh_what_the_files_do(model: str, gigabytes: float) -> None:
+    assert machine(model, "h100").weights_bytes / 1e9 == pytest.approx(gigabytes, rel=0.002)
+
+
+@pytest.mark.parametrize(("precision", "tokens"), [("bf16", 377_024), ("fp8", 430_272)])
+def test_memory_holds_the_tokens_that_an_engine_found_room_for(precision: str, tokens: int) -> None:
+    """`kv_cache_tokens` of derived/csv/runs.csv, beside the measurements of qwen3-8b on h100."""
+    seen = machine("qwen3-8b", "h100", 1, Precision(precision))
+    assert seen.rows_that_fit(1) == pytest.approx(tokens, rel=0.02)
+
+
+def test_experts_are_read_as_far_as_tokens_choose_them() -> None:
+    mixed = machine("gpt-oss-120b", "h100")
+    one, some, many = (mixed.step(rows, 0)[WEIGHTS] for rows in (1, 32, 4096))
+    whole_ms = mixed.weights_bytes / 3.35e9
+    assert one < 0.15 * whole_ms
+    assert one < some < many < whole_ms
+
+
+def test_cards_divide_reading_and_add_waiting() -> None:
+    one, two = machine("llama-3.3-70b", "h200", 1), machine("llama-3.3-70b", "h200", 2)
+    assert two.step(8, 1000)[WEIGHTS] == pytest.approx(one.step(8, 1000)[WEIGHTS] / 2)
+    assert one.link_ms(100) == 0 < two.link_ms(100)
+    assert one.step(1, 0)[PARTS.index("sync")] == 0 < two.step(1, 0)[PARTS.index("sync")]
+
+
+def test_layers_with_a_window_keep_no_more_than_it() -> None:
+    gemma = machine("gemma-3-27b", "h100")
+    full_layers = gemma.model.layers - gemma.model.window_layers
+    grown = gemma.cache_bytes(5000) - gemma.cache_bytes(4000)
+    assert grown == pytest.approx(1000 * full_layers * 2 * 16 * 128 * 2)
+
+
+def test_calibration_finds_the_efficiencies_that_made_the_measurements() -> None:
+    """And so they do without any one pair, but for the only one of its arithmetic."""
+    truth = np.array([0.06, 0.03, 1.3, 1.5, 1.6, 2.0, 3.0, 8.0])
+    made = [made_observation(seen, truth) for seen in FACTS.observations]
+    found = calibrate(Facts(FACTS.models, FACTS.accelerators, made))
+    np.testing.assert_allclose(found.efficiency, truth, rtol=1e-6)
+    errors = {each.pair: each.error for each in found.left_out}
+    assert errors.pop(("llama-3.3-70b", "b200")) > 0.01
+    assert max(errors.values()) < 1e-6
+    fit = found.fits[("qwen3-8b", "h100", Precision.FP8)]
+    assert [fit.steps, fit.prompts] == pytest.approx([1, 1])
+
+
+def made_observation(seen: Observation, efficiency: Any) -> Observation:
+    """The same loads, in the times that these efficiencies take, as the mean between tokens."""
+    made = Machine(
+        FACTS.models[seen.model], FACTS.accelerators[seen.accelerator], seen.cards,
+        seen.precision, seen.cache_bits,
+    )  # fmt: skip
+    points = []
+    for point in seen.points:
+        rows = point.rows or 64
+        beside = (rows - 1) * point.in_tokens / point.out_tokens
+        parts = made.step(rows, point.in_tokens + point.out_tokens / 2)
+        parts = parts + beside * made.prompt_token()
+        given = {"itl_ms": float(parts @ efficiency) + made.link_ms(rows + beside)}
+        if point.ttft_ms is not None:
+            parts = made.step(1, point.in_tokens + point.out_tokens / 2)
+            parts[PARTS.index("request")] = 1
+            parts = parts + point.in_tokens * made.prompt_token()
+            given = {"ttft_ms": float(parts @ efficiency) + made.link_ms(1 + point.in_tokens)}
+        shape = {"rows": rows, "in_tokens": point.in_tokens, "out_tokens": point.out_tokens}
+        points.append(Point.model_validate(shape | given))
+    return seen.model_copy(update={"points": points})
+
+
+def test_no_part_is_quicker_than_the_datasheet() -> None:
+    efficiency = shipped_calibration().efficiency
+    assert (efficiency[WEIGHTS : PARTS.index("request")] >= 1).all()
+
+
+def test_the_error_of_estimates_is_that_of_pairs_left_out() -> None:
+    calibration = shipped_calibration()
+    dense = [
+        each.error
+        for each in calibration.left_out
+        if each.num_points >= MIN_POINTS and not FACTS.has_experts(each.pair[0])
+    ]
+    assert calibration.dense_error == pytest.approx(math.sqrt(np.mean(np.square(dense))))
+    # What the documentation says; a new measurement may move it.
+    assert 0.1 < calibration.dense_error < 0.3
+    assert 0.2 < calibration.experts_error < 0.5
+
+
+def test_a_pair_with_measurements_is_fitted_and_says_of_what() -> None:
+    calibration = shipped_calibration()
+    speed = published_speed(calibration, machine("qwen3-8b", "h100"), 128, 1024, "h100")
+    assert speed is not None
+    assert (speed.kind, speed.prompts_are_estimated) == ("fitted", False)
+    assert speed.error < calibration.dense_error
+    assert all(source.startswith("https://") for source in speed.sources)
+    assert speed.perf.service_curve is not None
+    steps = {point.rows: point.ms for point in speed.perf.service_curve.decode_ms}
+    assert steps[1] == pytest.approx(6.87, rel=0.1)  # measured: 1000 / 145.66
+    assert steps[64] == pytest.approx(9.7 * 0.95, rel=0.15)  # 64 of 6597 tokens/s, less prompts
+
+
+def test_models_of_one_shape_share_their_measurements() -> None:
+    calibration = shipped_calibration()
+    twins = [
+        published_speed(calibration, machine(name, "h200", 4), 512, 256, "4xh200")
+        for name in ("llama-3.1-70b", "llama-3.3-70b")
+    ]
+    assert [twin and twin.kind for twin in twins] == ["fitted", "fitted"]
+
+
+def test_what_does_not_fit_has_no_speed() -> None:
+    calibration = shipped_calibration()
+    assert published_speed(calibration, machine("llama-3.1-70b", "h100"), 1, 1, "h100") is None
+
+
+@pytest.mark.parametrize("name", ["LLAMA-3.1-8B", " qwen/qwen3-8b ", "gpt-oss:20b"])
+def test_names_and_aliases_are_found_in_any_case(name: str) -> None:
+    assert FACTS.model(name).name in {"llama-3.1-8b", "qwen3-8b", "gpt-oss-20b"}
+
+
+@pytest.mark.parametrize(("name", "near"), [("lama-3.1-8b", "llama-3.1-8b"), ("", "llama-3.1-8b")])
+def test_unknown_names_are_answered_with_near_ones(name: str, near: str) -> None:
+    with pytest.raises(InvalidRequest, match=near):
+        FACTS.model(name)
+
+
+def test_a_point_is_one_measurement() -> None:
+    with pytest.raises(InvalidRequest, match="give one of"):
+        read(Point, {"rows": 1, "in": 1, "out": 1})
+    with pytest.raises(InvalidRequest, match="give one of"):
+        read(Point, {"rows": 1, "in": 1, "out": 1, "itlMs": 1.0, "ttftMs": 1.0})
+
+
+def test_every_fact_has_its_source_and_every_price_its_day() -> None:
+    entries: list[ModelFacts | AcceleratorFacts] = [
+        *FACTS.models.values(), *FACTS.accelerators.values()
+    ]  # fmt: skip
+    assert all(entry.source.startswith("https://") for entry in entries)
+    prices = [each.price for each in FACTS.accelerators.values() if each.price]
+    assert len(prices) >= 10
+    assert all(price.source.startswith("https://") and len(price.date) == 10 for price in prices)

@@ -1,0 +1,113 @@
+"""`hearth plan`: what it prints, what it reads, and that its documentation shows what it says."""
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from optimizer.catalogue.__main__ import main as print_catalogue
+from optimizer.plan import main
+
+DOCS = (Path(__file__).parents[2] / "docs" / "plan.md").read_text()
+ASKED = ["--model", "qwen3-8b", "--rate", "2", "--accelerator", "h100"]
+STEPS = {
+    "decode_ms": [[0, 7.1, 0.1], [1, 7.0, 0.1], [32, 8.0, 0.1], [16, 8.2, 0.1]],
+    "prefill_ms_per_token": [[0, 0.02, 0.001], [8, 0.02, 0.001]],
+}
+
+
+def ran(*arguments: str) -> Result:
+    return CliRunner().invoke(main, arguments)
+
+
+def block(name: str) -> str:
+    found = re.search(rf"```{name}\n(.*?)```", DOCS, re.DOTALL)
+    assert found is not None
+    return found[1]
+
+
+def test_the_documented_command_answers_as_documented() -> None:
+    command = re.search(r"## An answer\n\n    hearth plan (.*)\n", DOCS)
+    assert command is not None
+    assert ran(*shlex.split(command[1])).stdout == block("text answer")
+
+
+def test_the_documented_errors_are_those_of_the_catalogue(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    print_catalogue()
+    assert block("text calibration") in capsys.readouterr().out
+
+
+def test_documented_prices_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "prices.yaml"
+    path.write_text(block("yaml prices"))
+    told = ran(*ASKED, "--prices", str(path), "--json")
+    (choice,) = json.loads(told.stdout)["choices"]
+    assert choice["costPerCard"] == 210
+
+
+def test_every_option_is_documented() -> None:
+    for option in main.params:
+        assert f"`{option.opts[0]}" in DOCS or f"`, `{option.opts[0]}`" in DOCS
+
+
+def test_step_costs_of_a_server_replace_the_catalogue(tmp_path: Path) -> None:
+    path = tmp_path / "speed.json"
+    path.write_text(json.dumps({"some-model": STEPS}))
+    told = ran(*ASKED, "--perf", str(path))
+    assert told.exit_code == 0
+    assert "measured ±" in told.stdout
+    assert "32 x 0.113 GB" in told.stdout  # no more rows than were measured
+    assert "your measurement, in place of the catalogue's" in told.stdout
+
+
+def test_a_fit_replaces_the_catalogue(tmp_path: Path) -> None:
+    path = tmp_path / "perf.json"
+    parms = {"decodeParms": {"alpha": 5.0, "beta": 0.1}, "prefillParms": {"delta": 0.01}}
+    path.write_text(json.dumps({"models": [{"name": "qwen3-8b", "acc": "h100", **parms}]}))
+    told = ran(*ASKED, "--perf", str(path))
+    assert "measured ±0%" in told.stdout
+    assert "Measured data without errors has no interval" in told.stdout
+
+
+def test_levels_that_nothing_meets_end_with_a_status_and_the_nearest() -> None:
+    told = ran(*ASKED, "--itl", "0.1")
+    assert told.exit_code == 1
+    assert re.search(r"The nearest, 8xh100, does TTFT [\d.]+ ms and ITL [\d.]+ ms", told.stdout)
+
+
+@pytest.mark.parametrize(
+    ("content", "option", "told"),
+    [
+        ("[1, 2]", "--prices", "give dollars per card and hour"),
+        ("h100: .nan", "--prices", "finite number"),
+        ("h100: 1" + "0" * 400, "--prices", "too large"),
+        ("h100: -1", "--prices", "greater than or equal to 0"),
+        ("{h100: [", "--prices", "while parsing"),
+        ("{}", "--perf", "neither `models`"),
+        ('{"decode_ms": [[1]], "prefill_ms_per_token": []}', "--perf", "lists of [rows, ms"),
+        ('{"decode_ms": [], "prefill_ms_per_token": []}', "--perf", "at least 1 item"),
+        ('{"models": [{"name": "hearth-tiny", "acc": "h100"}]}', "--perf", "measured[0].name"),
+        ("[" * 100_000, "--perf", ".json: "),
+    ],
+)
+def test_files_that_cannot_be_used_are_told_with_their_fault(
+    tmp_path: Path, content: str, option: str, told: str
+) -> None:
+    path = tmp_path / ("f.yaml" if option == "--prices" else "f.json")
+    path.write_text(content)
+    result = ran(*ASKED, option, str(path))
+    assert result.exit_code == 1
+    assert result.exception is None or isinstance(result.exception, SystemExit)
+    assert told in result.stderr
+
+
+def test_step_costs_need_to_be_of_one_accelerator(tmp_path: Path) -> None:
+    path = tmp_path / "speed.json"
+    path.write_text(json.dumps(STEPS))
+    told = ran("--model", "qwen3-8b", "--rate", "2", "--perf", str(path))
+    assert "name it with one --accelerator" in told.stderr
