@@ -75,7 +75,7 @@ class Kind:
 
 KINDS = {
     "tiny": Kind(64, 96, str(EMBEDDED_MODEL), {"DTYPE": "float32"}),
-    "smollm2": Kind(64, 48, settings={"QUANTIZATION": "int8"}, fetch=fetch_smollm2),
+    "smollm2": Kind(96, 48, settings={"QUANTIZATION": "int8"}, fetch=fetch_smollm2),
     "llama": Kind(64, 96, str(EMBEDDED_MODEL)),
 }
 

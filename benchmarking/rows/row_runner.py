@@ -109,6 +109,8 @@ class RowRunner:
             num_tokens = max(num_tokens, MIN_INPUT_TOKENS)
         length_rng = Random(f"{self.options.seed} {number} prompts")
         tokens_of = lengths(count, num_tokens, load.input_scv, length_rng)
+        if load.input_scv:  # a short beginning of its own leaves too little to choose from
+            tokens_of = [max(tokens, MIN_INPUT_TOKENS) for tokens in tokens_of]
         maker = PromptMaker(tokenizer)
         image_rng = Random(f"{self.options.seed} {number} image")
         image = None if load.image_size == "na" else image_url(load.image_size, image_rng)
