@@ -32,7 +32,9 @@ class Load:
     `concurrency`: closed loop, so many requests in flight, each followed by the next at once.
     `qps`: open loop, requests per second on a schedule that waits for no answer.
     `prompts_path`: the user's own prompts, each once, instead of made ones; `input_tokens` is then
-    their mean, and known once the row has run.
+    their mean, and known once the row has run. Spreads are squared coefficients of variation
+    (variance over mean squared) of gamma distributions: of prompts' and answers' lengths, and of
+    the waits of an open loop, in place of `qps_distribution`.
     """
 
     model: str
@@ -44,6 +46,9 @@ class Load:
     qps_distribution: Distribution = "constant"
     image_size: ImageSize = "na"
     prompts_path: str | None = None
+    input_scv: float = 0.0
+    output_scv: float = 0.0
+    arrival_scv: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

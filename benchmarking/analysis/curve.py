@@ -49,6 +49,7 @@ class LoadPoint:
     e2e: Spread | None
     stolen_share: float | None
     burst_fault: str | None = None  # why there is no ITL although tokens came
+    all_records: tuple[RequestRecord, ...] = ()  # the warm-up's too
 
     def goodput(self, slo: Slo) -> Goodput:
         """Goodput of the requests that came due while the load was held."""
@@ -106,6 +107,7 @@ def load_point(row: RowRecord, records: Sequence[RequestRecord]) -> LoadPoint:
         e2e=spread(E2E, measured),
         stolen_share=row.overhead.stolen_share if row.overhead else None,
         burst_fault=fault,
+        all_records=tuple(records),
     )
 
 

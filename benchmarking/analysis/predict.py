@@ -16,7 +16,14 @@ from benchmarking.analysis.curve import LoadPoint
 from benchmarking.analysis.fit import Validity
 from benchmarking.analysis.goodput import Slo
 from benchmarking.analysis.intervals import Interval, mean_within_run
-from benchmarking.analysis.latency import ITL, TTFT, mean_tokens, output_tokens, succeeded
+from benchmarking.analysis.latency import (
+    ITL,
+    TTFT,
+    input_tokens,
+    mean_tokens,
+    output_tokens,
+    succeeded,
+)
 from benchmarking.errors import OptimizerUnusable
 from benchmarking.records import Load, RequestRecord
 
@@ -100,6 +107,28 @@ class Optimizer:
         answer = self._post("/analyze", self._replica(perf, shape) | asked)
         return _prediction(answer, answer["maxRate"])
 
+    def replay(
+        self, perf: Mapping[str, Any], point: LoadPoint, shape: tuple[int, int]
+    ) -> Prediction:
+        """Just the requests of a row, when they were due: what remains to chance is the server."""
+        due = sorted(point.all_records, key=lambda record: record.scheduled_s)
+        start_s = due[0].scheduled_s
+        trace = [
+            {
+                "atMs": 1000 * (record.scheduled_s - start_s),
+                "inTokens": input_tokens(record) or shape[0],
+                "outTokens": output_tokens(record) if record.chunk_s else shape[1],
+            }
+            for record in due
+        ]
+        asked = {
+            "arrivalRate": point.offered_per_s * PER_MINUTE,
+            "trace": trace,
+            "warmupRequests": sum(record.is_warmup for record in due),
+        }
+        answer = self._post("/analyze", self._replica(perf, shape) | asked)
+        return _prediction(answer, answer["maxRate"])
+
     def max_rate(
         self, perf: Mapping[str, Any], shape: tuple[int, int], slo: Slo
     ) -> Prediction | None:
@@ -152,7 +181,8 @@ def is_comparable(point: LoadPoint) -> bool:
     """Poisson arrivals, with latencies to compare."""
     load = point.load
     has_latencies = point.ttft is not None and point.itl is not None
-    return load.qps is not None and load.qps_distribution == "exponential" and has_latencies
+    is_poisson = load.qps_distribution == "exponential" and load.arrival_scv is None
+    return load.qps is not None and is_poisson and has_latencies
 
 
 def predict(

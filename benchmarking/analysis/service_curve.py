@@ -10,9 +10,10 @@ Pure but for the URL that `read_speed` may be given: any thread.
 """
 
 import json
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Annotated, Any
@@ -24,7 +25,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from scipy.optimize import isotonic_regression, nnls
 
 from benchmarking.analysis.curve import LoadPoint
-from benchmarking.analysis.latency import mean_tokens
+from benchmarking.analysis.intervals import mean_within_run
+from benchmarking.analysis.latency import E2E, TTFT, mean_tokens, succeeded
 from benchmarking.errors import InvalidResults, Unfit
 
 FloatArray = npt.NDArray[np.float64]
@@ -45,7 +47,7 @@ Row = tuple[
 
 PromptRow = tuple[  # rows are means of steps with about as many, and 0 where none decoded
     Annotated[float, Field(ge=0, le=65_536)],
-    Annotated[float, Field(ge=LEAST_MS, le=1e9)],
+    Annotated[float, Field(ge=0, le=1e9)],  # 0: steps with prompts took no longer
     Annotated[float, Field(ge=0, le=1e9)],
 ]
 
@@ -68,6 +70,9 @@ class CurvePoint:
     rows: int
     ms: float
     standard_error: float
+
+    def times(self, factor: float) -> "CurvePoint":
+        return CurvePoint(self.rows, factor * self.ms, factor * self.standard_error)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +100,23 @@ class ServiceCurve:
             "measuredAt": self.measured_at,
         }
         return {name: value for name, value in found.items() if value is not None}
+
+    def at_speed(self, slowness: float, speed_error: float) -> "ServiceCurve":
+        """Returns the curve of a moment at which everything takes so many times as long."""
+        return replace(
+            self,
+            decode=tuple(point.times(slowness) for point in self.decode),
+            prompt_token=tuple(point.times(slowness) for point in self.prompt_token),
+            overhead_ms=None if self.overhead_ms is None else slowness * self.overhead_ms,
+            speed_error=speed_error,
+        )
+
+    def closed_loop_ms(self, users: int, work_tokens: float, output_tokens: float) -> float:
+        """Returns the end to end latency in a closed loop of so many users."""
+        rows, ms = [point.rows for point in self.decode], [point.ms for point in self.decode]
+        step_ms = float(np.interp(users, rows, ms))
+        prompts_ms = users * self.prompt_token[0].ms * work_tokens
+        return (self.overhead_ms or 0.0) + prompts_ms + output_tokens * step_ms
 
     def line(self) -> str:
         """For people."""
@@ -155,12 +177,13 @@ def _by_whole_rows(rows: Iterable[PromptRow]) -> list[CurvePoint]:
     points = []
     for number, each in sorted(together.items()):
         if len(each) == 1:
-            points.append(CurvePoint(number, *each[0][1:]))
+            _, ms, error_ms = each[0]
+            points.append(CurvePoint(number, max(ms, LEAST_MS), error_ms))
             continue
-        weights = [1 / max(error, LEAST_ERROR * ms) ** 2 for _, ms, error in each]
+        weights = [1 / max(error, LEAST_ERROR * ms, LEAST_MS) ** 2 for _, ms, error in each]
         pairs = zip(weights, each, strict=True)
         mean_ms = sum(weight * ms for weight, (_, ms, _) in pairs) / sum(weights)
-        points.append(CurvePoint(number, mean_ms, sum(weights) ** -0.5))
+        points.append(CurvePoint(number, max(mean_ms, LEAST_MS), sum(weights) ** -0.5))
     return points
 
 
@@ -171,7 +194,17 @@ def fit_closed_loops(points: Iterable[LoadPoint], places: int | None) -> Service
     With prompts of lengths that differ, overhead and prompts' work are told apart; with equal ones
     the overhead counts as work.
     """
-    loops = [loop for point in points if (loop := _loop(point)) and loop.users <= (places or 1e9)]
+    return fit_loops(closed_loops(points, places))
+
+
+def closed_loops(points: Iterable[LoadPoint], places: int | None) -> list["Loop"]:
+    """Returns the closed loops of no more users than places, in the same order."""
+    loops = (_loop(point) for point in points)
+    return [loop for loop in loops if loop is not None and loop.users <= (places or math.inf)]
+
+
+def fit_loops(loops: Sequence["Loop"]) -> ServiceCurve | None:
+    """As `fit_closed_loops`."""
     users = sorted({loop.users for loop in loops})
     if len(users) < MIN_USERS:
         return None
@@ -193,9 +226,11 @@ def fit_closed_loops(points: Iterable[LoadPoint], places: int | None) -> Service
 
 
 @dataclass(frozen=True, slots=True)
-class _Loop:
-    """Means of one closed loop, in ms, with their standard errors."""
+class Loop:
+    """Means of one closed loop, in ms, with their standard errors. `at_s`: its middle, on the
+    clock of the run."""
 
+    at_s: float
     users: int
     work_tokens: float  # of a prompt: with its last token a row decodes
     output_tokens: float
@@ -204,23 +239,45 @@ class _Loop:
     ttft_ms: float
     ttft_error_ms: float
 
+    @property
+    def rate_per_s(self) -> float:
+        """Departures, by Little's law: users who end and begin together make any window wrong."""
+        return 1000 * self.users / self.e2e_ms
 
-def _loop(point: LoadPoint) -> _Loop | None:
-    if point.load.concurrency is None or point.e2e is None or point.ttft is None:
+    def met(self, slowness: float, error: float) -> "Loop":
+        """Returns what it would have been at slowness 1, had it met this one, known to `error`."""
+        e2e_ms, ttft_ms = self.e2e_ms / slowness, self.ttft_ms / slowness
+        return replace(
+            self,
+            e2e_ms=e2e_ms,
+            e2e_error_ms=math.hypot(self.e2e_error_ms / slowness, error * e2e_ms),
+            ttft_ms=ttft_ms,
+            ttft_error_ms=math.hypot(self.ttft_error_ms / slowness, error * ttft_ms),
+        )
+
+
+def _loop(point: LoadPoint) -> Loop | None:
+    """None for what is no closed loop. Not counted are the last requests, one for each user: as
+    they end, no others follow, and steps have fewer rows."""
+    users = point.load.concurrency
+    if users is None or point.e2e is None:
         return None
-    in_tokens, out_tokens = mean_tokens(point.measured)
+    steady = succeeded(point.measured[:-users]) or point.measured
+    in_tokens, out_tokens = mean_tokens(steady)
     means = []
-    for interval in (point.e2e.mean, point.ttft.mean):
+    for metric in (E2E, TTFT):
+        interval = mean_within_run(metric.values(steady))
         half = interval.high - interval.value
         error = half / IN_95 if np.isfinite(half) else 0.0
         means += [interval.value, max(error, LEAST_ERROR * interval.value)]
-    return _Loop(point.load.concurrency, max(in_tokens - 1, 0.0), out_tokens, *means)
+    at_s = (point.from_s + point.to_s) / 2
+    return Loop(at_s, users, max(in_tokens - 1, 0.0), out_tokens, *means)
 
 
 Equation = tuple[FloatArray, float]  # coefficients of c, overhead and every a(n), and the left side
 
 
-def _end_to_end(loop: _Loop, users: Sequence[int], tells_overhead: bool) -> Equation:
+def _end_to_end(loop: Loop, users: Sequence[int], tells_overhead: bool) -> Equation:
     unknowns = np.zeros(2 + len(users))
     unknowns[0] = loop.users * loop.work_tokens
     unknowns[1] = tells_overhead
@@ -228,7 +285,7 @@ def _end_to_end(loop: _Loop, users: Sequence[int], tells_overhead: bool) -> Equa
     return unknowns / loop.e2e_error_ms, loop.e2e_ms / loop.e2e_error_ms
 
 
-def _first_token(loop: _Loop, users: Sequence[int], tells_overhead: bool) -> Equation:
+def _first_token(loop: Loop, users: Sequence[int], tells_overhead: bool) -> Equation:
     unknowns = np.zeros(2 + len(users))
     unknowns[:3] = loop.work_tokens, tells_overhead, 1.0
     return unknowns / loop.ttft_error_ms, loop.ttft_ms / loop.ttft_error_ms
@@ -244,10 +301,10 @@ def _least_squares(design: FloatArray, left: FloatArray) -> tuple[FloatArray, Fl
     return found, np.sqrt(np.maximum(np.diag(covariance), 0.0))
 
 
-def _drift(loops: Sequence[_Loop]) -> float:
+def _drift(loops: Sequence[Loop]) -> float:
     """Returns the relative scatter of rows of the same load beyond that within them: the machine's
     own speed; 0 without such rows."""
-    of_load: defaultdict[tuple[int, int, int], list[_Loop]] = defaultdict(list)
+    of_load: defaultdict[tuple[int, int, int], list[Loop]] = defaultdict(list)
     for loop in loops:
         shape = round(loop.work_tokens), round(loop.output_tokens)
         of_load[(loop.users, *shape)].append(loop)

@@ -1,257 +1,239 @@
-"""The loop's proof: measure a server, fit it, ask the optimizer, and compare what it said.
+"""The loop's proof: fit a service curve, ask the optimizer of every check, set beside what was.
 
-`close_loop` is the whole. Loads are Poisson arrivals, because that is what the optimizer's replica
-has, in the sweep and in the check alike. The rows of both are measured in turn, so that a machine
-whose speed drifts does so for both; the fit never sees a row of a check. A row in which the host
-of a virtual machine took too much of it is measured again: by what it took, not by what came out.
+Each row that is checked has a prediction of its own, of its requests as they came due and at the
+speed of that moment, which the closed loops around it say; a load's is the mean over its rows. How
+far a guess of the speed is off goes into its interval, less where several rows are averaged. Of the
+rate alone the optimizer says what holds in the long run, from which some seconds may be far off.
 """
 
-from collections.abc import Callable, Generator, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
-from random import Random
-from typing import TypeVar
+from statistics import fmean
+from typing import Any
+
+import numpy as np
 
 from benchmarking.analysis.curve import LoadPoint
 from benchmarking.analysis.fit import Fit, fit_run
 from benchmarking.analysis.goodput import Slo
-from benchmarking.analysis.predict import Beside, Optimizer, beside_lines, predict, request_shape
-from benchmarking.analysis.search import Shape
-from benchmarking.errors import Disturbed, Interrupted
-from benchmarking.records import Load
-from benchmarking.rows.driver import Driver
+from benchmarking.analysis.intervals import Interval, mean_within_run, over_repeats
+from benchmarking.analysis.latency import ITL, TTFT, mean_tokens, output_tokens, succeeded
+from benchmarking.analysis.moments import Drift, fit_drifting
+from benchmarking.analysis.predict import MAX_SCV, Optimizer, Prediction, request_shape
+from benchmarking.analysis.service_curve import ServiceCurve, closed_loops
+from benchmarking.benches.loop_figures import (
+    MAX_HALF_WIDTH,
+    MAX_ITL_ERROR,
+    MAX_RATE_ERROR,
+    MAX_TTFT_ERROR,
+    NARROW_UP_TO,
+    Check,
+    Compared,
+    LoopResult,
+)
+from benchmarking.benches.loop_plan import LoopPlan, Rows
+from benchmarking.errors import Unfit
+from benchmarking.records import Load, Run
 
-T = TypeVar("T")
-
-REQUESTS_EACH = 8  # of each user of the closed loop that finds places and capacity
-# What the proof allows, of what was measured.
-MAX_TTFT_ERROR, MAX_ITL_ERROR, MAX_RATE_ERROR = 0.20, 0.10, 0.15
-
-
-@dataclass(frozen=True, slots=True)
-class LoopPlan:
-    """`shape`: what is checked. `users`: more than the server has places. Seconds are per row.
-
-    A load near capacity is known worst: what waits for a place is rare and comes in bursts, so
-    the last of the check shares has more rows.
-    """
-
-    shape: Shape
-    users: int
-    sweep_s: float
-    check_s: float
-    seed: int = 0
-    accelerator: str = "this machine"
-    sweep_shares: tuple[float, ...] = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8)  # of what `users` get
-    length_factors: tuple[float, ...] = (0.75, 1.0, 1.25)  # of the prompt length that is checked
-    check_shares: tuple[float, ...] = (0.5, 0.8)  # of what `users` get, too
-    # Measured as well, so that the highest rate within a level lies between two.
-    more_shares: tuple[float, ...] = (0.65, 0.9)
-    rounds: int = 6  # each of all checks and a part of the sweep
-    last_rows: int = 2  # of the last of the check shares in each round; of the others one
-    max_stolen_share: float = 0.1  # of a core, in a row that counts
-    max_disturbed: int = 60  # rows that do not count
-
-    def sweep_loads(self, saturated_per_s: float) -> list[Load]:
-        """Rates and prompt lengths around the ones that are checked."""
-        return [
-            Shape(
-                self.shape.model, round(factor * self.shape.input_tokens), self.shape.output_tokens
-            ).at_rate(share * saturated_per_s, self.sweep_s)
-            for factor in self.length_factors
-            for share in self.sweep_shares
-        ]
-
-    def check_loads(self, saturated_per_s: float) -> list[Load]:
-        """One for each of the check shares, then one for each of the others."""
-        return [
-            self.shape.at_rate(share * saturated_per_s, self.check_s)
-            for share in (*self.check_shares, *self.more_shares)
-        ]
-
-    @property
-    def saturating(self) -> Load:
-        return self.shape.at_concurrency(self.users, REQUESTS_EACH)
-
-    def loads(self, saturated_per_s: float) -> list[tuple[Load, bool]]:
-        """Returns loads, and whether each is a check. Every round has all loads to be
-        checked and a part of the sweep, in random order: a machine that slows down meanwhile must
-        look neither like a slope nor like a wrong prediction."""
-        rng = Random(self.seed)
-        sweep = self.sweep_loads(saturated_per_s)
-        rng.shuffle(sweep)
-        checks = self.check_loads(saturated_per_s)
-        checks += [checks[len(self.check_shares) - 1]] * (self.last_rows - 1)
-        loads = []
-        for number in range(self.rounds):
-            in_turn = [(load, True) for load in checks]
-            in_turn += [(load, False) for load in sweep[number :: self.rounds]]
-            rng.shuffle(in_turn)
-            loads += in_turn
-        return loads
+At = tuple[LoadPoint, ServiceCurve]
+"""A row, and the curve of its moment."""
+Ask = Callable[[LoadPoint, ServiceCurve], Prediction]
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
-    """All that was measured, in order. `checked` and `disturbed` are numbers of rows."""
+class Measured:
+    """`speeds`: by numbers of rows that are checked, what the server said of its steps after it."""
 
-    points: tuple[LoadPoint, ...]
-    saturated: LoadPoint
-    checked: tuple[int, ...]
-    disturbed: tuple[int, ...]
-
-
-def measure_in_turn(plan: LoopPlan) -> Generator[Load, LoadPoint, Rows]:
-    """The closed loop that finds the capacity, then sweep and checks.
-
-    A row in which the host took too much is measured again at once. Raises Disturbed.
-    """
-    points: list[LoadPoint] = []
-    disturbed: list[int] = []
-
-    def undisturbed(load: Load) -> Generator[Load, LoadPoint, LoadPoint]:
-        while True:
-            point = yield load
-            points.append(point)
-            if (point.stolen_share or 0.0) <= plan.max_stolen_share:
-                return point
-            disturbed.append(len(points) - 1)
-            if len(disturbed) > plan.max_disturbed:
-                raise Disturbed(len(points), len(disturbed), plan.max_stolen_share)
-
-    saturated = yield from undisturbed(plan.saturating)
-    checked = []
-    for load, is_check in plan.loads(saturated.throughput_per_s):
-        yield from undisturbed(load)
-        if is_check:
-            checked.append(len(points) - 1)
-    return Rows(tuple(points), saturated, tuple(checked), tuple(disturbed))
+    run: Run
+    rows: Rows
+    speeds: Mapping[int, ServiceCurve]
 
 
 @dataclass(frozen=True, slots=True)
-class Rate:
-    """Requests per second: what the optimizer says and what was measured."""
+class Cuts:
+    """How a server cuts prompts to fit into its steps, which loops do not show."""
 
-    predicted: float
-    measured: float
+    chunk_tokens: int | None = None
+    budget_tokens: int | None = None
 
-    @property
-    def error(self) -> float:
-        return self.predicted / self.measured - 1
+
+NO_CUTS = Cuts()
 
 
 @dataclass(frozen=True, slots=True)
-class LoopResult:
-    """`max_rate` is None where no rate keeps `slo` on average, or where the loads did not cross it.
+class Asked:
+    """An optimizer, and the performance data it is asked about at any curve."""
 
-    `capacity_again_per_s`: what the closed loop that measured `capacity` got after all the rest. By
-    how much it differs the machine itself drifted meanwhile. `num_disturbed` of `num_rows` do not
-    count.
-    """
+    optimizer: Optimizer
+    perf: Mapping[str, Any]
+
+    def of_requests(self, part: LoadPoint, curve: ServiceCurve) -> Prediction:
+        """Returns what it says of just the requests of a row. Raises OptimizerUnusable."""
+        return self.optimizer.replay(self._at(curve), part, request_shape(part.measured))
+
+    def of_rate(self, part: LoadPoint, curve: ServiceCurve) -> Prediction:
+        """Returns what it says of the rate of a row, in the long run. Raises OptimizerUnusable."""
+        answered = succeeded(part.measured)
+        _, out_tokens = mean_tokens(answered)
+        lengths = [output_tokens(record) for record in answered]
+        spread = min(float(np.var(lengths)) / out_tokens**2, MAX_SCV)
+        shape = request_shape(answered)
+        return self.optimizer.analyze(self._at(curve), shape, part.offered_per_s, spread)
+
+    def max_rate_per_s(self, like: LoadPoint, curve: ServiceCurve, slo: Slo) -> float | None:
+        """Returns the highest rate of such requests with means within `slo`."""
+        shape = request_shape(like.measured)
+        found = self.optimizer.max_rate(self._at(curve), shape, slo)
+        return None if found is None else found.rate_per_s
+
+    def _at(self, curve: ServiceCurve) -> dict[str, Any]:
+        return {**self.perf, "serviceCurve": curve.as_json()}
+
+
+@dataclass(frozen=True, slots=True)
+class Fitted:
+    """What closed loops say of a server, and whom to ask what follows from it."""
 
     fit: Fit
-    capacity: Rate
-    checks: tuple[Beside, ...]
-    slo: Slo
-    max_rate: Rate | None
-    capacity_again_per_s: float
-    num_rows: int
-    num_disturbed: int
+    curve: ServiceCurve
+    drift: Drift
+    asked: Asked
 
-    def misses(self) -> list[str]:
-        """Predictions with a larger error than allowed; empty where the loop is proved."""
-        found = []
-        for beside in self.checks:
-            rate = f"at {beside.prediction.rate_per_s:.2f} requests/s"
-            found += _miss(f"TTFT {rate}", beside.ttft_error, MAX_TTFT_ERROR)
-            found += _miss(f"ITL {rate}", beside.itl_error, MAX_ITL_ERROR)
-        if self.max_rate is None:
-            return [*found, f"no maximum rate with mean {self.slo} was found"]
-        return found + _miss("the maximum rate", self.max_rate.error, MAX_RATE_ERROR)
+    def at_moments(self, points: Sequence[LoadPoint]) -> list[At]:
+        """Returns the rows with their curves; errors of the speed are those of a mean over them."""
+        error = self.drift.error / len(points) ** 0.5
+        return [
+            (point, self.curve.at_speed(self.drift.slowness(middle_s(point)), error))
+            for point in points
+        ]
 
 
-def close_loop(
-    plan: LoopPlan, driver: Driver, optimizer: Optimizer, tell: Callable[[str], None]
-) -> LoopResult:
-    """Raises Interrupted, Disturbed, Unfit, OptimizerUnusable, RowRefused and NotWritable."""
-    rows = _told(driver.drive(measure_in_turn(plan)))
-    capacity_per_s = rows.saturated.throughput_per_s
+def fitted(plan: LoopPlan, measured: Measured, optimizer: Optimizer, cuts: Cuts) -> Fitted:
+    """Raises Unfit."""
+    rows = measured.rows
+    found = fit_drifting(closed_loops(rows.closed(), plan.places))
+    if found is None:
+        raise Unfit("too few closed loops of different numbers of users were measured")
+    curve, drift = found
+    curve = replace(curve, chunk_tokens=cuts.chunk_tokens, budget_tokens=cuts.budget_tokens)
     left_out = {*rows.checked, *rows.disturbed}
-    fitted = fit_run(driver.run, plan.shape.model, left_out=left_out)
-    perf = fitted.perf_data(plan.shape.model, plan.accelerator)
-    optimizer.set_perf(perf)
-    tell(f"fitted and posted: {perf}")
+    fit = fit_run(
+        measured.run, plan.shape.model, left_out=left_out, max_batch_size=plan.places, speed=curve
+    )
+    perf = fit.perf_data(plan.shape.model, plan.accelerator)
+    return Fitted(fit, curve, drift, Asked(optimizer, perf))
 
-    tokens = request_shape(rows.saturated.measured)
-    top = optimizer.max_rate(perf, tokens, Slo())
-    assert top is not None  # without targets every replica has a highest rate
-    checked = [rows.points[row] for row in rows.checked]
-    found = {beside.load: beside for beside in predict(optimizer, perf, checked)}
-    besides = [found[load] for load in plan.check_loads(capacity_per_s)]
-    slo = Slo(itl_ms=fitted.decode.at(fitted.max_batch_size / 4))
-    within = optimizer.max_rate(perf, tokens, slo)
-    crossed_per_s = crossing_per_s(besides, slo)
+
+def prove(
+    plan: LoopPlan, measured: Measured, optimizer: Optimizer, cuts: Cuts = NO_CUTS
+) -> LoopResult:
+    """Raises Unfit and OptimizerUnusable."""
+    found = fitted(plan, measured, optimizer, cuts)
+    rows, asked = measured.rows, found.asked
+    of_load = _by_share(plan, rows)
+    of_moments = [(share, found.at_moments(parts)) for share, parts in of_load]
+    checks = [_check(asked.of_requests, *each) for each in of_moments]
+    overhead_ms = found.curve.overhead_ms  # which the server itself does not say
+    said = {
+        id(rows.points[row]): replace(curve, overhead_ms=overhead_ms)
+        for row, curve in measured.speeds.items()
+    }
+    by_speed = [
+        _check(asked.of_requests, share, [(part, said[id(part)]) for part in parts])
+        for share, parts in (of_load if said else [])
+    ]
+    rates = [_capacity(asked, found.at_moments(rows.crowds(plan)))]
+    middle = found.at_moments([part for _, parts in of_load[1:3] for part in parts])
+    if (within := _within_level(asked, checks, middle)) is not None:
+        rates.append(within)
     return LoopResult(
-        fit=fitted,
-        capacity=Rate(top.rate_per_s, capacity_per_s),
-        checks=tuple(besides[: len(plan.check_shares)]),
-        slo=slo,
-        max_rate=Rate(within.rate_per_s, crossed_per_s) if within and crossed_per_s else None,
-        capacity_again_per_s=_told(driver.measure(plan.saturating)).throughput_per_s,
+        fit=found.fit,
+        drift=found.drift,
+        checks=tuple(checks),
+        by_rate=tuple(_check(asked.of_rate, *each) for each in of_moments),
+        by_speed=tuple(by_speed),
+        rates=tuple(rates),
+        level=Slo(itl_ms=_level_ms(checks)),
         num_rows=len(rows.points),
         num_disturbed=len(rows.disturbed),
     )
 
 
-def crossing_per_s(measured: Iterable[Beside], slo: Slo) -> float | None:
-    """The rate at which the mean ITL crosses its level, on straight lines between those measured.
+def middle_s(point: LoadPoint) -> float:
+    return (point.from_s + point.to_s) / 2
 
-    None where all are above it, or all below. The optimizer's levels are bounds on means, too.
-    """
-    assert slo.itl_ms is not None
-    points = sorted((beside.prediction.rate_per_s, beside.itl.value) for beside in measured)
-    for (low, below_ms), (high, above_ms) in pairwise(points):
-        if below_ms <= slo.itl_ms < above_ms:
-            return low + (high - low) * (slo.itl_ms - below_ms) / (above_ms - below_ms)
+
+def _by_share(plan: LoopPlan, rows: Rows) -> list[tuple[float, list[LoadPoint]]]:
+    """The rows of each load, with its share of the capacity; ascending."""
+    of_load: dict[Load, list[LoadPoint]] = {}
+    for row in rows.checked:
+        of_load.setdefault(rows.points[row].load, []).append(rows.points[row])
+    loads = sorted(of_load, key=lambda load: load.qps or 0.0)
+    return [(share, of_load[load]) for share, load in zip(plan.check_shares, loads, strict=False)]
+
+
+def _check(ask: Ask, share: float, moments: Sequence[At]) -> Check:
+    said = [ask(*at) for at in moments]
+    parts = [part for part, _ in moments]
+    weights = [float(len(part.measured)) for part in parts]
+    records = [record for part in parts for record in part.measured]
+    seconds = [part.to_s - part.from_s for part in parts]
+    width = MAX_HALF_WIDTH if share <= NARROW_UP_TO else None
+
+    def compared(name: str, allowed: float, measured: Interval) -> Compared:
+        values = [getattr(one, f"{name.lower()}_ms") for one in said]
+        bounds = [getattr(one, f"{name.lower()}_bounds_ms") for one in said]
+        low_high = None
+        if None not in bounds:
+            low, high = (fmean(side, weights) for side in zip(*bounds, strict=True))
+            low_high = (low, high)
+        return Compared(f"{name}, ms", fmean(values, weights), low_high, measured, allowed, width)
+
+    served = [min(one.rate_per_s, one.max_rate_per_s) for one in said]
+    answered = over_repeats([part.throughput_per_s for part in parts])
+    return Check(
+        share=share,
+        rate_per_s=fmean([part.offered_per_s for part in parts], seconds),
+        methods=tuple(sorted({one.method or "lines" for one in said})),
+        ttft=compared("TTFT", MAX_TTFT_ERROR, mean_within_run(TTFT.values(records))),
+        itl=compared("ITL", MAX_ITL_ERROR, mean_within_run(ITL.values(records))),
+        answered=Compared(
+            "answered, requests/s", fmean(served, seconds), None, answered, MAX_RATE_ERROR
+        ),
+    )
+
+
+def _capacity(asked: Asked, crowds: Sequence[At]) -> Compared:
+    predicted = [asked.max_rate_per_s(point, curve, Slo()) or 0.0 for point, curve in crowds]
+    loops = closed_loops([point for point, _ in crowds], None)
+    measured = over_repeats([loop.rate_per_s for loop in loops])
+    return Compared("capacity, requests/s", fmean(predicted), None, measured, MAX_RATE_ERROR)
+
+
+def _within_level(asked: Asked, checks: Sequence[Check], middle: Sequence[At]) -> Compared | None:
+    """The highest rate that keeps the mean ITL at a level between those of the `middle` checks."""
+    level_ms = _level_ms(checks)
+    points = [(check.rate_per_s, check.itl.measured.value) for check in checks]
+    crossed_per_s = crossing_per_s(points, level_ms)
+    slo = Slo(itl_ms=level_ms)
+    rates = [rate for at in middle if (rate := asked.max_rate_per_s(*at, slo)) is not None]
+    if crossed_per_s is None or not rates:
+        return None
+    measured = Interval(crossed_per_s, -np.inf, np.inf)
+    name = f"requests/s with mean ITL ≤ {level_ms:.2f} ms"
+    return Compared(name, fmean(rates), None, measured, MAX_RATE_ERROR)
+
+
+def _level_ms(checks: Sequence[Check]) -> float:
+    return fmean(check.itl.measured.value for check in checks[1:3])
+
+
+def crossing_per_s(points: Iterable[tuple[float, float]], level: float) -> float | None:
+    """The rate at which a mean crosses its level, on straight lines between points of (rate, mean).
+
+    None where all are above it, or all below."""
+    for (low, below), (high, above) in pairwise(sorted(points)):
+        if below <= level < above:
+            return low + (high - low) * (level - below) / (above - below)
     return None
-
-
-def _told(finding: T | None) -> T:
-    if finding is None:
-        raise Interrupted
-    return finding
-
-
-def result_lines(result: LoopResult) -> Sequence[str]:
-    """Predicted beside measured, as a table; errors are (predicted - measured) / measured."""
-    before, after = result.capacity.measured, result.capacity_again_per_s
-    lines = [
-        *(f"- {line}" for line in result.fit.lines()),
-        "",
-        *beside_lines(result.checks),
-        _row("capacity, requests/s", result.capacity),
-    ]
-    if result.max_rate is not None:
-        name = f"requests/s with mean ITL ≤ {result.slo.itl_ms:.2f} ms"
-        lines.append(_row(name, result.max_rate))
-    misses = result.misses()
-    return [
-        *lines,
-        "",
-        f"Allowed errors: TTFT {MAX_TTFT_ERROR:.0%}, ITL {MAX_ITL_ERROR:.0%}, maximum rate "
-        f"{MAX_RATE_ERROR:.0%}. "
-        + (f"Beyond: {'; '.join(misses)}." if misses else "None is beyond."),
-        "",
-        f"The closed loop that measured the capacity got {before:.2f} requests/s at first and "
-        f"{after:.2f} at the end, {after / before - 1:+.1%}: so much the machine itself drifted.",
-        f"{result.num_disturbed} of {result.num_rows} rows were measured again, because the host "
-        "of this virtual machine took too much of it meanwhile.",
-    ]
-
-
-def _row(name: str, rate: Rate) -> str:
-    return f"| {name} | | {rate.predicted:.2f} | {rate.measured:.2f} | {rate.error:+.1%} |"
-
-
-def _miss(what: str, error: float, allowed: float) -> list[str]:
-    return [] if abs(error) <= allowed else [f"{what} is off by {error:+.1%}"]

@@ -54,6 +54,10 @@ LLAMA_CPP = Recipe(
     options=("--no-binary", "llama-cpp-python"),
     environment={"CMAKE_ARGS": f"{_NATIVE} {_SERVER}", "CMAKE_BUILD_PARALLEL_LEVEL": "2"},
 )
+# The same server, compiled by others for any processor: slower, but there at once.
+PREBUILT_LLAMA = Recipe(
+    "llama-prebuilt", ("xllamacpp==2026.10.11549",), "benchmarking.peers.prebuilt_llama"
+)
 OPENVINO = Recipe(
     "openvino",
     ("openvino-genai==2026.4.1.0", "optimum-intel==2.2.0", "nncf==3.4.0", "torch==2.13.0"),

@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 import psutil
 import requests
 
-from benchmarking.peers.install import LLAMA_CPP
+from benchmarking.peers.install import LLAMA_CPP, PREBUILT_LLAMA
 from benchmarking.serving import ROOT, STOP_TIMEOUT_S, environment, eventually, free_port
 from inference_api.engine.hardware import physical_cores
 
@@ -36,13 +36,29 @@ def llama_server(
     command += ["--parallel", str(users), "--ctx-size", str(users * context)]
     command += ["--threads", threads, "--threads-batch", threads, "--no-ui"]
     command += ["--no-cache-prompt", "--cache-ram", "0", *options]
+    with _listening(command, port, LD_LIBRARY_PATH=_PLATLIB / "lib") as process:
+        yield port, psutil.Process(process.pid)
+
+
+@contextmanager
+def prebuilt_llama_server(file: Path, users: int, context: int) -> Iterator[int]:
+    """The same of a package that nobody has to compile: its port. One core is left to its HTTP
+    and to the client: a thread of its own that waits for one keeps all others waiting."""
+    port = free_port()
+    command = [str(PREBUILT_LLAMA.python), "-m", PREBUILT_LLAMA.check, str(file)]
+    command += ["--port", str(port), "--users", str(users), "--context", str(context)]
+    with _listening([*command, "--threads", str(max(physical_cores() - 1, 1))], port):
+        yield port
+
+
+@contextmanager
+def _listening(
+    command: Sequence[str], port: int, **variables: object
+) -> Iterator[subprocess.Popen[bytes]]:
+    """The process, once it answers."""
     with TemporaryDirectory() as folder, (Path(folder) / "log").open("w+") as log:
         process = subprocess.Popen(
-            command,
-            cwd=ROOT,
-            env=environment(LD_LIBRARY_PATH=_PLATLIB / "lib"),
-            stdout=log,
-            stderr=log,
+            command, cwd=ROOT, env=environment(**variables), stdout=log, stderr=log
         )
 
         def is_ready() -> bool:
@@ -54,7 +70,7 @@ def llama_server(
 
         try:
             eventually(is_ready, START_TIMEOUT_S)
-            yield port, psutil.Process(process.pid)
+            yield process
         finally:
             process.terminate()
             process.wait(STOP_TIMEOUT_S)

@@ -21,7 +21,7 @@ from benchmarking.load.own_prompts import own_prompts
 from benchmarking.load.process import run_load
 from benchmarking.load.prompt_texts import TEXTS
 from benchmarking.load.prompts import PromptMaker
-from benchmarking.load.schedule import due_times_s
+from benchmarking.load.schedule import due_times_s, lengths
 from benchmarking.load.targets import Prompt, Target
 from benchmarking.load.tokenizers import SERVER, Tokenizer, tokenizer_for
 from benchmarking.load.usage import server_usage
@@ -107,12 +107,16 @@ class RowRunner:
         num_tokens = load.input_tokens
         if load.prompts_path:  # these warm up only, and the user's own may be very short
             num_tokens = max(num_tokens, MIN_INPUT_TOKENS)
+        length_rng = Random(f"{self.options.seed} {number} prompts")
+        tokens_of = lengths(count, num_tokens, load.input_scv, length_rng)
+        if load.input_scv:  # a short beginning of its own leaves too little to choose from
+            tokens_of = [max(tokens, MIN_INPUT_TOKENS) for tokens in tokens_of]
         maker = PromptMaker(tokenizer)
         image_rng = Random(f"{self.options.seed} {number} image")
         image = None if load.image_size == "na" else image_url(load.image_size, image_rng)
         names = [name for name in TEXTS if name != "default"]
         prompts: list[Prompt] = []
-        for index in range(count):
+        for index, num_tokens in enumerate(tokens_of):
             rng = Random(f"{self.options.seed} {number} {index}")
             name = rng.choice(names) if self.options.use_multiple_prompts else "default"
             if self.options.unique_prefix:
@@ -152,11 +156,15 @@ class RowRunner:
         due_s: list[float] = []
         if load.qps and not load.concurrency:
             rng = Random(f"{self.options.seed} {number} schedule")
-            due_s = due_times_s(len(prompts), load.qps, load.qps_distribution, rng)
+            spaced = load.qps_distribution
+            due_s = due_times_s(len(prompts), load.qps, spaced, rng, load.arrival_scv)
         request = self.target.request
+        length_rng = Random(f"{self.options.seed} {number} answers")
+        max_tokens = lengths(len(prompts), load.output_tokens, load.output_scv, length_rng)
+        asked = zip(prompts, max_tokens, strict=True)
         return LoadJob(
             address=self.target.address,
-            requests=tuple(request(load.model, p, load.output_tokens) for p in prompts),
+            requests=tuple(request(load.model, prompt, tokens) for prompt, tokens in asked),
             answer=self.target.answer,
             origin_s=self.origin.monotonic_s,
             row_timeout_s=self.options.timeout_s,

@@ -9,7 +9,9 @@ from pydantic import BaseModel
 from common.operations import operation
 from inference_api.scheduling.decode_backend import DecodeBackend
 from inference_api.scheduling.prompt_costs import Point
-from inference_api.scheduling.step_costs import StepSpeed
+from inference_api.scheduling.served_model import ServedModel
+from inference_api.scheduling.step_plan import budget_tokens
+from inference_api.settings import Settings
 
 Row = tuple[float, float, float]  # rows that decode, milliseconds, their standard error
 
@@ -20,6 +22,9 @@ class ModelSpeed(BaseModel):
     A step of n rows that decode and p prompt tokens takes `decode_ms` at n (at 0 as at 1) and p
     times `prefill_ms_per_token` at n. `speed`: steps per second beside when they were first
     measured; `measured_at`: null while nothing is known; `steps`: since start.
+
+    Of prompts at most `chunk_tokens` are in a step and, while rows decode, as many as they leave of
+    `budget_tokens`; null where that is no number of tokens.
     """
 
     decode_ms: list[Row]
@@ -27,16 +32,22 @@ class ModelSpeed(BaseModel):
     speed: float
     measured_at: datetime | None
     steps: int
+    chunk_tokens: int
+    budget_tokens: int | None
 
     @classmethod
-    def of(cls, known: StepSpeed) -> "ModelSpeed":
+    def of(cls, served: ServedModel, settings: Settings) -> "ModelSpeed":
+        known = served.costs.speed
         at_s = known.measured_at_s
+        has_budget = served.is_batch_invariant and settings.itl_budget_ms is None
         return cls(
             decode_ms=_in_ms(known.decode),
             prefill_ms_per_token=_in_ms(known.prompt_token),
             speed=round(known.speed, 4),
             measured_at=None if at_s is None else datetime.fromtimestamp(at_s, UTC),
             steps=known.steps,
+            chunk_tokens=settings.prefill_chunk_tokens,
+            budget_tokens=budget_tokens(settings, served.max_rows) if has_budget else None,
         )
 
 
@@ -52,7 +63,7 @@ def create_blueprint(backend: DecodeBackend) -> Blueprint:
     def speed() -> Response:
         return jsonify(
             {
-                name: ModelSpeed.of(served.costs.speed).model_dump(mode="json")
+                name: ModelSpeed.of(served, backend.settings).model_dump(mode="json")
                 for name, served in backend.served.items()
             }
         )

@@ -38,6 +38,8 @@ class ServedModel:
     prompt_encoder: PromptEncoder
     grammars: GrammarCompiler
     max_seq_len: int
+    max_rows: int
+    is_batch_invariant: bool
     vocab_size: int
     hidden_size: int  # 0: steps have no hidden states
     costs: StepCosts
@@ -66,6 +68,8 @@ class ServedModel:
             PromptEncoder(tokenizer, runner.max_seq_len, prompt_budget),
             GrammarCompiler(tokenizer, runner.vocab_size),
             runner.max_seq_len,
+            max_rows,
+            runner.is_batch_invariant,
             runner.vocab_size,
             runner.hidden_size,
             StepCosts({}, max_rows * (1 + max_guesses), max_rows),

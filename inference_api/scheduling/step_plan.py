@@ -17,6 +17,11 @@ from inference_api.settings import Settings
 MIN_CHUNK_TOKENS = 8  # so that prompts get on whatever the budget
 
 
+def budget_tokens(settings: Settings, max_rows: int) -> int:
+    """Returns the most tokens of a step while rows decode, theirs and prompts', by ITL_BUDGET."""
+    return round(settings.itl_budget * max_rows)
+
+
 class Copy(NamedTuple):
     """Cached tokens that one row takes over from another, before the step."""
 
@@ -93,7 +98,7 @@ class StepPlanner:
         self._max_rows = len(rows.users)
         self._is_batch_invariant = runner.is_batch_invariant
         self._chunk_tokens = settings.prefill_chunk_tokens
-        self._itl_budget = settings.itl_budget
+        self._budget_tokens = budget_tokens(settings, self._max_rows)
         self._itl_budget_ms = settings.itl_budget_ms
         self._costs = costs
         self._drafts = drafts
@@ -153,10 +158,10 @@ class StepPlanner:
         """
         if not num_decoding or not self._is_batch_invariant:
             return self._chunk_tokens
-        budget_tokens = self._tokens_in_time(num_decoding)
-        if budget_tokens is None:
-            budget_tokens = round(self._itl_budget * self._max_rows) - num_decoding
-        return min(self._chunk_tokens, max(budget_tokens, MIN_CHUNK_TOKENS))
+        left_tokens = self._tokens_in_time(num_decoding)
+        if left_tokens is None:
+            left_tokens = self._budget_tokens - num_decoding
+        return min(self._chunk_tokens, max(left_tokens, MIN_CHUNK_TOKENS))
 
     def _tokens_in_time(self, num_decoding: int) -> int | None:
         """What ITL_BUDGET_MS leaves room for; None without it, or until a prompt was timed."""

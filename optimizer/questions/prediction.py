@@ -27,14 +27,16 @@ from optimizer.questions.queries import (
     per_minute,
 )
 from optimizer.simulation.estimate import (
+    EVENTS_OF_REQUEST,
     LEAST_REQUESTS,
     MAX_EVENTS,
     Estimate,
     estimate,
+    measured,
     num_events,
 )
 from optimizer.simulation.server import Server
-from optimizer.simulation.traffic import Traffic
+from optimizer.simulation.traffic import Requests, Traffic
 from optimizer.spec import PerfData
 from optimizer.system import System
 
@@ -69,8 +71,10 @@ def analyze(query: AnalyzeQuery, system: System) -> Analyzed:
     highest = float(table.size().rate_per_ms[0])
     replica = table.curve_replica(0)
     simulates, why = _choice(query, replica, rate)
-    factors = _factors(table, replica, perf, rate)
-    if replica is not None and simulates:
+    factors = None if query.trace else _factors(table, replica, perf, rate)
+    if replica is not None and query.trace:
+        said = _by_trace(query, replica)
+    elif replica is not None and simulates:
         said = _by_simulation(query, replica, rate, factors)
     else:
         said = _by_chain(table, replica, rate, factors)
@@ -99,6 +103,8 @@ def _choice(query: AnalyzeQuery, replica: CurveReplica | None, rate: float) -> t
     """Returns whether to simulate, and why."""
     if replica is None:
         return False, "there is no service curve to simulate"
+    if query.trace:
+        return True, "all requests are given"
     if query.method != "auto":
         return query.method == "simulation", "asked for"
     if not query.is_simple:
@@ -126,24 +132,64 @@ def _by_simulation(
     """The interval is of the simulation and the parameters together."""
     seen = _simulated(query, replica, rate)
     means = (seen.throughput_per_ms, seen.itl, seen.ttft)
-    values = np.array([_finite(mean.value) for mean in means])
+    values = _triple(seen)
     widths = np.array([_finite(mean.half_width) for mean in means])
     down, up = np.zeros((2, 3)) if factors is None else np.abs(factors - 1)
     bounds = (
         np.maximum(values - np.hypot(widths, values * down), 0.0),
         values + np.hypot(widths, values * up),
     )
-    measured = Measures(
-        throughput=per_minute(values[0]),
+    is_mixed = len(seen.ttft_by_priority) > 1
+    by_priority = tuple(_finite(mean.value) for mean in seen.ttft_by_priority if is_mixed)
+    return _Said("simulation", _of(seen), bounds, seen.above_measured, by_priority)
+
+
+def _by_trace(query: AnalyzeQuery, replica: CurveReplica) -> _Said:
+    """The interval is that of the parameters alone: nothing else is left to chance. Raises
+    InvalidRequest as `_simulated` does."""
+    drawn = Requests(
+        np.array([one.at_ms - query.trace[0].at_ms for one in query.trace]),
+        np.array([one.in_tokens for one in query.trace]),
+        np.array([one.out_tokens for one in query.trace]),
+        np.zeros(len(query.trace), dtype=np.int64),
+    )
+    server = Server(replica.curve, replica.max_batch, replica.max_queue)
+    steps = [server.max_steps_of(one.in_tokens) for one in query.trace]
+    events = EVENTS_OF_REQUEST * len(steps) + sum(steps)
+    rng = np.random.default_rng(0)
+    samples = SAMPLES if replica.curve.has_errors else 0
+    if (events := (1 + samples) * events) > MAX_EVENTS:
+        message = f"takes {events} events to simulate, more than {MAX_EVENTS}; give fewer requests"
+        raise InvalidRequest([Fault("trace", message)])
+    seen = measured(server, drawn, query.warmup_requests)
+    if not np.isfinite(seen.ttft.value):
+        raise InvalidRequest([Fault("trace", "none of these requests is answered; give others")])
+    if not samples:
+        return _Said("simulation", _of(seen), None, seen.above_measured)
+    curves = [_sampled(replica.curve, rng) for _ in range(samples)]
+    servers = [Server(curve, replica.max_batch, replica.max_queue) for curve in curves]
+    each = [seen, *(measured(server, drawn, query.warmup_requests) for server in servers)]
+    values = np.array([_triple(one) for one in each])
+    factors = _log_normal(values)
+    bounds = (values[0] * factors[0], values[0] * factors[1])
+    return _Said("simulation", _of(seen), bounds, seen.above_measured)
+
+
+def _triple(seen: Estimate) -> Triple:
+    means = (seen.throughput_per_ms, seen.itl, seen.ttft)
+    return np.array([_finite(mean.value) for mean in means])
+
+
+def _of(seen: Estimate) -> Measures:
+    throughput_per_ms, itl_ms, ttft_ms = _triple(seen)
+    return Measures(
+        throughput=per_minute(throughput_per_ms),
         dropFraction=shortest(seen.loss),
-        itlAverage=shortest(values[1]),
-        ttftAverage=shortest(values[2]),
+        itlAverage=shortest(itl_ms),
+        ttftAverage=shortest(ttft_ms),
         waitAverage=shortest(_finite(seen.wait.value)),
         utilization=shortest(seen.utilization),
     )
-    is_mixed = len(seen.ttft_by_priority) > 1
-    by_priority = tuple(_finite(mean.value) for mean in seen.ttft_by_priority if is_mixed)
-    return _Said("simulation", measured, bounds, seen.above_measured, by_priority)
 
 
 def _simulated(query: AnalyzeQuery, replica: CurveReplica, rate: float) -> Estimate:
@@ -198,7 +244,12 @@ def _factors(
             return None
         found = samples.analyze(np.full(len(samples), rate))
         values = np.stack([found.throughput_per_ms, found.itl_ms, found.ttft_ms], axis=1)
-    # Latencies near capacity are skewed, and their logarithms far less.
+    return _log_normal(values)
+
+
+def _log_normal(values: FloatArray) -> FloatArray:
+    """Returns 95 % bounds over the first of the values, [2, 3], by the others: latencies near
+    capacity are skewed, and their logarithms far less."""
     logs = np.log(np.maximum(values[1:], 1e-300) / np.maximum(values[0], 1e-300))
     middle, half = logs.mean(axis=0), IN_95 * logs.std(axis=0, ddof=1)
     factors: FloatArray = np.exp(np.clip([middle - half, middle + half], -MOST_LOG, MOST_LOG))

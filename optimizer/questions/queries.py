@@ -3,6 +3,7 @@
 Rates on the wire are requests per minute, as everywhere in the data. Pure: any thread.
 """
 
+from itertools import pairwise
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
@@ -37,6 +38,7 @@ from optimizer.system import System, lookup
 
 PER_MINUTE = 60_000  # ms
 MAX_REQUESTS, MAX_PRIORITIES = 500_000, 10
+MAX_TRACE, MAX_TRACE_TOKENS = 20_000, 1_000_000
 
 Method = Literal["auto", "chain", "simulation"]
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -106,11 +108,20 @@ class ReplicaQuery(Body):
         )
 
 
+class Arrival(Body):
+    """One request of a trace: when it comes, in ms of any clock, and its tokens."""
+
+    at_ms: Annotated[float, Field(ge=0, le=1e12)]
+    in_tokens: Annotated[int, Field(ge=0, le=MAX_TRACE_TOKENS)]
+    out_tokens: Annotated[int, Field(ge=1, le=MAX_TRACE_TOKENS)]
+
+
 class AnalyzeQuery(ReplicaQuery):
     """`method` auto: the chain, or where that would be off the simulation of a service curve.
 
     What follows `method` asks for the simulation: arrivals that are burstier than Poisson, prompts
-    of mixed lengths, and shares of requests by priority 0, 1, ....
+    of mixed lengths, and shares of requests by priority 0, 1, .... With a `trace` just those
+    requests are simulated, and of the first `warmup_requests` no latency counts.
     """
 
     arrival_rate: Annotated[float, Field(gt=0, le=1e15)]
@@ -122,11 +133,14 @@ class AnalyzeQuery(ReplicaQuery):
     )
     requests: Annotated[int, Field(ge=LEAST_REQUESTS, le=MAX_REQUESTS)] = 40_000
     seed: Count = 0
+    trace: Annotated[list[Arrival], Field(max_length=MAX_TRACE)] = Field(default_factory=list)
+    warmup_requests: Count = 0
 
     @property
     def is_simple(self) -> bool:
         """True where all arrivals are alike and Poisson."""
-        return self.arrival_scv == 1 and self.in_tokens_scv == 0 and len(self.priority_shares) < 2
+        is_poisson = self.arrival_scv == 1 and not self.trace
+        return is_poisson and self.in_tokens_scv == 0 and len(self.priority_shares) < 2
 
     @model_validator(mode="after")
     def _check_shares(self) -> Self:
@@ -134,8 +148,24 @@ class AnalyzeQuery(ReplicaQuery):
             raise ValueError("priorityShares: all are 0; give at least one of them a share")
         return self
 
+    @model_validator(mode="after")
+    def _check_trace(self) -> Self:
+        if not self.trace:
+            return self
+        if self.method == "chain":
+            raise ValueError("trace: the chain knows rates, not requests; leave method out")
+        for number, (before, after) in enumerate(pairwise(self.trace), start=1):
+            if after.at_ms < before.at_ms:
+                raise ValueError(
+                    f"trace[{number}].atMs={after.at_ms:g} is before {before.at_ms:g}; sort them"
+                )
+        if self.warmup_requests >= len(self.trace):
+            raise ValueError(f"warmupRequests: of {len(self.trace)} in the trace none would count")
+        return self
+
     def _asks_for_curve(self) -> str | None:
         asked = (
+            ("trace", bool(self.trace)),
             ("method", self.method == "simulation"),
             ("arrivalScv", self.arrival_scv != 1),
             ("inTokensScv", self.in_tokens_scv != 0),

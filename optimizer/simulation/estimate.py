@@ -17,6 +17,7 @@ from optimizer.simulation.traffic import Requests, Traffic, draw
 MAX_EVENTS = 2_000_000  # some ten seconds
 LEAST_REQUESTS = 1_000
 BLOCKS, WARM_UP = 20, 10  # the tenth part
+LEAST_GAP_MS = 1e-6  # between arrivals, as rates count them: those of a trace may coincide
 EVENTS_OF_REQUEST = 3  # it comes, it begins, it ends
 T_95 = float(stdtrit(BLOCKS - 1, 0.975))
 
@@ -57,19 +58,22 @@ def num_events(server: Server, traffic: Traffic, requests: int) -> int:
 def estimate(server: Server, traffic: Traffic, requests: int, seed: int) -> Estimate:
     """Returns what a replica does with so many requests; the same for the same seed."""
     drawn = draw(traffic, requests, seed)
-    return measured(server, traffic, drawn, serve(server, drawn))
+    return measured(server, drawn, requests // WARM_UP, len(traffic.shares))
 
 
-def measured(server: Server, traffic: Traffic, drawn: Requests, served: Served) -> Estimate:
-    counted = np.arange(drawn.arrival_ms.size) >= drawn.arrival_ms.size // WARM_UP
+def measured(server: Server, drawn: Requests, warmup: int, priorities: int = 1) -> Estimate:
+    """Returns what a replica does with these requests; the first `warmup` do not count."""
+    served = serve(server, drawn)
+    counted = np.arange(drawn.arrival_ms.size) >= warmup
     answered = counted & ~np.isnan(served.end_ms)
     overhead_ms = server.curve.overhead_ms
     ttft_ms = served.first_token_ms - drawn.arrival_ms + overhead_ms
     held_ms = served.end_ms - served.admitted_ms
     gaps = np.maximum(drawn.out_tokens - 1, 0)
     decode_ms = served.end_ms - served.first_token_ms
-    span_ms = float(np.ptp(drawn.arrival_ms[counted]))
+    span_ms = max(float(np.ptp(drawn.arrival_ms[counted])), LEAST_GAP_MS)
     gaps_ms = np.diff(drawn.arrival_ms, prepend=0.0)[counted]
+    gaps_ms = np.maximum(gaps_ms, LEAST_GAP_MS)
     return Estimate(
         offered_per_ms=float(counted.sum()) / gaps_ms.sum(),
         throughput_per_ms=_ratio(answered[counted].astype(np.float64), gaps_ms),
@@ -80,7 +84,7 @@ def measured(server: Server, traffic: Traffic, drawn: Requests, served: Served) 
         utilization=min(float(held_ms[answered].sum()) / span_ms / server.max_batch, 1.0),
         ttft_by_priority=tuple(
             _mean(ttft_ms[answered & (drawn.priority == priority)])
-            for priority in range(len(traffic.shares))
+            for priority in range(priorities)
         ),
         above_measured=_share_above(served, answered, server.curve.measured_rows),
     )

@@ -10,7 +10,6 @@ from dataclasses import replace
 from benchmarking.analysis.curve import load_point, load_points
 from benchmarking.analysis.fit import Fit, fit_run
 from benchmarking.analysis.search import Shape
-from benchmarking.benches.loop_proof import LoopPlan
 from benchmarking.records import Load, Run
 from optimizer.questions.prediction import analyze
 from optimizer.questions.queries import AnalyzeQuery
@@ -23,6 +22,7 @@ BUDGETED = replace(SERVER, budget_tokens=45)  # as ITL_BUDGET=1.4 makes it of 32
 # About as the embedded model: up to 4 rows a step takes as long as reading the weights.
 BENT = replace(BUDGETED, step_s=0.0002, row_s=0.0002, prompt_token_s=0.0001, floor_s=0.0008)
 CHECK_S = 2400.0
+SWEEP_S, SWEEP_SHARES = 10.0, (0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
 CONCURRENCIES = (1, 2, 4, 8, 16, 24, 32)
 
 
@@ -43,10 +43,16 @@ def fitted_in_open_loop(
     factors: tuple[float, ...] = (0.75, 1.0, 1.25),
     server: SimulatedServer = SERVER,
 ) -> Fit:
-    """As `make bench-loop` does it."""
+    """Lines through Poisson loads."""
     saturating, capacity_per_s = saturated(shape, server)
-    plan = LoopPlan(shape, 2 * server.rows, 10, check_s=0, length_factors=factors)
-    loads = [saturating, *plan.sweep_loads(capacity_per_s)]
+    swept = [
+        replace(shape, input_tokens=round(factor * shape.input_tokens)).at_rate(
+            share * capacity_per_s, SWEEP_S
+        )
+        for factor in factors
+        for share in SWEEP_SHARES
+    ]
+    loads = [saturating, *swept]
     return fit_run(simulated(loads, 1, server), shape.model)
 
 

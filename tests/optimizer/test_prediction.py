@@ -68,6 +68,43 @@ def test_bursts_make_latencies_longer_and_higher_priorities_shorter() -> None:
     assert asked(24)["byPriority"] == []
 
 
+def trace(count: int, every_ms: float) -> list[dict[str, float]]:
+    return [{"atMs": n * every_ms, "inTokens": 64, "outTokens": 96} for n in range(count)]
+
+
+def test_just_the_requests_of_a_trace_are_simulated() -> None:
+    apart = asked(20, trace=trace(20, 5000.0))
+    assert (apart["method"], apart["why"]) == ("simulation", "all requests are given")
+    alone = 0.8 + 63 * 0.02  # a step, and the prompt but its last token
+    assert apart["ttftAverage"] == pytest.approx(alone, rel=1e-6)
+    assert apart["itlAverage"] == pytest.approx(0.8, rel=1e-6)
+    bounds = apart["interval"]
+    assert bounds is not None
+    assert bounds["ttftAverage"]["low"] < alone < bounds["ttftAverage"]["high"]
+    together = asked(20, trace=trace(20, 0.0))
+    assert together["ttftAverage"] > 5 * alone
+    assert asked(20, trace=trace(20, 0.0), warmupRequests=19)["ttftAverage"] == pytest.approx(
+        together["ttftAverage"], rel=0.5
+    )
+
+
+def test_a_trace_that_cannot_be_simulated_is_refused() -> None:
+    body = {"serviceCurve": MEASURED, **SHAPE, "arrivalRate": 60}
+    late_first = list(reversed(trace(3, 10.0)))
+    assert "trace[1].atMs=10 is before 20; sort them" in faults(body | {"trace": late_first})
+    assert "none would count" in faults(body | {"trace": trace(3, 1.0), "warmupRequests": 3})
+    assert "leave method out" in faults(body | {"trace": trace(3, 1.0), "method": "chain"})
+    assert "needs a serviceCurve" in faults(
+        {**SPEED, **SHAPE, "arrivalRate": 60, "trace": trace(3, 1)}
+    )
+    long = [{"atMs": 0, "inTokens": 1_000_000, "outTokens": 1}] * 50
+    chunked = {"serviceCurve": MEASURED | {"chunkTokens": 1}, "trace": long}
+    assert "events to simulate, more than" in faults(body | chunked)
+    for wrong in ({"atMs": -1}, {"inTokens": -1}, {"outTokens": 0}, {"inTokens": 10**7}):
+        one = {"atMs": 0, "inTokens": 1, "outTokens": 1} | wrong
+        assert next(iter(wrong)) in faults(body | {"trace": [one]})
+
+
 def test_interval_comes_from_the_errors_of_the_parameters_and_widens_near_capacity() -> None:
     without = MEASURED | {"decodeMs": [{"rows": 1, "ms": 0.8}, {"rows": 32, "ms": 8.6}]}
     assert asked(20, without)["interval"] is None

@@ -13,7 +13,7 @@ from benchmarking.analysis.goodput import Slo
 from benchmarking.analysis.latency import TTFT
 from benchmarking.analysis.predict import Optimizer, is_comparable, predict, request_shape
 from benchmarking.analysis.search import Shape, search_max_rate
-from benchmarking.benches.loop_proof import MAX_ITL_ERROR, MAX_TTFT_ERROR
+from benchmarking.benches.loop_figures import MAX_ITL_ERROR, MAX_TTFT_ERROR
 from benchmarking.errors import OptimizerUnusable
 from benchmarking.records import Load
 from tests.benchmarking.analysis.test_search import drive

@@ -152,8 +152,9 @@ def test_open_loops_are_predicted_from_closed_ones(
     ]
     besides = predict(Optimizer(optimizer_url), perf, points)
     for beside in besides:
-        assert abs(beside.itl_error) < 0.05
-        assert abs(beside.ttft_error) < 0.06
+        # A floor hides prompts' work in short steps, which a sum a(n) + c p cannot have.
+        assert abs(beside.itl_error) < (0.06 if server.floor_s else 0.05)
+        assert abs(beside.ttft_error) < (0.10 if server.floor_s else 0.06)
         assert beside.prediction.itl_bounds_ms is not None
         assert beside.prediction.method == ("chain" if server is SERVER else "simulation")
     assert f", {besides[0].prediction.method} |" in "\n".join(beside_lines(besides))

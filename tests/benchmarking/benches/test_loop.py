@@ -1,82 +1,62 @@
-"""`make bench-loop`, shortened: every step against the mock server behind real gunicorn."""
+"""`make bench-loop`, shortened: against the mock server, and proved on a simulated one."""
 
 import json
 import math
 from collections import Counter
 from collections.abc import Container
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from benchmarking.analysis.curve import load_point
-from benchmarking.analysis.goodput import Slo
 from benchmarking.analysis.intervals import Interval
-from benchmarking.analysis.predict import Beside, Prediction
+from benchmarking.analysis.predict import Optimizer
 from benchmarking.analysis.search import Shape
 from benchmarking.benches import loop as bench_loop
 from benchmarking.benches.loop import run_loop
-from benchmarking.benches.loop_proof import (
-    LoopPlan,
-    Rate,
-    Rows,
-    crossing_per_s,
-    measure_in_turn,
-    result_lines,
-)
+from benchmarking.benches.loop_figures import Compared, LoopResult, result_lines
+from benchmarking.benches.loop_plan import LoopPlan, Rows, measure_in_turn
+from benchmarking.benches.loop_proof import Cuts, Measured, crossing_per_s, prove
+from benchmarking.benches.loop_servers import Checked
 from benchmarking.errors import Disturbed, TargetUnusable
-from benchmarking.load.tokenizers import SERVER
-from benchmarking.records import Load, read_run
+from benchmarking.load.targets import Target
+from benchmarking.records import Load, RequestRecord, RowRecord, read_run
 from benchmarking.report.fit_files import PERF_FILE, PICTURE_FILE, read_fit
 from benchmarking.serving import MOCK_APP, served
 from optimizer.spec import ModelData
+from tests.benchmarking.made_runs import made_run
+from tests.benchmarking.simulated_loop import SERVER
 from tests.benchmarking.simulated_server import SimulatedServer
 
 STEPS_PER_S, ROWS = 500, 4
 
 
-def test_the_loop_closes_over_the_mock_server(tmp_path: Path) -> None:
-    settings = {
-        "USER_ROWS": ROWS,
-        "MOCK_TOKENS_PER_SECOND": STEPS_PER_S,
-        "OPTIMIZER_STATEFUL": True,
-        "OPTIMIZER_STORE_PATH": tmp_path / "optimizer.db",
-    }
+def test_the_loop_closes_over_the_mock_server(tmp_path: Path, optimizer_url: str) -> None:
+    settings = {"USER_ROWS": ROWS, "MOCK_TOKENS_PER_SECOND": STEPS_PER_S}
     with served(tmp_path / "log", MOCK_APP, 60.0, **settings) as api:
+        model = api.state()["model"]
+        server = Checked(Target("openai", f"{api.url}/v1"), model, ROWS)
         plan = LoopPlan(
-            shape=Shape(api.state()["model"], input_tokens=48, output_tokens=40),
-            users=2 * ROWS,
-            sweep_s=1.0,
+            shape=Shape(model, input_tokens=48, output_tokens=40),
+            places=ROWS,
+            closed_s=0.1,
             check_s=0.5,
-            sweep_shares=(0.15, 0.3, 0.4, 0.5, 0.6),
-            length_factors=(1.0,),
             rounds=1,
-            last_rows=1,
+            passes=1,
             max_stolen_share=math.inf,
         )
-        result, folder = run_loop(api, plan, SERVER, tmp_path)
+        result, folder = run_loop(server, plan, Optimizer(optimizer_url), tmp_path)
 
-    assert (result.fit.max_batch_size, result.fit.batch_bound) == (ROWS, "server")
-    assert result.fit.decode.at(2) == pytest.approx(1000 / STEPS_PER_S, rel=0.5)
-    assert [beside.load.qps for beside in result.checks] == pytest.approx(
-        [0.5 * result.capacity.measured, 0.8 * result.capacity.measured]
-    )
-    assert replace(result, checks=(), max_rate=Rate(115, 100)).misses() == []
-    assert replace(result, checks=(), max_rate=Rate(84, 100)).misses() == [
-        "the maximum rate is off by -16.0%"
-    ]
-    (miss,) = replace(result, checks=(), max_rate=None).misses()
-    assert miss.startswith("no maximum rate")
+    assert result.fit.max_batch_size == ROWS
+    assert result.fit.curve is not None
+    assert result.fit.curve.decode[-1].ms == pytest.approx(1000 / STEPS_PER_S, rel=0.5)
+    assert [check.share for check in result.checks] == [0.5, 0.65, 0.8, 0.9]
     lines = "\n".join(result_lines(result))
-    assert lines.count("| TTFT, ms |") == lines.count("| ITL, ms |") == 2
-    assert f"{result.capacity_again_per_s:.2f} at the end" in lines
-    assert f"maxBatchSize {ROWS} (from server)" in lines
-
+    assert lines.count("| TTFT, ms |") == lines.count("| ITL, ms |") == 8  # of requests, of rates
     run = read_run(folder)
-    assert len(run.rows) == 1 + 5 + 4 + 1
-    assert len(result.fit.decode.x) == 5  # without the rows of the checks
-    assert run.rows[0].load == run.rows[-1].load
+    assert len(run.rows) == 2 + 7 + 1 + 4 + 1
     # Near its capacity the server may refuse.
     assert {record.error.code for record in run.records if record.error} <= {"503"}
     assert read_fit(folder) == result.fit
@@ -92,7 +72,7 @@ def test_a_loop_that_cannot_go_on_says_why_in_one_line(
     def refused(given: object) -> None:
         raise TargetUnusable("nobody answers")
 
-    monkeypatch.setattr(bench_loop, "serve_and_run", refused)
+    monkeypatch.setattr(bench_loop, "server_of", refused)
     monkeypatch.setattr("sys.argv", ["bench_loop"])
     with pytest.raises(SystemExit) as ended:
         bench_loop.main()
@@ -100,34 +80,110 @@ def test_a_loop_that_cannot_go_on_says_why_in_one_line(
     assert capsys.readouterr().err == "bench-loop: nobody answers\n"
 
 
-def test_sweep_and_checks_are_measured_in_turn_in_an_order_of_the_seed() -> None:
-    plan = LoopPlan(Shape("m", 64, 32), users=8, sweep_s=10, check_s=10)
-    loads = plan.loads(10.0)
-    swept = {load for load, is_check in loads if not is_check}
-    assert {load.input_tokens for load in swept} == {48, 64, 80}
-    assert {load.qps for load in swept} == {3.0, 4.0, 5.0, 6.0, 7.0, 8.0}
-    assert len(swept) == len(loads) - 5 * 6 == 18
+PLAN = LoopPlan(Shape("m", 64, 96), places=32, closed_s=2, check_s=10, max_disturbed=3)
+
+
+def slowed(server: SimulatedServer, slowness: float) -> SimulatedServer:
+    return replace(
+        server,
+        step_s=slowness * server.step_s,
+        row_s=slowness * server.row_s,
+        prompt_token_s=slowness * server.prompt_token_s,
+        overhead_s=slowness * server.overhead_s,
+    )
+
+
+def simulated(plan: LoopPlan, server: SimulatedServer, sigma: float) -> Measured:
+    """All that the plan asks for, of a server whose speed drifts by `sigma` from row to row."""
+    rng = np.random.default_rng(plan.seed)
+    turns = measure_in_turn(plan)
+    load, now_s, drift = next(turns), 0.0, 0.0
+    loads: list[Load] = []
+    of_rows: list[list[RequestRecord]] = []
+    rows: list[RowRecord] = []
+    while True:
+        drift = 0.9 * drift + sigma * float(rng.standard_normal())
+        number = len(rows)
+        row, records = slowed(server, math.exp(drift)).measure(load, number)
+        records = [later(record, now_s, number, load) for record in records]
+        measured = [record for record in records if record.is_measured]
+        row = replace(
+            row, start_s=measured[0].scheduled_s, end_s=max(each.end_s for each in measured)
+        )
+        now_s = row.end_s + 1
+        loads.append(load)
+        of_rows.append(records)
+        rows.append(row)
+        try:
+            load = turns.send(load_point(row, records))
+        except StopIteration as end:
+            run = made_run(of_rows, loads)
+            everything = tuple(record for records in of_rows for record in records)
+            return Measured(replace(run, rows=tuple(rows), records=everything), end.value, {})
+
+
+def later(record: RequestRecord, by_s: float, row: int, load: Load) -> RequestRecord:
+    return replace(
+        record,
+        row=row,
+        is_warmup=record.index < (load.concurrency or math.ceil(load.qps or 0)),
+        scheduled_s=record.scheduled_s + by_s,
+        sent_s=record.sent_s + by_s,
+        end_s=record.end_s + by_s,
+        chunk_s=tuple(chunk_s + by_s for chunk_s in record.chunk_s),
+    )
+
+
+def proved(plan: LoopPlan, optimizer_url: str, sigma: float) -> LoopResult:
+    measured = simulated(plan, SERVER, sigma)
+    return prove(plan, measured, Optimizer(optimizer_url), Cuts(chunk_tokens=256))
+
+
+def test_of_a_steady_machine_every_load_is_predicted(optimizer_url: str) -> None:
+    result = proved(replace(PLAN, rounds=2, passes=1), optimizer_url, sigma=0.0)
+    assert result.misses() == []
+    for check in result.checks:
+        assert {"simulation"} == set(check.methods)
+        assert abs(check.ttft.error) < 0.05
+        assert abs(check.itl.error) < 0.02
+    assert result.drift.error < 0.005
+    capacity = result.rates[0]
+    assert capacity.predicted == pytest.approx(capacity.measured.value, rel=0.02)
+
+
+def test_predictions_are_for_the_speed_of_the_moment(optimizer_url: str) -> None:
+    result = proved(replace(PLAN, rounds=2, passes=1), optimizer_url, sigma=0.02)
+    assert 0.01 < result.drift.error < 0.1
+    half, most = result.checks[:2]
+    for figure in (half.ttft, half.itl, most.itl):
+        assert abs(figure.error) < 0.1
+        assert 0.01 < (figure.half_width or 0) < 0.3
+
+
+def test_closed_loops_and_checks_are_measured_in_turn_in_an_order_of_the_seed() -> None:
+    loads = PLAN.loads(10.0)
     checks = [load for load, is_check in loads if is_check]
-    assert {load.input_tokens for load in checks} == {64}
-    assert Counter(load.qps for load in checks) == {5.0: 6, 8.0: 12, 6.5: 6, 9.0: 6}
-    kinds = [is_check for _, is_check in loads]
-    assert sum(before != after for before, after in pairwise(kinds)) > 10
-    assert loads == plan.loads(10.0) != replace(plan, seed=1).loads(10.0)
-
-
-PLAN = LoopPlan(Shape("m", 64, 32), users=8, sweep_s=10, check_s=10, max_disturbed=3)
+    assert Counter(load.qps for load in checks) == {5.0: 4, 6.5: 4, 8.0: 4, 9.0: 4}
+    beside = Counter((load.concurrency, load.input_tokens) for load, check in loads if not check)
+    assert beside[(64, 64)] == PLAN.rounds
+    doubled = {(users, tokens): 2 for users in (1, 2, 4, 8, 16, 32) for tokens in (32, 128)}
+    between = {(users, 64): 2 for users in (3, 6, 12, 24)}
+    assert beside == doubled | between | {(64, 64): PLAN.rounds}
+    kinds = "".join("c" if is_check else "-" for _, is_check in loads)
+    assert "cc" not in kinds
+    assert loads == PLAN.loads(10.0) != replace(PLAN, seed=1).loads(10.0)
 
 
 def measured_in_turn(disturbed: Container[int]) -> tuple[list[Load], Rows]:
     """What was asked for and found, where the host takes too much of the rows `disturbed`."""
     measured = SimulatedServer().measure(PLAN.shape.at_concurrency(2, 2), seed=1)
-    point = replace(load_point(*measured), throughput_per_s=10.0)
     turns = measure_in_turn(PLAN)
     asked = [next(turns)]
     try:
         while True:
             stolen_share = 0.11 if len(asked) - 1 in disturbed else 0.1
-            asked.append(turns.send(replace(point, stolen_share=stolen_share)))
+            point = replace(load_point(*measured), load=asked[-1], stolen_share=stolen_share)
+            asked.append(turns.send(point))
     except StopIteration as end:
         return asked, end.value
 
@@ -135,12 +191,11 @@ def measured_in_turn(disturbed: Container[int]) -> tuple[list[Load], Rows]:
 def test_rows_of_which_the_host_took_too_much_are_measured_again() -> None:
     asked, rows = measured_in_turn(disturbed=(0, 3, 4))
     assert rows.disturbed == (0, 3, 4)
-    assert asked[0] == asked[1] == PLAN.saturating
-    assert asked[3] == asked[4] == asked[5]
-    counted = [load for row, load in enumerate(asked) if row not in rows.disturbed]
-    assert counted[1:] == [load for load, _ in PLAN.loads(10.0)]
-    checked = [load for load, is_check in PLAN.loads(10.0) if is_check]
-    assert [asked[row] for row in rows.checked] == checked
+    users = [(load.concurrency, load.input_tokens, load.qps) for load in asked]
+    assert users[0] == users[1] == (1, 32, None)
+    assert users[3] == users[4] == users[5]
+    assert not {0, 3, 4} & set(rows.checked)
+    assert len(rows.closed()) == len(asked) - 3 - len(rows.checked)
 
 
 def test_a_machine_that_is_never_left_alone_proves_nothing() -> None:
@@ -148,14 +203,28 @@ def test_a_machine_that_is_never_left_alone_proves_nothing() -> None:
         measured_in_turn(disturbed=(1, 2, 4, 5))
 
 
-def test_the_maximum_rate_lies_where_itl_crosses_the_level() -> None:
-    def measured(rate_per_s: float, itl_ms: float) -> Beside:
-        said = Prediction(rate_per_s, 1.0, 1.0, 0.0, 0.5, 200.0)
-        mean = Interval(itl_ms, itl_ms, itl_ms)
-        return Beside(Shape("m", 64, 32).at_rate(rate_per_s, 1), said, mean, mean, 64, 32, 1)
+@pytest.mark.parametrize(
+    ("predicted", "bounds", "most", "verdict"),
+    [
+        (109, None, 0.3, "within 10%"),
+        (112, None, 0.3, "missed"),
+        (112, (95.0, 130.0), 0.3, "in its interval of ± 16%"),
+        (112, (101.0, 123.0), 0.3, "missed"),
+        (112, (50.0, 170.0), 0.3, "missed: in an interval of ± 54%"),
+        (112, (50.0, 170.0), None, "in its interval of ± 54%"),
+    ],
+)
+def test_a_figure_is_near_or_in_an_interval_that_says_something(
+    predicted: float, bounds: tuple[float, float] | None, most: float | None, verdict: str
+) -> None:
+    figure = Compared("ITL", predicted, bounds, Interval(100, 90, 110), 0.1, most)
+    assert figure.verdict == verdict
+    assert figure.is_missed == verdict.startswith("missed")
 
-    curve = [measured(120, 6.0), measured(80, 2.0), measured(100, 4.0)]
-    assert crossing_per_s(curve, Slo(itl_ms=5.5)) == pytest.approx(115)
-    assert crossing_per_s(curve, Slo(itl_ms=2.0)) == pytest.approx(80)
-    assert crossing_per_s(curve, Slo(itl_ms=1.9)) is None
-    assert crossing_per_s(curve, Slo(itl_ms=6.1)) is None
+
+def test_the_maximum_rate_lies_where_itl_crosses_the_level() -> None:
+    curve = [(120.0, 6.0), (80.0, 2.0), (100.0, 4.0)]
+    assert crossing_per_s(curve, 5.5) == pytest.approx(115)
+    assert crossing_per_s(curve, 2.0) == pytest.approx(80)
+    assert crossing_per_s(curve, 1.9) is None
+    assert crossing_per_s(curve, 6.1) is None

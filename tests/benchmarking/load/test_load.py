@@ -17,7 +17,7 @@ from benchmarking.benches.scripted_server import Ending, Script, ScriptedServer,
 from benchmarking.errors import LoadProcessFailed
 from benchmarking.load.generator import Exchange, LoadJob, LoadResult, Progress
 from benchmarking.load.process import run_load
-from benchmarking.load.schedule import due_times_s
+from benchmarking.load.schedule import due_times_s, lengths
 from benchmarking.load.targets import Prompt, Target
 from benchmarking.machine import stolen_s
 from benchmarking.records import Distribution
@@ -227,6 +227,19 @@ def test_a_schedule_has_its_rate_and_its_spread(distribution: Distribution, spre
     assert mean_s == pytest.approx(0.25, rel=0.03)
     variance = sum((wait - mean_s) ** 2 for wait in waits) / len(waits)
     assert variance == pytest.approx(spread * 0.0625, rel=0.05, abs=1e-12)
+
+
+def test_waits_and_lengths_spread_as_asked() -> None:
+    due_s = due_times_s(20_001, 4.0, "constant", Random(1), scv=2.0)
+    waits = [later - earlier for earlier, later in pairwise(due_s)]
+    mean_s = due_s[-1] / 20_000
+    assert mean_s == pytest.approx(0.25, rel=0.05)
+    variance = sum((wait - mean_s) ** 2 for wait in waits) / len(waits)
+    assert variance == pytest.approx(2 * 0.0625, rel=0.1)
+    assert lengths(3, 64, 0.0, Random(1)) == [64, 64, 64]
+    drawn = lengths(20_000, 100, 0.25, Random(1))
+    assert sum(drawn) / len(drawn) == pytest.approx(100, rel=0.05)
+    assert 25 <= min(drawn) < max(drawn) <= 400
 
 
 def test_a_schedule_is_the_same_for_the_same_seed() -> None:

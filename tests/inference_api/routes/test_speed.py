@@ -19,6 +19,7 @@ def test_times_are_of_the_moment_with_their_errors() -> None:
     assert client.get("/speed").get_json() == {}
     backend.take([LoadedModel.of(NAME, EchoRunner(4, 64), ByteTokenizer(), backend.settings)])
     nothing = {"decode_ms": [], "prefill_ms_per_token": [], "speed": 1.0, "steps": 0}
+    nothing |= {"chunk_tokens": 256, "budget_tokens": 6}
     assert client.get("/speed").get_json() == {NAME: {**nothing, "measured_at": None}}
 
     costs = backend.served[NAME].costs

@@ -1,0 +1,184 @@
+"""What `bench-loop` measures, and in which order: closed loops and checks in turn.
+
+The curve is fitted to closed loops alone; Poisson loads are what it is checked with. Between two
+checks there are always closed loops, which say how fast the machine is just then. A row in which
+the host of a virtual machine took too much of it is measured again: by what it took, not by what
+came out. Pure: rows are asked for and their points sent back.
+"""
+
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from random import Random
+
+from benchmarking.analysis.curve import LoadPoint
+from benchmarking.analysis.search import Shape
+from benchmarking.analysis.service_curve import closed_loops
+from benchmarking.errors import Disturbed
+from benchmarking.records import Load
+
+FIRST_EACH = 2  # requests of each user, where nothing is known of their time
+LEAST_EACH = 4  # of each user of a closed loop, of which the last does not count
+CROWDS_EACH = 3  # of each user of a crowd, whose rate alone counts
+
+
+@dataclass(frozen=True, slots=True)
+class LoopPlan:
+    """`shape`: what is checked. `places`: requests that the server takes at once. Seconds are per
+    row."""
+
+    shape: Shape
+    places: int
+    closed_s: float
+    check_s: float
+    rounds: int = 4  # each with all checks
+    passes: int = 2  # of all closed loops, spread over the rounds
+    seed: int = 0
+    accelerator: str = "this machine"
+    length_factors: tuple[float, ...] = (0.5, 1.0, 2.0)  # of the prompt length that is checked
+    check_shares: tuple[float, ...] = (0.5, 0.65, 0.8, 0.9)  # of what the crowd gets
+    max_stolen_share: float = 0.1  # of a core, in a row that counts
+    max_disturbed: int = 40  # rows that do not count
+
+    @property
+    def crowd(self) -> Load:
+        """More users than the server has places: their rate is its capacity."""
+        return self.shape.at_concurrency(2 * self.places, FIRST_EACH)
+
+    def closed_loops(self) -> list[Load]:
+        """1, 2, 4, ... users with the shortest and the longest prompts, with those that are
+        checked the numbers between."""
+        short, same, long = (self._with_prompts(factor) for factor in self.length_factors)
+        doubled = list(_doubled(self.places))
+        between = [(low + high) // 2 for low, high in pairwise(doubled) if high > low + 1]
+        return [
+            *(
+                shape.at_concurrency(users, FIRST_EACH)
+                for users in doubled
+                for shape in (short, long)
+            ),
+            *(same.at_concurrency(users, FIRST_EACH) for users in between),
+        ]
+
+    def checks(self, capacity_per_s: float) -> list[Load]:
+        return [
+            self.shape.at_rate(share * capacity_per_s, self.check_s) for share in self.check_shares
+        ]
+
+    def loads(self, capacity_per_s: float) -> list[tuple[Load, bool]]:
+        """Returns loads in order, and whether each is a check. Every round has all checks, in
+        random order, and the closed loops that `in_turn` puts between them."""
+        rng = Random(self.seed)
+        rounds = [self.checks(capacity_per_s) for _ in range(self.rounds)]
+        for checks in rounds:
+            rng.shuffle(checks)
+        return self.in_turn(rounds)
+
+    def in_turn(self, rounds: Sequence[Sequence[Load]]) -> list[tuple[Load, bool]]:
+        """Returns rounds of checks, in order, and between them, in random order, all the closed
+        loops of all passes and a crowd for each round."""
+        rng = Random(self.seed)
+        closed = []
+        for _ in range(self.passes):
+            of_pass = self.closed_loops()
+            rng.shuffle(of_pass)
+            closed += of_pass
+        loads = []
+        for number, checks in enumerate(rounds):
+            beside = [*closed[number :: len(rounds)], self.crowd]
+            parts = [beside[place :: len(checks)] for place in range(len(checks))]
+            for check, part in zip(checks, parts, strict=True):
+                loads += [*((load, False) for load in part), (check, True)]
+        return loads
+
+    def _with_prompts(self, factor: float) -> Shape:
+        return replace(self.shape, input_tokens=round(factor * self.shape.input_tokens))
+
+
+def _doubled(places: int) -> Iterator[int]:
+    users = 1
+    while users < places:
+        yield users
+        users *= 2
+    yield places
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """All that was measured, in order. `checked` and `disturbed` are numbers of rows."""
+
+    points: tuple[LoadPoint, ...]
+    checked: tuple[int, ...]
+    disturbed: tuple[int, ...]
+
+    def crowds(self, plan: LoopPlan) -> list[LoadPoint]:
+        """The loops of more users than places."""
+        return [
+            point
+            for row, point in enumerate(self.points)
+            if row not in self.disturbed and (point.load.concurrency or 0) > plan.places
+        ]
+
+    def closed(self) -> list[LoadPoint]:
+        return [
+            point
+            for row, point in enumerate(self.points)
+            if row not in self.disturbed and point.load.concurrency is not None
+        ]
+
+
+@dataclass(slots=True)
+class _Times:
+    """How many requests of a user fill the time, by what loops of other sizes took."""
+
+    places: int
+    e2e_s_by_users: dict[int, float] = field(default_factory=dict)
+
+    def sized(self, load: Load, seconds: float) -> Load:
+        users = load.concurrency
+        if users is None or not self.e2e_s_by_users:
+            return load
+        known = min(self.e2e_s_by_users, key=lambda each: (abs(each - users), each))
+        e2e_s = self.e2e_s_by_users[known] * max(users / known, 1.0)
+        each = max(round(seconds / e2e_s), CROWDS_EACH if users > self.places else LEAST_EACH)
+        return replace(load, num_requests=each * users)
+
+    def learn(self, point: LoadPoint) -> None:
+        if point.load.concurrency is not None and point.e2e is not None:
+            self.e2e_s_by_users[point.load.concurrency] = point.e2e.mean.value / 1000
+
+
+Turns = Generator[Load, LoadPoint, Rows]
+Loads = Callable[[float], Sequence[tuple[Load, bool]]]
+"""What is measured, given a capacity in requests per second, and which of it are checks."""
+
+
+def measure_in_turn(plan: LoopPlan, loads: Loads | None = None) -> Turns:
+    """One user, the crowd, which finds the capacity, then closed loops and checks, and the crowd
+    again. `loads`: in place of the plan's. A row in which the host took too much is measured again
+    at once. Raises Disturbed."""
+    points: list[LoadPoint] = []
+    disturbed: list[int] = []
+    times = _Times(plan.places)
+
+    def undisturbed(load: Load) -> Generator[Load, LoadPoint, LoadPoint]:
+        while True:
+            point = yield times.sized(load, plan.closed_s)
+            points.append(point)
+            times.learn(point)
+            if (point.stolen_share or 0.0) <= plan.max_stolen_share:
+                return point
+            disturbed.append(len(points) - 1)
+            if len(disturbed) > plan.max_disturbed:
+                raise Disturbed(len(points), len(disturbed), plan.max_stolen_share)
+
+    yield from undisturbed(plan.closed_loops()[0])
+    crowd = yield from undisturbed(plan.crowd)
+    checked = []
+    [loop] = closed_loops([crowd], None)
+    for load, is_check in (loads or plan.loads)(loop.rate_per_s):
+        yield from undisturbed(load)
+        if is_check:
+            checked.append(len(points) - 1)
+    yield from undisturbed(plan.crowd)
+    return Rows(tuple(points), tuple(checked), tuple(disturbed))
