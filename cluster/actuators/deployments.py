@@ -47,11 +47,12 @@ class Deployments:
         self,
         namespace: str,
         *,
-        unplaced_after_s: float = 60.0,
+        unplaced_after_s: float = 300.0,
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
-        """A pod that has found no node for `unplaced_after_s` finds none, and is no longer listed.
-        Raises ConfigFaulty where there is no account of an API server."""
+        """A pod that has found no node for `unplaced_after_s`, in which a cluster may grow one, is
+        no longer listed, and taken back. Raises ConfigFaulty where an API server has no account
+        for us."""
         self._calls = Calls(namespace)
         self._unplaced_after_s = unplaced_after_s
         self._clock = clock
@@ -68,21 +69,19 @@ class Deployments:
         def grow(deployment: Deployment) -> Outcome:
             num_more = max(0, count - deployment.spec.replicas)
             has_other_rows = deployment.user_rows != group.user_rows
-            started: tuple[str, ...] = ()
-            if num_more or has_other_rows:
-                self._check_owner(deployment)
-                before = self._staying(group)
-                if has_other_rows:
-                    self._roll_out(
-                        deployment, group.user_rows, max(count, deployment.spec.replicas)
-                    )
-                else:
-                    self._scale(deployment, count)
-                # Of a roll-out the first: the others take turns with those that go.
-                num_awaited = 1 if has_other_rows else num_more
-                started = self._awaited(lambda: self._staying(group) - before, num_awaited)
-            unplaced, why = self._unplaced(deployment, group, count)
-            return Outcome(started=started, unplaced=unplaced, why=why)
+            if not num_more and not has_other_rows:
+                return self._unplaced(deployment, group, count)
+            self._check_owner(deployment)
+            before = self._staying(group)
+            if has_other_rows:
+                self._roll_out(deployment, group.user_rows, deployment.spec.replicas + num_more)
+            else:
+                self._scale(deployment, count)
+            # Of a roll-out the first: the others take turns with those that go.
+            num_awaited = 1 if has_other_rows else num_more
+            return Outcome(
+                started=self._awaited(lambda: self._staying(group) - before, num_awaited)
+            )
 
         try:
             return self._adjusted(group, grow)
@@ -208,13 +207,18 @@ class Deployments:
             time.sleep(POLL_S)
         return tuple(sorted(found))
 
-    def _unplaced(self, deployment: Deployment, group: Group, count: int) -> tuple[int, str]:
-        """How many of `count` are not going to run as things are, and why."""
+    def _unplaced(self, deployment: Deployment, group: Group, count: int) -> Outcome:
+        """How many of `count` are not going to run as things are, and why. Those that find no node
+        are taken back."""
         here = [pod for of_group, pod in self._pods() if of_group == group]
         reasons = [pod.why_unplaced for pod in here if self._is_unplaced(pod)]
+        if reasons:
+            self._check_owner(deployment)
+            # Kubernetes ends pods without a node before all others.
+            self._scale(deployment, max(0, deployment.spec.replicas - len(reasons)))
         replicas = [pod.replica(group) for pod in here]
         reasons += [each.why for each in replicas if each.state is State.FAILED]
         if deployment.why_no_pods:
             there = [each for each in replicas if each.state is not State.DRAINING]
             reasons += [deployment.why_no_pods] * (count - len(there))
-        return min(count, len(reasons)), reasons[0] if reasons else ""
+        return Outcome(unplaced=min(count, len(reasons)), why=reasons[0] if reasons else "")
