@@ -82,9 +82,9 @@ def _deal_in_turns(leftovers: Iterable[Contender], stock: Stock) -> dict[str, Ch
     while playing:
         if turns := _whole_turns(playing, choices, stock):
             for contender in playing:
-                held = choices[contender.server]
-                stock.take(held.candidate, turns)
-                choices[contender.server] = held._replace(replicas=held.replicas + turns)
+                dealt = choices[contender.server]
+                stock.take(dealt.candidate, turns)
+                choices[contender.server] = dealt._replace(replicas=dealt.replicas + turns)
         stay = []
         for contender in playing:
             held = choices.get(contender.server)

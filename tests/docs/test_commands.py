@@ -27,7 +27,8 @@ def code_of(page: Path) -> Iterator[str]:
     for block in re.findall(r"^```sh\n(.*?)^```", without_output, re.DOTALL | re.MULTILINE):
         yield from block.splitlines()
     yield from re.findall(r"^ {4}(?=\S)(.*)$", without_output, re.MULTILINE)
-    yield from (" ".join(code.split()) for code in re.findall(r"`([^`]+)`", without_output))
+    prose = re.sub(r"^```.*?^```", "", without_output, flags=re.DOTALL | re.MULTILINE)
+    yield from (" ".join(code.split()) for code in re.findall(r"`([^`]+)`", prose))
 
 
 LINES = [(page.name, line) for page in PAGES for line in code_of(page)]
