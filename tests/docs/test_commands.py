@@ -23,11 +23,11 @@ OPTION = re.compile(r"(?<=\s)(--[a-z][a-z-]+)")
 def code_of(page: Path) -> Iterator[str]:
     """Lines of code blocks, and code within lines; lines that go on are joined."""
     text = page.read_text().replace("\\\n", " ")
-    without_output = re.sub(r"^```(?!sh)\w*\n.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
-    for block in re.findall(r"^```sh\n(.*?)^```", without_output, re.DOTALL | re.MULTILINE):
+    for block in re.findall(r"^```sh\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
         yield from block.splitlines()
-    yield from re.findall(r"^ {4}(?=\S)(.*)$", without_output, re.MULTILINE)
-    yield from (" ".join(code.split()) for code in re.findall(r"`([^`]+)`", without_output))
+    prose = re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
+    yield from re.findall(r"^ {4}(?=\S)(.*)$", prose, re.MULTILINE)
+    yield from (" ".join(code.split()) for code in re.findall(r"`([^`]+)`", prose))
 
 
 LINES = [(page.name, line) for page in PAGES for line in code_of(page)]
