@@ -32,11 +32,16 @@ def available_memory_bytes(proc: Path = PROC, cgroup: Path = CGROUP) -> int | No
     return max(0, min(available_kb * 1024, limit - used + page_cache))
 
 
-def physical_cores(cpus: Path = CPUS) -> int:
-    """Cores this process may run on, hyper-threads counted once: matmuls gain nothing from them."""
+def physical_cores(cpus: Path = CPUS, cgroup: Path = CGROUP) -> int:
+    """Cores this process may run on, hyper-threads counted once: matmuls gain nothing from them.
+
+    No more than its container's quota pays for: threads beyond it would be stopped in mid-step,
+    and the others would wait for them.
+    """
     if not hasattr(os, "sched_getaffinity"):
         return os.cpu_count() or 1
-    return len({_core_of(cpu, cpus) for cpu in os.sched_getaffinity(0)})
+    cores = len({_core_of(cpu, cpus) for cpu in os.sched_getaffinity(0)})
+    return max(1, min(cores, _quota_cores(cgroup) or cores))
 
 
 def has_nvidia_driver() -> bool:
@@ -53,6 +58,15 @@ def lacks_cuda() -> bool:
     except (OSError, subprocess.TimeoutExpired):
         return False
     return answer.stdout.strip() == "False"
+
+
+def _quota_cores(cgroup: Path) -> int | None:
+    """Whole cores of a container's CPU quota; None where it has none."""
+    try:
+        quota, period = (cgroup / "cpu.max").read_text().split()
+        return None if quota == "max" else max(1, int(quota) // int(period))
+    except (OSError, ValueError, ZeroDivisionError):
+        return None
 
 
 def _core_of(cpu: int, cpus: Path) -> str:

@@ -46,11 +46,24 @@ def test_hyper_threads_count_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         topology = tmp_path / f"cpu{cpu}" / "topology"
         topology.mkdir(parents=True)
         (topology / "thread_siblings_list").write_text(f"{cpu % 2},{cpu % 2 + 2}\n")
-    assert physical_cores(tmp_path) == 2
+    assert physical_cores(tmp_path, tmp_path) == 2
 
 
 def test_cores_without_topology_count_one_each(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1, 2})
-    assert physical_cores(tmp_path) == 3
+    assert physical_cores(tmp_path, tmp_path) == 3
+
+
+@pytest.mark.parametrize(
+    ("quota", "cores"),
+    [("max 100000", 3), ("200000 100000", 2), ("250000 100000", 2), ("50000 100000", 1),
+     ("900000 100000", 3), ("1 0", 3), ("", 3), ("-1", 3)],
+)  # fmt: skip
+def test_a_quota_bounds_the_cores(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quota: str, cores: int
+) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1, 2})
+    (tmp_path / "cpu.max").write_text(quota)
+    assert physical_cores(tmp_path, tmp_path) == cores
