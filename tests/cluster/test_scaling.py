@@ -18,6 +18,7 @@ from benchmarking.serving import eventually
 from cluster.actuators import Actuator
 from cluster.actuators.deployments import Deployments
 from cluster.actuators.local import LocalMachine
+from cluster.actuators.machines import Machines
 from cluster.actuators.ray_actors import RayMachines
 from cluster.actuators.tended import TendedReplicas, Times
 from cluster.actuators.upstreams_file import UpstreamsFile
@@ -103,6 +104,13 @@ def loaded(folder: Path, **upstreams: Any) -> Iterator[tuple[ProxyProcess, Load]
             load.end()
 
 
+def clear(machines: Machines) -> None:
+    """Once nobody tends them any more."""
+    for each in machines.placed():
+        machines.remove(each.name)
+    machines.close()
+
+
 def wait_for(actuator: Actuator, count: int) -> None:
     wanted = [State.READY] * count
     eventually(lambda: [each.state for each in actuator.replicas()] == wanted, DEADLINE_S)
@@ -129,9 +137,8 @@ def test_no_request_is_lost_while_replicas_come_and_go(tmp_path: Path) -> None:
             eventually(lambda: len(load.asked) > seen + NUM_CLIENTS, DEADLINE_S)
         assert [each for each in load.asked if not each.is_right] == []
     finally:
-        for each in machine.placed():
-            machine.remove(each.name)
         actuator.close()
+        clear(LocalMachine(tmp_path / "replicas"))
 
 
 def test_no_request_is_lost_while_pods_come_and_go_and_change(
@@ -176,13 +183,11 @@ def nodes() -> Iterator[RayNodes]:
 @pytest.fixture
 def on_ray(nodes: RayNodes, tmp_path: Path) -> Iterator[TendedReplicas]:
     """Listed in upstreams.yaml of the test's folder."""
-    machines = RayMachines(nodes.address)
     upstreams = UpstreamsFile(tmp_path / "upstreams.yaml")
-    actuator = TendedReplicas(machines, RECIPES, upstreams, TIMES)
+    actuator = TendedReplicas(RayMachines(nodes.address), RECIPES, upstreams, TIMES)
     yield actuator
-    for each in machines.placed():
-        machines.remove(each.name)
     actuator.close()
+    clear(RayMachines(nodes.address))
 
 
 def test_a_node_that_dies_takes_nothing_with_it_but_what_ran_there(
