@@ -90,9 +90,11 @@ class ApiActor:
         self._process.kill()
 
     def _watch(self) -> None:
-        """Have Ray start another one when a process ends that had worked."""
-        was_ready = False
+        """Have Ray start another one when a process ends that had worked, or lost its node."""
+        was_ready, raylet = False, os.getppid()
         while self._process.is_running():
+            if os.getppid() != raylet:
+                os._exit(1)  # which drains the process: Ray has another one elsewhere
             if not was_ready:
                 was_ready = ready(f"http://{self._host}:{self._port}").health is Health.READY
             time.sleep(WATCH_S)

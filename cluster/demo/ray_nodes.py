@@ -38,6 +38,10 @@ class RayNodes:
     def address(self) -> str:
         return str(self._cluster.address)
 
+    def __len__(self) -> int:
+        """Without the head."""
+        return len(self._nodes)
+
     def add(self, resources: Mapping[str, float]) -> None:
         others = {name: resources[name] for name in resources if name not in ("CPU", "GPU")}
         self._nodes.append(

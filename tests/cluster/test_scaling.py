@@ -18,11 +18,12 @@ from benchmarking.serving import eventually
 from cluster.actuators import Actuator
 from cluster.actuators.deployments import Deployments
 from cluster.actuators.local import LocalMachine
+from cluster.actuators.machines import Machines
 from cluster.actuators.ray_actors import RayMachines
 from cluster.actuators.tended import TendedReplicas, Times
 from cluster.actuators.upstreams_file import UpstreamsFile
 from cluster.demo.ray_nodes import RayNodes, ray_nodes
-from cluster.replicas import Group, Recipes, State
+from cluster.replicas import Group, Recipes, Replica, State
 from tests.kubernetes_api import KubernetesApi
 from tests.kubernetes_kubelet import Kubelet
 from tests.proxy.support import ProxyProcess, bearer, running_proxy
@@ -103,6 +104,13 @@ def loaded(folder: Path, **upstreams: Any) -> Iterator[tuple[ProxyProcess, Load]
             load.end()
 
 
+def clear(machines: Machines) -> None:
+    """Once nobody tends them any more."""
+    for each in machines.placed():
+        machines.remove(each.name)
+    machines.close()
+
+
 def wait_for(actuator: Actuator, count: int) -> None:
     wanted = [State.READY] * count
     eventually(lambda: [each.state for each in actuator.replicas()] == wanted, DEADLINE_S)
@@ -129,9 +137,8 @@ def test_no_request_is_lost_while_replicas_come_and_go(tmp_path: Path) -> None:
             eventually(lambda: len(load.asked) > seen + NUM_CLIENTS, DEADLINE_S)
         assert [each for each in load.asked if not each.is_right] == []
     finally:
-        for each in machine.placed():
-            machine.remove(each.name)
         actuator.close()
+        clear(LocalMachine(tmp_path / "replicas"))
 
 
 def test_no_request_is_lost_while_pods_come_and_go_and_change(
@@ -167,41 +174,72 @@ def test_no_request_is_lost_while_pods_come_and_go_and_change(
         api.stop()
 
 
-def test_a_node_that_dies_takes_nothing_with_it_but_what_ran_there(tmp_path: Path) -> None:
-    upstreams_path = tmp_path / "upstreams.yaml"
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[RayNodes]:
     with ray_nodes([{"CPU": 1}, {"CPU": 1}, {"CPU": 2}]) as nodes:
-        machines = RayMachines(nodes.address)
-        actuator = TendedReplicas(machines, RECIPES, UpstreamsFile(upstreams_path), TIMES)
-        try:
-            actuator.start(GROUP, 3)
-            wait_for(actuator, 3)
-            with loaded(tmp_path, UPSTREAMS_FILE=str(upstreams_path)) as (proxy, load):
-                eventually(lambda: len(answered_by(proxy)) == 3, DEADLINE_S)
-                node, victim = one_of_a_small_node(nodes, actuator)
-                nodes.kill(node)
-                killed_s = time.monotonic()
-                eventually(lambda: victim not in {e.url for e in actuator.replicas()}, DEADLINE_S)
-                wait_for(actuator, 3)
-                eventually(lambda: len(answered_by(proxy)) == 4, DEADLINE_S)
-            failed = [each for each in load.asked if not each.is_right]
-            assert [each for each in failed if each.began_s > killed_s] == []
-            assert all(each.is_cut or each.status >= 500 for each in failed), "no short success"
-            broken = [line for line in proxy.audit() if line["outcome"] != "complete"]
-            address = urlsplit(victim).netloc
-            assert [line for line in broken if address not in f"{line}"] == []
-        finally:
-            for each in machines.placed():
-                machines.remove(each.name)
-            actuator.close()
+        yield nodes
+
+
+@pytest.fixture
+def on_ray(nodes: RayNodes, tmp_path: Path) -> Iterator[TendedReplicas]:
+    """Listed in upstreams.yaml of the test's folder."""
+    upstreams = UpstreamsFile(tmp_path / "upstreams.yaml")
+    actuator = TendedReplicas(RayMachines(nodes.address), RECIPES, upstreams, TIMES)
+    yield actuator
+    actuator.close()
+    clear(RayMachines(nodes.address))
+
+
+def test_a_node_that_dies_takes_nothing_with_it_but_what_ran_there(
+    nodes: RayNodes, on_ray: TendedReplicas, tmp_path: Path
+) -> None:
+    on_ray.start(GROUP, 3)
+    wait_for(on_ray, 3)
+    with loaded(tmp_path, UPSTREAMS_FILE=str(tmp_path / "upstreams.yaml")) as (proxy, load):
+        eventually(lambda: len(answered_by(proxy)) == 3, DEADLINE_S)
+        node, victim = one_of_a_small_node(nodes, on_ray)
+        nodes.kill(node)
+        killed_s = time.monotonic()
+        eventually(lambda: victim not in {each.url for each in on_ray.replicas()}, DEADLINE_S)
+        wait_for(on_ray, 3)
+        eventually(lambda: len(answered_by(proxy)) == 4, DEADLINE_S)
+    failed = [each for each in load.asked if not each.is_right]
+    assert [each for each in failed if each.began_s > killed_s] == []
+    assert all(each.is_cut or each.status >= 500 for each in failed), "no short success"
+    broken = [line for line in proxy.audit() if line["outcome"] != "complete"]
+    address = urlsplit(victim).netloc
+    assert [line for line in broken if address not in f"{line}"] == []
+
+
+@pytest.mark.parametrize("lost", ["ray::ApiActor", "raylet"])
+def test_no_process_outlives_the_ray_that_started_it(
+    nodes: RayNodes, on_ray: TendedReplicas, lost: str
+) -> None:
+    on_ray.start(GROUP, 1)
+    wait_for(on_ray, 1)
+    (replica,) = on_ray.replicas()
+    tree = next(tree for tree in map(nodes.processes, range(len(nodes))) if api_in(tree, replica))
+    api = api_in(tree, replica)
+    next(process for process in tree if process.name().startswith(lost)).kill()
+    assert psutil.wait_procs(api, timeout=DEADLINE_S)[1] == []
+    wait_for(on_ray, 1)
+
+
+def api_in(tree: list[psutil.Process], replica: Replica) -> list[psutil.Process]:
+    """The replica's processes among those of a node."""
+    found, port = [], str(urlsplit(replica.url or "").port)
+    for process in tree:
+        with suppress(psutil.Error):
+            if process.environ().get("SERVICE_PORT") == port:
+                found.append(process)
+    return found
 
 
 def one_of_a_small_node(nodes: RayNodes, actuator: Actuator) -> tuple[int, str]:
     """A node with one replica, whose place another node has; and the replica's address."""
-    urls = {urlsplit(each.url or "").port: each.url for each in actuator.replicas()}
     for index in (0, 1):
-        for process in nodes.processes(index):
-            with suppress(psutil.Error):
-                url = urls.get(int(process.environ().get("SERVICE_PORT", 0)))
-                if url is not None:
-                    return index, url
+        tree = nodes.processes(index)
+        for each in actuator.replicas():
+            if each.url is not None and api_in(tree, each):
+                return index, each.url
     raise AssertionError("three replicas do not fit on the large node")
