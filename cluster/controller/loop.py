@@ -7,6 +7,7 @@ HTTP threads read `snapshot`, which is replaced whole, and ask by `invoke`.
 """
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -103,6 +104,8 @@ class Controller:
 
     def invoke(self, timeout_s: float) -> Cycle:
         """Has a cycle made now. Raises ClusterError, and TimeoutError."""
+        if not self.is_alive:
+            raise ClusterError(self._snapshot.fault or "the controller's thread has ended")
         answer: SimpleQueue[Cycle | ClusterError] = SimpleQueue()
         self._asked.put(answer)
         self._wake.set()
@@ -141,29 +144,42 @@ class Controller:
         rollout = Rollout(actuator, config.dry_run)
         journal = Journal(config.journal, config.journal_bytes)
         planner: Planner | None = None
-        due_s = time.monotonic()
+        due_s = time.monotonic() if config.period_s else math.inf
         while not self._must_end.is_set():
             asking = self._those_who_ask()
             try:
-                replicas = rollout.step({} if planner is None else planner.plan)
                 if planner is None:
-                    planner = Planner(self._parts, replicas)
-                self._tell(replicas, planner.plan, rollout.unplaced)
-                if asking or (config.period_s and time.monotonic() >= due_s):
-                    due_s = time.monotonic() + config.period_s
-                    cycle = planner.cycle(replicas, self._clock())
-                    self._tell(rollout.step(planner.plan), planner.plan, rollout.unplaced, cycle)
+                    planner = Planner(self._parts, actuator.replicas())
+                if asking or time.monotonic() >= due_s:
+                    due_s = max(due_s + config.period_s, time.monotonic())
+                    cycle = planner.cycle(actuator.replicas(), self._clock())
+                    self._roll(rollout, planner, cycle)
                     journal.write(entry_of(cycle, rollout.unplaced, config.dry_run))
                     for each in asking:
                         each.put(cycle)
+                else:
+                    self._roll(rollout, planner)
             except (ClusterError, OSError) as error:
                 fault = error if isinstance(error, ClusterError) else ClusterError(str(error))
                 log.warning("nothing was done: %s", fault)
                 self._tell(fault=str(fault))
                 for each in asking:
                     each.put(fault)
-            self._wake.wait(config.rollout_s)
+            self._wake.wait(min(config.rollout_s, max(due_s - time.monotonic(), 0.0)))
             self._wake.clear()
+
+    def _roll(self, rollout: Rollout, planner: Planner, cycle: Cycle | None = None) -> None:
+        replicas = rollout.step(planner.plan)
+        if cycle is not None:
+            log.info(
+                "cycle=%d cycle_ms=%.0f changed=%s unplaced=%d fault=%s",
+                cycle.number,
+                1000 * cycle.seconds,
+                [name for name, each in cycle.servers.items() if each.has_changed],
+                sum(each.unplaced for each in rollout.unplaced.values()),
+                cycle.fault,
+            )
+        self._tell(replicas, planner.plan, rollout.unplaced, cycle)
 
     def _those_who_ask(self) -> list["SimpleQueue[Cycle | ClusterError]"]:
         asking = []

@@ -8,6 +8,7 @@ from typing import Protocol
 
 import requests
 from prometheus_client.parser import text_string_to_metric_families
+from urllib3.exceptions import HTTPError
 
 from cluster.config import ProxyKeys
 from cluster.controller.counters import Counters, parse_counters
@@ -73,7 +74,7 @@ class PageReader:
         try:
             return parse_counters(_page(f"{replica.url}/metrics"), self._clock())
         except MetricsUnread as error:
-            return error
+            return MetricsUnread(str(error))  # without the frames that the caught one keeps
 
 
 def _token_of(path: Path | None) -> str | None:
@@ -89,30 +90,30 @@ def _token_of(path: Path | None) -> str | None:
 def _page(url: str, token: str | None = None) -> str:
     """Raises MetricsUnread."""
     headers = {} if token is None else {"Authorization": f"Bearer {token}"}
-    until_s = time.monotonic() + READ_S
     try:
         with requests.Session() as session:
             session.trust_env = False  # replicas are asked themselves, whatever HTTP_PROXY says
-            response = session.get(
+            with session.get(
                 url,
                 headers=headers,
                 timeout=(CONNECT_S, READ_S),
                 stream=True,
                 allow_redirects=False,
-            )
-            if response.status_code != requests.codes.ok:
-                raise MetricsUnread(f"{url} answers {response.status_code}")
-            content = b""
-            while piece := response.raw.read1(2**16, decode_content=True):
-                content += piece
-                if len(content) > MAX_PAGE_BYTES:
-                    raise MetricsUnread(f"{url} has more than {MAX_PAGE_BYTES} bytes")
-                if time.monotonic() > until_s:
-                    raise MetricsUnread(f"{url} took more than {READ_S:g} s")
-            return content.decode(errors="replace")
-    except (requests.RequestException, OSError, ValueError) as error:
+            ) as response:
+                return _text_of(response)
+    except (requests.RequestException, HTTPError, OSError, ValueError) as error:
         raise MetricsUnread(f"{url}: {error}"[:300]) from error
-    except Exception as error:  # of urllib3, which read1 does not translate
-        if isinstance(error, MetricsUnread):
-            raise
-        raise MetricsUnread(f"{url}: {error}"[:300]) from error
+
+
+def _text_of(response: requests.Response) -> str:
+    """As much as it sends at a time, so that a slow sender is seen to be one."""
+    if response.status_code != requests.codes.ok:
+        raise MetricsUnread(f"{response.url} answers {response.status_code}")
+    until_s, content = time.monotonic() + READ_S, b""
+    while piece := response.raw.read1(2**16, decode_content=True):
+        content += piece
+        if len(content) > MAX_PAGE_BYTES:
+            raise MetricsUnread(f"{response.url} has more than {MAX_PAGE_BYTES} bytes")
+        if time.monotonic() > until_s:
+            raise MetricsUnread(f"{response.url} took more than {READ_S:g} s")
+    return content.decode(errors="replace")
