@@ -47,6 +47,7 @@ NAMES = {
     "running": ("inference_rows_busy", "vllm:num_requests_running"),
     "waiting": ("inference_queue_depth", "vllm:num_requests_waiting"),
 }
+MAX_COUNT = 1e15
 GAUGES = ("running", "waiting")  # there from the start, as counters with labels are not
 _WANTED = tuple(sorted({name for names in NAMES.values() for name in names}))
 
@@ -92,6 +93,6 @@ def parse_counters(text: str, at_s: float) -> Counters:
     if missing := [NAMES[field] for field in GAUGES if found[field] is None]:
         raise MetricsUnread(f"the page has none of {', '.join(missing[0])}; is it an API's?")
     sound = {field: value for field, value in found.items() if value is not None}
-    if wrong := [field for field, value in sound.items() if not 0 <= value < 1e300]:
-        raise MetricsUnread(f"{wrong[0]} is {sound[wrong[0]]}, which counts nothing")
+    if wrong := [field for field, value in sound.items() if not 0 <= value <= MAX_COUNT]:
+        raise MetricsUnread(f"{wrong[0]} is {sound[wrong[0]]}, not within 0 and {MAX_COUNT:g}")
     return Counters(at_s, **sound)

@@ -17,6 +17,8 @@ from cluster.errors import MetricsUnread, OptimizerUnusable
 from cluster.replicas import Group, Replica, State
 from cluster.system import Json, SystemDocument
 
+LEAST_S = 1.0  # between two readings
+
 
 @dataclass(frozen=True, slots=True)
 class Latencies:
@@ -81,6 +83,7 @@ class Planner:
         }
         self._before: Readings = {}
         self._before_s: float | None = None
+        self._traffic: dict[str, ServerTraffic] = {}
         self._door: float | None = None
         self._ready: Counter[Group] = Counter()
         self._changed_s: dict[str, float] = {}
@@ -100,12 +103,14 @@ class Planner:
         traffic = self._collect(replicas, at_s)
         predicted = self._predict(traffic, steady)
         learned = Learned()
-        if self._parts.config.tune:
+        if self._parts.config.tune and self._before_s == at_s:
             learned = self._speeds.learn(traffic, steady, at_s)
         held = self._held(traffic, at_s)
         loads = {name: demand.load for name, demand in self._demands.items()}
+        unsure = {name for name, each in self._demands.items() if not each.is_known(at_s)}
         asked = question(
-            self._parts.system, Standing(self.plan, loads, self._speeds.perf, frozenset(held))
+            self._parts.system,
+            Standing(self.plan, loads, self._speeds.perf, held.keys(), unsure),
         )
         fault, answer = "", None
         try:
@@ -136,7 +141,10 @@ class Planner:
         return {group: n for group, n in ready.items() if group.server not in changed}
 
     def _collect(self, replicas: Sequence[Replica], at_s: float) -> dict[str, ServerTraffic]:
-        """What came since the last cycle; servers' demands see it."""
+        """What came since the last cycle; servers' demands see it. Too soon after the last one,
+        what it saw: a request in a millisecond is no rate."""
+        if self._before_s is not None and 0 <= at_s - self._before_s < LEAST_S:
+            return self._traffic
         now = self._parts.reader.read(replicas)
         traffic = traffic_of(replicas, self._before, now, self._before_s)
         try:
@@ -150,7 +158,8 @@ class Planner:
         for name, each in traffic.items():
             if not each.unread and name in self._demands:
                 self._demands[name].see(each.all, at_s)
-        return {name: each for name, each in traffic.items() if name in self._demands}
+        self._traffic = {name: each for name, each in traffic.items() if name in self._demands}
+        return self._traffic
 
     def _predict(
         self, traffic: Mapping[str, ServerTraffic], steady: Mapping[Group, int]
@@ -159,10 +168,10 @@ class Planner:
         loads = {name: demand.load for name, demand in self._demands.items()}
         for name, each in traffic.items():
             if each.all.ended:
-                loads[name] = Load(
+                loads[name] = Load.of(
                     each.all.per_minute,
-                    round(each.all.prompt_tokens / each.all.ended),
-                    max(round(each.all.completion_tokens / each.all.ended), 1),
+                    each.all.prompt_tokens / each.all.ended,
+                    each.all.completion_tokens / each.all.ended,
                 )
         plan = {group: n for group, n in steady.items() if group.server in traffic}
         if not plan:

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from cluster.controller.loads import Traffic
 
 CLEAR = 2.0  # standard errors of the difference of two counts, beyond which a rise is one
+# What the optimizer takes: a replica that counts nonsense must not cost the others their plan.
+MAX_PER_MINUTE, MAX_TOKENS = 1e9, 10**8
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +22,15 @@ class Load:
     per_minute: float
     in_tokens: int
     out_tokens: int
+
+    @classmethod
+    def of(cls, per_minute: float, in_tokens: float, out_tokens: float) -> "Load":
+        """Of means, within what can be asked."""
+        return cls(
+            min(per_minute, MAX_PER_MINUTE),
+            round(min(in_tokens, MAX_TOKENS)),
+            max(round(min(out_tokens, MAX_TOKENS)), 1),
+        )
 
     def as_json(self) -> dict[str, float]:
         return {
@@ -44,26 +55,33 @@ class Demand:
         self._latest = expected
         self._scale_down_s = scale_down_s
         self._seen: deque[_Seen] = deque()
+        self._first_s: float | None = None
 
     @property
     def load(self) -> Load:
         return self._latest
 
     def see(self, traffic: Traffic, at_s: float) -> None:
+        if self._first_s is None:
+            self._first_s = at_s
         before = self._seen[-1].traffic if self._seen else None
         self._seen.append(_Seen(at_s, traffic, traffic.per_minute + _rise(before, traffic)))
         while self._seen[0].at_s < at_s - self._scale_down_s and len(self._seen) > 1:
             self._seen.popleft()
-        self._latest = Load(max(each.per_minute for each in self._seen), *self._tokens())
+        self._latest = Load.of(max(each.per_minute for each in self._seen), *self._tokens())
 
-    def _tokens(self) -> tuple[int, int]:
+    def is_known(self, at_s: float) -> bool:
+        """Whether it was seen for as long as less has to last before it is believed."""
+        return self._first_s is not None and at_s - self._first_s >= self._scale_down_s
+
+    def _tokens(self) -> tuple[float, float]:
         """Means over all that is remembered, so that a plan does not follow a few requests."""
         ended = math.fsum(each.traffic.ended for each in self._seen)
         if ended < 1:
             return self._latest.in_tokens, self._latest.out_tokens
         prompt = math.fsum(each.traffic.prompt_tokens for each in self._seen)
         completion = math.fsum(each.traffic.completion_tokens for each in self._seen)
-        return round(prompt / ended), max(round(completion / ended), 1)
+        return prompt / ended, completion / ended
 
 
 def _rise(before: Traffic | None, now: Traffic) -> float:

@@ -18,12 +18,14 @@ from cluster.system import Json, SystemDocument
 @dataclass(frozen=True, slots=True)
 class Standing:
     """What a question is about. `plan`: what runs or is to run; `perf`: speeds of now, of a model
-    on an accelerator; `held`: servers that are not to change."""
+    on an accelerator; `held`: servers that are not to change; `unsure`: those that are not to have
+    fewer replicas."""
 
     plan: Plan
     loads: Mapping[str, Load]
     perf: Mapping[tuple[str, str], Json]
     held: Collection[str] = ()
+    unsure: Collection[str] = ()
 
     def groups(self, server: str) -> list[tuple[Group, int]]:
         """Groups of a server that have replicas, the largest first."""
@@ -107,6 +109,10 @@ def _server(system: SystemDocument, standing: Standing, name: str) -> Json:
     spec["currentAlloc"] = current
     if name in standing.held:
         spec |= {"keepAccelerator": True, "minNumReplicas": count, "maxNumReplicas": count}
+    elif name in standing.unsure:
+        limit = spec.get("maxNumReplicas")
+        least = count if limit is None else min(count, limit)
+        spec["minNumReplicas"] = max(least, spec.get("minNumReplicas") or 0)
     return spec
 
 

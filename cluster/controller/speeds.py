@@ -9,6 +9,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from cluster.controller.demand import Load
 from cluster.controller.loads import ServerTraffic, Traffic
 from cluster.controller.optimizer import Factors, Optimizer, Tuned
 from cluster.errors import OptimizerUnusable
@@ -75,11 +76,13 @@ class Speeds:
         if base is None or not replicas or not seen.arrived or seen.ended < LEAST_ENDED:
             return None
         error = min(max(1 / math.sqrt(seen.ended), LEAST_ERROR), LARGEST_ERROR)
-        observation = {
+        load = Load.of(
+            seen.per_minute / replicas,
+            seen.prompt_tokens / seen.ended,
+            seen.completion_tokens / seen.ended,
+        )
+        observation = load.as_json() | {
             "at": at_s,
-            "arrivalRate": seen.per_minute / replicas,
-            "avgInTokens": round(seen.prompt_tokens / seen.ended),
-            "avgOutTokens": max(round(seen.completion_tokens / seen.ended), 1),
             "ttft": seen.ttft_ms,
             "itl": seen.itl_ms,
             "ttftError": error,

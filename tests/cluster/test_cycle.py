@@ -1,6 +1,7 @@
 """Plans follow loads: the planner with the real optimizer, over counted requests."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -222,3 +223,41 @@ def test_a_plan_needs_more_of_slower_machines(make_world: Callable[..., World]) 
     for _ in range(10):
         world.period(HIGH, ttft_ms=1.5 * told.ttft_ms, itl_ms=1.5 * told.itl_ms)
     assert world.replicas > before
+
+
+def test_what_runs_when_a_controller_starts_is_not_less_until_less_was_seen_for_long(
+    make_world: Callable[..., World],
+) -> None:
+    world = make_world(scale_down_s=180)
+    group = Group("s", "A", 16)
+    world.actuator.start(group, 5)
+    world.actuator.settle()
+    world.planner = Planner(world.parts, world.actuator.replicas())
+    for _ in range(4):
+        world.period(10)
+        assert world.replicas == 5
+    world.period(10)
+    assert world.replicas == 1
+
+
+def test_two_cycles_at_once_count_nothing_twice(make_world: Callable[..., World]) -> None:
+    world = make_world()
+    settled(world, LOW)
+    first = world.period(LOW).servers["s"].load
+    world.reader.serve(world.actuator.replicas(), 100)
+    again = world.planner.cycle(world.actuator.replicas(), world.at_s + 0.001).servers["s"]
+    assert (again.load, again.held) == (first, "")
+
+
+def test_a_replica_that_counts_nonsense_costs_nobody_a_plan(
+    make_world: Callable[..., World],
+) -> None:
+    world = make_world()
+    settled(world, LOW)
+    name = world.actuator.replicas()[0].name
+    world.reader.counters[name] = replace(
+        world.reader.counters[name], prompt_tokens=1e15, ended=1e15, completion_tokens=1e15
+    )
+    assert world.period(LOW).fault == ""
+    world.reader.counters[name] = replace(world.reader.counters[name], prompt_tokens=1e300)
+    assert world.period(LOW).fault == ""
