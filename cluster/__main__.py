@@ -51,8 +51,12 @@ class Service:
 
 def create_actuator(config: ClusterConfig) -> Actuator:
     """Only what the file names is imported: Ray's and Kubernetes' clients are an extra. Raises
-    ActuatorUnusable."""
+    ActuatorUnusable, and ConfigFaulty where Kubernetes has no account for this process."""
     keys = config.actuator
+    if keys.kind == "kubernetes":
+        from cluster.actuators.deployments import Deployments
+
+        return Deployments(keys.namespace)
     return TendedReplicas(_machines(keys), config.recipes, UpstreamsFile(config.upstreams_file))
 
 
