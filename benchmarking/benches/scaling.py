@@ -24,6 +24,7 @@ import requests
 
 from benchmarking.benches.scaling_day import STEP_S, Day, random_day
 from benchmarking.benches.scaling_fleet import Fleet
+from benchmarking.benches.scaling_pages import seconds_to_read
 from benchmarking.machine import describe_machine
 from benchmarking.serving import ROOT, environment, eventually, exit_on_sigterm, free_port
 from cluster.config import AcceleratorKeys, ClusterConfig, ServerKeys
@@ -67,6 +68,8 @@ def main() -> None:
         f"{len(cycle_s)} cycles: median {np.median(cycle_s):.2f} s, 95 % "
         f"{np.percentile(cycle_s, 95):.2f} s, longest {max(cycle_s):.2f} s"
     )
+    seconds, size = seconds_to_read(arguments.replicas)
+    print(f"{arguments.replicas} pages of {size} bytes are read in {seconds:.2f} s")
     if arguments.json:
         arguments.json.write_text(json.dumps([asdict(each) for each in outcomes]))
 

@@ -28,37 +28,11 @@ FOREIGN_SITES = frozenset({"cross-site", "same-site"})
 def create_app(controller: Controller, system: SystemDocument) -> Flask:
     app = Flask(__name__, static_folder=None)
     app.json.sort_keys = False  # type: ignore[attr-defined]
-    registry = CollectorRegistry()
-    registry.register(ControllerGauges(lambda: controller.snapshot))
+    app.before_request(_refuse_foreign_pages)
+    app.register_error_handler(HTTPException, _http_error)
+    _add_page(app)
+    _add_probes(app, controller)
     targets = {name: system.target(name) for name in system.servers}
-
-    @app.before_request
-    def refuse_foreign_pages() -> Response | None:
-        if request.method == "POST" and _is_foreign():
-            return _refusal(403, "a page of another origin may not do this", "origin_not_allowed")
-        return None
-
-    @app.get("/")
-    def page() -> Response:
-        return send_from_directory(PAGE, "index.html")
-
-    @app.get("/assets/<name>")
-    def assets(name: str) -> Response:
-        return send_from_directory(PAGE, name)
-
-    @app.get("/health")
-    def health() -> Response:
-        return (
-            jsonify(status="ok")
-            if controller.is_alive
-            else _refusal(
-                500, controller.snapshot.fault or "the controller's thread has ended", "ended"
-            )
-        )
-
-    @app.get("/metrics")
-    def metrics() -> Response:
-        return Response(generate_latest(registry), content_type=CONTENT_TYPE_LATEST)
 
     @app.get("/state")
     def state() -> Response:
@@ -73,8 +47,33 @@ def create_app(controller: Controller, system: SystemDocument) -> Flask:
         except TimeoutError as error:
             return _refusal(504, str(error), "no_cycle_yet")
 
-    app.register_error_handler(HTTPException, _http_error)
     return app
+
+
+def _add_page(app: Flask) -> None:
+    @app.get("/")
+    def page() -> Response:
+        return send_from_directory(PAGE, "index.html")
+
+    @app.get("/assets/<name>")
+    def assets(name: str) -> Response:
+        return send_from_directory(PAGE, name)
+
+
+def _add_probes(app: Flask, controller: Controller) -> None:
+    registry = CollectorRegistry()
+    registry.register(ControllerGauges(lambda: controller.snapshot))
+
+    @app.get("/health")
+    def health() -> Response:
+        if controller.is_alive:
+            return jsonify(status="ok")
+        why = controller.snapshot.fault or "the controller's thread has ended"
+        return _refusal(500, why, "ended")
+
+    @app.get("/metrics")
+    def metrics() -> Response:
+        return Response(generate_latest(registry), content_type=CONTENT_TYPE_LATEST)
 
 
 def state_of(now: Snapshot, targets: dict[str, Any]) -> dict[str, Any]:
@@ -105,6 +104,12 @@ def state_of(now: Snapshot, targets: dict[str, Any]) -> dict[str, Any]:
         "unplaced": unplaced_of(now.unplaced),
         "cycle": cycle,
     }
+
+
+def _refuse_foreign_pages() -> Response | None:
+    if request.method == "POST" and _is_foreign():
+        return _refusal(403, "a page of another origin may not do this", "origin_not_allowed")
+    return None
 
 
 def _is_foreign() -> bool:

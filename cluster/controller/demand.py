@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from cluster.controller.loads import Traffic
 
 CLEAR = 2.0  # standard errors of the difference of two counts, beyond which a rise is one
+LARGEST_RISE = 0.5  # of what came, that is expected more: as where it doubles within a period
 # What the optimizer takes: a replica that counts nonsense must not cost the others their plan.
 MAX_PER_MINUTE, MAX_TOKENS = 1e9, 10**8
 
@@ -90,4 +91,6 @@ def _rise(before: Traffic | None, now: Traffic) -> float:
         return 0.0
     expected = before.arrived * now.seconds / before.seconds
     rise = now.arrived - expected
-    return 60 * rise / now.seconds if rise > CLEAR * math.sqrt(now.arrived + expected) else 0.0
+    if rise <= CLEAR * math.sqrt(now.arrived + expected):
+        return 0.0
+    return min(60 * rise / now.seconds, LARGEST_RISE * now.per_minute)
