@@ -41,6 +41,12 @@ def test_the_example_is_read_and_its_replicas_are_hearth_tiny() -> None:
     assert Path(model, "config.json").exists()
 
 
+def test_the_file_for_kubernetes_is_read() -> None:
+    config, system = read_config(ROOT / "deploy" / "kubernetes" / "controller" / "cluster.yaml")
+    assert config.actuator.kind == "kubernetes"
+    assert set(config.servers) == set(system.servers)
+
+
 def test_every_fault_is_told_at_once(tmp_path: Path) -> None:
     text = faults(
         tmp_path,
@@ -122,8 +128,9 @@ def test_settings_are_texts_whatever_yaml_reads(tmp_path: Path) -> None:
 
 
 def test_every_key_is_documented_with_its_default() -> None:
-    lines = (ROOT / "docs" / "controller.md").read_text()
-    rows = dict(re.findall(r"^\| `([a-zA-Z_.]+)` \| ([^|]*) \|", lines, re.MULTILINE))
+    page = (ROOT / "docs" / "controller.md").read_text()
+    section = page.partition("## The file")[2].partition("\n## ")[0]
+    rows = dict(re.findall(r"^\| `([a-zA-Z_.]+)` \| ([^|]*) \|", section, re.MULTILINE))
     keys = set()
     for prefix, model in (
         ("", ClusterConfig), ("actuator.", ActuatorKeys), ("proxy.", ProxyKeys),
