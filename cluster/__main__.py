@@ -64,7 +64,7 @@ def _machines(keys: ActuatorKeys) -> Machines:
     if keys.kind == "ray":
         from cluster.actuators.ray_actors import RayMachines
 
-        return RayMachines(keys.address, keys.namespace)
+        return RayMachines(keys.address, keys.namespace, pins=keys.pins)
     from cluster.actuators.local import LocalMachine
 
     return LocalMachine(keys.folder, keys.capacity or None, pins=keys.pins)

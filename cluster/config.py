@@ -73,7 +73,7 @@ class ActuatorKeys(Keys):
         max_length=50,
         description="Of `local`: what all replicas may take together; default: the cores.",
     )
-    pins: bool = Field(False, description="Of `local`: replicas of whole CPUs get their own.")
+    pins: bool = Field(False, description="Of local and Ray: replicas of whole CPUs get their own.")
 
 
 class ProxyKeys(Keys):
