@@ -3,6 +3,7 @@
 ClusterError
 ├── ConfigFaulty        the file is wrong: nothing was started
 ├── ActuatorUnusable    machines, Ray or Kubernetes cannot be reached
+├── MetricsUnread       a replica's or the proxy's /metrics are of no use
 └── OptimizerUnusable   the optimizer does not answer, or refuses the system
 """
 
@@ -17,6 +18,10 @@ class ConfigFaulty(ClusterError):
 
 class ActuatorUnusable(ClusterError):
     """Machines cannot be reached."""
+
+
+class MetricsUnread(ClusterError):
+    """What was to be counted is unknown."""
 
 
 class OptimizerUnusable(ClusterError):

@@ -25,6 +25,7 @@ COMMANDS = {
     "optimizer": Command("optimizer", "Serve the optimizer alone; with -F it keeps a system."),
     "plan": Command("optimizer.plan", "Say how many accelerators a load needs, and at what cost."),
     "weights": Command("weights", "Serve the weights search alone."),
+    "cluster": Command("cluster", "Grow and shrink a cluster by what comes to it."),
     "bundle": Command("scripts.bundle", "Check a bundle of experts before it is served."),
     "bench": Command("benchmarking", "Measure a server."),
     "token": Command("scripts.jwt_util", "Make and read tokens, by the secret `serve` keeps."),

@@ -25,6 +25,7 @@ TESTS = Path(__file__).parent
 WITH_PROCESSES = [
     "benchmarking/benches/test_client.py",
     "benchmarking/benches/test_loop.py",
+    "benchmarking/benches/test_scaling.py",
     "benchmarking/benches/test_serve.py",
     "benchmarking/commands/test_commands.py",
     "benchmarking/load/test_answers.py",

@@ -1,0 +1,68 @@
+"""How long the controller takes to read so many replicas' /metrics, one server standing for all."""
+
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import requests
+from prometheus_client import generate_latest
+
+from benchmarking.serving import eventually, free_port
+from cluster.controller.pages import PageReader
+from cluster.errors import MetricsUnread
+from cluster.replicas import Group, Replica, State
+from inference_api.observe.metrics import ServerMetrics, ServerState
+
+ROWS = 32
+
+
+def seconds_to_read(replicas: int) -> tuple[float, int]:
+    """Seconds, and the bytes of one page. Raises MetricsUnread where a page was not read."""
+    with tempfile.TemporaryDirectory() as folder:
+        page = Path(folder, "metrics")
+        page.write_bytes(_page())
+        port = free_port()
+        server = subprocess.Popen(
+            [sys.executable, "-m", "http.server", str(port), "--bind", "127.0.0.1"],
+            cwd=folder,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        url = f"http://127.0.0.1:{port}"
+        try:
+            eventually(lambda: _answers(f"{url}/metrics"), 60.0)
+            return _read(url, replicas), page.stat().st_size
+        finally:
+            server.terminate()
+            server.wait(60)
+
+
+def _read(url: str, replicas: int) -> float:
+    group, reader = Group("s", "A", ROWS), PageReader(None)
+    asked = [Replica(f"r{n}", group, State.READY, url) for n in range(replicas)]
+    start_s = time.perf_counter()
+    found = reader.read(asked)
+    seconds = time.perf_counter() - start_s
+    reader.close()
+    for each in found.values():
+        if isinstance(each, MetricsUnread):
+            raise each
+    return seconds
+
+
+def _page() -> bytes:
+    """Of an API that serves one model."""
+    state = ServerState(
+        busy_rows=3, user_rows=ROWS, queued=0, sessions=3, steps=1, prefilled_tokens=1,
+        reused_tokens=0, generated_tokens=1, model_s=1.0, loop_s=1.0,
+    )  # fmt: skip
+    return generate_latest(ServerMetrics(["m"], lambda _: state).registry)
+
+
+def _answers(url: str) -> bool:
+    try:
+        return requests.get(url, timeout=5).ok
+    except requests.RequestException:
+        return False

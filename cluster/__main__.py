@@ -1,0 +1,91 @@
+"""`python -m cluster FILE`: the controller of the cluster that the file describes."""
+
+import argparse
+import logging
+import sys
+from pathlib import Path
+from typing import Any
+
+from flask import Flask
+
+from cluster.actuators import Actuator
+from cluster.actuators.machines import Machines
+from cluster.actuators.tended import TendedReplicas
+from cluster.actuators.upstreams_file import UpstreamsFile
+from cluster.config import ActuatorKeys, ClusterConfig, read_config
+from cluster.controller.app import create_app
+from cluster.controller.cycle import Parts
+from cluster.controller.loop import Controller
+from cluster.controller.optimizer import OptimizerService
+from cluster.controller.pages import PageReader
+from cluster.errors import ConfigFaulty
+from cluster.system import SystemDocument
+from common.launcher import Launcher, threaded
+
+THREADS = 8  # of requests
+
+
+class Service:
+    """The controller of one gunicorn worker: threads do not survive the fork before it."""
+
+    def __init__(self, config: ClusterConfig, system: SystemDocument) -> None:
+        self._config, self._system = config, system
+        self._controller: Controller | None = None
+
+    def create_app(self) -> Flask:
+        parts = Parts(
+            self._config,
+            self._system,
+            OptimizerService(self._config.optimizer),
+            PageReader(self._config.proxy),
+        )
+        self._controller = Controller(parts, lambda: create_actuator(self._config))
+        self._controller.start()
+        return create_app(self._controller, self._system)
+
+    def end(self, _server: Any, _worker: Any) -> None:
+        """gunicorn's `worker_exit`."""
+        if self._controller is not None:
+            self._controller.stop()
+
+
+def create_actuator(config: ClusterConfig) -> Actuator:
+    """Only what the file names is imported: Ray's and Kubernetes' clients are an extra. Raises
+    ActuatorUnusable, and ConfigFaulty where Kubernetes has no account for this process."""
+    keys = config.actuator
+    if keys.kind == "kubernetes":
+        from cluster.actuators.deployments import Deployments
+
+        return Deployments(keys.namespace)
+    return TendedReplicas(_machines(keys), config.recipes, UpstreamsFile(config.upstreams_file))
+
+
+def _machines(keys: ActuatorKeys) -> Machines:
+    if keys.kind == "ray":
+        from cluster.actuators.ray_actors import RayMachines
+
+        return RayMachines(keys.address, keys.namespace, pins=keys.pins)
+    from cluster.actuators.local import LocalMachine
+
+    return LocalMachine(keys.folder, keys.capacity or None, pins=keys.pins)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Grow and shrink a cluster by the optimizer.")
+    parser.add_argument("file", type=Path, help="the cluster's YAML (docs/controller.md)")
+    parser.add_argument("--dry-run", action="store_true", help="plan, and start and stop nothing")
+    arguments = parser.parse_args()
+    try:
+        config, system = read_config(arguments.file)
+    except ConfigFaulty as error:
+        sys.exit(f"The cluster of {arguments.file} cannot start:\n{error}")
+    if arguments.dry_run:
+        config = config.model_copy(update={"dry_run": True})
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
+    service = Service(config, system)
+    options = threaded(config.host, config.port, THREADS) | {"worker_exit": service.end}
+    Launcher(options, service.create_app).run()
+
+
+if __name__ == "__main__":
+    main()

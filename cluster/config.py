@@ -1,0 +1,251 @@
+"""`ClusterConfig`: the cluster's file, read once at start. Immutable: any thread.
+
+`docs/controller.md` lists the same keys for people; a test holds the two together.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Literal
+from urllib.parse import urlsplit
+
+from pydantic import AfterValidator, BeforeValidator, Field, field_validator
+
+from cluster.keys import Keys, float_of, listed, parse_keys, refuse, shown
+from cluster.replicas import Recipes
+from cluster.system import SystemDocument, read_system
+
+MAX_FILE_BYTES = 2**20
+MAX_SERVERS = 1000
+MAX_SYSTEM_BYTES = 2**26
+
+
+def _url(text: str) -> str:
+    try:
+        parts = urlsplit(text)
+        sound = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:
+        sound = False
+    if not sound:
+        raise ValueError(f"{shown(text)} is no address; give one as http://127.0.0.1:3302")
+    return text.rstrip("/")
+
+
+def _address(text: str) -> str:
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 65_536:
+        raise ValueError(f"{shown(text)} is no HOST:PORT; give one as 127.0.0.1:3300")
+    return text
+
+
+def _text_of(value: object) -> object:
+    """Settings are texts, which YAML reads as numbers and truths where they look like them."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(value) if isinstance(value, int | float) else value
+
+
+Url = Annotated[str, Field(max_length=2048), AfterValidator(_url)]
+Address = Annotated[str, Field(max_length=300), AfterValidator(_address)]
+Name = Annotated[str, Field(min_length=1, max_length=500)]
+FilePath = Annotated[Path, Field(strict=False)]
+Seconds = Annotated[float, BeforeValidator(float_of), Field(allow_inf_nan=False)]
+Setting = Annotated[str, BeforeValidator(_text_of), Field(max_length=4096)]
+Amount = Annotated[float, BeforeValidator(float_of), Field(ge=0, le=1e6, allow_inf_nan=False)]
+
+
+class ActuatorKeys(Keys):
+    """Who starts and stops replicas."""
+
+    kind: Literal["local", "ray", "kubernetes"] = Field(
+        "local", description="Processes of this machine, actors of Ray, or Deployments."
+    )
+    address: str = Field(
+        "auto", max_length=300, description="Of Ray's head; `auto`: the cluster of this machine."
+    )
+    namespace: str = Field(
+        "hearth", min_length=1, max_length=63, description="Of the actors, or the Deployments."
+    )
+    folder: FilePath = Field(
+        Path("var/replicas"), description="Of `local`: what runs, and its logs."
+    )
+    capacity: dict[Name, Amount] = Field(
+        default_factory=dict,
+        max_length=50,
+        description="Of `local`: what all replicas may take together; default: the cores.",
+    )
+    pins: bool = Field(False, description="Of local and Ray: replicas of whole CPUs get their own.")
+
+
+class ProxyKeys(Keys):
+    """The door: requests that wait there have arrived, and no replica has seen them."""
+
+    url: Url = Field(description="Of the proxy; its /metrics are read.")
+    token_file: FilePath | None = Field(
+        None, description="A file with a token of role `viewer` or more, read at each cycle."
+    )
+
+
+class ServerKeys(Keys):
+    """How replicas of a server of the system are run."""
+
+    model: str | None = Field(
+        None, max_length=4096, description="MODEL of its processes; default: the embedded model."
+    )
+    settings: dict[Name, Setting] = Field(
+        default_factory=dict, max_length=200, description="Variables of settings.md."
+    )
+
+
+class AcceleratorKeys(Keys):
+    """What one replica on it takes of a machine."""
+
+    resources: dict[Name, Amount] = Field(
+        default_factory=dict, max_length=50, description="As the machines call them: CPU, GPU, ..."
+    )
+
+
+class ClusterConfig(Keys):
+    """A file that `read_config` has understood; paths are from its folder."""
+
+    system: FilePath = Field(description="The optimizer's document (`POST /optimizeOne`), as JSON.")
+    optimizer: Url = Field(description="The optimizer's service, asked statelessly.")
+    servers: dict[Name, ServerKeys] = Field(
+        max_length=MAX_SERVERS, description="By the names of the system's servers, all of them."
+    )
+    accelerators: dict[Name, AcceleratorKeys] = Field(
+        max_length=200, description="By the names of the system's, all of them."
+    )
+    listen: Address = Field("127.0.0.1:3300", description="Where the controller answers.")
+    period_s: Seconds = Field(
+        60.0, ge=0, le=86_400, description="Between cycles; 0: only on `POST /invoke`."
+    )
+    rollout_s: Seconds = Field(
+        2.0, ge=0.1, le=60, description="Between looks at the replicas while a plan is in force."
+    )
+    stabilization_s: Seconds = Field(
+        60.0, ge=0, le=86_400, description="In which a server's plan changes at most once."
+    )
+    scale_down_s: Seconds = Field(
+        300.0, ge=0, le=86_400, description="Whose highest demand decides: less waits that long."
+    )
+    actuator: ActuatorKeys = Field(ActuatorKeys(), description="A mapping, below.")
+    upstreams_file: FilePath = Field(
+        Path("var/upstreams.yaml"), description="Written for the proxy, by `local` and `ray`."
+    )
+    proxy: ProxyKeys | None = Field(None, description="A mapping, below.")
+    journal: FilePath = Field(Path("var/cluster.jsonl"), description="A line of JSON for a cycle.")
+    journal_bytes: int = Field(
+        64 * 2**20,
+        ge=2**16,
+        le=2**40,
+        description="After which a new file is begun; three old ones are kept.",
+    )
+    tune: bool = Field(True, description="Follow the machines' speed by `POST /tune`.")
+    dry_run: bool = Field(False, description="Plan and tell, and start and stop nothing.")
+
+    @field_validator("servers")
+    @classmethod
+    def _check_number(cls, servers: dict[str, ServerKeys]) -> dict[str, ServerKeys]:
+        if not servers:
+            raise ValueError("has no entries; name the servers of the system")
+        return servers
+
+    @property
+    def host(self) -> str:
+        return self.listen.rpartition(":")[0]
+
+    @property
+    def port(self) -> int:
+        return int(self.listen.rpartition(":")[2])
+
+    @property
+    def recipes(self) -> Recipes:
+        """How the replicas of every server are run, and what they take."""
+        settings = {
+            name: ({} if each.model is None else {"MODEL": each.model}) | each.settings
+            for name, each in self.servers.items()
+        }
+        return Recipes(settings, {name: each.resources for name, each in self.accelerators.items()})
+
+
+def read_config(path: Path) -> tuple[ClusterConfig, SystemDocument]:
+    """The cluster of a file, and the system that it names. Raises ConfigFaulty with every fault."""
+    config = _from_folder(
+        parse_keys(_bytes_of(path, MAX_FILE_BYTES), ClusterConfig, _PARTS), path.resolve().parent
+    )
+    system = read_system(_bytes_of(config.system, MAX_SYSTEM_BYTES))
+    name = config.system.name
+    faults = [
+        f"servers: {shown(each)} is no server of {name}; known: {listed(system.servers)}."
+        for each in config.servers
+        if each not in system.servers
+    ]
+    faults += [
+        f"servers: {shown(each)} of {name} is missing; say how it is run."
+        for each in system.servers
+        if each not in config.servers
+    ]
+    faults += [
+        f"accelerators: {shown(each)} is none of {name}; known: {listed(system.accelerators)}."
+        for each in config.accelerators
+        if each not in system.accelerators
+    ]
+    faults += [
+        f"accelerators: {shown(each)} of {name} is missing; say what a replica takes there."
+        for each in system.accelerators
+        if each not in config.accelerators
+    ]
+    if faults:
+        refuse(faults)
+    return config, system
+
+
+_PARTS: Mapping[str, type[Keys]] = {
+    "actuator": ActuatorKeys,
+    "proxy": ProxyKeys,
+    "servers": ServerKeys,
+    "accelerators": AcceleratorKeys,
+}
+
+
+def _from_folder(config: ClusterConfig, folder: Path) -> ClusterConfig:
+    """With paths that do not depend on where the process runs."""
+    proxy = config.proxy
+    if proxy is not None and proxy.token_file is not None:
+        proxy = proxy.model_copy(update={"token_file": folder / proxy.token_file})
+    return config.model_copy(
+        update={
+            "system": folder / config.system,
+            "journal": folder / config.journal,
+            "upstreams_file": folder / config.upstreams_file,
+            "actuator": config.actuator.model_copy(
+                update={"folder": folder / config.actuator.folder}
+            ),
+            "proxy": proxy,
+            "servers": {
+                name: each.model_copy(update={"model": _found(each.model, folder)})
+                for name, each in config.servers.items()
+            },
+        }
+    )
+
+
+def _found(model: str | None, folder: Path) -> str | None:
+    """A path where it is one from this folder, else as it is: a hub id, say."""
+    try:
+        return str((folder / model).resolve()) if model and (folder / model).exists() else model
+    except (OSError, ValueError):  # a hub id that is too long for a name of a file, say
+        return model
+
+
+def _bytes_of(path: Path, max_bytes: int) -> bytes:
+    try:
+        if not path.is_file():
+            refuse([f"{path} is no file; give the path of one."])
+        with path.open("rb") as stream:
+            content = stream.read(max_bytes + 1)
+    except (OSError, ValueError) as error:  # a NUL in the path
+        refuse([f"{path} cannot be read ({error}); correct the path."])
+    if len(content) > max_bytes:
+        refuse([f"{path} has more than {max_bytes} bytes; shorten it."])
+    return content

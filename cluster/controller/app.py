@@ -1,0 +1,130 @@
+"""The controller over HTTP: what it knows, and `POST /invoke`. Request threads.
+
+It listens on loopback unless its file says otherwise, and trusts who reaches it, but not the web
+pages that a browser there may show.
+"""
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from flask import Flask, Response, jsonify, request, send_from_directory
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from werkzeug.exceptions import HTTPException
+
+from cluster.controller.gauges import ControllerGauges
+from cluster.controller.journal_entry import groups, told, unplaced_of
+from cluster.controller.loop import Controller, Snapshot
+from cluster.errors import ClusterError
+from cluster.system import SystemDocument
+from common.errors import error_body
+
+INVOKE_S = 110.0  # less than gunicorn's own timeout
+PAGE = Path(__file__).parent / "page"
+FOREIGN_SITES = frozenset({"cross-site", "same-site"})
+
+
+def create_app(controller: Controller, system: SystemDocument) -> Flask:
+    app = Flask(__name__, static_folder=None)
+    app.json.sort_keys = False  # type: ignore[attr-defined]
+    app.before_request(_refuse_foreign_pages)
+    app.register_error_handler(HTTPException, _http_error)
+    _add_page(app)
+    _add_probes(app, controller)
+    targets = {name: system.target(name) for name in system.servers}
+
+    @app.get("/state")
+    def state() -> Response:
+        return jsonify(state_of(controller.snapshot, targets))
+
+    @app.post("/invoke")
+    def invoke() -> Response:
+        try:
+            return jsonify(told(controller.invoke(INVOKE_S)))
+        except ClusterError as error:
+            return _refusal(503, str(error), "no_cycle")
+        except TimeoutError as error:
+            return _refusal(504, str(error), "no_cycle_yet")
+
+    return app
+
+
+def _add_page(app: Flask) -> None:
+    @app.get("/")
+    def page() -> Response:
+        return send_from_directory(PAGE, "index.html")
+
+    @app.get("/assets/<name>")
+    def assets(name: str) -> Response:
+        return send_from_directory(PAGE, name)
+
+
+def _add_probes(app: Flask, controller: Controller) -> None:
+    registry = CollectorRegistry()
+    registry.register(ControllerGauges(lambda: controller.snapshot))
+
+    @app.get("/health")
+    def health() -> Response:
+        if controller.is_alive:
+            return jsonify(status="ok")
+        why = controller.snapshot.fault or "the controller's thread has ended"
+        return _refusal(500, why, "ended")
+
+    @app.get("/metrics")
+    def metrics() -> Response:
+        return Response(generate_latest(registry), content_type=CONTENT_TYPE_LATEST)
+
+
+def state_of(now: Snapshot, targets: dict[str, Any]) -> dict[str, Any]:
+    """What `GET /state` answers."""
+    cycle = None if now.cycle is None else told(now.cycle)
+    return {
+        "fault": now.fault,
+        "servers": {
+            name: {
+                "target": target,
+                "plan": groups({g: n for g, n in now.plan.items() if g.server == name}),
+                "replicas": Counter(r.state for r in now.replicas if r.group.server == name),
+            }
+            for name, target in targets.items()
+        },
+        "replicas": [
+            {
+                "name": each.name,
+                "server": each.group.server,
+                "accelerator": each.group.accelerator,
+                "user_rows": each.group.user_rows,
+                "state": each.state,
+                "url": each.url,
+                "why": each.why,
+            }
+            for each in now.replicas
+        ],
+        "unplaced": unplaced_of(now.unplaced),
+        "cycle": cycle,
+    }
+
+
+def _refuse_foreign_pages() -> Response | None:
+    if request.method == "POST" and _is_foreign():
+        return _refusal(403, "a page of another origin may not do this", "origin_not_allowed")
+    return None
+
+
+def _is_foreign() -> bool:
+    origin = request.headers.get("Origin")
+    if request.headers.get("Sec-Fetch-Site") in FOREIGN_SITES:
+        return True
+    return origin is not None and urlsplit(origin).netloc != request.headers.get("Host")
+
+
+def _refusal(status: int, message: str, code: str) -> Response:
+    response = jsonify(error_body(status, message, code))
+    response.status_code = status
+    return response
+
+
+def _http_error(error: HTTPException) -> Response:
+    name = error.name.lower()
+    return _refusal(error.code or 500, error.description or name, name.replace(" ", "_"))

@@ -1,0 +1,256 @@
+"""A cycle: collect, learn, ask, stabilise. What comes of it is a plan; `rollout` carries it out."""
+
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from cluster.config import ClusterConfig
+from cluster.controller.demand import Demand, Load
+from cluster.controller.loads import ServerTraffic, traffic_of, with_door
+from cluster.controller.optimizer import Answer, Optimizer
+from cluster.controller.pages import Reader, Readings
+from cluster.controller.question import Standing, as_it_is, groups_of, question
+from cluster.controller.rollout import Plan, running
+from cluster.controller.speeds import Learned, Speeds
+from cluster.errors import MetricsUnread, OptimizerUnusable
+from cluster.replicas import Group, Replica, State
+from cluster.system import Json, SystemDocument
+
+LEAST_S = 1.0  # between two readings
+
+
+@dataclass(frozen=True, slots=True)
+class Latencies:
+    ttft_ms: float | None = None
+    itl_ms: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ServerCycle:
+    """One server in one cycle. `predicted` is of what ran, at the load that was measured, by the
+    speeds known before it was measured."""
+
+    plan: Plan
+    load: Load
+    arrived_per_minute: float | None = None
+    measured: Latencies = Latencies()
+    predicted: Latencies = Latencies()
+    planned: Latencies = Latencies()
+    """What the plan is to have, at its load."""
+    held: str = ""
+    """Why it was left as it is; empty where nothing kept it from changing."""
+    has_changed: bool = False
+    missed: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Cycle:
+    """What was seen, asked, answered and decided. Immutable: any thread."""
+
+    number: int
+    at_s: float
+    seconds: float
+    servers: Mapping[str, ServerCycle]
+    plan: Plan
+    learned: Learned
+    question: Json = field(default_factory=dict)
+    answer: Answer | None = None
+    fault: str = ""
+    """Why there is no new plan at all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What a planner needs of others."""
+
+    config: ClusterConfig
+    system: SystemDocument
+    optimizer: Optimizer
+    reader: Reader
+
+
+class Planner:
+    """Controller thread only. `plan` is what is in force."""
+
+    def __init__(self, parts: Parts, replicas: Sequence[Replica]) -> None:
+        """What runs already is the first plan."""
+        self._parts = parts
+        self._speeds = Speeds(parts.system, parts.optimizer)
+        self._demands = {
+            name: Demand(_expected(spec), parts.config.scale_down_s)
+            for name, spec in parts.system.servers.items()
+        }
+        self._before: Readings = {}
+        self._before_s: float | None = None
+        self._traffic: dict[str, ServerTraffic] = {}
+        self._door: float | None = None
+        self._ready: Counter[Group] = Counter()
+        self._changed_s: dict[str, float] = {}
+        self._number = 0
+        self.plan: Plan = {
+            group: count
+            for group, count in running(replicas).items()
+            if group.server in parts.system.servers
+        }
+
+    def cycle(self, replicas: Sequence[Replica], at_s: float) -> Cycle:
+        """Makes the next plan. `at_s`: seconds of the clock that the reader has."""
+        start_s = time.perf_counter()
+        self._number += 1
+        self._forget_what_is_gone(replicas)
+        steady = self._steady(replicas)
+        traffic = self._collect(replicas, at_s)
+        predicted = self._predict(traffic, steady)
+        learned = Learned()
+        if self._parts.config.tune and self._before_s == at_s:
+            learned = self._speeds.learn(traffic, steady, at_s)
+        held = self._held(traffic, at_s)
+        loads = {name: demand.load for name, demand in self._demands.items()}
+        unsure = {name for name, each in self._demands.items() if not each.is_known(at_s)}
+        asked = question(
+            self._parts.system,
+            Standing(self.plan, loads, self._speeds.perf, held.keys(), unsure),
+        )
+        fault, answer = "", None
+        try:
+            answer = self._parts.optimizer.solve(asked)
+        except OptimizerUnusable as error:
+            fault = str(error)
+        servers = {
+            name: self._decide(name, answer, held, at_s) for name in self._parts.system.servers
+        }
+        self.plan = {g: n for each in servers.values() for g, n in each.plan.items()}
+        told = {
+            name: _told(each, traffic.get(name), predicted.get(name, Latencies()))
+            for name, each in servers.items()
+        }
+        seconds = time.perf_counter() - start_s
+        return Cycle(self._number, at_s, seconds, told, self.plan, learned, asked, answer, fault)
+
+    def _forget_what_is_gone(self, replicas: Sequence[Replica]) -> None:
+        there = {each.group for each in replicas}
+        self.plan = {g: n for g, n in self.plan.items() if n or g in there}
+
+    def _steady(self, replicas: Sequence[Replica]) -> dict[Group, int]:
+        """How many of each group were ready all the time since the last cycle; without groups of
+        servers where that changed, whose replicas had shares of the load that nobody knows."""
+        ready = Counter(each.group for each in replicas if each.state is State.READY)
+        before, self._ready = self._ready, ready
+        changed = {g.server for g in {*before, *ready} if before[g] != ready[g]}
+        return {group: n for group, n in ready.items() if group.server not in changed}
+
+    def _collect(self, replicas: Sequence[Replica], at_s: float) -> dict[str, ServerTraffic]:
+        """What came since the last cycle; servers' demands see it. Too soon after the last one,
+        what it saw: a request in a millisecond is no rate."""
+        if self._before_s is not None and 0 <= at_s - self._before_s < LEAST_S:
+            return self._traffic
+        now = self._parts.reader.read(replicas)
+        traffic = traffic_of(replicas, self._before, now, self._before_s)
+        try:
+            door = self._parts.reader.waiting_at_door()
+            if self._door is not None:
+                traffic = with_door(traffic, door - self._door)
+            self._door = door
+        except MetricsUnread:
+            self._door = None
+        self._before, self._before_s = now, at_s
+        for name, each in traffic.items():
+            if not each.unread and name in self._demands:
+                self._demands[name].see(each.all, at_s)
+        self._traffic = {name: each for name, each in traffic.items() if name in self._demands}
+        return self._traffic
+
+    def _predict(
+        self, traffic: Mapping[str, ServerTraffic], steady: Mapping[Group, int]
+    ) -> dict[str, Latencies]:
+        """What the model says of what runs, at what came, before it learns from that."""
+        loads = {name: demand.load for name, demand in self._demands.items()}
+        for name, each in traffic.items():
+            if each.all.ended:
+                loads[name] = Load.of(
+                    each.all.per_minute,
+                    each.all.prompt_tokens / each.all.ended,
+                    each.all.completion_tokens / each.all.ended,
+                )
+        plan = {group: n for group, n in steady.items() if group.server in traffic}
+        if not plan:
+            return {}
+        asked = as_it_is(self._parts.system, Standing(plan, loads, self._speeds.perf))
+        try:
+            answer = self._parts.optimizer.solve(asked)
+        except OptimizerUnusable:
+            return {}
+        return {
+            name: Latencies(each.ttft_average, each.itl_average)
+            for name, each in answer.allocations.items()
+        }
+
+    def _held(self, traffic: Mapping[str, ServerTraffic], at_s: float) -> dict[str, str]:
+        """Servers that are not to change in this cycle, and why."""
+        held = {}
+        window_s = self._parts.config.stabilization_s
+        for name in self._parts.system.servers:
+            passed_s = at_s - self._changed_s.get(name, float("-inf"))
+            runs = any(group.server == name and count for group, count in self.plan.items())
+            seen = traffic.get(name)
+            if runs and seen is None:
+                held[name] = "no replica could be asked yet"
+            elif runs and seen is not None and seen.unread:
+                held[name] = f"its metrics are not read: {seen.unread}"
+            elif passed_s < window_s:
+                held[name] = f"changed {passed_s:.0f} s ago, less than {window_s:g} s"
+        return held
+
+    def _decide(
+        self, name: str, answer: Answer | None, held: Mapping[str, str], at_s: float
+    ) -> ServerCycle:
+        current = {g: n for g, n in self.plan.items() if g.server == name}
+        load = self._demands[name].load
+        if answer is None:
+            return ServerCycle(current, load, held="the optimizer gave no plan")
+        allocation = answer.allocations.get(name)
+        planned = (
+            Latencies()
+            if allocation is None
+            else Latencies(allocation.ttft_average, allocation.itl_average)
+        )
+        if name in held:
+            return ServerCycle(current, load, planned=planned, held=held[name])
+        if allocation is None:
+            why = answer.unallocated.get(name, "the optimizer does not say why")
+            return ServerCycle(current, load, held=f"no allocation: {why}")
+        wanted = groups_of(name, allocation)
+        if wanted == {group: count for group, count in current.items() if count}:
+            return ServerCycle(current, load, planned=planned)
+        self._changed_s[name] = at_s
+        # Groups that are to go stay in the plan, with none: a plan names what it is about.
+        return ServerCycle(
+            dict.fromkeys(current, 0) | wanted, load, planned=planned, has_changed=True
+        )
+
+
+def _expected(spec: Json) -> Load:
+    """What the document says will come, for as long as nobody has counted."""
+    load = (spec.get("currentAlloc") or {}).get("load") or {}
+    return Load(
+        float(load.get("arrivalRate") or 0.0),
+        int(load.get("avgInTokens") or 0),
+        int(load.get("avgOutTokens") or 0),
+    )
+
+
+def _told(decided: ServerCycle, seen: ServerTraffic | None, predicted: Latencies) -> ServerCycle:
+    if seen is None or seen.unread:
+        return decided
+    return ServerCycle(
+        plan=decided.plan,
+        load=decided.load,
+        arrived_per_minute=seen.all.per_minute,
+        measured=Latencies(seen.all.ttft_ms, seen.all.itl_ms),
+        predicted=predicted,
+        planned=decided.planned,
+        held=decided.held,
+        has_changed=decided.has_changed,
+        missed=seen.missed,
+    )

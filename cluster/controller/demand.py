@@ -1,0 +1,96 @@
+"""How much a server has to be able to take, by what came lately. Controller thread only.
+
+Up at once: a clear rise is taken to go on for one more period, as what is started now serves the
+next one. Down late: the highest demand of `scale_down_s` decides.
+"""
+
+import math
+from collections import deque
+from dataclasses import dataclass
+
+from cluster.controller.loads import Traffic
+
+CLEAR = 2.0  # standard errors of the difference of two counts, beyond which a rise is one
+LARGEST_RISE = 0.5  # of what came, that is expected more: as where it doubles within a period
+# What the optimizer takes: a replica that counts nonsense must not cost the others their plan.
+MAX_PER_MINUTE, MAX_TOKENS = 1e9, 10**8
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """As the optimizer's `load`."""
+
+    per_minute: float
+    in_tokens: int
+    out_tokens: int
+
+    @classmethod
+    def of(cls, per_minute: float, in_tokens: float, out_tokens: float) -> "Load":
+        """Of means, within what can be asked."""
+        return cls(
+            min(per_minute, MAX_PER_MINUTE),
+            round(min(in_tokens, MAX_TOKENS)),
+            max(round(min(out_tokens, MAX_TOKENS)), 1),
+        )
+
+    def as_json(self) -> dict[str, float]:
+        return {
+            "arrivalRate": self.per_minute,
+            "avgInTokens": self.in_tokens,
+            "avgOutTokens": self.out_tokens,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    at_s: float
+    traffic: Traffic
+    per_minute: float  # with what a rise adds
+
+
+class Demand:
+    """Of one server."""
+
+    def __init__(self, expected: Load, scale_down_s: float) -> None:
+        """`expected`: what is planned for until something was measured."""
+        self._latest = expected
+        self._scale_down_s = scale_down_s
+        self._seen: deque[_Seen] = deque()
+        self._first_s: float | None = None
+
+    @property
+    def load(self) -> Load:
+        return self._latest
+
+    def see(self, traffic: Traffic, at_s: float) -> None:
+        if self._first_s is None:
+            self._first_s = at_s
+        before = self._seen[-1].traffic if self._seen else None
+        self._seen.append(_Seen(at_s, traffic, traffic.per_minute + _rise(before, traffic)))
+        while self._seen[0].at_s < at_s - self._scale_down_s and len(self._seen) > 1:
+            self._seen.popleft()
+        self._latest = Load.of(max(each.per_minute for each in self._seen), *self._tokens())
+
+    def is_known(self, at_s: float) -> bool:
+        """Whether it was seen for as long as less has to last before it is believed."""
+        return self._first_s is not None and at_s - self._first_s >= self._scale_down_s
+
+    def _tokens(self) -> tuple[float, float]:
+        """Means over all that is remembered, so that a plan does not follow a few requests."""
+        ended = math.fsum(each.traffic.ended for each in self._seen)
+        if ended < 1:
+            return self._latest.in_tokens, self._latest.out_tokens
+        prompt = math.fsum(each.traffic.prompt_tokens for each in self._seen)
+        completion = math.fsum(each.traffic.completion_tokens for each in self._seen)
+        return prompt / ended, completion / ended
+
+
+def _rise(before: Traffic | None, now: Traffic) -> float:
+    """Requests a minute that one more period like this would add; 0 where chance explains it."""
+    if before is None or not before.seconds or not now.seconds:
+        return 0.0
+    expected = before.arrived * now.seconds / before.seconds
+    rise = now.arrived - expected
+    if rise <= CLEAR * math.sqrt(now.arrived + expected):
+        return 0.0
+    return min(60 * rise / now.seconds, LARGEST_RISE * now.per_minute)

@@ -1,0 +1,78 @@
+"""The controller's own metrics, read from its snapshot at each scrape. Any thread."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from cluster.controller.cycle import Cycle
+from cluster.controller.loop import Snapshot
+
+PREFIX = "hearth_cluster_"
+GROUP = ["server", "accelerator", "user_rows"]
+LATENCY = ["server", "latency"]  # ttft or itl
+
+
+class ControllerGauges(Collector):
+    def __init__(self, snapshot: Callable[[], Snapshot]) -> None:
+        self._snapshot = snapshot
+
+    def collect(self) -> Iterable[Metric]:
+        now = self._snapshot()
+        desired = _gauge("desired_replicas", "Replicas of the plan.", GROUP)
+        for group, count in now.plan.items():
+            desired.add_metric(
+                [group.server, group.accelerator, str(group.user_rows)], float(count)
+            )
+        current = _gauge("current_replicas", "Replicas that are there.", [*GROUP, "state"])
+        for (group, state), count in Counter((r.group, r.state) for r in now.replicas).items():
+            current.add_metric(
+                [group.server, group.accelerator, str(group.user_rows), state], float(count)
+            )
+        unplaced = _gauge("unplaced_replicas", "Replicas that found no machine.", GROUP)
+        for group, outcome in now.unplaced.items():
+            unplaced.add_metric(
+                [group.server, group.accelerator, str(group.user_rows)], float(outcome.unplaced)
+            )
+        fault = _gauge("fault", "1 if the last attempt to do anything failed.", [])
+        fault.add_metric([], float(bool(now.fault or (now.cycle and now.cycle.fault))))
+        yield from (desired, current, unplaced, fault)
+        if now.cycle is not None:
+            yield from _of_cycle(now.cycle)
+
+
+def _of_cycle(cycle: Cycle) -> Iterable[Metric]:
+    number = _gauge("cycle", "Number of the last cycle.", [])
+    number.add_metric([], float(cycle.number))
+    seconds = _gauge("cycle_seconds", "What the last cycle took.", [])
+    seconds.add_metric([], cycle.seconds)
+    yield from (number, seconds)
+    if cycle.answer is not None:
+        cost = _gauge("cost_cents_per_hour", "Of the plan that was answered.", [])
+        cost.add_metric([], cycle.answer.summary.total_cost)
+        yield cost
+    arrivals = _gauge("arrivals_per_minute", "Requests that came.", ["server"])
+    held = _gauge("held", "1 for a server that was left as it is.", ["server"])
+    measured = _gauge("measured_seconds", "Mean latencies of the last period.", LATENCY)
+    predicted = _gauge("predicted_seconds", "What the model said of the same.", LATENCY)
+    error = _gauge("prediction_error_ratio", "Predicted by measured, less 1.", LATENCY)
+    for name, each in cycle.servers.items():
+        held.add_metric([name], float(bool(each.held)))
+        if each.arrived_per_minute is not None:
+            arrivals.add_metric([name], each.arrived_per_minute)
+        for kind, seen_ms, said_ms in (
+            ("ttft", each.measured.ttft_ms, each.predicted.ttft_ms),
+            ("itl", each.measured.itl_ms, each.predicted.itl_ms),
+        ):
+            if seen_ms is not None:
+                measured.add_metric([name, kind], seen_ms / 1000)
+            if said_ms is not None:
+                predicted.add_metric([name, kind], said_ms / 1000)
+            if seen_ms and said_ms is not None:
+                error.add_metric([name, kind], said_ms / seen_ms - 1)
+    yield from (arrivals, held, measured, predicted, error)
+
+
+def _gauge(name: str, text: str, labels: list[str]) -> GaugeMetricFamily:
+    return GaugeMetricFamily(PREFIX + name, text, labels=labels)

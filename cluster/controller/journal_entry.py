@@ -1,0 +1,79 @@
+"""A cycle as JSON: for the journal, whole; for `GET /state`, without question and answer."""
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from cluster.controller.cycle import Cycle, Latencies, ServerCycle
+from cluster.controller.rollout import Plan
+from cluster.replicas import Group, Outcome
+
+Json = dict[str, Any]
+
+
+def entry_of(cycle: Cycle, unplaced: Mapping[Group, Outcome], dry_run: bool) -> Json:
+    """A line of the journal."""
+    answer = None if cycle.answer is None else cycle.answer.model_dump(by_alias=True)
+    return {
+        **told(cycle),
+        "unplaced": unplaced_of(unplaced),
+        "dry_run": dry_run,
+        "question": cycle.question,
+        "answer": answer,
+    }
+
+
+def told(cycle: Cycle) -> Json:
+    """What was seen and decided."""
+    return {
+        "cycle": cycle.number,
+        "at": datetime.fromtimestamp(cycle.at_s, UTC).isoformat(timespec="milliseconds"),
+        "seconds": round(cycle.seconds, 4),
+        "fault": cycle.fault,
+        "cost": None if cycle.answer is None else cycle.answer.summary.total_cost,
+        "servers": {name: _server(each) for name, each in cycle.servers.items()},
+        "speeds": [
+            {"model": model, "accelerator": accelerator, **factors.model_dump()}
+            for (model, accelerator), factors in cycle.learned.factors.items()
+        ],
+        "not_learned": [
+            {"model": model, "accelerator": accelerator, "why": why}
+            for (model, accelerator), why in {
+                **dict.fromkeys(cycle.learned.refused, "too surprising"),
+                **cycle.learned.why,
+            }.items()
+        ],
+    }
+
+
+def groups(plan: Plan) -> list[Json]:
+    return [
+        {"accelerator": g.accelerator, "user_rows": g.user_rows, "replicas": count}
+        for g, count in plan.items()
+    ]
+
+
+def unplaced_of(unplaced: Mapping[Group, Outcome]) -> list[Json]:
+    return [
+        {"server": group.server, "accelerator": group.accelerator, "replicas": each.unplaced,
+         "why": each.why}
+        for group, each in unplaced.items()
+    ]  # fmt: skip
+
+
+def _server(seen: ServerCycle) -> Json:
+    return {
+        "load": seen.load.as_json(),
+        "arrived_per_minute": seen.arrived_per_minute,
+        "measured": _latencies(seen.measured),
+        "predicted": _latencies(seen.predicted),
+        "planned": _latencies(seen.planned),
+        "plan": groups(seen.plan),
+        "has_changed": seen.has_changed,
+        "held": seen.held,
+        "missed": list(seen.missed),
+    }
+
+
+def _latencies(each: Latencies) -> Json:
+    return {"ttft_ms": each.ttft_ms, "itl_ms": each.itl_ms}

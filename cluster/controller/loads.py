@@ -1,0 +1,134 @@
+"""From readings to loads: what came between two cycles, by differences. Pure: any thread.
+
+Arrivals are counted at the door: requests that ended, and those more that are present. A queue that
+grows has therefore arrived, and so has what waits in the proxy.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+
+from cluster.controller.counters import Counters
+from cluster.controller.pages import Readings
+from cluster.replicas import Group, Replica, State
+
+LEAST_READ = 0.5  # of a server's replicas, for which the others are taken to be like them
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """What came to some replicas in some seconds."""
+
+    seconds: float = 0.0
+    arrived: float = 0.0
+    ended: float = 0.0
+    prompt_tokens: float = 0.0
+    completion_tokens: float = 0.0
+    ttft_s: float = 0.0
+    ttft_count: float = 0.0
+    itl_s: float = 0.0
+    itl_count: float = 0.0
+
+    def __add__(self, other: "Traffic") -> "Traffic":
+        """Of both, at the same time."""
+        added = {
+            each.name: getattr(self, each.name) + getattr(other, each.name)
+            for each in fields(self)
+            if each.name != "seconds"
+        }
+        return Traffic(max(self.seconds, other.seconds), **added)
+
+    @property
+    def per_minute(self) -> float:
+        return 60 * self.arrived / self.seconds if self.seconds else 0.0
+
+    @property
+    def ttft_ms(self) -> float | None:
+        return 1000 * self.ttft_s / self.ttft_count if self.ttft_count else None
+
+    @property
+    def itl_ms(self) -> float | None:
+        return 1000 * self.itl_s / self.itl_count if self.itl_count else None
+
+
+@dataclass(frozen=True, slots=True)
+class ServerTraffic:
+    """`unread`: why nothing is known of it; else `all`, and by group."""
+
+    all: Traffic = Traffic()
+    by_group: Mapping[Group, Traffic] = field(default_factory=dict)
+    unread: str = ""
+    missed: tuple[str, ...] = ()
+    """Replicas that did not answer, and were taken to be like the others."""
+
+
+def between(before: Counters, now: Counters) -> Traffic:
+    """What came from one reading to the next. A process that started anew counts from 0."""
+    seconds = now.at_s - before.at_s
+    if now.ended < before.ended or now.completion_tokens < before.completion_tokens:
+        before = Counters(before.at_s)
+    ended = now.ended - before.ended
+    return Traffic(
+        max(seconds, 0.0),
+        max(ended + now.present - before.present, 0.0),
+        ended,
+        max(now.prompt_tokens - before.prompt_tokens, 0.0),
+        max(now.completion_tokens - before.completion_tokens, 0.0),
+        max(now.ttft_s - before.ttft_s, 0.0),
+        max(now.ttft_count - before.ttft_count, 0.0),
+        max(now.itl_s - before.itl_s, 0.0),
+        max(now.itl_count - before.itl_count, 0.0),
+    )
+
+
+def traffic_of(
+    replicas: Iterable[Replica], before: Readings, now: Readings, since_s: float | None
+) -> dict[str, ServerTraffic]:
+    """By server, of those that have replicas to read. `since_s`: the time of the readings before;
+    a replica that is not among them is new and counts from then on, or from nothing at all if
+    these are the first."""
+    found: dict[str, dict[Group, list[Traffic]]] = defaultdict(lambda: defaultdict(list))
+    missed: dict[str, list[str]] = defaultdict(list)
+    for replica in replicas:
+        reading = now.get(replica.name)
+        if reading is None:
+            continue
+        group = replica.group
+        earlier = before.get(replica.name, None if since_s is None else Counters(since_s))
+        if isinstance(reading, Counters) and isinstance(earlier, Counters):
+            found[group.server][group].append(between(earlier, reading))
+        elif replica.state is State.READY:
+            why = str(reading) if isinstance(reading, Exception) else "read once so far"
+            missed[group.server].append(f"{replica.name}: {why}")
+    return {
+        server: _of_server(found.get(server, {}), missed.get(server, []))
+        for server in sorted({*found, *missed})
+    }
+
+
+def _of_server(by_group: Mapping[Group, Sequence[Traffic]], missed: list[str]) -> ServerTraffic:
+    num_read = sum(map(len, by_group.values()))
+    if num_read < LEAST_READ * (num_read + len(missed)) or not num_read:
+        return ServerTraffic(unread=missed[0], missed=tuple(missed))
+    groups = {group: sum(each, Traffic()) for group, each in by_group.items()}
+    together = sum(groups.values(), Traffic())
+    if missed:
+        share = (num_read + len(missed)) / num_read
+        together = replace(together, arrived=together.arrived * share)
+    return ServerTraffic(together, groups, missed=tuple(missed))
+
+
+def with_door(traffic: Mapping[str, ServerTraffic], growth: float) -> dict[str, ServerTraffic]:
+    """`growth` more requests wait in the proxy than before. It does not say for which server: each
+    gets the share that it has of those that came through."""
+    arrived = math.fsum(each.all.arrived for each in traffic.values())
+    if not arrived:
+        return dict(traffic)
+    return {
+        server: replace(
+            each,
+            all=replace(each.all, arrived=max(each.all.arrived * (1 + growth / arrived), 0.0)),
+        )
+        for server, each in traffic.items()
+    }

@@ -1,0 +1,210 @@
+"""The controller: one thread that owns the actuator, the plan and the journal.
+
+    every period, or when invoked:  replicas ─▶ Planner.cycle ─▶ plan ─▶ journal
+    every `rollout_s`:              replicas, plan ─▶ next_steps ─▶ start, stop
+
+HTTP threads read `snapshot`, which is replaced whole, and ask by `invoke`.
+"""
+
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from queue import Empty, SimpleQueue
+
+from cluster.actuators import Actuator
+from cluster.controller.cycle import Cycle, Parts, Planner
+from cluster.controller.journal import Journal
+from cluster.controller.journal_entry import entry_of
+from cluster.controller.rollout import Plan, next_steps
+from cluster.errors import ClusterError
+from cluster.replicas import Group, Outcome, Replica
+
+log = logging.getLogger(__name__)
+
+JOIN_S = 90.0
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """What is known now. `fault`: why the last attempt at anything failed; empty if it did not."""
+
+    replicas: tuple[Replica, ...] = ()
+    plan: Plan = field(default_factory=dict)
+    cycle: Cycle | None = None
+    unplaced: Mapping[Group, Outcome] = field(default_factory=dict)
+    fault: str = ""
+
+
+class Rollout:
+    """Carries plans out. Controller thread only."""
+
+    def __init__(self, actuator: Actuator, dry_run: bool) -> None:
+        self._actuator, self._dry_run = actuator, dry_run
+        self._plan: Plan = {}
+        self._names: frozenset[str] = frozenset()
+        self.unplaced: dict[Group, Outcome] = {}
+
+    def step(self, plan: Plan) -> tuple[Replica, ...]:
+        """One step towards the plan; returns the replicas before it. Raises ActuatorUnusable."""
+        replicas = tuple(self._actuator.replicas())
+        names = frozenset(each.name for each in replicas)
+        # Another plan, or a replica that has gone and left room: worth another try.
+        if plan != self._plan or self._names - names:
+            self.unplaced = {}
+        self._plan, self._names = dict(plan), names
+        if self._dry_run:
+            return replicas
+        unplaced = {group: outcome.unplaced for group, outcome in self.unplaced.items()}
+        steps = next_steps(replicas, plan, unplaced)
+        for group, count in steps.start:
+            outcome = self._actuator.start(group, count)
+            if outcome.unplaced:
+                log.warning("unplaced=%d group=%s why=%s", outcome.unplaced, group, outcome.why)
+                self.unplaced[group] = outcome
+        for group, count in steps.stop:
+            self._actuator.stop(group, count)
+        return replicas
+
+
+class Controller:
+    """`start` and `stop` by its owner; `snapshot` and `invoke` by any thread."""
+
+    def __init__(
+        self,
+        parts: Parts,
+        create_actuator: Callable[[], Actuator],
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._parts, self._create_actuator, self._clock = parts, create_actuator, clock
+        self._snapshot = Snapshot()  # replaced whole, by the controller thread only
+        self._asked: SimpleQueue[SimpleQueue[Cycle | ClusterError]] = SimpleQueue()
+        self._wake = threading.Event()
+        self._must_end = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="controller", daemon=True)
+
+    @property
+    def snapshot(self) -> Snapshot:
+        return self._snapshot
+
+    @property
+    def is_alive(self) -> bool:
+        return self._thread.is_alive()
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Replicas go on."""
+        self._must_end.set()
+        self._wake.set()
+        self._thread.join(JOIN_S)
+
+    def invoke(self, timeout_s: float) -> Cycle:
+        """Has a cycle made now. Raises ClusterError, and TimeoutError."""
+        if not self.is_alive:
+            raise ClusterError(self._snapshot.fault or "the controller's thread has ended")
+        answer: SimpleQueue[Cycle | ClusterError] = SimpleQueue()
+        self._asked.put(answer)
+        self._wake.set()
+        try:
+            made = answer.get(timeout=timeout_s)
+        except Empty:
+            raise TimeoutError(f"no cycle was made within {timeout_s:g} s") from None
+        if isinstance(made, ClusterError):
+            raise made
+        return made
+
+    def _run(self) -> None:
+        actuator: Actuator | None = None
+        while actuator is None and not self._must_end.is_set():
+            try:
+                actuator = self._create_actuator()
+            except ClusterError as error:
+                self._tell(fault=str(error))
+                self._fail_those_who_ask(error)
+                self._wake.wait(self._parts.config.rollout_s)
+                self._wake.clear()
+        if actuator is None:
+            return
+        try:
+            self._serve(actuator)
+        except Exception as error:
+            log.exception("the controller has failed")
+            self._tell(fault=f"the controller has failed: {error!r}")
+        finally:
+            actuator.close()
+            self._parts.reader.close()
+            self._parts.optimizer.close()
+
+    def _serve(self, actuator: Actuator) -> None:
+        config = self._parts.config
+        rollout = Rollout(actuator, config.dry_run)
+        journal = Journal(config.journal, config.journal_bytes)
+        planner: Planner | None = None
+        due_s = time.monotonic() if config.period_s else math.inf
+        while not self._must_end.is_set():
+            asking = self._those_who_ask()
+            try:
+                if planner is None:
+                    planner = Planner(self._parts, actuator.replicas())
+                if asking or time.monotonic() >= due_s:
+                    due_s = max(due_s + config.period_s, time.monotonic())
+                    cycle = planner.cycle(actuator.replicas(), self._clock())
+                    self._roll(rollout, planner, cycle)
+                    journal.write(entry_of(cycle, rollout.unplaced, config.dry_run))
+                    for each in asking:
+                        each.put(cycle)
+                else:
+                    self._roll(rollout, planner)
+            except (ClusterError, OSError) as error:
+                fault = error if isinstance(error, ClusterError) else ClusterError(str(error))
+                log.warning("nothing was done: %s", fault)
+                self._tell(fault=str(fault))
+                for each in asking:
+                    each.put(fault)
+            self._wake.wait(min(config.rollout_s, max(due_s - time.monotonic(), 0.0)))
+            self._wake.clear()
+
+    def _roll(self, rollout: Rollout, planner: Planner, cycle: Cycle | None = None) -> None:
+        replicas = rollout.step(planner.plan)
+        if cycle is not None:
+            log.info(
+                "cycle=%d cycle_ms=%.0f changed=%s unplaced=%d fault=%s",
+                cycle.number,
+                1000 * cycle.seconds,
+                [name for name, each in cycle.servers.items() if each.has_changed],
+                sum(each.unplaced for each in rollout.unplaced.values()),
+                cycle.fault,
+            )
+        self._tell(replicas, planner.plan, rollout.unplaced, cycle)
+
+    def _those_who_ask(self) -> list["SimpleQueue[Cycle | ClusterError]"]:
+        asking = []
+        while not self._asked.empty():
+            asking.append(self._asked.get())
+        return asking
+
+    def _fail_those_who_ask(self, error: ClusterError) -> None:
+        for each in self._those_who_ask():
+            each.put(error)
+
+    def _tell(
+        self,
+        replicas: Sequence[Replica] | None = None,
+        plan: Plan | None = None,
+        unplaced: Mapping[Group, Outcome] | None = None,
+        cycle: Cycle | None = None,
+        fault: str = "",
+    ) -> None:
+        before = self._snapshot
+        self._snapshot = replace(
+            before,
+            replicas=before.replicas if replicas is None else tuple(replicas),
+            plan=before.plan if plan is None else dict(plan),
+            unplaced=before.unplaced if unplaced is None else dict(unplaced),
+            cycle=cycle or before.cycle,
+            fault=fault,
+        )

@@ -1,0 +1,124 @@
+"""The optimizer's service: two questions, asked over HTTP. Controller thread only."""
+
+from typing import Annotated, Any, Protocol, TypeVar
+
+import requests
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic.alias_generators import to_camel
+
+from cluster.errors import OptimizerUnusable
+from cluster.system import Json
+
+MAX_ANSWER_BYTES = 2**26
+CONNECT_S, SOLVE_S = 3.0, 60.0
+
+Count = Annotated[int, Field(ge=0, le=100_000)]
+Figure = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+AnswerT = TypeVar("AnswerT", bound="_Answer")
+
+
+class _Answer(BaseModel):
+    """What is read of an answer; the rest is the optimizer's."""
+
+    model_config = ConfigDict(frozen=True, alias_generator=to_camel, extra="ignore")
+
+
+class Part(_Answer):
+    """Replicas on one accelerator."""
+
+    accelerator: str = ""
+    num_replicas: Count = 0
+    max_batch: Count = 0
+    cost: Figure = 0.0
+    itl_average: Figure = 0.0
+    ttft_average: Figure = 0.0
+
+
+class Allocation(Part):
+    parts: tuple[Part, ...] | None = None
+
+    @property
+    def each_part(self) -> tuple[Part, ...]:
+        return tuple(each for each in self.parts or (self,) if each.num_replicas)
+
+
+class Summary(_Answer):
+    total_cost: Figure = 0.0
+
+
+class Answer(_Answer):
+    """Of POST /optimizeOne, by server."""
+
+    allocations: dict[str, Allocation]
+    unallocated: dict[str, str] = Field(default_factory=dict)
+    summary: Summary = Summary()
+
+
+class Factors(_Answer):
+    """Times are so many times those of the parameters."""
+
+    decode: Figure
+    prefill: Figure
+    decode_error: Figure
+    prefill_error: Figure
+
+
+class Tuned(_Answer):
+    """Of POST /tune; the parameters are those of now."""
+
+    factors: Factors
+    accepted: tuple[bool, ...]
+    decode_parms: dict[str, Any] | None = None
+    prefill_parms: dict[str, Any] | None = None
+    perf_parms: dict[str, Any] | None = None
+    service_curve: dict[str, Any] | None = None
+    state: dict[str, Any]
+
+
+class Optimizer(Protocol):
+    """Raises OptimizerUnusable."""
+
+    def solve(self, system: Json) -> Answer: ...
+
+    def tune(self, question: Json) -> Tuned: ...
+
+    def close(self) -> None: ...
+
+
+class OptimizerService:
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._session = requests.Session()
+        self._session.trust_env = False
+
+    def solve(self, system: Json) -> Answer:
+        return self._ask("/optimizeOne", {"system": system}, Answer)
+
+    def tune(self, question: Json) -> Tuned:
+        return self._ask("/tune", question, Tuned)
+
+    def close(self) -> None:
+        self._session.close()
+
+    def _ask(self, path: str, body: Json, model: type[AnswerT]) -> AnswerT:
+        url = self._url + path
+        try:
+            with self._session.post(
+                url, json=body, timeout=(CONNECT_S, SOLVE_S), stream=True, allow_redirects=False
+            ) as response:
+                content = response.raw.read(MAX_ANSWER_BYTES + 1, decode_content=True)
+        except (requests.RequestException, OSError, ValueError) as error:
+            raise OptimizerUnusable(f"{url}: {error}"[:500]) from error
+        if response.status_code != requests.codes.ok:
+            said = content[:500].decode(errors="replace")
+            raise OptimizerUnusable(f"{url} answers {response.status_code}: {said}")
+        if len(content) > MAX_ANSWER_BYTES:
+            raise OptimizerUnusable(f"{url} answers with more than {MAX_ANSWER_BYTES} bytes")
+        try:
+            return model.model_validate_json(content)
+        except ValidationError as error:
+            fault = error.errors(include_url=False, include_input=False)[0]
+            place = ".".join(map(str, fault["loc"]))
+            raise OptimizerUnusable(
+                f"{url} answers with {place}: {fault['msg']}; is it a Hearth optimizer?"
+            ) from None

@@ -1,0 +1,127 @@
+// The controller's page: what GET /state says, every two seconds, and POST /invoke.
+
+const EVERY_MS = 2000;
+const MAX_REPLICAS = 200; // that are shown
+
+const element = (/** @type {string} */ id) =>
+  /** @type {HTMLElement} */ (document.getElementById(id));
+
+/** @param {number | null | undefined} value */
+function shown(value) {
+  if (value === null || value === undefined) return "–";
+  return value >= 100 ? value.toFixed(0) : value.toPrecision(3);
+}
+
+/**
+ * A row of cells; a cell is a text, or a text and its class.
+ * @param {(string | [string, string])[]} cells
+ */
+function row(cells) {
+  const made = document.createElement("tr");
+  for (const cell of cells) {
+    const [text, kind] = typeof cell === "string" ? [cell, ""] : cell;
+    const td = made.insertCell();
+    td.textContent = text;
+    td.className = kind;
+  }
+  return made;
+}
+
+/** @param {any[]} groups */
+function planned(groups) {
+  const there = groups.filter((group) => group.replicas > 0);
+  if (!there.length) return "none";
+  return there
+    .map((group) => `${group.replicas} × ${group.accelerator} (${group.user_rows} rows)`)
+    .join(", ");
+}
+
+/** Measured, predicted and wanted; measured beyond wanted is marked. */
+function latency(seen, kind, wanted) {
+  const measured = seen?.measured[`${kind}_ms`];
+  const text = [measured, seen?.predicted[`${kind}_ms`], wanted || null].map(shown).join(" · ");
+  return /** @type {[string, string]} */ ([
+    text,
+    wanted && measured > wanted ? "number bad" : "number",
+  ]);
+}
+
+function serverRow([name, server], cycle, unplaced) {
+  const seen = cycle?.servers[name];
+  const states = Object.entries(server.replicas).map(([state, count]) => `${count} ${state}`);
+  const lacking = unplaced.filter((each) => each.server === name);
+  const missing = lacking.map((each) => `${each.replicas} unplaced: ${each.why}`);
+  const decision = seen?.held || (seen?.has_changed ? "changed" : seen ? "as it was" : "–");
+  return row([
+    name,
+    planned(server.plan),
+    [[...states, ...missing].join(", ") || "none", missing.length ? "bad" : ""],
+    [shown(seen?.arrived_per_minute), "number"],
+    latency(seen, "ttft", server.target["slo-ttft"]),
+    latency(seen, "itl", server.target["slo-itl"]),
+    decision,
+  ]);
+}
+
+function replicaRow(replica) {
+  const state = replica.why ? `${replica.state}: ${replica.why}` : replica.state;
+  return row([
+    replica.name,
+    replica.accelerator,
+    [`${replica.user_rows}`, "number"],
+    [state, replica.state === "failed" ? "bad" : ""],
+    replica.url ?? "–",
+  ]);
+}
+
+/** @param {string} text */
+function tellFault(text) {
+  element("fault").textContent = text;
+  element("fault").hidden = !text;
+}
+
+function show(state) {
+  const { cycle, replicas } = state;
+  tellFault(state.fault || cycle?.fault || "");
+  const ready = replicas.filter((each) => each.state === "ready").length;
+  const made = cycle
+    ? `cycle ${cycle.cycle} at ${new Date(cycle.at).toLocaleTimeString()}, ${shown(cycle.cost)} cents/h`
+    : "no cycle yet";
+  element("summary").textContent = `${ready} of ${replicas.length} replicas ready · ${made}`;
+  const servers = Object.entries(state.servers);
+  element("servers").replaceChildren(
+    ...servers.map((server) => serverRow(server, cycle, state.unplaced)),
+  );
+  element("replicas").replaceChildren(...replicas.slice(0, MAX_REPLICAS).map(replicaRow));
+}
+
+async function refresh() {
+  try {
+    const response = await fetch("state");
+    if (!response.ok) throw new Error(`the controller answers ${response.status}`);
+    show(await response.json());
+  } catch (error) {
+    tellFault(`The state cannot be read: ${error.message}`);
+  }
+}
+
+async function follow() {
+  await refresh();
+  setTimeout(follow, EVERY_MS);
+}
+
+element("invoke").addEventListener("click", async () => {
+  const button = /** @type {HTMLButtonElement} */ (element("invoke"));
+  button.disabled = true;
+  try {
+    const response = await fetch("invoke", { method: "POST" });
+    if (!response.ok) tellFault((await response.json()).message);
+    else await refresh();
+  } catch (error) {
+    tellFault(`No plan was made: ${error.message}`);
+  } finally {
+    button.disabled = false;
+  }
+});
+
+follow();

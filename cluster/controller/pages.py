@@ -1,0 +1,119 @@
+"""Pages of /metrics, read in parallel. Every read is bounded in bytes and time."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from pathlib import Path
+from typing import Protocol
+
+import requests
+from prometheus_client.parser import text_string_to_metric_families
+from urllib3.exceptions import HTTPError
+
+from cluster.config import ProxyKeys
+from cluster.controller.counters import Counters, parse_counters
+from cluster.errors import MetricsUnread
+from cluster.replicas import Replica, State
+
+MAX_PAGE_BYTES = 8 * 2**20
+MAX_TOKEN_BYTES = 16_384
+CONNECT_S, READ_S = 3.0, 5.0
+ALL_S = 30.0  # for all replicas together
+READERS = 16  # threads
+WAITING_ROOM = "hearth_proxy_waiting"
+
+Readings = Mapping[str, Counters | MetricsUnread]
+"""By the name of a replica."""
+
+
+class Reader(Protocol):
+    """Where readings come from. Controller thread only."""
+
+    def read(self, replicas: Sequence[Replica]) -> Readings:
+        """One reading for each replica that may have requests."""
+
+    def waiting_at_door(self) -> float:
+        """Requests that no replica has seen yet. Raises MetricsUnread."""
+
+    def close(self) -> None: ...
+
+
+class PageReader:
+    """Reads over HTTP. Its threads are `metrics-N`, and end with `close`."""
+
+    def __init__(self, proxy: ProxyKeys | None, clock: Callable[[], float] = time.time) -> None:
+        self._proxy, self._clock = proxy, clock
+        self._pool = ThreadPoolExecutor(READERS, thread_name_prefix="metrics")
+
+    def read(self, replicas: Sequence[Replica]) -> Readings:
+        asked = [
+            each for each in replicas if each.url and each.state in (State.READY, State.DRAINING)
+        ]
+        jobs = {each.name: self._pool.submit(self._counters, each) for each in asked}
+        wait(jobs.values(), timeout=ALL_S)
+        late = MetricsUnread(f"no answer within {ALL_S:g} s, of {len(jobs)} replicas together")
+        for job in jobs.values():
+            job.cancel()
+        return {name: job.result() if job.done() and not job.cancelled() else late
+                for name, job in jobs.items()}  # fmt: skip
+
+    def waiting_at_door(self) -> float:
+        if self._proxy is None:
+            return 0.0
+        page = _page(f"{self._proxy.url}/metrics", _token_of(self._proxy.token_file))
+        line = "".join(f"{line}\n" for line in page.split("\n") if line.startswith(WAITING_ROOM))
+        try:
+            return next(s.value for f in text_string_to_metric_families(line) for s in f.samples)
+        except (StopIteration, ValueError) as error:
+            raise MetricsUnread(f"the proxy's page has no {WAITING_ROOM}") from error
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _counters(self, replica: Replica) -> Counters | MetricsUnread:
+        try:
+            return parse_counters(_page(f"{replica.url}/metrics"), self._clock())
+        except MetricsUnread as error:
+            return MetricsUnread(str(error))  # without the frames that the caught one keeps
+
+
+def _token_of(path: Path | None) -> str | None:
+    if path is None:
+        return None
+    try:
+        with path.open() as stream:
+            return stream.read(MAX_TOKEN_BYTES).strip()
+    except (OSError, ValueError) as error:
+        raise MetricsUnread(f"proxy.token_file {path} cannot be read ({error})") from error
+
+
+def _page(url: str, token: str | None = None) -> str:
+    """Raises MetricsUnread."""
+    headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+    try:
+        with requests.Session() as session:
+            session.trust_env = False  # replicas are asked themselves, whatever HTTP_PROXY says
+            with session.get(
+                url,
+                headers=headers,
+                timeout=(CONNECT_S, READ_S),
+                stream=True,
+                allow_redirects=False,
+            ) as response:
+                return _text_of(response)
+    except (requests.RequestException, HTTPError, OSError, ValueError) as error:
+        raise MetricsUnread(f"{url}: {error}"[:300]) from error
+
+
+def _text_of(response: requests.Response) -> str:
+    """As much as it sends at a time, so that a slow sender is seen to be one."""
+    if response.status_code != requests.codes.ok:
+        raise MetricsUnread(f"{response.url} answers {response.status_code}")
+    until_s, content = time.monotonic() + READ_S, b""
+    while piece := response.raw.read1(2**16, decode_content=True):
+        content += piece
+        if len(content) > MAX_PAGE_BYTES:
+            raise MetricsUnread(f"{response.url} has more than {MAX_PAGE_BYTES} bytes")
+        if time.monotonic() > until_s:
+            raise MetricsUnread(f"{response.url} took more than {READ_S:g} s")
+    return content.decode(errors="replace")

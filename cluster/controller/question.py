@@ -1,0 +1,131 @@
+"""From a cluster's state to the optimizer's question, and back. Pure: any thread.
+
+A server that is held is asked for as it is: on its accelerator, with no more and no fewer replicas,
+so that the cards it keeps are nobody else's. The rows of a process are fixed when it starts, so a
+server that runs is planned with those it has.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from cluster.controller.demand import Load
+from cluster.controller.optimizer import Allocation
+from cluster.controller.rollout import Plan
+from cluster.replicas import Group
+from cluster.system import Json, SystemDocument
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What a question is about. `plan`: what runs or is to run; `perf`: speeds of now, of a model
+    on an accelerator; `held`: servers that are not to change; `unsure`: those that are not to have
+    fewer replicas."""
+
+    plan: Plan
+    loads: Mapping[str, Load]
+    perf: Mapping[tuple[str, str], Json]
+    held: Collection[str] = ()
+    unsure: Collection[str] = ()
+
+    def groups(self, server: str) -> list[tuple[Group, int]]:
+        """Groups of a server that have replicas, the largest first."""
+        found = [(g, n) for g, n in self.plan.items() if g.server == server and n]
+        return sorted(found, key=lambda each: (-each[1], each[0]))
+
+
+def question(system: SystemDocument, standing: Standing) -> Json:
+    """What POST /optimizeOne is asked for a plan."""
+    own_models, servers = [], []
+    targets: dict[str, list[Json]] = {
+        name: list(each.get("modelTargets") or []) for name, each in system.classes.items()
+    }
+    for name, spec in system.servers.items():
+        asked = _server(system, standing, name)
+        if standing.groups(name) and not spec.get("maxBatchSize"):
+            # A model of its own, as others may run the same one with other rows.
+            own = f"{spec.get('model')} of {name}"
+            own_models += _with_its_rows(standing, name, str(spec.get("model")), own)
+            if target := system.target(name):
+                targets.setdefault(str(spec.get("class") or "Free"), []).append(
+                    {**target, "model": own}
+                )
+            asked["model"] = own
+        servers.append(asked)
+    perf = [standing.perf.get(key, each) for key, each in system.perf.items()]
+    classes = [{**each, "modelTargets": targets[name]} for name, each in system.classes.items()]
+    return {
+        **system.parts,
+        "modelData": {"models": perf + own_models},
+        "serviceClassData": {"serviceClasses": classes},
+        "serverData": {"servers": servers},
+    }
+
+
+def as_it_is(system: SystemDocument, standing: Standing) -> Json:
+    """What POST /optimizeOne is asked for the latencies of what runs: all servers held, no service
+    level that could be missed, cards without end. Servers without replicas are left out."""
+    held = [name for name in system.servers if standing.groups(name)]
+    all_held = Standing(standing.plan, standing.loads, standing.perf, held)
+    asked = question(system, all_held)
+    classes = [
+        {
+            **each,
+            "modelTargets": [{"model": target["model"]} for target in each["modelTargets"]],
+        }
+        for each in asked["serviceClassData"]["serviceClasses"]
+    ]
+    servers = [each for each in asked["serverData"]["servers"] if each["name"] in held]
+    return asked | {
+        "serviceClassData": {"serviceClasses": classes},
+        "serverData": {"servers": servers},
+        "optimizerData": {"optimizer": {"unlimited": True}},
+    }
+
+
+def groups_of(server: str, allocation: Allocation) -> dict[Group, int]:
+    """The groups of an allocation, with how many replicas each has."""
+    return {
+        Group(server, part.accelerator, part.max_batch): part.num_replicas
+        for part in allocation.each_part
+    }
+
+
+def _server(system: SystemDocument, standing: Standing, name: str) -> Json:
+    spec, load = dict(system.servers[name]), standing.loads[name].as_json()
+    spec.pop("desiredAlloc", None)
+    groups = standing.groups(name)
+    if not groups:
+        return spec | {"currentAlloc": {"load": load}}
+    group, count = groups[0][0], sum(number for _, number in groups)
+    perf = system.perf.get((str(spec.get("model")), group.accelerator), {})
+    unit_cost = system.accelerators.get(group.accelerator, {}).get("cost", 0.0)
+    current = {
+        "accelerator": group.accelerator,
+        "numReplicas": count,
+        "maxBatch": group.user_rows,
+        "cost": unit_cost * (perf.get("accCount") or 1) * count,
+        "load": load,
+    }
+    spec["currentAlloc"] = current
+    if name in standing.held:
+        spec |= {"keepAccelerator": True, "minNumReplicas": count, "maxNumReplicas": count}
+    elif name in standing.unsure:
+        limit = spec.get("maxNumReplicas")
+        least = count if limit is None else min(count, limit)
+        spec["minNumReplicas"] = max(least, spec.get("minNumReplicas") or 0)
+    return spec
+
+
+def _with_its_rows(standing: Standing, server: str, model: str, own: str) -> list[Json]:
+    """The speeds of a model with the rows that the server's processes have, on every accelerator
+    that it runs on; on the others with those that the document gives for such answers."""
+    rows = {group.accelerator: group.user_rows for group, _ in standing.groups(server)}
+    out_tokens = standing.loads[server].out_tokens
+    found = []
+    for (name, accelerator), each in standing.perf.items():
+        if name == model:
+            own_perf = {**each, "name": own}
+            if accelerator in rows:
+                own_perf |= {"maxBatchSize": rows[accelerator], "atTokens": out_tokens}
+            found.append(own_perf)
+    return found

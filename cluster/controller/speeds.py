@@ -1,0 +1,108 @@
+"""The speed of now, of each model on each accelerator. Controller thread only.
+
+The document's parameters are the base and never change; what the machines do differently today
+are two factors, of decode and of prefill, which `POST /tune` of the optimizer follows from observed
+TTFT and ITL. It keeps nothing: its state travels with the question.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from cluster.controller.demand import Load
+from cluster.controller.loads import ServerTraffic, Traffic
+from cluster.controller.optimizer import Factors, Optimizer, Tuned
+from cluster.errors import OptimizerUnusable
+from cluster.replicas import Group
+from cluster.system import Json, SystemDocument
+
+LEAST_ENDED = 5  # requests, below which means say nothing
+LEAST_ERROR, LARGEST_ERROR = 0.02, 1.0  # of a mean, relative
+SPEED_KEYS = ("decodeParms", "prefillParms", "perfParms", "serviceCurve")
+
+ModelOn = tuple[str, str]
+"""A model and an accelerator."""
+
+
+@dataclass(frozen=True, slots=True)
+class Learned:
+    """`why`: what was not learned, and why."""
+
+    factors: Mapping[ModelOn, Factors] = field(default_factory=dict)
+    refused: tuple[ModelOn, ...] = ()
+    why: Mapping[ModelOn, str] = field(default_factory=dict)
+
+
+class Speeds:
+    def __init__(self, system: SystemDocument, optimizer: Optimizer) -> None:
+        self._system, self._optimizer = system, optimizer
+        self._tuned: dict[ModelOn, Tuned] = {}
+
+    @property
+    def perf(self) -> dict[ModelOn, Json]:
+        """The document's performance data at the speed of now."""
+        return {key: self._now(key, each) for key, each in self._system.perf.items()}
+
+    @property
+    def factors(self) -> dict[ModelOn, Factors]:
+        return {key: tuned.factors for key, tuned in self._tuned.items()}
+
+    def learn(
+        self, traffic: Mapping[str, ServerTraffic], replicas: Mapping[Group, int], at_s: float
+    ) -> Learned:
+        """Follows what was observed; `replicas`: of groups whose number did not change meanwhile.
+        An optimizer that does not answer leaves things as they are."""
+        refused, why = [], {}
+        for server, seen in traffic.items():
+            for group, each in seen.by_group.items():
+                key = (str(self._system.servers[server].get("model")), group.accelerator)
+                question = self._question(key, group, each, replicas.get(group, 0), at_s)
+                if question is None:
+                    continue
+                try:
+                    tuned = self._optimizer.tune(question)
+                except OptimizerUnusable as error:
+                    why[key] = str(error)
+                    continue
+                self._tuned[key] = tuned
+                if not all(tuned.accepted):
+                    refused.append(key)
+        return Learned(self.factors, tuple(refused), why)
+
+    def _question(
+        self, key: ModelOn, group: Group, seen: Traffic, replicas: int, at_s: float
+    ) -> Json | None:
+        base = self._system.perf.get(key)
+        if base is None or not replicas or not seen.arrived or seen.ended < LEAST_ENDED:
+            return None
+        error = min(max(1 / math.sqrt(seen.ended), LEAST_ERROR), LARGEST_ERROR)
+        load = Load.of(
+            seen.per_minute / replicas,
+            seen.prompt_tokens / seen.ended,
+            seen.completion_tokens / seen.ended,
+        )
+        observation = load.as_json() | {
+            "at": at_s,
+            "ttft": seen.ttft_ms,
+            "itl": seen.itl_ms,
+            "ttftError": error,
+            "itlError": error,
+        }
+        found = {name: value for name, value in observation.items() if value is not None}
+        before = self._tuned.get(key)
+        return {
+            **{name: base[name] for name in SPEED_KEYS if name in base},
+            "maxBatchSize": group.user_rows,
+            "avgInTokens": found["avgInTokens"],
+            "avgOutTokens": found["avgOutTokens"],
+            "observations": [found],
+            **({} if before is None else {"state": before.state}),
+        }
+
+    def _now(self, key: ModelOn, base: Json) -> Json:
+        tuned = self._tuned.get(key)
+        if tuned is None:
+            return base
+        parts = (tuned.decode_parms, tuned.prefill_parms, tuned.perf_parms, tuned.service_curve)
+        now = {name: part for name, part in zip(SPEED_KEYS, parts, strict=True) if part}
+        return base | {name: part for name, part in now.items() if name in base}

@@ -1,0 +1,78 @@
+"""`SystemDocument`: the optimizer's document, as far as a cluster reads it. Immutable: any thread.
+
+The optimizer judges the whole when it is asked; here its names are found, and the speeds of models
+on accelerators. Keys are read in any case, as the optimizer reads them.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from cluster.errors import ConfigFaulty
+
+Json = dict[str, Any]
+
+# What is read here, as it is then written.
+_KEYS = """
+    system acceleratorData accelerators modelData models serviceClassData serviceClasses serverData
+    servers optimizerData optimizer capacityData name acc accCount class model modelTargets priority
+    maxBatchSize atTokens decodeParms prefillParms perfParms serviceCurve alpha beta gamma delta
+    cost slo-ttft slo-itl slo-tps minNumReplicas maxNumReplicas keepAccelerator currentAlloc
+    desiredAlloc load arrivalRate avgInTokens avgOutTokens
+"""
+_NAMES = {name.lower(): name for name in _KEYS.split()}
+
+
+@dataclass(frozen=True, slots=True)
+class SystemDocument:
+    """`parts` is what stands under `system`; the mappings are by name, of what is in it."""
+
+    parts: Json
+    servers: Mapping[str, Json] = field(default_factory=dict)
+    accelerators: Mapping[str, Json] = field(default_factory=dict)
+    classes: Mapping[str, Json] = field(default_factory=dict)
+    perf: Mapping[tuple[str, str], Json] = field(default_factory=dict)
+    """Of a model on an accelerator."""
+
+    def target(self, server: str) -> Json:
+        """The service levels of a server; empty where it has none."""
+        spec = self.servers[server]
+        listed = self.classes.get(spec.get("class") or "Free", {}).get("modelTargets") or []
+        return next((t for t in reversed(listed) if t.get("model") == spec.get("model")), {})
+
+
+def read_system(content: bytes) -> SystemDocument:
+    """The document of this content. Raises ConfigFaulty."""
+    try:
+        parts = _named(json.loads(content))["system"]
+        return SystemDocument(
+            parts,
+            _by_name(parts, "serverData", "servers"),
+            _by_name(parts, "acceleratorData", "accelerators"),
+            _by_name(parts, "serviceClassData", "serviceClasses"),
+            {
+                (str(each["name"]), str(each["acc"])): each
+                for each in _listed(parts, "modelData", "models")
+            },
+        )
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ConfigFaulty(
+            f"  - system: the file is no document as POST /optimizeOne takes it ({error!r:.200}); "
+            "docs/optimizer.md has an example."
+        ) from None
+
+
+def _listed(parts: Json, group: str, kind: str) -> list[Json]:
+    found: list[Json] = (parts.get(group) or {}).get(kind) or []
+    return found
+
+
+def _by_name(parts: Json, group: str, kind: str) -> dict[str, Json]:
+    return {str(each["name"]): each for each in _listed(parts, group, kind)}
+
+
+def _named(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {_NAMES.get(key.lower(), key): _named(each) for key, each in value.items()}
+    return [_named(each) for each in value] if isinstance(value, list) else value

@@ -1,0 +1,142 @@
+"""The cluster's file: every fault at once, with place, value, bound and remedy."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from cluster.config import (
+    AcceleratorKeys,
+    ActuatorKeys,
+    ClusterConfig,
+    ProxyKeys,
+    ServerKeys,
+    read_config,
+)
+from cluster.errors import ConfigFaulty
+from tests.cluster.fleet import system_json
+from tests.service import ROOT
+
+LEAST = "system: system.json\noptimizer: http://127.0.0.1:3302\nservers: {s: {}}\n"
+
+
+def written(folder: Path, text: str) -> Path:
+    (folder / "system.json").write_text(json.dumps(system_json()))
+    path = folder / "cluster.yaml"
+    path.write_text(text)
+    return path
+
+
+def faults(folder: Path, text: str) -> str:
+    with pytest.raises(ConfigFaulty) as raised:
+        read_config(written(folder, text))
+    return str(raised.value)
+
+
+def test_the_example_is_read_and_its_replicas_are_hearth_tiny() -> None:
+    config, system = read_config(ROOT / "deploy" / "cluster.example.yaml")
+    assert set(config.servers) == set(system.servers) == {"chat"}
+    model = config.recipes.settings["chat"]["MODEL"]
+    assert Path(model, "config.json").exists()
+
+
+def test_the_file_for_kubernetes_is_read() -> None:
+    config, system = read_config(ROOT / "deploy" / "kubernetes" / "controller" / "cluster.yaml")
+    assert config.actuator.kind == "kubernetes"
+    assert set(config.servers) == set(system.servers)
+
+
+def test_every_fault_is_told_at_once(tmp_path: Path) -> None:
+    text = faults(
+        tmp_path,
+        "system: system.json\noptimizer: ftp://x\nperiod_s: -1\nlisten: here\n"
+        "servers: {s: {modle: x}}\n"
+        "actuator: {kind: nomad}\naccelerators: {}\nextra: 1\nperiod_s: .nan\n",
+    )
+    for told in (
+        "optimizer: 'ftp://x' is no address",
+        "listen: 'here' is no HOST:PORT",
+        "servers.s.modle: no such key; known: model, settings",
+        "actuator.kind: is 'nomad'; known: local, ray or kubernetes",
+        "extra: no such key; known: system,",
+        "'period_s' is there twice; remove one",
+        "period_s: is nan",
+    ):
+        assert told in text
+
+
+def test_names_are_those_of_the_system(tmp_path: Path) -> None:
+    text = faults(tmp_path, LEAST.replace("s: {}", "t: {}") + "accelerators: {C: {}, A: {}}\n")
+    assert "'t' is no server of system.json; known: 's'" in text
+    assert "'s' of system.json is missing" in text
+    assert "accelerators: 'C' is none of system.json" in text
+    assert "accelerators: 'B' of system.json is missing" in text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "[" * 5000,
+        "a: &a [x]\nb: *a",
+        "? [a]\n: 1",
+        "a: !!python/object:os.system x",
+        "period_s: " + "9" * 5000,
+        "\x00",
+        "a: {b: {c: ",
+        "period_s: 1e999",
+    ],
+)
+def test_what_is_no_such_file_is_refused_in_words(tmp_path: Path, text: str) -> None:
+    assert faults(tmp_path, text)
+
+
+def test_bytes_that_are_no_text_and_files_that_are_none_are_refused(tmp_path: Path) -> None:
+    path = written(tmp_path, "")
+    path.write_bytes(b"a: \xff")
+    with pytest.raises(ConfigFaulty, match="not UTF-8 at byte 3"):
+        read_config(path)
+    with pytest.raises(ConfigFaulty, match="no file"):
+        read_config(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "[]",
+        "{}",
+        '{"system": 3}',
+        '{"system": {"serverData": []}}',
+        '{"system": {"serverData": {"servers": [{}]}}}',
+        "[" * 100_000,
+    ],
+)
+def test_a_system_that_is_none_is_refused_in_words(tmp_path: Path, content: str) -> None:
+    path = written(tmp_path, LEAST + "accelerators: {}\n")
+    (tmp_path / "system.json").write_text(content)
+    with pytest.raises(ConfigFaulty, match="system"):
+        read_config(path)
+
+
+def test_settings_are_texts_whatever_yaml_reads(tmp_path: Path) -> None:
+    text = LEAST.replace("s: {}", "s: {settings: {A: true, B: 3, C: 0.5}}")
+    config, _ = read_config(written(tmp_path, text + "accelerators: {A: {}, B: {}}\n"))
+    assert config.recipes.settings["s"] == {"A": "true", "B": "3", "C": "0.5"}
+
+
+def test_every_key_is_documented_with_its_default() -> None:
+    page = (ROOT / "docs" / "controller.md").read_text()
+    section = page.partition("## The file")[2].partition("\n## ")[0]
+    rows = dict(re.findall(r"^\| `([a-zA-Z_.]+)` \| ([^|]*) \|", section, re.MULTILINE))
+    keys = set()
+    for prefix, model in (
+        ("", ClusterConfig), ("actuator.", ActuatorKeys), ("proxy.", ProxyKeys),
+        ("servers.NAME.", ServerKeys), ("accelerators.NAME.", AcceleratorKeys),
+    ):  # fmt: skip
+        for name, field in model.model_fields.items():
+            keys.add(prefix + name)
+            assert field.is_required() == (rows[prefix + name].strip() == "must be there"), name
+    assert keys == set(rows)

@@ -1,0 +1,188 @@
+"""The controller's thread and what it says over HTTP, over an actuator in memory."""
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flask.testing import FlaskClient
+from prometheus_client.parser import text_string_to_metric_families
+
+from benchmarking.serving import eventually
+from cluster.actuators import Actuator
+from cluster.controller.app import create_app
+from cluster.controller.cycle import Parts
+from cluster.controller.loop import Controller
+from cluster.controller.optimizer import OptimizerService
+from cluster.errors import ActuatorUnusable
+from tests.cluster.fleet import CountingReader, MemoryActuator, config, system, system_json
+
+DEADLINE_S = 30.0
+
+
+class Running:
+    """A controller that is invoked, at times that it is told."""
+
+    def __init__(
+        self, url: str, folder: Path, create: Callable[[], Actuator] | None = None, **keys: Any
+    ) -> None:
+        self.actuator, self.reader = MemoryActuator(), CountingReader()
+        self.system = system(system_json(rate=3000))
+        self.config = config(
+            self.system,
+            **{"period_s": 0, "rollout_s": 0.1, "journal": folder / "cluster.jsonl", **keys},
+        )
+        parts = Parts(self.config, self.system, OptimizerService(url), self.reader)
+        self.at_s = 0.0
+        self.controller = Controller(parts, create or (lambda: self.actuator), lambda: self.at_s)
+        self.client: FlaskClient = create_app(self.controller, self.system).test_client()
+        self.controller.start()
+
+    def journal(self) -> list[dict[str, Any]]:
+        path = self.config.journal
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+@pytest.fixture
+def run(optimizer_url: str, tmp_path: Path) -> Iterator[Callable[..., Running]]:
+    running: list[Running] = []
+
+    def start(create: Callable[[], Actuator] | None = None, **keys: Any) -> Running:
+        running.append(Running(keys.pop("url", optimizer_url), tmp_path, create, **keys))
+        return running[-1]
+
+    yield start
+    for each in running:
+        each.controller.stop()
+        assert not each.controller.is_alive
+
+
+def test_a_cycle_that_was_asked_for_is_answered_journaled_and_shown(
+    run: Callable[..., Running],
+) -> None:
+    running = run()
+    answer = running.client.post("/invoke")
+    assert answer.status_code == 200
+    assert answer.json is not None
+    plan = answer.json["servers"]["s"]["plan"]
+    assert plan == [{"accelerator": "A", "user_rows": 16, "replicas": 4}]
+    line = running.journal()[0]
+    assert line["question"]["serverData"]["servers"][0]["name"] == "s"
+    assert line["answer"]["allocations"]["s"]["numReplicas"] == 4
+    state = running.client.get("/state").json
+    assert state is not None
+    assert state["servers"]["s"]["plan"] == plan
+    assert state["servers"]["s"]["target"]["slo-itl"] == 25
+    assert len(running.actuator.replicas()) == 4
+
+
+def test_gauges_say_what_is_wanted_and_what_is_there(run: Callable[..., Running]) -> None:
+    running = run()
+    running.client.post("/invoke")
+    running.actuator.settle()
+    eventually(
+        lambda: {each.state for each in running.controller.snapshot.replicas} == {"ready"},
+        DEADLINE_S,
+    )
+    text = running.client.get("/metrics").text
+    samples = {
+        (sample.name, sample.labels.get("server"), sample.labels.get("state")): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+    assert samples["hearth_cluster_desired_replicas", "s", None] == 4
+    assert samples["hearth_cluster_current_replicas", "s", "ready"] == 4
+    assert samples["hearth_cluster_cycle", None, None] == 1
+    assert samples["hearth_cluster_fault", None, None] == 0
+
+
+def test_periods_come_by_themselves(run: Callable[..., Running]) -> None:
+    running = run(period_s=0.2)
+    eventually(lambda: len(running.journal()) >= 3, DEADLINE_S)
+
+
+def test_without_a_period_nothing_comes_by_itself(run: Callable[..., Running]) -> None:
+    running = run()
+    eventually(lambda: running.config.journal.exists(), DEADLINE_S)
+    assert running.journal() == []
+
+
+def test_a_dry_run_plans_and_starts_nothing(run: Callable[..., Running]) -> None:
+    running = run(dry_run=True)
+    running.client.post("/invoke")
+    assert running.journal()[0]["dry_run"]
+    assert running.actuator.calls == []
+
+
+def test_an_optimizer_that_is_away_is_a_fault_of_the_cycle(run: Callable[..., Running]) -> None:
+    running = run(url="http://127.0.0.1:1")
+    answer = running.client.post("/invoke")
+    assert answer.status_code == 200
+    assert answer.json is not None
+    assert "optimizeOne" in answer.json["fault"]
+    assert running.client.get("/health").status_code == 200
+
+
+def test_machines_that_are_away_are_tried_again(run: Callable[..., Running]) -> None:
+    actuator, tries = MemoryActuator(), []
+
+    def create() -> Actuator:
+        tries.append(time.monotonic())
+        if len(tries) < 3:
+            raise ActuatorUnusable("no machine answers")
+        return actuator
+
+    running = run(create)
+    eventually(lambda: len(tries) >= 3, DEADLINE_S)
+    assert running.client.post("/invoke").status_code == 200
+
+
+def test_what_a_cycle_needs_and_fails_is_told_to_who_asked(run: Callable[..., Running]) -> None:
+    class Away(MemoryActuator):
+        def replicas(self) -> Any:
+            raise ActuatorUnusable("the head is gone")
+
+    running = run(Away)
+    answer = running.client.post("/invoke")
+    assert answer.status_code == 503
+    assert answer.json is not None
+    assert answer.json["message"] == "the head is gone"
+    state = running.client.get("/state").json
+    assert state is not None
+    assert state["fault"] == "the head is gone"
+
+
+def test_a_thread_that_has_failed_is_not_healthy(run: Callable[..., Running]) -> None:
+    class Broken(MemoryActuator):
+        def replicas(self) -> Any:
+            raise ZeroDivisionError
+
+    running = run(Broken)
+    eventually(lambda: not running.controller.is_alive, DEADLINE_S)
+    assert running.client.get("/health").status_code == 500
+    assert running.client.post("/invoke").status_code == 503
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [{"Sec-Fetch-Site": "cross-site"}, {"Origin": "https://evil.example"}, {"Origin": "null"}],
+)
+def test_pages_of_others_may_not_invoke(
+    run: Callable[..., Running], headers: dict[str, str]
+) -> None:
+    running = run()
+    assert running.client.post("/invoke", headers=headers).status_code == 403
+    assert running.journal() == []
+
+
+@pytest.mark.parametrize("path", ["/nope", "/assets/nope.js", "/assets/..%2Fapp.py", "/assets/%00"])
+def test_what_is_not_there_is_not_found(run: Callable[..., Running], path: str) -> None:
+    assert run().client.get(path).status_code == 404
+
+
+def test_get_does_not_invoke(run: Callable[..., Running]) -> None:
+    running = run()
+    assert running.client.get("/invoke").status_code == 405
+    assert running.client.post("/state").status_code == 405

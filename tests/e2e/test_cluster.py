@@ -1,0 +1,224 @@
+"""A whole cluster on this machine: the optimizer, the controller with local processes, a proxy.
+
+Load rises and replicas follow, it falls and they go, and no request is lost on the way. The mock
+model's answers take a second for their 50 tokens, whatever the machine is doing.
+"""
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import requests
+import yaml
+from playwright.sync_api import Browser, expect
+
+from benchmarking.serving import environment, eventually
+from tests.e2e.pages import opened
+from tests.ports import free_port, free_ports
+from tests.proxy.support import ProxyProcess, bearer, running_proxy
+from tests.service import ROOT
+
+DEADLINE_S = 120.0
+ROWS, TOKENS, TOKENS_PER_S = 4, 50, 50
+TEXT = "x" * TOKENS
+LOW_PER_S, HIGH_PER_S = 1.0, 5.0  # a replica can do 4, and about half of that within its SLO
+
+
+def system() -> dict[str, Any]:
+    ms = 1000 / TOKENS_PER_S
+    return {"system": {
+        "acceleratorData": {"accelerators": [{"name": "core", "type": "core", "cost": 1.0}]},
+        "capacityData": {"count": [{"type": "core", "count": 4}]},
+        "modelData": {"models": [
+            {"name": "mock", "acc": "core", "maxBatchSize": ROWS, "atTokens": TOKENS,
+             "decodeParms": {"alpha": ms, "beta": 0.0},
+             "prefillParms": {"gamma": 1.0, "delta": 0.0}}]},
+        "serviceClassData": {"serviceClasses": [{"name": "chat", "priority": 1, "modelTargets": [
+            {"model": "mock", "slo-ttft": 100, "slo-itl": 2 * ms}]}]},
+        "serverData": {"servers": [{"name": "chat", "class": "chat", "model": "mock",
+                                    "minNumReplicas": 1, "maxBatchSize": ROWS}]},
+        "optimizerData": {"optimizer": {}},
+    }}  # fmt: skip
+
+
+class Cluster:
+    def __init__(self, url: str, folder: Path, process: subprocess.Popen[bytes]) -> None:
+        self.url, self.folder, self.process = url, folder, process
+
+    def state(self) -> dict[str, Any]:
+        try:
+            answer: dict[str, Any] = requests.get(f"{self.url}/state", timeout=30).json()
+        except requests.ConnectionError:
+            return {"replicas": []}
+        return answer
+
+    def ready(self) -> int:
+        return len(ready_names(self))
+
+    def journal(self) -> list[dict[str, Any]]:
+        lines = (self.folder / "cluster.jsonl").read_text().splitlines()
+        return [json.loads(line) for line in lines]
+
+
+@contextmanager
+def running(
+    folder: Path, arguments: list[str], url: str, **settings: object
+) -> Iterator[subprocess.Popen[bytes]]:
+    """`python -m ...`, once it answers /health."""
+    with (folder / f"{arguments[0]}.log").open("wb") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", *arguments], cwd=folder, stdout=log, stderr=log,
+            env=environment(PYTHONPATH=ROOT, **settings),
+        )  # fmt: skip
+
+    def answers() -> bool:
+        try:
+            return requests.get(f"{url}/health", timeout=5).ok
+        except requests.RequestException:
+            return False
+
+    try:
+        eventually(answers, DEADLINE_S)
+        yield process
+    finally:
+        process.terminate()
+        process.wait(DEADLINE_S)
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Cluster, ProxyProcess]]:
+    folder = tmp_path_factory.mktemp("cluster")
+    optimizer_port, metrics_port = free_ports(2)
+    port = free_port()
+    keys = {
+        "system": "system.json",
+        "optimizer": f"http://127.0.0.1:{optimizer_port}",
+        "listen": f"127.0.0.1:{port}",
+        "period_s": 2,
+        "rollout_s": 0.2,
+        "stabilization_s": 2,
+        "scale_down_s": 5,
+        "actuator": {"kind": "local", "folder": "replicas", "capacity": {"CPU": 4}},
+        "upstreams_file": "upstreams.yaml",
+        "proxy": {"url": f"http://127.0.0.1:{metrics_port}"},
+        "journal": "cluster.jsonl",
+        "tune": False,
+        "servers": {
+            "chat": {"settings": {"MOCK_MODEL": 1, "MOCK_TOKENS_PER_SECOND": TOKENS_PER_S}}
+        },
+        "accelerators": {"core": {"resources": {"CPU": 1}}},
+    }
+    (folder / "system.json").write_text(json.dumps(system()))
+    (folder / "cluster.yaml").write_text(yaml.safe_dump(keys))
+    url = f"http://127.0.0.1:{port}"
+    try:
+        with (
+            running(folder, ["optimizer"], f"http://127.0.0.1:{optimizer_port}",
+                    INFERNO_HOST="127.0.0.1", INFERNO_PORT=optimizer_port),
+            running(folder, ["cluster", "cluster.yaml"], url) as process,
+        ):  # fmt: skip
+            found = Cluster(url, folder, process)
+            eventually(found.ready, DEADLINE_S)
+            with running_proxy(
+                folder, "", metrics_port=metrics_port, UPSTREAMS_FILE=str(folder / "upstreams.yaml")
+            ) as proxy:
+                yield found, proxy
+    finally:
+        end_replicas(folder)
+
+
+def end_replicas(folder: Path) -> None:
+    """They outlive their controller."""
+    for record in (folder / "replicas").glob("*.json"):
+        try:
+            process = psutil.Process(json.loads(record.read_text())["pid"])
+            for each in [*process.children(recursive=True), process]:
+                each.kill()
+            process.wait(DEADLINE_S)
+        except psutil.NoSuchProcess:
+            continue
+
+
+class Clients:
+    """So many requests a second, evenly, each of which has to be answered as a whole."""
+
+    def __init__(self, proxy: ProxyProcess) -> None:
+        self._url, self._pool = f"{proxy.url}/inference", ThreadPoolExecutor(64)
+        self._sent: list[Future[str]] = []
+
+    def send(self, per_s: float, until: Any) -> None:
+        """Until `until()` is true."""
+        give_up_s, next_s = time.monotonic() + DEADLINE_S, time.monotonic()
+        while not until():
+            assert time.monotonic() < give_up_s
+            self._sent.append(self._pool.submit(self._one))
+            next_s += 1 / per_s
+            time.sleep(max(next_s - time.monotonic(), 0.0))
+
+    def answers(self) -> list[str]:
+        self._pool.shutdown()
+        return [each.result() for each in self._sent]
+
+    def _one(self) -> str:
+        body = {"text": TEXT, "max_tokens": TOKENS}
+        answer = requests.post(self._url, json=body, headers=bearer(), timeout=DEADLINE_S)
+        return answer.text if answer.ok else f"{answer.status_code}: {answer.text}"
+
+
+def test_replicas_follow_the_load_up_and_down_and_no_request_is_lost(
+    cluster: tuple[Cluster, ProxyProcess],
+) -> None:
+    found, proxy = cluster
+    clients = Clients(proxy)
+    cycles = len(found.journal())
+    clients.send(LOW_PER_S, lambda: len(found.journal()) >= cycles + 3)
+    assert found.ready() == 1
+    clients.send(HIGH_PER_S, lambda: found.ready() >= 3)
+    clients.send(LOW_PER_S, lambda: len(found.state()["replicas"]) == 1)
+    answers = clients.answers()
+    assert set(answers) == {TEXT}
+    changes = [each["at"] for each in found.journal() if each["servers"]["chat"]["has_changed"]]
+    assert len(changes) >= 3
+
+
+def test_a_controller_that_is_started_again_finds_its_replicas(
+    cluster: tuple[Cluster, ProxyProcess],
+) -> None:
+    found, _ = cluster
+    before = set(ready_names(found))
+    assert before
+    gunicorn = psutil.Process(found.process.pid)
+    (worker,) = gunicorn.children()
+    worker.kill()
+    worker.wait(DEADLINE_S)
+    eventually(lambda: before <= set(ready_names(found)), DEADLINE_S)
+    assert worker not in gunicorn.children()
+
+
+def ready_names(cluster: Cluster) -> list[str]:
+    return [each["name"] for each in cluster.state()["replicas"] if each["state"] == "ready"]
+
+
+def test_the_page_shows_servers_and_replicas_and_has_a_plan_made(
+    cluster: tuple[Cluster, ProxyProcess], browser: Browser
+) -> None:
+    found, _ = cluster
+    eventually(lambda: found.state().get("cycle"), DEADLINE_S)
+    with opened(browser, found.url) as page:
+        server = page.locator("#servers tr")
+        expect(server).to_contain_text("chat")
+        expect(server).to_contain_text("× core (4 rows)")
+        expect(server).to_contain_text("ready")
+        expect(page.locator("#replicas tr").first).to_contain_text("http://127.0.0.1:")
+        before = len(found.journal())
+        page.get_by_role("button", name="Plan now").click()
+        eventually(lambda: len(found.journal()) > before, DEADLINE_S)
+        expect(page.locator("#fault")).to_be_hidden()
