@@ -1,6 +1,6 @@
 """How a model writes calls and thoughts, told by the text of its chat template."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from inference_api.tools import formats, harmony, xml_formats
@@ -8,8 +8,8 @@ from inference_api.tools.answers import Thought
 from inference_api.tools.formats import Read
 
 DialectName = Literal[
-    "harmony", "deepseek", "glm", "qwen-coder", "phi", "granite", "hermes", "llama", "mistral",
-    "generic",
+    "harmony", "deepseek", "deepseek-fenced", "glm", "qwen-coder", "phi", "granite", "hermes",
+    "llama", "mistral", "mistral-args", "generic",
 ]  # fmt: skip
 
 
@@ -42,6 +42,7 @@ DEEPSEEK = Dialect(
     formats.deepseek,
     (formats.BEGIN_ALL, formats.BEGIN, formats.SEPARATOR, formats.END, formats.END_ALL),
 )
+DEEPSEEK_FENCED = replace(DEEPSEEK, name="deepseek-fenced")
 GLM = Dialect(
     "glm",
     xml_formats.glm,
@@ -56,11 +57,13 @@ LLAMA = Dialect(
     "llama", formats.llama, (formats.PYTHON_TAG,), ("<|eom_id|>",), one_call_per_turn=True
 )
 MISTRAL = Dialect("mistral", formats.mistral, ("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"))
+MISTRAL_ARGS = replace(MISTRAL, name="mistral-args")
 GENERIC = Dialect("generic", formats.generic, TAGS)
 
 # The first whose texts are all in the template is the template's.
 _BY_TEXTS: tuple[tuple[tuple[str, ...], Dialect], ...] = (
     (("<|channel|>",), HARMONY),
+    ((formats.BEGIN_ALL, "```json"), DEEPSEEK_FENCED),
     ((formats.BEGIN_ALL,), DEEPSEEK),
     (("<arg_key>",), GLM),
     (("<function=", "<parameter="), QWEN_CODER),
@@ -68,6 +71,7 @@ _BY_TEXTS: tuple[tuple[tuple[str, ...], Dialect], ...] = (
     (("<|tool_call|>",), GRANITE),
     (("<tool_call>",), HERMES),
     (("<|start_header_id|>", "ipython"), LLAMA),
+    (("[TOOL_CALLS]", "[ARGS]"), MISTRAL_ARGS),
     (("[TOOL_CALLS]",), MISTRAL),
 )
 
@@ -78,5 +82,7 @@ def dialect_of(template: str | None) -> Dialect:
 
 
 def thought_of(template: str | None) -> Thought | None:
-    """Harmony has channels for thoughts instead."""
-    return next((thought for thought in THOUGHTS if thought.end in (template or "")), None)
+    text = template or ""
+    return next(
+        (thought for thought in THOUGHTS if thought.end in text or thought.begin in text), None
+    )

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference_api.tools import dialects
+from inference_api.tools import dialects, formats
 from inference_api.tools.answers import AnswerReader, Thought
 from inference_api.tools.dialects import Dialect
 from inference_api.tools.events import (
@@ -53,12 +53,11 @@ def calls(dialect: Dialect, text: str) -> list[tuple[str, str]]:
 
 HERMES_CALL = '<tool_call>\n{"name": "look", "arguments": {"city": "Oslo"}}\n</tool_call>'
 DEEPSEEK_CALL = (
-    f"{dialects.formats.BEGIN_ALL}{dialects.formats.BEGIN}look{dialects.formats.SEPARATOR}"
-    f"{CITY}{dialects.formats.END}{dialects.formats.END_ALL}"
+    f"{formats.BEGIN_ALL}{formats.BEGIN}look{formats.SEPARATOR}{CITY}{formats.END}{formats.END_ALL}"
 )
 OLD_DEEPSEEK_CALL = (
-    f"{dialects.formats.BEGIN_ALL}{dialects.formats.BEGIN}function{dialects.formats.SEPARATOR}look"
-    f"\n```json\n{CITY}\n```{dialects.formats.END}{dialects.formats.END_ALL}"
+    f"{formats.BEGIN_ALL}{formats.BEGIN}function{formats.SEPARATOR}look"
+    f"\n```json\n{CITY}\n```{formats.END}{formats.END_ALL}"
 )
 CODER_CALL = (
     "<tool_call>\n<function=look>\n<parameter=city>\nOslo\n</parameter>\n</function>\n</tool_call>"
