@@ -7,15 +7,11 @@ from typing import Any
 import jsonschema
 import openai
 import pytest
-from langchain_core.messages import HumanMessage, ToolMessage
-from langchain_openai import ChatOpenAI
 from pydantic import BaseModel, Field
 
-from benchmarking.serving import ROOT, ServedApi, eventually, served
-from scripts.make_random_model import SHAPES, make_random_model
+from benchmarking.serving import ServedApi
 
 MODEL = "random"
-TEMPLATES = ROOT / "tests" / "data" / "templates"
 QUESTION: list[Any] = [{"role": "user", "content": "What is the weather in Oslo?"}]
 WEATHER = {
     "type": "object",
@@ -44,13 +40,8 @@ TOOLS: list[Any] = [
 
 
 @pytest.fixture(scope="module")
-def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedApi]:
-    folder = tmp_path_factory.mktemp("random")
-    template = (TEMPLATES / "hermes.jinja").read_text()
-    make_random_model(SHAPES["tiny"], folder / MODEL, template)
-    with served(folder / "log", MODEL=folder / MODEL) as api:
-        yield api
-        eventually(api.is_idle)
+def api(tools_api: ServedApi) -> ServedApi:
+    return tools_api
 
 
 @pytest.fixture(scope="module")
@@ -171,36 +162,6 @@ def test_auto_may_answer_in_text(client: openai.OpenAI) -> None:
     assert choice.finish_reason == "length"
     assert choice.message.content
     assert len(choice.logprobs.content) == 20
-
-
-def chat(api: ServedApi, **options: Any) -> ChatOpenAI:
-    settings: dict[str, Any] = {"model": MODEL, "api_key": "none", "max_retries": 0, "seed": 3}
-    return ChatOpenAI(base_url=f"{api.url}/v1", **settings | options)
-
-
-def test_langchain_binds_tools_and_streams_them(api: ServedApi) -> None:
-    bound = chat(api).bind_tools(TOOLS, tool_choice="required")
-    answer = bound.invoke([HumanMessage("hi")])
-    streamed: Any = None
-    for piece in bound.stream([HumanMessage("hi")]):
-        streamed = piece if streamed is None else streamed + piece
-    calls = [(call["name"], call["args"]) for call in answer.tool_calls]
-    assert calls
-    assert [(call["name"], call["args"]) for call in streamed.tool_calls] == calls
-    results = [ToolMessage("12", tool_call_id=str(call["id"])) for call in answer.tool_calls]
-    assert chat(api, max_tokens=2).invoke([HumanMessage("hi"), answer, *results]).content
-
-
-class Person(BaseModel):
-    """Someone."""
-
-    name: str = Field(max_length=8)
-    is_adult: bool
-
-
-def test_langchains_structured_output_by_function_calling(api: ServedApi) -> None:
-    asker = chat(api).with_structured_output(Person, method="function_calling")
-    assert isinstance(asker.invoke("Who?"), Person)
 
 
 @pytest.mark.parametrize(
