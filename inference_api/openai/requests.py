@@ -3,7 +3,7 @@
 import re
 import secrets
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
@@ -295,6 +295,7 @@ class ChatBody(ToolFields, GenerationBody):
 
     messages: Messages
     chat_template_kwargs: TemplateOptions | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
     max_completion_tokens: int | None = Field(None, ge=1, le=MAX_INTEGER)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
@@ -305,10 +306,23 @@ class ChatBody(ToolFields, GenerationBody):
 
     def conversation(self) -> Conversation:
         tools = [tool.as_json() for tool in self.tool_use().tools]
-        extras = Extras(tools, self.chat_template_kwargs or {})
-        return Conversation(turns_of(self.messages), extras)
+        options = dict(self.chat_template_kwargs or {})
+        if self._effort is not None:
+            options = {"reasoning_effort": self._effort} | options
+        return Conversation(turns_of(self.messages), Extras(tools, options))
+
+    @property
+    def _effort(self) -> str | None:
+        return None if self.reasoning_effort == "none" else self.reasoning_effort
 
     def params(self, choice: int, model: ServedModel) -> GenerationParams:
+        """Raises InvalidRequest for an effort that the model's template does not read."""
+        if self._effort is not None and not model.tokenizer.dialect.reads_effort:
+            raise InvalidRequest(
+                "reasoning_effort: this model's chat template has no place for it; leave it out or "
+                "give none.",
+                "reasoning_effort",
+            )
         return chat_params(super().params(choice, model), self.tool_use(), model.tokenizer)
 
     @property
@@ -329,31 +343,6 @@ class ChatBody(ToolFields, GenerationBody):
         if self.top_logprobs and not self.logprobs:
             raise fault("top_logprobs", "needs logprobs: true; give both or neither")
         return self
-
-
-class TokenizeBody(RequestBody):
-    """One of prompt and messages."""
-
-    unserved: ClassVar[Unserved] = {**UNSERVED, **UNSERVED_OF_CHAT, **UNSERVED_TOOLS}
-
-    model: str | None = None
-    prompt: str | None = None
-    messages: Messages | None = None
-    add_special_tokens: bool | None = None
-    return_token_strs: bool | None = None
-
-    @model_validator(mode="after")
-    def _one_of_them(self) -> "TokenizeBody":
-        if (self.prompt is None) == (self.messages is None):
-            raise fault("prompt", "comes in place of messages; give one of the two")
-        if self.messages is not None and self.add_special_tokens:
-            raise fault("add_special_tokens", "is the template's matter; leave it out")
-        return self
-
-
-class DetokenizeBody(RequestBody):
-    model: str | None = None
-    tokens: Annotated[list[TokenId], Field(fail_fast=True)]
 
 
 def _or(value: float | None, default: float) -> float:

@@ -39,7 +39,6 @@ UNSERVED: Unserved = {
     "modalities": (["text"],),
     "prediction": (),
     "prompt_logprobs": (),
-    "reasoning_effort": ("none",),
     "repetition_detection": (),
     "request_id": (),
     "return_token_ids": (False,),
@@ -74,6 +73,7 @@ UNSERVED_OF_EMBEDDINGS: Unserved = {
 # Of routes that make no calls.
 UNSERVED_TOOLS: Unserved = {
     "chat_template_kwargs": ({},),
+    "reasoning_effort": ("none",),
     "tool_choice": ("none", "auto"),
     "tools": ([],),
 }

@@ -207,7 +207,9 @@ def _arguments(rule: str, schema: Json, dialect: Dialect, written: _Marks) -> It
     if dialect.name not in ("qwen-coder", "glm"):
         yield f"{rule}: {of_schema(schema)}"
         return
-    properties, required = schema.get("properties", {}), schema.get("required", [])
+    properties, required = schema.get("properties"), schema.get("required")
+    properties = properties if isinstance(properties, dict) else {}
+    required = required if isinstance(required, list) else []
     members = []
     for number, (name, about) in enumerate(properties.items()):
         member = f"{rule}_{number}"
@@ -228,12 +230,14 @@ def _tagged_argument(
     value = f"{member}_value"
     yield f"{member}: {written(begin)} {value}"
     about = about if isinstance(about, dict) else {}
-    if about.get("type") == "string" and "enum" in about:
+    if about.get("type") == "string" and isinstance(about.get("enum"), list):
         options = " | ".join(written(str(each)) for each in about["enum"])
         yield f"{value}: ({options}) {written(end)}"
     elif about.get("type") == "string":
         lazy = "" if not is_coder and written.is_token(end) else "[lazy]"
-        yield f"{value}{lazy}: TEXT {written(end)}"
+        longest = about.get("maxLength")
+        text = rf"/(.|\n){{0,{longest}}}/" if isinstance(longest, int) else "TEXT"
+        yield f"{value}{lazy}: {text} {written(end)}"
     else:
         yield f"{value}: {value}_json {written(end)}"
         yield f"{value}_json: {of_schema(about)}"

@@ -116,7 +116,9 @@ class ChatPrompts:
         self._manners = manners_of(self._render, dialect)
         if not self._manners.is_native and dialect.name != "harmony":
             dialect = GENERIC
-        self.dialect = replace(dialect, thought=thought_of(text))
+        self.dialect = replace(
+            dialect, thought=thought_of(text), reads_effort="reasoning_effort" in (text or "")
+        )
 
     def encode(self, messages: Sequence[Message], extras: Extras = NO_EXTRAS) -> list[int]:
         """Ready for the answer. Raises InvalidRequest when the template refuses the messages, has
@@ -182,6 +184,7 @@ def manners_of(render: Template, dialect: Dialect) -> Manners:
         takes_system=takes_system,
         one_call_per_turn=dialect.one_call_per_turn,
         wants_short_ids=dialect.read is MISTRAL.read,
+        thoughts_key="thinking" if dialect.name == "harmony" else "reasoning_content",
     )
     for wants_text in (False, True):
         tried = replace(manners, is_native=True, wants_text_arguments=wants_text)

@@ -25,6 +25,7 @@ class Dialect:
     thought: Thought | None = None
     one_call_per_turn: bool = False
     """The template refuses a turn of several calls, so none is asked for."""
+    reads_effort: bool = False  # the template has a place for `reasoning_effort`
 
 
 THOUGHTS = (Thought("<think>", "</think>"), Thought("[THINK]", "[/THINK]"))

@@ -34,6 +34,7 @@ class Manners:
     takes_system: bool = True
     one_call_per_turn: bool = False
     wants_short_ids: bool = False  # nine letters and digits, as Mistral's templates check
+    thoughts_key: str = "reasoning_content"  # of a message that has thoughts
 
 
 def has_calls(messages: Sequence[Message]) -> bool:
@@ -42,13 +43,23 @@ def has_calls(messages: Sequence[Message]) -> bool:
 
 def prepared(messages: Sequence[Message], tools: Sequence[Json], manners: Manners) -> list[Message]:
     """Returns the messages as the template takes them. `tools` are described where it does not."""
+    messages = [_with_thoughts(message, manners.thoughts_key) for message in messages]
     if not tools and not has_calls(messages):
-        return list(messages)
+        return messages
     if not manners.is_native:
         return _in_plain_turns(messages, tools, manners)
     turns = _one_call_each(messages) if manners.one_call_per_turn else list(messages)
     names = _names_by_id(turns)
     return [_native(turn, names, manners) for turn in turns]
+
+
+def _with_thoughts(message: Message, key: str) -> Message:
+    if "reasoning_content" not in message or key == "reasoning_content":
+        return message
+    kept = {name: value for name, value in message.items() if name != "reasoning_content"}
+    # Harmony's template refuses a turn that has both text and thoughts before its calls.
+    is_both = bool(message["content"]) and "tool_calls" in message
+    return kept if is_both else {**kept, key: message["reasoning_content"]}
 
 
 def _native(message: Message, names: Mapping[str, str], manners: Manners) -> Message:
