@@ -1,6 +1,7 @@
 """Tools on a model of random weights: whatever it draws, what it has to call is called."""
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,7 +10,7 @@ import openai
 import pytest
 from pydantic import BaseModel, Field
 
-from benchmarking.serving import ServedApi
+from benchmarking.serving import ROOT, ServedApi
 
 MODEL = "random"
 QUESTION: list[Any] = [{"role": "user", "content": "What is the weather in Oslo?"}]
@@ -206,6 +207,24 @@ def test_deep_and_large_schemas_are_refused(api: ServedApi) -> None:
         response = api.post("/v1/chat/completions", model=MODEL, messages=QUESTION, tools=[tool])
         assert response.status_code == 400
         assert message in response.json()["message"]
+
+
+def test_the_documented_example_runs_as_it_is(
+    model_api: ServedApi, capsys: pytest.CaptureFixture[str]
+) -> None:
+    example = re.search(r"```python\n(.*?)```", (ROOT / "docs" / "tools.md").read_text(), re.DOTALL)
+    assert example is not None
+    code = example[1].replace("http://127.0.0.1:7000", model_api.url)
+    names: dict[str, Any] = {}
+    exec(code, names)
+    names["client"].close()
+    assert names["result"].startswith("12 ")
+    assert capsys.readouterr().out.strip() == names["answer"].choices[0].message.content.strip()
+
+
+def test_a_call_that_is_cut_says_so(client: openai.OpenAI) -> None:
+    for choice in ask(client, n=2, max_tokens=45).choices:
+        assert choice.finish_reason == "length"
 
 
 def test_a_model_without_a_template_for_tools_calls_in_json(model_api: ServedApi) -> None:
