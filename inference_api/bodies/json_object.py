@@ -65,6 +65,16 @@ def is_deeper_than(value: object, levels: int) -> bool:
     return bool(level)
 
 
+def widest_object(value: object) -> int:
+    """Returns the most members that an object in the value has."""
+    widest, waiting = 0, [value]
+    while waiting:
+        each = waiting.pop()
+        widest = max(widest, len(each) if isinstance(each, dict) else 0)
+        waiting.extend(_children(each))
+    return widest
+
+
 def _check_depth(parsed: dict[str, object]) -> None:
     for name, value in parsed.items():
         if is_deeper_than(value, MAX_DEPTH):

@@ -7,12 +7,14 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
 
 from inference_api.bodies.fields import Body, Unserved, fault
-from inference_api.bodies.json_object import is_deeper_than, shortened
+from inference_api.bodies.json_object import is_deeper_than, shortened, widest_object
 from inference_api.tools.events import NO_TOOLS, Mode, Tool, ToolUse
 
 MAX_TOOLS = 128
 MAX_TOOL_BYTES = 256 * 1024  # of all tools, as JSON
 MAX_SCHEMA_DEPTH = 64
+MAX_MEMBERS = 500  # of an object in a schema: compiling optional ones takes the square of it
+OBJECT = {"type": "object"}
 MAX_DESCRIPTION_CHARS = 16_384
 MAX_OPTIONS = 32
 
@@ -48,15 +50,25 @@ class Function(Body):
     strict: bool | None = None
 
     @model_validator(mode="after")
-    def _not_too_deep(self) -> "Function":
+    def _arguments_are_an_object(self) -> "Function":
+        if self.parameters is not None and self.parameters.get("type", "object") != "object":
+            raise fault("parameters", "are no object's; give a schema of type object")
+        return self
+
+    @model_validator(mode="after")
+    def _not_too_deep_nor_wide(self) -> "Function":
         if is_deeper_than(self.parameters, MAX_SCHEMA_DEPTH):
             raise fault(
                 "parameters", f"is nested more than {MAX_SCHEMA_DEPTH} levels deep; flatten it"
             )
+        if (widest := widest_object(self.parameters)) > MAX_MEMBERS:
+            raise fault(
+                "parameters", f"have an object of {widest} members; give {MAX_MEMBERS} or fewer"
+            )
         return self
 
     def as_tool(self) -> Tool:
-        given = {} if self.parameters is None else {"parameters": self.parameters}
+        given = {} if self.parameters is None else {"parameters": OBJECT | self.parameters}
         return Tool(self.name, self.description, is_strict=bool(self.strict), **given)
 
 

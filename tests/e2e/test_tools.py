@@ -195,12 +195,17 @@ def test_refusals_name_the_field(
     assert message in response.json()["message"]
 
 
-def test_deep_and_large_schemas_are_refused(api: ServedApi) -> None:
+def test_deep_wide_and_large_schemas_are_refused(api: ServedApi) -> None:
     deep: dict[str, Any] = {}
     for _ in range(40):
         deep = {"properties": {"a": deep}}
     for parameters, message in (
         (deep, "tools[0].function.parameters: is nested more than 64 levels deep; flatten it."),
+        ({"type": "array"}, "tools[0].function.parameters: are no object's; give a schema of type"),
+        (
+            {"properties": {f"p{n}": {} for n in range(501)}},
+            "parameters: have an object of 501 mem",
+        ),
         ({"description": "x" * 300_000}, "tools: schemas of 30"),
     ):
         tool = {"type": "function", "function": {"name": "a", "parameters": parameters}}
