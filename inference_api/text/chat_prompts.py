@@ -173,7 +173,9 @@ def _writes_name(render: Template, role: str) -> bool:
         return False
 
 
-_TRIED_TOOL = Tool("tried_tool", "Tries.", {"type": "object", "properties": {}}).as_json()
+_TRIED_TOOL = Tool(
+    "tried_tool", "tried-description", {"type": "object", "properties": {}}
+).as_json()
 
 
 def manners_of(render: Template, dialect: Dialect) -> Manners:
@@ -206,5 +208,5 @@ def _renders(render: Template, turns: Sequence[Message], tools: Sequence[Json]) 
         prompt = render(turns, Extras(tools))
     except Exception:  # a template may fail in any way
         return False
-    wanted = ("tried_tool", "tried-value", "tried-result") if tools else ("tried-system",)
+    wanted = ("tried-description", "tried-value", "tried-result") if tools else ("tried-system",)
     return all(each in prompt for each in wanted)

@@ -2,6 +2,7 @@
 
 import json
 import random
+import sys
 from collections import defaultdict
 from dataclasses import replace
 from functools import cache
@@ -226,3 +227,24 @@ def test_a_schema_that_cannot_be_held_is_refused_only_where_it_has_to_be() -> No
                 compiler_of(tokenizer).compiled(spec)
         else:
             assert compiler_of(tokenizer).compiled(spec) is None
+
+
+def test_without_the_extra_only_what_may_go_without_it_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+    tokenizer = tokenizer_of(dialects.HERMES)
+    compiler = GrammarCompiler(tokenizer, 512)
+    required = chat_params(GenerationParams(), use(), tokenizer).constraint
+    free = chat_params(GenerationParams(), use("auto"), tokenizer).constraint
+    assert required is not None
+    assert free is not None
+    with pytest.raises(InvalidRequest, match=r"tools needs llguidance.*extra 'constraints'"):
+        compiler.compiled(required)
+    assert compiler.compiled(free) is None
+
+
+def test_what_may_not_end_goes_without_a_grammar() -> None:
+    tokenizer = tokenizer_of(dialects.HERMES)
+    for params in (GenerationParams(ignore_eos=True), GenerationParams(min_tokens=3)):
+        assert chat_params(params, use("auto"), tokenizer).constraint is None

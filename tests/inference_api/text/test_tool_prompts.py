@@ -93,6 +93,7 @@ def prompt(template: str | None, messages: list[dict[str, Any]], extras: Extras 
         (MISTRAL, "mistral", '[TOOL_CALLS]{"name": "look", "arguments": {"city": "Oslo"}}'),
         (NO_TOOLS, "generic", '{"tool_calls": [{"name": "look", "arguments": {"city": "Oslo"}}]}'),
         (ALTERNATING, "generic", "Result of look:\n12"),
+        (HERMES.removeprefix("{{ tools | tojson if tools else '' }}"), "generic", '"tool_calls"'),
         (None, "generic", '{"tool_calls": [{"name": "look", "arguments": {"city": "Oslo"}}]}'),
     ],
 )
