@@ -126,8 +126,7 @@ class ChatPrompts:
         check_names(messages, self._named_roles)
         turns = prepared(messages, extras.tools, self._manners)
         shown = extras if self._manners.is_native else replace(extras, tools=())
-        hidden = [{**self._hide(turn), "role": turn["role"]} for turn in turns]  # roles are ours
-        hidden_extras = self._hide_extras(shown)
+        hidden, hidden_extras = self._hidden(turns, shown)
         prompt = self._render(hidden, hidden_extras)
         written = self._specials.find(prompt)
         if hidden == turns and hidden_extras == shown:
@@ -143,10 +142,18 @@ class ChatPrompts:
             )
         return ids
 
-    def _hide_extras(self, extras: Extras) -> Extras:
-        if not extras.tools and not extras.options:
-            return extras
-        return Extras(self._hide(list(extras.tools)), self._hide(dict(extras.options)))
+    def _hidden(self, turns: list[Message], extras: Extras) -> tuple[list[Message], Extras]:
+        """Returns what the template is given, with nothing in it that reads like a special token.
+
+        All texts are looked through at once: schemas have thousands, and seldom one to hide.
+        """
+        if not self._specials.find("\n".join(texts_in([turns, extras.tools, extras.options]))):
+            return turns, extras
+        hidden: list[Message] = [
+            {**self._hide(turn), "role": turn["role"]}
+            for turn in turns  # roles are ours
+        ]
+        return hidden, Extras(self._hide(list(extras.tools)), self._hide(dict(extras.options)))
 
     def _hide(self, value: Any) -> Any:
         """Returns the value with placeholders in its texts for what reads like special tokens."""
