@@ -24,6 +24,7 @@ def code_of(page: Path) -> Iterator[str]:
     """Lines of code blocks, and code within lines; lines that go on are joined."""
     text = page.read_text().replace("\\\n", " ")
     without_output = re.sub(r"^```(?!sh)\w*\n.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
+    without_output = re.sub(r" +# .*$", "", without_output, flags=re.MULTILINE)  # said, not run
     for block in re.findall(r"^```sh\n(.*?)^```", without_output, re.DOTALL | re.MULTILINE):
         yield from block.splitlines()
     yield from re.findall(r"^ {4}(?=\S)(.*)$", without_output, re.MULTILINE)
