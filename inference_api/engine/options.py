@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Self
 
+from inference_api.engine.loading.config import LayerRange
 from inference_api.settings import ModelSettings
 
 
@@ -14,7 +15,8 @@ class EngineOptions:
     model's context, at most 2048; `quantization` none, int8 or int4; `kv_cache_dtype` auto,
     float32, float16 or int8, which matters where the kernels decode; `kernels` false leaves weights
     that are not quantised to torch. `has_medusa`: with the Medusa heads of `medusa_heads` or, where
-    that is None, of the model's folder, if there are some.
+    that is None, of the model's folder, if there are some. `layers`: those of them that this
+    process has, where it is not all.
     """
 
     device: str = "auto"
@@ -26,6 +28,7 @@ class EngineOptions:
     kernels: bool = True
     has_medusa: bool = False
     medusa_heads: str | None = None
+    layers: LayerRange | None = None
 
     @classmethod
     def from_settings(cls, settings: ModelSettings) -> Self:
