@@ -18,6 +18,7 @@ from common.origins import ORIGIN
 from inference_api.bundle_file import Bundle, Expert, read_bundle
 from inference_api.errors import StartupError, UnknownModel
 from inference_api.model_settings import EMBEDDED_MODEL, ModelSettings
+from inference_api.pipeline_settings import PipelineSettings
 
 __all__ = ["EMBEDDED_MODEL", "ModelSettings", "Settings", "load_settings"]
 
@@ -32,7 +33,7 @@ SAID_BY_BUNDLE = (
 HOST = re.compile(r"\*|[a-z0-9_-]+(\.[a-z0-9_-]+)*")
 
 
-class Settings(BaseSettings, ModelSettings):
+class Settings(BaseSettings, ModelSettings, PipelineSettings):
     """Immutable; any thread may read it. Field descriptions are the documentation.
 
     The variables of `ModelSettings` are those of the one model or, with MODELS, of every model

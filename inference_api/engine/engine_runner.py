@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
+from hashlib import sha256
 from itertools import islice
 from pathlib import Path
 
@@ -42,7 +43,7 @@ from inference_api.engine.step_decoder import StepDecoder
 from inference_api.engine.weight_form import WeightForm, weight_form
 from inference_api.errors import StartupError
 from inference_api.kernels.library import Kernels
-from inference_api.kernels.packing import cache_dtype
+from inference_api.kernels.packing import LAYOUT_VERSION, cache_dtype
 from inference_api.request import SamplingParams
 
 logger = logging.getLogger(__name__)
@@ -113,6 +114,25 @@ class EngineRunner:
     def files(self) -> Sequence[Path]:
         """Of its weights."""
         return self._form.files
+
+    @property
+    def num_layers(self) -> int:
+        """Of the whole model."""
+        return self._whole.num_layers
+
+    @property
+    def hidden_size(self) -> int:
+        return self._whole.hidden_size
+
+    @cached_property
+    def agreement(self) -> int:
+        """What processes that share a model's layers must agree on, as an int64. Raises
+        StartupError."""
+        form = self._form
+        whole = replace(self._whole, eos_token_ids=frozenset())  # a set has no order
+        cache = (self.max_rows, self.max_seq_len, form.options.kv_cache_dtype)
+        what = (whole, form.dtype, form.bits, cache, LAYOUT_VERSION)
+        return int.from_bytes(sha256(repr(what).encode()).digest()[:8], "big", signed=True)
 
     def is_packed(self) -> bool:
         """Whether `load` finds what it needs packed already. Reads headers. Raises StartupError."""
@@ -326,6 +346,13 @@ class EngineRunner:
     def release_memory(self, row: int) -> None:
         """Give a row's memory back where it is taken as it is written; nothing of it is kept."""
         self._cache.release_row(row)
+
+    def idle(self) -> bool:
+        """Nothing to look after."""
+        return False
+
+    def close(self) -> None:
+        """Its memory goes with it."""
 
 
 def check_memory(runners: Mapping[str, EngineRunner]) -> None:

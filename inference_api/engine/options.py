@@ -44,6 +44,11 @@ class EngineOptions:
             medusa_heads=settings.medusa_heads,
         )
 
+    def with_layers(self, layers: LayerRange) -> Self:
+        """For one of several processes; only the first, which has the head, has Medusa heads."""
+        has_medusa = self.has_medusa and layers.begin == 0
+        return replace(self, layers=layers, has_medusa=has_medusa)
+
     def on(self, device: str, keeps_bfloat16: bool = False) -> Self:
         """With `device`, cpu or cuda, and the dtype that auto means there.
 

@@ -255,6 +255,8 @@ class DecodeBackend:
             return
         self._failure = "the server was stopped"
         self._end_all(Phase.STOPPED, _draining)
+        for model in self.models.values():
+            model.runner.close()
 
     def step(self) -> None:
         """One turn of the loop."""
@@ -373,6 +375,8 @@ class DecodeBackend:
         if self._drain_until_s is not None:
             self._go_on_draining(self._drain_until_s)
         if not self._num_busy() and not self._is_stopping:
+            for model in self.models.values():
+                model.idle()
             idle_s = self._residents.idle_s(self._clock())
             self._input_queue.wait_for_request(min(IDLE_WAIT_S, idle_s))
 
