@@ -80,7 +80,7 @@ class EngineRunner:
         kernels decode, whose KV cache takes memory as it is written."""
         self._model_dir = model_dir
         self._whole = checkpoint.load_config(model_dir)
-        self._config = self._whole if options.layers is None else self._whole.part(options.layers)
+        self._config = options.part_of(self._whole)
         self._kernels_of = kernels_of or Kernels
         self._num_threads = _num_threads(self._config)
         self._options = replace(options, device=_device(options.device))

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Self
 
-from inference_api.engine.loading.config import LayerRange
+from inference_api.engine.loading.config import LayerRange, ModelConfig
 from inference_api.settings import ModelSettings
 
 
@@ -44,10 +44,14 @@ class EngineOptions:
             medusa_heads=settings.medusa_heads,
         )
 
-    def with_layers(self, layers: LayerRange) -> Self:
-        """For one of several processes; only the first, which has the head, has Medusa heads."""
-        has_medusa = self.has_medusa and layers.begin == 0
+    def with_layers(self, layers: LayerRange | None) -> Self:
+        """For one of several processes, of which the first has the Medusa heads; None: for all."""
+        has_medusa = self.has_medusa and (layers is None or layers.begin == 0)
         return replace(self, layers=layers, has_medusa=has_medusa)
+
+    def part_of(self, config: ModelConfig) -> ModelConfig:
+        """What this process has of a model."""
+        return config if self.layers is None else config.part(self.layers)
 
     def on(self, device: str, keeps_bfloat16: bool = False) -> Self:
         """With `device`, cpu or cuda, and the dtype that auto means there.

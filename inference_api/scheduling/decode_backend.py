@@ -26,6 +26,7 @@ from inference_api.scheduling.output_queues import OutputQueues
 from inference_api.scheduling.residents import FixedModels, Residents
 from inference_api.scheduling.rows import RowTable, UserRow
 from inference_api.scheduling.served_model import ServedModel, StepTotals
+from inference_api.scheduling.split_model import load_split_model
 from inference_api.scheduling.step_plan import Step
 from inference_api.settings import Settings
 
@@ -201,10 +202,12 @@ class DecodeBackend:
 
     def load_model_and_tokenizer(self) -> None:
         """Bring the models into memory. Torch is imported here, off the serving threads."""
-        if self.settings.bundle is None:
-            self.take(load_models(self.settings))
-        else:
+        if self.settings.bundle is not None:
             self._take_bundle(self.settings.bundle)
+        elif self.settings.split is not None:
+            self.take([load_split_model(self.settings)])
+        else:
+            self.take(load_models(self.settings))
 
     def take(self, models: Iterable[LoadedModel]) -> None:
         """Serve these, in this order."""

@@ -37,8 +37,6 @@ def main() -> None:
         _end_with_parent(signal.SIGTERM)
         command = [sys.executable, "-m", "gunicorn", "--config", str(GUNICORN_CONFIG)]
         os.execv(sys.executable, command)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, signal.SIG_IGN)  # rank 0 needs it until it has drained
     _end_with_parent(signal.SIGKILL)
     logging.config.dictConfig(logging_config(settings.log_level, settings.log_format))
     sys.exit(_work(ranks, settings))
@@ -59,6 +57,8 @@ def _work(ranks: RankSettings, settings: Settings) -> int:
         hidden_size = load_config(folder).hidden_size
         make_runner = part_runners(folder, options, ranks.local_world_size)
         ring = Ring.join("env://", hidden_size, settings.split_timeout_s)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.SIG_IGN)  # rank 0 needs this one until it has drained
         RankWorker(ring, make_runner).run()
     except (StartupError, RingBroken, BadMessage, MemoryError) as error:
         logger.critical("rank %d ends: %s", ranks.rank, error)

@@ -14,7 +14,7 @@ from inference_api.engine.kernel_decoder import KernelDecoder
 from inference_api.engine.medusa import MedusaHeads
 from inference_api.engine.pipeline.messages import BadMessage, Kind, Message
 from inference_api.engine.pipeline.parts import MakeRunner
-from inference_api.engine.pipeline.ring import JOIN_TIMEOUT_S, Ring, RingBroken
+from inference_api.engine.pipeline.ring import LOAD_TIMEOUT_S, Ring, RingBroken
 from inference_api.engine.pipeline.ring_decoder import RingDecoder
 from inference_api.engine.pipeline.splits import Split, checked, layers_of
 from inference_api.engine.runner import Draw, RowResult, RowStep
@@ -164,7 +164,7 @@ class PipelineRunner:
         self._own.decoder = RingDecoder(
             self._own.decoder, ring, self.max_rows, self._own.hidden_size
         )
-        self._ping(JOIN_TIMEOUT_S)
+        self._ping(LOAD_TIMEOUT_S)
 
     def _ping(self, timeout_s: float) -> None:
         """Wait until all ranks have done what they were told."""

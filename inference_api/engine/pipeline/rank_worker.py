@@ -14,7 +14,7 @@ from inference_api.engine.engine_runner import EngineRunner
 from inference_api.engine.kernel_decoder import KernelDecoder
 from inference_api.engine.pipeline.messages import BadMessage, Kind, Message, read_step
 from inference_api.engine.pipeline.parts import MakeRunner
-from inference_api.engine.pipeline.ring import JOIN_TIMEOUT_S, Ring
+from inference_api.engine.pipeline.ring import LOAD_TIMEOUT_S, Ring
 from inference_api.engine.pipeline.splits import layers_of
 from inference_api.engine.runner import RowStep
 from inference_api.errors import StartupError
@@ -36,10 +36,10 @@ class RankWorker:
     @torch.inference_mode()
     def run(self) -> None:
         """Until rank 0 stops the ring. Raises RingBroken, BadMessage, StartupError."""
-        timeout_s = JOIN_TIMEOUT_S  # others may be loading
+        timeout_s = LOAD_TIMEOUT_S  # others may be loading
         while True:
             message = self._ring.hear(timeout_s)
-            timeout_s = JOIN_TIMEOUT_S if message.kind is Kind.LOAD else self._ring.timeout_s
+            timeout_s = LOAD_TIMEOUT_S if message.kind is Kind.LOAD else self._ring.timeout_s
             if message.kind is Kind.STEP:
                 self._step(message)
                 continue

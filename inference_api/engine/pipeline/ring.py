@@ -14,8 +14,8 @@ from typing import Self, cast
 import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup, ProcessGroupGloo, Work
-from torch.distributed.rendezvous import rendezvous
 
+from inference_api.engine.pipeline.meeting import meet
 from inference_api.engine.pipeline.messages import (
     MAX_NUMBERS,
     PART_TOKENS,
@@ -24,7 +24,8 @@ from inference_api.engine.pipeline.messages import (
     Message,
 )
 
-JOIN_TIMEOUT_S = 300.0  # for all ranks to be started, and to have loaded their layers
+JOIN_TIMEOUT_S = 120.0  # for all ranks to be started
+LOAD_TIMEOUT_S = 900.0  # for all ranks to have loaded their layers
 HEAD = 4  # integers of a message: which one of this ring, its kind, how many numbers and tokens
 INT_BYTES, FLOAT_BYTES = 8, 4
 MAX_ON_THEIR_WAY = 64  # messages that the next rank has not taken yet
@@ -64,7 +65,7 @@ class Ring:
         """
         limit = timedelta(seconds=JOIN_TIMEOUT_S)
         try:
-            store, rank, num_ranks = next(rendezvous(address, timeout=limit))
+            store, rank, num_ranks = meet(address, JOIN_TIMEOUT_S)
             group = cast(ProcessGroup, ProcessGroupGloo(store, rank, num_ranks, limit))
         except (RuntimeError, ValueError) as error:
             raise RingBroken(f"the ranks did not find each other: {error}") from error
