@@ -58,11 +58,13 @@ def make_echo_runner(folder: Path) -> tuple[ModelRunner, int]:
 
 
 def make_pipeline_runner(folder: Path, options: EngineOptions) -> tuple[ModelRunner, int]:
-    from tests.inference_api.engine.pipeline.rings import start_pipeline
+    from tests.inference_api.engine.pipeline.rings import make_pipeline
     from tests.inference_api.engine.tiny_models import VOCAB_SIZE, make_model
 
     make_model("llama", folder)
-    return start_pipeline(folder, options, (1, 1))[0], VOCAB_SIZE
+    runner = make_pipeline(folder, options, (1, 1))
+    runner.load()
+    return runner, VOCAB_SIZE
 
 
 RUNNERS: dict[str, RunnerFactory] = {

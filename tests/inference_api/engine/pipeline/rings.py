@@ -1,7 +1,5 @@
 """Pipelines whose ranks are threads of the test's process."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from threading import Thread
@@ -18,39 +16,19 @@ from tests.ports import free_port
 TIMEOUT_S = 60.0
 
 
-def start_pipeline(
-    folder: Path, options: EngineOptions, split: Split
-) -> tuple[PipelineRunner, Sequence[Thread]]:
-    """Loaded; and the other ranks, which end when it is closed."""
-    port = free_port()
+def make_pipeline(folder: Path, options: EngineOptions, split: Split) -> PipelineRunner:
+    """To be loaded. The other ranks are there, and end when it is closed."""
+    port, hidden_size = free_port(), load_config(folder).hidden_size
 
     def join(rank: int, hidden_size: int) -> Ring:
         address = f"tcp://127.0.0.1:{port}?rank={rank}&world_size={len(split)}"
         return Ring.join(address, hidden_size, TIMEOUT_S)
 
     def work(rank: int) -> None:
-        ring = join(rank, load_config(folder).hidden_size)
-        RankWorker(ring, part_runners(folder, options, local_ranks=1)).run()
+        # Each has kernels of its own.
+        RankWorker(join(rank, hidden_size), part_runners(folder, options, local_ranks=1)).run()
 
-    threads = [Thread(target=work, args=(rank,)) for rank in range(1, len(split))]
-    for thread in threads:
-        thread.start()
-    make_runner = part_runners(folder, options, local_ranks=1)  # each has kernels of its own
-    runner = PipelineRunner(make_runner, split, partial(join, 0))
-    try:
-        runner.load()
-    except BaseException:
-        runner.close()
-        raise
-    return runner, threads
-
-
-@contextmanager
-def pipeline(folder: Path, options: EngineOptions, split: Split) -> Iterator[PipelineRunner]:
-    runner, threads = start_pipeline(folder, options, split)
-    try:
-        yield runner
-    finally:
-        runner.close()
-        for thread in threads:
-            thread.join()
+    for rank in range(1, len(split)):
+        Thread(target=work, args=(rank,), name=f"rank-{rank}", daemon=True).start()
+    make_runner = part_runners(folder, options, local_ranks=1)
+    return PipelineRunner(make_runner, split, partial(join, 0))
