@@ -1,6 +1,7 @@
 """The one model of a server that is over several ranks. Imports torch when it is called."""
 
 from functools import partial
+from typing import TYPE_CHECKING
 
 from inference_api.engine.options import EngineOptions
 from inference_api.engine.pipeline.settings import load_rank_settings
@@ -11,6 +12,12 @@ from inference_api.scheduling.served_model import ServedModel
 from inference_api.settings import Settings
 from inference_api.text.prompt_encoder import MAX_BYTES_AT_ONCE, WAIT_S, ByteBudget
 from inference_api.text.tokens import load_tokenizer
+
+if TYPE_CHECKING:
+    from inference_api.engine.pipeline.split_tuner import SplitTuner
+
+ANY_ADDRESS = ("0.0.0.0", "::")
+MAX_NAME = 200  # characters, of the 256 that a session's may have
 
 
 def load_split_model(settings: Settings) -> LoadedModel:
@@ -28,7 +35,8 @@ def load_split_model(settings: Settings) -> LoadedModel:
     options = EngineOptions.from_settings(model)
     make_runner = part_runners(folder, options, ranks.local_world_size, kernels_of)
     join = partial(Ring.join, "env://", timeout_s=settings.split_timeout_s)
-    runner = PipelineRunner(make_runner, split, join)
+    tuner = _tuner(settings, sum(split), len(split)) if settings.split == "auto" else None
+    runner = PipelineRunner(make_runner, split, join, tuner)
     tokenizer = load_tokenizer(folder, runner.eos_token_ids)
     drafter = None
     if model.used_draft_model is not None:
@@ -41,3 +49,15 @@ def load_split_model(settings: Settings) -> LoadedModel:
     if drafter is not None:
         drafter.load()
     return LoadedModel.serving(served, runner, settings, drafter)
+
+
+def _tuner(settings: Settings, num_layers: int, num_ranks: int) -> "SplitTuner":
+    """Asks a weights service, which this server is one of."""
+    from inference_api.engine.pipeline.split_search import SplitSearch
+    from inference_api.engine.pipeline.split_tuner import SplitTuner
+
+    host = "127.0.0.1" if settings.service_host in ANY_ADDRESS else settings.service_host
+    url = settings.weights_url or f"http://{host}:{settings.service_port}"
+    model = settings.default_model
+    session = f"split {model.name[:MAX_NAME]} {model.quantization} {num_ranks} ranks"
+    return SplitTuner(SplitSearch(url.rstrip("/"), session, num_ranks, num_layers))

@@ -16,6 +16,7 @@ from inference_api.engine.pipeline.messages import BadMessage, Kind, Message
 from inference_api.engine.pipeline.parts import MakeRunner
 from inference_api.engine.pipeline.ring import LOAD_TIMEOUT_S, Ring, RingBroken
 from inference_api.engine.pipeline.ring_decoder import RingDecoder
+from inference_api.engine.pipeline.split_tuner import SplitTuner
 from inference_api.engine.pipeline.splits import Split, checked, layers_of
 from inference_api.engine.runner import Draw, RowResult, RowStep
 from inference_api.errors import StartupError
@@ -38,13 +39,14 @@ class PipelineRunner:
         make_runner: MakeRunner,
         split: Split,
         join: Callable[[int], Ring],
+        tuner: SplitTuner | None = None,
     ) -> None:
         """`make_runner`: this rank's part of the model, of layers that begin with the first; `join`
-        takes the hidden size.
+        takes the hidden size; `tuner` changes the split while no row has work.
 
         Raises StartupError where the model cannot be split so.
         """
-        self._make_runner, self._join = make_runner, join
+        self._make_runner, self._join, self._tuner = make_runner, join, tuner
         self._ring: Ring | None = None
         self.split = split
         self._own = make_runner(layers_of(split, 0))
@@ -88,18 +90,10 @@ class PipelineRunner:
         self.split = split
         # Who guesses by the heads goes on with those that were there first: they are the same.
         self._load(self._joined)
+        self._find_parts()
 
     def warm_up(self) -> Mapping[int, float]:
-        """Besides, finds into how many parts a step is best cut."""
-        draws = [Draw(SamplingParams(temperature=0.0), (0,), ())]
-        rows = [RowStep(row, 0, (0,), draws) for row in range(self.max_rows)]
-        times = {}
-        for parts in PARTS_TRIED:
-            if parts <= self.max_rows:
-                self._decoder.parts_at_all_rows = parts
-                times[parts] = min(self._seconds_of(rows) for _ in range(TRIALS))
-        self._decoder.parts_at_all_rows = min(times, key=times.__getitem__)
-        logger.info("steps of all rows in %d parts", self._decoder.parts_at_all_rows)
+        self._find_parts()
         return self._own.warm_up()
 
     def tokens_per_s(self, seconds: float, num_rows: int) -> float:
@@ -114,6 +108,8 @@ class PipelineRunner:
 
     def step(self, rows: Sequence[RowStep]) -> list[RowResult]:
         """Raises RingBroken."""
+        if self._tuner is not None:
+            self._tuner.worked()
         return self._own.step(rows)
 
     def keep(self, row: RowStep, accepted: Sequence[int]) -> None:
@@ -132,11 +128,12 @@ class PipelineRunner:
         """All memory of a cache is taken at start."""
 
     def idle(self) -> bool:
-        """Lets the ranks know that this one lives, and sees whether they do. Raises RingBroken."""
+        """Lets the ranks know that this one lives, sees whether they do, and may try a split.
+        Raises RingBroken."""
         ring = self._joined
         if time.monotonic() - ring.told_at_s > ring.timeout_s / SILENCES_PER_TIMEOUT:
             self._ping(ring.timeout_s)
-        return False
+        return self._tuner is not None and self._tuner.turn(self)
 
     def close(self) -> None:
         """Have the other ranks end. Idempotent."""
@@ -165,6 +162,18 @@ class PipelineRunner:
             self._own.decoder, ring, self.max_rows, self._own.hidden_size
         )
         self._ping(LOAD_TIMEOUT_S)
+
+    def _find_parts(self) -> None:
+        """Into how many a step is best cut."""
+        draws = [Draw(SamplingParams(temperature=0.0), (0,), ())]
+        rows = [RowStep(row, 0, (0,), draws) for row in range(self.max_rows)]
+        times = {}
+        for parts in PARTS_TRIED:
+            if parts <= self.max_rows:
+                self._decoder.parts_at_all_rows = parts
+                times[parts] = min(self._seconds_of(rows) for _ in range(TRIALS))
+        self._decoder.parts_at_all_rows = min(times, key=times.__getitem__)
+        logger.info("steps of all rows in %d parts", self._decoder.parts_at_all_rows)
 
     def _ping(self, timeout_s: float) -> None:
         """Wait until all ranks have done what they were told."""
