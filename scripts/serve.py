@@ -60,7 +60,8 @@ def main() -> int:
     signal.signal(signal.SIGTERM, _interrupt)
     os.environ.setdefault("UPSTREAM", f"http://{_reachable(settings)}:{settings.service_port}")
     proxy_port = os.environ.setdefault("PROXY_PORT", DEFAULT_PROXY_PORT)
-    api = _gunicorn(API_CONFIG) if settings.split is None else _ranks(settings)
+    is_split = settings.split is not None and not settings.mock_model
+    api = _ranks(settings) if is_split else _gunicorn(API_CONFIG)
     processes = (
         _start(api, dict(os.environ)),
         _start(_gunicorn(PROXY_CONFIG), dict(os.environ, JWT_SECRET=secret)),

@@ -52,12 +52,12 @@ class Engine(Protocol):
 
 def main() -> int:
     arguments = _parse()
-    shares = _fitting([float(share) for share in arguments.shares.split(",")])
+    shares = fitting([float(share) for share in arguments.shares.split(",")])
     rows = 1 if arguments.objective == "latency" else arguments.rows
     load = Load(rows, arguments.seconds)
     limiter = choose_limiter()
     print(f"shares of a core: {', '.join(f'{s:.0%}' for s in shares)}, by {limiter.name}")
-    with _service(arguments.url) as url, PipelineEngine(
+    with weights_service(arguments.url) as url, PipelineEngine(
         arguments.model.resolve(), shares, load, limiter
     ) as engine:  # fmt: skip
         search = SplitSearch(url, arguments.session, len(shares), engine.num_layers, arguments.seed)
@@ -112,18 +112,18 @@ def compare(engine: Engine, found: Layers, arguments: argparse.Namespace) -> Non
     """
     splits = list(every_split(engine.num_layers, len(found)))
     print(f"\nexhaustive: {len(splits)} splits", flush=True)
-    once = _in_turn(engine, splits, 1)
+    once = measured_in_turn(engine, splits, 1)
     finalists = nlargest(FINALISTS, once, key=once.__getitem__)
     print(f"\nthe best of them, medians of {arguments.rounds} rounds in turn", flush=True)
-    again = _in_turn(engine, finalists, arguments.rounds)
+    again = measured_in_turn(engine, finalists, arguments.rounds)
     best = max(again, key=again.__getitem__)
     rounds = COMPARISONS * arguments.rounds
     print(f"\nits best and what was found, medians of {rounds} rounds in turn", flush=True)
-    compared = _in_turn(engine, [best, found], rounds)
+    compared = measured_in_turn(engine, [best, found], rounds)
     print(f"found  {compared[found] / compared[best]:.1%} of the best")
 
 
-def _in_turn(engine: Engine, splits: Iterable[Layers], rounds: int) -> dict[Layers, float]:
+def measured_in_turn(engine: Engine, splits: Iterable[Layers], rounds: int) -> dict[Layers, float]:
     """Tokens/s of each: medians of rounds, so that a machine that slows down does so for all."""
     measured: dict[Layers, list[float]] = {split: [] for split in splits}
     for split in tqdm(list(measured) * rounds, unit="trial", leave=False, disable=None):
@@ -141,7 +141,7 @@ def every_split(num_layers: int, nodes: int) -> Iterator[Layers]:
 
 
 @contextmanager
-def _service(url: str | None) -> Iterator[str]:
+def weights_service(url: str | None) -> Iterator[str]:
     """The address of a weights service: the one given, or one of our own that forgets."""
     if url is not None:
         yield url.rstrip("/")
@@ -158,7 +158,7 @@ def _service(url: str | None) -> Iterator[str]:
         server.server_close()
 
 
-def _fitting(shares: list[float]) -> list[float]:
+def fitting(shares: list[float]) -> list[float]:
     """The same ratios, lowered until all ranks together fit this machine's cores."""
     room = CORES_FOR_RANKS * len(os.sched_getaffinity(0))
     return [share * min(1.0, room / sum(shares)) for share in shares]

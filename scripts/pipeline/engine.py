@@ -72,12 +72,12 @@ class PipelineEngine:
     ) -> None:  # fmt: skip
         self._stop()
 
-    def measure(self, layers: Sequence[int]) -> float:
-        """Tokens/s with this split. Raises EngineFailed."""
+    def measure(self, layers: Sequence[int], parts: int | None = None) -> float:
+        """Tokens/s with this split, and with steps of so many parts. Raises EngineFailed."""
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(
-                json.dumps({"layers": list(layers), **asdict(self._load)}) + "\n"
+                json.dumps({"layers": list(layers), "parts": parts, **asdict(self._load)}) + "\n"
             )
             self._process.stdin.flush()
         except BrokenPipeError as error:

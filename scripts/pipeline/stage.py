@@ -29,11 +29,13 @@ SILENCE_S = 3600.0  # between two jobs: whoever measures is not hurried
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """Decode `rows` user rows with `layers[rank]` layers per rank, for about `seconds`."""
+    """Decode `rows` user rows with `layers[rank]` layers per rank, for about `seconds`, in `parts`
+    of a step or, where that is None, as many as are best."""
 
     layers: list[int]
     rows: int
     seconds: float
+    parts: int | None = None
 
 
 def main() -> None:
@@ -61,6 +63,7 @@ def main() -> None:
     for job in _jobs():
         if tuple(job.layers) != runner.split:
             runner.set_split(tuple(job.layers))
+        runner.choose_parts(job.parts)
         _write({"tokens_per_s": runner.tokens_per_s(job.seconds, job.rows)})
     runner.close()
 

@@ -16,7 +16,7 @@ from inference_api.engine.pipeline.split_search import SearchFailed, SplitSearch
 from scripts import tune_partition
 from scripts.pipeline.cpu_share import CgroupLimiter, CpuLimiter, DutyCycleLimiter
 from scripts.pipeline.engine import ROOT, EngineFailed, Load, PipelineEngine
-from scripts.tune_partition import Layers, _service, every_split, tune
+from scripts.tune_partition import Layers, every_split, tune, weights_service
 
 TINY = ROOT / "models" / "hearth-tiny"
 
@@ -39,7 +39,7 @@ class SimulatedEngine:
 
 @pytest.fixture
 def url() -> Iterator[str]:
-    with _service(None) as address:
+    with weights_service(None) as address:
         yield address
 
 

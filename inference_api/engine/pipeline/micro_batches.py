@@ -12,7 +12,7 @@ from inference_api.engine.pipeline.messages import MAX_TREE_TOKENS, PART_TOKENS
 from inference_api.engine.runner import RowStep
 
 
-def num_parts(num_tokens: int, at_all_rows: float, max_rows: int) -> int:
+def num_parts(num_tokens: int, at_all_rows: int, max_rows: int) -> int:
     """How many parts a step is cut into, when `at_all_rows` are best for one of `max_rows` tokens.
 
     A rank takes a + c n for n tokens, as it reads its weights for every part. P ranks take (P - 1 +

@@ -90,20 +90,31 @@ class PipelineRunner:
         self.split = split
         # Who guesses by the heads goes on with those that were there first: they are the same.
         self._load(self._joined)
-        self._find_parts()
+        self.choose_parts()
 
     def warm_up(self) -> Mapping[int, float]:
-        self._find_parts()
+        self.choose_parts()
         return self._own.warm_up()
+
+    def choose_parts(self, parts: int | None = None) -> None:
+        """That a step of all rows is cut into: so many, or those that take least time."""
+        if parts is not None:
+            self._decoder.parts_at_all_rows = parts
+            return
+        times = {}
+        for tried in PARTS_TRIED:
+            if tried <= self.max_rows:
+                self._decoder.parts_at_all_rows = tried
+                times[tried] = min(self._seconds_of(self.max_rows) for _ in range(TRIALS))
+        self._decoder.parts_at_all_rows = min(times, key=times.__getitem__)
+        logger.info("steps of all rows in %d parts", self._decoder.parts_at_all_rows)
 
     def tokens_per_s(self, seconds: float, num_rows: int) -> float:
         """Of so many rows, at their first token, which is written again and again."""
-        draws = [Draw(SamplingParams(temperature=0.0), (0,), ())]
-        rows = [RowStep(row, 0, (0,), draws) for row in range(num_rows)]
-        self._seconds_of(rows)
+        self._seconds_of(num_rows)
         times: list[float] = []
         while len(times) < TRIALS or sum(times) < seconds:
-            times.append(self._seconds_of(rows))
+            times.append(self._seconds_of(num_rows))
         return num_rows * len(times) / sum(times)
 
     def step(self, rows: Sequence[RowStep]) -> list[RowResult]:
@@ -163,25 +174,15 @@ class PipelineRunner:
         )
         self._ping(LOAD_TIMEOUT_S)
 
-    def _find_parts(self) -> None:
-        """Into how many a step is best cut."""
-        draws = [Draw(SamplingParams(temperature=0.0), (0,), ())]
-        rows = [RowStep(row, 0, (0,), draws) for row in range(self.max_rows)]
-        times = {}
-        for parts in PARTS_TRIED:
-            if parts <= self.max_rows:
-                self._decoder.parts_at_all_rows = parts
-                times[parts] = min(self._seconds_of(rows) for _ in range(TRIALS))
-        self._decoder.parts_at_all_rows = min(times, key=times.__getitem__)
-        logger.info("steps of all rows in %d parts", self._decoder.parts_at_all_rows)
-
     def _ping(self, timeout_s: float) -> None:
         """Wait until all ranks have done what they were told."""
         self._joined.tell(Message(Kind.PING))
         if self._joined.hear(timeout_s).kind is not Kind.PING:
             raise BadMessage("no ping came back")
 
-    def _seconds_of(self, rows: Sequence[RowStep]) -> float:
+    def _seconds_of(self, num_rows: int) -> float:
+        draws = [Draw(SamplingParams(temperature=0.0), (0,), ())]
+        rows = [RowStep(row, 0, (0,), draws) for row in range(num_rows)]
         began_s = time.perf_counter()
         self._own.step(rows)
         return time.perf_counter() - began_s

@@ -24,7 +24,7 @@ class RingDecoder:
     """A `StepDecoder`. A step's parts leave one after another, and come back in that order."""
 
     def __init__(self, own: KernelDecoder, ring: Ring, max_rows: int, hidden_size: int) -> None:
-        self.parts_at_all_rows = float(ring.num_ranks)
+        self.parts_at_all_rows = ring.num_ranks
         """How many parts a step of all rows is best cut into; see `micro_batches`."""
         self._own = own
         self._ring = ring
