@@ -378,8 +378,9 @@ class DecodeBackend:
         if self._drain_until_s is not None:
             self._go_on_draining(self._drain_until_s)
         if not self._num_busy() and not self._is_stopping:
-            for model in self.models.values():
-                model.idle()
+            if not len(self._input_queue):
+                for model in self.models.values():
+                    model.idle()
             idle_s = self._residents.idle_s(self._clock())
             self._input_queue.wait_for_request(min(IDLE_WAIT_S, idle_s))
 
