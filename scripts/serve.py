@@ -12,6 +12,7 @@ import math
 import os
 import secrets
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -164,10 +165,16 @@ def _ranks(settings: Settings) -> list[str]:
     shutdown_s = math.ceil(settings.drain_timeout_s) + SHUTDOWN_BEYOND_DRAIN_S
     return [
         *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(num_ranks)),
-        *("--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", "--local-addr", "127.0.0.1"),
+        *("--master-addr", "127.0.0.1", "--master-port", str(_free_port())),
         *("--max-restarts", str(MAX_RESTARTS), "--shutdown-timeout", str(shutdown_s)),
         *("-m", "inference_api.engine.pipeline"),
     ]
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def _start(command: list[str], environment: dict[str, str]) -> Process:

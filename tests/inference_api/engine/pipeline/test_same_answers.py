@@ -31,12 +31,15 @@ FORMS = ("float32", "int8")
 
 
 def requests(model: Model) -> Sequence[GenerationRequest]:
-    """Greedy and seeded, of which many begin alike, so that rows take each other's prefixes."""
+    """Greedy and seeded, short and of several parts, of which many begin alike, so that rows take
+    each other's prefixes."""
     dice = random.Random(0)
     animals = ("fox", "owl", "bear and its three cubs", "snail", "whale")
     made = []
     for number in range(NUM_PROMPTS):
-        text = f"{SYSTEM} {dice.choice(animals)} number {dice.randrange(20)}."
+        text = f"{SYSTEM} {dice.choice(animals)} number {dice.randrange(20)}." * dice.choice(
+            (1, 1, 12)
+        )
         seeded = SamplingParams(temperature=0.9, top_k=50, top_p=0.95, seed=number)
         sampling = dice.choice((GREEDY, seeded))
         made.append(request_of(model.tokenizer.encode(text), dice.randint(8, 24), sampling))
