@@ -27,7 +27,6 @@ except KernelsUnavailable as unavailable:
 
 NUM_PROMPTS = 50
 SYSTEM = "You are a friendly teller of stories for small children. Tell me about a"
-FORMS = ("float32", "int8")
 
 
 def requests(model: Model) -> Sequence[GenerationRequest]:
@@ -38,7 +37,7 @@ def requests(model: Model) -> Sequence[GenerationRequest]:
     made = []
     for number in range(NUM_PROMPTS):
         text = f"{SYSTEM} {dice.choice(animals)} number {dice.randrange(20)}." * dice.choice(
-            (1, 1, 12)
+            (1, 1, 1, 1, 10)
         )
         seeded = SamplingParams(temperature=0.9, top_k=50, top_p=0.95, seed=number)
         sampling = dice.choice((GREEDY, seeded))
@@ -60,7 +59,7 @@ def alone() -> Callable[[str], Sequence[Answer]]:
 
 @pytest.fixture(
     scope="module",
-    params=[(form, split) for form in FORMS for split in ((2, 3), (2, 1, 2))],
+    params=[("float32", (2, 3)), ("int8", (2, 1, 2))],
     ids=str,
 )
 def ranks(request: pytest.FixtureRequest) -> Iterator[tuple[str, Model]]:
