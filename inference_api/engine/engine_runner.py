@@ -120,10 +120,6 @@ class EngineRunner:
         """Of the whole model."""
         return self._whole.num_layers
 
-    @property
-    def hidden_size(self) -> int:
-        return self._whole.hidden_size
-
     @cached_property
     def agreement(self) -> int:
         """What processes that share a model's layers must agree on, as an int64. Raises

@@ -61,6 +61,7 @@ class PipelineRunner:
         self.max_rows = self._own.max_rows
         self.max_seq_len = self._own.max_seq_len
         self.vocab_size = self._own.vocab_size
+        self.hidden_size = self._own.hidden_size
         self.num_layers = self._own.num_layers
         self.eos_token_ids = self._own.eos_token_ids
         self.has_medusa_heads = self._own.has_medusa_heads
@@ -69,7 +70,7 @@ class PipelineRunner:
     def load(self) -> None:
         """See `ModelRunner`. Raises RingBroken where another rank does not come, or does not load:
         its log says why."""
-        ring = self._ring = self._join(self._own.hidden_size)
+        ring = self._ring = self._join(self.hidden_size)
         checked(self.split, self.num_layers, ring.num_ranks)
         self._load(ring)
         self.medusa = self._own.medusa
@@ -169,9 +170,7 @@ class PipelineRunner:
         ring.tell(Message(Kind.LOAD, (self._own.agreement, *self.split)))
         self._own.load()
         assert isinstance(self._own.decoder, KernelDecoder)
-        self._own.decoder = RingDecoder(
-            self._own.decoder, ring, self.max_rows, self._own.hidden_size
-        )
+        self._own.decoder = RingDecoder(self._own.decoder, ring, self.max_rows, self.hidden_size)
         self._ping(LOAD_TIMEOUT_S)
 
     def _ping(self, timeout_s: float) -> None:

@@ -373,8 +373,8 @@ struct Heads {
     for (int64_t output = 0; output < num_outputs; ++output) {
       outputs.push_back(make(context, vocab, false));
     }
-    description = {first,  later.data(), outputs.data(), kHeads,
-                   kHeads, num_outputs,  num_ranks,      kDivisor};
+    description = {first, later.data(), outputs.data(), kHeads, kHeads, num_outputs, num_ranks,
+                   8,     kDivisor};
   }
 
   HearthLinear make(HearthContext* context, int64_t rows, bool has_bias) {
