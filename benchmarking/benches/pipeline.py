@@ -1,7 +1,7 @@
 """`make bench-pipeline`: one model over unequal ranks, split equally, by the search, and best.
 
 Three ranks with one thread each, held to 100, 50 and 25 % of a core (all a little less where there
-are few cores), decode 32 user rows of a random Llama of 12 layers. The search is the one of
+are few cores), decode 32 user rows of a Llama of 12 layers. The search is the one of
 `SPLIT=auto`. Then every split is measured once, the best of them again, and at last the best of
 those, what was found and the equal one in turn: what compares is not what chose. And what steps in
 parts, which keep all ranks busy, gain over steps that go round as a whole. Time it alone.
@@ -40,13 +40,14 @@ LEAST_GAIN, LEAST_SHARE_OF_BEST = 1.5, 0.9
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     add = parser.add_argument
+    add("--model", type=Path, default=MODEL, help="a folder; default: a random Llama, made first")
     add("--rows", type=int, default=32, help="default: %(default)s")
     add("--seconds", type=float, default=2.0, help="per measurement (default: %(default)s)")
     add("--trials", type=int, default=20, help="of the search, at most (default: %(default)s)")
     add("--rounds", type=int, default=3, help="of what is compared (default: %(default)s)")
     add("--finalists", type=int, default=FINALISTS, help="default: %(default)s")
     arguments = parser.parse_args()
-    if not (MODEL / "config.json").exists():
+    if arguments.model == MODEL and not (MODEL / "config.json").exists():
         make_random_model(SHAPES["110m"], MODEL)
     print(f"{describe_machine('torch')}\n")
     with ExitStack() as stack:
@@ -54,7 +55,7 @@ def main() -> int:
         print(f"shares of a core: {', '.join(f'{s:.0%}' for s in shares)}, by {limiter.name}\n")
         url = stack.enter_context(weights_service(None))
         load = Load(arguments.rows, arguments.seconds)
-        engine = stack.enter_context(PipelineEngine(MODEL, shares, load, limiter))
+        engine = stack.enter_context(PipelineEngine(arguments.model, shares, load, limiter))
         return compare(engine, url, arguments)
 
 

@@ -75,11 +75,6 @@ class PipelineRunner:
         self._load(ring)
         self.medusa = self._own.medusa
 
-    def unload(self) -> None:
-        self.close()
-        self.medusa = None
-        self._own.unload()
-
     def set_split(self, split: Split) -> None:
         """Have all ranks load the layers that are theirs now. No cache of any row is kept.
 
