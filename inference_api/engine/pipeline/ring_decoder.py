@@ -35,15 +35,22 @@ class RingDecoder:
         self._own.warm_up()
 
     def forward(self, rows: Sequence[RowStep]) -> Outputs:
-        """See `StepDecoder`. Raises RingBroken."""
+        """See `StepDecoder`. The head has done with what came back when the next part comes. Raises
+        RingBroken."""
         num_tokens = sum(len(each.token_ids) for each in rows)
         parts = cut(rows, num_parts(num_tokens, self.parts_at_all_rows, self._max_rows))
         for part in parts:
             self._ring.tell(Message(Kind.STEP, step_numbers(part), self._own.layers(part)))
-        returned = torch.cat([self._returned(part) for part in parts])
-        return self._own.head([_returned(each) for each in rows], returned)
+        logits: list[Tensor] = []
+        hidden: list[Tensor | None] = []
+        for part in parts:
+            outputs = self._own.head([_returned(each) for each in part], self._hear(part))
+            logits.append(outputs.logits.clone())  # the next part's are written to the same memory
+            hidden += outputs.hidden
+        pieces = [piece for part in parts for piece in part]
+        return Outputs(torch.cat(logits), _joined(rows, pieces, hidden))
 
-    def _returned(self, part: Sequence[RowStep]) -> Tensor:
+    def _hear(self, part: Sequence[RowStep]) -> Tensor:
         """What all layers have made of a part's tokens, as far as there is something to say of
         them."""
         count = sum(len(returned_tokens(each)) for each in part)
@@ -51,9 +58,26 @@ class RingDecoder:
         states = self._no_states if message.states is None else message.states
         if message.kind is not Kind.STEP or len(states) != count:
             raise BadMessage(f"{len(states)} tokens came back for {count}")
-        return states.clone()
+        return states
 
 
 def _returned(row: RowStep) -> RowStep:
     """The tokens of which there is something to say, in no order of a tree any more."""
     return replace(row, token_ids=returned_tokens(row), parents=None)
+
+
+def _joined(
+    rows: Sequence[RowStep], pieces: Sequence[RowStep], hidden: Sequence[Tensor | None]
+) -> Sequence[Tensor | None]:
+    """Of every row the states of its pieces, which follow each other."""
+    rest = iter(zip(pieces, hidden, strict=True))
+    of_rows: list[Tensor | None] = []
+    for row in rows:
+        num_missing, states = len(row.token_ids), []
+        while num_missing:
+            piece, of_piece = next(rest)
+            num_missing -= len(piece.token_ids)
+            states.append(of_piece)
+        wanted = [each for each in states if each is not None]
+        of_rows.append(torch.cat(wanted) if wanted else None)
+    return of_rows
