@@ -25,7 +25,7 @@ from inference_api.request import SamplingParams
 logger = logging.getLogger(__name__)
 
 SILENCES_PER_TIMEOUT = 4  # pings keep ranks from taking a server without work for a dead one
-PARTS_TRIED = (1, 2, 4, 8)
+PARTS_TRIED = (1, 2, 3, 4, 6, 8)
 TRIALS = 2  # of each, of which the fastest counts
 
 
