@@ -105,6 +105,13 @@ class EchoRunner:
     def release_memory(self, row: int) -> None:
         """Nothing to give back."""
 
+    def idle(self) -> bool:
+        """Nothing to look after."""
+        return False
+
+    def close(self) -> None:
+        """Nothing to end."""
+
 
 def _echo(draw: Draw) -> int:
     if draw.known_id is not None:

@@ -8,9 +8,11 @@ that a printed line stays good; the proxy alone gets it and checks tokens.
 
 import argparse
 import ctypes
+import math
 import os
 import secrets
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -35,6 +37,9 @@ ANY_ADDRESS = ("0.0.0.0", "::")
 SMOLLM2_WORD = "smollm2"
 SMOLLM2_HEADS = SHIPPED / "models" / "smollm2-135m-instruct-medusa"
 POLL_S = 0.2
+LOOPBACK = "lo"
+MAX_RESTARTS = 100  # of ranks that serve one model together
+SHUTDOWN_BEYOND_DRAIN_S = 30
 PR_SET_PDEATHSIG = 1  # prctl(2)
 QUESTION = "Have you been to Paris, France?"
 
@@ -56,9 +61,11 @@ def main() -> int:
     signal.signal(signal.SIGTERM, _interrupt)
     os.environ.setdefault("UPSTREAM", f"http://{_reachable(settings)}:{settings.service_port}")
     proxy_port = os.environ.setdefault("PROXY_PORT", DEFAULT_PROXY_PORT)
+    is_split = settings.split is not None and not settings.mock_model
+    api = _ranks(settings) if is_split else _gunicorn(API_CONFIG)
     processes = (
-        _start(API_CONFIG, dict(os.environ)),
-        _start(PROXY_CONFIG, dict(os.environ, JWT_SECRET=secret)),
+        _start(api, dict(os.environ)),
+        _start(_gunicorn(PROXY_CONFIG), dict(os.environ, JWT_SECRET=secret)),
     )
     try:
         # The API first: before its first probe the proxy believes the best of its upstream.
@@ -147,9 +154,31 @@ def end(processes: tuple[Process, ...]) -> None:
             os.killpg(process.pid, signal.SIGKILL)
 
 
-def _start(config: Path, environment: dict[str, str]) -> Process:
-    """gunicorn in a session of its own, so that a Ctrl-C reaches it through us alone."""
-    command = [sys.executable, "-m", "gunicorn", "--config", str(config)]
+def _gunicorn(config: Path) -> list[str]:
+    return [sys.executable, "-m", "gunicorn", "--config", str(config)]
+
+
+def _ranks(settings: Settings) -> list[str]:
+    """torchrun, of which the first rank is the API. All end and start again when one has ended."""
+    num_ranks = settings.split_ranks if settings.split == "auto" else len(settings.split or ())
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", LOOPBACK)  # the ranks' network is this machine
+    shutdown_s = math.ceil(settings.drain_timeout_s) + SHUTDOWN_BEYOND_DRAIN_S
+    return [
+        *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(num_ranks)),
+        *("--master-addr", "127.0.0.1", "--master-port", str(_free_port())),
+        *("--max-restarts", str(MAX_RESTARTS), "--shutdown-timeout", str(shutdown_s)),
+        *("-m", "inference_api.engine.pipeline"),
+    ]
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _start(command: list[str], environment: dict[str, str]) -> Process:
+    """In a session of its own, so that a Ctrl-C reaches it through us alone."""
     return subprocess.Popen(
         command,
         env=environment,
