@@ -3,7 +3,8 @@
 `make serve` and `hearth serve` run it. Ctrl-C or SIGTERM drains and ends both, and so does a
 SIGKILL of this process; a second Ctrl-C kills them. If one of them ends by itself, so does the
 other. The secret of the printed token is made once and kept in `var/` of the current directory, so
-that a printed line stays good; the proxy alone gets it and checks tokens.
+that a printed line stays good; the proxy alone gets it and checks tokens. MODEL=smollm2 is short
+for SmolLM2-135M-Instruct, which is fetched at first, in int8 and with the heads that come with us.
 """
 
 import argparse

@@ -49,8 +49,6 @@ def test_modules_and_their_options_are_there(page: str, line: str) -> None:
         assert spec is not None, f"{page}: {line}"
         if len(modules(ours)) == 1:
             package = TOP / module.partition(".")[0]
-            if module == "scripts.serve":
-                package = TOP
             source = "".join(path.read_text() for path in package.rglob("*.py"))
             for option in OPTION.findall(ours.partition(module)[2] or ours):
                 assert f'"{option}"' in source, f"{page}: {option} of {line}"
