@@ -25,6 +25,8 @@ from urllib.request import urlopen
 import jwt
 
 import proxy
+from inference_api.engine.loading.checkpoint import describe
+from inference_api.engine.pipeline.splits import resolved
 from inference_api.errors import StartupError
 from inference_api.settings import Settings, load_settings
 from inference_api.shipped_files import SHIPPED
@@ -39,7 +41,7 @@ SMOLLM2_WORD = "smollm2"
 SMOLLM2_HEADS = SHIPPED / "models" / "smollm2-135m-instruct-medusa"
 POLL_S = 0.2
 LOOPBACK = "lo"
-MAX_RESTARTS = 100  # of ranks that serve one model together
+MAX_RESTARTS = 20  # of ranks that serve one model together
 SHUTDOWN_BEYOND_DRAIN_S = 30
 PR_SET_PDEATHSIG = 1  # prctl(2)
 QUESTION = "Have you been to Paris, France?"
@@ -57,13 +59,13 @@ def main() -> int:
             name_smollm2()
         secret = os.environ.pop("JWT_SECRET", None) or kept_secret()
         settings = load_settings()
+        is_split = settings.split is not None and not settings.mock_model
+        api = _ranks(settings) if is_split else _gunicorn(API_CONFIG)
     except StartupError as error:
         sys.exit(str(error))
     signal.signal(signal.SIGTERM, _interrupt)
     os.environ.setdefault("UPSTREAM", f"http://{_reachable(settings)}:{settings.service_port}")
     proxy_port = os.environ.setdefault("PROXY_PORT", DEFAULT_PROXY_PORT)
-    is_split = settings.split is not None and not settings.mock_model
-    api = _ranks(settings) if is_split else _gunicorn(API_CONFIG)
     processes = (
         _start(api, dict(os.environ)),
         _start(_gunicorn(PROXY_CONFIG), dict(os.environ, JWT_SECRET=secret)),
@@ -160,8 +162,14 @@ def _gunicorn(config: Path) -> list[str]:
 
 
 def _ranks(settings: Settings) -> list[str]:
-    """torchrun, of which the first rank is the API. All end and start again when one has ended."""
-    num_ranks = settings.split_ranks if settings.split == "auto" else len(settings.split or ())
+    """torchrun, of which the first rank is the API. All end and start again when one has ended, so
+    that what would end them each time is looked for before. Raises StartupError."""
+    assert settings.split is not None
+    num_ranks = settings.split_ranks if settings.split == "auto" else len(settings.split)
+    described = describe(settings.default_model.model)
+    if described.config is None or described.faults:
+        raise StartupError(described.faults)
+    resolved(settings.split, described.config.num_layers, num_ranks)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", LOOPBACK)  # the ranks' network is this machine
     shutdown_s = math.ceil(settings.drain_timeout_s) + SHUTDOWN_BEYOND_DRAIN_S
     return [
