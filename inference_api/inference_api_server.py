@@ -24,6 +24,7 @@ from inference_api.routes import (
     generate,
     health,
     openai,
+    responses,
     speed,
     tokenize,
 )
@@ -31,6 +32,7 @@ from inference_api.routes import metrics as metrics_routes
 from inference_api.routes.auth import needs_token, register_token_check
 from inference_api.routes.body import WholeBodyRequest
 from inference_api.routes.caller import register_request_ids
+from inference_api.routes.chats import Chats
 from inference_api.routes.chosen_model import ModelChoice
 from inference_api.routes.errors import register_error_handlers
 from inference_api.routes.openapi import register_openapi
@@ -121,6 +123,8 @@ def create_server(
     )
     app.register_blueprint(generate.create_blueprint(generations, settings, choice))
     app.register_blueprint(openai.create_blueprint(generations, backend, settings, choice))
+    chats = Chats(generations, backend, choice)
+    app.register_blueprint(responses.create_blueprint(chats))
     app.register_blueprint(bundle.create_blueprint(backend, input_queue, settings))
     app.register_blueprint(bundle_validation.create_blueprint(settings))
     app.register_blueprint(embeddings.create_blueprint(generations, backend, choice))

@@ -110,6 +110,16 @@ class TextGeneration:
         return self._stop.has_matched
 
     @property
+    def stop_string(self) -> str | None:
+        """The stop string that ended the answer."""
+        return self._stop.matched
+
+    @property
+    def completion_tokens(self) -> int:
+        """So far."""
+        return self._timeline.completion_tokens
+
+    @property
     def switch(self) -> Switch | None:
         """What it waited for because its model was not in memory, once started."""
         return self._timeline.switch

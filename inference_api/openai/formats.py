@@ -37,7 +37,7 @@ class ResponseFormat(Body):
         if self.type == "text":
             return None
         schema = {"type": "object"} if self.json_schema is None else self.json_schema.schema_
-        return _of_schema("response_format", schema)
+        return schema_constraint("response_format", schema)
 
 
 GuidedText = Annotated[str, Field(min_length=1)]
@@ -75,7 +75,7 @@ class StructuredOutputs(Body):
             return ConstraintSpec(field, "regex", self.regex)
         if self.choice is not None:
             return ConstraintSpec(field, "choice", json.dumps(self.choice))
-        return _of_schema(field, self.json_ or {})
+        return schema_constraint(field, self.json_ or {})
 
 
 class Constrained(Body):
@@ -112,5 +112,5 @@ def _guided(kind: str, part: object) -> ConstraintSpec | None:
     return replace(constraint, field=f"guided_{kind}")
 
 
-def _of_schema(field: str, schema: dict[str, Any]) -> ConstraintSpec:
+def schema_constraint(field: str, schema: dict[str, Any]) -> ConstraintSpec:
     return ConstraintSpec(field, "json_schema", json.dumps(with_closed_objects(schema)))

@@ -1,17 +1,13 @@
 """Chat messages, as clients write them and as they keep answers in their history."""
 
 from collections.abc import Sequence
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
 from inference_api.bodies.fields import Body, Unserved, fault
-from inference_api.text.chat_prompts import Extras
+from inference_api.bodies.tools import MAX_CALLS_OF_A_TURN, CalledName, CallId
 from inference_api.tools.history import Message
-
-MAX_CALLS_OF_A_TURN = 128
-MAX_NAME_CHARS = 256  # of a function that was called, perhaps by another server
-MAX_ID_CHARS = 256
 
 
 def _form_of_content(content: Any) -> str | None:
@@ -42,14 +38,14 @@ Content = Annotated[
 
 
 class CalledFunction(Body):
-    name: Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARS)]
+    name: CalledName
     arguments: str = ""
 
 
 class ToolCall(Body):
     ignored: ClassVar[frozenset[str]] = frozenset({"index", "provider_specific_fields"})
 
-    id: Annotated[str, Field(max_length=MAX_ID_CHARS)]
+    id: CallId
     type: Literal["function"] = "function"
     function: CalledFunction
 
@@ -81,7 +77,7 @@ class ChatMessage(Body):
     tool_calls: (
         Annotated[list[ToolCall], Field(max_length=MAX_CALLS_OF_A_TURN, fail_fast=True)] | None
     ) = None
-    tool_call_id: Annotated[str, Field(max_length=MAX_ID_CHARS)] | None = None
+    tool_call_id: CallId | None = None
 
     @model_validator(mode="after")
     def _one_text(self) -> "ChatMessage":
@@ -117,13 +113,6 @@ class ChatMessage(Body):
         given = {name: value for name, value in fields.items() if value}
         of_result = {"tool_call_id": self.tool_call_id} if role == "tool" else {}
         return {"role": role, "content": content, **given, **of_result}
-
-
-class Conversation(NamedTuple):
-    """What a chat template is given."""
-
-    turns: list[Message]
-    extras: Extras
 
 
 Messages = Annotated[list[ChatMessage], Field(min_length=1, fail_fast=True)]

@@ -10,9 +10,9 @@ from pydantic import Discriminator, Field, Tag, model_validator
 from inference_api.bodies.fields import ANY_SIZE, AskedSpeculation, Body, Unserved, fault
 from inference_api.bodies.json_object import shortened
 from inference_api.errors import AnswerTooLong, InvalidRequest
-from inference_api.generation.chat import chat_params
+from inference_api.generation.chat import Conversation, chat_params, check_effort
 from inference_api.openai.formats import Constrained
-from inference_api.openai.messages import Conversation, Messages, turns_of
+from inference_api.openai.messages import Messages, turns_of
 from inference_api.openai.tools import TemplateOptions, ToolFields
 from inference_api.openai.unserved_fields import (
     IGNORED,
@@ -317,12 +317,8 @@ class ChatBody(ToolFields, GenerationBody):
 
     def params(self, choice: int, model: ServedModel) -> GenerationParams:
         """Raises InvalidRequest for an effort that the model's template does not read."""
-        if self._effort is not None and not model.tokenizer.dialect.reads_effort:
-            raise InvalidRequest(
-                "reasoning_effort: this model's chat template has no place for it; leave it out or "
-                "give none.",
-                "reasoning_effort",
-            )
+        if self._effort is not None:
+            check_effort(model.tokenizer, "reasoning_effort")
         return chat_params(super().params(choice, model), self.tool_use(), model.tokenizer)
 
     @property

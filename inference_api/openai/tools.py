@@ -1,25 +1,24 @@
 """Tools in requests: what may be called, and what has to be."""
 
-import json
 import re
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
 
 from inference_api.bodies.fields import Body, Unserved, fault
-from inference_api.bodies.json_object import is_deeper_than, shortened, widest_object
+from inference_api.bodies.json_object import shortened
+from inference_api.bodies.tools import (
+    MAX_TOOLS,
+    Description,
+    FunctionName,
+    check_choice,
+    check_schema,
+    check_tools,
+    tool_of,
+)
 from inference_api.tools.events import NO_TOOLS, Mode, Tool, ToolUse
 
-MAX_TOOLS = 128
-MAX_TOOL_BYTES = 256 * 1024  # of all tools, as JSON
-MAX_SCHEMA_DEPTH = 64
-MAX_MEMBERS = 500  # of an object in a schema: compiling optional ones takes the square of it
-OBJECT = {"type": "object"}
-MAX_DESCRIPTION_CHARS = 16_384
 MAX_OPTIONS = 32
-
-FunctionName = Annotated[str, Field(pattern="^[A-Za-z0-9_-]{1,64}$")]
-
 
 # What is the server's to say when it renders.
 RESERVED_OPTIONS = frozenset(
@@ -45,31 +44,17 @@ TemplateOptions = Annotated[
 
 class Function(Body):
     name: FunctionName
-    description: str | None = Field(None, max_length=MAX_DESCRIPTION_CHARS)
+    description: Description | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
 
     @model_validator(mode="after")
-    def _arguments_are_an_object(self) -> "Function":
-        if self.parameters is not None and self.parameters.get("type", "object") != "object":
-            raise fault("parameters", "are no object's; give a schema of type object")
-        return self
-
-    @model_validator(mode="after")
-    def _not_too_deep_nor_wide(self) -> "Function":
-        if is_deeper_than(self.parameters, MAX_SCHEMA_DEPTH):
-            raise fault(
-                "parameters", f"is nested more than {MAX_SCHEMA_DEPTH} levels deep; flatten it"
-            )
-        if (widest := widest_object(self.parameters)) > MAX_MEMBERS:
-            raise fault(
-                "parameters", f"have an object of {widest} members; give {MAX_MEMBERS} or fewer"
-            )
+    def _schema_in_bounds(self) -> "Function":
+        check_schema("parameters", self.parameters)
         return self
 
     def as_tool(self) -> Tool:
-        given = {} if self.parameters is None else {"parameters": OBJECT | self.parameters}
-        return Tool(self.name, self.description, is_strict=bool(self.strict), **given)
+        return tool_of(self.name, self.description, self.parameters, self.strict)
 
 
 class FunctionTool(Body):
@@ -127,35 +112,14 @@ class ToolFields(Body):
 
     @model_validator(mode="after")
     def _tools_are_few_and_told_apart(self) -> "ToolFields":
-        names = [tool.function.name for tool in self.tools or ()]
-        for name in {name for name in names if names.count(name) > 1}:
-            raise fault(
-                "tools", f"{shortened(name)!r} is there more than once; give each name once"
-            )
-        given = [tool.function.parameters for tool in self.tools or ()]
-        num_bytes = len(json.dumps(given, ensure_ascii=False).encode())
-        if num_bytes > MAX_TOOL_BYTES:
-            raise fault(
-                "tools",
-                f"schemas of {num_bytes} bytes exceed {MAX_TOOL_BYTES}; give fewer or smaller",
-            )
+        functions = [tool.function for tool in self.tools or ()]
+        check_tools([each.name for each in functions], [each.parameters for each in functions])
         return self
 
     @model_validator(mode="after")
     def _choice_is_of_the_tools(self) -> "ToolFields":
-        names = [tool.function.name for tool in self.tools or ()]
-        if self.tool_choice in (None, "none", "auto") or not isinstance(
-            self.tool_choice, Body | str
-        ):
-            return self
-        if not names:
-            raise fault("tool_choice", "asks for calls, and there are no tools; give tools")
-        for name in self._chosen_names:
-            if name not in names:
-                known = shortened(", ".join(names))
-                raise fault(
-                    "tool_choice", f"{shortened(name)!r} is none of the tools; give one of {known}"
-                )
+        if self.tool_choice not in (None, "none", "auto"):
+            check_choice([tool.function.name for tool in self.tools or ()], self._chosen_names)
         return self
 
     @property

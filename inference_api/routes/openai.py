@@ -15,12 +15,11 @@ from common.operations import operation
 from inference_api.bodies.fields import parse
 from inference_api.bundle_file import ROUTED
 from inference_api.errors import InvalidRequest
-from inference_api.generation.chat import answer_reader, plain_reader
+from inference_api.generation.chat import Conversation, answer_reader, plain_reader
 from inference_api.generation.streaming import Generations, TextGeneration
 from inference_api.openai.answers import ChatCompletion, Completion
 from inference_api.openai.choices import AboutChoice, Choice, chunks, whole_answer
 from inference_api.openai.logprobs import Logprobs
-from inference_api.openai.messages import Conversation
 from inference_api.openai.model_cards import ExpertModelCard, ModelCard, ModelList, expert_card
 from inference_api.openai.requests import (
     ChatBody,

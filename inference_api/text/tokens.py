@@ -254,7 +254,11 @@ class StopMatcher:
         self._tokens_left = min_tokens
         self._includes_stop = includes_stop
         self._held = ""
-        self.has_matched = False
+        self.matched: str | None = None
+
+    @property
+    def has_matched(self) -> bool:
+        return self.matched is not None
 
     def push(self, piece: str, num_tokens: int = 0) -> str:
         """The text that is safe to send now, of so many more tokens. After a match: the rest up to
@@ -266,8 +270,8 @@ class StopMatcher:
         text = self._held + piece
         found = [(at, stop) for stop in self._stop_strings if (at := text.find(stop)) >= 0]
         if found:
-            self.has_matched, self._held = True, ""
             at, stop = min(found)
+            self.matched, self._held = stop, ""
             return text[: at + len(stop) if self._includes_stop else at]
         held = max(_overlap(text, stop) for stop in self._stop_strings)
         self._held = text[len(text) - held :]

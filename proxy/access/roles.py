@@ -46,6 +46,7 @@ LINES: Mapping[Role, str] = {
         POST /v1/completions
         POST /v1/chat/completions
         POST /v1/embeddings
+        POST /v1/responses
         POST /v1/tokenize
         POST /v1/detokenize
         POST /tokenize

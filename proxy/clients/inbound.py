@@ -20,7 +20,9 @@ AFFINITY_CHARS = 256
 # The native routes name the model in their path.
 MODEL_ROUTES = ("inference", "predictions", "chat")
 # What answers with tokens, and so takes a user row.
-GENERATING_ROUTES = frozenset({*MODEL_ROUTES, "v1/completions", "v1/chat/completions"})
+GENERATING_ROUTES = frozenset(
+    {*MODEL_ROUTES, "v1/completions", "v1/chat/completions", "v1/responses"}
+)
 
 
 class BodySource(Protocol):

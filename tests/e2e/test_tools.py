@@ -56,10 +56,14 @@ def ask(client: openai.OpenAI, **fields: Any) -> Any:
     return client.chat.completions.create(**asked | {"tool_choice": "required"} | fields)
 
 
+def check_arguments(name: str, arguments: str) -> None:
+    jsonschema.validate(json.loads(arguments), SCHEMAS[name])
+
+
 def check(calls: Any) -> None:
     assert calls
     for call in calls:
-        jsonschema.validate(json.loads(call.function.arguments), SCHEMAS[call.function.name])
+        check_arguments(call.function.name, call.function.arguments)
 
 
 def test_required_calls_are_valid_whatever_is_drawn(client: openai.OpenAI) -> None:

@@ -50,6 +50,7 @@ def test_every_route_of_the_api_has_a_line_in_the_table(tmp_path: Path, is_state
     ("method", "path", "role"),
     [
         ("POST", "/v1/chat/completions", Role.TEAM),
+        ("POST", "/v1/responses", Role.TEAM),
         ("POST", "/inference/any/model", Role.TEAM),
         ("HEAD", "/v1/models", Role.TEAM),
         ("GET", "/state", Role.VIEWER),

@@ -1,0 +1,196 @@
+"""The `input` of `/v1/responses`: a text, or items, those of earlier answers among them."""
+
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Discriminator, Field, Tag
+
+from inference_api.bodies.fields import Body, Unserved
+from inference_api.bodies.tools import CalledName, CallId
+from inference_api.tools.history import Message
+
+# Of items that were answered: what says nothing to a model.
+KEPT = frozenset({"id", "phase", "status"})
+
+
+class Part(Body):
+    """A part of a content. Images, audio and files are parts of other types."""
+
+    ignored: ClassVar[frozenset[str]] = frozenset(
+        {"annotations", "logprobs", "parsed", "prompt_cache_breakpoint"}
+    )
+
+    type: Literal["input_text", "output_text", "text", "summary_text", "reasoning_text"]
+    text: str
+
+
+class Refusal(Body):
+    type: Literal["refusal"]
+    refusal: str
+
+    @property
+    def text(self) -> str:
+        return self.refusal
+
+
+def _form_of_part(part: Any) -> str:
+    return "<refusal>" if isinstance(part, dict) and part.get("type") == "refusal" else "<part>"
+
+
+AnyPart = Annotated[
+    Annotated[Part, Tag("<part>")] | Annotated[Refusal, Tag("<refusal>")],
+    Discriminator(_form_of_part),
+]
+
+
+def _form_of_content(content: Any) -> str | None:
+    if isinstance(content, str):
+        return "<text>"
+    return "<parts>" if isinstance(content, list) else None
+
+
+Content = Annotated[
+    Annotated[str, Tag("<text>")] | Annotated[list[AnyPart], Field(fail_fast=True), Tag("<parts>")],
+    Discriminator(
+        _form_of_content,
+        custom_error_type="content",
+        custom_error_message="give a text or a list of parts of text",
+    ),
+]
+
+
+class InputMessage(Body):
+    ignored: ClassVar[frozenset[str]] = KEPT
+
+    type: Literal["message"] = "message"
+    role: Literal["user", "assistant", "system", "developer"]
+    content: Content
+
+
+class FunctionCall(Body):
+    ignored: ClassVar[frozenset[str]] = KEPT | {"parsed_arguments"}
+    unserved: ClassVar[Unserved] = {
+        "async": (False,),
+        "caller": ({"type": "direct"},),
+        "namespace": (),
+    }
+
+    type: Literal["function_call"]
+    call_id: CallId
+    name: CalledName
+    arguments: str
+
+
+class FunctionCallOutput(Body):
+    ignored: ClassVar[frozenset[str]] = KEPT | {"created_by", "name"}
+    unserved: ClassVar[Unserved] = {"caller": ({"type": "direct"},), "namespace": ()}
+
+    type: Literal["function_call_output"]
+    call_id: CallId
+    output: Content
+
+
+class ReasoningItem(Body):
+    """Thoughts of an answer, or where they were not told, their summary."""
+
+    ignored: ClassVar[frozenset[str]] = KEPT
+    unserved: ClassVar[Unserved] = {"encrypted_content": ("",)}
+
+    type: Literal["reasoning"]
+    summary: list[Part] | None = None
+    content: list[Part] | None = None
+
+
+Item = InputMessage | FunctionCall | FunctionCallOutput | ReasoningItem
+_TYPES = ("message", "function_call", "function_call_output", "reasoning")
+
+
+def _type_of_item(item: Any) -> str | None:
+    if not isinstance(item, dict):
+        return None
+    kind = item.get("type", "message")
+    return f"<{kind}>" if kind in _TYPES else None
+
+
+AnyItem = Annotated[
+    Annotated[InputMessage, Tag("<message>")]
+    | Annotated[FunctionCall, Tag("<function_call>")]
+    | Annotated[FunctionCallOutput, Tag("<function_call_output>")]
+    | Annotated[ReasoningItem, Tag("<reasoning>")],
+    Discriminator(
+        _type_of_item,
+        custom_error_type="item",
+        custom_error_message=f"is of a type that is not served; give {', '.join(_TYPES)}",
+    ),
+]
+
+
+def _form_of_input(given: Any) -> str | None:
+    if isinstance(given, str):
+        return "<text>"
+    return "<items>" if isinstance(given, list) else None
+
+
+Input = Annotated[
+    Annotated[str, Field(min_length=1), Tag("<text>")]
+    | Annotated[list[AnyItem], Field(min_length=1, fail_fast=True), Tag("<items>")],
+    Discriminator(
+        _form_of_input,
+        custom_error_type="input",
+        custom_error_message="give a text or a list of items",
+    ),
+]
+
+
+def turns_of(given: str | Sequence[Item]) -> list[Message]:
+    """Returns the turns as chat templates take them. What an assistant thought, said and called in
+    a row is one turn."""
+    if isinstance(given, str):
+        return [{"role": "user", "content": given}]
+    return list(_turns(given))
+
+
+def _turns(items: Sequence[Item]) -> Iterator[Message]:
+    own: list[Item] = []  # the assistant's, in a row
+    for item in items:
+        is_message = isinstance(item, InputMessage)
+        if isinstance(item, FunctionCall | ReasoningItem) or (
+            is_message and item.role == "assistant"
+        ):
+            own.append(item)
+            continue
+        yield from _turn_of(own)
+        own = []
+        if isinstance(item, InputMessage):
+            role = "system" if item.role == "developer" else item.role
+            yield {"role": role, "content": _text(item.content)}
+        elif isinstance(item, FunctionCallOutput):
+            yield {"role": "tool", "content": _text(item.output), "tool_call_id": item.call_id}
+    yield from _turn_of(own)
+
+
+def _turn_of(items: Sequence[Item]) -> Iterator[Message]:
+    if not items:
+        return
+    texts = [_text(item.content) for item in items if isinstance(item, InputMessage)]
+    thoughts = [
+        _text(item.content or item.summary or ())
+        for item in items
+        if isinstance(item, ReasoningItem)
+    ]
+    calls = [
+        {
+            "id": item.call_id,
+            "type": "function",
+            "function": {"name": item.name, "arguments": item.arguments},
+        }
+        for item in items
+        if isinstance(item, FunctionCall)
+    ]
+    fields: Message = {"reasoning_content": "\n".join(thoughts), "tool_calls": calls}
+    given = {name: value for name, value in fields.items() if value}
+    yield {"role": "assistant", "content": "\n".join(texts), **given}
+
+
+def _text(content: str | Sequence[Part | Refusal]) -> str:
+    return content if isinstance(content, str) else "".join(part.text for part in content)

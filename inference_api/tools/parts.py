@@ -1,0 +1,75 @@
+"""The parts of an answer: events of one kind in a row, as APIs show them that number their items.
+
+Pure: any thread.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from inference_api.tools.events import CallEnd, CallStart, Event, TextDelta, ThoughtDelta
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A text, a thought or a call; `index` counts them all. `text` is there at its end: of a call
+    it is the arguments, as the model wrote them."""
+
+    index: int
+    kind: Literal["text", "thought", "call"]
+    call_id: str = ""
+    name: str = ""
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PartStart:
+    part: Part
+
+
+@dataclass(frozen=True, slots=True)
+class PartDelta:
+    part: Part
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class PartEnd:
+    part: Part
+    is_last: bool
+
+
+PartEvent = PartStart | PartDelta | PartEnd
+
+
+def parts_of(events: Iterable[Event]) -> Iterator[PartEvent]:
+    """Yields parts one after another. A part ends once something else begins, or the answer ends:
+    what is cut in the middle of a call ends in it."""
+    part: Part | None = None
+    pieces: list[str] = []
+    for event in events:
+        next_part = _begun_by(event, part)
+        if next_part is not None:
+            if part is not None:
+                yield PartEnd(replace(part, text="".join(pieces)), is_last=False)
+            part, pieces = next_part, []
+            yield PartStart(part)
+        text = "" if isinstance(event, CallStart | CallEnd) else event.text
+        if part is not None and text:
+            pieces.append(text)
+            yield PartDelta(part, text)
+    if part is not None:
+        yield PartEnd(replace(part, text="".join(pieces)), is_last=True)
+
+
+def _begun_by(event: Event, before: Part | None) -> Part | None:
+    index = 0 if before is None else before.index + 1
+    kind = None if before is None else before.kind
+    match event:
+        case TextDelta(text) if text and kind != "text":
+            return Part(index, "text")
+        case ThoughtDelta(text) if text and kind != "thought":
+            return Part(index, "thought")
+        case CallStart(_, call_id, name):
+            return Part(index, "call", call_id, name)
+    return None

@@ -1,0 +1,223 @@
+"""`/v1/responses` on a model of random weights: by OpenAI's client, and in bytes."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+from pydantic import BaseModel, Field
+
+from benchmarking.serving import ServedApi
+from tests.e2e.test_tools import MODEL, SCHEMAS, check_arguments
+
+TOOLS: list[Any] = [
+    {"type": "function", "name": name, "parameters": schema} for name, schema in SCHEMAS.items()
+]
+
+
+@pytest.fixture(scope="module")
+def api(tools_api: ServedApi) -> ServedApi:
+    return tools_api
+
+
+@pytest.fixture(scope="module")
+def client(api: ServedApi) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{api.url}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+def ask(client: openai.OpenAI, seed: int = 1, **fields: Any) -> Any:
+    asked: dict[str, Any] = {"model": MODEL, "input": "hi", "extra_body": {"seed": seed}}
+    return client.responses.create(**asked | fields)
+
+
+def calls_of(response: Any) -> list[Any]:
+    return [item for item in response.output if item.type == "function_call"]
+
+
+def events_of(raw: bytes) -> list[dict[str, Any]]:
+    """Of a stream, whose `event:` lines say what the data says."""
+    events = []
+    for block in raw.decode().removesuffix("\n\n").split("\n\n"):
+        name, data = block.split("\n")
+        event = json.loads(data.removeprefix("data: "))
+        assert name == f"event: {event['type']}"
+        events.append(event)
+    return events
+
+
+def test_text_whole(client: openai.OpenAI) -> None:
+    response = ask(client, instructions="Be brief.", max_output_tokens=8, metadata={"a": "b"})
+    assert (response.status, response.incomplete_details.reason) == (
+        "incomplete",
+        "max_output_tokens",
+    )
+    (item,) = response.output
+    assert (item.type, item.role, item.status) == ("message", "assistant", "incomplete")
+    assert response.output_text
+    assert response.usage.output_tokens == 8
+    assert response.usage.total_tokens == response.usage.input_tokens + 8
+    assert (response.instructions, response.metadata) == ("Be brief.", {"a": "b"})
+
+
+def test_instructions_are_of_the_prompt(client: openai.OpenAI) -> None:
+    plain, told = (
+        ask(client, max_output_tokens=1, instructions=instructions).usage.input_tokens
+        for instructions in (None, "Be brief.")
+    )
+    as_item = [{"role": "developer", "content": "Be brief."}, {"role": "user", "content": "hi"}]
+    assert plain < told
+    assert ask(client, max_output_tokens=1, input=as_item).usage.input_tokens == told
+
+
+def test_events_of_a_text_in_order(api: ServedApi, client: openai.OpenAI) -> None:
+    asked = {"model": MODEL, "input": "hi", "max_output_tokens": 8, "seed": 1}
+    raw = api.post("/v1/responses", **asked, stream=True)
+    assert raw.headers["Content-Type"].startswith("text/event-stream")
+    events = events_of(raw.content)
+    kinds = [event["type"].removeprefix("response.") for event in events]
+    num_deltas = kinds.count("output_text.delta")
+    assert num_deltas > 0
+    assert kinds == [
+        *("created", "in_progress", "output_item.added", "content_part.added"),
+        *["output_text.delta"] * num_deltas,
+        *("output_text.done", "content_part.done", "output_item.done", "incomplete"),
+    ]
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    whole = ask(client, max_output_tokens=8)
+    text = "".join(event["delta"] for event in events if "delta" in event)
+    assert text == whole.output_text == events[-1]["response"]["output"][0]["content"][0]["text"]
+    assert events[-1]["response"]["usage"] == whole.usage.to_dict()
+
+
+def test_events_of_calls_in_order(api: ServedApi) -> None:
+    asked = {"model": MODEL, "input": "hi", "tools": TOOLS, "tool_choice": "required", "seed": 4}
+    events = events_of(api.post("/v1/responses", **asked, stream=True).content)
+    kinds = [event["type"].removeprefix("response.") for event in events]
+    assert (kinds[:2], kinds[-1]) == (["created", "in_progress"], "completed")
+    output = events[-1]["response"]["output"]
+    for index, item in enumerate(output):
+        own = [event for event in events if event.get("output_index") == index]
+        assert [event["type"].rpartition(".")[2] for event in own] == [
+            *("added", *["delta"] * (len(own) - 3), "done", "done")
+        ]
+        assert own[0]["item"] == {**item, "arguments": "", "status": "in_progress"}
+        assert "".join(event["delta"] for event in own[1:-2]) == item["arguments"]
+        assert own[-2]["arguments"] == item["arguments"]
+        assert {event["item_id"] for event in own[1:-1]} == {item["id"]}
+        assert own[-1]["item"] == item
+        assert item["status"] == "completed"
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "name": "now"}])
+def test_calls_that_are_asked_for_are_valid(client: openai.OpenAI, choice: Any) -> None:
+    for seed in range(3):
+        response = ask(client, seed, tools=TOOLS, tool_choice=choice)
+        calls = calls_of(response)
+        assert calls == response.output
+        assert response.status == "completed"
+        for call in calls:
+            check_arguments(call.name, call.arguments)
+        if choice != "required":
+            assert [call.name for call in calls] == ["now"]
+
+
+def test_one_call_where_several_are_not_wanted_and_of_the_allowed(client: openai.OpenAI) -> None:
+    allowed = {"type": "function", "name": "add-up"}
+    choice = {"type": "allowed_tools", "mode": "required", "tools": [allowed]}
+    response = ask(client, tools=TOOLS, tool_choice=choice, parallel_tool_calls=False)
+    assert [call.name for call in calls_of(response)] == ["add-up"]
+
+
+def test_output_is_taken_back_as_input(client: openai.OpenAI) -> None:
+    response = ask(client, tools=TOOLS, tool_choice="required")
+    results: list[Any] = [
+        {"type": "function_call_output", "call_id": call.call_id, "output": "12"}
+        for call in calls_of(response)
+    ]
+    for output in (response.output, [item.model_dump() for item in response.output]):
+        given: list[Any] = [{"role": "user", "content": "hi"}, *output, *results]
+        again = ask(client, input=given, tools=TOOLS, tool_choice="none", max_output_tokens=4)
+        assert again.output_text
+        given += [*again.output, {"role": "user", "content": [{"type": "input_text", "text": "a"}]}]
+        last = ask(client, input=given, max_output_tokens=1)
+        assert last.usage.input_tokens > again.usage.input_tokens
+
+
+def test_the_stream_helper_reads_calls_and_parsed_texts(client: openai.OpenAI) -> None:
+    class Person(BaseModel):
+        name: str = Field(max_length=8)
+        is_small: bool
+
+    asked: dict[str, Any] = {"model": MODEL, "input": "Who?", "extra_body": {"seed": 2}}
+    parsed = client.responses.parse(**asked, text_format=Person)
+    assert isinstance(parsed.output_parsed, Person)
+    with client.responses.stream(**asked, text_format=Person) as stream:
+        kinds = {event.type for event in stream}
+        assert stream.get_final_response().output_parsed == parsed.output_parsed
+    assert {"response.output_text.delta", "response.completed"} <= kinds
+    tool: Any = {**openai.pydantic_function_tool(Person)["function"], "type": "function"}
+    with client.responses.stream(**asked, tools=[tool], tool_choice="required") as stream:
+        arguments = {e.arguments for e in stream if e.type.endswith("arguments.done")}
+        response = stream.get_final_response()
+    assert {call.arguments for call in calls_of(response)} == arguments
+    for call in calls_of(response):
+        assert Person.model_validate(call.parsed_arguments)
+
+
+def test_what_asks_for_nothing_is_accepted(client: openai.OpenAI) -> None:
+    neutral: dict[str, Any] = {
+        "background": False,
+        "include": ["reasoning.encrypted_content"],
+        "previous_response_id": None,
+        "reasoning": {"effort": "none", "summary": "auto"},
+        "service_tier": "auto",
+        "store": True,
+        "text": {"format": {"type": "text"}, "verbosity": "medium"},
+        "tools": [],
+        "top_logprobs": 0,
+        "truncation": "disabled",
+        "user": "me",
+    }
+    assert ask(client, **neutral, max_output_tokens=1).status == "incomplete"
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "message"),
+    [
+        ({"previous_response_id": "resp_1"}, "previous_response_id", "is not served; leave it out"),
+        ({"background": True}, "background", "is not served; leave it out or give false"),
+        ({"tools": [{"type": "web_search"}]}, "tools", 'tools[0].type: is "web_search"; give'),
+        ({"input": []}, "input", "input: has 0 entries"),
+        ({"input": ""}, "input", "input: is empty"),
+        ({"input": 5}, "input", "input: give a text or a list of items"),
+        ({"input": [{"type": "item_reference", "id": "a"}]}, "input", "input[0]: is of a type"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input",
+         'input[0].content[0].type: is "input_image"; give'),
+        ({"input": [{"role": "tool", "content": "a"}]}, "input", "input[0].role"),
+        ({"input": [{"type": "function_call_output", "output": "a"}]}, "input",
+         "input[0].call_id: is missing"),
+        ({"input": "x" * 9000}, "input", "The prompt has"),
+        ({"max_output_tokens": 10**6}, "max_output_tokens", "max_output_tokens asks for 1000000"),
+        ({"max_output_tokens": 0}, "max_output_tokens", "is 0; give 1 or more"),
+        ({"temperature": 10**400}, "temperature", "give 2 or less"),
+        ({"tool_choice": "required"}, "tool_choice", "asks for calls, and there are no tools"),
+        ({"reasoning": {"effort": "high"}}, "reasoning", "has no place for it"),
+        ({"text": {"format": {"type": "json_schema"}}}, "text", "text.format.schema"),
+        ({"metadata": {"a": "b" * 513}}, "metadata", "metadata.a"),
+        ({"colour": "blue"}, "colour", "Unrecognized request argument supplied: colour"),
+    ],
+)  # fmt: skip
+def test_refusals_name_the_field(
+    api: ServedApi, fields: dict[str, Any], param: str, message: str
+) -> None:
+    response = api.post("/v1/responses", **{"model": MODEL, "input": "hi"} | fields)
+    assert response.status_code == 400, response.text
+    assert response.json()["error"]["param"] == param
+    assert message in response.json()["message"]
+
+
+def test_an_unknown_model_is_not_found(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.NotFoundError):
+        ask(client, model="nobody")
