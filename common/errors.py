@@ -1,4 +1,4 @@
-"""Errors as clients see them, in the API's words and in OpenAI's.
+"""Errors as clients see them, in the API's words, in OpenAI's and, at `/v1/messages`, Anthropic's.
 
     WireError
     └── StoreFailed   503   the store did not take or give the data; nothing is half written
@@ -6,13 +6,24 @@
 The errors of each service that answers in this shape have WireError as their base.
 """
 
+from typing import Literal
+
 from typing_extensions import TypedDict  # pydantic describes typing's from Python 3.12 on
+
+MESSAGES_PATH = "/v1/messages"
 
 _TYPES = {
     303: "authentication_error",  # to the login: what is 401 to anyone but a browser
     401: "authentication_error",
     403: "permission_error",
     429: "rate_limit_error",
+}
+_TYPES_OF_MESSAGES = _TYPES | {
+    404: "not_found_error",
+    413: "request_too_large",
+    502: "overloaded_error",
+    503: "overloaded_error",  # Anthropic's own status for it is 529, which balancers do not know
+    504: "timeout_error",
 }
 
 
@@ -31,6 +42,19 @@ class Error(TypedDict):
     status_code: int
     message: str
     error: ErrorDetail
+
+
+class MessagesErrorDetail(TypedDict):
+    type: str
+    message: str
+
+
+class MessagesError(TypedDict):
+    """An error in Anthropic's shape."""
+
+    type: Literal["error"]
+    error: MessagesErrorDetail
+    request_id: str
 
 
 class WireError(Exception):
@@ -61,3 +85,14 @@ def error_body(status: int, message: str, code: str, param: str | None = None) -
 
 def error_type(status: int) -> str:
     return _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
+
+
+def is_of_messages(path: str) -> bool:
+    """Whether clients of a path want errors in Anthropic's shape."""
+    return path == MESSAGES_PATH or path.startswith(f"{MESSAGES_PATH}/")
+
+
+def messages_error(status: int, message: str, request_id: str) -> MessagesError:
+    kind = _TYPES_OF_MESSAGES.get(status, "invalid_request_error" if status < 500 else "api_error")
+    detail = MessagesErrorDetail(type=kind, message=message)
+    return MessagesError(type="error", error=detail, request_id=request_id)

@@ -23,6 +23,7 @@ from inference_api.routes import (
     embeddings,
     generate,
     health,
+    messages,
     openai,
     responses,
     speed,
@@ -125,6 +126,7 @@ def create_server(
     app.register_blueprint(openai.create_blueprint(generations, backend, settings, choice))
     chats = Chats(generations, backend, choice)
     app.register_blueprint(responses.create_blueprint(chats))
+    app.register_blueprint(messages.create_blueprint(chats))
     app.register_blueprint(bundle.create_blueprint(backend, input_queue, settings))
     app.register_blueprint(bundle_validation.create_blueprint(settings))
     app.register_blueprint(embeddings.create_blueprint(generations, backend, choice))

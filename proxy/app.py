@@ -138,7 +138,7 @@ class ProxyApp:
         record.status, record.reason = error.status, error.reason[:256]
         record.outcome = Outcome.REFUSED
         self._audit.write(record)
-        headers, body = refusal(error, [("X-Request-Id", record.request_id)])
+        headers, body = refusal(error, record.request_id)
         return answer_head(error.status, error.phrase, headers, closes=True) + body
 
     async def _answer(self, exchange: Exchange) -> None:

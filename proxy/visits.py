@@ -176,7 +176,7 @@ class Visits:
         if visit.has_begun_answer or error.status == 499:
             visit.exchange.client.break_off()
             return
-        headers, body = refusal(error, self._ours(visit))
+        headers, body = refusal(error, record.request_id, visit.exchange.head.target, visit.cors)
         visit.exchange.answer(error.status, error.phrase, headers, body)
 
     def _show(self, visit: Visit, page: Page) -> None:

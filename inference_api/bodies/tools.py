@@ -43,7 +43,7 @@ def check_schema(field: str, schema: dict[str, Any] | None) -> None:
 
 def check_tools(names: Sequence[str], schemas: Sequence[dict[str, Any] | None]) -> None:
     """Raises the fault of tools that are not told apart, or too large together."""
-    for name in {name for name in names if names.count(name) > 1}:
+    for name in [name for name in names if names.count(name) > 1]:
         raise fault("tools", f"{shortened(name)!r} is there more than once; give each name once")
     num_bytes = len(json.dumps(schemas, ensure_ascii=False).encode())
     if num_bytes > MAX_TOOL_BYTES:

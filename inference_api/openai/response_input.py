@@ -153,10 +153,7 @@ def turns_of(given: str | Sequence[Item]) -> list[Message]:
 def _turns(items: Sequence[Item]) -> Iterator[Message]:
     own: list[Item] = []  # the assistant's, in a row
     for item in items:
-        is_message = isinstance(item, InputMessage)
-        if isinstance(item, FunctionCall | ReasoningItem) or (
-            is_message and item.role == "assistant"
-        ):
+        if _is_own(item):
             own.append(item)
             continue
         yield from _turn_of(own)
@@ -167,6 +164,12 @@ def _turns(items: Sequence[Item]) -> Iterator[Message]:
         elif isinstance(item, FunctionCallOutput):
             yield {"role": "tool", "content": _text(item.output), "tool_call_id": item.call_id}
     yield from _turn_of(own)
+
+
+def _is_own(item: Item) -> bool:
+    if isinstance(item, InputMessage):
+        return item.role == "assistant"
+    return isinstance(item, FunctionCall | ReasoningItem)
 
 
 def _turn_of(items: Sequence[Item]) -> Iterator[Message]:

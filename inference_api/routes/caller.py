@@ -1,10 +1,12 @@
 """A request's caller: its id, the team that the proxy named, and the body sent.
 
 Every response carries an `X-Request-Id`: the client's own where it is usable, else a new one.
+Clients of `/v1/messages` look for it as `request-id`.
 """
 
 from flask import Flask, Response, g, request
 
+from common.errors import is_of_messages
 from common.request_ids import request_id, usable_request_id
 from inference_api.errors import InvalidRequest
 from inference_api.generation.streaming import Caller
@@ -20,6 +22,8 @@ def register_request_ids(app: Flask) -> None:
     @app.after_request
     def echo_request_id(response: Response) -> Response:
         response.headers["X-Request-Id"] = g.request_id
+        if is_of_messages(request.path):
+            response.headers["request-id"] = g.request_id
         return response
 
 

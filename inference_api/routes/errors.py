@@ -3,10 +3,10 @@
 import logging
 from collections.abc import Callable
 
-from flask import Flask, Response, jsonify, request
+from flask import Flask, Response, g, jsonify, request
 from werkzeug.exceptions import HTTPException, RequestEntityTooLarge
 
-from common.errors import Error, error_body
+from common.errors import Error, error_body, is_of_messages, messages_error
 from inference_api.errors import HearthError, RequestTooLarge
 
 logger = logging.getLogger(__name__)
@@ -53,6 +53,9 @@ def register_error_handlers(app: Flask, on_error: Callable[[str], None]) -> None
 
 
 def _response(body: Error, status: int) -> Response:
-    response = jsonify(body)
+    is_anthropic = is_of_messages(request.path)
+    response = jsonify(
+        messages_error(status, body["message"], g.request_id) if is_anthropic else body
+    )
     response.status_code = status
     return response

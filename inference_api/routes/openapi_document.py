@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from common.errors import Error
+from common.errors import Error, MessagesError, is_of_messages
 from common.operations import Content, Operation
 from inference_api import __version__
 
@@ -69,7 +69,9 @@ class _Schemas:
     of different packages stay apart."""
 
     def __init__(self, operations: Iterable[Operation]) -> None:
-        adapters: dict[tuple[Any, Any], TypeAdapter[Any]] = {(Error, "serialization"): _ERROR}
+        adapters: dict[tuple[Any, Any], TypeAdapter[Any]] = {
+            (kind, "serialization"): TypeAdapter(kind) for kind in (Error, MessagesError)
+        }
         for operation in operations:
             bodies = [(kind, "validation") for kind in _each(operation.body)]
             answers = [
@@ -99,7 +101,6 @@ class _Schemas:
         }
 
 
-_ERROR: TypeAdapter[Any] = TypeAdapter(Error)
 _TEXT: Json = {"type": "string"}
 _EVENT: Json = {"type": "object", "properties": {"event": _TEXT, "data": _TEXT}}
 
@@ -120,8 +121,10 @@ def _operation(rule: Rule, schemas: _Schemas) -> Json:
         *[413] * (operation.body is not None),
         500,
     ]
+    error = MessagesError if is_of_messages(rule.path) else Error
     for status in common:
-        answers[status] = (*_each(answers.get(status)), Error)
+        if error not in (listed := _each(answers.get(status))):
+            answers[status] = (*listed, error)
     described: Json = {
         "operationId": re.sub(r"\W+", "_", rule.key).strip("_").lower(),
         "summary": operation.summary,

@@ -47,6 +47,8 @@ LINES: Mapping[Role, str] = {
         POST /v1/chat/completions
         POST /v1/embeddings
         POST /v1/responses
+        POST /v1/messages
+        POST /v1/messages/count_tokens
         POST /v1/tokenize
         POST /v1/detokenize
         POST /tokenize

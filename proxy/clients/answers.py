@@ -5,8 +5,10 @@ import time
 from email.utils import formatdate
 from functools import lru_cache
 
+from common.errors import Error, MessagesError, is_of_messages, messages_error
 from proxy.errors import Headers, ProxyError
 
+NO_HEADERS: Headers = []  # to be read only
 END_OF_CHUNKS = b"0\r\n\r\n"
 
 
@@ -23,9 +25,16 @@ def content_headers(content_type: str, body: bytes) -> Headers:
     return [("Content-Type", content_type), ("Content-Length", str(len(body)))]
 
 
-def refusal(error: ProxyError, ours: Headers) -> tuple[Headers, bytes]:
-    """The fields and the body that a refused client gets."""
-    body = json.dumps(error.body()).encode()
+def refusal(
+    error: ProxyError, request_id: str, target: str = "", more: Headers = NO_HEADERS
+) -> tuple[Headers, bytes]:
+    """The fields and the body that a refused client gets, as the target's API has them."""
+    ours = [("X-Request-Id", request_id), *more]
+    shown: Error | MessagesError = error.body()
+    if is_of_messages(target.partition("?")[0]):
+        shown = messages_error(error.status, str(error), request_id)
+        ours.append(("request-id", request_id))
+    body = json.dumps(shown).encode()
     return content_headers("application/json", body) + error.headers + ours, body
 
 

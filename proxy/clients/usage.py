@@ -16,8 +16,11 @@ PROMPT_HEADER = "X-Prompt-Tokens"
 BYTES_PER_TOKEN = 4
 _NUMBER = re.compile(r"[0-9]{1,9}")
 # A quotation mark inside an answer's text is escaped, so a model cannot forge these.
-_PROMPT = re.compile(rb'(?<!\\)"prompt_tokens"\s*:\s*([0-9]{1,9})')
-_COMPLETION = re.compile(rb'(?<!\\)"completion_tokens"\s*:\s*([0-9]{1,9})')
+# Of OpenAI's chats; of its responses and of Anthropic's messages, which begin with a 0.
+_PROMPT = re.compile(rb'(?<!\\)"(?:prompt|input)_tokens"\s*:\s*([0-9]{1,9})')
+_COMPLETION = re.compile(
+    rb'(?<!\\)"(?:completion_tokens"\s*:\s*|output_tokens"\s*:\s*(?=[1-9]))([0-9]{1,9})'
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +59,11 @@ class UsageMeter:
 
     def usage(self) -> Usage | None:
         """None for a JSON body that says nothing of tokens."""
-        completion = _last(_COMPLETION, self._tail)
+        # The first events of a response repeat what its client sent, which may read like usage.
+        told = b"".join(self._tail.rsplit(b"\n\n", 3)[-3:]) if self._is_event_stream else self._tail
+        completion = _last(_COMPLETION, told)
         if completion is not None:
-            return Usage(_last(_PROMPT, self._tail), completion, "usage")
+            return Usage(_last(_PROMPT, told) or self._prompt_tokens, completion, "usage")
         if self._is_json:
             return None
         return Usage(self._prompt_tokens, self._num_events, "events")

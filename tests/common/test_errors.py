@@ -4,7 +4,7 @@ import pytest
 from pydantic import Field, ValidationError
 from pydantic_settings import BaseSettings
 
-from common.errors import StoreFailed, WireError, error_body
+from common.errors import StoreFailed, WireError, error_body, is_of_messages, messages_error
 from common.startup import StartupError, faults_of
 
 
@@ -39,6 +39,31 @@ def test_an_error_has_the_documented_keys_and_openais() -> None:
 )
 def test_the_type_follows_from_the_status(status: int, kind: str) -> None:
     assert error_body(status, "m", "c")["error"]["type"] == kind
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [
+        (400, "invalid_request_error"),
+        (401, "authentication_error"),
+        (403, "permission_error"),
+        (404, "not_found_error"),
+        (405, "invalid_request_error"),
+        (413, "request_too_large"),
+        (429, "rate_limit_error"),
+        (500, "api_error"),
+        (503, "overloaded_error"),
+    ],
+)
+def test_anthropics_type_follows_from_the_status(status: int, kind: str) -> None:
+    error = {"type": kind, "message": "m"}
+    assert messages_error(status, "m", "r") == {"type": "error", "error": error, "request_id": "r"}
+
+
+def test_what_begins_like_the_path_of_messages_is_another() -> None:
+    assert is_of_messages("/v1/messages")
+    assert is_of_messages("/v1/messages/count_tokens")
+    assert not is_of_messages("/v1/messages2")
 
 
 def test_a_store_that_fails_is_a_503() -> None:

@@ -159,7 +159,11 @@ def test_the_stream_helper_reads_calls_and_parsed_texts(client: openai.OpenAI) -
     assert {"response.output_text.delta", "response.completed"} <= kinds
     tool: Any = {**openai.pydantic_function_tool(Person)["function"], "type": "function"}
     with client.responses.stream(**asked, tools=[tool], tool_choice="required") as stream:
-        arguments = {e.arguments for e in stream if e.type.endswith("arguments.done")}
+        arguments = {
+            event.arguments
+            for event in stream
+            if event.type == "response.function_call_arguments.done"
+        }
         response = stream.get_final_response()
     assert {call.arguments for call in calls_of(response)} == arguments
     for call in calls_of(response):

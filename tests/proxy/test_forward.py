@@ -75,6 +75,15 @@ def test_identity_is_set_by_the_proxy_and_claims_of_clients_are_dropped(
     assert not {"authorization", "te", "keep-alive", "proxy-authorization"} & set(seen)
 
 
+def test_refusals_of_messages_are_anthropics(proxy: ProxyProcess) -> None:
+    reply = requests.post(f"{proxy.url}/v1/messages?beta=true", json={}, timeout=DEADLINE_S)
+    assert reply.status_code == 401
+    request_id = reply.headers["request-id"]
+    assert request_id == reply.headers["X-Request-Id"]
+    error = {"type": "authentication_error", "message": "A valid Bearer token is required."}
+    assert reply.json() == {"type": "error", "error": error, "request_id": request_id}
+
+
 def test_a_token_may_come_as_x_api_key_and_goes_no_further(proxy: ProxyProcess) -> None:
     token = bearer()["Authorization"].removeprefix("Bearer ")
     seen = requests.get(f"{proxy.url}/key", headers={"X-Api-Key": token}, timeout=DEADLINE_S)

@@ -1,0 +1,221 @@
+"""The bodies of `/v1/messages` and `/v1/messages/count_tokens`: Anthropic's fields, and `seed`."""
+
+import json
+import secrets
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field, model_validator
+
+from inference_api.anthropic.contents import CACHED, InputMessage, Text, text_of
+from inference_api.bodies.fields import ANY_SIZE, AskedSpeculation, Body, Unserved, fault
+from inference_api.bodies.tools import (
+    MAX_TOOLS,
+    Description,
+    FunctionName,
+    check_choice,
+    check_schema,
+    check_tools,
+    tool_of,
+)
+from inference_api.generation.chat import ChatRequest, Conversation
+from inference_api.request import ConstraintSpec, GenerationParams, SamplingParams
+from inference_api.text.chat_prompts import Extras
+from inference_api.text.closed_objects import with_closed_objects
+from inference_api.tools.events import NO_TOOLS, Mode, ToolUse
+
+MAX_INTEGER = 2**31 - 1  # of numbers of tokens
+MAX_STOP_SEQUENCES = 8
+
+
+class ToolDefinition(Body):
+    """A tool of the client's own; those that Anthropic would run have other types."""
+
+    ignored: ClassVar[frozenset[str]] = CACHED | {"eager_input_streaming"}
+    unserved: ClassVar[Unserved] = {
+        "allowed_callers": (["direct"],),
+        "defer_loading": (False,),
+        "input_examples": ([],),
+    }
+
+    type: Literal["custom"] = "custom"
+    name: FunctionName
+    description: Description | None = None
+    input_schema: dict[str, Any]
+    strict: bool | None = None
+
+    @model_validator(mode="after")
+    def _schema_in_bounds(self) -> "ToolDefinition":
+        check_schema("input_schema", self.input_schema)
+        return self
+
+
+class ToolChoice(Body):
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+    @model_validator(mode="after")
+    def _name_where_it_belongs(self) -> "ToolChoice":
+        if (self.type == "tool") != (self.name is not None):
+            raise fault("name", "comes with type tool; give both or neither")
+        return self
+
+
+class Thinking(Body):
+    """`budget_tokens` is not held: `max_tokens` is the bound of thoughts and answer together."""
+
+    unserved: ClassVar[Unserved] = {"display": ("summarized",)}
+
+    type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: int | None = Field(None, ge=1, le=MAX_INTEGER)
+
+    def options(self) -> dict[str, Any]:
+        """Returns what templates that can turn thoughts on and off read."""
+        if self.type == "adaptive":
+            return {}
+        is_on = self.type == "enabled"
+        return {"enable_thinking": is_on, "thinking": is_on}
+
+
+class OutputFormat(Body):
+    type: Literal["json_schema"]
+    schema_: dict[str, Any] = Field(alias="schema")
+
+
+class OutputConfig(Body):
+    unserved: ClassVar[Unserved] = {"effort": ("high",)}
+
+    format: OutputFormat | None = None
+
+
+class CountBody(Body):
+    """What makes a prompt."""
+
+    ignored: ClassVar[frozenset[str]] = CACHED | {
+        "metadata",
+        "service_tier",
+        "user_profile_id",
+        "workspace_id",
+    }
+    unserved: ClassVar[Unserved] = {
+        "container": (),
+        "context_management": ({},),
+        "diagnostics": (),
+        "inference_geo": (),
+        "mcp_servers": ([],),
+        "speed": ("standard",),
+    }
+
+    model: str
+    messages: Annotated[list[InputMessage], Field(min_length=1, fail_fast=True)]
+    system: Text | None = None
+    tools: Annotated[list[ToolDefinition], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = (
+        None
+    )
+    tool_choice: ToolChoice | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+
+    @model_validator(mode="after")
+    def _last_is_no_assistant(self) -> "CountBody":
+        if self.messages[-1].role == "assistant":
+            raise fault(
+                "messages", "the last is the assistant's and is not gone on with; end with a user's"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _tools_are_few_and_told_apart(self) -> "CountBody":
+        tools = self.tools or ()
+        check_tools([tool.name for tool in tools], [tool.input_schema for tool in tools])
+        return self
+
+    @model_validator(mode="after")
+    def _choice_is_of_the_tools(self) -> "CountBody":
+        choice = self.tool_choice
+        if choice is not None and choice.type in ("any", "tool"):
+            names = [tool.name for tool in self.tools or ()]
+            check_choice(names, names if choice.name is None else [choice.name])
+        return self
+
+    def tool_use(self) -> ToolUse:
+        choice = self.tool_choice or ToolChoice(type="auto")
+        if not self.tools or choice.type == "none":
+            return NO_TOOLS
+        names = [tool.name for tool in self.tools]
+        mode: Mode = "auto" if choice.type == "auto" else "required"
+        return ToolUse(
+            tools=tuple(
+                tool_of(tool.name, tool.description, tool.input_schema, tool.strict)
+                for tool in self.tools
+            ),
+            mode=mode,
+            callable_names=frozenset(names if choice.name is None else [choice.name]),
+            is_named=choice.type == "tool",
+            allows_several=not choice.disable_parallel_tool_use,
+            field="tool_choice" if mode == "required" else "tools",
+        )
+
+    def chat(self) -> ChatRequest:
+        """More tokens than fit are cut at the end of the context: `max_tokens` is no wish, as every
+        client has to give it."""
+        use = self.tool_use()
+        turns = [turn for message in self.messages for turn in message.turns()]
+        if self.system:
+            turns.insert(0, {"role": "system", "content": text_of(self.system)})
+        options = {} if self.thinking is None else self.thinking.options()
+        return ChatRequest(
+            model=self.model,
+            conversation=Conversation(turns, Extras([t.as_json() for t in use.tools], options)),
+            use=use,
+            params=self.params(),
+            prompt_field="messages",
+        )
+
+    def params(self) -> GenerationParams:
+        return GenerationParams(constraint=self.constraint())
+
+    def constraint(self) -> ConstraintSpec | None:
+        form = None if self.output_config is None else self.output_config.format
+        if form is None:
+            return None
+        schema = json.dumps(with_closed_objects(form.schema_))
+        return ConstraintSpec("output_config", "json_schema", schema)
+
+
+class MessagesBody(CountBody):
+    max_tokens: int = Field(ge=1, le=MAX_INTEGER)
+    stop_sequences: (
+        Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=MAX_STOP_SEQUENCES)]
+        | None
+    ) = None
+    temperature: Annotated[float, Field(ge=0, le=1), ANY_SIZE] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1), ANY_SIZE] | None = None
+    top_k: int | None = Field(None, ge=0, le=MAX_INTEGER)
+    seed: int | None = Field(None, ge=-(2**63), le=2**63 - 1)
+    speculation: AskedSpeculation = None
+    stream: bool | None = None
+
+    @model_validator(mode="after")
+    def _thoughts_leave_room(self) -> "MessagesBody":
+        budget = None if self.thinking is None else self.thinking.budget_tokens
+        if budget is not None and budget >= self.max_tokens:
+            raise fault(
+                "thinking",
+                f"budget_tokens is {budget}; give less than max_tokens, {self.max_tokens}",
+            )
+        return self
+
+    def params(self) -> GenerationParams:
+        return GenerationParams(
+            max_tokens=self.max_tokens,
+            stop_strings=tuple(self.stop_sequences or ()),
+            speculation=self.speculation or "auto",
+            constraint=self.constraint(),
+            sampling=SamplingParams(
+                temperature=1.0 if self.temperature is None else self.temperature,
+                top_k=self.top_k or 0,
+                top_p=1.0 if self.top_p is None else self.top_p,
+                seed=(secrets.randbits(63) if self.seed is None else self.seed) % 2**64,
+            ),
+        )

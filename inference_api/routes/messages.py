@@ -1,0 +1,46 @@
+"""Anthropic's `/v1/messages`, for its clients."""
+
+from flask import Blueprint, Response, g, jsonify
+
+from common.errors import MessagesError
+from common.operations import operation
+from inference_api.anthropic.answers import MessageAnswer, MessageForm, TokenCount
+from inference_api.anthropic.requests import CountBody, MessagesBody
+from inference_api.bodies.fields import parse
+from inference_api.routes.caller import json_body
+from inference_api.routes.chats import Chats
+from inference_api.routes.errors import REFUSALS, ROW_REFUSALS
+from inference_api.routes.tokenize import prompt_is_called
+
+
+def create_blueprint(chats: Chats) -> Blueprint:
+    blueprint = Blueprint("messages", __name__)
+
+    @blueprint.post("/v1/messages")
+    @operation(
+        "Answer a conversation in blocks, as Anthropic's API does: texts, thoughts, calls.",
+        {200: (MessageAnswer, "text/event-stream"), **dict.fromkeys(ROW_REFUSALS, MessagesError)},
+        MessagesBody,
+    )
+    def messages() -> Response:
+        body = parse(MessagesBody, json_body())
+
+        def form_of(model: str) -> MessageForm:
+            return MessageForm(g.request_id, model)
+
+        return chats.respond(body.chat(), form_of, streams=bool(body.stream))
+
+    @blueprint.post("/v1/messages/count_tokens")
+    @operation(
+        "The number of tokens that a conversation takes, tools included.",
+        {200: TokenCount, **dict.fromkeys(REFUSALS, MessagesError)},
+        CountBody,
+    )
+    def count_tokens() -> Response:
+        chat = parse(CountBody, json_body()).chat()
+        _, model = chats.model_of(chat)
+        with prompt_is_called(chat.prompt_field):
+            token_ids = model.prompt_encoder.encode_chat(*chat.conversation)
+        return jsonify(TokenCount(input_tokens=len(token_ids)))
+
+    return blueprint
