@@ -27,6 +27,36 @@ CHAT: dict[str, Any] = {
     "logit_bias": {"5": 1.5},
     "structured_outputs": {"json": {"type": "object", "properties": {"a": {"type": "string"}}}},
 }
+SCHEMA = {"type": "object", "properties": {"a": {"type": "string"}}}
+RESPONSE: dict[str, Any] = {
+    "model": "hearth-tiny",
+    "input": [
+        {"role": "user", "content": [{"type": "input_text", "text": "hello"}]},
+        {"type": "reasoning", "id": "r", "summary": []},
+        {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "c", "output": "1"},
+    ],
+    "tools": [{"type": "function", "name": "f", "parameters": SCHEMA}],
+    "max_output_tokens": 4,
+    "text": {"format": {"type": "json_schema", "name": "n", "schema": SCHEMA}},
+}
+MESSAGE: dict[str, Any] = {
+    "model": "hearth-tiny",
+    "max_tokens": 4,
+    "system": [{"type": "text", "text": "a"}],
+    "messages": [
+        {"role": "user", "content": "hello"},
+        {"role": "assistant", "content": [
+            {"type": "thinking", "thinking": "a", "signature": ""},
+            {"type": "tool_use", "id": "c", "name": "f", "input": {"a": 1}},
+        ]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c", "content": "1"}]},
+    ],
+    "tools": [{"name": "f", "input_schema": SCHEMA}],
+    "tool_choice": {"type": "auto"},
+    "stop_sequences": ["x"],
+    "stream": True,
+}  # fmt: skip
 TOLD: dict[str, Any] = {
     "session_id": "s",
     "number_of_nodes": 2,
@@ -42,6 +72,8 @@ SMALL_BODIES: dict[str, dict[str, Any]] = {  # by the beginning of a path
     "/chat": TEXT,
     "/v1/completions": PROMPT,
     "/v1/chat": CHAT,
+    "/v1/responses": RESPONSE,
+    "/v1/messages": MESSAGE,
     "/tokenize": {"messages": CHAT["messages"]},
     "/v1/tokenize": {"prompt": "a", "add_special_tokens": True},
     "/detokenize": {"tokens": [1, 2]},

@@ -10,8 +10,8 @@ import jsonschema
 import pytest
 from pydantic import BaseModel
 
-from benchmarking.serving import ServedApi
-from tests.e2e.test_responses import events_of
+from benchmarking.serving import ROOT, ServedApi
+from tests.e2e.test_responses import ENDLESS, broken_events, events_of
 from tests.e2e.test_tools import MODEL, SCHEMAS
 
 HELLO: list[Any] = [{"role": "user", "content": "hi"}]
@@ -237,6 +237,33 @@ def test_refusals_are_anthropics(api: ServedApi, fields: dict[str, Any], message
     assert response.json() == {"type": "error", "error": error, "request_id": request_id}
     assert error["type"] == "invalid_request_error"
     assert error["message"].startswith(message)
+
+
+def test_an_error_in_a_stream_is_its_last_event(
+    api: ServedApi, client: anthropic.Anthropic
+) -> None:
+    form = {"format": {"type": "json_schema", "schema": ENDLESS}}
+    asked: Any = {"model": MODEL, "messages": HELLO, "max_tokens": 1000, "output_config": form}
+    first, *_, error = broken_events(api, "/v1/messages", **asked, stream=True)
+    assert (first["type"], error["type"]) == ("message_start", "error")
+    assert error["error"]["type"] == "invalid_request_error"
+    stream = client.messages.create(**asked, stream=True)
+    with pytest.raises(anthropic.APIStatusError) as caught:
+        list(stream)
+    body: Any = caught.value.body
+    assert body["error"] == error["error"]
+
+
+def test_the_documented_example_runs_as_it_is(
+    model_api: ServedApi, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = (ROOT / "docs" / "api.md").read_text()
+    example = re.search(r"```python\n(from anthropic.*?)```", page, re.DOTALL)
+    assert example is not None
+    names: dict[str, Any] = {}
+    exec(example[1].replace("http://127.0.0.1:7000", model_api.url), names)
+    names["client"].close()
+    assert capsys.readouterr().out.strip()
 
 
 def test_errors_before_the_route_are_anthropics_too(

@@ -2,10 +2,12 @@
 
 import json
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import openai
 import pytest
+import requests
 from pydantic import BaseModel, Field
 
 from benchmarking.serving import ServedApi
@@ -14,6 +16,15 @@ from tests.e2e.test_tools import MODEL, SCHEMAS, check_arguments
 TOOLS: list[Any] = [
     {"type": "function", "name": name, "parameters": schema} for name, schema in SCHEMAS.items()
 ]
+# Begins well, and has no end: as is found out on the way.
+ENDLESS = {
+    "$defs": {
+        "a": {"type": "object", "properties": {"a": {"$ref": "#/$defs/a"}}, "required": ["a"]}
+    },
+    "type": "object",
+    "properties": {"text": {"type": "string", "minLength": 3}, "a": {"$ref": "#/$defs/a"}},
+    "required": ["text", "a"],
+}
 
 
 @pytest.fixture(scope="module")
@@ -45,6 +56,17 @@ def events_of(raw: bytes) -> list[dict[str, Any]]:
         assert name == f"event: {event['type']}"
         events.append(event)
     return events
+
+
+def broken_events(api: ServedApi, path: str, **asked: Any) -> list[dict[str, Any]]:
+    """Of a stream that breaks off."""
+    pieces = []
+    with requests.post(f"{api.url}{path}", json=asked, stream=True, timeout=60) as response:
+        coming = response.iter_content(None)
+        with suppress(requests.exceptions.ChunkedEncodingError):
+            while True:
+                pieces.append(next(coming))
+    return events_of(b"".join(pieces))
 
 
 def test_text_whole(client: openai.OpenAI) -> None:
@@ -220,6 +242,23 @@ def test_refusals_name_the_field(
     assert response.status_code == 400, response.text
     assert response.json()["error"]["param"] == param
     assert message in response.json()["message"]
+
+
+def test_an_error_in_a_stream_is_an_event_and_the_end_of_the_response(
+    api: ServedApi, client: openai.OpenAI
+) -> None:
+    form = {"type": "json_schema", "name": "endless", "schema": ENDLESS}
+    asked: Any = {"model": MODEL, "input": "hi", "text": {"format": form}, "stream": True}
+    *_, error, failed = broken_events(api, "/v1/responses", **asked)
+    assert (error["type"], error["code"]) == ("error", "constraint_failed")
+    assert failed["type"] == "response.failed"
+    assert failed["response"]["status"] == "failed"
+    assert failed["response"]["error"]["message"] == error["message"]
+    stream = client.responses.create(**asked)
+    kinds: list[str] = []
+    with pytest.raises(openai.APIConnectionError):
+        kinds.extend(event.type for event in stream)
+    assert kinds[-2:] == ["error", "response.failed"]
 
 
 def test_an_unknown_model_is_not_found(client: openai.OpenAI) -> None:
