@@ -118,7 +118,7 @@ class ChatAnswer:
 
     def __init__(self, generation: TextGeneration, reader: AnswerReader) -> None:
         self.generation = generation
-        self.thought_tokens = 0  # of the tokens so far; counted by pieces that end in a thought
+        self.thought_tokens = 0  # so far: of pieces whose text is not known to go on otherwise
         self._reader = reader
 
     @property

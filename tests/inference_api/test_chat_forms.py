@@ -1,0 +1,138 @@
+"""Answers in the forms of `/v1/responses` and `/v1/messages`: thoughts, text and a call."""
+
+import json
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from inference_api.anthropic.answers import MessageForm, _input
+from inference_api.generation.chat import ChatAnswer
+from inference_api.openai.response_answers import ResponseForm
+from inference_api.openai.responses import ResponsesBody
+from inference_api.request import FinishReason
+from inference_api.tools.answers import AnswerReader, Thought
+from inference_api.tools.formats import hermes
+from tests.e2e.test_responses import events_of
+
+PIECES = [
+    *("<think>", "Let me", " see.", "</think>"),
+    "Well",
+    *(':<tool_call>{"name": "f", "argu', 'ments": {"a": [1', "]}}</tool_call>"),
+]
+
+
+class ScriptedGeneration:
+    """A token for each piece; `num_pieces` of them."""
+
+    prompt_tokens = (1, 2, 3)
+    stop_string = None
+
+    def __init__(self, num_pieces: int, finish_reason: FinishReason) -> None:
+        self.completion_tokens = 0
+        self.finish_reason = finish_reason
+        self._num_pieces = num_pieces
+
+    def pieces(self) -> Iterator[str]:
+        for piece in PIECES[: self._num_pieces]:
+            self.completion_tokens += 1
+            yield piece
+
+    def record(self) -> Any:
+        return SimpleNamespace(
+            prompt_tokens=3, reused_tokens=2, completion_tokens=self.completion_tokens
+        )
+
+
+def answer(num_pieces: int = len(PIECES)) -> ChatAnswer:
+    is_whole = num_pieces == len(PIECES)
+    reason = FinishReason.STOP if is_whole else FinishReason.LENGTH
+    generation = ScriptedGeneration(num_pieces, reason)
+    thought = Thought("<think>", "</think>")
+    reader = AnswerReader(hermes, {"f": {"type": "object"}}, lambda: "call_1", thought)
+    return ChatAnswer(cast(Any, generation), reader)
+
+
+def response_form() -> ResponseForm:
+    body = ResponsesBody.model_validate({"model": "m", "input": "hi"})
+    return ResponseForm("resp_1", "m", 5, body)
+
+
+def test_a_response_has_an_item_for_each_part() -> None:
+    response = response_form().whole(answer())
+    thought, message, call = cast(list[Any], response["output"])
+    assert thought["content"] == [{"type": "reasoning_text", "text": "Let me see."}]
+    assert (thought["type"], thought["summary"]) == ("reasoning", [])
+    assert message["content"][0]["text"] == "Well:"
+    assert (call["name"], call["call_id"]) == ("f", "call_1")
+    assert json.loads(call["arguments"]) == {"a": [1]}
+    assert {item["status"] for item in (thought, message, call)} == {"completed"}
+    usage = response["usage"]
+    assert usage is not None
+    assert usage["input_tokens_details"]["cached_tokens"] == 2
+    assert usage["output_tokens_details"]["reasoning_tokens"] == 3  # and the tag that ends them
+    assert list(response)[-1] == "usage"
+
+
+def test_events_of_thoughts_are_those_of_reasoning() -> None:
+    events = events_of(b"".join(response_form().stream(answer())))
+    own = [event for event in events if event.get("output_index") == 0]
+    assert [event["type"].removeprefix("response.") for event in own] == [
+        *("output_item.added", "content_part.added"),
+        *["reasoning_text.delta"] * (len(own) - 5),
+        *("reasoning_text.done", "content_part.done", "output_item.done"),
+    ]
+    assert own[0]["item"]["content"] == []
+    assert events[-1]["response"] == response_form().whole(answer())
+
+
+def test_what_is_cut_is_incomplete_from_its_last_item_on() -> None:
+    response = response_form().whole(answer(len(PIECES) - 1))
+    assert response["status"] == "incomplete"
+    items = cast(list[Any], response["output"])
+    assert [item["status"] for item in items] == ["completed", "completed", "incomplete"]
+    assert items[-1]["arguments"] == '{"a": [1'
+
+
+def test_a_message_has_a_block_for_each_part() -> None:
+    message = MessageForm("1", "m").whole(answer())
+    assert message["content"] == [
+        {"type": "thinking", "thinking": "Let me see.", "signature": ""},
+        {"type": "text", "text": "Well:"},
+        {"type": "tool_use", "id": "call_1", "name": "f", "input": {"a": [1]}},
+    ]
+    assert (message["stop_reason"], message["usage"]["output_tokens"]) == ("tool_use", len(PIECES))
+    cut = MessageForm("1", "m").whole(answer(len(PIECES) - 1))
+    last: Any = cut["content"][-1]
+    assert (cut["stop_reason"], last["input"]) == ("max_tokens", {"a": [1]})
+
+
+def test_events_of_thoughts_are_those_of_thinking() -> None:
+    events = events_of(b"".join(MessageForm("1", "m").stream(answer())))
+    first, *deltas, last = [event for event in events if event.get("index") == 0]
+    assert first["content_block"] == {"type": "thinking", "thinking": "", "signature": ""}
+    assert {event["delta"]["type"] for event in deltas} == {"thinking_delta"}
+    assert "".join(event["delta"]["thinking"] for event in deltas) == "Let me see."
+    assert last == {"type": "content_block_stop", "index": 0}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "given"),
+    [
+        ('{"a": [1, {"b": null}]}', {"a": [1, {"b": None}]}),
+        ('{"a": "cut in the mid', {"a": "cut in the mid"}),
+        ('{"a": 1, "b', {"a": 1}),
+        ("{", {}),
+        ("", {}),
+        ("{}", {}),
+        ("oops", {"INVALID_JSON": "oops"}),
+        ('{"a": NaN}', {"INVALID_JSON": '{"a": NaN}'}),
+        ("[1]", {"INVALID_JSON": "[1]"}),
+        ('{"a": ' + "9" * 5000 + "}", {"INVALID_JSON": '{"a": ' + "9" * 5000 + "}"}),
+        ('{"a":' * 5000, {"INVALID_JSON": '{"a":' * 5000}),
+    ],
+    ids=range(11),
+)
+def test_arguments_are_an_object_whatever_a_model_wrote(arguments: str, given: object) -> None:
+    assert _input(arguments) == given
