@@ -7,7 +7,14 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from inference_api.anthropic.contents import CACHED, InputMessage, Text, text_of
-from inference_api.bodies.fields import ANY_SIZE, AskedSpeculation, Body, Unserved, fault
+from inference_api.bodies.fields import (
+    ANY_SIZE,
+    MAX_INTEGER,
+    AskedSpeculation,
+    Body,
+    Unserved,
+    fault,
+)
 from inference_api.bodies.tools import (
     MAX_TOOLS,
     Description,
@@ -23,7 +30,6 @@ from inference_api.text.chat_prompts import Extras
 from inference_api.text.closed_objects import with_closed_objects
 from inference_api.tools.events import NO_TOOLS, Mode, ToolUse
 
-MAX_INTEGER = 2**31 - 1  # of numbers of tokens
 MAX_STOP_SEQUENCES = 8
 
 

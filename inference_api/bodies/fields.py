@@ -22,6 +22,7 @@ from inference_api.bodies.json_object import parse_object, shortened, to_float
 from inference_api.errors import InvalidRequest
 from inference_api.request import Speculation
 
+MAX_INTEGER = 2**31 - 1  # of token ids and numbers of tokens
 MAX_FAULTS = 100  # of a body, to look at one by one: a body can have a million
 
 Json = dict[str, Any]

@@ -6,10 +6,9 @@ from typing import ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
-from inference_api.bodies.fields import Unserved
+from inference_api.bodies.fields import MAX_INTEGER, Unserved
 from inference_api.openai.answers import Answer
 from inference_api.openai.requests import (
-    MAX_INTEGER,
     MAX_PRIORITY,
     Prompt,
     RequestBody,

@@ -7,7 +7,14 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from inference_api.bodies.fields import ANY_SIZE, AskedSpeculation, Body, Unserved, fault
+from inference_api.bodies.fields import (
+    ANY_SIZE,
+    MAX_INTEGER,
+    AskedSpeculation,
+    Body,
+    Unserved,
+    fault,
+)
 from inference_api.bodies.json_object import shortened
 from inference_api.errors import AnswerTooLong, InvalidRequest
 from inference_api.generation.chat import Conversation, chat_params, check_effort
@@ -30,7 +37,6 @@ MAX_STOP_STRINGS = 8
 MAX_STOP_TOKEN_IDS = 64
 MAX_LOGPROBS = 20
 MAX_PRIORITY = 1000
-MAX_INTEGER = 2**31 - 1  # of token ids and numbers of tokens
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's, for /v1/completions
 
 TOKEN_ID = re.compile("[0-9]{1,10}")

@@ -8,7 +8,14 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from inference_api.bodies.fields import ANY_SIZE, AskedSpeculation, Body, Unserved, fault
+from inference_api.bodies.fields import (
+    ANY_SIZE,
+    MAX_INTEGER,
+    AskedSpeculation,
+    Body,
+    Unserved,
+    fault,
+)
 from inference_api.bodies.tools import (
     MAX_TOOLS,
     Description,
@@ -21,12 +28,12 @@ from inference_api.bodies.tools import (
 from inference_api.generation.chat import ChatRequest, Conversation
 from inference_api.openai.formats import schema_constraint
 from inference_api.openai.response_input import Input, turns_of
+from inference_api.openai.tools import form_of_choice
 from inference_api.openai.unserved_fields import IGNORED
 from inference_api.request import ConstraintSpec, GenerationParams, SamplingParams
 from inference_api.text.chat_prompts import Extras
 from inference_api.tools.events import NO_TOOLS, Mode, ToolUse
 
-MAX_INTEGER = 2**31 - 1  # of numbers of tokens
 MAX_METADATA = 16  # OpenAI's bounds
 MAX_METADATA_CHARS = 512
 
@@ -76,20 +83,12 @@ class AllowedTools(Body):
     tools: Annotated[list[NamedTool], Field(min_length=1, max_length=MAX_TOOLS)]
 
 
-def _form_of_choice(choice: Any) -> str | None:
-    if isinstance(choice, str):
-        return "<mode>"
-    if not isinstance(choice, dict):
-        return None
-    return "<allowed>" if choice.get("type") == "allowed_tools" else "<named>"
-
-
 ToolChoice = Annotated[
     Annotated[Literal["none", "auto", "required"], Tag("<mode>")]
     | Annotated[NamedTool, Tag("<named>")]
     | Annotated[AllowedTools, Tag("<allowed>")],
     Discriminator(
-        _form_of_choice,
+        form_of_choice,
         custom_error_type="tool_choice",
         custom_error_message="give none, auto, required, or an object that names a function",
     ),

@@ -83,7 +83,7 @@ class AllowedToolsChoice(Body):
     allowed_tools: AllowedTools
 
 
-def _form_of_choice(choice: Any) -> str | None:
+def form_of_choice(choice: Any) -> str | None:
     if isinstance(choice, str):
         return "<mode>"
     if not isinstance(choice, dict):
@@ -96,7 +96,7 @@ ToolChoice = Annotated[
     | Annotated[NamedTool, Tag("<named>")]
     | Annotated[AllowedToolsChoice, Tag("<allowed>")],
     Discriminator(
-        _form_of_choice,
+        form_of_choice,
         custom_error_type="tool_choice",
         custom_error_message="give none, auto, required, or an object that names a function",
     ),
