@@ -108,6 +108,7 @@ def test_a_prompt_goes_to_the_expert_that_is_chosen_or_fits(
         models.select_option("plain")
         ask(page, "Hello", 4)
         expect(answered).to_have_text("plain")
+        button(page, "New conversation").click()  # a router reads all turns
         models.select_option("auto")
         ask(page, "What is 3 plus 4 times 5?", 4)
         expect(answered).to_have_text(LONG_NAME)
