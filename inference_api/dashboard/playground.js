@@ -1,29 +1,38 @@
-// One prompt at a time to the OpenAI routes, streamed; timed here, as a client sees it.
+// Conversations with the models that are served, and bare texts, by the OpenAI routes, streamed.
 
-import { ApiError, hasToken, postJson } from "./api.js";
+import { hasToken } from "./api.js";
+import { Conversation } from "./conversation.js";
+import { copyText, curl, python } from "./copying.js";
 import { byId, h, setText } from "./dom.js";
-import { count, duration, number } from "./format.js";
-import { events } from "./sse.js";
 
+// What any model should know; the embedded one does.
+const EXAMPLES = [
+  "Have you been to Paris, France?",
+  "What is the capital of Kenya?",
+  "Write a Python function that adds two numbers.",
+  "How do I make a cup of tea?",
+];
+const PATHS = { chat: "/v1/chat/completions", completion: "/v1/completions" };
+
+const panel = byId("playground-panel", HTMLElement);
 const form = byId("playground", HTMLFormElement);
-const answer = byId("playground-answer", HTMLElement);
+const prompt = byId("playground-prompt", HTMLTextAreaElement);
+const settings = byId("playground-settings", HTMLDetailsElement);
+const log = byId("playground-log", HTMLElement);
+const examples = byId("playground-examples", HTMLElement);
+const copied = byId("playground-copied", HTMLElement);
 const status = byId("playground-status", HTMLElement);
 const send = byId("playground-send", HTMLButtonElement);
 const stop = byId("playground-stop", HTMLButtonElement);
-const copy = byId("playground-curl", HTMLElement);
-const figures = Object.fromEntries(
-  [...document.querySelectorAll("[data-figure]")].map((each) => [
-    each.getAttribute("data-figure"),
-    each,
-  ]),
-);
-const COPIED_MS = 1500;
-
+const regenerate = byId("playground-regenerate", HTMLButtonElement);
 const models = byId("playground-models", HTMLElement);
 const model = byId("playground-model", HTMLSelectElement);
-const answered = byId("playground-answered", HTMLElement);
+
+// Bare text has no turns: each prompt begins anew, and its answer is shown as it is.
+const conversations = { chat: new Conversation(), completion: new Conversation() };
 /** @type {AbortController | null} */
-let running = null; // the AbortController of the answer that streams
+let running = null; // of the answer that streams
+let follows = true; // the log shows its end, until somebody scrolls up
 
 /** What the next prompt may go to; whoever has chosen keeps that. */
 export function offerModels(names) {
@@ -32,147 +41,146 @@ export function offerModels(names) {
     model.replaceChildren(...names.map((name) => h("option", { value: name }, name)));
     if (names.includes(chosen)) model.value = chosen;
   }
-  models.hidden = answered.hidden = names.length < 2;
-  allowSending();
+  models.hidden = names.length < 2;
+  allowActions();
 }
 
-function allowSending() {
+/** @returns {"chat" | "completion"} */
+function kind() {
+  return new FormData(form).get("kind") === "chat" ? "chat" : "completion";
+}
+
+function allowActions() {
+  const { isEmpty } = conversations[kind()];
   send.disabled = !model.value || running !== null;
-}
-
-function route() {
-  return new FormData(form).get("kind") === "chat" ? "/v1/chat/completions" : "/v1/completions";
+  stop.disabled = running === null;
+  regenerate.disabled = send.disabled || isEmpty;
+  examples.hidden = !isEmpty;
 }
 
 /** The body of a request, without what only this page needs. */
-function body() {
+function bodyOf(text, isRepeated) {
   const fields = new FormData(form);
-  const prompt = fields.get("prompt");
   const seed = fields.get("seed");
+  const system = fields.get("system");
+  const messages = [
+    ...(system ? [{ role: "system", content: system }] : []),
+    ...conversations.chat.turns(isRepeated),
+    { role: "user", content: text },
+  ];
   return {
     model: model.value,
-    ...(fields.get("kind") === "chat"
-      ? { messages: [{ role: "user", content: prompt }] }
-      : { prompt }),
+    ...(kind() === "chat" ? { messages } : { prompt: text }),
     max_tokens: Number(fields.get("max_tokens")),
     temperature: Number(fields.get("temperature")),
+    top_p: Number(fields.get("top_p")),
     ...(seed !== "" && { seed: Number(seed) }),
     stream: true,
   };
 }
 
-async function run() {
-  if (running || !form.reportValidity()) return;
-  running = new AbortController();
-  const { signal } = running;
-  const timing = { sent_ms: performance.now(), first_ms: null, last_ms: null, tokens: 0 };
-  begin();
-  /** @type {string | null} */
-  let finish = "stopped";
-  try {
-    const streamed = {
-      ...body(),
-      stream_options: { include_usage: true, continuous_usage_stats: true },
-    };
-    const response = await postJson(route(), streamed, { signal });
-    finish = await read(response, timing);
-  } catch (error) {
-    if (error.name !== "AbortError") finish = fail(error);
-  } finally {
-    running = null;
-    end(finish, timing);
-  }
+/** Tells what is wrong with the settings; they are opened for that. */
+function areSettingsValid() {
+  const inputs = [...settings.querySelectorAll("input")];
+  if (inputs.some((each) => !each.validity.valid)) settings.open = true;
+  return inputs.every((each) => each.reportValidity());
 }
 
-/** Appends the pieces as they come; returns the finish reason. */
-async function read(response, timing) {
-  /** @type {string | null} */
-  let finish = null;
-  for await (const data of events(response)) {
-    if (data === "[DONE]") return finish;
-    const chunk = JSON.parse(data);
-    if (chunk.error) throw new ApiError(chunk.status_code, chunk.error.message);
-    setText(figures.model, chunk.model);
-    const choice = chunk.choices[0];
-    const piece = choice?.delta?.content ?? choice?.text ?? "";
-    timing.tokens = chunk.usage?.completion_tokens ?? timing.tokens;
-    if (piece) {
-      timing.last_ms = performance.now();
-      timing.first_ms ??= timing.last_ms;
-      answer.append(piece);
-      answer.scrollTop = answer.scrollHeight;
-    }
-    finish = choice?.finish_reason ?? finish;
-    showFigures(timing);
-  }
-  throw new ApiError(0, "The stream broke off before its end.");
+async function run(text) {
+  if (running || !model.value || !areSettingsValid()) return;
+  running = new AbortController();
+  const at = kind();
+  const conversation = conversations[at];
+  if (at === "completion") conversation.clear();
+  const body = bodyOf(text, false);
+  const options = { isMarkdown: at === "chat", namesModel: !models.hidden };
+  const answer = conversation.ask(text, options);
+  const focused = document.activeElement;
+  copied.hidden = true;
+  follows = true;
+  setText(status, "");
+  allowActions();
+  if (focused !== prompt) stop.focus(); // a disabled or hidden button loses the focus
+  const told = await answer.stream(PATHS[at], body, running.signal);
+  running = null;
+  const wasStopFocused = document.activeElement === stop;
+  allowActions();
+  if (wasStopFocused) send.focus();
+  setText(status, told);
+}
+
+function sendPrompt() {
+  if (running || !model.value || !prompt.reportValidity() || !areSettingsValid()) return;
+  const text = prompt.value;
+  prompt.value = "";
+  run(text);
+}
+
+function answerAgain() {
+  if (!areSettingsValid()) return;
+  const conversation = conversations[kind()];
+  const text = conversation.lastPrompt;
+  conversation.takeBack();
+  run(text);
 }
 
 function begin() {
-  answer.replaceChildren();
-  answer.setAttribute("aria-busy", "true");
-  send.disabled = true;
-  stop.disabled = false;
-  setText(status, "");
-  for (const figure of Object.values(figures)) setText(figure, "–");
+  running?.abort();
+  conversations[kind()].clear();
+  copied.hidden = true;
+  allowActions();
+  setText(status, "New conversation.");
+  prompt.focus();
 }
 
-function end(finish, timing) {
-  answer.setAttribute("aria-busy", "false");
-  allowSending();
-  if (document.activeElement === stop) send.focus(); // a disabled button loses the focus
-  stop.disabled = true;
-  showFigures(timing);
-  setText(figures.finish, finish);
-  setText(status, `Answer finished, ${finish}: ${count(timing.tokens, "token")}.`);
+/** Copies the request that Send would make, or without a prompt the last one. */
+async function copyAs(button, written) {
+  const isRepeated = prompt.value === "" && !conversations[kind()].isEmpty;
+  if (!(isRepeated || prompt.reportValidity()) || !areSettingsValid()) return;
+  const text = isRepeated ? conversations[kind()].lastPrompt : prompt.value;
+  const body = bodyOf(text, isRepeated);
+  const request = { origin: location.origin, path: PATHS[kind()], body, withToken: hasToken() };
+  await copyText(button, written(request), copied);
+  setText(status, button.textContent);
 }
 
-function fail(error) {
-  answer.append(h("p", { class: "fault", role: "alert" }, error.message));
-  return "error";
-}
-
-function showFigures({ sent_ms, first_ms, last_ms, tokens }) {
-  if (first_ms === null) return;
-  setText(figures.ttft, duration((first_ms - sent_ms) / 1000));
-  setText(figures.tokens, number(tokens));
-  const after_s = (last_ms - first_ms) / 1000;
-  setText(figures.rate, tokens > 1 && after_s > 0 ? number((tokens - 1) / after_s) : "–");
-}
-
-/** The same request for a shell. A token is named, never shown. */
-export function curl(origin, path, content, withToken) {
-  const quoted = JSON.stringify(content).replaceAll("'", String.raw`'\''`);
-  const token = withToken ? ' -H "Authorization: Bearer $HEARTH_TOKEN"' : "";
-  return `curl -N ${origin}${path}${token} -H 'Content-Type: application/json' -d '${quoted}'`;
-}
-
-async function copyCurl() {
-  const text = curl(location.origin, route(), body(), hasToken());
-  try {
-    await navigator.clipboard.writeText(text);
-    tell("Copied");
-  } catch {
-    // Pages from another machine without TLS have no clipboard: show it, selected, instead.
-    answer.replaceChildren(text);
-    getSelection()?.selectAllChildren(answer);
-    tell("Select and copy");
-  }
-}
-
-function tell(text) {
-  setText(copy, text);
-  setText(status, text);
-  setTimeout(() => setText(copy, "Copy as curl"), COPIED_MS);
+function showKind() {
+  log.replaceChildren(conversations[kind()].element, examples);
+  copied.hidden = true;
+  allowActions();
 }
 
 form.addEventListener("submit", (event) => {
   event.preventDefault();
-  run();
+  sendPrompt();
 });
 form.addEventListener("keydown", (event) => {
-  if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) run();
+  if (event.key !== "Enter" || event.isComposing) return; // Enter also ends what an input method composes
+  const isPrompt = event.target === prompt && !event.shiftKey;
+  if (!isPrompt && !event.ctrlKey && !event.metaKey) return;
+  event.preventDefault();
+  sendPrompt();
+});
+panel.addEventListener("keydown", (event) => {
   if (event.key === "Escape") running?.abort();
 });
+for (const radio of form.querySelectorAll("[name=kind]"))
+  radio.addEventListener("change", showKind);
+for (const [id, written] of Object.entries({ curl, python })) {
+  const button = byId(`playground-${id}`, HTMLButtonElement);
+  button.addEventListener("click", () => copyAs(button, written));
+}
 stop.addEventListener("click", () => running?.abort());
-copy.addEventListener("click", copyCurl);
+regenerate.addEventListener("click", answerAgain);
+byId("playground-new", HTMLButtonElement).addEventListener("click", begin);
+examples.append(
+  ...EXAMPLES.map((text) => h("button", { type: "button", onclick: () => run(text) }, text)),
+);
+log.addEventListener("scroll", () => {
+  follows = log.scrollHeight - log.scrollTop - log.clientHeight < 32;
+});
+const grown = new ResizeObserver(() => {
+  if (follows) log.scrollTop = log.scrollHeight;
+});
+for (const { element } of Object.values(conversations)) grown.observe(element);
+showKind();

@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import requests
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, Locator, Page, expect
 
 from benchmarking.serving import ServedApi, eventually
 
@@ -95,9 +95,25 @@ def solve_example(page: Page) -> None:
     expect(page.locator("table.allocations tbody tr")).to_have_count(5)
 
 
-def ask(page: Page, prompt: str, max_tokens: int, kind: str = "Chat turn") -> None:
-    page.get_by_label(kind).check()
+def ask(page: Page, prompt: str, max_tokens: int, kind: str = "Chat") -> None:
+    page.get_by_label(kind, exact=True).check()
+    if not page.get_by_label("Max tokens").is_visible():
+        page.get_by_text("Settings", exact=True).click()
     page.get_by_role("textbox", name="Prompt", exact=True).fill(prompt)
     page.get_by_label("Max tokens").fill(str(max_tokens))
     page.get_by_label("Temperature").fill("0")
     page.get_by_role("button", name="Send").click()
+
+
+def answer_of(page: Page) -> Locator:
+    """The last answer, with its text, its figures and what went wrong with it."""
+    return page.locator(".turn[data-role=assistant]").last
+
+
+def tab_to(page: Page, wanted: Locator) -> None:
+    """By keyboard alone, as many stops as it takes."""
+    for _ in range(20):
+        page.keyboard.press("Tab")
+        if wanted.evaluate("element => element === document.activeElement"):
+            return
+    raise AssertionError(f"twenty times Tab do not lead to {wanted}")

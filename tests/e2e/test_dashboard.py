@@ -15,7 +15,7 @@ import requests
 from playwright.sync_api import Browser, Page, expect
 
 from benchmarking.serving import ServedApi, eventually
-from tests.e2e.pages import ask, busy, opened, show, solve_example
+from tests.e2e.pages import answer_of, ask, busy, opened, show, solve_example
 
 EXAMPLE = Path(__file__).parents[2] / "inference_api" / "dashboard" / "example_system.json"
 
@@ -34,8 +34,8 @@ def test_the_page_shows_the_server(api: ServedApi, page: Page) -> None:
 
 def test_a_prompt_is_streamed_and_timed(page: Page) -> None:
     ask(page, "What is the capital of Kenya?", 60)
-    expect(page.get_by_role("region", name="Answer")).to_contain_text("Nairobi")
-    figures = page.locator("#playground-figures")
+    expect(answer_of(page)).to_contain_text("Nairobi")
+    figures = answer_of(page)
     expect(figures.locator("[data-figure=finish]")).to_have_text("stop")
     expect(figures.locator("[data-figure=ttft]")).to_have_text(re.compile(r"^[\d.,]+ m?s$"))
     expect(figures.locator("[data-figure=rate]")).to_have_text(re.compile(r"^[\d.,]+$"))
@@ -50,14 +50,15 @@ def test_bare_text_goes_to_completions(page: Page) -> None:
         ask(page, "What is the capital of Kenya?", 60, "Bare text")
     body: Any = sent.value.post_data_json
     assert body["prompt"] == "What is the capital of Kenya?"
-    expect(page.get_by_role("region", name="Answer")).to_contain_text("Nairobi")
+    expect(answer_of(page)).to_contain_text("Nairobi")
 
 
 def test_what_the_server_refuses_is_told(api: ServedApi, browser: Browser) -> None:
     with opened(browser, api.url, may_log="status of 400") as page:
         ask(page, "x " * 4000, 10)
-        alert = page.get_by_role("region", name="Answer").get_by_role("alert")
-        expect(alert).to_contain_text("and the model's context holds 2048")
+        expect(answer_of(page).get_by_role("alert")).to_contain_text(
+            "and the model's context holds 2048"
+        )
         expect(page.locator("[data-figure=finish]")).to_have_text("error")
 
 
@@ -71,7 +72,7 @@ def test_what_the_server_refuses_is_told(api: ServedApi, browser: Browser) -> No
 def test_a_stream_that_breaks_is_told(page: Page, stream: str, told: str) -> None:
     page.route("**/v1/chat/completions", lambda route: route.fulfill(body=stream))
     ask(page, "Hello", 10)
-    expect(page.get_by_role("region", name="Answer").get_by_role("alert")).to_have_text(told)
+    expect(answer_of(page).get_by_role("alert")).to_have_text(told)
     expect(page.locator("[data-figure=finish]")).to_have_text("error")
 
 
@@ -98,7 +99,7 @@ def expect_rows_to_tell(page: Page) -> None:
 def test_stopping_an_answer_frees_its_row(slow_api: ServedApi, browser: Browser) -> None:
     with opened(browser, slow_api.url) as page:
         ask(page, "Tell me a story. " * 50, 900, "Bare text")
-        expect(page.get_by_role("region", name="Answer")).not_to_be_empty()
+        expect(answer_of(page).locator(".answer")).not_to_be_empty()
         page.get_by_role("button", name="Stop").click()
         expect(page.locator("[data-figure=finish]")).to_have_text("stopped")
         eventually(slow_api.is_idle)

@@ -13,7 +13,7 @@ from playwright.sync_api import Browser, Locator, Page, Route, expect
 
 from benchmarking.serving import MOCK_APP, ServedApi, eventually, served
 from tests.e2e.bundles import bundle_file, expert
-from tests.e2e.pages import ask, opened
+from tests.e2e.pages import answer_of, ask, opened
 from tests.e2e.test_dashboard_access import WCAG
 
 LONG_NAME = "sums-" + "with-a-name-as-long-as-anybody-has-ever-given-to-one-of-theirs" * 2
@@ -104,10 +104,11 @@ def test_a_prompt_goes_to_the_expert_that_is_chosen_or_fits(
     with opened(browser, api.url) as page:
         models = page.get_by_role("combobox", name="Model")
         expect(models.locator("option")).to_have_text(["general", LONG_NAME, "plain", "auto"])
-        answered = page.locator("[data-figure=model]")
+        answered = answer_of(page).locator("[data-figure=model]")
         models.select_option("plain")
         ask(page, "Hello", 4)
         expect(answered).to_have_text("plain")
+        button(page, "New conversation").click()  # a router reads all turns
         models.select_option("auto")
         ask(page, "What is 3 plus 4 times 5?", 4)
         expect(answered).to_have_text(LONG_NAME)

@@ -9,7 +9,7 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from benchmarking.serving import MOCK_APP, ServedApi, served
-from tests.e2e.pages import ask, opened, solve_example
+from tests.e2e.pages import answer_of, ask, opened, solve_example
 
 SECRET = "a secret that is long enough for HS256"
 
@@ -52,7 +52,7 @@ def test_a_token_is_asked_for_and_kept_in_the_tab_only(
     with entered(browser, guarded_api) as page:
         expect(page.get_by_role("dialog")).to_be_hidden()
         ask(page, "hello", 5)
-        expect(page.get_by_role("region", name="Answer")).to_have_text("User:")
+        expect(answer_of(page).locator(".answer")).to_have_text("User:")
         assert page.evaluate("[localStorage.length, document.cookie]") == [0, ""]
 
 
