@@ -22,7 +22,7 @@ from inference_api.settings import Settings
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 CHANGED_BY_GET = re.compile(r"/(add|remove|apply)[A-Z]")
 # What CORS_ORIGINS opens; all other routes are for pages of this server alone.
-INFERENCE = frozenset({"generate", "messages", "openai", "responses", "tokenize"})
+INFERENCE = frozenset({"embeddings", "generate", "messages", "openai", "responses", "tokenize"})
 OWN_SUFFIXES = (".localhost", ".local", ".internal", ".svc", ".svc.cluster.local")
 HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([^\[\]:]*[^\[\]:.])\.?)(?::[0-9]*)?")
 FOREIGN_SITES = frozenset({"cross-site", "same-site"})

@@ -21,7 +21,14 @@ AFFINITY_CHARS = 256
 MODEL_ROUTES = ("inference", "predictions", "chat")
 # What answers with tokens, and so takes a user row.
 GENERATING_ROUTES = frozenset(
-    {*MODEL_ROUTES, "v1/completions", "v1/chat/completions", "v1/messages", "v1/responses"}
+    {
+        *MODEL_ROUTES,
+        "v1/completions",
+        "v1/chat/completions",
+        "v1/embeddings",
+        "v1/messages",
+        "v1/responses",
+    }
 )
 
 

@@ -5,7 +5,13 @@ import json
 
 import pytest
 
-from proxy.clients.inbound import RequestBody, RoutingHints, read_hints, target_fault
+from proxy.clients.inbound import (
+    RequestBody,
+    RoutingHints,
+    read_hints,
+    takes_row,
+    target_fault,
+)
 from proxy.clients.request_head import RequestHead
 
 
@@ -112,3 +118,12 @@ def test_model_in_the_body_counts_only_where_the_server_reads_it() -> None:
 )
 def test_targets(method: str, target: str, is_fine: bool) -> None:
     assert (target_fault(method, target) is None) == is_fine
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1/embeddings", "/v1/messages", "/v1/responses", "/inference/a", "/v1/completions"]
+)
+def test_what_a_row_answers_takes_one(path: str) -> None:
+    assert takes_row("POST", path)
+    assert not takes_row("GET", path)
+    assert not takes_row("POST", "/v1/messages/count_tokens")
