@@ -5,7 +5,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: serve mock test all-tests test-fast check hooks docs fuzz format packages kernels test-kernels clean
+.PHONY: serve mock test all-tests test-fast check hooks docs fuzz format packages kernels test-kernels cluster-demo clean
 
 serve: $(VENV)/serve.stamp
 	$(BIN)/python scripts/serve.py
