@@ -78,6 +78,11 @@ test-kernels: $(VENV)/dev.stamp
 bench-%: $(VENV)/dev.stamp
 	$(BIN)/python -m benchmarking.benches.$*
 
+# Three Ray nodes on this machine, and a load that doubles and comes back, in two minutes
+# (docs/cluster.md). Options: make cluster-demo DEMO=--kill-node
+cluster-demo: $(VENV)/dev.stamp
+	$(BIN)/python -m cluster.demo $(DEMO)
+
 $(VENV)/python.stamp:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "Hearth needs Python 3.11 or newer; name one with: make PYTHON=/path/to/python3.11"; exit 1; }

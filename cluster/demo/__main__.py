@@ -53,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--period", type=_within(1, 600), default=5.0, help="seconds of a cycle")
-    parser.add_argument("--rate", type=_within(0.1, 100), default=4.0, help="requests a second")
+    parser.add_argument("--rate", type=_within(0.1, 100), default=5.0, help="requests a second")
     parser.add_argument("--seed", type=int, default=0, help="of the times between requests")
     parser.add_argument("--actuator", choices=("ray", "local"), default="ray")
     parser.add_argument("--kill-node", action="store_true", help="kill a node of Ray under load")

@@ -62,7 +62,7 @@ def _system(story: Story) -> dict[str, Any]:
         "decodeParms": story.backend.decode,
         "prefillParms": story.backend.prefill,
     }
-    target = {"model": MODEL_NAME, "slo-ttft": story.slo_ttft_ms, "slo-itl": story.slo_itl_ms}
+    target = {"model": MODEL_NAME, "slo-ttft": story.planned_ttft_ms, "slo-itl": story.slo_itl_ms}
     server = {
         "name": SERVER,
         "class": "demo",

@@ -9,10 +9,11 @@ from urllib.parse import urlsplit
 
 import requests
 
+from cluster.demo.files import Addresses
 from cluster.demo.load import Load, Request
 from cluster.demo.machines import Place, node_with_replica
 from cluster.demo.processes import running_services, until
-from cluster.demo.story import MODEL_NAME, SERVER, Story
+from cluster.demo.story import MODEL_NAME, Story
 from cluster.demo.verdict import Run
 from cluster.demo.watch import Row, Watch, state_of
 
@@ -33,8 +34,7 @@ def play(story: Story, place: Place, options: Options, tell: Callable[[Row], Non
     """Raises DemoFailed."""
     with running_services(options.folder, story, place.actuator) as (addresses, token):
         controller_url = addresses.url(addresses.controller)
-        until(lambda: _is_ready(controller_url), FIRST_REPLICA_S, "the first replica")
-        until(lambda: _is_open(addresses.url(addresses.proxy)), FIRST_REPLICA_S, "the proxy")
+        wait_for_service(addresses)
         request = Request(addresses.proxy, token, MODEL_NAME, story.out_tokens)
         load = Load(request, story.rate_at, story.seed)
         killed_s, dead = None, set[str]()
@@ -52,18 +52,19 @@ def play(story: Story, place: Place, options: Options, tell: Callable[[Row], Non
     return Run(story, tuple(load.asked), watch.looks, watch.rows, killed_s, strays)
 
 
+def wait_for_service(addresses: Addresses) -> None:
+    """Until the proxy has found the first replica. Raises DemoFailed."""
+    proxy_url = addresses.url(addresses.proxy)
+    until(lambda: _is_open(proxy_url), FIRST_REPLICA_S, "the first replica")
+
+
 def _ready_urls(controller_url: str) -> set[str]:
     return {
         each["url"] for each in state_of(controller_url)["replicas"] if each["state"] == "ready"
     }
 
 
-def _is_ready(controller_url: str) -> bool:
-    return bool(state_of(controller_url)["servers"][SERVER]["replicas"].get("ready"))
-
-
 def _is_open(proxy_url: str) -> bool:
-    """The proxy has found the replica."""
     with requests.Session() as session:
         session.trust_env = False
         return session.get(f"{proxy_url}/ready", timeout=TIMEOUT_S).ok

@@ -29,14 +29,18 @@ MOCK = Backend(
 
 @dataclass(frozen=True, slots=True)
 class Story:
-    """Load for some periods, twice as much for some, then as before."""
+    """Load for some periods, twice as much for some, then as before.
+
+    What is planned for is a mean, what is attained is each request's: so the first is less.
+    """
 
     backend: Backend = MOCK
     period_s: float = 5.0
-    rate_per_s: float = 4.0
+    rate_per_s: float = 5.0
     user_rows: int = 10
     out_tokens: int = 40
-    slo_ttft_ms: float = 500.0
+    planned_ttft_ms: float = 500.0
+    slo_ttft_ms: float = 1000.0
     slo_itl_ms: float = 60.0
     seed: int = 0
     quiet_periods: int = QUIET_PERIODS
