@@ -118,6 +118,7 @@ class Load:
         reason = None
         while line := response.readline():
             if line.startswith(DONE):
+                response.read()  # to the end of the body: else we would have gone before it
                 return times_s, "" if reason == "length" else f"it ended by {reason}"
             if not line.startswith(DATA):
                 continue
