@@ -22,7 +22,7 @@ from inference_api.connections.worker import ApiWorker, allowed_connections
 from inference_api.errors import StartupError
 from inference_api.inference_api_server import server_of
 from inference_api.preflight import check_start
-from inference_api.scheduling.decode_backend import Hooks
+from inference_api.scheduling.decode_backend import Hooks, Phase
 from inference_api.settings import load_settings
 from optimizer.settings import load_settings as load_optimizer_settings
 from weights.settings import load_settings as load_weights_settings
@@ -107,4 +107,8 @@ def let_steps_finish() -> None:
 
 
 def worker_exit(arbiter: Arbiter, worker: ThreadWorker) -> None:
+    backend = server_of(worker.wsgi).backend
     server_of(worker.wsgi).stop()
+    # Ranks that have lost one start again together: by their launcher, once gunicorn has ended too.
+    if settings.split is not None and backend.phase is Phase.FAILED:
+        os.kill(os.getppid(), signal.SIGTERM)

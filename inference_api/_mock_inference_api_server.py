@@ -5,7 +5,7 @@ For developing the proxy, clients and load tools. Start it with `make mock`, wit
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from unittest.mock import patch
 
 from flask import Flask
@@ -16,7 +16,14 @@ from inference_api.request import TokenLogprobs
 from inference_api.scheduling.decode_backend import DecodeBackend
 from inference_api.scheduling.loaded_model import LoadedModel
 from inference_api.settings import Settings
-from inference_api.text.chat_prompts import Message, check_names, plain_chat_prompt
+from inference_api.text.chat_prompts import (
+    NO_EXTRAS,
+    Extras,
+    check_names,
+    plain_chat_prompt,
+)
+from inference_api.tools.dialects import GENERIC
+from inference_api.tools.history import Manners, Message, prepared
 
 END_TOKEN = 256  # the ids below it are bytes
 DEFAULT_SEQ_LEN = 2048
@@ -27,13 +34,14 @@ class ByteTokenizer:
 
     stop_token_ids = frozenset({END_TOKEN})
     bytes_per_token = 1
+    dialect = GENERIC
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         return list(text.encode())
 
-    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
+    def encode_chat(self, messages: Sequence[Message], extras: Extras = NO_EXTRAS) -> list[int]:
         check_names(messages, named_roles=frozenset())
-        return self.encode(plain_chat_prompt(messages))
+        return self.encode(plain_chat_prompt(prepared(messages, extras.tools, Manners())))
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         return bytes(id_ for id_ in token_ids if id_ < END_TOKEN).decode(errors="replace")
@@ -47,6 +55,9 @@ class ByteTokenizer:
 
     def special_token(self, token_id: int) -> str | None:
         return None if token_id < END_TOKEN else "</s>"
+
+    def special_ids(self, names: Iterable[str]) -> frozenset[int]:
+        return frozenset()
 
     def token_bytes(self, token_id: int) -> bytes:
         return bytes([token_id]) if token_id < END_TOKEN else b""
@@ -93,6 +104,13 @@ class EchoRunner:
 
     def release_memory(self, row: int) -> None:
         """Nothing to give back."""
+
+    def idle(self) -> bool:
+        """Nothing to look after."""
+        return False
+
+    def close(self) -> None:
+        """Nothing to end."""
 
 
 def _echo(draw: Draw) -> int:

@@ -5,7 +5,10 @@ Runs in gunicorn's arbiter, so it loads no torch there.
 
 import socket
 
+from inference_api.engine.loading.config import LayerRange
 from inference_api.engine.options import EngineOptions
+from inference_api.engine.pipeline.settings import load_rank_settings
+from inference_api.engine.pipeline.splits import layers_of, resolved
 from inference_api.errors import StartupError
 from inference_api.observe import telemetry
 from inference_api.settings import Settings
@@ -26,14 +29,35 @@ def _model_faults(settings: Settings) -> list[str]:
 
     models = settings.served_models
     faults = []
+    try:
+        layers = _first_layers(settings)
+    except StartupError as error:
+        return list(error.faults)
     if any(each.device == "cuda" for each in models) and hardware.lacks_cuda():
         faults.append(hardware.NO_CUDA)
     return faults + checkpoint.check_all(
         [
-            checkpoint.Asked(each.name, each.model, EngineOptions.from_settings(each))
+            checkpoint.Asked(
+                each.name, each.model, EngineOptions.from_settings(each).with_layers(layers)
+            )
             for each in models
         ]
     )
+
+
+def _first_layers(settings: Settings) -> LayerRange | None:
+    """Those that this process has of a model that is split. Raises StartupError."""
+    from inference_api.engine.loading import checkpoint
+
+    if settings.split is None:
+        return None
+    if settings.models:
+        raise StartupError(["SPLIT is for one model; unset MODELS, or SPLIT."])
+    num_ranks = load_rank_settings().world_size
+    config = checkpoint.describe(settings.model).config
+    if config is None:
+        return None
+    return layers_of(resolved(settings.split, config.num_layers, num_ranks), 0)
 
 
 def _bundle_faults(settings: Settings) -> list[str]:
@@ -41,6 +65,8 @@ def _bundle_faults(settings: Settings) -> list[str]:
     from inference_api.engine.loading.bundle_check import check_bundle
 
     assert settings.bundle is not None
+    if settings.split is not None:
+        return ["SPLIT is for one model; unset BUNDLE, or SPLIT."]
     validation = check_bundle(settings.bundle, settings)
     faults = [f"BUNDLE: {fault}" for fault in validation.errors]
     available_bytes = hardware.available_memory_bytes()

@@ -19,6 +19,9 @@ Speculation = Literal["auto", "off", "ngram", "medusa", "draft"]
 
 Pooling = Literal["mean", "last"]
 """Which hidden states of a prompt's tokens make its embedding."""
+Thinking = Literal["never", "first", "begun"]
+"""Whether an answer may think `first`, before a constraint counts; `begun`: the prompt has begun
+the thought already."""
 
 
 class FinishReason(StrEnum):
@@ -52,12 +55,14 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class ConstraintSpec:
-    """Constraint of an answer: JSON of a schema, a match of a regular expression, or one of
-    several texts (a JSON list of strings)."""
+    """Constraint of an answer: JSON of a schema, a match of a regular expression, one of several
+    texts (a JSON list of strings), or calls of tools (`text.call_grammars`)."""
 
     field: str  # of the request, for messages
-    kind: Literal["json_schema", "regex", "choice"]
+    kind: Literal["json_schema", "regex", "choice", "calls"]
     text: str
+    thinking: Thinking = "never"
+    is_dispensable: bool = False  # where it cannot be followed the answer goes without
 
 
 class Constraint(Protocol):
@@ -98,6 +103,7 @@ class GenerationParams:
     speculation: Speculation = "auto"
     constraint: ConstraintSpec | None = None
     pooling: Pooling | None = None  # the first event has the prompt's embedding
+    kept_token_ids: frozenset[int] = frozenset()  # special tokens whose names are text
     sampling: SamplingParams = field(default_factory=SamplingParams)
 
 

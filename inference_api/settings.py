@@ -18,6 +18,8 @@ from common.origins import ORIGIN
 from inference_api.bundle_file import Bundle, Expert, read_bundle
 from inference_api.errors import StartupError, UnknownModel
 from inference_api.model_settings import EMBEDDED_MODEL, ModelSettings
+from inference_api.pipeline_settings import PipelineSettings
+from inference_api.setting_faults import setting_faults
 
 __all__ = ["EMBEDDED_MODEL", "ModelSettings", "Settings", "load_settings"]
 
@@ -32,7 +34,7 @@ SAID_BY_BUNDLE = (
 HOST = re.compile(r"\*|[a-z0-9_-]+(\.[a-z0-9_-]+)*")
 
 
-class Settings(BaseSettings, ModelSettings):
+class Settings(BaseSettings, ModelSettings, PipelineSettings):
     """Immutable; any thread may read it. Field descriptions are the documentation.
 
     The variables of `ModelSettings` are those of the one model or, with MODELS, of every model
@@ -383,8 +385,7 @@ def load_settings(**given: Any) -> Settings:
     try:
         return Settings(**given)
     except ValidationError as error:
-        faults = [fault for detail in error.errors() for fault in _faults(dict(detail))]
-        raise StartupError(faults) from None
+        raise StartupError(setting_faults(error)) from None
 
 
 def _json_list(value: object) -> list[object] | tuple[object, ...]:
@@ -397,19 +398,3 @@ def _json_list(value: object) -> list[object] | tuple[object, ...]:
     if not isinstance(value, list | tuple) or not value:
         raise ValueError('is no list of models, as in [{"model": "/models/a"}]')
     return value
-
-
-def _faults(detail: dict[str, Any]) -> list[str]:
-    if detail["type"] == "bundle":
-        return [f"BUNDLE={detail['input']}: {fault}" for fault in detail["ctx"]["faults"]]
-    return [_fault(detail)]
-
-
-def _fault(detail: dict[str, Any]) -> str:
-    field, *inner = detail["loc"]
-    variable = str(field).upper() + "".join(
-        f"[{part}]" if isinstance(part, int) else f".{part}" for part in inner
-    )
-    shown = "***" if "SECRET" in variable else repr(detail["input"])
-    remedy = str(detail["msg"]).removeprefix("Value error, ")
-    return f"{variable}={shown}: {remedy[0].lower()}{remedy[1:]}; correct it or unset it."

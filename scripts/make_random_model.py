@@ -15,7 +15,6 @@ import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-VOCAB_SIZE = 32_000
 CONTEXT_TOKENS = 2048
 SEED = 20240229
 INIT_STD = 0.02
@@ -28,9 +27,11 @@ class Shape:
     layers: int
     heads: int
     kv_heads: int
+    vocab_size: int = 32_000
 
 
 SHAPES = {
+    "tiny": Shape(hidden=64, ffn=128, layers=2, heads=2, kv_heads=2, vocab_size=512),
     "110m": Shape(hidden=768, ffn=2048, layers=12, heads=12, kv_heads=12),
     "1.1b": Shape(hidden=2048, ffn=5632, layers=22, heads=32, kv_heads=4),  # TinyLlama's
 }
@@ -44,14 +45,16 @@ def main() -> None:
     make_random_model(SHAPES[arguments.size], arguments.folder)
 
 
-def make_random_model(shape: Shape, folder: Path) -> None:
+def make_random_model(shape: Shape, folder: Path, chat_template: str | None = None) -> None:
     """Write config, tokenizer and bfloat16 weights; the same bytes every time."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(_config(shape), indent=1))
     (folder / "tokenizer_config.json").write_text(
         json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "</s>"})
     )
-    _tokenizer().save(str(folder / "tokenizer.json"))
+    if chat_template is not None:
+        (folder / "chat_template.jinja").write_text(chat_template)
+    _tokenizer(shape.vocab_size).save(str(folder / "tokenizer.json"))
     save_file(_weights(shape), folder / "model.safetensors", metadata={"format": "pt"})
 
 
@@ -59,7 +62,7 @@ def _config(shape: Shape) -> dict[str, object]:
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
-        "vocab_size": VOCAB_SIZE,
+        "vocab_size": shape.vocab_size,
         "hidden_size": shape.hidden,
         "intermediate_size": shape.ffn,
         "num_hidden_layers": shape.layers,
@@ -71,15 +74,15 @@ def _config(shape: Shape) -> dict[str, object]:
         "tie_word_embeddings": False,
         "hidden_act": "silu",
         "bos_token_id": None,
-        "eos_token_id": VOCAB_SIZE - 1,
+        "eos_token_id": shape.vocab_size - 1,
         "torch_dtype": "bfloat16",
     }
 
 
-def _tokenizer() -> Tokenizer:
+def _tokenizer(vocab_size: int) -> Tokenizer:
     """The 256 bytes, then words that no text contains, then the end token."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    words = [f"<{number}>" for number in range(len(alphabet), VOCAB_SIZE - 1)]
+    words = [f"<{number}>" for number in range(len(alphabet), vocab_size - 1)]
     vocab = {token: number for number, token in enumerate([*alphabet, *words, "</s>"])}
     tokenizer = Tokenizer(models.BPE(vocab, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -97,9 +100,9 @@ def _weights(shape: Shape) -> dict[str, torch.Tensor]:
     kv_width = shape.hidden // shape.heads * shape.kv_heads
     norm = torch.ones(shape.hidden, dtype=torch.bfloat16)
     weights = {
-        "model.embed_tokens.weight": random(VOCAB_SIZE, shape.hidden),
+        "model.embed_tokens.weight": random(shape.vocab_size, shape.hidden),
         "model.norm.weight": norm.clone(),
-        "lm_head.weight": random(VOCAB_SIZE, shape.hidden),
+        "lm_head.weight": random(shape.vocab_size, shape.hidden),
     }
     for number in range(shape.layers):
         layer = f"model.layers.{number}"

@@ -3,14 +3,17 @@
 `make serve` and `hearth serve` run it. Ctrl-C or SIGTERM drains and ends both, and so does a
 SIGKILL of this process; a second Ctrl-C kills them. If one of them ends by itself, so does the
 other. The secret of the printed token is made once and kept in `var/` of the current directory, so
-that a printed line stays good; the proxy alone gets it and checks tokens.
+that a printed line stays good; the proxy alone gets it and checks tokens. MODEL=smollm2 is short
+for SmolLM2-135M-Instruct, which is fetched at first, in int8 and with the heads that come with us.
 """
 
 import argparse
 import ctypes
+import math
 import os
 import secrets
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -22,6 +25,8 @@ from urllib.request import urlopen
 import jwt
 
 import proxy
+from inference_api.engine.loading.checkpoint import describe
+from inference_api.engine.pipeline.splits import resolved
 from inference_api.errors import StartupError
 from inference_api.settings import Settings, load_settings
 from inference_api.shipped_files import SHIPPED
@@ -35,6 +40,9 @@ ANY_ADDRESS = ("0.0.0.0", "::")
 SMOLLM2_WORD = "smollm2"
 SMOLLM2_HEADS = SHIPPED / "models" / "smollm2-135m-instruct-medusa"
 POLL_S = 0.2
+LOOPBACK = "lo"
+MAX_RESTARTS = 20  # of ranks that serve one model together
+SHUTDOWN_BEYOND_DRAIN_S = 30
 PR_SET_PDEATHSIG = 1  # prctl(2)
 QUESTION = "Have you been to Paris, France?"
 
@@ -51,14 +59,16 @@ def main() -> int:
             name_smollm2()
         secret = os.environ.pop("JWT_SECRET", None) or kept_secret()
         settings = load_settings()
+        is_split = settings.split is not None and not settings.mock_model
+        api = _ranks(settings) if is_split else _gunicorn(API_CONFIG)
     except StartupError as error:
         sys.exit(str(error))
     signal.signal(signal.SIGTERM, _interrupt)
     os.environ.setdefault("UPSTREAM", f"http://{_reachable(settings)}:{settings.service_port}")
     proxy_port = os.environ.setdefault("PROXY_PORT", DEFAULT_PROXY_PORT)
     processes = (
-        _start(API_CONFIG, dict(os.environ)),
-        _start(PROXY_CONFIG, dict(os.environ, JWT_SECRET=secret)),
+        _start(api, dict(os.environ)),
+        _start(_gunicorn(PROXY_CONFIG), dict(os.environ, JWT_SECRET=secret)),
     )
     try:
         # The API first: before its first probe the proxy believes the best of its upstream.
@@ -147,9 +157,37 @@ def end(processes: tuple[Process, ...]) -> None:
             os.killpg(process.pid, signal.SIGKILL)
 
 
-def _start(config: Path, environment: dict[str, str]) -> Process:
-    """gunicorn in a session of its own, so that a Ctrl-C reaches it through us alone."""
-    command = [sys.executable, "-m", "gunicorn", "--config", str(config)]
+def _gunicorn(config: Path) -> list[str]:
+    return [sys.executable, "-m", "gunicorn", "--config", str(config)]
+
+
+def _ranks(settings: Settings) -> list[str]:
+    """torchrun, of which the first rank is the API. All end and start again when one has ended, so
+    that what would end them each time is looked for before. Raises StartupError."""
+    assert settings.split is not None
+    num_ranks = settings.split_ranks if settings.split == "auto" else len(settings.split)
+    described = describe(settings.default_model.model)
+    if described.config is None or described.faults:
+        raise StartupError(described.faults)
+    resolved(settings.split, described.config.num_layers, num_ranks)
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", LOOPBACK)  # the ranks' network is this machine
+    shutdown_s = math.ceil(settings.drain_timeout_s) + SHUTDOWN_BEYOND_DRAIN_S
+    return [
+        *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(num_ranks)),
+        *("--master-addr", "127.0.0.1", "--master-port", str(_free_port())),
+        *("--max-restarts", str(MAX_RESTARTS), "--shutdown-timeout", str(shutdown_s)),
+        *("-m", "inference_api.engine.pipeline"),
+    ]
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _start(command: list[str], environment: dict[str, str]) -> Process:
+    """In a session of its own, so that a Ctrl-C reaches it through us alone."""
     return subprocess.Popen(
         command,
         env=environment,

@@ -4,7 +4,7 @@
     python scripts/tune_partition.py --url http://127.0.0.1:8001 --session llama-3-nodes
     python scripts/tune_partition.py --model var/models/random-110m --exhaustive
 
-Three processes under torchrun serve the model as a pipeline, held to 100, 50 and 25 % of a core
+Three ranks under torchrun serve the model as a pipeline, held to 100, 50 and 25 % of a core
 (all a little less where there are few cores). It ends when further trials stop paying or after
 --trials, and prints the setting of each engine. --exhaustive then measures every split there is,
 the best of them again, and the best of those in turn with what was found.
@@ -17,18 +17,17 @@ import signal
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from heapq import nlargest
 from itertools import combinations, pairwise
 from pathlib import Path
 from statistics import median
 from threading import Thread
-from typing import Any, Protocol
+from typing import Protocol
 
-import requests
 from tqdm import tqdm
 from werkzeug.serving import make_server
 
+from inference_api.engine.pipeline.split_search import SearchFailed, SplitSearch
 from inference_api.settings import EMBEDDED_MODEL
 from scripts.pipeline.cpu_share import choose_limiter
 from scripts.pipeline.engine import EngineFailed, Load, PipelineEngine
@@ -36,7 +35,6 @@ from weights.app import create_app
 from weights.settings import Settings
 from weights.store.memory_store import MemoryStore
 
-HTTP_TIMEOUT_S = 60.0
 CORES_FOR_RANKS = 0.85  # of all cores; the rest is for whoever measures
 FINALISTS = 8  # of all splits, by one measurement each
 COMPARISONS = 4  # times the rounds that choose the best of them
@@ -52,64 +50,17 @@ class Engine(Protocol):
         """Tokens/s with this split."""
 
 
-@dataclass(frozen=True, slots=True)
-class Search:
-    """A session of a weights service, reached over HTTP. One thread."""
-
-    url: str
-    session_id: str
-    number_of_nodes: int
-    num_layers: int
-    min_layers: int
-    seed: int | None
-
-    def ask(self, trial: int) -> tuple[list[float], str]:
-        """Weights to measure, and the model that proposes them."""
-        body = self._body() if self.seed is None else {**self._body(), "seed": self.seed + trial}
-        answer = self._call("POST", "/weights_gen", body)
-        return answer["weights"], answer["model"]
-
-    def tell(self, weights: list[float], tokens_per_s: float) -> None:
-        told = {"weights": weights, "performance_metric": tokens_per_s}
-        self._call("POST", "/weights_update", {**self._body(), **told})
-
-    def overview(self) -> dict[str, Any]:
-        return self._call("GET", f"/weights/sessions/{self.session_id}?limit=1")
-
-    def split(self) -> dict[str, Any]:
-        """The noise-aware best in whole layers, and as each engine's setting."""
-        body = {"num_layers": self.num_layers, "min_layers": self.min_layers}
-        return self._call("POST", f"/weights/sessions/{self.session_id}/partition", body)
-
-    def _body(self) -> dict[str, object]:
-        return {
-            "session_id": self.session_id,
-            "number_of_nodes": self.number_of_nodes,
-            "max_weightings": [1.0] * self.number_of_nodes,
-            "min_weightings": [self.min_layers / self.num_layers] * self.number_of_nodes,
-            "num_layers": self.num_layers,
-        }
-
-    def _call(self, verb: str, path: str, body: object = None) -> dict[str, Any]:
-        response = requests.request(verb, self.url + path, json=body, timeout=HTTP_TIMEOUT_S)
-        answer: dict[str, Any] = response.json()
-        if not response.ok:
-            raise requests.HTTPError(answer["message"], response=response)
-        return answer
-
-
 def main() -> int:
     arguments = _parse()
-    shares = _fitting([float(share) for share in arguments.shares.split(",")])
-    in_flight = 1 if arguments.objective == "latency" else 2 * len(shares)
-    load = Load(in_flight, arguments.batch_size, arguments.seconds)
+    shares = fitting([float(share) for share in arguments.shares.split(",")])
+    rows = 1 if arguments.objective == "latency" else arguments.rows
+    load = Load(rows, arguments.seconds)
     limiter = choose_limiter()
     print(f"shares of a core: {', '.join(f'{s:.0%}' for s in shares)}, by {limiter.name}")
-    with _service(arguments.url) as url, PipelineEngine(
+    with weights_service(arguments.url) as url, PipelineEngine(
         arguments.model.resolve(), shares, load, limiter
     ) as engine:  # fmt: skip
-        search = Search(url, arguments.session, len(shares), engine.num_layers,
-                        arguments.min_layers, arguments.seed)  # fmt: skip
+        search = SplitSearch(url, arguments.session, len(shares), engine.num_layers, arguments.seed)
         found = tune(search, engine, arguments.trials)
         report(search)
         if arguments.exhaustive:
@@ -117,26 +68,25 @@ def main() -> int:
     return 0
 
 
-def tune(search: Search, engine: Engine, max_trials: int) -> Layers:
+def tune(search: SplitSearch, engine: Engine, max_trials: int) -> Layers:
     """Measure until further trials stop paying; the best split when noise is accounted for."""
     print(HEADER)
     best = 0.0
     for trial in range(1, max_trials + 1):
-        weights, model = search.ask(trial)
-        layers = _layers(weights, engine.num_layers)
+        layers, model = search.ask(trial)
         tokens_per_s = engine.measure(layers)
-        search.tell(weights, tokens_per_s)
+        search.tell(layers, tokens_per_s)
         best = max(best, tokens_per_s)
         row = f"{trial:>5}  {_dashed(layers):<16}{tokens_per_s:>10.1f}{best:>10.1f}  {model}"
         print(row, flush=True)
-        if search.overview()["convergence"]["converged"]:
+        if search.has_converged():
             break
-    return tuple(search.split()["layers_per_node"])
+    return search.best()
 
 
-def report(search: Search) -> None:
+def report(search: SplitSearch) -> None:
     """Prints the partition found, its certainty, and how to set it in each engine."""
-    overview, split = search.overview(), search.split()
+    overview, split = search.overview(), search.partition()
     best, convergence = overview["noise_aware_best"], overview["convergence"]
     low, high = best["interval_90"]
     interval = "" if low is None or high is None else f" (90 %: {low:.1f} to {high:.1f})"
@@ -147,6 +97,7 @@ def report(search: Search) -> None:
     engines = split["engines"]
     print(f"vLLM       VLLM_PP_LAYER_PARTITION={engines['vllm']['VLLM_PP_LAYER_PARTITION']}")
     print(f"SGLang     SGLANG_PP_LAYER_PARTITION={engines['sglang']['SGLANG_PP_LAYER_PARTITION']}")
+    print(f"hearth     SPLIT={engines['pipeline']['SPLIT']}")
     print(f"llama.cpp  --n-gpu-layers 999 --tensor-split {engines['llama_cpp']['--tensor-split']}")
     for shard in engines["exo"]["shard_assignments"]:
         print(f"exo        {' '.join(f'{name}={value}' for name, value in shard.items())}")
@@ -159,20 +110,20 @@ def compare(engine: Engine, found: Layers, arguments: argparse.Namespace) -> Non
     measurement each are measured again, and the best of those is compared by other measurements
     than those that chose it.
     """
-    splits = list(every_split(engine.num_layers, len(found), arguments.min_layers))
+    splits = list(every_split(engine.num_layers, len(found)))
     print(f"\nexhaustive: {len(splits)} splits", flush=True)
-    once = _in_turn(engine, splits, 1)
+    once = measured_in_turn(engine, splits, 1)
     finalists = nlargest(FINALISTS, once, key=once.__getitem__)
     print(f"\nthe best of them, medians of {arguments.rounds} rounds in turn", flush=True)
-    again = _in_turn(engine, finalists, arguments.rounds)
+    again = measured_in_turn(engine, finalists, arguments.rounds)
     best = max(again, key=again.__getitem__)
     rounds = COMPARISONS * arguments.rounds
     print(f"\nits best and what was found, medians of {rounds} rounds in turn", flush=True)
-    compared = _in_turn(engine, [best, found], rounds)
+    compared = measured_in_turn(engine, [best, found], rounds)
     print(f"found  {compared[found] / compared[best]:.1%} of the best")
 
 
-def _in_turn(engine: Engine, splits: Iterable[Layers], rounds: int) -> dict[Layers, float]:
+def measured_in_turn(engine: Engine, splits: Iterable[Layers], rounds: int) -> dict[Layers, float]:
     """Tokens/s of each: medians of rounds, so that a machine that slows down does so for all."""
     measured: dict[Layers, list[float]] = {split: [] for split in splits}
     for split in tqdm(list(measured) * rounds, unit="trial", leave=False, disable=None):
@@ -183,16 +134,14 @@ def _in_turn(engine: Engine, splits: Iterable[Layers], rounds: int) -> dict[Laye
     return medians
 
 
-def every_split(num_layers: int, nodes: int, min_layers: int) -> Iterator[Layers]:
-    """All ways to give each of `nodes` at least `min_layers`."""
-    spare = num_layers - nodes * min_layers
-    for bars in combinations(range(spare + nodes - 1), nodes - 1):
-        ends = [-1, *bars, spare + nodes - 1]
-        yield tuple(b - a - 1 + min_layers for a, b in pairwise(ends))
+def every_split(num_layers: int, nodes: int) -> Iterator[Layers]:
+    """All ways to give each of `nodes` at least one."""
+    for cuts in combinations(range(1, num_layers), nodes - 1):
+        yield tuple(b - a for a, b in pairwise([0, *cuts, num_layers]))
 
 
 @contextmanager
-def _service(url: str | None) -> Iterator[str]:
+def weights_service(url: str | None) -> Iterator[str]:
     """The address of a weights service: the one given, or one of our own that forgets."""
     if url is not None:
         yield url.rstrip("/")
@@ -209,15 +158,10 @@ def _service(url: str | None) -> Iterator[str]:
         server.server_close()
 
 
-def _fitting(shares: list[float]) -> list[float]:
+def fitting(shares: list[float]) -> list[float]:
     """The same ratios, lowered until all ranks together fit this machine's cores."""
     room = CORES_FOR_RANKS * len(os.sched_getaffinity(0))
     return [share * min(1.0, room / sum(shares)) for share in shares]
-
-
-def _layers(weights: list[float], num_layers: int) -> Layers:
-    """Asked for with `num_layers`, weights are whole layers already."""
-    return tuple(round(weight * num_layers) for weight in weights)
 
 
 def _dashed(layers: Iterable[int]) -> str:
@@ -232,11 +176,10 @@ def _parse() -> argparse.Namespace:
     add("--model", type=Path, default=EMBEDDED_MODEL, help="a folder")
     add("--shares", default="1,0.5,0.25", help="of a core, one per rank (default: %(default)s)")
     add("--objective", choices=("throughput", "latency"), default="throughput",
-        help="several batches in flight, or a single one")  # fmt: skip
-    add("--batch-size", type=int, default=4, help="users per batch (default: %(default)s)")
+        help="of many user rows, or of a single one")  # fmt: skip
+    add("--rows", type=int, default=32, help="user rows (default: %(default)s)")
     add("--seconds", type=float, default=1.0, help="per measurement (default: %(default)s)")
     add("--trials", type=int, default=20, help="at most (default: %(default)s)")
-    add("--min-layers", type=int, default=1, help="of each rank (default: %(default)s)")
     add("--url", help="of a weights service; default: one in this process")
     add("--session", default="tune-partition", help="its name there (default: %(default)s)")
     add("--seed", type=int, help="makes the proposals repeatable")
@@ -250,5 +193,5 @@ if __name__ == "__main__":
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     try:
         sys.exit(main())
-    except (EngineFailed, requests.RequestException) as error:
+    except (EngineFailed, SearchFailed) as error:
         sys.exit(str(error))

@@ -57,6 +57,8 @@ WITH_MUCH_TO_COMPUTE = [
     "benchmarking/load/test_preflight.py",
     "benchmarking/report/test_page.py",
     "inference_api/engine/loading/test_gguf_damage.py",
+    "inference_api/engine/pipeline/test_ring.py",
+    "inference_api/engine/pipeline/test_same_answers.py",
     "inference_api/engine/test_sampler.py",
     "inference_api/kernels/test_models.py",
     "inference_api/scheduling/speculation/test_ends_of_branches.py",

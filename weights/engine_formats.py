@@ -15,7 +15,7 @@ def engine_settings(layers: Sequence[int]) -> dict[str, object]:
         "sglang": {"SGLANG_PP_LAYER_PARTITION": counts},
         "llama_cpp": {"--tensor-split": tensor_split(layers)},
         "exo": {"shard_assignments": shard_assignments(layers)},
-        "pipeline": {"layers": list(layers)},  # a job of scripts.pipeline
+        "pipeline": {"SPLIT": counts},  # our own
     }
 
 

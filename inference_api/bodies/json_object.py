@@ -57,12 +57,27 @@ def _too_deep(name: str, param: str | None = None) -> InvalidRequest:
     return InvalidRequest(f"{name} is nested more than {MAX_DEPTH} levels deep; flatten it.", param)
 
 
+def is_deeper_than(value: object, levels: int) -> bool:
+    """Whether lists and objects in a value are nested in more levels, the value being the first."""
+    level = [value]
+    for _ in range(levels):
+        level = [child for each in level for child in _children(each)]
+    return bool(level)
+
+
+def widest_object(value: object) -> int:
+    """Returns the most members that an object in the value has."""
+    widest, waiting = 0, [value]
+    while waiting:
+        each = waiting.pop()
+        widest = max(widest, len(each) if isinstance(each, dict) else 0)
+        waiting.extend(_children(each))
+    return widest
+
+
 def _check_depth(parsed: dict[str, object]) -> None:
     for name, value in parsed.items():
-        level = [value]
-        for _ in range(MAX_DEPTH):
-            level = [child for each in level for child in _children(each)]
-        if level:
+        if is_deeper_than(value, MAX_DEPTH):
             raise _too_deep(shortened(name), shortened(name))
 
 

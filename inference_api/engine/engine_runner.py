@@ -3,8 +3,9 @@
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
+from hashlib import sha256
 from itertools import islice
 from pathlib import Path
 
@@ -16,7 +17,6 @@ from inference_api.engine.decoder import Decoder
 from inference_api.engine.fixed_step import FixedStepDecoder, step_lengths
 from inference_api.engine.kernel_decoder import KernelDecoder
 from inference_api.engine.kv_cache import KVCache
-from inference_api.engine.linear import Packing
 from inference_api.engine.loading import checkpoint
 from inference_api.engine.loading.config import ModelConfig
 from inference_api.engine.loading.layout import (
@@ -31,7 +31,7 @@ from inference_api.engine.loading.memory import Footprint, memory_faults
 from inference_api.engine.loading.packed_files import PackedModel
 from inference_api.engine.loading.packed_folder import PackedFolder
 from inference_api.engine.loading.pages import Pause
-from inference_api.engine.loading.weight_files import read_headers, shape_faults, weight_files
+from inference_api.engine.loading.weight_files import read_headers, shape_faults
 from inference_api.engine.loading.weights import Parameters, load_parameters
 from inference_api.engine.medusa import MedusaHeads
 from inference_api.engine.options import EngineOptions
@@ -40,9 +40,10 @@ from inference_api.engine.rope import Rope
 from inference_api.engine.runner import Draw, RowResult, RowStep
 from inference_api.engine.sampler import sample
 from inference_api.engine.step_decoder import StepDecoder
+from inference_api.engine.weight_form import WeightForm, weight_form
 from inference_api.errors import StartupError
-from inference_api.kernels.library import PORTABLE, Kernels, KernelsUnavailable
-from inference_api.kernels.packing import FLOAT_BITS, Bits, cache_dtype
+from inference_api.kernels.library import Kernels
+from inference_api.kernels.packing import LAYOUT_VERSION, cache_dtype
 from inference_api.request import SamplingParams
 
 logger = logging.getLogger(__name__)
@@ -51,25 +52,7 @@ logger = logging.getLogger(__name__)
 # on two cores that have other work too, a step takes 12 ms on one thread and 70-82 ms on two.
 MIN_PARAMETERS_TO_SHARE = 30_000_000
 WARM_UP_PROMPT_TOKENS = 256
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 CACHE_DTYPES = {"float16": torch.float16, "float32": torch.float32, "int8": torch.int8}
-
-
-@dataclass(frozen=True, slots=True)
-class _Form:
-    """The form that weights will be held in, by the headers of their files."""
-
-    files: Sequence[Path]
-    options: EngineOptions  # with the dtype that auto means for these weights
-    packing: Packing | None
-
-    @property
-    def bits(self) -> Bits | None:
-        return None if self.packing is None else self.packing.bits
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return DTYPES[self.options.dtype]
 
 
 class EngineRunner:
@@ -96,7 +79,8 @@ class EngineRunner:
         share these; None: this runner has its own. `packed`: has the weights of models that the
         kernels decode, whose KV cache takes memory as it is written."""
         self._model_dir = model_dir
-        self._config = checkpoint.load_config(model_dir)
+        self._whole = checkpoint.load_config(model_dir)
+        self._config = options.part_of(self._whole)
         self._kernels_of = kernels_of or Kernels
         self._num_threads = _num_threads(self._config)
         self._options = replace(options, device=_device(options.device))
@@ -130,6 +114,21 @@ class EngineRunner:
     def files(self) -> Sequence[Path]:
         """Of its weights."""
         return self._form.files
+
+    @property
+    def num_layers(self) -> int:
+        """Of the whole model."""
+        return self._whole.num_layers
+
+    @cached_property
+    def agreement(self) -> int:
+        """What processes that share a model's layers must agree on, as an int64. Raises
+        StartupError."""
+        form = self._form
+        whole = replace(self._whole, eos_token_ids=frozenset())  # a set has no order
+        cache = (self.max_rows, self.max_seq_len, form.options.kv_cache_dtype)
+        what = (whole, form.dtype, form.bits, cache, LAYOUT_VERSION)
+        return int.from_bytes(sha256(repr(what).encode()).digest()[:8], "big", signed=True)
 
     def is_packed(self) -> bool:
         """Whether `load` finds what it needs packed already. Reads headers. Raises StartupError."""
@@ -216,41 +215,10 @@ class EngineRunner:
         return PackedModel(self._model_dir.name, form.files, self._config, form.dtype, form.bits)
 
     @cached_property
-    def _form(self) -> _Form:
-        """Settles what auto means for these weights, as far as there are kernels for it."""
-        files = weight_files(self._model_dir)
-        tensors = read_headers(files)
-        asked, device = self._options, self._device.type
-        options = asked.on(device, checkpoint.keeps_bfloat16(self._config, asked, tensors))
-        packing = self._packing(options)
-        return _Form(files, options if packing else asked.on(device), packing)
-
-    def _packing(self, options: EngineOptions) -> Packing | None:
-        """Returns the kernels' packing; None where torch multiplies by the weights as they are.
-
-        Raises StartupError when this model or device cannot have what QUANTIZATION asks for.
-        """
-        faults = checkpoint.quantization_faults(self._config, options)
-        if faults:
-            raise StartupError(faults)
-        if self._device.type != "cpu":
-            return None
-        bits = checkpoint.weight_bits(self._config, options)
-        if bits is None:
-            return None
-        try:
-            kernels = self._kernels_of(self._num_threads)
-        except KernelsUnavailable as error:
-            ignored = f"QUANTIZATION={options.quantization} is ignored and "
-            logger.warning(
-                "%storch multiplies by the weights as they are, because %s",
-                "" if options.quantization == "none" else ignored,
-                error,
-            )
-            return None
-        if bits in FLOAT_BITS.values() and kernels.variant == PORTABLE:
-            return None  # with many rows torch is faster
-        return Packing(kernels, bits)
+    def _form(self) -> WeightForm:
+        return weight_form(
+            self._model_dir, self._whole, self._options, lambda: self._kernels_of(self._num_threads)
+        )
 
     def _cache_dtype(self) -> torch.dtype:
         form = self._form
@@ -374,6 +342,13 @@ class EngineRunner:
     def release_memory(self, row: int) -> None:
         """Give a row's memory back where it is taken as it is written; nothing of it is kept."""
         self._cache.release_row(row)
+
+    def idle(self) -> bool:
+        """Nothing to look after."""
+        return False
+
+    def close(self) -> None:
+        """Its memory goes with it."""
 
 
 def check_memory(runners: Mapping[str, EngineRunner]) -> None:

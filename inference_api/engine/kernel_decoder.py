@@ -20,14 +20,21 @@ from inference_api.engine.rope import Rope
 from inference_api.engine.runner import RowStep
 from inference_api.engine.step_decoder import Outputs
 from inference_api.kernels.interface import ffi, pointer
-from inference_api.kernels.library import CACHE_TYPES, SOURCE_TYPES, PackedWeight, StepTokens
+from inference_api.kernels.library import (
+    CACHE_TYPES,
+    SOURCE_TYPES,
+    PackedWeight,
+    StepStates,
+    StepTokens,
+)
 
 Fields = dict[str, Any]  # of a struct
 NORMS = ("rms", "layer")  # by their numbers in kernels.h, as are the config's ACTIVATIONS
 
 
 class KernelDecoder:
-    """Runs steps. Tokens, rows and positions are trusted to be in range."""
+    """Runs steps, or of a step the layers that this process has. Tokens, rows and positions are
+    trusted to be in range."""
 
     def __init__(
         self,
@@ -43,10 +50,13 @@ class KernelDecoder:
         self._packed = parameters.packed
         self._tensors = parameters.tensors
         self._kernels = parameters.packing.kernels
+        self._bits = parameters.packing.bits
         self._floats: list[Tensor] = []  # what the model points to, kept alive
         layers = [self._layer(index, cache) for index in range(config.num_layers)]
         self._layers = ffi.new("HearthLayer[]", layers)
-        self._model = self._describe(cache, rope, max_seq_len)
+        self._model = ffi.new("HearthModel *", self._describe(cache, rope, max_seq_len))
+        self._head = ffi.new("HearthModel *", self._model[0])
+        self._head.num_layers = 0
         self._cache = cache
         self._logits = torch.empty(0, config.vocab_size)
 
@@ -55,6 +65,22 @@ class KernelDecoder:
 
     def forward(self, rows: Sequence[RowStep]) -> Outputs:
         """See `StepDecoder`. The logits' memory is written again by the next call."""
+        return self._run(self._model, rows)
+
+    def layers(self, rows: Sequence[RowStep], before: Tensor | None = None) -> Tensor:
+        """What these layers make of the residual [tokens, hidden size], which is the embedding's
+        where `before` is None. Nothing is drawn."""
+        tokens = _flattened(rows)._replace(outputs=array("q"))
+        after = torch.empty(len(tokens.ids), self._config.hidden_size)
+        self._kernels.step(self._model, tokens, StepStates(before=before, after=after))
+        return after
+
+    def head(self, rows: Sequence[RowStep], before: Tensor) -> Outputs:
+        """What follows once all layers are done: `before` is the residual of all tokens of
+        `rows`."""
+        return self._run(self._head, rows, before)
+
+    def _run(self, model: Any, rows: Sequence[RowStep], before: Tensor | None = None) -> Outputs:
         tokens = _flattened(rows)
         num_outputs = len(tokens.outputs)
         if len(self._logits) < num_outputs:
@@ -62,24 +88,29 @@ class KernelDecoder:
         logits, hidden = self._logits[:num_outputs], None
         if any(each.wants_hidden for each in rows):
             hidden = torch.empty(len(tokens.ids), self._config.hidden_size)
-        self._kernels.step(self._model, tokens, logits, hidden)
+        self._kernels.step(model, tokens, StepStates(logits, hidden, before))
         if hidden is None:
             return Outputs(logits, [None] * len(rows))
         parts = hidden.split_with_sizes([len(each.token_ids) for each in rows])
         wanted = zip(rows, parts, strict=True)
         return Outputs(logits, [part if each.wants_hidden else None for each, part in wanted])
 
-    def _describe(self, cache: KVCache, rope: Rope, max_seq_len: int) -> Any:
+    def _describe(self, cache: KVCache, rope: Rope, max_seq_len: int) -> Fields:
         config = self._config
-        embedding = self._tensors["embedding"]
         cos, sin = rope.at(torch.arange(max_seq_len))
-        model = {
+        ends: Fields = {}
+        if config.has_ends:
+            embedding = self._tensors["embedding"]
+            ends = {
+                "embedding": pointer(embedding.data_ptr()),
+                "embedding_type": SOURCE_TYPES[embedding.dtype],
+                "final_norm": self._norm("final_norm"),
+                "head": self._linear(HEAD),
+            }
+        return ends | {
             "layers": self._layers,
-            "embedding": pointer(embedding.data_ptr()),
             "cos": self._pointer(cos),
             "sin": self._pointer(sin),
-            "final_norm": self._norm("final_norm"),
-            "head": self._linear(HEAD),
             "num_layers": config.num_layers,
             "hidden": config.hidden_size,
             "ffn": config.ffn_size,
@@ -88,8 +119,7 @@ class KernelDecoder:
             "head_dim": config.head_dim,
             "row_stride": cache.keys.stride(1),
             "head_stride": cache.keys.stride(2),
-            "bits": self._packed[HEAD].bits,
-            "embedding_type": SOURCE_TYPES[embedding.dtype],
+            "bits": self._bits,
             "cache_type": CACHE_TYPES[cache.keys.dtype],
             "norm": NORMS.index(config.norm),
             "activation": ACTIVATIONS.index(config.activation),
@@ -101,7 +131,6 @@ class KernelDecoder:
             "residual_multiplier": config.residual_multiplier,
             "logits_divisor": config.logits_divisor,
         }
-        return ffi.new("HearthModel *", model)
 
     def _layer(self, index: int, cache: KVCache) -> Fields:
         config, name = self._config, f"layers.{index}"

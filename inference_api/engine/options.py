@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Self
 
+from inference_api.engine.loading.config import LayerRange, ModelConfig
 from inference_api.settings import ModelSettings
 
 
@@ -14,7 +15,8 @@ class EngineOptions:
     model's context, at most 2048; `quantization` none, int8 or int4; `kv_cache_dtype` auto,
     float32, float16 or int8, which matters where the kernels decode; `kernels` false leaves weights
     that are not quantised to torch. `has_medusa`: with the Medusa heads of `medusa_heads` or, where
-    that is None, of the model's folder, if there are some.
+    that is None, of the model's folder, if there are some. `layers`: those of them that this
+    process has, where it is not all.
     """
 
     device: str = "auto"
@@ -26,6 +28,7 @@ class EngineOptions:
     kernels: bool = True
     has_medusa: bool = False
     medusa_heads: str | None = None
+    layers: LayerRange | None = None
 
     @classmethod
     def from_settings(cls, settings: ModelSettings) -> Self:
@@ -40,6 +43,15 @@ class EngineOptions:
             has_medusa=settings.speculation in ("auto", "medusa"),
             medusa_heads=settings.medusa_heads,
         )
+
+    def with_layers(self, layers: LayerRange | None) -> Self:
+        """For one of several processes, of which the first has the Medusa heads; None: for all."""
+        has_medusa = self.has_medusa and (layers is None or layers.begin == 0)
+        return replace(self, layers=layers, has_medusa=has_medusa)
+
+    def part_of(self, config: ModelConfig) -> ModelConfig:
+        """What this process has of a model."""
+        return config if self.layers is None else config.part(self.layers)
 
     def on(self, device: str, keeps_bfloat16: bool = False) -> Self:
         """With `device`, cpu or cuda, and the dtype that auto means there.

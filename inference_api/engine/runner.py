@@ -159,3 +159,10 @@ class ModelRunner(Protocol):
 
     def release_memory(self, row: int) -> None:
         """Nobody will continue what a free row's cache holds: its memory may go."""
+
+    def idle(self) -> bool:
+        """Look after itself, while no row has work: called once or twice a second. Returns whether
+        what the rows' caches hold is lost by that. Raises what `step` would."""
+
+    def close(self) -> None:
+        """Nothing comes after this. Idempotent."""

@@ -32,7 +32,7 @@ from inference_api.scheduling.output_queues import OutputQueue, OutputQueues
 from inference_api.scheduling.served_model import ServedModel
 from inference_api.text.constraints import bits_without
 from inference_api.text.prompt_encoder import PromptEncoder
-from inference_api.text.tokens import StopMatcher, TextStream
+from inference_api.text.tokens import StopMatcher, TextStream, is_thinking
 
 logger = logging.getLogger(__name__)
 
@@ -67,6 +67,7 @@ class TextGeneration:
         self.session_id = request.session_id
         self.finish_reason: FinishReason | None = None
         self.is_abandoned = False
+        self.kept_token_ids = text.kept
         self._request = request
         self._events = events
         self._text = text
@@ -259,7 +260,7 @@ class Generations:
         asked = _request(model, tuple(encode(model.prompt_encoder)), params, came_s)
         events = self._output_queues.open(name, params.session_id)
         request = replace(asked, session_id=events.session_id)
-        text = TextStream(model.tokenizer)
+        text = TextStream(model.tokenizer, params.kept_token_ids)
         stop = StopMatcher(params.stop_strings, params.min_tokens, params.includes_stop)
         generation = TextGeneration(request, events, text, stop, timeline)
         try:
@@ -322,8 +323,10 @@ def _request(
     """Returns the request of a session that has no name yet. Raises ContextTooLong, and
     InvalidRequest for a constraint that cannot be followed."""
     grammar = None
-    if params.constraint is not None:
-        grammar = model.grammars.compile(params.constraint)
+    if (constraint := params.constraint) is not None:
+        if constraint.thinking == "first" and is_thinking(model.tokenizer, prompt_tokens):
+            constraint = replace(constraint, thinking="begun")
+        grammar = model.grammars.compiled(constraint)
     max_seq_len, min_tokens = model.max_seq_len, params.min_tokens
     if not 0 < len(prompt_tokens) < max_seq_len:
         raise ContextTooLong(len(prompt_tokens), max_seq_len)

@@ -84,6 +84,15 @@ class StepTokens(NamedTuple):
     parents: "array[int] | None" = None
 
 
+class StepStates(NamedTuple):
+    """Memory that a step reads and writes, contiguous float32: see `HearthBatch`."""
+
+    logits: Tensor | None = None  # result [outputs, vocab], where there are outputs
+    hidden: Tensor | None = None  # result [tokens, hidden size], if wanted
+    before: Tensor | None = None  # [tokens, hidden size]
+    after: Tensor | None = None  # result, like it
+
+
 class HeadsDescription(NamedTuple):
     """A `HearthHeads *`, and what it points to, kept alive."""
 
@@ -234,17 +243,14 @@ class Kernels:
             raise MemoryError(f"no memory to draw from {vocab} tokens")
         return list(ids)
 
-    def step(
-        self, model: Any, tokens: StepTokens, logits: Tensor, hidden: Tensor | None = None
-    ) -> None:
-        """A decoder's whole step: see `HearthBatch` in `src/interface.h`.
+    def step(self, model: Any, tokens: StepTokens, states: StepStates) -> None:
+        """A decoder's whole step, or that of some of its layers: see `HearthBatch` in
+        `src/interface.h`.
 
-        `model` is a `HearthModel *`. Keys and values are written, `logits` [outputs, vocab] and, if
-        wanted, `hidden` [tokens, hidden] computed, both float32. All of it, and what `model`
-        points to, is trusted to be as the model says.
+        `model` is a `HearthModel *`. Keys and values are written, and the results among `states`.
+        All of it, and what `model` points to, is trusted to be as the model says.
         """
-        assert len(logits) == len(tokens.outputs)
-        assert logits.is_contiguous()
+        assert len(tokens.outputs) == (0 if states.logits is None else len(states.logits))
         positions = _numbers(tokens.positions)
         batch = ffi.new(
             "HearthBatch *",
@@ -257,8 +263,7 @@ class Kernels:
                 _numbers(tokens.outputs),
                 len(tokens.ids),
                 len(tokens.outputs),
-                _floats(logits),
-                _optional_floats(hidden),
+                *(ffi.NULL if each is None else _floats(each) for each in states),
             ),
         )
         if self._library.hearth_step(self._context, model, batch):

@@ -79,22 +79,36 @@ class ChatLogprobs(Answer):
     refusal: None
 
 
-class Choice(Answer):
+class CompletionChoice(Answer):
     index: int
     finish_reason: FinishReason
-
-
-class CompletionChoice(Choice):
     text: str
     logprobs: CompletionLogprobs | None
 
 
+class CalledFunction(Answer):
+    name: str
+    arguments: str
+
+
+class ToolCall(Answer):
+    id: str
+    type: Literal["function"]
+    function: CalledFunction
+
+
 class AssistantMessage(Answer):
+    """`content` is null where the answer is calls only."""
+
     role: Literal["assistant"]
-    content: str
+    content: str | None
+    reasoning_content: NotRequired[str]
+    tool_calls: NotRequired[list[ToolCall]]
 
 
-class ChatChoice(Choice):
+class ChatChoice(Answer):
+    index: int
+    finish_reason: FinishReason | Literal["tool_calls"]
     message: AssistantMessage
     logprobs: ChatLogprobs | None
 

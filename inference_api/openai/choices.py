@@ -6,13 +6,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from inference_api.errors import HearthError
+from inference_api.generation.chat import events_of
 from inference_api.generation.streaming import TextGeneration
 from inference_api.observe.metrics import GenerationRecord
 from inference_api.openai.answers import PromptTokensDetails, Usage
 from inference_api.openai.logprobs import Logprobs, LogprobsAnswer
 from inference_api.openai.requests import StreamOptions
-from inference_api.request import ScoredToken
+from inference_api.openai.shapes import Form
+from inference_api.request import FinishReason, ScoredToken
 from inference_api.text.expert_router import Route
+from inference_api.tools.answers import AnswerReader
+from inference_api.tools.events import CallEnd, Event, TextDelta, whole
 
 DONE = b"data: [DONE]\n\n"
 
@@ -22,33 +26,16 @@ _dumped = json.JSONEncoder(separators=(",", ":")).encode
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
-    """The shape of one route's answers."""
+class AboutChoice:
+    """What of a request its choices need to know.
 
-    id_prefix: str
-    object: str
-    chunk_object: str
-    is_chat: bool
+    `echo` is the prompt's text where the answer begins with it, else empty; `route` is how its
+    model was chosen, if not by name; `is_named_call` where the client chose the function to call.
+    """
 
-    @property
-    def prompt_field(self) -> str:
-        """The field of the body that holds the prompt."""
-        return "messages" if self.is_chat else "prompt"
-
-    def content(self, text: str) -> Json:
-        if self.is_chat:
-            return {"message": {"role": "assistant", "content": text}}
-        return {"text": text}
-
-    def delta(self, text: str, is_first: bool) -> Json:
-        if not self.is_chat:
-            return {"text": text}
-        role = {"role": "assistant"} if is_first else {}
-        return {"delta": {**role, **({"content": text} if text else {})}}
-
-
-COMPLETION = Form("cmpl-", "text_completion", "text_completion", is_chat=False)
-CHAT = Form("chatcmpl-", "chat.completion", "chat.completion.chunk", is_chat=True)
+    echo: str = ""
+    route: Route | None = None
+    is_named_call: bool = False
 
 
 class Choice:
@@ -58,43 +45,56 @@ class Choice:
         self,
         index: int,
         generation: TextGeneration,
-        echo: str,
+        reader: AnswerReader,
         logprobs: Logprobs | None,
-        route: Route | None = None,
+        about: "AboutChoice",
     ) -> None:
-        """`echo` is the prompt's text where the answer begins with it, else empty; `route` is how
-        its model was chosen, if not by name."""
         self.index = index
         self.generation = generation
-        self.route = route
-        self._echo = echo
+        self.about = about
+        self._reader = reader
         self._logprobs = logprobs
         self._num_chars = 0
 
-    def pieces(self) -> Iterator[tuple[str, LogprobsAnswer | None]]:
-        """Yields text and log probabilities as they come; the last one may have no text.
+    @property
+    def finish_reason(self) -> str:
+        """Of the whole answer, once it has ended."""
+        reason = self.generation.record().finish_reason
+        calls = reason == FinishReason.STOP and self._reader.num_calls > 0
+        return "tool_calls" if calls and not self.about.is_named_call else reason
+
+    def pieces(self) -> Iterator[tuple[Event | None, LogprobsAnswer | None]]:
+        """Yields events and log probabilities as they come; the last may be without an event.
 
         Raises HearthError.
         """
-        if self._echo:
-            yield self._echo, None
-            self._num_chars = len(self._echo)
-        for piece in self.generation.pieces():
-            self._num_chars += len(piece)
-            yield piece, self._next_logprobs()
+        if self.about.echo:
+            yield TextDelta(self.about.echo), None
+            self._num_chars = len(self.about.echo)
+        for events in events_of(self._counted_pieces(), self._reader):
+            shown = [event for event in events if not isinstance(event, CallEnd)]
+            for number, event in enumerate(shown):
+                yield event, None if number else self._next_logprobs()
         if self._logprobs is not None and (rest := self.generation.take_scored()):
-            yield "", self._shaped(rest)
+            yield None, self._shaped(rest)
 
     def whole(self, form: Form) -> Json:
         """Returns the choice in one piece, once its generation has ended."""
-        text = self._echo + "".join(self.generation.pieces())
-        self._num_chars = len(text)
+        self._num_chars = len(self.about.echo)
+        events = [
+            each for found in events_of(self._counted_pieces(), self._reader) for each in found
+        ]
         return {
             "index": self.index,
-            **form.content(text),
+            **form.content(whole([TextDelta(self.about.echo), *events])),
             "logprobs": self._next_logprobs(),
-            "finish_reason": self.generation.record().finish_reason,
+            "finish_reason": self.finish_reason,
         }
+
+    def _counted_pieces(self) -> Iterator[str]:
+        for piece in self.generation.pieces():
+            self._num_chars += len(piece)
+            yield piece
 
     def _next_logprobs(self) -> LogprobsAnswer | None:
         return None if self._logprobs is None else self._shaped(self.generation.take_scored())
@@ -126,12 +126,15 @@ def chunks(
     suffix = '],"usage":null}\n\n' if options.include_usage else "]}\n\n"
     begun: set[int] = set()
 
-    def event(
-        choice: Choice, text: str, logprobs: LogprobsAnswer | None, finish_reason: str | None
+    def chunk(
+        choice: Choice,
+        event: Event | None,
+        logprobs: LogprobsAnswer | None,
+        finish_reason: str | None,
     ) -> bytes:
         shape = {
             "index": choice.index,
-            **form.delta(text, choice.index not in begun),
+            **form.delta(event, choice.index not in begun),
             "logprobs": logprobs,
             "finish_reason": finish_reason,
         }
@@ -143,9 +146,9 @@ def chunks(
     try:
         for choice, piece in _in_turn(choices):
             if piece is None:
-                yield event(choice, "", None, choice.generation.record().finish_reason)
+                yield chunk(choice, None, None, choice.finish_reason)
             else:
-                yield event(choice, *piece, None)
+                yield chunk(choice, *piece, None)
     except HearthError as error:
         yield sse(error.body())
         raise  # so that the connection breaks instead of ending well
@@ -156,7 +159,7 @@ def chunks(
 
 def _in_turn(
     choices: Sequence[Choice],
-) -> Iterator[tuple[Choice, tuple[str, LogprobsAnswer | None] | None]]:
+) -> Iterator[tuple[Choice, tuple[Event | None, LogprobsAnswer | None] | None]]:
     """Yields a piece of each choice in turn, None at its end.
 
     Waiting for one holds up the others no longer than a step: all of them run, and a step brings
@@ -176,7 +179,7 @@ def _usage(choices: Sequence[Choice], num_choices: int) -> Usage:
     """`choices` are `num_choices` for each prompt; a prompt counts once."""
     records = [choice.generation.record() for choice in choices]
     counts = usage(records, records[::num_choices])
-    route = choices[0].route
+    route = choices[0].about.route
     if route is not None:
         counts["router"] = {
             "expert": route.expert,

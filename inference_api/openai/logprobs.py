@@ -38,9 +38,10 @@ class TokenTexts:
 class TextOffsets:
     """Offsets of tokens in the text they make, in characters. Belongs to one request."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, kept: frozenset[int]) -> None:
         self._tokenizer = tokenizer
-        self._text = TextStream(tokenizer)
+        self._kept = kept
+        self._text = TextStream(tokenizer, kept)
         self._num_chars = 0  # whose text is certain
         self._held = b""  # of the tokens after that: the beginning of a character
 
@@ -57,16 +58,23 @@ class TextOffsets:
     def begin_answer(self) -> None:
         """The tokens from here on are decoded by themselves."""
         self._num_chars += len(self._text.finish())
-        self._text, self._held = TextStream(self._tokenizer), b""
+        self._text, self._held = TextStream(self._tokenizer, self._kept), b""
 
 
 class Logprobs:
     """The log probabilities of one choice, as they come. Belongs to one request."""
 
-    def __init__(self, tokenizer: Tokenizer, is_chat: bool, num_prompt_tokens: int = 0) -> None:
-        """`num_prompt_tokens` are scored before the answer's."""
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        is_chat: bool,
+        num_prompt_tokens: int = 0,
+        kept: frozenset[int] = frozenset(),
+    ) -> None:
+        """`num_prompt_tokens` are scored before the answer's; `kept` are special tokens whose names
+        are text."""
         self._texts = TokenTexts(tokenizer)
-        self._offsets = TextOffsets(tokenizer)
+        self._offsets = TextOffsets(tokenizer, kept)
         self._is_chat = is_chat
         self._prompt_tokens_left = num_prompt_tokens
 

@@ -1,12 +1,17 @@
 """Chat messages, as clients write them and as they keep answers in their history."""
 
 from collections.abc import Sequence
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
 from inference_api.bodies.fields import Body, Unserved, fault
-from inference_api.text.chat_prompts import Message
+from inference_api.text.chat_prompts import Extras
+from inference_api.tools.history import Message
+
+MAX_CALLS_OF_A_TURN = 128
+MAX_NAME_CHARS = 256  # of a function that was called, perhaps by another server
+MAX_ID_CHARS = 256
 
 
 def _form_of_content(content: Any) -> str | None:
@@ -36,6 +41,23 @@ Content = Annotated[
 ]
 
 
+class CalledFunction(Body):
+    name: Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARS)]
+    arguments: str = ""
+
+
+class ToolCall(Body):
+    ignored: ClassVar[frozenset[str]] = frozenset({"index", "provider_specific_fields"})
+
+    id: Annotated[str, Field(max_length=MAX_ID_CHARS)]
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+    def as_json(self) -> Message:
+        function = {"name": self.function.name, "arguments": self.function.arguments}
+        return {"id": self.id, "type": "function", "function": function}
+
+
 class ChatMessage(Body):
     """Fields that clients add to an answer in their history are accepted."""
 
@@ -47,24 +69,37 @@ class ChatMessage(Body):
         "cache_control": (),
         "function_call": (),
         "images": ([],),
-        "reasoning": ("",),
-        "reasoning_content": ("",),
         "thinking_blocks": ([],),
-        "tool_call_id": (),
-        "tool_calls": ([],),
     }
 
-    role: Literal["system", "developer", "user", "assistant"]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Content | None = None
     refusal: str | None = None
     name: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    tool_calls: (
+        Annotated[list[ToolCall], Field(max_length=MAX_CALLS_OF_A_TURN, fail_fast=True)] | None
+    ) = None
+    tool_call_id: Annotated[str, Field(max_length=MAX_ID_CHARS)] | None = None
 
     @model_validator(mode="after")
     def _one_text(self) -> "ChatMessage":
-        if self.content is None and not self.refusal:
+        if self.content is None and not self.refusal and not self.tool_calls:
             raise fault("content", "is missing; give a text")
         if self.refusal and (self.content is not None or self.role != "assistant"):
             raise fault("refusal", "is an assistant's, in place of content; leave out one of them")
+        return self
+
+    @model_validator(mode="after")
+    def _fields_of_its_role(self) -> "ChatMessage":
+        for field in ("tool_calls", "reasoning_content", "reasoning"):
+            if getattr(self, field) and self.role != "assistant":
+                raise fault(field, "is an assistant's; leave it out")
+        if self.role == "tool" and self.tool_call_id is None:
+            raise fault("tool_call_id", "is missing; give the id of the call")
+        if self.role != "tool" and self.tool_call_id is not None:
+            raise fault("tool_call_id", "is of messages of role tool; leave it out")
         return self
 
     def as_turn(self) -> Message:
@@ -73,8 +108,22 @@ class ChatMessage(Body):
         if not isinstance(content, str):
             content = "".join(part.text for part in content)
         role = "system" if self.role == "developer" else self.role
-        named = {"name": self.name} if self.name else {}
-        return {"role": role, "content": content, **named}
+        thoughts = self.reasoning_content or self.reasoning
+        fields: Message = {
+            "name": self.name,
+            "tool_calls": [call.as_json() for call in self.tool_calls or ()],
+            "reasoning_content": thoughts,
+        }
+        given = {name: value for name, value in fields.items() if value}
+        of_result = {"tool_call_id": self.tool_call_id} if role == "tool" else {}
+        return {"role": role, "content": content, **given, **of_result}
+
+
+class Conversation(NamedTuple):
+    """What a chat template is given."""
+
+    turns: list[Message]
+    extras: Extras
 
 
 Messages = Annotated[list[ChatMessage], Field(min_length=1, fail_fast=True)]

@@ -3,17 +3,26 @@
 import re
 import secrets
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
 from inference_api.bodies.fields import ANY_SIZE, AskedSpeculation, Body, Unserved, fault
 from inference_api.bodies.json_object import shortened
 from inference_api.errors import AnswerTooLong, InvalidRequest
+from inference_api.generation.chat import chat_params
 from inference_api.openai.formats import Constrained
-from inference_api.openai.messages import Messages
-from inference_api.openai.unserved_fields import IGNORED, UNSERVED, UNSERVED_OF_CHAT
+from inference_api.openai.messages import Conversation, Messages, turns_of
+from inference_api.openai.tools import TemplateOptions, ToolFields
+from inference_api.openai.unserved_fields import (
+    IGNORED,
+    UNSERVED,
+    UNSERVED_OF_CHAT,
+    UNSERVED_TOOLS,
+)
 from inference_api.request import GenerationParams, SamplingParams
+from inference_api.scheduling.served_model import ServedModel
+from inference_api.text.chat_prompts import Extras
 
 MAX_CHOICES = 32
 MAX_GENERATIONS = 256  # prompts times choices of one call
@@ -156,12 +165,12 @@ class GenerationBody(Constrained, RequestBody):
         if prompt_tokens < max_seq_len < prompt_tokens + (asked or 0):
             raise AnswerTooLong(prompt_tokens, asked or 0, max_seq_len, field)
 
-    def params(self, choice: int, vocab_size: int) -> GenerationParams:
+    def params(self, choice: int, model: ServedModel) -> GenerationParams:
         """Returns the parameters of one of `n` choices; each draws from a seed of its own.
 
         Raises InvalidRequest for a token id that the model does not have.
         """
-        seed = secrets.randbits(63) if self.seed is None else self.seed
+        seed, vocab_size = self._first_seed(), model.vocab_size
         sampling = SamplingParams(
             temperature=_or(self.temperature, 1.0),
             top_k=max(0, self.top_k or 0),
@@ -188,6 +197,9 @@ class GenerationBody(Constrained, RequestBody):
             constraint=self.constraint(),
             sampling=sampling,
         )
+
+    def _first_seed(self) -> int:
+        return secrets.randbits(63) if self.seed is None else self.seed
 
     @model_validator(mode="after")
     def _constraint_needs_its_end(self) -> "GenerationBody":
@@ -230,6 +242,7 @@ class GenerationBody(Constrained, RequestBody):
 class CompletionBody(GenerationBody):
     unserved: ClassVar[Unserved] = {
         **UNSERVED,
+        **UNSERVED_TOOLS,
         "add_special_tokens": (True,),
         "prompt_embeds": (),
     }
@@ -272,7 +285,7 @@ class CompletionBody(GenerationBody):
         return prompts_of(self.prompt)
 
 
-class ChatBody(GenerationBody):
+class ChatBody(ToolFields, GenerationBody):
     unserved: ClassVar[Unserved] = {
         **UNSERVED,
         **UNSERVED_OF_CHAT,
@@ -281,6 +294,8 @@ class ChatBody(GenerationBody):
     }
 
     messages: Messages
+    chat_template_kwargs: TemplateOptions | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
     max_completion_tokens: int | None = Field(None, ge=1, le=MAX_INTEGER)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
@@ -289,6 +304,27 @@ class ChatBody(GenerationBody):
     def num_logprobs(self) -> int | None:
         return (self.top_logprobs or 0) if self.logprobs else None
 
+    def conversation(self) -> Conversation:
+        tools = [tool.as_json() for tool in self.tool_use().tools]
+        options = dict(self.chat_template_kwargs or {})
+        if self._effort is not None:
+            options = {"reasoning_effort": self._effort} | options
+        return Conversation(turns_of(self.messages), Extras(tools, options))
+
+    @property
+    def _effort(self) -> str | None:
+        return None if self.reasoning_effort == "none" else self.reasoning_effort
+
+    def params(self, choice: int, model: ServedModel) -> GenerationParams:
+        """Raises InvalidRequest for an effort that the model's template does not read."""
+        if self._effort is not None and not model.tokenizer.dialect.reads_effort:
+            raise InvalidRequest(
+                "reasoning_effort: this model's chat template has no place for it; leave it out or "
+                "give none.",
+                "reasoning_effort",
+            )
+        return chat_params(super().params(choice, model), self.tool_use(), model.tokenizer)
+
     @property
     def asked_limit(self) -> tuple[str, int | None]:
         if self.max_completion_tokens is None:
@@ -296,35 +332,17 @@ class ChatBody(GenerationBody):
         return "max_completion_tokens", self.max_completion_tokens
 
     @model_validator(mode="after")
+    def _calls_need_their_end(self) -> "ChatBody":
+        for field in ("ignore_eos", "min_tokens"):
+            if getattr(self, field) and self.tool_use().mode == "required":
+                raise fault(field, "calls that are required have an end; leave it out")
+        return self
+
+    @model_validator(mode="after")
     def _top_only_with_logprobs(self) -> "ChatBody":
         if self.top_logprobs and not self.logprobs:
             raise fault("top_logprobs", "needs logprobs: true; give both or neither")
         return self
-
-
-class TokenizeBody(RequestBody):
-    """One of prompt and messages."""
-
-    unserved: ClassVar[Unserved] = {**UNSERVED, **UNSERVED_OF_CHAT}
-
-    model: str | None = None
-    prompt: str | None = None
-    messages: Messages | None = None
-    add_special_tokens: bool | None = None
-    return_token_strs: bool | None = None
-
-    @model_validator(mode="after")
-    def _one_of_them(self) -> "TokenizeBody":
-        if (self.prompt is None) == (self.messages is None):
-            raise fault("prompt", "comes in place of messages; give one of the two")
-        if self.messages is not None and self.add_special_tokens:
-            raise fault("add_special_tokens", "is the template's matter; leave it out")
-        return self
-
-
-class DetokenizeBody(RequestBody):
-    model: str | None = None
-    tokens: Annotated[list[TokenId], Field(fail_fast=True)]
 
 
 def _or(value: float | None, default: float) -> float:

@@ -8,7 +8,6 @@ IGNORED = frozenset(
     {
         "include_reasoning",
         "metadata",
-        "parallel_tool_calls",
         "prompt_cache_key",
         "prompt_cache_retention",
         "safety_identifier",
@@ -40,7 +39,6 @@ UNSERVED: Unserved = {
     "modalities": (["text"],),
     "prediction": (),
     "prompt_logprobs": (),
-    "reasoning_effort": ("none",),
     "repetition_detection": (),
     "request_id": (),
     "return_token_ids": (False,),
@@ -50,8 +48,6 @@ UNSERVED: Unserved = {
     "stream_interval": (1,),
     "suffix": ("",),
     "thinking_token_budget": (-1,),
-    "tool_choice": ("none", "auto"),
-    "tools": ([],),
     "truncate_prompt_tokens": (),
     "truncation_side": (),
     "use_beam_search": (False,),
@@ -74,10 +70,16 @@ UNSERVED_OF_EMBEDDINGS: Unserved = {
     "truncation_side": (),
     "use_activation": (True,),
 }
+# Of routes that make no calls.
+UNSERVED_TOOLS: Unserved = {
+    "chat_template_kwargs": ({},),
+    "reasoning_effort": ("none",),
+    "tool_choice": ("none", "auto"),
+    "tools": ([],),
+}
 UNSERVED_OF_CHAT: Unserved = {
     "add_generation_prompt": (True,),
     "chat_template": (),
-    "chat_template_kwargs": ({},),
     "continue_final_message": (False,),
     "documents": ([],),
 }

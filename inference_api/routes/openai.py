@@ -15,11 +15,12 @@ from common.operations import operation
 from inference_api.bodies.fields import parse
 from inference_api.bundle_file import ROUTED
 from inference_api.errors import InvalidRequest
-from inference_api.generation.streaming import Generations
+from inference_api.generation.chat import answer_reader, plain_reader
+from inference_api.generation.streaming import Generations, TextGeneration
 from inference_api.openai.answers import ChatCompletion, Completion
-from inference_api.openai.choices import CHAT, COMPLETION, Choice, Form, chunks, whole_answer
+from inference_api.openai.choices import AboutChoice, Choice, chunks, whole_answer
 from inference_api.openai.logprobs import Logprobs
-from inference_api.openai.messages import turns_of
+from inference_api.openai.messages import Conversation
 from inference_api.openai.model_cards import ExpertModelCard, ModelCard, ModelList, expert_card
 from inference_api.openai.requests import (
     ChatBody,
@@ -28,6 +29,7 @@ from inference_api.openai.requests import (
     StreamOptions,
     TokenIds,
 )
+from inference_api.openai.shapes import CHAT, COMPLETION, Form
 from inference_api.routes.caller import caller_of_request, json_body
 from inference_api.routes.chosen_model import Chosen, ModelChoice
 from inference_api.routes.errors import ROW_REFUSALS
@@ -36,10 +38,11 @@ from inference_api.routes.tokenize import known_ids, prompt_is_called
 from inference_api.scheduling.decode_backend import DecodeBackend
 from inference_api.scheduling.served_model import ServedModel
 from inference_api.settings import Settings
-from inference_api.text.chat_prompts import Message
+from inference_api.text.expert_router import Route
 from inference_api.text.prompt_encoder import PromptEncoder
+from inference_api.text.tokens import Tokenizer
 
-Prompt = str | TokenIds | list[Message]
+Prompt = str | TokenIds | Conversation
 
 
 def create_blueprint(
@@ -98,7 +101,7 @@ class _Views:
     )
     def chat_completions(self) -> Response:
         body = parse(ChatBody, json_body())
-        return self._answer(CHAT, body, [turns_of(body.messages)])
+        return self._answer(CHAT, body, [body.conversation()])
 
     def _answer(self, form: Form, body: GenerationBody, prompts: Sequence[Prompt]) -> Response:
         chosen = self._choice.of(body.model, _user_texts(prompts))
@@ -132,23 +135,17 @@ class _Views:
         self, form: Form, body: GenerationBody, prompts: Sequence[Prompt], chosen: Chosen
     ) -> list[Choice]:
         model = self._backend.served[chosen.name]
-        vocab_size = model.vocab_size
-        each_choice = [body.params(choice, vocab_size) for choice in range(body.n or 1)]
+        each_choice = [body.params(choice, model) for choice in range(body.n or 1)]
         encodes = [
             cache(partial(_encode, model=model, prompt=prompt, body=body)) for prompt in prompts
         ]
         requests = [(encode, params) for encode in encodes for params in each_choice]
         with prompt_is_called(form.prompt_field):
             running = self._generations.begin_all(model.name, requests, caller_of_request())
-        tokenizer = model.tokenizer
-        choices = []
-        for index, generation in enumerate(running):
-            echo = tokenizer.decode(generation.prompt_tokens) if body.wants_echo else ""
-            scored_prompt = len(generation.prompt_tokens) if body.wants_echo else 0
-            is_scored = body.num_logprobs is not None
-            logprobs = Logprobs(tokenizer, form.is_chat, scored_prompt) if is_scored else None
-            choices.append(Choice(index, generation, echo, logprobs, chosen.route))
-        return choices
+        return [
+            _choice(index, body, generation, model.tokenizer, chosen.route)
+            for index, generation in enumerate(running)
+        ]
 
     def _card(self, name: str) -> ModelCard | ExpertModelCard:
         card = ModelCard(id=name, object="model", created=self._started_at, owned_by="hearth")
@@ -164,6 +161,26 @@ class _Views:
         return {**card, **expert_card(expert, context, rows_max, state)}
 
 
+def _choice(
+    index: int,
+    body: GenerationBody,
+    generation: TextGeneration,
+    tokenizer: Tokenizer,
+    route: Route | None,
+) -> Choice:
+    prompt_tokens = generation.prompt_tokens
+    echo = tokenizer.decode(prompt_tokens) if body.wants_echo else ""
+    scored_prompt = len(prompt_tokens) if body.wants_echo else 0
+    logprobs = None
+    if body.num_logprobs is not None:
+        is_chat = isinstance(body, ChatBody)
+        logprobs = Logprobs(tokenizer, is_chat, scored_prompt, generation.kept_token_ids)
+    use = body.tool_use() if isinstance(body, ChatBody) else None
+    about = AboutChoice(echo, route, use is not None and use.is_named)
+    reader = plain_reader() if use is None else answer_reader(tokenizer, use, prompt_tokens)
+    return Choice(index, generation, reader, logprobs, about)
+
+
 def _user_texts(prompts: Sequence[Prompt]) -> list[str]:
     """Returns what a router reads: the user's messages of a conversation, or the first prompt."""
     prompt = prompts[0]
@@ -171,7 +188,7 @@ def _user_texts(prompts: Sequence[Prompt]) -> list[str]:
         return [prompt]
     if isinstance(prompt, TokenIds):
         return []
-    return [message["content"] for message in prompt if message["role"] == "user"]
+    return [turn["content"] for turn in prompt.turns if turn["role"] == "user"]
 
 
 def _encode(
@@ -182,6 +199,6 @@ def _encode(
     elif isinstance(prompt, TokenIds):
         token_ids = known_ids(prompt.token_ids, model.vocab_size, "prompt")
     else:
-        token_ids = prompts.encode_chat(prompt)
+        token_ids = prompts.encode_chat(prompt.turns, prompt.extras)
     body.check_room(len(token_ids), model.max_seq_len)
     return token_ids

@@ -11,7 +11,7 @@ from inference_api.bodies.fields import parse
 from inference_api.errors import ContextTooLong, InvalidRequest, PromptTooLong
 from inference_api.openai.answers import Detokenized, TokenizerInfo, Tokens
 from inference_api.openai.messages import turns_of
-from inference_api.openai.requests import DetokenizeBody, TokenizeBody
+from inference_api.openai.tokenizing import DetokenizeBody, TokenizeBody
 from inference_api.routes.caller import json_body
 from inference_api.routes.errors import REFUSALS
 from inference_api.scheduling.decode_backend import DecodeBackend

@@ -26,6 +26,7 @@ from inference_api.scheduling.output_queues import OutputQueues
 from inference_api.scheduling.residents import FixedModels, Residents
 from inference_api.scheduling.rows import RowTable, UserRow
 from inference_api.scheduling.served_model import ServedModel, StepTotals
+from inference_api.scheduling.split_model import load_split_model
 from inference_api.scheduling.step_plan import Step
 from inference_api.settings import Settings
 
@@ -201,10 +202,12 @@ class DecodeBackend:
 
     def load_model_and_tokenizer(self) -> None:
         """Bring the models into memory. Torch is imported here, off the serving threads."""
-        if self.settings.bundle is None:
-            self.take(load_models(self.settings))
-        else:
+        if self.settings.bundle is not None:
             self._take_bundle(self.settings.bundle)
+        elif self.settings.split is not None:
+            self.take([load_split_model(self.settings)])
+        else:
+            self.take(load_models(self.settings))
 
     def take(self, models: Iterable[LoadedModel]) -> None:
         """Serve these, in this order."""
@@ -255,6 +258,8 @@ class DecodeBackend:
             return
         self._failure = "the server was stopped"
         self._end_all(Phase.STOPPED, _draining)
+        for model in self.models.values():
+            model.runner.close()
 
     def step(self) -> None:
         """One turn of the loop."""
@@ -373,6 +378,9 @@ class DecodeBackend:
         if self._drain_until_s is not None:
             self._go_on_draining(self._drain_until_s)
         if not self._num_busy() and not self._is_stopping:
+            if not len(self._input_queue):
+                for model in self.models.values():
+                    model.idle()
             idle_s = self._residents.idle_s(self._clock())
             self._input_queue.wait_for_request(min(IDLE_WAIT_S, idle_s))
 

@@ -72,6 +72,12 @@ class LoadedModel:
             self.speculation.warm_up(self.runner)
         self.served.costs.measure_prompt(self.runner)
 
+    def idle(self) -> None:
+        """While none of its rows has work."""
+        if self.runner.idle():
+            for row in self.rows.holding():
+                self.rows.forget(row)
+
     def took(self, step: Step, model_s: float, loop_s: float) -> None:
         """How long a turn took, inside the model and outside."""
         self.served.step_times.add(len(step.decoding), model_s + loop_s)

@@ -122,7 +122,7 @@ def describe_models(
         tokenizer = load_tokenizer(folder, runner.eos_token_ids)
         drafter = None
         if model.used_draft_model is not None and runner.is_batch_invariant:
-            drafter = _drafter(model, folder, runner.max_seq_len, kernels_of, packed)
+            drafter = make_drafter(model, folder, runner.max_seq_len, kernels_of, packed)
         sources = draft_sources(model.name, runner, model, drafter)
         max_guesses = model.speculation_tokens if sources else 0
         served = ServedModel.of(model.name, runner, tokenizer, sources, budget, max_guesses)
@@ -130,12 +130,12 @@ def describe_models(
     return models
 
 
-def _drafter(
+def make_drafter(
     model: ModelSettings,
     model_dir: Path,
     max_seq_len: int,
     kernels_of: "Callable[[int], Kernels]",
-    packed: "PackedFolder | None",
+    packed: "PackedFolder | None" = None,
 ) -> "EngineRunner":
     """Of DRAFT_MODEL: with as many rows as the model, and its context or as much of it as the draft
     has. Raises StartupError when it cannot draft for this model."""

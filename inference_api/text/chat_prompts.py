@@ -1,27 +1,42 @@
 """Conversations as token ids: only a chat template writes special tokens, never a message.
 
 A message may say `<|assistant|>` or `</s>`. Encoded with the rest it would end its turn and begin
-another, so that whoever wrote it speaks for the model or the operator.
+another, so that whoever wrote it speaks for the model or the operator. The same holds for tools,
+their calls and results, and for whatever else a client gives to the template.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 from inference_api.errors import InvalidRequest
 from inference_api.text.special_tokens import SpecialTokens, encoded
+from inference_api.tools.dialects import GENERIC, MISTRAL, Dialect, dialect_of, thought_of
+from inference_api.tools.events import Json, Tool
+from inference_api.tools.history import Manners, Message, prepared
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Backend
     from transformers import TokenizersBackend
 
-Message = Mapping[str, str]  # of a chat: its role and content, and perhaps a name
-Template = Callable[[Sequence[Message]], str]
+Template = Callable[[Sequence[Message], "Extras"], str]
 
 SPEAKERS = {"user": "User", "assistant": "AI", "system": "System"}
-USER_TEXTS = ("content", "name")  # the role is one of ours
 
 
-def plain_chat_prompt(messages: Sequence[Message]) -> str:
+@dataclass(frozen=True, slots=True)
+class Extras:
+    """What a template may render beside messages: tools, as OpenAI has them, and options of its
+    own."""
+
+    tools: Sequence[Json] = ()
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+NO_EXTRAS = Extras()
+
+
+def plain_chat_prompt(messages: Sequence[Message], extras: Extras = NO_EXTRAS) -> str:
     """For models that bring no chat template."""
     turns = [f"{SPEAKERS[message['role']]}: {message['content']}\n" for message in messages]
     return "".join(turns) + f"{SPEAKERS['assistant']}: "
@@ -30,22 +45,43 @@ def plain_chat_prompt(messages: Sequence[Message]) -> str:
 def check_names(messages: Sequence[Message], named_roles: frozenset[str]) -> None:
     """Raises InvalidRequest for a name that would not be read."""
     for number, message in enumerate(messages):
-        if "name" in message and message["role"] not in named_roles:
+        role = message["role"]
+        if "name" in message and role not in named_roles and role != "tool":
             raise InvalidRequest(
                 f"messages[{number}].name: this model's chat template has no place for the name of "
-                f"a message of role {message['role']}; leave it out.",
+                f"a message of role {role}; leave it out.",
                 "messages",
             )
+
+
+def texts_in(value: object) -> Iterator[str]:
+    """Yields every text in a JSON value, names of members too."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for key, child in value.items():
+            yield key
+            yield from texts_in(child)
+    elif isinstance(value, list | tuple):
+        for child in value:
+            yield from texts_in(child)
 
 
 def template_of(wrapper: "TokenizersBackend") -> Template | None:
     """A model's own; None if it brings none. Calling it raises InvalidRequest when the template
     refuses the messages."""
 
-    def render(messages: Sequence[Message]) -> str:
+    def render(messages: Sequence[Message], extras: Extras) -> str:
+        tools = list(extras.tools) or None
+        options: dict[str, Any] = {"xml_tools": tools} if tools else {}  # SmolLM3's name for them
         try:
             prompt = wrapper.apply_chat_template(
-                [dict(message) for message in messages], tokenize=False, add_generation_prompt=True
+                [dict(message) for message in messages],
+                tools=tools,  # type: ignore[arg-type]
+                tokenize=False,
+                add_generation_prompt=True,
+                **options,
+                **extras.options,
             )
         except Exception as error:  # of whatever the template does with these messages
             raise InvalidRequest(
@@ -56,24 +92,44 @@ def template_of(wrapper: "TokenizersBackend") -> Template | None:
     return None if wrapper.chat_template is None else render
 
 
+def template_text(wrapper: "TokenizersBackend") -> str | None:
+    """Returns the template for tools, where a model has several."""
+    template = wrapper.chat_template
+    if isinstance(template, dict):
+        template = template.get("tool_use") or template.get("default")
+    return template if isinstance(template, str) else None
+
+
 class ChatPrompts:
     """Immutable; any thread."""
 
-    def __init__(self, backend: "Backend", template: Template | None) -> None:
+    def __init__(
+        self, backend: "Backend", template: Template | None, text: str | None = None
+    ) -> None:
+        """`text` is the template's own."""
         self._backend = backend
         self._render = template or plain_chat_prompt
         self._adds_special_tokens = template is None  # a template writes all it wants
         self._specials = SpecialTokens(backend, self._adds_special_tokens)
         self._named_roles = _named_roles(self._render)
+        dialect = dialect_of(text)
+        self._manners = manners_of(self._render, dialect)
+        if not self._manners.is_native and dialect.name != "harmony":
+            dialect = GENERIC
+        self.dialect = replace(
+            dialect, thought=thought_of(text), reads_effort="reasoning_effort" in (text or "")
+        )
 
-    def encode(self, messages: Sequence[Message]) -> list[int]:
+    def encode(self, messages: Sequence[Message], extras: Extras = NO_EXTRAS) -> list[int]:
         """Ready for the answer. Raises InvalidRequest when the template refuses the messages, has
         no place for a name, or a message cannot be kept apart from special tokens."""
         check_names(messages, self._named_roles)
-        hidden = [self._hide(message) for message in messages]
-        prompt = self._render(hidden)
+        turns = prepared(messages, extras.tools, self._manners)
+        shown = extras if self._manners.is_native else replace(extras, tools=())
+        hidden, hidden_extras = self._hidden(turns, shown)
+        prompt = self._render(hidden, hidden_extras)
         written = self._specials.find(prompt)
-        if hidden == list(messages):
+        if hidden == turns and hidden_extras == shown:
             ids = encoded(self._backend, prompt, self._adds_special_tokens)
             if self._specials.are_written(ids, prompt, written):
                 return ids
@@ -86,9 +142,26 @@ class ChatPrompts:
             )
         return ids
 
-    def _hide(self, message: Message) -> Message:
-        texts = {key: self._specials.hide(message[key]) for key in USER_TEXTS if key in message}
-        return {**message, **texts}
+    def _hidden(self, turns: list[Message], extras: Extras) -> tuple[list[Message], Extras]:
+        """Returns what the template is given, with nothing in it that reads like a special token.
+
+        All texts are looked through at once: schemas have thousands, and seldom one to hide.
+        """
+        if not self._specials.find("\n".join(texts_in([turns, extras.tools, extras.options]))):
+            return turns, extras
+        hidden: list[Message] = [
+            {**self._hide(turn), "role": turn["role"]}
+            for turn in turns  # roles are ours
+        ]
+        return hidden, Extras(self._hide(list(extras.tools)), self._hide(dict(extras.options)))
+
+    def _hide(self, value: Any) -> Any:
+        """Returns the value with placeholders in its texts for what reads like special tokens."""
+        if isinstance(value, str):
+            return self._specials.hide(value)
+        if isinstance(value, Mapping):
+            return {self._specials.hide(key): self._hide(each) for key, each in value.items()}
+        return [self._hide(child) for child in value] if isinstance(value, list) else value
 
 
 def _named_roles(render: Template) -> frozenset[str]:
@@ -101,7 +174,46 @@ def _writes_name(render: Template, role: str) -> bool:
     after = [{"role": "user", "content": "a"}] if role != "user" else []
     turn = {"role": role, "content": "a"}
     try:
-        plain = render([*before, turn, *after])
-        return render([*before, {**turn, "name": "b"}, *after]) != plain
+        plain = render([*before, turn, *after], NO_EXTRAS)
+        return render([*before, {**turn, "name": "b"}, *after], NO_EXTRAS) != plain
     except InvalidRequest:
         return False
+
+
+_TRIED_TOOL = Tool(
+    "tried_tool", "tried-description", {"type": "object", "properties": {}}
+).as_json()
+
+
+def manners_of(render: Template, dialect: Dialect) -> Manners:
+    """Returns what the template does with tools, by rendering some."""
+    user = {"role": "user", "content": "a"}
+    takes_system = _renders(render, [{"role": "system", "content": "tried-system"}, user], ())
+    manners = Manners(
+        takes_system=takes_system,
+        one_call_per_turn=dialect.one_call_per_turn,
+        wants_short_ids=dialect.read is MISTRAL.read,
+        thoughts_key="thinking" if dialect.name == "harmony" else "reasoning_content",
+    )
+    for wants_text in (False, True):
+        tried = replace(manners, is_native=True, wants_text_arguments=wants_text)
+        call = {"name": "tried_tool", "arguments": '{"a": "tried-value"}'}
+        calls = [{"id": "tried1234", "type": "function", "function": call}]
+        turns: list[Message] = [
+            user,
+            {"role": "assistant", "content": "", "tool_calls": calls},
+            {"role": "tool", "tool_call_id": "tried1234", "content": "tried-result"},
+        ]
+        if _renders(render, prepared(turns, [_TRIED_TOOL], tried), [_TRIED_TOOL]):
+            return tried
+    return manners
+
+
+def _renders(render: Template, turns: Sequence[Message], tools: Sequence[Json]) -> bool:
+    """Whether the prompt has all that was put into it to be tried."""
+    try:
+        prompt = render(turns, Extras(tools))
+    except Exception:  # a template may fail in any way
+        return False
+    wanted = ("tried-description", "tried-value", "tried-result") if tools else ("tried-system",)
+    return all(each in prompt for each in wanted)

@@ -1,4 +1,4 @@
-"""Answers that keep to a JSON schema, a regular expression or a choice, by llguidance.
+"""Answers that keep to a JSON schema, a regular expression, a choice or tools, by llguidance.
 
 An extra (`requirements-constraints.txt`). A grammar is compiled on the request's thread; the decode
 thread follows it token by token, and the sampler draws only from what may come next.
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from inference_api.errors import ConstraintFailed, InvalidRequest
 from inference_api.request import ConstraintSpec
+from inference_api.text.call_grammars import calls_grammar, text_rule, thought_grammar
 from inference_api.text.tokens import Tokenizer
 
 if TYPE_CHECKING:
@@ -79,7 +80,17 @@ class GrammarCompiler:
         self._vocab_size = vocab_size
         self._lock = Lock()  # so that the slow part, reading the vocabulary, is done once
         self._vocabulary: LLTokenizer | None = None
+        self._added: dict[str, int] = {}
         self.compile = lru_cache(MAX_COMPILED)(self._compile)
+
+    def compiled(self, spec: ConstraintSpec) -> CompiledGrammar | None:
+        """Raises InvalidRequest as `compile` does; None where the answer may go without."""
+        try:
+            return self.compile(spec)
+        except InvalidRequest:
+            if spec.is_dispensable:
+                return None
+            raise
 
     def _compile(self, spec: ConstraintSpec) -> CompiledGrammar:
         """Raises InvalidRequest when the grammar is not one, or cannot be followed here."""
@@ -89,7 +100,7 @@ class GrammarCompiler:
             raise InvalidRequest(f"{spec.field} needs {EXTRA}.", spec.field) from error
         vocabulary = self._read_vocabulary(spec.field)
         try:
-            matcher = LLMatcher(vocabulary, _grammar(spec), log_level=0)
+            matcher = LLMatcher(vocabulary, self._grammar(spec), log_level=0)
             first_step = matcher.deep_copy()
             first_step.compute_bitmask()
         except ValueError as error:  # a number beyond any float is in no JSON, for one
@@ -99,6 +110,30 @@ class GrammarCompiler:
         if first_step.is_error():
             raise _unusable(spec, "no answer meets it")
         return CompiledGrammar(matcher)
+
+    def _grammar(self, spec: ConstraintSpec) -> str:
+        thought = self._tokenizer.dialect.thought
+        if spec.kind != "calls" and (thought is None or spec.thinking == "never"):
+            return _grammar(spec)
+        rules = ["%llguidance {}"]
+        if thought is None or spec.thinking == "never":
+            rules.append("start: body")
+        else:
+            rules += thought_grammar(thought, spec.thinking == "begun", self._terminal)
+        if spec.kind == "calls":
+            asked = json.loads(spec.text)
+            rules.append(calls_grammar(asked, self._tokenizer.dialect, self._terminal))
+        else:
+            rules.append(f"body: {text_rule(spec)}")
+        return "\n".join(rules)
+
+    def _terminal(self, text: str) -> str:
+        """Returns a literal text for Lark; one of llguidance's special tokens as that token."""
+        token_id = self._added.get(text)
+        if token_id is None or self._vocabulary is None:
+            return json.dumps(text)
+        is_token = self._vocabulary.is_special_token(token_id)
+        return f"<[{token_id}]>" if is_token else json.dumps(text)
 
     def _read_vocabulary(self, field: str) -> "LLTokenizer":
         from llguidance import LLTokenizer
@@ -110,6 +145,8 @@ class GrammarCompiler:
                     raise InvalidRequest(
                         f"{field} needs a model with a tokenizer.json; this one has none.", field
                     )
+                added = json.loads(described)["added_tokens"]
+                self._added = {token["content"]: token["id"] for token in added}
                 self._vocabulary = LLTokenizer(
                     described,
                     n_vocab=self._vocab_size,

@@ -5,8 +5,9 @@ from contextlib import contextmanager
 from threading import Condition, Lock
 
 from inference_api.errors import PromptTooLong, QueueFull
-from inference_api.text.chat_prompts import USER_TEXTS, Message
+from inference_api.text.chat_prompts import NO_EXTRAS, Extras, texts_in
 from inference_api.text.tokens import Tokenizer
+from inference_api.tools.history import Message
 
 # A tokenizer needs some 300 bytes of memory for a byte of text, and a core meanwhile.
 MAX_BYTES_AT_ONCE = 128 * 1024
@@ -32,14 +33,16 @@ class PromptEncoder:
         with self._room_for([text]):
             return self._tokenizer.encode(text, add_special_tokens)
 
-    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
-        """Bounded by what the messages say, even if the template should leave some of it out, and
-        by their number, as each takes a token at least. Raises what `encode` does, and
+    def encode_chat(self, messages: Sequence[Message], extras: Extras = NO_EXTRAS) -> list[int]:
+        """Bounded by what messages and tools say, even if the template should leave some of it out,
+        and by their number, as each takes a token at least. Raises what `encode` does, and
         InvalidRequest when the template refuses them."""
         if len(messages) > self._max_seq_len:
             raise PromptTooLong(f"{len(messages)} messages", self._max_seq_len, self._max_seq_len)
-        with self._room_for([each[key] for each in messages for key in USER_TEXTS if key in each]):
-            return self._tokenizer.encode_chat(messages)
+        said = [{key: each[key] for key in each if key != "role"} for each in messages]
+        given = [*(value for each in said for value in each.values()), *extras.tools]
+        with self._room_for(list(texts_in([*given, extras.options]))):
+            return self._tokenizer.encode_chat(messages, extras)
 
     @contextmanager
     def _room_for(self, texts: Sequence[str]) -> Iterator[None]:

@@ -5,23 +5,32 @@ A `Tokenizer` is immutable once loaded and may be shared by any threads. `TextSt
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from inference_api.engine.loading import gguf_tokenizer
 from inference_api.engine.loading.gguf_files import is_gguf, read_gguf
 from inference_api.errors import StartupError
-from inference_api.text.chat_prompts import ChatPrompts, Message, template_of
+from inference_api.text.chat_prompts import (
+    NO_EXTRAS,
+    ChatPrompts,
+    Extras,
+    template_of,
+    template_text,
+)
 from inference_api.text.chat_template import check_chat_template
 from inference_api.text.prompt_bounds import bytes_per_token, is_byte_level
 from inference_api.text.special_tokens import encoded
 from inference_api.text.token_bytes import BYTE_TOKENS, byte_level_bytes
+from inference_api.tools.dialects import Dialect
+from inference_api.tools.history import Message
 
 if TYPE_CHECKING:
     from transformers import TokenizersBackend
 
 REPLACEMENT = "\ufffd"  # what an incomplete UTF-8 sequence decodes to
+THOUGHT_TOKENS = 16  # in which the tag of a thought is seen, with white space behind it
 ANCHOR = "a"  # a token's text is what it adds to another's: alone it may lose its leading space
 
 
@@ -31,14 +40,16 @@ class Tokenizer(Protocol):
     stop_token_ids: frozenset[int]
     bytes_per_token: int
     """The most bytes of text, in UTF-8, that one token stands for. See `prompt_bounds`."""
+    dialect: Dialect
+    """How the model writes calls and thoughts."""
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """The text as given, with the special tokens the model expects around a prompt, or
         without. What reads like a special token in it becomes one."""
 
-    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
+    def encode_chat(self, messages: Sequence[Message], extras: Extras = NO_EXTRAS) -> list[int]:
         """A conversation in the model's own chat template, ready for the answer. What reads like a
-        special token in a message stays text.
+        special token in a message, or in what comes with it, stays text.
 
         Raises InvalidRequest when the template refuses it, for the order of its roles, say.
         """
@@ -54,6 +65,9 @@ class Tokenizer(Protocol):
 
     def special_token(self, token_id: int) -> str | None:
         """The name of a special token; None for any other."""
+
+    def special_ids(self, names: Iterable[str]) -> frozenset[int]:
+        """Returns the ids of the special tokens among the names."""
 
     def token_bytes(self, token_id: int) -> bytes:
         """Returns the bytes a token adds to a text: whole characters, parts of one, and nothing if
@@ -81,14 +95,16 @@ class HuggingFaceTokenizer:
         self._is_byte_level = is_byte_level(description)
         added = self._tokenizer.get_added_tokens_decoder()
         self._special = {id_: token.content for id_, token in added.items() if token.special}
-        self._chat = ChatPrompts(self._tokenizer, template_of(wrapper))
+        self._special_ids = {name: id_ for id_, name in self._special.items()}
+        self._chat = ChatPrompts(self._tokenizer, template_of(wrapper), template_text(wrapper))
+        self.dialect = self._chat.dialect
         self._anchor_id = self.encode(ANCHOR)[-1]
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         return encoded(self._tokenizer, text, add_special_tokens)
 
-    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
-        return self._chat.encode(messages)
+    def encode_chat(self, messages: Sequence[Message], extras: Extras = NO_EXTRAS) -> list[int]:
+        return self._chat.encode(messages, extras)
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens))
@@ -109,6 +125,9 @@ class HuggingFaceTokenizer:
 
     def special_token(self, token_id: int) -> str | None:
         return self._special.get(token_id)
+
+    def special_ids(self, names: Iterable[str]) -> frozenset[int]:
+        return frozenset(self._special_ids[name] for name in names if name in self._special_ids)
 
     def token_bytes(self, token_id: int) -> bytes:
         token = self._tokenizer.id_to_token(token_id)
@@ -179,14 +198,18 @@ class TextStream:
     character are decoded again, with the piece before them as context for leading spaces.
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, kept: frozenset[int] = frozenset()) -> None:
+        """`kept` are special tokens whose names are text."""
         self._tokenizer = tokenizer
+        self.kept = kept
         self._token_ids: list[int] = []
         self._context_from = 0  # ids decoded for context
         self._fresh_from = 0  # first id whose text has not been returned
 
     def push(self, token_ids: Sequence[int]) -> str:
         """The text that became certain with these ids; empty while a character is incomplete."""
+        if self.kept:
+            token_ids = [id_ for id_ in token_ids if self._is_shown(id_)]
         self._token_ids.extend(token_ids)
         text = self._fresh_text()
         if text.endswith(REPLACEMENT):
@@ -201,9 +224,23 @@ class TextStream:
         return text
 
     def _fresh_text(self) -> str:
-        decode = self._tokenizer.decode
-        known = decode(self._token_ids[self._context_from : self._fresh_from])
-        return decode(self._token_ids[self._context_from :])[len(known) :]
+        known = self._decode(self._token_ids[self._context_from : self._fresh_from])
+        return self._decode(self._token_ids[self._context_from :])[len(known) :]
+
+    def _is_shown(self, token_id: int) -> bool:
+        return token_id in self.kept or self._tokenizer.special_token(token_id) is None
+
+    def _decode(self, token_ids: Sequence[int]) -> str:
+        return self._tokenizer.decode(token_ids, skip_special_tokens=not self.kept)
+
+
+def is_thinking(tokenizer: Tokenizer, prompt_tokens: Sequence[int]) -> bool:
+    """Whether the prompt ends within a thought, so that the answer begins there."""
+    thought = tokenizer.dialect.thought
+    if thought is None:
+        return False
+    end = tokenizer.decode(prompt_tokens[-THOUGHT_TOKENS:], skip_special_tokens=False)
+    return end.rstrip().endswith(thought.begin)
 
 
 class StopMatcher:

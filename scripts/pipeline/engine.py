@@ -26,11 +26,10 @@ class EngineFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """The pipeline's load: one batch in flight measures the sum of all stages, as a single
-    stream feels it; several measure the slowest stage, which bounds throughput."""
+    """The pipeline's load: a single row measures the sum of all stages, as its user feels it; many
+    go round in parts and measure more of the slowest stage, which bounds throughput."""
 
-    in_flight: int
-    batch_size: int
+    rows: int
     seconds: float
 
 
@@ -44,7 +43,7 @@ class PipelineEngine:
         torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
         self._command = [
             "env", "OMP_NUM_THREADS=1", *torchrun, f"--nproc-per-node={len(shares)}",
-            "-m", "scripts.pipeline.stage", str(model),
+            "-m", "scripts.pipeline.stage", str(model), str(load.rows),
         ]  # fmt: skip
         self._rank_pids: list[int] = []
         self.num_layers = 0
@@ -73,12 +72,12 @@ class PipelineEngine:
     ) -> None:  # fmt: skip
         self._stop()
 
-    def measure(self, layers: Sequence[int]) -> float:
-        """Tokens/s with this split. Raises EngineFailed."""
+    def measure(self, layers: Sequence[int], parts: int | None = None) -> float:
+        """Tokens/s with this split, and with steps of so many parts. Raises EngineFailed."""
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(
-                json.dumps({"layers": list(layers), **asdict(self._load)}) + "\n"
+                json.dumps({"layers": list(layers), "parts": parts, **asdict(self._load)}) + "\n"
             )
             self._process.stdin.flush()
         except BrokenPipeError as error:

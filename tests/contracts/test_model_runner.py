@@ -5,7 +5,7 @@ of at least 8 rows of at least 64 tokens, and the size of its vocabulary (above 
 """
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -57,6 +57,16 @@ def make_echo_runner(folder: Path) -> tuple[ModelRunner, int]:
     return EchoRunner(max_rows=8, max_seq_len=64), END_TOKEN + 1
 
 
+def make_pipeline_runner(folder: Path, options: EngineOptions) -> tuple[ModelRunner, int]:
+    from tests.inference_api.engine.pipeline.rings import make_pipeline
+    from tests.inference_api.engine.tiny_models import VOCAB_SIZE, make_model
+
+    make_model("llama", folder)
+    runner = make_pipeline(folder, options, (1, 1))
+    runner.load()
+    return runner, VOCAB_SIZE
+
+
 RUNNERS: dict[str, RunnerFactory] = {
     "torch": partial(make_engine_runner, options=replace(OPTIONS, kernels=False)),
     "float32": make_engine_runner,
@@ -65,6 +75,7 @@ RUNNERS: dict[str, RunnerFactory] = {
     "int8": partial(make_engine_runner, options=replace(OPTIONS, quantization="int8")),
     "int4": partial(make_engine_runner, options=replace(OPTIONS, quantization="int4")),
     "cache of int8": partial(make_engine_runner, options=replace(OPTIONS, kv_cache_dtype="int8")),
+    "pipeline": partial(make_pipeline_runner, options=OPTIONS),
     "echo": make_echo_runner,
 }
 if torch.cuda.is_available():
@@ -78,8 +89,10 @@ any_sampling = pytest.mark.parametrize("sampling", [GREEDY, SEEDED, PENALISED])
 @pytest.fixture(scope="module", params=RUNNERS)
 def runner_and_vocab(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[ModelRunner, int]:
-    return RUNNERS[request.param](tmp_path_factory.mktemp(request.param))
+) -> Iterator[tuple[ModelRunner, int]]:
+    runner, vocab_size = RUNNERS[request.param](tmp_path_factory.mktemp(request.param))
+    yield runner, vocab_size
+    runner.close()
 
 
 @pytest.fixture

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
 
-from benchmarking.serving import MOCK_APP, ServedApi, eventually, served
+from benchmarking.serving import MOCK_APP, ROOT, ServedApi, eventually, served
+from scripts.make_random_model import SHAPES, make_random_model
 from tests.e2e.pages import ARGUMENTS, CHROMIUM, opened
 
 SLOW = {"MOCK_TOKENS_PER_SECOND": 20}  # an answer of 900 tokens outlasts what a test does meanwhile
@@ -63,6 +64,22 @@ def narrow_api(_narrow_api: ServedApi) -> Iterator[ServedApi]:
     """`slow_api` with one row and one place in the queue."""
     yield _narrow_api
     eventually(_narrow_api.is_idle)
+
+
+@pytest.fixture(scope="session")
+def _tools_api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedApi]:
+    folder = tmp_path_factory.mktemp("random")
+    template = (ROOT / "tests" / "data" / "templates" / "hermes.jinja").read_text()
+    make_random_model(SHAPES["tiny"], folder / "random", template)
+    with served(folder / "log", MODEL=folder / "random") as api:
+        yield api
+
+
+@pytest.fixture(scope="module")
+def tools_api(_tools_api: ServedApi) -> Iterator[ServedApi]:
+    """A tiny model of random weights with a template that knows tools, called `random`."""
+    yield _tools_api
+    eventually(_tools_api.is_idle)
 
 
 @pytest.fixture(scope="module")

@@ -73,7 +73,8 @@ def test_unknown_model_is_the_clients_not_found(api: ServedApi) -> None:
         chat(api, model="gpt-5").invoke(TURNS)
 
 
-def test_tools_are_refused_and_not_ignored(api: ServedApi) -> None:
+def test_calls_are_refused_and_not_forgotten_where_they_cannot_be_held(api: ServedApi) -> None:
     tool = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
-    with pytest.raises(openai.BadRequestError, match="tools"):
-        chat(api).bind_tools([tool]).invoke(TURNS)
+    with pytest.raises(openai.BadRequestError, match=r"tool_choice needs a model with a tokenizer"):
+        chat(api).bind_tools([tool], tool_choice="required").invoke(TURNS)
+    assert "look" in str(chat(api).bind_tools([tool]).invoke(TURNS).content)  # the mock's echo

@@ -73,7 +73,7 @@ def client(api: ServedApi) -> Iterator[openai.OpenAI]:
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
+        ({"functions": [{"name": "f"}]}, "functions"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"top_logprobs": 2}, "top_logprobs"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
@@ -113,7 +113,8 @@ def test_what_is_not_served_is_refused_by_name(
         {"content": [{"type": "input_audio", "input_audio": {"data": "", "format": "wav"}}]},
         {"content": [{"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}}]},
         {"content": []},
-        {"role": "tool"},
+        {"role": "function"},
+        {"tool_call_id": "1"},
     ],
 )
 def test_what_a_message_may_not_hold_is_refused_with_its_place(

@@ -12,10 +12,11 @@ import psutil
 import pytest
 import requests
 
+from inference_api.engine.pipeline.split_search import SearchFailed, SplitSearch
 from scripts import tune_partition
 from scripts.pipeline.cpu_share import CgroupLimiter, CpuLimiter, DutyCycleLimiter
 from scripts.pipeline.engine import ROOT, EngineFailed, Load, PipelineEngine
-from scripts.tune_partition import Layers, Search, _service, every_split, tune
+from scripts.tune_partition import Layers, every_split, tune, weights_service
 
 TINY = ROOT / "models" / "hearth-tiny"
 
@@ -38,13 +39,12 @@ class SimulatedEngine:
 
 @pytest.fixture
 def url() -> Iterator[str]:
-    with _service(None) as address:
+    with weights_service(None) as address:
         yield address
 
 
-def make_search(url: str, **fields: int) -> Search:
-    return Search(**{"url": url, "session_id": "s", "number_of_nodes": 3, "num_layers": 14,
-                     "min_layers": 1, "seed": 3, **fields})  # type: ignore[arg-type]  # fmt: skip
+def make_search(url: str, num_ranks: int = 3) -> SplitSearch:
+    return SplitSearch(url, "s", num_ranks, num_layers=14, seed=3)
 
 
 def test_every_trial_is_a_split_that_is_told_and_shown(
@@ -63,14 +63,14 @@ def test_every_trial_is_a_split_that_is_told_and_shown(
 
 
 def test_a_session_of_another_shape_is_named(url: str) -> None:
-    make_search(url).tell([0.5, 0.25, 0.25], 1.0)
-    with pytest.raises(requests.HTTPError, match="number of nodes are not the same"):
-        make_search(url, number_of_nodes=2).tell([0.5, 0.5], 1.0)
+    make_search(url).tell((8, 4, 2), 1.0)
+    with pytest.raises(SearchFailed, match="number of nodes are not the same"):
+        make_search(url, num_ranks=2).tell((7, 7), 1.0)
 
 
 def test_every_split_is_there_once() -> None:
-    assert list(every_split(4, 3, 1)) == [(1, 1, 2), (1, 2, 1), (2, 1, 1)]
-    assert len(set(every_split(12, 3, 0))) == len(list(every_split(12, 3, 0))) == 91
+    assert list(every_split(4, 3)) == [(1, 1, 2), (1, 2, 1), (2, 1, 1)]
+    assert len(set(every_split(12, 3))) == len(list(every_split(12, 3))) == 55
 
 
 def test_what_was_found_is_compared_with_the_best_of_every_split(
@@ -84,7 +84,7 @@ def test_what_was_found_is_compared_with_the_best_of_every_split(
     shown = capsys.readouterr().out
     assert "exhaustive: 78 splits" in shown
     (share,) = re.findall(r"^found +([\d.]+)% of the best$", shown, re.M)
-    best = max(map(engine.speed, every_split(14, 3, 1)))
+    best = max(map(engine.speed, every_split(14, 3)))
     found = engine.measured[-1]
     assert float(share) == pytest.approx(100 * engine.speed(found) / best, abs=0.05)
     assert len(set(engine.measured)) == 78
@@ -104,13 +104,14 @@ def test_real_processes_are_tuned_and_leave_nothing_behind() -> None:
         assert sum(map(int, layers)) == 5
         assert float(tokens_per_s) > 0
     assert re.search(r"^vLLM +VLLM_PP_LAYER_PARTITION=\d,\d,\d$", shown, re.M)
+    assert re.search(r"^hearth +SPLIT=\d,\d,\d$", shown, re.M)
     assert re.search(r"^llama.cpp .*--tensor-split [\d.,]+$", shown, re.M)
     assert shown.count("exo        device_rank=") == 3
     assert not list(Path("/sys/fs/cgroup").glob(f"**/hearth-pipeline-{run.pid}-*"))
 
 
 def test_an_engine_that_cannot_start_says_so(tmp_path: Path) -> None:
-    load = Load(in_flight=1, batch_size=1, seconds=0.1)
+    load = Load(rows=1, seconds=0.1)
     with (
         pytest.raises(EngineFailed, match="has ended"),
         PipelineEngine(tmp_path, [1.0, 1.0], load, DutyCycleLimiter()),

@@ -114,7 +114,7 @@ def test_every_engine_is_told_the_same_split() -> None:
             {"device_rank": 1, "world_size": 3, "start_layer": 12, "end_layer": 22, "n_layers": 32},
             {"device_rank": 2, "world_size": 3, "start_layer": 22, "end_layer": 32, "n_layers": 32},
         ]},
-        "pipeline": {"layers": [12, 10, 10]},
+        "pipeline": {"SPLIT": "12,10,10"},
     }  # fmt: skip
 
 

@@ -134,7 +134,8 @@ def footprint_on_cpu(
 ) -> Footprint:
     """What the model takes of the CPU's memory. `can_pack`: whether the kernels may have it."""
     options = options.on("cpu", keeps_bfloat16(config, options, tensors))
-    return Footprint.of(config, options, weight_bits(config, options) if can_pack else None)
+    bits = weight_bits(config, options) if can_pack else None
+    return Footprint.of(options.part_of(config), options, bits)
 
 
 def locate(model: str, setting: str = "MODEL") -> Path:

@@ -6,9 +6,9 @@ properties ("is the MLP gated?"), never for a family. Loads no torch.
 
 import reprlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple, Self
 
 from inference_api.errors import StartupError
 
@@ -39,6 +39,13 @@ class RopeConfig:
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     original_max_positions: int = 8192
+
+
+class LayerRange(NamedTuple):
+    """Layers `begin` to `end` of a model that several processes share."""
+
+    begin: int
+    end: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +79,18 @@ class ModelConfig:
     rope: RopeConfig
     tensor_names: TensorNames
     eos_token_ids: frozenset[int]
+    first_layer: int = 0  # of these, in the checkpoint
+    has_ends: bool = True  # embedding, final norm and output head
+
+    def part(self, layers: LayerRange) -> Self:
+        """What a process has that runs these layers; the first one's has both ends too."""
+        return replace(
+            self,
+            num_layers=layers.end - layers.begin,
+            windows=self.windows[layers.begin : layers.end],
+            first_layer=layers.begin,
+            has_ends=layers.begin == 0,
+        )
 
     @property
     def num_groups(self) -> int:

@@ -100,12 +100,19 @@ class Form(NamedTuple):
 
 
 def weight_plan(config: ModelConfig) -> Plan:
-    """Every parameter of the decoder and the checkpoint tensors it is made of."""
+    """Every parameter of the decoder and the checkpoint tensors it is made of.
+
+    Layers are counted from the first that this process has.
+    """
     names = _LLAMA if config.tensor_names == "llama" else _FALCON
     vocab = (config.vocab_size, config.hidden_size)
-    plan: Plan = {"embedding": (Part(f"{names.embedding}.weight", vocab),)}
+    plan: Plan = {}
+    if config.has_ends:
+        plan["embedding"] = (Part(f"{names.embedding}.weight", vocab),)
     for index in range(config.num_layers):
         plan.update(_layer_plan(config, names, index))
+    if not config.has_ends:
+        return plan
     plan.update(_norm(config, "final_norm", names.final_norm))
     if not config.is_head_tied:
         plan[HEAD] = (Part("lm_head.weight", vocab),)
@@ -125,7 +132,8 @@ def linear_weights(config: ModelConfig) -> Plan:
         for name, parts in plan.items()
         if name.endswith(".weight") and len(parts[0].shape) == 2
     }
-    weights[HEAD] = plan["embedding" if config.is_head_tied else HEAD]
+    if config.has_ends:
+        weights[HEAD] = plan["embedding" if config.is_head_tied else HEAD]
     return weights
 
 
@@ -182,7 +190,7 @@ def shown(names: Sequence[str]) -> str:
 
 
 def _layer_plan(config: ModelConfig, names: _Names, index: int) -> Plan:
-    theirs, ours = f"{names.layer}.{index}", f"layers.{index}"
+    theirs, ours = f"{names.layer}.{config.first_layer + index}", f"layers.{index}"
     hidden, ffn, head = config.hidden_size, config.ffn_size, config.head_dim
     kv = config.num_kv_heads * head
     queries = config.num_heads * head

@@ -74,7 +74,8 @@ def load_parameters(
     for part, write in (*_tensor_targets(parameters, config), *_packed_targets(parameters, config)):
         targets.setdefault(part.name, []).append(_ordered(part, config, write))
     for file in files:
-        for name, weight in _read_gguf(file) if is_gguf(file) else _read(file, targets.keys()):
+        read = _read_gguf if is_gguf(file) else _read
+        for name, weight in read(file, targets.keys()):
             _write(name, weight, targets.pop(name))
             pause()
     assert not targets, f"headers were checked, yet {sorted(targets)} were not in the files"
@@ -104,7 +105,7 @@ def empty_parameters(
             if own is None
             else own.view(kind).view(form.shape)
         )
-    if config.is_head_tied:
+    if config.is_head_tied and config.has_ends:
         tensors[HEAD] = tensors["embedding"]
     return Parameters(tensors, packed, packing)
 
@@ -158,9 +159,11 @@ def _read_into(numbers: Tensor, stream: FileIO) -> None:
         rest = rest[num_bytes:]
 
 
-def _read_gguf(file: Path) -> Iterator[tuple[str, Weight]]:
+def _read_gguf(file: Path, wanted: Collection[str]) -> Iterator[tuple[str, Weight]]:
     model = read_gguf(file)
     for name, tensor in model.tensors.items():
+        if name not in wanted:
+            continue
         try:
             weight = GgufTensor.read(file, tensor)
         except (OSError, ValueError) as error:

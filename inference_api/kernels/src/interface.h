@@ -129,6 +129,11 @@ typedef struct {
   int64_t num_outputs;
   float* logits;  // result [outputs][vocab]: of what follows these tokens
   float* hidden;  // result [tokens][hidden], after the final norm; or null
+  // Where a model's layers are several processes': what the layers before these have made of the
+  // residual, [tokens][hidden], or null for the embedding; and what these make of it, a result like
+  // it, or null.
+  const float* before;
+  float* after;
 } HearthBatch;
 
 // Writes the keys and values of the tokens and computes the results. 0, or 1 without memory.

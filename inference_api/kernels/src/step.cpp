@@ -88,6 +88,9 @@ void Step::run(Workers& workers, const HearthModel& model, const HearthBatch& ba
   for (int64_t first = 0; first < batch.num_tokens; first += kMaxTokens) {
     const Part part = {batch, first, std::min(batch.num_tokens - first, kMaxTokens)};
     run_part(workers, model, part);
+    if (batch.after != nullptr) {
+      std::copy_n(hidden_.data(), part.count * model.hidden, batch.after + first * model.hidden);
+    }
     if (batch.hidden != nullptr) {
       write_hidden(workers, model, part);
     }
@@ -121,8 +124,14 @@ void Step::write_hidden(Workers& workers, const HearthModel& model, const Part& 
 
 void Step::run_part(Workers& workers, const HearthModel& model, const Part& part) {
   workers.each_row(part.count, [&](int64_t token) {
-    embed(model, part.batch.ids[part.first + token], hidden_.data() + token * model.hidden);
-    lengths_[static_cast<size_t>(token)] = part.batch.positions[part.first + token] + 1;
+    float* const hidden = hidden_.data() + token * model.hidden;
+    const int64_t index = part.first + token;
+    if (part.batch.before == nullptr) {
+      embed(model, part.batch.ids[index], hidden);
+    } else {
+      std::copy_n(part.batch.before + index * model.hidden, model.hidden, hidden);
+    }
+    lengths_[static_cast<size_t>(token)] = part.batch.positions[index] + 1;
   });
   branches_ = find_branches(part);
   for (int64_t layer = 0; layer < model.num_layers; ++layer) {

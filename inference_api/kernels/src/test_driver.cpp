@@ -270,10 +270,36 @@ void run_tree(HearthContext* context, int variant, const Model& model) {
                              static_cast<int64_t>(ids.size()),
                              static_cast<int64_t>(outputs.size()),
                              logits.data(),
+                             nullptr,
+                             nullptr,
                              nullptr};
   hearth_step(context, &model.description, &batch);
   const auto second = logits.begin() + Model::kVocab;
   expect(std::equal(logits.begin(), second, second), "a branch depends on its tree", variant);
+}
+
+// The layers by themselves, then the head by itself: the same bits as both in one call.
+void run_split(HearthContext* context, int variant, const Model& model, const HearthBatch& whole) {
+  std::vector<float> between(static_cast<size_t>(whole.num_tokens * Model::kHidden));
+  std::vector<float> logits(static_cast<size_t>(whole.num_outputs * Model::kVocab));
+  HearthModel part = model.description;
+  part.head = {};
+  HearthBatch batch = whole;
+  batch.num_outputs = 0;
+  batch.logits = nullptr;
+  batch.hidden = nullptr;
+  batch.after = between.data();
+  hearth_step(context, &part, &batch);
+  part = model.description;
+  part.num_layers = 0;
+  part.embedding = nullptr;
+  batch = whole;
+  batch.ids = nullptr;
+  batch.hidden = nullptr;
+  batch.logits = logits.data();
+  batch.before = between.data();
+  hearth_step(context, &part, &batch);
+  expect(std::equal(logits.begin(), logits.end(), whole.logits), "a split changes bits", variant);
 }
 
 // Token by token, and all at once with company: the same bits.
@@ -302,6 +328,8 @@ void run_step(HearthContext* context, int variant, int kind, int bits) {
                                1,
                                1,
                                &alone[token * Model::kVocab],
+                               nullptr,
+                               nullptr,
                                nullptr};
     hearth_step(context, &model.description, &batch);
   }
@@ -321,8 +349,11 @@ void run_step(HearthContext* context, int variant, int kind, int bits) {
                              static_cast<int64_t>(tokens),
                              kOutputs,
                              together.data(),
-                             hidden.data()};
+                             hidden.data(),
+                             nullptr,
+                             nullptr};
   hearth_step(context, &model.description, &batch);
+  run_split(context, variant, model, batch);
   run_tree(context, variant, model);
   const auto skipped = static_cast<std::ptrdiff_t>((tokens - kOutputs) * Model::kVocab);
   expect(std::equal(together.begin(), together.end(), alone.begin() + skipped),
@@ -342,8 +373,8 @@ struct Heads {
     for (int64_t output = 0; output < num_outputs; ++output) {
       outputs.push_back(make(context, vocab, false));
     }
-    description = {first,  later.data(), outputs.data(), kHeads,
-                   kHeads, num_outputs,  num_ranks,      kDivisor};
+    description = {first, later.data(), outputs.data(), kHeads, kHeads, num_outputs, num_ranks,
+                   8,     kDivisor};
   }
 
   HearthLinear make(HearthContext* context, int64_t rows, bool has_bias) {

@@ -15,7 +15,7 @@ from benchmarking.benches.scaling import (
     solve,
 )
 
-ARGUMENTS = Namespace(servers=4, replicas=40, hours=2.0, period_s=60.0, seed=3)
+ARGUMENTS = Namespace(servers=6, replicas=60, hours=2.0, period_s=60.0, seed=3)
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +29,7 @@ def test_a_day_costs_less_by_the_controller_and_is_the_same_by_the_same_seed(url
     peak = solve(url, day.document_at(day.rates.max(axis=1)))
     static = by_static(day, peak, ARGUMENTS.seed)
     assert static.within_percent == 100
-    assert static.most_replicas == pytest.approx(40, rel=0.5)
+    assert static.most_replicas == pytest.approx(60, rel=0.5)
     first = by_controller(day, url, ARGUMENTS)
     assert first.cost < static.cost
     assert first.within_percent > 95

@@ -105,7 +105,7 @@ def test_openai_body_comes_from_the_model_that_validates(document: dict[str, Any
     assert schema["additionalProperties"] is False
     assert schema["properties"]["temperature"]["anyOf"][0]["maximum"] == 2
     assert "user" in schema["properties"]  # ignored, yet accepted
-    assert schema["properties"]["tools"]["enum"] == [[], None]  # not served
+    assert schema["properties"]["functions"]["enum"] == [[], None]  # not served
 
 
 def test_tokens_are_asked_for_where_they_are_checked(tmp_path: Path) -> None:

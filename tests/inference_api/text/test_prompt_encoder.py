@@ -9,8 +9,9 @@ import pytest
 from inference_api._mock_inference_api_server import ByteTokenizer
 from inference_api.errors import PromptTooLong, QueueFull
 from inference_api.text import prompt_encoder
-from inference_api.text.chat_prompts import Message
+from inference_api.text.chat_prompts import NO_EXTRAS, Extras
 from inference_api.text.prompt_encoder import ByteBudget, PromptEncoder
+from inference_api.tools.history import Message
 
 CONTEXT = 16
 WAIT_S = 20.0
@@ -24,7 +25,7 @@ class IdleTokenizer(ByteTokenizer):
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         raise AssertionError("this is encoded")
 
-    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
+    def encode_chat(self, messages: Sequence[Message], extras: Extras = NO_EXTRAS) -> list[int]:
         raise AssertionError("this is encoded")
 
 

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from inference_api.engine.engine_runner import EngineRunner
 from inference_api.engine.options import EngineOptions
+from inference_api.engine.pipeline.pipeline_runner import PipelineRunner
 from inference_api.engine.runner import DraftHeads, Draw, RowStep
 from inference_api.request import (
     FinishReason,
@@ -48,11 +49,17 @@ FORMS: Mapping[str, Mapping[str, Any]] = {
 class Model:
     """A runner of the model in a folder. Its cache belongs to the `Decoding` that was made last."""
 
-    def __init__(self, form: str, folder: Path = EMBEDDED_MODEL, max_seq_len: int = 1024) -> None:
+    def __init__(
+        self,
+        form: str,
+        folder: Path = EMBEDDED_MODEL,
+        max_seq_len: int = 1024,
+        make_runner: Callable[[Path, EngineOptions], EngineRunner | PipelineRunner] = EngineRunner,
+    ) -> None:
         options = EngineOptions(
             device="cpu", max_rows=MAX_ROWS, max_seq_len=max_seq_len, has_medusa=True
         )
-        self.runner = EngineRunner(folder, replace(options, **FORMS[form]))
+        self.runner = make_runner(folder, replace(options, **FORMS[form]))
         self.runner.load()
         # Whatever the model: prompts are token ids, and nothing here asks for text of another.
         self.tokenizer: Tokenizer = load_tokenizer(EMBEDDED_MODEL, self.runner.eos_token_ids)

@@ -1,0 +1,1 @@
+"""One model over several processes, the ranks, each with some of its layers."""

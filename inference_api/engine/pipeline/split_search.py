@@ -1,0 +1,114 @@
+"""A search for the best split, kept by a weights service that is asked over HTTP. One thread."""
+
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote
+
+import requests
+
+from inference_api.engine.pipeline.splits import Split, checked
+from inference_api.errors import StartupError
+
+HTTP_TIMEOUT_S = 10.0
+MIN_LAYERS = 1  # of each rank
+
+
+NOT_FOUND = 404
+
+
+class SearchFailed(Exception):
+    """The service did not answer, refused, or answered what nobody can have asked for."""
+
+    def __init__(self, message: str, status: int | None = None) -> None:
+        super().__init__(message)
+        self.status = status  # of its answer
+
+
+@dataclass(frozen=True, slots=True)
+class SplitSearch:
+    """A session of the service at `url`, of as many nodes as there are ranks."""
+
+    url: str
+    session_id: str
+    num_ranks: int
+    num_layers: int
+    seed: int | None = None
+
+    def ask(self, trial: int = 0) -> tuple[Split, str]:
+        """The split to measure next, and the model that proposes it. Raises SearchFailed."""
+        body = self._body() if self.seed is None else {**self._body(), "seed": self.seed + trial}
+        answer = self._call("POST", "/weights_gen", body)
+        try:
+            # Asked for with `num_layers`, weights are whole layers already.
+            split = tuple(round(each * self.num_layers) for each in answer["weights"])
+            return self._checked(split), str(answer["model"])
+        except (LookupError, TypeError, ValueError) as error:
+            raise SearchFailed(f"{self.url} proposes no weights ({error!r})") from error
+
+    def tell(self, split: Split, tokens_per_s: float) -> None:
+        """Raises SearchFailed."""
+        weights = [layers / self.num_layers for layers in split]
+        told = {"weights": weights, "performance_metric": tokens_per_s}
+        self._call("POST", "/weights_update", {**self._body(), **told})
+
+    def overview(self) -> dict[str, Any]:
+        """What the service knows of the session, once something was told. Raises SearchFailed."""
+        return self._call("GET", f"{self._path}?limit=1")
+
+    def has_converged(self) -> bool:
+        """Whether further trials do not pay. Raises SearchFailed."""
+        try:
+            return bool(self.overview()["convergence"]["converged"])
+        except SearchFailed as error:
+            if error.status == NOT_FOUND:
+                return False
+            raise
+        except (LookupError, TypeError) as error:
+            raise SearchFailed(f"{self.url} has no convergence ({error!r})") from error
+
+    def partition(self) -> dict[str, Any]:
+        """The noise-aware best in whole layers, and as each engine's setting."""
+        body = {"num_layers": self.num_layers, "min_layers": MIN_LAYERS}
+        return self._call("POST", f"{self._path}/partition", body)
+
+    def best(self) -> Split:
+        """Raises SearchFailed."""
+        try:
+            return self._checked(tuple(map(int, self.partition()["layers_per_node"])))
+        except (LookupError, TypeError, ValueError) as error:
+            raise SearchFailed(f"{self.url} has no split ({error!r})") from error
+
+    @property
+    def _path(self) -> str:
+        return f"/weights/sessions/{quote(self.session_id, safe='')}"
+
+    def _checked(self, split: Split) -> Split:
+        try:
+            return checked(split, self.num_layers, self.num_ranks)
+        except StartupError as error:
+            raise SearchFailed(
+                f"{self.url} proposes what is no split: {error.faults[0]}"
+            ) from error
+
+    def _body(self) -> dict[str, object]:
+        return {
+            "session_id": self.session_id,
+            "number_of_nodes": self.num_ranks,
+            "max_weightings": [1.0] * self.num_ranks,
+            "min_weightings": [MIN_LAYERS / self.num_layers] * self.num_ranks,
+            "num_layers": self.num_layers,
+        }
+
+    def _call(self, verb: str, path: str, body: object = None) -> dict[str, Any]:
+        try:
+            response = requests.request(verb, self.url + path, json=body, timeout=HTTP_TIMEOUT_S)
+            answer = response.json()
+        except requests.RequestException as error:
+            raise SearchFailed(f"{self.url} does not answer: {error}") from error
+        if not isinstance(answer, dict):
+            raise SearchFailed(f"{self.url} answers no object")
+        if not response.ok:
+            raise SearchFailed(
+                f"{self.url}: {answer.get('message', response.status_code)}", response.status_code
+            )
+        return answer

@@ -1,0 +1,79 @@
+"""The form that a model's weights will be held in, by its configuration and its files' headers."""
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from inference_api.engine.linear import Packing
+from inference_api.engine.loading import checkpoint
+from inference_api.engine.loading.config import ModelConfig
+from inference_api.engine.loading.weight_files import read_headers, weight_files
+from inference_api.engine.options import EngineOptions
+from inference_api.errors import StartupError
+from inference_api.kernels.library import PORTABLE, Kernels, KernelsUnavailable
+from inference_api.kernels.packing import FLOAT_BITS, Bits
+
+logger = logging.getLogger(__name__)
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+@dataclass(frozen=True, slots=True)
+class WeightForm:
+    """Of the whole model, whichever of its layers a process has: all must agree."""
+
+    files: Sequence[Path]
+    options: EngineOptions  # with the dtype that auto means for these weights
+    packing: Packing | None
+
+    @property
+    def bits(self) -> Bits | None:
+        return None if self.packing is None else self.packing.bits
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return DTYPES[self.options.dtype]
+
+
+def weight_form(
+    model_dir: Path, config: ModelConfig, asked: EngineOptions, kernels: Callable[[], Kernels]
+) -> WeightForm:
+    """Settles what auto means for these weights, as far as there are kernels for it.
+
+    Raises StartupError when this model or device cannot have what QUANTIZATION asks for.
+    """
+    files = weight_files(model_dir)
+    tensors = read_headers(files)
+    options = asked.on(asked.device, checkpoint.keeps_bfloat16(config, asked, tensors))
+    packing = _packing(config, options, kernels)
+    return WeightForm(files, options if packing else asked.on(asked.device), packing)
+
+
+def _packing(
+    config: ModelConfig, options: EngineOptions, kernels_of: Callable[[], Kernels]
+) -> Packing | None:
+    """Returns the kernels' packing; None where torch multiplies by the weights as they are."""
+    faults = checkpoint.quantization_faults(config, options)
+    if faults:
+        raise StartupError(faults)
+    if options.device != "cpu":
+        return None
+    bits = checkpoint.weight_bits(config, options)
+    if bits is None:
+        return None
+    try:
+        kernels = kernels_of()
+    except KernelsUnavailable as error:
+        ignored = f"QUANTIZATION={options.quantization} is ignored and "
+        logger.warning(
+            "%storch multiplies by the weights as they are, because %s",
+            "" if options.quantization == "none" else ignored,
+            error,
+        )
+        return None
+    if bits in FLOAT_BITS.values() and kernels.variant == PORTABLE:
+        return None  # with many rows torch is faster
+    return Packing(kernels, bits)

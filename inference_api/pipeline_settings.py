@@ -1,0 +1,58 @@
+"""`PipelineSettings`: of one model over several processes; see docs/pipeline.md."""
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, BeforeValidator, Field
+from pydantic_settings import NoDecode
+
+MIN_RANKS, MAX_RANKS = 2, 256
+
+
+def _layers(value: object) -> object:
+    """Raises ValueError."""
+    if not isinstance(value, str) or value == "auto":
+        return value
+    layers = value.split(",")
+    if not (MIN_RANKS <= len(layers) <= MAX_RANKS and all(_is_count(each) for each in layers)):
+        raise ValueError(
+            f"is neither auto nor {MIN_RANKS} to {MAX_RANKS} numbers of layers, as in 12,10,10"
+        )
+    return tuple(map(int, layers))
+
+
+def _is_count(text: str) -> bool:
+    text = text.strip()
+    return text.isascii() and text.isdigit() and 1 <= len(text) <= 4 and int(text) >= 1
+
+
+class PipelineSettings(BaseModel):
+    """Settings of a server whose model is over several ranks. Immutable."""
+
+    split: Annotated[
+        tuple[int, ...] | Literal["auto"] | None, NoDecode, BeforeValidator(_layers)
+    ] = Field(
+        None,
+        description=(
+            "Layers of the model for each rank, as in 12,10,10; auto: found by the weights "
+            "service, in times without requests."
+        ),
+    )
+    split_ranks: int = Field(
+        MIN_RANKS,
+        ge=MIN_RANKS,
+        le=MAX_RANKS,
+        description="With SPLIT=auto, ranks that `hearth serve` starts on this machine.",
+    )
+    split_timeout_s: float = Field(
+        30.0,
+        alias="SPLIT_TIMEOUT",
+        ge=1,
+        le=3600,
+        description="Seconds that a rank may be silent before the others take it for dead.",
+    )
+    weights_url: str | None = Field(
+        None,
+        pattern="^https?://",
+        max_length=2048,
+        description="With SPLIT=auto, the weights service; default: the one in this server.",
+    )

@@ -1,0 +1,250 @@
+"""Grammars of answers that call tools, in the model's own marks, for llguidance (Lark). Pure.
+
+A `required` answer is calls and nothing else, but thoughts before them. `auto` is free until a call
+begins, and held to the names and schemas of the tools from there on.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from inference_api.request import ConstraintSpec
+from inference_api.text.closed_objects import with_closed_objects
+from inference_api.tools import formats
+from inference_api.tools.answers import Thought
+from inference_api.tools.dialects import Dialect, DialectName
+from inference_api.tools.events import Json, ToolUse
+
+Terminal = Callable[[str], str]  # a mark as Lark has it: by its token, else as text
+
+MAX_CALLS = 16  # of an answer, so that it has an end
+TEXT = r"TEXT: /(.|\n)*/"
+# As models write JSON: with a space behind commas and colons, or without.
+JSON_FORM = {"whitespace_pattern": " ?"}
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What is written around calls.
+
+    `trigger` is where a text goes over to calls: `opening`, then each as `begin` name `middle`
+    arguments `end`, with `between` them, and `closing`.
+    """
+
+    trigger: str
+    begin: str
+    middle: str
+    end: str
+    opening: str = ""
+    between: str = ""
+    closing: str = ""
+
+
+_OBJECT = ('{"name": "', '", "arguments": ', "}")
+_LIST = ("[", ", ", "]")
+SHAPES: Mapping[DialectName, Shape] = {
+    "hermes": Shape(
+        "<tool_call>", '\n{"name": "', '", "arguments": ', "}\n</tool_call>",
+        between="\n<tool_call>",
+    ),
+    "granite": Shape("<|tool_call|>", *_OBJECT, *_LIST),
+    "phi": Shape("<|tool_call|>", *_OBJECT, "[", ", ", "]<|/tool_call|>"),
+    "mistral": Shape("[TOOL_CALLS]", *_OBJECT, *_LIST),
+    "mistral-args": Shape("[TOOL_CALLS]", "", "[ARGS]", "", between="[TOOL_CALLS]"),
+    "llama": Shape("", '{"name": "', '", "parameters": ', "}"),
+    "generic": Shape("", *_OBJECT, '{"tool_calls": [', ", ", "]}"),
+    "deepseek": Shape(
+        formats.BEGIN_ALL, formats.BEGIN, formats.SEPARATOR, formats.END, closing=formats.END_ALL
+    ),
+    "deepseek-fenced": Shape(
+        formats.BEGIN_ALL, f"{formats.BEGIN}function{formats.SEPARATOR}", "\n```json\n",
+        f"\n```{formats.END}", between="\n", closing=formats.END_ALL,
+    ),
+    "harmony": Shape(
+        "", "<|channel|>commentary to=functions.", " <|constrain|>json<|message|>", ""
+    ),
+    "qwen-coder": Shape(
+        "<tool_call>", "\n<function=", ">", "\n</function>\n</tool_call>", between="\n<tool_call>"
+    ),
+    "glm": Shape("<tool_call>", "", "", "\n</tool_call>", between="\n<tool_call>"),
+}  # fmt: skip
+
+
+def calls_constraint(
+    use: ToolUse, dialect: Dialect, text: ConstraintSpec | None = None
+) -> ConstraintSpec | None:
+    """Returns what holds an answer to the tools; None where it may call none. `text` is what holds
+    an answer that calls nothing."""
+    tools = use.callable_tools.values()
+    if not tools:
+        return None
+    is_required = use.mode == "required"
+    asked = {
+        "is_required": is_required,
+        "allows_several": use.allows_several and not (use.is_named or dialect.one_call_per_turn),
+        "tools": {tool.name: with_closed_objects(tool.parameters) for tool in tools},
+    }
+    if text is not None:
+        asked["text"] = text_rule(text)
+    is_dispensable = text is None and not is_required and not any(tool.is_strict for tool in tools)
+    return ConstraintSpec(use.field, "calls", json.dumps(asked), is_dispensable=is_dispensable)
+
+
+def calls_grammar(asked: Json, dialect: Dialect, terminal: Terminal) -> str:
+    """Returns the rules of `body`, by what `calls_constraint` has written down."""
+    shape, tools = SHAPES[dialect.name], asked["tools"]
+    written = _Marks(dialect, terminal)
+    several = f" ({written(shape.between)} call){{0,{MAX_CALLS - 1}}}"
+    rules = [
+        TEXT,
+        f"calls: {written(shape.opening)} call{several if asked['allows_several'] else ''} "
+        f"{written(shape.closing)}",
+        "call: " + " | ".join(f"call_{number}" for number in range(len(tools))),
+    ]
+    if "text" in asked and not asked["is_required"]:
+        rules += [f"text: {asked['text']}", *_calls_or(dialect, written)]
+    else:
+        rules += _body(asked["is_required"], dialect, tools, written)
+    for number, (name, schema) in enumerate(tools.items()):
+        rules += [
+            f"call_{number}: {written(shape.begin + name + shape.middle)} args_{number} "
+            f"{written(shape.end)}",
+            *_arguments(f"args_{number}", schema, dialect, written),
+        ]
+    return "\n".join(rules)
+
+
+class _Marks:
+    """Writes literal text for Lark, the dialect's marks in it by their tokens."""
+
+    def __init__(self, dialect: Dialect, terminal: Terminal) -> None:
+        self._terminal = terminal
+        marks = sorted(dialect.markers, key=len, reverse=True)
+        self._split = re.compile("(" + "|".join(map(re.escape, marks)) + ")")
+
+    def __call__(self, text: str) -> str:
+        parts = [self._terminal(part) for part in self._split.split(text) if part]
+        return " ".join(parts) or '""'
+
+    def is_token(self, mark: str) -> bool:
+        return not self._terminal(mark).startswith('"')
+
+
+def _body(
+    is_required: bool, dialect: Dialect, tools: Mapping[str, Json], written: _Marks
+) -> Iterator[str]:
+    trigger = SHAPES[dialect.name].trigger
+    if dialect.name == "harmony":
+        yield from _harmony_body(is_required, written)
+    elif is_required:
+        yield f"body: {written(trigger)} calls"
+    elif not trigger:
+        yield from _whole_or_text(dialect, tools, written)
+    elif written.is_token(trigger):
+        yield f"body: TEXT ({written(trigger)} calls)?"
+    else:
+        yield f"head[lazy]: TEXT {written(trigger)}"
+        yield "body: TEXT | head calls"
+
+
+def _calls_or(dialect: Dialect, written: _Marks) -> Iterator[str]:
+    """Calls, or a text that is constrained itself."""
+    if dialect.name == "harmony":
+        yield from _harmony_body(False, written, "text")
+    else:
+        yield f"body: {written(SHAPES[dialect.name].trigger)} calls | text"
+
+
+def _whole_or_text(dialect: Dialect, tools: Mapping[str, Json], written: _Marks) -> Iterator[str]:
+    """Calls are the whole answer: a text is one that does not begin as they do."""
+    beginning = r"\{\"tool_calls\""
+    if dialect.name == "llama":
+        beginning = r"\{\"name\": \"(" + "|".join(map(re.escape, tools)) + r")\""
+    yield f"PLAIN: /(.|\\n)*/ & ~/[ \\n]*{beginning}(.|\\n)*/"
+    tag = formats.PYTHON_TAG
+    is_tagged = dialect.name == "llama" and written.is_token(tag)
+    yield "body: calls | PLAIN" + (f" ({written(tag)} calls)?" if is_tagged else "")
+
+
+def _harmony_body(is_required: bool, written: _Marks, text: str = "TEXT") -> Iterator[str]:
+    """Messages in known channels, the last of them a call or, where none is required, final."""
+    for channel, said in (("analysis", "TEXT"), ("commentary", "TEXT"), ("final", text)):
+        yield f"{channel}: {written(f'<|channel|>{channel}<|message|>')} {said}"
+    after = written("<|end|><|start|>assistant")
+    yield f"body: ((analysis | commentary) {after})* " + (
+        "calls" if is_required else "(calls | final)"
+    )
+
+
+def thought_grammar(thought: Thought, has_begun: bool, terminal: Terminal) -> list[str]:
+    """Returns the rules of `start`, which is `body` behind a thought."""
+    end, begin = terminal(thought.end), terminal(thought.begin)
+    is_token = not end.startswith('"')
+    return [
+        "start: thought SPACE body" if has_begun else f"start: ({begin} thought SPACE)? body",
+        r"SPACE: /[ \n]{0,4}/",
+        f"thought{'' if is_token else '[lazy]'}: THOUGHT {end}",
+        r"THOUGHT: /(.|\n)*/",
+    ]
+
+
+def text_rule(spec: ConstraintSpec) -> str:
+    """Returns a constraint as a part of a grammar in Lark."""
+    if spec.kind == "json_schema":
+        return of_schema(json.loads(spec.text), {"whitespace_flexible": False})
+    if spec.kind == "choice":
+        return " | ".join(json.dumps(text) for text in json.loads(spec.text))
+    pattern = re.sub(r"(?<!\\)((?:\\\\)*)/", r"\1\/", spec.text).replace("\n", r"\n")
+    return f"/{pattern}/"
+
+
+def of_schema(schema: Json, form: Mapping[str, object] = JSON_FORM) -> str:
+    return "%json " + json.dumps({**schema, "x-guidance": form})
+
+
+def _arguments(rule: str, schema: Json, dialect: Dialect, written: _Marks) -> Iterator[str]:
+    if dialect.name not in ("qwen-coder", "glm"):
+        yield f"{rule}: {of_schema(schema)}"
+        return
+    properties, required = schema.get("properties"), schema.get("required")
+    properties = properties if isinstance(properties, dict) else {}
+    required = required if isinstance(required, list) else []
+    members = []
+    for number, (name, about) in enumerate(properties.items()):
+        member = f"{rule}_{number}"
+        members.append(member if name in required else f"{member}?")
+        yield from _tagged_argument(
+            member, name, _with_definitions(about, schema), dialect, written
+        )
+    yield f"{rule}: " + (" ".join(members) or '""')
+
+
+def _tagged_argument(
+    member: str, name: str, about: object, dialect: Dialect, written: _Marks
+) -> Iterator[str]:
+    """An argument between tags: as JSON or, if it is a text, as it is."""
+    is_coder = dialect.name == "qwen-coder"
+    begin = f"\n<parameter={name}>\n" if is_coder else f"\n<arg_key>{name}</arg_key>\n<arg_value>"
+    end = "\n</parameter>" if is_coder else "</arg_value>"
+    value = f"{member}_value"
+    yield f"{member}: {written(begin)} {value}"
+    about = about if isinstance(about, dict) else {}
+    if about.get("type") == "string" and isinstance(about.get("enum"), list):
+        options = " | ".join(written(str(each)) for each in about["enum"])
+        yield f"{value}: ({options}) {written(end)}"
+    elif about.get("type") == "string":
+        lazy = "" if not is_coder and written.is_token(end) else "[lazy]"
+        longest = about.get("maxLength")
+        text = rf"/(.|\n){{0,{longest}}}/" if isinstance(longest, int) else "TEXT"
+        yield f"{value}{lazy}: {text} {written(end)}"
+    else:
+        yield f"{value}: {value}_json {written(end)}"
+        yield f"{value}_json: {of_schema(about)}"
+
+
+def _with_definitions(about: object, schema: Json) -> object:
+    if not isinstance(about, dict):
+        return about
+    named = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
+    return {**named, **about}

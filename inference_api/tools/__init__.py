@@ -1,0 +1,1 @@
+"""What models write besides an answer's text, calls of tools and thoughts: read, and asked for."""

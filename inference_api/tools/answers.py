@@ -1,0 +1,86 @@
+"""An answer as events, from its text as it comes."""
+
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import dataclass
+
+from inference_api.tools.calls import Calls
+from inference_api.tools.events import Event, Json, ThoughtDelta
+from inference_api.tools.formats import Read
+from inference_api.tools.reader import EndOfText, Reader, Steps
+
+
+@dataclass(frozen=True, slots=True)
+class Thought:
+    """The tags a model puts around what it thinks before it answers."""
+
+    begin: str
+    end: str
+
+
+class AnswerReader:
+    """Belongs to one answer. The events are a function of the text alone: pieces that it comes in
+    only say where texts are cut."""
+
+    def __init__(
+        self,
+        read: Read,
+        schemas: Mapping[str, Json],
+        new_id: Callable[[], str],
+        thought: Thought | None = None,
+        is_thinking: bool = False,
+    ) -> None:
+        """`schemas` of what may be called, by name; `is_thinking` where the prompt has begun the
+        thought already."""
+        self._reader = Reader()
+        self._calls = Calls(schemas, new_id)
+        self._steps: Generator[Event | None, None, None] = self._read(read, thought, is_thinking)
+
+    @property
+    def num_calls(self) -> int:
+        return self._calls.count
+
+    def push(self, piece: str) -> list[Event]:
+        """Returns what became certain with the next piece of the text."""
+        self._reader.text += piece
+        return self._next_events()
+
+    def finish(self) -> list[Event]:
+        """Returns the rest, once the text has ended."""
+        self._reader.has_ended = True
+        return self._next_events()
+
+    def _next_events(self) -> list[Event]:
+        events: list[Event] = []
+        try:
+            while (event := next(self._steps)) is not None:
+                events.append(event)
+        except StopIteration:
+            pass
+        return events
+
+    def _read(self, read: Read, thought: Thought | None, is_thinking: bool) -> Steps[None]:
+        reader = self._reader
+        try:
+            if thought is not None:
+                yield from _thoughts(reader, thought, is_thinking)
+            yield from read(reader, self._calls)
+        except EndOfText:
+            return
+
+
+def _thoughts(reader: Reader, thought: Thought, is_thinking: bool) -> Steps[None]:
+    """Reads what comes up to the end of the thoughts, if the answer begins with any."""
+    start = reader.at
+    try:
+        yield from reader.skip_space()
+    except EndOfText:
+        reader.at = start
+        return
+    if (yield from reader.take(thought.begin)):
+        is_thinking = True
+    if not is_thinking:
+        reader.at = start
+        return
+    yield from reader.skip_space()
+    yield from reader.until((thought.end,), ThoughtDelta)
+    yield from reader.skip_space()

@@ -1,0 +1,89 @@
+"""How a model writes calls and thoughts, told by the text of its chat template."""
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from inference_api.tools import formats, harmony, xml_formats
+from inference_api.tools.answers import Thought
+from inference_api.tools.formats import Read
+
+DialectName = Literal[
+    "harmony", "deepseek", "deepseek-fenced", "glm", "qwen-coder", "phi", "granite", "hermes",
+    "llama", "mistral", "mistral-args", "generic",
+]  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """`markers` may be special tokens, which are then kept in the text that is read; `stops` end
+    the answer beside the tokenizer's own."""
+
+    name: DialectName
+    read: Read
+    markers: tuple[str, ...] = ()
+    stops: tuple[str, ...] = ()
+    thought: Thought | None = None
+    one_call_per_turn: bool = False
+    """The template refuses a turn of several calls, so none is asked for."""
+    reads_effort: bool = False  # the template has a place for `reasoning_effort`
+
+
+THOUGHTS = (Thought("<think>", "</think>"), Thought("[THINK]", "[/THINK]"))
+TAGS = ("<tool_call>", "</tool_call>")
+
+HARMONY = Dialect(
+    "harmony",
+    harmony.harmony,
+    harmony.MARKERS,
+    ("<|return|>", "<|call|>"),
+    one_call_per_turn=True,
+)
+DEEPSEEK = Dialect(
+    "deepseek",
+    formats.deepseek,
+    (formats.BEGIN_ALL, formats.BEGIN, formats.SEPARATOR, formats.END, formats.END_ALL),
+)
+DEEPSEEK_FENCED = replace(DEEPSEEK, name="deepseek-fenced")
+GLM = Dialect(
+    "glm",
+    xml_formats.glm,
+    (*TAGS, "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
+    ("<|observation|>", "<|user|>"),
+)
+QWEN_CODER = Dialect("qwen-coder", xml_formats.qwen_coder, TAGS)
+PHI = Dialect("phi", formats.phi, ("<|tool_call|>", "<|/tool_call|>"))
+GRANITE = Dialect("granite", formats.granite, ("<|tool_call|>", *TAGS))
+HERMES = Dialect("hermes", formats.hermes, TAGS)
+LLAMA = Dialect(
+    "llama", formats.llama, (formats.PYTHON_TAG,), ("<|eom_id|>",), one_call_per_turn=True
+)
+MISTRAL = Dialect("mistral", formats.mistral, ("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"))
+MISTRAL_ARGS = replace(MISTRAL, name="mistral-args")
+GENERIC = Dialect("generic", formats.generic, TAGS)
+
+# The first whose texts are all in the template is the template's.
+_BY_TEXTS: tuple[tuple[tuple[str, ...], Dialect], ...] = (
+    (("<|channel|>",), HARMONY),
+    ((formats.BEGIN_ALL, "```json"), DEEPSEEK_FENCED),
+    ((formats.BEGIN_ALL,), DEEPSEEK),
+    (("<arg_key>",), GLM),
+    (("<function=", "<parameter="), QWEN_CODER),
+    (("<|tool_call|>", "<|tool|>"), PHI),
+    (("<|tool_call|>",), GRANITE),
+    (("<tool_call>",), HERMES),
+    (("<|start_header_id|>", "ipython"), LLAMA),
+    (("[TOOL_CALLS]", "[ARGS]"), MISTRAL_ARGS),
+    (("[TOOL_CALLS]",), MISTRAL),
+)
+
+
+def dialect_of(template: str | None) -> Dialect:
+    text = template or ""
+    return next((d for texts, d in _BY_TEXTS if all(each in text for each in texts)), GENERIC)
+
+
+def thought_of(template: str | None) -> Thought | None:
+    text = template or ""
+    return next(
+        (thought for thought in THOUGHTS if thought.end in text or thought.begin in text), None
+    )

@@ -1,0 +1,121 @@
+"""The nouns of tools: what clients offer, what models call, and what an answer consists of.
+
+An answer is a sequence of events, whatever the model's own way to write them and whatever API they
+are sent by: thoughts, text, and calls, which begin with a whole name and bring their arguments
+piece by piece. All are frozen: any thread.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Json = dict[str, Any]
+Mode = Literal["none", "auto", "required"]
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """A function that the client offers. `parameters` is a JSON schema."""
+
+    name: str
+    description: str | None = None
+    parameters: Json = field(default_factory=lambda: {"type": "object", "properties": {}})
+    is_strict: bool = False  # arguments are held to the schema, or the request is refused
+
+    def as_json(self) -> Json:
+        """Returns it in OpenAI's form, in which chat templates want it."""
+        described = {} if self.description is None else {"description": self.description}
+        function = {"name": self.name, **described, "parameters": self.parameters}
+        return {"type": "function", "function": function}
+
+
+@dataclass(frozen=True, slots=True)
+class ToolUse:
+    """The tools of a request, and which of them the answer may or has to call.
+
+    `field` is the request's field that asks for calls, for messages.
+    """
+
+    tools: tuple[Tool, ...] = ()
+    mode: Mode = "none"
+    callable_names: frozenset[str] = frozenset()
+    is_named: bool = False  # the client chose the one function to call
+    allows_several: bool = True
+    field: str = "tools"
+
+    @property
+    def callable_tools(self) -> Mapping[str, Tool]:
+        """By name; empty where nothing may be called."""
+        if self.mode == "none":
+            return {}
+        return {tool.name: tool for tool in self.tools if tool.name in self.callable_names}
+
+
+NO_TOOLS = ToolUse()
+
+
+@dataclass(frozen=True, slots=True)
+class TextDelta:
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ThoughtDelta:
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallStart:
+    """`index` counts the answer's calls from 0; no call begins before the last one has ended."""
+
+    index: int
+    call_id: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class ArgumentsDelta:
+    """The next piece of the call's arguments, as the model wrote them: the pieces of a call are the
+    text of a JSON object, which is never whole before the last piece."""
+
+    index: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallEnd:
+    index: int
+
+
+Event = TextDelta | ThoughtDelta | CallStart | ArgumentsDelta | CallEnd
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    call_id: str
+    name: str
+    arguments: str  # JSON
+
+
+@dataclass(frozen=True, slots=True)
+class WholeAnswer:
+    text: str
+    thoughts: str
+    calls: tuple[Call, ...]
+
+
+def whole(events: Iterable[Event]) -> WholeAnswer:
+    """Returns what the events of an answer amount to."""
+    text, thoughts, calls = "", "", list[Call]()
+    for event in events:
+        match event:
+            case TextDelta(piece):
+                text += piece
+            case ThoughtDelta(piece):
+                thoughts += piece
+            case CallStart(_, call_id, name):
+                calls.append(Call(call_id, name, ""))
+            case ArgumentsDelta(_, piece):
+                last = calls[-1]
+                calls[-1] = Call(last.call_id, last.name, last.arguments + piece)
+    return WholeAnswer(text, thoughts, tuple(calls))

@@ -1,0 +1,156 @@
+"""How models write calls, format by format: generators over a `Reader`.
+
+Each reads a whole answer, from behind its thoughts to its end.
+"""
+
+from collections.abc import Callable, Sequence
+
+from inference_api.tools.calls import Calls, attempt, json_call, json_calls
+from inference_api.tools.events import TextDelta
+from inference_api.tools.reader import NotACall, Reader, Steps
+from inference_api.tools.values import python_arguments
+
+Read = Callable[[Reader, Calls], Steps[None]]
+
+NAME_CHARS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-."
+MAX_NAME_CHARS = 128
+PYTHON_TAG = "<|python_tag|>"
+MAX_PARENTHESES = 16  # in the arguments of a call in Python
+
+
+def text_only(reader: Reader, calls: Calls) -> Steps[None]:
+    yield from reader.until((), TextDelta, trims=False)
+
+
+def tagged(marks: Sequence[str], ends: Sequence[str], body: Read) -> Read:
+    """Text, and calls behind one of the marks; any of `ends` may follow them."""
+
+    def read(reader: Reader, calls: Calls) -> Steps[None]:
+        while (yield from reader.until(marks, TextDelta)) is not None:
+            if (yield from attempt(reader, calls, reader.sent_at, body(reader, calls))):
+                yield from _skip_ends(reader, ends)
+
+    return read
+
+
+def _skip_ends(reader: Reader, ends: Sequence[str]) -> Steps[None]:
+    yield from reader.skip_space()
+    for end in ends:
+        if (yield from reader.take(end)):
+            yield from reader.skip_space()
+
+
+# Hermes, Qwen 2.5 and 3, SmolLM; Granite 3.1 puts a list between the same tags, 3.0 has its own.
+hermes = tagged(("<tool_call>",), ("</tool_call>",), json_calls)
+granite = tagged(("<|tool_call|>", "<tool_call>"), ("</tool_call>",), json_calls)
+phi = tagged(("<|tool_call|>", "functools"), ("<|/tool_call|>",), json_calls)
+
+
+def llama(reader: Reader, calls: Calls) -> Steps[None]:
+    """Calls are the whole answer, or come behind a tag, where also code may be."""
+    start = reader.at
+    yield from reader.skip_space()
+    if (yield from reader.peek()) == "{":
+        if (yield from attempt(reader, calls, start, _separated(reader, calls))):
+            yield from reader.skip_space()
+    else:
+        reader.at = start
+    yield from tagged((PYTHON_TAG,), (), _behind_python_tag)(reader, calls)
+
+
+def _separated(reader: Reader, calls: Calls) -> Steps[None]:
+    yield from json_call(reader, calls)
+    yield from reader.skip_space()
+    while (yield from reader.take(";")):
+        yield from reader.skip_space()
+        yield from json_call(reader, calls)
+        yield from reader.skip_space()
+
+
+def _behind_python_tag(reader: Reader, calls: Calls) -> Steps[None]:
+    yield from reader.skip_space()
+    if (yield from reader.peek()) == "{":
+        yield from _separated(reader, calls)
+        return
+    name = yield from reader.word(NAME_CHARS, MAX_NAME_CHARS)
+    name = name.removesuffix(".call")
+    if name not in calls.schemas or not (yield from reader.take("(")):
+        raise NotACall
+    inside = ""
+    for _ in range(MAX_PARENTHESES):
+        before, mark = yield from reader.read_until((")",))
+        inside += before
+        if (arguments := python_arguments(inside)) is not None:
+            yield calls.start(name)
+            yield calls.arguments(arguments)
+            yield calls.end(reader.at)
+            return
+        inside += mark
+    raise NotACall
+
+
+def _mistral_calls(reader: Reader, calls: Calls) -> Steps[None]:
+    """A list as it was up to version 7 of the tokenizer, or a name and its arguments."""
+    yield from reader.skip_space()
+    if (yield from reader.peek()) == "[":
+        yield from json_calls(reader, calls)
+        return
+    name = yield from reader.word(NAME_CHARS, MAX_NAME_CHARS)
+    if (yield from reader.take("[CALL_ID]")):
+        yield from reader.word(NAME_CHARS, MAX_NAME_CHARS)
+    yield from reader.take("[ARGS]")
+    yield from arguments_of(reader, calls, name)
+
+
+def arguments_of(reader: Reader, calls: Calls, name: str) -> Steps[None]:
+    """Reads an object as the arguments of a call. Raises NotACall."""
+    yield from reader.skip_space()
+    if (yield from reader.peek()) != "{":
+        raise NotACall
+    yield calls.start(name)
+    yield from reader.json_nested(calls.arguments)
+    yield calls.end(reader.at)
+
+
+mistral = tagged(("[TOOL_CALLS]",), (), _mistral_calls)
+
+
+def generic(reader: Reader, calls: Calls) -> Steps[None]:
+    """`{"tool_calls": [...]}` as the whole answer, fenced or not; SmolLM2 has tags of its own."""
+    start = reader.at
+    yield from reader.skip_space()
+    if (yield from reader.peek()) in "`{":
+        if (yield from attempt(reader, calls, start, _object_of_calls(reader, calls))):
+            yield from _skip_ends(reader, ("}", "```"))
+    else:
+        reader.at = start
+    yield from hermes(reader, calls)
+
+
+def _object_of_calls(reader: Reader, calls: Calls) -> Steps[None]:
+    if (yield from reader.take("```")):
+        yield from reader.take("json")
+    yield from reader.expect("{")
+    yield from reader.expect('"tool_calls"')
+    yield from reader.expect(":")
+    yield from json_calls(reader, calls)
+
+
+BEGIN, SEPARATOR, END = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
+BEGIN_ALL, END_ALL = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
+
+
+def _deepseek_call(reader: Reader, calls: Calls) -> Steps[None]:
+    """V3.1 writes the name and the object, V3 and R1 `function`, the name and a fenced object."""
+    head, _ = yield from reader.read_until((SEPARATOR,))
+    name = head.strip()
+    if name == "function":
+        name = yield from reader.word(NAME_CHARS, MAX_NAME_CHARS)
+        yield from reader.skip_space()
+        yield from reader.take("```json")
+    yield from arguments_of(reader, calls, name)
+    yield from reader.skip_space()
+    yield from reader.take("```")
+
+
+deepseek = tagged((BEGIN_ALL + BEGIN, BEGIN), (END, END_ALL), _deepseek_call)

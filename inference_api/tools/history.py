@@ -1,0 +1,195 @@
+"""Conversations with calls in them, made ready for a chat template. Pure.
+
+Templates differ: some want a call's arguments as an object, others as text, some one call per turn,
+and some know nothing of tools. For those tools are described, called and answered in plain turns.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from inference_api.tools.events import Json
+
+Message = Mapping[str, Any]  # of a chat: role, content, and what belongs to its role
+
+MAX_DEPTH = 100  # of arguments, as of bodies
+_ID = re.compile(r"[A-Za-z0-9]{9}")
+_INSTRUCTION = (
+    "You can call these tools:\n\n{tools}\n\nTo call one or more of them, answer with nothing but "
+    'a JSON object: {{"tool_calls": [{{"name": "the tool\'s name", "arguments": {{...}}}}]}}. '
+    "Otherwise answer as usual."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Manners:
+    """What a chat template takes, found out by rendering. `is_native` where it renders tools, calls
+    and results; the others say how."""
+
+    is_native: bool = False
+    wants_text_arguments: bool = False
+    takes_system: bool = True
+    one_call_per_turn: bool = False
+    wants_short_ids: bool = False  # nine letters and digits, as Mistral's templates check
+    thoughts_key: str = "reasoning_content"  # of a message that has thoughts
+
+
+def has_calls(messages: Sequence[Message]) -> bool:
+    return any(message["role"] == "tool" or "tool_calls" in message for message in messages)
+
+
+def prepared(messages: Sequence[Message], tools: Sequence[Json], manners: Manners) -> list[Message]:
+    """Returns the messages as the template takes them. `tools` are described where it does not."""
+    messages = [_with_thoughts(message, manners.thoughts_key) for message in messages]
+    if not tools and not has_calls(messages):
+        return messages
+    if not manners.is_native:
+        return _in_plain_turns(messages, tools, manners)
+    turns = _one_call_each(messages) if manners.one_call_per_turn else list(messages)
+    names = _names_by_id(turns)
+    return [_native(turn, names, manners) for turn in turns]
+
+
+def _with_thoughts(message: Message, key: str) -> Message:
+    if "reasoning_content" not in message or key == "reasoning_content":
+        return message
+    kept = {name: value for name, value in message.items() if name != "reasoning_content"}
+    # Harmony's template refuses a turn that has both text and thoughts before its calls.
+    is_both = bool(message["content"]) and "tool_calls" in message
+    return kept if is_both else {**kept, key: message["reasoning_content"]}
+
+
+def _native(message: Message, names: Mapping[str, str], manners: Manners) -> Message:
+    if message["role"] == "tool":
+        call_id = message["tool_call_id"]
+        shown = _short_id(call_id) if manners.wants_short_ids else call_id
+        named = {"name": names[call_id]} if call_id in names else {}
+        return {**named, **message, "tool_call_id": shown}
+    if "tool_calls" not in message:
+        return message
+    return {**message, "tool_calls": [_native_call(c, manners) for c in message["tool_calls"]]}
+
+
+def _native_call(call: Json, manners: Manners) -> Json:
+    arguments = call["function"]["arguments"]
+    if not manners.wants_text_arguments:
+        arguments = as_object(arguments)
+    call_id = _short_id(call["id"]) if manners.wants_short_ids else call["id"]
+    function = {**call["function"], "arguments": arguments}
+    return {"id": call_id, "type": "function", "function": function}
+
+
+def as_object(arguments: str) -> Any:
+    """Returns what the text says, where it is an object that can be rendered; else the text, which
+    a model may have written badly."""
+    try:
+        said = json.loads(arguments or "{}")
+        json.dumps(said, ensure_ascii=False).encode()  # refuses half of a surrogate pair
+    except (ValueError, RecursionError):
+        return arguments
+    return said if isinstance(said, dict) and _depth_fits(said) else arguments
+
+
+def _depth_fits(value: object) -> bool:
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        level = [child for each in level for child in _children(each)]
+        if not level:
+            return True
+    return False
+
+
+def _children(value: object) -> Sequence[object]:
+    if isinstance(value, dict):
+        return list(value.values())
+    return value if isinstance(value, list) else ()
+
+
+def _short_id(call_id: str) -> str:
+    """Returns an id as it is if it is nine letters and digits; else nine of them, the same for the
+    call and its result."""
+    if _ID.fullmatch(call_id):
+        return call_id
+    return hashlib.sha256(call_id.encode()).hexdigest()[:9]
+
+
+def _names_by_id(messages: Sequence[Message]) -> dict[str, str]:
+    return {
+        call["id"]: call["function"]["name"]
+        for message in messages
+        for call in message.get("tool_calls", ())
+    }
+
+
+def _one_call_each(messages: Sequence[Message]) -> list[Message]:
+    """A turn of several calls becomes several turns, each with its result behind it."""
+    turns: list[Message] = []
+    waiting: list[Message] = []  # turns of single calls whose results are yet to come
+    for message in messages:
+        if message["role"] != "tool":
+            turns += waiting
+            waiting = _split(message)
+            continue
+        while (
+            waiting and waiting[0].get("tool_calls", [{}])[0].get("id") != message["tool_call_id"]
+        ):
+            turns.append(waiting.pop(0))
+        turns += [*waiting[:1], message]
+        del waiting[:1]
+    return turns + waiting
+
+
+def _split(message: Message) -> list[Message]:
+    calls = message.get("tool_calls", ())
+    if len(calls) < 2:
+        return [message]
+    bare = {"role": message["role"], "content": ""}
+    return [{**(bare if number else message), "tool_calls": [c]} for number, c in enumerate(calls)]
+
+
+def _in_plain_turns(
+    messages: Sequence[Message], tools: Sequence[Json], manners: Manners
+) -> list[Message]:
+    names = _names_by_id(messages)
+    turns = [_plain(message, names) for message in messages]
+    if tools:
+        described = json.dumps([each["function"] for each in tools], ensure_ascii=False)
+        text = _INSTRUCTION.format(tools=described)
+        if turns[0]["role"] == "system":
+            turns[0] = {**turns[0], "content": f"{turns[0]['content']}\n\n{text}"}
+        else:
+            turns.insert(0, {"role": "system", "content": text})
+    if not manners.takes_system and turns[0]["role"] == "system":
+        turns[0] = {**turns[0], "role": "user"}
+    return _merged(turns)
+
+
+def _plain(message: Message, names: Mapping[str, str]) -> Message:
+    if message["role"] == "tool":
+        call_id = message["tool_call_id"]
+        text = f"Result of {names.get(call_id, call_id)}:\n{message['content']}"
+        return {"role": "user", "content": text}
+    if "tool_calls" not in message:
+        return message
+    calls = [
+        {"name": each["function"]["name"], "arguments": as_object(each["function"]["arguments"])}
+        for each in message["tool_calls"]
+    ]
+    said = json.dumps({"tool_calls": calls}, ensure_ascii=False)
+    content = f"{message['content']}\n{said}" if message["content"] else said
+    return {"role": "assistant", "content": content}
+
+
+def _merged(turns: Sequence[Message]) -> list[Message]:
+    """Turns of users that follow each other are one: many templates want speakers in turn."""
+    merged: list[Message] = []
+    for turn in turns:
+        last = merged[-1] if merged else None
+        if last is not None and last["role"] == turn["role"] == "user":
+            merged[-1] = {**last, "content": f"{last['content']}\n\n{turn['content']}"}
+        else:
+            merged.append(turn)
+    return merged

@@ -1,0 +1,90 @@
+"""A served model over three ranks, started as anybody starts it, of which one is killed."""
+
+import signal
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
+
+import psutil
+import pytest
+import requests
+
+from benchmarking.serving import ServedApi, eventually
+from tests.e2e.test_make_serve import END_TIMEOUT_S, Stack, started
+
+COMMAND = (sys.executable, "-m", "scripts.serve")
+RESTART_TIMEOUT_S = 180
+NUM_STREAMS = 8
+QUESTION = {"model": "hearth-tiny", "prompt": "Once upon a time", "temperature": 0}
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    log = tmp_path_factory.mktemp("pipeline") / "log"
+    with started(log, COMMAND, SPLIT="2,1,2", SPLIT_TIMEOUT=20) as stack:
+        yield stack
+
+
+def answer(url: str) -> str:
+    body = {**QUESTION, "max_tokens": 24}
+    response = requests.post(f"{url}/v1/completions", json=body, timeout=60)
+    response.raise_for_status()
+    text: str = response.json()["choices"][0]["text"]
+    return text
+
+
+def ranks(stack: Stack) -> list[psutil.Process]:
+    """All but rank 0, which is the API."""
+    found = []
+    for process in psutil.Process(stack.process.pid).children(recursive=True):
+        words = process.cmdline()
+        if words[-2:] == ["-m", "inference_api.engine.pipeline"] and "run" not in " ".join(words):
+            found.append(process)
+    return found
+
+
+def status(stack: Stack) -> int | None:
+    try:
+        return requests.get(f"{stack.api}/ready", timeout=10).status_code
+    except requests.ConnectionError:
+        return None
+
+
+def test_three_ranks_answer_as_one_process(stack: Stack, model_api: ServedApi) -> None:
+    assert len(ranks(stack)) == 2
+    assert answer(stack.api) == answer(model_api.url)
+
+
+def test_killed_rank_fails_its_streams_and_all_start_again(stack: Stack) -> None:
+    expected, victims = answer(stack.api), ranks(stack)
+    all_run = Barrier(NUM_STREAMS + 1)
+
+    def stream_to_its_end(number: int) -> None:
+        body = {**QUESTION, "max_tokens": 2000, "stream": True, "ignore_eos": True, "seed": number}
+        with requests.post(
+            f"{stack.api}/v1/completions", json=body, stream=True, timeout=60
+        ) as response:
+            chunks = response.iter_lines()
+            next(chunks)
+            all_run.wait(60)
+            for _ in chunks:
+                pass
+
+    with ThreadPoolExecutor(NUM_STREAMS) as clients:
+        streams = [clients.submit(stream_to_its_end, number) for number in range(NUM_STREAMS)]
+        all_run.wait(60)
+        victims[-1].kill()
+        failures = [stream.exception(timeout=60) for stream in streams]
+    assert all(isinstance(each, requests.exceptions.ChunkedEncodingError) for each in failures)
+    eventually(lambda: status(stack) != 200, RESTART_TIMEOUT_S)
+    eventually(lambda: status(stack) == 200, RESTART_TIMEOUT_S)
+    assert answer(stack.api) == expected
+    assert not set(ranks(stack)) & set(victims)
+
+
+def test_interrupt_ends_all_ranks(stack: Stack) -> None:
+    children = psutil.Process(stack.process.pid).children(recursive=True)
+    stack.process.send_signal(signal.SIGINT)
+    assert stack.process.wait(END_TIMEOUT_S) == 0
+    assert psutil.wait_procs(children, END_TIMEOUT_S)[1] == []

@@ -1,0 +1,109 @@
+"""SPLIT=auto against a real weights service: while nobody is served, until trials stop paying."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from inference_api.engine.pipeline.split_search import SearchFailed, SplitSearch
+from inference_api.engine.pipeline.split_tuner import MAX_TRIALS, QUIET_S, RETRY_S, SplitTuner
+from inference_api.engine.pipeline.splits import Split, equal_split
+from scripts.tune_partition import weights_service
+from tests.ports import free_port
+
+SPEEDS = (4, 2, 1)
+NUM_LAYERS = 14
+BEST = (8, 4, 2)
+
+
+class Ranks:
+    """Their speeds are as SPEEDS, and measured without noise."""
+
+    max_rows = 32
+
+    def __init__(self) -> None:
+        self.split = equal_split(NUM_LAYERS, len(SPEEDS))
+        self.measured: list[Split] = []
+
+    def set_split(self, split: Split) -> None:
+        assert split != self.split
+        self.split = split
+
+    def tokens_per_s(self, seconds: float, num_rows: int) -> float:
+        self.measured.append(self.split)
+        slowest = max(count / speed for count, speed in zip(self.split, SPEEDS, strict=True))
+        return num_rows / slowest
+
+
+class Clock:
+    now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with weights_service(None) as address:
+        yield address
+
+
+def search_of(url: str, session_id: str) -> SplitSearch:
+    return SplitSearch(url, session_id, len(SPEEDS), NUM_LAYERS, seed=1)
+
+
+def test_trials_end_with_a_good_split_which_the_next_server_begins_with(url: str) -> None:
+    clock, ranks = Clock(), Ranks()
+    search = search_of(url, "a model/with a slash, 3 ranks")
+    tuner = SplitTuner(search, clock)
+    for _ in range(MAX_TRIALS + 1):
+        tuner.turn(ranks)
+        clock.now_s += QUIET_S
+    assert 3 <= len(ranks.measured) <= MAX_TRIALS
+    assert all(sum(split) == NUM_LAYERS and min(split) >= 1 for split in ranks.measured)
+    assert max(abs(one - best) for one, best in zip(ranks.split, BEST, strict=True)) <= 1
+    assert not tuner.turn(ranks)
+    if search.has_converged():
+        later = Ranks()
+        assert SplitTuner(search, clock).turn(later)
+        assert (later.measured, later.split) == ([], ranks.split)
+
+
+def test_work_puts_trials_off(url: str) -> None:
+    clock, ranks = Clock(), Ranks()
+    tuner = SplitTuner(search_of(url, "busy"), clock)
+    for _ in range(3):
+        tuner.worked()
+        clock.now_s += QUIET_S - 0.1
+        assert not tuner.turn(ranks)
+    assert ranks.measured == []
+    clock.now_s += 0.1
+    assert tuner.turn(ranks)
+    assert len(ranks.measured) == 1
+
+
+def test_service_that_is_not_there_changes_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    clock, ranks = Clock(), Ranks()
+    tuner = SplitTuner(search_of(f"http://127.0.0.1:{free_port()}", "s"), clock)
+    for _ in range(2):
+        assert not tuner.turn(ranks)
+    assert ranks.split == equal_split(NUM_LAYERS, len(SPEEDS))
+    [record] = caplog.records  # it is not asked again at once
+    assert "SPLIT=auto stays at 5-5-4 for now" in record.message
+    clock.now_s += RETRY_S
+    tuner.turn(ranks)
+    assert len(caplog.records) == 2
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [[], {}, {"weights": None}, {"weights": [1.0]}, {"weights": [0.5, 0.5, 0.0], "model": "m"},
+     {"weights": [float("nan")] * 3, "model": "m"}, {"weights": ["1"] * 3, "model": "m"},
+     {"weights": [1e300, 0.5, 0.1], "model": "m"}],
+    ids=str,
+)  # fmt: skip
+def test_proposal_that_is_no_split_is_refused(
+    answer: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(SplitSearch, "_call", lambda *_: answer)
+    with pytest.raises(SearchFailed):
+        search_of("http://127.0.0.1", "s").ask()
