@@ -37,9 +37,9 @@ class Story:
     backend: Backend = MOCK
     period_s: float = 5.0
     rate_per_s: float = 5.0
-    user_rows: int = 10
+    user_rows: int = 12
     out_tokens: int = 40
-    planned_ttft_ms: float = 500.0
+    planned_ttft_ms: float = 200.0
     slo_ttft_ms: float = 1000.0
     slo_itl_ms: float = 60.0
     seed: int = 0
