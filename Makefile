@@ -5,7 +5,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: serve mock test all-tests test-fast check hooks docs fuzz format packages kernels test-kernels clean
+.PHONY: serve mock test all-tests test-fast check hooks docs fuzz format packages kernels test-kernels cluster-demo clean
 
 serve: $(VENV)/serve.stamp
 	$(BIN)/python scripts/serve.py
@@ -77,6 +77,11 @@ test-kernels: $(VENV)/dev.stamp
 # Time one alone; its options are listed by `python -m benchmarking.benches.serve --help`.
 bench-%: $(VENV)/dev.stamp
 	$(BIN)/python -m benchmarking.benches.$*
+
+# Three Ray nodes on this machine, and a load that doubles and comes back, in two minutes
+# (docs/cluster.md). Options: make cluster-demo DEMO=--kill-node
+cluster-demo: $(VENV)/dev.stamp
+	$(BIN)/python -m cluster.demo $(DEMO)
 
 $(VENV)/python.stamp:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

@@ -33,6 +33,7 @@ WITH_PROCESSES = [
     "benchmarking/rows/test_run.py",
     "benchmarking/test_real_server.py",
     "benchmarking/test_serving.py",
+    "cluster/test_demo.py",
     "cluster/test_deployments.py",
     "cluster/test_local.py",
     "cluster/test_ray_actors.py",

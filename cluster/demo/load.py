@@ -1,0 +1,137 @@
+"""Requests through the proxy at random times, however long the answers take.
+
+A thread draws when the next one is due and hands it to one of a pool: those that wait for their
+answers do not keep others from being sent, up to MAX_PRESENT.
+"""
+
+import http.client
+import json
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from random import Random
+
+HOST = "127.0.0.1"
+MAX_PRESENT = 256
+TIMEOUT_S = 60.0
+JOIN_S = 2 * TIMEOUT_S
+DATA, DONE = b"data: ", b"data: [DONE]"
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request as its client saw it, in seconds after the load began. `fault` is empty where the
+    answer came whole: with all its tokens, and its end said."""
+
+    began_s: float
+    ended_s: float
+    ttft_ms: float | None = None
+    itl_ms: float | None = None
+    fault: str = ""
+
+    def meets(self, slo_ttft_ms: float, slo_itl_ms: float) -> bool:
+        if self.fault or self.ttft_ms is None or self.itl_ms is None:
+            return False
+        return self.ttft_ms <= slo_ttft_ms and self.itl_ms <= slo_itl_ms
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What every client asks. The prompt has at least as many bytes as the answer has tokens,
+    which an echo of bytes needs."""
+
+    port: int
+    token: str
+    model: str
+    out_tokens: int
+
+    def body(self, number: int) -> bytes:
+        prompt = f"Request {number} of the demo. ".ljust(self.out_tokens, ".")
+        asked = {
+            "model": self.model,
+            "prompt": prompt[: self.out_tokens],
+            "max_tokens": self.out_tokens,
+            "ignore_eos": True,
+            "stream": True,
+        }
+        return json.dumps(asked).encode()
+
+
+class Load:
+    """Its owner calls `end`; `asked` grows by appending only: any thread may read it."""
+
+    def __init__(self, request: Request, rate_at: Callable[[float], float], seed: int) -> None:
+        self._request, self._rate_at, self._rng = request, rate_at, Random(seed)
+        self.asked: list[Asked] = []
+        self.num_sent = 0
+        self._start_s = time.monotonic()
+        self._must_end = threading.Event()
+        self._pool = ThreadPoolExecutor(MAX_PRESENT, thread_name_prefix="client")
+        self._thread = threading.Thread(target=self._run, name="load", daemon=True)
+        self._thread.start()
+
+    @property
+    def now_s(self) -> float:
+        return time.monotonic() - self._start_s
+
+    def end(self) -> None:
+        """Returns when all that was sent is answered."""
+        self._must_end.set()
+        self._thread.join(JOIN_S)
+        self._pool.shutdown()
+
+    def _run(self) -> None:
+        due_s = 0.0
+        while True:
+            due_s += self._rng.expovariate(self._rate_at(due_s))
+            if self._must_end.wait(max(0.0, due_s - self.now_s)):
+                return
+            self.num_sent += 1
+            self._pool.submit(self._send, self.num_sent)
+
+    def _send(self, number: int) -> None:
+        began_s, fault = self.now_s, ""
+        times_s: list[float] = []
+        client = http.client.HTTPConnection(HOST, self._request.port, timeout=TIMEOUT_S)
+        headers = {
+            "Authorization": f"Bearer {self._request.token}",
+            "Content-Type": "application/json",
+        }
+        try:
+            client.request("POST", "/v1/completions", self._request.body(number), headers)
+            response = client.getresponse()
+            if response.status != http.client.OK:
+                fault = f"{response.status}: {response.read(200).decode(errors='replace')}"
+            else:
+                times_s, fault = self._read(response)
+        except (OSError, http.client.HTTPException) as error:
+            fault = repr(error)
+        finally:
+            client.close()
+        self.asked.append(_asked(began_s, self.now_s, times_s, fault, self._request.out_tokens))
+
+    def _read(self, response: http.client.HTTPResponse) -> tuple[list[float], str]:
+        """When the pieces of text came, and what is wrong with their end."""
+        times_s: list[float] = []
+        reason = None
+        while line := response.readline():
+            if line.startswith(DONE):
+                response.read()  # to the end of the body: else we would have gone before it
+                return times_s, "" if reason == "length" else f"it ended by {reason}"
+            if not line.startswith(DATA):
+                continue
+            event = json.loads(line[len(DATA) :])
+            if "error" in event:
+                return times_s, f"error in the stream: {event['error']}"[:300]
+            times_s.append(self.now_s)
+            reason = event["choices"][0]["finish_reason"] if event["choices"] else reason
+        return times_s, "the stream ended without an end"
+
+
+def _asked(began_s: float, ended_s: float, times_s: list[float], fault: str, tokens: int) -> Asked:
+    if fault or not times_s:
+        return Asked(began_s, ended_s, fault=fault or "an answer without text")
+    itl_ms = 1000 * (times_s[-1] - times_s[0]) / max(tokens - 1, 1)
+    return Asked(began_s, ended_s, 1000 * (times_s[0] - began_s), itl_ms)

@@ -1,0 +1,78 @@
+"""Plays the story: services, load, what happens to the machines meanwhile. One thread, and those of
+the load."""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import requests
+
+from cluster.demo.files import Addresses
+from cluster.demo.load import Load, Request
+from cluster.demo.machines import Place, node_with_replica
+from cluster.demo.processes import running_services, until
+from cluster.demo.story import MODEL_NAME, Story
+from cluster.demo.verdict import Run
+from cluster.demo.watch import Row, Watch, state_of
+
+FIRST_REPLICA_S = 120.0
+TIMEOUT_S = 5.0
+KILL_AT = 0.6  # of the time with twice the load
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """`kills`: a node of Ray, under load."""
+
+    folder: Path
+    kills: bool = False
+
+
+def play(story: Story, place: Place, options: Options, tell: Callable[[Row], None]) -> Run:
+    """Raises DemoFailed."""
+    with running_services(options.folder, story, place.actuator) as (addresses, token):
+        controller_url = addresses.url(addresses.controller)
+        wait_for_service(addresses)
+        request = Request(addresses.proxy, token, MODEL_NAME, story.out_tokens)
+        load = Load(request, story.rate_at, story.seed)
+        killed_s, dead = None, set[str]()
+        try:
+            watch = Watch(controller_url, load, story)
+            if options.kills and place.nodes is not None:
+                watch.until(story.rise_s + KILL_AT * (story.fall_s - story.rise_s), tell)
+                node, dead = node_with_replica(place.nodes, _ready_urls(controller_url))
+                killed_s = load.now_s
+                place.nodes.kill(node)
+            watch.until(story.end_s, tell)
+        finally:
+            load.end()
+    strays = _strays(options.folder / "audit.jsonl", dead)
+    return Run(story, tuple(load.asked), watch.looks, watch.rows, killed_s, strays)
+
+
+def wait_for_service(addresses: Addresses) -> None:
+    """Until the proxy has found the first replica. Raises DemoFailed."""
+    proxy_url = addresses.url(addresses.proxy)
+    until(lambda: _is_open(proxy_url), FIRST_REPLICA_S, "the first replica")
+
+
+def _ready_urls(controller_url: str) -> set[str]:
+    return {
+        each["url"] for each in state_of(controller_url)["replicas"] if each["state"] == "ready"
+    }
+
+
+def _is_open(proxy_url: str) -> bool:
+    with requests.Session() as session:
+        session.trust_env = False
+        return session.get(f"{proxy_url}/ready", timeout=TIMEOUT_S).ok
+
+
+def _strays(audit: Path, dead: set[str]) -> int:
+    """Requests that broke, by the proxy's own record, on none of the dead replicas."""
+    addresses = [urlsplit(url).netloc for url in dead]
+    lines = [line for line in audit.read_text().splitlines() if line.startswith("{")]
+    broken = [line for line in lines if json.loads(line).get("outcome") != "complete"]
+    return sum(not any(address in line for address in addresses) for line in broken)

@@ -1,0 +1,72 @@
+"""What the demo plays: how fast a replica is, what comes, and when. Immutable: any thread."""
+
+from dataclasses import dataclass
+
+SERVER, ACCELERATOR = "chat", "share"
+QUIET_PERIODS, BUSY_PERIODS, LATE_PERIODS = 6, 8, 12
+MAX_REPLICAS = 3
+MODEL_NAME = "hearth-tiny"
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """How a replica is run and, as the optimizer's document says it before anything was measured,
+    how fast it is."""
+
+    settings: dict[str, str]
+    decode: dict[str, float]
+    prefill: dict[str, float]
+    model: str | None = None
+
+
+# A step of the mock takes 25 ms, however many rows there are.
+MOCK = Backend(
+    {"MOCK_MODEL": "1", "MOCK_TOKENS_PER_SECOND": "40", "MODEL_NAME": MODEL_NAME},
+    {"alpha": 25.0, "beta": 0.05},
+    {"gamma": 25.0, "delta": 0.001},
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Story:
+    """Load for some periods, twice as much for some, then as before.
+
+    What is planned for is a mean, what is attained is each request's: so the first is less.
+    """
+
+    backend: Backend = MOCK
+    period_s: float = 5.0
+    rate_per_s: float = 5.0
+    user_rows: int = 12
+    out_tokens: int = 40
+    planned_ttft_ms: float = 200.0
+    slo_ttft_ms: float = 1000.0
+    slo_itl_ms: float = 60.0
+    seed: int = 0
+    quiet_periods: int = QUIET_PERIODS
+    busy_periods: int = BUSY_PERIODS
+    late_periods: int = LATE_PERIODS
+
+    @property
+    def rise_s(self) -> float:
+        return self.quiet_periods * self.period_s
+
+    @property
+    def fall_s(self) -> float:
+        return self.rise_s + self.busy_periods * self.period_s
+
+    @property
+    def end_s(self) -> float:
+        return self.fall_s + self.late_periods * self.period_s
+
+    @property
+    def stabilization_s(self) -> float:
+        return 2 * self.period_s
+
+    @property
+    def scale_down_s(self) -> float:
+        return 4 * self.period_s
+
+    def rate_at(self, at_s: float) -> float:
+        """Requests a second."""
+        return self.rate_per_s * (2 if self.rise_s <= at_s < self.fall_s else 1)

@@ -1,0 +1,120 @@
+"""What the controller says, looked at a few times a second: a row for each of its cycles."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import requests
+
+from cluster.demo.load import Asked, Load
+from cluster.demo.story import SERVER, Story
+
+LOOK_S = 0.25
+TIMEOUT_S = 5.0
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """How many replicas there were to be, and were, at a moment of the load."""
+
+    at_s: float
+    desired: int
+    ready: int
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A period, up to one cycle: means of what the replicas measured, and what was predicted of
+    them. `attained` is of the clients' requests that ended in it; None if there were none."""
+
+    at_s: float
+    offered_per_s: float
+    desired: int
+    ready: int
+    ttft_ms: float | None
+    predicted_ttft_ms: float | None
+    itl_ms: float | None
+    predicted_itl_ms: float | None
+    attained: float | None
+    has_changed: bool
+    why: str
+
+
+class Watch:
+    """Its owner's thread. `looks` and `rows` grow."""
+
+    def __init__(self, controller_url: str, load: Load, story: Story) -> None:
+        self._url, self._load, self._story = controller_url, load, story
+        self._cycle = 0
+        self._before_s = 0.0
+        self.looks: list[Look] = []
+        self.rows: list[Row] = []
+
+    def until(self, end_s: float, tell: Callable[[Row], None]) -> None:
+        """Up to a moment of the load."""
+        while self._load.now_s < end_s:
+            self._look(tell)
+            time.sleep(LOOK_S)
+
+    def _look(self, tell: Callable[[Row], None]) -> None:
+        state = state_of(self._url)
+        server = state["servers"][SERVER]
+        at_s = self._load.now_s
+        desired = sum(each["replicas"] for each in server["plan"])
+        self.looks.append(Look(at_s, desired, server["replicas"].get("ready", 0)))
+        cycle = state["cycle"]
+        if cycle is None or cycle["cycle"] == self._cycle:
+            return
+        is_first, self._cycle = not self._cycle, cycle["cycle"]
+        if not is_first:
+            self.rows.append(self._row(cycle))
+            tell(self.rows[-1])
+        self._before_s = at_s
+
+    def _row(self, cycle: Json) -> Row:
+        look, seen = self.looks[-1], cycle["servers"][SERVER]
+        ended = [each for each in list(self._load.asked) if self._before_s < each.ended_s]
+        return Row(
+            look.at_s,
+            self._story.rate_at(look.at_s - self._story.period_s / 2),
+            look.desired,
+            look.ready,
+            seen["measured"]["ttft_ms"],
+            seen["predicted"]["ttft_ms"],
+            seen["measured"]["itl_ms"],
+            seen["predicted"]["itl_ms"],
+            attainment(ended, self._story),
+            seen["has_changed"],
+            cycle["fault"] or _why(seen),
+        )
+
+
+def state_of(controller_url: str) -> Json:
+    """`GET /state`."""
+    with requests.Session() as session:
+        session.trust_env = False
+        answer = session.get(f"{controller_url}/state", timeout=TIMEOUT_S)
+    answer.raise_for_status()
+    state: Json = answer.json()
+    return state
+
+
+def attainment(asked: Sequence[Asked], story: Story) -> float | None:
+    """The part of these requests that met both levels; what was lost met none."""
+    if not asked:
+        return None
+    return sum(each.meets(story.slo_ttft_ms, story.slo_itl_ms) for each in asked) / len(asked)
+
+
+def _why(seen: Json) -> str:
+    came, planned = seen["arrived_per_minute"], seen["load"]["arrivalRate"]
+    came_text = "" if came is None else f"{came / 60:.1f}/s came, "
+    if seen["has_changed"]:
+        replicas = sum(each["replicas"] for each in seen["plan"])
+        return f"{replicas} replicas: {came_text}planned for {planned / 60:.1f}/s"
+    if seen["held"]:
+        return str(seen["held"])
+    return f"{came_text}planned for {planned / 60:.1f}/s"
