@@ -40,6 +40,7 @@ def write_cluster(
         "actuator": actuator,
         "upstreams_file": "upstreams.yaml",
         "journal": "cluster.jsonl",
+        "tune": story.tunes,
         "proxy": {"url": addresses.url(addresses.proxy), "token_file": "token"},
         "servers": {SERVER: server},
         "accelerators": {ACCELERATOR: {"resources": {"CPU": 1}}},

@@ -42,6 +42,7 @@ class Story:
     planned_ttft_ms: float = 200.0
     slo_ttft_ms: float = 1000.0
     slo_itl_ms: float = 60.0
+    tunes: bool = True
     seed: int = 0
     quiet_periods: int = QUIET_PERIODS
     busy_periods: int = BUSY_PERIODS
