@@ -150,7 +150,7 @@ class Planner:
         try:
             door = self._parts.reader.waiting_at_door()
             if self._door is not None:
-                traffic = with_door(traffic, door - self._door)
+                traffic = with_door(traffic, door, door - self._door)
             self._door = door
         except MetricsUnread:
             self._door = None

@@ -1,7 +1,8 @@
 """How much a server has to be able to take, by what came lately. Controller thread only.
 
 Up at once: a clear rise is taken to go on for one more period, as what is started now serves the
-next one. Down late: the highest demand of `scale_down_s` decides.
+next one, and what waits is to be answered within one besides what comes: where a queue has reached
+its bound, no more comes than is answered. Down late: the highest demand of `scale_down_s` decides.
 """
 
 import math
@@ -45,7 +46,7 @@ class Load:
 class _Seen:
     at_s: float
     traffic: Traffic
-    per_minute: float  # with what a rise adds
+    per_minute: float  # with what a rise adds, and what waits
 
 
 class Demand:
@@ -66,7 +67,9 @@ class Demand:
         if self._first_s is None:
             self._first_s = at_s
         before = self._seen[-1].traffic if self._seen else None
-        self._seen.append(_Seen(at_s, traffic, traffic.per_minute + _rise(before, traffic)))
+        backlog = 60 * traffic.waiting / traffic.seconds if traffic.seconds else 0.0
+        per_minute = traffic.per_minute + _rise(before, traffic) + backlog
+        self._seen.append(_Seen(at_s, traffic, per_minute))
         while self._seen[0].at_s < at_s - self._scale_down_s and len(self._seen) > 1:
             self._seen.popleft()
         self._latest = Load.of(max(each.per_minute for each in self._seen), *self._tokens())

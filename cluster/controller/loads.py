@@ -18,7 +18,7 @@ LEAST_READ = 0.5  # of a server's replicas, for which the others are taken to be
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """What came to some replicas in some seconds."""
+    """What came to some replicas in some seconds; `waiting` are requests without a row by now."""
 
     seconds: float = 0.0
     arrived: float = 0.0
@@ -29,6 +29,7 @@ class Traffic:
     ttft_count: float = 0.0
     itl_s: float = 0.0
     itl_count: float = 0.0
+    waiting: float = 0.0
 
     def __add__(self, other: "Traffic") -> "Traffic":
         """Of both, at the same time."""
@@ -79,6 +80,7 @@ def between(before: Counters, now: Counters) -> Traffic:
         max(now.ttft_count - before.ttft_count, 0.0),
         max(now.itl_s - before.itl_s, 0.0),
         max(now.itl_count - before.itl_count, 0.0),
+        now.waiting,
     )
 
 
@@ -119,16 +121,18 @@ def _of_server(by_group: Mapping[Group, Sequence[Traffic]], missed: list[str]) -
     return ServerTraffic(together, groups, missed=tuple(missed))
 
 
-def with_door(traffic: Mapping[str, ServerTraffic], growth: float) -> dict[str, ServerTraffic]:
-    """`growth` more requests wait in the proxy than before. It does not say for which server: each
-    gets the share that it has of those that came through."""
+def with_door(
+    traffic: Mapping[str, ServerTraffic], waiting: float, growth: float
+) -> dict[str, ServerTraffic]:
+    """`waiting` requests wait in the proxy, `growth` more than before. It does not say for which
+    server: each gets the share that it has of those that came through."""
     arrived = math.fsum(each.all.arrived for each in traffic.values())
     if not arrived:
         return dict(traffic)
-    return {
-        server: replace(
-            each,
-            all=replace(each.all, arrived=max(each.all.arrived * (1 + growth / arrived), 0.0)),
-        )
-        for server, each in traffic.items()
-    }
+    found = {}
+    for server, each in traffic.items():
+        share, all_ = each.all.arrived / arrived, each.all
+        came = max(all_.arrived + share * growth, 0.0)
+        all_ = replace(all_, arrived=came, waiting=all_.waiting + share * waiting)
+        found[server] = replace(each, all=all_)
+    return found
