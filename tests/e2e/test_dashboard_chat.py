@@ -4,6 +4,7 @@ import json
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -140,6 +141,13 @@ def test_a_new_conversation_ends_the_answer_that_streams(
         expect(page.get_by_role("button", name="Send")).to_be_enabled()
 
 
+@pytest.fixture(scope="module")
+def reader(api: ServedApi, browser: Browser) -> Iterator[Page]:
+    """A page for those that change nothing on it."""
+    with opened(browser, api.url) as page:
+        yield page
+
+
 def test_markdown_becomes_elements_and_nothing_else(page: Page) -> None:
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     answer_with(page, MARKDOWN)
@@ -180,8 +188,8 @@ def test_markdown_becomes_elements_and_nothing_else(page: Page) -> None:
         ("[*c*](HTTP://x.y)", f'<p><a href="HTTP://x.y" {AWAY}><em>c</em></a></p>'),
     ],
 )  # fmt: skip
-def test_markdown_of_every_kind(page: Page, text: str, html: str) -> None:
-    assert rendered(page, text) == html
+def test_markdown_of_every_kind(reader: Page, text: str, html: str) -> None:
+    assert rendered(reader, text) == html
 
 
 def rendered(page: Page, text: str) -> Any:
@@ -199,15 +207,15 @@ def rendered(page: Page, text: str) -> Any:
     "piece",
     ["*", "**a ", "`", "``` ", "[", "[a](", "_a ", "# ", " ", "1. a\n", "  - a\n\n", "**a*b"],
 )  # fmt: skip
-def test_no_text_takes_long(page: Page, piece: str) -> None:
+def test_no_text_takes_long(reader: Page, piece: str) -> None:
     for text in (piece * 50_000, "# " + piece * 50_000 + "`x"):
-        assert isinstance(rendered(page, text), str)
+        assert isinstance(rendered(reader, text), str)
 
 
-def test_lists_may_be_deeper_than_any_page_shows(page: Page) -> None:
+def test_lists_may_be_deeper_than_any_page_shows(reader: Page) -> None:
     deep = "".join("  " * depth + "- a\n" for depth in range(500))
-    assert rendered(page, deep).count("<ul>") == 8
-    assert rendered(page, "- " * 5000).count("<ul>") <= 8
+    assert rendered(reader, deep).count("<ul>") == 8
+    assert rendered(reader, "- " * 5000).count("<ul>") <= 8
 
 
 def test_a_conversation_copies_as_curl_and_as_python_that_work(api: ServedApi, page: Page) -> None:

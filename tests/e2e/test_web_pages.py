@@ -16,7 +16,7 @@ import requests
 from playwright.sync_api import Browser, Page, expect
 
 from benchmarking.serving import MOCK_APP, ServedApi, served
-from tests.e2e.pages import ask, opened, show
+from tests.e2e.pages import answer_of, ask, opened, show
 from tests.ports import free_port
 from tests.proxy.support import ProxyProcess, bearer, make_token, running_proxy, until
 
@@ -156,7 +156,7 @@ def test_viewer_sees_the_dashboard_through_the_proxy(proxy: ProxyProcess, browse
         expect(page).to_have_url(re.compile(rf"^{proxy.url}/(#.*)?$"))
         expect(page.locator("#server-phase")).to_have_text("ready")
         ask(page, "hello", 5)
-        expect(page.get_by_role("region", name="Answer")).to_have_text("User:")
+        expect(answer_of(page)).to_contain_text("User:")
         (cookie,) = page.context.cookies()
         assert (cookie["name"], cookie["httpOnly"]) == ("hearth_token", True)
         assert (cookie["sameSite"], cookie["path"]) == ("Strict", "/")

@@ -76,7 +76,7 @@ def test_an_unchanged_page_is_not_sent_again(client: FlaskClient) -> None:
 def test_files_of_the_page_may_be_kept_for_ever(client: FlaskClient) -> None:
     page = client.get("/", headers={"Accept": BROWSER}).text
     paths = set(re.findall(r'(?:src|href)="(/dashboard/assets/[^"]+)"', page))
-    assert len(paths) == 3
+    assert len(paths) == 4
     for path in paths:
         response = client.get(path)
         assert response.status_code == 200

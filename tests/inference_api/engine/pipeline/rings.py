@@ -28,7 +28,8 @@ def make_pipeline(folder: Path, options: EngineOptions, split: Split) -> Pipelin
         # Each has kernels of its own.
         RankWorker(join(rank, hidden_size), part_runners(folder, options, local_ranks=1)).run()
 
+    make_runner = part_runners(folder, options, local_ranks=1)
+    runner = PipelineRunner(make_runner, split, partial(join, 0))
     for rank in range(1, len(split)):
         Thread(target=work, args=(rank,), name=f"rank-{rank}", daemon=True).start()
-    make_runner = part_runners(folder, options, local_ranks=1)
-    return PipelineRunner(make_runner, split, partial(join, 0))
+    return runner
