@@ -12,7 +12,9 @@ from typing import Any, NamedTuple
 
 from inference_api.engine import hardware
 from inference_api.engine.loading import gguf_tokenizer, hub
-from inference_api.engine.loading.config import ModelConfig, read_config, token_ids
+from inference_api.engine.loading.config import ModelConfig
+from inference_api.engine.loading.config_fields import token_ids
+from inference_api.engine.loading.families import read_config
 from inference_api.engine.loading.gguf_files import SUFFIX, is_gguf, read_gguf
 from inference_api.engine.loading.json_files import MAX_JSON_BYTES, read_json
 from inference_api.engine.loading.layout import (

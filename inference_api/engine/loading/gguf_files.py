@@ -15,7 +15,8 @@ import numpy as np
 from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType, ReaderField, ReaderTensor
 
 from inference_api.engine.loading import gguf_tokenizer
-from inference_api.engine.loading.config import ModelConfig, read_config
+from inference_api.engine.loading.config import ModelConfig
+from inference_api.engine.loading.families import read_config
 from inference_api.engine.loading.gguf_config import raw_config
 from inference_api.engine.loading.gguf_names import ARCHITECTURES, gguf_names
 from inference_api.engine.loading.layout import StoredTensor, Tensors, shown, weight_plan

@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from inference_api.engine.loading.config import read_config
+from inference_api.engine.loading.families import read_config
 from inference_api.errors import StartupError
 
 LLAMA: dict[str, Any] = {
