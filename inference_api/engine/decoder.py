@@ -5,7 +5,7 @@ row alone, bit for bit: no operation here mixes rows, and the matrix products, w
 order depends on how many rows they see, see a fixed or rounded number of them.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -17,16 +17,10 @@ from inference_api.engine.attention import Attention, Attentions, Place
 from inference_api.engine.linear import Linear
 from inference_api.engine.loading.config import ModelConfig
 from inference_api.engine.loading.weights import Parameters
+from inference_api.engine.mlp import Mlp, make_mlp
 from inference_api.engine.rope import Rope, turn
 from inference_api.engine.runner import RowStep
 from inference_api.engine.step_decoder import Outputs
-
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "silu": F.silu,
-    "gelu": F.gelu,
-    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
-    "relu": F.relu,
-}
 
 
 class Affine(NamedTuple):
@@ -45,8 +39,7 @@ class Layer:
     qk_norm: Tensor | None  # [heads + kv_heads, head_dim]
     out: Linear
     mlp_norm: Affine | None
-    up: Linear  # [gate, then up, hidden] when the MLP is gated
-    down: Linear
+    mlp: Mlp
 
 
 class Decoder:
@@ -69,9 +62,10 @@ class Decoder:
         self._attentions = attentions
         self._rope = rope
         self._rows_multiple = rows_multiple
-        self._activation = ACTIVATIONS[config.activation]
         self._embedding = parameters.tensors["embedding"]
-        self._layers = [_layer(config, parameters, i) for i in range(config.num_layers)]
+        self._layers = [
+            _layer(config, parameters, i, rows_multiple) for i in range(config.num_layers)
+        ]
         self._final_norm = _affine(parameters, "final_norm")
         self._head = parameters.linear("head")
         self._device = self._embedding.device
@@ -148,12 +142,12 @@ class Decoder:
             if config.is_parallel:
                 if layer.mlp_norm is not None:
                     normed = self._norm(x, layer.mlp_norm)
-                x = torch.add(x, attention + self._mlp(normed, layer), alpha=scale)
+                x = torch.add(x, attention + layer.mlp(normed), alpha=scale)
             else:
                 assert layer.mlp_norm is not None
                 x = torch.add(x, attention, alpha=scale)
                 normed = self._norm(x, layer.mlp_norm)
-                x = torch.add(x, self._mlp(normed, layer), alpha=scale)
+                x = torch.add(x, layer.mlp(normed), alpha=scale)
         return x
 
     def _project(
@@ -169,15 +163,6 @@ class Decoder:
             qk = F.rms_norm(qk, (config.head_dim,), eps=config.norm_eps) * layer.qk_norm
         queries, keys = turn(qk, turns).split_with_sizes([config.num_heads, config.num_kv_heads], 1)
         return queries, keys, values
-
-    def _mlp(self, x: Tensor, layer: Layer) -> Tensor:
-        up = layer.up(x)
-        if self._config.is_mlp_gated:
-            gate, up = up.chunk(2, dim=-1)
-            up = self._activation(gate) * up
-        else:
-            up = self._activation(up)
-        return layer.down(up)
 
     def _norm(self, x: Tensor, norm: Affine) -> Tensor:
         shape, eps = (self._config.hidden_size,), self._config.norm_eps
@@ -224,7 +209,7 @@ def _affine(parameters: Parameters, name: str) -> Affine:
     return Affine(tensors[f"{name}.weight"], tensors.get(f"{name}.bias"))
 
 
-def _layer(config: ModelConfig, parameters: Parameters, index: int) -> Layer:
+def _layer(config: ModelConfig, parameters: Parameters, index: int, rows_multiple: int) -> Layer:
     def affine(name: str) -> Affine:
         return _affine(parameters, f"layers.{index}.{name}")
 
@@ -242,6 +227,5 @@ def _layer(config: ModelConfig, parameters: Parameters, index: int) -> Layer:
         qk_norm=qk_norm,
         out=linear("out"),
         mlp_norm=affine("mlp_norm") if config.has_mlp_norm else None,
-        up=linear("up"),
-        down=linear("down"),
+        mlp=make_mlp(config, parameters, index, rows_multiple),
     )

@@ -24,6 +24,7 @@ from inference_api.engine.loading.layout import (
     decodes_by_kernels,
     linear_weights,
     num_parameters,
+    num_stacked,
 )
 from inference_api.engine.loading.medusa_files import read_heads, tokenizer_sha256
 from inference_api.engine.loading.medusa_folder import find_heads, heads_bytes
@@ -249,7 +250,7 @@ class EngineRunner:
             rope(self._form.dtype),
             self._rows_multiple(parameters),
         )
-        if self._device.type == "cuda":
+        if self._device.type == "cuda" and self._config.mixture is None:  # see `Mixture`
             lengths = step_lengths(self.max_seq_len)
             return FixedStepDecoder(self._config, decoder, self._cache, lengths)
         return decoder
@@ -283,10 +284,11 @@ class EngineRunner:
             return 1
         if self._device.type == "cuda":
             return self.max_rows
-        by_shape = {
-            parameters.tensors[name].shape: parameters.tensors[name]
+        weights = [
+            parameters.tensors[name].chunk(num_stacked(self._config, name))[0]
             for name in [*linear_weights(self._config), HEAD]
-        }
+        ]
+        by_shape = {weight.shape: weight for weight in weights}
         return least_rows_multiple(list(by_shape.values()), self.max_rows)
 
     def warm_up(self) -> Mapping[int, float]:

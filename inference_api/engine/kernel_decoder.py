@@ -14,7 +14,7 @@ from torch import Tensor
 
 from inference_api.engine.kv_cache import KVCache
 from inference_api.engine.loading.config import ACTIVATIONS, ModelConfig
-from inference_api.engine.loading.layout import HEAD
+from inference_api.engine.loading.layout import HEAD, ROUTER
 from inference_api.engine.loading.weights import Parameters
 from inference_api.engine.rope import Rope
 from inference_api.engine.runner import RowStep
@@ -96,7 +96,7 @@ class KernelDecoder:
         return Outputs(logits, [part if each.wants_hidden else None for each, part in wanted])
 
     def _describe(self, cache: KVCache, rope: Rope, max_seq_len: int) -> Fields:
-        config = self._config
+        config, mixture = self._config, self._config.mixture
         cos, sin = rope.at(torch.arange(max_seq_len))
         ends: Fields = {}
         if config.has_ends:
@@ -114,6 +114,7 @@ class KernelDecoder:
             "num_layers": config.num_layers,
             "hidden": config.hidden_size,
             "ffn": config.ffn_size,
+            "experts_per_token": mixture.experts_per_token if mixture else 0,
             "num_heads": config.num_heads,
             "num_kv_heads": config.num_kv_heads,
             "head_dim": config.head_dim,
@@ -125,6 +126,7 @@ class KernelDecoder:
             "activation": ACTIVATIONS.index(config.activation),
             "is_gated": config.is_mlp_gated,
             "is_parallel": config.is_parallel,
+            "is_renormalised": mixture is not None and mixture.is_renormalised,
             "norm_eps": config.norm_eps,
             "attention_scale": config.attention_scale,
             "embedding_multiplier": config.embedding_multiplier,
@@ -139,7 +141,10 @@ class KernelDecoder:
             counts = {"q_norm": config.num_heads, "k_norm": config.num_kv_heads}
             norms = [self._tensors[f"{name}.{k}"].expand(n, -1) for k, n in counts.items()]
             qk_norm = self._pointer(torch.cat(norms))
-        return {
+        router: Fields = {}
+        if config.mixture_of(index) is not None:
+            router = {"router": self._linear(f"{name}{ROUTER}.weight")}
+        return router | {
             "attention_norm": self._norm(f"{name}.attention_norm"),
             "mlp_norm": self._norm(f"{name}.mlp_norm"),
             "qk_norm": qk_norm,

@@ -40,6 +40,7 @@ AVX2 = ("-mavx2", "-mfma", "-mf16c")
 AVX512 = (*AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512vnni")
 UNITS: Mapping[str, Sequence[str]] = {
     "draw": (),
+    "experts": (),
     "guess": (),
     "interface": (),
     "pool": (),

@@ -9,7 +9,7 @@ KEYS_AND_VALUES = 2
 
 NormKind = Literal["rms", "layer"]
 RopeKind = Literal["default", "linear", "llama3"]
-TensorNames = Literal["llama", "falcon"]
+TensorNames = Literal["llama", "mixtral", "falcon"]
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu")
 
 
@@ -23,6 +23,21 @@ class RopeConfig:
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     original_max_positions: int = 8192
+
+
+@dataclass(frozen=True, slots=True)
+class MixtureConfig:
+    """A mixture of experts: layers of many MLPs, of which a router chooses a few for each token.
+
+    A token's shares are the softmax of the router's results over all experts, and it takes the
+    experts of the largest shares, the lower index first among equals.
+    """
+
+    num_experts: int
+    experts_per_token: int
+    ffn_size: int  # of each expert
+    is_renormalised: bool  # the shares of a token's experts are made to sum to one
+    dense_layers: frozenset[int]  # of the checkpoint: these have one MLP for all tokens
 
 
 class LayerRange(NamedTuple):
@@ -63,6 +78,7 @@ class ModelConfig:
     rope: RopeConfig
     tensor_names: TensorNames
     eos_token_ids: frozenset[int]
+    mixture: MixtureConfig | None = None
     first_layer: int = 0  # of these, in the checkpoint
     has_ends: bool = True  # embedding, final norm and output head
 
@@ -75,6 +91,12 @@ class ModelConfig:
             first_layer=layers.begin,
             has_ends=layers.begin == 0,
         )
+
+    def mixture_of(self, layer: int) -> MixtureConfig | None:
+        """The experts of one of these layers; None where it has one MLP."""
+        if self.mixture is None or self.first_layer + layer in self.mixture.dense_layers:
+            return None
+        return self.mixture
 
     @property
     def num_groups(self) -> int:

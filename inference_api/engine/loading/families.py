@@ -9,8 +9,14 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from inference_api.engine.loading.config import DEFAULT_MAX_SEQ_LEN, ModelConfig
+from inference_api.engine.loading.config import DEFAULT_MAX_SEQ_LEN, ModelConfig, TensorNames
 from inference_api.engine.loading.config_fields import MAX_LAYERS, ConfigFields
+from inference_api.engine.loading.mixture_families import (
+    ReadMixture,
+    no_mixture,
+    read_mixtral,
+    read_qwen3_mixture,
+)
 from inference_api.errors import StartupError
 
 
@@ -67,6 +73,11 @@ def _same_window(fields: ConfigFields, num_layers: int) -> tuple[int | None, ...
     return (fields.count("sliding_window"),) * num_layers
 
 
+def _switched_window(fields: ConfigFields, num_layers: int) -> tuple[int | None, ...]:
+    """Qwen3-MoE: one window for all layers, behind a switch."""
+    return (_same_window if fields.flag("use_sliding_window") else _no_windows)(fields, num_layers)
+
+
 def _windows_by_layer(fields: ConfigFields, num_layers: int) -> tuple[int | None, ...]:
     """Qwen: behind a switch, for the layers that `layer_types` or `max_window_layers` name."""
     if not fields.flag("use_sliding_window") or fields.raw.get("sliding_window") is None:
@@ -87,8 +98,11 @@ def _read_llama_like(
     has_qkv_bias: bool | None = None,
     has_qk_norm: bool = False,
     windows: _ReadWindows = _no_windows,
+    tensor_names: TensorNames = "llama",
+    mixture: ReadMixture = no_mixture,
 ) -> ModelConfig:
-    """Llama and the families that differ from it in biases, query norms, windows and multipliers.
+    """Llama and the families that differ from it in biases, query norms, windows, multipliers and
+    experts.
 
     `has_qkv_bias` None means that the config's `attention_bias` decides.
     """
@@ -125,8 +139,9 @@ def _read_llama_like(
         residual_multiplier=fields.number("residual_multiplier", 1.0),
         logits_divisor=fields.number("logits_scaling", 1.0),
         rope=fields.rope(max_positions),
-        tensor_names="llama",
+        tensor_names=tensor_names,
         eos_token_ids=fields.eos_token_ids(vocab_size),
+        mixture=mixture(fields, num_layers),
     )
 
 
@@ -183,6 +198,12 @@ _READERS: dict[str, Callable[[ConfigFields], ModelConfig]] = {
     "granite": _read_llama_like,
     "llama": _read_llama_like,
     "mistral": partial(_read_llama_like, windows=_same_window),
+    "mixtral": partial(
+        _read_llama_like, windows=_same_window, tensor_names="mixtral", mixture=read_mixtral
+    ),
     "qwen2": partial(_read_llama_like, has_qkv_bias=True, windows=_windows_by_layer),
     "qwen3": partial(_read_llama_like, has_qk_norm=True, windows=_windows_by_layer),
+    "qwen3_moe": partial(
+        _read_llama_like, has_qk_norm=True, windows=_switched_window, mixture=read_qwen3_mixture
+    ),
 }

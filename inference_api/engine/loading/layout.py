@@ -6,14 +6,15 @@ of an MLP: one matrix product instead of three or two. A parameter's parts are s
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import NamedTuple
 
-from inference_api.engine.loading.config import ModelConfig
+from inference_api.engine.loading.config import MixtureConfig, ModelConfig, TensorNames
 from inference_api.kernels.packing import FLOAT_BITS, MAX_HEAD_DIM, Bits, packed_bytes
 
 HEAD = "head"
+ROUTER = ".router"
 NAMES_SHOWN = 5
 VECTOR_BYTES = FLOAT_BITS["float32"] // 8  # of an element
 
@@ -55,6 +56,10 @@ class _Names:
     out: str
     up: tuple[str, ...]
     down: str
+    router: str = ""  # of a mixture
+    experts: str = ""  # below it their numbers, and below these the two that follow
+    expert_up: tuple[str, ...] = ()
+    expert_down: str = ""
 
 
 _LLAMA = _Names(
@@ -67,6 +72,17 @@ _LLAMA = _Names(
     out="self_attn.o_proj",
     up=("mlp.gate_proj", "mlp.up_proj"),
     down="mlp.down_proj",
+    router="mlp.gate",
+    experts="mlp.experts",
+    expert_up=("gate_proj", "up_proj"),
+    expert_down="down_proj",
+)
+_MIXTRAL = replace(
+    _LLAMA,
+    router="block_sparse_moe.gate",
+    experts="block_sparse_moe.experts",
+    expert_up=("w1", "w3"),
+    expert_down="w2",
 )
 _FALCON = _Names(
     embedding="transformer.word_embeddings",
@@ -79,6 +95,11 @@ _FALCON = _Names(
     up=("mlp.dense_h_to_4h",),
     down="mlp.dense_4h_to_h",
 )
+_SCHEMES: Mapping[TensorNames, _Names] = {
+    "llama": _LLAMA,
+    "mixtral": _MIXTRAL,
+    "falcon": _FALCON,
+}
 _FALCON_PARALLEL_NORMS = ("ln_attn", "ln_mlp")  # when a parallel layer has two
 
 Plan = dict[str, tuple[Part, ...]]  # parts by parameter name
@@ -104,7 +125,7 @@ def weight_plan(config: ModelConfig) -> Plan:
 
     Layers are counted from the first that this process has.
     """
-    names = _LLAMA if config.tensor_names == "llama" else _FALCON
+    names = _SCHEMES[config.tensor_names]
     vocab = (config.vocab_size, config.hidden_size)
     plan: Plan = {}
     if config.has_ends:
@@ -138,15 +159,29 @@ def linear_weights(config: ModelConfig) -> Plan:
 
 
 def matrices(config: ModelConfig) -> list[Part]:
-    """Returns the parts of a checkpoint that are matrices."""
-    parts = [part for parts in weight_plan(config).values() for part in parts]
+    """Returns the parts of a checkpoint that are matrices, without routers: see `is_router`."""
+    plan = weight_plan(config)
+    parts = [part for name in plan if not is_router(name) for part in plan[name]]
     return [part for part in parts if len(part.shape) > 1]
+
+
+def is_router(name: str) -> bool:
+    """Whether a parameter, by its name here, chooses experts. It is float32 in every form: it is
+    small, and a slightly different choice makes another model."""
+    return name.endswith(f"{ROUTER}.weight")
+
+
+def num_stacked(config: ModelConfig, name: str) -> int:
+    """How many matrices a parameter stacks: one for each expert, else it is one."""
+    found = re.fullmatch(r"layers\.(\d+)\.(up|down)\.weight", name)
+    mixture = None if found is None else config.mixture_of(int(found[1]))
+    return 1 if mixture is None else mixture.num_experts
 
 
 def num_layers_in(names: Iterable[str], config: ModelConfig) -> int:
     """Layers of which there is any tensor, up to the last."""
-    scheme = _LLAMA if config.tensor_names == "llama" else _FALCON
-    layer = re.compile(rf"{re.escape(scheme.layer)}\.(\d{{1,9}})\.")
+    scheme = _SCHEMES[config.tensor_names].layer
+    layer = re.compile(rf"{re.escape(scheme)}\.(\d{{1,9}})\.")
     return 1 + max((int(found[1]) for name in names if (found := layer.match(name))), default=-1)
 
 
@@ -158,15 +193,17 @@ def decodes_by_kernels(config: ModelConfig, bits: Bits | None) -> bool:
 def parameter_forms(config: ModelConfig, dtype_bytes: int, bits: Bits | None) -> dict[str, Form]:
     """Every parameter that is loaded, by name; a tied head only where it is packed.
 
-    Linear maps are packed in `bits` or not at all. Where the kernels run whole steps, vectors are
-    float32 whatever the dtype is: they read no others.
+    Linear maps are packed in `bits` or not at all, routers then as float32. Where the kernels run
+    whole steps, vectors are float32 whatever the dtype is: they read no others.
     """
     packed = {} if bits is None else linear_weights(config)
     vector_bytes = VECTOR_BYTES if decodes_by_kernels(config, bits) else dtype_bytes
     forms = {}
     for name, parts in (weight_plan(config) | packed).items():
         shape = parameter_shape(parts)
-        if name in packed:
+        if is_router(name):
+            forms[name] = Form(shape, None if bits is None else FLOAT_BITS["float32"], VECTOR_BYTES)
+        elif name in packed:
             forms[name] = Form(shape, bits, element_bytes=1)
         else:
             forms[name] = Form(shape, None, vector_bytes if len(shape) == 1 else dtype_bytes)
@@ -210,10 +247,35 @@ def _layer_plan(config: ModelConfig, names: _Names, index: int) -> Plan:
     )
     if config.has_mlp_norm:
         plan.update(_norm(config, f"{ours}.mlp_norm", f"{theirs}.{mlp_norm}"))
+    mixture = config.mixture_of(index)
+    if mixture is not None:
+        return plan | _mixture_plan(mixture, names, ours, theirs, hidden)
     up_rows = (ffn,) * len(names.up)
     plan.update(_linear(f"{ours}.up", theirs, names.up, up_rows, hidden, config.has_mlp_bias))
     plan.update(_linear(f"{ours}.down", theirs, (names.down,), (hidden,), ffn, config.has_mlp_bias))
     return plan
+
+
+def _mixture_plan(
+    mixture: MixtureConfig, names: _Names, ours: str, theirs: str, hidden: int
+) -> Plan:
+    """Experts follow each other, each as an MLP has it: gates, then what passes them; then all
+    their ways down."""
+    experts = [f"{theirs}.{names.experts}.{expert}" for expert in range(mixture.num_experts)]
+    ffn = mixture.ffn_size
+    return {
+        f"{ours}{ROUTER}.weight": (
+            Part(f"{theirs}.{names.router}.weight", (mixture.num_experts, hidden)),
+        ),
+        f"{ours}.up.weight": tuple(
+            Part(f"{expert}.{name}.weight", (ffn, hidden))
+            for expert in experts
+            for name in names.expert_up
+        ),
+        f"{ours}.down.weight": tuple(
+            Part(f"{expert}.{names.expert_down}.weight", (hidden, ffn)) for expert in experts
+        ),
+    }
 
 
 def _linear(

@@ -11,6 +11,7 @@ from inference_api.engine.options import EngineOptions
 from inference_api.kernels.packing import CACHE_BYTES, Bits, cache_dtype, cache_slot
 
 STEP_TOKENS = 512  # of which the kernels take a part of a step at once; see `src/step.cpp`
+EXPERT_ROWS = 4096  # the same of tokens' experts; see `src/experts.cpp`
 FLOAT_BYTES = 4
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
 GIB = 1024**3
@@ -66,7 +67,13 @@ def scratch_bytes(config: ModelConfig, num_outputs: int) -> int:
         + 3 * config.hidden_size  # the residual, and its norm for attention and for the MLP
         + config.ffn_size
     )
-    return FLOAT_BYTES * (STEP_TOKENS * token_floats + num_outputs * config.vocab_size)
+    floats = STEP_TOKENS * token_floats + num_outputs * config.vocab_size
+    mixture = config.mixture
+    if mixture is not None:
+        rows = max(EXPERT_ROWS, mixture.experts_per_token)
+        routed = 2 * config.hidden_size + 2 * mixture.num_experts  # norms, logits and their powers
+        floats += STEP_TOKENS * routed + rows * (config.hidden_size + mixture.ffn_size)
+    return FLOAT_BYTES * floats
 
 
 def memory_faults(footprints: Mapping[str, Footprint], available_bytes: int | None) -> list[str]:

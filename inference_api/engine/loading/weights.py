@@ -45,6 +45,15 @@ class Parameters:
         offsets = None if offsets is None else offsets.float()
         return PackedLinear(self.packing.kernels, self.packed[weight], offsets)
 
+    def linears(self, weight: str, count: int) -> list[Linear]:
+        """The linear maps, without biases, whose weights are stacked in one."""
+        if self.packing is None:
+            return [TorchLinear(each, None) for each in self.tensors[weight].chunk(count)]
+        packed = self.packed[weight]
+        outputs = packed.outputs // count
+        parts = (packed.part(i * outputs, (i + 1) * outputs) for i in range(count))
+        return [PackedLinear(self.packing.kernels, part, None) for part in parts]
+
 
 Weight = Tensor | GgufTensor  # one tensor of the checkpoint
 Write = Callable[[Weight], object]  # brings it to its place

@@ -78,6 +78,9 @@ typedef struct {
   HearthLinear out;
   HearthLinear up;  // gates, then what passes them, when the MLP is gated
   HearthLinear down;
+  // [experts][hidden], float32 in every form: up and down then stack those of the experts. Without
+  // outputs: the layer has one MLP.
+  HearthLinear router;
   void* keys;      // [rows][kv_heads][capacity][head_dim]
   void* values;    // like keys
   int64_t window;  // 0: everything is seen
@@ -94,7 +97,8 @@ typedef struct {
   HearthLinear head;
   int64_t num_layers;
   int64_t hidden;
-  int64_t ffn;
+  int64_t ffn;                // of layers with one MLP
+  int64_t experts_per_token;  // of the others
   int64_t num_heads;
   int64_t num_kv_heads;
   int64_t head_dim;
@@ -107,6 +111,7 @@ typedef struct {
   int32_t activation;
   int32_t is_gated;
   int32_t is_parallel;
+  int32_t is_renormalised;  // the shares of a token's experts sum to one
   float norm_eps;
   float attention_scale;
   float embedding_multiplier;

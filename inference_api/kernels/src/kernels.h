@@ -46,6 +46,9 @@ struct LinearCall {
   Activation activation;
   bool is_gated;
   void* activated;  // like rows: [num_rows][num_outputs, or half of it, / kGroup]
+  // For the others: where results of row r go, and what they count. Null: to row r of `out`, once.
+  const int64_t* places;
+  const float* shares;
 };
 
 // A norm over `size` elements of a row, a multiple of kGroup.

@@ -228,12 +228,14 @@ void finish_row(const LinearCall& call, int64_t row, int64_t panel, float* resul
   const int64_t first = panel * kPanel;
   const int64_t rest = call.num_outputs - first;
   const int64_t count = rest < kPanel ? rest : kPanel;
-  float* out = call.out + row * call.num_outputs + first;
+  const int64_t place = call.places == nullptr ? row : call.places[row];
+  const float factor = call.shares == nullptr ? call.factor : call.factor * call.shares[row];
+  float* out = call.out + place * call.num_outputs + first;
   const bool is_added = call.finish == Finish::kAdd;
   if (count == kPanel) {  // a loop of constant length
-    store_results(result, kPanel, call.factor, is_added, out);
+    store_results(result, kPanel, factor, is_added, out);
   } else {
-    store_results(result, count, call.factor, is_added, out);
+    store_results(result, count, factor, is_added, out);
   }
 }
 

@@ -2,55 +2,19 @@
 
 #include <algorithm>
 
+#include "grow.h"
 #include "half.h"
+#include "model_calls.h"
 
 namespace hearth {
 namespace {
 
 constexpr int64_t kMaxTokens = 512;  // in one part: bounds the memory
 
-template <class T>
-void grow(std::vector<T>& memory, int64_t size) {
-  if (memory.size() < static_cast<size_t>(size)) {
-    memory.resize(static_cast<size_t>(size));
-  }
-}
-
 int64_t width(const HearthModel& model, int64_t heads) { return heads * model.head_dim; }
 
 int64_t qkv_width(const HearthModel& model) {
   return width(model, model.num_heads + 2 * model.num_kv_heads);
-}
-
-Bits bits(const HearthModel& model) { return static_cast<Bits>(model.bits); }
-
-// Bytes of a row of `size` activations as products take it.
-int64_t row_bytes(const HearthModel& model, int64_t size) {
-  return size / kGroup * group_bytes(bits(model));
-}
-
-NormCall norm_call(const HearthModel& model, const HearthNorm& norm) {
-  return {bits(model), static_cast<NormKind>(model.norm), model.norm_eps, norm.weight, norm.bias,
-          model.hidden};
-}
-
-LinearCall linear_call(const HearthModel& model, const HearthLinear& linear,
-                       const std::vector<char>& rows, int64_t num_rows, Finish finish, float factor,
-                       float* out) {
-  return {bits(model),
-          linear.packed,
-          linear.bias,
-          linear.outputs,
-          linear.inputs / kGroup,
-          rows.data(),
-          num_rows,
-          nullptr,
-          finish,
-          factor,
-          out,
-          static_cast<Activation>(model.activation),
-          false,
-          nullptr};
 }
 
 void embed(const HearthModel& model, int64_t token, float* out) {
@@ -105,7 +69,7 @@ void Step::run(Workers& workers, const HearthModel& model, const HearthBatch& ba
       workers.kernels.norm_row(norm, hidden_.data() + (begin[row] - first) * model.hidden,
                                normed_.data() + row * row_bytes(model, model.hidden));
     });
-    workers.multiply(linear_call(model, model.head, normed_, count, Finish::kStore,
+    workers.multiply(linear_call(model, model.head, normed_.data(), count, Finish::kStore,
                                  1.0f / model.logits_divisor,
                                  batch.logits + output * model.head.outputs));
     output += count;
@@ -167,7 +131,7 @@ const Branch* Step::find_branches(const Part& part) {
 }
 
 // Sequential: the MLP reads what attention has added to. Parallel: both read the same, so that both
-// norms are taken first; without one of its own the MLP shares attention's.
+// norms are taken first; without one of its own the MLP shares attention's. Experts are sequential.
 void Step::run_layer(Workers& workers, const HearthModel& model, const HearthLayer& layer,
                      const Part& part) {
   const auto norm_rows = [&](const HearthNorm& norm, std::vector<char>& rows) {
@@ -183,15 +147,20 @@ void Step::run_layer(Workers& workers, const HearthModel& model, const HearthLay
     norm_rows(layer.mlp_norm, mlp_normed_);
   }
   attend(workers, model, layer, part);
+  if (layer.router.outputs > 0) {
+    experts_.run(workers, model, layer, hidden_.data(), part.count);
+    return;
+  }
   if (!model.is_parallel) {
     norm_rows(layer.mlp_norm, mlp_normed_);
   }
-  LinearCall up = linear_call(model, layer.up, has_mlp_norm ? mlp_normed_ : normed_, part.count,
-                              Finish::kActivate, 1.0f, nullptr);
+  const std::vector<char>& rows = has_mlp_norm ? mlp_normed_ : normed_;
+  LinearCall up =
+      linear_call(model, layer.up, rows.data(), part.count, Finish::kActivate, 1.0f, nullptr);
   up.is_gated = model.is_gated != 0;
   up.activated = activated_.data();
   workers.multiply(up);
-  workers.multiply(linear_call(model, layer.down, activated_, part.count, Finish::kAdd,
+  workers.multiply(linear_call(model, layer.down, activated_.data(), part.count, Finish::kAdd,
                                model.residual_multiplier, hidden_.data()));
 }
 
@@ -203,7 +172,7 @@ void Step::attend(Workers& workers, const HearthModel& model, const HearthLayer&
   const auto type = static_cast<CacheType>(model.cache_type);
   const int64_t slot = slot_elements(type, model.head_dim);
   workers.multiply(
-      linear_call(model, layer.qkv, normed_, part.count, Finish::kStore, 1.0f, qkv_.data()));
+      linear_call(model, layer.qkv, normed_.data(), part.count, Finish::kStore, 1.0f, qkv_.data()));
   workers.each_row(part.count, [&](int64_t token) {
     const int64_t index = part.first + token;
     const int64_t position = part.batch.positions[index];
@@ -224,7 +193,7 @@ void Step::attend(Workers& workers, const HearthModel& model, const HearthLayer&
                                 attended_width / kGroup,
                                 prepared_.data() + token * row_bytes(model, attended_width));
   });
-  workers.multiply(linear_call(model, layer.out, prepared_, part.count, Finish::kAdd,
+  workers.multiply(linear_call(model, layer.out, prepared_.data(), part.count, Finish::kAdd,
                                model.residual_multiplier, hidden_.data()));
 }
 

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "experts.h"
 #include "interface.h"
 #include "kernels.h"
 #include "workers.h"
@@ -46,6 +47,7 @@ class Step {
   std::vector<char> mlp_normed_;  // like normed_
   std::vector<char> prepared_;    // [tokens][heads * head_dim / kGroup]: attended_
   std::vector<char> activated_;   // [tokens][ffn / kGroup]
+  Experts experts_;
 };
 
 }  // namespace hearth

@@ -175,8 +175,12 @@ void run_attention(HearthContext* context, int variant, int64_t groups, int64_t 
   expect_averages();
 }
 
-// A model of one layer, with memory for what it points to.
+// A model of one layer, with memory for what it points to. From kFirstMixture on `kind` has
+// experts.
 struct Model {
+  static constexpr int kFirstMixture = 16;
+  static constexpr int64_t kExperts = 37;
+  static constexpr int64_t kExpertFfn = 32;
   static constexpr int64_t kHidden = 96;
   static constexpr int64_t kFfn = 64;
   static constexpr int64_t kHeads = 4;
@@ -220,8 +224,17 @@ struct Model {
     layer.qk_norm = kind % 3 == 0 ? floats((kHeads + kKvHeads) * kHeadDim) : nullptr;
     layer.qkv = linear(context, bits, (kHeads + 2 * kKvHeads) * kHeadDim, kHidden);
     layer.out = linear(context, bits, kHidden, kHeads * kHeadDim);
-    layer.up = linear(context, bits, is_gated ? 2 * kFfn : kFfn, kHidden);
-    layer.down = linear(context, bits, kHidden, kFfn);
+    if (kind < kFirstMixture) {
+      layer.up = linear(context, bits, is_gated ? 2 * kFfn : kFfn, kHidden);
+      layer.down = linear(context, bits, kHidden, kFfn);
+    } else {
+      const int64_t outputs = is_gated ? 2 * kExpertFfn : kExpertFfn;
+      layer.up = linear(context, bits, kExperts * outputs, kHidden);
+      layer.down = linear(context, bits, kExperts * kHidden, kExpertFfn);
+      layer.router = linear(context, 32, kExperts, kHidden);
+      description.is_renormalised = kind / 2 % 2;
+      description.experts_per_token = kind % 4 == 3 ? kExperts : 5;
+    }
     const size_t element = size_t{4} >> description.cache_type;
     keys.resize(static_cast<size_t>(kRows * description.row_stride) * element);
     values.resize(keys.size());
@@ -493,10 +506,11 @@ int main() {
         run_attention(context, variant, 40, head_dim, window);
       }
     }
-    for (int kind = 0; kind < 12; ++kind) {
+    for (int kind = 0; kind < Model::kFirstMixture + 4; ++kind) {
       run_step(context, variant, kind, 8);
       run_step(context, variant, kind, 4);
     }
+    run_step(context, variant, Model::kFirstMixture, 32);
     hearth_destroy(context);
     std::printf("%s: done\n", hearth_variant_name(variant));
   }

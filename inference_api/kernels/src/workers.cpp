@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "grow.h"
+
 namespace hearth {
 namespace {
 
@@ -46,25 +48,82 @@ void Workers::multiply(LinearCall call) {
   });
 }
 
-// The call's rows as tiles, if the kernels want them.
+// A task is panels of products that follow each other: a panel is read once for all its rows.
+void Workers::multiply(std::vector<LinearCall>& calls) {
+  if (calls.empty()) {
+    return;
+  }
+  set_tiles(calls);
+  const int64_t panels = num_panels(calls[0]);
+  const int64_t total = panels * static_cast<int64_t>(calls.size());
+  const int64_t tasks = std::min(total, num_threads_ * kTasksPerThread);
+  pool.run(tasks, [&](int64_t task) {
+    const int64_t end = total * (task + 1) / tasks;
+    for (int64_t first = total * task / tasks; first < end;) {
+      const int64_t call = first / panels;
+      const int64_t last = std::min(end, (call + 1) * panels);
+      kernels.linear_panels(calls[static_cast<size_t>(call)], first - call * panels,
+                            last - call * panels);
+      first = last;
+    }
+  });
+}
+
+// A task is the same panels of all products, which no other task writes to.
+void Workers::multiply_in_order(std::vector<LinearCall>& calls) {
+  if (calls.empty()) {
+    return;
+  }
+  set_tiles(calls);
+  const int64_t panels = num_panels(calls[0]);
+  const int64_t tasks = std::min(panels, num_threads_ * kTasksPerThread);
+  pool.run(tasks, [&](int64_t task) {
+    for (const LinearCall& call : calls) {
+      kernels.linear_panels(call, panels * task / tasks, panels * (task + 1) / tasks);
+    }
+  });
+}
+
+// Rows of tiles that the kernels want a call's rows as; none where they want the rows.
+int64_t Workers::wanted_tiles(const LinearCall& call) const {
+  const bool is_wanted = kernels.fill_tiles != nullptr && call.num_rows >= kernels.min_tile_rows &&
+                         is_quantised(call.bits);
+  return is_wanted ? num_tiles(call.num_rows) : 0;
+}
+
+void Workers::fill_tiles(const LinearCall& call, int64_t tile, ActivationTile* tiles) const {
+  const int64_t first = tile * kTileRows;
+  kernels.fill_tiles(static_cast<const ActivationGroup*>(call.rows) + first * call.num_groups,
+                     std::min<int64_t>(kTileRows, call.num_rows - first), call.num_groups,
+                     tiles + tile * call.num_groups);
+}
+
 const ActivationTile* Workers::tiles(const LinearCall& call) {
-  if (kernels.fill_tiles == nullptr || call.num_rows < kernels.min_tile_rows ||
-      !is_quantised(call.bits)) {
+  const int64_t count = wanted_tiles(call);
+  if (count == 0) {
     return nullptr;
   }
-  const auto* rows = static_cast<const ActivationGroup*>(call.rows);
-  const int64_t count = num_tiles(call.num_rows);
-  const auto size = static_cast<size_t>(count * call.num_groups);
-  if (tiles_.size() < size) {
-    tiles_.resize(size);
-  }
-  pool.run(count, [&](int64_t tile) {
-    const int64_t first = tile * kTileRows;
-    kernels.fill_tiles(rows + first * call.num_groups,
-                       std::min<int64_t>(kTileRows, call.num_rows - first), call.num_groups,
-                       tiles_.data() + tile * call.num_groups);
-  });
+  grow(tiles_, count * call.num_groups);
+  pool.run(count, [&](int64_t tile) { fill_tiles(call, tile, tiles_.data()); });
   return tiles_.data();
+}
+
+void Workers::set_tiles(std::vector<LinearCall>& calls) {
+  int64_t size = 0;
+  for (const LinearCall& call : calls) {
+    size += wanted_tiles(call) * call.num_groups;
+  }
+  if (size == 0) {
+    return;
+  }
+  grow(tiles_, size);
+  ActivationTile* tiles = tiles_.data();
+  for (LinearCall& call : calls) {
+    const int64_t count = wanted_tiles(call);
+    call.tiles = count == 0 ? nullptr : tiles;
+    pool.run(count, [&](int64_t tile) { fill_tiles(call, tile, tiles); });
+    tiles += count * call.num_groups;
+  }
 }
 
 void Workers::attend(const AttentionCall& call) {

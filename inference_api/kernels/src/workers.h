@@ -15,6 +15,10 @@ class Workers {
       : kernels(kernels), pool(num_threads), num_threads_(num_threads) {}
 
   void multiply(LinearCall call);
+  // Products of the same shape, but for their rows, that have nothing to do with each other.
+  void multiply(std::vector<LinearCall>& calls);
+  // The same, of which any may add to one place: they do in their order.
+  void multiply_in_order(std::vector<LinearCall>& calls);
   void attend(const AttentionCall& call);
 
   // Calls work(0) … work(num_rows - 1) for something quick.
@@ -39,7 +43,10 @@ class Workers {
   // So many that a thread that was held up is not waited for.
   static constexpr int64_t kTasksPerThread = 8;
 
+  int64_t wanted_tiles(const LinearCall& call) const;
+  void fill_tiles(const LinearCall& call, int64_t tile, ActivationTile* tiles) const;
   const ActivationTile* tiles(const LinearCall& call);
+  void set_tiles(std::vector<LinearCall>& calls);
 
   template <class Work>
   void share(int64_t num_rows, int64_t tasks, const Work& work) {

@@ -41,6 +41,13 @@ ALTERNATING = {
     "sliding_window": 7,
     "layer_types": ["full_attention", "sliding_attention"],
 }
+MIXTURE = {
+    "head_dim": 16,
+    "num_experts": 7,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 32,
+    "norm_topk_prob": True,
+}
 
 # name: (family prefix of transformers' classes, config)
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -58,6 +65,12 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2-windows": ("Qwen2", {**GATED, **ALTERNATING}),
     "qwen3": ("Qwen3", {**GATED, "head_dim": 16}),
     "granite": ("Granite", {**GATED, **MULTIPLIERS}),
+    "mixtral": ("Mixtral", {**GATED, "num_local_experts": 4, "num_experts_per_tok": 2}),
+    "qwen3-moe": ("Qwen3Moe", {**GATED, **MIXTURE}),
+    "qwen3-moe-dense": (
+        "Qwen3Moe",
+        {**GATED, **MIXTURE, "norm_topk_prob": False, "decoder_sparse_step": 2},
+    ),
     "falcon-7b": ("Falcon", {**BASE, "multi_query": True, "parallel_attn": True}),
     "falcon-40b": ("Falcon", {**BASE, "new_decoder_architecture": True, "num_kv_heads": 2}),
     "falcon-11b": (

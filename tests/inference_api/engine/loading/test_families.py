@@ -3,6 +3,7 @@ from typing import Any
 
 import pytest
 
+from inference_api.engine.loading.config import LayerRange
 from inference_api.engine.loading.families import read_config
 from inference_api.errors import StartupError
 
@@ -13,6 +14,13 @@ LLAMA: dict[str, Any] = {
     "intermediate_size": 128,
     "num_hidden_layers": 3,
     "num_attention_heads": 4,
+}
+QWEN3_MOE: dict[str, Any] = {
+    **LLAMA,
+    "model_type": "qwen3_moe",
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
 }
 FALCON: dict[str, Any] = {
     "model_type": "falcon",
@@ -143,3 +151,38 @@ def test_kv_cache_bytes() -> None:
     config = read_config({**LLAMA, "num_key_value_heads": 2})
     # layers x rows x (keys, values) x kv heads x tokens in multiples of 16 x head_dim x bytes
     assert config.kv_cache_bytes(5, 100, 16 * 2) == 3 * 5 * 2 * 2 * 112 * 16 * 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "dense_layers"),
+    [
+        ({}, set()),
+        ({"mlp_only_layers": [1, 7]}, {1, 7}),
+        ({"decoder_sparse_step": 2}, {0, 2}),
+        ({"decoder_sparse_step": 3, "mlp_only_layers": [2]}, {0, 1, 2}),
+    ],
+)
+def test_layers_without_experts(changes: dict[str, Any], dense_layers: set[int]) -> None:
+    config = read_config({**QWEN3_MOE, **changes})
+    with_experts = [layer for layer in range(3) if config.mixture_of(layer) is not None]
+    assert with_experts == [layer for layer in range(3) if layer not in dense_layers]
+    second = config.part(LayerRange(1, 2))
+    assert (second.mixture_of(0) is None) == (1 in dense_layers)
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"num_experts_per_tok": 9}, "num_experts_per_tok=9 in config.json is not an integer"),
+        ({"num_experts_per_tok": 0}, "num_experts_per_tok=0"),
+        ({"num_experts": 1025}, "num_experts=1025"),
+        ({"num_hidden_layers": 1000, "num_experts": 66}, "from 1 to 65"),
+        ({"num_experts": None}, "num_local_experts=None"),
+        ({"moe_intermediate_size": None}, "moe_intermediate_size=None"),
+        ({"mlp_only_layers": ["0"]}, "mlp_only_layers=['0']"),
+        ({"mlp_only_layers": 3}, "mlp_only_layers=3"),
+        ({"decoder_sparse_step": 0}, "decoder_sparse_step=0"),
+    ],
+)
+def test_experts_that_cannot_be_are_named(changes: dict[str, Any], named: str) -> None:
+    assert named in faults({**QWEN3_MOE, **changes})[0]

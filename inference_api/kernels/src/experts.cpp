@@ -1,0 +1,155 @@
+#include "experts.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "grow.h"
+#include "largest.h"
+#include "model_calls.h"
+
+namespace hearth {
+namespace {
+
+constexpr int64_t kMaxRows = 4096;  // of experts at once: bounds the memory
+
+// The matrix of one of the experts that a stack holds.
+HearthLinear of_expert(const HearthModel& model, const HearthLinear& stack, int64_t num_experts,
+                       int64_t expert) {
+  const int64_t outputs = stack.outputs / num_experts;
+  const int64_t bytes = hearth_packed_bytes(model.bits, outputs, stack.inputs);
+  return {static_cast<const char*>(stack.packed) + expert * bytes,
+          stack.bias == nullptr ? nullptr : stack.bias + expert * outputs, outputs, stack.inputs};
+}
+
+}  // namespace
+
+void Experts::run(Workers& workers, const HearthModel& model, const HearthLayer& layer,
+                  float* hidden, int64_t num_tokens) {
+  const int64_t most = std::max<int64_t>(kMaxRows / model.experts_per_token, 1);
+  for (int64_t first = 0; first < num_tokens; first += most) {
+    run_part(workers, model, layer, hidden + first * model.hidden,
+             std::min(num_tokens - first, most));
+  }
+}
+
+void Experts::run_part(Workers& workers, const HearthModel& model, const HearthLayer& layer,
+                       float* hidden, int64_t num_tokens) {
+  const int64_t num_rows = num_tokens * model.experts_per_token;
+  const int64_t row = row_bytes(model, model.hidden);
+  grow(floats_, num_tokens * model.hidden);
+  grow(normed_, num_tokens * row);
+  const NormCall norm = norm_call(model, layer.mlp_norm);
+  NormCall exact = norm;
+  exact.bits = Bits::kFloat32;
+  workers.each_row(num_tokens, [&](int64_t token) {
+    const float* const x = hidden + token * model.hidden;
+    workers.kernels.norm_row(exact, x, floats_.data() + token * model.hidden);
+    workers.kernels.norm_row(norm, x, normed_.data() + token * row);
+  });
+  choose(workers, model, layer, num_tokens);
+  ends_.assign(static_cast<size_t>(layer.router.outputs), 0);
+  sort(model, num_tokens);
+  gather(workers, model, num_rows);
+  grow(activated_, num_rows * row_bytes(model, layer.down.inputs));
+  describe(model, layer, hidden);
+  workers.multiply(ups_);
+  workers.multiply_in_order(downs_);
+}
+
+void Experts::choose(Workers& workers, const HearthModel& model, const HearthLayer& layer,
+                     int64_t num_tokens) {
+  const int64_t num_experts = layer.router.outputs;
+  const int64_t num_chosen = model.experts_per_token;
+  grow(logits_, num_tokens * num_experts);
+  grow(weights_, num_tokens * num_experts);
+  grow(chosen_, num_tokens * num_chosen);
+  grow(chosen_shares_, num_tokens * num_chosen);
+  LinearCall router = linear_call(model, layer.router, floats_.data(), num_tokens, Finish::kStore,
+                                  1.0f, logits_.data());
+  router.bits = Bits::kFloat32;
+  workers.multiply(router);
+  workers.each_row(num_tokens, [&](int64_t token) {
+    const float* const logits = logits_.data() + token * num_experts;
+    float* const weights = weights_.data() + token * num_experts;
+    int64_t* const chosen = chosen_.data() + token * num_chosen;
+    float* const shares = chosen_shares_.data() + token * num_chosen;
+    find_largest(logits, num_experts, num_chosen, chosen);
+    workers.kernels.weigh(logits, num_experts, logits[chosen[0]], 1.0f, weights);
+    float total = 0.0f;
+    if (model.is_renormalised) {
+      for (int64_t rank = 0; rank < num_chosen; ++rank) {
+        total += weights[chosen[rank]];
+      }
+    } else {
+      for (int64_t expert = 0; expert < num_experts; ++expert) {
+        total += weights[expert];
+      }
+    }
+    for (int64_t rank = 0; rank < num_chosen; ++rank) {
+      shares[rank] = weights[chosen[rank]] / total;
+    }
+  });
+}
+
+// By counting, so that the rows of an expert are in the order of their tokens.
+void Experts::sort(const HearthModel& model, int64_t num_tokens) {
+  const int64_t num_chosen = model.experts_per_token;
+  const int64_t num_rows = num_tokens * num_chosen;
+  grow(places_, num_rows);
+  grow(shares_, num_rows);
+  for (int64_t i = 0; i < num_rows; ++i) {
+    ++ends_[static_cast<size_t>(chosen_[static_cast<size_t>(i)])];
+  }
+  int64_t before = 0;
+  for (int64_t& end : ends_) {  // first where an expert's rows begin
+    const int64_t count = end;
+    end = before;
+    before += count;
+  }
+  for (int64_t i = 0; i < num_rows; ++i) {
+    const auto from = static_cast<size_t>(i);
+    const auto to = static_cast<size_t>(ends_[static_cast<size_t>(chosen_[from])]++);
+    places_[to] = i / num_chosen;
+    shares_[to] = chosen_shares_[from];
+  }
+}
+
+void Experts::gather(Workers& workers, const HearthModel& model, int64_t num_rows) {
+  const int64_t row = row_bytes(model, model.hidden);
+  grow(rows_, num_rows * row);
+  workers.each_row(num_rows, [&](int64_t i) {
+    std::memcpy(rows_.data() + i * row, normed_.data() + places_[static_cast<size_t>(i)] * row,
+                static_cast<size_t>(row));
+  });
+}
+
+void Experts::describe(const HearthModel& model, const HearthLayer& layer, float* hidden) {
+  ups_.clear();
+  downs_.clear();
+  const int64_t num_experts = layer.router.outputs;
+  const int64_t row = row_bytes(model, model.hidden);
+  const int64_t activated_row = row_bytes(model, layer.down.inputs);
+  int64_t begin = 0;
+  for (int64_t expert = 0; expert < num_experts; ++expert) {
+    const int64_t count = ends_[static_cast<size_t>(expert)] - begin;
+    if (count == 0) {
+      continue;
+    }
+    char* const activated = activated_.data() + begin * activated_row;
+    LinearCall up =
+        linear_call(model, of_expert(model, layer.up, num_experts, expert),
+                    rows_.data() + begin * row, count, Finish::kActivate, 1.0f, nullptr);
+    up.is_gated = model.is_gated != 0;
+    up.activated = activated;
+    ups_.push_back(up);
+    LinearCall down =
+        linear_call(model, of_expert(model, layer.down, num_experts, expert), activated, count,
+                    Finish::kAdd, model.residual_multiplier, hidden);
+    down.places = places_.data() + begin;
+    down.shares = shares_.data() + begin;
+    downs_.push_back(down);
+    begin += count;
+  }
+}
+
+}  // namespace hearth

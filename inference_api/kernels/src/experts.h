@@ -1,0 +1,49 @@
+// The experts of a layer over some tokens: what Mixture in engine/mlp.py does.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "interface.h"
+#include "kernels.h"
+#include "workers.h"
+
+namespace hearth {
+
+// Rows, of which each token has one for each of its experts, are sorted by expert, so that an
+// expert's panels are read once for all its rows; experts without rows are not read. What a token's
+// experts make is added in the order of their numbers: neither the token's company nor the number
+// of threads changes a bit.
+//
+// Memory of a step, kept for the next one.
+class Experts {
+ public:
+  // Adds to the residual `hidden` [num_tokens][hidden] what the layer's experts make of its norm.
+  void run(Workers& workers, const HearthModel& model, const HearthLayer& layer, float* hidden,
+           int64_t num_tokens);
+
+ private:
+  void run_part(Workers& workers, const HearthModel& model, const HearthLayer& layer, float* hidden,
+                int64_t num_tokens);
+  void choose(Workers& workers, const HearthModel& model, const HearthLayer& layer,
+              int64_t num_tokens);
+  void sort(const HearthModel& model, int64_t num_tokens);
+  void gather(Workers& workers, const HearthModel& model, int64_t num_rows);
+  void describe(const HearthModel& model, const HearthLayer& layer, float* hidden);
+
+  std::vector<float> floats_;         // [tokens][hidden]: the norm, for the router
+  std::vector<char> normed_;          // [tokens][hidden / kGroup]: the same, for the experts
+  std::vector<float> logits_;         // [tokens][experts] of the router
+  std::vector<float> weights_;        // [tokens][experts]: their powers
+  std::vector<int64_t> chosen_;       // [tokens][experts_per_token]
+  std::vector<float> chosen_shares_;  // like chosen_
+  std::vector<int64_t> ends_;         // [experts] of their rows
+  std::vector<int64_t> places_;       // [rows]: their tokens
+  std::vector<float> shares_;         // [rows]
+  std::vector<char> rows_;            // [rows][hidden / kGroup]
+  std::vector<char> activated_;       // [rows][ffn / kGroup]
+  std::vector<LinearCall> ups_;       // of experts that have rows
+  std::vector<LinearCall> downs_;
+};
+
+}  // namespace hearth

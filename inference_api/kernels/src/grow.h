@@ -1,0 +1,18 @@
+// Memory that is kept from call to call.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+namespace hearth {
+namespace {
+
+template <class T>
+void grow(std::vector<T>& memory, int64_t size) {
+  if (memory.size() < static_cast<size_t>(size)) {
+    memory.resize(static_cast<size_t>(size));
+  }
+}
+
+}  // namespace
+}  // namespace hearth

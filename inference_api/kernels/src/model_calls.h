@@ -1,0 +1,44 @@
+// Calls as a model's description has them.
+#pragma once
+
+#include "interface.h"
+#include "kernels.h"
+
+namespace hearth {
+namespace {
+
+inline Bits bits(const HearthModel& model) { return static_cast<Bits>(model.bits); }
+
+// Bytes of a row of `size` activations as products take it.
+inline int64_t row_bytes(const HearthModel& model, int64_t size) {
+  return size / kGroup * group_bytes(bits(model));
+}
+
+inline NormCall norm_call(const HearthModel& model, const HearthNorm& norm) {
+  return {bits(model), static_cast<NormKind>(model.norm), model.norm_eps, norm.weight, norm.bias,
+          model.hidden};
+}
+
+inline LinearCall linear_call(const HearthModel& model, const HearthLinear& linear,
+                              const void* rows, int64_t num_rows, Finish finish, float factor,
+                              float* out) {
+  return {bits(model),
+          linear.packed,
+          linear.bias,
+          linear.outputs,
+          linear.inputs / kGroup,
+          rows,
+          num_rows,
+          nullptr,
+          finish,
+          factor,
+          out,
+          static_cast<Activation>(model.activation),
+          false,
+          nullptr,
+          nullptr,
+          nullptr};
+}
+
+}  // namespace
+}  // namespace hearth

@@ -1,0 +1,74 @@
+"""Experts as a token chooses them, by torch and by the kernels."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from inference_api.engine.linear import TorchLinear
+from inference_api.engine.loading.config import MixtureConfig
+from inference_api.engine.mlp import Mixture
+from tests.inference_api.engine.conftest import TinyModel, make_runner
+from tests.inference_api.engine.steps import decode
+
+HIDDEN = 4
+
+
+def mixture(router: Tensor, experts_per_token: int, is_renormalised: bool) -> Mixture:
+    """Expert e makes a one of every number, in element e."""
+    config = MixtureConfig(len(router), experts_per_token, 32, is_renormalised, frozenset())
+
+    def expert(number: int) -> Callable[[Tensor], Tensor]:
+        return lambda x: torch.eye(HIDDEN)[number].expand(len(x), -1)
+
+    return Mixture(config, TorchLinear(router, None), [*map(expert, range(len(router)))], 1)
+
+
+def test_equal_experts_are_taken_from_the_first_on() -> None:
+    router = torch.tensor([[1.0], [2.0], [2.0], [2.0]]).expand(-1, HIDDEN)
+    shares = mixture(router, 2, is_renormalised=True)(torch.ones(3, HIDDEN))
+    assert shares.tolist() == [[0.0, 0.5, 0.5, 0.0]] * 3
+
+
+def test_shares_are_of_all_experts_or_of_those_taken() -> None:
+    router = torch.tensor([[0.0], [1.0], [2.0], [-1.0]]).expand(-1, HIDDEN) / HIDDEN
+    powers = torch.tensor([0.0, 1.0, 2.0, -1.0]).exp()
+    taken = powers * torch.tensor([0, 1, 1, 0])
+    x = torch.ones(1, HIDDEN)
+    torch.testing.assert_close(mixture(router, 2, False)(x)[0], taken / powers.sum())
+    torch.testing.assert_close(mixture(router, 2, True)(x)[0], taken / taken.sum())
+
+
+def test_equal_experts_are_the_same_ones_by_the_kernels(
+    tiny_model: Callable[[str], TinyModel], tmp_path: Path, engine: str
+) -> None:
+    """The first of some equals are taken: what the others weigh changes nothing."""
+    folder, _ = tiny_model("qwen3-moe")
+    for file in folder.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    tensors = load_file(tmp_path / "model.safetensors")
+    logits = []
+    for _ in range(2):
+        for name, tensor in tensors.items():
+            if name.endswith("mlp.gate.weight"):
+                tensor.zero_()
+            elif ".experts." in name and int(name.split(".experts.")[1][0]) >= 3:
+                torch.nn.init.normal_(tensor)
+        save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+        with torch.inference_mode():
+            decoder = make_runner(tmp_path, engine, "float32", 4).decoder
+            logits.append(decode(decoder, [7, 9], [0, 3], [0, 0]))
+    assert torch.equal(*logits)
+    assert logits[0].isfinite().all()
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+def test_a_token_that_is_no_number_stays_alone(number: float) -> None:
+    router = torch.randn(4, HIDDEN, generator=torch.Generator().manual_seed(0))
+    x = torch.ones(2, HIDDEN)
+    expected = mixture(router, 2, True)(x)[0]
+    x[1, 0] = number
+    assert torch.equal(mixture(router, 2, True)(x)[0], expected)
