@@ -9,7 +9,7 @@ kinds GGUF has names for is left out, which programs that are driven by token id
 
 import argparse
 import json
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,8 @@ from inference_api.engine.loading.checkpoint import load_config
 from inference_api.engine.loading.config import ModelConfig
 from inference_api.engine.loading.gguf_names import ARCHITECTURES, gguf_names, is_rope_interleaved
 from inference_api.engine.loading.gguf_tokenizer import PRE_TOKENIZERS
-from inference_api.engine.loading.layout import Part, weight_plan
+from inference_api.engine.loading.layout import Part, is_router, weight_plan
+from inference_api.engine.loading.stacks import of_expert
 from inference_api.engine.loading.weight_files import weight_files
 from inference_api.engine.loading.weights import ungrouped
 from inference_api.engine.rope import frequencies
@@ -55,6 +56,11 @@ def make_gguf(folder: Path, target: Path, type_name: str) -> None:
         raise ValueError(
             f"{folder}: in GGUF {architecture} has no sliding windows, and {activation} for its "
             "activation"
+        )
+    mixture = config.mixture
+    if mixture is not None and (mixture.dense_layers or not mixture.is_renormalised):
+        raise ValueError(
+            f"{folder}: in GGUF all layers of {architecture} have experts, whose shares sum to one"
         )
     target.parent.mkdir(parents=True, exist_ok=True)
     unfinished = target.with_suffix(".part")
@@ -88,6 +94,10 @@ def _add_shape(writer: GGUFWriter, config: ModelConfig) -> None:
     writer.add_value_length(config.head_dim)
     writer.add_rope_dimension_count(config.head_dim)
     writer.add_rope_freq_base(config.rope.theta)
+    if config.mixture is not None:
+        writer.add_expert_count(config.mixture.num_experts)
+        writer.add_expert_used_count(config.mixture.experts_per_token)
+        writer.add_expert_feed_forward_length(config.mixture.ffn_size)
     if config.norm == "rms":
         writer.add_layer_norm_rms_eps(config.norm_eps)
     else:
@@ -140,35 +150,42 @@ def _write_tensors(
     kind: GGMLQuantizationType,
 ) -> None:
     names = gguf_names(architecture, config)
-    parts = [part for parts in weight_plan(config).values() for part in parts]
-    for part in parts:
-        stored = kind if len(part.shape) == 2 else GGMLQuantizationType.F32
-        block, block_bytes = gguf.GGML_QUANT_SIZES[stored]
-        num_bytes = int(np.prod(part.shape)) // block * block_bytes
-        dtype = np.dtype(np.float32)
-        writer.add_tensor_info(names[part.name], part.shape, dtype, num_bytes, stored)
+    exact = GGMLQuantizationType.F32
+    kinds, stacks = {}, {}
+    for ours, parts in weight_plan(config).items():
+        for part in parts:
+            kinds[part] = kind if len(part.shape) == 2 and not is_router(ours) else exact
+            stacks.setdefault(names[part.name], []).append(part)
+    for name, parts in stacks.items():
+        block, block_bytes = gguf.GGML_QUANT_SIZES[kinds[parts[0]]]
+        shape = (
+            parts[0].shape if of_expert(parts[0].name) is None else (len(parts), *parts[0].shape)
+        )
+        num_bytes = int(np.prod(shape)) // block * block_bytes
+        writer.add_tensor_info(name, shape, np.dtype(np.float32), num_bytes, kinds[parts[0]])
     factors = _rope_factors(config)
     if factors is not None:
         writer.add_tensor_info("rope_freqs.weight", factors.shape, factors.dtype, factors.nbytes)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
-    for part, tensor in _read_tensors(folder, parts):
-        ordered = _ordered(tensor.float(), part, config, architecture)
-        stored = kind if tensor.ndim == 2 else GGMLQuantizationType.F32
-        writer.write_tensor_data(gguf.quants.quantize(ordered.numpy(), stored))
+    read = _reader(folder)
+    for parts in stacks.values():
+        written = []
+        for part in parts:
+            ordered = _ordered(read(part.name).float(), part, config, architecture)
+            written.append(gguf.quants.quantize(ordered.numpy(), kinds[part]))
+        writer.write_tensor_data(np.stack(written) if len(written) > 1 else written[0])
     if factors is not None:
         writer.write_tensor_data(factors)
 
 
-def _read_tensors(folder: Path, parts: list[Part]) -> Iterator[tuple[Part, torch.Tensor]]:
-    homes: dict[str, Path] = {}
+def _reader(folder: Path) -> Callable[[str], torch.Tensor]:
+    homes: dict[str, Any] = {}
     for file in weight_files(folder):
-        with safe_open(file, framework="pt") as tensors:
-            homes |= dict.fromkeys(tensors.keys(), file)
-    for part in parts:
-        with safe_open(homes[part.name], framework="pt") as tensors:
-            yield part, tensors.get_tensor(part.name)
+        tensors = safe_open(file, framework="pt")
+        homes |= dict.fromkeys(tensors.keys(), tensors)
+    return lambda name: homes[name].get_tensor(name)
 
 
 def _ordered(

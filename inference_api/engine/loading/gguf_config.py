@@ -28,9 +28,13 @@ def raw_config(
     def value(key: str) -> Any:
         return metadata.get(f"{architecture}.{key}")
 
+    model_type = {"qwen3moe": "qwen3_moe"}.get(architecture, architecture)
+    num_experts = value("expert_count")
+    if architecture == "llama" and num_experts:
+        model_type = "mixtral"
     kv_heads = value("attention.head_count_kv")
     raw: dict[str, Any] = {
-        "model_type": architecture,
+        "model_type": model_type,
         "vocab_size": shapes.get("token_embd.weight", (0,))[0],
         "hidden_size": value("embedding_length"),
         "num_hidden_layers": value("block_count"),
@@ -58,6 +62,10 @@ def raw_config(
         "embedding_multiplier": value("embedding_scale"),
         "residual_multiplier": value("residual_scale"),
         "logits_scaling": value("logit_scale"),
+        "num_local_experts": num_experts,
+        "num_experts_per_tok": value("expert_used_count"),
+        "moe_intermediate_size": value("expert_feed_forward_length"),
+        "norm_topk_prob": True,  # of qwen3moe; there is no key for it
     }
 
 

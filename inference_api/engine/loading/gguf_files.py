@@ -20,6 +20,7 @@ from inference_api.engine.loading.families import read_config
 from inference_api.engine.loading.gguf_config import raw_config
 from inference_api.engine.loading.gguf_names import ARCHITECTURES, gguf_names
 from inference_api.engine.loading.layout import StoredTensor, Tensors, shown, weight_plan
+from inference_api.engine.loading.stacks import of_expert
 from inference_api.errors import StartupError
 
 SUFFIX = ".gguf"
@@ -96,7 +97,7 @@ def _read(path: Path, size: int, modified_ns: int) -> GgufModel:
     config = _config(path, architecture, metadata, tensors)
     names = gguf_names(architecture, config)
     _check_tensors(path, config, names, tensors)
-    known = {ours: tensors[theirs] for ours, theirs in names.items()}
+    known = {ours: _single(ours, tensors[theirs]) for ours, theirs in names.items()}
     return GgufModel(architecture, config, metadata, known)
 
 
@@ -204,8 +205,11 @@ def _check_tensors(
 ) -> None:
     """All that the decoder needs, in its shape, and nothing else: a tensor that would not be used
     means a model that is not understood."""
+    stack = () if config.mixture is None else (config.mixture.num_experts,)
     wanted = {
-        names[part.name]: part.shape for parts in weight_plan(config).values() for part in parts
+        names[part.name]: part.shape if of_expert(part.name) is None else stack + part.shape
+        for parts in weight_plan(config).values()
+        for part in parts
     }
     missing = [name for name in wanted if name not in tensors]
     misshapen = [
@@ -226,6 +230,22 @@ def _check_tensors(
         )
     if faults:
         raise StartupError(faults)
+
+
+def _single(name: str, tensor: ReaderTensor) -> ReaderTensor:
+    """Of a stack of experts' tensors, the part that has our name."""
+    found = of_expert(name)
+    if found is None:
+        return tensor
+    num_experts = int(tensor.shape[-1])
+    num_bytes = tensor.n_bytes // num_experts
+    return tensor._replace(
+        shape=tensor.shape[:-1],
+        n_elements=tensor.n_elements // num_experts,
+        n_bytes=num_bytes,
+        data_offset=tensor.data_offset + found.expert * num_bytes,
+        data=tensor.data[found.expert],
+    )
 
 
 def _shape(tensor: ReaderTensor) -> tuple[int, ...]:

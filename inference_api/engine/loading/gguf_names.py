@@ -4,6 +4,7 @@ import gguf
 
 from inference_api.engine.loading.config import ModelConfig
 from inference_api.engine.loading.layout import weight_plan
+from inference_api.engine.loading.stacks import of_expert
 
 # By `model_type` of a config.json. GGUF has no word for Mistral: its tensors are Llama's.
 ARCHITECTURES = {
@@ -11,21 +12,27 @@ ARCHITECTURES = {
     "granite": "granite",
     "llama": "llama",
     "mistral": "llama",
+    "mixtral": "llama",
     "qwen2": "qwen2",
     "qwen3": "qwen3",
+    "qwen3_moe": "qwen3moe",
 }
-MODEL_TYPES = {name: name for name in ARCHITECTURES.values()}  # and back
 _INTERLEAVED = ("llama", "granite")
 _SUFFIXES = (".weight", ".bias")
 _BY_VALUE = {name: key for key, name in gguf.MODEL_ARCH_NAMES.items()}
 
 
 def gguf_names(architecture: str, config: ModelConfig) -> dict[str, str]:
-    """Returns GGUF's names of the tensors of `weight_plan`, by their names there."""
+    """Returns GGUF's names of the tensors of `weight_plan`, by their names there. Those of all
+    experts of a layer share one: see `stacks`."""
     known = gguf.get_tensor_name_map(_BY_VALUE[architecture], config.num_layers)
     parts = [part for parts in weight_plan(config).values() for part in parts]
-    names = {part.name: known.get_name(part.name, try_suffixes=_SUFFIXES) for part in parts}
-    return {name: theirs or name for name, theirs in names.items()}
+    names = {}
+    for part in parts:
+        single = of_expert(part.name)
+        name = part.name if single is None else single.stack
+        names[part.name] = known.get_name(name, try_suffixes=_SUFFIXES) or part.name
+    return names
 
 
 def is_rope_interleaved(architecture: str, name: str) -> bool:

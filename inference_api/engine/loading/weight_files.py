@@ -3,7 +3,7 @@
 Loads no torch and reads no weights.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from math import prod
 from operator import index
 from pathlib import Path
@@ -24,6 +24,7 @@ from inference_api.engine.loading.layout import (
     shown,
     weight_plan,
 )
+from inference_api.engine.loading.stacks import singles
 from inference_api.errors import StartupError
 
 WEIGHTS = "model.safetensors"
@@ -78,11 +79,24 @@ def tensor_places(file: Path) -> dict[str, Place]:
     """The tensors of a safetensors file. Raises StartupError when it is cut short or damaged."""
     try:
         start, entries = read_entries(file)
-        return {name: _place(name, entry, start) for name, entry in entries.items()}
+        places = {name: _place(name, entry, start) for name, entry in entries.items()}
     except (OSError, UnusableJson, ValueError, LookupError, TypeError) as error:
         raise StartupError(
             [f"{file} is damaged or incomplete ({error}); get the file again."]
         ) from None
+    return dict(_unstacked(places))
+
+
+def _unstacked(places: Mapping[str, Place]) -> Iterator[tuple[str, Place]]:
+    """Those of experts singly, whether they are stacked or not."""
+    for name, (stored, begin, end) in places.items():
+        stacked = singles(name, stored.shape, end - begin)
+        if stacked is None:
+            yield name, places[name]
+            continue
+        for each in stacked:
+            single = StoredTensor(each.shape, stored.dtype)
+            yield each.name, Place(single, begin + each.begin, begin + each.end)
 
 
 def read_entries(file: Path) -> tuple[int, dict[str, Any]]:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from inference_api.engine.linear import TorchLinear
 from inference_api.engine.loading.config import MixtureConfig
-from inference_api.engine.mlp import Mixture
+from inference_api.engine.mlp import Mixture, Mlp
 from tests.inference_api.engine.conftest import TinyModel, make_runner
 from tests.inference_api.engine.steps import decode
 
@@ -21,10 +21,12 @@ def mixture(router: Tensor, experts_per_token: int, is_renormalised: bool) -> Mi
     """Expert e makes a one of every number, in element e."""
     config = MixtureConfig(len(router), experts_per_token, 32, is_renormalised, frozenset())
 
-    def expert(number: int) -> Callable[[Tensor], Tensor]:
+    def expert(number: int) -> Mlp:
         return lambda x: torch.eye(HIDDEN)[number].expand(len(x), -1)
 
-    return Mixture(config, TorchLinear(router, None), [*map(expert, range(len(router)))], 1)
+    return Mixture(
+        config, TorchLinear(router, None), [expert(number) for number in range(len(router))], 1
+    )
 
 
 def test_equal_experts_are_taken_from_the_first_on() -> None:

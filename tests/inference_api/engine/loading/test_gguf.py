@@ -18,7 +18,7 @@ from inference_api.engine.loading.gguf_blocks import GgufTensor
 from inference_api.engine.loading.gguf_config import llama3_rope
 from inference_api.engine.loading.gguf_files import read_gguf
 from inference_api.engine.loading.gguf_names import is_rope_interleaved
-from inference_api.engine.loading.layout import linear_weights, weight_plan
+from inference_api.engine.loading.layout import is_router, linear_weights, weight_plan
 from inference_api.engine.loading.weight_files import weight_files
 from inference_api.engine.loading.weights import Parameters, load_parameters
 from inference_api.engine.options import EngineOptions
@@ -43,6 +43,8 @@ FAMILIES = (
     "qwen2",
     "qwen3",
     "granite",
+    "mixtral",
+    "qwen3-moe",
     "falcon-7b",
     "falcon-40b",
     "falcon-11b",
@@ -108,6 +110,25 @@ def test_what_gguf_has_no_words_for_is_not_written(
     with pytest.raises(ValueError, match="no sliding windows, and silu"):
         make_gguf(tiny_model(name)[0], tmp_path / "model.gguf", "F32")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_experts_that_gguf_has_no_words_for_are_not_written(
+    tiny_model: Tiny, tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match="all layers of qwen3moe have experts"):
+        make_gguf(tiny_model("qwen3-moe-dense")[0], tmp_path / "model.gguf", "F32")
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_quantised_experts_are_not_rounded_again(
+    bits: Bits, tiny_model: Tiny, tmp_path: Path
+) -> None:
+    file = tmp_path / "model.gguf"
+    make_gguf(tiny_model("qwen3-moe")[0], file, {8: "Q8_0", 4: "Q4_0"}[bits])
+    packed = parameters(file, bits).packed
+    for name, parts in linear_weights(checkpoint.load_config(file)).items():
+        assert torch.equal(packed[name].unpack(), stored_numbers(file, [p.name for p in parts]))
+        assert packed[name].bits == (32 if is_router(name) else bits)
 
 
 @pytest.mark.parametrize("type_name", TYPES)
