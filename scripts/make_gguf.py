@@ -151,18 +151,18 @@ def _write_tensors(
 ) -> None:
     names = gguf_names(architecture, config)
     exact = GGMLQuantizationType.F32
-    kinds, stacks = {}, {}
+    kinds: dict[Part, GGMLQuantizationType] = {}
+    stacks: dict[str, list[Part]] = {}  # by GGUF's name
     for ours, parts in weight_plan(config).items():
         for part in parts:
             kinds[part] = kind if len(part.shape) == 2 and not is_router(ours) else exact
             stacks.setdefault(names[part.name], []).append(part)
-    for name, parts in stacks.items():
-        block, block_bytes = gguf.GGML_QUANT_SIZES[kinds[parts[0]]]
-        shape = (
-            parts[0].shape if of_expert(parts[0].name) is None else (len(parts), *parts[0].shape)
-        )
+    for name, stack in stacks.items():
+        first = stack[0]
+        block, block_bytes = gguf.GGML_QUANT_SIZES[kinds[first]]
+        shape = first.shape if of_expert(first.name) is None else (len(stack), *first.shape)
         num_bytes = int(np.prod(shape)) // block * block_bytes
-        writer.add_tensor_info(name, shape, np.dtype(np.float32), num_bytes, kinds[parts[0]])
+        writer.add_tensor_info(name, shape, np.dtype(np.float32), num_bytes, kinds[first])
     factors = _rope_factors(config)
     if factors is not None:
         writer.add_tensor_info("rope_freqs.weight", factors.shape, factors.dtype, factors.nbytes)
@@ -170,12 +170,12 @@ def _write_tensors(
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
     read = _reader(folder)
-    for parts in stacks.values():
+    for stack in stacks.values():
         written = []
-        for part in parts:
+        for part in stack:
             ordered = _ordered(read(part.name).float(), part, config, architecture)
             written.append(gguf.quants.quantize(ordered.numpy(), kinds[part]))
-        writer.write_tensor_data(np.stack(written) if len(written) > 1 else written[0])
+        writer.write_tensor_data(np.concatenate(written))
     if factors is not None:
         writer.write_tensor_data(factors)
 
@@ -183,7 +183,7 @@ def _write_tensors(
 def _reader(folder: Path) -> Callable[[str], torch.Tensor]:
     homes: dict[str, Any] = {}
     for file in weight_files(folder):
-        tensors = safe_open(file, framework="pt")
+        tensors: Any = safe_open(file, framework="pt")
         homes |= dict.fromkeys(tensors.keys(), tensors)
     return lambda name: homes[name].get_tensor(name)
 

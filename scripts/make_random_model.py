@@ -1,4 +1,4 @@
-"""Make a Llama of random weights, of a given size, to measure speed with: it says nothing.
+"""Make a Llama or a mixture of experts of random weights, to measure speed with: it says nothing.
 
     python scripts/make_random_model.py 110m var/models/random-110m
 
@@ -28,6 +28,13 @@ class Shape:
     heads: int
     kv_heads: int
     vocab_size: int = 32_000
+    head_dim: int | None = None  # None: the heads share `hidden`
+    num_experts: int = 0  # of `ffn` each, in every layer; then it is a Qwen3-MoE
+    experts_per_token: int = 0
+
+    @property
+    def head_width(self) -> int:
+        return self.head_dim or self.hidden // self.heads
 
 
 SHAPES = {
@@ -59,6 +66,14 @@ def make_random_model(shape: Shape, folder: Path, chat_template: str | None = No
 
 
 def _config(shape: Shape) -> dict[str, object]:
+    mixture: dict[str, object] = {
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "model_type": "qwen3_moe",
+        "num_experts": shape.num_experts,
+        "num_experts_per_tok": shape.experts_per_token,
+        "moe_intermediate_size": shape.ffn,
+        "norm_topk_prob": True,
+    }
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -68,6 +83,7 @@ def _config(shape: Shape) -> dict[str, object]:
         "num_hidden_layers": shape.layers,
         "num_attention_heads": shape.heads,
         "num_key_value_heads": shape.kv_heads,
+        "head_dim": shape.head_width,
         "max_position_embeddings": CONTEXT_TOKENS,
         "rms_norm_eps": 1e-5,
         "rope_theta": 10000.0,
@@ -76,6 +92,7 @@ def _config(shape: Shape) -> dict[str, object]:
         "bos_token_id": None,
         "eos_token_id": shape.vocab_size - 1,
         "torch_dtype": "bfloat16",
+        **(mixture if shape.num_experts else {}),
     }
 
 
@@ -97,7 +114,7 @@ def _weights(shape: Shape) -> dict[str, torch.Tensor]:
     def random(rows: int, columns: int) -> torch.Tensor:
         return (torch.randn(rows, columns, generator=generator) * INIT_STD).bfloat16()
 
-    kv_width = shape.hidden // shape.heads * shape.kv_heads
+    width, kv_width = shape.heads * shape.head_width, shape.kv_heads * shape.head_width
     norm = torch.ones(shape.hidden, dtype=torch.bfloat16)
     weights = {
         "model.embed_tokens.weight": random(shape.vocab_size, shape.hidden),
@@ -109,14 +126,26 @@ def _weights(shape: Shape) -> dict[str, torch.Tensor]:
         weights |= {
             f"{layer}.input_layernorm.weight": norm.clone(),
             f"{layer}.post_attention_layernorm.weight": norm.clone(),
-            f"{layer}.self_attn.q_proj.weight": random(shape.hidden, shape.hidden),
+            f"{layer}.self_attn.q_proj.weight": random(width, shape.hidden),
             f"{layer}.self_attn.k_proj.weight": random(kv_width, shape.hidden),
             f"{layer}.self_attn.v_proj.weight": random(kv_width, shape.hidden),
-            f"{layer}.self_attn.o_proj.weight": random(shape.hidden, shape.hidden),
-            f"{layer}.mlp.gate_proj.weight": random(shape.ffn, shape.hidden),
-            f"{layer}.mlp.up_proj.weight": random(shape.ffn, shape.hidden),
-            f"{layer}.mlp.down_proj.weight": random(shape.hidden, shape.ffn),
+            f"{layer}.self_attn.o_proj.weight": random(shape.hidden, width),
         }
+        mlps = [f"{layer}.mlp"]
+        if shape.num_experts:
+            mlps = [f"{layer}.mlp.experts.{expert}" for expert in range(shape.num_experts)]
+            head_norm = torch.ones(shape.head_width, dtype=torch.bfloat16)
+            weights |= {
+                f"{layer}.mlp.gate.weight": random(shape.num_experts, shape.hidden),
+                f"{layer}.self_attn.q_norm.weight": head_norm.clone(),
+                f"{layer}.self_attn.k_norm.weight": head_norm.clone(),
+            }
+        for mlp in mlps:
+            weights |= {
+                f"{mlp}.gate_proj.weight": random(shape.ffn, shape.hidden),
+                f"{mlp}.up_proj.weight": random(shape.ffn, shape.hidden),
+                f"{mlp}.down_proj.weight": random(shape.hidden, shape.ffn),
+            }
     return weights
 
 

@@ -102,7 +102,7 @@ def llama() -> Iterator[Checked]:
     except NotInstalled as error:
         raise TargetUnusable(f"llama.cpp's server does not install: {error}") from error
     file = TABLE_MODELS["hearth-tiny"].gguf()
-    with prebuilt_llama_server(file, LLAMA_PLACES, LLAMA_CONTEXT) as port:
+    with prebuilt_llama_server(file, LLAMA_PLACES, LLAMA_CONTEXT) as (port, _):
         target = Target("openai", f"http://127.0.0.1:{port}/v1")
         yield Checked(
             target, file.stem, LLAMA_PLACES, str(EMBEDDED_MODEL), chunk_tokens=LLAMA_CHUNK_TOKENS

@@ -41,14 +41,18 @@ def llama_server(
 
 
 @contextmanager
-def prebuilt_llama_server(file: Path, users: int, context: int) -> Iterator[int]:
-    """The same of a package that nobody has to compile: its port. One core is left to its HTTP
-    and to the client: a thread of its own that waits for one keeps all others waiting."""
+def prebuilt_llama_server(
+    file: Path, users: int, context: int, threads: int | None = None
+) -> Iterator[tuple[int, psutil.Process]]:
+    """The same of a package that nobody has to compile. Unless `threads` says otherwise one core is
+    left to its HTTP and to the client: a thread of its own that waits for one keeps all others
+    waiting."""
     port = free_port()
     command = [str(PREBUILT_LLAMA.python), "-m", PREBUILT_LLAMA.check, str(file)]
     command += ["--port", str(port), "--users", str(users), "--context", str(context)]
-    with _listening([*command, "--threads", str(max(physical_cores() - 1, 1))], port):
-        yield port
+    threads = max(physical_cores() - 1, 1) if threads is None else threads
+    with _listening([*command, "--threads", str(threads)], port) as process:
+        yield port, psutil.Process(process.pid)
 
 
 @contextmanager
