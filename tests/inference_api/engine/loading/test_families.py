@@ -32,7 +32,7 @@ def faults(raw: dict[str, Any]) -> tuple[str, ...]:
 def test_what_old_files_leave_out_has_its_usual_value() -> None:
     config = read_config(LLAMA)
     assert (config.num_kv_heads, config.head_dim, config.max_positions) == (4, 16, 2048)
-    assert config.rope.theta == 10_000.0
+    assert [rope and rope.theta for rope in config.ropes] == [10_000.0] * 3
     assert math.isclose(config.attention_scale, 0.25)
     assert not config.is_head_tied
 
@@ -46,14 +46,15 @@ def test_what_old_files_leave_out_has_its_usual_value() -> None:
     ],
 )
 def test_all_spellings_of_rope_are_read(spelling: dict[str, Any]) -> None:
-    rope = read_config({**LLAMA, **spelling}).rope
+    [rope, *_] = read_config({**LLAMA, **spelling}).ropes
+    assert rope is not None
     assert (rope.kind, rope.theta, rope.factor) == ("linear", 5e5, 2.0)
 
 
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rope_type='yarn'"),
+        ({"rope_scaling": {"rope_type": "dynamic", "factor": 4.0}}, "rope_type='dynamic'"),
         ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor=0.5"),
         ({"rope_scaling": "yarn"}, "rope_scaling='yarn'"),
         ({"hidden_act": "mish"}, "hidden_act='mish'"),
