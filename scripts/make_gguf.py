@@ -11,6 +11,7 @@ import argparse
 import json
 import math
 from collections.abc import Iterator
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -139,9 +140,10 @@ def _add_rope(writer: GGUFWriter, config: ModelConfig) -> None:
 
 
 def _main_rope(config: ModelConfig) -> RopeConfig:
-    """That of layers which see everything."""
-    ropes = (rope for rope, window in zip(config.ropes, config.windows, strict=True) if not window)
-    return next((rope for rope in ropes if rope is not None), RopeConfig())
+    """That of layers which see everything, where others have another."""
+    layers = zip(config.ropes, config.windows, strict=True)
+    ropes = [(window is not None, rope) for rope, window in layers if rope is not None]
+    return min(ropes, key=itemgetter(0), default=(False, RopeConfig()))[1]
 
 
 def _add_vocabulary(writer: GGUFWriter, folder: Path) -> None:
