@@ -27,7 +27,7 @@ from inference_api.engine.loading.config import ModelConfig, RopeConfig
 from inference_api.engine.loading.gguf_config import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS
 from inference_api.engine.loading.gguf_names import ARCHITECTURES, gguf_names, is_rope_interleaved
 from inference_api.engine.loading.gguf_tokenizer import PRE_TOKENIZERS
-from inference_api.engine.loading.layout import Part, rotary_order, weight_plan
+from inference_api.engine.loading.layout import Part, name_of_text_model, rotary_order, weight_plan
 from inference_api.engine.loading.weight_files import weight_files
 from inference_api.engine.loading.weights import converted
 from inference_api.engine.rope import frequencies
@@ -206,13 +206,14 @@ def _write_tensors(
 
 
 def _read_tensors(folder: Path, parts: list[Part]) -> Iterator[tuple[Part, torch.Tensor]]:
-    homes: dict[str, Path] = {}
+    homes: dict[str, tuple[Path, str]] = {}
     for file in weight_files(folder):
         with safe_open(file, framework="pt") as tensors:
-            homes |= dict.fromkeys(tensors.keys(), file)
+            homes |= {name_of_text_model(name): (file, name) for name in tensors.keys()}  # noqa: SIM118
     for part in parts:
-        with safe_open(homes[part.name], framework="pt") as tensors:
-            yield part, tensors.get_tensor(part.name)
+        file, name = homes[part.name]
+        with safe_open(file, framework="pt") as tensors:
+            yield part, tensors.get_tensor(name)
 
 
 def _as_gguf(
