@@ -19,6 +19,7 @@ from inference_api.engine.loading.layout import (
     Part,
     linear_weights,
     parameter_forms,
+    rotary_order,
     weight_plan,
 )
 from inference_api.engine.loading.weight_files import tensor_places
@@ -54,6 +55,17 @@ class Parameters:
         parts = (packed.part(i * outputs, (i + 1) * outputs) for i in range(count))
         return [PackedLinear(self.packing.kernels, part, None) for part in parts]
 
+    def qk_norm(self, config: ModelConfig, layer: int) -> Tensor | None:
+        """What a layer's queries and keys are multiplied by, [heads + kv_heads, head_dim]."""
+        if not config.has_qk_norm:
+            return None
+        counts = {"q_norm": config.num_heads, "k_norm": config.num_kv_heads}
+        norms = [
+            self.tensors[f"layers.{layer}.{name}"].view(-1, config.head_dim).expand(count, -1)
+            for name, count in counts.items()
+        ]
+        return torch.cat(norms)
+
 
 Weight = Tensor | GgufTensor  # one tensor of the checkpoint
 Write = Callable[[Weight], object]  # brings it to its place
@@ -81,7 +93,7 @@ def load_parameters(
     parameters = empty_parameters(config, device, dtype, packing, memory)
     targets: dict[str, list[Write]] = {}  # by name in the checkpoint; a tied embedding has two
     for part, write in (*_tensor_targets(parameters, config), *_packed_targets(parameters, config)):
-        targets.setdefault(part.name, []).append(_ordered(part, config, write))
+        targets.setdefault(part.name, []).append(_converted(part, config, write))
     for file in files:
         read = _read_gguf if is_gguf(file) else _read
         for name, weight in read(file, targets.keys()):
@@ -178,16 +190,16 @@ def _read_gguf(file: Path, wanted: Collection[str]) -> Iterator[tuple[str, Weigh
         except (OSError, ValueError) as error:
             raise StartupError([f"{file} is damaged ({error}); get the file again."]) from None
         is_interleaved = is_rope_interleaved(model.architecture, name)
-        yield name, weight.without_interleaving(model.config.head_dim) if is_interleaved else weight
+        yield name, weight.reordered(rotary_order(model.config)) if is_interleaved else weight
 
 
-def _ordered(part: Part, config: ModelConfig, write: Write) -> Write:
-    """`write`, after the rows have been brought into our order, which GGUF's are in already."""
+def _converted(part: Part, config: ModelConfig, write: Write) -> Write:
+    """`write`, after a tensor of safetensors has been made one of ours."""
 
-    def write_ordered(weight: Weight) -> object:
-        return write(ungrouped(weight, config) if isinstance(weight, Tensor) else weight)
+    def write_converted(weight: Weight) -> object:
+        return write(converted(weight, part, config) if isinstance(weight, Tensor) else weight)
 
-    return write_ordered if part.is_grouped_qkv else write
+    return write_converted if part != Part(part.name, part.shape) else write
 
 
 def _copy(weight: Weight, target: Tensor) -> None:
@@ -213,7 +225,17 @@ def _write(name: str, weight: Weight, writes: Sequence[Write]) -> None:
         raise StartupError([f"{name} cannot be loaded: {error}; get the {what} again."]) from error
 
 
-def ungrouped(qkv: Tensor, config: ModelConfig) -> Tensor:
+def converted(tensor: Tensor, part: Part, config: ModelConfig) -> Tensor:
+    """A tensor of safetensors as one of ours; see `Part`."""
+    if part.is_grouped_qkv:
+        tensor = _ungrouped(tensor, config)
+    if part.is_interleaved:
+        heads = tensor.view(-1, config.head_dim, *tensor.shape[1:])
+        tensor = heads[:, rotary_order(config)].flatten(0, 1)
+    return tensor.float() + part.offset if part.offset else tensor
+
+
+def _ungrouped(qkv: Tensor, config: ModelConfig) -> Tensor:
     """Rows of [group: queries, key, value] reordered to all queries, all keys, all values."""
     groups = qkv.view(config.num_kv_heads, config.num_groups + 2, config.head_dim, *qkv.shape[1:])
     queries, keys, values = groups.split_with_sizes([config.num_groups, 1, 1], dim=1)

@@ -58,6 +58,8 @@ def assert_same_bits(folder: Path, options: EngineOptions, rows: Sequence[RowSte
         "qwen3",
         "falcon-40b",
         "qwen3-moe-dense",
+        "gemma3",
+        "olmo2",
     ],
 )
 @pytest.mark.parametrize("quantization", ["none", "int8"])
