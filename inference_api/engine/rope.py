@@ -20,19 +20,16 @@ class Rope:
     def __init__(
         self, config: ModelConfig, max_seq_len: int, device: torch.device, dtype: torch.dtype
     ) -> None:
-        self._layers = config.ropes
-        self._tables = {
-            rope: _table(rope, config.rotary_dim, max_seq_len, device, dtype)
-            for rope in dict.fromkeys(config.ropes)
-            if rope is not None
-        }
+        ropes = [rope for rope in dict.fromkeys(config.ropes) if rope is not None]
+        self._tables = [
+            _table(rope, config.rotary_dim, max_seq_len, device, dtype) for rope in ropes
+        ]
+        self._table_of = [None if rope is None else ropes.index(rope) for rope in config.ropes]
 
     def at(self, positions: Tensor) -> list[Turns | None]:
         """Each layer's turns for `positions` [n]; layers that turn alike have the same tensors."""
-        turns = {
-            rope: (cos[positions], sin[positions]) for rope, (cos, sin) in self._tables.items()
-        }
-        return [None if rope is None else turns[rope] for rope in self._layers]
+        turns = [(cos[positions], sin[positions]) for cos, sin in self._tables]
+        return [None if table is None else turns[table] for table in self._table_of]
 
 
 def _table(
