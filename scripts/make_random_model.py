@@ -18,6 +18,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 CONTEXT_TOKENS = 2048
 SEED = 20240229
 INIT_STD = 0.02
+ABSENT_BYTES = ("\u00fe", "\u00ff")  # of UTF-8, as byte-level tokenizers write them
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,11 +98,13 @@ def _config(shape: Shape) -> dict[str, object]:
 
 
 def _tokenizer(vocab_size: int) -> Tokenizer:
-    """The 256 bytes, then words that no text contains, then the end token."""
+    """The 256 bytes, then words that no text contains, then the end token. The first word is of
+    two bytes that are in no text: GGUF has no tokenizer without merges."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    words = [f"<{number}>" for number in range(len(alphabet), vocab_size - 1)]
-    vocab = {token: number for number, token in enumerate([*alphabet, *words, "</s>"])}
-    tokenizer = Tokenizer(models.BPE(vocab, merges=[]))
+    words = [f"<{number}>" for number in range(len(alphabet) + 1, vocab_size - 1)]
+    tokens = [*alphabet, "".join(ABSENT_BYTES), *words, "</s>"]
+    vocab = {token: number for number, token in enumerate(tokens)}
+    tokenizer = Tokenizer(models.BPE(vocab, merges=[ABSENT_BYTES]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(["</s>"])

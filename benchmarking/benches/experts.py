@@ -50,6 +50,7 @@ LOADS = {
     for users, rounds in ROUNDS.items()
 }
 CONTEXT_TOKENS = 128
+START_TIMEOUT_S = 600.0
 MIB = 2**20
 
 
@@ -153,7 +154,7 @@ def _hearth(file: Path, quantization: str, log: Path) -> Iterator[Server]:
         "USER_ROWS": max(LOADS),
         "MAX_SEQ_LEN": CONTEXT_TOKENS,
     }
-    with served(log, **settings) as api:
+    with served(log, start_timeout_s=START_TIMEOUT_S, **settings) as api:
         main_process = psutil.Process(api.process.pid)
         yield Server("hearth", api.port, [main_process, *main_process.children(recursive=True)])
         api.stop()
