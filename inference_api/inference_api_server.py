@@ -14,6 +14,7 @@ from inference_api.generation.streaming import Generations
 from inference_api.live_state import LiveState
 from inference_api.observe.bundle_metrics import BundleCollector, ExpertFigures
 from inference_api.observe.metrics import ServerMetrics, ServerState
+from inference_api.observe.recent_requests import RecentRequests
 from inference_api.observe.step_times import StepTimes
 from inference_api.observe.telemetry import Tracing
 from inference_api.routes import (
@@ -114,7 +115,10 @@ def create_server(
             BundleCollector(State, lambda: _expert_figures(backend, input_queue))
         )
     metrics.registry.register(ReplicaGauges(lambda: optimizer.state, optimizer_settings.namespace))
-    generations = Generations(backend, input_queue, output_queues, watcher, metrics, tracing)
+    recent = RecentRequests()
+    generations = Generations(
+        backend, input_queue, output_queues, watcher, metrics, recent, tracing
+    )
 
     choice = ModelChoice(settings, _router(settings))
 
@@ -138,7 +142,7 @@ def create_server(
     app.register_blueprint(speed.create_blueprint(backend))
     live_state = LiveState(backend, input_queue, generations, metrics.registry, settings)
     page = dashboard.Page.read("stateful" if optimizer_settings.stateful else "stateless")
-    app.register_blueprint(dashboard.create_blueprint(backend, live_state.dump, page))
+    app.register_blueprint(dashboard.create_blueprint(backend, live_state.dump, recent, page))
     app.register_blueprint(create_optimizer_blueprint(optimizer, optimizer_settings))
     app.register_blueprint(create_weights_blueprint(weights, weights_settings.max_body_bytes))
     register_openapi(app, lambda rule: needs_token(rule, settings))

@@ -23,6 +23,7 @@ LATENCIES = {
     "ttft": "inference_time_to_first_token_seconds",
     "itl": "inference_inter_token_latency_seconds",
 }
+RESIDENT_BYTES = "process_resident_memory_bytes"
 BATCH_SIZES = "inference_batch_size_sum"
 REQUESTS = "inference_requests_total"
 ERRORS = "inference_errors_total"
@@ -83,6 +84,7 @@ class LiveState:
             "has_router": self._settings.has_router,
             "context_tokens": backend.served[default.name].max_seq_len if is_loaded else None,
             "quantization": default.quantization,
+            "resident_bytes": sum(int(each.value) for each in self._samples([RESIDENT_BYTES])),
         }
 
     def _rows(self, now_s: float) -> list[Json | None]:

@@ -1,4 +1,4 @@
-"""The page at `/` for browsers, its files, and the one address it polls.
+"""The page at `/` for browsers, its files, and the addresses it reads.
 
 The files lie in `inference_api/dashboard` and are served as they are. Their path holds a hash of
 all of them, so that browsers may keep them for ever and never mix two versions.
@@ -15,9 +15,12 @@ from flask import Blueprint, Response, jsonify, request
 from werkzeug.exceptions import NotFound
 
 from common.operations import operation
+from inference_api.engine.runner import RunnerFacts
+from inference_api.observe.recent_requests import RecentRequest, RecentRequests
 from inference_api.routes.auth import ASSETS_PATH
 from inference_api.routes.health import liveness
 from inference_api.scheduling.decode_backend import DecodeBackend
+from inference_api.scheduling.served_model import ServedModel
 
 FOLDER = Path(__file__).resolve().parent.parent / "dashboard"
 INDEX = "index.html"
@@ -49,8 +52,28 @@ class Page:
         return cls(version, index.replace("{optimizer}", optimizer_mode), files)
 
 
+@dataclass(frozen=True, slots=True)
+class ModelCard:
+    """A served model. `speculation`: who may guess tokens; `facts`: null of a mock."""
+
+    name: str
+    user_rows: int
+    context_tokens: int
+    speculation: tuple[str, ...]
+    facts: RunnerFacts | None
+
+    @classmethod
+    def of(cls, served: ServedModel) -> "ModelCard":
+        return cls(
+            served.name, served.max_rows, served.max_seq_len, served.draft_sources, served.facts
+        )
+
+
 def create_blueprint(
-    backend: DecodeBackend, live_state: Callable[[], dict[str, Any]], page: Page
+    backend: DecodeBackend,
+    live_state: Callable[[], dict[str, Any]],
+    recent: RecentRequests,
+    page: Page,
 ) -> Blueprint:
     blueprint = Blueprint("dashboard", __name__)
 
@@ -80,11 +103,32 @@ def create_blueprint(
         "What the dashboard polls: rows, queue, totals and latencies.", {200: dict[str, Any]}
     )
     def state() -> Response:
-        response = jsonify(live_state())
-        response.headers["Cache-Control"] = "no-store"
-        return response
+        return _fresh(live_state())
+
+    @blueprint.get("/dashboard/models")
+    @operation(
+        "What serves each model: its family and size, device, kernels, numbers and memory; none "
+        "before they are loaded.",
+        {200: list[ModelCard]},
+    )
+    def models() -> Response:
+        return _fresh([ModelCard.of(each) for each in backend.served.values()])
+
+    @blueprint.get("/dashboard/requests")
+    @operation(
+        "The last requests, those that ended last first, with their timings.",
+        {200: list[RecentRequest]},
+    )
+    def requests() -> Response:
+        return _fresh(recent.newest_first())
 
     return blueprint
+
+
+def _fresh(answer: Any) -> Response:
+    response = jsonify(answer)
+    response.headers["Cache-Control"] = "no-store"
+    return response
 
 
 def _wants_html() -> bool:

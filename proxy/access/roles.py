@@ -70,6 +70,8 @@ LINES: Mapping[Role, str] = {
         GET /
         GET /dashboard/assets/{version}/{name}
         GET /dashboard/state
+        GET /dashboard/models
+        GET /dashboard/requests
         GET /bundle
         GET /metrics
         GET /speed
