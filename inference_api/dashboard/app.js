@@ -36,7 +36,7 @@ async function refresh() {
   const state = await getJson("/dashboard/state");
   const { models, has_router } = state.server;
   offerModels(has_router && models.length ? [...models, "auto"] : models);
-  showServer(state);
+  await showServer(state);
 }
 
 function onFailure(error) {
