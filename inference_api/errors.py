@@ -11,6 +11,7 @@
     ├── OriginNotAllowed     403   a web page that is not ours had a browser send this
     ├── UnknownModel         404   no model is served under this name
     ├── NoBundle             404   the server has one model, or several that stay, or a mock
+    ├── NoCluster            404   nobody said where a cluster's controller is
     ├── RequestTimeout       408   the client takes too long to send its request
     ├── UnloadRefused        409   an expert of the bundle has to stay in memory
     │   ├── ExpertPinned           it is pinned
@@ -147,6 +148,14 @@ class NoBundle(HearthError):
             if is_mock
             else "This server has no bundle of experts; start it with BUNDLE."
         )
+
+
+class NoCluster(HearthError):
+    status = 404
+    code = "no_cluster"
+
+    def __init__(self) -> None:
+        super().__init__("This server knows of no cluster; start it with CLUSTER_URL.")
 
 
 class RequestTimeout(HearthError):

@@ -13,6 +13,7 @@ from common.disconnects import DisconnectWatcher
 from inference_api.generation.streaming import Generations
 from inference_api.live_state import LiveState
 from inference_api.observe.bundle_metrics import BundleCollector, ExpertFigures
+from inference_api.observe.cluster_state import ClusterState
 from inference_api.observe.metrics import ServerMetrics, ServerState
 from inference_api.observe.recent_requests import RecentRequests
 from inference_api.observe.step_times import StepTimes
@@ -141,8 +142,12 @@ def create_server(
     app.register_blueprint(metrics_routes.create_blueprint(metrics.registry))
     app.register_blueprint(speed.create_blueprint(backend))
     live_state = LiveState(backend, input_queue, generations, metrics.registry, settings)
-    page = dashboard.Page.read("stateful" if optimizer_settings.stateful else "stateless")
-    app.register_blueprint(dashboard.create_blueprint(backend, live_state.dump, recent, page))
+    cluster = ClusterState(settings.cluster_url) if settings.cluster_url else None
+    optimizer_mode = "stateful" if optimizer_settings.stateful else "stateless"
+    page = dashboard.Page.read(optimizer_mode, has_cluster=cluster is not None)
+    app.register_blueprint(
+        dashboard.create_blueprint(backend, live_state.dump, recent, cluster, page)
+    )
     app.register_blueprint(create_optimizer_blueprint(optimizer, optimizer_settings))
     app.register_blueprint(create_weights_blueprint(weights, weights_settings.max_body_bytes))
     register_openapi(app, lambda rule: needs_token(rule, settings))

@@ -14,8 +14,11 @@ from typing import Any
 from flask import Blueprint, Response, jsonify, request
 from werkzeug.exceptions import NotFound
 
+from common.errors import Error
 from common.operations import operation
 from inference_api.engine.runner import RunnerFacts
+from inference_api.errors import NoCluster
+from inference_api.observe.cluster_state import ClusterAnswer, ClusterState
 from inference_api.observe.recent_requests import RecentRequest, RecentRequests
 from inference_api.routes.auth import ASSETS_PATH
 from inference_api.routes.health import liveness
@@ -37,19 +40,20 @@ SECURITY_HEADERS = {
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """The files, read once. `{assets}` and `{optimizer}` in the page are filled in."""
+    """The files, read once. `{assets}`, `{optimizer}` and `{cluster}` in the page are filled in."""
 
     version: str
     index: str
     files: Mapping[str, bytes]
 
     @classmethod
-    def read(cls, optimizer_mode: str) -> "Page":
+    def read(cls, optimizer_mode: str, has_cluster: bool) -> "Page":
         files = {path.name: path.read_bytes() for path in sorted(FOLDER.iterdir())}
         version = sha256(b"".join(name.encode() + files[name] for name in files)).hexdigest()[:12]
         index = files.pop(INDEX).decode()
         index = index.replace("{assets}", f"{ASSETS_PATH}{version}")
-        return cls(version, index.replace("{optimizer}", optimizer_mode), files)
+        index = index.replace("{optimizer}", optimizer_mode)
+        return cls(version, index.replace("{cluster}", "yes" if has_cluster else "no"), files)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +77,7 @@ def create_blueprint(
     backend: DecodeBackend,
     live_state: Callable[[], dict[str, Any]],
     recent: RecentRequests,
+    cluster: ClusterState | None,
     page: Page,
 ) -> Blueprint:
     blueprint = Blueprint("dashboard", __name__)
@@ -121,6 +126,16 @@ def create_blueprint(
     )
     def requests() -> Response:
         return _fresh(recent.newest_first())
+
+    @blueprint.get("/dashboard/cluster")
+    @operation(
+        "What the cluster's controller at CLUSTER_URL says.",
+        {200: ClusterAnswer, 404: Error, 503: Error},
+    )
+    def cluster_state() -> Response:
+        if cluster is None:
+            raise NoCluster
+        return _fresh(cluster.read())
 
     return blueprint
 

@@ -72,6 +72,7 @@ LINES: Mapping[Role, str] = {
         GET /dashboard/state
         GET /dashboard/models
         GET /dashboard/requests
+        GET /dashboard/cluster
         GET /bundle
         GET /metrics
         GET /speed
