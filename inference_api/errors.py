@@ -17,6 +17,7 @@
     │   ├── ExpertPinned           it is pinned
     │   ├── ExpertLoading          it comes just now
     │   └── ExpertBusy             it is used
+    ├── DemoRunning          409   a demo search is at work already
     ├── RequestTooLarge      413   the body exceeds MAX_CONTENT_LENGTH
     ├── NotJson              415   a body that any page could have sent
     ├── Unavailable          503   not now: try again after `retry_after_s`
@@ -196,6 +197,14 @@ class ExpertBusy(UnloadRefused):
             f"{name}: {num_running} running, {num_waiting} waiting; drain it, or force it to end "
             "those that run."
         )
+
+
+class DemoRunning(HearthError):
+    status = 409
+    code = "demo_running"
+
+    def __init__(self) -> None:
+        super().__init__("A demo search is running already; stop it, or wait for its end.")
 
 
 class RequestTooLarge(HearthError):

@@ -12,6 +12,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 from prometheus_client.samples import Sample
 
+from inference_api.engine.hardware import resident_memory_bytes
 from inference_api.generation.streaming import Generations
 from inference_api.openai.model_cards import bundle_state
 from inference_api.scheduling.decode_backend import DecodeBackend, Phase
@@ -23,7 +24,6 @@ LATENCIES = {
     "ttft": "inference_time_to_first_token_seconds",
     "itl": "inference_inter_token_latency_seconds",
 }
-RESIDENT_BYTES = "process_resident_memory_bytes"
 BATCH_SIZES = "inference_batch_size_sum"
 REQUESTS = "inference_requests_total"
 ERRORS = "inference_errors_total"
@@ -84,7 +84,7 @@ class LiveState:
             "has_router": self._settings.has_router,
             "context_tokens": backend.served[default.name].max_seq_len if is_loaded else None,
             "quantization": default.quantization,
-            "resident_bytes": sum(int(each.value) for each in self._samples([RESIDENT_BYTES])),
+            "resident_bytes": resident_memory_bytes(),
         }
 
     def _rows(self, now_s: float) -> list[Json | None]:

@@ -15,7 +15,7 @@ let known = ""; // of which models the cards are
 export async function showModels({ server, bundle }) {
   panel.hidden = !server.models.length || bundle !== null;
   if (panel.hidden) return;
-  setText(resident, bytes(server.resident_bytes));
+  setText(resident, server.resident_bytes === null ? "–" : bytes(server.resident_bytes));
   const models = server.models.join("\n");
   if (models === known) return;
   const served = await getJson("/dashboard/models");

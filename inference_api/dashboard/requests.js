@@ -3,6 +3,7 @@
 import { getJson } from "./api.js";
 import { byId, h, setText } from "./dom.js";
 import { clock, count, duration } from "./format.js";
+import { foldingTable, small } from "./table.js";
 
 const NOTHING = "–";
 const COLUMNS = ["Ended", "Request", "Asked", "Tokens", "Queue", "TTFT", "ITL", "In all", "End"];
@@ -41,7 +42,10 @@ order.addEventListener("change", render);
 
 function render() {
   setText(summary, requests.length ? `${count(requests.length, "request")}` : "none yet");
-  log.replaceChildren(requests.length ? table(ordered(requests, order.value)) : "");
+  const lines = ordered(requests, order.value).map(line);
+  log.replaceChildren(
+    lines.length ? foldingTable("Requests that ended", COLUMNS, lines, "requests") : "",
+  );
 }
 
 /** Largest first, and at the end those that have no such figure. */
@@ -52,38 +56,22 @@ export function ordered(requests, name) {
     : requests;
 }
 
-function table(shown) {
-  const head = COLUMNS.map((name) => h("th", { role: "columnheader", scope: "col" }, name));
-  return h(
-    "table",
-    { class: "requests", role: "table" },
-    h("caption", { class: "unseen" }, "Requests that ended"),
-    h("thead", { role: "rowgroup" }, h("tr", { role: "row" }, head)),
-    h("tbody", { role: "rowgroup" }, shown.map(line)),
-  );
-}
-
 function line(request) {
-  const cells = [
-    [clock(request.ended_at)],
+  return [
+    clock(request.ended_at),
     [request.team_id ?? "no team", small(request.request_id, "mono")],
     [request.model, small(request.route)],
     tokens(request),
-    [ms(request.queue_ms)],
-    [ms(request.ttft_ms)],
-    [ms(request.itl_ms)],
-    [ms(request.total_ms)],
+    ms(request.queue_ms),
+    ms(request.ttft_ms),
+    ms(request.itl_ms),
+    ms(request.total_ms),
     end(request),
   ];
-  return h(
-    "tr",
-    { role: "row", "data-request": request.request_id },
-    cells.map((content, index) => h("td", { role: "cell", "data-label": COLUMNS[index] }, content)),
-  );
 }
 
 function tokens({ prompt_tokens, cached_tokens, completion_tokens }) {
-  if (prompt_tokens === null) return [NOTHING];
+  if (prompt_tokens === null) return NOTHING;
   const cached = cached_tokens ? [small(`${cached_tokens} from the cache`)] : [];
   return [`${prompt_tokens} → ${completion_tokens}`, ...cached];
 }
@@ -91,10 +79,6 @@ function tokens({ prompt_tokens, cached_tokens, completion_tokens }) {
 function end({ status, error, finish_reason }) {
   if (!error) return [finish_reason, small(String(status))];
   return [h("span", { class: "fault-text" }, error), small(String(status))];
-}
-
-function small(text, kind = "") {
-  return h("span", { class: `quiet small ${kind}` }, text);
 }
 
 function ms(value) {

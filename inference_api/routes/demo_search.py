@@ -1,0 +1,34 @@
+"""A demo of the weights search on this machine: how far it is, start and stop."""
+
+from flask import Blueprint, Response, jsonify
+
+from common.errors import Error
+from common.operations import operation
+from inference_api.demo_search import DemoSearch, DemoState
+
+PATH = "/weights/demo"
+
+
+def create_blueprint(demo: DemoSearch) -> Blueprint:
+    blueprint = Blueprint("demo_search", __name__)
+
+    @blueprint.get(PATH)
+    @operation("The demo search that runs or ran last.", {200: DemoState})
+    def state() -> Response:
+        return jsonify(demo.state)
+
+    @blueprint.post(PATH)
+    @operation(
+        "Search for a split over three ranks on this machine; a session shows what is found.",
+        {202: DemoState, 409: Error},
+    )
+    def start() -> tuple[Response, int]:
+        return jsonify(demo.start()), 202
+
+    @blueprint.delete(PATH)
+    @operation("Have the demo search end.", {202: DemoState})
+    def stop() -> tuple[Response, int]:
+        """Idempotent."""
+        return jsonify(demo.stop()), 202
+
+    return blueprint
