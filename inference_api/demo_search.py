@@ -19,7 +19,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from threading import Lock, Thread
 
-from inference_api.errors import DemoRunning
+from inference_api.engine.hardware import available_memory_bytes
+from inference_api.errors import DemoRunning, Unavailable
 from inference_api.shipped_files import SHIPPED
 
 logger = logging.getLogger(__name__)
@@ -30,6 +31,8 @@ COMMAND = (
     *("--trials", str(MAX_TRIALS), "--seconds", "0.3"),
 )
 NICENESS = 10  # requests come first
+NEEDED_BYTES = 2 * 2**30  # its processes take a little more than half of that together
+RETRY_AFTER_S = 60
 KEPT_LINES, MAX_LINE = 40, 200  # of what it printed last; characters
 END_TIMEOUT_S = 35.0  # from SIGTERM; its ranks have 30
 CLOSE_TIMEOUT_S = 5.0
@@ -62,9 +65,15 @@ class DemoState:
 class DemoSearch:
     """Any thread. Its own, `demo-search`, follows the process; there is one at a time."""
 
-    def __init__(self, tell: Tell, command: Sequence[str] = COMMAND) -> None:
+    def __init__(
+        self,
+        tell: Tell,
+        command: Sequence[str] = COMMAND,
+        free_bytes: Callable[[], int | None] = available_memory_bytes,
+    ) -> None:
         self._tell = tell
         self._command = command
+        self._free_bytes = free_bytes
         self._lock = Lock()  # guards all below
         self._status = Status.IDLE
         self._session_id = ""
@@ -81,10 +90,11 @@ class DemoSearch:
             )
 
     def start(self) -> DemoState:
-        """Raises DemoRunning, and OSError where no process can be started."""
+        """Raises DemoRunning, and Unavailable where memory is short."""
         with self._lock:
             if self._process is not None:
                 raise DemoRunning
+            _check_memory(self._free_bytes())
             self._process = subprocess.Popen(
                 self._command,
                 cwd=SHIPPED,
@@ -154,6 +164,16 @@ class DemoSearch:
             self._trials += trial is not None
             if line:
                 self._lines.append(line)
+
+
+def _check_memory(free_bytes: int | None) -> None:
+    """Raises Unavailable: the models that are served must not be killed for a demo."""
+    if free_bytes is not None and free_bytes < NEEDED_BYTES:
+        raise Unavailable(
+            f"A demo search needs {NEEDED_BYTES >> 20} MiB of free memory and {free_bytes >> 20} "
+            "MiB are free; try it on another machine, or with fewer USER_ROWS.",
+            RETRY_AFTER_S,
+        )
 
 
 def _end(process: subprocess.Popen[str]) -> int:

@@ -20,7 +20,7 @@ def create_blueprint(demo: DemoSearch) -> Blueprint:
     @blueprint.post(PATH)
     @operation(
         "Search for a split over three ranks on this machine; a session shows what is found.",
-        {202: DemoState, 409: Error},
+        {202: DemoState, 409: Error, 503: Error},
     )
     def start() -> tuple[Response, int]:
         return jsonify(demo.start()), 202

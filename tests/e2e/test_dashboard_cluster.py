@@ -4,6 +4,7 @@ The optimizer it asks is that server's own.
 """
 
 from collections.abc import Iterator
+from pathlib import Path
 from threading import Thread
 from typing import Any
 
@@ -28,9 +29,12 @@ RATE = 3000.0
 class Fleet:
     """A controller that is invoked, at times that it is told, and its replicas."""
 
-    def __init__(self, controller: Controller, actuator: MemoryActuator, reader: CountingReader):
-        self.controller, self.actuator, self.reader = controller, actuator, reader
-        self.at_s = 0.0
+    def __init__(self, optimizer_url: str, journal: Path) -> None:
+        self.document = system(system_json(rate=RATE))
+        self.actuator, self.reader, self.at_s = MemoryActuator(), CountingReader(), 0.0
+        keys = config(self.document, period_s=0, rollout_s=0.1, journal=journal)
+        parts = Parts(keys, self.document, OptimizerService(optimizer_url), self.reader)
+        self.controller = Controller(parts, lambda: self.actuator, lambda: self.at_s)
 
     def cycle(self, ttft_ms: float = 100.0, itl_ms: float = 10.0) -> None:
         """A minute with its requests, and what is decided after it."""
@@ -56,24 +60,15 @@ def api(controller_port: int, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 
 @pytest.fixture
-def fleet(
-    api: ServedApi, controller_port: int, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Fleet]:
-    document = system(system_json(rate=RATE))
-    journal = tmp_path_factory.mktemp("journal") / "cluster.jsonl"
-    settings = config(document, period_s=0, rollout_s=0.1, journal=journal)
-    actuator, reader = MemoryActuator(), CountingReader()
-    parts = Parts(settings, document, OptimizerService(api.url), reader)
-    controller = Controller(parts, lambda: actuator, lambda: fleet.at_s)
-    fleet = Fleet(controller, actuator, reader)
-    server = make_server(
-        "127.0.0.1", controller_port, create_app(controller, document), threaded=True
-    )
+def fleet(api: ServedApi, controller_port: int, tmp_path: Path) -> Iterator[Fleet]:
+    fleet = Fleet(api.url, tmp_path / "cluster.jsonl")
+    app = create_app(fleet.controller, fleet.document)
+    server = make_server("127.0.0.1", controller_port, app, threaded=True)
     thread = Thread(target=server.serve_forever, name="controller-http")
     thread.start()
-    controller.start()
+    fleet.controller.start()
     yield fleet
-    controller.stop()
+    fleet.controller.stop()
     server.shutdown()
     thread.join(timeout=30)
     server.server_close()

@@ -1,6 +1,7 @@
 """Following a search's process: trials that are told, its end however it comes, and one at a time.
 
-The processes here only print; tests/e2e/test_dashboard_demo.py has the real ranks.
+The processes here only print, in the form that tests/scripts/test_tune_partition.py holds real ones
+to.
 """
 
 import sys
@@ -13,7 +14,7 @@ from flask import Flask
 
 from benchmarking.serving import eventually
 from inference_api.demo_search import KEPT_LINES, MAX_LINE, DemoSearch, Layers, Status
-from inference_api.errors import DemoRunning
+from inference_api.errors import DemoRunning, Unavailable
 from inference_api.inference_api_server import create_server
 from inference_api.routes.demo_search import create_blueprint
 from inference_api.settings import Settings
@@ -75,6 +76,13 @@ def test_there_is_one_at_a_time_and_it_can_be_stopped(search: Start) -> None:
     eventually(has_status(demo, Status.STOPPED))
     assert demo.stop().status == Status.STOPPED
     assert demo.start().status == Status.RUNNING
+
+
+def test_none_is_started_where_memory_is_short() -> None:
+    demo = DemoSearch(lambda *trial: None, (sys.executable, "-c", WAITS), lambda: 5 * 2**20)
+    with pytest.raises(Unavailable, match="needs 2048 MiB of free memory and 5 MiB are free"):
+        demo.start()
+    assert demo.state.status == Status.IDLE
 
 
 def test_a_failure_says_why(search: Start) -> None:

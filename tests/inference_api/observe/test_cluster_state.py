@@ -6,6 +6,7 @@ from threading import Event, Thread
 
 import pytest
 
+from common.fetch import FetchBounds
 from inference_api.errors import Unavailable
 from inference_api.observe import cluster_state
 from inference_api.observe.cluster_state import ClusterState
@@ -42,7 +43,7 @@ def test_its_state_is_told_and_shared_for_a_moment() -> None:
 def test_anything_else_is_unavailable(
     answer: Callable[[socket.socket, Event], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bounds = cluster_state.FetchBounds(connect_s=1.0, read_s=0.3, max_bytes=2**20)
+    bounds = FetchBounds(connect_s=1.0, read_s=0.3, max_bytes=2**20)
     monkeypatch.setattr(cluster_state, "BOUNDS", bounds)
     with listening(answer) as url, pytest.raises(Unavailable, match="cannot be read"):
         ClusterState(url).read()
