@@ -25,11 +25,7 @@ from inference_api.shipped_files import SHIPPED
 
 logger = logging.getLogger(__name__)
 
-MAX_TRIALS = 8
-COMMAND = (
-    *(sys.executable, "-m", "scripts.tune_partition"),
-    *("--trials", str(MAX_TRIALS), "--seconds", "0.3"),
-)
+COMMAND = (sys.executable, "-m", "scripts.tune_partition", "--seconds", "0.3")
 NICENESS = 10  # requests come first
 NEEDED_BYTES = 2 * 2**30  # its processes take a little more than half of that together
 RETRY_AFTER_S = 60
@@ -42,7 +38,7 @@ Layers = tuple[int, ...]  # of each rank
 Tell = Callable[[str, Layers, float], None]  # session id, split and its tokens/s
 
 
-class Status(StrEnum):
+class DemoStatus(StrEnum):
     IDLE = "idle"
     RUNNING = "running"
     STOPPING = "stopping"
@@ -55,7 +51,7 @@ class Status(StrEnum):
 class DemoState:
     """The search that runs or ran last. `lines`: the last that it printed."""
 
-    status: Status
+    status: DemoStatus
     session_id: str
     trials: int
     max_trials: int
@@ -75,9 +71,9 @@ class DemoSearch:
         self._command = command
         self._free_bytes = free_bytes
         self._lock = Lock()  # guards all below
-        self._status = Status.IDLE
+        self._status = DemoStatus.IDLE
         self._session_id = ""
-        self._trials = 0
+        self._trials = self._max_trials = 0
         self._lines: deque[str] = deque(maxlen=KEPT_LINES)
         self._process: subprocess.Popen[str] | None = None
         self._thread: Thread | None = None
@@ -86,17 +82,17 @@ class DemoSearch:
     def state(self) -> DemoState:
         with self._lock:
             return DemoState(
-                self._status, self._session_id, self._trials, MAX_TRIALS, tuple(self._lines)
+                self._status, self._session_id, self._trials, self._max_trials, tuple(self._lines)
             )
 
-    def start(self) -> DemoState:
+    def start(self, max_trials: int) -> DemoState:
         """Raises DemoRunning, and Unavailable where memory is short."""
         with self._lock:
             if self._process is not None:
                 raise DemoRunning
             _check_memory(self._free_bytes())
             self._process = subprocess.Popen(
-                self._command,
+                [*self._command, "--trials", str(max_trials)],
                 cwd=SHIPPED,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
@@ -107,7 +103,8 @@ class DemoSearch:
             )
             with suppress(OSError):  # it may have ended already
                 os.setpriority(os.PRIO_PROCESS, self._process.pid, NICENESS)
-            self._status, self._trials = Status.RUNNING, 0
+            self._status = DemoStatus.RUNNING
+            self._trials, self._max_trials = 0, max_trials
             self._session_id = time.strftime("demo %Y-%m-%d %H:%M:%S")
             self._lines.clear()
             self._thread = Thread(
@@ -122,8 +119,8 @@ class DemoSearch:
     def stop(self) -> DemoState:
         """Have it end, which takes a moment. Idempotent."""
         with self._lock:
-            if self._process is not None and self._status is Status.RUNNING:
-                self._status = Status.STOPPING
+            if self._process is not None and self._status is DemoStatus.RUNNING:
+                self._status = DemoStatus.STOPPING
                 self._process.terminate()
         return self.state
 
@@ -148,11 +145,11 @@ class DemoSearch:
         with self._lock:
             if failure:
                 self._lines.append(failure)
-            was_stopped = self._status is Status.STOPPING and not failure
+            was_stopped = self._status is DemoStatus.STOPPING and not failure
             is_sound = status == 0 and not failure
-            self._status = Status.ENDED if is_sound else Status.FAILED
+            self._status = DemoStatus.ENDED if is_sound else DemoStatus.FAILED
             if was_stopped:
-                self._status = Status.STOPPED
+                self._status = DemoStatus.STOPPED
             self._process = None
 
     def _take(self, line: str, session_id: str) -> None:

@@ -6,6 +6,7 @@ import { poll } from "./poll.js";
 
 const PATH = "/weights/demo";
 const PERIOD_MS = 2000;
+const MAX_TRIALS = 8;
 const WORDS = {
   running: "The ranks are starting.",
   stopping: "It ends.",
@@ -32,7 +33,7 @@ poll(showDemoSearch, PERIOD_MS, () => {});
 
 start.addEventListener("click", () =>
   tell(async () => {
-    const state = await (await postJson(PATH, {})).json();
+    const state = await (await postJson(PATH, { max_trials: MAX_TRIALS })).json();
     location.hash = `#weights/${encodeURIComponent(state.session_id)}`;
     show(state);
     stop.focus();

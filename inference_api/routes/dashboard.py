@@ -57,7 +57,7 @@ class Page:
 
 
 @dataclass(frozen=True, slots=True)
-class ModelCard:
+class DashboardModel:
     """A served model. `speculation`: who may guess tokens; `facts`: null of a mock."""
 
     name: str
@@ -67,7 +67,7 @@ class ModelCard:
     facts: RunnerFacts | None
 
     @classmethod
-    def of(cls, served: ServedModel) -> "ModelCard":
+    def of(cls, served: ServedModel) -> "DashboardModel":
         return cls(
             served.name, served.max_rows, served.max_seq_len, served.draft_sources, served.facts
         )
@@ -114,10 +114,10 @@ def create_blueprint(
     @operation(
         "What serves each model: its family and size, device, kernels, numbers and memory; none "
         "before they are loaded.",
-        {200: list[ModelCard]},
+        {200: list[DashboardModel]},
     )
     def models() -> Response:
-        return _fresh([ModelCard.of(each) for each in backend.served.values()])
+        return _fresh([DashboardModel.of(each) for each in backend.served.values()])
 
     @blueprint.get("/dashboard/requests")
     @operation(

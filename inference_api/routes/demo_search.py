@@ -1,12 +1,20 @@
 """A demo of the weights search on this machine: how far it is, start and stop."""
 
 from flask import Blueprint, Response, jsonify
+from pydantic import Field
 
 from common.errors import Error
 from common.operations import operation
+from inference_api.bodies.fields import Body, parse
 from inference_api.demo_search import DemoSearch, DemoState
+from inference_api.routes.caller import json_body
 
 PATH = "/weights/demo"
+MAX_TRIALS = 20
+
+
+class DemoBody(Body):
+    max_trials: int = Field(ge=1, le=MAX_TRIALS, description="It may end with fewer.")
 
 
 def create_blueprint(demo: DemoSearch) -> Blueprint:
@@ -20,10 +28,12 @@ def create_blueprint(demo: DemoSearch) -> Blueprint:
     @blueprint.post(PATH)
     @operation(
         "Search for a split over three ranks on this machine; a session shows what is found.",
-        {202: DemoState, 409: Error, 503: Error},
+        {202: DemoState, 400: Error, 409: Error, 503: Error},
+        DemoBody,
     )
     def start() -> tuple[Response, int]:
-        return jsonify(demo.start()), 202
+        body = parse(DemoBody, json_body())
+        return jsonify(demo.start(body.max_trials)), 202
 
     @blueprint.delete(PATH)
     @operation("Have the demo search end.", {202: DemoState})
