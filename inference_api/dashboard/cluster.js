@@ -120,7 +120,7 @@ function planned(groups) {
 }
 
 function arrivals(seen) {
-  return `${number(seen?.arrived_per_minute)} /min`;
+  return seen?.arrived_per_minute == null ? "–" : `${number(seen.arrived_per_minute)} /min`;
 }
 
 function latency(seen, name, target) {
