@@ -1,6 +1,6 @@
 """`ModelConfig`: a decoder's shape, which `families` reads from a config.json. Loads no torch."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple, Self
 
 DEFAULT_MAX_SEQ_LEN = 2048
@@ -92,7 +92,7 @@ class ModelConfig:
     logits_softcap: float | None = None  # c: logits become c tanh(logits / c)
     first_layer: int = 0  # of these, in the checkpoint
     has_ends: bool = True  # embedding, final norm and output head
-    family: str = ""  # its name, for people: nothing is decided by it
+    family: str = field(default="", compare=False)  # its name, for people: nothing is decided by it
 
     def part(self, layers: LayerRange) -> Self:
         """What a process has that runs these layers; the first one's has both ends too."""
