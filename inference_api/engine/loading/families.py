@@ -51,7 +51,7 @@ def read_config(raw: Mapping[str, Any]) -> ModelConfig:
             "config.json has a quantization_config and quantised checkpoints are not supported; "
             "choose the original float32, float16 or bfloat16 checkpoint."
         )
-    config = reader(fields)
+    config = replace(reader(fields), family=str(family))
     if fields.faults:
         raise StartupError(list(dict.fromkeys(fields.faults)))
     _check_shape(config)
