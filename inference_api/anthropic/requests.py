@@ -1,34 +1,27 @@
 """The bodies of `/v1/messages` and `/v1/messages/count_tokens`: Anthropic's fields, and `seed`."""
 
 import json
-import secrets
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
 from inference_api.anthropic.contents import CACHED, InputMessage, Text, text_of
-from inference_api.bodies.fields import (
-    ANY_SIZE,
-    MAX_INTEGER,
-    AskedSpeculation,
-    Body,
-    Unserved,
-    fault,
-)
+from inference_api.bodies.fields import ANY_SIZE, MAX_INTEGER, Body, Unserved, fault
+from inference_api.bodies.sampling import SampledBody
 from inference_api.bodies.tools import (
     MAX_TOOLS,
+    Choice,
     Description,
     FunctionName,
-    check_choice,
+    ToolBody,
     check_schema,
-    check_tools,
     tool_of,
 )
 from inference_api.generation.chat import ChatRequest, Conversation
-from inference_api.request import ConstraintSpec, GenerationParams, SamplingParams
+from inference_api.request import ConstraintSpec, GenerationParams
 from inference_api.text.chat_prompts import Extras
 from inference_api.text.closed_objects import with_closed_objects
-from inference_api.tools.events import NO_TOOLS, Mode, ToolUse
+from inference_api.tools.events import Tool
 
 MAX_STOP_SEQUENCES = 8
 
@@ -54,6 +47,9 @@ class ToolDefinition(Body):
         check_schema("input_schema", self.input_schema)
         return self
 
+    def as_tool(self) -> Tool:
+        return tool_of(self.name, self.description, self.input_schema, self.strict)
+
 
 class ToolChoice(Body):
     type: Literal["auto", "any", "tool", "none"]
@@ -65,6 +61,12 @@ class ToolChoice(Body):
         if (self.type == "tool") != (self.name is not None):
             raise fault("name", "comes with type tool; give both or neither")
         return self
+
+    def said(self) -> Choice:
+        if self.type in ("none", "auto"):
+            return Choice(self.type)
+        names = () if self.name is None else (self.name,)
+        return Choice("required", names, is_named=self.type == "tool")
 
 
 class Thinking(Body):
@@ -94,7 +96,7 @@ class OutputConfig(Body):
     format: OutputFormat | None = None
 
 
-class CountBody(Body):
+class CountBody(ToolBody):
     """What makes a prompt."""
 
     ignored: ClassVar[frozenset[str]] = CACHED | {
@@ -130,37 +132,17 @@ class CountBody(Body):
             )
         return self
 
-    @model_validator(mode="after")
-    def _tools_are_few_and_told_apart(self) -> "CountBody":
-        tools = self.tools or ()
-        check_tools([tool.name for tool in tools], [tool.input_schema for tool in tools])
-        return self
+    @property
+    def offered(self) -> list[Tool]:
+        return [tool.as_tool() for tool in self.tools or ()]
 
-    @model_validator(mode="after")
-    def _choice_is_of_the_tools(self) -> "CountBody":
-        choice = self.tool_choice
-        if choice is not None and choice.type in ("any", "tool"):
-            names = [tool.name for tool in self.tools or ()]
-            check_choice(names, names if choice.name is None else [choice.name])
-        return self
+    @property
+    def choice(self) -> Choice:
+        return Choice() if self.tool_choice is None else self.tool_choice.said()
 
-    def tool_use(self) -> ToolUse:
-        choice = self.tool_choice or ToolChoice(type="auto")
-        if not self.tools or choice.type == "none":
-            return NO_TOOLS
-        names = [tool.name for tool in self.tools]
-        mode: Mode = "auto" if choice.type == "auto" else "required"
-        return ToolUse(
-            tools=tuple(
-                tool_of(tool.name, tool.description, tool.input_schema, tool.strict)
-                for tool in self.tools
-            ),
-            mode=mode,
-            callable_names=frozenset(names if choice.name is None else [choice.name]),
-            is_named=choice.type == "tool",
-            allows_several=not choice.disable_parallel_tool_use,
-            field="tool_choice" if mode == "required" else "tools",
-        )
+    @property
+    def allows_several(self) -> bool:
+        return self.tool_choice is None or not self.tool_choice.disable_parallel_tool_use
 
     def chat(self) -> ChatRequest:
         """More tokens than fit are cut at the end of the context: `max_tokens` is no wish, as every
@@ -189,17 +171,14 @@ class CountBody(Body):
         return ConstraintSpec("output_config", "json_schema", schema)
 
 
-class MessagesBody(CountBody):
+class MessagesBody(SampledBody, CountBody):
     max_tokens: int = Field(ge=1, le=MAX_INTEGER)
     stop_sequences: (
         Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=MAX_STOP_SEQUENCES)]
         | None
     ) = None
     temperature: Annotated[float, Field(ge=0, le=1), ANY_SIZE] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1), ANY_SIZE] | None = None
     top_k: int | None = Field(None, ge=0, le=MAX_INTEGER)
-    seed: int | None = Field(None, ge=-(2**63), le=2**63 - 1)
-    speculation: AskedSpeculation = None
     stream: bool | None = None
 
     @model_validator(mode="after")
@@ -218,10 +197,6 @@ class MessagesBody(CountBody):
             stop_strings=tuple(self.stop_sequences or ()),
             speculation=self.speculation or "auto",
             constraint=self.constraint(),
-            sampling=SamplingParams(
-                temperature=1.0 if self.temperature is None else self.temperature,
-                top_k=self.top_k or 0,
-                top_p=1.0 if self.top_p is None else self.top_p,
-                seed=(secrets.randbits(63) if self.seed is None else self.seed) % 2**64,
-            ),
+            sampling=self.sampling(),
+            unsaid=self.unsaid,
         )

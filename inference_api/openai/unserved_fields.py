@@ -38,7 +38,6 @@ UNSERVED: Unserved = {
     "mm_processor_kwargs": ({},),
     "modalities": (["text"],),
     "prediction": (),
-    "prompt_logprobs": (),
     "repetition_detection": (),
     "request_id": (),
     "return_token_ids": (False,),
