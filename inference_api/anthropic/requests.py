@@ -19,7 +19,7 @@ from inference_api.bodies.tools import (
 )
 from inference_api.generation.chat import ChatRequest, Conversation
 from inference_api.request import ConstraintSpec, GenerationParams
-from inference_api.text.chat_prompts import Extras
+from inference_api.text.chat_prompts import Ending, Extras
 from inference_api.text.closed_objects import with_closed_objects
 from inference_api.tools.events import Tool
 
@@ -125,10 +125,13 @@ class CountBody(ToolBody):
     output_config: OutputConfig | None = None
 
     @model_validator(mode="after")
-    def _last_is_no_assistant(self) -> "CountBody":
-        if self.messages[-1].role == "assistant":
+    def _open_message_is_text(self) -> "CountBody":
+        last = self.messages[-1]
+        if last.role == "assistant" and not last.ends_with_text:
             raise fault(
-                "messages", "the last is the assistant's and is not gone on with; end with a user's"
+                "messages",
+                "the last is the assistant's and does not end with a text to go on with; end with "
+                "a text or a user's message",
             )
         return self
 
@@ -152,9 +155,11 @@ class CountBody(ToolBody):
         if self.system:
             turns.insert(0, {"role": "system", "content": text_of(self.system)})
         options = {} if self.thinking is None else self.thinking.options()
+        ending: Ending = "open" if self.messages[-1].role == "assistant" else "answer"
+        tools = [tool.as_json() for tool in use.tools]
         return ChatRequest(
             model=self.model,
-            conversation=Conversation(turns, Extras([t.as_json() for t in use.tools], options)),
+            conversation=Conversation(turns, Extras(tools, options, ending)),
             use=use,
             params=self.params(),
             prompt_field="messages",

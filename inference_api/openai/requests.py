@@ -17,9 +17,9 @@ from inference_api.bodies.json_object import shortened
 from inference_api.bodies.sampling import SampledBody
 from inference_api.errors import AnswerTooLong, InvalidRequest
 from inference_api.generation.chat import Conversation, chat_params, check_effort
+from inference_api.openai.conversations import ConversationFields, check_open
 from inference_api.openai.formats import Constrained
 from inference_api.openai.messages import Messages, turns_of
-from inference_api.openai.tools import TemplateOptions, ToolFields
 from inference_api.openai.unserved_fields import (
     IGNORED,
     UNSERVED,
@@ -301,7 +301,7 @@ class CompletionBody(GenerationBody):
         return prompts_of(self.prompt)
 
 
-class ChatBody(ToolFields, GenerationBody):
+class ChatBody(ConversationFields, GenerationBody):
     unserved: ClassVar[Unserved] = {
         **UNSERVED,
         **UNSERVED_OF_CHAT,
@@ -310,7 +310,6 @@ class ChatBody(ToolFields, GenerationBody):
     }
 
     messages: Messages
-    chat_template_kwargs: TemplateOptions | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
     max_completion_tokens: int | None = Field(None, ge=1, le=MAX_INTEGER)
     logprobs: bool | None = None
@@ -325,7 +324,7 @@ class ChatBody(ToolFields, GenerationBody):
         options = dict(self.chat_template_kwargs or {})
         if self._effort is not None:
             options = {"reasoning_effort": self._effort} | options
-        return Conversation(turns_of(self.messages), Extras(tools, options))
+        return Conversation(turns_of(self.messages), Extras(tools, options, self.ending))
 
     @property
     def _effort(self) -> str | None:
@@ -342,6 +341,12 @@ class ChatBody(ToolFields, GenerationBody):
         if self.max_completion_tokens is None:
             return super().asked_limit
         return "max_completion_tokens", self.max_completion_tokens
+
+    @model_validator(mode="after")
+    def _open_message_is_text(self) -> "ChatBody":
+        if self.continue_final_message:
+            check_open(self.messages[-1])
+        return self
 
     @model_validator(mode="after")
     def _calls_need_their_end(self) -> "ChatBody":

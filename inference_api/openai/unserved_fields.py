@@ -77,8 +77,6 @@ UNSERVED_TOOLS: Unserved = {
     "tools": ([],),
 }
 UNSERVED_OF_CHAT: Unserved = {
-    "add_generation_prompt": (True,),
     "chat_template": (),
-    "continue_final_message": (False,),
     "documents": ([],),
 }
