@@ -60,10 +60,11 @@ DEFAULTED = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 @dataclass(frozen=True, slots=True)
 class ConstraintSpec:
     """Constraint of an answer: JSON of a schema, a match of a regular expression, one of several
-    texts (a JSON list of strings), or calls of tools (`text.call_grammars`)."""
+    texts (a JSON list of strings), a grammar (Lark or GBNF), or calls of tools
+    (`text.call_grammars`)."""
 
     field: str  # of the request, for messages
-    kind: Literal["json_schema", "regex", "choice", "calls"]
+    kind: Literal["json_schema", "regex", "choice", "grammar", "calls"]
     text: str
     thinking: Thinking = "never"
     is_dispensable: bool = False  # where it cannot be followed the answer goes without

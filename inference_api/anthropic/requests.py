@@ -1,11 +1,11 @@
 """The bodies of `/v1/messages` and `/v1/messages/count_tokens`: Anthropic's fields, and `seed`."""
 
-import json
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
 from inference_api.anthropic.contents import CACHED, InputMessage, Text, text_of
+from inference_api.bodies.constraints import Schema, schema_constraint
 from inference_api.bodies.fields import ANY_SIZE, MAX_INTEGER, Body, Unserved, fault
 from inference_api.bodies.sampling import SampledBody
 from inference_api.bodies.tools import (
@@ -20,7 +20,6 @@ from inference_api.bodies.tools import (
 from inference_api.generation.chat import ChatRequest, Conversation
 from inference_api.request import ConstraintSpec, GenerationParams
 from inference_api.text.chat_prompts import Ending, Extras
-from inference_api.text.closed_objects import with_closed_objects
 from inference_api.tools.events import Tool
 
 MAX_STOP_SEQUENCES = 8
@@ -87,7 +86,7 @@ class Thinking(Body):
 
 class OutputFormat(Body):
     type: Literal["json_schema"]
-    schema_: dict[str, Any] = Field(alias="schema")
+    schema_: Schema = Field(alias="schema")
 
 
 class OutputConfig(Body):
@@ -172,8 +171,7 @@ class CountBody(ToolBody):
         form = None if self.output_config is None else self.output_config.format
         if form is None:
             return None
-        schema = json.dumps(with_closed_objects(form.schema_))
-        return ConstraintSpec("output_config", "json_schema", schema)
+        return schema_constraint("output_config", form.schema_)
 
 
 class MessagesBody(SampledBody, CountBody):

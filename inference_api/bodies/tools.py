@@ -7,14 +7,13 @@ from typing import Annotated, Any, NamedTuple, Self
 
 from pydantic import Field, model_validator
 
+from inference_api.bodies.constraints import schema_fault
 from inference_api.bodies.fields import Body, fault
-from inference_api.bodies.json_object import is_deeper_than, shortened, widest_object
+from inference_api.bodies.json_object import shortened
 from inference_api.tools.events import NO_TOOLS, Mode, Tool, ToolUse
 
 MAX_TOOLS = 128
 MAX_TOOL_BYTES = 256 * 1024  # of all tools, as JSON
-MAX_SCHEMA_DEPTH = 64
-MAX_MEMBERS = 500  # of an object in a schema: compiling optional ones takes the square of it
 MAX_CALLS_OF_A_TURN = 128
 OBJECT = {"type": "object"}
 
@@ -82,10 +81,8 @@ def check_schema(field: str, schema: dict[str, Any] | None) -> None:
     """Raises the fault of a tool's schema, which `field` has."""
     if schema is not None and schema.get("type", "object") != "object":
         raise fault(field, "are no object's; give a schema of type object")
-    if is_deeper_than(schema, MAX_SCHEMA_DEPTH):
-        raise fault(field, f"is nested more than {MAX_SCHEMA_DEPTH} levels deep; flatten it")
-    if (widest := widest_object(schema)) > MAX_MEMBERS:
-        raise fault(field, f"have an object of {widest} members; give {MAX_MEMBERS} or fewer")
+    if schema is not None and (found := schema_fault(schema)):
+        raise fault(field, found)
 
 
 def check_tools(tools: Sequence[Tool]) -> None:

@@ -3,15 +3,15 @@
 It keeps nothing: a conversation is sent whole each time, the items of answers among it as they are.
 """
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, Tag, model_validator
 
+from inference_api.bodies.constraints import Schema, schema_constraint
 from inference_api.bodies.fields import MAX_INTEGER, Body, Unserved, fault
 from inference_api.bodies.sampling import SampledBody
 from inference_api.bodies.tools import MAX_TOOLS, Choice, ToolBody
 from inference_api.generation.chat import ChatRequest, Conversation
-from inference_api.openai.formats import schema_constraint
 from inference_api.openai.response_input import Input, turns_of
 from inference_api.openai.tools import BY_FORM_OF_CHOICE, ChosenMode, Function, choice_of
 from inference_api.openai.unserved_fields import IGNORED
@@ -78,7 +78,7 @@ class TextFormat(Body):
     type: Literal["text", "json_object", "json_schema"]
     name: str | None = None
     description: str | None = None
-    schema_: dict[str, Any] | None = Field(None, alias="schema")
+    schema_: Schema | None = Field(None, alias="schema")
     strict: bool | None = None
 
     @model_validator(mode="after")

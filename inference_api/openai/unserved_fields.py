@@ -28,7 +28,6 @@ UNSERVED: Unserved = {
     "function_call": ("none",),
     "functions": ([],),
     "guided_decoding_backend": (),
-    "guided_grammar": (),
     "guided_whitespace_pattern": (),
     "kv_transfer_params": ({},),
     "length_penalty": (1,),
