@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Self
 
 from inference_api.engine.loading.generation_config import NO_DEFAULTS, Defaults
-from inference_api.engine.runner import ModelRunner
+from inference_api.engine.runner import ModelRunner, RunnerFacts
 from inference_api.observe.draft_depths import DraftDepths
 from inference_api.observe.step_times import StepTimes
 from inference_api.scheduling.step_costs import StepCosts
@@ -44,6 +44,7 @@ class ServedModel:
     vocab_size: int
     hidden_size: int  # 0: steps have no hidden states
     costs: StepCosts
+    facts: RunnerFacts | None
     draft_sources: tuple[str, ...] = ()  # names of who may guess; see `Speculation`
     sampling_defaults: Defaults = field(default_factory=dict)
     totals: StepTotals = field(default_factory=StepTotals)
@@ -76,6 +77,7 @@ class ServedModel:
             runner.vocab_size,
             runner.hidden_size,
             StepCosts({}, max_rows * (1 + max_guesses), max_rows),
+            runner.facts,
             draft_sources,
             sampling_defaults,
         )
