@@ -54,6 +54,13 @@ class ModelSettings(BaseModel):
             "float32; int8 is half of float16."
         ),
     )
+    generation_config: Literal["auto", "none"] = Field(
+        "auto",
+        description=(
+            "auto: how tokens are drawn for requests that say nothing of it is taken from the "
+            "model's generation_config.json."
+        ),
+    )
     user_rows: int = Field(32, ge=1, le=256, description="Requests decoded together.")
     max_seq_len: int | None = Field(
         None,
