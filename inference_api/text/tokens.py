@@ -188,12 +188,9 @@ def _known_config(model_dir: Path) -> "PreTrainedConfig | None":
     is_named = tokenizer.get("tokenizer_class") or model.get("tokenizer_class")
     if not is_named or "auto_map" in tokenizer:
         return None
-    asked = {
-        name: model[name]
-        for name in ("model_type", "model_name", "tokenizer_class")
-        if name in model
-    }
-    return PreTrainedConfig(name_or_path=str(model_dir), **asked)
+    names = ("model_type", "model_name", "tokenizer_class")
+    asked = {name: model[name] for name in names if name in model}
+    return PreTrainedConfig(**asked | {"name_or_path": str(model_dir)})
 
 
 def _gguf_tokenizer(file: Path) -> "TokenizersBackend":
