@@ -5,7 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from transformers import AutoTokenizer
+from transformers import AutoConfig, AutoTokenizer
 
 from inference_api.model_settings import EMBEDDED_MODEL
 from inference_api.text.tokens import load_tokenizer
@@ -31,3 +31,11 @@ def test_tokenizer_is_the_one_that_transformers_finds_by_itself(
     assert ours.info()["tokenizer_class"] == type(theirs).__name__
     assert ours.encode(TEXT) == theirs.encode(TEXT)
     assert ours.as_json() == theirs.backend_tokenizer.to_str()
+
+
+def test_embedded_tokenizer_is_had_without_the_models_own_config(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whose class takes longer to import than torch."""
+    monkeypatch.setattr(AutoConfig, "from_pretrained", None)
+    assert load_tokenizer(EMBEDDED_MODEL, frozenset()).encode("hi", add_special_tokens=False)
