@@ -14,7 +14,7 @@ mock: $(VENV)/serve.stamp
 	$(BIN)/python scripts/serve.py --mock
 
 # Two workers, on two cores: each takes whole files, so that what shares a server stays together,
-# in the order of folders. OpenMP's threads would spin for the core of the other worker.
+# slow ones first, in the order of folders. OpenMP's threads would spin for the core of the other worker.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 # With `make -j2 test` the checks run beside the tests.

@@ -26,7 +26,7 @@ from inference_api.openai.unserved_fields import UNSERVED
 from inference_api.routes.body import decompressed
 from inference_api.settings import Settings
 
-RANDOM_BODIES = int(os.environ.get("RANDOM_BODIES", "3000"))  # `make fuzz` has more
+RANDOM_BODIES = int(os.environ.get("RANDOM_BODIES", "1000"))  # `make fuzz` has more
 
 
 @pytest.fixture(scope="module")
