@@ -6,11 +6,13 @@ family. Loads no torch.
 
 import reprlib
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from inference_api.engine.loading.config import DEFAULT_MAX_SEQ_LEN, ModelConfig
 from inference_api.engine.loading.config_fields import MAX_LAYERS, ConfigFields
+from inference_api.engine.loading.quantised import read_quantisation
 from inference_api.errors import StartupError
 
 
@@ -30,12 +32,7 @@ def read_config(raw: Mapping[str, Any]) -> ModelConfig:
             ]
         )
     fields = ConfigFields(raw)
-    if raw.get("quantization_config"):
-        fields.faults.append(
-            "config.json has a quantization_config and quantised checkpoints are not supported; "
-            "choose the original float32, float16 or bfloat16 checkpoint."
-        )
-    config = reader(fields)
+    config = replace(reader(fields), quantisation=read_quantisation(fields))
     if fields.faults:
         raise StartupError(fields.faults)
     _check_shape(config)

@@ -1,7 +1,7 @@
 """Tensors of GGUF files: to numbers, and where the formats allow, straight to the kernels' blocks.
 
 Q8_0 and Q4_0 are groups of 32 with one half precision scale, which is what the kernels have too:
-such weights move without being rounded again. `kernels/src/layout.h` says how a block looks.
+such weights move without being rounded again.
 """
 
 from collections.abc import Callable, Iterator
@@ -16,25 +16,20 @@ from gguf import GGMLQuantizationType, ReaderTensor
 from numpy.typing import NDArray
 from torch import Tensor
 
+from inference_api.engine.loading.kernel_blocks import (
+    INT4_OFFSET,
+    INT8_VALUES,
+    Values,
+    write_groups,
+)
 from inference_api.kernels.library import PackedWeight, UnusableWeight
-from inference_api.kernels.packing import GROUP, PANEL
+from inference_api.kernels.packing import GROUP
 
 ROWS_AT_A_TIME = 2048  # bounds the memory that conversion takes
-QUAD = 4
-HALVES = 2  # of a byte, in a Q4_0 group: 16 values in the low ones, 16 in the high ones
-
-_INT8_BLOCK = np.dtype(
-    [("values", np.uint8, (GROUP // QUAD, PANEL, QUAD)), ("scales", np.uint16, (PANEL,))]
-)
-_INT4_BLOCK = np.dtype(
-    [("values", np.uint8, (GROUP // QUAD // HALVES, PANEL, QUAD)), ("scales", np.uint16, (PANEL,))]
-)
 _Q8_0 = np.dtype([("scale", np.uint16), ("values", np.int8, (GROUP,))])
-_Q4_0 = np.dtype([("scale", np.uint16), ("values", np.uint8, (GROUP // HALVES,))])
-_INT4_OFFSET, _INT8_OFFSET = 8, 128
-_LEAST_INT8 = -128  # the kernels' values end at -127
+# The low halves of all bytes come before the high ones.
+_Q4_0 = np.dtype([("scale", np.uint16), ("values", np.uint8, (GROUP // 2,))])
 
-Values = NDArray[np.int8]
 Pack = Callable[[Tensor, PackedWeight, int], None]
 
 
@@ -76,14 +71,14 @@ class GgufTensor:
         for first in range(0, len(self.data), ROWS_AT_A_TIME):
             values, scales = _groups(self.kind, self.data[first : first + ROWS_AT_A_TIME])
             _check_finite(scales.view(np.float16))
-            _write(values, scales, packed, first_output + first)
+            write_groups(values, scales, packed, first_output + first)
 
     def _fits(self, packed: PackedWeight) -> bool:
         if self.kind == GGMLQuantizationType.Q4_0:
             return packed.bits in (8, 4)
         if self.kind != GGMLQuantizationType.Q8_0 or packed.bits != 8:
             return False
-        return bool((self.data.view(_Q8_0)["values"] != _LEAST_INT8).all())
+        return bool((self.data.view(_Q8_0)["values"] >= INT8_VALUES[0]).all())
 
     def _numbers(self) -> Iterator[tuple[int, Tensor]]:
         """float32, some rows after the other, each time with the number of the first."""
@@ -110,23 +105,4 @@ def _groups(
     groups = data.view(_Q4_0)
     pairs = groups["values"]
     halves = np.concatenate((pairs & 0x0F, pairs >> 4), axis=-1)
-    return halves.view(np.int8) - np.int8(_INT4_OFFSET), np.ascontiguousarray(groups["scale"])
-
-
-def _write(
-    values: Values, scales: NDArray[np.uint16], packed: PackedWeight, first_output: int
-) -> None:
-    rows, num_groups, _ = values.shape
-    outputs = np.arange(first_output, first_output + rows)
-    panels, lanes = outputs // PANEL, outputs % PANEL
-    layout = _INT8_BLOCK if packed.bits == 8 else _INT4_BLOCK
-    blocks = packed.blocks.numpy().view(layout).reshape(-1, num_groups)
-    blocks["scales"][panels, :, lanes] = scales
-    stored: NDArray[np.uint8]
-    if packed.bits == 8:
-        stored = values.view(np.uint8) + np.uint8(_INT8_OFFSET)
-    else:
-        halves = (values + np.int8(_INT4_OFFSET)).view(np.uint8)
-        pairs = halves.reshape(rows, num_groups, -1, HALVES, QUAD)
-        stored = pairs[:, :, :, 0] | pairs[:, :, :, 1] << np.uint8(4)
-    blocks["values"][panels, :, :, lanes] = stored.reshape(rows, num_groups, -1, QUAD)
+    return halves.view(np.int8) - np.int8(INT4_OFFSET), np.ascontiguousarray(groups["scale"])
