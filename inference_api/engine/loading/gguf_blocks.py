@@ -1,7 +1,7 @@
 """Tensors of GGUF files: to numbers, and where the formats allow, straight to the kernels' blocks.
 
-Q8_0 and Q4_0 are groups of 32 with one half precision scale, which is what the kernels have too:
-such weights move without being rounded again.
+Q8_0, Q4_0, IQ4_NL and MXFP4 are groups of 32 with one scale, which is what the kernels have too:
+such weights move without being rounded again, to int4 those of Q4_0 alone.
 """
 
 from collections.abc import Callable, Iterator
@@ -29,6 +29,11 @@ ROWS_AT_A_TIME = 2048  # bounds the memory that conversion takes
 _Q8_0 = np.dtype([("scale", np.uint16), ("values", np.int8, (GROUP,))])
 # The low halves of all bytes come before the high ones.
 _Q4_0 = np.dtype([("scale", np.uint16), ("values", np.uint8, (GROUP // 2,))])
+_MXFP4 = np.dtype([("exponent", np.uint8), ("values", np.uint8, (GROUP // 2,))])
+_IQ4_NL_VALUES = np.array(gguf.quants.IQ4_NL.kvalues, np.int8)
+_MXFP4_VALUES = np.array(gguf.quants.MXFP4.kvalues, np.int8)  # doubled, to be integers
+_MXFP4_BIAS = 128  # of exponents, for values that are doubled
+_HALF_EXPONENTS = (-24, 15)  # of the powers of two that half precision has
 
 Pack = Callable[[Tensor, PackedWeight, int], None]
 
@@ -74,11 +79,20 @@ class GgufTensor:
             write_groups(values, scales, packed, first_output + first)
 
     def _fits(self, packed: PackedWeight) -> bool:
-        if self.kind == GGMLQuantizationType.Q4_0:
-            return packed.bits in (8, 4)
-        if self.kind != GGMLQuantizationType.Q8_0 or packed.bits != 8:
-            return False
-        return bool((self.data.view(_Q8_0)["values"] >= INT8_VALUES[0]).all())
+        match self.kind:
+            case GGMLQuantizationType.Q4_0:
+                return packed.bits in (8, 4)
+            case GGMLQuantizationType.Q8_0:
+                values = self.data.view(_Q8_0)["values"]
+                return packed.bits == 8 and bool((values >= INT8_VALUES[0]).all())
+            case GGMLQuantizationType.IQ4_NL:
+                return packed.bits == 8
+            case GGMLQuantizationType.MXFP4:
+                exponents = self.data.view(_MXFP4)["exponent"].astype(np.int16) - _MXFP4_BIAS
+                least, largest = _HALF_EXPONENTS
+                is_half = (exponents >= least) & (exponents <= largest)
+                return packed.bits == 8 and bool(is_half.all())
+        return False
 
     def _numbers(self) -> Iterator[tuple[int, Tensor]]:
         """float32, some rows after the other, each time with the number of the first."""
@@ -102,7 +116,18 @@ def _groups(
     if kind == GGMLQuantizationType.Q8_0:
         groups = data.view(_Q8_0)
         return groups["values"], np.ascontiguousarray(groups["scale"])
+    if kind == GGMLQuantizationType.MXFP4:
+        groups = data.view(_MXFP4)
+        exponents = groups["exponent"].astype(np.int32) - _MXFP4_BIAS
+        powers = np.ldexp(np.float32(1), exponents).astype(np.float16)
+        return _MXFP4_VALUES[_halves(groups["values"])], powers.view(np.uint16)
     groups = data.view(_Q4_0)
-    pairs = groups["values"]
-    halves = np.concatenate((pairs & 0x0F, pairs >> 4), axis=-1)
-    return halves.view(np.int8) - np.int8(INT4_OFFSET), np.ascontiguousarray(groups["scale"])
+    halves, scales = _halves(groups["values"]), np.ascontiguousarray(groups["scale"])
+    if kind == GGMLQuantizationType.IQ4_NL:
+        return _IQ4_NL_VALUES[halves], scales
+    return halves.view(np.int8) - np.int8(INT4_OFFSET), scales
+
+
+def _halves(pairs: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Of bytes [..., 16] the 32 halves."""
+    return np.concatenate((pairs & 0x0F, pairs >> 4), axis=-1)
