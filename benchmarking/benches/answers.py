@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from benchmarking.analysis.answers import Prompt, Verdict, judge, read_prompts
 from benchmarking.machine import describe_machine
@@ -24,6 +25,8 @@ ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "var" / "bench" / "answers.json"
 MAX_TOKENS = 200
 USERS = 8
+START_TIMEOUT_S = 600.0
+SERVED_NAME = "newcomers"
 QUANTIZATION = {"hearth-tiny": "none", "smollm2": "int8"}  # by model, as it is usually served
 
 
@@ -49,9 +52,11 @@ def main() -> None:
 
 def ask_all(name: str, prompts: Sequence[Prompt]) -> list[Judged]:
     model = fetch_smollm2() if name == "smollm2" else ROOT / "models" / name
+    settings: dict[str, Any] = {"MODEL": model, "MODEL_NAME": SERVED_NAME}
+    settings["QUANTIZATION"] = QUANTIZATION[name]
     with (
         TemporaryDirectory() as folder,
-        served(Path(folder) / "log", MODEL=model, QUANTIZATION=QUANTIZATION[name]) as api,
+        served(Path(folder) / "log", start_timeout_s=START_TIMEOUT_S, **settings) as api,
         ThreadPoolExecutor(USERS) as pool,
     ):
         answers = list(pool.map(lambda prompt: ask(api, prompt), prompts))
@@ -63,10 +68,9 @@ def ask_all(name: str, prompts: Sequence[Prompt]) -> list[Judged]:
 
 
 def ask(api: ServedApi, prompt: Prompt) -> str:
+    body = {"model": SERVED_NAME, "temperature": 0, "max_tokens": MAX_TOKENS}
     messages = [{"role": "user", "content": prompt.ask}]
-    answer = api.post(
-        "/v1/chat/completions", messages=messages, temperature=0, max_tokens=MAX_TOKENS
-    )
+    answer = api.post("/v1/chat/completions", messages=messages, **body)
     assert answer.status_code == 200, answer.text
     return str(answer.json()["choices"][0]["message"]["content"] or "")
 
