@@ -179,7 +179,7 @@ class EngineRunner:
             self._device,
             form.dtype,
             self._cache.keys.dtype,
-            "none" if form.packing is None else self._options.quantization,
+            "none" if form.packing is None else form.options.quantization,
             "torch" if form.packing is None else form.packing.kernels.variant,
         )
 

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from shutil import copytree
@@ -15,7 +16,9 @@ from torch import Tensor
 from inference_api.engine.loading import checkpoint
 from inference_api.engine.loading.layout import linear_weights
 from inference_api.engine.options import EngineOptions
+from inference_api.engine.weight_form import weight_form
 from inference_api.errors import StartupError
+from inference_api.kernels.library import Kernels
 from inference_api.kernels.packing import Bits
 from scripts.make_gguf import make_gguf
 from tests.inference_api.engine.conftest import TinyModel
@@ -41,7 +44,8 @@ def quantised(tiny_model: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Mak
 @pytest.mark.parametrize("name", QUANTISED)
 def test_same_logits_as_the_numbers_in_float32(name: str, quantised: Make) -> None:
     folder, plain = quantised(name)
-    assert checkpoint.check(str(folder), EngineOptions(device="cpu", max_rows=4)) == []
+    options = EngineOptions(device="cpu", max_rows=4, quantization="auto")
+    assert checkpoint.check(str(folder), options) == []
     assert torch.equal(logits(folder), logits(plain))
 
 
@@ -111,6 +115,27 @@ def spoiled(folder: Path, target: Path, change: Change) -> Path:
     (copy / "config.json").write_text(json.dumps(config))
     save_file(tensors, copy / "model.safetensors")
     return copy
+
+
+def form_of(model: Path) -> tuple[str, Bits | None]:
+    """What QUANTIZATION=auto is settled to, and the bits of the weights that are loaded."""
+    asked = EngineOptions(device="cpu", max_rows=1, quantization="auto")
+    form = weight_form(model, checkpoint.load_config(model), asked, lambda: Kernels(1))
+    return form.options.quantization, form.bits
+
+
+def test_auto_is_int8_where_the_checkpoint_is_quantised(quantised: Make, tmp_path: Path) -> None:
+    folder, plain = quantised("awq")
+    assert form_of(folder) == ("int8", 8)
+    assert form_of(plain) == ("none", 32)
+    for kind, form in (("Q4_0", ("int8", 8)), ("F16", ("none", 32))):
+        make_gguf(plain, tmp_path / f"{kind}.gguf", kind)
+        assert form_of(tmp_path / f"{kind}.gguf") == form
+    config = replace(checkpoint.load_config(folder), hidden_size=72)
+    on_cuda = EngineOptions(device="cuda", max_rows=1, quantization="auto")
+    assert checkpoint.settled(config, on_cuda, {}).quantization == "none"
+    on_cpu = replace(on_cuda, device="cpu")
+    assert checkpoint.settled(config, on_cpu, {}).quantization == "none"
 
 
 def test_gguf_is_made_of_what_is_not_quantised(quantised: Make, tmp_path: Path) -> None:
