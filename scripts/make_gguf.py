@@ -9,7 +9,9 @@ kinds GGUF has names for is left out, which programs that are driven by token id
 
 import argparse
 import json
+import math
 from collections.abc import Iterator
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +23,13 @@ from numpy.typing import NDArray
 from safetensors import safe_open
 
 from inference_api.engine.loading.checkpoint import load_config
-from inference_api.engine.loading.config import ModelConfig
+from inference_api.engine.loading.config import ModelConfig, RopeConfig
+from inference_api.engine.loading.gguf_config import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS
 from inference_api.engine.loading.gguf_names import ARCHITECTURES, gguf_names, is_rope_interleaved
 from inference_api.engine.loading.gguf_tokenizer import PRE_TOKENIZERS
-from inference_api.engine.loading.layout import Part, weight_plan
+from inference_api.engine.loading.layout import Part, rotary_order, weight_plan
 from inference_api.engine.loading.weight_files import weight_files
-from inference_api.engine.loading.weights import ungrouped
+from inference_api.engine.loading.weights import converted
 from inference_api.engine.rope import frequencies
 
 TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0")
@@ -52,12 +55,7 @@ def make_gguf(folder: Path, target: Path, type_name: str) -> None:
     architecture = ARCHITECTURES[raw["model_type"]]
     if config.quantisation is not None:
         raise ValueError(f"{folder} is quantised; choose the checkpoint that it was made of")
-    activation = "gelu" if architecture == "falcon" else "silu"
-    if any(config.windows) or config.activation != activation:
-        raise ValueError(
-            f"{folder}: in GGUF {architecture} has no sliding windows, and {activation} for its "
-            "activation"
-        )
+    _check(folder, config, architecture)
     target.parent.mkdir(parents=True, exist_ok=True)
     unfinished = target.with_suffix(".part")
     writer = GGUFWriter(unfinished, architecture)
@@ -67,6 +65,23 @@ def make_gguf(folder: Path, target: Path, type_name: str) -> None:
     _write_tensors(writer, folder, config, architecture, kind)
     writer.close()
     unfinished.rename(target)
+
+
+def _check(folder: Path, config: ModelConfig, architecture: str) -> None:
+    """Raises ValueError when the file could not say what the model is."""
+    activation = {"falcon": "gelu", "gemma3": "gelu_tanh"}.get(architecture, "silu")
+    has_windows = any(config.windows) and architecture not in ("gemma3", "phi3")
+    if has_windows or config.activation != activation:
+        raise ValueError(
+            f"{folder}: in GGUF {architecture} has no sliding windows, and {activation} for its "
+            "activation"
+        )
+    every_fourth = [(layer + 1) % 4 != 0 for layer in range(config.num_layers)]
+    turned = [rope is not None for rope in config.ropes]
+    if turned != (every_fourth if architecture == "smollm3" else [True] * config.num_layers):
+        raise ValueError(f"{folder}: in GGUF other layers of {architecture} have rope")
+    if architecture == "gemma3" and not math.isclose(config.attention_scale, config.head_dim**-0.5):
+        raise ValueError(f"{folder}: in GGUF gemma3 has no query_pre_attn_scalar")
 
 
 _FILE_TYPES = {
@@ -88,20 +103,49 @@ def _add_shape(writer: GGUFWriter, config: ModelConfig) -> None:
     writer.add_head_count_kv(config.num_kv_heads)
     writer.add_key_length(config.head_dim)
     writer.add_value_length(config.head_dim)
-    writer.add_rope_dimension_count(config.head_dim)
-    writer.add_rope_freq_base(config.rope.theta)
+    _add_rope(writer, config)
     if config.norm == "rms":
         writer.add_layer_norm_rms_eps(config.norm_eps)
     else:
         writer.add_layer_norm_eps(config.norm_eps)
-    if config.rope.kind == "linear":
-        writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
-        writer.add_rope_scaling_factor(config.rope.factor)
+    if config.logits_softcap is not None:
+        writer.add_final_logit_softcapping(config.logits_softcap)
     if writer.arch == "granite":
         writer.add_attention_scale(config.attention_scale)
         writer.add_embedding_scale(config.embedding_multiplier)
         writer.add_residual_scale(config.residual_multiplier)
         writer.add_logit_scale(config.logits_divisor)
+
+
+def _add_rope(writer: GGUFWriter, config: ModelConfig) -> None:
+    rope = _main_rope(config)
+    writer.add_rope_dimension_count(config.rotary_dim)
+    writer.add_rope_freq_base(rope.theta)
+    if rope.kind == "linear":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+        writer.add_rope_scaling_factor(rope.factor)
+    if rope.kind == "longrope":
+        writer.add_rope_scaling_orig_ctx_len(rope.original_max_positions)
+        writer.add_rope_scaling_attn_factors(rope.magnitude)
+    if rope.kind == "yarn":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(rope.factor)
+        writer.add_rope_scaling_orig_ctx_len(rope.original_max_positions)
+    windows = {window for window in config.windows if window is not None}
+    for window in windows:
+        writer.add_sliding_window(window)
+    if writer.arch == "gemma3" and windows:
+        writer.add_sliding_window_pattern([window is not None for window in config.windows])
+        local = config.ropes[config.windows.index(*windows)]
+        assert local is not None
+        writer.add_rope_freq_base_swa(local.theta)
+
+
+def _main_rope(config: ModelConfig) -> RopeConfig:
+    """That of layers which see everything, where others have another."""
+    layers = zip(config.ropes, config.windows, strict=True)
+    ropes = [(window is not None, rope) for rope, window in layers if rope is not None]
+    return min(ropes, key=itemgetter(0), default=(False, RopeConfig()))[1]
 
 
 def _add_vocabulary(writer: GGUFWriter, folder: Path) -> None:
@@ -150,17 +194,17 @@ def _write_tensors(
         dtype = np.dtype(np.float32)
         writer.add_tensor_info(names[part.name], part.shape, dtype, num_bytes, stored)
     factors = _rope_factors(config)
-    if factors is not None:
-        writer.add_tensor_info("rope_freqs.weight", factors.shape, factors.dtype, factors.nbytes)
+    for name, numbers in factors.items():
+        writer.add_tensor_info(name, numbers.shape, numbers.dtype, numbers.nbytes)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
     for part, tensor in _read_tensors(folder, parts):
-        ordered = _ordered(tensor.float(), part, config, architecture)
+        theirs = _as_gguf(converted(tensor.float(), part, config), part, config, architecture)
         stored = kind if tensor.ndim == 2 else GGMLQuantizationType.F32
-        writer.write_tensor_data(gguf.quants.quantize(ordered.numpy(), stored))
-    if factors is not None:
-        writer.write_tensor_data(factors)
+        writer.write_tensor_data(gguf.quants.quantize(theirs.numpy(), stored))
+    for numbers in factors.values():
+        writer.write_tensor_data(numbers)
 
 
 def _read_tensors(folder: Path, parts: list[Part]) -> Iterator[tuple[Part, torch.Tensor]]:
@@ -173,26 +217,27 @@ def _read_tensors(folder: Path, parts: list[Part]) -> Iterator[tuple[Part, torch
             yield part, tensors.get_tensor(part.name)
 
 
-def _ordered(
+def _as_gguf(
     tensor: torch.Tensor, part: Part, config: ModelConfig, architecture: str
 ) -> torch.Tensor:
-    """Rows in the order that GGUF has: pairs of rotary dimensions side by side, and Falcon's
-    queries, keys and values one after the other."""
-    if part.is_grouped_qkv:
-        return ungrouped(tensor, config)
-    if is_rope_interleaved(architecture, part.name):
-        heads = tensor.view(-1, 2, config.head_dim // 2, *tensor.shape[1:])
-        return heads.transpose(1, 2).reshape(tensor.shape)
-    return tensor
+    """Ours are GGUF's but for rotary pairs, which lie side by side in some architectures."""
+    if not is_rope_interleaved(architecture, part.name):
+        return tensor
+    heads = tensor.view(-1, config.head_dim, *tensor.shape[1:])
+    return heads[:, np.argsort(rotary_order(config))].reshape(tensor.shape)
 
 
-def _rope_factors(config: ModelConfig) -> NDArray[np.float32] | None:
-    """By how much llama3 scaling slows each pair of dimensions: GGUF stores the outcome."""
-    if config.rope.kind != "llama3":
-        return None
-    exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
-    factors = 1.0 / config.rope.theta**exponents / frequencies(config.rope, config.head_dim)
-    return np.asarray(factors.numpy(), np.float32)
+def _rope_factors(config: ModelConfig) -> dict[str, NDArray[np.float32]]:
+    """By how much a scaling slows each pair of dimensions, where GGUF stores the outcome."""
+    rope = _main_rope(config)
+    if rope.kind == "longrope":
+        both = {LONG_FACTORS: rope.long_factors, SHORT_FACTORS: rope.short_factors}
+        return {name: np.asarray(factors, np.float32) for name, factors in both.items()}
+    if rope.kind != "llama3":
+        return {}
+    unscaled = frequencies(RopeConfig(theta=rope.theta), config.rotary_dim, config.max_positions)
+    factors = unscaled / frequencies(rope, config.rotary_dim, config.max_positions)
+    return {ROPE_FACTORS: np.asarray(factors.numpy(), np.float32)}
 
 
 def _read(path: Path) -> Json:

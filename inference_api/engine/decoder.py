@@ -17,7 +17,7 @@ from inference_api.engine.attention import Attention, Attentions, Place
 from inference_api.engine.linear import Linear
 from inference_api.engine.loading.config import ModelConfig
 from inference_api.engine.loading.weights import Parameters
-from inference_api.engine.rope import Rope, turn
+from inference_api.engine.rope import Rope, Turns, turn
 from inference_api.engine.runner import RowStep
 from inference_api.engine.step_decoder import Outputs
 
@@ -40,13 +40,15 @@ class Affine(NamedTuple):
 class Layer:
     """The parameters of one layer."""
 
-    attention_norm: Affine
+    attention_norm: Affine | None
     qkv: Linear  # [heads * head_dim of queries, then of keys, then of values, hidden]
     qk_norm: Tensor | None  # [heads + kv_heads, head_dim]
     out: Linear
+    attention_output_norm: Affine | None
     mlp_norm: Affine | None
     up: Linear  # [gate, then up, hidden] when the MLP is gated
     down: Linear
+    mlp_output_norm: Affine | None
 
 
 class Decoder:
@@ -132,8 +134,10 @@ class Decoder:
 
     def _logits(self, states: Tensor) -> Tensor:
         logits = self._head(states).float()
-        divisor = self._config.logits_divisor
-        return logits if divisor == 1.0 else logits / divisor
+        divisor, softcap = self._config.logits_divisor, self._config.logits_softcap
+        if divisor != 1.0:
+            logits = logits / divisor
+        return logits if softcap is None else softcap * torch.tanh(logits / softcap)
 
     def _hidden(self, tokens: Tensor, positions: Tensor, attend: Attention) -> Tensor:
         """All layers over `tokens` [n] at `positions` [n]: [n, hidden]."""
@@ -143,21 +147,18 @@ class Decoder:
         x = F.embedding(tokens, self._embedding) * config.embedding_multiplier
         for index, layer in enumerate(self._layers):
             normed = self._norm(x, layer.attention_norm)
-            attention = attend(index, *self._project(normed, layer, turns))
-            attention = layer.out(attention)
-            if config.is_parallel:
-                if layer.mlp_norm is not None:
-                    normed = self._norm(x, layer.mlp_norm)
-                x = torch.add(x, attention + self._mlp(normed, layer), alpha=scale)
-            else:
-                assert layer.mlp_norm is not None
+            attention = attend(index, *self._project(normed, layer, turns[index]))
+            attention = self._norm(layer.out(attention), layer.attention_output_norm)
+            if not config.is_parallel:
                 x = torch.add(x, attention, alpha=scale)
+            if not config.is_parallel or layer.mlp_norm is not None:
                 normed = self._norm(x, layer.mlp_norm)
-                x = torch.add(x, self._mlp(normed, layer), alpha=scale)
+            mlp = self._norm(self._mlp(normed, layer), layer.mlp_output_norm)
+            x = torch.add(x, attention + mlp if config.is_parallel else mlp, alpha=scale)
         return x
 
     def _project(
-        self, x: Tensor, layer: Layer, turns: tuple[Tensor, Tensor]
+        self, x: Tensor, layer: Layer, turns: Turns | None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Queries [n, heads, head_dim], keys and values [n, kv_heads, head_dim], rope applied."""
         config = self._config
@@ -166,9 +167,17 @@ class Decoder:
             [config.num_heads + config.num_kv_heads, config.num_kv_heads], 1
         )
         if layer.qk_norm is not None:
-            qk = F.rms_norm(qk, (config.head_dim,), eps=config.norm_eps) * layer.qk_norm
+            qk = self._normed_heads(qk) * layer.qk_norm
         queries, keys = turn(qk, turns).split_with_sizes([config.num_heads, config.num_kv_heads], 1)
         return queries, keys, values
+
+    def _normed_heads(self, qk: Tensor) -> Tensor:
+        """[n, heads + kv_heads, head_dim]"""
+        config = self._config
+        if not config.is_qk_norm_whole:
+            return F.rms_norm(qk, (config.head_dim,), eps=config.norm_eps)
+        parts = qk.split_with_sizes([config.num_heads, config.num_kv_heads], 1)
+        return torch.cat([F.rms_norm(x, x.shape[1:], eps=config.norm_eps) for x in parts], 1)
 
     def _mlp(self, x: Tensor, layer: Layer) -> Tensor:
         up = layer.up(x)
@@ -179,7 +188,10 @@ class Decoder:
             up = self._activation(up)
         return layer.down(up)
 
-    def _norm(self, x: Tensor, norm: Affine) -> Tensor:
+    def _norm(self, x: Tensor, norm: Affine | None) -> Tensor:
+        """`x` as it is where there is no such norm."""
+        if norm is None:
+            return x
         shape, eps = (self._config.hidden_size,), self._config.norm_eps
         if self._config.norm == "rms":
             return F.rms_norm(x, shape, norm.weight, eps)
@@ -219,29 +231,28 @@ def _drawing(row: RowStep) -> Iterator[tuple[int, Place]]:
         yield row.token_ids[index], place
 
 
-def _affine(parameters: Parameters, name: str) -> Affine:
+def _affine(parameters: Parameters, name: str) -> Affine | None:
     tensors = parameters.tensors
+    if f"{name}.weight" not in tensors:
+        return None
     return Affine(tensors[f"{name}.weight"], tensors.get(f"{name}.bias"))
 
 
 def _layer(config: ModelConfig, parameters: Parameters, index: int) -> Layer:
-    def affine(name: str) -> Affine:
+    def affine(name: str) -> Affine | None:
         return _affine(parameters, f"layers.{index}.{name}")
 
     def linear(name: str) -> Linear:
         return parameters.linear(f"layers.{index}.{name}.weight", f"layers.{index}.{name}.bias")
 
-    qk_norm = None
-    if config.has_qk_norm:
-        norms = (parameters.tensors[f"layers.{index}.{name}"] for name in ("q_norm", "k_norm"))
-        counts = (config.num_heads, config.num_kv_heads)
-        qk_norm = torch.cat([n.expand(count, -1) for n, count in zip(norms, counts, strict=True)])
     return Layer(
         attention_norm=affine("attention_norm"),
         qkv=linear("qkv"),
-        qk_norm=qk_norm,
+        qk_norm=parameters.qk_norm(config, index),
         out=linear("out"),
-        mlp_norm=affine("mlp_norm") if config.has_mlp_norm else None,
+        attention_output_norm=affine("attention_output_norm"),
+        mlp_norm=affine("mlp_norm"),
         up=linear("up"),
         down=linear("down"),
+        mlp_output_norm=affine("mlp_output_norm"),
     )

@@ -235,8 +235,7 @@ class EngineRunner:
 
     def _decoder(self, parameters: Parameters) -> StepDecoder:
         def rope(dtype: torch.dtype) -> Rope:
-            config = self._config
-            return Rope(config.rope, config.head_dim, self.max_seq_len, self._device, dtype)
+            return Rope(self._config, self.max_seq_len, self._device, dtype)
 
         if self.is_batch_invariant:
             return KernelDecoder(

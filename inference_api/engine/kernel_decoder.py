@@ -52,9 +52,13 @@ class KernelDecoder:
         self._kernels = parameters.packing.kernels
         self._bits = parameters.packing.bits
         self._floats: list[Tensor] = []  # what the model points to, kept alive
-        layers = [self._layer(index, cache) for index in range(config.num_layers)]
+        turns = self._turns(rope, max_seq_len)
+        layers = [
+            self._layer(index, cache, parameters.qk_norm(config, index)) | turns[index]
+            for index in range(config.num_layers)
+        ]
         self._layers = ffi.new("HearthLayer[]", layers)
-        self._model = ffi.new("HearthModel *", self._describe(cache, rope, max_seq_len))
+        self._model = ffi.new("HearthModel *", self._describe(cache))
         self._head = ffi.new("HearthModel *", self._model[0])
         self._head.num_layers = 0
         self._cache = cache
@@ -95,9 +99,18 @@ class KernelDecoder:
         wanted = zip(rows, parts, strict=True)
         return Outputs(logits, [part if each.wants_hidden else None for each, part in wanted])
 
-    def _describe(self, cache: KVCache, rope: Rope, max_seq_len: int) -> Fields:
+    def _turns(self, rope: Rope, max_seq_len: int) -> list[Fields]:
+        """Of each layer."""
+        layers = rope.at(torch.arange(max_seq_len))
+        pointers = {
+            id(turns): {"cos": self._pointer(turns[0]), "sin": self._pointer(turns[1])}
+            for turns in layers
+            if turns is not None
+        }
+        return [pointers.get(id(turns), {}) for turns in layers]
+
+    def _describe(self, cache: KVCache) -> Fields:
         config = self._config
-        cos, sin = rope.at(torch.arange(max_seq_len))
         ends: Fields = {}
         if config.has_ends:
             embedding = self._tensors["embedding"]
@@ -109,14 +122,13 @@ class KernelDecoder:
             }
         return ends | {
             "layers": self._layers,
-            "cos": self._pointer(cos),
-            "sin": self._pointer(sin),
             "num_layers": config.num_layers,
             "hidden": config.hidden_size,
             "ffn": config.ffn_size,
             "num_heads": config.num_heads,
             "num_kv_heads": config.num_kv_heads,
             "head_dim": config.head_dim,
+            "rotary_dim": config.rotary_dim,
             "row_stride": cache.keys.stride(1),
             "head_stride": cache.keys.stride(2),
             "bits": self._bits,
@@ -125,24 +137,20 @@ class KernelDecoder:
             "activation": ACTIVATIONS.index(config.activation),
             "is_gated": config.is_mlp_gated,
             "is_parallel": config.is_parallel,
+            "is_qk_norm_whole": config.is_qk_norm_whole,
             "norm_eps": config.norm_eps,
             "attention_scale": config.attention_scale,
             "embedding_multiplier": config.embedding_multiplier,
             "residual_multiplier": config.residual_multiplier,
             "logits_divisor": config.logits_divisor,
+            "logits_softcap": config.logits_softcap or 0.0,
         }
 
-    def _layer(self, index: int, cache: KVCache) -> Fields:
+    def _layer(self, index: int, cache: KVCache, qk_norm: Tensor | None) -> Fields:
         config, name = self._config, f"layers.{index}"
-        qk_norm = ffi.NULL
-        if config.has_qk_norm:
-            counts = {"q_norm": config.num_heads, "k_norm": config.num_kv_heads}
-            norms = [self._tensors[f"{name}.{k}"].expand(n, -1) for k, n in counts.items()]
-            qk_norm = self._pointer(torch.cat(norms))
-        return {
-            "attention_norm": self._norm(f"{name}.attention_norm"),
-            "mlp_norm": self._norm(f"{name}.mlp_norm"),
-            "qk_norm": qk_norm,
+        norms = ("attention_norm", "attention_output_norm", "mlp_norm", "mlp_output_norm")
+        return {each: self._norm(f"{name}.{each}") for each in norms} | {
+            "qk_norm": ffi.NULL if qk_norm is None else self._pointer(qk_norm),
             "qkv": self._linear(f"{name}.qkv.weight", f"{name}.qkv.bias"),
             "out": self._linear(f"{name}.out.weight", f"{name}.out.bias"),
             "up": self._linear(f"{name}.up.weight", f"{name}.up.bias"),

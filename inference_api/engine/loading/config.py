@@ -8,15 +8,15 @@ CACHE_ALIGNMENT_TOKENS = 16  # see kv_cache: rows then begin on cache-line borde
 KEYS_AND_VALUES = 2
 
 NormKind = Literal["rms", "layer"]
-RopeKind = Literal["default", "linear", "llama3"]
-TensorNames = Literal["llama", "falcon"]
+RopeKind = Literal["default", "linear", "llama3", "longrope", "yarn"]
+TensorNames = Literal["falcon", "gemma3", "glm4", "llama", "olmo2", "phi3"]
 QuantisedForm = Literal["float8", "int8", "packed", "awq", "gptq"]
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu")
 
 
 @dataclass(frozen=True, slots=True)
 class RopeConfig:
-    """Rotary position embedding; the fields after `factor` matter for `llama3` scaling only."""
+    """Rotary position embedding; what the fields after `factor` mean, `rope` says."""
 
     kind: RopeKind = "default"
     theta: float = 10_000.0
@@ -24,6 +24,12 @@ class RopeConfig:
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     original_max_positions: int = 8192
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    is_truncated: bool = True
+    short_factors: tuple[float, ...] = ()  # of each turned pair
+    long_factors: tuple[float, ...] = ()
+    magnitude: float = 1.0  # of what is turned
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,18 +76,23 @@ class ModelConfig:
     has_qkv_bias: bool
     has_out_bias: bool
     has_mlp_bias: bool
-    has_qk_norm: bool  # each query and key head is normalised before rope
+    has_qk_norm: bool  # queries and keys are normalised before rope, each head of them
     is_parallel: bool  # attention and MLP read the same residual, and are added together
-    has_mlp_norm: bool  # False: the MLP of a parallel layer shares the attention's norm
+    has_mlp_norm: bool  # False: the MLP reads what attention reads if parallel, or the residual
     is_head_tied: bool  # the output head is the embedding
     windows: tuple[int | None, ...]  # per layer: how many positions a token sees, None = all
     attention_scale: float
     embedding_multiplier: float
     residual_multiplier: float
     logits_divisor: float
-    rope: RopeConfig
+    ropes: tuple[RopeConfig | None, ...]  # per layer, None = nothing is turned
+    rotary_dim: int  # of a head: as many of its first dimensions are turned
     tensor_names: TensorNames
     eos_token_ids: frozenset[int]
+    is_qk_norm_whole: bool = False  # all query heads are normalised as one, and all key heads
+    has_attention_norm: bool = True  # False: attention reads the residual as it is
+    has_output_norms: bool = False  # what attention and MLP give is normalised, then added
+    logits_softcap: float | None = None  # c: logits become c tanh(logits / c)
     first_layer: int = 0  # of these, in the checkpoint
     has_ends: bool = True  # embedding, final norm and output head
     quantisation: Quantisation | None = None  # of the checkpoint, where it is safetensors
@@ -92,6 +103,7 @@ class ModelConfig:
             self,
             num_layers=layers.end - layers.begin,
             windows=self.windows[layers.begin : layers.end],
+            ropes=self.ropes[layers.begin : layers.end],
             first_layer=layers.begin,
             has_ends=layers.begin == 0,
         )

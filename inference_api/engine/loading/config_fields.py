@@ -1,17 +1,17 @@
 """Typed access to a config.json. Loads no torch."""
 
+import math
 import reprlib
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Self
 
-from inference_api.engine.loading.config import ACTIVATIONS, RopeConfig, RopeKind
+from inference_api.engine.loading.config import ACTIVATIONS
 
 # Beyond every published model, and small enough to plan with: there are objects for every layer.
 MAX_LAYERS = 1024
 MAX_COUNT = 2**30
 MIN_NUMBER, MAX_NUMBER = 1e-30, 1e12  # as float32 has them
 
-ROPE_KINDS: dict[str, RopeKind] = {"default": "default", "linear": "linear", "llama3": "llama3"}
 ACTIVATION_ALIASES = {"swish": "silu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh"}
 
 
@@ -21,6 +21,17 @@ class ConfigFields:
     def __init__(self, raw: Mapping[str, Any]) -> None:
         self.raw = raw
         self.faults: list[str] = []
+
+    def under(self, raw: Mapping[str, Any]) -> Self:
+        """Access to an object inside it; `faults` are the same."""
+        inner = type(self)(raw)
+        inner.faults = self.faults
+        return inner
+
+    def or_else(self, defaults: Mapping[str, Any]) -> Self:
+        """With these values for keys that are absent or null."""
+        given = {name: value for name, value in self.raw.items() if value is not None}
+        return self.under({**defaults, **given})
 
     def count(self, name: str, default: int | None = None, most: int = MAX_COUNT) -> int:
         """An integer from 1 to `most`. Without a default the key must be there."""
@@ -46,6 +57,17 @@ class ConfigFields:
         )
         return 1.0
 
+    def numbers(self, name: str, length: int) -> tuple[float, ...]:
+        """A list of `length` numbers."""
+        values = self.raw.get(name)
+        if isinstance(values, list) and len(values) == length:
+            return tuple(self.under({name: value}).number(name, math.nan) for value in values)
+        self.faults.append(
+            f"{name}={reprlib.repr(values)} in config.json is no list of {length} numbers; get the "
+            "model again."
+        )
+        return (1.0,) * length
+
     def flag(self, name: str, default: bool = False) -> bool:
         value = self.raw.get(name)
         if value is None or isinstance(value, bool):
@@ -68,28 +90,6 @@ class ConfigFields:
         if activation not in ACTIVATIONS:
             self.refuse(name, given, " or ".join((*ACTIVATIONS, *ACTIVATION_ALIASES)))
         return activation
-
-    def rope(self, max_positions: int) -> RopeConfig:
-        scaling = ConfigFields({**self.mapping("rope_scaling"), **self.mapping("rope_parameters")})
-        given_kind = scaling.raw.get("rope_type") or scaling.raw.get("type") or "default"
-        kind = ROPE_KINDS.get(str(given_kind))
-        if kind is None:
-            self.refuse("rope_type", given_kind, f"{', '.join(ROPE_KINDS)} rope")
-        partial = scaling.raw.get("partial_rotary_factor", self.raw.get("partial_rotary_factor"))
-        if partial not in (None, 1, 1.0):
-            self.refuse("partial_rotary_factor", partial, "rope over the whole head")
-        rope = RopeConfig(
-            kind or "default",
-            theta=scaling.number("rope_theta", self.number("rope_theta", 10_000.0)),
-            factor=scaling.number("factor", 1.0),
-            low_freq_factor=scaling.number("low_freq_factor", 1.0),
-            high_freq_factor=scaling.number("high_freq_factor", 4.0),
-            original_max_positions=scaling.count("original_max_position_embeddings", max_positions),
-        )
-        if rope.kind == "llama3" and rope.low_freq_factor >= rope.high_freq_factor:
-            self.refuse("low_freq_factor", rope.low_freq_factor, "one below its high_freq_factor")
-        self.faults += scaling.faults
-        return rope
 
     def mapping(self, name: str) -> Mapping[str, Any]:
         value = self.raw.get(name) or {}

@@ -4,23 +4,38 @@ The rest of the engine asks a `ModelConfig` only for properties ("is the MLP gat
 family. Loads no torch.
 """
 
+import math
 import reprlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from inference_api.engine.loading.config import DEFAULT_MAX_SEQ_LEN, ModelConfig
+from inference_api.engine.loading.config import (
+    DEFAULT_MAX_SEQ_LEN,
+    ModelConfig,
+    RopeConfig,
+    RopeKind,
+    TensorNames,
+)
 from inference_api.engine.loading.config_fields import MAX_LAYERS, ConfigFields
 from inference_api.engine.loading.quantised import read_quantisation
+from inference_api.engine.loading.rope_fields import (
+    KINDS,
+    PHI_KINDS,
+    read_rope,
+    read_rotary_dim,
+    rope_of,
+)
 from inference_api.errors import StartupError
+
+GLOBAL, LOCAL = "full_attention", "sliding_attention"  # as `layer_types` calls a layer's attention
 
 
 def read_config(raw: Mapping[str, Any]) -> ModelConfig:
     """Understand the contents of a config.json.
 
-    Both spellings of rope are read: `rope_parameters` (transformers 5) and `rope_theta` with
-    `rope_scaling` (before). Raises StartupError naming every value that cannot be served.
+    Raises StartupError naming every value that cannot be served.
     """
     family = raw.get("model_type")
     reader = _READERS.get(family) if isinstance(family, str) else None
@@ -34,7 +49,7 @@ def read_config(raw: Mapping[str, Any]) -> ModelConfig:
     fields = ConfigFields(raw)
     config = replace(reader(fields), quantisation=read_quantisation(fields))
     if fields.faults:
-        raise StartupError(fields.faults)
+        raise StartupError(list(dict.fromkeys(fields.faults)))
     _check_shape(config)
     return config
 
@@ -72,11 +87,17 @@ def _windows_by_layer(fields: ConfigFields, num_layers: int) -> tuple[int | None
     kinds = fields.raw.get("layer_types")
     if kinds is None:
         first = fields.count("max_window_layers", 28)
-        kinds = ["sliding_attention" if i >= first else "" for i in range(num_layers)]
+        kinds = [LOCAL if i >= first else GLOBAL for i in range(num_layers)]
+    are_local = _are_local(fields, kinds, num_layers)
+    return tuple(window if is_local else None for is_local in are_local)
+
+
+def _are_local(fields: ConfigFields, kinds: object, num_layers: int) -> Sequence[bool]:
+    """Whether the attention of each layer is local; `kinds` are its `layer_types`."""
     if not isinstance(kinds, list) or len(kinds) != num_layers:
         fields.refuse("layer_types", kinds, f"one layer type for each of its {num_layers} layers")
-        return (None,) * num_layers
-    return tuple(window if kind == "sliding_attention" else None for kind in kinds)
+        return [False] * num_layers
+    return [kind == LOCAL for kind in kinds]
 
 
 def _read_llama_like(
@@ -84,10 +105,15 @@ def _read_llama_like(
     has_qkv_bias: bool | None = None,
     has_qk_norm: bool = False,
     windows: _ReadWindows = _no_windows,
+    tensor_names: TensorNames = "llama",
+    rope_kinds: Mapping[str, RopeKind] = KINDS,
+    usual_rotary_share: float | None = None,
 ) -> ModelConfig:
-    """Llama and the families that differ from it in biases, query norms, windows and multipliers.
+    """Llama and the families that differ from it in biases, query norms, windows, multipliers and
+    rope.
 
-    `has_qkv_bias` None means that the config's `attention_bias` decides.
+    `has_qkv_bias` None means that the config's `attention_bias` decides; `usual_rotary_share`:
+    see `read_rotary_dim`.
     """
     hidden_size = fields.count("hidden_size")
     num_heads = fields.count("num_attention_heads")
@@ -96,6 +122,8 @@ def _read_llama_like(
     vocab_size = fields.count("vocab_size")
     head_dim = fields.count("head_dim", max(1, hidden_size // num_heads))
     attention_bias = fields.flag("attention_bias")
+    rotary_dim = read_rotary_dim(fields, head_dim, usual_rotary_share)
+    rope = read_rope(fields, max_positions, rotary_dim, rope_kinds)
     return ModelConfig(
         vocab_size=vocab_size,
         hidden_size=hidden_size,
@@ -121,8 +149,9 @@ def _read_llama_like(
         embedding_multiplier=fields.number("embedding_multiplier", 1.0),
         residual_multiplier=fields.number("residual_multiplier", 1.0),
         logits_divisor=fields.number("logits_scaling", 1.0),
-        rope=fields.rope(max_positions),
-        tensor_names="llama",
+        ropes=(rope,) * num_layers,
+        rotary_dim=rotary_dim,
+        tensor_names=tensor_names,
         eos_token_ids=fields.eos_token_ids(vocab_size),
     )
 
@@ -169,17 +198,165 @@ def _read_falcon(fields: ConfigFields) -> ModelConfig:
         embedding_multiplier=1.0,
         residual_multiplier=1.0,
         logits_divisor=1.0,
-        rope=fields.rope(max_positions),
+        ropes=(read_rope(fields, max_positions, head_dim),) * num_layers,
+        rotary_dim=read_rotary_dim(fields, head_dim, usual_share=None),
         tensor_names="falcon",
         eos_token_ids=fields.eos_token_ids(vocab_size),
     )
 
 
+def _read_smollm3(fields: ConfigFields) -> ModelConfig:
+    """Llama, but every few layers turn nothing; unless it is said, these alone have the window."""
+    fields = fields.or_else(
+        {"num_key_value_heads": 4, "rope_theta": 2e6, "tie_word_embeddings": True}
+    )
+    num_layers = fields.count("num_hidden_layers", most=MAX_LAYERS)
+    are_turned = _are_turned(fields, num_layers)
+    fields = fields.or_else({"layer_types": [GLOBAL if turned else LOCAL for turned in are_turned]})
+    config = _read_llama_like(fields, windows=_windows_by_layer)
+    ropes = zip(config.ropes, are_turned, strict=True)
+    return replace(config, ropes=tuple(rope if turned else None for rope, turned in ropes))
+
+
+def _are_turned(fields: ConfigFields, num_layers: int) -> Sequence[bool]:
+    """Whether each layer has rope."""
+    interval = fields.count("no_rope_layer_interval", 4)
+    usual = [(layer + 1) % interval != 0 for layer in range(num_layers)]
+    named = fields.raw.get("no_rope_layers")
+    if named is None:
+        return usual
+    if (
+        not isinstance(named, list)
+        or len(named) < num_layers
+        or any(n not in (0, 1) for n in named)
+    ):
+        fields.refuse("no_rope_layers", named, f"0 or 1 for each of its {num_layers} layers")
+        return usual
+    return [bool(turned) for turned in named[:num_layers]]
+
+
+def _read_gemma3(fields: ConfigFields) -> ModelConfig:
+    """The text model of one that sees too."""
+    text = {"tie_word_embeddings": fields.raw.get("tie_word_embeddings")}
+    text |= fields.mapping("text_config")
+    if fields.raw.get("eos_token_id"):  # those of all its files: see `checkpoint.load_config`
+        text["eos_token_id"] = fields.raw["eos_token_id"]
+    return _read_gemma3_text(fields.under(text))
+
+
+def _read_gemma3_text(fields: ConfigFields) -> ModelConfig:
+    """Norms before and after attention and MLP; most layers have a window, and rope of their own.
+
+    What is left out has the values of transformers' Gemma3TextConfig.
+    """
+    fields = fields.under({"sliding_window": 4096, **fields.raw}).or_else(_GEMMA3_DEFAULTS)
+    for name in ("attn_logit_softcapping", "use_bidirectional_attention"):
+        if fields.raw.get(name):
+            fields.refuse(name, fields.raw[name], f"no {name}")
+    config = _read_llama_like(
+        fields.under({**fields.raw, "hidden_act": fields.raw["hidden_activation"]}),
+        has_qk_norm=True,
+        tensor_names="gemma3",
+    )
+    num_layers, pattern = config.num_layers, fields.count("sliding_window_pattern")
+    usual = [LOCAL if (layer + 1) % pattern else GLOBAL for layer in range(num_layers)]
+    are_local = _are_local(fields, fields.raw.get("layer_types", usual), num_layers)
+    [window, *_] = _same_window(fields, num_layers)
+    of_all, of_local = _gemma3_ropes(fields, config)
+    return replace(
+        config,
+        windows=tuple(window if is_local else None for is_local in are_local),
+        ropes=tuple(of_local if is_local else of_all for is_local in are_local),
+        attention_scale=fields.number("query_pre_attn_scalar", 1.0) ** -0.5,
+        embedding_multiplier=_as_bfloat16(math.sqrt(config.hidden_size)),
+        logits_softcap=_logits_softcap(fields),
+        has_output_norms=True,
+    )
+
+
+_GEMMA3_DEFAULTS = {
+    "vocab_size": 262_208,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "max_position_embeddings": 131_072,
+    "query_pre_attn_scalar": 256,
+    "rope_local_base_freq": 10_000.0,
+    "rope_theta": 1e6,
+    "sliding_window_pattern": 6,
+    "tie_word_embeddings": True,
+}
+
+
+def _gemma3_ropes(fields: ConfigFields, config: ModelConfig) -> tuple[RopeConfig, RopeConfig]:
+    """Of the layers that see everything, and of those that have a window."""
+    by_kind = fields.under(fields.mapping("rope_parameters"))
+
+    def rope(kind: str, theta: str) -> RopeConfig:
+        scaling = by_kind.under(by_kind.mapping(kind))
+        return rope_of(scaling, fields.number(theta, 1.0), config.max_positions, config.rotary_dim)
+
+    of_all = rope(GLOBAL, "rope_theta") if GLOBAL in by_kind.raw else config.ropes[0]
+    assert of_all is not None
+    return of_all, rope(LOCAL, "rope_local_base_freq")
+
+
+def _as_bfloat16(number: float) -> float:
+    """Gemma was trained with its factor in this precision, whose significands have 8 bits."""
+    significand, exponent = math.frexp(number)
+    return math.ldexp(round(significand * 256), exponent - 8)
+
+
+def _logits_softcap(fields: ConfigFields) -> float | None:
+    name = "final_logit_softcapping"
+    return None if fields.raw.get(name) is None else fields.number(name, 1.0)
+
+
+def _read_phi3(fields: ConfigFields) -> ModelConfig:
+    """Llama, with a window in all layers if any, and rope of a part of each head, or of long
+    contexts."""
+    return _read_llama_like(
+        fields.or_else({"rms_norm_eps": 1e-5, "original_max_position_embeddings": 4096}),
+        windows=_same_window,
+        tensor_names="phi3",
+        rope_kinds=PHI_KINDS,
+        usual_rotary_share=1.0,
+    )
+
+
+def _read_olmo2(fields: ConfigFields) -> ModelConfig:
+    """Norms after attention and MLP only, and of all heads of the queries or keys as one."""
+    fields = fields.or_else({"rms_norm_eps": 1e-5})
+    if fields.raw.get("sliding_window"):  # as GGUF says of OLMo 3
+        fields.refuse("sliding_window", fields.raw["sliding_window"], "no sliding_window")
+    return replace(
+        _read_llama_like(fields, has_qk_norm=True, tensor_names="olmo2"),
+        is_qk_norm_whole=True,
+        has_attention_norm=False,
+        has_mlp_norm=False,
+        has_output_norms=True,
+    )
+
+
+def _read_glm4(fields: ConfigFields) -> ModelConfig:
+    """Norms before and after attention and MLP, and rope of a part of each head."""
+    fields = fields.or_else({"attention_bias": True, "rms_norm_eps": 1.5625e-7})
+    config = _read_llama_like(fields, tensor_names="glm4", usual_rotary_share=0.5)
+    return replace(config, has_out_bias=False, has_output_norms=True)
+
+
 _READERS: dict[str, Callable[[ConfigFields], ModelConfig]] = {
     "falcon": _read_falcon,
+    "gemma3": _read_gemma3,
+    "gemma3_text": _read_gemma3_text,
+    "glm4": _read_glm4,
     "granite": _read_llama_like,
     "llama": _read_llama_like,
     "mistral": partial(_read_llama_like, windows=_same_window),
+    "olmo2": _read_olmo2,
+    "phi3": _read_phi3,
     "qwen2": partial(_read_llama_like, has_qkv_bias=True, windows=_windows_by_layer),
     "qwen3": partial(_read_llama_like, has_qk_norm=True, windows=_windows_by_layer),
+    "smollm3": _read_smollm3,
 }

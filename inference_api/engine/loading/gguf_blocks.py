@@ -4,7 +4,7 @@ Q8_0, Q4_0, IQ4_NL and MXFP4 are groups of 32 with one scale, which is what the 
 such weights move without being rounded again, to int4 those of Q4_0 alone.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -56,10 +56,10 @@ class GgufTensor:
         data = np.fromfile(file, view.dtype, view.size, offset=int(tensor.data_offset))
         return GgufTensor(tensor.tensor_type, data.reshape(view.shape))
 
-    def without_interleaving(self, head_dim: int) -> "GgufTensor":
-        """Rows of rotary pairs that lie side by side, brought half a head apart."""
-        pairs = self.data.reshape(-1, head_dim // 2, 2, *self.data.shape[1:])
-        return GgufTensor(self.kind, pairs.swapaxes(1, 2).reshape(self.data.shape))
+    def reordered(self, order: Sequence[int]) -> "GgufTensor":
+        """Of every head the rows in this order."""
+        heads = self.data.reshape(-1, len(order), *self.data.shape[1:])
+        return GgufTensor(self.kind, heads[:, order].reshape(self.data.shape))
 
     def copy_to(self, target: Tensor) -> None:
         """Write the numbers, in the precision of `target`. Raises UnusableWeight."""

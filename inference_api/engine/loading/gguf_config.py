@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from inference_api.engine.loading.families import GLOBAL, LOCAL
+from inference_api.engine.loading.rope_fields import ORIGINAL_POSITIONS
 from inference_api.errors import StartupError
 
 LOW_FREQ_FACTOR, HIGH_FREQ_FACTOR = 1.0, 4.0  # of llama3's rope; GGUF files do not name them
@@ -14,13 +16,19 @@ FACTOR_TOLERANCE = 1e-3
 
 Metadata = Mapping[str, Any]
 Shapes = Mapping[str, tuple[int, ...]]
-Factors = NDArray[np.float64] | None
+Factors = Mapping[str, NDArray[np.float64]]
+
+ROPE_FACTORS, LONG_FACTORS, SHORT_FACTORS = (
+    f"rope_{name}.weight" for name in ("freqs", "factors_long", "factors_short")
+)
+_LAYERS_OF_27B = 62  # of Gemma 3's sizes the only one whose queries have a scale of their own
 
 
 def raw_config(
     architecture: str, metadata: Metadata, shapes: Shapes, factors: Factors
 ) -> dict[str, Any]:
-    """The keys that `read_config` asks for. `factors`: by how much each rotary pair is slowed.
+    """The keys that `read_config` asks for. `factors`: by how much each rotary pair is slowed, in
+    tensors of these names.
 
     Raises StartupError when the rotary embedding is none that we have.
     """
@@ -58,6 +66,37 @@ def raw_config(
         "embedding_multiplier": value("embedding_scale"),
         "residual_multiplier": value("residual_scale"),
         "logits_scaling": value("logit_scale"),
+        **_own_fields(architecture, value, shapes),
+    }
+
+
+def _own_fields(architecture: str, value: Any, shapes: Shapes) -> dict[str, Any]:
+    """What some families have besides."""
+    if architecture == "gemma3":
+        return _gemma3(value)
+    if architecture == "glm4":
+        return {"attention_bias": "blk.0.attn_q.bias" in shapes}
+    if architecture in ("olmo2", "phi3"):
+        return {"sliding_window": value("attention.sliding_window")}
+    return {}
+
+
+def _gemma3(value: Any) -> dict[str, Any]:
+    pattern = value("attention.sliding_window_pattern")
+    is_by_layer = isinstance(pattern, list)
+    kinds = [LOCAL if is_local else GLOBAL for is_local in pattern] if is_by_layer else None
+    scalar = value("attention.key_length")
+    if value("block_count") == _LAYERS_OF_27B:
+        scalar = value("embedding_length") / value("attention.head_count")
+    return {
+        "model_type": "gemma3_text",
+        "sliding_window": value("attention.sliding_window"),
+        "sliding_window_pattern": None if is_by_layer else pattern,
+        "layer_types": kinds,
+        "query_pre_attn_scalar": scalar,
+        "rope_local_base_freq": value("rope.freq_base_swa"),
+        "final_logit_softcapping": value("final_logit_softcapping"),
+        "attn_logit_softcapping": value("attn_logit_softcapping"),
     }
 
 
@@ -70,10 +109,28 @@ def _rope(value: Any, factors: Factors) -> dict[str, Any]:
     scaling: dict[str, Any] = {}
     kind = value("rope.scaling.type")
     if kind not in (None, "none"):
-        scaling = {"rope_type": kind, "factor": value("rope.scaling.factor")}
-    if factors is not None:
-        scaling = llama3_rope(factors, float(theta or 10_000.0))
-    return {"rope_theta": theta, "partial_rotary_factor": partial, "rope_scaling": scaling}
+        scaling = {
+            "rope_type": kind,
+            "factor": value("rope.scaling.factor"),
+            "beta_fast": value("rope.scaling.yarn_beta_fast"),
+            "beta_slow": value("rope.scaling.yarn_beta_slow"),
+        }
+    if ROPE_FACTORS in factors:
+        scaling = llama3_rope(factors[ROPE_FACTORS], float(theta or 10_000.0))
+    elif LONG_FACTORS in factors or SHORT_FACTORS in factors:
+        scaling = {
+            "rope_type": "longrope",
+            "long_factor": factors.get(LONG_FACTORS, np.empty(0)).tolist(),
+            "short_factor": factors.get(SHORT_FACTORS, np.empty(0)).tolist(),
+            "attention_factor": value("rope.scaling.attn_factor"),
+        }
+    context = scaling.get(ORIGINAL_POSITIONS, value("rope.scaling.original_context_length"))
+    return {
+        "rope_theta": theta,
+        "partial_rotary_factor": partial,
+        "rope_scaling": scaling,
+        ORIGINAL_POSITIONS: context,
+    }
 
 
 def llama3_rope(factors: NDArray[np.float64], theta: float) -> dict[str, Any]:

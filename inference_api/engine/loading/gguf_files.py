@@ -17,7 +17,12 @@ from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType, ReaderField, R
 from inference_api.engine.loading import gguf_tokenizer
 from inference_api.engine.loading.config import ModelConfig
 from inference_api.engine.loading.families import read_config
-from inference_api.engine.loading.gguf_config import raw_config
+from inference_api.engine.loading.gguf_config import (
+    LONG_FACTORS,
+    ROPE_FACTORS,
+    SHORT_FACTORS,
+    raw_config,
+)
 from inference_api.engine.loading.gguf_names import ARCHITECTURES, gguf_names
 from inference_api.engine.loading.layout import StoredTensor, Tensors, shown, weight_plan
 from inference_api.errors import StartupError
@@ -26,7 +31,7 @@ SUFFIX = ".gguf"
 MAX_VALUES = 4_000_000  # of metadata's lists; vocabularies and merges have some 100,000
 MAX_TEXT_BYTES = 64 * 1024**2  # of one value of metadata
 MAX_ENTRIES = 100_000  # of metadata, and tensors
-ROPE_FACTORS = "rope_freqs.weight"
+ROPE_TENSORS = {ROPE_FACTORS, LONG_FACTORS, SHORT_FACTORS}
 LAYER = re.compile(r"blk\.(\d{1,9})\.")
 
 # What the package turns back into numbers.
@@ -173,11 +178,12 @@ def _config(
     num_layers = 1 + max(
         (int(found[1]) for name in tensors if (found := LAYER.match(name))), default=-1
     )
-    factors = tensors.get(ROPE_FACTORS)
+    factors = {
+        name: np.asarray(tensors[name].data, np.float64) for name in ROPE_TENSORS if name in tensors
+    }
     shapes = {name: _shape(tensor) for name, tensor in tensors.items()}
-    slowed = None if factors is None else np.asarray(factors.data, np.float64)
     try:
-        raw = raw_config(architecture, metadata, shapes, slowed)
+        raw = raw_config(architecture, metadata, shapes, factors)
     except (TypeError, ValueError, ArithmeticError) as error:
         raise StartupError(
             [f"{path} has metadata of the wrong type ({error}); get the file again."]
@@ -214,7 +220,7 @@ def _check_tensors(
         for name, shape in wanted.items()
         if name in tensors and _shape(tensors[name]) != shape
     ]
-    unknown = sorted(tensors.keys() - wanted.keys() - {ROPE_FACTORS})
+    unknown = sorted(tensors.keys() - wanted.keys() - ROPE_TENSORS)
     faults = []
     if missing:
         faults.append(f"{path} lacks the tensors {shown(missing)}; get the file again.")

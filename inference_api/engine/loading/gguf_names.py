@@ -8,14 +8,19 @@ from inference_api.engine.loading.layout import weight_plan
 # By `model_type` of a config.json. GGUF has no word for Mistral: its tensors are Llama's.
 ARCHITECTURES = {
     "falcon": "falcon",
+    "gemma3": "gemma3",
+    "gemma3_text": "gemma3",
+    "glm4": "glm4",
     "granite": "granite",
     "llama": "llama",
     "mistral": "llama",
+    "olmo2": "olmo2",
+    "phi3": "phi3",
     "qwen2": "qwen2",
     "qwen3": "qwen3",
+    "smollm3": "smollm3",
 }
-MODEL_TYPES = {name: name for name in ARCHITECTURES.values()}  # and back
-_INTERLEAVED = ("llama", "granite")
+_INTERLEAVED = ("glm4", "granite", "llama", "smollm3")
 _SUFFIXES = (".weight", ".bias")
 _BY_VALUE = {name: key for key, name in gguf.MODEL_ARCH_NAMES.items()}
 

@@ -47,6 +47,13 @@ def _words_and_numbers(digits: str) -> Json:
     return _sequence(_split(pattern), {**_BYTES, "use_regex": False})
 
 
+_MARK = r"[^\r\n\p{L}\p{N}]?"
+_UPPER, _LOWER = (rf"[{kinds}\p{{Lm}}\p{{Lo}}\p{{M}}]" for kinds in (r"\p{Lu}\p{Lt}", r"\p{Ll}"))
+_CASED_WORDS = (  # GPT-4o's: a word ends where capitals begin, and has its contraction with it
+    rf"{_MARK}{_UPPER}*{_LOWER}+{_CONTRACTIONS}?|{_MARK}{_UPPER}+{_LOWER}*{_CONTRACTIONS}?"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
 # By the value of tokenizer.ggml.pre.
 PRE_TOKENIZERS: dict[str, Json] = {
     "gpt-2": _BYTES,
@@ -54,6 +61,11 @@ PRE_TOKENIZERS: dict[str, Json] = {
     "starcoder": _sequence(_DIGITS, _BYTES),
     "refact": _sequence(_DIGITS, _BYTES),
     "llama-bpe": _words_and_numbers("{1,3}"),
+    "dbrx": _words_and_numbers("{1,3}"),
+    "smaug-bpe": _words_and_numbers("{1,3}"),
+    "chatglm-bpe": _words_and_numbers("{1,3}"),
+    "glm4": _words_and_numbers("{1,3}"),
+    "gpt-4o": _sequence(_split(_CASED_WORDS), {**_BYTES, "use_regex": False}),
     "qwen2": _words_and_numbers(""),
     "falcon": _sequence(
         {"type": "Punctuation", "behavior": "Contiguous"},

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from inference_api.engine.loading.layout import StoredTensor, Tensors
+from inference_api.engine.loading.layout import StoredTensor, Tensors, name_of_text_model
 from inference_api.errors import StartupError
 
 DESCRIPTION_FILES = ["*.json", "*.jinja"]  # configuration and tokenizer: small
@@ -39,7 +39,7 @@ def stored_tensors(model: str) -> Tensors:
     with _faults_named(model):
         files = get_safetensors_metadata(model).files_metadata.values()
     return {
-        name: StoredTensor(tuple(tensor.shape), tensor.dtype)
+        name_of_text_model(name): StoredTensor(tuple(tensor.shape), tensor.dtype)
         for file in files
         for name, tensor in file.tensors.items()
     }

@@ -6,11 +6,11 @@ of an MLP: one matrix product instead of three or two. A parameter's parts are s
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import NamedTuple
 
-from inference_api.engine.loading.config import ModelConfig
+from inference_api.engine.loading.config import ModelConfig, TensorNames
 from inference_api.kernels.packing import FLOAT_BITS, MAX_HEAD_DIM, Bits, packed_bytes
 
 HEAD = "head"
@@ -30,21 +30,25 @@ Tensors = Mapping[str, StoredTensor]  # by name
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One tensor of a checkpoint.
+    """One tensor of a checkpoint. Where it is not as ours is, that holds for safetensors only.
 
     `is_grouped_qkv`: its rows hold, for each key-value head in turn, that head's queries, key
     and value (all of Falcon's fused layouts are this one, with 1, some or all heads as groups);
-    ours are all queries, then all keys, then all values.
+    ours are all queries, then all keys, then all values. `is_interleaved`: the dimensions of a head
+    that make a rotary pair lie side by side; see `rotary_order`. `offset`: ours are so much more.
     """
 
     name: str
     shape: tuple[int, ...]
     is_grouped_qkv: bool = False
+    is_interleaved: bool = False
+    offset: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class _Names:
-    """A naming scheme: prefix of everything, and what modules are called below it."""
+    """A naming scheme: prefix of everything, what modules are called below it, and what their
+    tensors hold where that is not the same for all: see `Part`."""
 
     embedding: str
     final_norm: str
@@ -55,6 +59,11 @@ class _Names:
     out: str
     up: tuple[str, ...]
     down: str
+    attention_output_norm: str = ""
+    mlp_output_norm: str = ""
+    is_qkv_grouped: bool = False
+    is_interleaved: bool = False
+    norm_offset: float = 0.0
 
 
 _LLAMA = _Names(
@@ -78,7 +87,32 @@ _FALCON = _Names(
     out="self_attention.dense",
     up=("mlp.dense_h_to_4h",),
     down="mlp.dense_4h_to_h",
+    is_qkv_grouped=True,
 )
+_SCHEMES: dict[TensorNames, _Names] = {
+    "falcon": _FALCON,
+    "gemma3": replace(
+        _LLAMA,
+        mlp_norm="pre_feedforward_layernorm",
+        attention_output_norm="post_attention_layernorm",
+        mlp_output_norm="post_feedforward_layernorm",
+        norm_offset=1.0,
+    ),
+    "glm4": replace(
+        _LLAMA,
+        up=("mlp.gate_up_proj",),
+        attention_output_norm="post_self_attn_layernorm",
+        mlp_output_norm="post_mlp_layernorm",
+        is_interleaved=True,
+    ),
+    "llama": _LLAMA,
+    "olmo2": replace(
+        _LLAMA,
+        attention_output_norm="post_attention_layernorm",
+        mlp_output_norm="post_feedforward_layernorm",
+    ),
+    "phi3": replace(_LLAMA, qkv=("self_attn.qkv_proj",), up=("mlp.gate_up_proj",)),
+}
 _FALCON_PARALLEL_NORMS = ("ln_attn", "ln_mlp")  # when a parallel layer has two
 
 Plan = dict[str, tuple[Part, ...]]  # parts by parameter name
@@ -99,12 +133,18 @@ class Form(NamedTuple):
         return packed_bytes(self.bits, outputs, inputs)
 
 
+def name_of_text_model(name: str) -> str:
+    """What a tensor of a model that sees too is called where there is its text model alone."""
+    inner = name.removeprefix("language_model.")
+    return inner if inner != name else name.replace("model.language_model.", "model.", 1)
+
+
 def weight_plan(config: ModelConfig) -> Plan:
     """Every parameter of the decoder and the checkpoint tensors it is made of.
 
     Layers are counted from the first that this process has.
     """
-    names = _LLAMA if config.tensor_names == "llama" else _FALCON
+    names = _SCHEMES[config.tensor_names]
     vocab = (config.vocab_size, config.hidden_size)
     plan: Plan = {}
     if config.has_ends:
@@ -113,7 +153,7 @@ def weight_plan(config: ModelConfig) -> Plan:
         plan.update(_layer_plan(config, names, index))
     if not config.has_ends:
         return plan
-    plan.update(_norm(config, "final_norm", names.final_norm))
+    plan.update(_norm(config, names, "final_norm", names.final_norm))
     if not config.is_head_tied:
         plan[HEAD] = (Part("lm_head.weight", vocab),)
     return plan
@@ -143,9 +183,16 @@ def matrices(config: ModelConfig) -> list[Part]:
     return [part for part in parts if len(part.shape) > 1]
 
 
+def rotary_order(config: ModelConfig) -> list[int]:
+    """Of a head whose rotary pairs lie side by side, the dimension that each of ours is there."""
+    firsts = range(0, config.rotary_dim, 2)
+    seconds = range(1, config.rotary_dim, 2)
+    return [*firsts, *seconds, *range(config.rotary_dim, config.head_dim)]
+
+
 def num_layers_in(names: Iterable[str], config: ModelConfig) -> int:
     """Layers of which there is any tensor, up to the last."""
-    scheme = _LLAMA if config.tensor_names == "llama" else _FALCON
+    scheme = _SCHEMES[config.tensor_names]
     layer = re.compile(rf"{re.escape(scheme.layer)}\.(\d{{1,9}})\.")
     return 1 + max((int(found[1]) for name in names if (found := layer.match(name))), default=-1)
 
@@ -200,20 +247,44 @@ def _layer_plan(config: ModelConfig, names: _Names, index: int) -> Plan:
         attention_norm, mlp_norm = _FALCON_PARALLEL_NORMS
 
     plan: Plan = {}
-    plan.update(_norm(config, f"{ours}.attention_norm", f"{theirs}.{attention_norm}"))
-    plan.update(_linear(f"{ours}.qkv", theirs, names.qkv, qkv_rows, hidden, config.has_qkv_bias))
+
+    def norm(name: str, its_name: str) -> Plan:
+        return _norm(config, names, f"{ours}.{name}", f"{theirs}.{its_name}")
+
+    if config.has_attention_norm:
+        plan.update(norm("attention_norm", attention_norm))
+    qkv = _linear(f"{ours}.qkv", theirs, names.qkv, qkv_rows, hidden, config.has_qkv_bias)
+    plan.update(
+        {name: tuple(_qkv_part(names, part) for part in parts) for name, parts in qkv.items()}
+    )
     if config.has_qk_norm:
-        plan[f"{ours}.q_norm"] = (Part(f"{theirs}.self_attn.q_norm.weight", (head,)),)
-        plan[f"{ours}.k_norm"] = (Part(f"{theirs}.self_attn.k_norm.weight", (head,)),)
+        sizes = (queries, kv) if config.is_qk_norm_whole else (head, head)
+        for name, size in zip(("q_norm", "k_norm"), sizes, strict=True):
+            weight = f"{theirs}.self_attn.{name}.weight"
+            plan[f"{ours}.{name}"] = (Part(weight, (size,), offset=names.norm_offset),)
     plan.update(
         _linear(f"{ours}.out", theirs, (names.out,), (hidden,), queries, config.has_out_bias)
     )
+    if config.has_output_norms:
+        plan.update(norm("attention_output_norm", names.attention_output_norm))
     if config.has_mlp_norm:
-        plan.update(_norm(config, f"{ours}.mlp_norm", f"{theirs}.{mlp_norm}"))
-    up_rows = (ffn,) * len(names.up)
+        plan.update(norm("mlp_norm", mlp_norm))
+    all_up = 2 * ffn if config.is_mlp_gated else ffn
+    up_rows = (all_up // len(names.up),) * len(names.up)
     plan.update(_linear(f"{ours}.up", theirs, names.up, up_rows, hidden, config.has_mlp_bias))
     plan.update(_linear(f"{ours}.down", theirs, (names.down,), (hidden,), ffn, config.has_mlp_bias))
+    if config.has_output_norms:
+        plan.update(norm("mlp_output_norm", names.mlp_output_norm))
     return plan
+
+
+def _qkv_part(names: _Names, part: Part) -> Part:
+    is_turned = ".v_proj." not in part.name
+    return replace(
+        part,
+        is_grouped_qkv=names.is_qkv_grouped,
+        is_interleaved=names.is_interleaved and is_turned,
+    )
 
 
 def _linear(
@@ -224,11 +295,9 @@ def _linear(
     columns: int,
     has_bias: bool,
 ) -> Plan:
-    is_grouped = ours.endswith(".qkv") and len(names) == 1
-
     def parts(kind: str, *tail: int) -> Iterator[Part]:
         for name, num_rows in zip(names, rows, strict=True):
-            yield Part(f"{theirs}.{name}.{kind}", (num_rows, *tail), is_grouped)
+            yield Part(f"{theirs}.{name}.{kind}", (num_rows, *tail))
 
     plan = {f"{ours}.weight": tuple(parts("weight", columns))}
     if has_bias:
@@ -236,9 +305,10 @@ def _linear(
     return plan
 
 
-def _norm(config: ModelConfig, ours: str, theirs: str) -> Plan:
+def _norm(config: ModelConfig, names: _Names, ours: str, theirs: str) -> Plan:
     shape = (config.hidden_size,)
-    plan: Plan = {f"{ours}.weight": (Part(f"{theirs}.weight", shape),)}
+    weight = Part(f"{theirs}.weight", shape, offset=names.norm_offset)
+    plan: Plan = {f"{ours}.weight": (weight,)}
     if config.norm == "layer":
         plan[f"{ours}.bias"] = (Part(f"{theirs}.bias", shape),)
     return plan

@@ -64,6 +64,7 @@ def scratch_bytes(config: ModelConfig, num_outputs: int) -> int:
         config.num_qkv_heads * config.head_dim  # queries, keys and values
         + 2 * queries  # attended, then as products take it
         + 3 * config.hidden_size  # the residual, and its norm for attention and for the MLP
+        + config.has_output_norms * config.hidden_size  # what is normalised before it is added
         + config.ffn_size
     )
     return FLOAT_BYTES * (STEP_TOKENS * token_floats + num_outputs * config.vocab_size)

@@ -20,6 +20,7 @@ from inference_api.engine.loading.json_files import (
 from inference_api.engine.loading.layout import (
     StoredTensor,
     Tensors,
+    name_of_text_model,
     num_layers_in,
     shown,
     weight_plan,
@@ -79,7 +80,12 @@ def tensor_places(file: Path) -> dict[str, Place]:
     """The tensors of a safetensors file. Raises StartupError when it is cut short or damaged."""
     try:
         start, entries = read_entries(file)
-        return {name: _place(name, entry, start) for name, entry in entries.items()}
+        places = {
+            name_of_text_model(name): _place(name, entry, start) for name, entry in entries.items()
+        }
+        if len(places) < len(entries):
+            raise ValueError("two tensors would have the same name")
+        return places
     except (OSError, UnusableJson, ValueError, LookupError, TypeError) as error:
         raise StartupError(
             [f"{file} is damaged or incomplete ({error}); get the file again."]

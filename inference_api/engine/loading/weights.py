@@ -18,6 +18,7 @@ from inference_api.engine.loading.layout import (
     Part,
     linear_weights,
     parameter_forms,
+    rotary_order,
     weight_plan,
 )
 from inference_api.engine.loading.quantised_weights import QuantisedTensor, read_quantised
@@ -46,6 +47,17 @@ class Parameters:
         offsets = None if offsets is None else offsets.float()
         return PackedLinear(self.packing.kernels, self.packed[weight], offsets)
 
+    def qk_norm(self, config: ModelConfig, layer: int) -> Tensor | None:
+        """What a layer's queries and keys are multiplied by, [heads + kv_heads, head_dim]."""
+        if not config.has_qk_norm:
+            return None
+        counts = {"q_norm": config.num_heads, "k_norm": config.num_kv_heads}
+        norms = [
+            self.tensors[f"layers.{layer}.{name}"].view(-1, config.head_dim).expand(count, -1)
+            for name, count in counts.items()
+        ]
+        return torch.cat(norms)
+
 
 Weight = Tensor | QuantisedTensor | GgufTensor  # one tensor of the checkpoint
 Write = Callable[[Weight], object]  # brings it to its place
@@ -73,7 +85,7 @@ def load_parameters(
     targets: dict[str, list[Write]] = {}  # by name in the checkpoint; a tied embedding has two
     parts: dict[str, Part] = {}
     for part, write in (*_tensor_targets(parameters, config), *_packed_targets(parameters, config)):
-        targets.setdefault(part.name, []).append(_ordered(part, config, write))
+        targets.setdefault(part.name, []).append(_converted(part, config, write))
         parts[part.name] = part
     for name, weight in _weights(files, parts, config.quantisation):
         _write(name, weight, targets.pop(name))
@@ -157,19 +169,19 @@ def _read_gguf(file: Path, wanted: Collection[str]) -> Iterator[tuple[str, Weigh
         except (OSError, ValueError) as error:
             raise StartupError([f"{file} is damaged ({error}); get the file again."]) from None
         is_interleaved = is_rope_interleaved(model.architecture, name)
-        yield name, weight.without_interleaving(model.config.head_dim) if is_interleaved else weight
+        yield name, weight.reordered(rotary_order(model.config)) if is_interleaved else weight
 
 
-def _ordered(part: Part, config: ModelConfig, write: Write) -> Write:
-    """`write`, after the rows have been brought into our order, which GGUF's are in already."""
-    order = partial(ungrouped, config=config)
+def _converted(part: Part, config: ModelConfig, write: Write) -> Write:
+    """`write`, after a tensor of safetensors has been made one of ours."""
+    convert = partial(converted, part=part, config=config)
 
-    def write_ordered(weight: Weight) -> object:
+    def write_converted(weight: Weight) -> object:
         if isinstance(weight, QuantisedTensor):
-            return write(weight.with_rows(order))
-        return write(order(weight) if isinstance(weight, Tensor) else weight)
+            return write(weight.with_rows(convert))
+        return write(convert(weight) if isinstance(weight, Tensor) else weight)
 
-    return write_ordered if part.is_grouped_qkv else write
+    return write_converted if part != Part(part.name, part.shape) else write
 
 
 def _copy(weight: Weight, target: Tensor) -> None:
@@ -195,7 +207,17 @@ def _write(name: str, weight: Weight, writes: Sequence[Write]) -> None:
         raise StartupError([f"{name} cannot be loaded: {error}; get the {what} again."]) from error
 
 
-def ungrouped(qkv: Tensor, config: ModelConfig) -> Tensor:
+def converted(tensor: Tensor, part: Part, config: ModelConfig) -> Tensor:
+    """A tensor of safetensors as one of ours; see `Part`."""
+    if part.is_grouped_qkv:
+        tensor = _ungrouped(tensor, config)
+    if part.is_interleaved:
+        heads = tensor.view(-1, config.head_dim, *tensor.shape[1:])
+        tensor = heads[:, rotary_order(config)].flatten(0, 1)
+    return tensor.float() + part.offset if part.offset else tensor
+
+
+def _ungrouped(qkv: Tensor, config: ModelConfig) -> Tensor:
     """Rows of [group: queries, key, value] reordered to all queries, all keys, all values."""
     groups = qkv.view(config.num_kv_heads, config.num_groups + 2, config.head_dim, *qkv.shape[1:])
     queries, keys, values = groups.split_with_sizes([config.num_groups, 1, 1], dim=1)

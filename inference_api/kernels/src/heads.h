@@ -10,9 +10,9 @@
 namespace hearth {
 namespace {
 
-// Dimensions i and i + head_dim / 2 are a pair that the position turns; see engine/rope.py.
-inline void turn(float* head, const float* cos, const float* sin, int64_t head_dim) {
-  const int64_t half = head_dim / 2;
+// Dimensions i and i + rotary_dim / 2 are a pair that the position turns; see engine/rope.py.
+inline void turn(float* head, const float* cos, const float* sin, int64_t rotary_dim) {
+  const int64_t half = rotary_dim / 2;
   for (int64_t i = 0; i < half; ++i) {
     const float first = head[i];
     const float second = head[i + half];
@@ -64,15 +64,27 @@ void write_head(const float* head, int64_t head_dim, CacheType type, void* cache
   }
 }
 
+inline void norm_heads(const HeadsCall& call) {
+  const int64_t queries = call.num_heads * call.head_dim;
+  const int64_t keys = call.num_kv_heads * call.head_dim;
+  if (call.is_norm_whole) {
+    norm_head(call.qkv, call.qk_norm, queries, call.eps);
+    norm_head(call.qkv + queries, call.qk_norm + queries, keys, call.eps);
+    return;
+  }
+  for (int64_t first = 0; first < queries + keys; first += call.head_dim) {
+    norm_head(call.qkv + first, call.qk_norm + first, call.head_dim, call.eps);
+  }
+}
+
 template <class Simd>
 void write_heads(const HeadsCall& call) {
+  if (call.qk_norm != nullptr) {
+    norm_heads(call);
+  }
   const int64_t num_turned = call.num_heads + call.num_kv_heads;
   for (int64_t head = 0; head < num_turned; ++head) {
-    float* values = call.qkv + head * call.head_dim;
-    if (call.qk_norm != nullptr) {
-      norm_head(values, call.qk_norm + head * call.head_dim, call.head_dim, call.eps);
-    }
-    turn(values, call.cos, call.sin, call.head_dim);
+    turn(call.qkv + head * call.head_dim, call.cos, call.sin, call.rotary_dim);
   }
   for (int64_t head = 0; head < call.num_kv_heads; ++head) {
     const float* keys = call.qkv + (call.num_heads + head) * call.head_dim;

@@ -71,9 +71,13 @@ typedef struct {
 } HearthNorm;
 
 typedef struct {
-  HearthNorm attention_norm;
-  HearthNorm mlp_norm;   // where there is none, the MLP of a parallel layer shares the attention's
+  HearthNorm attention_norm;         // where there is none, attention reads the residual as it is
+  HearthNorm attention_output_norm;  // of what attention adds
+  HearthNorm mlp_norm;  // where there is none, the MLP of a parallel layer shares the attention's
+  HearthNorm mlp_output_norm;
   const float* qk_norm;  // [heads + kv_heads][head_dim] or null
+  const float* cos;      // [positions][rotary_dim], or null: nothing is turned
+  const float* sin;      // like cos; negative in the first half
   HearthLinear qkv;
   HearthLinear out;
   HearthLinear up;  // gates, then what passes them, when the MLP is gated
@@ -88,8 +92,6 @@ typedef struct {
 typedef struct {
   const HearthLayer* layers;
   const void* embedding;  // [vocab][hidden]
-  const float* cos;       // [positions][head_dim]
-  const float* sin;       // like cos; negative in the first half
   HearthNorm final_norm;
   HearthLinear head;
   int64_t num_layers;
@@ -98,6 +100,7 @@ typedef struct {
   int64_t num_heads;
   int64_t num_kv_heads;
   int64_t head_dim;
+  int64_t rotary_dim;   // of a head: as many of its first dimensions are turned
   int64_t row_stride;   // of the cache, in elements
   int64_t head_stride;  // like row_stride
   int32_t bits;
@@ -107,11 +110,13 @@ typedef struct {
   int32_t activation;
   int32_t is_gated;
   int32_t is_parallel;
+  int32_t is_qk_norm_whole;  // all query heads are normalised as one, and all key heads
   float norm_eps;
   float attention_scale;
   float embedding_multiplier;
   float residual_multiplier;
   float logits_divisor;
+  float logits_softcap;  // c: logits become c tanh(logits / c); 0: they stay
 } HearthModel;
 
 // Tokens of any cache rows, those of a row in their order. A token follows the `position` slots

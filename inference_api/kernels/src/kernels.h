@@ -62,9 +62,11 @@ struct NormCall {
 struct HeadsCall {
   float* qkv;            // [heads + 2 * kv_heads][head_dim]; queries are turned where they are
   const float* qk_norm;  // [heads + kv_heads][head_dim] or null
+  bool is_norm_whole;    // all query heads are normalised as one, and all key heads
   float eps;
-  const float* cos;  // [head_dim] of the token's position
-  const float* sin;  // like cos; negative in the first half, which is where it is subtracted
+  const float* cos;    // [rotary_dim] of the token's position
+  const float* sin;    // like cos; negative in the first half, which is where it is subtracted
+  int64_t rotary_dim;  // 0: nothing is turned
   int64_t num_heads;
   int64_t num_kv_heads;
   int64_t head_dim;

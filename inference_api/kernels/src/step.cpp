@@ -1,6 +1,7 @@
 #include "step.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "half.h"
 
@@ -64,6 +65,12 @@ void embed(const HearthModel& model, int64_t token, float* out) {
   }
 }
 
+void soften(float* logits, int64_t count, float softcap) {
+  for (int64_t i = 0; i < count; ++i) {
+    logits[i] = softcap * std::tanh(logits[i] / softcap);
+  }
+}
+
 void* at(const HearthModel& model, void* cache, int64_t element) {
   constexpr int64_t kBytes[] = {4, 2, 1};  // by CacheType
   return static_cast<char*>(cache) + element * kBytes[model.cache_type];
@@ -100,14 +107,19 @@ void Step::run(Workers& workers, const HearthModel& model, const HearthBatch& ba
     if (count == 0) {
       continue;
     }
+    float* const logits = batch.logits + output * model.head.outputs;
     const NormCall norm = norm_call(model, model.final_norm);
     workers.each_row(count, [&](int64_t row) {
       workers.kernels.norm_row(norm, hidden_.data() + (begin[row] - first) * model.hidden,
                                normed_.data() + row * row_bytes(model, model.hidden));
     });
     workers.multiply(linear_call(model, model.head, normed_, count, Finish::kStore,
-                                 1.0f / model.logits_divisor,
-                                 batch.logits + output * model.head.outputs));
+                                 1.0f / model.logits_divisor, logits));
+    if (model.logits_softcap != 0.0f) {
+      workers.each_row(count, [&](int64_t row) {
+        soften(logits + row * model.head.outputs, model.head.outputs, model.logits_softcap);
+      });
+    }
     output += count;
   }
 }
@@ -167,32 +179,61 @@ const Branch* Step::find_branches(const Part& part) {
 }
 
 // Sequential: the MLP reads what attention has added to. Parallel: both read the same, so that both
-// norms are taken first; without one of its own the MLP shares attention's.
+// norms are taken first; without one of its own the MLP shares attention's. Where there is no norm
+// at all the residual is read as it is.
 void Step::run_layer(Workers& workers, const HearthModel& model, const HearthLayer& layer,
                      const Part& part) {
   const auto norm_rows = [&](const HearthNorm& norm, std::vector<char>& rows) {
     const NormCall call = norm_call(model, norm);
     workers.each_row(part.count, [&](int64_t token) {
-      workers.kernels.norm_row(call, hidden_.data() + token * model.hidden,
-                               rows.data() + token * row_bytes(model, model.hidden));
+      const float* const hidden = hidden_.data() + token * model.hidden;
+      char* const row = rows.data() + token * row_bytes(model, model.hidden);
+      if (norm.weight == nullptr) {
+        workers.kernels.prepare_row(bits(model), hidden, model.hidden / kGroup, row);
+      } else {
+        workers.kernels.norm_row(call, hidden, row);
+      }
     });
   };
-  const bool has_mlp_norm = layer.mlp_norm.weight != nullptr;
+  const bool shares_norm = model.is_parallel != 0 && layer.mlp_norm.weight == nullptr;
   norm_rows(layer.attention_norm, normed_);
-  if (model.is_parallel && has_mlp_norm) {
+  if (model.is_parallel && !shares_norm) {
     norm_rows(layer.mlp_norm, mlp_normed_);
   }
   attend(workers, model, layer, part);
   if (!model.is_parallel) {
     norm_rows(layer.mlp_norm, mlp_normed_);
   }
-  LinearCall up = linear_call(model, layer.up, has_mlp_norm ? mlp_normed_ : normed_, part.count,
+  LinearCall up = linear_call(model, layer.up, shares_norm ? normed_ : mlp_normed_, part.count,
                               Finish::kActivate, 1.0f, nullptr);
   up.is_gated = model.is_gated != 0;
   up.activated = activated_.data();
   workers.multiply(up);
-  workers.multiply(linear_call(model, layer.down, activated_, part.count, Finish::kAdd,
-                               model.residual_multiplier, hidden_.data()));
+  add_product(workers, model, layer.down, activated_, layer.mlp_output_norm, part.count);
+}
+
+// Adds a product to hidden_, where there is a norm the norm of it.
+void Step::add_product(Workers& workers, const HearthModel& model, const HearthLinear& linear,
+                       const std::vector<char>& rows, const HearthNorm& norm, int64_t num_rows) {
+  const float factor = model.residual_multiplier;
+  if (norm.weight == nullptr) {
+    workers.multiply(
+        linear_call(model, linear, rows, num_rows, Finish::kAdd, factor, hidden_.data()));
+    return;
+  }
+  grow(product_, num_rows * model.hidden);
+  workers.multiply(
+      linear_call(model, linear, rows, num_rows, Finish::kStore, 1.0f, product_.data()));
+  NormCall call = norm_call(model, norm);
+  call.bits = Bits::kFloat32;
+  workers.each_row(num_rows, [&](int64_t row) {
+    float* const product = product_.data() + row * model.hidden;
+    float* const hidden = hidden_.data() + row * model.hidden;
+    workers.kernels.norm_row(call, product, product);
+    for (int64_t i = 0; i < model.hidden; ++i) {
+      hidden[i] += factor * product[i];
+    }
+  });
 }
 
 // From normed_ to what attention adds to hidden_.
@@ -202,6 +243,7 @@ void Step::attend(Workers& workers, const HearthModel& model, const HearthLayer&
   const int64_t attended_width = width(model, model.num_heads);
   const auto type = static_cast<CacheType>(model.cache_type);
   const int64_t slot = slot_elements(type, model.head_dim);
+  const int64_t rotary_dim = layer.cos == nullptr ? 0 : model.rotary_dim;
   workers.multiply(
       linear_call(model, layer.qkv, normed_, part.count, Finish::kStore, 1.0f, qkv_.data()));
   workers.each_row(part.count, [&](int64_t token) {
@@ -210,8 +252,8 @@ void Step::attend(Workers& workers, const HearthModel& model, const HearthLayer&
     const int64_t place =
         part.batch.rows[index] * model.row_stride + part.batch.slots[index] * slot;
     workers.kernels.write_heads(
-        {qkv_.data() + token * stride, layer.qk_norm, model.norm_eps,
-         model.cos + position * model.head_dim, model.sin + position * model.head_dim,
+        {qkv_.data() + token * stride, layer.qk_norm, model.is_qk_norm_whole != 0, model.norm_eps,
+         layer.cos + position * rotary_dim, layer.sin + position * rotary_dim, rotary_dim,
          model.num_heads, model.num_kv_heads, model.head_dim, type, at(model, layer.keys, place),
          at(model, layer.values, place), model.head_stride});
   });
@@ -224,8 +266,7 @@ void Step::attend(Workers& workers, const HearthModel& model, const HearthLayer&
                                 attended_width / kGroup,
                                 prepared_.data() + token * row_bytes(model, attended_width));
   });
-  workers.multiply(linear_call(model, layer.out, prepared_, part.count, Finish::kAdd,
-                               model.residual_multiplier, hidden_.data()));
+  add_product(workers, model, layer.out, prepared_, layer.attention_output_norm, part.count);
 }
 
 }  // namespace hearth

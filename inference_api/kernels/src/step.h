@@ -30,11 +30,14 @@ class Step {
                  const Part& part);
   void attend(Workers& workers, const HearthModel& model, const HearthLayer& layer,
               const Part& part);
+  void add_product(Workers& workers, const HearthModel& model, const HearthLinear& linear,
+                   const std::vector<char>& rows, const HearthNorm& norm, int64_t num_rows);
   const Branch* find_branches(const Part& part);
   void write_hidden(Workers& workers, const HearthModel& model, const Part& part);
   void reserve(const HearthModel& model, int64_t num_tokens);
 
   std::vector<float> hidden_;         // [tokens][hidden]: the residual
+  std::vector<float> product_;        // [tokens][hidden]: what is normalised before it is added
   std::vector<float> qkv_;            // [tokens][(heads + 2 kv_heads) * head_dim]
   std::vector<float> attended_;       // [tokens][heads * head_dim]
   std::vector<int64_t> lengths_;      // [tokens]

@@ -200,6 +200,9 @@ struct Model {
     description.num_heads = kHeads;
     description.num_kv_heads = kKvHeads;
     description.head_dim = kHeadDim;
+    description.rotary_dim = kind % 2 == 0 ? kHeadDim : kHeadDim / 2;
+    description.is_qk_norm_whole = kind % 2;
+    description.logits_softcap = kind % 4 == 3 ? 5.0f : 0.0f;
     description.head_stride = kCapacity * (kHeadDim + (description.cache_type == 2 ? 4 : 0));
     description.row_stride = kKvHeads * description.head_stride;
     description.norm_eps = 1e-5f;
@@ -209,13 +212,21 @@ struct Model {
     description.logits_divisor = 2.0f;
     description.layers = &layer;
     description.embedding = floats(kVocab * kHidden);
-    description.cos = floats(kCapacity * kHeadDim);
-    description.sin = floats(kCapacity * kHeadDim);
     description.final_norm = norm();
     description.head = linear(context, bits, kVocab, kHidden);
-    layer.attention_norm = norm();
-    if (description.is_parallel == 0 || kind % 3 == 0) {
+    if (kind % 5 != 1) {
+      layer.attention_norm = norm();
+    }
+    if (kind % 3 != 1) {
       layer.mlp_norm = norm();
+    }
+    if (kind % 3 == 2) {
+      layer.attention_output_norm = norm();
+      layer.mlp_output_norm = norm();
+    }
+    if (kind % 7 != 0) {
+      layer.cos = floats(kCapacity * description.rotary_dim);
+      layer.sin = floats(kCapacity * description.rotary_dim);
     }
     layer.qk_norm = kind % 3 == 0 ? floats((kHeads + kKvHeads) * kHeadDim) : nullptr;
     layer.qkv = linear(context, bits, (kHeads + 2 * kKvHeads) * kHeadDim, kHidden);

@@ -49,7 +49,17 @@ def assert_same_bits(folder: Path, options: EngineOptions, rows: Sequence[RowSte
 
 
 @pytest.mark.parametrize(
-    "name", ["llama", "llama-tied", "llama-biases", "qwen2-windows", "qwen3", "falcon-40b"]
+    "name",
+    [
+        "llama",
+        "llama-tied",
+        "llama-biases",
+        "qwen2-windows",
+        "qwen3",
+        "falcon-40b",
+        "gemma3",
+        "olmo2",
+    ],
 )
 @pytest.mark.parametrize("quantization", ["none", "int8"])
 def test_layers_one_after_another_have_the_bits_of_a_whole_step(

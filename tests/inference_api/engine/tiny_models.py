@@ -1,6 +1,7 @@
 """Tiny random models of every family, written by transformers' own classes."""
 
 import json
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,32 @@ ALTERNATING = {
     "layer_types": ["full_attention", "sliding_attention"],
 }
 
+NO_PAD: dict[str, Any] = {**GATED, "pad_token_id": None}  # their own is beyond the vocabulary
+GEMMA3: dict[str, Any] = {
+    **NO_PAD,
+    "head_dim": 24,
+    "sliding_window": 7,
+    "layer_types": ["sliding_attention", "full_attention"],
+}
+GEMMA3_ROPES = {
+    "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
+}
+HALF_ROPE = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 1e4,
+    "partial_rotary_factor": 0.75,
+    "short_factor": [1.0, 1.1, 1.3, 1.4, 1.9, 2.5],
+    "long_factor": [1.0, 1.4, 2.3, 4.4, 9.9, 12.5],
+}
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 500.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+
 # name: (family prefix of transformers' classes, config)
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", GATED),
@@ -50,6 +77,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         "Llama",
         {**GATED, "rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}},
     ),
+    "llama-yarn-rope": ("Llama", {**GATED, "rope_parameters": YARN}),
     "llama-tied": ("Llama", {**GATED, "tie_word_embeddings": True}),
     "llama-biases": ("Llama", {**GATED, "attention_bias": True, "mlp_bias": True}),
     "llama-wide-heads": ("Llama", {**GATED, "head_dim": 24, "hidden_act": "gelu_new"}),
@@ -58,6 +86,38 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2-windows": ("Qwen2", {**GATED, **ALTERNATING}),
     "qwen3": ("Qwen3", {**GATED, "head_dim": 16}),
     "granite": ("Granite", {**GATED, **MULTIPLIERS}),
+    "gemma3": ("Gemma3Text", {**GEMMA3, "query_pre_attn_scalar": 20}),
+    "gemma3-capped": (
+        "Gemma3Text",
+        {
+            **GEMMA3,
+            "query_pre_attn_scalar": 24,
+            "final_logit_softcapping": 3.0,
+            "rope_parameters": GEMMA3_ROPES,
+        },
+    ),
+    "glm4": ("Glm4", {**NO_PAD, "head_dim": 16, "rope_parameters": HALF_ROPE}),
+    "olmo2": ("Olmo2", NO_PAD),
+    "phi3": (
+        "Phi3",
+        {
+            **NO_PAD,
+            "sliding_window": 9,
+            "max_position_embeddings": 4 * CONTEXT,
+            "original_max_position_embeddings": CONTEXT,
+            "rope_parameters": LONGROPE,
+        },
+    ),
+    "phi3-long-rope": (
+        "Phi3",
+        {
+            **NO_PAD,
+            "tie_word_embeddings": True,
+            "original_max_position_embeddings": 32,
+            "rope_parameters": LONGROPE,
+        },
+    ),
+    "smollm3": ("SmolLM3", {**NO_PAD, "num_hidden_layers": 4}),
     "falcon-7b": ("Falcon", {**BASE, "multi_query": True, "parallel_attn": True}),
     "falcon-40b": ("Falcon", {**BASE, "new_decoder_architecture": True, "num_kv_heads": 2}),
     "falcon-11b": (
@@ -81,8 +141,10 @@ def make_model(name: str, folder: Path) -> PreTrainedModel:
     """Build model `name`, save it to `folder` with a tokenizer, and return it."""
     family, values = MODELS[name]
     torch.manual_seed(0)
-    config = getattr(transformers, f"{family}Config")(**values)
-    model: PreTrainedModel = getattr(transformers, f"{family}ForCausalLM")(config)
+    config = getattr(transformers, f"{family}Config")(**deepcopy(values))
+    model: PreTrainedModel = getattr(transformers, f"{family.removesuffix('Text')}ForCausalLM")(
+        config
+    )
     for parameter in model.parameters():  # biases and norms too, or nothing would test them
         if parameter.ndim == 1:
             torch.nn.init.normal_(parameter, mean=parameter.mean().item(), std=0.2)

@@ -69,7 +69,7 @@ def loaded(
         parameters = load_parameters(
             weight_files(folder), config, CPU, torch.float32, Packing(kernels, bits)
         )
-        rope = Rope(config.rope, config.head_dim, context, CPU, torch.float32)
+        rope = Rope(config, context, CPU, torch.float32)
         plain = TorchAttentions(config, empty_cache(config, torch.float32, context))
         cache = empty_cache(config, dtype, context)
         return (

@@ -1,9 +1,13 @@
 import math
+from contextlib import suppress
 from typing import Any
 
 import pytest
+import torch
 
+from inference_api.engine.loading.config import LayerRange
 from inference_api.engine.loading.families import read_config
+from inference_api.engine.rope import frequencies
 from inference_api.errors import StartupError
 
 LLAMA: dict[str, Any] = {
@@ -32,7 +36,7 @@ def faults(raw: dict[str, Any]) -> tuple[str, ...]:
 def test_what_old_files_leave_out_has_its_usual_value() -> None:
     config = read_config(LLAMA)
     assert (config.num_kv_heads, config.head_dim, config.max_positions) == (4, 16, 2048)
-    assert config.rope.theta == 10_000.0
+    assert [rope and rope.theta for rope in config.ropes] == [10_000.0] * 3
     assert math.isclose(config.attention_scale, 0.25)
     assert not config.is_head_tied
 
@@ -46,14 +50,15 @@ def test_what_old_files_leave_out_has_its_usual_value() -> None:
     ],
 )
 def test_all_spellings_of_rope_are_read(spelling: dict[str, Any]) -> None:
-    rope = read_config({**LLAMA, **spelling}).rope
+    [rope, *_] = read_config({**LLAMA, **spelling}).ropes
+    assert rope is not None
     assert (rope.kind, rope.theta, rope.factor) == ("linear", 5e5, 2.0)
 
 
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rope_type='yarn'"),
+        ({"rope_scaling": {"rope_type": "dynamic", "factor": 4.0}}, "rope_type='dynamic'"),
         ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor=0.5"),
         ({"rope_scaling": "yarn"}, "rope_scaling='yarn'"),
         ({"hidden_act": "mish"}, "hidden_act='mish'"),
@@ -137,6 +142,129 @@ def test_the_falcons_differ_only_in_data() -> None:
 )
 def test_windows(changes: dict[str, Any], windows: tuple[int | None, ...]) -> None:
     assert read_config({**LLAMA, **changes}).windows == windows
+
+
+GEMMA3: dict[str, Any] = {
+    **LLAMA,
+    "model_type": "gemma3_text",
+    "num_hidden_layers": 7,
+    "sliding_window": 8,
+    "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+}
+
+
+def test_gemma_3_has_a_window_and_another_rope_in_most_layers() -> None:
+    config = read_config(GEMMA3)
+    assert config.windows == (8, 8, 8, 8, 8, None, 8)
+    ropes = [(rope.kind, rope.theta, rope.factor) for rope in config.ropes if rope is not None]
+    assert ropes[0] == ropes[6] == ("default", 1e4, 1.0)
+    assert ropes[5] == ("linear", 1e6, 8.0)
+    assert (config.num_kv_heads, config.head_dim, config.is_head_tied) == (4, 256, True)
+    assert math.isclose(config.attention_scale, 1 / 16)
+
+
+def test_the_text_model_of_gemma_3_is_read_as_if_it_were_alone() -> None:
+    text = {name: value for name, value in GEMMA3.items() if name != "vocab_size"}
+    whole = {"model_type": "gemma3", "text_config": text, "eos_token_id": [1, 106]}
+    alone = {**GEMMA3, "vocab_size": 262_208, "eos_token_id": [1, 106]}
+    assert read_config(whole) == read_config(alone)
+
+
+@pytest.mark.parametrize(
+    ("hidden_size", "multiplier"), [(1152, 34.0), (2560, 50.5), (3840, 62.0), (5376, 73.5)]
+)
+def test_embeddings_of_gemma_3_have_the_factor_it_was_trained_with(
+    hidden_size: int, multiplier: float
+) -> None:
+    """The square root as bfloat16 has it."""
+    assert read_config({**GEMMA3, "hidden_size": hidden_size}).embedding_multiplier == multiplier
+
+
+@pytest.mark.parametrize(
+    ("changes", "are_turned"),
+    [
+        ({}, "1110"),
+        ({"no_rope_layer_interval": 2}, "1010"),
+        ({"no_rope_layers": [0, 1, 1, 0, 1]}, "0110"),
+    ],
+)
+def test_some_layers_of_smollm3_turn_nothing(changes: dict[str, Any], are_turned: str) -> None:
+    config = read_config({**LLAMA, "model_type": "smollm3", "num_hidden_layers": 4, **changes})
+    assert "".join("01"[rope is not None] for rope in config.ropes) == are_turned
+    part = config.part(LayerRange(2, 4))
+    assert part.ropes == config.ropes[2:]
+
+
+LONGROPE = {"rope_type": "su", "short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
+
+
+def test_longrope_has_other_frequencies_beyond_the_first_context() -> None:
+    phi = {**LLAMA, "model_type": "phi3", "max_position_embeddings": 4096**2}
+    [rope, *_] = read_config({**phi, "rope_scaling": LONGROPE}).ropes
+    assert rope is not None
+    assert math.isclose(rope.magnitude, math.sqrt(2.0))
+    short, long = (frequencies(rope, 16, max_seq_len) for max_seq_len in (4096, 4097))
+    assert torch.allclose(short, 2 * long)
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        (
+            {"model_type": "gemma3_text", "attn_logit_softcapping": 50.0},
+            "no attn_logit_softcapping",
+        ),
+        ({"model_type": "gemma3_text", "use_bidirectional_attention": True}, "bidirectional"),
+        ({"model_type": "gemma3_text", "layer_types": ["full_attention"]}, "one layer type for"),
+        ({"model_type": "gemma3_text", "final_logit_softcapping": "x"}, "final_logit_softcapping"),
+        ({"model_type": "gemma3", "text_config": "x"}, "text_config='x'"),
+        ({"model_type": "olmo2", "sliding_window": 8}, "sliding_window=8"),
+        ({"model_type": "smollm3", "no_rope_layers": [1, 2, 0]}, "no_rope_layers=[1, 2, 0]"),
+        ({"model_type": "smollm3", "no_rope_layers": [1]}, "0 or 1 for each of its 3 layers"),
+        ({"model_type": "glm4", "partial_rotary_factor": 0.45}, "an even number of a head's 16"),
+        ({"model_type": "glm4", "partial_rotary_factor": 1e12}, "partial_rotary_factor="),
+        ({"model_type": "phi3", "rope_scaling": {"type": "linear"}}, "default, longrope, su, yarn"),
+        (
+            {"model_type": "phi3", "rope_scaling": {**LONGROPE, "long_factor": [1.0]}},
+            "long_factor=[1.0] in config.json is no list of 8 numbers",
+        ),
+        (
+            {"model_type": "phi3", "rope_scaling": {**LONGROPE, "short_factor": [math.inf] * 8}},
+            "short_factor=inf",
+        ),
+        ({"rope_scaling": {"rope_type": "yarn", "beta_fast": 0}}, "beta_fast=0"),
+    ],
+)
+def test_what_a_family_does_not_have_is_named(changes: dict[str, Any], named: str) -> None:
+    assert any(named in fault for fault in faults({**LLAMA, **changes}))
+
+
+FAMILIES = ("gemma3_text", "glm4", "llama", "olmo2", "phi3", "qwen2", "smollm3")
+KEYS = (
+    *LLAMA,
+    *("rope_scaling", "rope_parameters", "rope_theta", "partial_rotary_factor", "sliding_window"),
+    *("layer_types", "sliding_window_pattern", "no_rope_layers", "no_rope_layer_interval"),
+    *("query_pre_attn_scalar", "final_logit_softcapping", "hidden_activation", "head_dim"),
+    *("original_max_position_embeddings", "use_sliding_window", "max_position_embeddings"),
+)
+KINDS = ("yarn", "longrope", "llama3", "linear")
+JUNK: list[Any] = [
+    *("x", -1, 0, 3, 2**30, 1e300, math.nan, 1e-29, True, [], ["x"], [1] * 8, {}, {"x": {}}),
+    *({"rope_type": kind, "rope_theta": 0.5, "factor": 1e12} for kind in KINDS),
+    {"rope_type": "longrope", "short_factor": [1e-30] * 8, "long_factor": [1e12] * 8},
+    {"full_attention": 3, "sliding_attention": {"rope_type": "yarn", "mscale": "x"}},
+]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_junk_is_a_fault_or_harmless(family: str) -> None:
+    for key in KEYS:
+        for junk in JUNK:
+            with suppress(StartupError):
+                config = read_config(
+                    {**LLAMA, "use_sliding_window": True, "model_type": family, key: junk}
+                )
+                assert len(config.windows) == len(config.ropes) == config.num_layers
 
 
 def test_kv_cache_bytes() -> None:

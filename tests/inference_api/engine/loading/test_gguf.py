@@ -20,7 +20,7 @@ from inference_api.engine.loading.gguf_config import llama3_rope
 from inference_api.engine.loading.gguf_files import TYPES as STORED_TYPES
 from inference_api.engine.loading.gguf_files import read_gguf
 from inference_api.engine.loading.gguf_names import is_rope_interleaved
-from inference_api.engine.loading.layout import linear_weights, weight_plan
+from inference_api.engine.loading.layout import linear_weights, rotary_order, weight_plan
 from inference_api.engine.loading.weight_files import weight_files
 from inference_api.engine.loading.weights import Parameters, load_parameters
 from inference_api.engine.options import EngineOptions
@@ -40,11 +40,18 @@ FAMILIES = (
     "llama",
     "llama-llama3-rope",
     "llama-linear-rope",
+    "llama-yarn-rope",
     "llama-tied",
     "llama-biases",
     "qwen2",
     "qwen3",
     "granite",
+    "gemma3-capped",
+    "glm4",
+    "olmo2",
+    "phi3",
+    "phi3-long-rope",
+    "smollm3",
     "falcon-7b",
     "falcon-40b",
     "falcon-11b",
@@ -91,8 +98,9 @@ def stored_numbers(file: Path, names: Sequence[str]) -> Tensor:
         tensor = model.tensors[name]
         numbers = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
         if is_rope_interleaved(model.architecture, name):
-            pairs = numbers.reshape(-1, model.config.head_dim // 2, 2, *numbers.shape[1:])
-            numbers = pairs.swapaxes(1, 2).reshape(numbers.shape)
+            order = rotary_order(model.config)
+            heads = numbers.reshape(-1, len(order), *numbers.shape[1:])
+            numbers = heads[:, order].reshape(numbers.shape)
         parts.append(torch.from_numpy(numbers.copy()))
     return torch.cat(parts)
 
@@ -105,11 +113,13 @@ def test_float32_file_gives_the_same_logits(name: str, tiny_model: Tiny, tmp_pat
     assert torch.equal(logits(file), logits(folder))
 
 
-@pytest.mark.parametrize("name", ["llama-wide-heads", "mistral-window"])
+@pytest.mark.parametrize("name", ["llama-wide-heads", "mistral-window", "gemma3"])
 def test_what_gguf_has_no_words_for_is_not_written(
     name: str, tiny_model: Tiny, tmp_path: Path
 ) -> None:
-    with pytest.raises(ValueError, match="no sliding windows, and silu"):
+    with pytest.raises(
+        ValueError, match=r"in GGUF .* has no (sliding windows, and silu|query_pre_attn_scalar)"
+    ):
         make_gguf(tiny_model(name)[0], tmp_path / "model.gguf", "F32")
     assert list(tmp_path.iterdir()) == []
 
@@ -246,7 +256,7 @@ def test_scale_that_is_no_number_is_refused(bits: Bits) -> None:
 )
 def test_llama3_rope_is_found_from_its_factors(rope: RopeConfig) -> None:
     base = rope.theta ** -(np.arange(64) / 64)
-    factors = base / frequencies(rope, 128).numpy()
+    factors = base / frequencies(rope, 128, 8192).numpy()
     found = llama3_rope(factors.astype(np.float32).astype(np.float64), rope.theta)
     assert found["factor"] == pytest.approx(rope.factor)
     assert found["original_max_position_embeddings"] == pytest.approx(8192, rel=1e-3)

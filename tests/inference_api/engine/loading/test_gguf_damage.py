@@ -242,7 +242,7 @@ def set_values(**changes: Any) -> Callable[[Metadata], None]:
         (set_values(llama__embedding_length=96), "do not fit"),
         (set_values(llama__feed_forward_length=128), "blk.0.ffn_gate.weight is [96, 64]"),
         (set_values(llama__rope__dimension_count=8), "partial_rotary_factor=0.5"),
-        (set_values(llama__rope__scaling__type="yarn"), "rope_type='yarn'"),
+        (set_values(llama__rope__scaling__type="longrope"), "rope_type='longrope'"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

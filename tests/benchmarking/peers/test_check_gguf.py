@@ -1,0 +1,32 @@
+"""GGUF files of random models mean the same to llama.cpp, where that is installed."""
+
+import random
+from pathlib import Path
+
+import pytest
+
+from benchmarking.peers.check_gguf import MAX_TOKENS, common_tokens, llama_cpp_answers, our_answers
+from benchmarking.peers.install import LLAMA_CPP
+from scripts.make_gguf import make_gguf
+from tests.inference_api.engine.tiny_models import VOCAB_SIZE, make_model
+
+NUM_PROMPTS, PROMPT_TOKENS = 2, 12
+LEAST_SHARE = 0.5  # of the tokens, before a near tie parts two answers; see `check_gguf`
+# Not Phi with a window, which llama.cpp leaves out.
+MODELS = ("gemma3-capped", "glm4", "llama-yarn-rope", "olmo2", "phi3-long-rope", "smollm3")
+
+
+@pytest.mark.skipif(
+    not LLAMA_CPP.python.exists(),
+    reason="llama.cpp is not installed; python -m benchmarking.peers.check_gguf installs it",
+)
+@pytest.mark.parametrize("name", MODELS)
+def test_greedy_answers_are_llama_cpps(name: str, tmp_path: Path) -> None:
+    make_model(name, tmp_path)
+    file = tmp_path / "model.gguf"
+    make_gguf(tmp_path, file, "F32")
+    rng = random.Random(name)
+    prompts = [rng.choices(range(3, VOCAB_SIZE), k=PROMPT_TOKENS) for _ in range(NUM_PROMPTS)]
+    pairs = zip(our_answers(file, "none", prompts), llama_cpp_answers(file, prompts), strict=True)
+    num_same = sum(common_tokens(ours, theirs) for ours, theirs in pairs)
+    assert num_same > LEAST_SHARE * NUM_PROMPTS * MAX_TOKENS
