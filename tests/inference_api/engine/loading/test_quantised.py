@@ -87,8 +87,11 @@ def test_scales_of_float32_are_rounded_to_half(quantised: Make) -> None:
         assert torch.allclose(unpacked, numbers[parameter], rtol=2**-11, atol=least)
 
 
-def test_fused_rows_are_brought_into_order(tiny_model: Tiny, tmp_path: Path) -> None:
-    folder, plain = make_quantised(tiny_model("falcon-40b")[0], "packed-8-zeros", tmp_path)
+@pytest.mark.parametrize("family", ["falcon-40b", "glm4", "phi3"])
+def test_fused_and_interleaved_rows_are_brought_into_order(
+    family: str, tiny_model: Tiny, tmp_path: Path
+) -> None:
+    folder, plain = make_quantised(tiny_model(family)[0], "packed-8-zeros", tmp_path)
     assert torch.equal(logits(folder), logits(plain))
 
 
