@@ -84,6 +84,7 @@ class ModelConfig:
     eos_token_ids: frozenset[int]
     first_layer: int = 0  # of these, in the checkpoint
     has_ends: bool = True  # embedding, final norm and output head
+    family: str = ""  # its name, for people: nothing is decided by it
     quantisation: Quantisation | None = None  # of the checkpoint, where it is safetensors
 
     def part(self, layers: LayerRange) -> Self:
