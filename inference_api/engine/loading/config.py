@@ -95,6 +95,7 @@ class ModelConfig:
     logits_softcap: float | None = None  # c: logits become c tanh(logits / c)
     first_layer: int = 0  # of these, in the checkpoint
     has_ends: bool = True  # embedding, final norm and output head
+    family: str = ""  # its name, for people: nothing is decided by it
     quantisation: Quantisation | None = None  # of the checkpoint, where it is safetensors
 
     def part(self, layers: LayerRange) -> Self:

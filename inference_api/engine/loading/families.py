@@ -47,7 +47,8 @@ def read_config(raw: Mapping[str, Any]) -> ModelConfig:
             ]
         )
     fields = ConfigFields(raw)
-    config = replace(reader(fields), quantisation=read_quantisation(fields))
+    quantisation = read_quantisation(fields)
+    config = replace(reader(fields), quantisation=quantisation, family=str(family))
     if fields.faults:
         raise StartupError(list(dict.fromkeys(fields.faults)))
     _check_shape(config)
