@@ -41,8 +41,12 @@ class ModelSettings(BaseModel):
             "the checkpoint's are, else float32."
         ),
     )
-    quantization: Literal["none", "int8", "int4"] = Field(
-        "none", description="Weights of linear maps in groups of 32; CPU only."
+    quantization: Literal["none", "auto", "int8", "int4"] = Field(
+        "none",
+        description=(
+            "Weights of linear maps in groups of 32; CPU only; auto: int8 where the checkpoint's "
+            "are quantised."
+        ),
     )
     kernels: bool = Field(
         True, description="false: torch multiplies by weights that are not quantised; to compare."

@@ -10,6 +10,7 @@ KEYS_AND_VALUES = 2
 NormKind = Literal["rms", "layer"]
 RopeKind = Literal["default", "linear", "llama3", "longrope", "yarn"]
 TensorNames = Literal["falcon", "gemma3", "glm4", "llama", "olmo2", "phi3"]
+QuantisedForm = Literal["float8", "int8", "packed", "awq", "gptq"]
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu")
 
 
@@ -29,6 +30,24 @@ class RopeConfig:
     short_factors: tuple[float, ...] = ()  # of each turned pair
     long_factors: tuple[float, ...] = ()
     magnitude: float = 1.0  # of what is turned
+
+
+@dataclass(frozen=True, slots=True)
+class Quantisation:
+    """How a quantised checkpoint stores a matrix [outputs, inputs]: scale * (value - zero).
+
+    A block of `block` (outputs, inputs) shares a scale, and a zero where `has_zeros`; 0 stands for
+    all there are. `quantised` knows the names and shapes of the tensors. What a file leaves as it
+    was, it has under the usual name.
+    """
+
+    form: QuantisedForm
+    bits: int
+    block: tuple[int, int]
+    scale_name: str = "scales"
+    has_zeros: bool = False
+    zero_offset: int = 0  # that the file has taken off its zeros
+    has_order: bool = False  # a tensor says which input belongs to which block
 
 
 class LayerRange(NamedTuple):
@@ -77,6 +96,7 @@ class ModelConfig:
     first_layer: int = 0  # of these, in the checkpoint
     has_ends: bool = True  # embedding, final norm and output head
     family: str = ""  # its name, for people: nothing is decided by it
+    quantisation: Quantisation | None = None  # of the checkpoint, where it is safetensors
 
     def part(self, layers: LayerRange) -> Self:
         """What a process has that runs these layers; the first one's has both ends too."""

@@ -19,6 +19,7 @@ from inference_api.engine.loading.config import (
     TensorNames,
 )
 from inference_api.engine.loading.config_fields import MAX_LAYERS, ConfigFields
+from inference_api.engine.loading.quantised import read_quantisation
 from inference_api.engine.loading.rope_fields import (
     KINDS,
     PHI_KINDS,
@@ -46,12 +47,8 @@ def read_config(raw: Mapping[str, Any]) -> ModelConfig:
             ]
         )
     fields = ConfigFields(raw)
-    if raw.get("quantization_config"):
-        fields.faults.append(
-            "config.json has a quantization_config and quantised checkpoints are not supported; "
-            "choose the original float32, float16 or bfloat16 checkpoint."
-        )
-    config = replace(reader(fields), family=str(family))
+    quantisation = read_quantisation(fields)
+    config = replace(reader(fields), quantisation=quantisation, family=str(family))
     if fields.faults:
         raise StartupError(list(dict.fromkeys(fields.faults)))
     _check_shape(config)

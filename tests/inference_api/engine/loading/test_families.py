@@ -64,7 +64,7 @@ def test_all_spellings_of_rope_are_read(spelling: dict[str, Any]) -> None:
         ({"rope_scaling": "yarn"}, "rope_scaling='yarn'"),
         ({"hidden_act": "mish"}, "hidden_act='mish'"),
         ({"hidden_act": ["silu"]}, "hidden_act="),
-        ({"quantization_config": {"bits": 4}}, "quantization_config"),
+        ({"quantization_config": {"bits": 4}}, "quant_method=None"),
         ({"hidden_size": "big"}, "hidden_size='big'"),
         ({"vocab_size": None}, "vocab_size=None"),
         ({"num_hidden_layers": True}, "num_hidden_layers=True"),
