@@ -5,6 +5,12 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
+# torch as pip finds it brings CUDA's libraries along: gigabytes of no use where there is no driver of
+# NVIDIA's. Such a machine gets the build for CPUs, which PyTorch's own index has. Another build:
+# make serve TORCH_INDEX=ADDRESS; with nothing after the sign, what pip finds by itself.
+NVIDIA := $(wildcard /proc/driver/nvidia/version /dev/dxg)
+TORCH_INDEX ?= $(if $(NVIDIA),,https://download.pytorch.org/whl/cpu)
+
 .PHONY: serve mock test all-tests test-fast check hooks docs fuzz format packages kernels test-kernels cluster-demo clean
 
 serve: $(VENV)/serve.stamp
@@ -45,6 +51,8 @@ check: $(VENV)/dev.stamp $(VENV)/node.stamp
 	$(TIDY) 'src/(?!variant_a|test_driver)'
 	$(BIN)/node node_modules/.bin/biome check --error-on-warnings
 	$(BIN)/node node_modules/.bin/tsc
+	$(BIN)/hadolint Dockerfile
+	$(BIN)/check-jsonschema --quiet --builtin-schema vendor.compose-spec docker-compose*.yml
 
 # What git then does before each commit and each push: .pre-commit-config.yaml.
 hooks: $(VENV)/dev.stamp $(VENV)/node.stamp
@@ -90,8 +98,12 @@ $(VENV)/python.stamp:
 	  { echo "No virtual environment could be made; on Debian: sudo apt-get install python3-venv"; exit 1; }
 	@touch $@
 
-$(VENV)/serve.stamp: $(VENV)/python.stamp pyproject.toml requirements.txt
-	$(BIN)/python -m pip install --quiet --editable .
+# Only torch is looked for on a further index.
+$(VENV)/serve.stamp: $(VENV)/python.stamp pyproject.toml requirements.txt requirements-measure.txt \
+  requirements-serve.txt
+	$(BIN)/python -m pip install --quiet $(if $(TORCH_INDEX),--extra-index-url '$(TORCH_INDEX)') \
+	  "$$(grep '^torch==' requirements-serve.txt)"
+	$(BIN)/python -m pip install --quiet --editable '.[serve]'
 	@touch $@
 
 $(VENV)/dev.stamp: $(VENV)/serve.stamp requirements-dev.txt requirements-otel.txt \

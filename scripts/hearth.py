@@ -1,3 +1,4 @@
+#!/usr/bin/env python3
 """The command `hearth`: what is run every day, under one name and from any directory.
 
 Each command is `python -m MODULE` with everything that follows its name.
@@ -17,17 +18,23 @@ from inference_api import __version__
 class Command:
     module: str
     summary: str
+    extra: str | None = None  # of pyproject.toml, that brings what it needs
 
 
 COMMANDS = {
-    "serve": Command("scripts.serve", "Serve the API and the proxy on this machine."),
+    "serve": Command("scripts.serve", "Serve the API and the proxy on this machine.", "serve"),
+    "init": Command("scripts.init", "Write the secrets of docker compose to .env."),
     "proxy": Command("proxy", "Serve the proxy alone."),
-    "optimizer": Command("optimizer", "Serve the optimizer alone; with -F it keeps a system."),
-    "plan": Command("optimizer.plan", "Say how many accelerators a load needs, and at what cost."),
-    "weights": Command("weights", "Serve the weights search alone."),
-    "cluster": Command("cluster", "Grow and shrink a cluster by what comes to it."),
-    "bundle": Command("scripts.bundle", "Check a bundle of experts before it is served."),
-    "bench": Command("benchmarking", "Measure a server."),
+    "optimizer": Command(
+        "optimizer", "Serve the optimizer alone; with -F it keeps a system.", "optimizer"
+    ),
+    "plan": Command(
+        "optimizer.plan", "Say how many accelerators a load needs, and at what cost.", "optimizer"
+    ),
+    "weights": Command("weights", "Serve the weights search alone.", "weights"),
+    "cluster": Command("cluster", "Grow and shrink a cluster by what comes to it.", "cluster"),
+    "bundle": Command("scripts.bundle", "Check a bundle of experts before it is served.", "serve"),
+    "bench": Command("benchmarking", "Measure a server.", "bench"),
     "token": Command("scripts.jwt_util", "Make and read tokens, by the secret `serve` keeps."),
 }
 
@@ -39,8 +46,17 @@ def main() -> None:
 
 
 def run(name: str, arguments: tuple[str, ...]) -> None:
+    command = COMMANDS[name]
     sys.argv = [f"hearth {name}", *arguments]
-    runpy.run_module(COMMANDS[name].module, run_name="__main__")
+    try:
+        runpy.run_module(command.module, run_name="__main__")
+    except ModuleNotFoundError as error:
+        if command.extra is None:
+            raise
+        raise click.ClickException(
+            f"there is no {error.name} here; install Hearth with what `hearth {name}` needs: "
+            f"pip install 'hearth[{command.extra}]', or ./hearth-….whl[{command.extra}]"
+        ) from error
 
 
 for name, command in COMMANDS.items():
