@@ -11,7 +11,8 @@ BIN := $(VENV)/bin
 NVIDIA := $(wildcard /proc/driver/nvidia/version /dev/dxg)
 TORCH_INDEX ?= $(if $(NVIDIA),,https://download.pytorch.org/whl/cpu)
 
-.PHONY: serve mock test all-tests test-fast check hooks docs fuzz format packages kernels test-kernels cluster-demo clean
+.PHONY: serve mock test all-tests test-fast check hooks docs fuzz format packages kernels test-kernels cluster-demo \
+  image-check first-token clean
 
 serve: $(VENV)/serve.stamp
 	$(BIN)/python scripts/serve.py
@@ -90,6 +91,14 @@ bench-%: $(VENV)/dev.stamp
 # (docs/cluster.md). Options: make cluster-demo DEMO=--kill-node
 cluster-demo: $(VENV)/dev.stamp
 	$(BIN)/python -m cluster.demo $(DEMO)
+
+# Without a container engine: docs/install.md. Options: make image-check IMAGES="proxy --base FOLDER"
+image-check: $(VENV)/dev.stamp
+	$(BIN)/python -m scripts.image_check $(IMAGES)
+
+# From a clone and an empty cache of pip's to the first token, in a scratch folder.
+first-token:
+	$(PYTHON) scripts/first_token.py TORCH_INDEX='$(TORCH_INDEX)'
 
 $(VENV)/python.stamp:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

@@ -8,6 +8,7 @@ import runpy
 import sys
 from dataclasses import dataclass
 from functools import partial
+from importlib.util import find_spec
 
 import click
 
@@ -15,26 +16,38 @@ from inference_api import __version__
 
 
 @dataclass(frozen=True, slots=True)
+class Extra:
+    """Of pyproject.toml, and a module by which one sees whether it is installed."""
+
+    name: str
+    module: str
+
+
+SERVE = Extra("serve", "torch")
+BENCH, OPTIMIZER, WEIGHTS = (Extra(name, "scipy") for name in ("bench", "optimizer", "weights"))
+
+
+@dataclass(frozen=True, slots=True)
 class Command:
     module: str
     summary: str
-    extra: str | None = None  # of pyproject.toml, that brings what it needs
+    extra: Extra | None = None
 
 
 COMMANDS = {
-    "serve": Command("scripts.serve", "Serve the API and the proxy on this machine.", "serve"),
+    "serve": Command("scripts.serve", "Serve the API and the proxy on this machine.", SERVE),
     "init": Command("scripts.init", "Write the secrets of docker compose to .env."),
     "proxy": Command("proxy", "Serve the proxy alone."),
     "optimizer": Command(
-        "optimizer", "Serve the optimizer alone; with -F it keeps a system.", "optimizer"
+        "optimizer", "Serve the optimizer alone; with -F it keeps a system.", OPTIMIZER
     ),
     "plan": Command(
-        "optimizer.plan", "Say how many accelerators a load needs, and at what cost.", "optimizer"
+        "optimizer.plan", "Say how many accelerators a load needs, and at what cost.", OPTIMIZER
     ),
-    "weights": Command("weights", "Serve the weights search alone.", "weights"),
-    "cluster": Command("cluster", "Grow and shrink a cluster by what comes to it.", "cluster"),
-    "bundle": Command("scripts.bundle", "Check a bundle of experts before it is served.", "serve"),
-    "bench": Command("benchmarking", "Measure a server.", "bench"),
+    "weights": Command("weights", "Serve the weights search alone.", WEIGHTS),
+    "cluster": Command("cluster", "Grow and shrink a cluster by what comes to it."),
+    "bundle": Command("scripts.bundle", "Check a bundle of experts before it is served.", SERVE),
+    "bench": Command("benchmarking", "Measure a server.", BENCH),
     "token": Command("scripts.jwt_util", "Make and read tokens, by the secret `serve` keeps."),
 }
 
@@ -46,17 +59,14 @@ def main() -> None:
 
 
 def run(name: str, arguments: tuple[str, ...]) -> None:
-    command = COMMANDS[name]
-    sys.argv = [f"hearth {name}", *arguments]
-    try:
-        runpy.run_module(command.module, run_name="__main__")
-    except ModuleNotFoundError as error:
-        if command.extra is None:
-            raise
+    extra = COMMANDS[name].extra
+    if extra is not None and find_spec(extra.module) is None:
         raise click.ClickException(
-            f"there is no {error.name} here; install Hearth with what `hearth {name}` needs: "
-            f"pip install 'hearth[{command.extra}]', or ./hearth-….whl[{command.extra}]"
-        ) from error
+            f"there is no {extra.module} here; install Hearth with what `hearth {name}` needs: "
+            f"pip install 'hearth[{extra.name}]', or a wheel's path with [{extra.name}] after it"
+        )
+    sys.argv = [f"hearth {name}", *arguments]
+    runpy.run_module(COMMANDS[name].module, run_name="__main__")
 
 
 for name, command in COMMANDS.items():

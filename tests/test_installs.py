@@ -100,8 +100,9 @@ def test_no_requirement_is_listed_twice() -> None:
     assert len(names) == len(set(names))
 
 
-def test_commands_name_extras_that_there_are() -> None:
-    assert {command.extra for command in COMMANDS.values()} - {None} <= EXTRAS.keys()
+def test_commands_know_the_extra_that_they_need() -> None:
+    for extra in {command.extra for command in COMMANDS.values() if command.extra is not None}:
+        assert extra.module in {each.name for file in EXTRAS[extra.name] for each in listed(file)}
 
 
 @pytest.mark.parametrize(("nvidia", "asks_further"), [("", True), ("/dev/dxg", False)])

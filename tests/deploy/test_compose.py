@@ -2,8 +2,8 @@
 far as that shows without an engine. `make check` holds them to compose's schema and to hadolint.
 """
 
+import importlib.util
 import re
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from inference_api.settings import Settings as ApiSettings
 from optimizer.settings import Settings as OptimizerSettings
 from proxy.settings import Settings as ProxySettings
 from scripts import init
+from scripts.dockerfile import Stage, read_stages
 from weights.settings import Settings as WeightsSettings
 
 Service = dict[str, Any]
@@ -47,34 +48,7 @@ NOT_SETTINGS = {"HF_TOKEN"}  # read by a library
 VARIABLE = re.compile(r"\$\{(\w+)(?::?([-?])([^}]*))?\}")
 
 
-@dataclass(frozen=True)
-class Stage:
-    """Of the Dockerfile: its instructions, after those of the stages that it begins with."""
-
-    lines: tuple[str, ...]
-
-    def of(self, instruction: str) -> list[str]:
-        found = [line.partition(" ") for line in self.lines]
-        return [rest.strip() for word, _, rest in found if word == instruction]
-
-
-def stages() -> dict[str, Stage]:
-    found: dict[str, Stage] = {}
-    text = (ROOT / "Dockerfile").read_text().replace("\\\n", " ")
-    name, lines = "", []
-    for line in text.splitlines():
-        begun = re.fullmatch(r"FROM (\S+)(?: AS (\S+))?", line)
-        if begun:
-            name, lines = (
-                begun[2] or "last",
-                list(found[begun[1]].lines if begun[1] in found else ()),
-            )
-        lines.append(line)
-        found[name] = Stage(tuple(lines))
-    return found
-
-
-STAGES = stages()
+STAGES = read_stages(ROOT / "Dockerfile")
 
 
 def stage_of(service: Service) -> Stage:
@@ -132,8 +106,8 @@ def test_ports_are_those_of_the_image_and_of_its_probe(name: str) -> None:
     exposed = stage.of("EXPOSE")
     for port in SERVICES[name].get("ports", []):
         assert VARIABLE.sub("", port).rpartition(":")[2] in exposed
-    probes = [re.findall(r"127\.0\.0\.1:(\d+)/", probe) for probe in stage.of("HEALTHCHECK")]
-    assert probes == [exposed]  # none of either: the benchmark listens nowhere
+    probed = re.findall(r"127\.0\.0\.1:(\d+)/", " ".join(stage.probe))
+    assert probed == exposed  # none of either: the benchmark listens nowhere
 
 
 @pytest.mark.parametrize("name", SERVICES)
@@ -157,31 +131,37 @@ def test_every_volume_is_somebodys() -> None:
     assert COMPOSE["volumes"].keys() <= used
 
 
-@pytest.mark.parametrize("name", STAGES)
-def test_images_have_no_compiler_and_torch_only_where_models_are_served(name: str) -> None:
-    stage = STAGES[name]
-    if not stage.of("CMD"):
-        return  # no image, but a stage of one
-    serves = name in ("api", "ray", "last")
-    brought = [line for line in stage.of("COPY") if line.startswith("--from") and "/opt/" in line]
+images = pytest.mark.parametrize(
+    "stage", [each for each in STAGES.values() if each.is_image], ids=lambda each: each.name
+)
+
+
+@images
+def test_no_image_has_a_compiler_and_torch_is_where_models_are_served(stage: Stage) -> None:
+    serves = stage.name in ("api", "ray", "default")
     assert "g++" not in "".join(stage.of("RUN"))
-    for line in brought:
-        packages = STAGES[line.split()[0].removeprefix("--from=")]
-        assert ("torch" in "".join(packages.of("RUN"))) == serves
-        assert "g++" not in "".join(packages.of("RUN"))
+    (*_, packages) = (STAGES[name] for name in brought(stage, "/opt/hearth"))
+    assert "g++" not in "".join(packages.of("RUN"))
+    assert ("torch" in "".join(packages.of("RUN"))) == serves
+    assert (brought(stage, "/hearth/inference_api/kernels/built") == ["kernels"]) == serves
     assert stage.of("USER")[-1] == "1000"
-    assert any("inference_api/kernels/built" in line for line in stage.of("COPY")) == serves
 
 
-def test_images_run_what_is_there() -> None:
-    for stage in STAGES.values():
-        for line in stage.of("COPY"):
-            sources = [each for each in line.split()[:-1] if not each.startswith("--")]
-            if "--from" not in line:
-                assert all((ROOT / source).exists() for source in sources)
-        for command in map(yaml.safe_load, stage.of("CMD")):
-            if command[:2] == ["gunicorn", "--config"]:
-                assert (ROOT / command[2]).is_file()
+def brought(stage: Stage, folder: str) -> list[str]:
+    """Names of the stages that it has `folder` from."""
+    copies = [line.split() for line in stage.of("COPY")]
+    return [words[0].removeprefix("--from=") for words in copies if words[1] == folder]
+
+
+@images
+def test_an_image_runs_what_is_there(stage: Stage) -> None:
+    match stage.command:
+        case ["gunicorn", "--config", path]:
+            assert (ROOT / path).is_file()
+        case ["python", "-m", module, *_]:
+            assert importlib.util.find_spec(module)
+        case other:
+            assert other[0] == "ray"
 
 
 def test_the_gpu_is_the_apis_with_the_torch_that_can_use_it() -> None:
