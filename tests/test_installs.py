@@ -73,6 +73,7 @@ def with_dependencies(requirements: list[Requirement]) -> set[str]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("file", PARTS)
 def test_a_part_imports_with_what_its_install_brings(file: str | None) -> None:
     files = ["requirements.txt", *([file] if file else [])]
