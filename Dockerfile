@@ -41,10 +41,6 @@ RUN pip install --no-cache-dir ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} 
  && pip install --no-cache-dir \
       -r requirements-serve.txt -r requirements-constraints.txt -r requirements-otel.txt
 
-FROM serve-packages AS ray-packages
-COPY requirements-cluster.txt ./
-RUN pip install --no-cache-dir -r requirements-cluster.txt
-
 FROM core-packages AS kernels
 # hadolint ignore=DL3008
 RUN apt-get update \
@@ -122,7 +118,7 @@ USER 0
 RUN apt-get update \
  && apt-get install --yes --no-install-recommends wget \
  && rm -rf /var/lib/apt/lists/*
-COPY --from=ray-packages /opt/hearth /opt/hearth
+RUN pip install --no-cache-dir -r requirements-cluster.txt
 USER 1000
 HEALTHCHECK NONE
 CMD ["ray", "--help"]
