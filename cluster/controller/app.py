@@ -103,6 +103,7 @@ def state_of(now: Snapshot, targets: dict[str, Any]) -> dict[str, Any]:
         ],
         "unplaced": unplaced_of(now.unplaced),
         "cycle": cycle,
+        "decisions": now.decisions,
     }
 
 

@@ -1,4 +1,5 @@
-"""A cycle as JSON: for the journal, whole; for `GET /state`, without question and answer."""
+"""A cycle as JSON: for the journal, whole; for `GET /state`, without question and answer, and in
+short, as one of the last."""
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -27,10 +28,10 @@ def told(cycle: Cycle) -> Json:
     """What was seen and decided."""
     return {
         "cycle": cycle.number,
-        "at": datetime.fromtimestamp(cycle.at_s, UTC).isoformat(timespec="milliseconds"),
+        "at": _time_of(cycle),
         "seconds": round(cycle.seconds, 4),
         "fault": cycle.fault,
-        "cost": None if cycle.answer is None else cycle.answer.summary.total_cost,
+        "cost": _cost_of(cycle),
         "servers": {name: _server(each) for name, each in cycle.servers.items()},
         "speeds": [
             {"model": model, "accelerator": accelerator, **factors.model_dump()}
@@ -43,6 +44,25 @@ def told(cycle: Cycle) -> Json:
                 **cycle.learned.why,
             }.items()
         ],
+    }
+
+
+def decision_of(cycle: Cycle) -> Json:
+    """What was decided, in short."""
+    return {
+        "cycle": cycle.number,
+        "at": _time_of(cycle),
+        "fault": cycle.fault,
+        "cost": _cost_of(cycle),
+        "servers": {
+            name: {
+                "arrived_per_minute": each.arrived_per_minute,
+                "plan": groups(each.plan),
+                "has_changed": each.has_changed,
+                "held": each.held,
+            }
+            for name, each in cycle.servers.items()
+        },
     }
 
 
@@ -59,6 +79,14 @@ def unplaced_of(unplaced: Mapping[Group, Outcome]) -> list[Json]:
          "why": each.why}
         for group, each in unplaced.items()
     ]  # fmt: skip
+
+
+def _time_of(cycle: Cycle) -> str:
+    return datetime.fromtimestamp(cycle.at_s, UTC).isoformat(timespec="milliseconds")
+
+
+def _cost_of(cycle: Cycle) -> float | None:
+    return None if cycle.answer is None else cycle.answer.summary.total_cost
 
 
 def _server(seen: ServerCycle) -> Json:
