@@ -10,7 +10,7 @@ from functools import partial
 
 import click
 
-from inference_api import __version__
+from common import __version__
 
 
 @dataclass(frozen=True, slots=True)
