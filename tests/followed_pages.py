@@ -33,9 +33,8 @@ def blocks(page: Path) -> list[Block]:
 
 
 def served_by(page: Path) -> list[str]:
-    """The words of the page's one command that goes on running, for `env`."""
-    (command,) = (block.text.split() for block in blocks(page) if block.mark == "serve")
-    return ["env", *command]
+    """The words of the page's command that goes on running, for `env`; of the first of several."""
+    return ["env", *next(block.text.split() for block in blocks(page) if block.mark == "serve")]
 
 
 @dataclass(frozen=True, slots=True)

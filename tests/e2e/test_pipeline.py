@@ -60,11 +60,10 @@ def test_three_ranks_answer_as_one_process(stack: Stack, model_api: ServedApi) -
 
 def test_the_page_is_followed_to_the_best_split(stack: Stack, model_api: ServedApi) -> None:
     reader = Reader(stack.log_path.parent, {"http://127.0.0.1:7000": stack.api})
-    answered, proposed, told, found = reader.follow(PAGE)
+    answered, proposed, told, session, partition = reader.follow(PAGE)
     assert json.loads(answered)["choices"][0]["text"] == answer(model_api.url)
     assert sum(json.loads(proposed)["weights"]) == pytest.approx(1)
     assert json.loads(told)["best_perf_metric"] == 41.7
-    session, partition = found.strip().splitlines()
     assert "converged" in json.loads(session)["convergence"]
     assert json.loads(partition)["engines"]["vllm"] == {"VLLM_PP_LAYER_PARTITION": "16,10,6"}
 
