@@ -73,6 +73,7 @@ class EchoRunner:
     hidden_size = 0
     has_medusa_heads = False
     medusa = None
+    facts = None
 
     def __init__(self, max_rows: int, max_seq_len: int) -> None:
         self.max_rows = max_rows

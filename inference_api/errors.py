@@ -11,11 +11,13 @@
     ├── OriginNotAllowed     403   a web page that is not ours had a browser send this
     ├── UnknownModel         404   no model is served under this name
     ├── NoBundle             404   the server has one model, or several that stay, or a mock
+    ├── NoCluster            404   nobody said where a cluster's controller is
     ├── RequestTimeout       408   the client takes too long to send its request
     ├── UnloadRefused        409   an expert of the bundle has to stay in memory
     │   ├── ExpertPinned           it is pinned
     │   ├── ExpertLoading          it comes just now
     │   └── ExpertBusy             it is used
+    ├── DemoRunning          409   a demo search is at work already
     ├── RequestTooLarge      413   the body exceeds MAX_CONTENT_LENGTH
     ├── NotJson              415   a body that any page could have sent
     ├── Unavailable          503   not now: try again after `retry_after_s`
@@ -149,6 +151,14 @@ class NoBundle(HearthError):
         )
 
 
+class NoCluster(HearthError):
+    status = 404
+    code = "no_cluster"
+
+    def __init__(self) -> None:
+        super().__init__("This server knows of no cluster; start it with CLUSTER_URL.")
+
+
 class RequestTimeout(HearthError):
     status = 408
     code = "request_timeout"
@@ -187,6 +197,14 @@ class ExpertBusy(UnloadRefused):
             f"{name}: {num_running} running, {num_waiting} waiting; drain it, or force it to end "
             "those that run."
         )
+
+
+class DemoRunning(HearthError):
+    status = 409
+    code = "demo_running"
+
+    def __init__(self) -> None:
+        super().__init__("A demo search is running already; stop it, or wait for its end.")
 
 
 class RequestTooLarge(HearthError):

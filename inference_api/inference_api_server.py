@@ -6,20 +6,25 @@ import signal
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 
 from flask import Flask
 
 from common.disconnects import DisconnectWatcher
+from inference_api.demo_search import DemoSearch, Layers
 from inference_api.generation.streaming import Generations
 from inference_api.live_state import LiveState
 from inference_api.observe.bundle_metrics import BundleCollector, ExpertFigures
+from inference_api.observe.cluster_state import ClusterState
 from inference_api.observe.metrics import ServerMetrics, ServerState
+from inference_api.observe.recent_requests import RecentRequests
 from inference_api.observe.step_times import StepTimes
 from inference_api.observe.telemetry import Tracing
 from inference_api.routes import (
     bundle,
     bundle_validation,
     dashboard,
+    demo_search,
     embeddings,
     generate,
     health,
@@ -51,6 +56,8 @@ from optimizer.settings import Settings as OptimizerSettings
 from optimizer.settings import load_settings as load_optimizer_settings
 from weights.app import create_service as create_weights_service
 from weights.routes import create_blueprint as create_weights_blueprint
+from weights.search import Observation, Problem
+from weights.service import WeightsService
 from weights.settings import Settings as WeightsSettings
 from weights.settings import load_settings as load_weights_settings
 
@@ -66,6 +73,7 @@ class Server:
     input_queue: InputQueue
     output_queues: OutputQueues
     watcher: DisconnectWatcher
+    demo: DemoSearch
     tracing: Tracing | None = None
 
     def start(self, hooks: Hooks | None = None) -> None:
@@ -79,6 +87,7 @@ class Server:
     def stop(self) -> None:
         self.backend.stop()
         self.watcher.stop()
+        self.demo.close()
         if self.tracing is not None:
             self.tracing.stop()
 
@@ -108,19 +117,23 @@ def create_server(
     )
     backend = DecodeBackend(settings, input_queue, output_queues, on_decoded=metrics.rows_decoded)
     watcher = DisconnectWatcher()
+    demo = DemoSearch(partial(_tell_split, weights))
     tracing = Tracing(settings) if settings.otel_exporter_otlp_endpoint else None
     if settings.bundle is not None:
         metrics.registry.register(
             BundleCollector(State, lambda: _expert_figures(backend, input_queue))
         )
     metrics.registry.register(ReplicaGauges(lambda: optimizer.state, optimizer_settings.namespace))
-    generations = Generations(backend, input_queue, output_queues, watcher, metrics, tracing)
+    recent = RecentRequests()
+    generations = Generations(
+        backend, input_queue, output_queues, watcher, metrics, recent, tracing
+    )
 
     choice = ModelChoice(settings, _router(settings))
 
     app = _bare_app(settings, metrics)
     app.extensions[EXTENSION] = Server(
-        settings, backend, input_queue, output_queues, watcher, tracing
+        settings, backend, input_queue, output_queues, watcher, demo, tracing
     )
     app.register_blueprint(generate.create_blueprint(generations, settings, choice))
     app.register_blueprint(openai.create_blueprint(generations, backend, settings, choice))
@@ -137,8 +150,13 @@ def create_server(
     app.register_blueprint(metrics_routes.create_blueprint(metrics.registry))
     app.register_blueprint(speed.create_blueprint(backend))
     live_state = LiveState(backend, input_queue, generations, metrics.registry, settings)
-    page = dashboard.Page.read("stateful" if optimizer_settings.stateful else "stateless")
-    app.register_blueprint(dashboard.create_blueprint(backend, live_state.dump, page))
+    cluster = ClusterState(settings.cluster_url) if settings.cluster_url else None
+    optimizer_mode = "stateful" if optimizer_settings.stateful else "stateless"
+    page = dashboard.Page.read(optimizer_mode, has_cluster=cluster is not None)
+    app.register_blueprint(
+        dashboard.create_blueprint(backend, live_state.dump, recent, cluster, page)
+    )
+    app.register_blueprint(demo_search.create_blueprint(demo))
     app.register_blueprint(create_optimizer_blueprint(optimizer, optimizer_settings))
     app.register_blueprint(create_weights_blueprint(weights, weights_settings.max_body_bytes))
     register_openapi(app, lambda rule: needs_token(rule, settings))
@@ -221,6 +239,21 @@ def _expert_figures(backend: DecodeBackend, input_queue: InputQueue) -> Mapping[
         )
         for name, each in backend.bundle.snapshot.experts.items()
     }
+
+
+def _tell_split(
+    weights: WeightsService, session_id: str, layers: Layers, tokens_per_s: float
+) -> None:
+    """A measurement of a split, of at least one layer for each rank. Raises WeightsError and
+    StoreFailed."""
+    num_layers = sum(layers)
+    problem = Problem(
+        min_weightings=(1 / num_layers,) * len(layers),
+        max_weightings=(1.0,) * len(layers),
+        num_layers=num_layers,
+    )
+    shares = tuple(each / num_layers for each in layers)
+    weights.tell(session_id, problem, [Observation(shares, tokens_per_s)])
 
 
 def _end_arbiter() -> None:

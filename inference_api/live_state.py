@@ -12,6 +12,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 from prometheus_client.samples import Sample
 
+from inference_api.engine.hardware import resident_memory_bytes
 from inference_api.generation.streaming import Generations
 from inference_api.openai.model_cards import bundle_state
 from inference_api.scheduling.decode_backend import DecodeBackend, Phase
@@ -83,6 +84,7 @@ class LiveState:
             "has_router": self._settings.has_router,
             "context_tokens": backend.served[default.name].max_seq_len if is_loaded else None,
             "quantization": default.quantization,
+            "resident_bytes": resident_memory_bytes(),
         }
 
     def _rows(self, now_s: float) -> list[Json | None]:

@@ -4,7 +4,8 @@ A `GenerationRequest` goes forward from a request thread to the decode thread; `
 back. Nothing here knows Flask, torch or text: prompts and events are token ids.
 """
 
-from collections.abc import Sequence
+import socket
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal, NamedTuple, NewType, Protocol
@@ -31,6 +32,18 @@ class FinishReason(StrEnum):
     LENGTH = "length"
     CANCELLED = "cancelled"
     ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """The caller of a generation, for those who watch, by the rule of the route that was asked; and
+    the connection to watch for a hang-up."""
+
+    request_id: str
+    team_id: str | None = None
+    route: str = ""
+    connection: socket.socket | None = None
+    trace_context: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,13 +13,13 @@ from pydantic import Field, SecretStr, ValidationError, ValidationInfo, field_va
 from pydantic_core import PydanticCustomError
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
-from common.logs import LogFormat, LogLevel
 from common.origins import ORIGIN
 from inference_api.bundle_file import Bundle, Expert, read_bundle
 from inference_api.errors import StartupError, UnknownModel
 from inference_api.model_settings import EMBEDDED_MODEL, ModelSettings
 from inference_api.pipeline_settings import PipelineSettings
 from inference_api.setting_faults import setting_faults
+from inference_api.watch_settings import WatchSettings
 
 __all__ = ["EMBEDDED_MODEL", "ModelSettings", "Settings", "load_settings"]
 
@@ -34,7 +34,7 @@ SAID_BY_BUNDLE = (
 HOST = re.compile(r"\*|[a-z0-9_-]+(\.[a-z0-9_-]+)*")
 
 
-class Settings(BaseSettings, ModelSettings, PipelineSettings):
+class Settings(BaseSettings, ModelSettings, PipelineSettings, WatchSettings):
     """Immutable; any thread may read it. Field descriptions are the documentation.
 
     The variables of `ModelSettings` are those of the one model or, with MODELS, of every model
@@ -202,15 +202,6 @@ class Settings(BaseSettings, ModelSettings, PipelineSettings):
             "Origins whose web pages may use the inference routes, comma-separated; *: any."
         ),
     )
-    log_level: LogLevel = Field("INFO", description="Least severe level that is logged.")
-    log_format: LogFormat = Field("text", description="Shape of a log line.")
-    vllm_metrics: bool = Field(True, description="Publish metrics under vLLM's names too.")
-    otel_exporter_otlp_endpoint: str | None = Field(
-        None,
-        pattern="^https?://",
-        description="Where traces go by OTLP/HTTP, as in http://collector:4318.",
-    )
-    otel_service_name: str = Field("hearth", description="Name of this process in traces.")
 
     @field_validator("models", mode="before")
     @classmethod

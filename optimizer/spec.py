@@ -134,6 +134,14 @@ class Departures(Body):
         return self
 
 
+class OverheadPoint(Body):
+    """What a request waits for outside of steps, with so many in service, itself among them."""
+
+    rows: Rows
+    ms: Amount
+    standard_error: Amount = 0.0
+
+
 def _one_point(value: Any) -> Any:
     """Reads a number as the same for any number of rows."""
     if isinstance(value, int | float) and not isinstance(value, bool):
@@ -144,14 +152,17 @@ def _one_point(value: Any) -> Any:
 class ServiceCurve(Body):
     """Measured step times: a(n) of n rows that decode and c(n) more for each prompt token.
 
-    Extension; used in place of all other parameters. `prompt_token_ms` may be one number.
+    Extension; used in place of all other parameters. `prompt_token_ms` and `overhead_ms`, which a
+    request waits for outside of steps before its first token, may be one number each.
     """
 
     decode_ms: CurvePoints
     prompt_token_ms: Annotated[CurvePoints, BeforeValidator(_one_point)]
     chunk_tokens: Annotated[Count, Field(ge=1)] | None = None  # of prompts in a step; absent = any
     budget_tokens: Annotated[Count, Field(ge=1)] | None = None  # of a step while rows decode
-    overhead_ms: Amount = 0.0  # of a request before its first token, outside of steps
+    overhead_ms: Annotated[list[OverheadPoint], BeforeValidator(_one_point)] = Field(
+        default_factory=list, max_length=MAX_POINTS
+    )
     speed_error: Annotated[float, Field(ge=0, le=1)] = 0.0  # standard, of all times together
     departures: Departures | None = None
     measured_at: Text | None = None
@@ -161,6 +172,7 @@ class ServiceCurve(Body):
         for name, points in (
             ("decodeMs", self.decode_ms),
             ("promptTokenMs", self.prompt_token_ms),
+            ("overheadMs", self.overhead_ms),
         ):
             _check_ascending(name, [point.rows for point in points])
         for number, (before, after) in enumerate(pairwise(self.decode_ms), start=1):

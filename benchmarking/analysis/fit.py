@@ -15,10 +15,11 @@ import numpy as np
 import numpy.typing as npt
 from scipy.optimize import least_squares
 
+from benchmarking.analysis.closed_loops import fit_closed_loops
 from benchmarking.analysis.curve import load_points_by_row
 from benchmarking.analysis.fit_points import Places, Point, fit_points, places_of
 from benchmarking.analysis.intervals import Interval, students_t
-from benchmarking.analysis.service_curve import ServiceCurve, fit_closed_loops
+from benchmarking.analysis.service_curve import ServiceCurve
 from benchmarking.errors import Unfit
 from benchmarking.records import Run
 

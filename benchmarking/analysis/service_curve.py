@@ -1,33 +1,24 @@
 """A service curve: what steps take, as the optimizer's `serviceCurve` has it.
 
 A step of n rows that decode and p prompt tokens takes a(n) + c(n) p ms. A server may say its step
-costs itself (`read_speed`); of any other they follow from closed loops (`fit_closed_loops`): of n
-users with k prompt and o output tokens, prompts' work and steps fill the time of all n, so that
-
-    end to end = overhead + n c (k - 1) + o a(n),      TTFT of one user = overhead + c k + a(1).
-
-Pure but for the URL that `read_speed` may be given: any thread.
+costs itself (`read_speed`); of any other they follow from closed loops (`closed_loops`). Pure but
+for the URL that `read_speed` may be given: any thread.
 """
 
 import json
-import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import fmean
 from typing import Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
 import requests
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from scipy.optimize import isotonic_regression, nnls
+from scipy.optimize import isotonic_regression
 
-from benchmarking.analysis.curve import LoadPoint
-from benchmarking.analysis.intervals import mean_within_run
-from benchmarking.analysis.latency import E2E, TTFT, mean_tokens, succeeded
-from benchmarking.errors import InvalidResults, Unfit
+from benchmarking.errors import InvalidResults
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -36,6 +27,7 @@ MAX_SPEED_BYTES = 2**20
 MIN_USERS = 3  # different numbers of them, that make a curve
 DIFFERENT_LENGTHS = 1.5  # longest prompts over the shortest, to tell overhead from their work
 IN_95 = 1.96
+SETTLES = 8  # rounds after which a loop's overhead and its users in service fit each other
 LEAST_ERROR = 0.002  # of a mean; none is known better than the clock and the load allow
 LEAST_MS = 1e-6  # of a step
 
@@ -75,14 +67,18 @@ class CurvePoint:
         return CurvePoint(self.rows, factor * self.ms, factor * self.standard_error)
 
 
+Points = tuple[CurvePoint, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class ServiceCurve:
-    """`source`: speed, or closed loops. `speed_error` is relative, and common to all times."""
+    """`source`: speed, or closed loops. `speed_error` is relative, and common to all times.
+    `overhead`: of a request before its first token, outside of steps, by requests in service."""
 
-    decode: tuple[CurvePoint, ...]  # ms never fall
-    prompt_token: tuple[CurvePoint, ...]
+    decode: Points  # ms never fall
+    prompt_token: Points
     source: str
-    overhead_ms: float | None = None  # of a request before its first token; None: not known
+    overhead: Points | None = None  # None: not known
     speed_error: float = 0.0
     chunk_tokens: int | None = None
     budget_tokens: int | None = None
@@ -93,7 +89,7 @@ class ServiceCurve:
         found = {
             "decodeMs": _as_json(self.decode),
             "promptTokenMs": _as_json(self.prompt_token),
-            "overheadMs": self.overhead_ms,
+            "overheadMs": None if self.overhead is None else _as_json(self.overhead),
             "speedError": self.speed_error,
             "chunkTokens": self.chunk_tokens,
             "budgetTokens": self.budget_tokens,
@@ -107,22 +103,44 @@ class ServiceCurve:
             self,
             decode=tuple(point.times(slowness) for point in self.decode),
             prompt_token=tuple(point.times(slowness) for point in self.prompt_token),
-            overhead_ms=None if self.overhead_ms is None else slowness * self.overhead_ms,
+            overhead=self.overhead and tuple(point.times(slowness) for point in self.overhead),
             speed_error=speed_error,
         )
 
+    def exact(self) -> "ServiceCurve":
+        """Returns the same without its errors, for answers without intervals."""
+        return replace(
+            self,
+            decode=tuple(replace(point, standard_error=0.0) for point in self.decode),
+            prompt_token=tuple(replace(point, standard_error=0.0) for point in self.prompt_token),
+            speed_error=0.0,
+        )
+
+    def overhead_ms(self, requests: float) -> float:
+        """Returns that of one of so many requests in service; 0 where it is not known."""
+        return at(self.overhead, requests) if self.overhead else 0.0
+
     def closed_loop_ms(self, users: int, work_tokens: float, output_tokens: float) -> float:
-        """Returns the end to end latency in a closed loop of so many users."""
-        rows, ms = [point.rows for point in self.decode], [point.ms for point in self.decode]
-        step_ms = float(np.interp(users, rows, ms))
-        prompts_ms = users * self.prompt_token[0].ms * work_tokens
-        return (self.overhead_ms or 0.0) + prompts_ms + output_tokens * step_ms
+        """Returns the end to end latency in a closed loop of so many users, of whom those in the
+        midst of their overhead are in no step."""
+        e2e_ms, in_service = 0.0, float(users)
+        for _ in range(SETTLES):
+            overhead_ms = self.overhead_ms(in_service)
+            prompts_ms = in_service * self.prompt_token[0].ms * work_tokens
+            e2e_ms = overhead_ms + prompts_ms + output_tokens * at(self.decode, in_service)
+            in_service = 1 + (users - 1) * (1 - overhead_ms / e2e_ms)
+        return e2e_ms
 
     def line(self) -> str:
         """For people."""
         steps = ", ".join(f"{p.rows}: {p.ms:.3g} ± {p.standard_error:.2g}" for p in self.decode)
         first = self.prompt_token[0]
-        overhead = "unknown" if self.overhead_ms is None else f"{self.overhead_ms:.3g} ms"
+        overhead = "unknown"
+        if self.overhead is not None:
+            overhead = ", ".join(
+                f"{p.rows}: {p.ms:.3g} ± {p.standard_error:.2g}" for p in self.overhead
+            )
+            overhead += " ms"
         return (
             f"serviceCurve (from {self.source}): ms of a step by rows {steps}; {first.ms:.3g} ± "
             f"{first.standard_error:.2g} ms per prompt token; outside of steps {overhead}; "
@@ -148,7 +166,7 @@ def read_speed(source: str) -> ServiceCurve:
         fault = _first_fault(error) if isinstance(error, ValidationError) else str(error)
         raise InvalidResults(f"{source}: {fault}") from error
     return ServiceCurve(
-        decode=_rising(said.decode_ms),
+        decode=rising(said.decode_ms),
         prompt_token=tuple(_by_whole_rows(said.prefill_ms_per_token)),
         source="speed",
         speed_error=said.speed_error,
@@ -187,137 +205,12 @@ def _by_whole_rows(rows: Iterable[PromptRow]) -> list[CurvePoint]:
     return points
 
 
-def fit_closed_loops(points: Iterable[LoadPoint], places: int | None) -> ServiceCurve | None:
-    """Returns the curve of the closed loops of no more users than places; None for fewer than
-    three different numbers of users. Raises Unfit where no step takes any time.
-
-    With prompts of lengths that differ, overhead and prompts' work are told apart; with equal ones
-    the overhead counts as work.
-    """
-    return fit_loops(closed_loops(points, places))
+def at(points: Sequence[CurvePoint], rows: float) -> float:
+    """Returns the time between two points on a straight line; beyond them, that of the nearest."""
+    return float(np.interp(rows, [point.rows for point in points], [point.ms for point in points]))
 
 
-def closed_loops(points: Iterable[LoadPoint], places: int | None) -> list["Loop"]:
-    """Returns the closed loops of no more users than places, in the same order."""
-    loops = (_loop(point) for point in points)
-    return [loop for loop in loops if loop is not None and loop.users <= (places or math.inf)]
-
-
-def fit_loops(loops: Sequence["Loop"]) -> ServiceCurve | None:
-    """As `fit_closed_loops`."""
-    users = sorted({loop.users for loop in loops})
-    if len(users) < MIN_USERS:
-        return None
-    prompts = [loop.work_tokens for loop in loops]
-    tells_overhead = max(prompts) >= DIFFERENT_LENGTHS * max(min(prompts), 1.0)
-    rows = [_end_to_end(loop, users, tells_overhead) for loop in loops]
-    rows += [_first_token(loop, users, tells_overhead) for loop in loops if loop.users == 1]
-    found, errors = _least_squares(*map(np.array, zip(*rows, strict=True)))
-    steps = zip(users, found[2:].tolist(), errors[2:].tolist(), strict=True)
-    if found[2:].max() <= 0:
-        raise Unfit("serviceCurve: answers took no longer than their prompts; measure longer ones")
-    return ServiceCurve(
-        decode=_rising([(n, max(ms, LEAST_MS), error) for n, ms, error in steps]),
-        prompt_token=(CurvePoint(1, max(float(found[0]), LEAST_MS), float(errors[0])),),
-        source="closed loops",
-        overhead_ms=float(found[1]) if tells_overhead else None,
-        speed_error=_drift(loops),
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class Loop:
-    """Means of one closed loop, in ms, with their standard errors. `at_s`: its middle, on the
-    clock of the run."""
-
-    at_s: float
-    users: int
-    work_tokens: float  # of a prompt: with its last token a row decodes
-    output_tokens: float
-    e2e_ms: float
-    e2e_error_ms: float
-    ttft_ms: float
-    ttft_error_ms: float
-
-    @property
-    def rate_per_s(self) -> float:
-        """Departures, by Little's law: users who end and begin together make any window wrong."""
-        return 1000 * self.users / self.e2e_ms
-
-    def met(self, slowness: float, error: float) -> "Loop":
-        """Returns what it would have been at slowness 1, had it met this one, known to `error`."""
-        e2e_ms, ttft_ms = self.e2e_ms / slowness, self.ttft_ms / slowness
-        return replace(
-            self,
-            e2e_ms=e2e_ms,
-            e2e_error_ms=math.hypot(self.e2e_error_ms / slowness, error * e2e_ms),
-            ttft_ms=ttft_ms,
-            ttft_error_ms=math.hypot(self.ttft_error_ms / slowness, error * ttft_ms),
-        )
-
-
-def _loop(point: LoadPoint) -> Loop | None:
-    """None for what is no closed loop. Not counted are the last requests, one for each user: as
-    they end, no others follow, and steps have fewer rows."""
-    users = point.load.concurrency
-    if users is None or point.e2e is None:
-        return None
-    steady = succeeded(point.measured[:-users]) or point.measured
-    in_tokens, out_tokens = mean_tokens(steady)
-    means = []
-    for metric in (E2E, TTFT):
-        interval = mean_within_run(metric.values(steady))
-        half = interval.high - interval.value
-        error = half / IN_95 if np.isfinite(half) else 0.0
-        means += [interval.value, max(error, LEAST_ERROR * interval.value)]
-    at_s = (point.from_s + point.to_s) / 2
-    return Loop(at_s, users, max(in_tokens - 1, 0.0), out_tokens, *means)
-
-
-Equation = tuple[FloatArray, float]  # coefficients of c, overhead and every a(n), and the left side
-
-
-def _end_to_end(loop: Loop, users: Sequence[int], tells_overhead: bool) -> Equation:
-    unknowns = np.zeros(2 + len(users))
-    unknowns[0] = loop.users * loop.work_tokens
-    unknowns[1] = tells_overhead
-    unknowns[2 + users.index(loop.users)] = loop.output_tokens
-    return unknowns / loop.e2e_error_ms, loop.e2e_ms / loop.e2e_error_ms
-
-
-def _first_token(loop: Loop, users: Sequence[int], tells_overhead: bool) -> Equation:
-    unknowns = np.zeros(2 + len(users))
-    unknowns[:3] = loop.work_tokens, tells_overhead, 1.0
-    return unknowns / loop.ttft_error_ms, loop.ttft_ms / loop.ttft_error_ms
-
-
-def _least_squares(design: FloatArray, left: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Returns the solution, none of it below 0, and its standard errors: those of the equations, or
-    of what they leave unexplained where that is more."""
-    found, residual = nnls(design, left)
-    freedom = max(len(left) - int(np.count_nonzero(found)), 1)
-    scale = max(float(residual) ** 2 / freedom, 1.0)
-    covariance = scale * np.linalg.pinv(design.T @ design)
-    return found, np.sqrt(np.maximum(np.diag(covariance), 0.0))
-
-
-def _drift(loops: Sequence[Loop]) -> float:
-    """Returns the relative scatter of rows of the same load beyond that within them: the machine's
-    own speed; 0 without such rows."""
-    of_load: defaultdict[tuple[int, int, int], list[Loop]] = defaultdict(list)
-    for loop in loops:
-        shape = round(loop.work_tokens), round(loop.output_tokens)
-        of_load[(loop.users, *shape)].append(loop)
-    excess = []
-    for rows in of_load.values():
-        if len(rows) > 1:
-            e2e_ms = np.array([row.e2e_ms for row in rows])
-            within = float(np.mean([row.e2e_error_ms**2 for row in rows]))
-            excess.append((float(e2e_ms.var(ddof=1)) - within) / float(e2e_ms.mean()) ** 2)
-    return max(fmean(excess), 0.0) ** 0.5 if excess else 0.0
-
-
-def _rising(rows: Iterable[tuple[int, float, float]]) -> tuple[CurvePoint, ...]:
+def rising(rows: Iterable[tuple[int, float, float]]) -> Points:
     """Returns points by rows, in place of any that fall the nearest that do not."""
     points = sorted(rows)
     weights = [1 / max(error, LEAST_ERROR * ms) ** 2 for _, ms, error in points]

@@ -11,14 +11,15 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from random import Random
 
+from benchmarking.analysis.closed_loops import closed_loops
 from benchmarking.analysis.curve import LoadPoint
 from benchmarking.analysis.search import Shape
-from benchmarking.analysis.service_curve import closed_loops
 from benchmarking.errors import Disturbed
 from benchmarking.records import Load
 
 FIRST_EACH = 2  # requests of each user, where nothing is known of their time
 LEAST_EACH = 4  # of each user of a closed loop, of which the last does not count
+MIXED_SCV = 0.05  # of answers' lengths in closed loops: users of equal ones begin together
 CROWDS_EACH = 3  # of each user of a crowd, whose rate alone counts
 
 
@@ -51,13 +52,11 @@ class LoopPlan:
         short, same, long = (self._with_prompts(factor) for factor in self.length_factors)
         doubled = list(_doubled(self.places))
         between = [(low + high) // 2 for low, high in pairwise(doubled) if high > low + 1]
+        each = [(users, shape) for users in doubled for shape in (short, long)]
+        each += [(users, same) for users in between]
         return [
-            *(
-                shape.at_concurrency(users, FIRST_EACH)
-                for users in doubled
-                for shape in (short, long)
-            ),
-            *(same.at_concurrency(users, FIRST_EACH) for users in between),
+            replace(shape.at_concurrency(users, FIRST_EACH), output_scv=MIXED_SCV)
+            for users, shape in each
         ]
 
     def checks(self, capacity_per_s: float) -> list[Load]:
@@ -120,10 +119,11 @@ class Rows:
         ]
 
     def closed(self) -> list[LoadPoint]:
+        """Without the first row, in which the server met its first requests."""
         return [
             point
             for row, point in enumerate(self.points)
-            if row not in self.disturbed and point.load.concurrency is not None
+            if row and row not in self.disturbed and point.load.concurrency is not None
         ]
 
 

@@ -6,6 +6,7 @@ far a guess of the speed is off goes into its interval, less where several rows 
 rate alone the optimizer says what holds in the long run, from which some seconds may be far off.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -14,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarking.analysis.closed_loops import closed_loops
 from benchmarking.analysis.curve import LoadPoint
 from benchmarking.analysis.fit import Fit, fit_run
 from benchmarking.analysis.goodput import Slo
@@ -21,7 +23,7 @@ from benchmarking.analysis.intervals import Interval, mean_within_run, over_repe
 from benchmarking.analysis.latency import ITL, TTFT, mean_tokens, output_tokens, succeeded
 from benchmarking.analysis.moments import Drift, fit_drifting
 from benchmarking.analysis.predict import MAX_SCV, Optimizer, Prediction, request_shape
-from benchmarking.analysis.service_curve import ServiceCurve, closed_loops
+from benchmarking.analysis.service_curve import Points, ServiceCurve, rising
 from benchmarking.benches.loop_figures import (
     MAX_HALF_WIDTH,
     MAX_ITL_ERROR,
@@ -59,6 +61,8 @@ class Cuts:
 
 
 NO_CUTS = Cuts()
+TTFT_ERROR = 0.1  # of a simulated one, by what a curve is wrong of
+OVERHEAD_ROUNDS = 2  # of what first tokens take beyond a curve, and of the curve given that
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +120,19 @@ def fitted(plan: LoopPlan, measured: Measured, optimizer: Optimizer, cuts: Cuts)
     if found is None:
         raise Unfit("too few closed loops of different numbers of users were measured")
     curve, drift = found
+    # More rows than a loop has users, whatever the length of its answers: none waits for one.
+    perf = {
+        "name": plan.shape.model,
+        "acc": plan.accelerator,
+        "maxBatchSize": 2 * plan.places,
+        "atTokens": plan.shape.output_tokens,
+    }
+    for _ in range(OVERHEAD_ROUNDS):
+        curve = replace(curve, chunk_tokens=cuts.chunk_tokens, budget_tokens=cuts.budget_tokens)
+        overhead = _overhead(Asked(optimizer, perf), rows.closed(), plan.places, curve, drift)
+        found = fit_drifting(closed_loops(rows.closed(), plan.places), overhead)
+        assert found is not None
+        curve, drift = found
     curve = replace(curve, chunk_tokens=cuts.chunk_tokens, budget_tokens=cuts.budget_tokens)
     left_out = {*rows.checked, *rows.disturbed}
     fit = fit_run(
@@ -123,6 +140,27 @@ def fitted(plan: LoopPlan, measured: Measured, optimizer: Optimizer, cuts: Cuts)
     )
     perf = fit.perf_data(plan.shape.model, plan.accelerator)
     return Fitted(fit, curve, drift, Asked(optimizer, perf))
+
+
+def _overhead(
+    asked: Asked, points: Sequence[LoadPoint], places: int, curve: ServiceCurve, drift: Drift
+) -> Points:
+    """Returns what first tokens of closed loops took beyond a simulation of the same requests, by
+    users; never less for more of them."""
+    bare = replace(curve, overhead=None)
+    beyond: defaultdict[int, list[tuple[float, float]]] = defaultdict(list)
+    for point in points:
+        users = point.load.concurrency
+        if users is None or users > places or point.ttft is None:
+            continue
+        slowness = drift.slowness(middle_s(point))
+        said = asked.of_requests(point, bare.at_speed(slowness, 0.0).exact())
+        excess_ms = max(point.ttft.mean.value - said.ttft_ms, 0.0) / slowness
+        beyond[users].append((excess_ms, TTFT_ERROR * said.ttft_ms))
+    means = (
+        (users, map(fmean, zip(*each, strict=True)), len(each)) for users, each in beyond.items()
+    )
+    return rising((users, ms, error / count**0.5) for users, (ms, error), count in means)
 
 
 def prove(
@@ -134,9 +172,9 @@ def prove(
     of_load = _by_share(plan, rows)
     of_moments = [(share, found.at_moments(parts)) for share, parts in of_load]
     checks = [_check(asked.of_requests, *each) for each in of_moments]
-    overhead_ms = found.curve.overhead_ms  # which the server itself does not say
+    overhead = found.curve.overhead  # which the server itself does not say
     said = {
-        id(rows.points[row]): replace(curve, overhead_ms=overhead_ms)
+        id(rows.points[row]): replace(curve, overhead=overhead)
         for row, curve in measured.speeds.items()
     }
     by_speed = [

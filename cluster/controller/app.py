@@ -17,6 +17,7 @@ from werkzeug.exceptions import HTTPException, MethodNotAllowed
 from cluster.controller.gauges import ControllerGauges
 from cluster.controller.journal_entry import (
     CycleTold,
+    DecisionTold,
     GroupTold,
     Json,
     UnplacedTold,
@@ -66,6 +67,7 @@ class StateTold(TypedDict):
     replicas: list[ReplicaState]
     unplaced: list[UnplacedTold]
     cycle: CycleTold | None
+    decisions: list[DecisionTold]
 
 
 def create_app(controller: Controller, system: SystemDocument) -> Flask:
@@ -153,6 +155,7 @@ def state_of(now: Snapshot, targets: dict[str, Json]) -> StateTold:
         ],
         "unplaced": unplaced_of(now.unplaced),
         "cycle": cycle,
+        "decisions": list(now.decisions),
     }
 
 

@@ -1,4 +1,5 @@
-"""A cycle as JSON: for the journal, whole; for `GET /state`, without question and answer."""
+"""A cycle as JSON: for the journal, whole; for `GET /state`, without question and answer, and in
+short, as one of the last."""
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -60,6 +61,21 @@ class CycleTold(TypedDict):
     not_learned: list[dict[str, str]]
 
 
+class ServerDecision(TypedDict):
+    arrived_per_minute: float | None
+    plan: list[GroupTold]
+    has_changed: bool
+    held: str
+
+
+class DecisionTold(TypedDict):
+    cycle: int
+    at: str
+    fault: str
+    cost: float | None
+    servers: dict[str, ServerDecision]
+
+
 def entry_of(cycle: Cycle, unplaced: Mapping[Group, Outcome], dry_run: bool) -> Json:
     """A line of the journal."""
     answer = None if cycle.answer is None else cycle.answer.model_dump(by_alias=True)
@@ -76,10 +92,10 @@ def told(cycle: Cycle) -> CycleTold:
     """What was seen and decided."""
     return {
         "cycle": cycle.number,
-        "at": datetime.fromtimestamp(cycle.at_s, UTC).isoformat(timespec="milliseconds"),
+        "at": _time_of(cycle),
         "seconds": round(cycle.seconds, 4),
         "fault": cycle.fault,
-        "cost": None if cycle.answer is None else cycle.answer.summary.total_cost,
+        "cost": _cost_of(cycle),
         "servers": {name: _server(each) for name, each in cycle.servers.items()},
         "speeds": [
             {"model": model, "accelerator": accelerator, **factors.model_dump()}
@@ -92,6 +108,25 @@ def told(cycle: Cycle) -> CycleTold:
                 **cycle.learned.why,
             }.items()
         ],
+    }
+
+
+def decision_of(cycle: Cycle) -> DecisionTold:
+    """What was decided, in short."""
+    return {
+        "cycle": cycle.number,
+        "at": _time_of(cycle),
+        "fault": cycle.fault,
+        "cost": _cost_of(cycle),
+        "servers": {
+            name: {
+                "arrived_per_minute": each.arrived_per_minute,
+                "plan": groups(each.plan),
+                "has_changed": each.has_changed,
+                "held": each.held,
+            }
+            for name, each in cycle.servers.items()
+        },
     }
 
 
@@ -108,6 +143,14 @@ def unplaced_of(unplaced: Mapping[Group, Outcome]) -> list[UnplacedTold]:
          "why": each.why}
         for group, each in unplaced.items()
     ]  # fmt: skip
+
+
+def _time_of(cycle: Cycle) -> str:
+    return datetime.fromtimestamp(cycle.at_s, UTC).isoformat(timespec="milliseconds")
+
+
+def _cost_of(cycle: Cycle) -> float | None:
+    return None if cycle.answer is None else cycle.answer.summary.total_cost
 
 
 def _server(seen: ServerCycle) -> ServerTold:

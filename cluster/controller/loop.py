@@ -17,7 +17,7 @@ from queue import Empty, SimpleQueue
 from cluster.actuators import Actuator
 from cluster.controller.cycle import Cycle, Parts, Planner
 from cluster.controller.journal import Journal
-from cluster.controller.journal_entry import entry_of
+from cluster.controller.journal_entry import DecisionTold, decision_of, entry_of
 from cluster.controller.rollout import Plan, next_steps
 from cluster.errors import ClusterError
 from cluster.replicas import Group, Outcome, Replica
@@ -25,17 +25,20 @@ from cluster.replicas import Group, Outcome, Replica
 log = logging.getLogger(__name__)
 
 JOIN_S = 90.0
+DECISIONS_KEPT = 20
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What is known now. `fault`: why the last attempt at anything failed; empty if it did not."""
+    """What is known now. `fault`: why the last attempt at anything failed; empty if it did not.
+    `decisions`: of the last cycles, newest first, as JSON."""
 
     replicas: tuple[Replica, ...] = ()
     plan: Plan = field(default_factory=dict)
     cycle: Cycle | None = None
     unplaced: Mapping[Group, Outcome] = field(default_factory=dict)
     fault: str = ""
+    decisions: tuple[DecisionTold, ...] = ()
 
 
 class Rollout:
@@ -207,4 +210,11 @@ class Controller:
             unplaced=before.unplaced if unplaced is None else dict(unplaced),
             cycle=cycle or before.cycle,
             fault=fault,
+            decisions=_with(before.decisions, cycle),
         )
+
+
+def _with(decisions: tuple[DecisionTold, ...], cycle: Cycle | None) -> tuple[DecisionTold, ...]:
+    if cycle is None:
+        return decisions
+    return (decision_of(cycle), *decisions)[:DECISIONS_KEPT]

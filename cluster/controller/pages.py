@@ -6,14 +6,13 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Protocol
 
-import requests
 from prometheus_client.parser import text_string_to_metric_families
-from urllib3.exceptions import HTTPError
 
 from cluster.config import ProxyKeys
 from cluster.controller.counters import Counters, parse_counters
 from cluster.errors import MetricsUnread
 from cluster.replicas import Replica, State
+from common.fetch import FetchBounds, FetchFailed, fetch
 
 MAX_PAGE_BYTES = 8 * 2**20
 MAX_TOKEN_BYTES = 16_384
@@ -91,29 +90,7 @@ def _page(url: str, token: str | None = None) -> str:
     """Raises MetricsUnread."""
     headers = {} if token is None else {"Authorization": f"Bearer {token}"}
     try:
-        with requests.Session() as session:
-            session.trust_env = False  # replicas are asked themselves, whatever HTTP_PROXY says
-            with session.get(
-                url,
-                headers=headers,
-                timeout=(CONNECT_S, READ_S),
-                stream=True,
-                allow_redirects=False,
-            ) as response:
-                return _text_of(response)
-    except (requests.RequestException, HTTPError, OSError, ValueError) as error:
-        raise MetricsUnread(f"{url}: {error}"[:300]) from error
-
-
-def _text_of(response: requests.Response) -> str:
-    """As much as it sends at a time, so that a slow sender is seen to be one."""
-    if response.status_code != requests.codes.ok:
-        raise MetricsUnread(f"{response.url} answers {response.status_code}")
-    until_s, content = time.monotonic() + READ_S, b""
-    while piece := response.raw.read1(2**16, decode_content=True):
-        content += piece
-        if len(content) > MAX_PAGE_BYTES:
-            raise MetricsUnread(f"{response.url} has more than {MAX_PAGE_BYTES} bytes")
-        if time.monotonic() > until_s:
-            raise MetricsUnread(f"{response.url} took more than {READ_S:g} s")
+        content = fetch(url, FetchBounds(CONNECT_S, READ_S, MAX_PAGE_BYTES), headers)
+    except FetchFailed as error:
+        raise MetricsUnread(str(error)) from error
     return content.decode(errors="replace")

@@ -47,7 +47,7 @@ export function allocationTable(view) {
       : null,
     h(
       "table",
-      { class: "allocations", role: "table" },
+      { class: "allocations folds", role: "table" },
       h("caption", { class: "unseen" }, "Allocation of every server"),
       h(
         "thead",

@@ -1,6 +1,8 @@
 // The page: which view is shown, and the poll that feeds all of them.
 
 import { ApiError, getJson } from "./api.js";
+import { hasCluster, showCluster } from "./cluster.js";
+import { showDemoSearch } from "./demo_search.js";
 import { byId } from "./dom.js";
 import { showHowMany } from "./how_many.js";
 import { showOptimizer } from "./optimizer.js";
@@ -10,7 +12,12 @@ import { setPhase, showServer } from "./serving.js";
 import { showWeights } from "./weights.js";
 
 const PERIOD_MS = 1000;
-const VIEWS = { serving: () => {}, optimizer: showPlans, weights: showWeights };
+const VIEWS = {
+  serving: () => {},
+  optimizer: showPlans,
+  weights: showSearches,
+  ...(hasCluster && { cluster: showCluster }),
+};
 const links = [...document.querySelectorAll("nav a")];
 
 function showView() {
@@ -32,11 +39,16 @@ function showPlans() {
   showHowMany();
 }
 
+function showSearches(sessionId) {
+  showWeights(sessionId);
+  showDemoSearch();
+}
+
 async function refresh() {
   const state = await getJson("/dashboard/state");
   const { models, has_router } = state.server;
   offerModels(has_router && models.length ? [...models, "auto"] : models);
-  showServer(state);
+  await showServer(state);
 }
 
 function onFailure(error) {

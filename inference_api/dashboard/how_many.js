@@ -97,7 +97,7 @@ function answerOf({ choices, changes, notChosen, notes }) {
 function table(choices) {
   return h(
     "table",
-    { class: "choices", role: "table" },
+    { class: "choices folds", role: "table" },
     h("caption", { class: "unseen" }, "Accelerators that meet the levels, cheapest first"),
     h(
       "thead",

@@ -3,6 +3,7 @@
 import { getJson } from "./api.js";
 import { h } from "./dom.js";
 import { count, decimal, number } from "./format.js";
+import { whyChosen } from "./why_chosen.js";
 
 /** Opens, below its line, what every accelerator could do for the server. */
 export function whyButton(server) {
@@ -24,9 +25,8 @@ export function whyButton(server) {
     const content = h("td", { role: "cell", colspan: row.cells.length }, "Asking…");
     row.after(h("tr", { role: "row", class: "why" }, content));
     try {
-      content.replaceChildren(
-        candidates(await getJson(`/explain/${encodeURIComponent(server.name)}`)),
-      );
+      const explained = await getJson(`/explain/${encodeURIComponent(server.name)}`);
+      content.replaceChildren(whyChosen(explained, server) ?? "", candidates(explained));
     } catch (error) {
       content.replaceChildren(h("p", { class: "fault", role: "alert" }, error.message));
     }

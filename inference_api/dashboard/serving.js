@@ -5,6 +5,8 @@ import { Chart } from "./chart.js";
 import { byId, setText } from "./dom.js";
 import { count, duration, number } from "./format.js";
 import { History } from "./history.js";
+import { showModels } from "./model_card.js";
+import { showRequests } from "./requests.js";
 import { showRows } from "./rows.js";
 import { showSpeculation } from "./speculation.js";
 
@@ -22,7 +24,8 @@ const phase = byId("server-phase", HTMLElement);
 const notice = byId("notice", HTMLElement);
 const summary = byId("rows-summary", HTMLElement);
 
-export function showServer(state) {
+/** Also of what is asked for besides the state, once it is there. */
+export async function showServer(state) {
   history.push(state);
   setPhase(state.server.phase, state.server.reason);
   const { models } = state.server;
@@ -37,6 +40,7 @@ export function showServer(state) {
   showSpeculation(history);
   showBundle(state.bundle);
   showCharts(state, busy);
+  await Promise.all([showModels(state), showRequests(state)]);
 }
 
 export function setPhase(name, reason) {

@@ -14,6 +14,7 @@ import torch
 from inference_api.engine import hardware
 from inference_api.engine.attention import TorchAttentions
 from inference_api.engine.decoder import Decoder
+from inference_api.engine.facts import facts_of
 from inference_api.engine.fixed_step import FixedStepDecoder, step_lengths
 from inference_api.engine.kernel_decoder import KernelDecoder
 from inference_api.engine.kv_cache import KVCache
@@ -37,7 +38,7 @@ from inference_api.engine.medusa import MedusaHeads
 from inference_api.engine.options import EngineOptions
 from inference_api.engine.padding import least_rows_multiple
 from inference_api.engine.rope import Rope
-from inference_api.engine.runner import Draw, RowResult, RowStep
+from inference_api.engine.runner import Draw, RowResult, RowStep, RunnerFacts
 from inference_api.engine.sampler import sample
 from inference_api.engine.step_decoder import StepDecoder
 from inference_api.engine.weight_form import WeightForm, weight_form
@@ -102,13 +103,22 @@ class EngineRunner:
     @cached_property
     def footprint(self) -> Footprint:
         """Returns the model's share of the device's memory. Raises StartupError; see `load`."""
+        return self._footprint_of(self._config)
+
+    def _footprint_of(self, config: ModelConfig) -> Footprint:
         is_packed_file = self._packed is not None
-        footprint = Footprint.of(self._config, self._form.options, self._form.bits, is_packed_file)
+        footprint = Footprint.of(config, self._form.options, self._form.bits, is_packed_file)
         folder = self._heads_folder
         if folder is None:
             return footprint
         weights_bytes = footprint.weights_bytes + heads_bytes(folder)
         return replace(footprint, weights_bytes=weights_bytes)
+
+    @cached_property
+    def facts(self) -> RunnerFacts:
+        """Raises StartupError."""
+        footprint = self._footprint_of(self._whole)
+        return facts_of(self._whole, self._form, footprint, self._num_threads, self._cache_dtype())
 
     @property
     def files(self) -> Sequence[Path]:
@@ -179,8 +189,8 @@ class EngineRunner:
             self._device,
             form.dtype,
             self._cache.keys.dtype,
-            "none" if form.packing is None else self._options.quantization,
-            "torch" if form.packing is None else form.packing.kernels.variant,
+            form.quantization,
+            form.kernels,
         )
 
     def unload(self) -> None:

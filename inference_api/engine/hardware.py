@@ -1,5 +1,6 @@
 """This machine's free memory and its cores that compute. Loads no torch."""
 
+import mmap
 import os
 import subprocess
 import sys
@@ -30,6 +31,15 @@ def available_memory_bytes(proc: Path = PROC, cgroup: Path = CGROUP) -> int | No
     usage = _table(cgroup / "memory.stat")
     page_cache = usage.get("active_file", 0) + usage.get("inactive_file", 0)  # given back on demand
     return max(0, min(available_kb * 1024, limit - used + page_cache))
+
+
+def resident_memory_bytes(proc: Path = PROC) -> int | None:
+    """Memory this process has; None when not known."""
+    try:
+        _, resident_pages, *_ = (proc / "self" / "statm").read_text().split()
+    except OSError:
+        return None
+    return int(resident_pages) * mmap.PAGESIZE
 
 
 def physical_cores(cpus: Path = CPUS, cgroup: Path = CGROUP) -> int:

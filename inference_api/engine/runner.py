@@ -86,6 +86,27 @@ class RowResult(NamedTuple):
     """[tokens, hidden size] where wanted: of every token."""
 
 
+@dataclass(frozen=True, slots=True)
+class RunnerFacts:
+    """What runs, where and how: for people who watch, nothing is decided by it.
+
+    Bytes are of the whole model, also where several processes share it, and of all user rows.
+    `kernels` is their variant, or torch.
+    """
+
+    family: str
+    num_parameters: int
+    num_layers: int
+    device: str
+    threads: int
+    kernels: str
+    dtype: str
+    quantization: str
+    kv_cache_dtype: str
+    weights_bytes: int
+    cache_bytes: int
+
+
 class HeadGuesses(NamedTuple):
     """For each row and head its likeliest tokens, best first, and the head's probabilities."""
 
@@ -122,6 +143,10 @@ class ModelRunner(Protocol):
     are always cut alike; several draws of a row are the same up to rounding, or exactly: the
     runner's docstring says which."""
     has_medusa_heads: bool
+
+    @property
+    def facts(self) -> RunnerFacts | None:
+        """None where no model runs."""
 
     @property
     def medusa(self) -> DraftHeads | None:

@@ -34,6 +34,16 @@ class WeightForm:
         return None if self.packing is None else self.packing.bits
 
     @property
+    def quantization(self) -> str:
+        """What came of QUANTIZATION."""
+        return "none" if self.packing is None else self.options.quantization
+
+    @property
+    def kernels(self) -> str:
+        """Their variant; torch where it multiplies."""
+        return "torch" if self.packing is None else self.packing.kernels.variant
+
+    @property
     def dtype(self) -> torch.dtype:
         return DTYPES[self.options.dtype]
 

@@ -5,18 +5,19 @@ request's thread until `close`, which leaves nothing of it behind.
 """
 
 import logging
-import socket
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 
 from common.disconnects import DisconnectWatcher
-from inference_api.errors import ContextTooLong, InvalidRequest, QueueFull
+from inference_api.errors import ContextTooLong, HearthError, InvalidRequest, QueueFull
 from inference_api.generation.timeline import Timeline
 from inference_api.observe.metrics import GenerationRecord, ServerMetrics
+from inference_api.observe.recent_requests import OK, RecentRequests
 from inference_api.observe.telemetry import Tracing
 from inference_api.request import (
+    Caller,
     FinishReason,
     GenerationParams,
     GenerationRequest,
@@ -42,16 +43,6 @@ Clock = Callable[[], float]
 Encode = Callable[[PromptEncoder], Sequence[int]]
 
 
-@dataclass(frozen=True, slots=True)
-class Caller:
-    """The caller of a generation: for the log, and the connection to watch for a hang-up."""
-
-    request_id: str
-    team_id: str | None = None
-    connection: socket.socket | None = None
-    trace_context: Mapping[str, str] = field(default_factory=dict)
-
-
 class TextGeneration:
     """The text of one session as it comes. Used by one thread, except `abandon`."""
 
@@ -66,6 +57,7 @@ class TextGeneration:
     ) -> None:
         self.session_id = request.session_id
         self.finish_reason: FinishReason | None = None
+        self.error: HearthError | None = None  # that it ended with
         self.is_abandoned = False
         self.kept_token_ids = text.kept
         self._request = request
@@ -160,6 +152,7 @@ class TextGeneration:
             self._timeline.admitted(event.admitted_at_s, event.reused_tokens, event.switch)
         self.embedding = event.embedding or self.embedding
         self.finish_reason = event.finish_reason
+        self.error = event.error
         if event.error is not None:
             raise event.error
         if self._first_piece is None and self._request.wants_prompt_logprobs:
@@ -198,6 +191,7 @@ class Generations:
         output_queues: OutputQueues,
         watcher: DisconnectWatcher,
         metrics: ServerMetrics,
+        recent: RecentRequests,
         tracing: Tracing | None = None,
     ) -> None:
         self._backend = backend
@@ -205,6 +199,7 @@ class Generations:
         self._output_queues = output_queues
         self._watcher = watcher
         self._metrics = metrics
+        self._recent = recent
         self._tracing = tracing
         self._callers: dict[SessionId, Caller] = {}  # of live sessions
 
@@ -235,9 +230,11 @@ class Generations:
                 generations.append(self._queue_after(before, model, encode, params, caller))
             for generation in generations:
                 generation.wait_until_started()
-        except BaseException:
+        except BaseException as error:
             for generation in generations:
                 generation.close()
+            if isinstance(error, HearthError):
+                self._recent.refused(caller, model, error.status, error.code)
             raise
         return generations
 
@@ -308,6 +305,8 @@ class Generations:
             return
         record = generation.record()
         self._metrics.generation_ended(record)
+        error = generation.error
+        self._recent.ended(caller, record, *((error.status, error.code) if error else (OK, None)))
         if self._tracing is not None:
             self._tracing.generation_ended(record, caller.request_id, caller.trace_context)
         fields = {

@@ -9,8 +9,8 @@ from flask import Flask, Response, g, request
 from common.errors import is_of_messages
 from common.request_ids import request_id, usable_request_id
 from inference_api.errors import InvalidRequest
-from inference_api.generation.streaming import Caller
 from inference_api.observe.telemetry import TRACE_HEADERS
+from inference_api.request import Caller
 
 
 def register_request_ids(app: Flask) -> None:
@@ -33,7 +33,14 @@ def caller_of_request() -> Caller:
     trace_context = {
         name: request.headers[name] for name in TRACE_HEADERS if name in request.headers
     }
-    return Caller(g.request_id, team_id, request.environ.get("gunicorn.socket"), trace_context)
+    assert request.url_rule is not None
+    return Caller(
+        g.request_id,
+        team_id,
+        request.url_rule.rule,
+        request.environ.get("gunicorn.socket"),
+        trace_context,
+    )
 
 
 def json_body() -> bytes:

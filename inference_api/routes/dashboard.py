@@ -1,4 +1,4 @@
-"""The page at `/` for browsers, its files, and the one address it polls.
+"""The page at `/` for browsers, its files, and the addresses it reads.
 
 The files lie in `inference_api/dashboard` and are served as they are. Their path holds a hash of
 all of them, so that browsers may keep them for ever and never mix two versions.
@@ -14,10 +14,16 @@ from typing import Any
 from flask import Blueprint, Response, jsonify, request
 from werkzeug.exceptions import NotFound
 
+from common.errors import Error
 from common.operations import operation
+from inference_api.engine.runner import RunnerFacts
+from inference_api.errors import NoCluster
+from inference_api.observe.cluster_state import ClusterAnswer, ClusterState
+from inference_api.observe.recent_requests import RecentRequest, RecentRequests
 from inference_api.routes.auth import ASSETS_PATH
 from inference_api.routes.health import liveness
 from inference_api.scheduling.decode_backend import DecodeBackend
+from inference_api.scheduling.served_model import ServedModel
 
 FOLDER = Path(__file__).resolve().parent.parent / "dashboard"
 INDEX = "index.html"
@@ -34,23 +40,45 @@ SECURITY_HEADERS = {
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """The files, read once. `{assets}` and `{optimizer}` in the page are filled in."""
+    """The files, read once. `{assets}`, `{optimizer}` and `{cluster}` in the page are filled in."""
 
     version: str
     index: str
     files: Mapping[str, bytes]
 
     @classmethod
-    def read(cls, optimizer_mode: str) -> "Page":
+    def read(cls, optimizer_mode: str, has_cluster: bool) -> "Page":
         files = {path.name: path.read_bytes() for path in sorted(FOLDER.iterdir())}
         version = sha256(b"".join(name.encode() + files[name] for name in files)).hexdigest()[:12]
         index = files.pop(INDEX).decode()
         index = index.replace("{assets}", f"{ASSETS_PATH}{version}")
-        return cls(version, index.replace("{optimizer}", optimizer_mode), files)
+        index = index.replace("{optimizer}", optimizer_mode)
+        return cls(version, index.replace("{cluster}", "yes" if has_cluster else "no"), files)
+
+
+@dataclass(frozen=True, slots=True)
+class DashboardModel:
+    """A served model. `speculation`: who may guess tokens; `facts`: null of a mock."""
+
+    name: str
+    user_rows: int
+    context_tokens: int
+    speculation: tuple[str, ...]
+    facts: RunnerFacts | None
+
+    @classmethod
+    def of(cls, served: ServedModel) -> "DashboardModel":
+        return cls(
+            served.name, served.max_rows, served.max_seq_len, served.draft_sources, served.facts
+        )
 
 
 def create_blueprint(
-    backend: DecodeBackend, live_state: Callable[[], dict[str, Any]], page: Page
+    backend: DecodeBackend,
+    live_state: Callable[[], dict[str, Any]],
+    recent: RecentRequests,
+    cluster: ClusterState | None,
+    page: Page,
 ) -> Blueprint:
     blueprint = Blueprint("dashboard", __name__)
 
@@ -80,11 +108,42 @@ def create_blueprint(
         "What the dashboard polls: rows, queue, totals and latencies.", {200: dict[str, Any]}
     )
     def state() -> Response:
-        response = jsonify(live_state())
-        response.headers["Cache-Control"] = "no-store"
-        return response
+        return _fresh(live_state())
+
+    @blueprint.get("/dashboard/models")
+    @operation(
+        "What serves each model: its family and size, device, kernels, numbers and memory; none "
+        "before they are loaded.",
+        {200: list[DashboardModel]},
+    )
+    def models() -> Response:
+        return _fresh([DashboardModel.of(each) for each in backend.served.values()])
+
+    @blueprint.get("/dashboard/requests")
+    @operation(
+        "The last requests, those that ended last first, with their timings.",
+        {200: list[RecentRequest]},
+    )
+    def requests() -> Response:
+        return _fresh(recent.newest_first())
+
+    @blueprint.get("/dashboard/cluster")
+    @operation(
+        "What the cluster's controller at CLUSTER_URL says.",
+        {200: ClusterAnswer, 404: Error, 503: Error},
+    )
+    def cluster_state() -> Response:
+        if cluster is None:
+            raise NoCluster
+        return _fresh(cluster.read())
 
     return blueprint
+
+
+def _fresh(answer: Any) -> Response:
+    response = jsonify(answer)
+    response.headers["Cache-Control"] = "no-store"
+    return response
 
 
 def _wants_html() -> bool:

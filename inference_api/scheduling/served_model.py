@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Self
 
-from inference_api.engine.runner import ModelRunner
+from inference_api.engine.runner import ModelRunner, RunnerFacts
 from inference_api.observe.draft_depths import DraftDepths
 from inference_api.observe.step_times import StepTimes
 from inference_api.scheduling.step_costs import StepCosts
@@ -43,6 +43,7 @@ class ServedModel:
     vocab_size: int
     hidden_size: int  # 0: steps have no hidden states
     costs: StepCosts
+    facts: RunnerFacts | None
     draft_sources: tuple[str, ...] = ()  # names of who may guess; see `Speculation`
     totals: StepTotals = field(default_factory=StepTotals)
     depths: DraftDepths = field(default_factory=DraftDepths)
@@ -73,5 +74,6 @@ class ServedModel:
             runner.vocab_size,
             runner.hidden_size,
             StepCosts({}, max_rows * (1 + max_guesses), max_rows),
+            runner.facts,
             draft_sources,
         )

@@ -146,7 +146,7 @@ def idle_candidate(server: ServerSpec, option: Option, replicas: int) -> Candida
         shape = Shape(max(load.avg_in_tokens, 0), max(load.avg_out_tokens, 1))
         alone = state_rates(curve, shape, 1)
         itl_ms = float(alone.decode_ms[0])
-        ttft_ms = float(alone.own_ms[0]) + curve.overhead_ms
+        ttft_ms = float(alone.own_ms[0]) + float(curve.overhead.at(np.ones(1))[0])
         service_ms = batch / float(saturated_rates(curve, shape, max(batch, 1)).rate_per_ms[0])
     elif perf.uses_iterations and perf.perf_parms is not None:
         itl_ms = perf.perf_parms.alpha + perf.perf_parms.beta

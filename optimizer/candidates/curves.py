@@ -8,8 +8,8 @@ from functools import lru_cache
 import numpy as np
 
 from optimizer.model.curve_rates import Shape, saturated_rates
-from optimizer.model.step_curve import NO_LIMIT, Points, StepCurve
-from optimizer.spec import CurvePoint, Departures, PerfData, ServiceCurve
+from optimizer.model.step_curve import NO_LIMIT, NO_OVERHEAD, Points, StepCurve
+from optimizer.spec import CurvePoint, Departures, OverheadPoint, PerfData, ServiceCurve
 
 DIGEST_BITS = 52  # a float holds so many exactly
 
@@ -46,13 +46,13 @@ def _step_curve(text: str) -> StepCurve:
         prompt_token=_points(given.prompt_token_ms),
         chunk_tokens=float(given.chunk_tokens or NO_LIMIT),
         budget_tokens=float(given.budget_tokens or NO_LIMIT),
-        overhead_ms=given.overhead_ms,
+        overhead=_points(given.overhead_ms) if given.overhead_ms else NO_OVERHEAD,
         speed_error=given.speed_error,
     )
     return curve if given.departures is None else _corrected(curve, given.departures)
 
 
-def _points(points: Iterable[CurvePoint]) -> Points:
+def _points(points: Iterable[CurvePoint | OverheadPoint]) -> Points:
     triples = [(float(point.rows), point.ms, point.standard_error) for point in points]
     return Points(*(tuple(column) for column in zip(*triples, strict=True)))
 

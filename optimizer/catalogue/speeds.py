@@ -11,7 +11,7 @@ import numpy as np
 
 from optimizer.catalogue.calibration import Calibration, PairFit
 from optimizer.catalogue.roofline import PARTS, Machine
-from optimizer.spec import CurvePoint, PerfData, ServiceCurve
+from optimizer.spec import CurvePoint, OverheadPoint, PerfData, ServiceCurve
 
 MOST_ROWS = 256  # that engines take at once unless told otherwise
 CHUNK_TOKENS = 2048  # of prompts in a step, as engines cut them unless told otherwise
@@ -96,7 +96,7 @@ def _curve(
         decode_ms=decode,
         prompt_token_ms=[CurvePoint(rows=1, ms=token_ms, standard_error=token_ms * errors[1])],
         chunk_tokens=CHUNK_TOKENS,
-        overhead_ms=float(efficiency[PARTS.index("request")]),
+        overhead_ms=[OverheadPoint(rows=1, ms=float(efficiency[PARTS.index("request")]))],
         speed_error=fit.error if fit else calibration.error_of(machine.model),
     )
 

@@ -147,6 +147,8 @@ class CurveReplica:
         else:
             itl_ms = float(self.rates.step_ms @ p.below + self.saturated.step_ms[0] * p.open)
         wait_ms = p.queued / throughput + residual_ms
+        overheads_ms = self.curve.overhead.at(np.append(states + 1.0, rows))
+        overhead_ms = float(overheads_ms @ np.append(p.below, p.open)) / p.admitted
         measured = min(int(self.curve.measured_rows), rows - 1)
         is_above = rows > self.curve.measured_rows
         return Solved(
@@ -158,7 +160,7 @@ class CurveReplica:
             in_service=in_service,
             prefill_ms=prefill_ms,
             itl_ms=itl_ms,
-            ttft_ms=wait_ms + prefill_ms + self.curve.overhead_ms,
+            ttft_ms=wait_ms + prefill_ms + overhead_ms,
             utilization=min(in_service / rows, 1.0),
             above_measured=is_above * (float(p.below[measured + 1 :].sum()) + p.open + p.full),
         )

@@ -32,6 +32,9 @@ class Points:
         return np.maximum(found, 0.0)
 
 
+NO_OVERHEAD = Points((1.0,), (0.0,), (0.0,))
+
+
 @dataclass(frozen=True, slots=True)
 class StepCurve:
     """Step times, and how prompts are cut to fit into steps.
@@ -44,7 +47,7 @@ class StepCurve:
     prompt_token: Points  # c(n)
     chunk_tokens: float = NO_LIMIT
     budget_tokens: float = NO_LIMIT
-    overhead_ms: float = 0.0  # before the first token, outside of steps
+    overhead: Points = NO_OVERHEAD  # before the first token, outside of steps; by requests there
     speed_error: float = 0.0  # standard error of the speed of all steps together, relative
 
     def room_tokens(self, rows: FloatArray) -> FloatArray:
@@ -59,5 +62,6 @@ class StepCurve:
 
     @property
     def has_errors(self) -> bool:
-        errors = (*self.decode.errors_ms, *self.prompt_token.errors_ms, self.speed_error)
+        points = (self.decode, self.prompt_token, self.overhead)
+        errors = (*(error for each in points for error in each.errors_ms), self.speed_error)
         return any(error > 0 for error in errors)

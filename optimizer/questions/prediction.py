@@ -16,7 +16,7 @@ from optimizer.candidates.replicas import ReplicaTable
 from optimizer.errors import Fault, InvalidRequest
 from optimizer.model.curve_chain import CurveReplica
 from optimizer.model.latency import FloatArray
-from optimizer.model.step_curve import Points, StepCurve
+from optimizer.model.step_curve import NO_OVERHEAD, Points, StepCurve
 from optimizer.questions.queries import (
     PER_MINUTE,
     Analyzed,
@@ -273,10 +273,14 @@ def _sampled(curve: StepCurve, rng: np.random.Generator) -> StepCurve:
 
     decode_ms = np.maximum.accumulate(drawn(curve.decode))
     token_ms = drawn(curve.prompt_token)
+    overhead = curve.overhead
+    if overhead is not NO_OVERHEAD:
+        overhead = replace(overhead, ms=tuple(drawn(overhead).tolist()))
     return replace(
         curve,
         decode=replace(curve.decode, ms=tuple(decode_ms.tolist())),
         prompt_token=replace(curve.prompt_token, ms=tuple(token_ms.tolist())),
+        overhead=overhead,
     )
 
 

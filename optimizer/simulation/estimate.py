@@ -66,7 +66,7 @@ def measured(server: Server, drawn: Requests, warmup: int, priorities: int = 1) 
     served = serve(server, drawn)
     counted = np.arange(drawn.arrival_ms.size) >= warmup
     answered = counted & ~np.isnan(served.end_ms)
-    overhead_ms = server.curve.overhead_ms
+    overhead_ms = server.curve.overhead.at(served.rows)
     ttft_ms = served.first_token_ms - drawn.arrival_ms + overhead_ms
     held_ms = served.end_ms - served.admitted_ms
     gaps = np.maximum(drawn.out_tokens - 1, 0)

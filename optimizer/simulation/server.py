@@ -36,11 +36,13 @@ class Server:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """Times of each request in ms; NaN of those that found the queue full."""
+    """Times of each request in ms; NaN of those that found the queue full. `rows`: taken when it
+    got one, its own among them."""
 
     admitted_ms: FloatArray
     first_token_ms: FloatArray
     end_ms: FloatArray
+    rows: FloatArray
 
 
 def serve(server: Server, requests: Requests) -> Served:
@@ -84,7 +86,7 @@ class _Run:
         self._decoding: list[tuple[int, int]] = []  # a heap of (last step, request)
         self._now_ms, self._step, self._upcoming = 0.0, 0, 0
         count = len(self._answers)
-        self._admitted, self._first, self._end = ([math.nan] * count for _ in range(3))
+        self._admitted, self._first, self._end, self._rows = ([math.nan] * count for _ in range(4))
 
     def run(self) -> Served:
         waiting, prefilling, decoding = self._waiting.heap, self._prefilling, self._decoding
@@ -100,7 +102,7 @@ class _Run:
             self._receive()  # before rows are free: the queue they found was the fuller one
             while decoding and decoding[0][0] <= self._step:
                 self._end[heappop(decoding)[1]] = self._now_ms
-        return Served(np.array(self._admitted), np.array(self._first), np.array(self._end))
+        return Served(*map(np.array, (self._admitted, self._first, self._end, self._rows)))
 
     def _receive(self) -> None:
         """Queue what has come by now; what finds no place is lost."""
@@ -117,6 +119,7 @@ class _Run:
             self._admitted[request] = self._now_ms
             self._prefilling.append((request, self._prompts[request]))
             free -= 1
+            self._rows[request] = self._max_batch - free
 
     def _step_with_prompts(self) -> None:
         rows = len(self._decoding)

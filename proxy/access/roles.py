@@ -70,6 +70,9 @@ LINES: Mapping[Role, str] = {
         GET /
         GET /dashboard/assets/{version}/{name}
         GET /dashboard/state
+        GET /dashboard/models
+        GET /dashboard/requests
+        GET /dashboard/cluster
         GET /bundle
         GET /metrics
         GET /speed
@@ -94,6 +97,7 @@ LINES: Mapping[Role, str] = {
         POST /whatif
         GET /catalogue
         POST /howmany
+        GET /weights/demo
         GET /weights/sessions
         GET /weights/sessions/{session_id}
         GET /weights/sessions/{session_id}/plot
@@ -131,6 +135,8 @@ LINES: Mapping[Role, str] = {
         POST /weights_gen
         POST /weights_update_delete
         POST /weights_log
+        POST /weights/demo
+        DELETE /weights/demo
         DELETE /weights/sessions/{session_id}
         POST /weights/sessions/{session_id}/observations
     """,

@@ -10,7 +10,7 @@ from collections import deque
 from dataclasses import dataclass, field, replace
 from random import Random
 
-from benchmarking.load.schedule import due_times_s
+from benchmarking.load.schedule import due_times_s, lengths
 from benchmarking.records import Load, RequestRecord, RowRecord, ServerUsage
 from tests.benchmarking.made_runs import made_record
 
@@ -25,6 +25,7 @@ class SimulatedServer:
     prompt_token_s: float = 0.00003  # p
     floor_s: float = 0.0
     overhead_s: float = 0.003  # before a request reaches its queue
+    contention_s: float = 0.0  # more of it for each that is served meanwhile
     budget_tokens: int | None = None  # of a step, those of rows that decode included
 
     def measure(self, load: Load, seed: int) -> tuple[RowRecord, list[RequestRecord]]:
@@ -36,7 +37,8 @@ class SimulatedServer:
         while len(done) < load.num_requests:
             if not serving and not queue and not arrivals.has_come(now_s - self.overhead_s):
                 now_s = arrivals.next_s() + self.overhead_s
-            queue.extend(arrivals.take(now_s - self.overhead_s))
+            late_s = self.overhead_s + self.contention_s * len(serving)
+            queue.extend(arrivals.take(now_s - late_s))
             while queue and len(serving) < self.rows:
                 serving.append(queue.popleft())
                 serving[-1].admitted_s = now_s
@@ -45,7 +47,7 @@ class SimulatedServer:
             for request in decoding:
                 request.chunk_s.append(now_s)
                 request.batches.append(len(decoding))
-                if len(request.chunk_s) == load.output_tokens:
+                if len(request.chunk_s) == request.output_tokens:
                     serving.remove(request)
                     done.append(request)
                     arrivals.ended(now_s)
@@ -74,6 +76,7 @@ class SimulatedServer:
 class _Request:
     sent_s: float
     left_tokens: int  # of its prompt
+    output_tokens: int
     admitted_s: float = 0.0
     chunk_s: list[float] = field(default_factory=list)
     batches: list[int] = field(default_factory=list)
@@ -89,6 +92,8 @@ class _Arrivals:
     def __init__(self, load: Load, rng: Random) -> None:
         self._left = load.num_requests
         self._input_tokens = load.input_tokens
+        answers = lengths(load.num_requests, load.output_tokens, load.output_scv, rng)
+        self._output_tokens = iter(answers)
         self._is_closed = load.qps is None
         if load.qps is None:
             self._due_s = deque([0.0] * min(load.concurrency or 1, load.num_requests))
@@ -106,7 +111,8 @@ class _Arrivals:
     def take(self, now_s: float) -> list[_Request]:
         come = []
         while self.has_come(now_s):
-            come.append(_Request(self._due_s.popleft(), self._input_tokens))
+            tokens = self._input_tokens, next(self._output_tokens)
+            come.append(_Request(self._due_s.popleft(), *tokens))
         return come
 
     def ended(self, now_s: float) -> None:
@@ -124,7 +130,7 @@ def _record(request: _Request, load: Load, index: int) -> RequestRecord:
         end_s=request.chunk_s[-1],
         usage=ServerUsage(
             prompt_tokens=load.input_tokens,
-            completion_tokens=load.output_tokens,
+            completion_tokens=request.output_tokens,
             ttft_s=request.chunk_s[0] - request.sent_s,
             queue_s=request.admitted_s - request.sent_s,
             batch_size_used=batch,

@@ -14,7 +14,7 @@ from benchmarking.serving import eventually
 from cluster.actuators import Actuator
 from cluster.controller.app import create_app
 from cluster.controller.cycle import Parts
-from cluster.controller.loop import Controller
+from cluster.controller.loop import DECISIONS_KEPT, Controller
 from cluster.controller.optimizer import OptimizerService
 from cluster.errors import ActuatorUnusable
 from tests.cluster.fleet import CountingReader, MemoryActuator, config, system, system_json
@@ -75,6 +75,8 @@ def test_a_cycle_that_was_asked_for_is_answered_journaled_and_shown(
     assert state is not None
     assert state["servers"]["s"]["plan"] == plan
     assert state["servers"]["s"]["target"]["slo-itl"] == 25
+    (decision,) = state["decisions"]
+    assert (decision["cycle"], decision["servers"]["s"]["plan"]) == (1, plan)
     assert len(running.actuator.replicas()) == 4
 
 
@@ -96,6 +98,14 @@ def test_gauges_say_what_is_wanted_and_what_is_there(run: Callable[..., Running]
     assert samples["hearth_cluster_current_replicas", "s", "ready"] == 4
     assert samples["hearth_cluster_cycle", None, None] == 1
     assert samples["hearth_cluster_fault", None, None] == 0
+
+
+def test_the_last_decisions_are_kept(run: Callable[..., Running]) -> None:
+    running = run(dry_run=True)
+    for _ in range(DECISIONS_KEPT + 3):
+        running.controller.invoke(DEADLINE_S)
+    kept = [each["cycle"] for each in running.controller.snapshot.decisions]
+    assert kept == [*range(DECISIONS_KEPT + 3, 3, -1)]
 
 
 def test_periods_come_by_themselves(run: Callable[..., Running]) -> None:

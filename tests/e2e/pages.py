@@ -26,7 +26,7 @@ ARGUMENTS = [
     "--disable-component-update",
     "--disable-sync",
 ]
-WIDE, NARROW = {"width": 1440, "height": 780}, {"width": 400, "height": 800}
+WIDE, NARROW = {"width": 1280, "height": 780}, {"width": 390, "height": 800}
 VIEWS = ("serving", "optimizer", "weights")
 TEAMS = ("search", "support", "research", "docs-bot")
 TIMEOUT_MS = 60_000

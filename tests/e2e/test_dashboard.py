@@ -12,10 +12,12 @@ from typing import Any
 
 import pytest
 import requests
+from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, expect
 
 from benchmarking.serving import ServedApi, eventually
 from tests.e2e.pages import answer_of, ask, busy, opened, show, solve_example
+from tests.e2e.test_dashboard_access import WCAG
 
 EXAMPLE = Path(__file__).parents[2] / "inference_api" / "dashboard" / "example_system.json"
 
@@ -30,6 +32,47 @@ def test_the_page_shows_the_server(api: ServedApi, page: Page) -> None:
     expect(page.locator("#server-model")).to_have_text("hearth-tiny")
     expect(page.get_by_role("list", name="User rows").get_by_role("button")).to_have_count(32)
     expect(page.locator("#rows-summary")).to_contain_text("0 of 32 busy, 0 waiting")
+
+
+def test_the_model_tells_what_it_runs_on(page: Page) -> None:
+    card = page.get_by_role("region", name="Model")
+    for name, text in {
+        "Family": r"^llama, [\d.]+ million parameters, 5 layers$",
+        "Device": r"^cpu, 1 thread$",
+        "Kernels": r"^\w+$",
+        "Weights": r"^bfloat16, [\d.]+ MiB$",
+        "KV cache": r"^float32, \d+ MiB$",
+        "Context": r"^32 rows of 2,048 tokens$",
+        "Speculation": r"^off$",
+        "Process": r"^\d[\d.,]* [MG]iB$",
+    }.items():
+        term = card.locator("div", has=page.get_by_text(name, exact=True))
+        expect(term.last.locator("dd")).to_have_text(re.compile(text))
+    expect(page.get_by_role("link", name="Cluster")).to_be_hidden()
+
+
+def test_the_last_requests_come_by_themselves_in_the_order_asked_for(
+    api: ServedApi, page: Page
+) -> None:
+    lines = page.locator("#requests-log tbody tr")
+    expect(page.locator("#server-phase")).to_have_text("ready")
+    for number, repeats in enumerate((9, 3, 6)):
+        headers = {"X-Team-Id": "research", "X-Request-Id": f"ordered-{number}"}
+        body = {"model": "hearth-tiny", "prompt": "word " * repeats, "max_tokens": 3}
+        answer = requests.post(f"{api.url}/v1/completions", json=body, headers=headers, timeout=60)
+        assert answer.status_code == 200
+    expect(lines.first).to_contain_text("ordered-2")
+    expect(lines.first).to_contain_text("research")
+    expect(lines.first.locator("td[data-label=Tokens]")).to_contain_text(re.compile(r"\d+ → 3"))
+    expect(lines.first.locator("td[data-label=TTFT]")).to_have_text(re.compile(r"^[\d.,]+ m?s$"))
+    expect(lines.first.locator("td[data-label=End]")).to_contain_text("length200")
+    page.get_by_label("Order").select_option("longest prompt")
+    shown = page.locator("#requests-log td[data-label=Tokens]").all_inner_texts()
+    prompts = [int(text.split()[0]) for text in shown if text[0].isdigit()]
+    assert prompts == sorted(prompts, reverse=True)
+    body = {"model": "hearth-tiny", "prompt": "x " * 4000, "max_tokens": 3}
+    assert requests.post(f"{api.url}/v1/completions", json=body, timeout=60).status_code == 400
+    expect(lines.last).to_contain_text("context_length_exceeded")
 
 
 def test_a_prompt_is_streamed_and_timed(page: Page) -> None:
@@ -148,11 +191,16 @@ def test_a_solve_with_other_flags_and_its_reasons(page: Page) -> None:
     solve_example(page)
     page.get_by_label("Solver").select_option("Unlimited cards")
     page.get_by_role("button", name="Re-solve").click()
-    expect(page.locator(".figures.inline")).to_contain_text("unlimited")
+    expect(page.locator("#optimizer-body .figures.inline")).to_contain_text("unlimited")
     why = page.get_by_role("button", name="Why? Accelerators for Premium-llama_70b")
     why.click()
     expect(page.locator(".candidates .refused")).to_contain_text("no performance data")
     expect(page.locator(".candidates .feasible").first).to_contain_text("¢/h")
+    reasons = page.locator(".whys dd")
+    expect(reasons).to_have_count(3)
+    expect(reasons.nth(0)).to_contain_text("it costs least, ")
+    expect(reasons.nth(1)).to_contain_text(re.compile(r"^One bears \d+ requests a minute, as its"))
+    expect(reasons.nth(2)).to_contain_text("performance data allow for answers of 256 tokens")
     why.click()
     expect(page.locator(".candidates")).to_have_count(0)
 
@@ -188,6 +236,7 @@ def test_why_names_the_cards_that_ran_out(api: ServedApi, page: Page) -> None:
             "not enough cards left: it needs 5 of type G2, the other servers leave 1 of 12"
         )
         expect(told).to_contain_text("¢/h")
+        expect(page.locator(".whys dd").first).to_contain_text("G2 would cost ")
     finally:
         requests.post(f"{api.url}/optimizeOne", json=system, timeout=30)
 
@@ -242,6 +291,37 @@ def tell(api: ServedApi, session_id: str, trials: list[tuple[float, float]]) -> 
         assert told.status_code == 200
 
 
+def test_a_demo_search_is_started_and_stopped_by_keyboard(
+    mock_api: ServedApi, browser: Browser
+) -> None:
+    with opened(browser, mock_api.url) as page:
+        show(page, "weights")
+        stop = page.locator("#demo-stop")
+        expect(stop).to_be_disabled()
+        page.get_by_role("button", name="Start a demo search").focus()
+        page.keyboard.press("Enter")
+        expect(stop).to_be_focused()
+        status = page.locator("#demo-status")
+        expect(status).to_have_text("The ranks are starting.")
+        page.keyboard.press("Enter")
+        expect(status).to_have_text("Stopped.")
+        assert mock_api.get("/weights/demo").json()["status"] == "stopped"
+
+
+def test_a_demo_search_shows_how_far_it_is(page: Page) -> None:
+    state = {
+        "status": "running", "session_id": "demo", "trials": 2, "max_trials": 8,
+        "lines": ["    1  2-2-1  10.0  10.0  random", "    2  1-3-1  12.0  12.0  random"],
+    }  # fmt: skip
+    page.route("**/weights/demo", lambda route: route.fulfill(json=state))
+    show(page, "weights")
+    expect(page.locator("#demo-status")).to_have_text("2 of at most 8 trials.")
+    expect(page.get_by_label("What the search printed")).to_contain_text("1-3-1")
+    expect(page.locator("#demo-stop")).to_be_enabled()
+    found = Axe().run(page, options={"runOnly": WCAG})
+    assert found.violations_count == 0, found.generate_report()
+
+
 def test_a_hidden_tab_asks_for_nothing(page: Page) -> None:
     asked: list[str] = []
     page.on("request", lambda sent: asked.append(sent.url))
@@ -273,6 +353,11 @@ def test_pure_modules(page: Page) -> None:
         ("format.js", "duration(2.5)", "2.5 s"),
         ("format.js", "number(1234.5)", "1,235"),
         ("format.js", "count(1, 'token')", "1 token"),
+        (
+            "requests.js",
+            "ordered([{ttft_ms: 2}, {ttft_ms: null}, {ttft_ms: 9}], 'ttft').map((r) => r.ttft_ms)",
+            [9, 2, None],
+        ),
     ]
     for name, call, result in calls:
         assert page.evaluate(f"async () => (await import({load % name})).{call}") == result

@@ -8,10 +8,8 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, expect
 
 from benchmarking.serving import ServedApi
-from tests.e2e.pages import WIDE, opened, show
+from tests.e2e.pages import NARROW, WIDE, opened, show
 from tests.e2e.test_dashboard_access import WCAG
-
-PHONE = {"width": 390, "height": 800}
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +74,7 @@ def test_the_form_is_filled_and_sent_by_keyboard(page: Page) -> None:
     expect(page.locator("#plan-status")).to_contain_text("is cheapest")
 
 
-@pytest.mark.parametrize(("scheme", "size"), [("light", WIDE), ("dark", PHONE)])
+@pytest.mark.parametrize(("scheme", "size"), [("light", WIDE), ("dark", NARROW)])
 def test_it_is_accessible_and_fits(
     api: ServedApi, browser: Browser, scheme: Any, size: Any
 ) -> None:

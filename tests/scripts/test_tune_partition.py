@@ -12,6 +12,7 @@ import psutil
 import pytest
 import requests
 
+from inference_api.demo_search import TRIAL
 from inference_api.engine.pipeline.split_search import SearchFailed, SplitSearch
 from scripts import tune_partition
 from scripts.pipeline.cpu_share import CgroupLimiter, CpuLimiter, DutyCycleLimiter
@@ -100,6 +101,7 @@ def test_real_processes_are_tuned_and_leave_nothing_behind() -> None:
     assert run.returncode == 0, faults
     rows = re.findall(r"^ +\d+  (\d)-(\d)-(\d) +([\d.]+)", shown, re.M)
     assert 1 <= len(rows) <= 3
+    assert sum(bool(TRIAL.fullmatch(line)) for line in shown.splitlines()) == len(rows)
     for *layers, tokens_per_s in rows:
         assert sum(map(int, layers)) == 5
         assert float(tokens_per_s) > 0

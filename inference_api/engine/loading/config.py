@@ -65,6 +65,7 @@ class ModelConfig:
     eos_token_ids: frozenset[int]
     first_layer: int = 0  # of these, in the checkpoint
     has_ends: bool = True  # embedding, final norm and output head
+    family: str = ""  # its name, for people: nothing is decided by it
 
     def part(self, layers: LayerRange) -> Self:
         """What a process has that runs these layers; the first one's has both ends too."""

@@ -6,6 +6,7 @@ family. Loads no torch.
 
 import reprlib
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -35,7 +36,7 @@ def read_config(raw: Mapping[str, Any]) -> ModelConfig:
             "config.json has a quantization_config and quantised checkpoints are not supported; "
             "choose the original float32, float16 or bfloat16 checkpoint."
         )
-    config = reader(fields)
+    config = replace(reader(fields), family=str(family))
     if fields.faults:
         raise StartupError(fields.faults)
     _check_shape(config)

@@ -18,7 +18,7 @@ from inference_api.engine.pipeline.ring import LOAD_TIMEOUT_S, Ring, RingBroken
 from inference_api.engine.pipeline.ring_decoder import RingDecoder
 from inference_api.engine.pipeline.split_tuner import SplitTuner
 from inference_api.engine.pipeline.splits import Split, checked, layers_of
-from inference_api.engine.runner import Draw, RowResult, RowStep
+from inference_api.engine.runner import Draw, RowResult, RowStep, RunnerFacts
 from inference_api.errors import StartupError
 from inference_api.request import SamplingParams
 
@@ -66,6 +66,10 @@ class PipelineRunner:
         self.eos_token_ids = self._own.eos_token_ids
         self.has_medusa_heads = self._own.has_medusa_heads
         self.medusa: MedusaHeads | None = None
+
+    @property
+    def facts(self) -> RunnerFacts:
+        return self._own.facts
 
     def load(self) -> None:
         """See `ModelRunner`. Raises RingBroken where another rank does not come, or does not load:

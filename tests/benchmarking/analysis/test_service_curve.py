@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
+from benchmarking.analysis.closed_loops import fit_closed_loops
 from benchmarking.analysis.curve import load_point, load_points
 from benchmarking.analysis.fit import fit_run
 from benchmarking.analysis.predict import Optimizer, beside_lines, predict, warning_lines
 from benchmarking.analysis.search import Shape
-from benchmarking.analysis.service_curve import ServiceCurve, fit_closed_loops, read_speed
+from benchmarking.analysis.service_curve import ServiceCurve, read_speed
 from benchmarking.errors import InvalidResults
 from tests.benchmarking.simulated_loop import BENT, CONCURRENCIES, SERVER, saturated, simulated
 from tests.benchmarking.simulated_server import SimulatedServer
@@ -104,12 +105,15 @@ def test_closed_loops_find_the_servers_steps(server: SimulatedServer) -> None:
         assert point.ms == pytest.approx(ms, rel=0.03)
         assert point.standard_error < 0.02 * ms
     assert curve.prompt_token[0].ms == pytest.approx(1000 * server.prompt_token_s, rel=0.02)
-    assert curve.overhead_ms == pytest.approx(1000 * server.overhead_s, abs=0.6)
+    assert curve.overhead is not None
+    assert [point.ms for point in curve.overhead] == pytest.approx(
+        [1000 * server.overhead_s], abs=0.6
+    )
 
 
 def test_prompts_of_one_length_leave_the_overhead_unknown() -> None:
     curve = measured(SERVER, prompts=(64,))
-    assert curve.overhead_ms is None
+    assert curve.overhead is None
     assert "outside of steps unknown" in curve.line()
 
 

@@ -134,8 +134,10 @@ def later(record: RequestRecord, by_s: float, row: int, load: Load) -> RequestRe
     )
 
 
-def proved(plan: LoopPlan, optimizer_url: str, sigma: float) -> LoopResult:
-    measured = simulated(plan, SERVER, sigma)
+def proved(
+    plan: LoopPlan, optimizer_url: str, sigma: float, server: SimulatedServer = SERVER
+) -> LoopResult:
+    measured = simulated(plan, server, sigma)
     return prove(plan, measured, Optimizer(optimizer_url), Cuts(chunk_tokens=256))
 
 
@@ -144,11 +146,26 @@ def test_of_a_steady_machine_every_load_is_predicted(optimizer_url: str) -> None
     assert result.misses() == []
     for check in result.checks:
         assert {"simulation"} == set(check.methods)
-        assert abs(check.ttft.error) < 0.05
+        # At 90 % of capacity 1 % of it is much of the queue.
+        assert abs(check.ttft.error) < (0.05 if check.share < 0.9 else 0.2)
         assert abs(check.itl.error) < 0.02
     assert result.drift.error < 0.005
     capacity = result.rates[0]
     assert capacity.predicted == pytest.approx(capacity.measured.value, rel=0.02)
+
+
+def test_what_requests_wait_for_outside_of_steps_grows_with_those_in_service(
+    optimizer_url: str,
+) -> None:
+    crowded = replace(SERVER, contention_s=0.001)
+    result = proved(replace(PLAN, rounds=1, passes=1), optimizer_url, 0.0, crowded)
+    for check in result.checks[:3]:
+        assert abs(check.ttft.error) < 0.1
+        assert abs(check.itl.error) < 0.02
+    curve = result.fit.curve
+    assert curve is not None
+    assert curve.overhead_ms(1) == pytest.approx(1000 * SERVER.overhead_s, rel=0.1)
+    assert curve.overhead_ms(17) == pytest.approx(1000 * (SERVER.overhead_s + 0.016), rel=0.2)
 
 
 def test_predictions_are_for_the_speed_of_the_moment(optimizer_url: str) -> None:

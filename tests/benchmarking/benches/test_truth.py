@@ -16,7 +16,7 @@ from benchmarking.benches.truth import is_missed, lines, random_loads, rounds_of
 from tests.benchmarking.simulated_loop import SERVER
 
 PLAN = LoopPlan(Shape("m", 64, 96), places=32, closed_s=1, check_s=20, seed=3)
-DRIFT = Drift((0.0, 1.0), (0.0, 0.1), 1, 0.05)
+DRIFT = Drift((0.0, 1.0), (0.0, 0.1), (1, 1), 1, 0.05)
 
 
 def test_random_loads_are_those_of_the_seed_and_within_their_shares() -> None:
@@ -38,7 +38,7 @@ def test_a_row_is_simulated_by_the_requests_that_came(optimizer_url: str) -> Non
         ),
         prompt_token=(CurvePoint(1, 1000 * SERVER.prompt_token_s, 0.0),),
         source="made",
-        overhead_ms=1000 * SERVER.overhead_s,
+        overhead=(CurvePoint(1, 1000 * SERVER.overhead_s, 0.0),),
         chunk_tokens=256,
     )
     load = replace(PLAN.shape.at_rate(28.0, 20), arrival_scv=1.0)

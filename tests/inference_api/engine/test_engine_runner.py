@@ -35,6 +35,12 @@ def test_facts_of_the_model_are_known_before_it_is_loaded(folder: Path) -> None:
     assert runner.eos_token_ids == {EOS}
     assert runner.max_seq_len == CONTEXT
     assert runner.max_rows == 4
+    facts = runner.facts
+    assert (facts.family, facts.device, facts.quantization) == ("llama", "cpu", "none")
+    assert (facts.dtype, facts.kv_cache_dtype) == ("float32", "float32")
+    assert facts.weights_bytes >= 4 * facts.num_parameters
+    assert facts.cache_bytes == runner.footprint.cache_bytes
+    assert facts.kernels == ("torch" if runner._form.packing is None else Kernels(1).variant)
 
 
 def test_default_context_is_at_most_2048_tokens(folder: Path) -> None:

@@ -1,8 +1,13 @@
+import mmap
 from pathlib import Path
 
 import pytest
 
-from inference_api.engine.hardware import available_memory_bytes, physical_cores
+from inference_api.engine.hardware import (
+    available_memory_bytes,
+    physical_cores,
+    resident_memory_bytes,
+)
 
 
 @pytest.fixture
@@ -38,6 +43,13 @@ def test_unlimited_container_has_the_machines_memory(proc: Path, cgroup: Path) -
 
 def test_memory_is_unknown_without_the_kernels_word(tmp_path: Path) -> None:
     assert available_memory_bytes(tmp_path, tmp_path) is None
+    assert resident_memory_bytes(tmp_path) is None
+
+
+def test_a_processs_own_memory_is_counted_in_pages(tmp_path: Path) -> None:
+    (tmp_path / "self").mkdir()
+    (tmp_path / "self" / "statm").write_text("900 7 3 1 0 5 0\n")
+    assert resident_memory_bytes(tmp_path) == 7 * mmap.PAGESIZE
 
 
 def test_hyper_threads_count_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,9 +12,11 @@ from flask.testing import FlaskClient
 
 from benchmarking.serving import eventually
 from inference_api._mock_inference_api_server import create_test_server
+from inference_api.errors import Draining
 from inference_api.inference_api_server import create_server, server_of
 from inference_api.settings import ModelSettings, Settings
 from optimizer.settings import Settings as OptimizerSettings
+from tests.ports import free_port
 
 SECRET = "a secret that is long enough for HS256"
 BROWSER = "text/html,application/xhtml+xml,application/xml;q=0.9,image/avif,*/*;q=0.8"
@@ -141,6 +143,67 @@ def test_latencies_and_counts_are_those_of_the_metrics(client: FlaskClient) -> N
     assert after["latencies"]["ttft"]["sum_s"] > 0
     assert after["errors"]["invalid_request"] >= 1
     assert after["totals"]["generated_tokens"] >= before["totals"]["generated_tokens"] + 3
+
+
+def test_the_last_requests_are_told_without_their_texts(client: FlaskClient) -> None:
+    headers = {"X-Team-Id": "search", "X-Request-Id": "told-1"}
+    with client.post("/inference", json={"text": "abc"}, headers=headers) as response:
+        assert response.get_data(as_text=True) == "abc"
+    headers["X-Request-Id"] = "told-2"
+    refused = client.post(
+        "/v1/completions", json={"model": "hearth-tiny", "prompt": "x" * 700}, headers=headers
+    )
+    assert refused.status_code == 400
+    told = client.get("/dashboard/requests")
+    assert told.headers["Cache-Control"] == "no-store"
+    last, before = told.get_json()[:2]
+    assert (last["request_id"], last["status"], last["error"]) == (
+        "told-2", 400, "context_length_exceeded"
+    )  # fmt: skip
+    assert (last["route"], last["prompt_tokens"]) == ("/v1/completions", None)
+    assert (before["request_id"], before["team_id"]) == ("told-1", "search")
+    assert (before["route"], before["model"]) == ("/inference", "hearth-tiny")
+    assert (before["prompt_tokens"], before["completion_tokens"]) == (3, 3)
+    assert (before["finish_reason"], before["status"], before["error"]) == ("stop", 200, None)
+    assert before["total_ms"] >= before["ttft_ms"] >= before["queue_ms"] >= 0
+    assert "abc" not in told.text
+    assert "xxx" not in told.text
+
+
+def test_a_generation_that_fails_later_tells_its_error() -> None:
+    app = create_test_server(Settings(mock_tokens_per_second=20))
+    server = server_of(app)
+    server.start()
+    eventually(lambda: server.backend.phase == "ready")
+    client = app.test_client()
+    with client.post("/inference", json={"text": "x" * 400}) as response:
+        next(response.iter_encoded())
+        server.stop()
+        with pytest.raises(Draining):
+            response.get_data()
+    (told,) = client.get("/dashboard/requests").get_json()
+    assert (told["finish_reason"], told["status"], told["error"]) == ("error", 503, "draining")
+
+
+def test_models_tell_what_serves_them(client: FlaskClient) -> None:
+    assert create_server(Settings()).test_client().get("/dashboard/models").get_json() == []
+    assert client.get("/dashboard/models").get_json() == [
+        {"name": "hearth-tiny", "user_rows": 32, "context_tokens": 600, "speculation": [],
+         "facts": None}
+    ]  # fmt: skip
+
+
+def test_a_cluster_is_told_where_one_is_named() -> None:
+    assert create_server(Settings()).test_client().get("/dashboard/cluster").status_code == 404
+    client = create_server(Settings(cluster_url=f"http://127.0.0.1:{free_port()}")).test_client()
+    assert client.get("/dashboard/cluster").status_code == 503
+    assert 'data-cluster="yes"' in client.get("/", headers={"Accept": BROWSER}).text
+
+
+@pytest.mark.parametrize("url", ["ftp://a", "http://", "http://me:secret@a", "http://a/?b", "a:1"])
+def test_odd_addresses_of_a_cluster_stop_the_start(url: str) -> None:
+    with pytest.raises(ValueError, match="cluster_url"):
+        Settings(cluster_url=url)
 
 
 def test_latencies_and_counts_of_several_models_are_added_up() -> None:

@@ -1,0 +1,242 @@
+"""The service curve of any server, from closed loops.
+
+Of n users with w prompt tokens before the last and o answered, some wait outside of steps, as
+connections are read and tokens sent; one that does not finds m = 1 + (n - 1) (1 - overhead / end
+to end) in service, itself among them. There prompts' work and steps fill the time:
+
+    end to end = overhead(m) + m c w + o a(m),    TTFT of one user = overhead(1) + c w + a(1).
+
+These say one overhead for all n. How it grows with the users, as they share the processor and the
+interpreter, is what their first tokens need beyond a simulation of the same requests, which
+somebody else has to make. Pure: any thread.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean
+
+import numpy as np
+import numpy.typing as npt
+from scipy.optimize import nnls
+
+from benchmarking.analysis.curve import LoadPoint
+from benchmarking.analysis.intervals import mean_within_run
+from benchmarking.analysis.latency import E2E, TTFT, itl_s, mean_tokens, succeeded, ttft_s
+from benchmarking.analysis.service_curve import (
+    LEAST_ERROR,
+    LEAST_MS,
+    CurvePoint,
+    Points,
+    ServiceCurve,
+    at,
+    rising,
+)
+from benchmarking.errors import Unfit
+from benchmarking.records import RequestRecord
+
+FloatArray = npt.NDArray[np.float64]
+
+MIN_USERS = 3  # different numbers of them, that make a curve
+DIFFERENT_LENGTHS = 1.5  # longest prompts over the shortest, to tell overhead from their work
+IN_95 = 1.96
+MOST_OUTSIDE = 0.9  # of a user's time
+ROUNDS = 3  # of users in service given the overhead, and of the overhead given these
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """Means of one closed loop, in ms, with their standard errors. `at_s`: its middle, on the
+    clock of the run. `is_mixed`: answers differ in length, so that users begin at any time of the
+    others'; those of equal ones begin together, and are in service together."""
+
+    at_s: float
+    users: int
+    work_tokens: float  # of a prompt: with its last token a row decodes
+    output_tokens: float
+    e2e_ms: float
+    e2e_error_ms: float
+    ttft_ms: float
+    ttft_error_ms: float
+    is_mixed: bool
+
+    @property
+    def rate_per_s(self) -> float:
+        """Departures, by Little's law: users who end and begin together make any window wrong."""
+        return 1000 * self.users / self.e2e_ms
+
+    def met(self, slowness: float, error: float) -> "Loop":
+        """Returns what it would have been at slowness 1, had it met this one, known to `error`."""
+        e2e_ms, ttft_ms = self.e2e_ms / slowness, self.ttft_ms / slowness
+        return replace(
+            self,
+            e2e_ms=e2e_ms,
+            e2e_error_ms=math.hypot(self.e2e_error_ms / slowness, error * e2e_ms),
+            ttft_ms=ttft_ms,
+            ttft_error_ms=math.hypot(self.ttft_error_ms / slowness, error * ttft_ms),
+        )
+
+
+def fit_closed_loops(points: Iterable[LoadPoint], places: int | None) -> ServiceCurve | None:
+    """Returns the curve of the closed loops of no more users than places; None for fewer than
+    three different numbers of users. Raises Unfit where no step takes any time.
+
+    With prompts of lengths that differ, overhead and prompts' work are told apart; with equal ones
+    the overhead counts as work.
+    """
+    return fit_loops(closed_loops(points, places))
+
+
+def closed_loops(points: Iterable[LoadPoint], places: int | None) -> list[Loop]:
+    """Returns the closed loops of no more users than places, in the same order."""
+    loops = (_loop(point) for point in points)
+    return [loop for loop in loops if loop is not None and loop.users <= (places or math.inf)]
+
+
+def fit_loops(loops: Sequence[Loop], overhead: Points | None = None) -> ServiceCurve | None:
+    """As `fit_closed_loops`. `overhead`: by users, where it is known."""
+    users = sorted({loop.users for loop in loops})
+    if len(users) < MIN_USERS:
+        return None
+    prompts = [loop.work_tokens for loop in loops]
+    tells = overhead is None and max(prompts) >= DIFFERENT_LENGTHS * max(min(prompts), 1.0)
+    curve, common_ms = None, 0.0
+    for _ in range(ROUNDS):
+        overheads_ms = [at(overhead, loop.users) if overhead else 0.0 for loop in loops]
+        shares = [
+            1 - loop.is_mixed * min(max(ms, common_ms) / loop.e2e_ms, MOST_OUTSIDE)
+            for ms, loop in zip(overheads_ms, loops, strict=True)
+        ]
+        rows = [
+            _end_to_end(loop, users, tells, ms, share)
+            for loop, ms, share in zip(loops, overheads_ms, shares, strict=True)
+        ]
+        rows += [
+            _first_token(loop, users, tells, ms)
+            for loop, ms in zip(loops, overheads_ms, strict=True)
+            if loop.users == 1
+        ]
+        found, errors = _least_squares(*map(np.array, zip(*rows, strict=True)))
+        common_ms = float(found[1])
+        if found[2:].max() <= 0:
+            raise Unfit("serviceCurve: answers took no longer than prompts; measure longer ones")
+        steps = zip(users, found[2:].tolist(), errors[2:].tolist(), strict=True)
+        in_service = {
+            n: _rows(n, fmean(s for s, loop in zip(shares, loops, strict=True) if loop.users == n))
+            for n in users
+        }
+        common = (CurvePoint(1, common_ms, float(errors[1])),)
+        curve = ServiceCurve(
+            decode=_moved(
+                rising((n, max(ms, LEAST_MS), error) for n, ms, error in steps), in_service
+            ),
+            prompt_token=(CurvePoint(1, max(float(found[0]), LEAST_MS), float(errors[0])),),
+            source="closed loops",
+            overhead=_moved(overhead, in_service) if overhead else common if tells else None,
+            speed_error=_drift(loops),
+        )
+    return curve
+
+
+def _rows(users: int, share: float) -> float:
+    """Returns how many are in service beside one that is, itself among them."""
+    return 1 + (users - 1) * share
+
+
+def _moved(points: Points, in_service: Mapping[int, float]) -> Points:
+    """Returns points by rows in service, of those by users; the last line goes on."""
+    rows, ms = [in_service[point.rows] for point in points], [point.ms for point in points]
+    slope = (ms[-1] - ms[-2]) / max(rows[-1] - rows[-2], 1.0) if len(ms) > 1 else 0.0
+    beyond = [max(point.rows - rows[-1], 0.0) for point in points]
+    return tuple(
+        replace(point, ms=float(np.interp(point.rows, rows, ms)) + slope * more)
+        for point, more in zip(points, beyond, strict=True)
+    )
+
+
+def _loop(point: LoadPoint) -> Loop | None:
+    """None for what is no closed loop. Not counted are the last requests, one for each user: as
+    they end, no others follow, and steps have fewer rows. An answer's latency is that which one of
+    the mean length would have had at its pace: that lengths differ is no error."""
+    users = point.load.concurrency
+    if users is None or point.e2e is None:
+        return None
+    steady = succeeded(point.measured[:-users]) or point.measured
+    in_tokens, out_tokens = mean_tokens(steady)
+    even_ms = [1000 * (first_s + (out_tokens - 1) * gap_s) for first_s, gap_s in _paces(steady)]
+    e2e_ms, e2e_error_ms = _mean(even_ms or E2E.values(steady))
+    ttft_ms, ttft_error_ms = _mean(TTFT.values(steady))
+    return Loop(
+        at_s=(point.from_s + point.to_s) / 2,
+        users=users,
+        work_tokens=max(in_tokens - 1, 0.0),
+        output_tokens=out_tokens,
+        e2e_ms=e2e_ms,
+        e2e_error_ms=e2e_error_ms,
+        ttft_ms=ttft_ms,
+        ttft_error_ms=ttft_error_ms,
+        is_mixed=point.load.output_scv > 0,
+    )
+
+
+def _mean(values: Sequence[float]) -> tuple[float, float]:
+    """Returns a mean and its standard error."""
+    interval = mean_within_run(values)
+    half = interval.high - interval.value
+    error = half / IN_95 if np.isfinite(half) else 0.0
+    return interval.value, max(error, LEAST_ERROR * interval.value)
+
+
+def _paces(records: Iterable[RequestRecord]) -> Iterator[tuple[float, float]]:
+    """Yields TTFT and ITL in seconds of those that have both."""
+    for record in records:
+        first_s, gap_s = ttft_s(record), itl_s(record)
+        if first_s is not None and gap_s is not None:
+            yield first_s, gap_s
+
+
+Equation = tuple[FloatArray, float]  # coefficients of c, overhead and every a(n), and the left side
+
+
+def _end_to_end(
+    loop: Loop, users: Sequence[int], tells: bool, overhead_ms: float, share: float
+) -> Equation:
+    """`overhead_ms`: what is known of it; `share` of its users is in service."""
+    unknowns = np.zeros(2 + len(users))
+    unknowns[0] = _rows(loop.users, share) * loop.work_tokens
+    unknowns[1] = tells
+    unknowns[2 + users.index(loop.users)] = loop.output_tokens
+    return unknowns / loop.e2e_error_ms, (loop.e2e_ms - overhead_ms) / loop.e2e_error_ms
+
+
+def _first_token(loop: Loop, users: Sequence[int], tells: bool, overhead_ms: float) -> Equation:
+    unknowns = np.zeros(2 + len(users))
+    unknowns[:3] = loop.work_tokens, tells, 1.0
+    return unknowns / loop.ttft_error_ms, (loop.ttft_ms - overhead_ms) / loop.ttft_error_ms
+
+
+def _least_squares(design: FloatArray, left: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Returns the solution, none of it below 0, and its standard errors: those of the equations, or
+    of what they leave unexplained where that is more."""
+    found, residual = nnls(design, left)
+    freedom = max(len(left) - int(np.count_nonzero(found)), 1)
+    scale = max(float(residual) ** 2 / freedom, 1.0)
+    covariance = scale * np.linalg.pinv(design.T @ design)
+    return found, np.sqrt(np.maximum(np.diag(covariance), 0.0))
+
+
+def _drift(loops: Sequence[Loop]) -> float:
+    """Returns the relative scatter of rows of the same load beyond that within them: the machine's
+    own speed; 0 without such rows."""
+    of_load: defaultdict[tuple[int, int], list[Loop]] = defaultdict(list)
+    for loop in loops:
+        of_load[(loop.users, round(loop.work_tokens))].append(loop)
+    excess = []
+    for rows in of_load.values():
+        if len(rows) > 1:
+            token_ms = np.array([row.e2e_ms / row.output_tokens for row in rows])
+            errors = [(row.e2e_error_ms / row.e2e_ms) ** 2 for row in rows]
+            relative = float(token_ms.var(ddof=1)) / float(token_ms.mean()) ** 2
+            excess.append(relative - fmean(errors))
+    return max(fmean(excess), 0.0) ** 0.5 if excess else 0.0

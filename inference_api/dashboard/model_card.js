@@ -1,0 +1,56 @@
+// What serves each model: read once they are loaded, since it does not change while they are.
+
+import { getJson } from "./api.js";
+import { byId, h, setText } from "./dom.js";
+import { bytes, count, number } from "./format.js";
+
+const panel = byId("models", HTMLElement);
+const title = byId("models-title", HTMLElement);
+const cards = byId("model-cards", HTMLElement);
+const resident = h("dd"); // of the process, beside the first model
+
+let known = ""; // of which models the cards are
+
+/** Of a bundle nothing: its experts have a panel of their own. */
+export async function showModels({ server, bundle }) {
+  panel.hidden = !server.models.length || bundle !== null;
+  if (panel.hidden) return;
+  setText(resident, server.resident_bytes === null ? "–" : bytes(server.resident_bytes));
+  const models = server.models.join("\n");
+  if (models === known) return;
+  const served = await getJson("/dashboard/models");
+  known = models;
+  setText(title, served.length === 1 ? "Model" : "Models");
+  cards.replaceChildren(...served.map(card));
+}
+
+function card({ name, user_rows, context_tokens, speculation, facts }, index) {
+  const room = `${count(user_rows, "row")} of ${count(context_tokens, "token")}`;
+  return h(
+    "dl",
+    { class: "figures inline" },
+    figure("Name", name),
+    facts ? told(facts) : figure("Family", "mock, an echo"),
+    figure("Context", room),
+    figure("Speculation", speculation.join(", ") || "off"),
+    index ? null : h("div", {}, h("dt", {}, "Process"), resident),
+  );
+}
+
+function told(facts) {
+  const { family, num_parameters, num_layers, device, threads, kernels, dtype } = facts;
+  const millions = `${number(num_parameters / 1e6)} million parameters`;
+  const cores = device === "cpu" ? `, ${count(threads, "thread")}` : "";
+  const form = facts.quantization === "none" ? dtype : facts.quantization;
+  return [
+    figure("Family", `${family}, ${millions}, ${count(num_layers, "layer")}`),
+    figure("Device", device + cores),
+    figure("Kernels", kernels),
+    figure("Weights", `${form}, ${bytes(facts.weights_bytes)}`),
+    figure("KV cache", `${facts.kv_cache_dtype}, ${bytes(facts.cache_bytes)}`),
+  ];
+}
+
+function figure(name, value) {
+  return h("div", {}, h("dt", {}, name), h("dd", {}, value));
+}

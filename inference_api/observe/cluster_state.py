@@ -1,0 +1,64 @@
+"""What a cluster's controller says of itself, for the dashboard."""
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from threading import Lock
+from typing import Any, NoReturn
+
+from common.fetch import FetchBounds, FetchFailed, fetch
+from inference_api.errors import Unavailable
+
+BOUNDS = FetchBounds(connect_s=2.0, read_s=3.0, max_bytes=4 * 2**20)
+FRESH_S = 1.0  # pages that look more often share an answer
+RETRY_AFTER_S = 5
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterAnswer:
+    """`state` is what the controller's `GET /state` answered `age_s` ago."""
+
+    age_s: float
+    state: Json
+
+
+class ClusterState:
+    """Any thread. One at a time asks the controller; those that come meanwhile get what it said
+    last, so that a silent controller holds one request thread and not all of them."""
+
+    def __init__(self, url: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._url = f"{url.rstrip('/')}/state"
+        self._clock = clock
+        self._asking = Lock()
+        self._last: tuple[float, Json] | None = None  # when it was asked for, and what it said
+
+    def read(self) -> ClusterAnswer:
+        """Raises Unavailable."""
+        last, now_s = self._last, self._clock()
+        is_fresh = last is not None and now_s - last[0] < FRESH_S
+        if not is_fresh and self._asking.acquire(blocking=False):
+            try:
+                last = self._last = (now_s, _state(fetch(self._url, BOUNDS)))
+            except (FetchFailed, ValueError, RecursionError) as error:
+                self._last = None
+                raise Unavailable(f"The cluster cannot be read: {error}", RETRY_AFTER_S) from error
+            finally:
+                self._asking.release()
+        if last is None:
+            raise Unavailable("The cluster's controller has not answered yet.", RETRY_AFTER_S)
+        return ClusterAnswer(round(self._clock() - last[0], 3), last[1])
+
+
+def _state(content: bytes) -> Json:
+    """Raises ValueError and RecursionError."""
+    state = json.loads(content, parse_constant=_refuse)
+    if not isinstance(state, dict):
+        raise ValueError("its state is no JSON object")
+    return state
+
+
+def _refuse(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
