@@ -12,7 +12,7 @@ from importlib.util import find_spec
 
 import click
 
-from inference_api import __version__
+from common import __version__
 
 
 @dataclass(frozen=True, slots=True)

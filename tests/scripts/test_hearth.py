@@ -9,7 +9,7 @@ import jwt
 import pytest
 from click.testing import CliRunner, Result
 
-from inference_api import __version__
+from common import __version__
 from scripts.hearth import COMMANDS, main
 
 # Another test has imported what is to run here: it runs afresh all the same.

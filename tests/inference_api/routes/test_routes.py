@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from pydantic import SecretStr
 
 from benchmarking.serving import eventually
-from inference_api import __version__
+from common import __version__
 from inference_api._mock_inference_api_server import create_test_server
 from inference_api.bodies.native import NativeBody
 from inference_api.errors import RequestTooLarge
