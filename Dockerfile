@@ -1,24 +1,126 @@
-# One image for every process; docker-compose.yml and deploy/kubernetes say which of them a container
-# runs. Nothing is written below /hearth but var, and that only by SQLite stores and BUNDLE.
-FROM python:3.11-slim-bookworm
+# An image for each process: docker build --target proxy --tag hearth-proxy . ; without --target it is
+# the API's. Stages that end up in no image install and compile: no image has a compiler, and those
+# that serve no models have no torch. Nothing is written below /hearth but var.
 
-# wget: KubeRay's probes.
-RUN apt-get update \
- && apt-get install -y --no-install-recommends g++ make wget \
- && rm -rf /var/lib/apt/lists/*
+# The build of torch for CPUs, from PyTorch's own index; with --build-arg TORCH_INDEX= the one with CUDA.
+ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 
+FROM python:3.11-slim-bookworm AS python
+ENV PATH=/opt/hearth/bin:$PATH PYTHONPATH=/hearth
+# The user by number in deploy/kubernetes, which cannot see who a name is. Volumes begin as these folders
+# are, so with their owner.
+RUN useradd --uid 1000 --create-home hearth \
+ && install --directory --owner hearth --group hearth /hearth/var /home/hearth/.cache/huggingface \
+ && chown hearth:hearth /home/hearth/.cache \
+ && ln -s /hearth/scripts/hearth.py /usr/local/bin/hearth
 WORKDIR /hearth
-COPY requirements.txt requirements-cluster.txt ./
-RUN python -m pip install --no-cache-dir -r requirements.txt -r requirements-cluster.txt
 
+FROM python AS source
 COPY . .
-RUN python -m pip install --no-cache-dir --no-deps --editable .
-# By number in deploy/kubernetes, which cannot see who a name is.
-RUN useradd --uid 1000 --create-home hearth && mkdir -p var && chown hearth var
-USER hearth
-RUN python -m inference_api.kernels.build
+RUN rm -r models var
 
+FROM python AS core-packages
+RUN python -m venv /opt/hearth
+COPY requirements.txt ./
+RUN pip install --no-cache-dir -r requirements.txt
+
+FROM core-packages AS measure-packages
+COPY requirements-measure.txt ./
+RUN pip install --no-cache-dir -r requirements-measure.txt
+
+FROM core-packages AS cluster-packages
+COPY requirements-cluster.txt ./
+RUN pip install --no-cache-dir -r requirements-cluster.txt
+
+FROM measure-packages AS serve-packages
+ARG TORCH_INDEX
+COPY requirements-serve.txt requirements-constraints.txt requirements-otel.txt ./
+# hadolint ignore=DL3013
+RUN pip install --no-cache-dir ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} \
+      "$(grep '^torch==' requirements-serve.txt)" \
+ && pip install --no-cache-dir \
+      -r requirements-serve.txt -r requirements-constraints.txt -r requirements-otel.txt
+
+FROM core-packages AS kernels
+# hadolint ignore=DL3008
+RUN apt-get update \
+ && apt-get install --yes --no-install-recommends g++ \
+ && rm -rf /var/lib/apt/lists/*
+COPY inference_api inference_api
+RUN python -m inference_api.kernels.build --beside
+
+FROM python AS proxy
+COPY --from=core-packages /opt/hearth /opt/hearth
+COPY --from=source /hearth /hearth
+USER 1000
+ENV PROXY_HOST=0.0.0.0
+EXPOSE 1223
+HEALTHCHECK --interval=5s --timeout=5s --start-period=1m \
+  CMD ["python", "-c", "from urllib.request import urlopen; urlopen('http://127.0.0.1:1223/health')"]
+CMD ["gunicorn", "--config", "proxy/gunicorn.conf.py"]
+
+FROM python AS optimizer
+COPY --from=measure-packages /opt/hearth /opt/hearth
+COPY --from=source /hearth /hearth
+USER 1000
+ENV INFERNO_HOST=0.0.0.0
+EXPOSE 8080
+HEALTHCHECK --interval=5s --timeout=5s --start-period=1m \
+  CMD ["python", "-c", "from urllib.request import urlopen; urlopen('http://127.0.0.1:8080/health')"]
+CMD ["python", "-m", "optimizer"]
+
+FROM python AS weights
+COPY --from=measure-packages /opt/hearth /opt/hearth
+COPY --from=source /hearth /hearth
+USER 1000
+ENV WEIGHTS_HOST=0.0.0.0
+EXPOSE 8001
+HEALTHCHECK --interval=5s --timeout=5s --start-period=1m \
+  CMD ["python", "-c", "from urllib.request import urlopen; urlopen('http://127.0.0.1:8001/health')"]
+CMD ["python", "-m", "weights"]
+
+# docker run --rm --user "$(id -u)" --volume "$PWD:/hearth/var" hearth-benchmark http://server:8000/v1
+FROM python AS benchmark
+COPY --from=measure-packages /opt/hearth /opt/hearth
+COPY --from=source /hearth /hearth
+USER 1000
+HEALTHCHECK NONE
+ENTRYPOINT ["python", "-m", "benchmarking"]
+CMD ["--help"]
+
+# The controller: of Deployments, or of a Ray cluster.
+FROM python AS cluster
+COPY --from=cluster-packages /opt/hearth /opt/hearth
+COPY --from=source /hearth /hearth
+USER 1000
+EXPOSE 3300
+HEALTHCHECK --interval=5s --timeout=5s --start-period=1m \
+  CMD ["python", "-c", "from urllib.request import urlopen; urlopen('http://127.0.0.1:3300/health')"]
+CMD ["python", "-m", "cluster", "/etc/hearth/cluster.yaml"]
+
+FROM python AS api
+COPY --from=serve-packages /opt/hearth /opt/hearth
+COPY --from=source /hearth /hearth
+COPY --from=kernels /hearth/inference_api/kernels/built inference_api/kernels/built
+COPY models models
+USER 1000
 ENV SERVICE_HOST=0.0.0.0
-EXPOSE 7000 1223
-STOPSIGNAL SIGTERM
+EXPOSE 7000
+HEALTHCHECK --interval=5s --timeout=5s --start-period=10m \
+  CMD ["python", "-c", "from urllib.request import urlopen; urlopen('http://127.0.0.1:7000/ready')"]
 CMD ["gunicorn", "--config", "gunicorn.conf.py"]
+
+# Nodes of deploy/kubernetes/ray, whose replicas are the API.
+FROM api AS ray
+USER 0
+# wget: KubeRay's probes.
+# hadolint ignore=DL3008
+RUN apt-get update \
+ && apt-get install --yes --no-install-recommends wget \
+ && rm -rf /var/lib/apt/lists/*
+RUN pip install --no-cache-dir -r requirements-cluster.txt
+USER 1000
+HEALTHCHECK NONE
+CMD ["ray", "--help"]
+
+FROM api

@@ -5,7 +5,14 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: serve mock test all-tests test-fast check hooks docs fuzz format packages kernels test-kernels cluster-demo clean
+# torch as pip finds it brings CUDA's libraries along: gigabytes of no use where there is no driver of
+# NVIDIA's. Such a machine gets the build for CPUs, which PyTorch's own index has. Another build:
+# make serve TORCH_INDEX=ADDRESS; with nothing after the sign, what pip finds by itself.
+NVIDIA := $(wildcard /proc/driver/nvidia/version /dev/dxg)
+TORCH_INDEX ?= $(if $(NVIDIA),,https://download.pytorch.org/whl/cpu)
+
+.PHONY: serve mock test all-tests test-fast check hooks docs fuzz format packages kernels test-kernels cluster-demo \
+  image-check first-token clean
 
 serve: $(VENV)/serve.stamp
 	$(BIN)/python scripts/serve.py
@@ -14,7 +21,7 @@ mock: $(VENV)/serve.stamp
 	$(BIN)/python scripts/serve.py --mock
 
 # Two workers, on two cores: each takes whole files, so that what shares a server stays together,
-# in the order of folders. OpenMP's threads would spin for the core of the other worker.
+# slow ones first, in the order of folders. OpenMP's threads would spin for the core of the other worker.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 # With `make -j2 test` the checks run beside the tests.
@@ -45,6 +52,8 @@ check: $(VENV)/dev.stamp $(VENV)/node.stamp
 	$(TIDY) 'src/(?!variant_a|test_driver)'
 	$(BIN)/node node_modules/.bin/biome check --error-on-warnings
 	$(BIN)/node node_modules/.bin/tsc
+	$(BIN)/hadolint Dockerfile
+	$(BIN)/check-jsonschema --quiet --builtin-schema vendor.compose-spec docker-compose*.yml
 
 # What git then does before each commit and each push: .pre-commit-config.yaml.
 hooks: $(VENV)/dev.stamp $(VENV)/node.stamp
@@ -83,6 +92,14 @@ bench-%: $(VENV)/dev.stamp
 cluster-demo: $(VENV)/dev.stamp
 	$(BIN)/python -m cluster.demo $(DEMO)
 
+# Without a container engine: docs/install.md. Options: make image-check IMAGES="proxy --base FOLDER"
+image-check: $(VENV)/dev.stamp
+	$(BIN)/python -m scripts.image_check $(IMAGES)
+
+# From a clone and an empty cache of pip's to the first token, in a scratch folder.
+first-token:
+	$(PYTHON) scripts/first_token.py TORCH_INDEX='$(TORCH_INDEX)'
+
 $(VENV)/python.stamp:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "Hearth needs Python 3.11 or newer; name one with: make PYTHON=/path/to/python3.11"; exit 1; }
@@ -90,8 +107,12 @@ $(VENV)/python.stamp:
 	  { echo "No virtual environment could be made; on Debian: sudo apt-get install python3-venv"; exit 1; }
 	@touch $@
 
-$(VENV)/serve.stamp: $(VENV)/python.stamp pyproject.toml requirements.txt
-	$(BIN)/python -m pip install --quiet --editable .
+# Only torch is looked for on a further index.
+$(VENV)/serve.stamp: $(VENV)/python.stamp pyproject.toml requirements.txt requirements-measure.txt \
+  requirements-serve.txt
+	$(BIN)/python -m pip install --quiet $(if $(TORCH_INDEX),--extra-index-url '$(TORCH_INDEX)') \
+	  "$$(grep '^torch==' requirements-serve.txt)"
+	$(BIN)/python -m pip install --quiet --editable '.[serve]'
 	@touch $@
 
 $(VENV)/dev.stamp: $(VENV)/serve.stamp requirements-dev.txt requirements-otel.txt \

@@ -2,5 +2,3 @@
 
 Importing the package loads no torch: only `engine.engine_runner` and what lies below it do.
 """
-
-__version__ = "1.0.0"  # of all of Hearth: pyproject.toml reads it here

@@ -124,7 +124,7 @@ def _echo(draw: Draw) -> int:
 def _certain(token_id: int, draw: Draw) -> TokenLogprobs | None:
     if draw.sampling.num_logprobs is None:
         return None
-    return TokenLogprobs(0.0, ((token_id, 0.0),)[: draw.sampling.num_logprobs])
+    return TokenLogprobs(0.0, 1, ((token_id, 0.0),)[: draw.sampling.num_logprobs])
 
 
 class StepPacer:

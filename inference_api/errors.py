@@ -20,6 +20,7 @@
     ├── DemoRunning          409   a demo search is at work already
     ├── RequestTooLarge      413   the body exceeds MAX_CONTENT_LENGTH
     ├── NotJson              415   a body that any page could have sent
+    ├── UnknownEncoding      415   a body that is compressed otherwise than by gzip
     ├── Unavailable          503   not now: try again after `retry_after_s`
     │   ├── QueueFull              the input queue has no place
     │   │   └── ExpertQueueFull 429  nor has this expert's, while others may
@@ -211,8 +212,9 @@ class RequestTooLarge(HearthError):
     status = 413
     code = "request_too_large"
 
-    def __init__(self, max_bytes: int) -> None:
-        super().__init__(f"The request body exceeds {max_bytes} bytes; send less text.")
+    def __init__(self, max_bytes: int, is_compressed: bool = False) -> None:
+        body = "decompressed body" if is_compressed else "body"
+        super().__init__(f"The request {body} exceeds {max_bytes} bytes; send less text.")
 
 
 class NotJson(HearthError):
@@ -223,6 +225,17 @@ class NotJson(HearthError):
         super().__init__(
             f"The body is declared as '{media_type[:255]}'; send it with Content-Type: "
             "application/json."
+        )
+
+
+class UnknownEncoding(HearthError):
+    status = 415
+    code = "unsupported_content_encoding"
+
+    def __init__(self, encoding: str) -> None:
+        super().__init__(
+            f"The body is declared as Content-Encoding: {encoding[:255]!r}; send gzip, or the body "
+            "as it is and no such header."
         )
 
 

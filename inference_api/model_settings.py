@@ -41,8 +41,12 @@ class ModelSettings(BaseModel):
             "the checkpoint's are, else float32."
         ),
     )
-    quantization: Literal["none", "int8", "int4"] = Field(
-        "none", description="Weights of linear maps in groups of 32; CPU only."
+    quantization: Literal["none", "auto", "int8", "int4"] = Field(
+        "none",
+        description=(
+            "Weights of linear maps in groups of 32; CPU only; auto: int8 where the checkpoint's "
+            "are quantised."
+        ),
     )
     kernels: bool = Field(
         True, description="false: torch multiplies by weights that are not quantised; to compare."
@@ -52,6 +56,13 @@ class ModelSettings(BaseModel):
         description=(
             "Of the kernels' cache; auto: float16 with QUANTIZATION or DTYPE=bfloat16, else "
             "float32; int8 is half of float16."
+        ),
+    )
+    generation_config: Literal["auto", "none"] = Field(
+        "auto",
+        description=(
+            "auto: how tokens are drawn for requests that say nothing of it is taken from the "
+            "model's generation_config.json."
         ),
     )
     user_rows: int = Field(32, ge=1, le=256, description="Requests decoded together.")

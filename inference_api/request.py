@@ -66,13 +66,18 @@ class SamplingParams:
         return self.temperature == 0.0 or self.top_k == 1
 
 
+# The parameters for which a model may bring defaults of its own.
+DEFAULTED = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+
+
 @dataclass(frozen=True, slots=True)
 class ConstraintSpec:
     """Constraint of an answer: JSON of a schema, a match of a regular expression, one of several
-    texts (a JSON list of strings), or calls of tools (`text.call_grammars`)."""
+    texts (a JSON list of strings), a grammar (Lark or GBNF), or calls of tools
+    (`text.call_grammars`)."""
 
     field: str  # of the request, for messages
-    kind: Literal["json_schema", "regex", "choice", "calls"]
+    kind: Literal["json_schema", "regex", "choice", "grammar", "calls"]
     text: str
     thinking: Thinking = "never"
     is_dispensable: bool = False  # where it cannot be followed the answer goes without
@@ -111,13 +116,14 @@ class GenerationParams:
     min_tokens: int = 0  # before which neither a stop token nor a stop string ends the answer
     includes_stop: bool = False  # whether the stop string that ends the answer is shown
     session_id: str | None = None  # None: made for it
-    wants_prompt_logprobs: bool = False
+    num_prompt_logprobs: int | None = None  # as `SamplingParams.num_logprobs`, of the prompt
     priority: int = 0
     speculation: Speculation = "auto"
     constraint: ConstraintSpec | None = None
     pooling: Pooling | None = None  # the first event has the prompt's embedding
     kept_token_ids: frozenset[int] = frozenset()  # special tokens whose names are text
     sampling: SamplingParams = field(default_factory=SamplingParams)
+    unsaid: frozenset[str] = frozenset()  # those of `DEFAULTED` that are the model's to say
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +138,7 @@ class GenerationRequest:
     stop_token_ids: frozenset[int] = frozenset()
     min_tokens: int = 0
     not_stopping: bytes | None = None  # with `min_tokens`: a bit per token id that does not stop
-    wants_prompt_logprobs: bool = False  # with `sampling.num_logprobs`: of the prompt's tokens too
+    num_prompt_logprobs: int | None = None  # as `sampling.num_logprobs`, of the prompt's tokens
     priority: int = 0  # lower ones leave the input queue earlier
     speculation: Speculation = "auto"  # `off`, `auto`, or one of the model's sources
     came_s: float = 0.0  # on the monotonic clock
@@ -142,7 +148,7 @@ class GenerationRequest:
     @property
     def needs_whole_prompt(self) -> bool:
         """Nothing of the prompt may come from a cache: something is made of each of its tokens."""
-        return self.wants_prompt_logprobs or self.pooling == "mean"
+        return self.num_prompt_logprobs is not None or self.pooling == "mean"
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +157,7 @@ class TokenLogprobs:
     penalties and temperature."""
 
     logprob: float
+    rank: int  # among all tokens, the likeliest 1
     top: tuple[tuple[int, float], ...]  # the likeliest tokens in its place, best first
 
 

@@ -24,7 +24,6 @@ from inference_api.watch_settings import WatchSettings
 __all__ = ["EMBEDDED_MODEL", "ModelSettings", "Settings", "load_settings"]
 
 CONTROL_THREADS = 16  # request threads beyond rows and queue, so that /health always has one
-
 MAX_MODELS = 8
 # What a bundle's file says in their place: of each expert, or of all.
 SAID_BY_BUNDLE = (
@@ -307,6 +306,7 @@ class Settings(BaseSettings, ModelSettings, PipelineSettings, WatchSettings):
             quantization=expert.quantisation,
             kernels=self.kernels,
             kv_cache_dtype=self.kv_cache_dtype,
+            generation_config=self.generation_config,
             user_rows=expert.rows.max or self.user_rows,
             max_seq_len=expert.context,
             speculation=expert.speculation or "off",

@@ -3,10 +3,16 @@
 gunicorn -c optimizer/gunicorn.conf.py "optimizer.app:create_app()"
 """
 
+from collections.abc import Mapping
+
 from flask import Flask, Response
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from typing_extensions import TypedDict  # pydantic describes typing's from Python 3.12 on
 
 from common.errors import StoreFailed
+from common.openapi import add_description
+from common.openapi_document import Application, Rule
+from common.operations import Content, operation
 from common.stores import RecordStore
 from common.stores.sqlite_store import SqliteRecords
 from optimizer.candidates.replicas import SizingCache
@@ -14,8 +20,14 @@ from optimizer.errors import InvalidRequest, StartupError
 from optimizer.metrics import ReplicaGauges
 from optimizer.optimize import SolveOptions
 from optimizer.routes import add_not_found_pages, create_blueprint
+from optimizer.routes.answers import NO_ROUTE
 from optimizer.service import ServiceOptions, StatefulService, StatelessService
 from optimizer.settings import Settings, load_settings
+
+
+class Health(TypedDict):
+    status: str
+    stateful: bool
 
 
 def create_app(settings: Settings | None = None) -> Flask:
@@ -24,16 +36,35 @@ def create_app(settings: Settings | None = None) -> Flask:
     service = create_service(settings)
     registry = CollectorRegistry()
     registry.register(ReplicaGauges(lambda: service.state, settings.namespace))
-    app = Flask(__name__)
+    app = Flask(__name__, static_folder=None)
     app.register_blueprint(create_blueprint(service, settings))
     add_not_found_pages(app)
 
+    @app.get("/metrics")
+    @operation("Replicas as gauges, for Prometheus.", {200: "text/plain"})
     def metrics() -> Response:
         return Response(generate_latest(registry), content_type=CONTENT_TYPE_LATEST)
 
-    app.add_url_rule("/metrics", "metrics", metrics)
-    app.add_url_rule("/health", "health", lambda: {"status": "ok", "stateful": settings.stateful})
+    @app.get("/health")
+    @operation("Whether it answers, and its mode.", {200: Health})
+    def health() -> Health:
+        return Health(status="ok", stateful=settings.stateful)
+
+    add_description(app, ALONE)
     return app
+
+
+def _failures(rule: Rule) -> Mapping[int, Content]:
+    """Of pages, not of JSON: as the reference answers them."""
+    return {500: "text/html"} | ({404: NO_ROUTE} if rule.has_parameters else {})
+
+
+ALONE = Application(
+    title="Hearth optimizer",
+    description="Which accelerators, how many replicas and which batch size meet service levels "
+    "at least cost.",
+    failures=_failures,
+)
 
 
 def create_service(settings: Settings) -> StatelessService | StatefulService:

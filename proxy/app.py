@@ -4,7 +4,6 @@ Event loop only, but for what says otherwise.
 """
 
 import asyncio
-from functools import partial
 
 from common.origins import is_allowed
 from common.request_ids import new_request_id
@@ -20,7 +19,9 @@ from proxy.metrics import Gauges, Metrics
 from proxy.parts import Parts
 from proxy.probes import ControlServer, Probes
 from proxy.settings import Settings
-from proxy.upstreams.maintenance import Maintenance, check_health
+from proxy.upstreams.discovery import Specs
+from proxy.upstreams.health import HealthChecks
+from proxy.upstreams.maintenance import Maintenance
 from proxy.visits import Visits
 
 SWEEP_S = 0.2  # how often it is looked for those whose time is over
@@ -49,15 +50,17 @@ class ProxyApp:
                 *parts.refreshers,
                 self._discover,
                 parts.limits.renew,
-                partial(check_health, parts.balancer),
-                self._admit_waiting,
             ],
             settings.health_interval,
         )
         self._metrics = Metrics(parts.balancer, self._gauges())
         self._audit = AuditLog(self._metrics.record)
         self._visits = Visits(settings, parts, self.crowd, self._aside, self._audit)
-        self._probes = Probes(lambda: self._maintenance.is_alive, self._why_not_ready)
+        # Rows may have come free, by what the upstreams say.
+        self._health = HealthChecks(
+            parts.balancer, settings.health_interval, self._visits.forwarder.room.admit
+        )
+        self._probes = Probes(self._is_alive, self._why_not_ready)
         address = (settings.proxy_metrics_host, settings.proxy_metrics_port)
         self._control = ControlServer(
             address, settings.proxy_processes, self._probes, self._metrics.registry
@@ -77,6 +80,7 @@ class ProxyApp:
         """In the running event loop."""
         self._loop = asyncio.get_running_loop()
         self._sweep()
+        self._health.start()
         self._maintenance.start()
         self._parts.discovery.start(self._maintenance.request_run)
         if self._settings.proxy_metrics_port:
@@ -95,14 +99,16 @@ class ProxyApp:
         self._sweeping.cancel()
         self._control.stop()
         self._parts.discovery.stop()
+        self._health.stop()
         self._maintenance.stop()
         self._aside.close()
         self._parts.balancer.close()
         self._audit.flush()
 
     def request_reload(self) -> None:
-        """Read the changed files again, soon."""
+        """Read the changed files again, soon, and look how the upstreams are."""
         self._maintenance.request_run()
+        self._health.request_run()
 
     async def drain(self) -> None:
         """Refuse new requests, let running ones end; what runs after DRAIN_TIMEOUT is cut."""
@@ -176,11 +182,15 @@ class ProxyApp:
         """Maintenance thread."""
         specs = self._parts.discovery.changed()
         if specs is not None:
-            self._loop.call_soon_threadsafe(self._parts.balancer.replace, specs)
+            self._loop.call_soon_threadsafe(self._take_list, specs)
 
-    def _admit_waiting(self) -> None:
-        """Maintenance thread, after the health checks: rows may have come free."""
-        self._loop.call_soon_threadsafe(self._visits.forwarder.room.admit)
+    def _take_list(self, specs: Specs) -> None:
+        self._parts.balancer.replace(specs)
+        self._health.request_run()
+
+    def _is_alive(self) -> bool:
+        """Any thread."""
+        return self._maintenance.is_alive and self._health.is_alive
 
     def _why_not_ready(self) -> str | None:
         """Any thread."""

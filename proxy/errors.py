@@ -17,6 +17,7 @@
     ├── ClientGone           499   nobody is left to answer: for the audit line only
     ├── UpstreamUnreachable  502   no upstream accepted a connection
     ├── UpstreamBroken       502   the upstream closed, reset or sent no HTTP before its head
+    │   └── UpstreamClosed   502   the same, without a byte of an answer
     ├── UpstreamNotReady     503   no upstream passes its health checks, or none answers them
     ├── Overloaded           503   PROXY_REQUESTS or PROXY_CONNECTIONS are reached
     ├── AllRowsBusy          503   no row came free in time, or too many wait for one
@@ -200,6 +201,10 @@ class UpstreamBroken(ProxyError):
 
     def __init__(self, reason: str) -> None:
         super().__init__("The inference server broke off before it answered.", reason=reason)
+
+
+class UpstreamClosed(UpstreamBroken):
+    """Nobody has seen anything of an answer: what changes nothing may be sent again."""
 
 
 class _ComeAgain(ProxyError):

@@ -44,7 +44,7 @@ class Probes:
     def _health(self) -> Answer:
         if self._is_alive():
             return 200, "OK", "text/plain; charset=utf-8", b"OK"
-        failure = b"a thread has died"
+        failure = b"a part of the proxy has died"
         return 500, "Internal Server Error", "text/plain; charset=utf-8", failure
 
     def _ready(self) -> Answer:

@@ -17,7 +17,13 @@ from proxy.audit import AuditLog, AuditRecord, Outcome
 from proxy.clients.answers import answer_head, refusal
 from proxy.clients.crowd import Crowd
 from proxy.clients.exchange import Exchange
-from proxy.clients.inbound import InboundRequest, read_hints, takes_row, target_fault
+from proxy.clients.inbound import (
+    InboundRequest,
+    num_inspected_bytes,
+    read_hints,
+    takes_row,
+    target_fault,
+)
 from proxy.clients.origins import check_preflight, cors_headers
 from proxy.clients.relay import Relay
 from proxy.clients.usage import PROMPT_HEADER, Usage, UsageMeter, estimated_usage
@@ -221,7 +227,7 @@ def _usage(visit: Visit) -> Usage | None:
     exchange = visit.exchange
     has_left = exchange.abort_reason is Outcome.CLIENT_GONE and visit.record.queue_ms is None
     if has_left and visit.record.method == "POST" and exchange.body.prefix:
-        return estimated_usage(exchange.body.prefix)
+        return estimated_usage(num_inspected_bytes(exchange.head, exchange.body))
     return None
 
 

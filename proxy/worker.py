@@ -18,16 +18,12 @@ from gunicorn.sock import ssl_context
 from gunicorn.workers.base import Worker
 
 from proxy.app import ProxyApp
+from proxy.sockets import find_dead_peers
 
 log = logging.getLogger(__name__)
 
 HEARTBEAT_S = 1.0  # to gunicorn, which takes a worker that is silent for dead
 SPARE_DESCRIPTORS = 256  # for what is neither a client nor an upstream
-# A client whose machine died sends no FIN. Its silence is found by keepalive probes while we
-# wait, and by unacknowledged bytes while we send.
-KEEPALIVE_IDLE_S = 30
-KEEPALIVE_INTERVAL_S = 10
-KEEPALIVE_PROBES = 3
 # What the kernel may hold that it cannot send: for a slow reader it would be megabytes.
 MAX_KERNEL_BYTES = 128 * 1024
 
@@ -95,12 +91,8 @@ def tune(listener: socket.socket, timeout_s: float) -> None:
     """Sets options of the listening socket, which all connections it accepts inherit."""
     if listener.family == socket.AF_UNIX:
         return
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_IDLE_S)
-    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, KEEPALIVE_INTERVAL_S)
-    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, KEEPALIVE_PROBES)
+    find_dead_peers(listener, timeout_s)
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, MAX_KERNEL_BYTES)
-    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(timeout_s * 1000))
 
 
 def descriptors_for(app: ProxyApp) -> None:

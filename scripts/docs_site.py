@@ -16,6 +16,8 @@ BESIDE = "files/"
 INDEX = "index.md"
 LINK = re.compile(r"\[([^\]]*)\]\((?!https?:|mailto:|#)([^)#\s]+)(#[^)\s]*)?\)")
 
+MARK = re.compile(r"^(```\w+) [\w-]+$", re.MULTILINE)  # of a block, for a test: ```sh run
+
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     readme = File.generated(config, INDEX, content=(TOP / "README.md").read_text())
@@ -41,7 +43,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
             return text
         return f"[{text}]({relpath(target, dirname(here) or '.')}{anchor})"
 
-    return LINK.sub(moved, markdown)
+    return LINK.sub(moved, MARK.sub(r"\1", markdown))
 
 
 def _targets(markdown: str, here: str) -> Iterator[str]:

@@ -1,3 +1,4 @@
+#!/usr/bin/env python3
 """The command `hearth`: what is run every day, under one name and from any directory.
 
 Each command is `python -m MODULE` with everything that follows its name.
@@ -7,27 +8,46 @@ import runpy
 import sys
 from dataclasses import dataclass
 from functools import partial
+from importlib.util import find_spec
 
 import click
 
-from inference_api import __version__
+from common import __version__
+
+
+@dataclass(frozen=True, slots=True)
+class Extra:
+    """Of pyproject.toml, and a module by which one sees whether it is installed."""
+
+    name: str
+    module: str
+
+
+SERVE = Extra("serve", "torch")
+BENCH, OPTIMIZER, WEIGHTS = (Extra(name, "scipy") for name in ("bench", "optimizer", "weights"))
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
     module: str
     summary: str
+    extra: Extra | None = None
 
 
 COMMANDS = {
-    "serve": Command("scripts.serve", "Serve the API and the proxy on this machine."),
+    "serve": Command("scripts.serve", "Serve the API and the proxy on this machine.", SERVE),
+    "init": Command("scripts.init", "Write the secrets of docker compose to .env."),
     "proxy": Command("proxy", "Serve the proxy alone."),
-    "optimizer": Command("optimizer", "Serve the optimizer alone; with -F it keeps a system."),
-    "plan": Command("optimizer.plan", "Say how many accelerators a load needs, and at what cost."),
-    "weights": Command("weights", "Serve the weights search alone."),
+    "optimizer": Command(
+        "optimizer", "Serve the optimizer alone; with -F it keeps a system.", OPTIMIZER
+    ),
+    "plan": Command(
+        "optimizer.plan", "Say how many accelerators a load needs, and at what cost.", OPTIMIZER
+    ),
+    "weights": Command("weights", "Serve the weights search alone.", WEIGHTS),
     "cluster": Command("cluster", "Grow and shrink a cluster by what comes to it."),
-    "bundle": Command("scripts.bundle", "Check a bundle of experts before it is served."),
-    "bench": Command("benchmarking", "Measure a server."),
+    "bundle": Command("scripts.bundle", "Check a bundle of experts before it is served.", SERVE),
+    "bench": Command("benchmarking", "Measure a server.", BENCH),
     "token": Command("scripts.jwt_util", "Make and read tokens, by the secret `serve` keeps."),
 }
 
@@ -39,6 +59,12 @@ def main() -> None:
 
 
 def run(name: str, arguments: tuple[str, ...]) -> None:
+    extra = COMMANDS[name].extra
+    if extra is not None and find_spec(extra.module) is None:
+        raise click.ClickException(
+            f"there is no {extra.module} here; install Hearth with what `hearth {name}` needs: "
+            f"pip install 'hearth[{extra.name}]', or a wheel's path with [{extra.name}] after it"
+        )
     sys.argv = [f"hearth {name}", *arguments]
     runpy.run_module(COMMANDS[name].module, run_name="__main__")
 

@@ -60,6 +60,8 @@ def make_gguf(folder: Path, target: Path, type_name: str) -> None:
     raw = _read(folder / "config.json")
     kind = GGMLQuantizationType[type_name]
     architecture = ARCHITECTURES[raw["model_type"]]
+    if config.quantisation is not None:
+        raise ValueError(f"{folder} is quantised; choose the checkpoint that it was made of")
     _check(folder, config, architecture)
     target.parent.mkdir(parents=True, exist_ok=True)
     unfinished = target.with_suffix(".part")

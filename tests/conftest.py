@@ -5,6 +5,7 @@ import shutil
 import signal
 import subprocess
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,11 @@ from tests.ports import free_port, leave_to_other_workers
 from weights.settings import Settings as WeightsSettings
 
 SETTINGS: tuple[type[BaseSettings], ...] = (ApiSettings, OptimizerSettings, WeightsSettings)
+VARIABLES = [
+    str(field.validation_alias or name).upper()
+    for settings in SETTINGS
+    for name, field in settings.model_fields.items()
+]
 
 # What `make test-fast` leaves out: whose tests start processes, or compute for seconds. Elsewhere
 # tests of Redis are found by themselves, and single ones say `@pytest.mark.slow`.
@@ -82,6 +88,7 @@ def pytest_configure() -> None:
         leave_to_other_workers(int(worker.removeprefix("gw")), num_workers)
 
 
+@cache
 def is_slow(path: Path) -> bool:
     return any(path.is_relative_to(TESTS / each) for each in WITH_PROCESSES + WITH_MUCH_TO_COMPUTE)
 
@@ -92,17 +99,18 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_collection_modifyitems(items: list[pytest.Function]) -> None:
+    """Slow files come first: at the end, workers share what takes seconds and none waits long."""
     for item in items:
         given = item.callspec.params.values() if hasattr(item, "callspec") else ()
         if is_slow(item.path) or "redis_url" in item.fixturenames or "redis" in given:
             item.add_marker(pytest.mark.slow)
+    items.sort(key=lambda item: not is_slow(item.path))
 
 
 @pytest.fixture(autouse=True)
 def _without_settings_of_the_shell(monkeypatch: pytest.MonkeyPatch) -> None:
-    for settings in SETTINGS:
-        for name, field in settings.model_fields.items():
-            monkeypatch.delenv(str(field.validation_alias or name).upper(), raising=False)
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
 
 
 @pytest.fixture(scope="session")

@@ -13,7 +13,7 @@ ENGINE = {"torch", "transformers"}
     ("module", "unwanted"),
     [
         ("inference_api", ENGINE),
-        ("inference_api.inference_api_server", ENGINE | {"redis"}),
+        ("inference_api.inference_api_server", ENGINE | {"redis", "scipy.stats"}),
         ("inference_api._mock_inference_api_server", ENGINE),
         ("inference_api.preflight", ENGINE),
         ("proxy.proxy", {"kubernetes", "numpy", "flask", "redis"}),

@@ -3,16 +3,27 @@
 gunicorn -c weights/gunicorn.conf.py "weights.app:create_app()"
 """
 
-from flask import Flask, Response, jsonify
-from werkzeug.exceptions import HTTPException
+from collections.abc import Mapping
 
+from flask import Flask, Response, jsonify
+from typing_extensions import TypedDict  # pydantic describes typing's from Python 3.12 on
+from werkzeug.exceptions import HTTPException, MethodNotAllowed
+
+from common.openapi import add_description
+from common.openapi_document import Application, Rule
+from common.operations import Content, operation
 from weights.errors import StartupError
 from weights.routes import create_blueprint
+from weights.routes.answers import Said
 from weights.samplers import choose_sampler
 from weights.service import WeightsService
 from weights.settings import Settings, load_settings
 from weights.store import WeightStore
 from weights.store.sqlite_store import SqliteStore
+
+
+class Health(TypedDict):
+    status: str
 
 
 def create_app(settings: Settings | None = None, store: WeightStore | None = None) -> Flask:
@@ -22,8 +33,25 @@ def create_app(settings: Settings | None = None, store: WeightStore | None = Non
     app = Flask(__name__, static_folder=None)
     app.register_blueprint(create_blueprint(service, settings.max_body_bytes))
     app.register_error_handler(HTTPException, _http_error)
-    app.add_url_rule("/health", "health", lambda: {"status": "ok"})
+
+    @app.get("/health")
+    @operation("Whether it answers.", {200: Health})
+    def health() -> Health:
+        return Health(status="ok")
+
+    add_description(app, ALONE)
     return app
+
+
+def _failures(rule: Rule) -> Mapping[int, Content]:
+    return dict.fromkeys([*[404] * rule.has_parameters, 500], Said)
+
+
+ALONE = Application(
+    title="Hearth weights search",
+    description="How to split a model over unequal machines, found by measuring.",
+    failures=_failures,
+)
 
 
 def create_service(settings: Settings, store: WeightStore | None = None) -> WeightsService:
@@ -47,4 +75,6 @@ def _choose_store(settings: Settings) -> WeightStore:
 def _http_error(error: HTTPException) -> Response:
     response = jsonify(status_code=error.code, message=error.name)
     response.status_code = error.code or 500
+    if isinstance(error, MethodNotAllowed):
+        response.allow.update(error.valid_methods or ())
     return response

@@ -81,8 +81,10 @@ class ChatAnswer:
         choice = event["choices"][0]
         delta = choice["delta"]
         self.finish_reason = choice.get("finish_reason") or self.finish_reason
-        for field in ("reasoning", "reasoning_content", "content"):
-            if text := delta.get(field):
+        # Some servers tell a thought under both names.
+        thought = delta.get("reasoning_content") or delta.get("reasoning")
+        for text in (thought, delta.get("content")):
+            if text:
                 self.chunk_s.append(now_s)
                 self.chunk_texts.append("" + text)
 

@@ -5,24 +5,69 @@ pages that a browser there may show.
 """
 
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 from flask import Flask, Response, jsonify, request, send_from_directory
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
-from werkzeug.exceptions import HTTPException
+from typing_extensions import TypedDict  # pydantic describes typing's from Python 3.12 on
+from werkzeug.exceptions import HTTPException, MethodNotAllowed
 
 from cluster.controller.gauges import ControllerGauges
-from cluster.controller.journal_entry import groups, told, unplaced_of
+from cluster.controller.journal_entry import (
+    CycleTold,
+    DecisionTold,
+    GroupTold,
+    Json,
+    UnplacedTold,
+    groups,
+    told,
+    unplaced_of,
+)
 from cluster.controller.loop import Controller, Snapshot
 from cluster.errors import ClusterError
+from cluster.replicas import State
 from cluster.system import SystemDocument
-from common.errors import error_body
+from common.errors import Error, error_body
+from common.openapi import add_description
+from common.openapi_document import Application, Rule
+from common.operations import Content, operation
 
 INVOKE_S = 110.0  # less than gunicorn's own timeout
 PAGE = Path(__file__).parent / "page"
 FOREIGN_SITES = frozenset({"cross-site", "same-site"})
+
+
+class Health(TypedDict):
+    status: str
+
+
+class ServerState(TypedDict):
+    """`target` are the service levels of the optimizer's document; `replicas` are by state."""
+
+    target: Json
+    plan: list[GroupTold]
+    replicas: dict[str, int]
+
+
+class ReplicaState(TypedDict):
+    name: str
+    server: str
+    accelerator: str
+    user_rows: int
+    state: State
+    url: str | None
+    why: str
+
+
+class StateTold(TypedDict):
+    fault: str
+    servers: dict[str, ServerState]
+    replicas: list[ReplicaState]
+    unplaced: list[UnplacedTold]
+    cycle: CycleTold | None
+    decisions: list[DecisionTold]
 
 
 def create_app(controller: Controller, system: SystemDocument) -> Flask:
@@ -35,10 +80,12 @@ def create_app(controller: Controller, system: SystemDocument) -> Flask:
     targets = {name: system.target(name) for name in system.servers}
 
     @app.get("/state")
+    @operation("Servers, plans, replicas and the last cycle.", {200: StateTold})
     def state() -> Response:
         return jsonify(state_of(controller.snapshot, targets))
 
     @app.post("/invoke")
+    @operation("Make a cycle now.", {200: CycleTold, 403: Error, 503: Error, 504: Error})
     def invoke() -> Response:
         try:
             return jsonify(told(controller.invoke(INVOKE_S)))
@@ -47,15 +94,18 @@ def create_app(controller: Controller, system: SystemDocument) -> Flask:
         except TimeoutError as error:
             return _refusal(504, str(error), "no_cycle_yet")
 
+    add_description(app, CONTROLLER)
     return app
 
 
 def _add_page(app: Flask) -> None:
     @app.get("/")
+    @operation("The same as /state as a page.", {200: "text/html"})
     def page() -> Response:
         return send_from_directory(PAGE, "index.html")
 
     @app.get("/assets/<name>")
+    @operation("A file of the page.", {200: "*/*"})
     def assets(name: str) -> Response:
         return send_from_directory(PAGE, name)
 
@@ -65,6 +115,7 @@ def _add_probes(app: Flask, controller: Controller) -> None:
     registry.register(ControllerGauges(lambda: controller.snapshot))
 
     @app.get("/health")
+    @operation("Whether the controller's thread lives.", {200: Health, 500: Error})
     def health() -> Response:
         if controller.is_alive:
             return jsonify(status="ok")
@@ -72,11 +123,12 @@ def _add_probes(app: Flask, controller: Controller) -> None:
         return _refusal(500, why, "ended")
 
     @app.get("/metrics")
+    @operation("Gauges, for Prometheus.", {200: "text/plain"})
     def metrics() -> Response:
         return Response(generate_latest(registry), content_type=CONTENT_TYPE_LATEST)
 
 
-def state_of(now: Snapshot, targets: dict[str, Any]) -> dict[str, Any]:
+def state_of(now: Snapshot, targets: dict[str, Json]) -> StateTold:
     """What `GET /state` answers."""
     cycle = None if now.cycle is None else told(now.cycle)
     return {
@@ -85,7 +137,7 @@ def state_of(now: Snapshot, targets: dict[str, Any]) -> dict[str, Any]:
             name: {
                 "target": target,
                 "plan": groups({g: n for g, n in now.plan.items() if g.server == name}),
-                "replicas": Counter(r.state for r in now.replicas if r.group.server == name),
+                "replicas": Counter(str(r.state) for r in now.replicas if r.group.server == name),
             }
             for name, target in targets.items()
         },
@@ -103,8 +155,19 @@ def state_of(now: Snapshot, targets: dict[str, Any]) -> dict[str, Any]:
         ],
         "unplaced": unplaced_of(now.unplaced),
         "cycle": cycle,
-        "decisions": now.decisions,
+        "decisions": list(now.decisions),
     }
+
+
+def _failures(rule: Rule) -> Mapping[int, Content]:
+    return dict.fromkeys([*[404] * rule.has_parameters, 500], Error)
+
+
+CONTROLLER = Application(
+    title="Hearth cluster controller",
+    description="Counts what comes, asks the optimizer, and starts and stops replicas.",
+    failures=_failures,
+)
 
 
 def _refuse_foreign_pages() -> Response | None:
@@ -128,4 +191,7 @@ def _refusal(status: int, message: str, code: str) -> Response:
 
 def _http_error(error: HTTPException) -> Response:
     name = error.name.lower()
-    return _refusal(error.code or 500, error.description or name, name.replace(" ", "_"))
+    response = _refusal(error.code or 500, error.description or name, name.replace(" ", "_"))
+    if isinstance(error, MethodNotAllowed):
+        response.allow.update(error.valid_methods or ())
+    return response

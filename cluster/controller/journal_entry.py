@@ -5,11 +5,75 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
+from typing_extensions import TypedDict  # pydantic describes typing's from Python 3.12 on
+
 from cluster.controller.cycle import Cycle, Latencies, ServerCycle
 from cluster.controller.rollout import Plan
 from cluster.replicas import Group, Outcome
 
 Json = dict[str, Any]
+
+
+class GroupTold(TypedDict):
+    accelerator: str
+    user_rows: int
+    replicas: int
+
+
+class UnplacedTold(TypedDict):
+    """Replicas that found no machine."""
+
+    server: str
+    accelerator: str
+    replicas: int
+    why: str
+
+
+class LatenciesTold(TypedDict):
+    ttft_ms: float | None
+    itl_ms: float | None
+
+
+class ServerTold(TypedDict):
+    """One server in one cycle. `load` is a load of the optimizer's."""
+
+    load: dict[str, float]
+    arrived_per_minute: float | None
+    measured: LatenciesTold
+    predicted: LatenciesTold
+    planned: LatenciesTold
+    plan: list[GroupTold]
+    has_changed: bool
+    held: str
+    missed: list[str]
+
+
+class CycleTold(TypedDict):
+    """`cost` is in cents an hour; `speeds` are the factors of each model and accelerator."""
+
+    cycle: int
+    at: str
+    seconds: float
+    fault: str
+    cost: float | None
+    servers: dict[str, ServerTold]
+    speeds: list[Json]
+    not_learned: list[dict[str, str]]
+
+
+class ServerDecision(TypedDict):
+    arrived_per_minute: float | None
+    plan: list[GroupTold]
+    has_changed: bool
+    held: str
+
+
+class DecisionTold(TypedDict):
+    cycle: int
+    at: str
+    fault: str
+    cost: float | None
+    servers: dict[str, ServerDecision]
 
 
 def entry_of(cycle: Cycle, unplaced: Mapping[Group, Outcome], dry_run: bool) -> Json:
@@ -24,7 +88,7 @@ def entry_of(cycle: Cycle, unplaced: Mapping[Group, Outcome], dry_run: bool) -> 
     }
 
 
-def told(cycle: Cycle) -> Json:
+def told(cycle: Cycle) -> CycleTold:
     """What was seen and decided."""
     return {
         "cycle": cycle.number,
@@ -47,7 +111,7 @@ def told(cycle: Cycle) -> Json:
     }
 
 
-def decision_of(cycle: Cycle) -> Json:
+def decision_of(cycle: Cycle) -> DecisionTold:
     """What was decided, in short."""
     return {
         "cycle": cycle.number,
@@ -66,14 +130,14 @@ def decision_of(cycle: Cycle) -> Json:
     }
 
 
-def groups(plan: Plan) -> list[Json]:
+def groups(plan: Plan) -> list[GroupTold]:
     return [
         {"accelerator": g.accelerator, "user_rows": g.user_rows, "replicas": count}
         for g, count in plan.items()
     ]
 
 
-def unplaced_of(unplaced: Mapping[Group, Outcome]) -> list[Json]:
+def unplaced_of(unplaced: Mapping[Group, Outcome]) -> list[UnplacedTold]:
     return [
         {"server": group.server, "accelerator": group.accelerator, "replicas": each.unplaced,
          "why": each.why}
@@ -89,7 +153,7 @@ def _cost_of(cycle: Cycle) -> float | None:
     return None if cycle.answer is None else cycle.answer.summary.total_cost
 
 
-def _server(seen: ServerCycle) -> Json:
+def _server(seen: ServerCycle) -> ServerTold:
     return {
         "load": seen.load.as_json(),
         "arrived_per_minute": seen.arrived_per_minute,
@@ -103,5 +167,5 @@ def _server(seen: ServerCycle) -> Json:
     }
 
 
-def _latencies(each: Latencies) -> Json:
+def _latencies(each: Latencies) -> LatenciesTold:
     return {"ttft_ms": each.ttft_ms, "itl_ms": each.itl_ms}

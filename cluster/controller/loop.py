@@ -17,7 +17,7 @@ from queue import Empty, SimpleQueue
 from cluster.actuators import Actuator
 from cluster.controller.cycle import Cycle, Parts, Planner
 from cluster.controller.journal import Journal
-from cluster.controller.journal_entry import Json, decision_of, entry_of
+from cluster.controller.journal_entry import DecisionTold, decision_of, entry_of
 from cluster.controller.rollout import Plan, next_steps
 from cluster.errors import ClusterError
 from cluster.replicas import Group, Outcome, Replica
@@ -38,7 +38,7 @@ class Snapshot:
     cycle: Cycle | None = None
     unplaced: Mapping[Group, Outcome] = field(default_factory=dict)
     fault: str = ""
-    decisions: tuple[Json, ...] = ()
+    decisions: tuple[DecisionTold, ...] = ()
 
 
 class Rollout:
@@ -214,7 +214,7 @@ class Controller:
         )
 
 
-def _with(decisions: tuple[Json, ...], cycle: Cycle | None) -> tuple[Json, ...]:
+def _with(decisions: tuple[DecisionTold, ...], cycle: Cycle | None) -> tuple[DecisionTold, ...]:
     if cycle is None:
         return decisions
     return (decision_of(cycle), *decisions)[:DECISIONS_KEPT]

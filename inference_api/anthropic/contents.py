@@ -133,6 +133,12 @@ class InputMessage(Body):
             return [TextBlock(type="text", text=self.content)]
         return self.content
 
+    @property
+    def ends_with_text(self) -> bool:
+        blocks = self.blocks
+        is_called = any(isinstance(block, ToolUseBlock) for block in blocks)
+        return bool(blocks) and isinstance(blocks[-1], TextBlock) and not is_called
+
     def turns(self) -> Iterator[Message]:
         """Yields a turn for each result of a call, and one for the texts between."""
         if self.role == "assistant":

@@ -1,34 +1,26 @@
 """The bodies of `/v1/messages` and `/v1/messages/count_tokens`: Anthropic's fields, and `seed`."""
 
-import json
-import secrets
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
 from inference_api.anthropic.contents import CACHED, InputMessage, Text, text_of
-from inference_api.bodies.fields import (
-    ANY_SIZE,
-    MAX_INTEGER,
-    AskedSpeculation,
-    Body,
-    Unserved,
-    fault,
-)
+from inference_api.bodies.constraints import Schema, schema_constraint
+from inference_api.bodies.fields import ANY_SIZE, MAX_INTEGER, Body, Unserved, fault
+from inference_api.bodies.sampling import SampledBody
 from inference_api.bodies.tools import (
     MAX_TOOLS,
+    Choice,
     Description,
     FunctionName,
-    check_choice,
+    ToolBody,
     check_schema,
-    check_tools,
     tool_of,
 )
 from inference_api.generation.chat import ChatRequest, Conversation
-from inference_api.request import ConstraintSpec, GenerationParams, SamplingParams
-from inference_api.text.chat_prompts import Extras
-from inference_api.text.closed_objects import with_closed_objects
-from inference_api.tools.events import NO_TOOLS, Mode, ToolUse
+from inference_api.request import ConstraintSpec, GenerationParams
+from inference_api.text.chat_prompts import Ending, Extras
+from inference_api.tools.events import Tool
 
 MAX_STOP_SEQUENCES = 8
 
@@ -54,6 +46,9 @@ class ToolDefinition(Body):
         check_schema("input_schema", self.input_schema)
         return self
 
+    def as_tool(self) -> Tool:
+        return tool_of(self.name, self.description, self.input_schema, self.strict)
+
 
 class ToolChoice(Body):
     type: Literal["auto", "any", "tool", "none"]
@@ -65,6 +60,12 @@ class ToolChoice(Body):
         if (self.type == "tool") != (self.name is not None):
             raise fault("name", "comes with type tool; give both or neither")
         return self
+
+    def said(self) -> Choice:
+        if self.type in ("none", "auto"):
+            return Choice(self.type)
+        names = () if self.name is None else (self.name,)
+        return Choice("required", names, is_named=self.type == "tool")
 
 
 class Thinking(Body):
@@ -85,7 +86,7 @@ class Thinking(Body):
 
 class OutputFormat(Body):
     type: Literal["json_schema"]
-    schema_: dict[str, Any] = Field(alias="schema")
+    schema_: Schema = Field(alias="schema")
 
 
 class OutputConfig(Body):
@@ -94,7 +95,7 @@ class OutputConfig(Body):
     format: OutputFormat | None = None
 
 
-class CountBody(Body):
+class CountBody(ToolBody):
     """What makes a prompt."""
 
     ignored: ClassVar[frozenset[str]] = CACHED | {
@@ -123,44 +124,27 @@ class CountBody(Body):
     output_config: OutputConfig | None = None
 
     @model_validator(mode="after")
-    def _last_is_no_assistant(self) -> "CountBody":
-        if self.messages[-1].role == "assistant":
+    def _open_message_is_text(self) -> "CountBody":
+        last = self.messages[-1]
+        if last.role == "assistant" and not last.ends_with_text:
             raise fault(
-                "messages", "the last is the assistant's and is not gone on with; end with a user's"
+                "messages",
+                "the last is the assistant's and does not end with a text to go on with; end with "
+                "a text or a user's message",
             )
         return self
 
-    @model_validator(mode="after")
-    def _tools_are_few_and_told_apart(self) -> "CountBody":
-        tools = self.tools or ()
-        check_tools([tool.name for tool in tools], [tool.input_schema for tool in tools])
-        return self
+    @property
+    def offered(self) -> list[Tool]:
+        return [tool.as_tool() for tool in self.tools or ()]
 
-    @model_validator(mode="after")
-    def _choice_is_of_the_tools(self) -> "CountBody":
-        choice = self.tool_choice
-        if choice is not None and choice.type in ("any", "tool"):
-            names = [tool.name for tool in self.tools or ()]
-            check_choice(names, names if choice.name is None else [choice.name])
-        return self
+    @property
+    def choice(self) -> Choice:
+        return Choice() if self.tool_choice is None else self.tool_choice.said()
 
-    def tool_use(self) -> ToolUse:
-        choice = self.tool_choice or ToolChoice(type="auto")
-        if not self.tools or choice.type == "none":
-            return NO_TOOLS
-        names = [tool.name for tool in self.tools]
-        mode: Mode = "auto" if choice.type == "auto" else "required"
-        return ToolUse(
-            tools=tuple(
-                tool_of(tool.name, tool.description, tool.input_schema, tool.strict)
-                for tool in self.tools
-            ),
-            mode=mode,
-            callable_names=frozenset(names if choice.name is None else [choice.name]),
-            is_named=choice.type == "tool",
-            allows_several=not choice.disable_parallel_tool_use,
-            field="tool_choice" if mode == "required" else "tools",
-        )
+    @property
+    def allows_several(self) -> bool:
+        return self.tool_choice is None or not self.tool_choice.disable_parallel_tool_use
 
     def chat(self) -> ChatRequest:
         """More tokens than fit are cut at the end of the context: `max_tokens` is no wish, as every
@@ -170,9 +154,11 @@ class CountBody(Body):
         if self.system:
             turns.insert(0, {"role": "system", "content": text_of(self.system)})
         options = {} if self.thinking is None else self.thinking.options()
+        ending: Ending = "open" if self.messages[-1].role == "assistant" else "answer"
+        tools = [tool.as_json() for tool in use.tools]
         return ChatRequest(
             model=self.model,
-            conversation=Conversation(turns, Extras([t.as_json() for t in use.tools], options)),
+            conversation=Conversation(turns, Extras(tools, options, ending)),
             use=use,
             params=self.params(),
             prompt_field="messages",
@@ -185,21 +171,17 @@ class CountBody(Body):
         form = None if self.output_config is None else self.output_config.format
         if form is None:
             return None
-        schema = json.dumps(with_closed_objects(form.schema_))
-        return ConstraintSpec("output_config", "json_schema", schema)
+        return schema_constraint("output_config", form.schema_)
 
 
-class MessagesBody(CountBody):
+class MessagesBody(SampledBody, CountBody):
     max_tokens: int = Field(ge=1, le=MAX_INTEGER)
     stop_sequences: (
         Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=MAX_STOP_SEQUENCES)]
         | None
     ) = None
     temperature: Annotated[float, Field(ge=0, le=1), ANY_SIZE] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1), ANY_SIZE] | None = None
     top_k: int | None = Field(None, ge=0, le=MAX_INTEGER)
-    seed: int | None = Field(None, ge=-(2**63), le=2**63 - 1)
-    speculation: AskedSpeculation = None
     stream: bool | None = None
 
     @model_validator(mode="after")
@@ -218,10 +200,6 @@ class MessagesBody(CountBody):
             stop_strings=tuple(self.stop_sequences or ()),
             speculation=self.speculation or "auto",
             constraint=self.constraint(),
-            sampling=SamplingParams(
-                temperature=1.0 if self.temperature is None else self.temperature,
-                top_k=self.top_k or 0,
-                top_p=1.0 if self.top_p is None else self.top_p,
-                seed=(secrets.randbits(63) if self.seed is None else self.seed) % 2**64,
-            ),
+            sampling=self.sampling(),
+            unsaid=self.unsaid,
         )

@@ -1,19 +1,19 @@
-"""What all bodies with tools share: the bounds of a tool, and of all of them together."""
+"""What all bodies with tools share: their bounds, and what may be called of them."""
 
 import json
+from abc import abstractmethod
 from collections.abc import Collection, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from inference_api.bodies.fields import fault
-from inference_api.bodies.json_object import is_deeper_than, shortened, widest_object
-from inference_api.tools.events import Tool
+from inference_api.bodies.constraints import schema_fault
+from inference_api.bodies.fields import Body, fault
+from inference_api.bodies.json_object import shortened
+from inference_api.tools.events import NO_TOOLS, Mode, Tool, ToolUse
 
 MAX_TOOLS = 128
 MAX_TOOL_BYTES = 256 * 1024  # of all tools, as JSON
-MAX_SCHEMA_DEPTH = 64
-MAX_MEMBERS = 500  # of an object in a schema: compiling optional ones takes the square of it
 MAX_CALLS_OF_A_TURN = 128
 OBJECT = {"type": "object"}
 
@@ -21,6 +21,52 @@ FunctionName = Annotated[str, Field(pattern="^[A-Za-z0-9_-]{1,64}$")]
 Description = Annotated[str, Field(max_length=16_384)]
 CalledName = Annotated[str, Field(min_length=1, max_length=256)]  # perhaps by another server
 CallId = Annotated[str, Field(max_length=256)]
+
+
+class Choice(NamedTuple):
+    """What a `tool_choice` says: whether to call, and which of the tools; no names: any of them."""
+
+    mode: Mode = "auto"
+    names: tuple[str, ...] = ()
+    is_named: bool = False  # the client chose the one function to call
+
+
+class ToolBody(Body):
+    """Base of bodies with tools, each in its own API's form."""
+
+    @property
+    @abstractmethod
+    def offered(self) -> Sequence[Tool]: ...
+
+    @property
+    @abstractmethod
+    def choice(self) -> Choice: ...
+
+    @property
+    @abstractmethod
+    def allows_several(self) -> bool:
+        """Whether an answer may call more than once."""
+
+    @model_validator(mode="after")
+    def _tools_fit_each_other(self) -> Self:
+        check_tools(self.offered)
+        names = [tool.name for tool in self.offered]
+        if self.choice.mode == "required" or self.choice.names:
+            check_choice(names, self.choice.names or names)
+        return self
+
+    def tool_use(self) -> ToolUse:
+        tools, choice = tuple(self.offered), self.choice
+        if not tools or choice.mode == "none":
+            return NO_TOOLS
+        return ToolUse(
+            tools=tools,
+            mode=choice.mode,
+            callable_names=frozenset(choice.names or (tool.name for tool in tools)),
+            is_named=choice.is_named,
+            allows_several=self.allows_several,
+            field="tool_choice" if choice.mode == "required" else "tools",
+        )
 
 
 def tool_of(
@@ -35,14 +81,13 @@ def check_schema(field: str, schema: dict[str, Any] | None) -> None:
     """Raises the fault of a tool's schema, which `field` has."""
     if schema is not None and schema.get("type", "object") != "object":
         raise fault(field, "are no object's; give a schema of type object")
-    if is_deeper_than(schema, MAX_SCHEMA_DEPTH):
-        raise fault(field, f"is nested more than {MAX_SCHEMA_DEPTH} levels deep; flatten it")
-    if (widest := widest_object(schema)) > MAX_MEMBERS:
-        raise fault(field, f"have an object of {widest} members; give {MAX_MEMBERS} or fewer")
+    if schema is not None and (found := schema_fault(schema)):
+        raise fault(field, found)
 
 
-def check_tools(names: Sequence[str], schemas: Sequence[dict[str, Any] | None]) -> None:
+def check_tools(tools: Sequence[Tool]) -> None:
     """Raises the fault of tools that are not told apart, or too large together."""
+    names, schemas = [tool.name for tool in tools], [tool.parameters for tool in tools]
     for name in [name for name in names if names.count(name) > 1]:
         raise fault("tools", f"{shortened(name)!r} is there more than once; give each name once")
     num_bytes = len(json.dumps(schemas, ensure_ascii=False).encode())

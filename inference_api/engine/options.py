@@ -12,7 +12,7 @@ class EngineOptions:
     """Immutable.
 
     `device` is auto, cpu or cuda; `dtype` auto, float32 or bfloat16; `max_seq_len` None is the
-    model's context, at most 2048; `quantization` none, int8 or int4; `kv_cache_dtype` auto,
+    model's context, at most 2048; `quantization` auto, none, int8 or int4; `kv_cache_dtype` auto,
     float32, float16 or int8, which matters where the kernels decode; `kernels` false leaves weights
     that are not quantised to torch. `has_medusa`: with the Medusa heads of `medusa_heads` or, where
     that is None, of the model's folder, if there are some. `layers`: those of them that this

@@ -87,12 +87,18 @@ def _logprobs(
 ) -> list[TokenLogprobs]:
     """Log probabilities of a token of each row of `likelihoods` [n, vocab] and of `counts` best."""
     index = torch.tensor(token_ids, device=likelihoods.device).unsqueeze(-1)
-    own = likelihoods.gather(-1, index).squeeze(-1).tolist()
+    own = likelihoods.gather(-1, index)
+    ranks = (likelihoods > own).sum(dim=-1) + 1
     values, ids = likelihoods.topk(min(max(counts), likelihoods.shape[-1]))
     return [
-        TokenLogprobs(logprob, tuple(zip(row_ids[:count], row_values[:count], strict=True)))
-        for logprob, row_ids, row_values, count in zip(
-            own, ids.tolist(), values.tolist(), counts, strict=True
+        TokenLogprobs(logprob, rank, tuple(zip(row_ids[:count], row_values[:count], strict=True)))
+        for logprob, rank, row_ids, row_values, count in zip(
+            own.squeeze(-1).tolist(),
+            ranks.tolist(),
+            ids.tolist(),
+            values.tolist(),
+            counts,
+            strict=True,
         )
     ]
 

@@ -57,6 +57,7 @@ def weight_form(
     """
     files = weight_files(model_dir)
     tensors = read_headers(files)
+    asked = checkpoint.settled(config, asked, tensors)
     options = asked.on(asked.device, checkpoint.keeps_bfloat16(config, asked, tensors))
     packing = _packing(config, options, kernels)
     return WeightForm(files, options if packing else asked.on(asked.device), packing)

@@ -21,6 +21,7 @@ from inference_api.request import (
     FinishReason,
     GenerationParams,
     GenerationRequest,
+    SamplingParams,
     ScoredToken,
     SessionId,
     Speculation,
@@ -69,6 +70,7 @@ class TextGeneration:
         self._at_end: list[Callable[[], None]] = []
         self._first_piece: str | None = None
         self._scored: list[ScoredToken] = []
+        self.scored_prompt: Sequence[ScoredToken] = ()  # once started, where asked for
         self.embedding: bytes | None = None  # of the prompt, once started, where asked for
 
     def at_end(self, action: Callable[[], None]) -> None:
@@ -91,8 +93,7 @@ class TextGeneration:
             yield piece
 
     def take_scored(self) -> list[ScoredToken]:
-        """The tokens that came since the last call, if their log probabilities were asked for;
-        before those of the answer come the prompt's, if theirs were too."""
+        """The tokens that came since the last call, if their log probabilities were asked for."""
         scored, self._scored = self._scored, []
         return scored
 
@@ -155,9 +156,9 @@ class TextGeneration:
         self.error = event.error
         if event.error is not None:
             raise event.error
-        if self._first_piece is None and self._request.wants_prompt_logprobs:
+        if self._first_piece is None and self._request.num_prompt_logprobs is not None:
             pairs = zip(self._request.prompt_tokens, (None, *event.prompt_logprobs), strict=True)
-            self._scored += map(ScoredToken._make, pairs)
+            self.scored_prompt = list(map(ScoredToken._make, pairs))
         self._scored += map(ScoredToken, event.token_ids[:num_tokens], event.logprobs)
         if event.finish_reason is not None:
             piece += self._stop.push(self._text.finish()) + self._stop.finish()
@@ -347,17 +348,25 @@ def _request(
         model=model.name,
         prompt_tokens=prompt_tokens,
         max_tokens=max_seq_len if params.max_tokens is None else params.max_tokens,
-        sampling=params.sampling,
+        sampling=_sampling(model, params),
         stop_token_ids=stop_token_ids,
         min_tokens=min_tokens,
         not_stopping=bits_without(stop_token_ids, model.vocab_size) if min_tokens else None,
-        wants_prompt_logprobs=params.wants_prompt_logprobs,
+        num_prompt_logprobs=params.num_prompt_logprobs,
         priority=params.priority,
         speculation=params.speculation,
         grammar=grammar,
         pooling=params.pooling,
         came_s=came_s,
     )
+
+
+def _sampling(model: ServedModel, params: GenerationParams) -> SamplingParams:
+    """Returns what the request says and, where it says nothing, the model."""
+    defaults = {
+        name: value for name, value in model.sampling_defaults.items() if name in params.unsaid
+    }
+    return replace(params.sampling, **defaults) if defaults else params.sampling  # type: ignore[arg-type]
 
 
 def _check_speculation(asked: Speculation, model: ServedModel) -> None:

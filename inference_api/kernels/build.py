@@ -1,10 +1,12 @@
 """Compiles `src/` into one shared library, once for each state of sources, flags and compiler.
 
 Each variant (one instruction set) is a translation unit with flags of its own; which of them runs
-is decided when the library is used. `python -m inference_api.kernels.build` builds ahead of time.
-Loads no torch.
+is decided when the library is used. `python -m inference_api.kernels.build` builds ahead of time,
+with `--beside` beside the sources, where an image keeps them: it then needs no compiler. Loads no
+torch.
 """
 
+import argparse
 import hashlib
 import logging
 import os
@@ -23,7 +25,8 @@ logger = logging.getLogger(__name__)
 
 SOURCES = Path(__file__).resolve().parent / "src"
 # In order of preference: the folder for made things, else beside the sources.
-FOLDERS = (CACHE / "kernels", SOURCES.parent / "built")
+BESIDE = SOURCES.parent / "built"
+FOLDERS = (CACHE / "kernels", BESIDE)
 COMPILERS = ("g++", "clang++", "c++")
 TIMEOUT_S = 300
 MAX_BUILDS = 4  # that are kept, for checkouts and compilers that take turns
@@ -60,18 +63,28 @@ class BuildFailed(Exception):
     """The library could not be built; the message says why and what to do."""
 
 
-def library_path() -> Path:
-    """The library, built first if it is not there yet. Raises BuildFailed.
+def library_path(folders: Sequence[Path] | None = None) -> Path:
+    """The library, built first if it is not there yet; where there is no compiler, one that
+    another compiler has made of the same sources will do. Raises BuildFailed.
 
-    Processes that build at the same time do not disturb each other: each writes elsewhere and
-    moves the finished file to its place.
+    `folders`: where it may lie, in order of preference; default: FOLDERS. Processes that build at
+    the same time do not disturb each other: each writes elsewhere and moves the finished file to
+    its place.
     """
-    compiler = find_compiler()
-    name = f"hearth_kernels-{_fingerprint(compiler)}.so"
-    for folder in FOLDERS:
+    folders = FOLDERS if folders is None else folders
+    sources = f"hearth_kernels-{_fingerprint()}"
+    try:
+        compiler = find_compiler()
+    except BuildFailed:
+        made = [built for folder in folders for built in folder.glob(f"{sources}-*.so")]
+        if not made:
+            raise
+        return max(made, key=_made_ns)
+    name = f"{sources}-{_version(compiler)}.so"
+    for folder in folders:
         if (folder / name).exists():
             return folder / name
-    folder = _writable_folder()
+    folder = _writable_folder(folders)
     logger.info("compiling the kernels, once: this takes half a minute")
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         built = Path(scratch) / name
@@ -118,32 +131,41 @@ def find_compiler() -> str:
     )
 
 
-def _fingerprint(compiler: str) -> str:
-    """Changes with everything that the library is made from."""
-    version = subprocess.run([compiler, "--version"], capture_output=True, timeout=TIMEOUT_S)
-    digest = hashlib.sha256(version.stdout)
+def _fingerprint() -> str:
+    """Changes with everything that the library is made from, but for the compiler."""
+    digest = hashlib.sha256()
     digest.update(repr((FLAGS, sorted(units().items()), platform.machine())).encode())
     for source in sorted(SOURCES.iterdir()):
         digest.update(source.name.encode() + b"\0" + source.read_bytes() + b"\0")
     return digest.hexdigest()[:16]
 
 
+def _version(compiler: str) -> str:
+    """Changes with the compiler's release."""
+    told = subprocess.run([compiler, "--version"], capture_output=True, timeout=TIMEOUT_S)
+    return hashlib.sha256(told.stdout).hexdigest()[:8]
+
+
+def _made_ns(built: Path) -> int:
+    return built.stat().st_mtime_ns
+
+
 def _remove_old_builds(folder: Path) -> None:
     """All but the newest. A process that has one loaded keeps it."""
-    builds = sorted(folder.glob("hearth_kernels-*.so"), key=lambda each: each.stat().st_mtime_ns)
+    builds = sorted(folder.glob("hearth_kernels-*.so"), key=_made_ns)
     for build in builds[:-MAX_BUILDS]:
         build.unlink(missing_ok=True)
 
 
-def _writable_folder() -> Path:
-    for folder in FOLDERS:
+def _writable_folder(folders: Sequence[Path]) -> Path:
+    for folder in folders:
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError:
             continue
         if os.access(folder, os.W_OK):
             return folder
-    raise BuildFailed(f"neither {FOLDERS[0]} nor {FOLDERS[1]} can be written; make one writable")
+    raise BuildFailed(f"{' and '.join(map(str, folders))} cannot be written; make one writable")
 
 
 def _run(commands: Sequence[list[str]]) -> None:
@@ -176,7 +198,11 @@ def _failure(command: list[str]) -> str:
 
 
 if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description="Build the kernels ahead of time.")
+    parser.add_argument(
+        "--beside", action="store_true", help="beside the sources, not where made things are kept"
+    )
     try:
-        print(library_path())
+        print(library_path((BESIDE,) if parser.parse_args().beside else FOLDERS))
     except BuildFailed as failure:
         sys.exit(f"The kernels cannot be built: {failure}.")

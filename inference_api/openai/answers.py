@@ -79,11 +79,24 @@ class ChatLogprobs(Answer):
     refusal: None
 
 
+class PromptLogprob(Answer):
+    """`rank` counts from 1, the likeliest token."""
+
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+# By token id: a prompt's own token and the likeliest; null for the first, which follows nothing.
+PromptLogprobs = list[dict[str, PromptLogprob] | None]
+
+
 class CompletionChoice(Answer):
     index: int
     finish_reason: FinishReason
     text: str
     logprobs: CompletionLogprobs | None
+    prompt_logprobs: NotRequired[PromptLogprobs]
 
 
 class CalledFunction(Answer):
@@ -129,6 +142,7 @@ class ChatCompletion(Answer):
     model: str
     choices: list[ChatChoice]
     usage: Usage
+    prompt_logprobs: NotRequired[PromptLogprobs]
 
 
 class Tokens(Answer):

@@ -9,7 +9,7 @@ from inference_api.errors import HearthError
 from inference_api.generation.chat import events_of
 from inference_api.generation.streaming import TextGeneration
 from inference_api.observe.metrics import GenerationRecord
-from inference_api.openai.answers import PromptTokensDetails, Usage
+from inference_api.openai.answers import PromptLogprobs, PromptTokensDetails, Usage
 from inference_api.openai.logprobs import Logprobs, LogprobsAnswer
 from inference_api.openai.requests import StreamOptions
 from inference_api.openai.shapes import Form
@@ -29,11 +29,14 @@ _dumped = json.JSONEncoder(separators=(",", ":")).encode
 class AboutChoice:
     """What of a request its choices need to know.
 
-    `echo` is the prompt's text where the answer begins with it, else empty; `route` is how its
+    `echo` is the prompt's text where the answer begins with it, else empty, and `scored_echo` its
+    tokens, if they are to be shown; `prompt_logprobs` stand beside the answer; `route` is how its
     model was chosen, if not by name; `is_named_call` where the client chose the function to call.
     """
 
     echo: str = ""
+    scored_echo: Sequence[ScoredToken] = ()
+    prompt_logprobs: PromptLogprobs | None = None
     route: Route | None = None
     is_named_call: bool = False
 
@@ -55,6 +58,7 @@ class Choice:
         self._reader = reader
         self._logprobs = logprobs
         self._num_chars = 0
+        self._ahead = list(about.scored_echo)  # of what the generation has scored
 
     @property
     def finish_reason(self) -> str:
@@ -75,7 +79,7 @@ class Choice:
             shown = [event for event in events if not isinstance(event, CallEnd)]
             for number, event in enumerate(shown):
                 yield event, None if number else self._next_logprobs()
-        if self._logprobs is not None and (rest := self.generation.take_scored()):
+        if self._logprobs is not None and (rest := self._take_scored()):
             yield None, self._shaped(rest)
 
     def whole(self, form: Form) -> Json:
@@ -84,12 +88,19 @@ class Choice:
         events = [
             each for found in events_of(self._counted_pieces(), self._reader) for each in found
         ]
-        return {
+        shape = {
             "index": self.index,
             **form.content(whole([TextDelta(self.about.echo), *events])),
             "logprobs": self._next_logprobs(),
             "finish_reason": self.finish_reason,
         }
+        return shape if form.is_chat else shape | self.prompt_logprobs
+
+    @property
+    def prompt_logprobs(self) -> Json:
+        """Where vLLM has them: of a completion in the choice, of a chat beside the choices."""
+        shown = self.about.prompt_logprobs
+        return {} if shown is None else {"prompt_logprobs": shown}
 
     def _counted_pieces(self) -> Iterator[str]:
         for piece in self.generation.pieces():
@@ -97,7 +108,11 @@ class Choice:
             yield piece
 
     def _next_logprobs(self) -> LogprobsAnswer | None:
-        return None if self._logprobs is None else self._shaped(self.generation.take_scored())
+        return None if self._logprobs is None else self._shaped(self._take_scored())
+
+    def _take_scored(self) -> list[ScoredToken]:
+        ahead, self._ahead = self._ahead, []
+        return ahead + self.generation.take_scored()
 
     def _shaped(self, tokens: Sequence[ScoredToken]) -> LogprobsAnswer:
         assert self._logprobs is not None
@@ -108,7 +123,8 @@ def whole_answer(form: Form, identity: Json, choices: Sequence[Choice], num_choi
     """Returns the answer in one piece, once every generation has ended. A prompt counts once."""
     shapes = [choice.whole(form) for choice in choices]
     counts = _usage(choices, num_choices)
-    return {**identity, "object": form.object, "choices": shapes, "usage": counts}
+    of_prompt = choices[0].prompt_logprobs if form.is_chat else {}
+    return {**identity, "object": form.object, "choices": shapes, "usage": counts, **of_prompt}
 
 
 def chunks(

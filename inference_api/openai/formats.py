@@ -2,20 +2,27 @@
 
 import json
 from dataclasses import replace
-from typing import Annotated, Any, ClassVar, Final, Literal
+from typing import ClassVar, Final, Literal
 
 from pydantic import ConfigDict, Field, model_validator
 
+from inference_api.bodies.constraints import (
+    Choices,
+    ClientGrammar,
+    Regex,
+    Schema,
+    SchemaOrText,
+    schema_constraint,
+)
 from inference_api.bodies.fields import Body, Unserved, fault
 from inference_api.errors import InvalidRequest
 from inference_api.request import ConstraintSpec
-from inference_api.text.closed_objects import with_closed_objects
 
 
 class JsonSchema(Body):
     name: str
     description: str | None = None
-    schema_: dict[str, Any] = Field(alias="schema")
+    schema_: Schema = Field(alias="schema")
     strict: bool | None = None
 
 
@@ -40,33 +47,32 @@ class ResponseFormat(Body):
         return schema_constraint("response_format", schema)
 
 
-GuidedText = Annotated[str, Field(min_length=1)]
-GuidedChoice = Annotated[list[GuidedText], Field(min_length=1)]
-
-
 class StructuredOutputs(Body):
-    """One of the three; vLLM's field."""
+    """One of the four; vLLM's field."""
 
     model_config = ConfigDict(protected_namespaces=())
     unserved: ClassVar[Unserved] = {
         "disable_additional_properties": (False,),
         "disable_any_whitespace": (False,),
         "disable_fallback": (False,),
-        "grammar": (),
         "json_object": (False,),
         "structural_tag": (),
         "whitespace_pattern": (),
     }
 
-    json_: dict[str, Any] | None = Field(None, alias="json")
-    regex: GuidedText | None = None
-    choice: GuidedChoice | None = None
+    json_: SchemaOrText | None = Field(None, alias="json")
+    regex: Regex | None = None
+    choice: Choices | None = None
+    grammar: ClientGrammar | None = None
 
     @model_validator(mode="after")
     def _one_of_them(self) -> "StructuredOutputs":
-        num_given = sum(each is not None for each in (self.json_, self.regex, self.choice))
+        parts = (self.json_, self.regex, self.choice, self.grammar)
+        num_given = sum(each is not None for each in parts)
         if num_given != 1:
-            raise fault("json", f"{num_given} of json, regex and choice are given; give one")
+            raise fault(
+                "json", f"{num_given} of json, regex, choice and grammar are given; give one"
+            )
         return self
 
     def as_constraint(self) -> ConstraintSpec:
@@ -75,18 +81,21 @@ class StructuredOutputs(Body):
             return ConstraintSpec(field, "regex", self.regex)
         if self.choice is not None:
             return ConstraintSpec(field, "choice", json.dumps(self.choice))
+        if self.grammar is not None:
+            return ConstraintSpec(field, "grammar", self.grammar)
         return schema_constraint(field, self.json_ or {})
 
 
 class Constrained(Body):
-    """What a body may say of its answer's form: one of these, the last three by vLLM's older
+    """What a body may say of its answer's form: one of these, the last four by vLLM's older
     names."""
 
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
-    guided_json: dict[str, Any] | None = None
-    guided_regex: GuidedText | None = None
-    guided_choice: GuidedChoice | None = None
+    guided_json: SchemaOrText | None = None
+    guided_regex: Regex | None = None
+    guided_choice: Choices | None = None
+    guided_grammar: ClientGrammar | None = None
 
     def constraint(self) -> ConstraintSpec | None:
         """Raises InvalidRequest where several are given."""
@@ -97,6 +106,7 @@ class Constrained(Body):
             "guided_json": _guided("json", self.guided_json),
             "guided_regex": _guided("regex", self.guided_regex),
             "guided_choice": _guided("choice", self.guided_choice),
+            "guided_grammar": _guided("grammar", self.guided_grammar),
         }
         given = {field: each for field, each in asked.items() if each is not None}
         if len(given) > 1:
@@ -110,7 +120,3 @@ def _guided(kind: str, part: object) -> ConstraintSpec | None:
         return None
     constraint = StructuredOutputs.model_validate({kind: part}).as_constraint()
     return replace(constraint, field=f"guided_{kind}")
-
-
-def schema_constraint(field: str, schema: dict[str, Any]) -> ConstraintSpec:
-    return ConstraintSpec(field, "json_schema", json.dumps(with_closed_objects(schema)))

@@ -5,11 +5,14 @@ character has some of the character's, a special token, which adds nothing to a 
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from inference_api.openai.answers import (
     ChatLogprob,
     ChatLogprobs,
     CompletionLogprobs,
+    PromptLogprob,
+    PromptLogprobs,
     ScoredText,
 )
 from inference_api.request import ScoredToken
@@ -33,6 +36,32 @@ class TokenTexts:
             name = self._tokenizer.special_token(token_id)
             self._known[token_id] = (own.decode(errors="replace") if name is None else name, own)
         return self._known[token_id]
+
+
+def first_of(tokens: Sequence[ScoredToken], num_top: int) -> list[ScoredToken]:
+    """The tokens with no more than so many of the likeliest."""
+    return [
+        ScoredToken(id_, found and replace(found, top=found.top[:num_top])) for id_, found in tokens
+    ]
+
+
+def prompt_logprobs(tokens: Sequence[ScoredToken], tokenizer: Tokenizer) -> PromptLogprobs:
+    """Returns a prompt's tokens, each with the likeliest in its place, in vLLM's shape."""
+    texts = TokenTexts(tokenizer)
+    shown: PromptLogprobs = []
+    for token_id, found in tokens:
+        if found is None:
+            shown.append(None)
+            continue
+        own = (found.rank, token_id, found.logprob)
+        best = [(rank, id_, logprob) for rank, (id_, logprob) in enumerate(found.top, 1)]
+        shown.append(
+            {
+                str(id_): PromptLogprob(logprob=logprob, rank=rank, decoded_token=texts.of(id_)[0])
+                for rank, id_, logprob in [own, *(each for each in best if each[1] != token_id)]
+            }
+        )
+    return shown
 
 
 class TextOffsets:

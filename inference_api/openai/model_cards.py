@@ -24,13 +24,15 @@ STATUS: Mapping[State, Status] = {  # in llama.cpp's words
 
 
 class ModelCard(Answer):
-    """`max_model_len` is the context in tokens, once the model is known; `auto` has none."""
+    """Once the model is known: `max_model_len`, its context in tokens, and how tokens are drawn for
+    requests that say nothing of it, where the model says so itself. `auto` has neither."""
 
     id: str
     object: Literal["model"]
     created: int
     owned_by: str
     max_model_len: NotRequired[int]
+    default_sampling_params: NotRequired[dict[str, float]]
 
 
 class ExpertStatus(Answer):

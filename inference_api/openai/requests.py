@@ -1,8 +1,7 @@
 """The bodies of the `/v1` routes as pydantic models: OpenAI's fields, and vLLM's beside them."""
 
 import re
-import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Discriminator, Field, Tag, model_validator
@@ -10,24 +9,24 @@ from pydantic import Discriminator, Field, Tag, model_validator
 from inference_api.bodies.fields import (
     ANY_SIZE,
     MAX_INTEGER,
-    AskedSpeculation,
     Body,
     Unserved,
     fault,
 )
 from inference_api.bodies.json_object import shortened
+from inference_api.bodies.sampling import SampledBody
 from inference_api.errors import AnswerTooLong, InvalidRequest
 from inference_api.generation.chat import Conversation, chat_params, check_effort
+from inference_api.openai.conversations import ConversationFields, check_open
 from inference_api.openai.formats import Constrained
 from inference_api.openai.messages import Messages, turns_of
-from inference_api.openai.tools import TemplateOptions, ToolFields
 from inference_api.openai.unserved_fields import (
     IGNORED,
     UNSERVED,
     UNSERVED_OF_CHAT,
     UNSERVED_TOOLS,
 )
-from inference_api.request import GenerationParams, SamplingParams
+from inference_api.request import GenerationParams
 from inference_api.scheduling.served_model import ServedModel
 from inference_api.text.chat_prompts import Extras
 
@@ -36,6 +35,7 @@ MAX_GENERATIONS = 256  # prompts times choices of one call
 MAX_STOP_STRINGS = 8
 MAX_STOP_TOKEN_IDS = 64
 MAX_LOGPROBS = 20
+MAX_PROMPT_SCORES = 1024  # at each place of the prompts, shown with every choice
 MAX_PRIORITY = 1000
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's, for /v1/completions
 
@@ -118,18 +118,13 @@ class StreamOptions(Body):
     continuous_usage_stats: bool = False
 
 
-class GenerationBody(Constrained, RequestBody):
+class GenerationBody(Constrained, SampledBody, RequestBody):
     """The fields that completions and chat share."""
 
     model: str
     max_tokens: int | None = Field(None, ge=1, le=MAX_INTEGER)
-    temperature: Annotated[float, Field(ge=0, le=2), ANY_SIZE] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1), ANY_SIZE] | None = None
-    top_k: int | None = Field(None, ge=-1, le=MAX_INTEGER)
-    min_p: Annotated[float, Field(ge=0, le=1), ANY_SIZE] | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2), ANY_SIZE] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2), ANY_SIZE] | None = None
-    repetition_penalty: Annotated[float, Field(gt=0, le=10), ANY_SIZE] | None = None
     logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100), ANY_SIZE]] | None = None
     stop: Stop | None = None
     stop_token_ids: (
@@ -137,11 +132,10 @@ class GenerationBody(Constrained, RequestBody):
     ) = None
     include_stop_str_in_output: bool | None = None
     min_tokens: int | None = Field(None, ge=0, le=MAX_INTEGER)
-    seed: int | None = Field(None, ge=-(2**63), le=2**63 - 1)
     n: int | None = Field(None, ge=1, le=MAX_CHOICES)
     ignore_eos: bool | None = None
+    prompt_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     priority: int | None = Field(None, ge=-MAX_PRIORITY, le=MAX_PRIORITY)
-    speculation: AskedSpeculation = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
 
@@ -165,6 +159,12 @@ class GenerationBody(Constrained, RequestBody):
         """Tokens to generate; None: to the end of the context."""
         return self.asked_limit[1]
 
+    def _num_prompt_logprobs(self, choice: int) -> int | None:
+        """Every choice echoes the prompt, and the first one also tells of it for the others."""
+        of_echo = self.num_logprobs if self.wants_echo else None
+        asked = (of_echo, self.prompt_logprobs if choice == 0 else None)
+        return max((each for each in asked if each is not None), default=None)
+
     def check_room(self, prompt_tokens: int, max_seq_len: int) -> None:
         """Raises AnswerTooLong where the requested tokens do not fit after the prompt."""
         field, asked = self.asked_limit
@@ -176,17 +176,12 @@ class GenerationBody(Constrained, RequestBody):
 
         Raises InvalidRequest for a token id that the model does not have.
         """
-        seed, vocab_size = self._first_seed(), model.vocab_size
-        sampling = SamplingParams(
-            temperature=_or(self.temperature, 1.0),
-            top_k=max(0, self.top_k or 0),
-            top_p=_or(self.top_p, 1.0),
-            min_p=self.min_p or 0.0,
-            repetition_penalty=_or(self.repetition_penalty, 1.0),
+        vocab_size = model.vocab_size
+        sampling = replace(
+            self.sampling(choice),
             presence_penalty=self.presence_penalty or 0.0,
             frequency_penalty=self.frequency_penalty or 0.0,
             logit_bias=self._biases(vocab_size),
-            seed=(seed + choice) % 2**64,
             num_logprobs=self.num_logprobs,
         )
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
@@ -197,21 +192,25 @@ class GenerationBody(Constrained, RequestBody):
             stop_token_ids=self._stop_token_ids(vocab_size),
             min_tokens=self.min_tokens or 0,
             includes_stop=bool(self.include_stop_str_in_output),
-            wants_prompt_logprobs=self.wants_echo and self.num_logprobs is not None,
+            num_prompt_logprobs=self._num_prompt_logprobs(choice),
             priority=self.priority or 0,
             speculation=self.speculation or "auto",
             constraint=self.constraint(),
             sampling=sampling,
+            unsaid=self.unsaid,
         )
-
-    def _first_seed(self) -> int:
-        return secrets.randbits(63) if self.seed is None else self.seed
 
     @model_validator(mode="after")
     def _constraint_needs_its_end(self) -> "GenerationBody":
         for field in ("ignore_eos", "min_tokens"):
             if getattr(self, field) and self.constraint() is not None:
                 raise fault(field, "a constrained answer has an end; leave it out")
+        return self
+
+    @model_validator(mode="after")
+    def _prompt_is_scored_in_one_piece(self) -> "GenerationBody":
+        if self.prompt_logprobs is not None and self.stream:
+            raise fault("prompt_logprobs", "come with whole answers; leave out stream")
         return self
 
     @model_validator(mode="after")
@@ -272,8 +271,10 @@ class CompletionBody(GenerationBody):
 
     @model_validator(mode="after")
     def _no_tokens_only_with_echo(self) -> "CompletionBody":
-        if self.max_tokens == 0 and not self.echo:
-            raise fault("max_tokens", "is 0, which needs echo: true; give 1 or more")
+        if self.max_tokens == 0 and not self.echo and self.prompt_logprobs is None:
+            raise fault(
+                "max_tokens", "is 0, which needs echo: true or prompt_logprobs; give 1 or more"
+            )
         return self
 
     @model_validator(mode="after")
@@ -285,13 +286,22 @@ class CompletionBody(GenerationBody):
                 f"is {num_choices} for each of {num_prompts} prompts; give prompts times choices "
                 f"of {MAX_GENERATIONS} or fewer",
             )
+        num_shown = (self.prompt_logprobs or 0) + 1
+        if self.prompt_logprobs is not None and (
+            num_prompts * num_choices * num_shown > MAX_PROMPT_SCORES
+        ):
+            raise fault(
+                "prompt_logprobs",
+                f"are {num_shown} with each prompt's own, for {num_prompts} prompts in "
+                f"{num_choices} choices; give a product of {MAX_PROMPT_SCORES} or less",
+            )
         return self
 
     def prompts(self) -> list[str | TokenIds]:
         return prompts_of(self.prompt)
 
 
-class ChatBody(ToolFields, GenerationBody):
+class ChatBody(ConversationFields, GenerationBody):
     unserved: ClassVar[Unserved] = {
         **UNSERVED,
         **UNSERVED_OF_CHAT,
@@ -300,7 +310,6 @@ class ChatBody(ToolFields, GenerationBody):
     }
 
     messages: Messages
-    chat_template_kwargs: TemplateOptions | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
     max_completion_tokens: int | None = Field(None, ge=1, le=MAX_INTEGER)
     logprobs: bool | None = None
@@ -315,7 +324,7 @@ class ChatBody(ToolFields, GenerationBody):
         options = dict(self.chat_template_kwargs or {})
         if self._effort is not None:
             options = {"reasoning_effort": self._effort} | options
-        return Conversation(turns_of(self.messages), Extras(tools, options))
+        return Conversation(turns_of(self.messages), Extras(tools, options, self.ending))
 
     @property
     def _effort(self) -> str | None:
@@ -334,6 +343,12 @@ class ChatBody(ToolFields, GenerationBody):
         return "max_completion_tokens", self.max_completion_tokens
 
     @model_validator(mode="after")
+    def _open_message_is_text(self) -> "ChatBody":
+        if self.continue_final_message:
+            check_open(self.messages[-1])
+        return self
+
+    @model_validator(mode="after")
     def _calls_need_their_end(self) -> "ChatBody":
         for field in ("ignore_eos", "min_tokens"):
             if getattr(self, field) and self.tool_use().mode == "required":
@@ -345,7 +360,3 @@ class ChatBody(ToolFields, GenerationBody):
         if self.top_logprobs and not self.logprobs:
             raise fault("top_logprobs", "needs logprobs: true; give both or neither")
         return self
-
-
-def _or(value: float | None, default: float) -> float:
-    return default if value is None else value

@@ -3,36 +3,21 @@
 It keeps nothing: a conversation is sent whole each time, the items of answers among it as they are.
 """
 
-import secrets
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic import Field, Tag, model_validator
 
-from inference_api.bodies.fields import (
-    ANY_SIZE,
-    MAX_INTEGER,
-    AskedSpeculation,
-    Body,
-    Unserved,
-    fault,
-)
-from inference_api.bodies.tools import (
-    MAX_TOOLS,
-    Description,
-    FunctionName,
-    check_choice,
-    check_schema,
-    check_tools,
-    tool_of,
-)
+from inference_api.bodies.constraints import Schema, schema_constraint
+from inference_api.bodies.fields import MAX_INTEGER, Body, Unserved, fault
+from inference_api.bodies.sampling import SampledBody
+from inference_api.bodies.tools import MAX_TOOLS, Choice, ToolBody
 from inference_api.generation.chat import ChatRequest, Conversation
-from inference_api.openai.formats import schema_constraint
 from inference_api.openai.response_input import Input, turns_of
-from inference_api.openai.tools import form_of_choice
+from inference_api.openai.tools import BY_FORM_OF_CHOICE, ChosenMode, Function, choice_of
 from inference_api.openai.unserved_fields import IGNORED
-from inference_api.request import ConstraintSpec, GenerationParams, SamplingParams
+from inference_api.request import ConstraintSpec, GenerationParams
 from inference_api.text.chat_prompts import Extras
-from inference_api.tools.events import NO_TOOLS, Mode, ToolUse
+from inference_api.tools.events import Tool
 
 MAX_METADATA = 16  # OpenAI's bounds
 MAX_METADATA_CHARS = 512
@@ -52,7 +37,11 @@ UNSERVED: Unserved = {
 }
 
 
-class FlatTool(Body):
+class OfTypeFunction(Body):
+    type: Literal["function"]
+
+
+class FlatTool(Function, OfTypeFunction):
     unserved: ClassVar[Unserved] = {
         "allowed_callers": (["direct"],),
         "async": (False,),
@@ -60,21 +49,12 @@ class FlatTool(Body):
         "output_schema": (),
     }
 
-    type: Literal["function"]
-    name: FunctionName
-    description: Description | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
 
-    @model_validator(mode="after")
-    def _schema_in_bounds(self) -> "FlatTool":
-        check_schema("parameters", self.parameters)
-        return self
-
-
-class NamedTool(Body):
-    type: Literal["function"]
+class NamedTool(OfTypeFunction):
     name: str
+
+    def said(self) -> Choice:
+        return Choice("required", (self.name,), is_named=True)
 
 
 class AllowedTools(Body):
@@ -82,16 +62,13 @@ class AllowedTools(Body):
     mode: Literal["auto", "required"]
     tools: Annotated[list[NamedTool], Field(min_length=1, max_length=MAX_TOOLS)]
 
+    def said(self) -> Choice:
+        return Choice(self.mode, tuple(tool.name for tool in self.tools))
+
 
 ToolChoice = Annotated[
-    Annotated[Literal["none", "auto", "required"], Tag("<mode>")]
-    | Annotated[NamedTool, Tag("<named>")]
-    | Annotated[AllowedTools, Tag("<allowed>")],
-    Discriminator(
-        form_of_choice,
-        custom_error_type="tool_choice",
-        custom_error_message="give none, auto, required, or an object that names a function",
-    ),
+    ChosenMode | Annotated[NamedTool, Tag("<named>")] | Annotated[AllowedTools, Tag("<allowed>")],
+    BY_FORM_OF_CHOICE,
 ]
 
 
@@ -101,7 +78,7 @@ class TextFormat(Body):
     type: Literal["text", "json_object", "json_schema"]
     name: str | None = None
     description: str | None = None
-    schema_: dict[str, Any] | None = Field(None, alias="schema")
+    schema_: Schema | None = Field(None, alias="schema")
     strict: bool | None = None
 
     @model_validator(mode="after")
@@ -138,7 +115,7 @@ class Reasoning(Body):
 MetadataText = Annotated[str, Field(max_length=MAX_METADATA_CHARS)]
 
 
-class ResponsesBody(Body):
+class ResponsesBody(ToolBody, SampledBody):
     ignored: ClassVar[frozenset[str]] = (IGNORED - {"metadata"}) | {
         "max_tool_calls",  # of tools that the server itself would call
         "prompt_cache_options",
@@ -152,62 +129,28 @@ class ResponsesBody(Body):
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     max_output_tokens: int | None = Field(None, ge=1, le=MAX_INTEGER)
-    temperature: Annotated[float, Field(ge=0, le=2), ANY_SIZE] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1), ANY_SIZE] | None = None
-    top_k: int | None = Field(None, ge=-1, le=MAX_INTEGER)
-    seed: int | None = Field(None, ge=-(2**63), le=2**63 - 1)
-    speculation: AskedSpeculation = None
     text: TextOptions | None = None
     reasoning: Reasoning | None = None
     metadata: Annotated[dict[str, MetadataText], Field(max_length=MAX_METADATA)] | None = None
     stream: bool | None = None
 
-    @model_validator(mode="after")
-    def _tools_are_few_and_told_apart(self) -> "ResponsesBody":
-        tools = self.tools or ()
-        check_tools([tool.name for tool in tools], [tool.parameters for tool in tools])
-        return self
-
-    @model_validator(mode="after")
-    def _choice_is_of_the_tools(self) -> "ResponsesBody":
-        if self.tool_choice not in (None, "none", "auto"):
-            check_choice([tool.name for tool in self.tools or ()], self._chosen_names)
-        return self
+    @property
+    def offered(self) -> list[Tool]:
+        return [tool.as_tool() for tool in self.tools or ()]
 
     @property
-    def _chosen_names(self) -> list[str]:
-        choice = self.tool_choice
-        if isinstance(choice, NamedTool):
-            return [choice.name]
-        of = choice.tools if isinstance(choice, AllowedTools) else self.tools or ()
-        return [tool.name for tool in of]
+    def choice(self) -> Choice:
+        return choice_of(self.tool_choice)
+
+    @property
+    def allows_several(self) -> bool:
+        return self.parallel_tool_calls is not False
 
     @property
     def effort(self) -> str | None:
         """How much to think, where the template is to read it."""
         effort = None if self.reasoning is None else self.reasoning.effort
         return None if effort == "none" else effort
-
-    def tool_use(self) -> ToolUse:
-        choice = self.tool_choice or "auto"
-        if not self.tools or choice == "none":
-            return NO_TOOLS
-        mode: Mode = "required"
-        if isinstance(choice, AllowedTools):
-            mode = choice.mode
-        elif isinstance(choice, str):
-            mode = choice
-        return ToolUse(
-            tools=tuple(
-                tool_of(tool.name, tool.description, tool.parameters, tool.strict)
-                for tool in self.tools
-            ),
-            mode=mode,
-            callable_names=frozenset(self._chosen_names),
-            is_named=isinstance(choice, NamedTool),
-            allows_several=self.parallel_tool_calls is not False,
-            field="tool_choice" if mode == "required" else "tools",
-        )
 
     def chat(self) -> ChatRequest:
         use = self.tool_use()
@@ -230,10 +173,6 @@ class ResponsesBody(Body):
             max_tokens=self.max_output_tokens,
             speculation=self.speculation or "auto",
             constraint=None if self.text is None else self.text.constraint(),
-            sampling=SamplingParams(
-                temperature=1.0 if self.temperature is None else self.temperature,
-                top_k=max(0, self.top_k or 0),
-                top_p=1.0 if self.top_p is None else self.top_p,
-                seed=(secrets.randbits(63) if self.seed is None else self.seed) % 2**64,
-            ),
+            sampling=self.sampling(),
+            unsaid=self.unsaid,
         )

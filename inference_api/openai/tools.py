@@ -1,7 +1,7 @@
 """Tools in requests: what may be called, and what has to be."""
 
 import re
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Protocol
 
 from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
 
@@ -9,14 +9,14 @@ from inference_api.bodies.fields import Body, Unserved, fault
 from inference_api.bodies.json_object import shortened
 from inference_api.bodies.tools import (
     MAX_TOOLS,
+    Choice,
     Description,
     FunctionName,
-    check_choice,
+    ToolBody,
     check_schema,
-    check_tools,
     tool_of,
 )
-from inference_api.tools.events import NO_TOOLS, Mode, Tool, ToolUse
+from inference_api.tools.events import Mode, Tool
 
 MAX_OPTIONS = 32
 
@@ -72,6 +72,9 @@ class NamedTool(Body):
     type: Literal["function"]
     function: NamedFunction
 
+    def said(self) -> Choice:
+        return Choice("required", (self.function.name,), is_named=True)
+
 
 class AllowedTools(Body):
     mode: Literal["auto", "required"]
@@ -82,8 +85,12 @@ class AllowedToolsChoice(Body):
     type: Literal["allowed_tools"]
     allowed_tools: AllowedTools
 
+    def said(self) -> Choice:
+        names = tuple(tool.function.name for tool in self.allowed_tools.tools)
+        return Choice(self.allowed_tools.mode, names)
 
-def form_of_choice(choice: Any) -> str | None:
+
+def _form_of_choice(choice: Any) -> str | None:
     if isinstance(choice, str):
         return "<mode>"
     if not isinstance(choice, dict):
@@ -91,60 +98,44 @@ def form_of_choice(choice: Any) -> str | None:
     return "<allowed>" if choice.get("type") == "allowed_tools" else "<named>"
 
 
+ChosenMode = Annotated[Mode, Tag("<mode>")]
+BY_FORM_OF_CHOICE = Discriminator(
+    _form_of_choice,
+    custom_error_type="tool_choice",
+    custom_error_message="give none, auto, required, or an object that names a function",
+)
 ToolChoice = Annotated[
-    Annotated[Literal["none", "auto", "required"], Tag("<mode>")]
+    ChosenMode
     | Annotated[NamedTool, Tag("<named>")]
     | Annotated[AllowedToolsChoice, Tag("<allowed>")],
-    Discriminator(
-        form_of_choice,
-        custom_error_type="tool_choice",
-        custom_error_message="give none, auto, required, or an object that names a function",
-    ),
+    BY_FORM_OF_CHOICE,
 ]
 
 
-class ToolFields(Body):
+class SaysChoice(Protocol):
+    def said(self) -> Choice: ...
+
+
+def choice_of(given: Mode | SaysChoice | None) -> Choice:
+    """Returns what a `tool_choice` says, in whatever form."""
+    return Choice(given or "auto") if given is None or isinstance(given, str) else given.said()
+
+
+class ToolFields(ToolBody):
     """What a body of a chat may say of tools."""
 
     tools: Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
 
-    @model_validator(mode="after")
-    def _tools_are_few_and_told_apart(self) -> "ToolFields":
-        functions = [tool.function for tool in self.tools or ()]
-        check_tools([each.name for each in functions], [each.parameters for each in functions])
-        return self
-
-    @model_validator(mode="after")
-    def _choice_is_of_the_tools(self) -> "ToolFields":
-        if self.tool_choice not in (None, "none", "auto"):
-            check_choice([tool.function.name for tool in self.tools or ()], self._chosen_names)
-        return self
+    @property
+    def offered(self) -> list[Tool]:
+        return [tool.function.as_tool() for tool in self.tools or ()]
 
     @property
-    def _chosen_names(self) -> list[str]:
-        choice = self.tool_choice
-        if isinstance(choice, NamedTool):
-            return [choice.function.name]
-        if isinstance(choice, AllowedToolsChoice):
-            return [tool.function.name for tool in choice.allowed_tools.tools]
-        return [tool.function.name for tool in self.tools or ()]
+    def choice(self) -> Choice:
+        return choice_of(self.tool_choice)
 
-    def tool_use(self) -> ToolUse:
-        choice = self.tool_choice or "auto"
-        if not self.tools or choice == "none":
-            return NO_TOOLS
-        mode: Mode = "required"
-        if isinstance(choice, AllowedToolsChoice):
-            mode = choice.allowed_tools.mode
-        elif isinstance(choice, str):
-            mode = choice
-        return ToolUse(
-            tools=tuple(tool.function.as_tool() for tool in self.tools),
-            mode=mode,
-            callable_names=frozenset(self._chosen_names),
-            is_named=isinstance(choice, NamedTool),
-            allows_several=self.parallel_tool_calls is not False,
-            field="tool_choice" if mode == "required" else "tools",
-        )
+    @property
+    def allows_several(self) -> bool:
+        return self.parallel_tool_calls is not False

@@ -28,7 +28,6 @@ UNSERVED: Unserved = {
     "function_call": ("none",),
     "functions": ([],),
     "guided_decoding_backend": (),
-    "guided_grammar": (),
     "guided_whitespace_pattern": (),
     "kv_transfer_params": ({},),
     "length_penalty": (1,),
@@ -38,7 +37,6 @@ UNSERVED: Unserved = {
     "mm_processor_kwargs": ({},),
     "modalities": (["text"],),
     "prediction": (),
-    "prompt_logprobs": (),
     "repetition_detection": (),
     "request_id": (),
     "return_token_ids": (False,),
@@ -78,8 +76,6 @@ UNSERVED_TOOLS: Unserved = {
     "tools": ([],),
 }
 UNSERVED_OF_CHAT: Unserved = {
-    "add_generation_prompt": (True,),
     "chat_template": (),
-    "continue_final_message": (False,),
     "documents": ([],),
 }

@@ -1,5 +1,6 @@
 """The body of a request, whole or refused, whatever server it comes through."""
 
+import zlib
 from io import BytesIO
 from typing import IO
 
@@ -7,7 +8,10 @@ from flask import Request
 from werkzeug.utils import cached_property
 from werkzeug.wsgi import get_input_stream
 
-from inference_api.errors import InvalidRequest, RequestTooLarge
+from inference_api.errors import InvalidRequest, RequestTooLarge, UnknownEncoding
+
+GZIP = ("gzip", "x-gzip")
+GZIP_ONLY = zlib.MAX_WBITS | 16  # zlib's flag for a gzip header
 
 
 class WholeBodyRequest(Request):
@@ -15,9 +19,13 @@ class WholeBodyRequest(Request):
 
     @cached_property
     def stream(self) -> IO[bytes]:
-        """The body. Raises RequestTooLarge, and InvalidRequest where it is malformed or cut."""
+        """The body, decompressed. Raises UnknownEncoding, RequestTooLarge, and InvalidRequest where
+        it is malformed or cut."""
         limit, length = self.max_content_length, self.content_length or 0
         assert limit is not None, "the API always has MAX_CONTENT_LENGTH"
+        encoding = self.headers.get("Content-Encoding", "").strip().lower() or "identity"
+        if encoding not in (*GZIP, "identity"):
+            raise UnknownEncoding(encoding)
         if length > limit:
             raise RequestTooLarge(limit)
         try:
@@ -28,4 +36,26 @@ class WholeBodyRequest(Request):
             raise RequestTooLarge(limit)
         if len(body) < length:
             raise InvalidRequest(f"The body has {len(body)} bytes of {length}; send all of it.")
-        return BytesIO(body)
+        return BytesIO(decompressed(body, limit) if encoding in GZIP else body)
+
+
+def decompressed(body: bytes, max_bytes: int) -> bytes:
+    """Returns what one member of gzip holds, having made no more than `max_bytes` and one of it.
+
+    Raises RequestTooLarge above these, InvalidRequest for what is no gzip, cut, or goes on.
+    """
+    decompressor = zlib.decompressobj(GZIP_ONLY)
+    try:
+        content = decompressor.decompress(body, max_bytes + 1)
+    except zlib.error as error:
+        raise InvalidRequest(
+            f"The body is declared as gzip and is not ({error}); compress it, or leave out "
+            "Content-Encoding."
+        ) from None
+    if len(content) > max_bytes:
+        raise RequestTooLarge(max_bytes, is_compressed=True)
+    if not decompressor.eof:
+        raise InvalidRequest("The body's gzip is cut short; send all of it.")
+    if decompressor.unused_data:
+        raise InvalidRequest("Something follows the body's gzip; send one member, and only that.")
+    return content

@@ -7,7 +7,7 @@ from flask import Flask, Response, g, jsonify, request
 from werkzeug.exceptions import HTTPException, RequestEntityTooLarge
 
 from common.errors import Error, error_body, is_of_messages, messages_error
-from inference_api.errors import HearthError, RequestTooLarge
+from inference_api.errors import HearthError, RequestTooLarge, UnknownEncoding
 
 logger = logging.getLogger(__name__)
 
@@ -26,6 +26,8 @@ def register_error_handlers(app: Flask, on_error: Callable[[str], None]) -> None
         response = _response(error.body(), error.status)
         if error.retry_after_s is not None:
             response.headers["Retry-After"] = str(error.retry_after_s)
+        if isinstance(error, UnknownEncoding):
+            response.headers["Accept-Encoding"] = "gzip"  # RFC 9110, section 12.5.3
         if error.status == 401:
             response.headers["WWW-Authenticate"] = "Bearer"
         return response

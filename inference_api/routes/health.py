@@ -6,9 +6,9 @@ from collections.abc import Callable
 from flask import Blueprint, Response, jsonify, request
 from pydantic import BaseModel
 
+from common import __version__
 from common.errors import Error
 from common.operations import operation
-from inference_api import __version__
 from inference_api.errors import Unauthorized
 from inference_api.routes.auth import has_valid_token
 from inference_api.scheduling.decode_backend import DecodeBackend, Phase

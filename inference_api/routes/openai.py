@@ -19,7 +19,7 @@ from inference_api.generation.chat import Conversation, answer_reader, plain_rea
 from inference_api.generation.streaming import Generations, TextGeneration
 from inference_api.openai.answers import ChatCompletion, Completion
 from inference_api.openai.choices import AboutChoice, Choice, chunks, whole_answer
-from inference_api.openai.logprobs import Logprobs
+from inference_api.openai.logprobs import Logprobs, first_of, prompt_logprobs
 from inference_api.openai.model_cards import ExpertModelCard, ModelCard, ModelList, expert_card
 from inference_api.openai.requests import (
     ChatBody,
@@ -29,6 +29,7 @@ from inference_api.openai.requests import (
     TokenIds,
 )
 from inference_api.openai.shapes import CHAT, COMPLETION, Form
+from inference_api.request import ScoredToken
 from inference_api.routes.caller import caller_of_request, json_body
 from inference_api.routes.chosen_model import Chosen, ModelChoice
 from inference_api.routes.errors import ROW_REFUSALS
@@ -142,14 +143,18 @@ class _Views:
         with prompt_is_called(form.prompt_field):
             running = self._generations.begin_all(model.name, requests, caller_of_request())
         return [
-            _choice(index, body, generation, model.tokenizer, chosen.route)
+            _choice(index, body, generation, model.tokenizer, chosen.route, scored)
             for index, generation in enumerate(running)
+            for scored in [running[index - index % len(each_choice)].scored_prompt]
         ]
 
     def _card(self, name: str) -> ModelCard | ExpertModelCard:
         card = ModelCard(id=name, object="model", created=self._started_at, owned_by="hearth")
         if name != ROUTED and (served := self._backend.served):
-            card["max_model_len"] = served[self._settings.name_of(name)].max_seq_len
+            model = served[self._settings.name_of(name)]
+            card["max_model_len"] = model.max_seq_len
+            if model.sampling_defaults:
+                card["default_sampling_params"] = dict(model.sampling_defaults)
         bundle, residents = self._settings.bundle, self._backend.bundle
         if bundle is None or residents is None or name == ROUTED:
             return card
@@ -166,16 +171,25 @@ def _choice(
     generation: TextGeneration,
     tokenizer: Tokenizer,
     route: Route | None,
+    scored_prompt: Sequence[ScoredToken],
 ) -> Choice:
+    """`scored_prompt` is of the first choice of its prompt."""
     prompt_tokens = generation.prompt_tokens
     echo = tokenizer.decode(prompt_tokens) if body.wants_echo else ""
-    scored_prompt = len(prompt_tokens) if body.wants_echo else 0
+    scored_echo = len(prompt_tokens) if body.wants_echo else 0
+    shown = body.prompt_logprobs
     logprobs = None
     if body.num_logprobs is not None:
         is_chat = isinstance(body, ChatBody)
-        logprobs = Logprobs(tokenizer, is_chat, scored_prompt, generation.kept_token_ids)
+        logprobs = Logprobs(tokenizer, is_chat, scored_echo, generation.kept_token_ids)
     use = body.tool_use() if isinstance(body, ChatBody) else None
-    about = AboutChoice(echo, route, use is not None and use.is_named)
+    about = AboutChoice(
+        echo,
+        first_of(generation.scored_prompt, body.num_logprobs or 0) if scored_echo else (),
+        None if shown is None else prompt_logprobs(first_of(scored_prompt, shown), tokenizer),
+        route,
+        use is not None and use.is_named,
+    )
     reader = plain_reader() if use is None else answer_reader(tokenizer, use, prompt_tokens)
     return Choice(index, generation, reader, logprobs, about)
 

@@ -1,50 +1,45 @@
-"""`/openapi.json` and its page at `/docs`, whose script comes with a package: no other host."""
+"""`/openapi.json` and `/docs` of the API: what is the same for all of its routes."""
 
-import json
-from collections.abc import Callable, Iterator
-from functools import cache
+from collections.abc import Callable, Mapping
+from http import HTTPStatus
 from typing import Any
 
-from flask import Blueprint, Flask, Response
-from flask_swagger_ui import get_swaggerui_blueprint
+from flask import Flask
 
-from common.errors import Error
-from common.operations import operation, operation_of
-from inference_api.routes.openapi_document import Rule, describe
+from common.errors import Error, MessagesError, is_of_messages
+from common.openapi import add_description
+from common.openapi_document import Application, Rule
+from common.operations import Content
 
-DOCUMENT_PATH = "/openapi.json"
-PAGE_PATH = "/docs"
-NOT_DESCRIBED = frozenset({"HEAD", "OPTIONS"})  # Flask answers these by itself
+X_REQUEST_ID = {"description": "The request's id, as logs have it.", "schema": {"type": "string"}}
+RETRY_AFTER = {"description": "Seconds to wait.", "schema": {"type": "integer"}}
 
 
 def register_openapi(app: Flask, needs_token: Callable[[str], bool]) -> None:
     """Describe what is registered with `app` by the time of the first request."""
-    blueprint = Blueprint("openapi", __name__)
-
-    @cache
-    def document() -> str:
-        return json.dumps(describe(rules_of(app, needs_token)))
-
-    @blueprint.get(DOCUMENT_PATH)
-    @operation("This description.", {200: dict[str, Any]})
-    def openapi() -> Response:
-        return Response(document(), content_type="application/json")
-
-    app.register_blueprint(blueprint)
-    page = {"app_name": "Hearth", "validatorUrl": None}  # which would be another host
-    app.register_blueprint(get_swaggerui_blueprint(PAGE_PATH, DOCUMENT_PATH, page))
-    operation(
-        "This description as a page; its scripts and styles.",
-        {200: ("text/html", "*/*"), 404: Error},
-    )(app.view_functions["swagger_ui.show"])
+    add_description(app, API, needs_token)
 
 
-def rules_of(app: Flask, needs_token: Callable[[str], bool]) -> Iterator[Rule]:
-    """Returns every verb of every described URL rule, in the order of paths."""
-    for rule in sorted(app.url_map.iter_rules(), key=lambda rule: rule.rule):
-        described = operation_of(app.view_functions[rule.endpoint])
-        if described is None:
-            continue
-        tag = rule.endpoint.partition(".")[0]
-        for verb in sorted((rule.methods or set()) - NOT_DESCRIBED):
-            yield Rule(verb, rule.rule, tag, needs_token(rule.rule), described)
+def _failures(rule: Rule) -> Mapping[int, Content]:
+    statuses = [
+        *[401] * rule.needs_token,
+        *[404] * rule.has_parameters,  # a line break is in no rule's path
+        *[413] * (rule.operation.body is not None),
+        500,
+    ]
+    return dict.fromkeys(statuses, MessagesError if is_of_messages(rule.path) else Error)
+
+
+def _headers(status: int) -> Mapping[str, dict[str, Any]]:
+    headers: dict[str, dict[str, Any]] = {"X-Request-Id": X_REQUEST_ID}
+    if status == HTTPStatus.SERVICE_UNAVAILABLE:
+        headers["Retry-After"] = RETRY_AFTER
+    return headers
+
+
+API = Application(
+    title="Hearth",
+    description="A self-hosted LLM serving stack that measures itself and plans its own hardware.",
+    failures=_failures,
+    headers=_headers,
+)

@@ -33,7 +33,7 @@ def create_blueprint(backend: DecodeBackend, settings: Settings) -> Blueprint:
         prompts, tokenizer = model.prompt_encoder, model.tokenizer
         if body.messages is not None:
             with prompt_is_called("messages"):
-                token_ids = prompts.encode_chat(turns_of(body.messages))
+                token_ids = prompts.encode_chat(turns_of(body.messages), body.extras())
         else:
             add_special_tokens = body.add_special_tokens is not False
             with prompt_is_called("prompt"):

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from inference_api.bundle_file import Expert
+from inference_api.engine.loading.generation_config import NO_DEFAULTS, Defaults, read_defaults
 from inference_api.engine.options import EngineOptions
 from inference_api.errors import StartupError
 from inference_api.scheduling.experts import Needs
@@ -125,9 +126,17 @@ def describe_models(
             drafter = make_drafter(model, folder, runner.max_seq_len, kernels_of, packed)
         sources = draft_sources(model.name, runner, model, drafter)
         max_guesses = model.speculation_tokens if sources else 0
-        served = ServedModel.of(model.name, runner, tokenizer, sources, budget, max_guesses)
+        defaults = defaults_of(model, folder)
+        served = ServedModel.of(
+            model.name, runner, tokenizer, sources, budget, max_guesses, defaults
+        )
         models.append(LoadableModel(served, settings, runner, drafter))
     return models
+
+
+def defaults_of(model: ModelSettings, folder: Path) -> Defaults:
+    """Raises StartupError."""
+    return read_defaults(folder) if model.generation_config == "auto" else NO_DEFAULTS
 
 
 def make_drafter(

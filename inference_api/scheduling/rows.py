@@ -5,7 +5,7 @@ Decode thread only.
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from inference_api.engine.runner import Draw, Drawn, RowStep
@@ -100,9 +100,10 @@ class UserRow:
         self.num_cached += num_tokens
         prompt = self.request.prompt_tokens
         draws: Sequence[Draw] = ()
-        if self.request.wants_prompt_logprobs:
+        if (num_logprobs := self.request.num_prompt_logprobs) is not None:
+            sampling = replace(self.request.sampling, num_logprobs=num_logprobs)
             following = prompt[start + 1 : self.num_cached + 1]
-            draws = [Draw(self.request.sampling, prompt, (), known_id=token) for token in following]
+            draws = [Draw(sampling, prompt, (), known_id=token) for token in following]
         token_ids, wants_hidden = prompt[start : self.num_cached], self.request.pooling == "mean"
         return RowStep(self.index, start, token_ids, draws, None, wants_hidden)
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Self
 
+from inference_api.engine.loading.generation_config import NO_DEFAULTS, Defaults
 from inference_api.engine.runner import ModelRunner, RunnerFacts
 from inference_api.observe.draft_depths import DraftDepths
 from inference_api.observe.step_times import StepTimes
@@ -45,6 +46,7 @@ class ServedModel:
     costs: StepCosts
     facts: RunnerFacts | None
     draft_sources: tuple[str, ...] = ()  # names of who may guess; see `Speculation`
+    sampling_defaults: Defaults = field(default_factory=dict)
     totals: StepTotals = field(default_factory=StepTotals)
     depths: DraftDepths = field(default_factory=DraftDepths)
     step_times: StepTimes = field(default_factory=StepTimes)
@@ -59,6 +61,7 @@ class ServedModel:
         draft_sources: tuple[str, ...] = (),
         prompt_budget: ByteBudget | None = None,
         max_guesses: int = 0,
+        sampling_defaults: Defaults = NO_DEFAULTS,
     ) -> Self:
         """Describes a runner, loaded or not. `prompt_budget`: bytes that prompts of all models
         share; `max_guesses`: of a row in a step."""
@@ -76,4 +79,5 @@ class ServedModel:
             StepCosts({}, max_rows * (1 + max_guesses), max_rows),
             runner.facts,
             draft_sources,
+            sampling_defaults,
         )

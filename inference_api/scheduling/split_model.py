@@ -7,7 +7,7 @@ from inference_api.engine.options import EngineOptions
 from inference_api.engine.pipeline.settings import load_rank_settings
 from inference_api.engine.pipeline.splits import resolved
 from inference_api.scheduling.loaded_model import LoadedModel, draft_sources
-from inference_api.scheduling.model_loading import make_drafter
+from inference_api.scheduling.model_loading import defaults_of, make_drafter
 from inference_api.scheduling.served_model import ServedModel
 from inference_api.settings import Settings
 from inference_api.text.prompt_encoder import MAX_BYTES_AT_ONCE, WAIT_S, ByteBudget
@@ -44,7 +44,8 @@ def load_split_model(settings: Settings) -> LoadedModel:
     sources = draft_sources(model.name, runner, model, drafter)
     max_guesses = model.speculation_tokens if sources else 0
     budget = ByteBudget(MAX_BYTES_AT_ONCE, WAIT_S)
-    served = ServedModel.of(model.name, runner, tokenizer, sources, budget, max_guesses)
+    defaults = defaults_of(model, folder)
+    served = ServedModel.of(model.name, runner, tokenizer, sources, budget, max_guesses, defaults)
     runner.load()
     if drafter is not None:
         drafter.load()

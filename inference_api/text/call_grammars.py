@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from inference_api.request import ConstraintSpec
+from inference_api.text.client_grammars import CLIENT_GRAMMAR, lark_of
 from inference_api.text.closed_objects import with_closed_objects
 from inference_api.tools import formats
 from inference_api.tools.answers import Thought
@@ -193,6 +194,8 @@ def text_rule(spec: ConstraintSpec) -> str:
     """Returns a constraint as a part of a grammar in Lark."""
     if spec.kind == "json_schema":
         return of_schema(json.loads(spec.text), {"whitespace_flexible": False})
+    if spec.kind == "grammar":
+        return CLIENT_GRAMMAR + " {\n" + lark_of(spec) + "\n}"
     if spec.kind == "choice":
         return " | ".join(json.dumps(text) for text in json.loads(spec.text))
     pattern = re.sub(r"(?<!\\)((?:\\\\)*)/", r"\1\/", spec.text).replace("\n", r"\n")

@@ -7,10 +7,10 @@ their calls and results, and for whatever else a client gives to the template.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from inference_api.errors import InvalidRequest
-from inference_api.text.special_tokens import SpecialTokens, encoded
+from inference_api.text.special_tokens import SpecialTokens, encoded, private_text
 from inference_api.tools.dialects import GENERIC, MISTRAL, Dialect, dialect_of, thought_of
 from inference_api.tools.events import Json, Tool
 from inference_api.tools.history import Manners, Message, prepared
@@ -24,13 +24,19 @@ Template = Callable[[Sequence[Message], "Extras"], str]
 SPEAKERS = {"user": "User", "assistant": "AI", "system": "System"}
 
 
+Ending = Literal["answer", "closed", "open"]
+"""How a prompt ends: where an answer begins, behind its last message, or within the last message,
+which the answer goes on with."""
+
+
 @dataclass(frozen=True, slots=True)
 class Extras:
-    """What a template may render beside messages: tools, as OpenAI has them, and options of its
-    own."""
+    """What a template may render beside messages: tools, as OpenAI has them, options of its own,
+    and the beginning of an answer."""
 
     tools: Sequence[Json] = ()
     options: Mapping[str, Any] = field(default_factory=dict)
+    ending: Ending = "answer"
 
 
 NO_EXTRAS = Extras()
@@ -39,7 +45,7 @@ NO_EXTRAS = Extras()
 def plain_chat_prompt(messages: Sequence[Message], extras: Extras = NO_EXTRAS) -> str:
     """For models that bring no chat template."""
     turns = [f"{SPEAKERS[message['role']]}: {message['content']}\n" for message in messages]
-    return "".join(turns) + f"{SPEAKERS['assistant']}: "
+    return "".join(turns) + (f"{SPEAKERS['assistant']}: " if extras.ending == "answer" else "")
 
 
 def check_names(messages: Sequence[Message], named_roles: frozenset[str]) -> None:
@@ -79,7 +85,7 @@ def template_of(wrapper: "TokenizersBackend") -> Template | None:
                 [dict(message) for message in messages],
                 tools=tools,  # type: ignore[arg-type]
                 tokenize=False,
-                add_generation_prompt=True,
+                add_generation_prompt=extras.ending == "answer",
                 **options,
                 **extras.options,
             )
@@ -90,6 +96,26 @@ def template_of(wrapper: "TokenizersBackend") -> Template | None:
         return str(prompt)
 
     return None if wrapper.chat_template is None else render
+
+
+def rendered(render: Template, messages: Sequence[Message], extras: Extras) -> str:
+    """Returns what the template writes, of an open message up to the end of its text.
+
+    Raises InvalidRequest as the template does, and where it does not write that text.
+    """
+    if extras.ending != "open":
+        return render(messages, extras)
+    *before, last = messages
+    mark = private_text()
+    prompt = render([*before, {**last, "content": last["content"] + mark}], extras)
+    written, found, _ = prompt.rpartition(mark)
+    if not found:
+        raise InvalidRequest(
+            "The last message cannot be gone on with: this model's chat template leaves out its "
+            "text; end with a user's message.",
+            "messages",
+        )
+    return written
 
 
 def template_text(wrapper: "TokenizersBackend") -> str | None:
@@ -127,7 +153,7 @@ class ChatPrompts:
         turns = prepared(messages, extras.tools, self._manners)
         shown = extras if self._manners.is_native else replace(extras, tools=())
         hidden, hidden_extras = self._hidden(turns, shown)
-        prompt = self._render(hidden, hidden_extras)
+        prompt = rendered(self._render, hidden, hidden_extras)
         written = self._specials.find(prompt)
         if hidden == turns and hidden_extras == shown:
             ids = encoded(self._backend, prompt, self._adds_special_tokens)
@@ -153,7 +179,8 @@ class ChatPrompts:
             {**self._hide(turn), "role": turn["role"]}
             for turn in turns  # roles are ours
         ]
-        return hidden, Extras(self._hide(list(extras.tools)), self._hide(dict(extras.options)))
+        tools, options = self._hide(list(extras.tools)), self._hide(dict(extras.options))
+        return hidden, replace(extras, tools=tools, options=options)
 
     def _hide(self, value: Any) -> Any:
         """Returns the value with placeholders in its texts for what reads like special tokens."""

@@ -1,4 +1,4 @@
-"""Answers that keep to a JSON schema, a regular expression, a choice or tools, by llguidance.
+"""Answers that keep to a schema, a regular expression, a choice, a grammar or tools, by llguidance.
 
 An extra (`requirements-constraints.txt`). A grammar is compiled on the request's thread; the decode
 thread follows it token by token, and the sampler draws only from what may come next.
@@ -9,11 +9,12 @@ import re
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from threading import Lock
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from inference_api.errors import ConstraintFailed, InvalidRequest
 from inference_api.request import ConstraintSpec
 from inference_api.text.call_grammars import calls_grammar, text_rule, thought_grammar
+from inference_api.text.client_grammars import CLIENT_GRAMMAR, EXTRA, first_line, lark_of, unusable
 from inference_api.text.tokens import Tokenizer
 
 if TYPE_CHECKING:
@@ -23,10 +24,13 @@ if TYPE_CHECKING:
 MAX_COMPILED = 256  # grammars kept for the next request that brings the same
 # Without this a small model may answer with nothing but white space until its tokens are used up.
 JSON_FORM: "JsonCompileOptions" = {"whitespace_flexible": False}
-EXTRA = (
-    "llguidance, which is not installed here: pip install -r requirements-constraints.txt, "
-    "or Hearth with its extra 'constraints'"
-)
+# Of a step through a client's grammar, on the decode thread: a grammar may take any time.
+GRAMMAR_LIMITS: dict[str, Any] = {
+    "initial_lexer_fuel": 200_000,
+    "step_lexer_fuel": 50_000,
+    "step_max_items": 2_000,
+    "max_lexer_states": 20_000,
+}
 
 
 class GuidedConstraint:
@@ -43,7 +47,7 @@ class GuidedConstraint:
         if not self.is_complete:
             self.allowed = self._matcher.compute_bitmask()
         if self._matcher.is_error():
-            raise ConstraintFailed(_first_line(self._matcher.get_error()))
+            raise ConstraintFailed(first_line(self._matcher.get_error()))
 
     def allowed_after(self, token_ids: Sequence[int]) -> bytes | None:
         ahead = self._matcher.deep_copy()
@@ -95,21 +99,23 @@ class GrammarCompiler:
     def _compile(self, spec: ConstraintSpec) -> CompiledGrammar:
         """Raises InvalidRequest when the grammar is not one, or cannot be followed here."""
         try:
-            from llguidance import LLMatcher
+            from llguidance import LLMatcher, LLParserLimits
         except ImportError as error:
             raise InvalidRequest(f"{spec.field} needs {EXTRA}.", spec.field) from error
         vocabulary = self._read_vocabulary(spec.field)
         try:
-            matcher = LLMatcher(vocabulary, self._grammar(spec), log_level=0)
+            has_grammar = spec.kind == "grammar" or CLIENT_GRAMMAR in spec.text  # beside tools
+            limits = LLParserLimits(**GRAMMAR_LIMITS) if has_grammar else None
+            matcher = LLMatcher(vocabulary, self._grammar(spec), log_level=0, limits=limits)
             first_step = matcher.deep_copy()
             first_step.compute_bitmask()
         except ValueError as error:  # a number beyond any float is in no JSON, for one
-            raise _unusable(spec, str(error)) from None
+            raise unusable(spec, str(error)) from None
         if matcher.is_error():
-            raise _unusable(spec, matcher.get_error())
+            raise unusable(spec, matcher.get_error())
         if first_step.is_error():
-            raise _unusable(spec, "no answer meets it")
-        return CompiledGrammar(matcher)
+            raise unusable(spec, "no answer meets it")
+        return CompiledGrammar(first_step)  # so that rows find its work done
 
     def _grammar(self, spec: ConstraintSpec) -> str:
         thought = self._tokenizer.dialect.thought
@@ -155,19 +161,13 @@ class GrammarCompiler:
             return self._vocabulary
 
 
-def _unusable(spec: ConstraintSpec, reason: str) -> InvalidRequest:
-    return InvalidRequest(f"{spec.field} cannot be used: {_first_line(reason)}", spec.field)
-
-
-def _first_line(reason: str) -> str:
-    return reason.strip().partition("\n")[0][:300]
-
-
 def _grammar(spec: ConstraintSpec) -> str:
     from llguidance import LLMatcher
 
     if spec.kind == "json_schema":
         return LLMatcher.grammar_from_json_schema(spec.text, overrides=JSON_FORM)
+    if spec.kind == "grammar":
+        return LLMatcher.grammar_from_lark(lark_of(spec))
     if spec.kind == "choice":
         texts = json.loads(spec.text)
         return LLMatcher.grammar_from_regex("|".join(re.escape(text) for text in texts))

@@ -37,10 +37,10 @@ class SpecialTokens:
     def __init__(self, backend: "Backend", add_special_tokens: bool) -> None:
         added = backend.get_added_tokens_decoder()
         self._ids = {token.content: id_ for id_, token in added.items() if token.special}
-        self._placeholders = _stand_ins(self._ids, secret := _secret())
+        self._placeholders = _stand_ins(self._ids, secret := private_text())
         self._hidden = {placeholder: token for token, placeholder in self._placeholders.items()}
         self._placeholder = re.compile(secret + ".")
-        self._aliases = _stand_ins(self._ids, _secret())
+        self._aliases = _stand_ins(self._ids, private_text())
         self._finder = _finder(self._ids)
         self._aliased, self._original_ids = _aliased(backend, added, self._aliases)
         self._adds_special_tokens = add_special_tokens
@@ -72,7 +72,8 @@ class SpecialTokens:
         return Counter(id_ for id_ in ids if id_ in known) <= wanted
 
 
-def _secret() -> str:
+def private_text() -> str:
+    """Returns a text that no other has, by chance or on purpose."""
     return "".join(chr(secrets.choice(PRIVATE_USE)) for _ in range(SECRET_CHARS))
 
 

@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from inference_api.engine.loading import gguf_tokenizer
+from inference_api.engine.loading.checkpoint import CONFIG
 from inference_api.engine.loading.gguf_files import is_gguf, read_gguf
+from inference_api.engine.loading.json_files import read_json
 from inference_api.errors import StartupError
 from inference_api.text.chat_prompts import (
     NO_EXTRAS,
@@ -27,7 +29,7 @@ from inference_api.tools.dialects import Dialect
 from inference_api.tools.history import Message
 
 if TYPE_CHECKING:
-    from transformers import TokenizersBackend
+    from transformers import PreTrainedConfig, TokenizersBackend
 
 REPLACEMENT = "\ufffd"  # what an incomplete UTF-8 sequence decodes to
 THOUGHT_TOKENS = 16  # in which the tag of a thought is seen, with white space behind it
@@ -161,7 +163,7 @@ def _wrapper(model_dir: Path) -> "TokenizersBackend":
     try:
         if is_gguf(model_dir):
             return _gguf_tokenizer(model_dir)
-        wrapper = AutoTokenizer.from_pretrained(model_dir)
+        wrapper = AutoTokenizer.from_pretrained(model_dir, config=_known_config(model_dir))
     except StartupError:
         raise
     except Exception as error:  # of two libraries, for whatever is in the model's files
@@ -171,6 +173,24 @@ def _wrapper(model_dir: Path) -> "TokenizersBackend":
     if not isinstance(wrapper, TokenizersBackend):
         raise StartupError([f"{model_dir} has no fast tokenizer; add a tokenizer.json to it."])
     return wrapper
+
+
+def _known_config(model_dir: Path) -> "PreTrainedConfig | None":
+    """All that AutoTokenizer asks of a model's config when the files name the tokenizer's class.
+
+    None where they do not: then it reads the config by the model's own class, whose import brings
+    in half of transformers and takes longer than that of torch.
+    """
+    from transformers import PreTrainedConfig
+
+    files = [model_dir / "tokenizer_config.json", model_dir / CONFIG]
+    tokenizer, model = [read_json(file) if file.exists() else {} for file in files]
+    is_named = tokenizer.get("tokenizer_class") or model.get("tokenizer_class")
+    if not is_named or "auto_map" in tokenizer:
+        return None
+    names = ("model_type", "model_name", "tokenizer_class")
+    asked = {name: model[name] for name in names if name in model}
+    return PreTrainedConfig(**asked | {"name_or_path": str(model_dir)})
 
 
 def _gguf_tokenizer(file: Path) -> "TokenizersBackend":

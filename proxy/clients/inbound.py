@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import zlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -14,6 +15,10 @@ from proxy.errors import BodyTooLarge, ProxyError
 # A body up to this size is inspected and can be sent again to another upstream; beyond it the
 # rest is streamed through.
 INSPECTED_BYTES = 256 * 1024
+# Decompressed, it is inspected up to the same size: what is not read here has no model here, and a
+# team that may ask for some models only is refused, as with any other encoding.
+GZIP = ("gzip", "x-gzip")
+GZIP_ONLY = zlib.MAX_WBITS | 16  # zlib's flag for a gzip header
 # The characters of a prompt that decide its replica: long enough to tell system prompts apart,
 # short enough that a growing conversation keeps its place.
 AFFINITY_CHARS = 256
@@ -228,10 +233,36 @@ def _json_fields(head: RequestHead, body: RequestBody) -> dict[str, Any] | None:
     if "json" not in content_type or not body.is_complete or not body.prefix:
         return None
     try:
-        fields = json.loads(body.prefix)
+        fields = json.loads(_decoded(head, body.prefix))
     except (ValueError, RecursionError):
         return None  # the upstream says what is wrong with it, better than we could
     return fields if isinstance(fields, dict) else None
+
+
+def num_inspected_bytes(head: RequestHead, body: RequestBody) -> int:
+    """Of the body as the upstream will read it; all that might be, where that cannot be told."""
+    try:
+        return len(_decoded(head, body.prefix))
+    except ValueError:
+        return INSPECTED_BYTES
+
+
+def _decoded(head: RequestHead, prefix: bytes) -> bytes:
+    """What the upstream will read of a whole body. Raises ValueError where that is not known:
+    another encoding, or gzip that is damaged, or too large once it is decompressed."""
+    encoding = head.get("content-encoding", "").strip().lower() or "identity"
+    if encoding == "identity":
+        return prefix
+    if encoding not in GZIP:
+        raise ValueError(encoding)
+    decompressor = zlib.decompressobj(GZIP_ONLY)
+    try:
+        content = decompressor.decompress(prefix, INSPECTED_BYTES + 1)
+    except zlib.error as error:
+        raise ValueError("no gzip") from error
+    if len(content) > INSPECTED_BYTES or not decompressor.eof or decompressor.unused_data:
+        raise ValueError("not one gzip member of this size")
+    return content
 
 
 def _affinity_key(fields: dict[str, Any]) -> str | None:

@@ -22,7 +22,8 @@ HEAD_OF_CHUNKS = b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n"
 SINGLE_FIELDS = frozenset({"host", "content-length"})
 # RFC 9110, section 6.5.1: what may not come after the body, where it would come too late.
 NO_TRAILERS = frozenset(
-    {"authorization", "content-length", "cookie", "host", "te", "transfer-encoding", "x-api-key"}
+    {"authorization", "content-encoding", "content-length", "cookie", "host", "te"}
+    | {"transfer-encoding", "x-api-key"}
 )
 
 

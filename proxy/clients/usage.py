@@ -69,10 +69,10 @@ class UsageMeter:
         return Usage(self._prompt_tokens, self._num_events, "events")
 
 
-def estimated_usage(body: bytes) -> Usage:
+def estimated_usage(num_bytes: int) -> Usage:
     """Usage of a request whose client left before the first byte: its prompt was, or will be,
-    worked on, and the upstream had no chance to say how long it was."""
-    return Usage(len(body) // BYTES_PER_TOKEN, 0, "estimated")
+    worked on, and the upstream had no chance to say how long it was. Of bodies of `num_bytes`."""
+    return Usage(num_bytes // BYTES_PER_TOKEN, 0, "estimated")
 
 
 def _last(pattern: re.Pattern[bytes], tail: bytes) -> int | None:

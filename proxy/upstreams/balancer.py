@@ -11,6 +11,7 @@ than those and a few: the others are told to wait (AllRowsBusy).
 import hashlib
 import logging
 import math
+import re
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -77,8 +78,11 @@ class UpstreamSpec:
             raise ValueError(f"url={self.url!r}; expected http(s)://host[:port][/path]")
         if not 0 < self.weight < math.inf:
             raise ValueError(f"weight={self.weight} of {self.url}; expected a number above 0")
-        if not self.health_path.startswith("/"):
-            raise ValueError(f"health_path={self.health_path!r} of {self.url}; must begin with /")
+        if not re.fullmatch("/[!-~]*", self.health_path):
+            raise ValueError(
+                f"health_path={self.health_path!r} of {self.url}; must begin with / and have "
+                "neither spaces nor letters beyond ASCII"
+            )
 
     @property
     def netloc(self) -> str:

@@ -1,15 +1,15 @@
 """Kept-alive connections to one upstream. Event loop only."""
 
 import asyncio
-import socket
 import ssl
 
+from proxy.sockets import find_dead_peers
 from proxy.upstreams.reply import UpstreamConnection
 
 # Below the 75 s after which the API's gunicorn closes an idle connection.
 MAX_IDLE_S = 60.0
 MAX_IDLE_CONNECTIONS = 256
-KEEPALIVE_IDLE_S = 60
+MAX_UNTAKEN_S = 60.0  # that an upstream may take nothing of a body
 
 
 class ConnectionPool:
@@ -55,8 +55,6 @@ class ConnectionPool:
             transport, connection = await loop.create_connection(
                 UpstreamConnection, self._host, self._port, ssl=self._tls
             )
-        # A stream has no read time-out, so a machine that died must be found by probes.
-        sock = transport.get_extra_info("socket")
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_IDLE_S)
+        # A stream has no read time-out.
+        find_dead_peers(transport.get_extra_info("socket"), MAX_UNTAKEN_S)
         return connection

@@ -1,7 +1,9 @@
 """Sends a request to an upstream and brings the head of its answer. Event loop only.
 
-A request is tried on another upstream only while it is certain that nothing has processed it: the
-connection was refused, or the answer was 503, and in both cases the whole body is still in hand.
+A request is tried on another upstream while it is certain that nothing has processed it: the
+connection was refused, or the answer was 503. One that only asks for tokens, or is safe by its
+method, is also sent once more where its upstream closed without a byte of an answer, as one that
+dies does. In all cases the whole body is still in hand.
 """
 
 import asyncio
@@ -17,6 +19,7 @@ from proxy.errors import (
     Headers,
     ProxyError,
     UpstreamBroken,
+    UpstreamClosed,
     UpstreamTimeout,
     UpstreamUnreachable,
 )
@@ -112,6 +115,7 @@ class Forwarder:
         head = upstream_headers(request.head, identity)
         tried: set[Upstream] = set()
         unreachable: UpstreamUnreachable | None = None
+        is_repeated = False
         self._retries.note_request()
         deadline_s = asyncio.get_running_loop().time() + self._queue_timeout_s
         while True:
@@ -126,6 +130,12 @@ class Forwarder:
             except UpstreamUnreachable as error:
                 tried.add(upstream)
                 unreachable = error
+                continue
+            except UpstreamClosed:
+                # Once at most: a request that ends the server that takes it must not end them all.
+                if is_repeated or not self._may_be_repeated(request, upstream, tried):
+                    raise
+                is_repeated = True
                 continue
             if reply.head.status == 503 and self._may_go_elsewhere(request, upstream, tried):
                 reply.close()
@@ -150,12 +160,24 @@ class Forwarder:
         """Whether a 503 is not the last word: another upstream may do, or a row of this one."""
         if not request.body.is_complete:
             return False
-        is_worth_waiting = request.takes_row and self.balancer.report_full(upstream)
-        if not is_worth_waiting:
-            tried.add(upstream)
-            if not self.balancer.has_alternative(request.hints, tried):
-                return False
-        return self._retries.try_spend()
+        if request.takes_row and self.balancer.report_full(upstream):
+            return self._retries.try_spend()
+        return self._may_try_another(request, upstream, tried)
+
+    def _may_be_repeated(
+        self, request: InboundRequest, upstream: Upstream, tried: set[Upstream]
+    ) -> bool:
+        """Whether another upstream may do what this one may have begun."""
+        changes_nothing = request.takes_row or request.head.method in SAFE_METHODS
+        if not (changes_nothing and request.body.is_complete):
+            return False
+        return self._may_try_another(request, upstream, tried)
+
+    def _may_try_another(
+        self, request: InboundRequest, upstream: Upstream, tried: set[Upstream]
+    ) -> bool:
+        tried.add(upstream)
+        return self.balancer.has_alternative(request.hints, tried) and self._retries.try_spend()
 
     async def _try(self, upstream: Upstream, request: InboundRequest, fields: Headers) -> Reply:
         """One upstream: finished here on failure, in the reply's `close` otherwise."""
@@ -167,7 +189,7 @@ class Forwarder:
                 except StaleConnection as error:
                     if request.head.method in SAFE_METHODS and request.body.is_complete:
                         continue
-                    raise UpstreamBroken(f"{upstream.name}: {error!r}") from error
+                    raise UpstreamClosed(f"{upstream.name}: {error!r}") from error
         except UpstreamUnreachable:
             self.balancer.report_failure(upstream, is_unreachable=True)
             self.finish(upstream)
@@ -213,7 +235,8 @@ class Forwarder:
             if isinstance(error, (ProxyError, StaleConnection)):
                 raise
             if isinstance(error, (OSError, EOFError, ValueError, HttpParserError)):
-                raise UpstreamBroken(f"{upstream.name}: {error!r}") from error
+                kind = UpstreamBroken if connection.has_answered else UpstreamClosed
+                raise kind(f"{upstream.name}: {error!r}") from error
             raise
         finally:
             self._deadline_s.pop(connection, None)

@@ -52,7 +52,6 @@ class UpstreamConnection(asyncio.Protocol):
         "_ended",
         "_error",
         "_fields",
-        "_has_answered",
         "_head_waiter",
         "_loop",
         "_method",
@@ -62,6 +61,7 @@ class UpstreamConnection(asyncio.Protocol):
         "_pieces",
         "_receiver",
         "_transport",
+        "has_answered",
         "head",
         "idle_since_s",
         "is_bodyless",
@@ -75,6 +75,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._drained: asyncio.Future[None] | None = None
         self._head_waiter: asyncio.Future[ReplyHead] | None = None
         self.is_reused = False
+        self.has_answered = False  # with a byte or more
         self.idle_since_s = 0.0
         self.head: ReplyHead | None = None
         self._error: Exception | None = None
@@ -90,7 +91,7 @@ class UpstreamConnection(asyncio.Protocol):
             self._can_go_on = False
             self._transport.abort()  # nobody asked for this
             return
-        self._has_answered = True
+        self.has_answered = True
         try:
             self._parser.feed_data(data)
         except HttpParserUpgrade:
@@ -115,7 +116,7 @@ class UpstreamConnection(asyncio.Protocol):
             self._can_go_on = False
         elif exc is None and self._close_delimited_end():
             pass
-        elif not self._has_answered:
+        elif not self.has_answered:
             self._break(StaleConnection() if self.is_reused else exc or EOFError("closed"))
         else:
             self._break(exc or EOFError("closed before the end of its answer"))
@@ -144,7 +145,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._ended: asyncio.Future[None] | None = None
         # A new connection may have ended before it is used; nothing would say so any more.
         self._error = EOFError("closed") if self._transport.is_closing() else None
-        self._has_answered = False
+        self.has_answered = False
         self.is_bodyless = False
         self._can_go_on = True
         self._num_head_bytes = 0

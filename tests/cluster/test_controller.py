@@ -194,5 +194,6 @@ def test_what_is_not_there_is_not_found(run: Callable[..., Running], path: str) 
 
 def test_get_does_not_invoke(run: Callable[..., Running]) -> None:
     running = run()
-    assert running.client.get("/invoke").status_code == 405
+    refused = running.client.get("/invoke")
+    assert (refused.status_code, refused.allow) == (405, {"POST", "OPTIONS"})
     assert running.client.post("/state").status_code == 405

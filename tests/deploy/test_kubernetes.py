@@ -52,6 +52,8 @@ SETTINGS: dict[str, type[BaseSettings]] = {
     "proxy": ProxySettings,
     "weights": WeightsSettings,
 }
+# What follows `hearth` in the name of an image, where that is not the component's.
+IMAGES = {"chat-cpu-core": "", "chat-h100": "-cuda", "controller": "-cluster"}
 OTHERS = ("redis", "controller")  # without settings of ours in the environment
 AUTOSCALED = ("hpa", "keda", "planner")
 SERVICE_GRACE_S = 30  # common.launcher.threaded
@@ -264,7 +266,7 @@ def test_pods_are_as_confined_as_the_namespace_demands(workload: Workload) -> No
     if workload.component != "redis":
         (user,) = re.findall(r"useradd --uid (\d+)", (ROOT / "Dockerfile").read_text())
         assert pod["securityContext"]["runAsUser"] == int(user)
-        assert container["image"] == "hearth"
+        assert container["image"] == f"hearth{IMAGES.get(workload.name, f'-{workload.component}')}"
 
 
 @each_workload

@@ -149,11 +149,11 @@ def test_scraped_services_are_those_of_the_compose_file() -> None:
 def test_profile_mounts_what_is_there_and_provisions_the_dashboard() -> None:
     compose = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
     services = compose["services"]
-    profiled = {name for name, service in services.items() if service.get("profiles")}
-    assert profiled == {"prometheus", "grafana"}
+    profiled = [name for name in services if services[name].get("profiles") == ["monitoring"]]
+    assert profiled == ["prometheus", "grafana"]
     mounted: dict[str, Path] = {}
-    for service in services.values():
-        for volume in service.get("volumes", []):
+    for name in profiled:
+        for volume in services[name]["volumes"]:
             source, target = volume.split(":")[:2]
             if source.startswith("."):
                 assert (ROOT / source).exists(), volume

@@ -10,7 +10,7 @@ import pytest
 from scripts.hearth import COMMANDS
 
 TOP = Path(__file__).parents[2]
-PAGES = [TOP / "README.md", TOP / "CONTRIBUTING.md", *sorted((TOP / "docs").glob("*.md"))]
+PAGES = [TOP / "README.md", TOP / "CONTRIBUTING.md", *sorted((TOP / "docs").rglob("*.md"))]
 OURS = ("benchmarking", "cluster", "inference_api", "optimizer", "proxy", "scripts", "weights")
 
 MODULE = re.compile(r"\bpython3? -m ([a-z0-9_.]+)")
@@ -25,7 +25,9 @@ def code_of(page: Path) -> Iterator[str]:
     text = page.read_text().replace("\\\n", " ")
     without_output = re.sub(r"^```(?!sh)\w*\n.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
     without_output = re.sub(r" +# .*$", "", without_output, flags=re.MULTILINE)  # said, not run
-    for block in re.findall(r"^```sh\n(.*?)^```", without_output, re.DOTALL | re.MULTILINE):
+    for block in re.findall(
+        r"^```sh(?: \w+)?\n(.*?)^```", without_output, re.DOTALL | re.MULTILINE
+    ):
         yield from block.splitlines()
     yield from re.findall(r"^ {4}(?=\S)(.*)$", without_output, re.MULTILINE)
     prose = re.sub(r"^```.*?^```", "", without_output, flags=re.DOTALL | re.MULTILINE)

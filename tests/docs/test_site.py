@@ -25,3 +25,5 @@ def test_the_site_is_built_and_every_link_leads_somewhere(tmp_path: Path) -> Non
     assert 'href="api/"' in first
     assert 'href="files/LICENSE"' in first
     assert "https://fonts." not in first  # nothing comes from elsewhere
+    pages = [*tmp_path.rglob("index.html")]
+    assert [page for page in pages if "```" in page.read_text()] == []  # every block is one

@@ -220,7 +220,7 @@ def test_what_asks_for_nothing_is_accepted(client: anthropic.Anthropic) -> None:
         ({"container": "c"}, "container: is not served; leave it out."),
         ({"colour": "blue"}, "Unrecognized request argument supplied: colour"),
         ({"messages": []}, "messages: has 0 entries; give 1 or more."),
-        ({"messages": [*HELLO, {"role": "assistant", "content": "I"}]}, "messages: the last is"),
+        ({"messages": [*HELLO, {"role": "assistant", "content": []}]}, "messages: the last is"),
         ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]},
          "messages[0].content[0]: is of a type that is not served; give text, thinking"),
         ({"messages": [{"role": "user", "content": [{"type": "thinking", "thinking": "a"}]}]},

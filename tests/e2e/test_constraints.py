@@ -30,6 +30,13 @@ def client(api: ServedApi) -> Iterator[openai.OpenAI]:
         yield client
 
 
+LARK = """
+start: colour (" " colour){2} END
+colour: "red" | "blue"
+END: "!"
+"""
+
+
 def format_of(schema: dict[str, Any]) -> Any:
     return {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
 
@@ -154,6 +161,15 @@ def test_token_limit_still_ends_a_constrained_answer(client: openai.OpenAI) -> N
             "structured_outputs",
         ),
         ({"structured_outputs": {"regex": "a"}, "ignore_eos": True}, "ignore_eos"),
+        ({"structured_outputs": {"grammar": "start: a"}}, "structured_outputs"),
+        ({"structured_outputs": {"grammar": "hello there"}}, "structured_outputs"),
+        ({"guided_grammar": "root ::= nobody"}, "guided_grammar"),
+        ({"guided_grammar": 'root ::= "\\'}, "guided_grammar"),
+        ({"guided_grammar": "root ::= " + "(" * 9000}, "guided_grammar"),
+        ({"guided_grammar": "start: " + "(" * 9000}, "guided_grammar"),
+        ({"guided_grammar": "start: <[99999999]>"}, "guided_grammar"),
+        ({"guided_grammar": "start: @other"}, "guided_grammar"),
+        ({"guided_grammar": "start: start"}, "guided_grammar"),
     ],
 )
 def test_what_cannot_be_followed_is_refused_by_name(
@@ -187,6 +203,9 @@ def test_model_without_a_tokenizer_file_says_so(mock_api: ServedApi) -> None:
         ({"guided_choice": ["red", "blue"]}, "red|blue"),
         ({"guided_regex": "[0-9]{3}-[0-9]{2}"}, "[0-9]{3}-[0-9]{2}"),
         ({"guided_json": {"type": "integer"}}, "-?[0-9]+"),
+        ({"guided_json": '{"type": "integer"}'}, "-?[0-9]+"),
+        ({"guided_grammar": 'root ::= item "-" item\nitem ::= [0-9]{2}'}, "[0-9]{2}-[0-9]{2}"),
+        ({"structured_outputs": {"grammar": LARK}}, r"(red|blue)( (red|blue)){2}!"),
     ],
 )
 def test_older_names_constrain_too(api: ServedApi, fields: dict[str, Any], form: str) -> None:

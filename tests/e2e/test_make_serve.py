@@ -3,7 +3,6 @@
 From a clone, and from a wheel that was installed elsewhere.
 """
 
-import os
 import shutil
 import signal
 import subprocess
@@ -14,9 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import jwt
 import psutil
-import pytest
 import requests
 
 from benchmarking.serving import ROOT, environment, eventually
@@ -70,16 +67,6 @@ def started(
         process.wait(END_TIMEOUT_S)
 
 
-@pytest.fixture(scope="module")
-def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    with started(tmp_path_factory.mktemp("serve") / "log", SCRIPT) as stack:
-        yield stack
-
-
-def test_printed_curl_line_streams_an_answer(stack: Stack) -> None:
-    assert_curl_line_streams(stack)
-
-
 def assert_curl_line_streams(stack: Stack) -> None:
     assert shutil.which("curl"), "the test runs the printed line: sudo apt-get install curl"
     line = stack.curl_line()
@@ -88,47 +75,6 @@ def assert_curl_line_streams(stack: Stack) -> None:
         ["sh", "-c", f"{line} -sS"], capture_output=True, text=True, timeout=60, check=True
     )
     assert "Paris" in finished.stdout
-
-
-def test_proxy_refuses_who_has_no_good_token(stack: Stack) -> None:
-    forged = jwt.encode({"team_id": "x"}, "not the secret, but thirty-two bytes of text")
-    for headers in ({}, {"Authorization": f"Bearer {forged}"}):
-        response = requests.post(
-            f"{stack.proxy}/inference", json={"text": "hi"}, headers=headers, timeout=10
-        )
-        assert response.status_code == 401
-
-
-def test_client_that_leaves_through_the_proxy_frees_its_row(stack: Stack) -> None:
-    body = {"text": "Tell me a story about a fox.", "max_tokens": 2000}
-    stream = requests.post(
-        f"{stack.proxy}/inference",
-        json=body,
-        headers=stack.authorization(),
-        stream=True,
-        timeout=60,
-    )
-    stream.close()
-
-    def is_idle() -> bool:
-        state = requests.get(f"{stack.api}/ready", timeout=10).json()
-        return [state["busy_rows"], state["queued"], state["sessions"]] == [0, 0, 0]
-
-    assert eventually(is_idle)
-
-
-def test_drain_is_not_for_clients_of_the_proxy(stack: Stack) -> None:
-    response = requests.post(f"{stack.proxy}/drain", headers=stack.authorization(), timeout=10)
-    assert response.status_code == 403
-    assert requests.get(f"{stack.api}/ready", timeout=10).json()["status"] == "ready"
-
-
-def test_interrupt_ends_both_processes(stack: Stack) -> None:
-    os.kill(stack.process.pid, signal.SIGINT)
-    assert stack.process.wait(END_TIMEOUT_S) == 0
-    for url in (stack.api, stack.proxy):
-        with pytest.raises(requests.ConnectionError):
-            requests.get(url, timeout=5)
 
 
 def test_one_word_serves_smollm2_with_its_heads(tmp_path: Path) -> None:

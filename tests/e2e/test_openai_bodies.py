@@ -151,7 +151,32 @@ def test_what_a_message_may_not_hold_is_refused_with_its_place(
             {"guided_choice": ["a"], "min_tokens": 1},
             "min_tokens: a constrained answer has an end; leave it out.",
         ),
-        ({"guided_grammar": "root ::= a"}, "guided_grammar: is not served; leave it out."),
+        (
+            {"guided_grammar": "root ::= a", "guided_regex": "a"},
+            "Give only one of guided_regex and guided_grammar.",
+        ),
+        ({"guided_grammar": "x" * 32_769}, "guided_grammar: has 32769 bytes; give 32768 or fewer."),
+        (
+            {"structured_outputs": {"grammar": "a: b\n" * 257}},
+            "structured_outputs.grammar: has 257 lines with colons, as rules begin; give 256 or",
+        ),
+        ({"guided_regex": "é" * 40_000}, "guided_regex: has 80000 bytes; give 65536 or fewer."),
+        (
+            {"structured_outputs": {"choice": ["a" * 40_000] * 2}},
+            "structured_outputs.choice: has 80000 bytes; give 65536 or fewer.",
+        ),
+        (
+            {"guided_json": "[" * 90_000},
+            "guided_json: is a text and no JSON object; give a schema.",
+        ),
+        (
+            {"guided_json": {"enum": ["a" * 270_000]}},
+            "guided_json: has 270014 bytes; give 262144 or fewer.",
+        ),
+        (
+            {"structured_outputs": {"json": {"properties": {str(n): {} for n in range(501)}}}},
+            "structured_outputs.json: has an object of 501 members; give 500 or fewer.",
+        ),
         (
             {"temperature": 10**400},
             "temperature: is Infinity; give 2 or less.",

@@ -165,3 +165,76 @@ def test_streamed_logprobs_are_those_of_the_whole_answer(client: openai.OpenAI) 
     assert tokens == whole.tokens
     assert scores[1:] == pytest.approx(whole.token_logprobs[1:], abs=1e-4)
     assert offsets == whole.text_offset
+
+
+def test_prompt_logprobs_are_transformers_own_with_ranks(
+    client: openai.OpenAI, tokenizer: Any
+) -> None:
+    prompt_ids = tokenizer(PROMPT).input_ids
+    wanted = exact(prompt_ids)
+    for _ in range(2):  # the second time the prompt is in a row's cache already
+        answer = client.completions.create(
+            model=MODEL, prompt=PROMPT, max_tokens=0, extra_body={"prompt_logprobs": 2}
+        )
+        choice: Any = answer.choices[0]
+        first, *rest = choice.prompt_logprobs
+        assert (first, choice.text) == (None, "")
+        for place, (token_id, shown) in enumerate(zip(prompt_ids[1:], rest, strict=True)):
+            row = wanted[place]
+            own = shown[str(token_id)]
+            assert own["logprob"] == pytest.approx(row[token_id].item(), abs=1e-3)
+            assert own["rank"] == int((row > row[token_id]).sum()) + 1
+            assert {int(id_) for id_ in shown} == {token_id, *row.topk(2).indices.tolist()}
+            assert all(
+                tokenizer.decode(int(id_)) == each["decoded_token"] for id_, each in shown.items()
+            )
+
+
+def test_prompt_logprobs_stand_where_vllm_has_them(client: openai.OpenAI, tokenizer: Any) -> None:
+    chat: Any = client.chat.completions.create(
+        model=MODEL,
+        messages=[{"role": "user", "content": "Hello"}],
+        max_tokens=2,
+        n=2,
+        extra_body={"prompt_logprobs": 0},
+    )
+    assert len(chat.prompt_logprobs) == chat.usage.prompt_tokens
+    assert all(len(each) == 1 for each in chat.prompt_logprobs[1:])
+    assert chat.choices[0].logprobs is None
+    pair: Any = client.completions.create(
+        model=MODEL,
+        prompt=["Hello there", "Good bye"],
+        max_tokens=2,
+        n=2,
+        echo=True,
+        logprobs=3,
+        extra_body={"prompt_logprobs": 1},
+    )
+    shown = [choice.prompt_logprobs for choice in pair.choices]
+    assert shown[0] == shown[1] != shown[2] == shown[3]
+    for choice in pair.choices:
+        echoed = choice.logprobs.token_logprobs[1 : len(choice.prompt_logprobs)]
+        ids = tokenizer(["Hello there", "Good bye"][choice.index // 2]).input_ids[1:]
+        pairs = zip(ids, choice.prompt_logprobs[1:], strict=True)
+        own = [each[str(token_id)]["logprob"] for token_id, each in pairs]
+        assert own == pytest.approx(echoed, abs=1e-3)
+        assert all(len(each) <= 2 for each in choice.prompt_logprobs[1:])
+        assert max(map(len, choice.logprobs.top_logprobs[1:])) >= 3
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"prompt_logprobs": 21}, "prompt_logprobs: is 21; give 20 or less."),
+        ({"prompt_logprobs": -1}, "prompt_logprobs: is -1; give 0 or more."),
+        ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs: come with whole answers; leave"),
+        ({"prompt": ["a"] * 128, "prompt_logprobs": 8}, "prompt_logprobs: are 9 with each prompt"),
+        ({"max_tokens": 0}, "max_tokens: is 0, which needs echo: true or prompt_logprobs; give"),
+    ],
+)
+def test_bounds_of_prompt_logprobs(
+    model_api: ServedApi, fields: dict[str, Any], message: str
+) -> None:
+    response = model_api.post("/v1/completions", **{"model": MODEL, "prompt": "a", **fields})
+    assert response.status_code == 400
+    assert response.json()["message"].startswith(message)

@@ -1,7 +1,7 @@
 """A served model over three ranks, started as anybody starts it, of which one is killed."""
 
+import json
 import signal
-import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
@@ -12,8 +12,9 @@ import requests
 
 from benchmarking.serving import ServedApi, eventually
 from tests.e2e.test_make_serve import END_TIMEOUT_S, Stack, started
+from tests.followed_pages import DOCS, Reader, served_by
 
-COMMAND = (sys.executable, "-m", "scripts.serve")
+PAGE = DOCS / "wishes" / "unequal-machines.md"
 RESTART_TIMEOUT_S = 180
 NUM_STREAMS = 8
 QUESTION = {"model": "hearth-tiny", "prompt": "Once upon a time", "temperature": 0}
@@ -21,8 +22,9 @@ QUESTION = {"model": "hearth-tiny", "prompt": "Once upon a time", "temperature":
 
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    log = tmp_path_factory.mktemp("pipeline") / "log"
-    with started(log, COMMAND, SPLIT="2,1,2", SPLIT_TIMEOUT=20) as stack:
+    folder = tmp_path_factory.mktemp("pipeline")
+    own = Reader(folder, {}).environment()
+    with started(folder / "log", served_by(PAGE), folder, SPLIT_TIMEOUT=20, **own) as stack:
         yield stack
 
 
@@ -54,6 +56,16 @@ def status(stack: Stack) -> int | None:
 def test_three_ranks_answer_as_one_process(stack: Stack, model_api: ServedApi) -> None:
     assert len(ranks(stack)) == 2
     assert answer(stack.api) == answer(model_api.url)
+
+
+def test_the_page_is_followed_to_the_best_split(stack: Stack, model_api: ServedApi) -> None:
+    reader = Reader(stack.log_path.parent, {"http://127.0.0.1:7000": stack.api})
+    answered, proposed, told, session, partition = reader.follow(PAGE)
+    assert json.loads(answered)["choices"][0]["text"] == answer(model_api.url)
+    assert sum(json.loads(proposed)["weights"]) == pytest.approx(1)
+    assert json.loads(told)["best_perf_metric"] == 41.7
+    assert "converged" in json.loads(session)["convergence"]
+    assert json.loads(partition)["engines"]["vllm"] == {"VLLM_PP_LAYER_PARTITION": "16,10,6"}
 
 
 def test_killed_rank_fails_its_streams_and_all_start_again(stack: Stack) -> None:

@@ -208,7 +208,7 @@ def test_deep_wide_and_large_schemas_are_refused(api: ServedApi) -> None:
         ({"type": "array"}, "tools[0].function.parameters: are no object's; give a schema of type"),
         (
             {"properties": {f"p{n}": {} for n in range(501)}},
-            "parameters: have an object of 501 mem",
+            "parameters: has an object of 501 mem",
         ),
         ({"description": "x" * 300_000}, "tools: schemas of 30"),
     ):

@@ -1,6 +1,8 @@
 """Limits per team: counted in memory, in Redis, and enforced by a real proxy."""
 
+import gzip
 import threading
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -170,6 +172,9 @@ teams:
 """
 
 
+SMALL, LARGE = b'{"model": "small", "prompt": "x"}', b'{"model": "large", "prompt": "x"}'
+
+
 @pytest.fixture(scope="module")
 def limited(
     upstream: ScriptedUpstream, tmp_path_factory: pytest.TempPathFactory
@@ -191,6 +196,36 @@ def ask(
         headers=bearer(team_id=team),
         timeout=DEADLINE_S,
     )
+
+
+@pytest.mark.parametrize(
+    ("data", "encoding", "status"),
+    [
+        (gzip.compress(SMALL), "gzip", 200),
+        (gzip.compress(SMALL), "X-Gzip", 200),
+        (SMALL, "identity", 200),
+        (gzip.compress(LARGE), "gzip", 403),
+        (gzip.compress(SMALL) + gzip.compress(LARGE), "gzip", 403),
+        (gzip.compress(SMALL + b" " * 2**20), "gzip", 403),  # more than is read here
+        (gzip.compress(SMALL)[:-4], "gzip", 403),
+        (gzip.compress(gzip.compress(SMALL)), "gzip, gzip", 403),
+        (zlib.compress(SMALL), "deflate", 403),
+        (SMALL, "br", 403),  # what another server would read in it is not known
+        (SMALL, "gzip", 403),
+    ],
+)
+def test_no_encoding_hides_a_model_from_the_policy(
+    limited: ProxyProcess, upstream: ScriptedUpstream, data: bytes, encoding: str, status: int
+) -> None:
+    upstream.scripts["/v1/encoded"] = lambda peer: peer.reply(b"{}")
+    headers = {"Content-Type": "application/json", "Content-Encoding": encoding}
+    reply = requests.post(
+        limited.url + "/v1/encoded",
+        data=data,
+        headers=bearer(team_id="choosy") | headers,
+        timeout=DEADLINE_S,
+    )
+    assert reply.status_code == status
 
 
 def test_429_tells_when_to_come_back(limited: ProxyProcess) -> None:

@@ -5,7 +5,7 @@ import pytest
 from proxy.clients.inbound import RoutingHints
 from proxy.errors import AllRowsBusy
 from proxy.upstreams.balancer import Balancer, Health, Rows, UpstreamSpec
-from proxy.upstreams.maintenance import parse_rows
+from proxy.upstreams.health import parse_rows
 from proxy.upstreams.retries import MAX_SAVED_RETRIES, RetryBudget
 
 

@@ -3,6 +3,9 @@
 import signal
 import threading
 from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -22,6 +25,8 @@ from proxy.upstreams.balancer import (
 from tests.proxy.support import (
     DEADLINE_S,
     Peer,
+    ProxyProcess,
+    Script,
     ScriptedUpstream,
     bearer,
     running_proxy,
@@ -216,6 +221,7 @@ def test_file_with_urls_and_mappings_is_read() -> None:
         ("upstreams: [{url: http://a, weight: many}]", "must be a number"),
         ("upstreams: [{url: http://a, wieght: 1}]", "unknown keys"),
         ("upstreams: [{url: http://a, health_path: x}]", "must begin with /"),
+        ("upstreams: [{url: http://a, health_path: '/x HTTP/1.1'}]", "neither spaces"),
         ("upstreams: [{url: http://a, models: x}]", "must be a list"),
     ],
 )
@@ -246,11 +252,12 @@ def name_itself(server: ScriptedUpstream) -> None:
 
 def test_one_of_three_killed_under_load_costs_only_its_own_streams(tmp_path: Path) -> None:
     servers = [ScriptedUpstream() for _ in range(3)]
-    release = threading.Event()
+    release, begun = threading.Event(), list[Peer]()
 
     def stream(peer: Peer) -> None:
         peer.begin_stream()
         peer.chunk(b"first")
+        begun.append(peer)
         release.wait(DEADLINE_S)
         peer.chunk(b"last")
         peer.end_stream()
@@ -272,14 +279,14 @@ def test_one_of_three_killed_under_load_costs_only_its_own_streams(tmp_path: Pat
         early = [threading.Thread(target=client, args=(i,)) for i in range(24)]
         for thread in early:
             thread.start()
-        until(lambda: sum(len(server.requests) for server in servers) == 24, "24 streams")
+        until(lambda: len(begun) == 24, "24 streams")
         num_lost = len(victim.requests)
         assert 0 < num_lost < 24
         victim.stop()
         late = [threading.Thread(target=client, args=(i,)) for i in range(24, 48)]
         for thread in late:
             thread.start()
-        until(lambda: sum(len(server.requests) for server in servers) == 48, "48 streams")
+        until(lambda: len(begun) == 48, "48 streams")
         release.set()
         for thread in early + late:
             thread.join(DEADLINE_S)
@@ -416,3 +423,77 @@ def test_stream_runs_on_to_its_end_when_its_upstream_leaves_the_list(tmp_path: P
         assert b"last" in received
     leaving.stop()
     staying.stop()
+
+
+@pytest.fixture
+def three(tmp_path: Path) -> Iterator[tuple[ProxyProcess, list[ScriptedUpstream]]]:
+    """A proxy with three upstreams that name themselves."""
+    servers = [ScriptedUpstream() for _ in range(3)]
+    for server in servers:
+        server.default = lambda peer: peer.reply(b"%d" % peer.upstream.port)
+    path = tmp_path / "upstreams.yaml"
+    write_upstreams(path, *servers)
+    with running_proxy(tmp_path, "x", UPSTREAMS_FILE=str(path)) as proxy:
+        yield proxy, servers
+    for server in servers:
+        with suppress(OSError):  # a test may have stopped it
+            server.stop()
+
+
+Three = tuple[ProxyProcess, list[ScriptedUpstream]]
+
+
+def complete(proxy: ProxyProcess, prompt: str) -> requests.Response:
+    url = f"{proxy.url}/v1/completions"
+    return requests.post(url, json={"prompt": prompt}, headers=bearer(), timeout=DEADLINE_S)
+
+
+def test_prompts_of_an_upstream_that_dies_before_it_answers_are_answered_by_others(
+    three: Three,
+) -> None:
+    proxy, (victim, *others) = three
+    dies = threading.Event()
+    victim.scripts["/v1/completions"] = lambda peer: dies.wait(DEADLINE_S)
+    count = 40  # so that some are for the victim
+    with ThreadPoolExecutor(count) as clients:
+        answers = [clients.submit(complete, proxy, f"prompt {i}") for i in range(count)]
+        until(lambda: sum(len(each.requests) for each in (victim, *others)) == count, "prompts")
+        assert victim.requests
+        victim.stop()
+        dies.set()
+        found = Counter(answer.result().text for answer in answers)
+    assert set(found) <= {str(other.port) for other in others}
+    assert found.total() == count
+    assert {line["status"] for line in proxy.audit()} == {200}
+
+
+@pytest.mark.parametrize("end", [Peer.close, Peer.reset])
+def test_prompt_that_ends_whoever_takes_it_is_given_to_two_and_no_more(
+    three: Three, end: Script
+) -> None:
+    proxy, servers = three
+    for server in servers:
+        server.scripts["/v1/completions"] = end
+    reply = complete(proxy, "poison")
+    assert (reply.status_code, reply.json()["error"]["code"]) == (502, "upstream_broken")
+    assert sum(len(server.requests) for server in servers) == 2
+
+
+@pytest.mark.parametrize(
+    ("method", "begun", "num_sent"),
+    [("GET", b"", 2), ("POST", b"", 1), ("PUT", b"", 1), ("GET", b"HTTP/1.1 2", 1)],
+)
+def test_what_may_have_changed_something_or_begun_an_answer_is_sent_once(
+    three: Three, method: str, begun: bytes, num_sent: int
+) -> None:
+    proxy, servers = three
+
+    def begin(peer: Peer) -> None:
+        peer.send(begun)
+        peer.close()
+
+    for server in servers:
+        server.scripts["/weights"] = begin
+    reply = requests.request(method, f"{proxy.url}/weights", headers=bearer(), timeout=DEADLINE_S)
+    assert reply.status_code == 502
+    assert sum(len(server.requests) for server in servers) == num_sent

@@ -9,7 +9,7 @@ import jwt
 import pytest
 from click.testing import CliRunner, Result
 
-from inference_api import __version__
+from common import __version__
 from scripts.hearth import COMMANDS, main
 
 # Another test has imported what is to run here: it runs afresh all the same.
@@ -72,3 +72,13 @@ def test_without_a_secret_the_remedy_is_named(
     result = run("token", "encode", "{}")
     assert result.exit_code == 1
     assert "give --secret or set JWT_SECRET" in result.stderr
+
+
+def test_a_command_whose_part_is_not_installed_names_the_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("scripts.hearth.find_spec", lambda _: None)
+    result = run("serve")
+    assert result.exit_code == 1
+    assert "pip install 'hearth[serve]'" in result.stderr
+    assert run("token", "--help").exit_code == 0  # it needs none

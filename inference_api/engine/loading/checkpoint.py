@@ -26,6 +26,7 @@ from inference_api.engine.loading.layout import (
     shown,
 )
 from inference_api.engine.loading.memory import Footprint, memory_faults
+from inference_api.engine.loading.quantised import FLOATS
 from inference_api.engine.loading.weight_files import read_headers, shape_faults, weight_files
 from inference_api.engine.options import EngineOptions
 from inference_api.errors import StartupError
@@ -124,9 +125,10 @@ def _examined(model: str, options: EngineOptions) -> Examined:
     config, faults = described.config, described.faults
     if config is None:
         return faults, None
+    options = settled(config, options, described.tensors)
     unquantisable = quantization_faults(config, options)
     faults = [*faults, *context_faults(config, options.max_seq_len), *unquantisable]
-    if options.device == "cuda" or (options.device == "auto" and hardware.has_nvidia_driver()):
+    if _is_for_cuda(options):
         return faults, None
     return faults, footprint_on_cpu(config, options, described.tensors, not unquantisable)
 
@@ -167,6 +169,18 @@ def context_faults(config: ModelConfig, max_seq_len: int | None) -> list[str]:
         f"MAX_SEQ_LEN={max_seq_len} exceeds the model's {config.max_positions} positions; "
         "lower it or unset it."
     ]
+
+
+def settled(config: ModelConfig, options: EngineOptions, tensors: Tensors) -> EngineOptions:
+    """With what QUANTIZATION=auto means for a checkpoint: int8 on the CPU where some matrix is
+    quantised and the kernels can have all of them, else none."""
+    if options.quantization != "auto":
+        return options
+    is_quantised = config.quantisation is not None or any(
+        tensors[part.name].dtype not in FLOATS for part in matrices(config) if part.name in tensors
+    )
+    has_kernels = not _is_for_cuda(options) and not uneven_weights(config)
+    return replace(options, quantization="int8" if is_quantised and has_kernels else "none")
 
 
 def quantization_faults(config: ModelConfig, options: EngineOptions) -> list[str]:
@@ -246,6 +260,11 @@ def uneven_weights(config: ModelConfig) -> list[Part]:
     """Weights that do not fill groups."""
     parts = [part for parts in linear_weights(config).values() for part in parts]
     return [part for part in parts if part.shape[1] % GROUP]
+
+
+def _is_for_cuda(options: EngineOptions) -> bool:
+    """Whether the model is to be on a GPU, as far as can be known without torch."""
+    return options.device == "cuda" or (options.device == "auto" and hardware.has_nvidia_driver())
 
 
 def _folder_of(model: str, *, with_weights: bool, setting: str = "MODEL") -> Path:

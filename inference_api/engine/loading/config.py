@@ -1,6 +1,6 @@
 """`ModelConfig`: a decoder's shape, which `families` reads from a config.json. Loads no torch."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, Self
 
 DEFAULT_MAX_SEQ_LEN = 2048
@@ -10,6 +10,7 @@ KEYS_AND_VALUES = 2
 NormKind = Literal["rms", "layer"]
 RopeKind = Literal["default", "linear", "llama3", "longrope", "yarn"]
 TensorNames = Literal["falcon", "gemma3", "glm4", "llama", "mixtral", "olmo2", "phi3"]
+QuantisedForm = Literal["float8", "int8", "packed", "awq", "gptq"]
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu")
 
 
@@ -44,6 +45,24 @@ class MixtureConfig:
     ffn_size: int  # of each expert
     is_renormalised: bool  # the shares of a token's experts are made to sum to one
     dense_layers: frozenset[int]  # of the checkpoint: these have one MLP for all tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Quantisation:
+    """How a quantised checkpoint stores a matrix [outputs, inputs]: scale * (value - zero).
+
+    A block of `block` (outputs, inputs) shares a scale, and a zero where `has_zeros`; 0 stands for
+    all there are. `quantised` knows the names and shapes of the tensors. What a file leaves as it
+    was, it has under the usual name.
+    """
+
+    form: QuantisedForm
+    bits: int
+    block: tuple[int, int]
+    scale_name: str = "scales"
+    has_zeros: bool = False
+    zero_offset: int = 0  # that the file has taken off its zeros
+    has_order: bool = False  # a tensor says which input belongs to which block
 
 
 class LayerRange(NamedTuple):
@@ -92,7 +111,8 @@ class ModelConfig:
     logits_softcap: float | None = None  # c: logits become c tanh(logits / c)
     first_layer: int = 0  # of these, in the checkpoint
     has_ends: bool = True  # embedding, final norm and output head
-    family: str = field(default="", compare=False)  # its name, for people: nothing is decided by it
+    family: str = ""  # its name, for people: nothing is decided by it
+    quantisation: Quantisation | None = None  # of the checkpoint, where it is safetensors
 
     def part(self, layers: LayerRange) -> Self:
         """What a process has that runs these layers; the first one's has both ends too."""

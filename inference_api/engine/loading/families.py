@@ -25,6 +25,7 @@ from inference_api.engine.loading.mixture_families import (
     read_mixtral,
     read_qwen3_mixture,
 )
+from inference_api.engine.loading.quantised import read_quantisation
 from inference_api.engine.loading.rope_fields import (
     KINDS,
     PHI_KINDS,
@@ -52,12 +53,8 @@ def read_config(raw: Mapping[str, Any]) -> ModelConfig:
             ]
         )
     fields = ConfigFields(raw)
-    if raw.get("quantization_config"):
-        fields.faults.append(
-            "config.json has a quantization_config and quantised checkpoints are not supported; "
-            "choose the original float32, float16 or bfloat16 checkpoint."
-        )
-    config = replace(reader(fields), family=str(family))
+    quantisation = read_quantisation(fields)
+    config = replace(reader(fields), quantisation=quantisation, family=str(family))
     if fields.faults:
         raise StartupError(list(dict.fromkeys(fields.faults)))
     _check_shape(config)

@@ -1,7 +1,7 @@
 """Tensors of GGUF files: to numbers, and where the formats allow, straight to the kernels' blocks.
 
-Q8_0 and Q4_0 are groups of 32 with one half precision scale, which is what the kernels have too:
-such weights move without being rounded again. `kernels/src/layout.h` says how a block looks.
+Q8_0, Q4_0, IQ4_NL and MXFP4 are groups of 32 with one scale, which is what the kernels have too:
+such weights move without being rounded again, to int4 those of Q4_0 alone.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -16,25 +16,25 @@ from gguf import GGMLQuantizationType, ReaderTensor
 from numpy.typing import NDArray
 from torch import Tensor
 
+from inference_api.engine.loading.kernel_blocks import (
+    INT4_OFFSET,
+    INT8_VALUES,
+    Values,
+    write_groups,
+)
 from inference_api.kernels.library import PackedWeight, UnusableWeight
-from inference_api.kernels.packing import GROUP, PANEL
+from inference_api.kernels.packing import GROUP
 
 ROWS_AT_A_TIME = 2048  # bounds the memory that conversion takes
-QUAD = 4
-HALVES = 2  # of a byte, in a Q4_0 group: 16 values in the low ones, 16 in the high ones
-
-_INT8_BLOCK = np.dtype(
-    [("values", np.uint8, (GROUP // QUAD, PANEL, QUAD)), ("scales", np.uint16, (PANEL,))]
-)
-_INT4_BLOCK = np.dtype(
-    [("values", np.uint8, (GROUP // QUAD // HALVES, PANEL, QUAD)), ("scales", np.uint16, (PANEL,))]
-)
 _Q8_0 = np.dtype([("scale", np.uint16), ("values", np.int8, (GROUP,))])
-_Q4_0 = np.dtype([("scale", np.uint16), ("values", np.uint8, (GROUP // HALVES,))])
-_INT4_OFFSET, _INT8_OFFSET = 8, 128
-_LEAST_INT8 = -128  # the kernels' values end at -127
+# The low halves of all bytes come before the high ones.
+_Q4_0 = np.dtype([("scale", np.uint16), ("values", np.uint8, (GROUP // 2,))])
+_MXFP4 = np.dtype([("exponent", np.uint8), ("values", np.uint8, (GROUP // 2,))])
+_IQ4_NL_VALUES = np.array(gguf.quants.IQ4_NL.kvalues, np.int8)
+_MXFP4_VALUES = np.array(gguf.quants.MXFP4.kvalues, np.int8)  # doubled, to be integers
+_MXFP4_BIAS = 128  # of exponents, for values that are doubled
+_HALF_EXPONENTS = (-24, 15)  # of the powers of two that half precision has
 
-Values = NDArray[np.int8]
 Pack = Callable[[Tensor, PackedWeight, int], None]
 
 
@@ -76,14 +76,23 @@ class GgufTensor:
         for first in range(0, len(self.data), ROWS_AT_A_TIME):
             values, scales = _groups(self.kind, self.data[first : first + ROWS_AT_A_TIME])
             _check_finite(scales.view(np.float16))
-            _write(values, scales, packed, first_output + first)
+            write_groups(values, scales, packed, first_output + first)
 
     def _fits(self, packed: PackedWeight) -> bool:
-        if self.kind == GGMLQuantizationType.Q4_0:
-            return packed.bits in (8, 4)
-        if self.kind != GGMLQuantizationType.Q8_0 or packed.bits != 8:
-            return False
-        return bool((self.data.view(_Q8_0)["values"] != _LEAST_INT8).all())
+        match self.kind:
+            case GGMLQuantizationType.Q4_0:
+                return packed.bits in (8, 4)
+            case GGMLQuantizationType.Q8_0:
+                values = self.data.view(_Q8_0)["values"]
+                return packed.bits == 8 and bool((values >= INT8_VALUES[0]).all())
+            case GGMLQuantizationType.IQ4_NL:
+                return packed.bits == 8
+            case GGMLQuantizationType.MXFP4:
+                exponents = self.data.view(_MXFP4)["exponent"].astype(np.int16) - _MXFP4_BIAS
+                least, largest = _HALF_EXPONENTS
+                is_half = (exponents >= least) & (exponents <= largest)
+                return packed.bits == 8 and bool(is_half.all())
+        return False
 
     def _numbers(self) -> Iterator[tuple[int, Tensor]]:
         """float32, some rows after the other, each time with the number of the first."""
@@ -107,26 +116,18 @@ def _groups(
     if kind == GGMLQuantizationType.Q8_0:
         groups = data.view(_Q8_0)
         return groups["values"], np.ascontiguousarray(groups["scale"])
+    if kind == GGMLQuantizationType.MXFP4:
+        groups = data.view(_MXFP4)
+        exponents = groups["exponent"].astype(np.int32) - _MXFP4_BIAS
+        powers = np.ldexp(np.float32(1), exponents).astype(np.float16)
+        return _MXFP4_VALUES[_halves(groups["values"])], powers.view(np.uint16)
     groups = data.view(_Q4_0)
-    pairs = groups["values"]
-    halves = np.concatenate((pairs & 0x0F, pairs >> 4), axis=-1)
-    return halves.view(np.int8) - np.int8(_INT4_OFFSET), np.ascontiguousarray(groups["scale"])
+    halves, scales = _halves(groups["values"]), np.ascontiguousarray(groups["scale"])
+    if kind == GGMLQuantizationType.IQ4_NL:
+        return _IQ4_NL_VALUES[halves], scales
+    return halves.view(np.int8) - np.int8(INT4_OFFSET), scales
 
 
-def _write(
-    values: Values, scales: NDArray[np.uint16], packed: PackedWeight, first_output: int
-) -> None:
-    rows, num_groups, _ = values.shape
-    outputs = np.arange(first_output, first_output + rows)
-    panels, lanes = outputs // PANEL, outputs % PANEL
-    layout = _INT8_BLOCK if packed.bits == 8 else _INT4_BLOCK
-    blocks = packed.blocks.numpy().view(layout).reshape(-1, num_groups)
-    blocks["scales"][panels, :, lanes] = scales
-    stored: NDArray[np.uint8]
-    if packed.bits == 8:
-        stored = values.view(np.uint8) + np.uint8(_INT8_OFFSET)
-    else:
-        halves = (values + np.int8(_INT4_OFFSET)).view(np.uint8)
-        pairs = halves.reshape(rows, num_groups, -1, HALVES, QUAD)
-        stored = pairs[:, :, :, 0] | pairs[:, :, :, 1] << np.uint8(4)
-    blocks["values"][panels, :, :, lanes] = stored.reshape(rows, num_groups, -1, QUAD)
+def _halves(pairs: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Of bytes [..., 16] the 32 halves."""
+    return np.concatenate((pairs & 0x0F, pairs >> 4), axis=-1)

@@ -53,7 +53,7 @@ class PackedModel:
             config.num_groups,
             config.head_dim,
         )  # by these rows are ordered
-        made_of = (LAYOUT_VERSION, weight_plan(config), heads)
+        made_of = (LAYOUT_VERSION, weight_plan(config), heads, config.quantisation)
         return self.layout.head() + repr(made_of).encode()
 
     def parameters(self, memory: mmap.mmap, packing: Packing) -> Parameters:

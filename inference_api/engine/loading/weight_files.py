@@ -25,6 +25,7 @@ from inference_api.engine.loading.layout import (
     shown,
     weight_plan,
 )
+from inference_api.engine.loading.quantised import Wanted, wants
 from inference_api.engine.loading.stacks import singles
 from inference_api.errors import StartupError
 
@@ -32,7 +33,7 @@ WEIGHTS = "model.safetensors"
 WEIGHTS_INDEX = "model.safetensors.index.json"
 LENGTH_BYTES = 8  # a file begins with the length of its JSON header
 MAX_DIMENSIONS = 8
-DTYPE_BYTES = {"F32": 4, "F16": 2, "BF16": 2}  # of what can be served
+DTYPE_BYTES = {"F32": 4, "F16": 2, "BF16": 2, "I32": 4, "F8_E4M3": 1, "I8": 1}  # of what is read
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -161,11 +162,23 @@ def shape_faults(tensors: Tensors, config: ModelConfig) -> list[str]:
             f"{num_layers} layers; get the model again."
         ]
     parts = [part for parts in weight_plan(config).values() for part in parts]
-    missing = [part.name for part in parts if part.name not in tensors]
+    wanted = [each for part in parts for each in wants(part, config.quantisation, tensors) if each]
+    return tensor_faults(wanted, tensors)
+
+
+def tensor_faults(wanted: Sequence[Wanted], tensors: Tensors) -> list[str]:
+    """Those that are missing, or not of the shape or type that config.json implies."""
+    missing = [each.name for each in wanted if each.name not in tensors]
+    found = [(each, tensors[each.name]) for each in wanted if each.name in tensors]
     misshapen = [
-        f"{part.name} is {list(tensors[part.name].shape)} instead of {list(part.shape)}"
-        for part in parts
-        if part.name in tensors and tensors[part.name].shape != part.shape
+        f"{each.name} is {list(stored.shape)} instead of {list(each.shapes[0])}"
+        for each, stored in found
+        if stored.shape not in each.shapes
+    ]
+    mistyped = [
+        f"{each.name} is {stored.dtype} instead of {' or '.join(each.dtypes)}"
+        for each, stored in found
+        if each.dtypes and stored.dtype not in each.dtypes
     ]
     faults = []
     if missing:
@@ -173,6 +186,11 @@ def shape_faults(tensors: Tensors, config: ModelConfig) -> list[str]:
     if misshapen:
         faults.append(
             f"The weights do not fit config.json: {shown(misshapen)}; get the model again."
+        )
+    if mistyped:
+        faults.append(
+            "The weights are not as quantization_config in config.json says: "
+            f"{shown(mistyped)}; get the model again."
         )
     return faults
 

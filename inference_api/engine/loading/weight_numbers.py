@@ -22,6 +22,7 @@ EXPONENTS = {
     "F32": _Exponent("<u4", 0x7F800000),
     "F16": _Exponent("<u2", 0x7C00),
     "BF16": _Exponent("<u2", 0x7F80),
+    "F8_E4M3": _Exponent("<u1", 0x7F),  # has no infinities: all ones are no number
 }
 
 

@@ -3,14 +3,13 @@
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from io import FileIO
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from inference_api.engine.linear import Linear, PackedLinear, Packing, TorchLinear
-from inference_api.engine.loading.config import ModelConfig
+from inference_api.engine.loading.config import ModelConfig, Quantisation
 from inference_api.engine.loading.gguf_blocks import GgufTensor
 from inference_api.engine.loading.gguf_files import is_gguf, read_gguf
 from inference_api.engine.loading.gguf_names import is_rope_interleaved
@@ -22,6 +21,8 @@ from inference_api.engine.loading.layout import (
     rotary_order,
     weight_plan,
 )
+from inference_api.engine.loading.quantised_weights import QuantisedTensor, read_quantised
+from inference_api.engine.loading.tensor_bytes import opened, read_tensor
 from inference_api.engine.loading.weight_files import tensor_places
 from inference_api.errors import StartupError
 from inference_api.kernels.library import Kernels, PackedWeight, UnusableWeight
@@ -67,10 +68,9 @@ class Parameters:
         return torch.cat(norms)
 
 
-Weight = Tensor | GgufTensor  # one tensor of the checkpoint
+Weight = Tensor | QuantisedTensor | GgufTensor  # one tensor of the checkpoint
 Write = Callable[[Weight], object]  # brings it to its place
 Memory = Mapping[str, Tensor]  # uint8 zeros for each parameter, by name
-FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
 def load_parameters(
@@ -92,13 +92,13 @@ def load_parameters(
     """
     parameters = empty_parameters(config, device, dtype, packing, memory)
     targets: dict[str, list[Write]] = {}  # by name in the checkpoint; a tied embedding has two
+    parts: dict[str, Part] = {}
     for part, write in (*_tensor_targets(parameters, config), *_packed_targets(parameters, config)):
         targets.setdefault(part.name, []).append(_converted(part, config, write))
-    for file in files:
-        read = _read_gguf if is_gguf(file) else _read
-        for name, weight in read(file, targets.keys()):
-            _write(name, weight, targets.pop(name))
-            pause()
+        parts[part.name] = part
+    for name, weight in _weights(files, parts, config.quantisation):
+        _write(name, weight, targets.pop(name))
+        pause()
     assert not targets, f"headers were checked, yet {sorted(targets)} were not in the files"
     return parameters
 
@@ -150,34 +150,22 @@ def _packed_targets(parameters: Parameters, config: ModelConfig) -> Iterator[tup
             first += part.shape[0]
 
 
+def _weights(
+    files: Sequence[Path], parts: Mapping[str, Part], quantisation: Quantisation | None
+) -> Iterator[tuple[str, Weight]]:
+    """Raises StartupError."""
+    if quantisation is not None:
+        yield from read_quantised(files, parts, quantisation)
+        return
+    for file in files:
+        yield from (_read_gguf if is_gguf(file) else _read)(file, parts.keys())
+
+
 def _read(file: Path, wanted: Collection[str]) -> Iterator[tuple[str, Weight]]:
     places = {name: place for name, place in tensor_places(file).items() if name in wanted}
-    try:
-        with file.open("rb", buffering=0) as stream:
-            for name, place in sorted(places.items(), key=lambda each: each[1].begin):
-                if place.stored.dtype not in FLOATS:
-                    raise StartupError(
-                        [
-                            f"{name} is {place.stored.dtype}; choose a float32, float16 or "
-                            "bfloat16 checkpoint, or a GGUF file."
-                        ]
-                    )
-                numbers = torch.empty(place.end - place.begin, dtype=torch.uint8)
-                stream.seek(place.begin)
-                _read_into(numbers, stream)
-                yield name, numbers.view(FLOATS[place.stored.dtype]).view(place.stored.shape)
-    except (OSError, EOFError) as error:
-        raise StartupError([f"{file} is damaged ({error}); get the file again."]) from None
-
-
-def _read_into(numbers: Tensor, stream: FileIO) -> None:
-    """Raises EOFError."""
-    rest = numbers.numpy().data
-    while rest:
-        num_bytes = stream.readinto(rest)
-        if not num_bytes:
-            raise EOFError(f"it lacks {len(rest)} bytes of a tensor")
-        rest = rest[num_bytes:]
+    with opened(file) as stream:
+        for name, place in sorted(places.items(), key=lambda each: each[1].begin):
+            yield name, read_tensor(stream, name, place)
 
 
 def _read_gguf(file: Path, wanted: Collection[str]) -> Iterator[tuple[str, Weight]]:
@@ -195,9 +183,12 @@ def _read_gguf(file: Path, wanted: Collection[str]) -> Iterator[tuple[str, Weigh
 
 def _converted(part: Part, config: ModelConfig, write: Write) -> Write:
     """`write`, after a tensor of safetensors has been made one of ours."""
+    convert = partial(converted, part=part, config=config)
 
     def write_converted(weight: Weight) -> object:
-        return write(converted(weight, part, config) if isinstance(weight, Tensor) else weight)
+        if isinstance(weight, QuantisedTensor):
+            return write(weight.with_rows(convert))
+        return write(convert(weight) if isinstance(weight, Tensor) else weight)
 
     return write_converted if part != Part(part.name, part.shape) else write
 
@@ -221,7 +212,7 @@ def _write(name: str, weight: Weight, writes: Sequence[Write]) -> None:
         for write in writes:
             write(weight)
     except UnusableWeight as error:
-        what = "model" if isinstance(weight, Tensor) else "file"
+        what = "file" if isinstance(weight, GgufTensor) else "model"
         raise StartupError([f"{name} cannot be loaded: {error}; get the {what} again."]) from error
 
 

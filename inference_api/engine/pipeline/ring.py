@@ -92,9 +92,10 @@ class Ring:
         """
         self._wait(self._expected, timeout_s or self.timeout_s)
         heard, self._memory, self._spare = self._memory, self._spare, self._memory
-        self._expected = self._expect()
         self._num_heard += 1
         number, kind, count, num_tokens = heard[: INT_BYTES * HEAD].view(torch.int64).tolist()
+        if kind != Kind.STOP:  # behind which the neighbour may have left
+            self._expected = self._expect()
         if number != self._num_heard:
             raise BadMessage(f"message {number} came after {self._num_heard - 1}")
         if not (0 <= count <= MAX_NUMBERS and 0 <= num_tokens <= PART_TOKENS):

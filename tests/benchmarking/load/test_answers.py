@@ -55,6 +55,16 @@ def test_only_text_is_an_event() -> None:
     answer.finish()
 
 
+def test_thought_told_under_two_names_counts_once() -> None:
+    answer = read(
+        event({"reasoning": "a", "reasoning_content": "a"}),
+        event({"reasoning": "b", "content": None}),
+        event({"reasoning_content": "c", "content": "d"}),
+    )
+    assert answer.chunk_texts == ["a", "b", "c", "d"]
+    assert answer.chunk_s == [1.0, 2.0, 3.0, 3.0]
+
+
 def test_text_beside_usage_is_not_lost() -> None:
     answer = read(event({"content": "last"}, "length", usage=USAGE))
     assert (answer.chunk_texts, answer.usage) == (["last"], USAGE)

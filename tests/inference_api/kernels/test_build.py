@@ -48,8 +48,28 @@ def test_faulty_sources_are_reported_and_leave_nothing(
     assert not list((tmp_path / "made").iterdir())
 
 
+def test_without_a_compiler_what_another_one_made_of_the_same_sources_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    beside = tmp_path / "built"
+    monkeypatch.setattr(build, "FOLDERS", (tmp_path / "var", beside))
+    monkeypatch.setattr(build, "SOURCES", tmp_path / "src")
+    monkeypatch.setattr(build, "units", lambda: {"one": ()})
+    (tmp_path / "src").mkdir()
+    source = tmp_path / "src" / "one.cpp"
+    source.write_text('extern "C" int one() { return 1; }')
+    made = build.library_path((beside,))
+    monkeypatch.setattr(build, "COMPILERS", ("no-such-compiler",))
+    assert build.library_path() == made
+    assert made.parent == beside
+    source.write_text('extern "C" int one() { return 2; }')
+    with pytest.raises(build.BuildFailed, match="no C\\+\\+ compiler"):
+        build.library_path()
+
+
 def test_without_a_compiler_the_message_names_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(build, "COMPILERS", ("no-such-compiler",))
+    monkeypatch.setattr(build, "FOLDERS", ())
     monkeypatch.setattr(library, "_library", library._library.__wrapped__)
     with pytest.raises(library.KernelsUnavailable, match="apt-get install"):
         library.supported_variants()

@@ -163,11 +163,24 @@ def test_a_cache_of_bytes_is_the_nearest_to_one_of_floats(folder: Folder, kernel
 def test_a_token_is_the_same_in_any_company_however_its_prompt_is_cut(
     folder: Folder, kernels: Kernels, bits: Bits, dtype: torch.dtype
 ) -> None:
+    alone, _ = loaded(folder("llama"), Kernels(1, kernels.variant), bits, dtype)
+    decoder, _ = loaded(folder("llama"), kernels, bits, dtype)
+    assert_same_in_any_company(alone, decoder)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("name", ["gemma3-capped", "glm4", "olmo2", "phi3", "smollm3"])
+def test_so_it_is_whatever_a_layer_is_made_of(folder: Folder, name: str, bits: Bits) -> None:
+    alone, _ = loaded(folder(name), Kernels(1), bits, torch.float16)
+    decoder, _ = loaded(folder(name), Kernels(2), bits, torch.float16)
+    assert_same_in_any_company(alone, decoder)
+
+
+def assert_same_in_any_company(alone: KernelDecoder, decoder: KernelDecoder) -> None:
     """Alone on one thread, and in one call of 700 tokens: more than the kernels take at once."""
     text = random_tokens(110)
-    alone, _ = loaded(folder("llama"), Kernels(1, kernels.variant), bits, dtype)
     expected = every_position(alone, [text])[-1, 0]
-    decoder, _ = loaded(folder("llama"), kernels, bits, dtype)
     others = [(row, random_tokens(118, row)) for row in range(5)]
     for cuts in ([0, 110], [0, 1, 40, 110], [0, 33, 34, 35, 109, 110]):
         for start, end in pairwise(cuts):

@@ -30,7 +30,7 @@ TOKENIZERS = pytest.mark.parametrize("make", [embedded, pieces, ByteTokenizer])
 
 
 def scored(token_ids: list[int]) -> list[ScoredToken]:
-    return [ScoredToken(token_id, TokenLogprobs(-1.0, ())) for token_id in token_ids]
+    return [ScoredToken(token_id, TokenLogprobs(-1.0, 1, ())) for token_id in token_ids]
 
 
 def tokens_and_offsets(tokenizer: Tokenizer, ids: list[int]) -> tuple[list[str], list[int]]:

@@ -10,6 +10,8 @@ from flask import Flask
 from flask.testing import FlaskClient
 from openapi_spec_validator import validate
 
+from common.openapi import rules_of
+from common.openapi_document import describe
 from inference_api.bundle_file import read_bundle
 from inference_api.engine.loading import checkpoint
 from inference_api.engine.loading.bundle_check import check_bundle
@@ -18,8 +20,7 @@ from inference_api.routes import bundle_validation
 from inference_api.routes.body import WholeBodyRequest
 from inference_api.routes.caller import register_request_ids
 from inference_api.routes.errors import register_error_handlers
-from inference_api.routes.openapi import rules_of
-from inference_api.routes.openapi_document import describe
+from inference_api.routes.openapi import API
 from inference_api.settings import Settings
 
 LIMITS = "version: 1\nmemory_limit: 1GiB\nfast_memory_limit: 1GiB\n"
@@ -189,7 +190,7 @@ def test_one_bundle_is_checked_at_a_time(
 
 
 def test_route_is_described() -> None:
-    document = describe(rules_of(app_of(Settings()), lambda rule: False))
+    document = describe(API, rules_of(app_of(Settings()), lambda rule: False))
     validate(document)
     schemas = document["components"]["schemas"]
     assert schemas["Validation"]["required"] == ["valid", "validations", "utilization"]

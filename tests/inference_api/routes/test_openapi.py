@@ -12,10 +12,11 @@ from openapi_spec_validator import validate
 from pydantic import BaseModel, SecretStr
 
 from benchmarking.serving import ROOT
+from common import __version__
+from common.openapi_document import Rule, describe
 from common.operations import Operation, operation_of
-from inference_api import __version__
 from inference_api.inference_api_server import create_server
-from inference_api.routes.openapi_document import Rule, describe
+from inference_api.routes.openapi import API
 from inference_api.settings import Settings
 from optimizer.settings import Settings as OptimizerSettings
 from weights.settings import Settings as WeightsSettings
@@ -142,7 +143,7 @@ def test_equal_names_of_two_packages_stay_apart() -> None:
         Rule("GET", "/a", "t", False, Operation("a", {200: first})),
         Rule("GET", "/b", "t", False, Operation("b", {200: second})),
     ]
-    schemas = describe(rules)["components"]["schemas"]
+    schemas = describe(API, rules)["components"]["schemas"]
     assert [list(schema["properties"]) for name, schema in schemas.items() if "Same" in name] == [
         ["one"],
         ["two"],

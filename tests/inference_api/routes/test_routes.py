@@ -1,7 +1,10 @@
 """Every row of the error table, and random bodies, against the application in this process."""
 
+import gzip
 import json
 import os
+import tracemalloc
+import zlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,15 +16,17 @@ from hypothesis import strategies as st
 from pydantic import SecretStr
 
 from benchmarking.serving import eventually
-from inference_api import __version__
+from common import __version__
 from inference_api._mock_inference_api_server import create_test_server
 from inference_api.bodies.native import NativeBody
+from inference_api.errors import RequestTooLarge
 from inference_api.inference_api_server import create_server, server_of
 from inference_api.openai.requests import ChatBody
 from inference_api.openai.unserved_fields import UNSERVED
+from inference_api.routes.body import decompressed
 from inference_api.settings import Settings
 
-RANDOM_BODIES = int(os.environ.get("RANDOM_BODIES", "3000"))  # `make fuzz` has more
+RANDOM_BODIES = int(os.environ.get("RANDOM_BODIES", "1000"))  # `make fuzz` has more
 
 
 @pytest.fixture(scope="module")
@@ -72,6 +77,63 @@ def test_bad_bodies(client: FlaskClient, body: str, message: str) -> None:
 def test_what_is_not_declared_json_is_refused(client: FlaskClient) -> None:
     response = client.post("/inference", data='{"text": "a"}', content_type="text/plain")
     assert_error(response, 400, "Request was not JSON")
+
+
+def send_encoded(client: FlaskClient, data: bytes, encoding: str = "gzip") -> Any:
+    headers = {"Content-Encoding": encoding}
+    return client.post("/inference", data=data, content_type="application/json", headers=headers)
+
+
+HELLO = b'{"text": "hello"}'
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "x-gzip", " GZIP"])
+def test_body_may_be_compressed(client: FlaskClient, encoding: str) -> None:
+    assert send_encoded(client, gzip.compress(HELLO), encoding).text == "hello"
+    assert send_encoded(client, HELLO, "identity").text == "hello"
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (HELLO, "The body is declared as gzip and is not (Error -3"),
+        (b"", "The body's gzip is cut short; send all of it."),
+        (zlib.compress(HELLO), "The body is declared as gzip and is not (Error -3"),
+        (gzip.compress(HELLO)[:-1], "The body's gzip is cut short; send all of it."),
+        (gzip.compress(HELLO)[:-8] + bytes(8), "The body is declared as gzip and is not (Error -3"),
+        (gzip.compress(HELLO) * 2, "Something follows the body's gzip; send one member, and only"),
+        (gzip.compress(HELLO) + b" ", "Something follows the body's gzip; send one member, and"),
+        (gzip.compress(b"{"), "Malformed JSON request body."),
+    ],
+)
+def test_compressed_body_that_is_damaged_is_refused(
+    client: FlaskClient, data: bytes, message: str
+) -> None:
+    assert_error(send_encoded(client, data), 400, message)
+
+
+@pytest.mark.parametrize("encoding", ["br", "deflate", "zstd", "gzip, gzip", "identity, gzip", "x"])
+def test_other_encodings_are_refused_with_a_remedy(client: FlaskClient, encoding: str) -> None:
+    response = send_encoded(client, gzip.compress(HELLO), encoding)
+    assert_error(response, 415, f"The body is declared as Content-Encoding: '{encoding}'; send gz")
+    assert response.headers["Accept-Encoding"] == "gzip"
+
+
+def test_bomb_is_stopped_at_the_limit_of_bodies() -> None:
+    bomb = gzip.compress(bytes(2**22))
+    tracemalloc.start()
+    with pytest.raises(RequestTooLarge, match="decompressed body exceeds 65536 bytes"):
+        decompressed(bomb, 65536)
+    _, most_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most_bytes < 3 * 65536
+
+
+def test_body_may_decompress_to_just_the_limit(client: FlaskClient) -> None:
+    fits = b'{"text": "hello"' + b" " * 2031 + b"}"
+    assert send_encoded(client, gzip.compress(fits)).text == "hello"
+    response = send_encoded(client, gzip.compress(fits + b" "))
+    assert_error(response, 413, "The request decompressed body exceeds 2048 bytes")
 
 
 def test_prompt_beyond_the_context_names_both_numbers(client: FlaskClient) -> None:

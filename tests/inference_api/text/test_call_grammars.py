@@ -198,6 +198,7 @@ def test_a_thought_that_the_prompt_has_begun_ends_first() -> None:
         (ConstraintSpec("a", "json_schema", '{"enum": [1, 22]}'), {"1", "22"}),
         (ConstraintSpec("a", "choice", '["a/b", "\\"c\\""]'), {"a/b", '"c"'}),
         (ConstraintSpec("a", "regex", r"[xy]/z"), {"x/z", "y/z"}),
+        (ConstraintSpec("a", "grammar", 'root ::= b "z"\nb ::= "x" | "}"'), {"xz", "}z"}),
     ],
 )
 def test_a_text_in_place_of_calls_keeps_its_own_constraint(

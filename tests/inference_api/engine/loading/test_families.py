@@ -1,5 +1,6 @@
 import math
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -70,7 +71,7 @@ def test_all_spellings_of_rope_are_read(spelling: dict[str, Any]) -> None:
         ({"rope_scaling": "yarn"}, "rope_scaling='yarn'"),
         ({"hidden_act": "mish"}, "hidden_act='mish'"),
         ({"hidden_act": ["silu"]}, "hidden_act="),
-        ({"quantization_config": {"bits": 4}}, "quantization_config"),
+        ({"quantization_config": {"bits": 4}}, "quant_method=None"),
         ({"hidden_size": "big"}, "hidden_size='big'"),
         ({"vocab_size": None}, "vocab_size=None"),
         ({"num_hidden_layers": True}, "num_hidden_layers=True"),
@@ -174,7 +175,7 @@ def test_the_text_model_of_gemma_3_is_read_as_if_it_were_alone() -> None:
     text = {name: value for name, value in GEMMA3.items() if name != "vocab_size"}
     whole = {"model_type": "gemma3", "text_config": text, "eos_token_id": [1, 106]}
     alone = {**GEMMA3, "vocab_size": 262_208, "eos_token_id": [1, 106]}
-    assert read_config(whole) == read_config(alone)
+    assert read_config(whole) == replace(read_config(alone), family="gemma3")
 
 
 @pytest.mark.parametrize(

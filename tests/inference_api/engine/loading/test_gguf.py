@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from gguf import GGMLQuantizationType
+from numpy.typing import NDArray
 from torch import Tensor
 
 from inference_api.engine.engine_runner import EngineRunner
@@ -16,6 +17,7 @@ from inference_api.engine.loading import checkpoint
 from inference_api.engine.loading.config import RopeConfig
 from inference_api.engine.loading.gguf_blocks import GgufTensor
 from inference_api.engine.loading.gguf_config import llama3_rope
+from inference_api.engine.loading.gguf_files import TYPES as STORED_TYPES
 from inference_api.engine.loading.gguf_files import read_gguf
 from inference_api.engine.loading.gguf_names import is_rope_interleaved
 from inference_api.engine.loading.layout import (
@@ -61,6 +63,8 @@ FAMILIES = (
     "falcon-40b",
     "falcon-11b",
 )
+FLOATS = {GGMLQuantizationType[name] for name in ("F32", "F16", "BF16")}
+QUANTISED_TYPES = sorted(STORED_TYPES - FLOATS)
 PROMPT = [5, 17, 250, 9, 33, 4]
 
 
@@ -196,14 +200,65 @@ def test_value_that_the_kernels_do_not_have_is_rounded() -> None:
     assert torch.allclose(packed.unpack(), stored, atol=0.005)
 
 
-@pytest.mark.parametrize("kind", ["Q4_1", "Q5_0", "Q5_1", "Q6_K"])
-def test_other_types_go_by_way_of_their_numbers(kind: str) -> None:
+def random_blocks(kind: GGMLQuantizationType, rows: int) -> NDArray[np.uint8]:
+    """[rows, bytes of 256 numbers], all of them finite."""
+    block, block_bytes = gguf.GGML_QUANT_SIZES[kind]
+    random = np.random.default_rng(0)
+    blocks = random.integers(0, 256, (64 * rows * 256 // block, block_bytes), np.uint8)
+    if kind == GGMLQuantizationType.MXFP4:
+        blocks[:, 0] = random.integers(104, 144, len(blocks))  # of which half precision has all
+    if kind == GGMLQuantizationType.Q8_0:
+        blocks[:, 2:][blocks[:, 2:] == 128] = 127  # -128 has a test of its own
+    with np.errstate(all="ignore"):
+        numbers = gguf.quants.dequantize(blocks, kind)
+    finite: NDArray[np.uint8] = blocks[np.isfinite(numbers).all(axis=1)]
+    return finite[: rows * 256 // block].reshape(rows, -1)
+
+
+def dequantised(data: NDArray[np.uint8], kind: GGMLQuantizationType) -> Tensor:
+    return torch.from_numpy(gguf.quants.dequantize(data, kind))
+
+
+def test_all_types_that_the_package_dequantises_are_served() -> None:
+    def is_known(kind: GGMLQuantizationType) -> bool:
+        try:
+            block, block_bytes = gguf.GGML_QUANT_SIZES[kind]
+            numbers = gguf.quants.dequantize(np.zeros((1, block_bytes), np.uint8), kind)
+        except NotImplementedError:
+            return False
+        return bool(numbers.shape == (1, block))
+
+    floats = {GGMLQuantizationType.F32, GGMLQuantizationType.F16}
+    known = {kind for kind in GGMLQuantizationType if kind not in floats and is_known(kind)}
+    assert known | floats == STORED_TYPES
+
+
+@pytest.mark.parametrize("kind", QUANTISED_TYPES, ids=lambda kind: str(kind.name))
+def test_numbers_of_random_blocks_are_the_package_s(kind: GGMLQuantizationType) -> None:
+    data = random_blocks(kind, 5)
+    target = torch.empty(5, 256)
+    GgufTensor(kind, data).copy_to(target)
+    assert torch.equal(target, dequantised(data, kind))
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "IQ4_NL", "MXFP4"])
+def test_int8_has_all_values_of_some_types(kind: str) -> None:
     quantization = GGMLQuantizationType[kind]
-    block, block_bytes = gguf.GGML_QUANT_SIZES[quantization]
-    data = np.random.default_rng(0).integers(0, 8, (3, 256 // block * block_bytes), np.uint8)
-    target = torch.empty(3, 256)
-    GgufTensor(quantization, data).copy_to(target)
-    assert torch.equal(target, torch.from_numpy(gguf.quants.dequantize(data, quantization)))
+    data = random_blocks(quantization, 33)
+    packed = PackedWeight.empty(8, 40, 256)
+    GgufTensor(quantization, data).pack_into(Kernels(1).pack, packed, 7)
+    assert torch.equal(packed.unpack()[7:], dequantised(data, quantization))
+
+
+@pytest.mark.parametrize("exponent", [103, 144])
+def test_power_of_two_beyond_half_precision_is_rounded(exponent: int) -> None:
+    data = random_blocks(GGMLQuantizationType.MXFP4, 1)
+    data[0, 0] = exponent
+    packed = PackedWeight.empty(8, 1, 256)
+    GgufTensor(GGMLQuantizationType.MXFP4, data).pack_into(Kernels(1).pack, packed, 0)
+    first = dequantised(data, GGMLQuantizationType.MXFP4)[0, :32]
+    largest = float(first.abs().max())
+    assert torch.allclose(packed.unpack()[0, :32], first, rtol=0, atol=largest / 20 + 2**-24)
 
 
 @pytest.mark.parametrize("bits", [4, 8])

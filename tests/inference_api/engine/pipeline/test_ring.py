@@ -124,3 +124,17 @@ def test_what_no_rank_says_is_refused(numbers: list[int], fault: str) -> None:
 
     with pytest.raises(BadMessage, match=fault):
         in_two_threads(free_port(), say).hear()
+
+
+def test_neighbour_that_leaves_behind_its_last_word_breaks_nothing() -> None:
+    rings: list[Ring] = []
+    port = free_port()
+    address = f"tcp://127.0.0.1:{port}?rank=1&world_size=2"
+    joining = Thread(target=lambda: rings.append(Ring.join(address, HIDDEN, 60.0)))
+    joining.start()
+    first = join(port)
+    joining.join(60)
+    first.tell(Message(Kind.STOP))
+    first.settle()
+    del first
+    assert rings.pop().hear().kind is Kind.STOP

@@ -4,16 +4,15 @@ Pure: any thread.
 """
 
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from http import HTTPStatus
 from typing import Any
 
 from pydantic import TypeAdapter
 
-from common.errors import Error, MessagesError, is_of_messages
+from common import __version__
 from common.operations import Content, Operation
-from inference_api import __version__
 
 Json = dict[str, Any]
 
@@ -21,8 +20,6 @@ JSON = "application/json"
 EVENTS = "text/event-stream"  # described by one event
 RULE_PARAMETER = re.compile(r"<(?:[a-z]+:)?(\w+)>")
 REF_TEMPLATE = "#/components/schemas/{model}"
-X_REQUEST_ID = {"description": "The request's id, as logs have it.", "schema": {"type": "string"}}
-RETRY_AFTER = {"description": "Seconds to wait.", "schema": {"type": "integer"}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,22 +36,40 @@ class Rule:
     def key(self) -> str:
         return f"{self.verb} {self.path}"
 
+    @property
+    def has_parameters(self) -> bool:
+        return RULE_PARAMETER.search(self.path) is not None
 
-def describe(rules: Iterable[Rule]) -> Json:
+
+@dataclass(frozen=True, slots=True)
+class Application:
+    """What is the same for all routes of an application.
+
+    `failures` are answers that it renders whatever the view of a rule says, by status; `headers`
+    are those of every answer of a status, in OpenAPI's form.
+    """
+
+    title: str
+    description: str
+    failures: Callable[[Rule], Mapping[int, Content]]
+    headers: Callable[[int], Mapping[str, Json]] = lambda _: {}
+
+
+def describe(application: Application, rules: Iterable[Rule]) -> Json:
     """Returns the document."""
-    rules = list(rules)
+    rules = [_with_failures(rule, application.failures(rule)) for rule in rules]
     schemas = _Schemas([rule.operation for rule in rules])
     paths: dict[str, Json] = {}
     for rule in rules:
         path = RULE_PARAMETER.sub(r"{\1}", rule.path)
-        paths.setdefault(path, {})[rule.verb.lower()] = _operation(rule, schemas)
+        described = _operation(rule, schemas, application.headers)
+        paths.setdefault(path, {})[rule.verb.lower()] = described
     return {
         "openapi": "3.1.0",
         "info": {
-            "title": "Hearth",
+            "title": application.title,
             "version": __version__,
-            "description": "A self-hosted LLM serving stack that measures itself and plans its "
-            "own hardware.",
+            "description": application.description,
         },
         "paths": paths,
         "components": {
@@ -64,14 +79,20 @@ def describe(rules: Iterable[Rule]) -> Json:
     }
 
 
+def _with_failures(rule: Rule, failures: Mapping[int, Content]) -> Rule:
+    answers = dict(rule.operation.answers)
+    for status, content in failures.items():
+        listed = _each(answers.get(status))
+        answers[status] = (*listed, *(each for each in _each(content) if each not in listed))
+    return replace(rule, operation=replace(rule.operation, answers=answers))
+
+
 class _Schemas:
     """The JSON schemas of all types that the operations name, made in one go so that equal names
     of different packages stay apart."""
 
     def __init__(self, operations: Iterable[Operation]) -> None:
-        adapters: dict[tuple[Any, Any], TypeAdapter[Any]] = {
-            (kind, "serialization"): TypeAdapter(kind) for kind in (Error, MessagesError)
-        }
+        adapters: dict[tuple[Any, Any], TypeAdapter[Any]] = {}
         for operation in operations:
             bodies = [(kind, "validation") for kind in _each(operation.body)]
             answers = [
@@ -111,28 +132,16 @@ def _each(content: Content | None) -> tuple[Content, ...]:
     return content if isinstance(content, tuple) else (content,)
 
 
-def _operation(rule: Rule, schemas: _Schemas) -> Json:
+def _operation(rule: Rule, schemas: _Schemas, headers: Callable[[int], Mapping[str, Json]]) -> Json:
     operation = rule.operation
-    answers = dict(operation.answers)
-    # Whatever the route, these are rendered for the whole application.
-    common = [
-        *[401] * rule.needs_token,
-        *[404] * bool(RULE_PARAMETER.search(rule.path)),  # a line break is in no rule's path
-        *[413] * (operation.body is not None),
-        500,
-    ]
-    error = MessagesError if is_of_messages(rule.path) else Error
-    for status in common:
-        if error not in (listed := _each(answers.get(status))):
-            answers[status] = (*listed, error)
     described: Json = {
         "operationId": re.sub(r"\W+", "_", rule.key).strip("_").lower(),
         "summary": operation.summary,
         "tags": [rule.tag],
         "parameters": _parameters(rule),
         "responses": {
-            str(status): _response(status, content, schemas)
-            for status, content in sorted(answers.items())
+            str(status): _response(status, content, schemas, headers(status))
+            for status, content in sorted(operation.answers.items())
         },
     }
     if operation.body is not None:
@@ -154,11 +163,12 @@ def _parameters(rule: Rule) -> list[Json]:
     ]
 
 
-def _response(status: int, content: Content, schemas: _Schemas) -> Json:
-    headers = {"X-Request-Id": X_REQUEST_ID}
-    if status == HTTPStatus.SERVICE_UNAVAILABLE:
-        headers["Retry-After"] = RETRY_AFTER
-    response: Json = {"description": HTTPStatus(status).phrase, "headers": headers}
+def _response(
+    status: int, content: Content, schemas: _Schemas, headers: Mapping[str, Json]
+) -> Json:
+    response: Json = {"description": HTTPStatus(status).phrase}
+    if headers:
+        response["headers"] = dict(headers)
     if media_types := schemas.content(content, "serialization"):
         response["content"] = media_types
     return response

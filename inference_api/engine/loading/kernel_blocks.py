@@ -1,0 +1,45 @@
+"""Weights that are quantised already, written to the kernels' blocks without being rounded again.
+
+`kernels/src/layout.h` says how a block looks.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from inference_api.kernels.library import PackedWeight
+from inference_api.kernels.packing import GROUP, PANEL
+
+QUAD = 4
+HALVES = 2  # of a byte: two quads of int4 share their bytes
+INT8_OFFSET, INT4_OFFSET = 128, 8
+INT8_VALUES, INT4_VALUES = (-127, 127), (-8, 7)  # least and largest that a block has
+
+_INT8_BLOCK = np.dtype(
+    [("values", np.uint8, (GROUP // QUAD, PANEL, QUAD)), ("scales", np.uint16, (PANEL,))]
+)
+_INT4_BLOCK = np.dtype(
+    [("values", np.uint8, (GROUP // QUAD // HALVES, PANEL, QUAD)), ("scales", np.uint16, (PANEL,))]
+)
+
+Values = NDArray[np.int8]
+
+
+def write_groups(
+    values: Values, scales: NDArray[np.uint16], packed: PackedWeight, first_output: int
+) -> None:
+    """Outputs `first_output`… of `packed`, of 8 or 4 bits: `values` [rows, groups, 32] in its range
+    and `scales` [rows, groups], bits of half precision."""
+    rows, num_groups, _ = values.shape
+    outputs = np.arange(first_output, first_output + rows)
+    panels, lanes = outputs // PANEL, outputs % PANEL
+    layout = _INT8_BLOCK if packed.bits == 8 else _INT4_BLOCK
+    blocks = packed.blocks.numpy().view(layout).reshape(-1, num_groups)
+    blocks["scales"][panels, :, lanes] = scales
+    stored: NDArray[np.uint8]
+    if packed.bits == 8:
+        stored = values.view(np.uint8) + np.uint8(INT8_OFFSET)
+    else:
+        halves = (values + np.int8(INT4_OFFSET)).view(np.uint8)
+        pairs = halves.reshape(rows, num_groups, -1, HALVES, QUAD)
+        stored = pairs[:, :, :, 0] | pairs[:, :, :, 1] << np.uint8(4)
+    blocks["values"][panels, :, :, lanes] = stored.reshape(rows, num_groups, -1, QUAD)

@@ -1,0 +1,30 @@
+"""Grammars as clients write them: Lark as llguidance has it, or llama.cpp's GBNF."""
+
+from inference_api.errors import InvalidRequest
+from inference_api.request import ConstraintSpec
+
+CLIENT_GRAMMAR = "%lark"  # where one stands in a larger grammar
+EXTRA = (
+    "llguidance, which is not installed here: pip install -r requirements-constraints.txt, "
+    "or Hearth with its extra 'constraints'"
+)
+
+
+def lark_of(spec: ConstraintSpec) -> str:
+    """Returns the grammar as Lark. Raises InvalidRequest for what is neither Lark nor GBNF."""
+    try:
+        from llguidance.gbnf_to_lark import any_to_lark
+    except ImportError as error:
+        raise InvalidRequest(f"{spec.field} needs {EXTRA}.", spec.field) from error
+    try:
+        return any_to_lark(spec.text)
+    except Exception as error:  # whatever its parser meets; RecursionError where it is nested deep
+        raise unusable(spec, f"neither Lark nor GBNF: {error}") from None
+
+
+def unusable(spec: ConstraintSpec, reason: str) -> InvalidRequest:
+    return InvalidRequest(f"{spec.field} cannot be used: {first_line(reason)}", spec.field)
+
+
+def first_line(reason: str) -> str:
+    return reason.strip().partition("\n")[0][:300]

@@ -1,0 +1,20 @@
+"""How a peer whose machine has died is told from one that is silent: it sends no FIN.
+
+By keepalive probes while we wait, and by bytes that nobody acknowledges while we send.
+"""
+
+import socket
+
+KEEPALIVE_IDLE_S = 30
+KEEPALIVE_INTERVAL_S = 10
+KEEPALIVE_PROBES = 3
+
+
+def find_dead_peers(sock: socket.socket, timeout_s: float) -> None:
+    """Sets options of a TCP socket, or of a listener for all that it accepts: a peer that takes
+    nothing of what we send for so long counts as dead."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_IDLE_S)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, KEEPALIVE_INTERVAL_S)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, KEEPALIVE_PROBES)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(timeout_s * 1000))

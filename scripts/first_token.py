@@ -1,0 +1,99 @@
+"""`make first-token`: how long it takes from a clone to the first token, and what is downloaded.
+
+What a newcomer does, in a scratch folder and with an empty cache of pip's: clone this repository as
+it is committed, `make serve`, and the curl line that it prints. Arguments go to make.
+"""
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+TOP = Path(__file__).resolve().parents[1]
+PORTS = ("SERVICE_PORT", "PROXY_PORT", "PROXY_METRICS_PORT")
+FROM_DISK = re.compile(r"Processing (/\S+\.whl)")
+END_TIMEOUT_S = 60
+MB = 1e6
+
+
+def main() -> int:
+    with tempfile.TemporaryDirectory(prefix="hearth-first-token-") as name:
+        folder = Path(name)
+        clone, cache, log = folder / "hearth", folder / "cache", folder / "pip.log"
+        begin = time.time()
+        subprocess.run(["git", "clone", "--quiet", TOP, clone], check=True)
+        cloned = time.time()
+        serve = make_serve(clone, {"PIP_CACHE_DIR": str(cache), "PIP_LOG": str(log)})
+        try:
+            line = curl_line(serve)
+            ready = time.time()
+            installed = (clone / ".venv" / "serve.stamp").stat().st_mtime
+            wait_for_a_byte(line)
+            answered = time.time()
+        finally:
+            os.killpg(serve.pid, signal.SIGTERM)
+            serve.wait(END_TIMEOUT_S)
+        wheels = {Path(found) for found in FROM_DISK.findall(log.read_text())}
+        from_disk = [path for path in wheels if path.exists()]
+        cached_mb = size_mb(list(cache.rglob("*")))
+        print("| | s |\n|---|---|")
+        print(f"| clone | {cloned - begin:.1f} |\n| install | {installed - cloned:.1f} |")
+        print(f"| compile the kernels, start | {ready - installed:.1f} |")
+        print(f"| first token | {answered - ready:.2f} |\n| all | {answered - begin:.1f} |")
+        print(f"\npip downloaded {cached_mb:.0f} MB", end="")
+        print(f" and took {size_mb(from_disk):.0f} MB from this disk" if from_disk else "", end="")
+        print(f"; .venv has {size_mb(list((clone / '.venv').rglob('*'))):.0f} MB")
+    return 0
+
+
+def make_serve(clone: Path, settings: dict[str, str]) -> subprocess.Popen[str]:
+    environment = dict(os.environ, **settings)  # noqa: TID251 - handed on to make
+    environment.pop("PYTHONPATH", None)
+    probes = [socket.create_server(("127.0.0.1", 0)) for _ in PORTS]
+    for name, probe in zip(PORTS, probes, strict=True):
+        environment[name] = str(probe.getsockname()[1])
+        probe.close()
+    return subprocess.Popen(
+        ["make", "serve", *sys.argv[1:]],
+        cwd=clone,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def curl_line(serve: subprocess.Popen[str]) -> str:
+    """The line that it prints once it serves. Ends the program if it does not."""
+    assert serve.stdout is not None
+    said = []
+    for line in serve.stdout:
+        said.append(line)
+        if line.startswith("curl "):
+            return line.strip()
+    sys.exit(f"make serve has ended:\n{''.join(said)}")
+
+
+def wait_for_a_byte(line: str) -> None:
+    with subprocess.Popen(["sh", "-c", f"exec {line} -sS"], stdout=subprocess.PIPE) as curl:
+        assert curl.stdout is not None
+        first = curl.stdout.read(1)
+        curl.terminate()
+    if not first:
+        sys.exit(f"no token came of {line}")
+
+
+def size_mb(paths: list[Path]) -> float:
+    """Of those that are files; links count nothing."""
+    files = (path for path in paths if path.is_file() and not path.is_symlink())
+    return sum(path.stat().st_size for path in files) / MB
+
+
+if __name__ == "__main__":
+    sys.exit(main())

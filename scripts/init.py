@@ -1,0 +1,75 @@
+#!/usr/bin/env python3
+"""Write `.env` for docker compose: the secrets of docker-compose.yml, each made here and once.
+
+`hearth init` is the same command; run as a script it needs nothing but Python. Where there is a
+driver of NVIDIA's, compose is told to use the GPU too.
+"""
+
+import argparse
+import os
+import secrets
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+ENV = Path(".env")
+SECRET_BYTES = 48
+DRIVER_FILES = (Path("/proc/driver/nvidia/version"), Path("/dev/dxg"))  # /dev/dxg: under WSL
+GPU_FILES = "COMPOSE_FILE=docker-compose.yml:docker-compose.gpu.yml\n"
+NEXT = f"""{ENV} has the secrets now, for you alone to read. Next:
+
+docker compose up --build --detach
+docker compose exec proxy hearth token add research
+
+The dashboard takes a token that is made with --role viewer: http://localhost:1223/login"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="Write the secrets of docker compose to .env.")
+    parser.add_argument(
+        "--force", action="store_true", help="replace it: tokens made before are refused then"
+    )
+    has_gpu = any(path.exists() for path in DRIVER_FILES)
+    try:
+        write(ENV, content(has_gpu), parser.parse_args(argv).force)
+    except FileExistsError:
+        print(
+            f"{ENV} is there already and stays as it is; replace it with --force", file=sys.stderr
+        )
+        return 1
+    except OSError as error:
+        print(
+            f"{ENV} cannot be written in {Path.cwd()} ({error.strerror}); start in your clone",
+            file=sys.stderr,
+        )
+        return 1
+    print(NEXT)
+    return 0
+
+
+def content(has_gpu: bool) -> str:
+    return (
+        "# Settings of docker-compose.yml, read by docker compose; kept to yourself.\n"
+        f"JWT_SECRET={secrets.token_urlsafe(SECRET_BYTES)}\n"
+        f"GRAFANA_PASSWORD={secrets.token_urlsafe(SECRET_BYTES)}\n"
+        f"{GPU_FILES if has_gpu else ''}"
+    )
+
+
+def write(path: Path, text: str, replace: bool) -> None:
+    """Whole or not at all, for its owner alone. Raises FileExistsError, unless it may `replace`."""
+    scratch = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
+    descriptor = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        with os.fdopen(descriptor, "w") as file:
+            file.write(text)
+        if replace:
+            scratch.replace(path)
+        else:
+            os.link(scratch, path)
+    finally:
+        scratch.unlink(missing_ok=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,80 @@
+"""Health checks against real upstreams, in an event loop of the test's own."""
+
+import asyncio
+
+import pytest
+
+from proxy.upstreams.balancer import Balancer, Health, Rows, UpstreamSpec
+from proxy.upstreams.health import MAX_ANSWER_BYTES, HealthChecks, health_of
+from tests.proxy.support import DEADLINE_S, Peer, Script, ScriptedUpstream
+
+ROWS = b'{"user_rows": 4, "busy_rows": 1, "queued": 2}'
+LONG = b'{"user_rows": 4}' + b" " * 16 * MAX_ANSWER_BYTES
+
+
+def chunked(peer: Peer) -> None:
+    peer.begin_stream()
+    peer.chunk(ROWS)
+    peer.end_stream()
+
+
+def until_closed(peer: Peer) -> None:
+    peer.send(b"HTTP/1.1 200 OK\r\n\r\n" + ROWS)
+    peer.close()
+
+
+def cut(peer: Peer) -> None:
+    peer.send(b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n" + ROWS)
+    peer.close()
+
+
+@pytest.mark.parametrize(
+    ("script", "found"),
+    [
+        (lambda peer: peer.reply(ROWS), (Health.READY, Rows(4, 3))),
+        (chunked, (Health.READY, Rows(4, 3))),
+        (until_closed, (Health.READY, Rows(4, 3))),
+        (lambda peer: peer.reply(LONG), (Health.READY, None)),
+        (lambda peer: peer.reply(b"", "404 Not Found"), (Health.READY, None)),
+        (lambda peer: peer.reply(ROWS, "503 Busy"), (Health.NOT_READY, None)),
+        (lambda peer: peer.reply(b"", "302 Found"), (Health.NOT_READY, None)),
+        (cut, (Health.NOT_READY, None)),
+        (lambda peer: peer.send(b"ceci n'est pas HTTP\r\n\r\n"), (Health.NOT_READY, None)),
+        (Peer.close, (Health.NOT_READY, None)),
+        (Peer.reset, (Health.NOT_READY, None)),
+    ],
+    ids=[
+        *("rows", "chunked", "until closed", "long", "no such path", "busy", "elsewhere", "cut"),
+        *("no http", "closed", "reset"),
+    ],
+)
+def test_health_is_what_the_upstream_answers(
+    upstream: ScriptedUpstream, script: Script, found: tuple[Health, Rows | None]
+) -> None:
+    upstream.scripts["/healthz"] = script
+
+    async def ask() -> tuple[Health, Rows | None]:
+        (asked,) = Balancer([UpstreamSpec(upstream.url, health_path="/healthz")], 1.0).upstreams
+        return await health_of(asked)
+
+    assert asyncio.run(ask()) == found
+
+
+def test_upstreams_that_hang_are_waited_for_together_and_hold_no_other_up() -> None:
+    hanging, ready = ScriptedUpstream(), ScriptedUpstream()
+    hanging.default = Peer.wait_until_closed_by_proxy
+    hung = [UpstreamSpec(f"{hanging.url}/{number}") for number in range(30)]
+
+    async def check() -> list[Health]:
+        balancer, rounds = Balancer([*hung, UpstreamSpec(ready.url)], 1.0), asyncio.Semaphore(0)
+        checks = HealthChecks(balancer, DEADLINE_S, rounds.release)
+        checks.start()
+        async with asyncio.timeout(DEADLINE_S):
+            await rounds.acquire()
+        assert checks.is_alive
+        checks.stop()
+        return [upstream.health for upstream in balancer.upstreams]
+
+    assert asyncio.run(check()) == [Health.SILENT] * len(hung) + [Health.READY]
+    hanging.stop()
+    ready.stop()

@@ -1,0 +1,122 @@
+"""Each part imports with what its own install brings: the proxy with requirements.txt, the
+benchmark with the extra `bench`, and so on. What else is here cannot be imported meanwhile.
+"""
+
+import re
+import subprocess
+import sys
+import tomllib
+from importlib.metadata import PackageNotFoundError, packages_distributions, requires
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from scripts.hearth import COMMANDS
+
+TOP = Path(__file__).parents[1]
+PROJECT = tomllib.loads((TOP / "pyproject.toml").read_text())
+METADATA = PROJECT["tool"]["hatch"]["metadata"]["hooks"]["requirements_txt"]
+EXTRAS: dict[str, list[str]] = METADATA["optional-dependencies"]
+
+# Packages of ours, whole but for what is named after them, by the file that they need beside
+# requirements.txt.
+PARTS = {
+    None: "common proxy scripts.hearth scripts.init scripts.jwt_util",
+    "requirements-measure.txt": (
+        "benchmarking -benchmarking.benches -benchmarking.peers optimizer weights"
+    ),
+    "requirements-cluster.txt": "cluster -cluster.demo",
+}
+IMPORT_ALL = """
+import importlib, pkgutil, sys
+
+refused, wanted = set(sys.argv[1].split()), sys.argv[2].split()
+left_out = tuple(name[1:] for name in wanted if name.startswith("-"))
+
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in refused:
+            raise ModuleNotFoundError(f"{name} is not installed with this part")
+
+sys.meta_path.insert(0, Refuse())
+for name in wanted:
+    if not name.startswith("-"):
+        package = importlib.import_module(name)
+        for each in pkgutil.walk_packages(getattr(package, "__path__", ()), f"{name}."):
+            is_program = each.name.endswith(("__main__", "gunicorn.conf"))
+            if not is_program and not each.name.startswith(left_out or "-"):
+                importlib.import_module(each.name)
+"""
+
+
+def listed(file: str) -> list[Requirement]:
+    lines = (TOP / file).read_text().splitlines()
+    return [Requirement(line) for line in lines if line[:1].isalnum()]
+
+
+def with_dependencies(requirements: list[Requirement]) -> set[str]:
+    """The names of the distributions that pip would install."""
+    found: set[str] = set()
+    waiting = list(requirements)
+    while waiting:
+        each = waiting.pop()
+        name = canonicalize_name(each.name)
+        if name in found or not (each.marker is None or each.marker.evaluate({"extra": ""})):
+            continue
+        found.add(name)
+        try:
+            waiting += [Requirement(text) for text in requires(name) or ()]
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("file", PARTS)
+def test_a_part_imports_with_what_its_install_brings(file: str | None) -> None:
+    files = ["requirements.txt", *([file] if file else [])]
+    brought = with_dependencies([each for file in files for each in listed(file)])
+    refused = {
+        module
+        for module, distributions in packages_distributions().items()
+        if not brought & {canonicalize_name(name) for name in distributions}
+    }
+    assert {"torch", "transformers"} <= refused
+    names = " ".join(refused - {"common", "inference_api", "scripts", *PARTS[file].split()})
+    command = [sys.executable, "-c", IMPORT_ALL, names, PARTS[file]]
+    done = subprocess.run(command, cwd=TOP, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+def test_what_needs_no_torch_is_an_extra_without_it() -> None:
+    for extra in ("bench", "optimizer", "weights"):
+        assert EXTRAS[extra] == ["requirements-measure.txt"]
+
+
+def test_no_requirement_is_listed_twice() -> None:
+    files = sorted(path.name for path in TOP.glob("requirements*.txt"))
+    names = [each.name for file in files for each in listed(file)]
+    assert len(names) == len(set(names))
+
+
+def test_commands_know_the_extra_that_they_need() -> None:
+    for extra in {command.extra for command in COMMANDS.values() if command.extra is not None}:
+        assert extra.module in {each.name for file in EXTRAS[extra.name] for each in listed(file)}
+
+
+@pytest.mark.parametrize(("nvidia", "asks_further"), [("", True), ("/dev/dxg", False)])
+def test_make_takes_the_build_for_cpus_where_there_is_no_driver(
+    nvidia: str, asks_further: bool
+) -> None:
+    command = ["make", "--dry-run", "--always-make", f"NVIDIA={nvidia}", ".venv/serve.stamp"]
+    environment = {"PATH": "/usr/bin:/bin"}
+    told = subprocess.run(
+        command, cwd=TOP, capture_output=True, text=True, check=True, env=environment
+    ).stdout
+    indexes = re.findall(r"--extra-index-url '(.+)'", told)
+    (image_default,) = re.findall(
+        r"^ARG TORCH_INDEX=(\S+)$", (TOP / "Dockerfile").read_text(), re.M
+    )
+    assert indexes == [image_default] * asks_further
