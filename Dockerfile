@@ -2,8 +2,8 @@
 # the API's. Stages that end up in no image install and compile: no image has a compiler, and those
 # that serve no models have no torch. Nothing is written below /hearth but var.
 
-# The build of torch for CPUs, from PyTorch's own index; with --build-arg TORCH_INDEX= the one with CUDA.
-ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
+# Where to look for the build of torch for CPUs; without it the one with CUDA (docs/install.md).
+ARG TORCH_INDEX=
 
 FROM python:3.11-slim-bookworm AS python
 ENV PATH=/opt/hearth/bin:$PATH PYTHONPATH=/hearth

@@ -6,10 +6,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 # torch as pip finds it brings CUDA's libraries along: gigabytes of no use where there is no driver of
-# NVIDIA's. Such a machine gets the build for CPUs, which PyTorch's own index has. Another build:
-# make serve TORCH_INDEX=ADDRESS; with nothing after the sign, what pip finds by itself.
+# NVIDIA's. Such a machine takes the build for CPUs once TORCH_INDEX says where to look for it.
 NVIDIA := $(wildcard /proc/driver/nvidia/version /dev/dxg)
-TORCH_INDEX ?= $(if $(NVIDIA),,https://download.pytorch.org/whl/cpu)
+TORCH_INDEX ?=
+CPU_INDEX := $(if $(NVIDIA),,$(TORCH_INDEX))
 
 .PHONY: serve mock test all-tests test-fast check hooks docs fuzz format packages kernels test-kernels cluster-demo \
   image-check first-token clean
@@ -110,7 +110,9 @@ $(VENV)/python.stamp:
 # Only torch is looked for on a further index.
 $(VENV)/serve.stamp: $(VENV)/python.stamp pyproject.toml requirements.txt requirements-measure.txt \
   requirements-serve.txt
-	$(BIN)/python -m pip install --quiet $(if $(TORCH_INDEX),--extra-index-url '$(TORCH_INDEX)') \
+	@test -n "$(NVIDIA)$(TORCH_INDEX)" || \
+	  echo "There is no driver of NVIDIA's. torch without CUDA's gigabytes: make TORCH_INDEX=ADDRESS (docs/install.md)"
+	$(BIN)/python -m pip install --quiet $(if $(CPU_INDEX),--extra-index-url '$(CPU_INDEX)') \
 	  "$$(grep '^torch==' requirements-serve.txt)"
 	$(BIN)/python -m pip install --quiet --editable '.[serve]'
 	@touch $@
