@@ -101,8 +101,8 @@ class ServiceCurve:
         """Returns the curve of a moment at which everything takes so many times as long."""
         return replace(
             self,
-            decode=tuple(point.times(slowness) for point in self.decode),
-            prompt_token=tuple(point.times(slowness) for point in self.prompt_token),
+            decode=_of_steps(point.times(slowness) for point in self.decode),
+            prompt_token=_of_steps(point.times(slowness) for point in self.prompt_token),
             overhead=self.overhead and tuple(point.times(slowness) for point in self.overhead),
             speed_error=speed_error,
         )
@@ -208,6 +208,11 @@ def _by_whole_rows(rows: Iterable[PromptRow]) -> list[CurvePoint]:
 def at(points: Sequence[CurvePoint], rows: float) -> float:
     """Returns the time between two points on a straight line; beyond them, that of the nearest."""
     return float(np.interp(rows, [point.rows for point in points], [point.ms for point in points]))
+
+
+def _of_steps(points: Iterable[CurvePoint]) -> Points:
+    """Returns points of which none takes no time at all, which the optimizer refuses."""
+    return tuple(replace(point, ms=max(point.ms, LEAST_MS)) for point in points)
 
 
 def rising(rows: Iterable[tuple[int, float, float]]) -> Points:

@@ -71,8 +71,10 @@ def test_the_last_requests_come_by_themselves_in_the_order_asked_for(
     prompts = [int(text.split()[0]) for text in shown if text[0].isdigit()]
     assert prompts == sorted(prompts, reverse=True)
     body = {"model": "hearth-tiny", "prompt": "x " * 4000, "max_tokens": 3}
-    assert requests.post(f"{api.url}/v1/completions", json=body, timeout=60).status_code == 400
-    expect(lines.last).to_contain_text("context_length_exceeded")
+    headers = {"X-Request-Id": "too-long"}
+    refused = requests.post(f"{api.url}/v1/completions", json=body, headers=headers, timeout=60)
+    assert refused.status_code == 400
+    expect(lines.filter(has_text="too-long")).to_contain_text("context_length_exceeded")
 
 
 def test_a_prompt_is_streamed_and_timed(page: Page) -> None:
