@@ -101,47 +101,34 @@ def fit_loops(loops: Sequence[Loop], overhead: Points | None = None) -> ServiceC
         return None
     prompts = [loop.work_tokens for loop in loops]
     tells = overhead is None and max(prompts) >= DIFFERENT_LENGTHS * max(min(prompts), 1.0)
-    curve, common_ms = None, 0.0
+    known_ms = [at(overhead, loop.users) if overhead else 0.0 for loop in loops]
+    common_ms = 0.0
     for _ in range(ROUNDS):
-        overheads_ms = [at(overhead, loop.users) if overhead else 0.0 for loop in loops]
-        shares = [
-            1 - loop.is_mixed * min(max(ms, common_ms) / loop.e2e_ms, MOST_OUTSIDE)
-            for ms, loop in zip(overheads_ms, loops, strict=True)
-        ]
-        rows = [
-            _end_to_end(loop, users, tells, ms, share)
-            for loop, ms, share in zip(loops, overheads_ms, shares, strict=True)
-        ]
-        rows += [
-            _first_token(loop, users, tells, ms)
-            for loop, ms in zip(loops, overheads_ms, strict=True)
-            if loop.users == 1
-        ]
-        found, errors = _least_squares(*map(np.array, zip(*rows, strict=True)))
+        rows = [_in_service(loop, ms + common_ms) for loop, ms in zip(loops, known_ms, strict=True)]
+        of_loops = list(zip(loops, rows, known_ms, strict=True))
+        equations = [_end_to_end(*each, users, tells) for each in of_loops]
+        equations += [_first_token(*each, users, tells) for each in of_loops if each[0].users == 1]
+        found, errors = _least_squares(*map(np.array, zip(*equations, strict=True)))
         common_ms = float(found[1])
-        if found[2:].max() <= 0:
-            raise Unfit("serviceCurve: answers took no longer than prompts; measure longer ones")
-        steps = zip(users, found[2:].tolist(), errors[2:].tolist(), strict=True)
-        in_service = {
-            n: _rows(n, fmean(s for s, loop in zip(shares, loops, strict=True) if loop.users == n))
-            for n in users
-        }
-        common = (CurvePoint(1, common_ms, float(errors[1])),)
-        curve = ServiceCurve(
-            decode=_moved(
-                rising((n, max(ms, LEAST_MS), error) for n, ms, error in steps), in_service
-            ),
-            prompt_token=(CurvePoint(1, max(float(found[0]), LEAST_MS), float(errors[0])),),
-            source="closed loops",
-            overhead=_moved(overhead, in_service) if overhead else common if tells else None,
-            speed_error=_drift(loops),
-        )
-    return curve
+    if found[2:].max() <= 0:
+        raise Unfit("serviceCurve: answers took no longer than their prompts; measure longer ones")
+    of_users = {n: fmean(rows for loop, rows, _ in of_loops if loop.users == n) for n in users}
+    steps = zip(users, found[2:].tolist(), errors[2:].tolist(), strict=True)
+    common = (CurvePoint(1, common_ms, float(errors[1])),)
+    return ServiceCurve(
+        decode=_moved(rising((n, max(ms, LEAST_MS), error) for n, ms, error in steps), of_users),
+        prompt_token=(CurvePoint(1, max(float(found[0]), LEAST_MS), float(errors[0])),),
+        source="closed loops",
+        overhead=_moved(overhead, of_users) if overhead else common if tells else None,
+        speed_error=_drift(loops),
+    )
 
 
-def _rows(users: int, share: float) -> float:
+def _in_service(loop: Loop, outside_ms: float) -> float:
     """Returns how many are in service beside one that is, itself among them."""
-    return 1 + (users - 1) * share
+    if not loop.is_mixed:
+        return loop.users
+    return 1 + (loop.users - 1) * (1 - min(outside_ms / loop.e2e_ms, MOST_OUTSIDE))
 
 
 def _moved(points: Points, in_service: Mapping[int, float]) -> Points:
@@ -200,20 +187,22 @@ Equation = tuple[FloatArray, float]  # coefficients of c, overhead and every a(n
 
 
 def _end_to_end(
-    loop: Loop, users: Sequence[int], tells: bool, overhead_ms: float, share: float
+    loop: Loop, rows: float, known_ms: float, users: Sequence[int], tells: bool
 ) -> Equation:
-    """`overhead_ms`: what is known of it; `share` of its users is in service."""
+    """`rows` in service; `known_ms` of the overhead."""
     unknowns = np.zeros(2 + len(users))
-    unknowns[0] = _rows(loop.users, share) * loop.work_tokens
-    unknowns[1] = tells
+    unknowns[:2] = rows * loop.work_tokens, tells
     unknowns[2 + users.index(loop.users)] = loop.output_tokens
-    return unknowns / loop.e2e_error_ms, (loop.e2e_ms - overhead_ms) / loop.e2e_error_ms
+    return unknowns / loop.e2e_error_ms, (loop.e2e_ms - known_ms) / loop.e2e_error_ms
 
 
-def _first_token(loop: Loop, users: Sequence[int], tells: bool, overhead_ms: float) -> Equation:
+def _first_token(
+    loop: Loop, rows: float, known_ms: float, users: Sequence[int], tells: bool
+) -> Equation:
+    """Of one user."""
     unknowns = np.zeros(2 + len(users))
-    unknowns[:3] = loop.work_tokens, tells, 1.0
-    return unknowns / loop.ttft_error_ms, (loop.ttft_ms - overhead_ms) / loop.ttft_error_ms
+    unknowns[:3] = rows * loop.work_tokens, tells, 1.0
+    return unknowns / loop.ttft_error_ms, (loop.ttft_ms - known_ms) / loop.ttft_error_ms
 
 
 def _least_squares(design: FloatArray, left: FloatArray) -> tuple[FloatArray, FloatArray]:

@@ -59,6 +59,10 @@ class Cuts:
     chunk_tokens: int | None = None
     budget_tokens: int | None = None
 
+    def of(self, curve: ServiceCurve) -> ServiceCurve:
+        """Returns the curve of a server that cuts so."""
+        return replace(curve, chunk_tokens=self.chunk_tokens, budget_tokens=self.budget_tokens)
+
 
 NO_CUTS = Cuts()
 TTFT_ERROR = 0.1  # of a simulated one, by what a curve is wrong of
@@ -116,10 +120,10 @@ class Fitted:
 def fitted(plan: LoopPlan, measured: Measured, optimizer: Optimizer, cuts: Cuts) -> Fitted:
     """Raises Unfit."""
     rows = measured.rows
-    found = fit_drifting(closed_loops(rows.closed(), plan.places))
+    loops = closed_loops(rows.closed(), plan.places)
+    found = fit_drifting(loops)
     if found is None:
         raise Unfit("too few closed loops of different numbers of users were measured")
-    curve, drift = found
     # More rows than a loop has users, whatever the length of its answers: none waits for one.
     perf = {
         "name": plan.shape.model,
@@ -128,12 +132,11 @@ def fitted(plan: LoopPlan, measured: Measured, optimizer: Optimizer, cuts: Cuts)
         "atTokens": plan.shape.output_tokens,
     }
     for _ in range(OVERHEAD_ROUNDS):
-        curve = replace(curve, chunk_tokens=cuts.chunk_tokens, budget_tokens=cuts.budget_tokens)
-        overhead = _overhead(Asked(optimizer, perf), rows.closed(), plan.places, curve, drift)
-        found = fit_drifting(closed_loops(rows.closed(), plan.places), overhead)
-        assert found is not None
         curve, drift = found
-    curve = replace(curve, chunk_tokens=cuts.chunk_tokens, budget_tokens=cuts.budget_tokens)
+        asked = Asked(optimizer, perf)
+        overhead = _overhead(asked, rows.closed(), plan.places, cuts.of(curve), drift)
+        found = fit_drifting(loops, overhead) or found
+    curve, drift = cuts.of(found[0]), found[1]
     left_out = {*rows.checked, *rows.disturbed}
     fit = fit_run(
         measured.run, plan.shape.model, left_out=left_out, max_batch_size=plan.places, speed=curve

@@ -4,7 +4,7 @@ Q8_0, Q4_0, IQ4_NL and MXFP4 are groups of 32 with one scale, which is what the 
 such weights move without being rounded again, to int4 those of Q4_0 alone.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,9 @@ from torch import Tensor
 from inference_api.engine.loading.kernel_blocks import (
     INT4_OFFSET,
     INT8_VALUES,
+    BlockTensor,
+    Scales,
     Values,
-    write_groups,
 )
 from inference_api.kernels.library import PackedWeight, UnusableWeight
 from inference_api.kernels.packing import GROUP
@@ -35,11 +36,9 @@ _MXFP4_VALUES = np.array(gguf.quants.MXFP4.kvalues, np.int8)  # doubled, to be i
 _MXFP4_BIAS = 128  # of exponents, for values that are doubled
 _HALF_EXPONENTS = (-24, 15)  # of the powers of two that half precision has
 
-Pack = Callable[[Tensor, PackedWeight, int], None]
-
 
 @dataclass(frozen=True, slots=True)
-class GgufTensor:
+class GgufTensor(BlockTensor):
     """One tensor as it lies in the file. `data` is [rows, …] in the package's own form."""
 
     kind: GGMLQuantizationType
@@ -61,23 +60,6 @@ class GgufTensor:
         heads = self.data.reshape(-1, len(order), *self.data.shape[1:])
         return GgufTensor(self.kind, heads[:, order].reshape(self.data.shape))
 
-    def copy_to(self, target: Tensor) -> None:
-        """Write the numbers, in the precision of `target`. Raises UnusableWeight."""
-        for first, numbers in self._numbers():
-            target[first : first + len(numbers)].copy_(numbers)
-
-    def pack_into(self, pack: Pack, packed: PackedWeight, first_output: int) -> None:
-        """Write outputs `first_output`… of `packed`: unchanged where it has room for the values
-        as they are, otherwise by `pack`, which rounds the numbers again. Raises UnusableWeight."""
-        if not self._fits(packed):
-            for first, numbers in self._numbers():
-                pack(numbers, packed, first_output + first)
-            return
-        for first in range(0, len(self.data), ROWS_AT_A_TIME):
-            values, scales = _groups(self.kind, self.data[first : first + ROWS_AT_A_TIME])
-            _check_finite(scales.view(np.float16))
-            write_groups(values, scales, packed, first_output + first)
-
     def _fits(self, packed: PackedWeight) -> bool:
         match self.kind:
             case GGMLQuantizationType.Q4_0:
@@ -95,12 +77,17 @@ class GgufTensor:
         return False
 
     def _numbers(self) -> Iterator[tuple[int, Tensor]]:
-        """float32, some rows after the other, each time with the number of the first."""
         for first in range(0, len(self.data), ROWS_AT_A_TIME):
             rows = self.data[first : first + ROWS_AT_A_TIME]
             numbers = gguf.quants.dequantize(rows, self.kind)
             _check_finite(numbers)
             yield first, torch.from_numpy(np.array(numbers, np.float32))
+
+    def _groups(self) -> Iterator[tuple[int, Values, Scales]]:
+        for first in range(0, len(self.data), ROWS_AT_A_TIME):
+            values, scales = _groups(self.kind, self.data[first : first + ROWS_AT_A_TIME])
+            _check_finite(scales.view(np.float16))
+            yield first, values, scales
 
 
 def _check_finite(numbers: NDArray[Any]) -> None:
@@ -108,10 +95,8 @@ def _check_finite(numbers: NDArray[Any]) -> None:
         raise UnusableWeight("it has weights that are not finite")
 
 
-def _groups(
-    kind: GGMLQuantizationType, data: NDArray[np.uint8]
-) -> tuple[Values, NDArray[np.uint16]]:
-    """Values [rows, groups, 32] and scales [rows, groups], as bits of half precision."""
+def _groups(kind: GGMLQuantizationType, data: NDArray[np.uint8]) -> tuple[Values, Scales]:
+    """Values [rows, groups, 32] and scales [rows, groups]."""
     data = np.ascontiguousarray(data)
     if kind == GGMLQuantizationType.Q8_0:
         groups = data.view(_Q8_0)

@@ -3,8 +3,12 @@
 `kernels/src/layout.h` says how a block looks.
 """
 
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from inference_api.kernels.library import PackedWeight
 from inference_api.kernels.packing import GROUP, PANEL
@@ -22,11 +26,45 @@ _INT4_BLOCK = np.dtype(
 )
 
 Values = NDArray[np.int8]
+Scales = NDArray[np.uint16]  # bits of half precision
+Pack = Callable[[Tensor, PackedWeight, int], None]
 
 
-def write_groups(
-    values: Values, scales: NDArray[np.uint16], packed: PackedWeight, first_output: int
-) -> None:
+class BlockTensor(ABC):
+    """A quantised matrix of a checkpoint. Conversions take some rows after the other, which bounds
+    their memory, each time with the number of the first."""
+
+    __slots__ = ()
+
+    def copy_to(self, target: Tensor) -> None:
+        """Write the numbers, in the precision of `target`. Raises UnusableWeight."""
+        for first, numbers in self._numbers():
+            target[first : first + len(numbers)].copy_(numbers)
+
+    def pack_into(self, pack: Pack, packed: PackedWeight, first_output: int) -> None:
+        """Write outputs `first_output`… of `packed`: unchanged where it has room for the values
+        as they are, otherwise by `pack`, which rounds the numbers again. Raises UnusableWeight."""
+        if not self._fits(packed):
+            for first, numbers in self._numbers():
+                pack(numbers, packed, first_output + first)
+            return
+        for first, values, scales in self._groups():
+            write_groups(values, scales, packed, first_output + first)
+
+    @abstractmethod
+    def _fits(self, packed: PackedWeight) -> bool:
+        """Whether `packed` has room for the values as they are."""
+
+    @abstractmethod
+    def _numbers(self) -> Iterator[tuple[int, Tensor]]:
+        """float32 [rows, columns]. Raises UnusableWeight."""
+
+    @abstractmethod
+    def _groups(self) -> Iterator[tuple[int, Values, Scales]]:
+        """Of a matrix that fits, as `write_groups` takes them. Raises UnusableWeight."""
+
+
+def write_groups(values: Values, scales: Scales, packed: PackedWeight, first_output: int) -> None:
     """Outputs `first_output`… of `packed`, of 8 or 4 bits: `values` [rows, groups, 32] in its range
     and `scales` [rows, groups], bits of half precision."""
     rows, num_groups, _ = values.shape

@@ -14,7 +14,13 @@ import torch
 from torch import Tensor
 
 from inference_api.engine.loading.config import Quantisation
-from inference_api.engine.loading.kernel_blocks import INT4_VALUES, INT8_VALUES, write_groups
+from inference_api.engine.loading.kernel_blocks import (
+    INT4_VALUES,
+    INT8_VALUES,
+    BlockTensor,
+    Scales,
+    Values,
+)
 from inference_api.engine.loading.layout import Part
 from inference_api.engine.loading.quantised import WORD_BITS, Wanted, num_blocks, wants
 from inference_api.engine.loading.tensor_bytes import opened, read_tensor
@@ -27,11 +33,9 @@ ROWS_AT_A_TIME = 256  # bounds the memory that conversion takes; whole words of 
 MAX_HALF = torch.finfo(torch.float16).max
 AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # of a word's eight outputs
 
-Pack = Callable[[Tensor, PackedWeight, int], None]
-
 
 @dataclass(frozen=True, slots=True)
-class QuantisedTensor:
+class QuantisedTensor(BlockTensor):
     """`values` times the scale of the block that their row and column belong to."""
 
     values: Tensor  # [rows, columns], int8, int16 or float8
@@ -43,26 +47,6 @@ class QuantisedTensor:
         """`ordered` has what follows the first dimension of a tensor in another order."""
         values = ordered(self.values.view(torch.uint8)).view(self.values.dtype)
         return replace(self, values=values, row_blocks=ordered(self.row_blocks))
-
-    def copy_to(self, target: Tensor) -> None:
-        """Write the numbers, in the precision of `target`. Raises UnusableWeight."""
-        for first, numbers in self._numbers():
-            target[first : first + len(numbers)].copy_(numbers)
-
-    def pack_into(self, pack: Pack, packed: PackedWeight, first_output: int) -> None:
-        """Write outputs `first_output`… of `packed`: unchanged where it has room for the values
-        as they are, otherwise by `pack`, which rounds the numbers again. Raises UnusableWeight."""
-        if not self._fits(packed):
-            for first, numbers in self._numbers():
-                pack(numbers, packed, first_output + first)
-            return
-        groups = self.column_blocks[::GROUP]
-        for first in range(0, len(self.values), ROWS_AT_A_TIME):
-            rows = slice(first, first + ROWS_AT_A_TIME)
-            values = self.values[rows].to(torch.int8).unflatten(1, (-1, GROUP)).numpy()
-            scales = self.scales[self.row_blocks[rows]][:, groups].half()
-            bits = scales.numpy().view(np.uint16)
-            write_groups(values, bits, packed, first_output + first)
 
     def _fits(self, packed: PackedWeight) -> bool:
         ranges = {8: INT8_VALUES, 4: INT4_VALUES}
@@ -77,7 +61,6 @@ class QuantisedTensor:
         return bool(self.values.min() >= least and self.values.max() <= largest)
 
     def _numbers(self) -> Iterator[tuple[int, Tensor]]:
-        """float32, some rows after the other, each time with the number of the first."""
         for first in range(0, len(self.values), ROWS_AT_A_TIME):
             rows = slice(first, first + ROWS_AT_A_TIME)
             scales = self.scales[self.row_blocks[rows]][:, self.column_blocks]
@@ -85,6 +68,14 @@ class QuantisedTensor:
             if not numbers.isfinite().all():
                 raise UnusableWeight("it has weights that are not finite")
             yield first, numbers
+
+    def _groups(self) -> Iterator[tuple[int, Values, Scales]]:
+        groups = self.column_blocks[::GROUP]
+        for first in range(0, len(self.values), ROWS_AT_A_TIME):
+            rows = slice(first, first + ROWS_AT_A_TIME)
+            values = self.values[rows].to(torch.int8).unflatten(1, (-1, GROUP)).numpy()
+            scales = self.scales[self.row_blocks[rows]][:, groups].half()
+            yield first, values, scales.numpy().view(np.uint16)
 
 
 def read_quantised(
