@@ -49,11 +49,12 @@ class Plan:
         return tuple(-priority for priority in self.left_out), fsum(values)
 
     def choices(self) -> dict[str, Choice]:
-        return {
-            contender.server: Choice(candidate, candidate.replicas)
-            for contender, index in zip(self._contenders, self._taken, strict=True)
-            for candidate in contender.candidates[index : index + 1]
-        }
+        choices = {}
+        for contender, index in zip(self._contenders, self._taken, strict=True):
+            if index < len(contender.candidates):
+                candidate = contender.candidates[index]
+                choices[contender.server] = Choice(candidate, candidate.replicas)
+        return choices
 
     def improve(self, looks: int) -> int:
         """Returns how many looks at servers that might make room are left of so many."""
@@ -70,8 +71,15 @@ class Plan:
         held = self._held(server)
         own_type, own = ("", 0) if held is None else (held.card_type, _cards(held))
         for index, wish in enumerate(self._options[server][: self._taken[server]]):
-            free = self._left[wish.card_type] + (own if wish.card_type == own_type else 0)
-            if _cards(wish) <= free or (self._looks > 0 and self._make_room(server, wish)):
+            card_type, free = wish.card_type, self._left[wish.card_type]
+            others = len(self._holders[card_type])
+            if own and card_type == own_type:
+                free += own
+                others -= 1
+            # Without looks for all others `_make_room` would find out only after some moves.
+            if _cards(wish) <= free or (
+                0 < others <= self._looks and self._make_room(server, wish)
+            ):
                 self._take(server, index)
                 return True
         return False
@@ -164,8 +172,8 @@ def _cards(candidate: Candidate) -> int:
 
 def _outside(contenders: Sequence[Contender]) -> list[float]:
     """Returns what counts as the value of being left out, by server."""
-    ends = [(c.candidates[0].value, c.candidates[-1].value) for c in contenders]
-    total = 1 + 2 * sum([abs(least) + abs(most) for least, most in ends])
+    ends = [abs(c.candidates[0].value) + abs(c.candidates[-1].value) for c in contenders]
+    total = 1 + 2 * sum(ends)
     lowest_first = sorted({contender.priority for contender in contenders}, reverse=True)
     by_priority = {p: total * PRIORITY_STEP**rank for rank, p in enumerate(lowest_first)}
     return [by_priority[contender.priority] for contender in contenders]

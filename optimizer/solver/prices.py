@@ -69,9 +69,12 @@ class PriceSolver:
         left_out = sorted(
             (c for c in contenders if c.server not in found), key=lambda c: (c.priority, c.server)
         )
+        if not left_out:
+            yield found
+            return
         stock = Stock(cards, found.values())
         yield found | best_effort(self._scarcity.policy, left_out, stock)
-        if parts and left_out and not self._scarcity.delayed:
+        if parts and not self._scarcity.delayed:
             others = [c for c in contenders if c.server not in parts]
             yield _search(others, Stock(cards, parts.values()).cards, whole) | parts
 
@@ -127,7 +130,7 @@ def _search(contenders: Sequence[Contender], cards: Mapping[str, int], start: _C
     looks = effort.looks
     for plan in plans:
         looks = plan.improve(looks)
-    best = min(plans, key=lambda plan: plan.worth)
+    best = min(plans, key=lambda plan: plan.worth) if len(plans) > 1 else plans[0]
     for _ in range(DEEPER):
         deeper = _without_the_rest(contenders, cards, best.left_out)
         if deeper is None:
