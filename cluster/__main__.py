@@ -10,7 +10,7 @@ from flask import Flask
 
 from cluster.actuators import Actuator
 from cluster.actuators.machines import Machines
-from cluster.actuators.tended import TendedReplicas
+from cluster.actuators.tended import TendedReplicas, Times
 from cluster.actuators.upstreams_file import UpstreamsFile
 from cluster.config import ActuatorKeys, ClusterConfig, read_config
 from cluster.controller.app import create_app
@@ -57,7 +57,8 @@ def create_actuator(config: ClusterConfig) -> Actuator:
         from cluster.actuators.deployments import Deployments
 
         return Deployments(keys.namespace)
-    return TendedReplicas(_machines(keys), config.recipes, UpstreamsFile(config.upstreams_file))
+    upstreams = UpstreamsFile(config.upstreams_file)
+    return TendedReplicas(_machines(keys), config.recipes, upstreams, Times(leave_s=keys.leave_s))
 
 
 def _machines(keys: ActuatorKeys) -> Machines:

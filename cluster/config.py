@@ -74,6 +74,12 @@ class ActuatorKeys(Keys):
         description="Of `local`: what all replicas may take together; default: the cores.",
     )
     pins: bool = Field(False, description="Of local and Ray: replicas of whole CPUs get their own.")
+    leave_s: Seconds = Field(
+        10.0,
+        ge=0,
+        le=3600,
+        description="Of local and Ray: from leaving the upstreams to SIGTERM.",
+    )
 
 
 class ProxyKeys(Keys):

@@ -17,6 +17,7 @@ from cluster.replicas import Group
 from cluster.system import Json, SystemDocument
 
 LEAST_ENDED = 5  # requests, below which means say nothing
+SATURATED = 0.9  # requests present for each row, on average
 LEAST_ERROR, LARGEST_ERROR = 0.02, 1.0  # of a mean, relative
 SPEED_KEYS = ("decodeParms", "prefillParms", "perfParms", "serviceCurve")
 
@@ -81,9 +82,12 @@ class Speeds:
             seen.prompt_tokens / seen.ended,
             seen.completion_tokens / seen.ended,
         )
+        # A queue that has begun to grow is shorter than the model, which knows only where it ends,
+        # says of such a load: the machine would be taken for a faster one.
+        is_saturated = _present(seen) >= SATURATED * group.user_rows * replicas
         observation = load.as_json() | {
             "at": at_s,
-            "ttft": seen.ttft_ms,
+            "ttft": None if is_saturated else seen.ttft_ms,
             "itl": seen.itl_ms,
             "ttftError": error,
             "itlError": error,
@@ -106,3 +110,11 @@ class Speeds:
         parts = (tuned.decode_parms, tuned.prefill_parms, tuned.perf_parms, tuned.service_curve)
         now = {name: part for name, part in zip(SPEED_KEYS, parts, strict=True) if part}
         return base | {name: part for name, part in now.items() if name in base}
+
+
+def _present(seen: Traffic) -> float:
+    """Requests at the replicas on average, waiting or served, by Little's law."""
+    if not seen.seconds:
+        return 0.0
+    served_s = seen.completion_tokens * (seen.itl_ms or 0.0) / 1000
+    return (seen.ended * (seen.ttft_ms or 0.0) / 1000 + served_s) / seen.seconds

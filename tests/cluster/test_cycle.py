@@ -212,6 +212,23 @@ def test_predictions_follow_a_machine_that_became_slower(
     assert cycle.learned.factors["m", "A"].decode == pytest.approx(1.3, rel=0.15)
 
 
+def test_a_saturated_replica_is_not_taken_for_a_faster_one(
+    make_world: Callable[..., World],
+) -> None:
+    world = make_world()
+    settled(world, LOW)
+    (group, count), slower = next(iter(world.actuator.ready().items())), 1.4
+    assert group.accelerator == "A"
+    # All rows busy, and a queue that has only begun to grow.
+    busy_ms = slower * (10.0 + 0.5 * group.user_rows)
+    per_replica = PERIOD_S / (slower * 0.1 + 49 * busy_ms / 1000) * group.user_rows
+    for _ in range(8):
+        for _ in range(world.replicas - count):
+            world.actuator.lose(world.actuator.replicas()[-1].name)
+        cycle = world.period(per_replica * count, ttft_ms=300.0, itl_ms=busy_ms)
+    assert cycle.learned.factors["m", "A"].decode == pytest.approx(slower, rel=0.1)
+
+
 def test_a_plan_needs_more_of_slower_machines(make_world: Callable[..., World]) -> None:
     as_documented = make_world(tune=False)
     before = settled(as_documented, HIGH)
