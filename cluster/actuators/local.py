@@ -68,7 +68,7 @@ class LocalMachine:
             folder.mkdir(parents=True, exist_ok=True)
             self._lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            self._records = {each.name: each for each in map(_read, folder.glob("*.json")) if each}
+            self._records = {each.name: each for each in records_in(folder)}
         except BlockingIOError as error:
             os.close(self._lock)
             raise ActuatorUnusable(f"Another controller runs with {folder}; end it.") from error
@@ -170,10 +170,17 @@ class LocalMachine:
         return self._folder / f"{name}.log"
 
 
+def records_in(folder: Path) -> list[Record]:
+    """What runs there, also for those who do not run it."""
+    return [each for each in map(_read, folder.glob("*.json")) if each]
+
+
 def _read(path: Path) -> Record | None:
-    """None for what is no record, which is said and left there."""
+    """None for what is gone, and for what is no record, which is said and left there."""
     try:
         record = Record.model_validate_json(path.read_bytes())
+    except FileNotFoundError:
+        return None
     except ValidationError as error:
         log.warning("%s is no record of a replica: %s", path, error.errors()[0]["msg"])
         return None

@@ -1,4 +1,5 @@
-"""`python -m cluster.demo`: a cluster on this machine, and a load that doubles and comes back.
+"""`python -m cluster.demo`: a cluster on this machine, and a load that doubles and comes back, or
+machines that become slower.
 
 What follows the load, and how well, is printed period by period, and judged at the end.
 """
@@ -9,15 +10,15 @@ import signal
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 
-from cluster.demo.machines import Place, local_place, ray_place
+from cluster.demo.machines import local_place, ray_place
 from cluster.demo.picture import draw
 from cluster.demo.play import Options, play
 from cluster.demo.processes import DemoFailed
 from cluster.demo.show import HEAD, line_of, verdict_text
-from cluster.demo.story import Story
+from cluster.demo.story import SLOW_MACHINE, Story
 from cluster.demo.verdict import failed, verdict
 from cluster.demo.watch import Row
 
@@ -26,14 +27,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     if options.kill_node and options.actuator != "ray":
         sys.exit("--kill-node needs nodes; leave out --actuator local.")
-    story = Story(period_s=options.period, rate_per_s=options.rate, seed=options.seed)
+    if options.slow_machine and options.actuator == "ray":
+        sys.exit("--slow-machine holds processes of this machine; leave out --actuator ray.")
+    story, is_local = _story(options), options.slow_machine or options.actuator == "local"
     logging.basicConfig(level=logging.WARNING)
     # SIGTERM ends it as Ctrl-C does: in order, with all that it started.
     signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
     folder = Path(tempfile.mkdtemp(prefix="hearth-demo-"))
     print(f"{story.end_s / 60:.1f} minutes; logs in {folder}", flush=True)
     try:
-        with _place(options.actuator, folder) as place:
+        with local_place(folder) if is_local else ray_place() as place:
             print(HEAD, flush=True)
             run = play(story, place, Options(folder, options.kill_node), _tell)
     except DemoFailed as error:
@@ -52,11 +55,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--period", type=_within(1, 600), default=5.0, help="seconds of a cycle")
-    parser.add_argument("--rate", type=_within(0.1, 100), default=5.0, help="requests a second")
+    parser.add_argument("--period", type=_within(1, 600), help="seconds of a cycle")
+    parser.add_argument("--rate", type=_within(0.1, 100), help="requests a second")
     parser.add_argument("--seed", type=int, default=0, help="of the times between requests")
-    parser.add_argument("--actuator", choices=("ray", "local"), default="ray")
-    parser.add_argument("--kill-node", action="store_true", help="kill a node of Ray under load")
+    parser.add_argument("--actuator", choices=("ray", "local"))
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--kill-node", action="store_true", help="kill a node of Ray under load")
+    what.add_argument(
+        "--slow-machine", action="store_true", help="real replicas on less of a core, under load"
+    )
     parser.add_argument("--picture", type=Path, help="draw the run into this SVG")
     return parser
 
@@ -73,8 +80,10 @@ def _within(least: float, most: float) -> Callable[[str], float]:
     return number
 
 
-def _place(kind: str, folder: Path) -> AbstractContextManager[Place]:
-    return ray_place() if kind == "ray" else local_place(folder)
+def _story(options: argparse.Namespace) -> Story:
+    story = SLOW_MACHINE if options.slow_machine else Story()
+    given = {"period_s": options.period, "rate_per_s": options.rate, "seed": options.seed}
+    return replace(story, **{name: value for name, value in given.items() if value is not None})
 
 
 def _tell(row: Row) -> None:

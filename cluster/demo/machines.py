@@ -21,10 +21,11 @@ CPUS_OF_NODE = 2
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """`actuator` is what the cluster's file says of it."""
+    """`actuator` is what the cluster's file says of it; `folder` is that of local replicas."""
 
     actuator: dict[str, Any]
     nodes: RayNodes | None = None
+    folder: Path | None = None
 
 
 @contextmanager
@@ -37,7 +38,8 @@ def ray_place() -> Iterator[Place]:
 def local_place(folder: Path) -> Iterator[Place]:
     replicas = folder / "replicas"
     try:
-        yield Place({"kind": "local", "folder": str(replicas), "capacity": {"CPU": MAX_REPLICAS}})
+        actuator = {"kind": "local", "folder": str(replicas), "capacity": {"CPU": MAX_REPLICAS}}
+        yield Place(actuator, folder=replicas)
     finally:
         machine = LocalMachine(replicas)
         for each in machine.placed():

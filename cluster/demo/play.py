@@ -2,7 +2,8 @@
 the load."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -13,9 +14,11 @@ from cluster.demo.files import Addresses
 from cluster.demo.load import Load, Request
 from cluster.demo.machines import Place, node_with_replica
 from cluster.demo.processes import running_services, until
+from cluster.demo.shares import HeldReplicas
 from cluster.demo.story import MODEL_NAME, Story
 from cluster.demo.verdict import Run
-from cluster.demo.watch import Row, Watch, state_of
+from cluster.demo.watch import Row, Watch, ready_urls, state_of
+from scripts.pipeline.cpu_share import choose_limiter
 
 FIRST_REPLICA_S = 120.0
 TIMEOUT_S = 5.0
@@ -32,17 +35,20 @@ class Options:
 
 def play(story: Story, place: Place, options: Options, tell: Callable[[Row], None]) -> Run:
     """Raises DemoFailed."""
-    with running_services(options.folder, story, place.actuator) as (addresses, token):
+    with (
+        running_services(options.folder, story, place.actuator) as (addresses, token),
+        _holding(story, place) as hold,
+    ):
         controller_url = addresses.url(addresses.controller)
         wait_for_service(addresses)
         request = Request(addresses.proxy, token, MODEL_NAME, story.out_tokens)
         load = Load(request, story.rate_at, story.seed)
         killed_s, dead = None, set[str]()
         try:
-            watch = Watch(controller_url, load, story)
+            watch = Watch(controller_url, load, story, hold)
             if options.kills and place.nodes is not None:
                 watch.until(story.rise_s + KILL_AT * (story.fall_s - story.rise_s), tell)
-                node, dead = node_with_replica(place.nodes, _ready_urls(controller_url))
+                node, dead = node_with_replica(place.nodes, ready_urls(state_of(controller_url)))
                 killed_s = load.now_s
                 place.nodes.kill(node)
             watch.until(story.end_s, tell)
@@ -58,10 +64,21 @@ def wait_for_service(addresses: Addresses) -> None:
     until(lambda: _is_open(proxy_url), FIRST_REPLICA_S, "the first replica")
 
 
-def _ready_urls(controller_url: str) -> set[str]:
-    return {
-        each["url"] for each in state_of(controller_url)["replicas"] if each["state"] == "ready"
-    }
+@contextmanager
+def _holding(story: Story, place: Place) -> Iterator[Callable[[set[str], float], None]]:
+    """What holds the replicas that are ready to their share of that moment."""
+    shares, folder = story.shares, place.folder
+    if shares is None or folder is None:
+        yield lambda _urls, _at_s: None
+        return
+    limiter = choose_limiter()
+    held = HeldReplicas(folder, limiter)
+    try:
+        yield lambda urls, at_s: held.hold(
+            urls, shares.before if at_s < story.rise_s else shares.after
+        )
+    finally:
+        limiter.close()
 
 
 def _is_open(proxy_url: str) -> bool:

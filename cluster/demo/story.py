@@ -1,6 +1,7 @@
 """What the demo plays: how fast a replica is, what comes, and when. Immutable: any thread."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 SERVER, ACCELERATOR = "chat", "share"
 QUIET_PERIODS, BUSY_PERIODS, LATE_PERIODS = 6, 8, 12
@@ -27,14 +28,31 @@ MOCK = Backend(
 )
 
 
+# The embedded model on two fifths of a core, more or less: the tuner finds out.
+HELD = Backend(
+    {"MODEL_NAME": MODEL_NAME},
+    {"alpha": 2.2, "beta": 1.15},
+    {"gamma": 15.0, "delta": 0.4},
+)
+
+
+class Shares(NamedTuple):
+    """Of a core, that each replica is held to until the middle of the story, and from then on."""
+
+    before: float
+    after: float
+
+
 @dataclass(frozen=True, slots=True)
 class Story:
-    """Load for some periods, twice as much for some, then as before.
+    """Load for some periods, `growth` times as much for some, then as before.
 
     What is planned for is a mean, what is attained is each request's: so the first is less.
     """
 
     backend: Backend = MOCK
+    growth: float = 2.0
+    shares: Shares | None = None
     period_s: float = 5.0
     rate_per_s: float = 5.0
     user_rows: int = 12
@@ -70,4 +88,19 @@ class Story:
 
     def rate_at(self, at_s: float) -> float:
         """Requests a second."""
-        return self.rate_per_s * (2 if self.rise_s <= at_s < self.fall_s else 1)
+        return self.rate_per_s * (self.growth if self.rise_s <= at_s < self.fall_s else 1)
+
+
+# The same load all the time, on replicas that are slower by 30 % from `rise_s` on. Two of the first
+# kind suffice for it, but not of the second.
+SLOW_MACHINE = Story(
+    backend=HELD,
+    growth=1.0,
+    shares=Shares(0.4, 0.28),
+    period_s=10.0,
+    rate_per_s=22.0,
+    user_rows=8,
+    quiet_periods=6,
+    busy_periods=15,
+    late_periods=0,
+)

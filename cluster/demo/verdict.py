@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 from cluster.demo.load import Asked
 from cluster.demo.story import Story
@@ -11,6 +12,8 @@ WITHIN_PERIODS = 2.0
 LEAST_ATTAINED = 0.95
 WHOLE_WITHIN_S = 30.0
 MIN_REPLICAS = 1
+LARGEST_ERROR, WITHIN_CYCLES = 0.15, 10
+LEAST_CYCLES = 5  # for a mean error
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +35,8 @@ class Finding:
 
 
 def verdict(run: Run) -> list[Finding]:
+    if run.story.shares is not None:
+        return [_predicted(run), _followed_slow(run), _attained(run), _lost(run), _changes(run)]
     found = [_followed(run), _attained(run), _lost(run), _changes(run), _back(run)]
     return found if run.killed_s is None else [*found, _whole_again(run)]
 
@@ -43,13 +48,37 @@ def failed(run: Run) -> list[Asked]:
 def periods_to_follow(run: Run) -> float | None:
     """From the rise until all replicas of the first larger plan were ready."""
     story = run.story
-    before = max((look.desired for look in run.looks if look.at_s < story.rise_s), default=0)
+    before = next((look.desired for look in reversed(run.looks) if look.at_s < story.rise_s), 0)
     busy = [look for look in run.looks if story.rise_s <= look.at_s < story.fall_s]
     wanted = next((look.desired for look in busy if look.desired > before), None)
     if wanted is None:
         return None
     ready_s = next((look.at_s for look in busy if look.ready >= wanted), None)
     return None if ready_s is None else (ready_s - story.rise_s) / story.period_s
+
+
+def cycles_to_predict(run: Run) -> tuple[int, tuple[float, float]] | None:
+    """Cycles from the rise until the predictions of all later ones are near enough on average, and
+    how far off those are: of TTFT and ITL, relative to what was measured."""
+    later = [row for row in run.rows if row.at_s > run.story.rise_s]
+    for number in range(len(later)):
+        errors = [each for row in later[number:] if (each := _errors(row)) is not None]
+        if len(errors) < LEAST_CYCLES:
+            return None
+        of_ttft, of_itl = (fmean(each) for each in zip(*errors, strict=True))
+        if max(of_ttft, of_itl) <= LARGEST_ERROR:
+            return number, (of_ttft, of_itl)
+    return None
+
+
+def _errors(row: Row) -> tuple[float, float] | None:
+    """Of TTFT and of ITL; None where nothing was predicted."""
+    if not (row.ttft_ms and row.itl_ms and row.predicted_ttft_ms and row.predicted_itl_ms):
+        return None
+    return (
+        abs(row.predicted_ttft_ms / row.ttft_ms - 1),
+        abs(row.predicted_itl_ms / row.itl_ms - 1),
+    )
 
 
 def most_changes(run: Run) -> int:
@@ -66,6 +95,25 @@ def _followed(run: Run) -> Finding:
     text = "never" if periods is None else f"after {periods:.1f} periods"
     kept = periods is not None and periods <= WITHIN_PERIODS
     return Finding(f"replicas followed the doubling {text} (at most {WITHIN_PERIODS:g})", kept)
+
+
+def _predicted(run: Run) -> Finding:
+    found = cycles_to_predict(run)
+    bounds = f"(at most {LARGEST_ERROR:.0%}, after at most {WITHIN_CYCLES} cycles)"
+    if found is None:
+        return Finding(f"predictions never came near again {bounds}", False)
+    number, (of_ttft, of_itl) = found
+    text = (
+        f"from {number} cycles after the slow-down on, predictions were off by {of_ttft:.0%} "
+        f"(TTFT) and {of_itl:.0%} (ITL) on average {bounds}"
+    )
+    return Finding(text, number <= WITHIN_CYCLES)
+
+
+def _followed_slow(run: Run) -> Finding:
+    periods = periods_to_follow(run)
+    text = "never" if periods is None else f"after {periods:.1f} periods"
+    return Finding(f"replicas followed the slow-down {text}", periods is not None)
 
 
 def _attained(run: Run) -> Finding:

@@ -46,8 +46,15 @@ class Row:
 class Watch:
     """Its owner's thread. `looks` and `rows` grow."""
 
-    def __init__(self, controller_url: str, load: Load, story: Story) -> None:
-        self._url, self._load, self._story = controller_url, load, story
+    def __init__(
+        self,
+        controller_url: str,
+        load: Load,
+        story: Story,
+        see: Callable[[set[str], float], None] = lambda _urls, _at_s: None,
+    ) -> None:
+        """`see` is told at every look which replicas are ready, and when that is."""
+        self._url, self._load, self._story, self._see = controller_url, load, story, see
         self._cycle = 0
         self._before_s = 0.0
         self.looks: list[Look] = []
@@ -63,6 +70,7 @@ class Watch:
         state = state_of(self._url)
         server = state["servers"][SERVER]
         at_s = self._load.now_s
+        self._see(ready_urls(state), at_s)
         desired = sum(each["replicas"] for each in server["plan"])
         self.looks.append(Look(at_s, desired, server["replicas"].get("ready", 0)))
         cycle = state["cycle"]
@@ -100,6 +108,10 @@ def state_of(controller_url: str) -> Json:
     answer.raise_for_status()
     state: Json = answer.json()
     return state
+
+
+def ready_urls(state: Json) -> set[str]:
+    return {each["url"] for each in state["replicas"] if each["state"] == "ready"}
 
 
 def attainment(asked: Sequence[Asked], story: Story) -> float | None:

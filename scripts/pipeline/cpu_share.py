@@ -1,5 +1,5 @@
 """Holds processes to a share of one core: by cgroups where they may be written, else by stopping
-and continuing the process many times a second."""
+and continuing them many times a second."""
 
 import os
 import signal
@@ -19,8 +19,9 @@ class CpuLimiter(Protocol):
 
     name: str
 
-    def limit(self, pid: int, share: float) -> None:
-        """Hold a process, with all its threads, to `share` of a core; 1 holds it to one core."""
+    def limit(self, share: float, *pids: int) -> None:
+        """Hold processes, with all their threads, together to `share` of a core; 1 holds them to
+        one core. For the same first process again: to another share."""
 
     def close(self) -> None:
         """Undo it, whether the processes still run or not. Idempotent."""
@@ -31,15 +32,13 @@ def choose_limiter() -> CpuLimiter:
 
 
 class CgroupLimiter:
-    """A group per process with a CPU quota, of version 2 or 1, whichever is there.
-
-    What such a process starts later is in its group too.
-    """
+    """A group with a CPU quota for processes that are held together, of version 2 or 1, whichever
+    is there. What they start later is in it too."""
 
     name = "cgroup CPU quota"
 
     def __init__(self) -> None:
-        self._groups: dict[int, Path] = {}  # by process id
+        self._groups: dict[int, Path] = {}  # by the first process id
 
     @classmethod
     def is_possible(cls) -> bool:
@@ -52,12 +51,8 @@ class CgroupLimiter:
             limiter.close()
         return True
 
-    def limit(self, pid: int, share: float) -> None:
-        _move([pid], self._make_group(pid, share))
-
-    def limit_together(self, first: int, *others: int, share: float) -> None:
-        """Hold several processes to one share, as if they had a machine of that size."""
-        _move([first, *others], self._make_group(first, share))
+    def limit(self, share: float, *pids: int) -> None:
+        _move(pids, self._make_group(pids[0], share))
 
     def close(self) -> None:
         while self._groups:
@@ -72,7 +67,7 @@ class CgroupLimiter:
         period_us, quota_us = round(period_s * 1e6), round(share * period_s * 1e6)
         is_v1 = (CGROUP_V1 / "cpu.cfs_quota_us").exists()
         group = (CGROUP_V1 if is_v1 else CGROUP_V2) / f"hearth-pipeline-{os.getpid()}-{pid}"
-        group.mkdir()
+        group.mkdir(exist_ok=True)
         self._groups[pid] = group
         if is_v1:
             (group / "cpu.cfs_period_us").write_text(str(period_us))
@@ -90,31 +85,44 @@ def _move(pids: Iterable[int], group: Path) -> None:
 
 
 class DutyCycleLimiter:
-    """A thread per process that stops it for the rest of each period."""
+    """A thread for processes that are held together, which stops them for the rest of each
+    period."""
 
     name = "SIGSTOP and SIGCONT"
 
     def __init__(self) -> None:
         self._is_closing = threading.Event()
-        self._threads: list[threading.Thread] = []
+        self._shares: dict[int, float] = {}  # by the first process id
+        self._threads: dict[int, threading.Thread] = {}
 
-    def limit(self, pid: int, share: float) -> None:
-        if share >= 1.0:
+    def limit(self, share: float, *pids: int) -> None:
+        first = pids[0]
+        self._shares[first] = share
+        if share >= 1.0 or first in self._threads:
             return
-        thread = threading.Thread(target=self._cycle, args=(pid, share), name=f"cpu-share-{pid}")
-        self._threads.append(thread)
+        thread = threading.Thread(target=self._cycle, args=pids, name=f"cpu-share-{first}")
+        self._threads[first] = thread
         thread.start()
 
     def close(self) -> None:
         self._is_closing.set()
         while self._threads:
-            self._threads.pop().join()
+            _, thread = self._threads.popitem()
+            thread.join()
 
-    def _cycle(self, pid: int, share: float) -> None:
-        try:
-            while not self._is_closing.wait(share * PERIOD_S):
-                os.kill(pid, signal.SIGSTOP)
-                self._is_closing.wait((1.0 - share) * PERIOD_S)
-                os.kill(pid, signal.SIGCONT)
-        except ProcessLookupError:
-            return  # it ended
+    def _cycle(self, *pids: int) -> None:
+        while not self._is_closing.wait(self._shares[pids[0]] * PERIOD_S):
+            _signal(pids, signal.SIGSTOP)
+            self._is_closing.wait((1.0 - self._shares[pids[0]]) * PERIOD_S)
+            if not _signal(pids, signal.SIGCONT):
+                return  # all have ended
+
+
+def _signal(pids: Iterable[int], number: signal.Signals) -> bool:
+    """Returns whether any of them was there."""
+    found = False
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
+            found = True
+    return found

@@ -60,7 +60,7 @@ class PipelineEngine:
             for ready in [self._next(START_TIMEOUT_S) for _ in self._shares]:
                 self.num_layers = ready["num_layers"]
                 self._rank_pids.append(ready["pid"])
-                self._limiter.limit(ready["pid"], self._shares[ready["rank"]])
+                self._limiter.limit(self._shares[ready["rank"]], ready["pid"])
         except BaseException:
             self._stop()
             raise

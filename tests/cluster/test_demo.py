@@ -4,17 +4,30 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
+import requests
 
+from benchmarking.serving import eventually
+from cluster.actuators.local import LocalMachine, records_in
 from cluster.demo.__main__ import main
 from cluster.demo.load import Asked, Load, Request
 from cluster.demo.machines import local_place
 from cluster.demo.picture import draw
 from cluster.demo.play import wait_for_service
 from cluster.demo.processes import running_services
-from cluster.demo.story import MOCK, MODEL_NAME, Backend, Story
-from cluster.demo.verdict import Run, failed, most_changes, periods_to_follow, verdict
+from cluster.demo.shares import HeldReplicas
+from cluster.demo.story import MOCK, MODEL_NAME, SLOW_MACHINE, Backend, Story
+from cluster.demo.verdict import (
+    Run,
+    cycles_to_predict,
+    failed,
+    most_changes,
+    periods_to_follow,
+    verdict,
+)
 from cluster.demo.watch import Look, Row, Watch
+from cluster.replicas import Group, Recipe
 
 DEADLINE_S = 60.0
 STORY = Story(
@@ -80,12 +93,86 @@ def test_what_is_not_as_promised_is_said(changed: Run, missed: list[str]) -> Non
     assert all(text.startswith(start) for text, start in zip(texts, missed, strict=True))
 
 
+def slow_run(*errors: float) -> Run:
+    """Predictions that are so far off, one cycle after the other, on machines that got slower."""
+    rows = [
+        replace(row(SLOW_MACHINE.rise_s + number + 1), predicted_ttft_ms=100 * (1 + error))
+        for number, error in enumerate(errors)
+    ]
+    before, after = Look(SLOW_MACHINE.rise_s - 1, 2, 2), Look(SLOW_MACHINE.rise_s + 9, 3, 3)
+    return Run(SLOW_MACHINE, (GOOD,) * 100, (before, after), rows)
+
+
+def test_predictions_are_near_again_when_all_later_ones_are_on_average() -> None:
+    found = cycles_to_predict(slow_run(3.0, -0.5, 0.2, *[-0.1] * 5))
+    assert found is not None
+    assert found[0] == 2
+    assert found[1] == pytest.approx((0.7 / 6, 0.0))
+    kept = verdict(slow_run(3.0, -0.5, 0.2, *[-0.1] * 5))
+    assert [each for each in kept if not each.is_kept] == []
+    assert kept[0].text.startswith("from 2 cycles after the slow-down on, predictions were off by")
+
+
+@pytest.mark.parametrize("errors", [[0.1] * 4, [0.1] * 10 + [0.5] * 5, [3.0] * 11 + [0.1] * 5])
+def test_predictions_that_stay_or_get_wrong_are_missed(errors: list[float]) -> None:
+    assert not verdict(slow_run(*errors))[0].is_kept
+
+
 @pytest.mark.parametrize(
     "option", ["--period=0", "--period=nan", "--period=1e99", "--rate=-1", "--rate=x"]
 )
 def test_numbers_beyond_their_bounds_are_refused(option: str) -> None:
     with pytest.raises(SystemExit, match="2"):
         main([option])
+
+
+@pytest.mark.parametrize(
+    "options",
+    [["--slow-machine", "--kill-node"], ["--slow-machine", "--actuator=ray"],
+     ["--kill-node", "--actuator=local"]],
+)  # fmt: skip
+def test_what_cannot_be_shown_together_is_refused(options: list[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(options)
+
+
+def test_local_replicas_are_held_with_their_workers(tmp_path: Path) -> None:
+    limits: dict[int, tuple[float, set[int]]] = {}
+
+    class Noting:
+        name = "notes"
+
+        def limit(self, share: float, *pids: int) -> None:
+            limits[pids[0]] = share, set(pids)
+
+        def close(self) -> None: ...
+
+    recipe = Recipe({"MOCK_MODEL": "1"}, {"CPU": 1})
+    with local_place(tmp_path) as place:
+        assert place.folder is not None
+        machine = LocalMachine(place.folder, {"CPU": 2})
+        try:
+            for name in ("here", "there"):
+                assert machine.place(name, Group("chat", "share", 1), recipe) is None
+            url = next(each.url for each in machine.placed() if each.name == "here")
+            assert url is not None
+            eventually(lambda: listens(url), DEADLINE_S)
+            held = HeldReplicas(place.folder, Noting())
+            for share in (0.5, 0.5, 0.25):
+                held.hold({url}, share)
+        finally:
+            machine.close()
+        [record] = [each for each in records_in(place.folder) if each.name == "here"]
+        workers = {each.pid for each in psutil.Process(record.pid).children(recursive=True)}
+    assert workers
+    assert limits == {record.pid: (0.25, {record.pid, *workers})}
+
+
+def listens(url: str) -> bool:
+    try:
+        return requests.get(f"{url}/health", timeout=10).ok
+    except requests.ConnectionError:
+        return False
 
 
 def test_replicas_follow_a_load_and_come_back_and_nothing_is_lost(tmp_path: Path) -> None:

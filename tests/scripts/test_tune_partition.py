@@ -141,11 +141,26 @@ def state_seen(process: psutil.Process, wanted: str) -> bool:
 def test_a_duty_cycle_stops_and_continues_a_process() -> None:
     with busy_process() as process:
         limiter = DutyCycleLimiter()
-        limiter.limit(process.pid, 0.25)
+        limiter.limit(0.25, process.pid)
         assert state_seen(process, psutil.STATUS_STOPPED)
         assert state_seen(process, psutil.STATUS_RUNNING)
         limiter.close()
         assert process.status() != psutil.STATUS_STOPPED
+
+
+def test_a_duty_cycle_stops_processes_together_and_takes_another_share() -> None:
+    with busy_process() as first, busy_process() as second:
+        limiter = DutyCycleLimiter()
+        limiter.limit(1.0, first.pid, second.pid)
+        limiter.limit(0.5, first.pid, second.pid)
+        limiter.limit(0.1, first.pid, second.pid)
+        assert state_seen(first, psutil.STATUS_STOPPED)
+        assert state_seen(second, psutil.STATUS_STOPPED)
+        first.kill()
+        first.wait()
+        assert state_seen(second, psutil.STATUS_RUNNING)
+        limiter.close()
+        assert second.status() != psutil.STATUS_STOPPED
 
 
 def test_a_cgroup_throttles_a_process() -> None:
@@ -153,7 +168,8 @@ def test_a_cgroup_throttles_a_process() -> None:
         pytest.skip("cgroups may not be written here")
     limiter: CpuLimiter = CgroupLimiter()
     with busy_process() as process:
-        limiter.limit(process.pid, 0.02)  # less than it gets on the busiest machine
+        limiter.limit(0.5, process.pid)
+        limiter.limit(0.02, process.pid)  # less than it gets on the busiest machine
         (group,) = Path("/sys/fs/cgroup").glob(f"**/hearth-pipeline-*-{process.pid}")
         end_s = time.monotonic() + 30
         while "nr_throttled 0" in (group / "cpu.stat").read_text() and time.monotonic() < end_s:
@@ -168,7 +184,7 @@ def test_processes_share_a_cgroup_and_leave_it_together() -> None:
         pytest.skip("cgroups may not be written here")
     limiter = CgroupLimiter()
     with busy_process() as first, busy_process() as second:
-        limiter.limit_together(first.pid, second.pid, share=0.5)
+        limiter.limit(0.5, first.pid, second.pid)
         (group,) = Path("/sys/fs/cgroup").glob(f"**/hearth-pipeline-*-{first.pid}")
         held = (group / "cgroup.procs").read_text().split()
         assert sorted(map(int, held)) == sorted([first.pid, second.pid])
