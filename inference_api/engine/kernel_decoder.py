@@ -146,19 +146,22 @@ class KernelDecoder:
             "residual_multiplier": config.residual_multiplier,
             "logits_divisor": config.logits_divisor,
             "logits_softcap": config.logits_softcap or 0.0,
+            "swiglu_limit": config.swiglu.limit if config.swiglu else 0.0,
+            "swiglu_alpha": config.swiglu.alpha if config.swiglu else 0.0,
         }
 
     def _layer(self, index: int, cache: KVCache, qk_norm: Tensor | None) -> Fields:
         config, name = self._config, f"layers.{index}"
         router: Fields = {}
         if config.mixture_of(index) is not None:
-            router = {"router": self._linear(f"{name}{ROUTER}.weight")}
+            router = {"router": self._linear(f"{name}{ROUTER}.weight", f"{name}{ROUTER}.bias")}
         norms = ("attention_norm", "attention_output_norm", "mlp_norm", "mlp_output_norm")
         return (
             {each: self._norm(f"{name}.{each}") for each in norms}
             | router
             | {
                 "qk_norm": ffi.NULL if qk_norm is None else self._pointer(qk_norm),
+                "sinks": self._optional(f"{name}.sinks"),
                 "qkv": self._linear(f"{name}.qkv.weight", f"{name}.qkv.bias"),
                 "out": self._linear(f"{name}.out.weight", f"{name}.out.bias"),
                 "up": self._linear(f"{name}.up.weight", f"{name}.up.bias"),

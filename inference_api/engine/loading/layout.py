@@ -69,6 +69,7 @@ class _Names:
     experts: str = ""  # below it their numbers, and below these the two that follow
     expert_up: tuple[str, ...] = ()
     expert_down: str = ""
+    sinks: str = ""
 
 
 _LLAMA = _Names(
@@ -93,6 +94,7 @@ _MIXTRAL = replace(
     expert_up=("w1", "w3"),
     expert_down="w2",
 )
+_GPT_OSS = replace(_LLAMA, router="mlp.router", sinks="self_attn.sinks")
 _FALCON = _Names(
     embedding="transformer.word_embeddings",
     final_norm="transformer.ln_f",
@@ -121,6 +123,7 @@ _SCHEMES: dict[TensorNames, _Names] = {
         mlp_output_norm="post_mlp_layernorm",
         is_interleaved=True,
     ),
+    "gpt_oss": _GPT_OSS,
     "llama": _LLAMA,
     "mixtral": _MIXTRAL,
     "olmo2": replace(
@@ -204,7 +207,7 @@ def matrices(config: ModelConfig) -> list[Part]:
 def is_router(name: str) -> bool:
     """Whether a parameter, by its name here, chooses experts. It is float32 in every form: it is
     small, and a slightly different choice makes another model."""
-    return name.endswith(f"{ROUTER}.weight")
+    return name.endswith((f"{ROUTER}.weight", f"{ROUTER}.bias"))
 
 
 def num_stacked(config: ModelConfig, name: str) -> int:
@@ -245,7 +248,8 @@ def parameter_forms(config: ModelConfig, dtype_bytes: int, bits: Bits | None) ->
     for name, parts in (weight_plan(config) | packed).items():
         shape = parameter_shape(parts)
         if is_router(name):
-            forms[name] = Form(shape, None if bits is None else FLOAT_BITS["float32"], VECTOR_BYTES)
+            packed_bits = FLOAT_BITS["float32"] if name in packed else None
+            forms[name] = Form(shape, packed_bits, VECTOR_BYTES)
         elif name in packed:
             forms[name] = Form(shape, bits, element_bytes=1)
         else:
@@ -298,6 +302,8 @@ def _layer_plan(config: ModelConfig, names: _Names, index: int) -> Plan:
     plan.update(
         _linear(f"{ours}.out", theirs, (names.out,), (hidden,), queries, config.has_out_bias)
     )
+    if config.has_sinks:
+        plan[f"{ours}.sinks"] = (Part(f"{theirs}.{names.sinks}", (config.num_heads,)),)
     if config.has_output_norms:
         plan.update(norm("attention_output_norm", names.attention_output_norm))
     if config.has_mlp_norm:
@@ -318,21 +324,16 @@ def _mixture_plan(
     mixture: MixtureConfig, names: _Names, ours: str, theirs: str, hidden: int
 ) -> Plan:
     """Experts follow each other, each as an MLP has it: gates, then what passes them; then all
-    their ways down."""
-    experts = [f"{theirs}.{names.experts}.{expert}" for expert in range(mixture.num_experts)]
-    ffn = mixture.ffn_size
+    their ways down. So do their biases."""
+    count, ffn = mixture.num_experts, mixture.ffn_size
+    experts = [f"{names.experts}.{expert}" for expert in range(count)]
+    ups = tuple(f"{expert}.{name}" for expert in experts for name in names.expert_up)
+    downs = tuple(f"{expert}.{names.expert_down}" for expert in experts)
+    has_biases = mixture.has_biases
     return {
-        f"{ours}{ROUTER}.weight": (
-            Part(f"{theirs}.{names.router}.weight", (mixture.num_experts, hidden)),
-        ),
-        f"{ours}.up.weight": tuple(
-            Part(f"{expert}.{name}.weight", (ffn, hidden))
-            for expert in experts
-            for name in names.expert_up
-        ),
-        f"{ours}.down.weight": tuple(
-            Part(f"{expert}.{names.expert_down}.weight", (hidden, ffn)) for expert in experts
-        ),
+        **_linear(f"{ours}{ROUTER}", theirs, (names.router,), (count,), hidden, has_biases),
+        **_linear(f"{ours}.up", theirs, ups, (ffn,) * len(ups), hidden, has_biases),
+        **_linear(f"{ours}.down", theirs, downs, (hidden,) * count, ffn, has_biases),
     }
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from inference_api.engine.linear import Linear, PackedLinear, Packing, TorchLinear
-from inference_api.engine.loading.config import ModelConfig, Quantisation
+from inference_api.engine.loading.config import ModelConfig, TensorNames
 from inference_api.engine.loading.gguf_blocks import GgufTensor
 from inference_api.engine.loading.gguf_files import is_gguf, read_gguf
 from inference_api.engine.loading.gguf_names import is_rope_interleaved
@@ -47,14 +47,23 @@ class Parameters:
         offsets = None if offsets is None else offsets.float()
         return PackedLinear(self.packing.kernels, self.packed[weight], offsets)
 
-    def linears(self, weight: str, count: int) -> list[Linear]:
-        """The linear maps, without biases, whose weights are stacked in one."""
+    def linears(self, weight: str, bias: str, count: int) -> list[Linear]:
+        """The linear maps whose weights are stacked in one, and so are their biases, if any."""
+        stacked = self.tensors.get(bias)
+        biases = [None] * count if stacked is None else stacked.chunk(count)
         if self.packing is None:
-            return [TorchLinear(each, None) for each in self.tensors[weight].chunk(count)]
+            weights = self.tensors[weight].chunk(count)
+            return [TorchLinear(*each) for each in zip(weights, biases, strict=True)]
         packed = self.packed[weight]
         outputs = packed.outputs // count
-        parts = (packed.part(i * outputs, (i + 1) * outputs) for i in range(count))
-        return [PackedLinear(self.packing.kernels, part, None) for part in parts]
+        return [
+            PackedLinear(
+                self.packing.kernels,
+                packed.part(i * outputs, (i + 1) * outputs),
+                None if each is None else each.float(),
+            )
+            for i, each in enumerate(biases)
+        ]
 
     def qk_norm(self, config: ModelConfig, layer: int) -> Tensor | None:
         """What a layer's queries and keys are multiplied by, [heads + kv_heads, head_dim]."""
@@ -96,7 +105,7 @@ def load_parameters(
     for part, write in (*_tensor_targets(parameters, config), *_packed_targets(parameters, config)):
         targets.setdefault(part.name, []).append(_converted(part, config, write))
         parts[part.name] = part
-    for name, weight in _weights(files, parts, config.quantisation):
+    for name, weight in _weights(files, parts, config):
         _write(name, weight, targets.pop(name))
         pause()
     assert not targets, f"headers were checked, yet {sorted(targets)} were not in the files"
@@ -151,18 +160,21 @@ def _packed_targets(parameters: Parameters, config: ModelConfig) -> Iterator[tup
 
 
 def _weights(
-    files: Sequence[Path], parts: Mapping[str, Part], quantisation: Quantisation | None
+    files: Sequence[Path], parts: Mapping[str, Part], config: ModelConfig
 ) -> Iterator[tuple[str, Weight]]:
     """Raises StartupError."""
-    if quantisation is not None:
-        yield from read_quantised(files, parts, quantisation)
+    if config.quantisation is not None:
+        yield from read_quantised(files, parts, config.quantisation, config.tensor_names)
         return
     for file in files:
-        yield from (_read_gguf if is_gguf(file) else _read)(file, parts.keys())
+        if is_gguf(file):
+            yield from _read_gguf(file, parts.keys())
+        else:
+            yield from _read(file, parts.keys(), config.tensor_names)
 
 
-def _read(file: Path, wanted: Collection[str]) -> Iterator[tuple[str, Weight]]:
-    places = {name: place for name, place in tensor_places(file).items() if name in wanted}
+def _read(file: Path, wanted: Collection[str], names: TensorNames) -> Iterator[tuple[str, Weight]]:
+    places = {name: place for name, place in tensor_places(file, names).items() if name in wanted}
     with opened(file) as stream:
         for name, place in sorted(places.items(), key=lambda each: each[1].begin):
             yield name, read_tensor(stream, name, place)

@@ -228,7 +228,8 @@ void Step::attend(Workers& workers, const HearthModel& model, const HearthLayer&
   workers.attend({qkv_.data(), stride, type, layer.keys, layer.values, model.row_stride,
                   model.head_stride, part.batch.rows + part.first, lengths_.data(), branches_,
                   part.count, model.num_kv_heads, model.num_heads / model.num_kv_heads,
-                  model.head_dim, layer.window, model.attention_scale, attended_.data()});
+                  model.head_dim, layer.window, model.attention_scale, layer.sinks,
+                  attended_.data()});
   workers.each_row(part.count, [&](int64_t token) {
     workers.kernels.prepare_row(bits(model), attended_.data() + token * attended_width,
                                 attended_width / kGroup,

@@ -157,7 +157,7 @@ void run_attention(HearthContext* context, int variant, int64_t groups, int64_t 
   std::vector<float> out(queries.size());
   hearth_attention(context, queries.data(), width, kFloat32, keys.data(), values.data(),
                    kHeads * kCapacity * head_dim, kCapacity * head_dim, rows.data(), lengths.data(),
-                   tokens, kHeads, groups, head_dim, window, 0.3f, out.data());
+                   tokens, kHeads, groups, head_dim, window, 0.3f, nullptr, out.data());
   const auto expect_averages = [&] {
     for (const float value : out) {
       expect(std::fabs(value - 2.0f) < 1e-4f, "an average is wrong", variant);
@@ -171,7 +171,7 @@ void run_attention(HearthContext* context, int variant, int64_t groups, int64_t 
   const int64_t stride = kCapacity * (head_dim + static_cast<int64_t>(sizeof(float)));
   hearth_attention(context, queries.data(), width, kInt8Cache, key_bytes.data(), value_bytes.data(),
                    kHeads * stride, stride, rows.data(), lengths.data(), tokens, kHeads, groups,
-                   head_dim, window, 0.3f, out.data());
+                   head_dim, window, 0.3f, nullptr, out.data());
   expect_averages();
 }
 
@@ -231,6 +231,11 @@ struct Model {
     if (kind % 7 != 0) {
       layer.cos = floats(kCapacity * description.rotary_dim);
       layer.sin = floats(kCapacity * description.rotary_dim);
+    }
+    layer.sinks = kind % 4 == 0 ? floats(kHeads) : nullptr;
+    if (kind % 6 == 0) {
+      description.swiglu_limit = 0.5f;
+      description.swiglu_alpha = 1.7f;
     }
     layer.qk_norm = kind % 3 == 0 ? floats((kHeads + kKvHeads) * kHeadDim) : nullptr;
     layer.qkv = linear(context, bits, (kHeads + 2 * kKvHeads) * kHeadDim, kHidden);

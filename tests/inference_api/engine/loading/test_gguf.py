@@ -53,6 +53,7 @@ FAMILIES = (
     "granite",
     "mixtral",
     "qwen3-moe",
+    "gpt-oss",
     "gemma3-capped",
     "glm4",
     "olmo2",

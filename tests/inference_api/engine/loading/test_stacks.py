@@ -43,7 +43,7 @@ def test_stacked_experts_are_the_single_ones(
     folder, _ = tiny_model("qwen3-moe")
     stacked(folder, tmp_path)
     config = load_config(folder)
-    assert shape_faults(read_header(tmp_path / WEIGHTS), config) == []
+    assert shape_faults(read_header(tmp_path / WEIGHTS, config.tensor_names), config) == []
     expected, actual = (
         load_parameters([each / WEIGHTS], config, torch.device("cpu"), torch.float32).tensors
         for each in (folder, tmp_path)
@@ -64,4 +64,4 @@ def test_stacked_experts_are_the_single_ones(
     ],
 )
 def test_what_is_no_stack_stays_as_it_is(name: str, shape: tuple[int, ...], num_bytes: int) -> None:
-    assert singles(name, shape, num_bytes) is None
+    assert singles(name, shape, num_bytes, "llama") is None
