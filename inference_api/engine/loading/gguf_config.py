@@ -124,7 +124,7 @@ def _rope(value: Any, factors: Factors, is_truncated: bool) -> dict[str, Any]:
     if head_dim is None and value("attention.head_count"):
         head_dim = value("embedding_length") // value("attention.head_count")
     partial = turned / head_dim if turned and head_dim else None
-    scaling: dict[str, Any] = {}
+    scaling: dict[str, Any] = {"rope_type": "default"}
     kind = value("rope.scaling.type")
     if kind not in (None, "none"):
         scaling = {
