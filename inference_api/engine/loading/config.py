@@ -34,8 +34,8 @@ class RopeConfig:
 
 @dataclass(frozen=True, slots=True)
 class SwiGluConfig:
-    """Clamped gates: gate sigmoid(alpha gate) (up + 1), where gates go up to `limit` and what passes
-    them, up, is within it on both sides."""
+    """Clamped gates: gate sigmoid(alpha gate) (up + 1), where gates go up to `limit` and what they
+    let pass, up, is within it on both sides."""
 
     limit: float
     alpha: float
