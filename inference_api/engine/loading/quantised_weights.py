@@ -163,9 +163,9 @@ def _powers(exponents: Tensor) -> Tensor:
 def _doubled(pairs: Tensor) -> Tensor:
     """The values of MXFP4, doubled to be integers: bytes [outputs, blocks, 16], whose low halves
     come before their high ones, to [outputs, blocks, 32]."""
-    table = torch.from_numpy(MXFP4_VALUES)
-    halves = torch.stack((pairs & 0x0F, pairs >> 4), -1).flatten(-2)
-    return table[halves.int()]
+    pair = np.arange(256)
+    table = np.stack((MXFP4_VALUES[pair & 0x0F], MXFP4_VALUES[pair >> 4]), -1)
+    return torch.from_numpy(table)[pairs.int()].flatten(-2)
 
 
 def _integers(
