@@ -279,6 +279,7 @@ class Kernels:
         num_heads: int,
         num_ranks: int,
         logits_divisor: float,
+        logits_softcap: float,
     ) -> HeadsDescription:
         """Describes heads for `guess`: `HearthHeads` in `src/interface.h`. Matrices of 8 bits, with
         float32 biases."""
@@ -289,10 +290,10 @@ class Kernels:
         ]
         later_linears = ffi.new("HearthLinear[]", linears[1 : 1 + len(later)])
         output_linears = ffi.new("HearthLinear[]", linears[1 + len(later) :])
-        counts = (num_heads, len(later), len(outputs), num_ranks)
+        counts = (num_heads, len(later), len(outputs), num_ranks, outputs[0].bits)
+        scales = (logits_divisor, logits_softcap)
         heads = ffi.new(
-            "HearthHeads *",
-            (linears[0], later_linears, output_linears, *counts, outputs[0].bits, logits_divisor),
+            "HearthHeads *", (linears[0], later_linears, output_linears, *counts, *scales)
         )
         return HeadsDescription(heads, (layers, later_linears, output_linears))
 

@@ -165,6 +165,7 @@ typedef struct {
   int64_t num_ranks;  // of tokens asked for, at most as many as there are
   int32_t output_bits;
   float logits_divisor;
+  float logits_softcap;  // as the model's
 } HearthHeads;
 
 // From `hidden` [rows][hidden] the likeliest tokens [rows][heads][ranks] of each head, best first,

@@ -1,11 +1,11 @@
 #include "step.h"
 
 #include <algorithm>
-#include <cmath>
 
 #include "grow.h"
 #include "half.h"
 #include "model_calls.h"
+#include "soften.h"
 
 namespace hearth {
 namespace {
@@ -26,12 +26,6 @@ void embed(const HearthModel& model, int64_t token, float* out) {
             ? bfloat16_to_float(static_cast<const uint16_t*>(model.embedding)[first + i])
             : static_cast<const float*>(model.embedding)[first + i];
     out[i] = value * model.embedding_multiplier;
-  }
-}
-
-void soften(float* logits, int64_t count, float softcap) {
-  for (int64_t i = 0; i < count; ++i) {
-    logits[i] = softcap * std::tanh(logits[i] / softcap);
   }
 }
 
