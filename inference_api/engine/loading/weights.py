@@ -1,5 +1,6 @@
 """Loads the decoder's parameters from safetensors and GGUF files, one tensor at a time."""
 
+import mmap
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -17,12 +18,15 @@ from inference_api.engine.loading.gguf_names import is_rope_interleaved
 from inference_api.engine.loading.layout import (
     EMBEDDING,
     HEAD,
+    Form,
     Part,
     linear_weights,
     parameter_forms,
     rotary_order,
     weight_plan,
 )
+from inference_api.engine.loading.packed_layout import ALIGNMENT_BYTES
+from inference_api.engine.loading.pages import anonymous
 from inference_api.engine.loading.quantised_weights import QuantisedTensor, read_quantised
 from inference_api.engine.loading.tensor_bytes import opened, read_tensor
 from inference_api.engine.loading.weight_files import tensor_places
@@ -117,6 +121,8 @@ def empty_parameters(
     tensors: dict[str, Tensor] = {}
     packed: dict[str, PackedWeight] = {}
     forms = parameter_forms(config, dtype.itemsize, None if packing is None else packing.bits)
+    if memory is None and packing is not None:
+        memory = _huge_pages(forms)
     for name, form in forms.items():
         own = None if memory is None else memory[name]
         if form.bits is not None:
@@ -133,6 +139,15 @@ def empty_parameters(
         of_form: dict[str, Any] = packed if EMBEDDING in packed else tensors
         of_form[HEAD] = of_form[EMBEDDING]
     return Parameters(tensors, packed, packing)
+
+
+def _huge_pages(forms: Mapping[str, Form]) -> Memory:
+    """All in one piece, so that small ones have huge pages too: a step reads from nearly every
+    page, and looking up where pages are takes time."""
+    sizes = [-(-form.num_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES for form in forms.values()]
+    whole = torch.frombuffer(anonymous(sum(sizes), mmap.MADV_HUGEPAGE), dtype=torch.uint8)
+    parts = zip(forms.items(), whole.split_with_sizes(sizes), strict=True)
+    return {name: part[: form.num_bytes] for (name, form), part in parts}
 
 
 def _tensor_targets(parameters: Parameters, config: ModelConfig) -> Iterator[tuple[Part, Write]]:
