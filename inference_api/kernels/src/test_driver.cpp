@@ -223,7 +223,7 @@ struct Model {
     if (kind % 5 != 1) {
       layer.attention_norm = norm();
     }
-    if (kind % 3 != 1) {
+    if (kind % 3 != 1 || kind >= kFirstMixture) {
       layer.mlp_norm = norm();
     }
     if (kind % 3 == 2) {
