@@ -14,7 +14,7 @@ from torch import Tensor
 
 from inference_api.engine.kv_cache import KVCache
 from inference_api.engine.loading.config import ACTIVATIONS, ModelConfig
-from inference_api.engine.loading.layout import HEAD, ROUTER
+from inference_api.engine.loading.layout import EMBEDDING, HEAD, ROUTER
 from inference_api.engine.loading.weights import Parameters
 from inference_api.engine.rope import Rope
 from inference_api.engine.runner import RowStep
@@ -22,7 +22,6 @@ from inference_api.engine.step_decoder import Outputs
 from inference_api.kernels.interface import ffi, pointer
 from inference_api.kernels.library import (
     CACHE_TYPES,
-    SOURCE_TYPES,
     PackedWeight,
     StepStates,
     StepTokens,
@@ -113,10 +112,10 @@ class KernelDecoder:
         config, mixture = self._config, self._config.mixture
         ends: Fields = {}
         if config.has_ends:
-            embedding = self._tensors["embedding"]
+            embedding = self._packed[EMBEDDING]
             ends = {
-                "embedding": pointer(embedding.data_ptr()),
-                "embedding_type": SOURCE_TYPES[embedding.dtype],
+                "embedding": pointer(embedding.blocks.data_ptr()),
+                "embedding_bits": embedding.bits,
                 "final_norm": self._norm("final_norm"),
                 "head": self._linear(HEAD),
             }

@@ -125,6 +125,7 @@ class ModelConfig:
     has_ends: bool = True  # embedding, final norm and output head
     family: str = ""  # its name, for people: nothing is decided by it
     quantisation: Quantisation | None = None  # of the checkpoint, where it is safetensors
+    embedding_bits: Literal[8, 4] | None = None  # of blocks that hold the checkpoint's as it is
 
     def part(self, layers: LayerRange) -> Self:
         """What a process has that runs these layers; the first one's has both ends too."""

@@ -13,10 +13,11 @@ from typing import NamedTuple
 from inference_api.engine.loading.config import MixtureConfig, ModelConfig, TensorNames
 from inference_api.kernels.packing import FLOAT_BITS, MAX_HEAD_DIM, Bits, packed_bytes
 
-HEAD = "head"
+EMBEDDING, HEAD = "embedding", "head"
 ROUTER = ".router"
 NAMES_SHOWN = 5
 VECTOR_BYTES = FLOAT_BITS["float32"] // 8  # of an element
+_FLOAT_BITS = {bits // 8: bits for bits in FLOAT_BITS.values()}  # by the bytes of a dtype
 
 
 class StoredTensor(NamedTuple):
@@ -168,7 +169,7 @@ def weight_plan(config: ModelConfig) -> Plan:
     vocab = (config.vocab_size, config.hidden_size)
     plan: Plan = {}
     if config.has_ends:
-        plan["embedding"] = (Part(f"{names.embedding}.weight", vocab),)
+        plan[EMBEDDING] = (Part(f"{names.embedding}.weight", vocab),)
     for index in range(config.num_layers):
         plan.update(_layer_plan(config, names, index))
     if not config.has_ends:
@@ -193,7 +194,7 @@ def linear_weights(config: ModelConfig) -> Plan:
         if name.endswith(".weight") and len(parts[0].shape) == 2
     }
     if config.has_ends:
-        weights[HEAD] = plan["embedding" if config.is_head_tied else HEAD]
+        weights[HEAD] = plan[EMBEDDING if config.is_head_tied else HEAD]
     return weights
 
 
@@ -237,19 +238,27 @@ def decodes_by_kernels(config: ModelConfig, bits: Bits | None) -> bool:
 
 
 def parameter_forms(config: ModelConfig, dtype_bytes: int, bits: Bits | None) -> dict[str, Form]:
-    """Every parameter that is loaded, by name; a tied head only where it is packed.
+    """Every parameter that is loaded, by name; a tied head only where it is packed otherwise than
+    the embedding.
 
     Linear maps are packed in `bits` or not at all, routers then as float32. Where the kernels run
-    whole steps, vectors are float32 whatever the dtype is: they read no others.
+    whole steps, vectors are float32 whatever the dtype is: they read no others; and the embedding
+    is packed in as few bits as the checkpoint has it, for nothing of it is to be rounded.
     """
     packed = {} if bits is None else linear_weights(config)
-    vector_bytes = VECTOR_BYTES if decodes_by_kernels(config, bits) else dtype_bytes
+    has_kernels = decodes_by_kernels(config, bits)
+    vector_bytes = VECTOR_BYTES if has_kernels else dtype_bytes
+    embedding_bits: Bits = config.embedding_bits or _FLOAT_BITS[dtype_bytes]
+    if has_kernels and config.is_head_tied and embedding_bits == bits:
+        packed.pop(HEAD, None)
     forms = {}
     for name, parts in (weight_plan(config) | packed).items():
         shape = parameter_shape(parts)
         if is_router(name):
             packed_bits = FLOAT_BITS["float32"] if name in packed else None
             forms[name] = Form(shape, packed_bits, VECTOR_BYTES)
+        elif name == EMBEDDING and has_kernels:
+            forms[name] = Form(shape, embedding_bits, element_bytes=1)
         elif name in packed:
             forms[name] = Form(shape, bits, element_bytes=1)
         else:

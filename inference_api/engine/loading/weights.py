@@ -1,9 +1,11 @@
 """Loads the decoder's parameters from safetensors and GGUF files, one tensor at a time."""
 
+import mmap
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,13 +16,17 @@ from inference_api.engine.loading.gguf_blocks import GgufTensor
 from inference_api.engine.loading.gguf_files import is_gguf, read_gguf
 from inference_api.engine.loading.gguf_names import is_rope_interleaved
 from inference_api.engine.loading.layout import (
+    EMBEDDING,
     HEAD,
+    Form,
     Part,
     linear_weights,
     parameter_forms,
     rotary_order,
     weight_plan,
 )
+from inference_api.engine.loading.packed_layout import ALIGNMENT_BYTES
+from inference_api.engine.loading.pages import anonymous
 from inference_api.engine.loading.quantised_weights import QuantisedTensor, read_quantised
 from inference_api.engine.loading.tensor_bytes import opened, read_tensor
 from inference_api.engine.loading.weight_files import tensor_places
@@ -32,7 +38,8 @@ from inference_api.kernels.library import Kernels, PackedWeight, UnusableWeight
 class Parameters:
     """By the names of `weight_plan`, and "head", which is the embedding when the two are tied.
 
-    With a packing the weights of linear maps are packed, and only the others are tensors.
+    With a packing the weights of linear maps are packed, and only the others are tensors; where the
+    kernels decode the embedding is packed too.
     """
 
     tensors: dict[str, Tensor]
@@ -122,8 +129,10 @@ def empty_parameters(
     """The memory of parameters, in the forms of `layout.parameter_forms`: new, or in `memory`."""
     tensors: dict[str, Tensor] = {}
     packed: dict[str, PackedWeight] = {}
-    bits = None if packing is None else packing.bits
-    for name, form in parameter_forms(config, dtype.itemsize, bits).items():
+    forms = parameter_forms(config, dtype.itemsize, None if packing is None else packing.bits)
+    if memory is None and packing is not None:
+        memory = _huge_pages(forms)
+    for name, form in forms.items():
         own = None if memory is None else memory[name]
         if form.bits is not None:
             outputs, inputs = form.shape
@@ -135,9 +144,19 @@ def empty_parameters(
             if own is None
             else own.view(kind).view(form.shape)
         )
-    if config.is_head_tied and config.has_ends:
-        tensors[HEAD] = tensors["embedding"]
+    if config.is_head_tied and config.has_ends and HEAD not in packed:
+        of_form: dict[str, Any] = packed if EMBEDDING in packed else tensors
+        of_form[HEAD] = of_form[EMBEDDING]
     return Parameters(tensors, packed, packing)
+
+
+def _huge_pages(forms: Mapping[str, Form]) -> Memory:
+    """All in one piece, so that small ones have huge pages too: a step reads from nearly every
+    page, and looking up where pages are takes time."""
+    sizes = [-(-form.num_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES for form in forms.values()]
+    whole = torch.frombuffer(anonymous(sum(sizes), mmap.MADV_HUGEPAGE), dtype=torch.uint8)
+    parts = zip(forms.items(), whole.split_with_sizes(sizes), strict=True)
+    return {name: part[: form.num_bytes] for (name, form), part in parts}
 
 
 def _tensor_targets(parameters: Parameters, config: ModelConfig) -> Iterator[tuple[Part, Write]]:
@@ -150,9 +169,11 @@ def _tensor_targets(parameters: Parameters, config: ModelConfig) -> Iterator[tup
 
 
 def _packed_targets(parameters: Parameters, config: ModelConfig) -> Iterator[tuple[Part, Write]]:
-    packing, plan = parameters.packing, linear_weights(config)
+    packing, plan = parameters.packing, weight_plan(config) | linear_weights(config)
     for name, weight in parameters.packed.items():
         assert packing is not None
+        if name == HEAD and weight is parameters.packed.get(EMBEDDING):
+            continue
         first = 0
         for part in plan[name]:
             yield part, partial(_pack, packing.kernels, packed=weight, first_output=first)

@@ -95,7 +95,7 @@ typedef struct {
 // enumeration are those of kernels.h.
 typedef struct {
   const HearthLayer* layers;
-  const void* embedding;  // [vocab][hidden]
+  const void* embedding;  // [vocab][hidden], packed; of a tied head the same
   HearthNorm final_norm;
   HearthLinear head;
   int64_t num_layers;
@@ -109,7 +109,7 @@ typedef struct {
   int64_t row_stride;   // of the cache, in elements
   int64_t head_stride;  // like row_stride
   int32_t bits;
-  int32_t embedding_type;  // SourceType
+  int32_t embedding_bits;
   int32_t cache_type;
   int32_t norm;
   int32_t activation;

@@ -3,9 +3,9 @@
 #include <algorithm>
 
 #include "grow.h"
-#include "half.h"
 #include "model_calls.h"
 #include "soften.h"
+#include "unpack.h"
 
 namespace hearth {
 namespace {
@@ -19,13 +19,10 @@ int64_t qkv_width(const HearthModel& model) {
 }
 
 void embed(const HearthModel& model, int64_t token, float* out) {
-  const int64_t first = token * model.hidden;
+  unpack_row(static_cast<Bits>(model.embedding_bits), model.embedding, model.hidden / kGroup, token,
+             out);
   for (int64_t i = 0; i < model.hidden; ++i) {
-    const float value =
-        static_cast<SourceType>(model.embedding_type) == SourceType::kBFloat16
-            ? bfloat16_to_float(static_cast<const uint16_t*>(model.embedding)[first + i])
-            : static_cast<const float*>(model.embedding)[first + i];
-    out[i] = value * model.embedding_multiplier;
+    out[i] *= model.embedding_multiplier;
   }
 }
 

@@ -191,6 +191,7 @@ struct Model {
   static constexpr int64_t kRows = 3;
 
   Model(HearthContext* context, int kind, int bits) {
+    constexpr int kFormBits[] = {32, 16, 8, 4};
     const bool is_gated = kind % 2 == 0;
     description.bits = bits;
     description.norm = kind / 2 % 2;
@@ -215,13 +216,14 @@ struct Model {
     description.residual_multiplier = 0.5f;
     description.logits_divisor = 2.0f;
     description.layers = &layer;
-    description.embedding = floats(kVocab * kHidden);
     description.final_norm = norm();
     description.head = linear(context, bits, kVocab, kHidden);
+    description.embedding_bits = kFormBits[kind % 4];
+    description.embedding = linear(context, kFormBits[kind % 4], kVocab, kHidden).packed;
     if (kind % 5 != 1) {
       layer.attention_norm = norm();
     }
-    if (kind % 3 != 1) {
+    if (kind % 3 != 1 || kind >= kFirstMixture) {
       layer.mlp_norm = norm();
     }
     if (kind % 3 == 2) {
