@@ -12,12 +12,10 @@ from typing import Any
 
 import pytest
 import requests
-from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, expect
 
 from benchmarking.serving import ServedApi, eventually
-from tests.e2e.pages import answer_of, ask, busy, opened, show, solve_example
-from tests.e2e.test_dashboard_access import WCAG
+from tests.e2e.pages import answer_of, ask, busy, check_accessibility, opened, show, solve_example
 
 EXAMPLE = Path(__file__).parents[2] / "inference_api" / "dashboard" / "example_system.json"
 
@@ -320,8 +318,7 @@ def test_a_demo_search_shows_how_far_it_is(page: Page) -> None:
     expect(page.locator("#demo-status")).to_have_text("2 of at most 8 trials.")
     expect(page.get_by_label("What the search printed")).to_contain_text("1-3-1")
     expect(page.locator("#demo-stop")).to_be_enabled()
-    found = Axe().run(page, options={"runOnly": WCAG})
-    assert found.violations_count == 0, found.generate_report()
+    check_accessibility(page)
 
 
 def test_a_hidden_tab_asks_for_nothing(page: Page) -> None:
