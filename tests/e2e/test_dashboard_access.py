@@ -4,7 +4,7 @@ import re
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, Page, ViewportSize, expect
 
 from benchmarking.serving import ServedApi
 from tests.e2e.pages import (
@@ -18,7 +18,7 @@ from tests.e2e.pages import (
     tab_to,
 )
 
-MIDDLE = {"width": 800, "height": 800}
+MIDDLE: ViewportSize = {"width": 800, "height": 800}
 
 
 @pytest.fixture(scope="module")
@@ -55,6 +55,21 @@ def test_everything_is_reached_by_keyboard(api: ServedApi, page: Page) -> None:
     page.keyboard.press("Enter")
     expect(page.locator("#view-optimizer")).to_be_visible()
     expect(page.get_by_role("link", name="Optimizer")).to_be_focused()
+
+
+def test_why_is_asked_and_told_by_keyboard(page: Page) -> None:
+    solve_example(page)
+    page.get_by_role("link", name="Optimizer").focus()
+    why = page.get_by_role("button", name="Why?").first
+    tab_to(page, why)
+    page.keyboard.press("Enter")
+    expect(page.locator(".candidates")).to_be_visible()
+    expect(why).to_be_focused()
+    page.keyboard.press("Enter")
+    expect(page.locator(".candidates")).to_have_count(0)
+    page.get_by_role("link", name="Weights").focus()
+    page.keyboard.press("Enter")
+    tab_to(page, page.get_by_role("button", name="Start a demo search"))
 
 
 def test_no_view_of_a_busy_server_breaks_a_rule_of_accessibility(

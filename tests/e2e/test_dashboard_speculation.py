@@ -3,7 +3,6 @@
 import json
 import re
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, expect
@@ -22,7 +21,9 @@ def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedApi]:
         yield api
 
 
-def test_models_that_drafted_are_shown_with_what_it_brought(api: ServedApi, browser: Browser) -> None:
+def test_models_that_drafted_are_shown_with_what_it_brought(
+    api: ServedApi, browser: Browser
+) -> None:
     with opened(browser, api.url) as page:
         expect(page.locator("#server-phase")).to_have_text("ready")
         panel = page.get_by_role("region", name="Speculation")
