@@ -48,7 +48,7 @@ def test_everything_is_reached_by_keyboard(api: ServedApi, page: Page) -> None:
     expect(cells.nth(31)).to_be_focused()
     expect(page.locator("#row-detail")).to_have_text("Row 32 is free.")
     page.keyboard.press("Tab")  # out of the rows: they are one stop
-    expect(page.get_by_label("Order")).to_be_focused()
+    expect(page.get_by_label("Sort by")).to_be_focused()
     page.keyboard.press("Tab")  # into what scrolls
     expect(page.locator("#requests-log")).to_be_focused()
     page.get_by_role("link", name="Optimizer").focus()
