@@ -17,7 +17,7 @@ def test_a_directory_that_cannot_keep_the_secret_is_named_with_the_remedy(
     Path("var").write_text("not a folder")
     with pytest.raises(StartupError) as caught:
         kept_secret()
-    assert f"var/jwt_secret cannot be kept in {tmp_path} (File exists)" in str(caught.value)
+    assert f"var/jwt_secret cannot be written in {tmp_path} (File exists)" in str(caught.value)
     assert "set JWT_SECRET" in str(caught.value)
 
 
