@@ -1,7 +1,7 @@
 """`make first-token`: how long it takes from a clone to the first token, and what is downloaded.
 
-Does what a new user does, in a scratch folder and with an empty pip cache: clones this repository as
-it is committed, runs `make serve`, and runs the curl line that it prints. Arguments go to make.
+Does what a new user does, in a scratch folder and with an empty pip cache: clones this repository
+as it is committed, runs `make serve`, and runs the curl line that it prints. Arguments go to make.
 """
 
 import os
