@@ -72,9 +72,9 @@ def _machines(keys: ActuatorKeys) -> Machines:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Grow and shrink a cluster by the optimizer.")
+    parser = argparse.ArgumentParser(description="Start and stop replicas as the load requires.")
     parser.add_argument("file", type=Path, help="the cluster's YAML (docs/controller.md)")
-    parser.add_argument("--dry-run", action="store_true", help="plan, and start and stop nothing")
+    parser.add_argument("--dry-run", action="store_true", help="only plan; start and stop nothing")
     arguments = parser.parse_args()
     try:
         config, system = read_config(arguments.file)
