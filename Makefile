@@ -102,16 +102,16 @@ first-token:
 
 $(VENV)/python.stamp:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
-	  { echo "Hearth needs Python 3.11 or newer; name one with: make PYTHON=/path/to/python3.11"; exit 1; }
+	  { echo "Hearth needs Python 3.11 or newer; choose one with: make PYTHON=/path/to/python3.11"; exit 1; }
 	@$(PYTHON) -m venv $(VENV) || \
-	  { echo "No virtual environment could be made; on Debian: sudo apt-get install python3-venv"; exit 1; }
+	  { echo "Could not create a virtual environment; on Debian: sudo apt-get install python3-venv"; exit 1; }
 	@touch $@
 
 # Only torch is looked for on a further index.
 $(VENV)/serve.stamp: $(VENV)/python.stamp pyproject.toml requirements.txt requirements-measure.txt \
   requirements-serve.txt
 	@test -n "$(NVIDIA)$(TORCH_INDEX)" || \
-	  echo "There is no driver of NVIDIA's. torch without CUDA's gigabytes: make TORCH_INDEX=ADDRESS (docs/install.md)"
+	  echo "Found no NVIDIA driver. To skip gigabytes of CUDA libraries: make TORCH_INDEX=ADDRESS (docs/install.md)"
 	$(BIN)/python -m pip install --quiet $(if $(CPU_INDEX),--extra-index-url '$(CPU_INDEX)') \
 	  "$$(grep '^torch==' requirements-serve.txt)"
 	$(BIN)/python -m pip install --quiet --editable '.[serve]'

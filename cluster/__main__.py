@@ -41,7 +41,8 @@ class Service:
         )
         self._controller = Controller(parts, lambda: create_actuator(self._config))
         self._controller.start()
-        return create_app(self._controller, self._system)
+        own_names = frozenset({*self._config.allowed_hosts, self._config.host.lower()})
+        return create_app(self._controller, self._system, own_names)
 
     def end(self, _server: Any, _worker: Any) -> None:
         """gunicorn's `worker_exit`."""
@@ -72,9 +73,9 @@ def _machines(keys: ActuatorKeys) -> Machines:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Grow and shrink a cluster by the optimizer.")
+    parser = argparse.ArgumentParser(description="Start and stop replicas as the load requires.")
     parser.add_argument("file", type=Path, help="the cluster's YAML (docs/controller.md)")
-    parser.add_argument("--dry-run", action="store_true", help="plan, and start and stop nothing")
+    parser.add_argument("--dry-run", action="store_true", help="only plan; start and stop nothing")
     arguments = parser.parse_args()
     try:
         config, system = read_config(arguments.file)

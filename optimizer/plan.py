@@ -29,24 +29,28 @@ BELOW = click.FloatRange(0, 1e9, min_open=True)
 
 
 @click.command()
-@click.option("--model", required=True, help="Of the catalogue, such as llama-3.1-8b.")
+@click.option("--model", required=True, help="A model in the catalogue, such as llama-3.1-8b.")
 @click.option(
     "--rate",
     required=True,
     type=click.FloatRange(0, 1e7, min_open=True),
     help="Requests per second.",
 )
-@click.option("--ttft", type=BELOW, help="Mean time to first token, ms, queueing included.")
-@click.option("--itl", type=BELOW, help="Mean time between tokens, ms.")
+@click.option("--ttft", type=BELOW, help="Target for the mean TTFT in ms, including queueing.")
+@click.option("--itl", type=BELOW, help="Target for the mean ITL in ms.")
 @click.option("--input-tokens", type=click.IntRange(0, 10**7), default=512, show_default=True)
 @click.option("--output-tokens", type=click.IntRange(1, 10**7), default=256, show_default=True)
 @click.option(
     "--precision",
     type=click.Choice([p.value for p in Precision]),
-    help="Of the weights; default: as published.",
+    help="Precision of the weights; default: as published.",
 )
-@click.option("--accelerator", "accelerators", multiple=True, help="Only these; may be repeated.")
-@click.option("--max-cards", type=click.IntRange(1, 10**6), help="Of one type, in all.")
+@click.option(
+    "--accelerator", "accelerators", multiple=True, help="Consider only these; may be repeated."
+)
+@click.option(
+    "--max-cards", type=click.IntRange(1, 10**6), help="Maximum number of cards of one type."
+)
 @click.option(
     "--prices", type=FILE, help="YAML or JSON: dollars per card and hour, by accelerator."
 )
@@ -55,9 +59,9 @@ BELOW = click.FloatRange(0, 1e9, min_open=True)
     "perfs",
     type=FILE,
     multiple=True,
-    help="What you measured: perf.json of a fit, or GET /speed with one --accelerator.",
+    help="Your measurements: perf.json of a fit, or GET /speed with one --accelerator.",
 )
-@click.option("--json", "as_json", is_flag=True, help="The answer of POST /howmany.")
+@click.option("--json", "as_json", is_flag=True, help="Print the answer of POST /howmany.")
 def main(
     accelerators: tuple[str, ...],
     prices: Path | None,

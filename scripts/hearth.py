@@ -36,34 +36,34 @@ class Command:
 
 COMMANDS = {
     "serve": Command("scripts.serve", "Serve the API and the proxy on this machine.", SERVE),
-    "init": Command("scripts.init", "Write the secrets of docker compose to .env."),
+    "init": Command("scripts.init", "Write .env with the secrets for docker compose."),
     "proxy": Command("proxy", "Serve the proxy alone."),
     "optimizer": Command(
-        "optimizer", "Serve the optimizer alone; with -F it keeps a system.", OPTIMIZER
+        "optimizer", "Serve the optimizer alone; -F keeps a system between requests.", OPTIMIZER
     ),
     "plan": Command(
-        "optimizer.plan", "Say how many accelerators a load needs, and at what cost.", OPTIMIZER
+        "optimizer.plan", "Estimate how many accelerators a load needs, and their cost.", OPTIMIZER
     ),
     "weights": Command("weights", "Serve the weights search alone.", WEIGHTS),
-    "cluster": Command("cluster", "Grow and shrink a cluster by what comes to it."),
-    "bundle": Command("scripts.bundle", "Check a bundle of experts before it is served.", SERVE),
-    "bench": Command("benchmarking", "Measure a server.", BENCH),
-    "token": Command("scripts.jwt_util", "Make and read tokens, by the secret `serve` keeps."),
+    "cluster": Command("cluster", "Start and stop replicas as the load requires."),
+    "bundle": Command("scripts.bundle", "Check a bundle of models before you serve it.", SERVE),
+    "bench": Command("benchmarking", "Measure any server with OpenAI's API.", BENCH),
+    "token": Command("scripts.jwt_util", "Make and read tokens for the proxy."),
 }
 
 
 @click.group()
 @click.version_option(__version__, message="%(prog)s %(version)s")
 def main() -> None:
-    """Serve language models, measure the servers and plan their hardware."""
+    """Serve language models, measure servers and plan their hardware."""
 
 
 def run(name: str, arguments: tuple[str, ...]) -> None:
     extra = COMMANDS[name].extra
     if extra is not None and find_spec(extra.module) is None:
         raise click.ClickException(
-            f"there is no {extra.module} here; install Hearth with what `hearth {name}` needs: "
-            f"pip install 'hearth[{extra.name}]', or a wheel's path with [{extra.name}] after it"
+            f"{extra.module} is not installed, and `hearth {name}` needs it: "
+            f"pip install 'hearth[{extra.name}]', or the path of a wheel followed by [{extra.name}]"
         )
     sys.argv = [f"hearth {name}", *arguments]
     runpy.run_module(COMMANDS[name].module, run_name="__main__")

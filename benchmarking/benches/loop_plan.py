@@ -18,7 +18,7 @@ from benchmarking.errors import Disturbed
 from benchmarking.records import Load
 
 FIRST_EACH = 2  # requests of each user, where nothing is known of their time
-LEAST_EACH = 4  # of each user of a closed loop, of which the last does not count
+LEAST_EACH = 6  # of each user of a closed loop, of which the last does not count
 MIXED_SCV = 0.05  # of answers' lengths in closed loops: users of equal ones begin together
 CROWDS_EACH = 3  # of each user of a crowd, whose rate alone counts
 
@@ -47,13 +47,13 @@ class LoopPlan:
         return self.shape.at_concurrency(2 * self.places, FIRST_EACH)
 
     def closed_loops(self) -> list[Load]:
-        """1, 2, 4, ... users with the shortest and the longest prompts, with those that are
-        checked the numbers between."""
+        """1, 2, 4, ... users with the shortest and the longest prompts; with those that are checked
+        the numbers between, and as many users as places: most of what is checked is near them."""
         short, same, long = (self._with_prompts(factor) for factor in self.length_factors)
         doubled = list(_doubled(self.places))
         between = [(low + high) // 2 for low, high in pairwise(doubled) if high > low + 1]
         each = [(users, shape) for users in doubled for shape in (short, long)]
-        each += [(users, same) for users in between]
+        each += [(users, same) for users in [*between, self.places]]
         return [
             replace(shape.at_concurrency(users, FIRST_EACH), output_scv=MIXED_SCV)
             for users, shape in each

@@ -6,6 +6,7 @@ far a guess of the speed is off goes into its interval, less where several rows 
 rate alone the optimizer says what holds in the long run, from which some seconds may be far off.
 """
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -66,6 +67,7 @@ class Cuts:
 
 NO_CUTS = Cuts()
 TTFT_ERROR = 0.1  # of a simulated one, by what a curve is wrong of
+OTHERWISE = 1.05  # times as fast and as slow, to see what follows from the machine's speed
 OVERHEAD_ROUNDS = 2  # of what first tokens take beyond a curve, and of the curve given that
 
 
@@ -242,7 +244,17 @@ def _check(ask: Ask, share: float, moments: Sequence[At]) -> Check:
         answered=Compared(
             "answered, requests/s", fmean(served, seconds), None, answered, MAX_RATE_ERROR
         ),
+        ttft_per_speed=fmean((_ttft_per_speed(ask, *at) for at in moments), weights),
     )
+
+
+def _ttft_per_speed(ask: Ask, part: LoadPoint, curve: ServiceCurve) -> float:
+    """Returns the elasticity of TTFT with regard to all times of the curve."""
+    slow, fast = (
+        ask(part, curve.exact().at_speed(slowness, 0.0)).ttft_ms
+        for slowness in (OTHERWISE, 1 / OTHERWISE)
+    )
+    return math.log(slow / fast) / (2 * math.log(OTHERWISE))
 
 
 def _capacity(asked: Asked, crowds: Sequence[At]) -> Compared:

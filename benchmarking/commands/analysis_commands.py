@@ -22,14 +22,16 @@ from benchmarking.report.page import report_html
 
 @click.command("fit")
 @click.argument("folder", type=RESULTS_FOLDER)
-@click.option("--model", help="Needed when the run holds several.")
+@click.option("--model", help="Needed if the run has several.")
 @click.option("--accelerator", default="cpu", show_default=True)
-@click.option("--slo-itl-ms", type=click.FloatRange(0, min_open=True), help="Bounds the batch.")
 @click.option(
-    "--max-batch-size", type=click.IntRange(1), help="Default: the server's user rows, or as seen."
+    "--slo-itl-ms", type=click.FloatRange(0, min_open=True), help="Limits the batch size."
+)
+@click.option(
+    "--max-batch-size", type=click.IntRange(1), help="Default: reported by the server, or observed."
 )
 @click.option("--speed", help="Step costs: a file, or a server's http://127.0.0.1:7000/speed")
-@click.option("--optimizer", "optimizer_url", help="Such as http://127.0.0.1:7000")
+@click.option("--optimizer", "optimizer_url", help="For example http://127.0.0.1:7000")
 def fit_run(
     folder: Path,
     model: str | None,
@@ -60,7 +62,7 @@ def fit_run(
 @click.option("--perf", type=click.Path(exists=True, path_type=Path), help="Default: FOLDER's own.")
 @click.option("--optimizer", "optimizer_url", required=True)
 def predict_run(folder: Path, perf: Path | None, optimizer_url: str) -> None:
-    """Set the optimizer's word beside what FOLDER measured.
+    """Compare the optimizer's predictions with the measurements in FOLDER.
 
     TTFT and ITL of every Poisson load, also in FOLDER/predict.json. What lies outside the
     measurements of the fit beside the performance data is named.
@@ -91,7 +93,7 @@ def predict_run(folder: Path, perf: Path | None, optimizer_url: str) -> None:
 @click.argument("before", type=RESULTS_FOLDER)
 @click.argument("after", type=RESULTS_FOLDER)
 def compare_runs(before: Path, after: Path) -> None:
-    """Say what changed between two runs.
+    """Compare two runs.
 
     For each load of both, with 95 % intervals. Exit status 1 if anything is worse.
     """
@@ -112,7 +114,7 @@ def compare_runs(before: Path, after: Path) -> None:
 @click.option("--against", type=RESULTS_FOLDER, help="An earlier run to compare with.")
 @slo_options
 def report_run(folder: Path, against: Path | None, slo: Slo) -> None:
-    """Write FOLDER/report.html: one page, nothing from the network."""
+    """Write FOLDER/report.html, a single self-contained page."""
     before = open_run(against) if against else None
     page = report_html(open_run(folder), slo, read_fit(folder), before)
     path = folder / "report.html"

@@ -56,25 +56,27 @@ class Commands(click.Group):
 
 @click.group(cls=Commands)
 def main() -> None:
-    """Measure servers that answer like OpenAI's, and Hearth by its own routes."""
+    """Measure any server with OpenAI's API, or Hearth with its own routes.
+
+    `hearth bench URL` measures the server at URL and writes a report with a verdict."""
 
 
 @main.command()
 @click.argument("config_path", type=click.Path(path_type=Path), metavar="CONFIG.YAML")
-@click.option("--run-name", help="Of the folder and the workbook; default: the time.")
+@click.option("--run-name", help="Name of the folder and the workbook; default: the time.")
 @click.option("--check", is_flag=True, help="Only check the configuration.")
 def run(config_path: Path, run_name: str | None, check: bool) -> None:
     """Run the rows of a model_configs CSV and write their results."""
     config = read_config(config_path, run_name)
     configured = read_model_configs(config.model_configs_path, not config.use_multiple_prompts)
     for fault in configured.faults:
-        click.echo(f"{config.model_configs_path}: {fault}; this row is left out", err=True)
+        click.echo(f"{config.model_configs_path}: {fault}; this row is skipped", err=True)
     if check:
         click.echo(f"{len(configured.loads)} rows can be run")
         sys.exit(FAILURES if configured.faults else OK)
     plan = Plan(config, load_settings(), sys.argv, configured.loads, configured.faults).served()
     for fault in plan.refused_rows[len(configured.faults) :]:
-        click.echo(f"{fault}; its rows are left out", err=True)
+        click.echo(f"{fault}; its rows are skipped", err=True)
     stop = Event()
     folder = until_interrupted(lambda: run_benchmark(plan, stop, tqdm.write), stop)
     click.echo(f"results in {folder.folder}")
@@ -87,7 +89,7 @@ def run(config_path: Path, run_name: str | None, check: bool) -> None:
 @click.argument("folder", type=RESULTS_FOLDER)
 @click.argument("workbook", type=click.Path(dir_okay=False, path_type=Path))
 def consolidate(folder: Path, workbook: Path) -> None:
-    """Make the workbook of FOLDER, of any client of the format."""
+    """Make a workbook from the documented files in FOLDER."""
     rows = list(read_rows(folder))
     write_workbook(workbook, rows)
     click.echo(f"{len(rows)} rows in {workbook}")
@@ -96,7 +98,7 @@ def consolidate(folder: Path, workbook: Path) -> None:
 @main.command(name="recompute")
 @click.argument("folder", type=RESULTS_FOLDER)
 def recompute_all(folder: Path) -> None:
-    """Make every derived file in FOLDER again from its raw files."""
+    """Recreate every derived file in FOLDER from its raw files."""
     click.echo(f"{len(recompute(folder).rows)} rows in {folder}")
 
 

@@ -106,7 +106,12 @@ def asking(command: Callable[..., None]) -> Callable[..., None]:
             default=Path("var/benchmarks"),
             show_default=True,
         ),
-        click.option("--tokenizer", default=SERVER, show_default=True, help="Or its folder."),
+        click.option(
+            "--tokenizer",
+            default=SERVER,
+            show_default=True,
+            help="Or a folder with tokenizer.json.",
+        ),
         click.option("--seed", type=click.IntRange(0), default=0, show_default=True),
     ):
         with_asked = option(with_asked)
@@ -137,12 +142,14 @@ class Climb:
     multiple=True,
     default=(128,),
     show_default=True,
-    help="May be given several times.",
+    help="May be repeated.",
 )
 @OUTPUT_TOKENS
 @click.option("--by", type=click.Choice(["concurrency", "rate"]), default="rate", show_default=True)
 @click.option("--max-concurrency", type=click.IntRange(1), default=64, show_default=True)
-@click.option("--seconds", type=click.FloatRange(1), default=30.0, show_default=True, help="A row.")
+@click.option(
+    "--seconds", type=click.FloatRange(1), default=30.0, show_default=True, help="Per row."
+)
 @click.option("--requests-each", type=click.IntRange(1), default=8, show_default=True)
 @click.option("--repeats", type=click.IntRange(1), default=1, show_default=True)
 @asking
@@ -154,7 +161,7 @@ def sweep(
     asked: Asked,
     **climb: Any,
 ) -> None:
-    """Raise the load until the server is saturated; name the knee.
+    """Raise the load until the server is saturated, and find the knee.
 
     By concurrency: 1, 2, 4, ... users. By rate: shares of what --max-concurrency users get, as
     Poisson arrivals.
@@ -186,13 +193,15 @@ def sweep(
 @click.option("--start-qps", type=click.FloatRange(0, min_open=True), default=1.0)
 @INPUT_TOKENS
 @OUTPUT_TOKENS
-@click.option("--seconds", type=click.FloatRange(1), default=60.0, show_default=True, help="A row.")
+@click.option(
+    "--seconds", type=click.FloatRange(1), default=60.0, show_default=True, help="Per row."
+)
 @slo_options
 @asking
 def capacity(
     attainment: float, start_qps: float, seconds: float, slo: Slo, asked: Asked, **shape: Any
 ) -> None:
-    """Search the highest rate within service levels.
+    """Find the highest rate that meets the SLOs.
 
     It is the highest rate at which a share of --attainment keeps them; a request that fails keeps
     none. Exit status 1 when no rate does, or no rate does not.
@@ -219,7 +228,7 @@ def capacity(
 @MODEL
 @click.option("--concurrency", type=click.IntRange(1), default=1, show_default=True)
 @OUTPUT_TOKENS
-@click.option("--save-texts", is_flag=True, help="Write prompts and completions too.")
+@click.option("--save-texts", is_flag=True, help="Also write prompts and completions.")
 @asking
 def custom(
     prompts: Path,
@@ -279,7 +288,7 @@ def switching(
 @click.argument("folder", type=RESULTS_FOLDER)
 @asking
 def repeat(folder: Path, asked: Asked) -> None:
-    """Measure the loads of FOLDER again, to compare with."""
+    """Measure the loads of FOLDER again, for a comparison."""
     loads = [row.load for row in open_run(folder).rows]
     models = [load.model for load in loads]
     asked.measure(models, lambda driver: driver.measure_all(loads))

@@ -27,11 +27,13 @@ USUAL = Slo(ttft_ms=500, itl_ms=50)
 
 @click.command()
 @click.argument("base", metavar="URL")
-@click.option("--model", help="Default: the one that it serves.")
+@click.option("--model", help="Default: the only one that the server has.")
 @INPUT_TOKENS
 @OUTPUT_TOKENS
 @click.option("--max-concurrency", type=click.IntRange(1), default=32, show_default=True)
-@click.option("--seconds", type=click.FloatRange(1), default=20.0, show_default=True, help="A row.")
+@click.option(
+    "--seconds", type=click.FloatRange(1), default=20.0, show_default=True, help="Per row."
+)
 @slo_options
 @asking
 def measure(
@@ -43,11 +45,11 @@ def measure(
     asked: Asked,
     **lengths: Any,
 ) -> None:
-    """Measure the server at URL, such as http://127.0.0.1:8000/v1: the same as `URL` alone.
+    """Measure the server at URL, for example http://127.0.0.1:8000/v1. Same as URL alone.
 
-    A closed loop finds what it can do, open loops of shares of that what it feels like; a report
-    is written, which begins with the verdict on the service levels (default: TTFT 500 ms, ITL 50
-    ms). An API key comes from BENCHMARK_API_KEY.
+    A closed loop finds the server's capacity, then open loops at shares of it show the latencies
+    that users see. The report begins with a verdict on the SLOs (default: TTFT 500 ms, ITL 50 ms).
+    Set BENCHMARK_API_KEY if the server needs a key.
     """
     slo = USUAL if slo == Slo() else slo
     model = model or only_model(target_at(base))

@@ -76,7 +76,7 @@ export class Answer {
       this.#take(choice?.delta?.content ?? choice?.text ?? "");
       finish = choice?.finish_reason ?? finish;
     }
-    throw new ApiError(0, "The stream broke off before its end.");
+    throw new ApiError(0, "The stream broke off before the answer was complete.");
   }
 
   #take(piece) {

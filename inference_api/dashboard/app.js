@@ -55,7 +55,7 @@ function onFailure(error) {
   const isAnswer = error instanceof ApiError;
   setPhase(
     isAnswer ? "error" : "unreachable",
-    isAnswer ? error.message : "The server does not answer. Trying again.",
+    isAnswer ? error.message : "The server does not answer. Retrying.",
   );
 }
 

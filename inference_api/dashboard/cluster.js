@@ -132,7 +132,7 @@ function latency(seen, name, target) {
 
 function decided(seen) {
   if (!seen) return "–";
-  return seen.held || (seen.has_changed ? h("strong", {}, "changed") : "as it was");
+  return seen.held || (seen.has_changed ? h("strong", {}, "changed") : "unchanged");
 }
 
 function at(cycle) {

@@ -9,10 +9,10 @@ const PERIOD_MS = 2000;
 const MAX_TRIALS = 8;
 const WORDS = {
   running: "The ranks are starting.",
-  stopping: "It ends.",
+  stopping: "Stopping.",
   stopped: "Stopped.",
   ended: "Done.",
-  failed: "It failed; what it printed says why.",
+  failed: "The search failed; its output says why.",
 };
 
 const view = byId("view-weights", HTMLElement);

@@ -7,7 +7,7 @@ import { count, number, percent } from "./format.js";
 const COLUMNS = ["Accelerator", "Replicas", "Cost", "TTFT", "ITL", "Rows busy", "Speed"];
 const KINDS = {
   measured: "your own measurement",
-  fitted: "fitted to what was published",
+  fitted: "fitted to published figures",
   estimated: "estimated from the datasheet",
 };
 
@@ -70,13 +70,13 @@ function told({ choices, nearest }) {
   if (choices.length) {
     const [first] = choices;
     const cards = count(first.cards, "card");
-    return `${first.title}: ${cards} for ${dollars(first.cost)} an hour is cheapest.`;
+    return `Cheapest: ${cards} of ${first.title}, for ${dollars(first.cost)} per hour.`;
   }
   const rest = nearest
-    ? ` The nearest, ${nearest.accelerator}, does TTFT ${number(nearest.ttftAverage)} ms and ` +
+    ? ` The nearest, ${nearest.accelerator}, has TTFT ${number(nearest.ttftAverage)} ms and ` +
       `ITL ${number(nearest.itlAverage)} ms when idle.`
     : "";
-  return `Nothing in the catalogue meets these levels.${rest}`;
+  return `No accelerator in the catalogue meets these SLOs.${rest}`;
 }
 
 function answerOf({ choices, changes, notChosen, notes }) {
@@ -90,7 +90,7 @@ function answerOf({ choices, changes, notChosen, notes }) {
       "Not chosen",
       notChosen.map(({ accelerator, reason }) => `${accelerator}: ${reason}`),
     ),
-    list("Keep in mind", notes),
+    list("Notes", notes),
   ].filter(Boolean);
 }
 
@@ -98,7 +98,7 @@ function table(choices) {
   return h(
     "table",
     { class: "choices folds", role: "table" },
-    h("caption", { class: "unseen" }, "Accelerators that meet the levels, cheapest first"),
+    h("caption", { class: "unseen" }, "Accelerators that meet the SLOs, cheapest first"),
     h(
       "thead",
       { role: "rowgroup" },

@@ -124,15 +124,15 @@ function emptyState() {
     h(
       "p",
       { class: "quiet" },
-      "The optimizer says which accelerators, how many replicas and which batch size meet your " +
-        "service levels at least cost. Give it a system in the form that POST /optimizeOne takes, " +
-        "or look around with an invented one.",
+      "The optimizer finds the accelerators, replicas and batch sizes that meet your SLOs at the " +
+        "lowest cost. Paste a system in the format of POST /optimizeOne, or try the made-up " +
+        "example.",
     ),
     h("label", { class: "field" }, "System, as JSON", text),
     h(
       "div",
       { class: "actions" },
-      h("button", { type: "button", class: "primary", onclick: solveText }, "Solve it"),
+      h("button", { type: "button", class: "primary", onclick: solveText }, "Solve"),
       h("button", { type: "button", onclick: solveExample }, "Solve the example"),
     ),
   );
@@ -170,7 +170,7 @@ function makeForm() {
       "div",
       { class: "controls" },
       h("label", { class: "field" }, "Solver", solver),
-      h("label", { class: "field" }, "What does not fit gets", policy),
+      h("label", { class: "field" }, "If cards run out", policy),
       h("button", { type: "submit", class: "primary" }, "Re-solve"),
     ),
     table,

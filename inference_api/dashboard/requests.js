@@ -6,7 +6,7 @@ import { clock, count, duration } from "./format.js";
 import { foldingTable, small } from "./table.js";
 
 const NOTHING = "–";
-const COLUMNS = ["Ended", "Request", "Asked", "Tokens", "Queue", "TTFT", "ITL", "In all", "End"];
+const COLUMNS = ["Ended", "Request", "Model", "Tokens", "Queue", "TTFT", "ITL", "Total", "End"];
 const ORDERS = {
   newest: null, // as they come
   oldest: ({ ended_at }) => -ended_at,
@@ -44,7 +44,7 @@ function render() {
   setText(summary, requests.length ? `${count(requests.length, "request")}` : "none yet");
   const lines = ordered(requests, order.value).map(line);
   log.replaceChildren(
-    lines.length ? foldingTable("Requests that ended", COLUMNS, lines, "requests") : "",
+    lines.length ? foldingTable("Ended requests", COLUMNS, lines, "requests") : "",
   );
 }
 
@@ -72,7 +72,7 @@ function line(request) {
 
 function tokens({ prompt_tokens, cached_tokens, completion_tokens }) {
   if (prompt_tokens === null) return NOTHING;
-  const cached = cached_tokens ? [small(`${cached_tokens} from the cache`)] : [];
+  const cached = cached_tokens ? [small(`${cached_tokens} cached`)] : [];
   return [`${prompt_tokens} → ${completion_tokens}`, ...cached];
 }
 

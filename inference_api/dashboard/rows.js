@@ -5,7 +5,7 @@ import { count, duration, number } from "./format.js";
 
 const list = byId("rows", HTMLElement);
 const detail = byId("row-detail", HTMLElement);
-const IDLE_DETAIL = "Point at a row, or move to it with the keyboard, to see whose it is.";
+const IDLE_DETAIL = "Point at a row, or move to it with the arrow keys, to see its request.";
 
 const cells = [];
 /** @type {ReturnType<typeof makeCell> | null} */
@@ -116,7 +116,7 @@ function showDetail() {
       `team ${row.team_id ?? "–"}`,
       `request ${row.request_id ?? "–"}`,
       `session ${row.session_id}`,
-      `${row.prompt_tokens} prompt tokens, ${row.cached_tokens} of them in the cache`,
+      `${row.prompt_tokens} prompt tokens, ${row.cached_tokens} of them cached`,
       `${row.generated_tokens} of at most ${row.token_limit} generated`,
       `running for ${duration(row.running_s)}`,
     ]

@@ -57,7 +57,7 @@ export function searchChart({ history, offset, direction, noise_aware_best: best
         { class: "legend" },
         h("li", { class: "key-dots" }, "trial"),
         h("li", { class: "key-first" }, "best so far"),
-        h("li", { class: "key-second" }, "best, noise accounted for"),
+        h("li", { class: "key-second" }, "best after noise"),
       ),
     ),
   );

@@ -8,7 +8,7 @@ export function systemPanels(system) {
   return [
     panel("Cards", cards(system)),
     panel("Accelerators", accelerators(system)),
-    panel("Service levels", levels(system)),
+    panel("SLOs", levels(system)),
   ];
 }
 

@@ -73,9 +73,9 @@ function emptyState() {
     h(
       "p",
       { class: "quiet" },
-      "The weights service finds how to split a model over unequal machines, by measuring. Ask it " +
-        "for weights with POST /weights_gen, measure them, and tell it the result with " +
-        "POST /weights_update: the search appears here.",
+      "The weights search finds out by measuring how to split a model over unequal machines. Get " +
+        "weights with POST /weights_gen, measure them, and report the result with " +
+        "POST /weights_update. The search then appears here.",
     ),
   );
 }
@@ -136,11 +136,7 @@ function detail(overview) {
     h(
       "dl",
       { class: "figures" },
-      figure(
-        "Best, noise accounted for",
-        number(best.performance_metric),
-        interval(best.interval_90),
-      ),
+      figure("Best after noise", number(best.performance_metric), interval(best.interval_90)),
       figure(
         "Best single trial",
         number(overview.best.performance_metric),
@@ -153,7 +149,7 @@ function detail(overview) {
     nodes(overview),
     hasToken()
       ? null
-      : h("p", { class: "note" }, h("a", { href: `${pathOf(overview)}/plot` }, "As a picture")),
+      : h("p", { class: "note" }, h("a", { href: `${pathOf(overview)}/plot` }, "Chart as SVG")),
   );
 }
 
@@ -167,7 +163,7 @@ function figure(name, value, note) {
 }
 
 function interval([low, high]) {
-  if (low === null || high === null) return "nothing bounds it yet";
+  if (low === null || high === null) return "no bound yet";
   return `90 % within ${number(low)} to ${number(high)}`;
 }
 
@@ -181,7 +177,7 @@ function nodes({
   return h(
     "table",
     { class: "plain-table nodes" },
-    h("caption", { class: "unseen" }, "Best partition, noise accounted for"),
+    h("caption", { class: "unseen" }, "Best partition after accounting for noise"),
     h(
       "thead",
       {},

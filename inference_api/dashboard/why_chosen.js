@@ -28,13 +28,13 @@ export function whyChosen(explained, server) {
 
 function accelerator(chosen, candidates) {
   const meet = candidates.filter((each) => each.feasible);
-  if (!chosen.feasible) return "No accelerator meets the levels within the bounds.";
-  if (meet.length === 1) return "It is the only one that meets the levels.";
+  if (!chosen.feasible) return "No accelerator meets the SLOs within the bounds.";
+  if (meet.length === 1) return "It is the only one that meets the SLOs.";
   const others = meet.filter((each) => each !== chosen).toSorted((a, b) => a.cost - b.cost);
   const cheaper = others.filter((each) => each.cost < chosen.cost);
   if (!cheaper.length) {
     const [next] = others;
-    return `Of ${meet.length} that meet the levels it costs least, ${price(chosen)}; the next is ${next.accelerator}, ${price(next)}.`;
+    return `Of ${meet.length} that meet the SLOs it costs least, ${price(chosen)}; the next is ${next.accelerator}, ${price(next)}.`;
   }
   return cheaper
     .map((each) => `${each.accelerator} would cost ${price(each)}, but ${drawback(each, chosen)}.`)
@@ -43,29 +43,29 @@ function accelerator(chosen, candidates) {
 
 function drawback(cheaper, chosen) {
   if (cheaper.shortage) return cheaper.shortage.message;
-  if (cheaper.value >= chosen.value) return "the change from what runs now counts for more";
+  if (cheaper.value >= chosen.value) return "the cost of changing to it counts for more";
   return "its cards went to other servers";
 }
 
 function replicas({ numReplicas, maxRPM, maxRateFor }, { numReplicas: given, load }, targets) {
   const needed = load.arrivalRate / maxRPM;
-  if (!(needed > 0)) return "Nothing arrives: as many as the server asks for.";
+  if (!(needed > 0)) return "No requests arrive, so it gets its minimum.";
   const bound = Object.keys(LEVELS)
     .filter((name) => targets?.[name] > 0 && maxRateFor?.[name] <= 1.001 * maxRPM)
     .map((name) => LEVELS[name](targets[name]));
   const each =
-    `One bears ${number(maxRPM)} requests a minute` +
-    (bound.length ? `, as ${bound.join(" and ")} allows` : ", as its batch and queue allow");
-  const rounded = `${number(load.arrivalRate)} take ${number(needed)}`;
-  if (given < numReplicas) return `${each}; ${rounded}, and there were cards for fewer.`;
-  if (given > Math.ceil(needed)) return `${each}; ${rounded}, and the server asks for more.`;
+    `One replica handles ${number(maxRPM)} requests/min` +
+    (bound.length ? `, limited by ${bound.join(" and ")}` : ", limited by its batch and queue");
+  const rounded = `${number(load.arrivalRate)} need ${number(needed)}`;
+  if (given < numReplicas) return `${each}; ${rounded}, but there were too few cards.`;
+  if (given > Math.ceil(needed)) return `${each}; ${rounded}, and the server's minimum is higher.`;
   return `${each}; ${rounded}.`;
 }
 
 function batch(server, { load }) {
-  if (server.maxBatchSize > 0) return "As the server sets it.";
+  if (server.maxBatchSize > 0) return "Set by the server.";
   const answers = `answers of ${count(load.avgOutTokens, "token")}`;
-  return `The most that the accelerator's performance data allow for ${answers}.`;
+  return `The largest that the accelerator's performance data allow for ${answers}.`;
 }
 
 function price({ cost }) {

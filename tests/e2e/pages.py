@@ -8,10 +8,11 @@ import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, Literal
 
 import requests
-from playwright.sync_api import Browser, Locator, Page, expect
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Browser, Locator, Page, ViewportSize, expect
 
 from benchmarking.serving import ServedApi, eventually
 
@@ -26,9 +27,15 @@ ARGUMENTS = [
     "--disable-component-update",
     "--disable-sync",
 ]
-WIDE, NARROW = {"width": 1280, "height": 780}, {"width": 390, "height": 800}
+WIDE: ViewportSize = {"width": 1280, "height": 780}
+NARROW: ViewportSize = {"width": 390, "height": 800}
 VIEWS = ("serving", "optimizer", "weights")
 TEAMS = ("search", "support", "research", "docs-bot")
+# A scheme changes colours alone: the second one is held to the rule of contrast only.
+RULES_BY_SCHEME: dict[Literal["dark", "light"], list[str]] = {
+    "dark": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"],
+    "light": ["color-contrast"],
+}
 TIMEOUT_MS = 60_000
 
 expect.set_options(timeout=TIMEOUT_MS)
@@ -84,6 +91,18 @@ def busy(api: ServedApi, num_rows: int) -> Iterator[None]:
 def show(page: Page, view: str) -> None:
     page.get_by_role("link", name=view.capitalize()).click()
     expect(page.locator(f"#view-{view}")).to_be_visible()
+
+
+def check_accessibility(page: Page) -> None:
+    """Axe finds nothing, and nothing needs scrolling sideways: narrow and wide, dark and light."""
+    for size in (NARROW, WIDE):
+        page.set_viewport_size(size)
+        for scheme, rules in RULES_BY_SCHEME.items():
+            page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
+            found = Axe().run(page, options={"runOnly": rules, "resultTypes": ["violations"]})
+            told = f"{size['width']} px, {scheme}: {found.generate_report()}"
+            assert found.violations_count == 0, told
+        assert page.evaluate("document.documentElement.scrollWidth") <= size["width"]
 
 
 def solve_example(page: Page) -> None:

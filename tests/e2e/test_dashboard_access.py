@@ -4,23 +4,21 @@ import re
 from typing import Any
 
 import pytest
-from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, Page, ViewportSize, expect
 
 from benchmarking.serving import ServedApi
 from tests.e2e.pages import (
-    NARROW,
     VIEWS,
-    WIDE,
     answer_of,
     busy,
+    check_accessibility,
     opened,
     show,
     solve_example,
     tab_to,
 )
 
-WCAG = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
+MIDDLE: ViewportSize = {"width": 800, "height": 800}
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +48,7 @@ def test_everything_is_reached_by_keyboard(api: ServedApi, page: Page) -> None:
     expect(cells.nth(31)).to_be_focused()
     expect(page.locator("#row-detail")).to_have_text("Row 32 is free.")
     page.keyboard.press("Tab")  # out of the rows: they are one stop
-    expect(page.get_by_label("Order")).to_be_focused()
+    expect(page.get_by_label("Sort by")).to_be_focused()
     page.keyboard.press("Tab")  # into what scrolls
     expect(page.locator("#requests-log")).to_be_focused()
     page.get_by_role("link", name="Optimizer").focus()
@@ -59,17 +57,33 @@ def test_everything_is_reached_by_keyboard(api: ServedApi, page: Page) -> None:
     expect(page.get_by_role("link", name="Optimizer")).to_be_focused()
 
 
-@pytest.mark.parametrize(("scheme", "size"), [("light", WIDE), ("dark", NARROW)])
-def test_no_view_breaks_a_rule_of_accessibility(
-    api: ServedApi, browser: Browser, scheme: Any, size: Any
+def test_why_is_asked_and_told_by_keyboard(page: Page) -> None:
+    solve_example(page)
+    page.get_by_role("link", name="Optimizer").focus()
+    why = page.get_by_role("button", name="Why?").first
+    tab_to(page, why)
+    page.keyboard.press("Enter")
+    expect(page.locator(".candidates")).to_be_visible()
+    expect(why).to_be_focused()
+    page.keyboard.press("Enter")
+    expect(page.locator(".candidates")).to_have_count(0)
+    page.get_by_role("link", name="Weights").focus()
+    page.keyboard.press("Enter")
+    tab_to(page, page.get_by_role("button", name="Start a demo search"))
+
+
+def test_no_view_of_a_busy_server_breaks_a_rule_of_accessibility(
+    slow_api: ServedApi, browser: Browser
 ) -> None:
-    with opened(browser, api.url, color_scheme=scheme, viewport=size) as page:
+    with busy(slow_api, 6), opened(browser, slow_api.url) as page:
+        expect(page.locator(".cell[data-phase=decode]").first).to_be_visible()
         solve_example(page)
         page.get_by_role("button", name="Why?").first.click()
         for view in VIEWS:
             show(page, view)
-            found = Axe().run(page, options={"runOnly": WCAG})
-            assert found.violations_count == 0, found.generate_report()
+            page.set_viewport_size(MIDDLE)
+            assert page.evaluate("document.documentElement.scrollWidth") == MIDDLE["width"]
+            check_accessibility(page)
 
 
 def test_dark_mode_follows_the_system(api: ServedApi, browser: Browser) -> None:
@@ -79,16 +93,3 @@ def test_dark_mode_follows_the_system(api: ServedApi, browser: Browser) -> None:
             return sum(int(part) for part in re.findall(r"\d+", color))
 
     assert ground("dark") < 100 < 600 < ground("light")
-
-
-@pytest.mark.parametrize("width", [390, 800])
-def test_nothing_has_to_be_scrolled_sideways(
-    slow_api: ServedApi, browser: Browser, width: int
-) -> None:
-    viewport = NARROW | {"width": width}
-    with busy(slow_api, 6), opened(browser, slow_api.url, viewport=viewport) as page:
-        expect(page.locator(".cell[data-phase=decode]").first).to_be_visible()
-        solve_example(page)
-        for view in VIEWS:
-            show(page, view)
-            assert page.evaluate("document.documentElement.scrollWidth") == width

@@ -71,7 +71,7 @@ def test_without_a_secret_the_remedy_is_named(
     monkeypatch.chdir(tmp_path)
     result = run("token", "encode", "{}")
     assert result.exit_code == 1
-    assert "give --secret or set JWT_SECRET" in result.stderr
+    assert "pass --secret, set JWT_SECRET" in result.stderr
 
 
 def test_a_command_whose_part_is_not_installed_names_the_install(

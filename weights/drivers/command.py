@@ -103,21 +103,27 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     engines = parser.add_subparsers(dest="engine", required=True, metavar="ENGINE")
-    exo = engines.add_parser("exo", help="a cluster of exo, by its API")
-    exo.add_argument("--url", type=_url, required=True, help="of any node: http://host:52415")
-    exo.add_argument("--nodes", type=_list, default=(), help="ids, by commas; default: all")
-    exo.add_argument("--replace", action="store_true", help="delete instances that run")
-    llama = engines.add_parser("llama.cpp", help="RPC servers of llama.cpp, by llama-bench")
-    llama.add_argument("--rpc", type=_hosts, required=True, help="host:port, by commas")
-    llama.add_argument("--local", type=_list, default=(), help="devices here, such as CUDA0")
-    llama.add_argument("--program", default="llama-bench", help="its path")
+    exo = engines.add_parser("exo", help="an exo cluster, through its API")
+    exo.add_argument(
+        "--url", type=_url, required=True, help="address of any node: http://host:52415"
+    )
+    exo.add_argument(
+        "--nodes", type=_list, default=(), help="node ids, comma-separated; default: all"
+    )
+    exo.add_argument("--replace", action="store_true", help="delete running instances")
+    llama = engines.add_parser("llama.cpp", help="llama.cpp's RPC servers, with llama-bench")
+    llama.add_argument("--rpc", type=_hosts, required=True, help="host:port, comma-separated")
+    llama.add_argument(
+        "--local", type=_list, default=(), help="devices of this machine, such as CUDA0"
+    )
+    llama.add_argument("--program", default="llama-bench", help="path of llama-bench")
     llama.add_argument("--prompt-tokens", type=_count(0, MAX_TOKENS), default=0,
-        help="of a request; default 0: generation alone")  # fmt: skip
+        help="per request; default 0: measure generation only")  # fmt: skip
     for name in (*VARIABLES, "command"):
         server = engines.add_parser(name, help=f"a server that reads {_read_by(name)}")
         server.add_argument("--stages", type=_count(2, MAX_STAGES), required=True)
         server.add_argument("--layers", type=_count(2, MAX_LAYERS),
-            help="of the model; default: read from --model, a folder or a GGUF file")  # fmt: skip
+            help="number of layers; default: read from the --model folder or file")  # fmt: skip
         server.add_argument("--url", type=_url, default="http://127.0.0.1:8000/v1")
         server.add_argument("--users", type=_count(1, 512), default=8)
         if name == "command":
@@ -129,7 +135,9 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         each.add_argument("--min-layers", type=_count(1, MAX_LAYERS), default=1)
         each.add_argument("--tokens", type=_count(1, MAX_TOKENS), default=128)
         each.add_argument("--repeats", type=_count(1, MAX_REPEATS), default=3)
-        each.add_argument("--timeout", type=_count(1, 86_400), default=1800, help="s, of a trial")
+        each.add_argument(
+            "--timeout", type=_count(1, 86_400), default=1800, help="seconds per trial"
+        )
     return parser.parse_args(argv, argparse.Namespace(command=command))
 
 

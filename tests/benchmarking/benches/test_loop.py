@@ -56,7 +56,7 @@ def test_the_loop_closes_over_the_mock_server(tmp_path: Path, optimizer_url: str
     lines = "\n".join(result_lines(result))
     assert lines.count("| TTFT, ms |") == lines.count("| ITL, ms |") == 8  # of requests, of rates
     run = read_run(folder)
-    assert len(run.rows) == 2 + 7 + 1 + 4 + 1
+    assert len(run.rows) == 2 + 8 + 1 + 4 + 1
     # Near its capacity the server may refuse.
     assert {record.error.code for record in run.records if record.error} <= {"503"}
     assert read_fit(folder) == result.fit
@@ -150,6 +150,9 @@ def test_of_a_steady_machine_every_load_is_predicted(optimizer_url: str) -> None
         assert abs(check.ttft.error) < (0.05 if check.share < 0.9 else 0.2)
         assert abs(check.itl.error) < 0.02
     assert result.drift.error < 0.005
+    # A slower machine has longer steps, and the nearer to its capacity, the longer a queue.
+    sensitivities = [check.ttft_per_speed for check in result.checks]
+    assert 1 <= sensitivities[0] < sensitivities[1] < sensitivities[2] < sensitivities[3]
     capacity = result.rates[0]
     assert capacity.predicted == pytest.approx(capacity.measured.value, rel=0.02)
 
@@ -184,7 +187,7 @@ def test_closed_loops_and_checks_are_measured_in_turn_in_an_order_of_the_seed() 
     beside = Counter((load.concurrency, load.input_tokens) for load, check in loads if not check)
     assert beside[(64, 64)] == PLAN.rounds
     doubled = {(users, tokens): 2 for users in (1, 2, 4, 8, 16, 32) for tokens in (32, 128)}
-    between = {(users, 64): 2 for users in (3, 6, 12, 24)}
+    between = {(users, 64): 2 for users in (3, 6, 12, 24, 32)}
     assert beside == doubled | between | {(64, 64): PLAN.rounds}
     kinds = "".join("c" if is_check else "-" for _, is_check in loads)
     assert "cc" not in kinds

@@ -264,7 +264,7 @@ def test_a_model_that_is_not_served_is_named_once_and_the_other_rows_go_on(tmp_p
         status, output = benchmark(tmp_path, base, *lines)
     fault = f"{base}/models answered 200 and serves m, n, not typo; correct the name of the model"
     assert (status, output.count("typo")) == (1, 1), output
-    assert f"{fault}; its rows are left out" in output
+    assert f"{fault}; its rows are skipped" in output
     assert {request["model"] for request in server.requests} == {"m"}
     assert run_of(tmp_path).config["refused_rows"] == [fault]
 
