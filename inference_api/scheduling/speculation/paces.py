@@ -20,24 +20,24 @@ MAX_MISS = 2.0  # a turn that took longer than the last ones by this was held up
 
 @dataclass(slots=True)
 class _Pace:
-    """Of turns of one way: how long they took, beside what plain ones are believed to take, and how
-    many tokens a row had of them."""
+    """Of turns of one way, in plain turns: how long they took, and what they brought."""
 
     relative_s: float = 0.0
-    tokens: float = 0.0
+    brought: float = 0.0
     num_turns: int = 0
 
-    def learn(self, relative_s: float, tokens: float, rate: float) -> None:
+    def learn(self, relative_s: float, brought: float, rate: float) -> None:
         if self.num_turns:
             relative_s = min(relative_s, MAX_MISS * self.relative_s)
         self.num_turns += 1
         rate = max(rate, 1 / self.num_turns)
         self.relative_s += rate * (relative_s - self.relative_s)
-        self.tokens += rate * (tokens - self.tokens)
+        self.brought += rate * (brought - self.brought)
 
     @property
-    def of_token(self) -> float:
-        return self.relative_s / self.tokens
+    def ratio(self) -> float:
+        """Of time to what it brought: less is faster."""
+        return self.relative_s / self.brought
 
 
 class Paces:
@@ -60,14 +60,14 @@ class Paces:
         self._trial_turns -= 1
         return not self._prefers_drafts
 
-    def learn(self, was_drafting: bool, relative_s: float, tokens: float) -> None:
-        """A turn took so long, beside what a plain one is believed to take, for `tokens` a row."""
+    def learn(self, was_drafting: bool, relative_s: float, brought: float) -> None:
+        """A turn took so long, and brought what as many plain ones are believed to bring."""
         pace = self._drafting if was_drafting else self._plain
         is_trial = was_drafting != self._prefers_drafts
-        pace.learn(relative_s, tokens, TRIAL_RATE if is_trial else RATE)
+        pace.learn(relative_s, brought, TRIAL_RATE if is_trial else RATE)
         if self._are_known:
-            most = self._plain.of_token * (1 + MARGIN)
-            self._prefers_drafts = self._drafting.of_token <= most
+            most = self._plain.ratio * (1 + MARGIN)
+            self._prefers_drafts = self._drafting.ratio <= most
 
     @property
     def _are_known(self) -> bool:
@@ -77,7 +77,7 @@ class Paces:
         """What a turn of the slower way costs, in turns of the other."""
         if not self._are_known:
             return FIRST_LOSS
-        slower, faster = self._drafting.of_token, self._plain.of_token
+        slower, faster = self._drafting.ratio, self._plain.ratio
         if self._prefers_drafts:
             slower, faster = faster, slower
         return min(max(slower / faster - 1, LEAST_LOSS), MOST_LOSS)

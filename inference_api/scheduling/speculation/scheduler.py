@@ -11,7 +11,7 @@ from inference_api.scheduling.rows import Draft, UserRow
 from inference_api.scheduling.speculation.drafts import DraftSource, Outcome
 from inference_api.scheduling.speculation.merging import Merged, merged
 from inference_api.scheduling.speculation.paces import Paces
-from inference_api.scheduling.step_costs import StepCosts
+from inference_api.scheduling.step_costs import Contents, StepCosts
 from inference_api.scheduling.step_plan import Step
 
 MIN_GAIN = 1.03  # below it the costs are not known well enough
@@ -59,7 +59,7 @@ class _Asked:
 class _Turn:
     """What one step was offered and has of it."""
 
-    is_drafting: bool = False  # whether it might have drafts
+    is_drafting: bool | None = None  # whether it might have drafts; None: nobody was asked to
     asked: Mapping[str, _Asked] = field(default_factory=dict)
     merged: Mapping[int, Merged] = field(default_factory=dict)  # by row
     num_tried: Mapping[int, int] = field(default_factory=dict)  # of its guesses, by row
@@ -157,14 +157,8 @@ class DraftScheduler:
 
     def took(self, step: Step, model_s: float, loop_s: float) -> None:
         """How long a turn took, inside the model and outside."""
-        contents, stepped, loop_s = step.contents, self._stepped, max(loop_s - self._turn.ask_s, 0)
-        if contents.rows and not contents.prompt_tokens:
-            turn_s = model_s + loop_s + stepped.ask_s
-            self._paces_of(contents.rows).learn(
-                stepped.is_drafting,
-                turn_s / self._seconds(contents.rows),
-                stepped.num_drawn / contents.rows,
-            )
+        contents, loop_s = step.contents, max(loop_s - self._turn.ask_s, 0.0)
+        self._learn_pace(contents, model_s + loop_s)
         self.costs.took(contents, model_s, loop_s)
         if not contents.prompt_tokens:
             self._overhead_s = self.costs.loop_s(contents.rows)
@@ -193,6 +187,16 @@ class DraftScheduler:
             else:
                 payoff.budget_s += ASKED_SHARE * self._seconds(num_rows)
         return chosen
+
+    def _learn_pace(self, contents: Contents, seconds: float) -> None:
+        """What a turn took without the time to guess for it, which was at the end of another."""
+        turn, rows = self._stepped, contents.rows
+        if turn.is_drafting is None or not rows:
+            return
+        prompt_s = contents.prompt_tokens * (self.costs.prompt_token_s(rows) or 0.0)
+        plain_s = self._seconds(rows)
+        brought = turn.num_drawn / rows + prompt_s / plain_s
+        self._paces_of(rows).learn(turn.is_drafting, (seconds + turn.ask_s) / plain_s, brought)
 
     def _paces_of(self, num_rows: int) -> Paces:
         return self._paces.setdefault(num_rows.bit_length(), Paces())
