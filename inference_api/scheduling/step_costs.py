@@ -122,10 +122,10 @@ class StepCosts:
             seconds[num_tokens] = min(times)
             if clock() - begun_s > MEASURING_S:
                 break
-        self._start(seconds)
+        self.warmed_up(seconds)
 
     def warmed_up(self, seconds: Mapping[int, float]) -> None:
-        """Start from one step of each of these sizes. What was held up shows in larger ones that
+        """Start from steps of these sizes. What was held up shows in larger ones that
         took less."""
         least_s, of_size = math.inf, {}
         for num_tokens in sorted(seconds, reverse=True):

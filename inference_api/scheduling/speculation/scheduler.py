@@ -10,13 +10,14 @@ from inference_api.engine.runner import ModelRunner
 from inference_api.scheduling.rows import Draft, UserRow
 from inference_api.scheduling.speculation.drafts import DraftSource, Outcome
 from inference_api.scheduling.speculation.merging import Merged, merged
-from inference_api.scheduling.step_costs import StepCosts
+from inference_api.scheduling.speculation.paces import Paces
+from inference_api.scheduling.step_costs import Contents, StepCosts
 from inference_api.scheduling.step_plan import Step
 
 MIN_GAIN = 1.03  # below it the costs are not known well enough
 EXPLORED_SHARE = 0.003  # of the time of steps, for drafts that are not expected to pay,
 ASKED_SHARE = 0.003  # and for asking a source that does not
-FIRST_ASKED = 16  # times, before a source may be found not to pay
+FIRST_ASKED = 16  # rows, or twice, before a source may be found not to pay
 PAYOFF_RATE = 0.03  # how fast what a source saves is learned
 
 
@@ -29,8 +30,9 @@ class _Payoff:
     ask_s: float = 0.0
     budget_s: float = 0.0  # time that may be lost by asking all the same
 
-    def is_worth_asking(self) -> bool:
-        if self.times_asked < FIRST_ASKED or self.saved_s > 0.0:
+    def is_worth_asking(self, num_rows: int) -> bool:
+        is_new = self.times_asked < max(FIRST_ASKED / num_rows, 2)
+        if is_new or self.saved_s > 0.0:
             return True
         if self.budget_s < self.ask_s:
             return False
@@ -57,9 +59,11 @@ class _Asked:
 class _Turn:
     """What one step was offered and has of it."""
 
+    is_drafting: bool | None = None  # whether it might have drafts; None: nobody was asked to
     asked: Mapping[str, _Asked] = field(default_factory=dict)
     merged: Mapping[int, Merged] = field(default_factory=dict)  # by row
     num_tried: Mapping[int, int] = field(default_factory=dict)  # of its guesses, by row
+    num_drawn: int = 0  # tokens, by all rows
 
     @property
     def ask_s(self) -> float:
@@ -73,6 +77,7 @@ class DraftScheduler:
     of the whole turn highest: t(tokens) is measured, at warm-up and by every step. That may be
     nothing, chains or trees, and differ by row. A source is asked while that saves more time than
     it takes. A small share of the time goes to what it takes for a loss, lest it be wrong for ever.
+    Whether all of that is faster than not to draft is told by the clock: see `Paces`.
     """
 
     name = "auto"
@@ -98,7 +103,10 @@ class DraftScheduler:
         self.costs = costs or StepCosts({}, max_rows * (1 + max_tokens), max_rows)
         self._overhead_s = 0.0  # of a turn, outside the step
         self._payoffs: dict[tuple[str, int], _Payoff] = {}  # by source, and about how many rows
+        self._paces: dict[int, Paces] = {}  # by about how many rows
+        self._is_drafting = True  # after the next step
         self._turn = _Turn()
+        self._stepped = _Turn()  # whose step has been made
         self._num_steps = 0
         self._last_tried: dict[int, int] = {}  # the step, by row
         self._explored_s = 0.0  # time that may be lost by exploring
@@ -114,8 +122,13 @@ class DraftScheduler:
             self.costs.measure(runner)
 
     def propose(self, rows: Sequence[UserRow]) -> Mapping[int, Draft]:
-        self._turn = turn = _Turn(asked := self._asked(rows))
-        self._to_ask = self._worth_asking(len(rows))
+        if not rows:
+            return {}
+        self._turn = turn = _Turn(self._is_drafting, asked := self._asked(rows))
+        self._is_drafting = self._tries_all or self._paces_of(len(rows)).take_turn()
+        self._to_ask = self._worth_asking(len(rows)) if self._is_drafting else ()
+        if not asked:
+            return {}
         turn.merged = self._merged(asked)
         if turn.merged:
             turn.num_tried = self._num_worth_trying(len(rows), turn.merged)
@@ -131,19 +144,22 @@ class DraftScheduler:
     def learn(self, outcomes: Sequence[Outcome]) -> None:
         """Tell each source what became of its own guesses, and learn what asking it brought."""
         turn = self._turn
-        turn.num_tried = {each.row.index: len(each.tried) for each in outcomes if each.tried}
-        self._learn_payoffs(len(outcomes), turn)
+        turn.num_drawn = len(outcomes) + sum([len(each.accepted) for each in outcomes])
+        if turn.asked:
+            turn.num_tried = {each.row.index: len(each.tried) for each in outcomes if each.tried}
+            self._learn_payoffs(len(outcomes), turn)
         for source in self.sources:
             asked = turn.asked.get(source.name)
             drafts = {} if asked is None else asked.drafts
-            if drafts or source.wants_hidden:
+            if drafts or (source.wants_hidden and source in self._to_ask):
                 source.learn([self._own(source.name, drafts, each) for each in outcomes])
-        self._turn = _Turn()  # nothing more is to be learned of it
+        self._stepped, self._turn = turn, _Turn()  # nothing more is to be learned of it
 
     def took(self, step: Step, model_s: float, loop_s: float) -> None:
         """How long a turn took, inside the model and outside."""
-        contents = step.contents
-        self.costs.took(contents, model_s, max(loop_s - self._turn.ask_s, 0.0))
+        contents, loop_s = step.contents, max(loop_s - self._turn.ask_s, 0.0)
+        self._learn_pace(contents, model_s + loop_s)
+        self.costs.took(contents, model_s, loop_s)
         if not contents.prompt_tokens:
             self._overhead_s = self.costs.loop_s(contents.rows)
 
@@ -166,11 +182,24 @@ class DraftScheduler:
         chosen = []
         for source in self.sources:
             payoff = self._payoff(source, num_rows)
-            if payoff.is_worth_asking():
+            if payoff.is_worth_asking(num_rows):
                 chosen.append(source)
             else:
                 payoff.budget_s += ASKED_SHARE * self._seconds(num_rows)
         return chosen
+
+    def _learn_pace(self, contents: Contents, seconds: float) -> None:
+        """What a turn took without the time to guess for it, which was at the end of another."""
+        turn, rows = self._stepped, contents.rows
+        if turn.is_drafting is None or not rows:
+            return
+        prompt_s = contents.prompt_tokens * (self.costs.prompt_token_s(rows) or 0.0)
+        plain_s = self._seconds(rows)
+        brought = turn.num_drawn / rows + prompt_s / plain_s
+        self._paces_of(rows).learn(turn.is_drafting, (seconds + turn.ask_s) / plain_s, brought)
+
+    def _paces_of(self, num_rows: int) -> Paces:
+        return self._paces.setdefault(num_rows.bit_length(), Paces())
 
     def _payoff(self, source: DraftSource, num_rows: int) -> _Payoff:
         return self._payoffs.setdefault((source.name, num_rows.bit_length()), _Payoff())

@@ -23,6 +23,15 @@ class TimedRunner(EchoRunner):
         return super().step(rows)
 
 
+class HeldUpRunner(TimedRunner):
+    """Steps of six tokens happen to be held up."""
+
+    def step(self, rows: Sequence[RowStep]) -> list[RowResult]:
+        if sum(len(each.token_ids) for each in rows) == 6:
+            self.now_s += 0.010
+        return super().step(rows)
+
+
 class PromptRunner(TimedRunner):
     """The same of tokens that draw nothing."""
 
@@ -39,6 +48,13 @@ def test_measured_costs_are_those_of_the_runner_at_every_size() -> None:
     runner = TimedRunner(max_rows=4, max_seq_len=100)
     costs = StepCosts.measured(runner, 36, clock=lambda: runner.now_s)
     for num_tokens in range(1, 37):
+        assert costs.of(num_tokens) * 1000 == pytest.approx(step_s(num_tokens))
+
+
+def test_size_that_was_held_up_while_measured_makes_no_larger_one_look_free() -> None:
+    runner = HeldUpRunner(max_rows=4, max_seq_len=100)
+    costs = StepCosts.measured(runner, 36, clock=lambda: runner.now_s)
+    for num_tokens in (5, 7, 8, 12):
         assert costs.of(num_tokens) * 1000 == pytest.approx(step_s(num_tokens))
 
 

@@ -1,0 +1,83 @@
+"""Whether drafts are faster than none, by what turns took and brought. Decode thread only.
+
+What a step costs and how likely guesses are is believed of every single one; what all of that comes
+to, with the time to guess and to wake those who wait for tokens, only the clock knows.
+"""
+
+from dataclasses import dataclass
+
+TRIAL_TURNS = 4  # of the slower way, one after another
+REGRET_SHARE = 0.005  # of the time, that trials may lose
+FIRST_LOSS = 0.01  # that a trial's turn is taken to bring while nothing is known,
+LEAST_LOSS = 0.05  # the least later, lest trials are all there is,
+MOST_LOSS = 0.2  # and the most, lest there are none
+MARGIN = 0.01  # by which drafts may seem slower: less can hardly be told
+RATE = 1 / 64  # how fast the pace of the faster way is learned,
+TRIAL_RATE = 1 / 12  # and that of the slower one, which is seldom seen
+FIRST_TURNS = 8  # of each way, before one is given up
+MAX_MISS = 2.0  # a turn that took longer than the last ones by this was held up
+
+
+@dataclass(slots=True)
+class _Pace:
+    """Of turns of one way, in plain turns: how long they took, and what they brought."""
+
+    relative_s: float = 0.0
+    brought: float = 0.0
+    num_turns: int = 0
+
+    def learn(self, relative_s: float, brought: float, rate: float) -> None:
+        if self.num_turns:
+            relative_s = min(relative_s, MAX_MISS * self.relative_s)
+        self.num_turns += 1
+        rate = max(rate, 1 / self.num_turns)
+        self.relative_s += rate * (relative_s - self.relative_s)
+        self.brought += rate * (brought - self.brought)
+
+    @property
+    def ratio(self) -> float:
+        """Of time to what it brought: less is faster."""
+        return self.relative_s / self.brought
+
+
+class Paces:
+    """The two ways at about one number of rows. The slower one is tried as often as its loss is
+    within a share of the time: what a trial costs is earned before."""
+
+    def __init__(self) -> None:
+        self._drafting, self._plain = _Pace(), _Pace()
+        self._prefers_drafts = True
+        self._trial_turns = 0  # left
+        self._budget = 0.0  # turns that may be lost
+
+    def take_turn(self) -> bool:
+        """Returns whether the next turn is to draft."""
+        if not self._trial_turns:
+            self._budget += REGRET_SHARE
+            if self._budget < TRIAL_TURNS * self._loss():
+                return self._prefers_drafts
+            self._budget, self._trial_turns = 0.0, TRIAL_TURNS
+        self._trial_turns -= 1
+        return not self._prefers_drafts
+
+    def learn(self, was_drafting: bool, relative_s: float, brought: float) -> None:
+        """A turn took so long, and brought what as many plain ones are believed to bring."""
+        pace = self._drafting if was_drafting else self._plain
+        is_trial = was_drafting != self._prefers_drafts
+        pace.learn(relative_s, brought, TRIAL_RATE if is_trial else RATE)
+        if self._are_known:
+            most = self._plain.ratio * (1 + MARGIN)
+            self._prefers_drafts = self._drafting.ratio <= most
+
+    @property
+    def _are_known(self) -> bool:
+        return min(self._drafting.num_turns, self._plain.num_turns) >= FIRST_TURNS
+
+    def _loss(self) -> float:
+        """What a turn of the slower way costs, in turns of the other."""
+        if not self._are_known:
+            return FIRST_LOSS
+        slower, faster = self._drafting.ratio, self._plain.ratio
+        if self._prefers_drafts:
+            slower, faster = faster, slower
+        return min(max(slower / faster - 1, LEAST_LOSS), MOST_LOSS)
