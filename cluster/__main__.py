@@ -41,7 +41,8 @@ class Service:
         )
         self._controller = Controller(parts, lambda: create_actuator(self._config))
         self._controller.start()
-        return create_app(self._controller, self._system)
+        own_names = frozenset({*self._config.allowed_hosts, self._config.host.lower()})
+        return create_app(self._controller, self._system, own_names)
 
     def end(self, _server: Any, _worker: Any) -> None:
         """gunicorn's `worker_exit`."""

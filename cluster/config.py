@@ -13,6 +13,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, field_validator
 from cluster.keys import Keys, float_of, listed, parse_keys, refuse, shown
 from cluster.replicas import Recipes
 from cluster.system import SystemDocument, read_system
+from common.origins import HOST
 
 MAX_FILE_BYTES = 2**20
 MAX_SERVERS = 1000
@@ -37,6 +38,12 @@ def _address(text: str) -> str:
     return text
 
 
+def _host(text: str) -> str:
+    if not HOST.fullmatch(text):
+        raise ValueError(f"{shown(text)} is no name of a host in lower case, without a port")
+    return text
+
+
 def _text_of(value: object) -> object:
     """Settings are texts, which YAML reads as numbers and truths where they look like them."""
     if isinstance(value, bool):
@@ -46,6 +53,7 @@ def _text_of(value: object) -> object:
 
 Url = Annotated[str, Field(max_length=2048), AfterValidator(_url)]
 Address = Annotated[str, Field(max_length=300), AfterValidator(_address)]
+HostName = Annotated[str, Field(max_length=255), AfterValidator(_host)]
 Name = Annotated[str, Field(min_length=1, max_length=500)]
 FilePath = Annotated[Path, Field(strict=False)]
 Seconds = Annotated[float, BeforeValidator(float_of), Field(allow_inf_nan=False)]
@@ -116,6 +124,9 @@ class ClusterConfig(Keys):
         max_length=200, description="By the names of the system's, all of them."
     )
     listen: Address = Field("127.0.0.1:3300", description="Where the controller answers.")
+    allowed_hosts: list[HostName] = Field(
+        default_factory=list, max_length=100, description="Public names of the controller."
+    )
     period_s: Seconds = Field(
         60.0, ge=0, le=86_400, description="Between cycles; 0: only on `POST /invoke`."
     )

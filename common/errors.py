@@ -63,6 +63,7 @@ class WireError(Exception):
     status = 500
     code = "internal_error"
     param: str | None = None
+    retry_after_s: int | None = None
 
     @property
     def type(self) -> str:

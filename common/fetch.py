@@ -1,13 +1,19 @@
 """What another server answers over HTTP, bounded in bytes and time: whatever listens there."""
 
+import socket
+import ssl
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from http.client import HTTPConnection, HTTPException, HTTPResponse
+from threading import Timer
+from urllib.parse import SplitResult, urlsplit
 
-import requests
-from urllib3.exceptions import HTTPError
+from requests.utils import DEFAULT_CA_BUNDLE_PATH
 
 MAX_REASON = 300  # characters
+OK = 200
 
 
 class FetchFailed(Exception):
@@ -16,7 +22,7 @@ class FetchFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class FetchBounds:
-    """`read_s` is for the whole answer and for each wait within it."""
+    """`read_s` is for all that follows once it is connected, TLS and the head included."""
 
     connect_s: float
     read_s: float
@@ -27,29 +33,61 @@ def fetch(url: str, bounds: FetchBounds, headers: Mapping[str, str] | None = Non
     """Returns the body. Follows no redirect and uses no proxy, whatever the environment says.
     Raises FetchFailed."""
     try:
-        with requests.Session() as session:
-            session.trust_env = False
-            with session.get(
-                url,
-                headers=headers,
-                timeout=(bounds.connect_s, bounds.read_s),
-                stream=True,
-                allow_redirects=False,
-            ) as response:
-                return _body_of(response, bounds)
-    except (requests.RequestException, HTTPError, OSError, ValueError) as error:
-        raise FetchFailed(f"{url}: {error}"[:MAX_REASON]) from error
+        parts = urlsplit(url)
+        path = f"{parts.path or '/'}?{parts.query}" if parts.query else parts.path or "/"
+        with _connected(parts, bounds) as (connection, until_s):
+            try:
+                connection.request("GET", path, headers=dict(headers or {}))
+                with connection.getresponse() as response:
+                    return _body_of(response, bounds.max_bytes)
+            finally:
+                if time.monotonic() >= until_s:
+                    raise TimeoutError(f"took more than {bounds.read_s:g} s")
+    except (HTTPException, OSError, ValueError) as error:
+        raise FetchFailed(f"{url}: {error or type(error).__name__}"[:MAX_REASON]) from error
 
 
-def _body_of(response: requests.Response, bounds: FetchBounds) -> bytes:
-    """As much as it sends at a time, so that a slow sender is seen to be one."""
-    if response.status_code != requests.codes.ok:
-        raise FetchFailed(f"{response.url} answers {response.status_code}"[:MAX_REASON])
-    until_s, content = time.monotonic() + bounds.read_s, b""
-    while piece := response.raw.read1(2**16, decode_content=True):
-        content += piece
-        if len(content) > bounds.max_bytes:
-            raise FetchFailed(f"{response.url} has more than {bounds.max_bytes} bytes")
-        if time.monotonic() > until_s:
-            raise FetchFailed(f"{response.url} took more than {bounds.read_s:g} s")
+@contextmanager
+def _connected(parts: SplitResult, bounds: FetchBounds) -> Iterator[tuple[HTTPConnection, float]]:
+    """A connection, and when it ends. A socket's own timeout is for each of its reads, and starts
+    anew with each byte of a server that drips: so somebody else ends it."""
+    host = parts.hostname or ""
+    is_tls = parts.scheme == "https"
+    port = parts.port or (443 if is_tls else 80)
+    connection = HTTPConnection(host, port)
+    with (
+        socket.create_connection((host, port), bounds.connect_s) as plain,
+        plain.dup() as watched,  # TLS takes the other
+    ):
+        plain.settimeout(bounds.read_s)
+        until_s = time.monotonic() + bounds.read_s
+        watchdog = Timer(bounds.read_s, _end, (watched,))
+        watchdog.daemon = True
+        watchdog.start()
+        try:
+            connection.sock = _secured(plain, host) if is_tls else plain
+            yield connection, until_s
+        finally:
+            watchdog.cancel()
+            connection.close()
+
+
+def _secured(plain: socket.socket, host: str) -> ssl.SSLSocket:
+    context = ssl.create_default_context(cafile=DEFAULT_CA_BUNDLE_PATH)
+    return context.wrap_socket(plain, server_hostname=host)
+
+
+def _end(watched: socket.socket) -> None:
+    with suppress(OSError):  # it is closed already
+        watched.shutdown(socket.SHUT_RDWR)
+
+
+def _body_of(response: HTTPResponse, max_bytes: int) -> bytes:
+    if response.status != OK:
+        raise ValueError(f"answers {response.status}")
+    content = response.read(max_bytes + 1)
+    if len(content) > max_bytes:
+        raise ValueError(f"has more than {max_bytes} bytes")
+    if response.length:
+        raise ValueError(f"{response.length} bytes are missing at the end")
     return content

@@ -7,8 +7,6 @@
     │   ├── AnswerTooLong    400   the prompt fits, the tokens asked for do not
     │   └── ConstraintFailed 400   an answer's constraint cannot be followed to its end
     ├── Unauthorized         401   the API itself checks tokens and this one is not good
-    ├── HostNotAllowed       403   the request names a host that may be anybody's
-    ├── OriginNotAllowed     403   a web page that is not ours had a browser send this
     ├── UnknownModel         404   no model is served under this name
     ├── NoBundle             404   the server has one model, or several that stay, or a mock
     ├── NoCluster            404   nobody said where a cluster's controller is
@@ -19,7 +17,6 @@
     │   └── ExpertBusy             it is used
     ├── DemoRunning          409   a demo search is at work already
     ├── RequestTooLarge      413   the body exceeds MAX_CONTENT_LENGTH
-    ├── NotJson              415   a body that any page could have sent
     ├── UnknownEncoding      415   a body that is compressed otherwise than by gzip
     ├── Unavailable          503   not now: try again after `retry_after_s`
     │   ├── QueueFull              the input queue has no place
@@ -31,6 +28,7 @@
     │   └── Draining               the server is about to stop
     └── BackendFailed        500   the decode thread died
 
+    PageRefused    403, 415, of `common.web_pages`: any page could have had a browser send this
     StartupError   the process cannot start; lists every fault found
 
 Raise them anywhere; `routes.errors` renders them, once, at the edge.
@@ -44,8 +42,6 @@ from common.errors import WireError
 
 class HearthError(WireError):
     """Base of the tree. `str(error)` is the message for the client."""
-
-    retry_after_s: int | None = None
 
 
 class InvalidRequest(HearthError):
@@ -103,32 +99,6 @@ class PromptTooLong(InvalidRequest):
 class Unauthorized(HearthError):
     status = 401
     code = "unauthorized"
-
-
-class HostNotAllowed(HearthError):
-    status = 403
-    code = "host_not_allowed"
-
-    def __init__(self, host: str) -> None:
-        super().__init__(
-            f"Host '{host[:255]}' is not known to be this server; add it to ALLOWED_HOSTS, or ask "
-            "by address."
-        )
-
-
-class OriginNotAllowed(HearthError):
-    """A page of `origin`; empty: of any, as this is not for browsers."""
-
-    status = 403
-    code = "origin_not_allowed"
-
-    def __init__(self, origin: str, path: str) -> None:
-        super().__init__(
-            f"Pages of origin '{origin[:255]}' may not use {path[:255]}; CORS_ORIGINS lists those "
-            "that may use the inference routes, and all others are for pages of this server."
-            if origin
-            else f"{path[:255]} is not for pages that a browser shows; ask with curl or a client."
-        )
 
 
 class UnknownModel(HearthError):
@@ -215,17 +185,6 @@ class RequestTooLarge(HearthError):
     def __init__(self, max_bytes: int, is_compressed: bool = False) -> None:
         body = "decompressed body" if is_compressed else "body"
         super().__init__(f"The request {body} exceeds {max_bytes} bytes; send less text.")
-
-
-class NotJson(HearthError):
-    status = 415
-    code = "unsupported_media_type"
-
-    def __init__(self, media_type: str) -> None:
-        super().__init__(
-            f"The body is declared as '{media_type[:255]}'; send it with Content-Type: "
-            "application/json."
-        )
 
 
 class UnknownEncoding(HearthError):

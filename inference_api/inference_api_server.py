@@ -11,6 +11,7 @@ from functools import partial
 from flask import Flask
 
 from common.disconnects import DisconnectWatcher
+from common.web_pages import PageRules, register_page_check
 from inference_api.demo_search import DemoSearch, Layers
 from inference_api.generation.streaming import Generations
 from inference_api.live_state import LiveState
@@ -42,7 +43,6 @@ from inference_api.routes.chats import Chats
 from inference_api.routes.chosen_model import ModelChoice
 from inference_api.routes.errors import register_error_handlers
 from inference_api.routes.openapi import register_openapi
-from inference_api.routes.origins import register_origin_check
 from inference_api.scheduling.decode_backend import DecodeBackend, Hooks
 from inference_api.scheduling.experts import State
 from inference_api.scheduling.input_queue import InputQueue
@@ -62,6 +62,8 @@ from weights.settings import Settings as WeightsSettings
 from weights.settings import load_settings as load_weights_settings
 
 EXTENSION = "hearth"  # key of the Server in app.extensions
+# Blueprints that CORS_ORIGINS opens.
+INFERENCE = frozenset({"embeddings", "generate", "messages", "openai", "responses", "tokenize"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +171,15 @@ def _bare_app(settings: Settings, metrics: ServerMetrics) -> Flask:
     app.request_class = WholeBodyRequest
     app.config["MAX_CONTENT_LENGTH"] = settings.max_content_length_bytes
     register_request_ids(app)
-    register_origin_check(app, settings)
+    register_page_check(
+        app,
+        PageRules(
+            hosts=frozenset({*settings.allowed_hosts, settings.service_host.lower()}),
+            needs_json=True,
+            origins=frozenset(settings.cors_origins),
+            open_to_origins=INFERENCE,
+        ),
+    )
     register_token_check(app, settings)
     register_error_handlers(app, on_error=metrics.request_failed)
     return app

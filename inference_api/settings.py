@@ -4,7 +4,6 @@
 """
 
 import json
-import re
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -13,7 +12,7 @@ from pydantic import Field, SecretStr, ValidationError, ValidationInfo, field_va
 from pydantic_core import PydanticCustomError
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
-from common.origins import ORIGIN
+from common.origins import ORIGIN, Hosts, split_at_commas
 from inference_api.bundle_file import Bundle, Expert, read_bundle
 from inference_api.errors import StartupError, UnknownModel
 from inference_api.model_settings import EMBEDDED_MODEL, ModelSettings
@@ -30,7 +29,6 @@ SAID_BY_BUNDLE = (
     *("model", "model_name", "models", "quantization", "max_seq_len", "speculation"),
     *("medusa_heads", "draft_model", "max_input_qsize", "batching"),
 )
-HOST = re.compile(r"\*|[a-z0-9_-]+(\.[a-z0-9_-]+)*")
 
 
 class Settings(BaseSettings, ModelSettings, PipelineSettings, WatchSettings):
@@ -188,7 +186,7 @@ class Settings(BaseSettings, ModelSettings, PipelineSettings, WatchSettings):
     jwt_secret: SecretStr | None = Field(
         None, description="When set, the API itself also checks bearer tokens (HS256)."
     )
-    allowed_hosts: Annotated[tuple[str, ...], NoDecode] = Field(
+    allowed_hosts: Hosts = Field(
         (),
         description=(
             "Public names of this server, comma-separated; *: any. Addresses, names without a dot "
@@ -260,12 +258,10 @@ class Settings(BaseSettings, ModelSettings, PipelineSettings, WatchSettings):
             raise ValueError(f"is above USER_ROWS={min(rows)}; lower it or raise USER_ROWS")
         return max_batch
 
-    @field_validator("route_aliases", "allowed_hosts", "cors_origins", mode="before")
+    @field_validator("route_aliases", "cors_origins", mode="before")
     @classmethod
-    def _split_at_commas(cls, value: object) -> object:
-        if isinstance(value, str):
-            return tuple(name.strip() for name in value.split(",") if name.strip())
-        return value
+    def _split(cls, value: object) -> object:
+        return split_at_commas(value)
 
     @field_validator("cors_origins")
     @classmethod
@@ -276,14 +272,6 @@ class Settings(BaseSettings, ModelSettings, PipelineSettings, WatchSettings):
                     f"'{origin}' is no origin, which is scheme://host[:port] in lower case, or *"
                 )
         return origins
-
-    @field_validator("allowed_hosts")
-    @classmethod
-    def _check_hosts(cls, hosts: tuple[str, ...]) -> tuple[str, ...]:
-        for host in hosts:
-            if not HOST.fullmatch(host):
-                raise ValueError(f"'{host}' is no name of a host in lower case, without a port")
-        return hosts
 
     @cached_property
     def served_models(self) -> tuple[ModelSettings, ...]:

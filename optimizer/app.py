@@ -15,6 +15,7 @@ from common.openapi_document import Application, Rule
 from common.operations import Content, operation
 from common.stores import RecordStore
 from common.stores.sqlite_store import SqliteRecords
+from common.web_pages import PageRules, answer_refusals, register_page_check
 from optimizer.candidates.replicas import SizingCache
 from optimizer.errors import InvalidRequest, StartupError
 from optimizer.metrics import ReplicaGauges
@@ -37,6 +38,9 @@ def create_app(settings: Settings | None = None) -> Flask:
     registry = CollectorRegistry()
     registry.register(ReplicaGauges(lambda: service.state, settings.namespace))
     app = Flask(__name__, static_folder=None)
+    own_names = frozenset({*settings.allowed_hosts, settings.host.lower()})
+    register_page_check(app, PageRules(own_names))
+    answer_refusals(app)
     app.register_blueprint(create_blueprint(service, settings))
     add_not_found_pages(app)
 

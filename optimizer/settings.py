@@ -6,6 +6,7 @@ from typing import Literal
 from pydantic import Field, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from common.origins import Hosts
 from common.startup import faults_of
 from optimizer.errors import StartupError
 
@@ -17,6 +18,7 @@ class Settings(BaseSettings):
 
     host: str = Field(default="localhost", validation_alias="INFERNO_HOST")
     port: int = Field(default=8080, ge=0, le=65535, validation_alias="INFERNO_PORT")
+    allowed_hosts: Hosts = Field(default=(), validation_alias="ALLOWED_HOSTS")
     stateful: bool = Field(default=False, validation_alias="OPTIMIZER_STATEFUL")
     redis_url: str = Field(default="", validation_alias="REDIS_URL")
     store_path: Path = Field(

@@ -20,26 +20,25 @@ import numpy as np
 import torch
 from gguf import GGMLQuantizationType, GGUFWriter
 from numpy.typing import NDArray
-from safetensors import safe_open
 
 from inference_api.engine.loading.checkpoint import load_config
-from inference_api.engine.loading.config import ModelConfig, RopeConfig
+from inference_api.engine.loading.config import ModelConfig, RopeConfig, SwiGluConfig, TensorNames
 from inference_api.engine.loading.gguf_config import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS
 from inference_api.engine.loading.gguf_names import ARCHITECTURES, gguf_names, is_rope_interleaved
 from inference_api.engine.loading.gguf_tokenizer import PRE_TOKENIZERS
 from inference_api.engine.loading.layout import (
     Part,
     is_router,
-    name_of_text_model,
     rotary_order,
     weight_plan,
 )
 from inference_api.engine.loading.stacks import of_expert
-from inference_api.engine.loading.weight_files import weight_files
+from inference_api.engine.loading.tensor_bytes import opened, read_tensor
+from inference_api.engine.loading.weight_files import Place, tensor_places, weight_files
 from inference_api.engine.loading.weights import converted
 from inference_api.engine.rope import frequencies
 
-TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0")
+TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "MXFP4")
 NORMAL, CONTROL = gguf.TokenType.NORMAL, gguf.TokenType.CONTROL
 Json = dict[str, Any]
 
@@ -77,7 +76,7 @@ def make_gguf(folder: Path, target: Path, type_name: str) -> None:
 def _check(folder: Path, config: ModelConfig, architecture: str) -> None:
     """Raises ValueError when the file could not say what the model is."""
     activation = {"falcon": "gelu", "gemma3": "gelu_tanh"}.get(architecture, "silu")
-    has_windows = any(config.windows) and architecture not in ("gemma3", "phi3")
+    has_windows = any(config.windows) and architecture not in ("gemma3", "gpt-oss", "phi3")
     if has_windows or config.activation != activation:
         raise ValueError(
             f"{folder}: in GGUF {architecture} has no sliding windows, and {activation} for its "
@@ -89,10 +88,24 @@ def _check(folder: Path, config: ModelConfig, architecture: str) -> None:
         raise ValueError(f"{folder}: in GGUF other layers of {architecture} have rope")
     if architecture == "gemma3" and not math.isclose(config.attention_scale, config.head_dim**-0.5):
         raise ValueError(f"{folder}: in GGUF gemma3 has no query_pre_attn_scalar")
+    _check_gpt_oss(folder, config)
     mixture = config.mixture
     if mixture is not None and (mixture.dense_layers or not mixture.is_renormalised):
         raise ValueError(
             f"{folder}: in GGUF all layers of {architecture} have experts, whose shares sum to one"
+        )
+
+
+def _check_gpt_oss(folder: Path, config: ModelConfig) -> None:
+    if config.swiglu is None:
+        return
+    are_local = [window is not None for window in config.windows]
+    if config.swiglu != SwiGluConfig(limit=7.0, alpha=1.702) or are_local != [
+        layer % 2 == 0 for layer in range(config.num_layers)
+    ]:
+        raise ValueError(
+            f"{folder}: in GGUF gpt-oss has swiglu_limit=7.0, swiglu_alpha=1.702 and a window in "
+            "every other layer"
         )
 
 
@@ -102,6 +115,7 @@ _FILE_TYPES = {
     "BF16": "MOSTLY_BF16",
     "Q8_0": "MOSTLY_Q8_0",
     "Q4_0": "MOSTLY_Q4_0",
+    "MXFP4": "MOSTLY_MXFP4_MOE",
 }
 
 
@@ -221,7 +235,7 @@ def _write_tensors(
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
-    read = _reader(folder)
+    read = _reader(folder, config.tensor_names)
     for stack in stacks.values():
         written = []
         for part in stack:
@@ -233,16 +247,15 @@ def _write_tensors(
         writer.write_tensor_data(numbers)
 
 
-def _reader(folder: Path) -> Callable[[str], torch.Tensor]:
-    homes: dict[str, tuple[Any, str]] = {}  # the file, and the name there
+def _reader(folder: Path, names: TensorNames) -> Callable[[str], torch.Tensor]:
+    homes: dict[str, tuple[Path, Place]] = {}
     for file in weight_files(folder):
-        tensors: Any = safe_open(file, framework="pt")
-        homes |= {name_of_text_model(name): (tensors, name) for name in tensors.keys()}  # noqa: SIM118
+        homes |= {name: (file, place) for name, place in tensor_places(file, names).items()}
 
     def read(name: str) -> torch.Tensor:
-        tensors, theirs = homes[name]
-        tensor: torch.Tensor = tensors.get_tensor(theirs)
-        return tensor
+        file, place = homes[name]
+        with opened(file) as stream:
+            return read_tensor(stream, name, place)
 
     return read
 

@@ -12,6 +12,7 @@ from werkzeug.exceptions import HTTPException, MethodNotAllowed
 from common.openapi import add_description
 from common.openapi_document import Application, Rule
 from common.operations import Content, operation
+from common.web_pages import PageRules, answer_refusals, register_page_check
 from weights.errors import StartupError
 from weights.routes import create_blueprint
 from weights.routes.answers import Said
@@ -31,6 +32,9 @@ def create_app(settings: Settings | None = None, store: WeightStore | None = Non
     settings = settings or load_settings()
     service = create_service(settings, store)
     app = Flask(__name__, static_folder=None)
+    own_names = frozenset({*settings.allowed_hosts, settings.host.lower()})
+    register_page_check(app, PageRules(own_names))
+    answer_refusals(app)
     app.register_blueprint(create_blueprint(service, settings.max_body_bytes))
     app.register_error_handler(HTTPException, _http_error)
 

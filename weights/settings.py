@@ -5,6 +5,7 @@ from pathlib import Path
 from pydantic import Field, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from common.origins import Hosts
 from common.startup import faults_of
 from weights.errors import StartupError
 from weights.samplers import SamplerName
@@ -17,6 +18,7 @@ class Settings(BaseSettings):
 
     host: str = Field(default="127.0.0.1", validation_alias="WEIGHTS_HOST")
     port: int = Field(default=8001, ge=0, le=65535, validation_alias="WEIGHTS_PORT")
+    allowed_hosts: Hosts = Field(default=(), validation_alias="ALLOWED_HOSTS")
     redis_url: str = Field(default="", validation_alias="REDIS_URL")
     db_path: Path = Field(default=Path("var/weights.db"), validation_alias="WEIGHTS_DB")
     sampler: SamplerName = Field(default="adaptive", validation_alias="WEIGHTS_SAMPLER")

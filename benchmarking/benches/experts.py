@@ -5,6 +5,10 @@ random weights: a router of such sends tokens to all experts alike. Both are ser
 one client; tokens/s are all new tokens, from the first request to the last token, prefill included.
 llama.cpp is a package that others have compiled; of its numbers of threads the better counts. Time
 it alone: nothing else may use the cores.
+
+Memory is each server's own, and what it maps of the file. What the model costs is what Hearth takes
+more than with the embedded model in its place, whose weights are a few megabytes: weights, which
+are to take no more than the file, and the KV cache.
 """
 
 import argparse
@@ -30,6 +34,10 @@ from benchmarking.peers.llama_server import prebuilt_llama_server
 from benchmarking.peers.models import MODELS, gguf_model
 from benchmarking.serving import served
 from inference_api.engine.hardware import physical_cores
+from inference_api.engine.loading.checkpoint import describe, footprint_on_cpu
+from inference_api.engine.loading.memory import Footprint
+from inference_api.engine.options import EngineOptions
+from inference_api.settings import EMBEDDED_MODEL
 from scripts.make_random_model import Shape, make_random_model
 
 LAYERS, ALL_LAYERS, ALL_VOCABULARY = 3, 48, 151_936
@@ -104,6 +112,8 @@ def _measure(quantization: str, version: str | None, arguments: argparse.Namespa
     print("| server | users | tokens/s | runs | MiB |")
     print("|---|---|---|---|---|")
     with TemporaryDirectory() as logs, ExitStack() as stack:
+        with _hearth(EMBEDDED_MODEL, quantization, Path(logs) / "embedded") as embedded:
+            base_mib = embedded.memory_bytes() / MIB
         servers = [stack.enter_context(_hearth(file, quantization, Path(logs) / "log"))]
         counts = _thread_counts() if version else []
         servers += [stack.enter_context(_llama(file, threads)) for threads in counts]
@@ -119,6 +129,11 @@ def _measure(quantization: str, version: str | None, arguments: argparse.Namespa
             ours, *theirs = (median(rates[server.name]) for server in servers)
             if theirs:
                 print(f"{users} users: {ours / max(theirs):.2f} x llama.cpp", flush=True)
+        foreseen = _footprint(file, quantization)
+        print(f"Hearth with {EMBEDDED_MODEL.name}: {base_mib:.0f} MiB")
+        print(f"more with this model: {servers[0].memory_bytes() / MIB - base_mib:.0f} MiB")
+        print(f"its weights: {foreseen.weights_bytes / MIB:.1f} of the file's {file_mib:.1f} MiB")
+        print(f"its KV cache: {foreseen.cache_bytes / MIB:.1f} MiB", flush=True)
 
 
 def _rates(servers: Sequence[Server], load: Load, times: int) -> dict[str, list[float]]:
@@ -145,10 +160,19 @@ def _file(gguf_type: str) -> Path:
     return gguf_model(folder, gguf_type)
 
 
+def _footprint(file: Path, quantization: str) -> Footprint:
+    options = EngineOptions(
+        device="cpu", max_rows=max(LOADS), max_seq_len=CONTEXT_TOKENS, quantization=quantization
+    )
+    described = describe(str(file))
+    assert described.config is not None
+    return footprint_on_cpu(described.config, options, described.tensors)
+
+
 @contextmanager
-def _hearth(file: Path, quantization: str, log: Path) -> Iterator[Server]:
+def _hearth(model: Path, quantization: str, log: Path) -> Iterator[Server]:
     settings: dict[str, Any] = {
-        "MODEL": file,
+        "MODEL": model,
         "MODEL_NAME": "model",
         "QUANTIZATION": quantization,
         "USER_ROWS": max(LOADS),

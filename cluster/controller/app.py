@@ -5,11 +5,10 @@ pages that a browser there may show.
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from pathlib import Path
-from urllib.parse import urlsplit
 
-from flask import Flask, Response, jsonify, request, send_from_directory
+from flask import Flask, Response, jsonify, send_from_directory
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from typing_extensions import TypedDict  # pydantic describes typing's from Python 3.12 on
 from werkzeug.exceptions import HTTPException, MethodNotAllowed
@@ -33,10 +32,10 @@ from common.errors import Error, error_body
 from common.openapi import add_description
 from common.openapi_document import Application, Rule
 from common.operations import Content, operation
+from common.web_pages import PageRules, answer_refusals, register_page_check
 
 INVOKE_S = 110.0  # less than gunicorn's own timeout
 PAGE = Path(__file__).parent / "page"
-FOREIGN_SITES = frozenset({"cross-site", "same-site"})
 
 
 class Health(TypedDict):
@@ -70,10 +69,14 @@ class StateTold(TypedDict):
     decisions: list[DecisionTold]
 
 
-def create_app(controller: Controller, system: SystemDocument) -> Flask:
+def create_app(
+    controller: Controller, system: SystemDocument, own_names: Set[str] = frozenset()
+) -> Flask:
+    """`own_names` of its host are those that a Host header may have beside addresses."""
     app = Flask(__name__, static_folder=None)
     app.json.sort_keys = False  # type: ignore[attr-defined]
-    app.before_request(_refuse_foreign_pages)
+    register_page_check(app, PageRules(own_names))
+    answer_refusals(app)
     app.register_error_handler(HTTPException, _http_error)
     _add_page(app)
     _add_probes(app, controller)
@@ -168,19 +171,6 @@ CONTROLLER = Application(
     description="Counts what comes, asks the optimizer, and starts and stops replicas.",
     failures=_failures,
 )
-
-
-def _refuse_foreign_pages() -> Response | None:
-    if request.method == "POST" and _is_foreign():
-        return _refusal(403, "a page of another origin may not do this", "origin_not_allowed")
-    return None
-
-
-def _is_foreign() -> bool:
-    origin = request.headers.get("Origin")
-    if request.headers.get("Sec-Fetch-Site") in FOREIGN_SITES:
-        return True
-    return origin is not None and urlsplit(origin).netloc != request.headers.get("Host")
 
 
 def _refusal(status: int, message: str, code: str) -> Response:

@@ -1,8 +1,8 @@
 """Attention over the KV cache: of a prompt's chunk, and of one step of many rows.
 
 They are made once per model call, for all layers, and then called layer by layer with that layer's
-queries [n, heads, head_dim] and keys and values [n, kv_heads, head_dim]. They write keys and
-values to the cache and return [n, heads * head_dim].
+queries [n, heads, head_dim], keys and values [n, kv_heads, head_dim] and, where the model has them,
+sinks [heads]. They write keys and values to the cache and return [n, heads * head_dim].
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,9 @@ from inference_api.engine.loading.config import ModelConfig
 class Attention(Protocol):
     """Attention of a step, as a layer of the decoder calls it."""
 
-    def __call__(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor: ...
+    def __call__(
+        self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, sinks: Tensor | None
+    ) -> Tensor: ...
 
 
 class Place(NamedTuple):
@@ -81,17 +83,23 @@ class ChunkAttention:
                 mask &= seen > positions - window
             self._views[window] = (*cache.slices(row, first, end), mask)
 
-    def __call__(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    def __call__(
+        self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, sinks: Tensor | None
+    ) -> Tensor:
         self._cache.write_chunk(layer, self._row, self._start, keys, values)
         row_keys, row_values, mask = self._views[self._config.windows[layer]]
-        attended = F.scaled_dot_product_attention(
-            _grouped(queries, self._config).permute(1, 2, 0, 3),
-            self._shared(row_keys[layer]),
-            self._shared(row_values[layer]),
-            attn_mask=mask,
-            scale=self._config.attention_scale,
-        )  # [kv_heads, groups, tokens, head_dim]
-        return attended.permute(2, 0, 1, 3).flatten(1)
+        queries = _grouped(queries, self._config).permute(1, 2, 0, 3)
+        keys, values = self._shared(row_keys[layer]), self._shared(row_values[layer])
+        scale = self._config.attention_scale
+        if sinks is None:
+            attended = _attended(queries, keys, values, scale, mask)
+        else:  # a key-value head at a time: its scores take memory
+            of_heads = sinks.view(*queries.shape[:2], 1, 1)
+            heads = zip(queries, keys, values, of_heads, strict=True)
+            attended = torch.stack(
+                [_attended(q, k, v, scale, mask, sink) for q, k, v, sink in heads]
+            )
+        return attended.permute(2, 0, 1, 3).flatten(1)  # of [kv_heads, groups, tokens, head_dim]
 
     def _shared(self, heads: Tensor) -> Tensor:
         """[1, kv_heads, n, head_dim] as [kv_heads, groups, n, head_dim], without a copy."""
@@ -130,16 +138,20 @@ class StepAttention:
             num_padding, config.num_kv_heads, config.num_groups, config.head_dim
         )
 
-    def __call__(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    def __call__(
+        self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, sinks: Tensor | None
+    ) -> Tensor:
         rows, slots = self._index
         num_rows = len(rows)
         self._cache.write_step(layer, rows, slots, keys[:num_rows], values[:num_rows])
         views = self._views[self._config.windows[layer]]
+        by_group = _by_group(sinks, self._config)
         attended = [
-            F.scaled_dot_product_attention(
+            _attended(
                 query,
                 *self._seen(layer, token, row_keys[layer], row_values[layer]),
-                scale=self._config.attention_scale,
+                self._config.attention_scale,
+                sinks=by_group,
             )  # [1, kv_heads, groups, head_dim]
             for query, token, (row_keys, row_values) in zip(
                 _grouped(queries[:num_rows], self._config).split_with_sizes([1] * num_rows),
@@ -187,23 +199,26 @@ class FixedAttention:
                 mask &= places > reached - window
             self._masks[window] = mask
 
-    def __call__(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    def __call__(
+        self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, sinks: Tensor | None
+    ) -> Tensor:
         self._write(layer, keys, values)
-        queries = _grouped(queries, self._config)
-        attended = self._attend(layer, queries, self._longest)
+        queries, sinks = _grouped(queries, self._config), _by_group(sinks, self._config)
+        attended = self._attend(layer, queries, sinks, self._longest)
         for length, is_within in self._is_within.items():
-            shorter = self._attend(layer, queries, length)
+            shorter = self._attend(layer, queries, sinks, length)
             attended = torch.where(is_within, shorter, attended)
         return attended.flatten(1)
 
-    def _attend(self, layer: int, queries: Tensor, length: int) -> Tensor:
+    def _attend(self, layer: int, queries: Tensor, sinks: Tensor | None, length: int) -> Tensor:
         """Every row to its first `length` places: [rows, kv_heads, groups, head_dim]."""
-        return F.scaled_dot_product_attention(
+        return _attended(
             queries,
             self._cache.keys[layer, :, :, :length],
             self._cache.values[layer, :, :, :length],
-            attn_mask=self._masks[self._config.windows[layer]][..., :length],
-            scale=self._config.attention_scale,
+            self._config.attention_scale,
+            self._masks[self._config.windows[layer]][..., :length],
+            sinks,
         )
 
     def _write(self, layer: int, keys: Tensor, values: Tensor) -> None:
@@ -222,3 +237,32 @@ def _first_seen(position: int, window: int | None) -> int:
 def _grouped(queries: Tensor, config: ModelConfig) -> Tensor:
     """[n, heads, head_dim] as [n, kv_heads, groups, head_dim]."""
     return queries.view(-1, config.num_kv_heads, config.num_groups, config.head_dim)
+
+
+def _by_group(sinks: Tensor | None, config: ModelConfig) -> Tensor | None:
+    """[heads] as [kv_heads, groups, 1]."""
+    return None if sinks is None else sinks.view(config.num_kv_heads, config.num_groups, 1)
+
+
+def _attended(
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    scale: float,
+    mask: Tensor | None = None,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """Softmax of the scores, over the values: [..., queries, head_dim].
+
+    `mask` [..., queries, keys] is false for what a query does not see. `sinks` [..., queries or 1,
+    1] are scores without values: they take their share of the weights (Xiao et al. 2023, arXiv
+    2309.17453), and torch's own attention has none.
+    """
+    if sinks is None:
+        return F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, scale=scale)
+    scores = (queries * scale) @ keys.mT
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -torch.inf)
+    scores = torch.cat((scores, sinks.to(scores.dtype).expand(*scores.shape[:-1], 1)), -1)
+    weights = scores.softmax(-1, dtype=torch.float32)[..., :-1]
+    return weights.to(values.dtype) @ values

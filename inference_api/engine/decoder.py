@@ -37,6 +37,7 @@ class Layer:
     attention_norm: Affine | None
     qkv: Linear  # [heads * head_dim of queries, then of keys, then of values, hidden]
     qk_norm: Tensor | None  # [heads + kv_heads, head_dim]
+    sinks: Tensor | None  # [heads]
     out: Linear
     attention_output_norm: Affine | None
     mlp_norm: Affine | None
@@ -141,7 +142,7 @@ class Decoder:
         x = F.embedding(tokens, self._embedding) * config.embedding_multiplier
         for index, layer in enumerate(self._layers):
             normed = self._norm(x, layer.attention_norm)
-            attention = attend(index, *self._project(normed, layer, turns[index]))
+            attention = attend(index, *self._project(normed, layer, turns[index]), layer.sinks)
             attention = self._norm(layer.out(attention), layer.attention_output_norm)
             if not config.is_parallel:
                 x = torch.add(x, attention, alpha=scale)
@@ -234,6 +235,7 @@ def _layer(config: ModelConfig, parameters: Parameters, index: int, rows_multipl
         attention_norm=affine("attention_norm"),
         qkv=linear("qkv"),
         qk_norm=parameters.qk_norm(config, index),
+        sinks=parameters.tensors.get(f"layers.{index}.sinks"),
         out=linear("out"),
         attention_output_norm=affine("attention_output_norm"),
         mlp_norm=affine("mlp_norm"),

@@ -204,7 +204,9 @@ class EngineRunner:
         """Raises StartupError. Files that will be read may have changed meanwhile."""
         faults: list[str] = []
         if self._packed is None or not self.is_packed():
-            faults += shape_faults(read_headers(self._form.files), self._config)
+            faults += shape_faults(
+                read_headers(self._form.files, self._config.tensor_names), self._config
+            )
         faults += checkpoint.context_faults(self._config, self.max_seq_len)
         needed = self.footprint
         if self._packed is not None:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from inference_api.engine.kv_cache import KVCache
 from inference_api.engine.loading.config import ACTIVATIONS, ModelConfig
-from inference_api.engine.loading.layout import HEAD, ROUTER
+from inference_api.engine.loading.layout import EMBEDDING, HEAD, ROUTER
 from inference_api.engine.loading.weights import Parameters
 from inference_api.engine.rope import Rope
 from inference_api.engine.runner import RowStep
@@ -22,7 +22,6 @@ from inference_api.engine.step_decoder import Outputs
 from inference_api.kernels.interface import ffi, pointer
 from inference_api.kernels.library import (
     CACHE_TYPES,
-    SOURCE_TYPES,
     PackedWeight,
     StepStates,
     StepTokens,
@@ -113,10 +112,10 @@ class KernelDecoder:
         config, mixture = self._config, self._config.mixture
         ends: Fields = {}
         if config.has_ends:
-            embedding = self._tensors["embedding"]
+            embedding = self._packed[EMBEDDING]
             ends = {
-                "embedding": pointer(embedding.data_ptr()),
-                "embedding_type": SOURCE_TYPES[embedding.dtype],
+                "embedding": pointer(embedding.blocks.data_ptr()),
+                "embedding_bits": embedding.bits,
                 "final_norm": self._norm("final_norm"),
                 "head": self._linear(HEAD),
             }
@@ -146,19 +145,22 @@ class KernelDecoder:
             "residual_multiplier": config.residual_multiplier,
             "logits_divisor": config.logits_divisor,
             "logits_softcap": config.logits_softcap or 0.0,
+            "swiglu_limit": config.swiglu.limit if config.swiglu else 0.0,
+            "swiglu_alpha": config.swiglu.alpha if config.swiglu else 0.0,
         }
 
     def _layer(self, index: int, cache: KVCache, qk_norm: Tensor | None) -> Fields:
         config, name = self._config, f"layers.{index}"
         router: Fields = {}
         if config.mixture_of(index) is not None:
-            router = {"router": self._linear(f"{name}{ROUTER}.weight")}
+            router = {"router": self._linear(f"{name}{ROUTER}.weight", f"{name}{ROUTER}.bias")}
         norms = ("attention_norm", "attention_output_norm", "mlp_norm", "mlp_output_norm")
         return (
             {each: self._norm(f"{name}.{each}") for each in norms}
             | router
             | {
                 "qk_norm": ffi.NULL if qk_norm is None else self._pointer(qk_norm),
+                "sinks": self._optional(f"{name}.sinks"),
                 "qkv": self._linear(f"{name}.qkv.weight", f"{name}.qkv.bias"),
                 "out": self._linear(f"{name}.out.weight", f"{name}.out.bias"),
                 "up": self._linear(f"{name}.up.weight", f"{name}.up.bias"),

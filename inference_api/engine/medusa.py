@@ -76,6 +76,7 @@ class MedusaHeads:
             num_heads,
             self._num_ranks,
             config.logits_divisor,
+            config.logits_softcap or 0.0,
         )
 
     @torch.inference_mode()

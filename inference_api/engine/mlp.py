@@ -29,21 +29,28 @@ class Mlp(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class DenseMlp:
-    """One for all tokens; gated: the first half of what `up` makes lets the second pass."""
+    """One for all tokens. `activate`: from what `up` makes to what `down` takes."""
 
     up: Linear
     down: Linear
-    activation: Callable[[Tensor], Tensor]
-    is_gated: bool
+    activate: Callable[[Tensor], Tensor]
 
     def __call__(self, x: Tensor) -> Tensor:
-        up = self.up(x)
-        if self.is_gated:
-            gate, up = up.chunk(2, dim=-1)
-            up = self.activation(gate) * up
-        else:
-            up = self.activation(up)
-        return self.down(up)
+        return self.down(self.activate(self.up(x)))
+
+
+def _activation(config: ModelConfig) -> Callable[[Tensor], Tensor]:
+    """[n, ffn] to the same; gated: [n, 2 ffn] to [n, ffn], the first half lets the second pass."""
+    activation, swiglu = ACTIVATIONS[config.activation], config.swiglu
+
+    def pass_gates(gates_and_up: Tensor) -> Tensor:
+        gate, up = gates_and_up.chunk(2, dim=-1)
+        if swiglu is None:
+            return activation(gate) * up
+        gate, up = gate.clamp(max=swiglu.limit), up.clamp(-swiglu.limit, swiglu.limit)
+        return gate * torch.sigmoid(swiglu.alpha * gate) * (up + 1)
+
+    return pass_gates if config.is_mlp_gated else activation
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,19 +87,18 @@ class Mixture:
 
 def make_mlp(config: ModelConfig, parameters: Parameters, layer: int, rows_multiple: int) -> Mlp:
     """`rows_multiple`: see `Mixture`."""
-    name, activation = f"layers.{layer}", ACTIVATIONS[config.activation]
+    name, activate = f"layers.{layer}", _activation(config)
     mixture = config.mixture_of(layer)
     if mixture is None:
         up, down = (
             parameters.linear(f"{name}.{each}.weight", f"{name}.{each}.bias")
             for each in ("up", "down")
         )
-        return DenseMlp(up, down, activation, config.is_mlp_gated)
+        return DenseMlp(up, down, activate)
     ups, downs = (
-        parameters.linears(f"{name}.{each}.weight", mixture.num_experts) for each in ("up", "down")
+        parameters.linears(f"{name}.{each}.weight", f"{name}.{each}.bias", mixture.num_experts)
+        for each in ("up", "down")
     )
-    experts = [
-        DenseMlp(up, down, activation, config.is_mlp_gated)
-        for up, down in zip(ups, downs, strict=True)
-    ]
-    return Mixture(mixture, parameters.linear(f"{name}{ROUTER}.weight"), experts, rows_multiple)
+    experts = [DenseMlp(up, down, activate) for up, down in zip(ups, downs, strict=True)]
+    router = parameters.linear(f"{name}{ROUTER}.weight", f"{name}{ROUTER}.bias")
+    return Mixture(mixture, router, experts, rows_multiple)

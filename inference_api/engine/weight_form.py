@@ -56,7 +56,7 @@ def weight_form(
     Raises StartupError when this model or device cannot have what QUANTIZATION asks for.
     """
     files = weight_files(model_dir)
-    tensors = read_headers(files)
+    tensors = read_headers(files, config.tensor_names)
     asked = checkpoint.settled(config, asked, tensors)
     options = asked.on(asked.device, checkpoint.keeps_bfloat16(config, asked, tensors))
     packing = _packing(config, options, kernels)

@@ -182,14 +182,15 @@ class Kernels:
         lengths: Tensor,
         scale: float,
         window: int | None = None,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         """Query tokens over one layer of a static cache: [tokens, heads * head_dim], float32.
 
         `queries` is [tokens, heads, head_dim]; `keys` and `values` are [rows, kv_heads, capacity,
         head_dim], float32 or float16, with head_dim up to 256; or int8, and behind each vector the
         four bytes of the float32 that its bytes are multiplied by. Token t sees the first
-        `lengths[t]` >= 1 positions of row `rows[t]`, or the last `window` of these. Its result
-        depends on nothing else.
+        `lengths[t]` >= 1 positions of row `rows[t]`, or the last `window` of these; `sinks` [heads]
+        are one more score of each head, of a value of zeros. Its result depends on nothing else.
         `rows` and `lengths` are int64 [tokens] and trusted to be within the cache.
         """
         tokens, heads, head_dim = queries.shape
@@ -219,6 +220,7 @@ class Kernels:
             head_dim,
             window or 0,
             scale,
+            _optional_floats(sinks),
             _floats(out),
         )
         if failed:
@@ -277,6 +279,7 @@ class Kernels:
         num_heads: int,
         num_ranks: int,
         logits_divisor: float,
+        logits_softcap: float,
     ) -> HeadsDescription:
         """Describes heads for `guess`: `HearthHeads` in `src/interface.h`. Matrices of 8 bits, with
         float32 biases."""
@@ -287,10 +290,10 @@ class Kernels:
         ]
         later_linears = ffi.new("HearthLinear[]", linears[1 : 1 + len(later)])
         output_linears = ffi.new("HearthLinear[]", linears[1 + len(later) :])
-        counts = (num_heads, len(later), len(outputs), num_ranks)
+        counts = (num_heads, len(later), len(outputs), num_ranks, outputs[0].bits)
+        scales = (logits_divisor, logits_softcap)
         heads = ffi.new(
-            "HearthHeads *",
-            (linears[0], later_linears, output_linears, *counts, outputs[0].bits, logits_divisor),
+            "HearthHeads *", (linears[0], later_linears, output_linears, *counts, *scales)
         )
         return HeadsDescription(heads, (layers, later_linears, output_linears))
 

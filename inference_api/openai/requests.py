@@ -35,7 +35,7 @@ MAX_GENERATIONS = 256  # prompts times choices of one call
 MAX_STOP_STRINGS = 8
 MAX_STOP_TOKEN_IDS = 64
 MAX_LOGPROBS = 20
-MAX_PROMPT_SCORES = 1024  # at each place of the prompts, shown with every choice
+MAX_SCORES = 1024  # at each place of prompts and answers
 MAX_PRIORITY = 1000
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's, for /v1/completions
 
@@ -286,15 +286,16 @@ class CompletionBody(GenerationBody):
                 f"is {num_choices} for each of {num_prompts} prompts; give prompts times choices "
                 f"of {MAX_GENERATIONS} or fewer",
             )
-        num_shown = (self.prompt_logprobs or 0) + 1
-        if self.prompt_logprobs is not None and (
-            num_prompts * num_choices * num_shown > MAX_PROMPT_SCORES
-        ):
-            raise fault(
-                "prompt_logprobs",
-                f"are {num_shown} with each prompt's own, for {num_prompts} prompts in "
-                f"{num_choices} choices; give a product of {MAX_PROMPT_SCORES} or less",
-            )
+        for field in ("prompt_logprobs", "logprobs"):
+            num_shown = (getattr(self, field) or 0) + 1
+            if getattr(self, field) is not None and (
+                num_prompts * num_choices * num_shown > MAX_SCORES
+            ):
+                raise fault(
+                    field,
+                    f"are {num_shown} with each token's own, for {num_prompts} prompts in "
+                    f"{num_choices} choices; give a product of {MAX_SCORES} or less",
+                )
         return self
 
     def prompts(self) -> list[str | TokenIds]:

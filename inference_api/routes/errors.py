@@ -6,7 +6,8 @@ from collections.abc import Callable
 from flask import Flask, Response, g, jsonify, request
 from werkzeug.exceptions import HTTPException, RequestEntityTooLarge
 
-from common.errors import Error, error_body, is_of_messages, messages_error
+from common.errors import Error, WireError, error_body, is_of_messages, messages_error
+from common.web_pages import PageRefused
 from inference_api.errors import HearthError, RequestTooLarge, UnknownEncoding
 
 logger = logging.getLogger(__name__)
@@ -20,7 +21,8 @@ def register_error_handlers(app: Flask, on_error: Callable[[str], None]) -> None
     """`on_error` is called with the code of every error that is rendered."""
 
     @app.errorhandler(HearthError)
-    def known(error: HearthError) -> Response:
+    @app.errorhandler(PageRefused)
+    def known(error: WireError) -> Response:
         on_error(error.code)
         logger.info("refused %r: %d %s", request.path, error.status, error.code)
         response = _response(error.body(), error.status)

@@ -61,4 +61,6 @@ def _tuner(settings: Settings, num_layers: int, num_ranks: int) -> "SplitTuner":
     url = settings.weights_url or f"http://{host}:{settings.service_port}"
     model = settings.default_model
     session = f"split {model.name[:MAX_NAME]} {model.quantization} {num_ranks} ranks"
-    return SplitTuner(SplitSearch(url.rstrip("/"), session, num_ranks, num_layers))
+    secret = settings.jwt_secret.get_secret_value() if settings.jwt_secret else None
+    search = SplitSearch(url.rstrip("/"), session, num_ranks, num_layers, jwt_secret=secret)
+    return SplitTuner(search)

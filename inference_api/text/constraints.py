@@ -24,13 +24,15 @@ if TYPE_CHECKING:
 MAX_COMPILED = 256  # grammars kept for the next request that brings the same
 # Without this a small model may answer with nothing but white space until its tokens are used up.
 JSON_FORM: "JsonCompileOptions" = {"whitespace_flexible": False}
-# Of a step through a client's grammar, on the decode thread: a grammar may take any time.
-GRAMMAR_LIMITS: dict[str, Any] = {
+# Of a step, on the decode thread: what a client asks for may take any time. A schema of hundreds of
+# optional members honestly takes more items than a grammar should.
+LIMITS: dict[str, Any] = {
     "initial_lexer_fuel": 200_000,
     "step_lexer_fuel": 50_000,
-    "step_max_items": 2_000,
+    "step_max_items": 50_000,
     "max_lexer_states": 20_000,
 }
+GRAMMAR_LIMITS = LIMITS | {"step_max_items": 2_000}
 
 
 class GuidedConstraint:
@@ -105,7 +107,7 @@ class GrammarCompiler:
         vocabulary = self._read_vocabulary(spec.field)
         try:
             has_grammar = spec.kind == "grammar" or CLIENT_GRAMMAR in spec.text  # beside tools
-            limits = LLParserLimits(**GRAMMAR_LIMITS) if has_grammar else None
+            limits = LLParserLimits(**(GRAMMAR_LIMITS if has_grammar else LIMITS))
             matcher = LLMatcher(vocabulary, self._grammar(spec), log_level=0, limits=limits)
             first_step = matcher.deep_copy()
             first_step.compute_bitmask()

@@ -8,7 +8,8 @@ from http import HTTPStatus
 
 from flask import Blueprint, Flask, Response
 
-from common.errors import StoreFailed
+from common.errors import StoreFailed, WireError
+from common.turns import TooManyQuestions
 from optimizer.errors import InvalidRequest, OptimizerError
 from optimizer.routes.answers import FaultAnswer, Problem
 from optimizer.routes.edits import add_edit_routes
@@ -38,7 +39,7 @@ def create_blueprint(service: StatelessService | StatefulService, settings: Sett
     if isinstance(service, StatefulService):
         add_edit_routes(http, service)
         add_stateful_solve_routes(http, service)
-    for kind in (OptimizerError, StoreFailed):
+    for kind in (OptimizerError, StoreFailed, TooManyQuestions):
         blueprint.register_error_handler(kind, _error_response)
     return blueprint
 
@@ -50,8 +51,11 @@ def add_not_found_pages(app: Flask) -> None:
         app.register_error_handler(status, lambda _: text_response("404 page not found", 404))
 
 
-def _error_response(error: OptimizerError | StoreFailed) -> Response:
+def _error_response(error: OptimizerError | WireError) -> Response:
     body = Problem(message=str(error))
     if isinstance(error, InvalidRequest):
         body["faults"] = [FaultAnswer(path=f.path, message=f.message) for f in error.faults]
-    return json_response(body, error.status)
+    response = json_response(body, error.status)
+    if isinstance(error, TooManyQuestions):
+        response.headers["Retry-After"] = str(error.retry_after_s)
+    return response

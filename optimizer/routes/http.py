@@ -1,6 +1,7 @@
 """Reading requests and writing responses. No state of its own: any thread."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import wraps
 from typing import IO
 from urllib.parse import unquote
@@ -8,6 +9,7 @@ from urllib.parse import unquote
 from flask import Blueprint, Response, request
 
 from common.operations import ViewT, operation_of
+from common.turns import Turns
 from optimizer.errors import BodyTooLarge, Fault, InvalidRequest
 from optimizer.inferno_json import Body, BodyT, decode, encode, read
 
@@ -26,7 +28,7 @@ class Http:
 
     `get`, `post` and `put` return decorators of views that have an operation. A view gets the
     body first, where the operation has one model for it; it returns a Response, or a value that
-    is sent as JSON.
+    is sent as JSON. `in_turn`: it takes long, and runs when no other such does.
     """
 
     def __init__(
@@ -34,12 +36,13 @@ class Http:
     ) -> None:
         self._blueprint, self._max_body_bytes = blueprint, max_body_bytes
         self._ignore_unknown_keys = ignore_unknown_keys
+        self._turns = Turns()
 
-    def get(self, path: str) -> Callable[[ViewT], ViewT]:
-        return self._route("GET", path)
+    def get(self, path: str, in_turn: bool = False) -> Callable[[ViewT], ViewT]:
+        return self._route("GET", path, in_turn)
 
-    def post(self, path: str) -> Callable[[ViewT], ViewT]:
-        return self._route("POST", path)
+    def post(self, path: str, in_turn: bool = False) -> Callable[[ViewT], ViewT]:
+        return self._route("POST", path, in_turn)
 
     def put(self, path: str) -> Callable[[ViewT], ViewT]:
         return self._route("PUT", path)
@@ -58,7 +61,7 @@ class Http:
             raise BodyTooLarge(self._max_body_bytes)
         return decode(raw)
 
-    def _route(self, verb: str, path: str) -> Callable[[ViewT], ViewT]:
+    def _route(self, verb: str, path: str, in_turn: bool = False) -> Callable[[ViewT], ViewT]:
         name = f"{verb} {path}".replace(".", "_")
 
         def add(view: ViewT) -> ViewT:
@@ -71,7 +74,8 @@ class Http:
                 given: tuple[Body, ...] = (
                     (self.read(model, self.json()),) if isinstance(model, type) else ()
                 )
-                answer = view(*given, **names)
+                with self._turns.taken() if in_turn else nullcontext():
+                    answer = view(*given, **names)
                 return answer if isinstance(answer, Response) else json_response(answer)
 
             self._blueprint.add_url_rule(path, name, respond, methods=[verb], strict_slashes=False)

@@ -135,8 +135,8 @@ def add_query_routes(http: Http, service: OptimizerService) -> None:
     """Hearth's own: why, how to get there, and the state itself."""
     solve = service.options.solve
 
-    @http.get("/explain/<path:name>")
-    @operation("Why a server got what it got.", {200: Explanation, **problems(404)})
+    @http.get("/explain/<path:name>", in_turn=True)
+    @operation("Why a server got what it got.", {200: Explanation, **problems(404, 503)})
     def explanation(name: str) -> Explanation:
         return explain(service.state.system, name, solve.cache)
 
@@ -155,37 +155,37 @@ def add_question_routes(http: Http, service: OptimizerService) -> None:
     """Hearth's own: one replica's latencies and rates, and what if."""
     solve = service.options.solve
 
-    @http.post("/analyze")
+    @http.post("/analyze", in_turn=True)
     @operation(
         "Latencies of a replica at a rate.",
-        {200: Analyzed, **problems(400, 404, 413)},
+        {200: Analyzed, **problems(400, 404, 413, 503)},
         AnalyzeQuery,
     )
     def latencies(query: AnalyzeQuery) -> Analyzed:
         return analyze(query, service.state.system)
 
-    @http.post("/size")
+    @http.post("/size", in_turn=True)
     @operation(
         "The highest rate within targets.",
-        {200: (Sized, NotSized), **problems(400, 404, 413)},
+        {200: (Sized, NotSized), **problems(400, 404, 413, 503)},
         SizeQuery,
     )
     def highest_rate(query: SizeQuery) -> Sized | NotSized:
         return size(query, service.state.system)
 
-    @http.post("/tune")
+    @http.post("/tune", in_turn=True)
     @operation(
         "How much slower a replica is now than its parameters say, by what was observed.",
-        {200: Tuned, **problems(400, 404, 413)},
+        {200: Tuned, **problems(400, 404, 413, 503)},
         TuneQuery,
     )
     def speed_now(query: TuneQuery) -> Tuned:
         return tune(query, service.state.system)
 
-    @http.post("/whatif")
+    @http.post("/whatif", in_turn=True)
     @operation(
         "Solve with other load, cost or cards.",
-        {200: Sweep, **problems(400, 404, 413)},
+        {200: Sweep, **problems(400, 404, 413, 503)},
         WhatIfQuery,
     )
     def sweep(query: WhatIfQuery) -> Sweep:
@@ -204,11 +204,11 @@ def add_catalogue_routes(http: Http, service: OptimizerService) -> None:
     def shipped() -> CatalogueAnswer:
         return catalogue()
 
-    @http.post("/howmany")
+    @http.post("/howmany", in_turn=True)
     @operation(
         "How many accelerators of the catalogue meet service levels, at what cost, and what would "
         "change it.",
-        {200: HowMany, **problems(400, 413)},
+        {200: HowMany, **problems(400, 413, 503)},
         HowManyQuery,
     )
     def how_many_cards(query: HowManyQuery) -> HowMany:

@@ -187,6 +187,16 @@ def test_pages_of_others_may_not_invoke(
     assert running.journal() == []
 
 
+@pytest.mark.parametrize("path", ["/", "/state", "/metrics", "/docs/"])
+def test_name_that_a_page_has_had_point_here_is_not_ours(
+    run: Callable[..., Running], path: str
+) -> None:
+    rebound = {"Host": "evil.example", "Origin": "http://evil.example"}
+    client = run().client
+    assert client.get(path, headers=rebound).status_code == 403
+    assert client.post("/invoke", headers=rebound).status_code == 403
+
+
 @pytest.mark.parametrize("path", ["/nope", "/assets/nope.js", "/assets/..%2Fapp.py", "/assets/%00"])
 def test_what_is_not_there_is_not_found(run: Callable[..., Running], path: str) -> None:
     assert run().client.get(path).status_code == 404

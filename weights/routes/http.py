@@ -1,6 +1,7 @@
 """Reading requests and writing responses. No state of its own: any thread."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import wraps
 from typing import IO, TypeVar
 
@@ -8,6 +9,7 @@ from flask import Blueprint, Response, request
 from pydantic import BaseModel
 
 from common.operations import operation_of
+from common.turns import Turns
 from weights.errors import BodyTooLarge, Fault, InvalidRequest
 from weights.schema import Body
 
@@ -25,9 +27,11 @@ class Http:
 
     def __init__(self, blueprint: Blueprint, max_body_bytes: int) -> None:
         self._blueprint, self._max_body_bytes = blueprint, max_body_bytes
+        self._turns = Turns()
 
-    def route(self, verb: str, path: str) -> Callable[[View], View]:
-        """Returns a decorator of a view that has an operation.
+    def route(self, verb: str, path: str, in_turn: bool = False) -> Callable[[View], View]:
+        """Returns a decorator of a view that has an operation. `in_turn`: it takes long, and runs
+        when no other such does.
 
         The view gets the body, read by the operation's model, before the names in the path. It
         returns a Response, or a model that is sent as JSON.
@@ -40,7 +44,8 @@ class Http:
             @wraps(view)
             def respond(**names: str) -> Response:
                 given = () if described.body is None else (self._body(described.body),)
-                answer = view(*given, **names)
+                with self._turns.taken() if in_turn else nullcontext():
+                    answer = view(*given, **names)
                 return answer if isinstance(answer, Response) else json_response(answer)
 
             self._blueprint.add_url_rule(

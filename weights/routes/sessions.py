@@ -37,7 +37,7 @@ def add_session_routes(http: Http, service: WeightsService) -> None:
             limit=page.limit,
         )
 
-    @http.route("GET", SESSION)
+    @http.route("GET", SESSION, in_turn=True)
     @operation(
         "A session: history in pages, best, best when noise is accounted for, convergence.",
         {200: OverviewAnswer, **problems(404, 422, 503)},
@@ -67,7 +67,7 @@ def add_measure_routes(http: Http, service: WeightsService) -> None:
     def tell(body: ObservationsBody, session_id: str) -> ToldAnswer:
         return ToldAnswer.of(service.tell(session_id, body.problem, body.all_observations))
 
-    @http.route("POST", f"{SESSION}/partition")
+    @http.route("POST", f"{SESSION}/partition", in_turn=True)
     @operation(
         "Weights as whole layers, in the forms that engines read.",
         {200: PartitionAnswer, **problems(404, 413, 422, 503)},
@@ -79,7 +79,7 @@ def add_measure_routes(http: Http, service: WeightsService) -> None:
             *service.layers(session_id, body.num_layers, body.min_layers, given)
         )
 
-    @http.route("GET", f"{SESSION}/plot")
+    @http.route("GET", f"{SESSION}/plot", in_turn=True)
     @operation(
         "The search as a picture.",
         {200: tuple(MIMETYPES.values()), **problems(404, 422, 503)},

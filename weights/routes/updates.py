@@ -26,7 +26,7 @@ def add_update_routes(http: Http, service: WeightsService) -> None:
     def update(body: UpdateBody) -> ToldAnswer:
         return ToldAnswer.of(service.tell(body.session_id, body.problem, [body.observation]))
 
-    @http.route("POST", "/weights_gen")
+    @http.route("POST", "/weights_gen", in_turn=True)
     @operation(
         "Ask for weights to measure.",
         {200: GeneratedAnswer, **problems(409, 413, 422, 503)},

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from inference_api.engine import hardware
 from inference_api.engine.loading import gguf_tokenizer, hub
-from inference_api.engine.loading.config import ModelConfig
+from inference_api.engine.loading.config import ModelConfig, TensorNames
 from inference_api.engine.loading.config_fields import token_ids
 from inference_api.engine.loading.families import read_config
 from inference_api.engine.loading.gguf_files import SUFFIX, is_gguf, read_gguf
@@ -27,7 +27,12 @@ from inference_api.engine.loading.layout import (
 )
 from inference_api.engine.loading.memory import Footprint, memory_faults
 from inference_api.engine.loading.quantised import FLOATS
-from inference_api.engine.loading.weight_files import read_headers, shape_faults, weight_files
+from inference_api.engine.loading.weight_files import (
+    read_headers,
+    shape_faults,
+    unstacked,
+    weight_files,
+)
 from inference_api.engine.options import EngineOptions
 from inference_api.errors import StartupError
 from inference_api.kernels.packing import BITS, FLOAT_BITS, GROUP, Bits
@@ -109,7 +114,7 @@ def _described(folder: Path, model: str) -> Described:
         return Described(folder, None, {}, list(dict.fromkeys(faults)))
     tensors: Tensors = {}
     try:
-        tensors = _stored_tensors(folder, model)
+        tensors = _stored_tensors(folder, model, config.tensor_names)
         faults += shape_faults(tensors, config)
     except StartupError as error:
         faults += error.faults
@@ -298,13 +303,13 @@ def _gguf_file_in(folder: Path) -> Path | None:
     return files[0]
 
 
-def _stored_tensors(folder: Path, model: str) -> Tensors:
+def _stored_tensors(folder: Path, model: str, names: TensorNames) -> Tensors:
     try:
-        return read_headers(weight_files(folder))
+        return read_headers(weight_files(folder), names)
     except StartupError:
         if Path(model).expanduser().exists():
             raise
-        return hub.stored_tensors(model)  # described, but not downloaded yet
+        return unstacked(hub.stored_tensors(model), names)  # described, but not downloaded yet
 
 
 def _size_faults(folder: Path) -> list[str]:

@@ -9,8 +9,8 @@ KEYS_AND_VALUES = 2
 
 NormKind = Literal["rms", "layer"]
 RopeKind = Literal["default", "linear", "llama3", "longrope", "yarn"]
-TensorNames = Literal["falcon", "gemma3", "glm4", "llama", "mixtral", "olmo2", "phi3"]
-QuantisedForm = Literal["float8", "int8", "packed", "awq", "gptq"]
+TensorNames = Literal["falcon", "gemma3", "glm4", "gpt_oss", "llama", "mixtral", "olmo2", "phi3"]
+QuantisedForm = Literal["float8", "int8", "packed", "awq", "gptq", "mxfp4"]
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu")
 
 
@@ -33,6 +33,15 @@ class RopeConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class SwiGluConfig:
+    """Clamped gates: gate sigmoid(alpha gate) (up + 1), where gates go up to `limit` and what they
+    let pass, up, is within it on both sides."""
+
+    limit: float
+    alpha: float
+
+
+@dataclass(frozen=True, slots=True)
 class MixtureConfig:
     """A mixture of experts: layers of many MLPs, of which a router chooses a few for each token.
 
@@ -45,6 +54,7 @@ class MixtureConfig:
     ffn_size: int  # of each expert
     is_renormalised: bool  # the shares of a token's experts are made to sum to one
     dense_layers: frozenset[int]  # of the checkpoint: these have one MLP for all tokens
+    has_biases: bool = False  # of the router and of the experts
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,10 +119,13 @@ class ModelConfig:
     has_attention_norm: bool = True  # False: attention reads the residual as it is
     has_output_norms: bool = False  # what attention and MLP give is normalised, then added
     logits_softcap: float | None = None  # c: logits become c tanh(logits / c)
+    has_sinks: bool = False  # each head's softmax has one more score, learned, without a value
+    swiglu: SwiGluConfig | None = None  # of gated MLPs, instead of the activation
     first_layer: int = 0  # of these, in the checkpoint
     has_ends: bool = True  # embedding, final norm and output head
     family: str = ""  # its name, for people: nothing is decided by it
     quantisation: Quantisation | None = None  # of the checkpoint, where it is safetensors
+    embedding_bits: Literal[8, 4] | None = None  # of blocks that hold the checkpoint's as it is
 
     def part(self, layers: LayerRange) -> Self:
         """What a process has that runs these layers; the first one's has both ends too."""

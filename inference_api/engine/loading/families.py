@@ -16,12 +16,14 @@ from inference_api.engine.loading.config import (
     ModelConfig,
     RopeConfig,
     RopeKind,
+    SwiGluConfig,
     TensorNames,
 )
 from inference_api.engine.loading.config_fields import MAX_LAYERS, ConfigFields
 from inference_api.engine.loading.mixture_families import (
     ReadMixture,
     no_mixture,
+    read_gpt_oss_mixture,
     read_mixtral,
     read_qwen3_mixture,
 )
@@ -33,9 +35,18 @@ from inference_api.engine.loading.rope_fields import (
     read_rotary_dim,
     rope_of,
 )
+from inference_api.engine.loading.window_fields import (
+    GLOBAL,
+    LOCAL,
+    ReadWindows,
+    alternating_windows,
+    are_local_layers,
+    no_windows,
+    same_window,
+    switched_window,
+    windows_by_layer,
+)
 from inference_api.errors import StartupError
-
-GLOBAL, LOCAL = "full_attention", "sliding_attention"  # as `layer_types` calls a layer's attention
 
 
 def read_config(raw: Mapping[str, Any]) -> ModelConfig:
@@ -72,51 +83,11 @@ def _check_shape(config: ModelConfig) -> None:
         )
 
 
-_ReadWindows = Callable[[ConfigFields, int], tuple[int | None, ...]]
-
-
-def _no_windows(fields: ConfigFields, num_layers: int) -> tuple[int | None, ...]:
-    return (None,) * num_layers
-
-
-def _same_window(fields: ConfigFields, num_layers: int) -> tuple[int | None, ...]:
-    """Mistral: one window for all layers; `null` turns it off."""
-    if fields.raw.get("sliding_window") is None:
-        return (None,) * num_layers
-    return (fields.count("sliding_window"),) * num_layers
-
-
-def _switched_window(fields: ConfigFields, num_layers: int) -> tuple[int | None, ...]:
-    """Qwen3-MoE: one window for all layers, behind a switch."""
-    return (_same_window if fields.flag("use_sliding_window") else _no_windows)(fields, num_layers)
-
-
-def _windows_by_layer(fields: ConfigFields, num_layers: int) -> tuple[int | None, ...]:
-    """Qwen: behind a switch, for the layers that `layer_types` or `max_window_layers` name."""
-    if not fields.flag("use_sliding_window") or fields.raw.get("sliding_window") is None:
-        return (None,) * num_layers
-    window = fields.count("sliding_window")
-    kinds = fields.raw.get("layer_types")
-    if kinds is None:
-        first = fields.count("max_window_layers", 28)
-        kinds = [LOCAL if i >= first else GLOBAL for i in range(num_layers)]
-    are_local = _are_local(fields, kinds, num_layers)
-    return tuple(window if is_local else None for is_local in are_local)
-
-
-def _are_local(fields: ConfigFields, kinds: object, num_layers: int) -> Sequence[bool]:
-    """Whether the attention of each layer is local; `kinds` are its `layer_types`."""
-    if not isinstance(kinds, list) or len(kinds) != num_layers:
-        fields.refuse("layer_types", kinds, f"one layer type for each of its {num_layers} layers")
-        return [False] * num_layers
-    return [kind == LOCAL for kind in kinds]
-
-
 def _read_llama_like(
     fields: ConfigFields,
     has_qkv_bias: bool | None = None,
     has_qk_norm: bool = False,
-    windows: _ReadWindows = _no_windows,
+    windows: ReadWindows = no_windows,
     tensor_names: TensorNames = "llama",
     mixture: ReadMixture = no_mixture,
     rope_kinds: Mapping[str, RopeKind] = KINDS,
@@ -227,7 +198,7 @@ def _read_smollm3(fields: ConfigFields) -> ModelConfig:
     num_layers = fields.count("num_hidden_layers", most=MAX_LAYERS)
     are_turned = _are_turned(fields, num_layers)
     fields = fields.or_else({"layer_types": [GLOBAL if turned else LOCAL for turned in are_turned]})
-    config = _read_llama_like(fields, windows=_windows_by_layer)
+    config = _read_llama_like(fields, windows=windows_by_layer)
     ropes = zip(config.ropes, are_turned, strict=True)
     return replace(config, ropes=tuple(rope if turned else None for rope, turned in ropes))
 
@@ -274,8 +245,8 @@ def _read_gemma3_text(fields: ConfigFields) -> ModelConfig:
     )
     num_layers, pattern = config.num_layers, fields.count("sliding_window_pattern")
     usual = [LOCAL if (layer + 1) % pattern else GLOBAL for layer in range(num_layers)]
-    are_local = _are_local(fields, fields.raw.get("layer_types", usual), num_layers)
-    [window, *_] = _same_window(fields, num_layers)
+    are_local = are_local_layers(fields, fields.raw.get("layer_types", usual), num_layers)
+    [window, *_] = same_window(fields, num_layers)
     of_all, of_local = _gemma3_ropes(fields, config)
     return replace(
         config,
@@ -327,12 +298,47 @@ def _logits_softcap(fields: ConfigFields) -> float | None:
     return None if fields.raw.get(name) is None else fields.number(name, 1.0)
 
 
+def _read_gpt_oss(fields: ConfigFields) -> ModelConfig:
+    """Experts behind clamped gates, biases everywhere, attention sinks, and a window in every other
+    layer. What is left out has the values of transformers' GptOssConfig."""
+    fields = fields.under({"sliding_window": 128, **fields.raw}).or_else(_GPT_OSS_DEFAULTS)
+    if not any(map(fields.mapping, ("rope_scaling", "rope_parameters"))):
+        fields = fields.under({**fields.raw, "rope_scaling": _GPT_OSS_ROPE})
+    config = _read_llama_like(
+        fields,
+        windows=alternating_windows,
+        tensor_names="gpt_oss",
+        mixture=read_gpt_oss_mixture,
+    )
+    if config.activation != "silu":
+        fields.refuse("hidden_act", fields.raw["hidden_act"], "silu, which its gates are made of")
+    limit, alpha = fields.number("swiglu_limit", 7.0), fields.number("swiglu_alpha", 1.702)
+    return replace(config, has_sinks=True, swiglu=SwiGluConfig(limit, alpha))
+
+
+_GPT_OSS_DEFAULTS = {
+    "attention_bias": True,
+    "head_dim": 64,
+    "max_position_embeddings": 131_072,
+    "num_experts_per_tok": 4,
+    "num_key_value_heads": 8,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 150_000.0,
+}
+_GPT_OSS_ROPE = {
+    "rope_type": "yarn",
+    "factor": 32.0,
+    "original_max_position_embeddings": 4096,
+    "truncate": False,
+}
+
+
 def _read_phi3(fields: ConfigFields) -> ModelConfig:
     """Llama, with a window in all layers if any, and rope of a part of each head, or of long
     contexts."""
     return _read_llama_like(
         fields.or_else({"rms_norm_eps": 1e-5, "original_max_position_embeddings": 4096}),
-        windows=_same_window,
+        windows=same_window,
         tensor_names="phi3",
         rope_kinds=PHI_KINDS,
         usual_rotary_share=1.0,
@@ -365,18 +371,19 @@ _READERS: dict[str, Callable[[ConfigFields], ModelConfig]] = {
     "gemma3": _read_gemma3,
     "gemma3_text": _read_gemma3_text,
     "glm4": _read_glm4,
+    "gpt_oss": _read_gpt_oss,
     "granite": _read_llama_like,
     "llama": _read_llama_like,
-    "mistral": partial(_read_llama_like, windows=_same_window),
+    "mistral": partial(_read_llama_like, windows=same_window),
     "mixtral": partial(
-        _read_llama_like, windows=_same_window, tensor_names="mixtral", mixture=read_mixtral
+        _read_llama_like, windows=same_window, tensor_names="mixtral", mixture=read_mixtral
     ),
     "olmo2": _read_olmo2,
     "phi3": _read_phi3,
-    "qwen2": partial(_read_llama_like, has_qkv_bias=True, windows=_windows_by_layer),
-    "qwen3": partial(_read_llama_like, has_qk_norm=True, windows=_windows_by_layer),
+    "qwen2": partial(_read_llama_like, has_qkv_bias=True, windows=windows_by_layer),
+    "qwen3": partial(_read_llama_like, has_qk_norm=True, windows=windows_by_layer),
     "qwen3_moe": partial(
-        _read_llama_like, has_qk_norm=True, windows=_switched_window, mixture=read_qwen3_mixture
+        _read_llama_like, has_qk_norm=True, windows=switched_window, mixture=read_qwen3_mixture
     ),
     "smollm3": _read_smollm3,
 }

@@ -32,8 +32,8 @@ _Q8_0 = np.dtype([("scale", np.uint16), ("values", np.int8, (GROUP,))])
 _Q4_0 = np.dtype([("scale", np.uint16), ("values", np.uint8, (GROUP // 2,))])
 _MXFP4 = np.dtype([("exponent", np.uint8), ("values", np.uint8, (GROUP // 2,))])
 _IQ4_NL_VALUES = np.array(gguf.quants.IQ4_NL.kvalues, np.int8)
-_MXFP4_VALUES = np.array(gguf.quants.MXFP4.kvalues, np.int8)  # doubled, to be integers
-_MXFP4_BIAS = 128  # of exponents, for values that are doubled
+MXFP4_VALUES = np.array(gguf.quants.MXFP4.kvalues, np.int8)  # doubled, to be integers
+MXFP4_BIAS = 128  # of exponents, for values that are doubled
 _HALF_EXPONENTS = (-24, 15)  # of the powers of two that half precision has
 
 
@@ -70,7 +70,7 @@ class GgufTensor(BlockTensor):
             case GGMLQuantizationType.IQ4_NL:
                 return packed.bits == 8
             case GGMLQuantizationType.MXFP4:
-                exponents = self.data.view(_MXFP4)["exponent"].astype(np.int16) - _MXFP4_BIAS
+                exponents = self.data.view(_MXFP4)["exponent"].astype(np.int16) - MXFP4_BIAS
                 least, largest = _HALF_EXPONENTS
                 is_half = (exponents >= least) & (exponents <= largest)
                 return packed.bits == 8 and bool(is_half.all())
@@ -103,9 +103,9 @@ def _groups(kind: GGMLQuantizationType, data: NDArray[np.uint8]) -> tuple[Values
         return groups["values"], np.ascontiguousarray(groups["scale"])
     if kind == GGMLQuantizationType.MXFP4:
         groups = data.view(_MXFP4)
-        exponents = groups["exponent"].astype(np.int32) - _MXFP4_BIAS
+        exponents = groups["exponent"].astype(np.int32) - MXFP4_BIAS
         powers = np.ldexp(np.float32(1), exponents).astype(np.float16)
-        return _MXFP4_VALUES[_halves(groups["values"])], powers.view(np.uint16)
+        return MXFP4_VALUES[_halves(groups["values"])], powers.view(np.uint16)
     groups = data.view(_Q4_0)
     halves, scales = _halves(groups["values"]), np.ascontiguousarray(groups["scale"])
     if kind == GGMLQuantizationType.IQ4_NL:

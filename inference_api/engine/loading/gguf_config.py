@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from inference_api.engine.loading.families import GLOBAL, LOCAL
 from inference_api.engine.loading.rope_fields import ORIGINAL_POSITIONS
+from inference_api.engine.loading.window_fields import GLOBAL, LOCAL
 from inference_api.errors import StartupError
 
 LOW_FREQ_FACTOR, HIGH_FREQ_FACTOR = 1.0, 4.0  # of llama3's rope; GGUF files do not name them
@@ -36,7 +36,7 @@ def raw_config(
     def value(key: str) -> Any:
         return metadata.get(f"{architecture}.{key}")
 
-    model_type = {"qwen3moe": "qwen3_moe"}.get(architecture, architecture)
+    model_type = {"gpt-oss": "gpt_oss", "qwen3moe": "qwen3_moe"}.get(architecture, architecture)
     num_experts = value("expert_count")
     if architecture == "llama" and num_experts:
         model_type = "mixtral"
@@ -49,7 +49,7 @@ def raw_config(
         "num_attention_heads": value("attention.head_count"),
         "max_position_embeddings": value("context_length"),
         "tie_word_embeddings": "output.weight" not in shapes,
-        **_rope(value, factors),
+        **_rope(value, factors, is_truncated=architecture != "gpt-oss"),
     }
     if architecture == "falcon":
         return raw | {
@@ -82,6 +82,8 @@ def _own_fields(architecture: str, value: Any, shapes: Shapes) -> dict[str, Any]
     """What some families have besides."""
     if architecture == "gemma3":
         return _gemma3(value)
+    if architecture == "gpt-oss":
+        return _gpt_oss(value)
     if architecture == "glm4":
         return {"attention_bias": "blk.0.attn_q.bias" in shapes}
     if architecture in ("olmo2", "phi3"):
@@ -108,13 +110,21 @@ def _gemma3(value: Any) -> dict[str, Any]:
     }
 
 
-def _rope(value: Any, factors: Factors) -> dict[str, Any]:
+def _gpt_oss(value: Any) -> dict[str, Any]:
+    return {
+        "intermediate_size": value("expert_feed_forward_length"),
+        "sliding_window": value("attention.sliding_window"),
+    }
+
+
+def _rope(value: Any, factors: Factors, is_truncated: bool) -> dict[str, Any]:
+    """`is_truncated`: whether yarn's bounds are in whole pairs; there is no key for it."""
     theta = value("rope.freq_base")
     turned, head_dim = value("rope.dimension_count"), value("attention.key_length")
     if head_dim is None and value("attention.head_count"):
         head_dim = value("embedding_length") // value("attention.head_count")
     partial = turned / head_dim if turned and head_dim else None
-    scaling: dict[str, Any] = {}
+    scaling: dict[str, Any] = {"rope_type": "default"}
     kind = value("rope.scaling.type")
     if kind not in (None, "none"):
         scaling = {
@@ -122,6 +132,7 @@ def _rope(value: Any, factors: Factors) -> dict[str, Any]:
             "factor": value("rope.scaling.factor"),
             "beta_fast": value("rope.scaling.yarn_beta_fast"),
             "beta_slow": value("rope.scaling.yarn_beta_slow"),
+            "truncate": is_truncated,
         }
     if ROPE_FACTORS in factors:
         scaling = llama3_rope(factors[ROPE_FACTORS], float(theta or 10_000.0))

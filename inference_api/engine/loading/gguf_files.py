@@ -6,10 +6,10 @@ is believed: what is damaged, or not understood to the last tensor, is refused. 
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType, ReaderField, ReaderTensor
@@ -33,6 +33,13 @@ MAX_VALUES = 4_000_000  # of metadata's lists; vocabularies and merges have some
 MAX_TEXT_BYTES = 64 * 1024**2  # of one value of metadata
 MAX_ENTRIES = 100_000  # of metadata, and tensors
 ROPE_TENSORS = {ROPE_FACTORS, LONG_FACTORS, SHORT_FACTORS}
+EMBEDDING = "token_embd.weight"
+# Of the kernels' blocks that hold what these types store, unchanged; see `gguf_blocks`.
+BLOCK_BITS: Mapping[GGMLQuantizationType, Literal[8, 4]] = {
+    GGMLQuantizationType.Q8_0: 8,
+    GGMLQuantizationType.IQ4_NL: 8,
+    GGMLQuantizationType.Q4_0: 4,
+}
 LAYER = re.compile(r"blk\.(\d{1,9})\.")
 
 # What the package turns back into numbers.
@@ -198,10 +205,13 @@ def _config(
         )
     raw["eos_token_id"] = gguf_tokenizer.eos_token_ids(metadata)
     try:
-        return read_config(raw)
+        config = read_config(raw)
     except StartupError as error:
         faults = [fault.replace("config.json", path.name) for fault in error.faults]
         raise StartupError(faults) from None
+    embedding = tensors.get(EMBEDDING)
+    bits = None if embedding is None else BLOCK_BITS.get(embedding.tensor_type)
+    return replace(config, embedding_bits=bits)
 
 
 def _check_tensors(

@@ -12,6 +12,7 @@ ARCHITECTURES = {
     "gemma3": "gemma3",
     "gemma3_text": "gemma3",
     "glm4": "glm4",
+    "gpt_oss": "gpt-oss",
     "granite": "granite",
     "llama": "llama",
     "mistral": "llama",
@@ -37,7 +38,8 @@ def gguf_names(architecture: str, config: ModelConfig) -> dict[str, str]:
     for part in parts:
         single = of_expert(part.name)
         name = part.name if single is None else single.stack
-        names[part.name] = known.get_name(name, try_suffixes=_SUFFIXES) or part.name
+        theirs = known.get_name(name, try_suffixes=_SUFFIXES) or part.name
+        names[part.name] = theirs if theirs.endswith(_SUFFIXES) else f"{theirs}{_SUFFIXES[0]}"
     return names
 
 

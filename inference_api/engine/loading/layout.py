@@ -13,10 +13,11 @@ from typing import NamedTuple
 from inference_api.engine.loading.config import MixtureConfig, ModelConfig, TensorNames
 from inference_api.kernels.packing import FLOAT_BITS, MAX_HEAD_DIM, Bits, packed_bytes
 
-HEAD = "head"
+EMBEDDING, HEAD = "embedding", "head"
 ROUTER = ".router"
 NAMES_SHOWN = 5
 VECTOR_BYTES = FLOAT_BITS["float32"] // 8  # of an element
+_FLOAT_BITS = {bits // 8: bits for bits in FLOAT_BITS.values()}  # by the bytes of a dtype
 
 
 class StoredTensor(NamedTuple):
@@ -69,6 +70,7 @@ class _Names:
     experts: str = ""  # below it their numbers, and below these the two that follow
     expert_up: tuple[str, ...] = ()
     expert_down: str = ""
+    sinks: str = ""
 
 
 _LLAMA = _Names(
@@ -93,6 +95,7 @@ _MIXTRAL = replace(
     expert_up=("w1", "w3"),
     expert_down="w2",
 )
+_GPT_OSS = replace(_LLAMA, router="mlp.router", sinks="self_attn.sinks")
 _FALCON = _Names(
     embedding="transformer.word_embeddings",
     final_norm="transformer.ln_f",
@@ -121,6 +124,7 @@ _SCHEMES: dict[TensorNames, _Names] = {
         mlp_output_norm="post_mlp_layernorm",
         is_interleaved=True,
     ),
+    "gpt_oss": _GPT_OSS,
     "llama": _LLAMA,
     "mixtral": _MIXTRAL,
     "olmo2": replace(
@@ -165,7 +169,7 @@ def weight_plan(config: ModelConfig) -> Plan:
     vocab = (config.vocab_size, config.hidden_size)
     plan: Plan = {}
     if config.has_ends:
-        plan["embedding"] = (Part(f"{names.embedding}.weight", vocab),)
+        plan[EMBEDDING] = (Part(f"{names.embedding}.weight", vocab),)
     for index in range(config.num_layers):
         plan.update(_layer_plan(config, names, index))
     if not config.has_ends:
@@ -190,7 +194,7 @@ def linear_weights(config: ModelConfig) -> Plan:
         if name.endswith(".weight") and len(parts[0].shape) == 2
     }
     if config.has_ends:
-        weights[HEAD] = plan["embedding" if config.is_head_tied else HEAD]
+        weights[HEAD] = plan[EMBEDDING if config.is_head_tied else HEAD]
     return weights
 
 
@@ -204,7 +208,7 @@ def matrices(config: ModelConfig) -> list[Part]:
 def is_router(name: str) -> bool:
     """Whether a parameter, by its name here, chooses experts. It is float32 in every form: it is
     small, and a slightly different choice makes another model."""
-    return name.endswith(f"{ROUTER}.weight")
+    return name.endswith((f"{ROUTER}.weight", f"{ROUTER}.bias"))
 
 
 def num_stacked(config: ModelConfig, name: str) -> int:
@@ -234,18 +238,27 @@ def decodes_by_kernels(config: ModelConfig, bits: Bits | None) -> bool:
 
 
 def parameter_forms(config: ModelConfig, dtype_bytes: int, bits: Bits | None) -> dict[str, Form]:
-    """Every parameter that is loaded, by name; a tied head only where it is packed.
+    """Every parameter that is loaded, by name; a tied head only where it is packed otherwise than
+    the embedding.
 
     Linear maps are packed in `bits` or not at all, routers then as float32. Where the kernels run
-    whole steps, vectors are float32 whatever the dtype is: they read no others.
+    whole steps, vectors are float32 whatever the dtype is: they read no others; and the embedding
+    is packed in as few bits as the checkpoint has it, for nothing of it is to be rounded.
     """
     packed = {} if bits is None else linear_weights(config)
-    vector_bytes = VECTOR_BYTES if decodes_by_kernels(config, bits) else dtype_bytes
+    has_kernels = decodes_by_kernels(config, bits)
+    vector_bytes = VECTOR_BYTES if has_kernels else dtype_bytes
+    embedding_bits: Bits = config.embedding_bits or _FLOAT_BITS[dtype_bytes]
+    if has_kernels and config.is_head_tied and embedding_bits == bits:
+        packed.pop(HEAD, None)
     forms = {}
     for name, parts in (weight_plan(config) | packed).items():
         shape = parameter_shape(parts)
         if is_router(name):
-            forms[name] = Form(shape, None if bits is None else FLOAT_BITS["float32"], VECTOR_BYTES)
+            packed_bits = FLOAT_BITS["float32"] if name in packed else None
+            forms[name] = Form(shape, packed_bits, VECTOR_BYTES)
+        elif name == EMBEDDING and has_kernels:
+            forms[name] = Form(shape, embedding_bits, element_bytes=1)
         elif name in packed:
             forms[name] = Form(shape, bits, element_bytes=1)
         else:
@@ -298,6 +311,8 @@ def _layer_plan(config: ModelConfig, names: _Names, index: int) -> Plan:
     plan.update(
         _linear(f"{ours}.out", theirs, (names.out,), (hidden,), queries, config.has_out_bias)
     )
+    if config.has_sinks:
+        plan[f"{ours}.sinks"] = (Part(f"{theirs}.{names.sinks}", (config.num_heads,)),)
     if config.has_output_norms:
         plan.update(norm("attention_output_norm", names.attention_output_norm))
     if config.has_mlp_norm:
@@ -318,21 +333,16 @@ def _mixture_plan(
     mixture: MixtureConfig, names: _Names, ours: str, theirs: str, hidden: int
 ) -> Plan:
     """Experts follow each other, each as an MLP has it: gates, then what passes them; then all
-    their ways down."""
-    experts = [f"{theirs}.{names.experts}.{expert}" for expert in range(mixture.num_experts)]
-    ffn = mixture.ffn_size
+    their ways down. So do their biases."""
+    count, ffn = mixture.num_experts, mixture.ffn_size
+    experts = [f"{names.experts}.{expert}" for expert in range(count)]
+    ups = tuple(f"{expert}.{name}" for expert in experts for name in names.expert_up)
+    downs = tuple(f"{expert}.{names.expert_down}" for expert in experts)
+    has_biases = mixture.has_biases
     return {
-        f"{ours}{ROUTER}.weight": (
-            Part(f"{theirs}.{names.router}.weight", (mixture.num_experts, hidden)),
-        ),
-        f"{ours}.up.weight": tuple(
-            Part(f"{expert}.{name}.weight", (ffn, hidden))
-            for expert in experts
-            for name in names.expert_up
-        ),
-        f"{ours}.down.weight": tuple(
-            Part(f"{expert}.{names.expert_down}.weight", (hidden, ffn)) for expert in experts
-        ),
+        **_linear(f"{ours}{ROUTER}", theirs, (names.router,), (count,), hidden, has_biases),
+        **_linear(f"{ours}.up", theirs, ups, (ffn,) * len(ups), hidden, has_biases),
+        **_linear(f"{ours}.down", theirs, downs, (hidden,) * count, ffn, has_biases),
     }
 
 

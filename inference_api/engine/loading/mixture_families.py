@@ -1,6 +1,7 @@
 """Reads what a config.json says of a mixture of experts. Loads no torch."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from inference_api.engine.loading.config import MixtureConfig
 from inference_api.engine.loading.config_fields import ConfigFields
@@ -26,6 +27,11 @@ def read_mixtral(fields: ConfigFields, num_layers: int) -> MixtureConfig:
         is_renormalised=True,
         dense_layers=frozenset(),
     )
+
+
+def read_gpt_oss_mixture(fields: ConfigFields, num_layers: int) -> MixtureConfig:
+    """Mixtral's, with biases."""
+    return replace(read_mixtral(fields, num_layers), has_biases=True)
 
 
 def read_qwen3_mixture(fields: ConfigFields, num_layers: int) -> MixtureConfig:

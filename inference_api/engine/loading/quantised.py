@@ -1,7 +1,8 @@
 """Quantised safetensors: what their config.json says, and the tensors that make up a matrix.
 
 Formats: FP8 as Qwen and DeepSeek publish it, compressed-tensors (float, int and packed), AWQ's gemm
-layout, GPTQ and GPTQv2. `quantised_weights` turns the tensors into numbers. Loads no torch.
+layout, GPTQ and GPTQv2, and MXFP4 as gpt-oss has it. `quantised_weights` turns the tensors into
+numbers. Loads no torch.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,6 +15,8 @@ from inference_api.engine.loading.layout import Part, Tensors
 WORD_BITS = 32
 FLOATS = ("F32", "F16", "BF16")
 WORDS = ("I32",)
+BYTES = ("U8",)
+MXFP4_BLOCK = 32  # inputs that share a scale; half as many bytes hold them
 WEIGHT = ".weight"
 WHOLE = 0  # of a block: all outputs, or all inputs
 MAX_NAME = 64  # of a group, in messages
@@ -150,6 +153,11 @@ def _read_awq(given: _Description) -> Quantisation:
     return Quantisation("awq", bits, (1, given.group_size("group_size")), has_zeros=True)
 
 
+def _read_mxfp4(given: _Description) -> Quantisation:
+    """Of gpt-oss' experts; what else is there is as it was, whatever the file calls it."""
+    return Quantisation("mxfp4", 4, (1, MXFP4_BLOCK))
+
+
 def _read_compressed_tensors(given: _Description) -> Quantisation | None:
     sparsity = given.raw.get("sparsity_config")
     if sparsity and given.part("sparsity_config").raw.get("format") != "dense":
@@ -200,6 +208,7 @@ _READERS: dict[str, Callable[[_Description], Quantisation | None]] = {
     "compressed-tensors": _read_compressed_tensors,
     "fp8": _read_fp8,
     "gptq": _read_gptq,
+    "mxfp4": _read_mxfp4,
 }
 
 
@@ -231,6 +240,16 @@ def _scale(part: Part, quantisation: Quantisation) -> Wanted:
     if rows == columns == 1:
         shapes.append(())
     return Wanted(f"{_stem(part)}.{quantisation.scale_name}", tuple(shapes), FLOATS)
+
+
+def _mxfp4(part: Part, quantisation: Quantisation) -> Wants:
+    """By the names of `stacks`."""
+    outputs, blocks = num_blocks(part, quantisation)
+    stem = _stem(part)
+    return Wants(
+        Wanted(f"{stem}.blocks", ((outputs, blocks, MXFP4_BLOCK // 2),), BYTES),
+        Wanted(f"{stem}.{quantisation.scale_name}", ((outputs, blocks),), BYTES),
+    )
 
 
 def _packed(part: Part, quantisation: Quantisation) -> Wants:
@@ -270,4 +289,5 @@ _FORMS: dict[str, Callable[[Part, Quantisation], Wants]] = {
     "packed": _packed,
     "awq": _transposed,
     "gptq": _transposed,
+    "mxfp4": _mxfp4,
 }

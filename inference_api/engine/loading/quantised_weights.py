@@ -13,7 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from inference_api.engine.loading.config import Quantisation
+from inference_api.engine.loading.config import Quantisation, TensorNames
+from inference_api.engine.loading.gguf_blocks import MXFP4_BIAS, MXFP4_VALUES
 from inference_api.engine.loading.kernel_blocks import (
     INT4_VALUES,
     INT8_VALUES,
@@ -79,11 +80,14 @@ class QuantisedTensor(BlockTensor):
 
 
 def read_quantised(
-    files: Sequence[Path], parts: Mapping[str, Part], quantisation: Quantisation
+    files: Sequence[Path],
+    parts: Mapping[str, Part],
+    quantisation: Quantisation,
+    names: TensorNames,
 ) -> Iterator[tuple[str, Tensor | QuantisedTensor]]:
     """`parts` by name, in the order of the files. Memory: that of one part, a byte or two a value,
     and of its tensors in the file. Raises StartupError."""
-    places = {name: (file, at) for file in files for name, at in tensor_places(file).items()}
+    places = {name: (file, at) for file in files for name, at in tensor_places(file, names).items()}
     stored = {name: place.stored for name, (_, place) in places.items()}
     wanted = [(part, wants(part, quantisation, stored)) for part in parts.values()]
     faults = tensor_faults([each for _, tensors in wanted for each in tensors if each], stored)
@@ -104,7 +108,7 @@ def read_quantised(
         if tensors.scale is None:
             yield part.name, values
             continue
-        scales = read(tensors.scale).float()
+        scales = read(tensors.scale)
         zeros = None if tensors.zero is None else read(tensors.zero)
         order = None if tensors.order is None else read(tensors.order)
         try:
@@ -135,13 +139,33 @@ def _quantised(
         column_blocks = order.long()
         if column_blocks.min() < 0 or column_blocks.max() >= columns:
             raise UnusableWeight(f"it has inputs of groups that are not among its {columns}")
+    scales = _powers(scales) if quantisation.form == "mxfp4" else scales.float()
     scales = scales.reshape(rows, columns)
     if not scales.isfinite().all():
         raise UnusableWeight("it has scales that are not finite")
     if quantisation.form in ("float8", "int8"):
         return QuantisedTensor(stored, scales, row_blocks, column_blocks)
-    values = _integers(part, quantisation, stored, zeros, column_blocks)
+    if quantisation.form == "mxfp4":
+        values = _doubled(stored).flatten(1)[:, : part.shape[1]]
+    else:
+        values = _integers(part, quantisation, stored, zeros, column_blocks)
     return QuantisedTensor(values, scales, row_blocks, column_blocks)
+
+
+def _powers(exponents: Tensor) -> Tensor:
+    """The scales of MXFP4, for values that are doubled: 255 stands for no number (OCP Microscaling
+    Formats 1.0, section 5.4.1)."""
+    powers = torch.from_numpy(np.ldexp(np.float32(1), np.arange(256) - MXFP4_BIAS))
+    powers[255] = torch.nan
+    return powers[exponents.int()]
+
+
+def _doubled(pairs: Tensor) -> Tensor:
+    """The values of MXFP4, doubled to be integers: bytes [outputs, blocks, 16], whose low halves
+    come before their high ones, to [outputs, blocks, 32]."""
+    pair = np.arange(256)
+    table = np.stack((MXFP4_VALUES[pair & 0x0F], MXFP4_VALUES[pair >> 4]), -1)
+    return torch.from_numpy(table)[pairs.int()].flatten(-2)
 
 
 def _integers(

@@ -13,7 +13,12 @@ from inference_api.engine.loading.weight_files import Place
 from inference_api.errors import StartupError
 
 FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-QUANTISED = {"F8_E4M3": torch.float8_e4m3fn, "I8": torch.int8, "I32": torch.int32}
+QUANTISED = {
+    "F8_E4M3": torch.float8_e4m3fn,
+    "I8": torch.int8,
+    "I32": torch.int32,
+    "U8": torch.uint8,
+}
 
 
 @contextmanager
@@ -39,7 +44,16 @@ def read_tensor(stream: FileIO, name: str, place: Place, is_quantised: bool = Fa
     numbers = torch.empty(place.end - place.begin, dtype=torch.uint8)
     stream.seek(place.begin)
     _read_into(numbers, stream)
-    return numbers.view(known[place.stored.dtype]).view(place.stored.shape)
+    return _shaped(numbers.view(known[place.stored.dtype]), place)
+
+
+def _shaped(numbers: Tensor, place: Place) -> Tensor:
+    shape, rows = place.stored.shape, place.rows
+    if rows is None:
+        return numbers.view(shape)
+    whole = [shape[0] * rows.step, *shape[1:]]
+    matrix = numbers.view(whole[::-1]).mT if rows.is_transposed else numbers.view(whole)
+    return matrix[rows.first :: rows.step]
 
 
 def _read_into(numbers: Tensor, stream: FileIO) -> None:

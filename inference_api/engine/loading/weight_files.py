@@ -9,7 +9,7 @@ from operator import index
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from inference_api.engine.loading.config import ModelConfig
+from inference_api.engine.loading.config import ModelConfig, TensorNames
 from inference_api.engine.loading.gguf_files import is_gguf, read_gguf
 from inference_api.engine.loading.json_files import (
     MAX_JSON_BYTES,
@@ -26,14 +26,15 @@ from inference_api.engine.loading.layout import (
     weight_plan,
 )
 from inference_api.engine.loading.quantised import Wanted, wants
-from inference_api.engine.loading.stacks import singles
+from inference_api.engine.loading.stacks import Rows, singles
 from inference_api.errors import StartupError
 
 WEIGHTS = "model.safetensors"
 WEIGHTS_INDEX = "model.safetensors.index.json"
 LENGTH_BYTES = 8  # a file begins with the length of its JSON header
 MAX_DIMENSIONS = 8
-DTYPE_BYTES = {"F32": 4, "F16": 2, "BF16": 2, "I32": 4, "F8_E4M3": 1, "I8": 1}  # of what is read
+# Of what is read.
+DTYPE_BYTES = {"F32": 4, "F16": 2, "BF16": 2, "I32": 4, "F8_E4M3": 1, "I8": 1, "U8": 1}
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -59,25 +60,27 @@ def weight_files(folder: Path) -> list[Path]:
     )
 
 
-def read_header(file: Path) -> Tensors:
+def read_header(file: Path, names: TensorNames) -> Tensors:
     """The tensors in one file, by the names that safetensors have.
 
     Raises StartupError when it is cut short or not what its name says.
     """
     if is_gguf(file):
         return read_gguf(file).stored
-    return {name: place.stored for name, place in tensor_places(file).items()}
+    return {name: place.stored for name, place in tensor_places(file, names).items()}
 
 
 class Place(NamedTuple):
-    """A tensor of a safetensors file, and the bytes of the file that it takes."""
+    """A tensor of a safetensors file, and the bytes of the file that it is in: all of them, or
+    those of `rows`."""
 
     stored: StoredTensor
     begin: int
     end: int
+    rows: Rows | None = None
 
 
-def tensor_places(file: Path) -> dict[str, Place]:
+def tensor_places(file: Path, names: TensorNames) -> dict[str, Place]:
     """The tensors of a safetensors file. Raises StartupError when it is cut short or damaged."""
     try:
         start, entries = read_entries(file)
@@ -90,19 +93,25 @@ def tensor_places(file: Path) -> dict[str, Place]:
         raise StartupError(
             [f"{file} is damaged or incomplete ({error}); get the file again."]
         ) from None
-    return dict(_unstacked(places))
+    return dict(_unstacked(places, names))
 
 
-def _unstacked(places: Mapping[str, Place]) -> Iterator[tuple[str, Place]]:
+def unstacked(tensors: Tensors, names: TensorNames) -> Tensors:
+    """Those of experts singly, where only headers are there."""
+    places = {name: Place(stored, 0, prod(stored.shape)) for name, stored in tensors.items()}
+    return {name: place.stored for name, place in _unstacked(places, names)}
+
+
+def _unstacked(places: Mapping[str, Place], names: TensorNames) -> Iterator[tuple[str, Place]]:
     """Those of experts singly, whether they are stacked or not."""
-    for name, (stored, begin, end) in places.items():
-        stacked = singles(name, stored.shape, end - begin)
+    for name, (stored, begin, end, _) in places.items():
+        stacked = singles(name, stored.shape, end - begin, names)
         if stacked is None:
             yield name, places[name]
             continue
         for each in stacked:
             single = StoredTensor(each.shape, stored.dtype)
-            yield each.name, Place(single, begin + each.begin, begin + each.end)
+            yield each.name, Place(single, begin + each.begin, begin + each.end, each.rows)
 
 
 def read_entries(file: Path) -> tuple[int, dict[str, Any]]:
@@ -145,11 +154,11 @@ def _place(name: str, entry: Any, start: int) -> Place:
     return Place(StoredTensor(shape, dtype), start + begin, start + end)
 
 
-def read_headers(files: Sequence[Path]) -> Tensors:
+def read_headers(files: Sequence[Path], names: TensorNames) -> Tensors:
     """All tensors in `files`. Raises StartupError."""
     tensors: dict[str, StoredTensor] = {}
     for file in files:
-        tensors.update(read_header(file))
+        tensors.update(read_header(file, names))
     return tensors
 
 

@@ -1,26 +1,32 @@
 """Loads the decoder's parameters from safetensors and GGUF files, one tensor at a time."""
 
+import mmap
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from inference_api.engine.linear import Linear, PackedLinear, Packing, TorchLinear
-from inference_api.engine.loading.config import ModelConfig, Quantisation
+from inference_api.engine.loading.config import ModelConfig, TensorNames
 from inference_api.engine.loading.gguf_blocks import GgufTensor
 from inference_api.engine.loading.gguf_files import is_gguf, read_gguf
 from inference_api.engine.loading.gguf_names import is_rope_interleaved
 from inference_api.engine.loading.layout import (
+    EMBEDDING,
     HEAD,
+    Form,
     Part,
     linear_weights,
     parameter_forms,
     rotary_order,
     weight_plan,
 )
+from inference_api.engine.loading.packed_layout import ALIGNMENT_BYTES
+from inference_api.engine.loading.pages import anonymous
 from inference_api.engine.loading.quantised_weights import QuantisedTensor, read_quantised
 from inference_api.engine.loading.tensor_bytes import opened, read_tensor
 from inference_api.engine.loading.weight_files import tensor_places
@@ -32,7 +38,8 @@ from inference_api.kernels.library import Kernels, PackedWeight, UnusableWeight
 class Parameters:
     """By the names of `weight_plan`, and "head", which is the embedding when the two are tied.
 
-    With a packing the weights of linear maps are packed, and only the others are tensors.
+    With a packing the weights of linear maps are packed, and only the others are tensors; where the
+    kernels decode the embedding is packed too.
     """
 
     tensors: dict[str, Tensor]
@@ -47,14 +54,23 @@ class Parameters:
         offsets = None if offsets is None else offsets.float()
         return PackedLinear(self.packing.kernels, self.packed[weight], offsets)
 
-    def linears(self, weight: str, count: int) -> list[Linear]:
-        """The linear maps, without biases, whose weights are stacked in one."""
+    def linears(self, weight: str, bias: str, count: int) -> list[Linear]:
+        """The linear maps whose weights are stacked in one, and so are their biases, if any."""
+        stacked = self.tensors.get(bias)
+        biases = [None] * count if stacked is None else stacked.chunk(count)
         if self.packing is None:
-            return [TorchLinear(each, None) for each in self.tensors[weight].chunk(count)]
+            weights = self.tensors[weight].chunk(count)
+            return [TorchLinear(*each) for each in zip(weights, biases, strict=True)]
         packed = self.packed[weight]
         outputs = packed.outputs // count
-        parts = (packed.part(i * outputs, (i + 1) * outputs) for i in range(count))
-        return [PackedLinear(self.packing.kernels, part, None) for part in parts]
+        return [
+            PackedLinear(
+                self.packing.kernels,
+                packed.part(i * outputs, (i + 1) * outputs),
+                None if each is None else each.float(),
+            )
+            for i, each in enumerate(biases)
+        ]
 
     def qk_norm(self, config: ModelConfig, layer: int) -> Tensor | None:
         """What a layer's queries and keys are multiplied by, [heads + kv_heads, head_dim]."""
@@ -96,7 +112,7 @@ def load_parameters(
     for part, write in (*_tensor_targets(parameters, config), *_packed_targets(parameters, config)):
         targets.setdefault(part.name, []).append(_converted(part, config, write))
         parts[part.name] = part
-    for name, weight in _weights(files, parts, config.quantisation):
+    for name, weight in _weights(files, parts, config):
         _write(name, weight, targets.pop(name))
         pause()
     assert not targets, f"headers were checked, yet {sorted(targets)} were not in the files"
@@ -113,8 +129,10 @@ def empty_parameters(
     """The memory of parameters, in the forms of `layout.parameter_forms`: new, or in `memory`."""
     tensors: dict[str, Tensor] = {}
     packed: dict[str, PackedWeight] = {}
-    bits = None if packing is None else packing.bits
-    for name, form in parameter_forms(config, dtype.itemsize, bits).items():
+    forms = parameter_forms(config, dtype.itemsize, None if packing is None else packing.bits)
+    if memory is None and packing is not None:
+        memory = _huge_pages(forms)
+    for name, form in forms.items():
         own = None if memory is None else memory[name]
         if form.bits is not None:
             outputs, inputs = form.shape
@@ -126,9 +144,19 @@ def empty_parameters(
             if own is None
             else own.view(kind).view(form.shape)
         )
-    if config.is_head_tied and config.has_ends:
-        tensors[HEAD] = tensors["embedding"]
+    if config.is_head_tied and config.has_ends and HEAD not in packed:
+        of_form: dict[str, Any] = packed if EMBEDDING in packed else tensors
+        of_form[HEAD] = of_form[EMBEDDING]
     return Parameters(tensors, packed, packing)
+
+
+def _huge_pages(forms: Mapping[str, Form]) -> Memory:
+    """All in one piece, so that small ones have huge pages too: a step reads from nearly every
+    page, and looking up where pages are takes time."""
+    sizes = [-(-form.num_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES for form in forms.values()]
+    whole = torch.frombuffer(anonymous(sum(sizes), mmap.MADV_HUGEPAGE), dtype=torch.uint8)
+    parts = zip(forms.items(), whole.split_with_sizes(sizes), strict=True)
+    return {name: part[: form.num_bytes] for (name, form), part in parts}
 
 
 def _tensor_targets(parameters: Parameters, config: ModelConfig) -> Iterator[tuple[Part, Write]]:
@@ -141,9 +169,11 @@ def _tensor_targets(parameters: Parameters, config: ModelConfig) -> Iterator[tup
 
 
 def _packed_targets(parameters: Parameters, config: ModelConfig) -> Iterator[tuple[Part, Write]]:
-    packing, plan = parameters.packing, linear_weights(config)
+    packing, plan = parameters.packing, weight_plan(config) | linear_weights(config)
     for name, weight in parameters.packed.items():
         assert packing is not None
+        if name == HEAD and weight is parameters.packed.get(EMBEDDING):
+            continue
         first = 0
         for part in plan[name]:
             yield part, partial(_pack, packing.kernels, packed=weight, first_output=first)
@@ -151,18 +181,21 @@ def _packed_targets(parameters: Parameters, config: ModelConfig) -> Iterator[tup
 
 
 def _weights(
-    files: Sequence[Path], parts: Mapping[str, Part], quantisation: Quantisation | None
+    files: Sequence[Path], parts: Mapping[str, Part], config: ModelConfig
 ) -> Iterator[tuple[str, Weight]]:
     """Raises StartupError."""
-    if quantisation is not None:
-        yield from read_quantised(files, parts, quantisation)
+    if config.quantisation is not None:
+        yield from read_quantised(files, parts, config.quantisation, config.tensor_names)
         return
     for file in files:
-        yield from (_read_gguf if is_gguf(file) else _read)(file, parts.keys())
+        if is_gguf(file):
+            yield from _read_gguf(file, parts.keys())
+        else:
+            yield from _read(file, parts.keys(), config.tensor_names)
 
 
-def _read(file: Path, wanted: Collection[str]) -> Iterator[tuple[str, Weight]]:
-    places = {name: place for name, place in tensor_places(file).items() if name in wanted}
+def _read(file: Path, wanted: Collection[str], names: TensorNames) -> Iterator[tuple[str, Weight]]:
+    places = {name: place for name, place in tensor_places(file, names).items() if name in wanted}
     with opened(file) as stream:
         for name, place in sorted(places.items(), key=lambda each: each[1].begin):
             yield name, read_tensor(stream, name, place)

@@ -1,15 +1,20 @@
 """A search for the best split, kept by a weights service that is asked over HTTP. One thread."""
 
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote
 
+import jwt
 import requests
 
 from inference_api.engine.pipeline.splits import Split, checked
 from inference_api.errors import StartupError
 
 HTTP_TIMEOUT_S = 10.0
+TOKEN_S = 60  # that a token is good for
+# A search is told what was measured, so at a proxy it is more than a team's.
+CLAIMS = {"team_id": "hearth", "token_id": "split-search", "role": "operator"}
 MIN_LAYERS = 1  # of each rank
 
 
@@ -26,13 +31,15 @@ class SearchFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class SplitSearch:
-    """A session of the service at `url`, of as many nodes as there are ranks."""
+    """A session of the service at `url`, of as many nodes as there are ranks. `jwt_secret`: signs
+    a token for each call, where the service wants one."""
 
     url: str
     session_id: str
     num_ranks: int
     num_layers: int
     seed: int | None = None
+    jwt_secret: str | None = field(default=None, repr=False)
 
     def ask(self, trial: int = 0) -> tuple[Split, str]:
         """The split to measure next, and the model that proposes it. Raises SearchFailed."""
@@ -99,9 +106,17 @@ class SplitSearch:
             "num_layers": self.num_layers,
         }
 
+    def _headers(self) -> dict[str, str]:
+        if self.jwt_secret is None:
+            return {}
+        claims = CLAIMS | {"exp": int(time.time()) + TOKEN_S}
+        return {"Authorization": f"Bearer {jwt.encode(claims, self.jwt_secret, 'HS256')}"}
+
     def _call(self, verb: str, path: str, body: object = None) -> dict[str, Any]:
         try:
-            response = requests.request(verb, self.url + path, json=body, timeout=HTTP_TIMEOUT_S)
+            response = requests.request(
+                verb, self.url + path, json=body, headers=self._headers(), timeout=HTTP_TIMEOUT_S
+            )
             answer = response.json()
         except requests.RequestException as error:
             raise SearchFailed(f"{self.url} does not answer: {error}") from error

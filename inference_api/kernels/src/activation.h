@@ -55,6 +55,27 @@ typename Simd::Vector activated(Activation activation, typename Simd::Vector x) 
   }
 }
 
+// The smaller one; `v` where it is not a number.
+template <class Simd>
+typename Simd::Vector at_most(typename Simd::Vector v, float limit) {
+  const auto minus_one = Simd::set(-1.0f);
+  const auto negated = Simd::max(Simd::set(-limit), Simd::multiply(v, minus_one));
+  return Simd::multiply(negated, minus_one);
+}
+
+// values = what clamped gates, which they are, make of `passing`.
+template <class Simd>
+void pass_clamped(const SwiGlu& swiglu, float* values, const float* passing) {
+  const auto one = Simd::set(1.0f);
+  for (int i = 0; i < kPanel; i += Simd::kLanes) {
+    const auto gate = at_most<Simd>(Simd::load(values + i), swiglu.limit);
+    const auto above = Simd::max(Simd::set(-swiglu.limit), Simd::load(passing + i));
+    const auto passed = Simd::multiply_add(one, at_most<Simd>(above, swiglu.limit), one);
+    const auto share = sigmoid<Simd>(Simd::multiply(gate, Simd::set(swiglu.alpha)));
+    Simd::store(values + i, Simd::multiply(Simd::multiply(gate, share), passed));
+  }
+}
+
 // values = activation(values), times `passing` unless that is null.
 template <class Simd>
 void activate(Activation activation, float* values, const float* passing) {

@@ -62,7 +62,8 @@ inline void gather_queries(const AttentionCall& call, const AttentionTask& task,
         state.queries[query * call.head_dim + i] = from[i] * call.scale;
         state.outputs[query * call.head_dim + i] = 0.0f;
       }
-      state.softmax[query] = Softmax{};
+      // A sink is as if it had been seen already, at a position whose value is zero.
+      state.softmax[query] = call.sinks == nullptr ? Softmax{} : Softmax{call.sinks[head], 1.0f};
     }
   }
 }

@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "largest.h"
+#include "soften.h"
 
 namespace hearth {
 namespace {
@@ -65,9 +66,12 @@ void Guess::run(Workers& workers, const HearthHeads& heads, const float* hidden,
   }
   workers.each_row(num_states, [&](int64_t state) {
     const int64_t place = (state % num_rows * heads.num_heads + state / num_rows) * heads.num_ranks;
-    const float* const logits = logits_.data() + state * vocab;
+    float* const logits = logits_.data() + state * vocab;
     float* const weights = weights_.data() + state * vocab;
     find_largest(logits, vocab, heads.num_ranks, tokens + place);
+    if (heads.logits_softcap != 0.0f) {  // of what is divided already: here, the cap is multiplied
+      soften(logits, vocab, heads.logits_softcap * heads.logits_divisor);
+    }
     workers.kernels.weigh(logits, vocab, logits[tokens[place]], heads.logits_divisor, weights);
     float total = 0.0f;
     for (int64_t token = 0; token < vocab; ++token) {

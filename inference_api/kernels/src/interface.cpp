@@ -7,9 +7,9 @@
 
 #include "draw.h"
 #include "guess.h"
-#include "half.h"
 #include "kernels.h"
 #include "step.h"
+#include "unpack.h"
 #include "workers.h"
 
 #if defined(__x86_64__)
@@ -27,7 +27,6 @@ using hearth::Int4Block;
 using hearth::Int8Block;
 using hearth::kGroup;
 using hearth::kPanel;
-using hearth::kQuad;
 using hearth::SourceType;
 
 struct HearthContext {
@@ -114,36 +113,6 @@ int64_t block_bytes(Bits bits) {
 
 int64_t type_bytes(SourceType type) { return type == SourceType::kFloat32 ? 4 : 2; }
 
-float unpacked(const Float32Block& block, int64_t lane, int64_t i) { return block.values[i][lane]; }
-
-float unpacked(const BFloat16Block& block, int64_t lane, int64_t i) {
-  return hearth::bfloat16_to_float(block.values[i][lane]);
-}
-
-float unpacked(const Int8Block& block, int64_t lane, int64_t i) {
-  const int value = block.values[i / kQuad][lane][i % kQuad] - hearth::kInt8Offset;
-  return static_cast<float>(value) * hearth::half_to_float(block.scales[lane]);
-}
-
-float unpacked(const Int4Block& block, int64_t lane, int64_t i) {
-  const int64_t quad = i / kQuad;
-  const int pair = block.pairs[quad / 2][lane][i % kQuad];
-  const int value = (quad % 2 == 0 ? pair & 0x0f : pair >> 4) - hearth::kInt4Offset;
-  return static_cast<float>(value) * hearth::half_to_float(block.scales[lane]);
-}
-
-template <class Block>
-void unpack(const void* packed, int64_t outputs, int64_t inputs, float* weights) {
-  const auto* blocks = static_cast<const Block*>(packed);
-  const int64_t num_groups = inputs / kGroup;
-  for (int64_t output = 0; output < outputs; ++output) {
-    for (int64_t input = 0; input < inputs; ++input) {
-      const Block& block = blocks[output / kPanel * num_groups + input / kGroup];
-      weights[output * inputs + input] = unpacked(block, output % kPanel, input % kGroup);
-    }
-  }
-}
-
 }  // namespace
 
 const char* hearth_variant_name(int variant) {
@@ -185,15 +154,9 @@ int64_t hearth_pack(HearthContext* context, int bits, int type, const void* weig
 }
 
 void hearth_unpack(int bits, const void* packed, int64_t outputs, int64_t inputs, float* weights) {
-  switch (static_cast<Bits>(bits)) {
-    case Bits::kFloat32:
-      return unpack<Float32Block>(packed, outputs, inputs, weights);
-    case Bits::kBFloat16:
-      return unpack<BFloat16Block>(packed, outputs, inputs, weights);
-    case Bits::kInt8:
-      return unpack<Int8Block>(packed, outputs, inputs, weights);
-    default:
-      return unpack<Int4Block>(packed, outputs, inputs, weights);
+  for (int64_t output = 0; output < outputs; ++output) {
+    hearth::unpack_row(static_cast<Bits>(bits), packed, inputs / kGroup, output,
+                       weights + output * inputs);
   }
 }
 
@@ -227,10 +190,10 @@ int hearth_attention(HearthContext* context, const float* queries, int64_t query
                      int cache_type, const void* keys, const void* values, int64_t row_stride,
                      int64_t head_stride, const int64_t* rows, const int64_t* lengths,
                      int64_t tokens, int64_t kv_heads, int64_t groups, int64_t head_dim,
-                     int64_t window, float scale, float* out) try {
+                     int64_t window, float scale, const float* sinks, float* out) try {
   context->workers.attend({queries, query_stride, static_cast<hearth::CacheType>(cache_type), keys,
                            values, row_stride, head_stride, rows, lengths, nullptr, tokens,
-                           kv_heads, groups, head_dim, window, scale, out});
+                           kv_heads, groups, head_dim, window, scale, sinks, out});
   return 0;
 } catch (const std::bad_alloc&) {
   return 1;

@@ -43,7 +43,7 @@ HEARTH_EXPORT int hearth_attention(HearthContext* context, const float* queries,
                                    const void* values, int64_t row_stride, int64_t head_stride,
                                    const int64_t* rows, const int64_t* lengths, int64_t tokens,
                                    int64_t kv_heads, int64_t groups, int64_t head_dim,
-                                   int64_t window, float scale, float* out);
+                                   int64_t window, float scale, const float* sinks, float* out);
 
 // How to draw from a row of logits; temperature 0 is the likeliest token.
 typedef struct {
@@ -78,12 +78,13 @@ typedef struct {
   const float* qk_norm;  // [heads + kv_heads][head_dim] or null
   const float* cos;      // [positions][rotary_dim], or null: nothing is turned
   const float* sin;      // like cos; negative in the first half
+  const float* sinks;    // [heads] or null: see AttentionCall
   HearthLinear qkv;
   HearthLinear out;
   HearthLinear up;  // gates, then what passes them, when the MLP is gated
   HearthLinear down;
-  // [experts][hidden], float32 in every form: up and down then stack those of the experts. Without
-  // outputs: the layer has one MLP.
+  // [experts][hidden], float32 in every form: up and down then stack those of the experts, and so
+  // do their biases. Without outputs: the layer has one MLP.
   HearthLinear router;
   void* keys;      // [rows][kv_heads][capacity][head_dim]
   void* values;    // like keys
@@ -94,7 +95,7 @@ typedef struct {
 // enumeration are those of kernels.h.
 typedef struct {
   const HearthLayer* layers;
-  const void* embedding;  // [vocab][hidden]
+  const void* embedding;  // [vocab][hidden], packed; of a tied head the same
   HearthNorm final_norm;
   HearthLinear head;
   int64_t num_layers;
@@ -108,7 +109,7 @@ typedef struct {
   int64_t row_stride;   // of the cache, in elements
   int64_t head_stride;  // like row_stride
   int32_t bits;
-  int32_t embedding_type;  // SourceType
+  int32_t embedding_bits;
   int32_t cache_type;
   int32_t norm;
   int32_t activation;
@@ -122,6 +123,8 @@ typedef struct {
   float residual_multiplier;
   float logits_divisor;
   float logits_softcap;  // c: logits become c tanh(logits / c); 0: they stay
+  float swiglu_limit;    // see SwiGlu; 0: gates are as the activation says
+  float swiglu_alpha;
 } HearthModel;
 
 // Tokens of any cache rows, those of a row in their order. A token follows the `position` slots
@@ -162,6 +165,7 @@ typedef struct {
   int64_t num_ranks;  // of tokens asked for, at most as many as there are
   int32_t output_bits;
   float logits_divisor;
+  float logits_softcap;  // as the model's
 } HearthHeads;
 
 // From `hidden` [rows][hidden] the likeliest tokens [rows][heads][ranks] of each head, best first,

@@ -29,6 +29,13 @@ enum class Finish : int {
   kActivate,  // activated = activation(result), or of gated: activation(gate) * result
 };
 
+// What clamped gates do instead of an activation: gate sigmoid(alpha gate) (passing + 1), of gates
+// up to `limit` and of what passes within it on both sides. `limit` 0: they are not clamped.
+struct SwiGlu {
+  float limit;
+  float alpha;
+};
+
 // A matrix product result[m][n] = bias[n] + sum over k of x[m][k] * w[n][k].
 struct LinearCall {
   Bits bits;
@@ -44,6 +51,7 @@ struct LinearCall {
   float* out;  // [num_rows][num_outputs]
   // For kActivate. Gated: the first half of the outputs are gates, the second what passes them.
   Activation activation;
+  SwiGlu swiglu;
   bool is_gated;
   void* activated;  // like rows: [num_rows][num_outputs, or half of it, / kGroup]
   // For the others: where results of row r go, and what they count. Null: to row r of `out`, once.
@@ -106,7 +114,8 @@ struct AttentionCall {
   int64_t head_dim;
   int64_t window;  // 0: everything
   float scale;
-  float* out;  // [tokens][kv_heads * groups][head_dim]
+  const float* sinks;  // [kv_heads * groups] or null: one more score, of no value, for each head
+  float* out;          // [tokens][kv_heads * groups][head_dim]
 };
 
 // Query vectors that one task of attention handles at once, and the longest it can handle.

@@ -221,7 +221,11 @@ void finish_row(const LinearCall& call, int64_t row, int64_t panel, float* resul
     if (call.is_gated) {
       add_bias(call, panels + panel, passing);
     }
-    activate<Simd>(call.activation, result, call.is_gated ? passing : nullptr);
+    if (call.swiglu.limit > 0.0f) {
+      pass_clamped<Simd>(call.swiglu, result, passing);
+    } else {
+      activate<Simd>(call.activation, result, call.is_gated ? passing : nullptr);
+    }
     prepare_group(call.bits, result, call.activated, row * panels + panel);
     return;
   }

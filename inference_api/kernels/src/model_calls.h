@@ -34,6 +34,7 @@ inline LinearCall linear_call(const HearthModel& model, const HearthLinear& line
           factor,
           out,
           static_cast<Activation>(model.activation),
+          {model.swiglu_limit, model.swiglu_alpha},
           false,
           nullptr,
           nullptr,

@@ -1,11 +1,11 @@
 #include "step.h"
 
 #include <algorithm>
-#include <cmath>
 
 #include "grow.h"
-#include "half.h"
 #include "model_calls.h"
+#include "soften.h"
+#include "unpack.h"
 
 namespace hearth {
 namespace {
@@ -19,19 +19,10 @@ int64_t qkv_width(const HearthModel& model) {
 }
 
 void embed(const HearthModel& model, int64_t token, float* out) {
-  const int64_t first = token * model.hidden;
+  unpack_row(static_cast<Bits>(model.embedding_bits), model.embedding, model.hidden / kGroup, token,
+             out);
   for (int64_t i = 0; i < model.hidden; ++i) {
-    const float value =
-        static_cast<SourceType>(model.embedding_type) == SourceType::kBFloat16
-            ? bfloat16_to_float(static_cast<const uint16_t*>(model.embedding)[first + i])
-            : static_cast<const float*>(model.embedding)[first + i];
-    out[i] = value * model.embedding_multiplier;
-  }
-}
-
-void soften(float* logits, int64_t count, float softcap) {
-  for (int64_t i = 0; i < count; ++i) {
-    logits[i] = softcap * std::tanh(logits[i] / softcap);
+    out[i] *= model.embedding_multiplier;
   }
 }
 
@@ -228,7 +219,8 @@ void Step::attend(Workers& workers, const HearthModel& model, const HearthLayer&
   workers.attend({qkv_.data(), stride, type, layer.keys, layer.values, model.row_stride,
                   model.head_stride, part.batch.rows + part.first, lengths_.data(), branches_,
                   part.count, model.num_kv_heads, model.num_heads / model.num_kv_heads,
-                  model.head_dim, layer.window, model.attention_scale, attended_.data()});
+                  model.head_dim, layer.window, model.attention_scale, layer.sinks,
+                  attended_.data()});
   workers.each_row(part.count, [&](int64_t token) {
     workers.kernels.prepare_row(bits(model), attended_.data() + token * attended_width,
                                 attended_width / kGroup,

@@ -157,7 +157,7 @@ void run_attention(HearthContext* context, int variant, int64_t groups, int64_t 
   std::vector<float> out(queries.size());
   hearth_attention(context, queries.data(), width, kFloat32, keys.data(), values.data(),
                    kHeads * kCapacity * head_dim, kCapacity * head_dim, rows.data(), lengths.data(),
-                   tokens, kHeads, groups, head_dim, window, 0.3f, out.data());
+                   tokens, kHeads, groups, head_dim, window, 0.3f, nullptr, out.data());
   const auto expect_averages = [&] {
     for (const float value : out) {
       expect(std::fabs(value - 2.0f) < 1e-4f, "an average is wrong", variant);
@@ -171,7 +171,7 @@ void run_attention(HearthContext* context, int variant, int64_t groups, int64_t 
   const int64_t stride = kCapacity * (head_dim + static_cast<int64_t>(sizeof(float)));
   hearth_attention(context, queries.data(), width, kInt8Cache, key_bytes.data(), value_bytes.data(),
                    kHeads * stride, stride, rows.data(), lengths.data(), tokens, kHeads, groups,
-                   head_dim, window, 0.3f, out.data());
+                   head_dim, window, 0.3f, nullptr, out.data());
   expect_averages();
 }
 
@@ -191,6 +191,7 @@ struct Model {
   static constexpr int64_t kRows = 3;
 
   Model(HearthContext* context, int kind, int bits) {
+    constexpr int kFormBits[] = {32, 16, 8, 4};
     const bool is_gated = kind % 2 == 0;
     description.bits = bits;
     description.norm = kind / 2 % 2;
@@ -215,13 +216,14 @@ struct Model {
     description.residual_multiplier = 0.5f;
     description.logits_divisor = 2.0f;
     description.layers = &layer;
-    description.embedding = floats(kVocab * kHidden);
     description.final_norm = norm();
     description.head = linear(context, bits, kVocab, kHidden);
+    description.embedding_bits = kFormBits[kind % 4];
+    description.embedding = linear(context, kFormBits[kind % 4], kVocab, kHidden).packed;
     if (kind % 5 != 1) {
       layer.attention_norm = norm();
     }
-    if (kind % 3 != 1) {
+    if (kind % 3 != 1 || kind >= kFirstMixture) {
       layer.mlp_norm = norm();
     }
     if (kind % 3 == 2) {
@@ -231,6 +233,11 @@ struct Model {
     if (kind % 7 != 0) {
       layer.cos = floats(kCapacity * description.rotary_dim);
       layer.sin = floats(kCapacity * description.rotary_dim);
+    }
+    layer.sinks = kind % 4 == 0 ? floats(kHeads) : nullptr;
+    if (kind % 6 == 0) {
+      description.swiglu_limit = 0.5f;
+      description.swiglu_alpha = 1.7f;
     }
     layer.qk_norm = kind % 3 == 0 ? floats((kHeads + kKvHeads) * kHeadDim) : nullptr;
     layer.qkv = linear(context, bits, (kHeads + 2 * kKvHeads) * kHeadDim, kHidden);

@@ -1,6 +1,7 @@
 """The kernels' guesses are those of the heads' formula by torch."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from inference_api.engine.linear import Packing
 from inference_api.engine.loading.checkpoint import load_config
+from inference_api.engine.loading.config import ModelConfig
 from inference_api.engine.loading.layout import HEAD
 from inference_api.engine.loading.medusa_files import MAX_HEADS, MedusaFile
 from inference_api.engine.loading.weight_files import weight_files
@@ -59,7 +61,9 @@ def rounded(kernels: Kernels, weights: Tensor, bits: str) -> Tensor:
     return packed.unpack()
 
 
-def expected(kernels: Kernels, file: MedusaFile, own_head: Tensor, hidden: Tensor) -> Tensor:
+def expected(
+    kernels: Kernels, file: MedusaFile, own_head: Tensor, hidden: Tensor, config: ModelConfig
+) -> Tensor:
     """Probabilities [rows, heads, tokens], of the tokens that are guessed among, by packed weights:
     layers of 8 bits, outputs of 4 or the model's own, whole head as it is."""
     chosen = slice(None) if file.token_ids is None else file.token_ids
@@ -73,15 +77,24 @@ def expected(kernels: Kernels, file: MedusaFile, own_head: Tensor, hidden: Tenso
         output = (own_head if file.outputs is None else file.outputs[head])[chosen]
         if file.outputs is not None or file.token_ids is not None:
             output = rounded(kernels, output, "int4")
-        of_heads.append((state @ output.T / CONFIG.logits_divisor).softmax(-1))
+        logits = state @ output.T / config.logits_divisor
+        if (softcap := config.logits_softcap) is not None:
+            logits = softcap * torch.tanh(logits / softcap)
+        of_heads.append(logits.softmax(-1))
     return torch.stack(of_heads, 1)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("bits", ["int8", "int4"])
 @pytest.mark.parametrize(
-    ("num_layers", "vocab_size", "token_ids"),
-    [(1, 0, None), (2, 0, None), (1, 70, None), (2, 70, range(3, 60, 2)), (1, 0, range(5, 500, 7))],
+    ("num_layers", "vocab_size", "token_ids", "config"),
+    [
+        (1, 0, None, CONFIG),
+        (2, 0, None, replace(CONFIG, logits_divisor=0.5, logits_softcap=2.0)),
+        (1, 70, None, CONFIG),
+        (2, 70, range(3, 60, 2), replace(CONFIG, logits_softcap=0.5)),
+        (1, 0, range(5, 500, 7), CONFIG),
+    ],
 )
 def test_guesses_are_those_of_the_formula(
     variant: str,
@@ -89,18 +102,19 @@ def test_guesses_are_those_of_the_formula(
     num_layers: int,
     vocab_size: int,
     token_ids: Sequence[int] | None,
+    config: ModelConfig,
 ) -> None:
     torch.manual_seed(1)
     packing = Packing(Kernels(2, variant), BITS[bits])
     place = (torch.device("cpu"), torch.float32)
-    parameters = load_parameters(weight_files(EMBEDDED_MODEL), CONFIG, *place, packing)
+    parameters = load_parameters(weight_files(EMBEDDED_MODEL), config, *place, packing)
     file = file_of(num_layers, vocab_size, token_ids)
-    heads = MedusaHeads(file, CONFIG, parameters)
+    heads = MedusaHeads(file, config, parameters)
     own_head = parameters.packed[HEAD].unpack()
     for num_rows in (1, 8, 33):
         hidden = torch.randn(num_rows, CONFIG.hidden_size)
         guesses = heads.guess([*hidden])
-        probabilities = expected(packing.kernels, file, own_head, hidden)
+        probabilities = expected(packing.kernels, file, own_head, hidden, config)
         best = probabilities.topk(guesses.token_ids.shape[2]).values.numpy()
         places = guesses.token_ids
         if file.token_ids is not None:

@@ -75,6 +75,14 @@ YARN = {
     "factor": 4.0,
     "original_max_position_embeddings": 32,
 }
+GPT_OSS: dict[str, Any] = {
+    **GATED,
+    "head_dim": 16,
+    "num_local_experts": 5,
+    "num_experts_per_tok": 2,
+    "sliding_window": 7,
+    "rope_parameters": {**YARN, "truncate": False},
+}
 
 # name: (family prefix of transformers' classes, config)
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -109,6 +117,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_parameters": GEMMA3_ROPES,
         },
     ),
+    "gpt-oss": ("GptOss", GPT_OSS),
     "glm4": ("Glm4", {**NO_PAD, "head_dim": 16, "rope_parameters": HALF_ROPE}),
     "olmo2": ("Olmo2", NO_PAD),
     "phi3": (
@@ -158,8 +167,9 @@ def make_model(name: str, folder: Path) -> PreTrainedModel:
     model: PreTrainedModel = getattr(transformers, f"{family.removesuffix('Text')}ForCausalLM")(
         config
     )
-    for parameter in model.parameters():  # biases and norms too, or nothing would test them
-        if parameter.ndim == 1:
+    for parameter_name, parameter in model.named_parameters():
+        # Biases and norms too, or nothing would test them.
+        if parameter.ndim == 1 or parameter_name.endswith("_bias"):
             torch.nn.init.normal_(parameter, mean=parameter.mean().item(), std=0.2)
     model.eval().save_pretrained(folder)  # type: ignore[no-untyped-call]
     write_tokenizer(folder)

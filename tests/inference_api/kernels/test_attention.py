@@ -11,6 +11,7 @@ from inference_api.kernels.library import Kernels
 CAPACITY = 112  # no multiple of the kernels' blocks of 32
 ROWS = 5
 CACHE_TYPES = st.sampled_from([torch.float32, torch.float16, torch.int8])
+SINKS = st.none() | st.sampled_from([-200.0, 0.0, 30.0])  # about which they are
 
 
 def random(*shape: int, seed: int = 0) -> Tensor:
@@ -45,9 +46,10 @@ def attend(
     lengths: list[int],
     scale: float,
     window: int | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     places, ends = torch.tensor([rows, lengths])
-    return kernels.attention(queries, keys, values, places, ends, scale, window)
+    return kernels.attention(queries, keys, values, places, ends, scale, window, sinks)
 
 
 def reference(
@@ -58,6 +60,7 @@ def reference(
     lengths: list[int],
     scale: float,
     window: int | None,
+    sinks: Tensor | None,
 ) -> Tensor:
     keys, values = (as_doubles(cache, queries.shape[-1]) for cache in (keys, values))
     outputs = []
@@ -65,7 +68,10 @@ def reference(
         first = 0 if window is None else max(0, length - window)
         groups = query.unflatten(0, (keys.shape[1], -1))
         scores = groups @ keys[row, :, first:length].mT * scale
-        outputs.append((scores.softmax(-1) @ values[row, :, first:length]).flatten())
+        if sinks is not None:
+            scores = torch.cat([scores, sinks.double().view(*scores.shape[:2], 1)], -1)
+        weights = scores.softmax(-1)[..., : length - first]
+        outputs.append((weights @ values[row, :, first:length]).flatten())
     return torch.stack(outputs)
 
 
@@ -83,6 +89,7 @@ def heads(draw: st.DrawFn) -> tuple[int, int, int]:
     window=st.none() | st.integers(1, 60),
     size=st.sampled_from([1e-30, 1.0, 30.0]),
     dtype=CACHE_TYPES,
+    sink=SINKS,
 )
 def test_a_step_of_many_rows(
     kernels: Kernels,
@@ -91,12 +98,14 @@ def test_a_step_of_many_rows(
     window: int | None,
     size: float,
     dtype: torch.dtype,
+    sink: float | None,
 ) -> None:
     kv_heads, groups, head_dim = shape
     keys, values = caches(kv_heads, head_dim, dtype)
     queries = random(len(lengths), kv_heads * groups, head_dim) * size
     rows = list(reversed(range(ROWS)))[: len(lengths)]
-    arguments = (queries, keys, values, rows, lengths, head_dim**-0.5, window)
+    sinks = None if sink is None else sink + random(kv_heads * groups, seed=3)
+    arguments = (queries, keys, values, rows, lengths, head_dim**-0.5, window, sinks)
     result = attend(kernels, *arguments)
     error = 2e-5 * max(1.0, size)  # a score's rounding error is its weight's relative error
     torch.testing.assert_close(result.double(), reference(*arguments), rtol=error, atol=error)
@@ -109,6 +118,7 @@ def test_a_step_of_many_rows(
     num_tokens=st.integers(1, 50),
     window=st.none() | st.integers(1, 60),
     dtype=CACHE_TYPES,
+    sink=SINKS,
 )
 def test_a_chunk_of_a_prompt(
     kernels: Kernels,
@@ -117,12 +127,14 @@ def test_a_chunk_of_a_prompt(
     num_tokens: int,
     window: int | None,
     dtype: torch.dtype,
+    sink: float | None,
 ) -> None:
     kv_heads, groups, head_dim = shape
     keys, values = caches(kv_heads, head_dim, dtype)
     queries = random(num_tokens, kv_heads * groups, head_dim)
     lengths = list(range(start + 1, start + num_tokens + 1))
-    arguments = (queries, keys, values, [3] * num_tokens, lengths, head_dim**-0.5, window)
+    sinks = None if sink is None else sink + random(kv_heads * groups, seed=3)
+    arguments = (queries, keys, values, [3] * num_tokens, lengths, head_dim**-0.5, window, sinks)
     result = attend(kernels, *arguments)
     torch.testing.assert_close(result.double(), reference(*arguments), rtol=2e-5, atol=2e-5)
 

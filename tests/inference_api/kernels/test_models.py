@@ -112,7 +112,7 @@ def test_the_embedded_model_hardly_ever_chooses_another_token_with_int8() -> Non
 
 @pytest.mark.parametrize("quantization", ["int8", "int4"])
 @pytest.mark.parametrize(
-    "name", ["llama", "llama-tied", "mistral-window", "falcon-40b", "qwen3-moe"]
+    "name", ["llama", "llama-tied", "mistral-window", "falcon-40b", "qwen3-moe", "gpt-oss"]
 )
 def test_a_row_is_the_same_alone_and_in_company(
     folder: Callable[[str], Path], name: str, quantization: str
@@ -140,7 +140,7 @@ def test_a_prefilled_prompt_is_answered_the_same_in_any_company(
     assert torch.equal(*logits)
 
 
-@pytest.mark.parametrize("name", ["llama", "mistral-window", "falcon-7b", "qwen3-moe"])
+@pytest.mark.parametrize("name", ["llama", "mistral-window", "falcon-7b", "qwen3-moe", "gpt-oss"])
 def test_a_prompt_may_be_cut_anywhere(folder: Callable[[str], Path], name: str) -> None:
     """Every row of every product stands for itself, so that not even a bit depends on the cuts."""
     runner = loaded(folder(name), "int8")
@@ -163,7 +163,7 @@ def test_bfloat16_models_can_be_quantised_too(folder: Callable[[str], Path]) -> 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("bits", [None, 32, 16, 8, 4])
-@pytest.mark.parametrize("name", ["llama", "llama-tied", "falcon-7b", "qwen3-moe-dense"])
+@pytest.mark.parametrize("name", ["llama", "llama-tied", "falcon-7b", "qwen3-moe-dense", "gpt-oss"])
 def test_memory_is_foreseen_to_the_byte(
     folder: Callable[[str], Path], name: str, bits: Bits | None, dtype: torch.dtype
 ) -> None:
@@ -173,8 +173,10 @@ def test_memory_is_foreseen_to_the_byte(
         weight_files(folder(name)), config, torch.device("cpu"), dtype, packing
     )
     tensors = {tensor.data_ptr(): tensor.nbytes for tensor in parameters.tensors.values()}
-    packed = sum(weight.blocks.nbytes for weight in parameters.packed.values())
-    assert sum(tensors.values()) + packed == weight_bytes(config, dtype.itemsize, bits)
+    packed = {
+        weight.blocks.data_ptr(): weight.blocks.nbytes for weight in parameters.packed.values()
+    }
+    assert sum((tensors | packed).values()) == weight_bytes(config, dtype.itemsize, bits)
 
 
 def test_a_smaller_cache_needs_less_memory() -> None:

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -17,6 +18,7 @@ from inference_api.engine.kv_cache import KVCache
 from inference_api.engine.linear import Packing
 from inference_api.engine.loading import checkpoint
 from inference_api.engine.loading.config import ModelConfig
+from inference_api.engine.loading.layout import EMBEDDING
 from inference_api.engine.loading.weight_files import weight_files
 from inference_api.engine.loading.weights import load_parameters
 from inference_api.engine.rope import Rope
@@ -69,12 +71,14 @@ def loaded(
         parameters = load_parameters(
             weight_files(folder), config, CPU, torch.float32, Packing(kernels, bits)
         )
+        numbers = {EMBEDDING: parameters.packed[EMBEDDING].unpack()}
+        by_torch = replace(parameters, tensors=parameters.tensors | numbers)
         rope = Rope(config, context, CPU, torch.float32)
         plain = TorchAttentions(config, empty_cache(config, torch.float32, context))
         cache = empty_cache(config, dtype, context)
         return (
             KernelDecoder(config, parameters, cache, rope, context),
-            Decoder(config, parameters, plain, rope, 1),
+            Decoder(config, by_torch, plain, rope, 1),
         )
 
 

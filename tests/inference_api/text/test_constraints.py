@@ -1,8 +1,12 @@
 """What a row does with a constraint, and what is said where there is none to be had."""
 
+import json
 import sys
 from collections.abc import Sequence
+from random import Random
+from typing import Literal
 
+import numpy as np
 import pytest
 
 from inference_api.engine.runner import Drawn
@@ -97,6 +101,26 @@ def test_same_grammar_is_compiled_once_and_followed_apart() -> None:
     first.accept(a)
     assert first.is_complete
     assert not second.is_complete
+
+
+@pytest.mark.parametrize("kind", ["regex", "json_schema"])
+def test_pattern_whose_states_multiply_ends_its_own_row(
+    kind: Literal["regex", "json_schema"],
+) -> None:
+    pattern = "[a-z ]*a[a-z ]{200}"
+    text = pattern if kind == "regex" else json.dumps({"type": "string", "pattern": f"^{pattern}$"})
+    tokenizer = load_tokenizer(EMBEDDED_MODEL, frozenset({0}))
+    compiler = GrammarCompiler(tokenizer, vocab_size=4096)
+    constraint = compiler.compile(ConstraintSpec("guided_regex", kind, text)).start()
+    with pytest.raises(ConstraintFailed, match="simplify it: lexer error: too many states"):
+        _follow_at_random(constraint, 1000)
+
+
+def _follow_at_random(constraint: Constraint, num_tokens: int) -> None:
+    draw = Random(1)
+    for _ in range(num_tokens):
+        bits = np.unpackbits(np.frombuffer(constraint.allowed, np.uint8), bitorder="little")
+        constraint.accept(int(draw.choice(np.flatnonzero(bits))))
 
 
 @pytest.mark.parametrize(

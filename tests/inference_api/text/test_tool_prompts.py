@@ -2,6 +2,7 @@
 
 import json
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -48,6 +49,7 @@ ALTERNATING = (
     "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
     "{{ raise_exception('in turn') }}{% endif %}{% endfor %}" + NO_TOOLS
 )
+HARMONY = Path("tests/data/templates/harmony.jinja").read_text()
 ARGUMENTS = '{"city": "Oslo"}'
 
 
@@ -87,6 +89,7 @@ def prompt(template: str | None, messages: list[dict[str, Any]], extras: Extras 
     ("template", "name", "written"),
     [
         (HERMES, "hermes", '"arguments": {"city": "Oslo"}}'),
+        (HARMONY, "harmony", 'functions.look<|channel|>commentary json<|message|>{"city": "Oslo"}'),
         (DEEPSEEK, "deepseek", 'look{"city": "Oslo"}'),
         (GLM, "glm", "lookcity=Oslo;"),
         (LLAMA, "llama", 'look{"city": "Oslo"}'),

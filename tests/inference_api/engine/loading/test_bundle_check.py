@@ -293,7 +293,7 @@ def test_tensor_of_another_size_says_where(folder: Path) -> None:
 
 def test_hub_id_is_checked_by_its_headers(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     local = checked(expert(folder))
-    stored = read_headers([folder / "model.safetensors"])
+    stored = read_headers([folder / "model.safetensors"], "llama")
     (folder / "model.safetensors").unlink()
     monkeypatch.setattr(hub, "fetch", lambda model, patterns, setting: folder)
     monkeypatch.setattr(hub, "stored_tensors", lambda model: stored)

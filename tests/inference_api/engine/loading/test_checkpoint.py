@@ -118,7 +118,8 @@ def test_unsupported_architecture_names_the_supported_ones(folder: Path) -> None
     [fault] = check(folder)
     assert "'mamba'" in fault
     assert (
-        "falcon, gemma3, gemma3_text, glm4, granite, llama, mistral, mixtral, olmo2, phi3" in fault
+        "falcon, gemma3, gemma3_text, glm4, gpt_oss, granite, llama, mistral, mixtral, olmo2, phi3"
+        in fault
     )
 
 
@@ -281,7 +282,7 @@ def test_hub_ids_are_told_from_paths(model: str, is_hub_id: bool) -> None:
 def test_hub_model_is_checked_by_its_headers(
     tiny_model: Tiny, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shapes = read_headers([folder / "model.safetensors"])
+    shapes = read_headers([folder / "model.safetensors"], "llama")
     (folder / "model.safetensors").unlink()
     monkeypatch.setattr(hub, "fetch", lambda model, patterns, setting: folder)
     monkeypatch.setattr(hub, "stored_tensors", lambda model: shapes)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from inference_api.engine.loading.config import LayerRange
+from inference_api.engine.loading.config import LayerRange, MixtureConfig, SwiGluConfig
 from inference_api.engine.loading.families import read_config
 from inference_api.engine.rope import frequencies
 from inference_api.errors import StartupError
@@ -25,6 +25,12 @@ QWEN3_MOE: dict[str, Any] = {
     "num_experts": 8,
     "num_experts_per_tok": 2,
     "moe_intermediate_size": 32,
+}
+GPT_OSS: dict[str, Any] = {
+    **LLAMA,
+    "model_type": "gpt_oss",
+    "num_key_value_heads": 4,
+    "num_local_experts": 8,
 }
 FALCON: dict[str, Any] = {
     "model_type": "falcon",
@@ -203,6 +209,36 @@ def test_some_layers_of_smollm3_turn_nothing(changes: dict[str, Any], are_turned
     assert part.ropes == config.ropes[2:]
 
 
+def test_what_gpt_oss_leaves_out_has_the_values_it_was_trained_with() -> None:
+    config = read_config(GPT_OSS)
+    assert config.windows == (128, None, 128)
+    [rope, *_] = config.ropes
+    assert rope is not None
+    assert (rope.kind, rope.theta, rope.factor) == ("yarn", 150_000.0, 32.0)
+    assert (rope.original_max_positions, rope.is_truncated) == (4096, False)
+    assert config.swiglu == SwiGluConfig(limit=7.0, alpha=1.702)
+    assert config.has_qkv_bias
+    assert config.has_out_bias
+    assert config.has_sinks
+    assert config.mixture == MixtureConfig(8, 4, 128, True, frozenset(), has_biases=True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "windows"),
+    [
+        ({"sliding_window": None}, (None, None, None)),
+        ({"sliding_window": 5}, (5, None, 5)),
+        ({"layer_types": ["full_attention", "sliding_attention"] * 2}, ()),
+        ({"layer_types": ["full_attention", "sliding_attention", "x"]}, (None, 128, None)),
+    ],
+)
+def test_windows_of_gpt_oss(changes: dict[str, Any], windows: tuple[int | None, ...]) -> None:
+    if windows:
+        assert read_config({**GPT_OSS, **changes}).windows == windows
+    else:
+        assert "one layer type for each of its 3" in faults({**GPT_OSS, **changes})[0]
+
+
 LONGROPE = {"rope_type": "su", "short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
 
 
@@ -241,19 +277,24 @@ def test_longrope_has_other_frequencies_beyond_the_first_context() -> None:
             "short_factor=inf",
         ),
         ({"rope_scaling": {"rope_type": "yarn", "beta_fast": 0}}, "beta_fast=0"),
+        ({**GPT_OSS, "hidden_act": "gelu"}, "hidden_act='gelu'"),
+        ({**GPT_OSS, "swiglu_limit": 0}, "swiglu_limit=0"),
+        ({**GPT_OSS, "swiglu_alpha": "x"}, "swiglu_alpha='x'"),
+        ({**GPT_OSS, "num_local_experts": 3}, "num_experts_per_tok=4"),
     ],
 )
 def test_what_a_family_does_not_have_is_named(changes: dict[str, Any], named: str) -> None:
     assert any(named in fault for fault in faults({**LLAMA, **changes}))
 
 
-FAMILIES = ("gemma3_text", "glm4", "llama", "olmo2", "phi3", "qwen2", "smollm3")
+FAMILIES = ("gemma3_text", "glm4", "gpt_oss", "llama", "olmo2", "phi3", "qwen2", "smollm3")
 KEYS = (
     *LLAMA,
     *("rope_scaling", "rope_parameters", "rope_theta", "partial_rotary_factor", "sliding_window"),
     *("layer_types", "sliding_window_pattern", "no_rope_layers", "no_rope_layer_interval"),
     *("query_pre_attn_scalar", "final_logit_softcapping", "hidden_activation", "head_dim"),
     *("original_max_position_embeddings", "use_sliding_window", "max_position_embeddings"),
+    *("swiglu_limit", "swiglu_alpha", "attention_bias", "num_local_experts"),
 )
 KINDS = ("yarn", "longrope", "llama3", "linear")
 JUNK: list[Any] = [
@@ -270,7 +311,7 @@ def test_junk_is_a_fault_or_harmless(family: str) -> None:
         for junk in JUNK:
             with suppress(StartupError):
                 config = read_config(
-                    {**LLAMA, "use_sliding_window": True, "model_type": family, key: junk}
+                    {**GPT_OSS, "use_sliding_window": True, "model_type": family, key: junk}
                 )
                 assert len(config.windows) == len(config.ropes) == config.num_layers
 

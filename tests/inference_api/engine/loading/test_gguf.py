@@ -1,6 +1,7 @@
 """GGUF files serve the same numbers and texts as the safetensors they were made of."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import gguf
@@ -24,6 +25,7 @@ from inference_api.engine.loading.layout import (
     is_router,
     linear_weights,
     rotary_order,
+    weight_bytes,
     weight_plan,
 )
 from inference_api.engine.loading.weight_files import weight_files
@@ -34,6 +36,7 @@ from inference_api.kernels.library import Kernels, PackedWeight, UnusableWeight
 from inference_api.kernels.packing import Bits
 from inference_api.text.tokens import load_tokenizer
 from scripts.make_gguf import TYPES, make_gguf
+from scripts.make_random_model import SHAPES, make_random_model
 from tests.inference_api.engine.conftest import TinyModel
 from tests.inference_api.engine.steps import decode, prefill
 from tests.inference_api.engine.tiny_models import CONTEXT
@@ -53,6 +56,7 @@ FAMILIES = (
     "granite",
     "mixtral",
     "qwen3-moe",
+    "gpt-oss",
     "gemma3-capped",
     "glm4",
     "olmo2",
@@ -65,6 +69,7 @@ FAMILIES = (
 )
 FLOATS = {GGMLQuantizationType[name] for name in ("F32", "F16", "BF16")}
 QUANTISED_TYPES = sorted(STORED_TYPES - FLOATS)
+EXPERTS = replace(SHAPES["tiny"], ffn=32, num_experts=32, experts_per_token=2)  # whole panels
 PROMPT = [5, 17, 250, 9, 33, 4]
 
 
@@ -82,9 +87,12 @@ def embedded(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     return make
 
 
-def logits(model: Path) -> Tensor:
+def logits(model: Path, quantization: str = "none") -> Tensor:
     """Of the token after PROMPT."""
-    runner = EngineRunner(model, EngineOptions(device="cpu", max_rows=1, max_seq_len=CONTEXT))
+    options = EngineOptions(
+        device="cpu", max_rows=1, max_seq_len=CONTEXT, quantization=quantization
+    )
+    runner = EngineRunner(model, options)
     runner.load()
     with torch.inference_mode():
         prefill(runner.decoder, 0, 0, PROMPT[:-1])
@@ -171,6 +179,47 @@ def test_quantised_weights_are_not_rounded_again(
     packed = parameters(file, bits).packed
     for name, parts in linear_weights(checkpoint.load_config(file)).items():
         assert torch.equal(packed[name].unpack(), stored_numbers(file, [p.name for p in parts]))
+
+
+@pytest.mark.parametrize(
+    ("type_name", "bits", "embedding_bits"),
+    [("Q8_0", 8, 8), ("Q8_0", 32, 8), ("Q4_0", 8, 4), ("Q4_0", 4, 4), ("F16", 8, 32)],
+    ids=lambda v: str(v),
+)
+def test_embedding_has_the_numbers_of_the_file_in_as_few_bits(
+    type_name: str, bits: Bits, embedding_bits: Bits, embedded: Callable[[str], Path]
+) -> None:
+    file = embedded(type_name)
+    packed = parameters(file, bits).packed
+    assert packed["embedding"].bits == embedding_bits
+    stored = stored_numbers(file, ["model.embed_tokens.weight"])
+    assert torch.equal(packed["embedding"].unpack(), stored)
+    is_shared = packed["embedding"].blocks is packed["head"].blocks
+    assert is_shared == (bits == embedding_bits)  # they are tied
+
+
+@pytest.mark.parametrize("quantization", ["none", "int8"])
+def test_embedding_in_few_bits_has_the_logits_of_its_numbers_as_floats(
+    quantization: str, tiny_model: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "model.gguf"
+    make_gguf(tiny_model("granite")[0], file, "Q8_0")  # it has an embedding multiplier
+    in_few_bits = logits(file, quantization)
+    whole = replace(checkpoint.load_config(file), embedding_bits=None)
+    monkeypatch.setattr(checkpoint, "load_config", lambda folder: whole)
+    assert torch.equal(logits(file, quantization), in_few_bits)
+
+
+@pytest.mark.parametrize(("type_name", "bits"), [("Q8_0", 8), ("Q4_0", 4)])
+def test_weights_take_no_more_memory_than_their_file(
+    type_name: str, bits: Bits, embedded: Callable[[str], Path], tmp_path: Path
+) -> None:
+    make_random_model(EXPERTS, tmp_path / "model")
+    experts = tmp_path / "experts.gguf"
+    make_gguf(tmp_path / "model", experts, type_name)
+    for file in (embedded(type_name), experts):
+        config = checkpoint.load_config(file)
+        assert weight_bytes(config, torch.float32.itemsize, bits) <= file.stat().st_size
 
 
 def test_int4_of_an_8_bit_file_is_searched_as_for_floats(embedded: Callable[[str], Path]) -> None:

@@ -42,7 +42,7 @@ def sound(tiny_model: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def load(model: Path) -> None:
     config = checkpoint.load_config(model)
     files = weight_files(model)
-    faults = shape_faults(read_headers(files), config)
+    faults = shape_faults(read_headers(files, config.tensor_names), config)
     if faults:
         raise StartupError(faults)
     load_parameters(files, config, torch.device("cpu"), torch.float32)

@@ -43,7 +43,7 @@ def test_stacked_experts_are_the_single_ones(
     folder, _ = tiny_model("qwen3-moe")
     stacked(folder, tmp_path)
     config = load_config(folder)
-    assert shape_faults(read_header(tmp_path / WEIGHTS), config) == []
+    assert shape_faults(read_header(tmp_path / WEIGHTS, config.tensor_names), config) == []
     expected, actual = (
         load_parameters([each / WEIGHTS], config, torch.device("cpu"), torch.float32).tensors
         for each in (folder, tmp_path)
@@ -64,4 +64,23 @@ def test_stacked_experts_are_the_single_ones(
     ],
 )
 def test_what_is_no_stack_stays_as_it_is(name: str, shape: tuple[int, ...], num_bytes: int) -> None:
-    assert singles(name, shape, num_bytes) is None
+    assert singles(name, shape, num_bytes, "llama") is None
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "num_bytes"),
+    [
+        (f"{EXPERTS}.gate_up_proj", (4, 8, 7), 896),
+        (f"{EXPERTS}.gate_up_proj", (4, 8), 128),
+        (f"{EXPERTS}.gate_up_proj_bias", (4, 7), 112),
+        (f"{EXPERTS}.gate_up_proj_blocks", (4, 8, 2), 64),
+        (f"{EXPERTS}.gate_up_proj_blocks", (4, 8, 1, 16), 511),
+        (f"{EXPERTS}.down_proj_scales", (4,), 4),
+        (f"{EXPERTS}.down_proj_scales", (), 1),
+        (f"{EXPERTS}.down_proj_scales", (2**40, 8, 1), 0),
+    ],
+)
+def test_what_is_no_stack_of_gpt_oss_stays_as_it_is(
+    name: str, shape: tuple[int, ...], num_bytes: int
+) -> None:
+    assert singles(name, shape, num_bytes, "gpt_oss") is None

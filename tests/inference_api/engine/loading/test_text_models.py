@@ -58,4 +58,4 @@ def test_two_tensors_of_the_same_name_are_refused(tmp_path: Path) -> None:
     names = ("model.norm.weight", "language_model.model.norm.weight")
     save_file({name: torch.zeros(3) for name in names}, file)
     with pytest.raises(StartupError, match="two tensors"):
-        read_headers([file])
+        read_headers([file], "llama")

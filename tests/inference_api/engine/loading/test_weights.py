@@ -8,10 +8,12 @@ from shutil import copytree
 import pytest
 import torch
 
+from inference_api.engine.linear import Packing
 from inference_api.engine.loading.checkpoint import load_config
 from inference_api.engine.loading.weight_files import weight_files
 from inference_api.engine.loading.weights import load_parameters
 from inference_api.errors import StartupError
+from inference_api.kernels.library import Kernels
 from scripts.make_gguf import make_gguf
 from tests.inference_api.engine.conftest import TinyModel
 
@@ -39,3 +41,28 @@ def test_file_cut_short_while_it_is_read_is_refused_by_name(model: Path) -> None
             torch.float32,
             pause=lambda: os.truncate(file, file.stat().st_size // 2),
         )
+
+
+@pytest.mark.skipif(
+    not Path("/sys/kernel/mm/transparent_hugepage").exists(), reason="the kernel has none"
+)
+def test_packed_weights_are_in_huge_pages(tiny_model: Tiny) -> None:
+    folder, _ = tiny_model("llama")
+    packing = Packing(Kernels(1), 8)
+    place = (torch.device("cpu"), torch.float32)
+    parameters = load_parameters(weight_files(folder), load_config(folder), *place, packing)
+    for weight in parameters.packed.values():
+        assert "hg" in flags_of_memory_at(weight.blocks.data_ptr())
+
+
+def flags_of_memory_at(address: int) -> list[str]:
+    """VmFlags of the mapping that has it; see proc(5)."""
+    is_wanted = False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        first, *rest = line.split()
+        if "-" in first:
+            begin, end = (int(number, 16) for number in first.split("-"))
+            is_wanted = begin <= address < end
+        elif first == "VmFlags:" and is_wanted:
+            return rest
+    raise AssertionError(f"no memory at {address:x}")

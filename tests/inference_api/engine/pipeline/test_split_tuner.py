@@ -1,14 +1,22 @@
 """SPLIT=auto against a real weights service: while nobody is served, until trials stop paying."""
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
+from werkzeug.serving import make_server
 
 from inference_api.engine.pipeline.split_search import SearchFailed, SplitSearch
 from inference_api.engine.pipeline.split_tuner import MAX_TRIALS, QUIET_S, RETRY_S, SplitTuner
 from inference_api.engine.pipeline.splits import Split, equal_split
+from inference_api.inference_api_server import create_server
+from inference_api.settings import Settings
+from optimizer.settings import Settings as OptimizerSettings
 from scripts.tune_partition import weights_service
 from tests.ports import free_port
+from weights.settings import Settings as WeightsSettings
 
 SPEEDS = (4, 2, 1)
 NUM_LAYERS = 14
@@ -66,6 +74,27 @@ def test_trials_end_with_a_good_split_which_the_next_server_begins_with(url: str
         later = Ranks()
         assert SplitTuner(search, clock).turn(later)
         assert (later.measured, later.split) == ([], ranks.split)
+
+
+def test_server_that_wants_tokens_takes_those_of_its_secret(tmp_path: Path) -> None:
+    secret = "a secret that is long enough for HS256"
+    app = create_server(
+        Settings(jwt_secret=secret), OptimizerSettings(), WeightsSettings(db_path=tmp_path / "w.db")
+    )
+    server = make_server("127.0.0.1", 0, app, threaded=True)
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(server.serve_forever)
+        url = f"http://127.0.0.1:{server.server_port}"
+        try:
+            split, _ = replace(search_of(url, "s"), jwt_secret=secret).ask()
+            assert sum(split) == NUM_LAYERS
+            for wrong in (None, f"not {secret}"):
+                with pytest.raises(SearchFailed, match="token"):
+                    replace(search_of(url, "s"), jwt_secret=wrong).ask()
+        finally:
+            server.shutdown()
+            server.server_close()
+    assert secret not in repr(replace(search_of(url, "s"), jwt_secret=secret))
 
 
 def test_work_puts_trials_off(url: str) -> None:

@@ -1,6 +1,6 @@
-"""Access of web pages to this server: a check of Host and Origin, and CORS.
+"""Access of web pages to a service: a check of Host and Origin, and CORS.
 
-The server trusts who reaches it, and a browser reaches it for whatever page it shows. Three things
+Services trust who reaches them, and a browser reaches them for whatever page it shows. Three things
 tell its pages from others': `Host`, which names another host than ours when a page had its own
 name point here (DNS rebinding); `Origin` and `Sec-Fetch-Site`, which browsers set and no page can;
 and a JSON body, for which browsers ask first whether its page may send it.
@@ -12,17 +12,16 @@ are not for browsers at all.
 
 import ipaddress
 import re
+from collections.abc import Set
+from dataclasses import dataclass
 
-from flask import Flask, Request, Response, request
+from flask import Flask, Request, Response, jsonify, request
 
+from common.errors import WireError
 from common.origins import ANY, is_allowed
-from inference_api.errors import HostNotAllowed, NotJson, OriginNotAllowed
-from inference_api.settings import Settings
 
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 CHANGED_BY_GET = re.compile(r"/(add|remove|apply)[A-Z]")
-# What CORS_ORIGINS opens; all other routes are for pages of this server alone.
-INFERENCE = frozenset({"embeddings", "generate", "messages", "openai", "responses", "tokenize"})
 OWN_SUFFIXES = (".localhost", ".local", ".internal", ".svc", ".svc.cluster.local")
 HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([^\[\]:]*[^\[\]:.])\.?)(?::[0-9]*)?")
 FOREIGN_SITES = frozenset({"cross-site", "same-site"})
@@ -33,16 +32,70 @@ PREFLIGHT_HEADERS = {
 }
 
 
-def register_origin_check(app: Flask, settings: Settings) -> None:
-    """To be registered before the check of tokens: preflights carry none."""
+class PageRefused(WireError):
+    """Base of what is refused because any page could have had a browser send it."""
+
+
+class HostNotAllowed(PageRefused):
+    status = 403
+    code = "host_not_allowed"
+
+    def __init__(self, host: str) -> None:
+        super().__init__(
+            f"Host '{host[:255]}' is not known to be this server; add it to ALLOWED_HOSTS (in a "
+            "cluster's file: allowed_hosts), or ask by address."
+        )
+
+
+class OriginNotAllowed(PageRefused):
+    """A page of `origin`; empty: of any, as this is not for browsers."""
+
+    status = 403
+    code = "origin_not_allowed"
+
+    def __init__(self, origin: str, path: str) -> None:
+        super().__init__(
+            f"Pages of origin '{origin[:255]}' may not use {path[:255]}; CORS_ORIGINS lists those "
+            "that may use the inference routes, and all others are for pages of this server."
+            if origin
+            else f"{path[:255]} is not for pages that a browser shows; ask with curl or a client."
+        )
+
+
+class NotJson(PageRefused):
+    status = 415
+    code = "unsupported_media_type"
+
+    def __init__(self, media_type: str) -> None:
+        super().__init__(
+            f"The body is declared as '{media_type[:255]}'; send it with Content-Type: "
+            "application/json."
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class PageRules:
+    """`hosts`: this server's public names, `*` any. `origins`: whose pages may use the routes of
+    the blueprints in `open_to_origins`; all other routes are for pages of this server alone.
+    `needs_json`: there, bodies have to be declared as JSON, which clients of the optimizer's and
+    the search's originals leave out."""
+
+    hosts: Set[str]
+    needs_json: bool = False
+    origins: Set[str] = frozenset()
+    open_to_origins: Set[str] = frozenset()
+
+
+def register_page_check(app: Flask, rules: PageRules) -> None:
+    """To be registered before a check of tokens: preflights carry none."""
 
     @app.before_request
     def check_origin() -> Response | None:
         # Not request.host, which is empty for names that Werkzeug finds odd and browsers do not.
         host = request.headers.get("Host", "")
-        if not is_own_host(host, settings):
+        if not is_own_host(host, rules.hosts):
             raise HostNotAllowed(host)
-        is_open = _is_open(settings)
+        is_open = _is_open(rules)
         if request.method == "OPTIONS" and "Access-Control-Request-Method" in request.headers:
             if not is_open:
                 raise OriginNotAllowed(request.headers.get("Origin", ""), request.path)
@@ -52,16 +105,21 @@ def register_origin_check(app: Flask, settings: Settings) -> None:
                 raise OriginNotAllowed("", request.path)
         elif _is_foreign(request) and not is_open:
             raise OriginNotAllowed(request.headers.get("Origin", ""), request.path)
-        elif request.blueprint not in INFERENCE and _has_body(request) and not request.is_json:
+        elif (
+            rules.needs_json
+            and request.blueprint not in rules.open_to_origins
+            and _has_body(request)
+            and not request.is_json
+        ):
             raise NotJson(request.mimetype)
         return None
 
     @app.after_request
     def let_listed_pages_read(response: Response) -> Response:
-        if ANY not in settings.cors_origins and settings.cors_origins:
+        if ANY not in rules.origins and rules.origins:
             response.vary.add("Origin")
-        if _is_open(settings):
-            is_any = ANY in settings.cors_origins
+        if _is_open(rules):
+            is_any = ANY in rules.origins
             response.headers["Access-Control-Allow-Origin"] = (
                 ANY if is_any else request.headers["Origin"]
             )
@@ -69,25 +127,32 @@ def register_origin_check(app: Flask, settings: Settings) -> None:
         return response
 
 
-def is_own_host(host: str, settings: Settings) -> bool:
+def answer_refusals(app: Flask) -> None:
+    """For an application that has no error handler of its own for them."""
+
+    @app.errorhandler(PageRefused)
+    def refused(error: PageRefused) -> tuple[Response, int]:
+        return jsonify(error.body()), error.status
+
+
+def is_own_host(host: str, names: Set[str]) -> bool:
     """Whether a Host header names this server: by address, by a name that no one outside can have
-    point here, or by one of ALLOWED_HOSTS. None at all is no browser's."""
-    if not host or ANY in settings.allowed_hosts:
+    point here, or by one of `names`. None at all is no browser's."""
+    if not host or ANY in names:
         return True
     match = HOST.fullmatch(host.lower())
     name = match[1] or match[2] if match else "."
     try:
         ipaddress.ip_address(name)
     except ValueError:
-        own = {*settings.allowed_hosts, settings.service_host.lower()}
-        return "." not in name or name.endswith(OWN_SUFFIXES) or name in own
+        return "." not in name or name.endswith(OWN_SUFFIXES) or name in names
     return True
 
 
-def _is_open(settings: Settings) -> bool:
-    """Whether the page that asks may use this route by CORS_ORIGINS."""
+def _is_open(rules: PageRules) -> bool:
+    """Whether the page that asks may use this route."""
     origin = request.headers.get("Origin")
-    return request.blueprint in INFERENCE and is_allowed(origin, settings.cors_origins)
+    return request.blueprint in rules.open_to_origins and is_allowed(origin, rules.origins)
 
 
 def _is_foreign(asked: Request) -> bool:

@@ -1,0 +1,110 @@
+"""Pages of other servers: whole within their bounds, or refused, whatever listens there."""
+
+import socket
+import ssl
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from threading import Event, Thread
+
+import pytest
+
+from common.fetch import FetchBounds, FetchFailed, fetch
+
+BOUNDS = FetchBounds(connect_s=5, read_s=5, max_bytes=1000)
+SHORT = FetchBounds(connect_s=5, read_s=0.2, max_bytes=1000)
+Listen = Callable[[bytes, bytes], str]
+
+
+@pytest.fixture
+def listen() -> Iterator[Listen]:
+    """Starts a server that says the first bytes at once, and the others again and again until its
+    client has gone; returns its address."""
+    servers: list[socket.socket] = []
+    threads: list[Thread] = []
+
+    def start(said: bytes, dripped: bytes = b"") -> str:
+        server = socket.create_server(("127.0.0.1", 0))
+        servers.append(server)
+        threads.append(Thread(target=_answer, args=(server, said, dripped), name="drips"))
+        threads[-1].start()
+        return f"127.0.0.1:{server.getsockname()[1]}"
+
+    yield start
+    for thread in threads:
+        thread.join()
+    for server in servers:
+        server.close()
+
+
+def _answer(server: socket.socket, said: bytes, dripped: bytes) -> None:
+    client, _ = server.accept()
+    pause = Event()
+    with client, suppress(OSError):
+        client.settimeout(10)
+        client.recv(65536)
+        client.sendall(said)
+        while dripped and not pause.wait(0.02):
+            client.sendall(dripped)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\npage",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\npa\r\n2\r\nge\r\n0\r\n\r\n",
+        b"HTTP/1.0 200 OK\r\n\r\npage",
+        b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\npage",
+    ],
+)
+def test_page_comes_however_its_end_is_said(listen: Listen, said: bytes) -> None:
+    assert fetch(f"http://{listen(said, b'')}/metrics?a=b", BOUNDS) == b"page"
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        (b"HTTP/1.1 404 Not Found\r\nContent-Length: 4\r\n\r\npage", "answers 404"),
+        (b"HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1:1/\r\n\r\n", "answers 302"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\npage", "5 bytes are missing"),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n9\r\npage", "IncompleteRead"),
+        (b"HTTP/1.0 200 OK\r\n\r\n" + bytes(1001), "more than 1000 bytes"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 999999999999\r\n\r\n" + bytes(1001), "1000 bytes"),
+        (b"HTTP/1.1 200 OK\r\n" + b"a: b\r\n" * 200 + b"\r\n", "headers"),
+        (b"SSH-2.0-OpenSSH_9.2\r\n", "SSH"),
+        (b"", "closed connection"),
+    ],
+)
+def test_anything_else_is_refused_with_its_reason(listen: Listen, said: bytes, reason: str) -> None:
+    with pytest.raises(FetchFailed, match=reason):
+        fetch(f"http://{listen(said, b'')}/", BOUNDS)
+
+
+@pytest.mark.parametrize(
+    ("said", "dripped"),
+    [
+        (b"HTTP/1.1 200 O", b"K"),
+        (b"HTTP/1.1 200 OK\r\na: ", b"b"),
+        (b"", b"HTTP/1.1 100 Continue\r\n\r\n"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 999\r\n\r\n", b"x"),
+        (b"HTTP/1.0 200 OK\r\n\r\n", b"x"),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", b"1\r\nx\r\n"),
+    ],
+)
+def test_server_that_drips_is_left_in_time(listen: Listen, said: bytes, dripped: bytes) -> None:
+    with pytest.raises(FetchFailed, match=r"took more than 0\.2 s"):
+        fetch(f"http://{listen(said, dripped)}/", SHORT)
+
+
+def test_handshake_that_drips_is_left_in_time(listen: Listen) -> None:
+    half_a_record = b"\x16\x03\x03\x40\x00\x02\x00\x3f\xfc"
+    with pytest.raises(FetchFailed) as caught:
+        fetch(f"https://{listen(half_a_record, b'x')}/", SHORT)
+    assert isinstance(caught.value.__cause__, ssl.SSLError | OSError)
+
+
+@pytest.mark.parametrize(
+    "url", ["http://127.0.0.1:1/", "http://", "http://[::1/", "http://127.0.0.1:99999/", "nothing"]
+)
+def test_what_is_no_server_is_said(url: str) -> None:
+    with pytest.raises(FetchFailed, match=r"^\S"):
+        fetch(url, BOUNDS)
