@@ -107,14 +107,16 @@ class Authenticator:
         token = bearer_token(authorization)
         try:
             claims, algorithm = self._verify(token)
-        except (jwt.PyJWTError, ValueError, TypeError, RecursionError) as error:
+            expires_s = float(claims["exp"]) if "exp" in claims else None
+        except (jwt.PyJWTError, ValueError, TypeError, OverflowError, RecursionError) as error:
             # ValueError and TypeError: odd header values reach into the library's own parsing.
+            # OverflowError: an end beyond any float.
             raise Unauthorized(f"{type(error).__name__}: {error}") from error
         principal = Principal(
             _claim_id(claims, "team_id"),
             _claim_id(claims, "token_id"),
             self._rules.role(claims, algorithm),
-            float(claims["exp"]) if "exp" in claims else None,
+            expires_s,
         )
         if algorithm in SYMMETRIC_ALGORITHMS:
             if len(self._known) >= MAX_KNOWN_TOKENS:
