@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 
 from cluster.controller.cycle import Cycle, Parts, Planner
+from cluster.controller.loads import ServerTraffic, Traffic
 from cluster.controller.loop import Rollout
 from cluster.controller.optimizer import OptimizerService
+from cluster.controller.speeds import Speeds
 from cluster.replicas import Group
 from tests.cluster.fleet import CountingReader, MemoryActuator, config, system, system_json
 
@@ -212,21 +214,31 @@ def test_predictions_follow_a_machine_that_became_slower(
     assert cycle.learned.factors["m", "A"].decode == pytest.approx(1.3, rel=0.15)
 
 
-def test_a_saturated_replica_is_not_taken_for_a_faster_one(
-    make_world: Callable[..., World],
-) -> None:
-    world = make_world()
-    settled(world, LOW)
-    (group, count), slower = next(iter(world.actuator.ready().items())), 1.4
-    assert group.accelerator == "A"
-    # All rows busy, and a queue that has only begun to grow.
-    busy_ms = slower * (10.0 + 0.5 * group.user_rows)
-    per_replica = PERIOD_S / (slower * 0.1 + 49 * busy_ms / 1000) * group.user_rows
-    for _ in range(8):
-        for _ in range(world.replicas - count):
-            world.actuator.lose(world.actuator.replicas()[-1].name)
-        cycle = world.period(per_replica * count, ttft_ms=300.0, itl_ms=busy_ms)
-    assert cycle.learned.factors["m", "A"].decode == pytest.approx(slower, rel=0.1)
+def test_a_saturated_replica_is_not_taken_for_a_faster_one(optimizer_url: str) -> None:
+    document, slower, rows = system(system_json()), 1.4, 16
+    group = Group("s", "A", rows)
+    itl_ms = slower * (10.0 + 0.5 * rows)
+    ended = rows * PERIOD_S / (slower * 0.1 + 49 * itl_ms / 1000)
+    # All rows are busy, and the queue is not yet what it will be in the end.
+    full = Traffic(
+        seconds=PERIOD_S,
+        arrived=1.3 * ended,
+        ended=ended,
+        prompt_tokens=100 * ended,
+        completion_tokens=50 * ended,
+        ttft_s=1.0 * ended,
+        ttft_count=ended,
+        itl_s=49 * ended * itl_ms / 1000,
+        itl_count=49 * ended,
+    )
+    service = OptimizerService(optimizer_url)
+    speeds = Speeds(document, service)
+    for number in range(5):
+        learned = speeds.learn(
+            {"s": ServerTraffic(full, {group: full})}, {group: 1}, PERIOD_S * number
+        )
+    service.close()
+    assert learned.factors["m", "A"].decode == pytest.approx(slower, rel=0.1)
 
 
 def test_a_plan_needs_more_of_slower_machines(make_world: Callable[..., World]) -> None:
