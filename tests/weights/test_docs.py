@@ -18,7 +18,7 @@ def test_every_setting_is_documented_with_its_default() -> None:
         row = re.search(rf"^\| `{field.validation_alias}` \|(.*?)\|", DOCS, re.MULTILINE)
         assert row is not None, field.validation_alias
         if field.validation_alias != "WEIGHTS_MAX_BODY_BYTES":
-            assert row[1].strip(" `") == str(field.default)
+            assert row[1].strip(" `") == str(field.default or "")
     for name in get_args(SamplerName):
         assert f"`{name}`" in DOCS
 
