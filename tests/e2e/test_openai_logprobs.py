@@ -230,7 +230,7 @@ def test_prompt_logprobs_stand_where_vllm_has_them(client: openai.OpenAI, tokeni
         ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs: come with whole answers; leave"),
         ({"prompt": ["a"] * 128, "prompt_logprobs": 8}, "prompt_logprobs: are 9 with each token"),
         ({"prompt": ["a"] * 128, "logprobs": 8, "echo": True}, "logprobs: are 9 with each token"),
-        ({"prompt": ["a"] * 64, "n": 4, "logprobs": 4}, "64 prompts in 4 choices"),
+        ({"prompt": ["a"] * 64, "n": 4, "logprobs": 4}, "logprobs: are 5 with each token"),
         ({"max_tokens": 0}, "max_tokens: is 0, which needs echo: true or prompt_logprobs; give"),
     ],
 )
