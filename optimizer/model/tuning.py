@@ -32,6 +32,7 @@ MODEL_SIGMA = 0.05  # of the model itself, with the right factors
 GATE = 0.975  # share of usual observations that are accepted
 MAX_REFUSALS = 3  # in a row, after which the machine has changed
 LARGEST_FACTOR = 100.0
+MAX_VARIANCE = 100.0  # of a factor's logarithm
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +98,8 @@ class SpeedTuner:
 
     @property
     def factors(self) -> Factors:
-        decode, prefill = np.exp(self._log)
+        # The logarithm of the largest is rounded.
+        decode, prefill = np.clip(np.exp(self._log), 1 / LARGEST_FACTOR, LARGEST_FACTOR)
         decode_error, prefill_error = np.sqrt(np.diag(self._covariance))
         return Factors(float(decode), float(prefill), float(decode_error), float(prefill_error))
 
@@ -136,7 +138,9 @@ class SpeedTuner:
             predicted, jacobian = found
         kept = np.eye(FACTORS) - gain @ jacobian
         # Joseph's form: symmetric and positive whatever is rounded.
-        self._covariance = kept @ covariance @ kept.T + gain @ noise @ gain.T
+        covariance = kept @ covariance @ kept.T + gain @ noise @ gain.T
+        excess = np.sqrt(np.maximum(np.diag(covariance) / MAX_VARIANCE, 1.0))
+        self._covariance = covariance / np.outer(excess, excess)
         return True
 
     def _drift(self, at_s: float) -> FloatArray:

@@ -11,7 +11,7 @@ from typing_extensions import TypedDict
 
 from optimizer.answer import shortest
 from optimizer.inferno_json import Body, JsonObject
-from optimizer.model.tuning import LARGEST_FACTOR, Observation, SpeedTuner, TunerState
+from optimizer.model.tuning import LARGEST_FACTOR, MAX_VARIANCE, Observation, SpeedTuner, TunerState
 from optimizer.questions.queries import PER_MINUTE, AnalyzeQuery, ReplicaQuery
 from optimizer.spec import (
     Count,
@@ -27,7 +27,6 @@ from optimizer.spec import (
 from optimizer.system import System
 
 MAX_OBSERVATIONS = 100
-MAX_VARIANCE = 100.0  # of a factor's logarithm
 
 Factor = Annotated[float, Field(ge=1 / LARGEST_FACTOR, le=LARGEST_FACTOR)]
 Error = Annotated[float, Field(gt=0, le=10)]

@@ -189,6 +189,19 @@ def test_state_that_is_sent_along_goes_on(client: FlaskClient) -> None:
     assert state == pytest.approx(whole["state"])
 
 
+def test_state_at_its_bounds_is_taken_back(client: FlaskClient) -> None:
+    # Far beyond any factor, with years between: of prefill nothing is known but that.
+    extremes = [
+        {"at": 1e11 * at, "arrivalRate": 1.0, "ttft": ttft_ms, "itl": itl_ms}
+        for at, (ttft_ms, itl_ms) in enumerate([(1e-6, 1e7), (1e-6, 1e7), (1e-6, 1e7), (1e-6, 1e7)])
+    ]
+    answer = client.post("/tune", json={**BODY, "observations": extremes}).json
+    assert answer is not None
+    assert answer["factors"]["decode"] == 100
+    body = {**BODY, "observations": extremes[:1], "state": answer["state"]}
+    assert client.post("/tune", json=body).status_code == 200
+
+
 @pytest.mark.parametrize(
     ("fields", "path"),
     [
