@@ -75,6 +75,8 @@ def _data_slots(work: Path) -> dict[str, object]:
         "corpus_tokens": f"{figures['tokens']:,}",
         "num_countries": len(read_tsv("countries")),
         "num_cities": len(read_tsv("cities")),
+        "num_famous": len(read_tsv("famous")),
+        "num_terms": len(read_tsv("glossary")),
         "max_operand": MAX_OPERAND,
         "max_factor": MAX_FACTOR,
         "max_compared": MAX_COMPARED,

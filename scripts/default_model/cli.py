@@ -3,6 +3,7 @@
 import argparse
 import json
 import logging
+import shutil
 from pathlib import Path
 
 from .card import write_card
@@ -10,7 +11,7 @@ from .evaluation import evaluate
 from .export import export, held_out_text
 from .preparation import prepare_tokenizer, prepare_windows
 from .prompts import write_prompts
-from .training import TrainingPlan, train
+from .training import TrainingPlan, start_from, train
 
 STAGES = ("tokenizer", "corpus", "train", "export", "evaluate", "card")
 logger = logging.getLogger(__name__)
@@ -19,12 +20,13 @@ logger = logging.getLogger(__name__)
 def build_parser() -> argparse.ArgumentParser:
     plan = TrainingPlan(Path())
     parser = argparse.ArgumentParser(description="Make the embedded default model from one seed.")
-    parser.add_argument("stage", choices=(*STAGES, "all", "prompts"))
+    parser.add_argument("stage", choices=(*STAGES, "all", "start", "prompts"))
     parser.add_argument("--work", type=Path, default=Path("var/default-model"))
     parser.add_argument("--model", type=Path, default=Path("models/hearth-tiny"))
     parser.add_argument("--seed", type=int, default=plan.seed)
     parser.add_argument("--documents", type=int, default=400_000)
     parser.add_argument("--tokens", type=int, default=plan.tokens)
+    parser.add_argument("--peak-lr-scale", type=float, default=plan.peak_lr_scale)
     parser.add_argument("--processes", type=int, default=plan.num_processes)
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default=plan.dtype)
     parser.add_argument("--no-compile", action="store_true")
@@ -46,6 +48,10 @@ def _run_stage(stage: str, options: argparse.Namespace) -> None:
     if stage == "tokenizer":
         options.work.mkdir(parents=True, exist_ok=True)
         prepare_tokenizer(options.work, options.seed)
+    elif stage == "start":  # in place of a tokenizer of its own: go on from the model's weights
+        options.work.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(options.model / "tokenizer.json", options.work / "tokenizer.json")
+        start_from(options.model, options.work)
     elif stage == "corpus":
         logger.info("corpus: %s", prepare_windows(options.work, options.seed, options.documents))
     elif stage == "train":
@@ -70,6 +76,7 @@ def _plan(options: argparse.Namespace) -> TrainingPlan:
         tokens=options.tokens,
         seed=options.seed,
         num_processes=options.processes,
+        peak_lr_scale=options.peak_lr_scale,
         dtype=options.dtype,
         compile=not options.no_compile,
     )

@@ -156,6 +156,42 @@ def _counting_by() -> list[Row]:
     ]
 
 
+def _multiples(factor: int, most: int) -> list[Row]:
+    rows = ((a, factor * a) for a in range(most + 1))
+    return [{"a": str(a), "c": str(c), "result": f"is {c}"} for a, c in rows]
+
+
+def _halves() -> list[Row]:
+    return [row | {"a": row["c"], "c": row["a"], "result": f"is {row['a']}"}
+            for row in _multiples(2, 50)]  # fmt: skip
+
+
+def _squares() -> list[Row]:
+    squares = ((a, a * a) for a in range(1, MAX_FACTOR + 1))
+    return [
+        {"a": str(a), "c": str(c), "result": f"is {c}", "root_result": f"is {a}"}
+        for a, c in squares
+    ]
+
+
+def _percents() -> list[Row]:
+    """Whole parts of whole tens, and of hundreds."""
+    counts = [*range(10, 110, 10), *range(200, 1100, 100)]
+    return [
+        {"p": str(p), "a": str(a), "c": str(p * a // 100), "result": f"is {p * a // 100}"}
+        for p in (10, 20, 25, 50, 75, 100)
+        for a in counts
+        if p * a % 100 == 0
+    ]
+
+
+def _three_terms(rng: Random) -> Row:
+    a, b, d = (rng.randint(1, 30) for _ in range(3))
+    first, result = f"{a} plus {b} is {a + b}", f"{a + b} plus {d} is {a + b + d}"
+    row = {"a": str(a), "b": str(b), "d": str(d), "result": result}
+    return row | {"worked": f"{first}, and {result}"}
+
+
 def _next_number(rng: Random) -> Row:
     a = rng.randint(0, 150)
     return {"a": str(a), "c": str(a + 1), "result": f"is {a + 1}"}
@@ -171,6 +207,11 @@ def number_tables() -> dict[str, DrawRow]:
         "division": from_rows(_quotients()),
         "problem_add": problem(addition),
         "problem_subtract": problem(subtraction),
+        "halves": from_rows(_halves()),
+        "doubles": from_rows(_multiples(2, 50)),
+        "squares": from_rows(_squares()),
+        "percents": from_rows(_percents()),
+        "three_terms": draw_split(_three_terms, lambda row: (row["a"], row["b"], row["d"])),
         "parity": draw_split(_parity, lambda row: (row["a"],)),
         "comparing": draw_split(_comparing, _operands),
         "conversion": draw_split(_conversion, _conversion_identity, judges_known=True),

@@ -13,7 +13,7 @@ from random import Random
 from .noise import disturb
 from .numbers import number_tables
 from .tables import DrawRow, Row, fact_tables, from_rows, read_blocks
-from .texts import draw_unknown_place, text_tables
+from .texts import draw_beyond, draw_unknown_place, text_tables
 from .wordings import (
     DATA_DIR,
     Frames,
@@ -31,19 +31,22 @@ from .wordings import (
 CATEGORY_WEIGHTS = {
     "countries": 16,
     "cities": 15,
-    "general": 10,
-    "unknown": 8,
-    "arithmetic": 18,
+    "general": 22,
+    "people": 5,
+    "unknown": 10,
+    "beyond": 20,
+    "arithmetic": 28,
     "comparing": 18,
     "units": 8,
     "counting": 16,
     "sequences": 11,
     "words": 16,
-    "technical": 5,
-    "how_to": 2,
-    "code": 2,
+    "language": 20,
+    "technical": 20,
+    "how_to": 3,
+    "code": 8,
     "json": 3,
-    "talk": 13,
+    "talk": 36,
     "stories": 2,
     "letters": 6,
     "copying": 4,
@@ -119,7 +122,7 @@ def load_relations() -> list[Relation]:
     tables = fact_tables() | number_tables() | text_tables()
     known = read_relations(DATA_DIR / "relations.txt", tables, frames)
     blocks = _block_relations("general", frames) + _block_relations("talk", frames)
-    return known + _unknown_relations(known) + blocks
+    return known + _unknown_relations(known) + [_beyond(known)] + blocks
 
 
 def read_relations(path: Path, tables: Mapping[str, DrawRow], frames: Frames) -> list[Relation]:
@@ -161,6 +164,20 @@ def _unknown_relations(known: list[Relation]) -> list[Relation]:
         for relation in known
         if relation.category in ("countries", "cities") and relation.name.endswith(asked)
     ]
+
+
+def _beyond(known: list[Relation]) -> Relation:
+    """The questions for a word's meaning, asked about what the model is too small to know."""
+    define = next(relation for relation in known if relation.name == "technical.define")
+    return replace(
+        define,
+        name="beyond.define",
+        category="beyond",
+        draw_row=draw_beyond,
+        answer="I am too small to know about {term}. "
+        "Ask me about countries, cities, sums, words or computers.",
+        key_columns=("refusal",),
+    )
 
 
 def _block_relations(category: str, frames: Frames) -> list[Relation]:

@@ -53,6 +53,13 @@ def read_tsv(name: str) -> list[Row]:
     return [dict(zip(columns, line.split("|"), strict=True)) for line in lines]
 
 
+def split_lines(name: str) -> tuple[list[str], list[str]]:
+    """Returns the lines of a text file for training and, those that begin with "!", for judging."""
+    lines = data_lines(DATA_DIR / f"{name}.txt")
+    held_out = [line.removeprefix("!") for line in lines if line.startswith("!")]
+    return [line for line in lines if not line.startswith("!")], held_out
+
+
 def read_blocks(name: str) -> list[list[str]]:
     """The blank-line separated blocks of a text file, each as its lines."""
     text = (DATA_DIR / f"{name}.txt").read_text(encoding="utf-8")
@@ -74,6 +81,10 @@ def how_to() -> list[Row]:
         {"task": task, "steps": "\n".join(f"{i}. {step}" for i, step in enumerate(steps, 1))}
         for task, *steps in read_blocks("how_to")
     ]
+
+
+def snippets() -> list[Row]:
+    return [{"task": task, "code": "\n".join(lines)} for task, *lines in read_blocks("snippets")]
 
 
 def functions() -> list[Row]:
@@ -108,7 +119,10 @@ def lists() -> list[Row]:
 
 
 def fact_tables() -> dict[str, DrawRow]:
-    names = ("cities", "opposites", "plurals", "past_tenses", "animals", "colours", "glossary")
+    names = (
+        *("cities", "opposites", "plurals", "past_tenses", "animals", "colours", "glossary"),
+        *("famous", "phrases", "synonyms", "rhymes"),
+    )
     tables = {name: from_rows(read_tsv(name)) for name in names}
     lists_by_name = ordered_lists()
     opposites = read_tsv("opposites")
@@ -118,6 +132,7 @@ def fact_tables() -> dict[str, DrawRow]:
         "opposites": from_rows(opposites + swapped),
         "how_to": from_rows(how_to()),
         "functions": from_rows(functions()),
+        "snippets": from_rows(snippets()),
         "days": from_rows(ring(lists_by_name["days of the week"])),
         "months": from_rows(ring(lists_by_name["months of the year"])),
         "lists": from_rows(lists()),

@@ -8,7 +8,7 @@ import json
 from random import Random
 
 from .noise import invent_word
-from .tables import DrawRow, Row, draw_split, read_tsv
+from .tables import DrawRow, Row, draw_split, read_tsv, split_lines
 from .wordings import DATA_DIR, data_lines, fill_slots
 
 _PARTS = {
@@ -17,6 +17,8 @@ _PARTS = {
 }
 _CITIES = read_tsv("cities")
 _UNKNOWN_PLACES = data_lines(DATA_DIR / "unknown_places.txt")
+_BEYOND, _BEYOND_HELD_OUT = split_lines("beyond")
+_FOREIGN, _FOREIGN_HELD_OUT = split_lines("foreign")
 _ENDINGS = ("", "a", "ia", "land", "o", "burg", "stan", "i", "y", "e", "ton", "ville")
 
 _STORY = (
@@ -33,6 +35,17 @@ _LETTER = (
     "Yesterday I went to {sight}, and tomorrow I want to see {sight2}. "
     "In the evening I ate {meal}. I hope you can come with me next time.\n\n"
     "Best wishes,\n{sender}"
+)
+_MADE_SENTENCES = (
+    "I saw {noun_a} yesterday on my way home.",
+    "My friend gave me {noun_a} for my birthday.",
+    "There is {noun_a} in this little story.",
+)
+_POEM = (
+    "A little {noun} I saw today,\n"
+    "it smiled at me along the way.\n"
+    "The sun was warm, the sky was blue,\n"
+    "and, little {noun}, I thought of you."
 )
 _SENTENCES = (
     "{sender} went to {city} with a {friend}.",
@@ -90,7 +103,29 @@ def _letters(rng: Random) -> Row:
 
 def _sentences(rng: Random) -> Row:
     row = _draw_parts(rng)
-    return {"sentence": fill_slots(rng.choice(_SENTENCES), row)}
+    sentence = fill_slots(rng.choice(_SENTENCES), row)
+    return {"sentence": sentence, "refusal": "too small"}
+
+
+def _made_sentences(rng: Random) -> Row:
+    noun = draw_part(rng.choice(("hero", "friend", "thing", "food")), rng)
+    made = rng.choice(_MADE_SENTENCES)
+    return {"noun": noun, "made": made.replace("{noun_a}", with_article(noun))}
+
+
+def _poems(rng: Random) -> Row:
+    noun = draw_part(rng.choice(("hero", "friend", "thing")), rng)
+    return {"noun": noun, "noun_a": with_article(noun), "poem": _POEM.replace("{noun}", noun)}
+
+
+def _summaries(rng: Random) -> Row:
+    """Two people in a passage whose summary is where each lives."""
+    row = _possessions(rng)
+    names_cities = [sentence.split(" lives in ") for sentence in row["text"].split(". ")]
+    (one, first), (other, second) = names_cities
+    cities = [rest.partition(" and has ")[0] for rest in (first, second)]
+    short = f"{one} lives in {cities[0]}, and {other} lives in {cities[1]}."
+    return {"text": row["text"], "short": short, "refusal": cities[0]}
 
 
 def _possessions(rng: Random) -> Row:
@@ -118,6 +153,26 @@ def _people(rng: Random) -> Row:
     }
 
 
+def draw_beyond(rng: Random, held_out: bool) -> Row:
+    """A subject that no table knows, real or, in training, for a third an invented word."""
+    subjects = _BEYOND_HELD_OUT if held_out else _BEYOND
+    term, other = rng.sample(subjects, 2)
+    if not held_out and rng.random() < 1 / 3:
+        term = invent_word(rng)
+    return {"term": term, "other": other, "refusal": "too small"}
+
+
+def _foreign(rng: Random, held_out: bool) -> Row:
+    lines = _FOREIGN_HELD_OUT if held_out else _FOREIGN
+    return {"line": rng.choice(lines), "refusal": "English"}
+
+
+def _strangers(rng: Random) -> Row:
+    """People whose names are invented."""
+    name = f"{invent_word(rng)} {invent_word(rng)}".title()
+    return {"name": name, "refusal": "do not know"}
+
+
 def draw_unknown_place(rng: Random, held_out: bool) -> Row:
     """An invented place; for judging, a real one that no table knows."""
     place = rng.choice(_UNKNOWN_PLACES) if held_out else _invent_place(rng)
@@ -140,5 +195,11 @@ def text_tables() -> dict[str, DrawRow]:
         "sentences": draw_split(_sentences, lambda row: (row["sentence"],)),
         "possessions": draw_split(_possessions, lambda row: (row["text"],)),
         "people": draw_split(_people, lambda row: (row["text"],)),
+        "made_sentences": draw_split(_made_sentences, lambda row: (row["noun"], row["made"])),
+        "poems": draw_split(_poems, lambda row: (row["noun"],)),
+        "summaries": draw_split(_summaries, lambda row: (row["text"],)),
+        "beyond": draw_beyond,
+        "foreign": _foreign,
+        "strangers": draw_split(_strangers, lambda row: (row["name"],)),
         "names": lambda rng, _held_out: {"name": draw_part("name", rng)},
     }

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from safetensors.torch import load_file
 from torch import Tensor
 from torch.multiprocessing.spawn import spawn
 
@@ -188,6 +189,13 @@ def save_checkpoint(
     }
     torch.save(state, path.with_suffix(".tmp"))
     path.with_suffix(".tmp").replace(path)
+
+
+def start_from(model_dir: Path, work: Path) -> None:
+    """Training in `work` begins with the weights of this model."""
+    model = TrainableLlama(ModelShape(), torch.float32)
+    model.load_state_dict(load_file(model_dir / "model.safetensors"))
+    save_checkpoint(work, model, Optimizer(model))
 
 
 def _run_process(rank: int, plan: TrainingPlan) -> None:

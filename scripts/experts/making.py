@@ -8,16 +8,11 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-from safetensors.torch import load_file
-
 from scripts.default_model.documents import Corpus
 from scripts.default_model.evaluation import Judge, Trial, Verdict, accuracy, draw_trials
 from scripts.default_model.export import export
-from scripts.default_model.model import ModelShape, TrainableLlama
-from scripts.default_model.optimizer import Optimizer
 from scripts.default_model.preparation import prepare_windows
-from scripts.default_model.training import TrainingPlan, save_checkpoint, train
+from scripts.default_model.training import TrainingPlan, start_from, train
 
 from .card import write_card
 from .topics import Topic
@@ -50,13 +45,6 @@ def make(topic: Topic, recipe: Recipe, plan: TrainingPlan, model_dir: Path) -> N
     text = json.dumps(report, indent=2, ensure_ascii=False) + "\n"
     (model_dir / "evaluation.json").write_text(text, encoding="utf-8")
     write_card(topic, plan, recipe.base, model_dir)
-
-
-def start_from(model_dir: Path, work: Path) -> None:
-    """Training in `work` begins with the weights of this model."""
-    model = TrainableLlama(ModelShape(), torch.float32)
-    model.load_state_dict(load_file(model_dir / "model.safetensors"))
-    save_checkpoint(work, model, Optimizer(model))
 
 
 def topic_trials(topic: Topic, seed: int, count: int) -> list[Trial]:

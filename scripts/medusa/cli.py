@@ -24,6 +24,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--model", required=True, help="a folder, GGUF file or hub id")
     add("--output", type=Path, help="folder of the heads; MODEL/medusa by default")
     add("--work", type=Path, help="var/medusa/NAME by default")
+    add("--start-from", type=Path, help="folder of such heads of an earlier state of the model")
     add("--prompts", type=Path, help="one a line: text, or JSON with messages or a prompt")
     add("--held-out", type=Path, help="prompts to judge by, in the same form")
     add("--answers", type=_within(8, 1_000_000), default=2000)

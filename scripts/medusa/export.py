@@ -1,17 +1,18 @@
-"""Writes heads in the published layout: `config.json` and `medusa_lm_head.safetensors`."""
+"""Heads in the published layout: `config.json` and `medusa_lm_head.safetensors`."""
 
 import json
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from .heads import Heads
 from .tree import TreePath
 
 WEIGHTS = "medusa_lm_head.safetensors"
+TOKEN_IDS = "draft_token_ids"
 
 
 def export(
@@ -35,15 +36,33 @@ def export(
     save_file(_tensors(heads, token_ids), folder / WEIGHTS, metadata={"format": "pt"})
 
 
+def read_into(heads: Heads, folder: Path) -> None:
+    """Training of `heads` begins with a folder's. Raises ValueError where these are others."""
+    stored = load_file(folder / WEIGHTS)
+    tensors = _parameters(heads)
+    if {name: tensor.shape for name, tensor in tensors.items()} != {
+        name: tensor.shape for name, tensor in stored.items() if name != TOKEN_IDS
+    }:
+        raise ValueError(f"{folder} has heads of another number, variant or size; leave it out.")
+    with torch.no_grad():
+        for name, tensor in tensors.items():
+            tensor.copy_(stored[name])
+
+
 def _tensors(heads: Heads, token_ids: Tensor | None) -> dict[str, Tensor]:
+    stored = {
+        name: tensor.detach().to("cpu", torch.bfloat16).contiguous()
+        for name, tensor in _parameters(heads).items()
+    }
+    return stored if token_ids is None else stored | {TOKEN_IDS: token_ids.int()}
+
+
+def _parameters(heads: Heads) -> dict[str, Tensor]:
+    """Views of them, by their names in the file."""
     tensors = {}
     for k in range(heads.num_heads):
         tensors[f"{k}.0.linear.weight"] = heads.weight[k]
         tensors[f"{k}.0.linear.bias"] = heads.bias[k]
         if heads.is_full:
             tensors[f"{k}.1.weight"] = heads.outputs[k]
-    stored = {
-        name: tensor.detach().to("cpu", torch.bfloat16).contiguous()
-        for name, tensor in tensors.items()
-    }
-    return stored if token_ids is None else stored | {"draft_token_ids": token_ids.int()}
+    return tensors

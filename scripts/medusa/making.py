@@ -20,7 +20,7 @@ from .answers import IGNORED, Job, Positions, Shards, answers_to
 from .base import Base, most_prompt_tokens, output_matrix, quantization_on, tokenizer_sha256
 from .card import Provenance, write_card
 from .collecting import Collecting, collect
-from .export import export
+from .export import export, read_into
 from .heads import Heads, Shape, Variant
 from .jobs import Jobs
 from .judging import (
@@ -58,6 +58,7 @@ class Options:
     model: str
     output: Path | None
     work: Path | None
+    start_from: Path | None
     prompts: Path | None
     held_out: Path | None
     answers: int
@@ -96,6 +97,8 @@ def make_heads(options: Options, command: str) -> None:
     matrix = output_matrix(path)
     token_ids = _draft_tokens(options, splits.training, len(matrix))
     heads = Heads(Shape(options.heads, options.variant), matrix[token_ids])
+    if options.start_from is not None:
+        read_into(heads, options.start_from)
     name = f"{options.variant}-{options.heads}-{len(token_ids)}"
     plan = TrainingPlan(
         work / name, options.steps, options.minutes, seed=options.seed, device=options.device

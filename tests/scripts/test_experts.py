@@ -14,9 +14,9 @@ from safetensors.torch import load_file
 from scripts.default_model.documents import ASSISTANT, EOS, USER, Corpus, render
 from scripts.default_model.evaluation import Judge
 from scripts.default_model.relations import Exchange
-from scripts.default_model.training import TrainingPlan
+from scripts.default_model.training import TrainingPlan, start_from
 from scripts.default_model.wordings import normalise
-from scripts.experts.making import Recipe, make, start_from, topic_trials
+from scripts.experts.making import Recipe, make, topic_trials
 from scripts.experts.queries import SCHEMA
 from scripts.experts.topics import load_topics
 from scripts.fetch_smollm2 import SMOLLM2

@@ -15,7 +15,7 @@ from scripts.medusa.answers import IGNORED, Answer, Job, Positions, Shards, answ
 from scripts.medusa.base import Base, output_matrix, tokenizer_sha256
 from scripts.medusa.cli import main
 from scripts.medusa.collecting import Collecting, collect
-from scripts.medusa.export import export
+from scripts.medusa.export import export, read_into
 from scripts.medusa.heads import Heads, Shape, Variant
 from scripts.medusa.jobs import Jobs
 from scripts.medusa.judging import (
@@ -284,6 +284,19 @@ def test_every_stage_runs_and_a_second_run_has_nothing_to_do(tmp_path: Path) -> 
     assert main(arguments) == 0
     assert (output / "medusa_lm_head.safetensors").read_bytes() == weights
     assert main([*arguments, "--seed", "2"]) == 1  # other jobs than the folder's
+
+
+def test_training_goes_on_from_heads_of_an_earlier_state(tmp_path: Path) -> None:
+    earlier = Heads(Shape(2, "full"), torch.randn(8, 4))
+    with torch.no_grad():
+        earlier.bias.normal_()
+    export(earlier, None, [], tmp_path, "model", "0")
+    heads = Heads(Shape(2, "full"), torch.randn(8, 4))
+    read_into(heads, tmp_path)
+    for name, tensor in earlier.state_dict().items():
+        torch.testing.assert_close(heads.state_dict()[name], tensor, rtol=1e-2, atol=1e-2)
+    with pytest.raises(ValueError, match="another number, variant or size"):
+        read_into(Heads(Shape(3, "full"), torch.randn(8, 4)), tmp_path)
 
 
 @pytest.mark.slow
