@@ -136,13 +136,16 @@ def result_lines(result: LoopResult) -> Iterator[str]:
 
 def _sensitivity_line(result: LoopResult) -> str:
     """How well the speed of a moment has to be known, beside how well it is."""
-    each = "; ".join(
-        f"{per_speed:.1f} % at {check.share:.0%} of capacity, so that {check.ttft.allowed:.0%} "
-        f"need the speed within ± {100 * check.ttft.allowed / max(per_speed, LEAST_PER_SPEED):.1f} %"
-        for check, per_speed in zip(result.checks, result.ttft_per_speed, strict=True)
-    )
+    parts = []
+    for check, per_speed in zip(result.checks, result.ttft_per_speed, strict=True):
+        allowed = check.ttft.allowed
+        within = 100 * allowed / max(per_speed, LEAST_PER_SPEED)
+        parts.append(
+            f"{per_speed:.1f} % at {check.share:.0%} of capacity, so that {allowed:.0%} need the "
+            f"speed within ± {within:.1f} %"
+        )
     return (
-        f"A machine that is 1 % slower has a TTFT that is higher by {each}. "
+        f"A machine that is 1 % slower has a TTFT that is higher by {'; '.join(parts)}. "
         f"The speed of a moment is known to ± {result.drift.error:.1%}."
     )
 
