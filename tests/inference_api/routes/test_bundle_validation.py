@@ -88,7 +88,7 @@ def test_answer_is_that_of_the_check(client: FlaskClient, tmp_path: Path) -> Non
 def test_faults_of_the_file_are_all_told(client: FlaskClient) -> None:
     answer = ask(client, SERVED.replace("name: a", "name: auto, colour: red"))
     name, colour = messages_of(answer)
-    assert name.startswith("experts[0].name: is what requests to the router ask for")
+    assert name.startswith("experts[0].name: is the name of the router")
     assert colour.startswith("experts[0].colour: no such key; known: name")
     assert answer["utilization"] is None
 
