@@ -45,7 +45,7 @@ KeysT = TypeVar("KeysT", bound=Keys)
 
 
 def parse_keys(content: bytes, model: type[KeysT], parts: Mapping[str, type[Keys]]) -> KeysT:
-    """The mapping of a file with this content. `parts` has the models of its inner mappings, by key.
+    """The mapping of a file with this content. `parts`: the models of its inner mappings, by key.
 
     Raises ConfigFaulty with every fault.
     """
