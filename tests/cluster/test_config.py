@@ -138,5 +138,5 @@ def test_every_key_is_documented_with_its_default() -> None:
     ):  # fmt: skip
         for name, field in model.model_fields.items():
             keys.add(prefix + name)
-            assert field.is_required() == (rows[prefix + name].strip() == "must be there"), name
+            assert field.is_required() == (rows[prefix + name].strip() == "required"), name
     assert keys == set(rows)
