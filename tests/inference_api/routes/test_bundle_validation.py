@@ -139,7 +139,7 @@ def test_sources_elsewhere_are_not_looked_at(
     for text in (of_one(source), pair, heads):
         [message] = messages_of(ask(client, text))
         assert message.startswith(f"{source} is neither a source of this server nor in the folder")
-        assert message.endswith("check it where it is, by `hearth bundle validate`.")
+        assert message.endswith("check it on its own machine with `hearth bundle validate`.")
 
 
 @pytest.mark.parametrize("source", ["./model", "other", "./other/../other"])
