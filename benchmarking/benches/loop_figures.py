@@ -1,7 +1,7 @@
 """What `bench-loop` finds: figures predicted beside measured, which of them are missed, and the
 table of them all. Pure."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from benchmarking.analysis.fit import Fit
@@ -66,7 +66,6 @@ class Check:
     ttft: Compared
     itl: Compared
     answered: Compared  # requests/s
-    ttft_per_speed: float  # relative change of the predicted TTFT over that of all times
 
     @property
     def figures(self) -> tuple[Compared, Compared, Compared]:
@@ -79,12 +78,14 @@ class LoopResult:
     itself says of its steps, where it does.
 
     `rates`: the capacity and, where the checks cross it, the highest rate with a mean ITL within
-    `level`.
+    `level`. `ttft_per_speed`: of each check, the relative change of its predicted TTFT over that of
+    all times.
     """
 
     fit: Fit
     drift: Drift
     checks: tuple[Check, ...]
+    ttft_per_speed: tuple[float, ...]
     by_rate: tuple[Check, ...]
     by_speed: tuple[Check, ...]
     rates: tuple[Compared, ...]
@@ -120,7 +121,7 @@ def result_lines(result: LoopResult) -> Iterator[str]:
         + (f"Missed: {'; '.join(misses)}." if misses else "None is missed.")
     )
     yield ""
-    yield sensitivity_line(result.checks, result.drift.error)
+    yield _sensitivity_line(result)
     yield "\nThe same of the rates alone, in the long run:\n"
     yield from _table(result.by_rate, ())
     if result.by_speed:
@@ -133,17 +134,19 @@ def result_lines(result: LoopResult) -> Iterator[str]:
     )
 
 
-def sensitivity_line(checks: Sequence[Check], speed_error: float) -> str:
+def _sensitivity_line(result: LoopResult) -> str:
     """How well the speed of a moment has to be known, beside how well it is."""
-    each = "; ".join(
-        f"{check.ttft_per_speed:.1f} % at {check.share:.0%} of capacity, so that "
-        f"{check.ttft.allowed:.0%} need the speed within ± "
-        f"{100 * check.ttft.allowed / max(check.ttft_per_speed, LEAST_PER_SPEED):.1f} %"
-        for check in checks
-    )
+    parts = []
+    for check, per_speed in zip(result.checks, result.ttft_per_speed, strict=True):
+        allowed = check.ttft.allowed
+        within = 100 * allowed / max(per_speed, LEAST_PER_SPEED)
+        parts.append(
+            f"{per_speed:.1f} % at {check.share:.0%} of capacity, so that {allowed:.0%} need the "
+            f"speed within ± {within:.1f} %"
+        )
     return (
-        f"A machine that is 1 % slower has a TTFT that is higher by {each}. "
-        f"The speed of a moment is known to ± {speed_error:.1%}."
+        f"A machine that is 1 % slower has a TTFT that is higher by {'; '.join(parts)}. "
+        f"The speed of a moment is known to ± {result.drift.error:.1%}."
     )
 
 

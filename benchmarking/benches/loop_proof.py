@@ -194,6 +194,10 @@ def prove(
         fit=found.fit,
         drift=found.drift,
         checks=tuple(checks),
+        ttft_per_speed=tuple(
+            fmean(_ttft_per_speed(asked.of_requests, *at) for at in moments)
+            for _, moments in of_moments
+        ),
         by_rate=tuple(_check(asked.of_rate, *each) for each in of_moments),
         by_speed=tuple(by_speed),
         rates=tuple(rates),
@@ -244,7 +248,6 @@ def _check(ask: Ask, share: float, moments: Sequence[At]) -> Check:
         answered=Compared(
             "answered, requests/s", fmean(served, seconds), None, answered, MAX_RATE_ERROR
         ),
-        ttft_per_speed=fmean((_ttft_per_speed(ask, *at) for at in moments), weights),
     )
 
 

@@ -15,6 +15,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from tempfile import TemporaryDirectory
 from threading import Event
 
@@ -239,10 +240,10 @@ def table(turns: Mapping[int, Sequence[Turn]], of_linear: Mapping[int, Interval]
             str(count),
             str(over_repeats([each.tokens_per_s for each in some])),
             str(of_linear.get(count, "")),
-            f"{1e6 * _mean(each.replicas_s for each in some):.1f}",
-            f"{1e6 * _mean(each.proxy_s for each in some):.1f}",
-            f"{_mean(each.client_share for each in some):.1%}",
-            f"{_mean(each.cores for each in some):.2f}",
+            f"{1e6 * fmean(each.replicas_s for each in some):.1f}",
+            f"{1e6 * fmean(each.proxy_s for each in some):.1f}",
+            f"{fmean(each.client_share for each in some):.1%}",
+            f"{fmean(each.cores for each in some):.2f}",
         )
         lines.append(f"| {' | '.join(columns)} |")
     return lines
@@ -292,11 +293,6 @@ def on_core(core: int) -> Iterator[None]:
 def _core_of(record: Record) -> int:
     cores: Collection[int] = psutil.Process(record.pid).cpu_affinity()
     return min(cores)
-
-
-def _mean(values: Iterable[float]) -> float:
-    listed = list(values)
-    return sum(listed) / len(listed)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from benchmarking.serving import MOCK_APP, ROOT, ServedApi, served
 
 CONFIG = ROOT / "tests" / "e2e" / "schemathesis.toml"
 SYSTEM = ROOT / "tests" / "data" / "optimizer" / "systems" / "s00_documented.json"
-EXAMPLES = int(os.environ.get("SCHEMATHESIS_EXAMPLES", "5"))  # of each operation
+EXAMPLES = int(os.environ.get("SCHEMATHESIS_EXAMPLES", "3"))  # of each operation
 EXCLUDED_CHECKS = (
     # Reading is lenient on purpose (null for absent, numbers as text), and more is checked than a
     # JSON schema can say (that a prompt fits the context).
