@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from optimizer.spec import DEFAULT_CLASS, ModelTarget, ServerSpec
+from optimizer.spec import DEFAULT_CLASS, LEAST_RATE, ModelTarget, ServerSpec
 from optimizer.system import System, Targets
 
 
@@ -27,7 +27,7 @@ class Eligible:
     @property
     def is_idle(self) -> bool:
         """True without arrivals. Arrivals without output tokens are work: a prefill each."""
-        return self.server.current_alloc.load.arrival_rate == 0
+        return self.server.current_alloc.load.arrival_rate < LEAST_RATE
 
     @property
     def out_tokens(self) -> int:
