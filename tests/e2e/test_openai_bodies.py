@@ -236,13 +236,14 @@ def test_an_answer_that_had_no_text_is_taken_back(client: openai.OpenAI) -> None
     with client.chat.completions.stream(model=MODEL, messages=HELLO, stop="User") as stream:
         silent: Any = stream.get_final_completion().choices[0].message
     assert silent.content is None
-    thought = {"role": "assistant", "content": None, "reasoning_content": "Well."}
+    thought: Any = {"role": "assistant", "content": None, "reasoning_content": "Well."}
     for message in (silent, silent.to_dict(), thought):
         again = client.chat.completions.create(model=MODEL, messages=[*HELLO, message, *HELLO])
         assert again.choices[0].message.content == f"User: hello\nAI: \n{ECHO}"
     for role in ("user", "system", "tool"):
+        empty: Any = {"role": role, "content": None}
         with pytest.raises(openai.BadRequestError, match=r"messages\[0\].content: is missing"):
-            client.chat.completions.create(model=MODEL, messages=[{"role": role, "content": None}])
+            client.chat.completions.create(model=MODEL, messages=[empty])
 
 
 def test_calls_are_taken_back_as_the_client_has_parsed_them(client: openai.OpenAI) -> None:
