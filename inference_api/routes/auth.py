@@ -37,7 +37,7 @@ def has_valid_token(settings: Settings) -> bool:
     scheme, _, token = authorization.partition(" ")
     if settings.jwt_secret is None or scheme.lower() != "bearer":
         return False
-    import jwt  # takes long to, and most servers have no JWT_SECRET
+    import jwt  # takes long, and most servers have no JWT_SECRET
 
     try:
         jwt.decode(token.strip(), settings.jwt_secret.get_secret_value(), algorithms=["HS256"])
