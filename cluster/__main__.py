@@ -1,4 +1,4 @@
-"""`python -m cluster FILE`: the controller of the cluster that the file describes."""
+"""`python -m cluster FILE`: the controller of the cluster described in the file."""
 
 import argparse
 import logging
@@ -51,8 +51,9 @@ class Service:
 
 
 def create_actuator(config: ClusterConfig) -> Actuator:
-    """Only what the file names is imported: Ray's and Kubernetes' clients are an extra. Raises
-    ActuatorUnusable, and ConfigFaulty where Kubernetes has no account for this process."""
+    """Imports only the kind that the file names: clients for Ray and Kubernetes are an extra.
+
+    Raises ActuatorUnusable, and ConfigFaulty if Kubernetes has no account for this process."""
     keys = config.actuator
     if keys.kind == "kubernetes":
         from cluster.actuators.deployments import Deployments

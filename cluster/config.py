@@ -1,6 +1,6 @@
 """`ClusterConfig`: the cluster's file, read once at start. Immutable: any thread.
 
-`docs/controller.md` lists the same keys for people; a test holds the two together.
+`docs/controller.md` lists the same keys; a test compares the two.
 """
 
 from collections.abc import Mapping
@@ -27,25 +27,27 @@ def _url(text: str) -> str:
     except ValueError:
         sound = False
     if not sound:
-        raise ValueError(f"{shown(text)} is no address; give one as http://127.0.0.1:3302")
+        raise ValueError(f"{shown(text)} is not a URL; give one like http://127.0.0.1:3302")
     return text.rstrip("/")
 
 
 def _address(text: str) -> str:
     host, _, port = text.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 65_536:
-        raise ValueError(f"{shown(text)} is no HOST:PORT; give one as 127.0.0.1:3300")
+        raise ValueError(f"{shown(text)} is not HOST:PORT; give for example 127.0.0.1:3300")
     return text
 
 
 def _host(text: str) -> str:
     if not HOST.fullmatch(text):
-        raise ValueError(f"{shown(text)} is no name of a host in lower case, without a port")
+        raise ValueError(
+            f"{shown(text)} is not a host name; give one in lower case and without a port"
+        )
     return text
 
 
 def _text_of(value: object) -> object:
-    """Settings are texts, which YAML reads as numbers and truths where they look like them."""
+    """Settings are strings; YAML reads some of them as numbers or booleans."""
     if isinstance(value, bool):
         return str(value).lower()
     return str(value) if isinstance(value, int | float) else value
@@ -91,7 +93,7 @@ class ActuatorKeys(Keys):
 
 
 class ProxyKeys(Keys):
-    """The door: requests that wait there have arrived, and no replica has seen them."""
+    """The proxy: requests that wait there have arrived, but no replica has counted them yet."""
 
     url: Url = Field(description="Of the proxy; its /metrics are read.")
     token_file: FilePath | None = Field(
@@ -111,7 +113,7 @@ class ServerKeys(Keys):
 
 
 class AcceleratorKeys(Keys):
-    """What one replica on it takes of a machine."""
+    """The resources that one replica on this accelerator takes."""
 
     resources: dict[Name, Amount] = Field(
         default_factory=dict, max_length=50, description="As the machines call them: CPU, GPU, ..."
@@ -119,7 +121,7 @@ class AcceleratorKeys(Keys):
 
 
 class ClusterConfig(Keys):
-    """A file that `read_config` has understood; paths are from its folder."""
+    """A valid file. Paths in it are relative to its folder."""
 
     system: FilePath = Field(description="The optimizer's document (`POST /optimizeOne`), as JSON.")
     optimizer: Url = Field(description="The optimizer's service, asked statelessly.")
@@ -177,7 +179,7 @@ class ClusterConfig(Keys):
 
     @property
     def recipes(self) -> Recipes:
-        """How the replicas of every server are run, and what they take."""
+        """How the replicas of every server are run, and the resources they take."""
         settings = {
             name: ({} if each.model is None else {"MODEL": each.model}) | each.settings
             for name, each in self.servers.items()
@@ -186,14 +188,14 @@ class ClusterConfig(Keys):
 
 
 def read_config(path: Path) -> tuple[ClusterConfig, SystemDocument]:
-    """The cluster of a file, and the system that it names. Raises ConfigFaulty with every fault."""
+    """The cluster in a file, and the system that it names. Raises ConfigFaulty with every fault."""
     config = _from_folder(
         parse_keys(_bytes_of(path, MAX_FILE_BYTES), ClusterConfig, _PARTS), path.resolve().parent
     )
     system = read_system(_bytes_of(config.system, MAX_SYSTEM_BYTES))
     name = config.system.name
     faults = [
-        f"servers: {shown(each)} is no server of {name}; known: {listed(system.servers)}."
+        f"servers: {shown(each)} is not a server of {name}; known: {listed(system.servers)}."
         for each in config.servers
         if each not in system.servers
     ]
@@ -203,7 +205,8 @@ def read_config(path: Path) -> tuple[ClusterConfig, SystemDocument]:
         if each not in config.servers
     ]
     faults += [
-        f"accelerators: {shown(each)} is none of {name}; known: {listed(system.accelerators)}."
+        f"accelerators: {shown(each)} is not an accelerator of {name}; known: "
+        f"{listed(system.accelerators)}."
         for each in config.accelerators
         if each not in system.accelerators
     ]
@@ -226,7 +229,7 @@ _PARTS: Mapping[str, type[Keys]] = {
 
 
 def _from_folder(config: ClusterConfig, folder: Path) -> ClusterConfig:
-    """With paths that do not depend on where the process runs."""
+    """With paths that do not depend on the working directory."""
     proxy = config.proxy
     if proxy is not None and proxy.token_file is not None:
         proxy = proxy.model_copy(update={"token_file": folder / proxy.token_file})
@@ -248,17 +251,17 @@ def _from_folder(config: ClusterConfig, folder: Path) -> ClusterConfig:
 
 
 def _found(model: str | None, folder: Path) -> str | None:
-    """A path where it is one from this folder, else as it is: a hub id, say."""
+    """The path if it exists in this folder; otherwise unchanged, as it may be a hub id."""
     try:
         return str((folder / model).resolve()) if model and (folder / model).exists() else model
-    except (OSError, ValueError):  # a hub id that is too long for a name of a file, say
+    except (OSError, ValueError):  # such as a hub id that is too long for a file name
         return model
 
 
 def _bytes_of(path: Path, max_bytes: int) -> bytes:
     try:
         if not path.is_file():
-            refuse([f"{path} is no file; give the path of one."])
+            refuse([f"{path} is not a file; correct the path."])
         with path.open("rb") as stream:
             content = stream.read(max_bytes + 1)
     except (OSError, ValueError) as error:  # a NUL in the path

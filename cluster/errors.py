@@ -1,9 +1,9 @@
-"""Faults of a cluster, for its operator.
+"""Errors of a cluster, for its operator.
 
 ClusterError
 ├── ConfigFaulty        the file is wrong: nothing was started
 ├── ActuatorUnusable    machines, Ray or Kubernetes cannot be reached
-├── MetricsUnread       a replica's or the proxy's /metrics are of no use
+├── MetricsUnread       /metrics of a replica or the proxy could not be read
 └── OptimizerUnusable   the optimizer does not answer, or refuses the system
 """
 
@@ -17,12 +17,12 @@ class ConfigFaulty(ClusterError):
 
 
 class ActuatorUnusable(ClusterError):
-    """Machines cannot be reached."""
+    """The machines cannot be reached."""
 
 
 class MetricsUnread(ClusterError):
-    """What was to be counted is unknown."""
+    """The load is unknown because metrics could not be read."""
 
 
 class OptimizerUnusable(ClusterError):
-    """The optimizer has given no plan."""
+    """The optimizer returned no plan."""

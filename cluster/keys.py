@@ -1,5 +1,5 @@
-"""Mappings of a YAML file by pydantic models, and every fault of it with place, value, bound and
-remedy. Pure: any thread.
+"""Reads the mappings of a YAML file into pydantic models, and reports every fault with its place,
+value, bound and remedy. Pure: any thread.
 """
 
 import math
@@ -22,7 +22,7 @@ SAID = {
     "greater_than_equal": "is {given}; give {ge} or more",
     "less_than_equal": "is {given}; give {le} or less",
     "literal_error": "is {given}; known: {expected}",
-    "string_type": "is {given}; give a text, in quotes where YAML reads something else",
+    "string_type": "is {given}; give a string; put it in quotes",
     "int_type": "is {given}; give an integer",
     "float_type": "is {given}; give a number",
     "finite_number": "is {given}; give a finite number",
@@ -45,7 +45,7 @@ KeysT = TypeVar("KeysT", bound=Keys)
 
 
 def parse_keys(content: bytes, model: type[KeysT], parts: Mapping[str, type[Keys]]) -> KeysT:
-    """The mapping of a file with this content; `parts`: the models of the mappings in it, by key.
+    """The mapping of a file with this content. `parts`: the models of its inner mappings, by key.
 
     Raises ConfigFaulty with every fault.
     """
@@ -55,7 +55,7 @@ def parse_keys(content: bytes, model: type[KeysT], parts: Mapping[str, type[Keys
     except UnicodeDecodeError as error:
         refuse([f"The file is not UTF-8 at byte {error.start}; save it as UTF-8."])
     except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
-        refuse([f"The file is no YAML that can be read: {' '.join(str(error).split())[:300]}."])
+        refuse([f"The file cannot be read as YAML: {' '.join(str(error).split())[:300]}."])
     if not isinstance(raw, dict):
         refuse([f"The file is {shown(raw)}; give keys: {', '.join(model.model_fields)}."])
     faults = loader.doubled
@@ -83,8 +83,8 @@ def float_of(value: object) -> object:
 
 
 class _Loader(yaml.SafeLoader):
-    """`doubled`: a fault for each key that is there more than once. Without aliases, which let a
-    short file be a huge value."""
+    """`doubled` has a fault for each duplicate key. Aliases are refused, because with them a short
+    file can be a huge value."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
@@ -93,7 +93,9 @@ class _Loader(yaml.SafeLoader):
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         event = self.peek_event()  # type: ignore[no-untyped-call]
         if isinstance(event, yaml.AliasEvent):
-            raise yaml.YAMLError(f"{event.start_mark}: aliases (*) are not read; write it out")
+            raise yaml.YAMLError(
+                f"{event.start_mark}: aliases (*) are not allowed; write the value out"
+            )
         return super().compose_node(parent, index)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
@@ -101,7 +103,7 @@ class _Loader(yaml.SafeLoader):
         for key, _ in node.value:
             if key.value in seen:
                 line = key.start_mark.line + 1
-                self.doubled.append(f"line {line}: {shown(key.value)} is there twice; remove one.")
+                self.doubled.append(f"line {line}: {shown(key.value)} appears twice; remove one.")
             if isinstance(key.value, str):
                 seen.add(key.value)
         return super().construct_mapping(node, deep)
@@ -127,7 +129,7 @@ def listed(names: Iterable[str]) -> str:
 
 
 def shown(value: object) -> str:
-    """A value as messages have it, all of it printable."""
+    """A value for a message: short and printable."""
     if isinstance(value, list | dict):
         return "a list" if isinstance(value, list) else "a mapping"
     try:

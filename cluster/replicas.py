@@ -16,10 +16,10 @@ class State(StrEnum):
 
 @dataclass(frozen=True, slots=True, order=True)
 class Group:
-    """Equal replicas: of one server of the optimizer's system, on one of its accelerators.
+    """Identical replicas of one server of the optimizer's system, on one of its accelerators.
 
-    `user_rows` is the batch size of the plan. Groups that differ in it only are different groups:
-    rows are fixed when a process starts.
+    `user_rows` is the batch size in the plan. Replicas with other rows belong to another group,
+    because rows are fixed when a process starts.
     """
 
     server: str
@@ -31,8 +31,8 @@ class Group:
 class Recipe:
     """How the processes of a server on an accelerator are run.
 
-    `settings` are variables of docs/settings.md, MODEL among them; `resources` is what one replica
-    takes, by the names of the machines' own bookkeeping (CPU, GPU, acc_H100).
+    `settings` are variables of docs/settings.md, including MODEL. `resources` is what one replica
+    takes, by the machines' names for them (CPU, GPU, acc_H100).
     """
 
     settings: Mapping[str, str]
@@ -41,13 +41,13 @@ class Recipe:
 
 @dataclass(frozen=True, slots=True)
 class Recipes:
-    """How each server's processes are set, and what each accelerator takes of a machine."""
+    """The settings of each server's processes, and the resources of a replica per accelerator."""
 
     settings: Mapping[str, Mapping[str, str]]
     resources: Mapping[str, Mapping[str, float]]
 
     def of(self, group: Group) -> Recipe:
-        """With the group's rows as USER_ROWS. Raises ConfigFaulty for names that are not here."""
+        """A group's recipe, with its rows as USER_ROWS. Raises ConfigFaulty for unknown names."""
         for name, known, kind in (
             (group.server, self.settings, "servers"),
             (group.accelerator, self.resources, "accelerators"),
@@ -60,7 +60,7 @@ class Recipes:
 
 @dataclass(frozen=True, slots=True)
 class Replica:
-    """One API process. `url` once it is known, without a slash at its end."""
+    """One API process. `url` has no slash at its end and is None until it is known."""
 
     name: str
     group: Group
@@ -72,8 +72,8 @@ class Replica:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a call to an actuator has set going. `unplaced` replicas have found no machine, for
-    the reason given: they are reported and not tried again until the plan changes."""
+    """What a call to an actuator has started. There is no room for `unplaced` replicas, for the
+    reason `why`; they are reported and not tried again until the plan changes."""
 
     started: tuple[str, ...] = ()
     stopped: tuple[str, ...] = ()

@@ -1,7 +1,7 @@
-"""`SystemDocument`: the optimizer's document, as far as a cluster reads it. Immutable: any thread.
+"""`SystemDocument`: the parts of the optimizer's document that a cluster reads. Any thread.
 
-The optimizer judges the whole when it is asked; here its names are found, and the speeds of models
-on accelerators. Keys are read in any case, as the optimizer reads them.
+It finds names, and the speeds of models on accelerators; the optimizer validates the rest. Keys may
+be in upper or lower case, as in the optimizer. Immutable.
 """
 
 import json
@@ -26,24 +26,24 @@ _NAMES = {name.lower(): name for name in _KEYS.split()}
 
 @dataclass(frozen=True, slots=True)
 class SystemDocument:
-    """`parts` is what stands under `system`; the mappings are by name, of what is in it."""
+    """`parts` is the content of `system`; the mappings have its entries by name."""
 
     parts: Json
     servers: Mapping[str, Json] = field(default_factory=dict)
     accelerators: Mapping[str, Json] = field(default_factory=dict)
     classes: Mapping[str, Json] = field(default_factory=dict)
     perf: Mapping[tuple[str, str], Json] = field(default_factory=dict)
-    """Of a model on an accelerator."""
+    """By model and accelerator."""
 
     def target(self, server: str) -> Json:
-        """The service levels of a server; empty where it has none."""
+        """The service levels of a server; empty if it has none."""
         spec = self.servers[server]
         listed = self.classes.get(spec.get("class") or "Free", {}).get("modelTargets") or []
         return next((t for t in reversed(listed) if t.get("model") == spec.get("model")), {})
 
 
 def read_system(content: bytes) -> SystemDocument:
-    """The document of this content. Raises ConfigFaulty."""
+    """The document in this content. Raises ConfigFaulty."""
     try:
         parts = _named(json.loads(content))["system"]
         return SystemDocument(
@@ -58,7 +58,7 @@ def read_system(content: bytes) -> SystemDocument:
         )
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ConfigFaulty(
-            f"  - system: the file is no document as POST /optimizeOne takes it ({error!r:.200}); "
+            f"  - system: the file is not a document for POST /optimizeOne ({error!r:.200}); "
             "docs/optimizer.md has an example."
         ) from None
 

@@ -1,7 +1,7 @@
 """`Bundle`: many experts (models) behind one endpoint, as a file describes them.
 
-`docs/bundle.md` lists the same keys for people; a test holds the two together. Reads the file
-alone: whether its experts can be served is for `engine.loading.bundle_check`.
+`docs/bundle.md` lists the same keys; a test compares the two. This module only reads the file.
+Whether its experts can be served here is decided by `engine.loading.bundle_check`.
 """
 
 import math
@@ -45,7 +45,7 @@ def _bytes_of(value: object) -> object:
         return value
     size = SIZE.fullmatch(value)
     if size is None:
-        raise ValueError("is no size; give bytes, or a number of KiB, MiB, GiB or TiB as in 2GiB")
+        raise ValueError("is not a size; give bytes, or a number of KiB, MiB, GiB or TiB: 2GiB")
     return int(float(size[1]) * UNIT_BYTES[size[2]])
 
 
@@ -60,9 +60,9 @@ def _float_of(value: object) -> object:
 
 def _can_be_asked_for(name: str) -> str:
     if name == ROUTED:
-        raise ValueError("is what requests to the router ask for; choose another name")
+        raise ValueError("is the name of the router; choose another name")
     if any(part in ("", ".", "..") for part in name.split("/")):
-        raise ValueError("has '.', '..' or nothing beside a '/', and no path may; leave that out")
+        raise ValueError("has '.', '..' or an empty part between slashes; remove it")
     return name
 
 
@@ -80,7 +80,7 @@ class _Keys(BaseModel):
 
 
 class RowBounds(_Keys):
-    min: int = Field(1, ge=1, le=256, description="User rows that are there for it at any time.")
+    min: int = Field(1, ge=1, le=256, description="User rows reserved for it.")
     max: int | None = Field(
         None, ge=1, le=256, description="Most user rows it may have; default: USER_ROWS."
     )
@@ -99,85 +99,85 @@ class ExpertTarget(_Keys):
 
 
 class ExpertDraft(_Keys):
-    """A small model that guesses for the expert."""
+    """A small model that drafts tokens for the expert."""
 
     source: Source = Field(
-        description="Folder, GGUF file or hub id of a small model of the same vocabulary."
+        description="Folder, GGUF file or hub id of a small model with the same vocabulary."
     )
     tokens: int | None = Field(
         None,
         ge=1,
         le=32,
-        description="Most tokens guessed for a row in one step; default: SPECULATION_TOKENS.",
+        description="Most tokens drafted for a row in one step; default: SPECULATION_TOKENS.",
     )
 
 
 class Expert(_Keys):
-    """One model of a bundle; with `draft` a pair, which is one expert under its own name."""
+    """One model of a bundle. With `draft` it is a pair of models, under one name."""
 
     name: Annotated[Name, AfterValidator(_can_be_asked_for)] = Field(
-        description=f"What requests ask for; each once, and not `{ROUTED}`."
+        description=f"Its model name in requests: unique, and not `{ROUTED}`."
     )
     target: ExpertTarget | None = Field(
-        None, description="In place of `source`, as pairs are written: a mapping of `source`."
+        None, description="Another way to write `source`, for pairs: a mapping with `source`."
     )
     source: Source = Field(
         "",
         validate_default=True,
-        description="Folder, GGUF file or hub id; from the file's folder, where it is there.",
+        description="Folder or GGUF file, looked up in this file's folder first; or a hub id.",
     )
-    description: str = Field("", max_length=1000, description="What it is for, for people.")
+    description: str = Field("", max_length=1000, description="For people and for the router.")
     examples: Annotated[tuple[Text, ...], Field(strict=False)] = Field(
         (),
         max_length=MAX_EXAMPLES,
-        description="Requests that it should get, each of 1 to 1000 characters; the router learns "
+        description="Requests that it should get, 1 to 1000 characters each; the router learns "
         "from them.",
     )
     quantisation: Quantisation = Field(
-        "none", description="Weights of linear maps in groups of 32."
+        "none", description="Weights of linear layers, in groups of 32."
     )
     context: int | None = Field(
         None,
         ge=16,
         le=1_048_576,
-        description="Tokens of a row; default: the model's own, at most 2048.",
+        description="Tokens per row; default: the model's own context, at most 2048.",
     )
-    rows: RowBounds = Field(RowBounds(), description="A mapping of `min` and `max`.")
+    rows: RowBounds = Field(RowBounds(), description="A mapping with `min` and `max`.")
     pinned: bool = Field(False, description="Loaded at start and never unloaded.")
     load: Literal["start", "demand"] = Field(
-        "demand", description="When it is loaded first; a pinned one at start in any case."
+        "demand", description="When it is first loaded; a pinned expert always at start."
     )
     draft: ExpertDraft | None = Field(
-        None, validate_default=True, description="A mapping of `source` and `tokens`."
+        None, validate_default=True, description="A mapping with `source` and `tokens`."
     )
     speculation: Speculation | None = Field(
         None,
         validate_default=True,
-        description="As SPECULATION; default: `draft` where there is one, else `off`.",
+        description="As SPECULATION; default: `draft` if it has one, else `off`.",
     )
     medusa_heads: Source | None = Field(
-        None, description="Folder or hub id of Medusa heads; default: `medusa` in the folder."
+        None, description="Folder or hub id of Medusa heads; default: the model's `medusa` folder."
     )
 
     @field_validator("source", mode="before")
     @classmethod
     def _of_target(cls, source: object, info: ValidationInfo) -> object:
         if "target" not in info.data:
-            return "faulty"  # of which is told already
+            return "faulty"  # reported already
         target: ExpertTarget | None = info.data["target"]
         if target is None:
             if source == "":
-                raise ValueError("is missing; give it, or target: {source: ...} beside a draft")
+                raise ValueError("is missing; give it, or target: {source: ...} with a draft")
             return source
         if source != "":
-            raise ValueError("is there beside target; give one of them")
+            raise ValueError("is given next to target; give only one of them")
         return target.source
 
     @field_validator("draft")
     @classmethod
     def _check_pair(cls, draft: ExpertDraft | None, info: ValidationInfo) -> ExpertDraft | None:
         if draft is None and info.data.get("target") is not None:
-            raise ValueError("is missing beside target; give it, or source in place of target")
+            raise ValueError("is missing next to target; give it, or replace target by source")
         return draft
 
     @field_validator("speculation")
@@ -189,9 +189,9 @@ class Expert(_Keys):
         if asked is None:
             return "draft" if has_draft else "off"
         if has_draft and asked not in ("draft", "auto"):
-            raise ValueError(f"{asked} has no use for the draft; give draft or auto, or remove it")
+            raise ValueError(f"{asked} does not use the draft; give draft or auto, or remove it")
         if asked == "draft" and not has_draft:
-            raise ValueError("draft needs one; give draft: {source: ...}")
+            raise ValueError("draft needs a draft model; give draft: {source: ...}")
         return asked
 
     @property
@@ -200,49 +200,49 @@ class Expert(_Keys):
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """All that it is loaded from."""
+        """Everything that it is loaded from."""
         draft = None if self.draft is None else self.draft.source
         return tuple(each for each in (self.source, draft, self.medusa_heads) if each is not None)
 
 
 class RouterSettings(_Keys):
-    """Who answers requests to `auto`."""
+    """How the expert for requests to `auto` is chosen."""
 
-    method: Literal["tfidf"] = Field("tfidf", description="What texts are compared by.")
+    method: Literal["tfidf"] = Field("tfidf", description="How texts are compared.")
     threshold: Seconds = Field(
-        0.35, ge=0, le=1, description="Confidence below which `fallback` answers."
+        0.35, ge=0, le=1, description="Below this confidence, `fallback` answers."
     )
-    fallback: Name | None = Field(None, description="An expert's name; default: `default`.")
+    fallback: Name | None = Field(None, description="Answers when unsure; default: `default`.")
 
 
 class Bundle(_Keys):
-    """A file that `read_bundle` has understood: names are each once, and those that are meant."""
+    """A valid file: names are unique, and `default` and `fallback` name experts."""
 
-    version: Literal[1] = Field(description="Of this format.")
-    memory_limit: Size = Field(description="Bytes that all experts' weights may take on disk.")
-    fast_memory_limit: Size = Field(description="Bytes that those loaded may take in memory.")
+    version: Literal[1] = Field(description="Version of this format.")
+    memory_limit: Size = Field(description="Disk space for the weights of all experts.")
+    fast_memory_limit: Size = Field(description="Memory for the experts that are loaded.")
     patience_s: Seconds = Field(
-        10.0, ge=0, le=3600, description="Waiting after which an expert in use has to make room."
+        10.0, ge=0, le=3600, description="Seconds of waiting after which experts in use must leave."
     )
     min_residence_s: Seconds = Field(
-        2.0, ge=0, le=3600, description="Seconds for which an expert stays once it is loaded."
+        2.0, ge=0, le=3600, description="Seconds that a loaded expert stays at least."
     )
     load_timeout_s: Seconds = Field(
-        120.0, ge=1, le=86_400, description="Seconds after which a load has failed."
+        120.0, ge=1, le=86_400, description="Seconds after which a load counts as failed."
     )
     max_queue: int = Field(
-        256, ge=1, le=4096, description="Requests that may wait, of all experts together."
+        256, ge=1, le=4096, description="Requests that may wait, for all experts together."
     )
     default: Name | None = Field(
-        None, description="Who answers requests that name no model; default: the first."
+        None, description="The expert for requests that name no model; default: the first."
     )
     load_by: Literal["map", "copy"] = Field(
-        "map", description="map: pages of the packed file; copy: read into huge pages."
+        "map", description="map: map the packed file; copy: read it into huge pages."
     )
     experts: Annotated[tuple[Expert, ...], Field(strict=False)] = Field(
         max_length=MAX_EXPERTS, description=f"A list of 1 to {MAX_EXPERTS} mappings."
     )
-    router: RouterSettings | None = Field(None, description=f"Answers requests to `{ROUTED}`.")
+    router: RouterSettings | None = Field(None, description=f"Routes requests to `{ROUTED}`.")
 
     _folder: Path | None = PrivateAttr(None)
 
@@ -258,22 +258,22 @@ class Bundle(_Keys):
         return next((each for each in self.experts if each.name == self.default), self.experts[0])
 
     def expert(self, name: str) -> Expert:
-        """The expert of this name, which is there."""
+        """The expert with this name. It must exist."""
         return next(each for each in self.experts if each.name == name)
 
     @property
     def folder(self) -> Path | None:
-        """Of the file that it was read from."""
+        """The folder of the file that it was read from."""
         return self._folder
 
     def from_folder(self, folder: Path) -> Self:
-        """As read from a file in `folder`: the sources that are there are absolute paths."""
+        """As read from a file in `folder`: sources that exist there become absolute paths."""
 
         def found(source: str) -> str:
             path = folder / source
             try:
                 return str(path) if path.exists() else source
-            except (OSError, ValueError):  # a hub id that is too long for a name of a file, say
+            except (OSError, ValueError):  # such as a hub id that is too long for a file name
                 return source
 
         bundle = self.with_sources(found)
@@ -281,12 +281,12 @@ class Bundle(_Keys):
         return bundle
 
     def with_sources(self, change: Callable[[str], str]) -> Self:
-        """With every source as `change` makes it."""
+        """A copy with `change` applied to every source."""
         experts = tuple(_with_sources(each, change) for each in self.experts)
         return self.model_copy(update={"experts": experts})
 
     def row_faults(self, user_rows: int) -> list[str]:
-        """Whether `user_rows` rows, of all experts together, are as many as they need."""
+        """Why `user_rows` rows are too few for all experts together; empty if they are enough."""
         faults = []
         guaranteed = sum(each.rows.min for each in self.experts)
         if guaranteed > user_rows:
@@ -304,13 +304,13 @@ class Bundle(_Keys):
 
 
 def read_bundle(path: Path) -> Bundle:
-    """The file's bundle, with its sources found from its folder.
+    """The file's bundle, with sources looked up in its folder first.
 
     Raises StartupError with every fault of the file.
     """
     try:
         if not path.is_file():
-            raise StartupError([f"{path} is no file; give the path of a bundle's YAML file."])
+            raise StartupError([f"{path} is not a file; give the path of a bundle's YAML file."])
         with path.open("rb") as stream:
             content = stream.read(MAX_FILE_BYTES + 1)
     except (OSError, ValueError) as error:  # a NUL in the path
@@ -319,7 +319,7 @@ def read_bundle(path: Path) -> Bundle:
 
 
 def parse_bundle(content: bytes) -> Bundle:
-    """The bundle of a file with this content. Raises StartupError with every fault of it."""
+    """The bundle of a file with this content. Raises StartupError with every fault."""
     if len(content) > MAX_FILE_BYTES:
         _refuse(f"The file has more than {MAX_FILE_BYTES} bytes; shorten it.")
     try:
@@ -327,7 +327,7 @@ def parse_bundle(content: bytes) -> Bundle:
     except UnicodeDecodeError as error:
         _refuse(f"The file is not UTF-8 at byte {error.start}; save it as UTF-8.")
     except UnusableYaml as error:
-        _refuse(f"The file is no YAML that can be read: {error}.")
+        _refuse(f"The file cannot be read as YAML: {error}.")
     if not isinstance(raw, dict):
         _refuse(f"The file is {shown(raw)}; give keys: {', '.join(Bundle.model_fields)}.")
     faults = doubled + _name_faults(raw)
@@ -359,13 +359,13 @@ def _with_sources(expert: Expert, change: Callable[[str], str]) -> Expert:
 
 
 def _name_faults(raw: Mapping[str, Any]) -> list[str]:
-    """Names of experts that are there twice, and names of none; of any value that YAML can have."""
+    """Duplicate names of experts, and references to unknown ones. `raw` is any YAML mapping."""
     experts = raw.get("experts")
     entries = experts[:MAX_EXPERTS] if isinstance(experts, list) else []
     names = [each.get("name") if isinstance(each, dict) else None for each in entries]
     faults = [
-        f"experts[{index}].name: {shown(name)} is experts[{names.index(name)}]'s too; give each a "
-        "name of its own."
+        f"experts[{index}].name: {shown(name)} is also the name of experts[{names.index(name)}]; "
+        "give each its own name."
         for index, name in enumerate(names)
         if isinstance(name, str) and names.index(name) < index
     ]

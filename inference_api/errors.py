@@ -3,32 +3,32 @@
     HearthError
     ├── InvalidRequest       400   a field is missing, mistyped or out of bounds
     │   ├── ContextTooLong   400   the prompt does not fit the model's context
-    │   ├── PromptTooLong    400   nor could it, which is known without encoding it
+    │   ├── PromptTooLong    400   it cannot fit, which is known without encoding it
     │   ├── AnswerTooLong    400   the prompt fits, the tokens asked for do not
     │   └── ConstraintFailed 400   an answer's constraint cannot be followed to its end
-    ├── Unauthorized         401   the API itself checks tokens and this one is not good
+    ├── Unauthorized         401   the API itself checks tokens and this one is invalid
     ├── UnknownModel         404   no model is served under this name
-    ├── NoBundle             404   the server has one model, or several that stay, or a mock
-    ├── NoCluster            404   nobody said where a cluster's controller is
+    ├── NoBundle             404   the server was started without a bundle, or is a mock
+    ├── NoCluster            404   the server was started without CLUSTER_URL
     ├── RequestTimeout       408   the client takes too long to send its request
     ├── UnloadRefused        409   an expert of the bundle has to stay in memory
     │   ├── ExpertPinned           it is pinned
-    │   ├── ExpertLoading          it comes just now
-    │   └── ExpertBusy             it is used
-    ├── DemoRunning          409   a demo search is at work already
+    │   ├── ExpertLoading          it is being loaded
+    │   └── ExpertBusy             it has running or waiting requests
+    ├── DemoRunning          409   a demo search is running already
     ├── RequestTooLarge      413   the body exceeds MAX_CONTENT_LENGTH
-    ├── UnknownEncoding      415   a body that is compressed otherwise than by gzip
+    ├── UnknownEncoding      415   the body has another compression than gzip
     ├── Unavailable          503   not now: try again after `retry_after_s`
-    │   ├── QueueFull              the input queue has no place
-    │   │   └── ExpertQueueFull 429  nor has this expert's, while others may
+    │   ├── QueueFull              the input queue is full
+    │   │   └── ExpertQueueFull 429  the queue of a bundle is full
     │   ├── ExpertFailed           an expert of the bundle was not loaded
-    │   ├── ExpertUnloaded         an operator had it unloaded while it answered
-    │   ├── TooManyConnections     this one had waited longest, or held most bytes
+    │   ├── ExpertUnloaded         an operator unloaded it while it answered
+    │   ├── TooManyConnections     this one had waited longest, or held the most bytes
     │   ├── NotReady               the model is still loading
     │   └── Draining               the server is about to stop
     └── BackendFailed        500   the decode thread died
 
-    PageRefused    403, 415, of `common.web_pages`: any page could have had a browser send this
+    PageRefused    403, 415, of `common.web_pages`: a web page may have made a browser send this
     StartupError   the process cannot start; lists every fault found
 
 Raise them anywhere; `routes.errors` renders them, once, at the edge.
@@ -77,7 +77,7 @@ class AnswerTooLong(InvalidRequest):
 
 
 class ConstraintFailed(InvalidRequest):
-    """Found out while it is followed: no answer meets it, say, or only an endless one."""
+    """Found while generating: for example, no answer or only an endless one meets it."""
 
     code = "constraint_failed"
 
@@ -116,7 +116,7 @@ class NoBundle(HearthError):
 
     def __init__(self, is_mock: bool = False) -> None:
         super().__init__(
-            "The mock backend only echoes: of a bundle it has the names; start it without a mock."
+            "The mock backend knows a bundle's experts only by name; start a server without a mock."
             if is_mock
             else "This server has no bundle of experts; start it with BUNDLE."
         )
@@ -127,7 +127,7 @@ class NoCluster(HearthError):
     code = "no_cluster"
 
     def __init__(self) -> None:
-        super().__init__("This server knows of no cluster; start it with CLUSTER_URL.")
+        super().__init__("This server has no cluster; start it with CLUSTER_URL.")
 
 
 class RequestTimeout(HearthError):
@@ -136,8 +136,8 @@ class RequestTimeout(HearthError):
 
     def __init__(self, head_s: float, body_s: float, body_bytes_per_s: int) -> None:
         super().__init__(
-            f"The request did not come in time: a head may take {head_s:g} s, a body {body_s:g} s "
-            f"and one more for every {body_bytes_per_s} bytes of it; send it faster."
+            f"The request did not arrive in time: a head may take {head_s:g} s, a body {body_s:g} "
+            f"s plus 1 s for every {body_bytes_per_s} bytes; send it faster."
         )
 
 
@@ -175,7 +175,7 @@ class DemoRunning(HearthError):
     code = "demo_running"
 
     def __init__(self) -> None:
-        super().__init__("A demo search is running already; stop it, or wait for its end.")
+        super().__init__("A demo search is running already; stop it or wait for its end.")
 
 
 class RequestTooLarge(HearthError):
@@ -222,7 +222,7 @@ class ExpertQueueFull(QueueFull):
 
 
 class ExpertFailed(Unavailable):
-    """It is tried again once its file has changed or an operator asks for it."""
+    """The load is retried once a weight file has changed or an operator requests it."""
 
     code = "expert_failed"
 

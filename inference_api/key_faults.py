@@ -9,7 +9,7 @@ from pydantic_core import ErrorDetails
 _SAID = {
     "missing": "is missing; give it",
     "extra_forbidden": "no such key; known: {known}",
-    "string_type": "is {given}; give a text, in quotes where YAML reads something else",
+    "string_type": "is {given}; give a string; put it in quotes",
     "string_unicode": "has half of a surrogate pair; give whole characters",
     "int_type": "is {given}; give an integer",
     "float_type": "is {given}; give a number",

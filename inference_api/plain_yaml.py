@@ -1,7 +1,8 @@
 """The plain part of YAML, for files that anybody may have written.
 
-Lists, mappings with each key once, texts, numbers, true, false and null. Refused is what makes YAML
-grow or surprise: aliases, tags, merged keys, several documents, deep nesting. Dates stay texts.
+It reads lists, mappings with unique keys, strings, numbers, true, false and null. It refuses what
+makes YAML grow or surprise: aliases, tags, merged keys, several documents, deep nesting. Dates stay
+strings.
 """
 
 from typing import Any
@@ -17,11 +18,11 @@ _PLAIN = {f"tag:yaml.org,2002:{kind}" for kind in ("bool", "int", "float", "null
 
 
 class UnusableYaml(Exception):
-    """A fault of a text, in a few words."""
+    """The text cannot be read; the message says why in a few words."""
 
 
 def read_yaml(text: str) -> tuple[Any, list[str]]:
-    """Returns the value, and a fault for each key that is there more than once.
+    """Returns the value, and a fault for each duplicate key.
 
     Raises UnusableYaml.
     """
@@ -68,19 +69,19 @@ class _Loader(yaml.SafeLoader):
         for key, _ in node.value:
             if key.tag != _TEXT:
                 raise yaml.MarkedYAMLError(
-                    problem="a key that is no text; put it in quotes", problem_mark=key.start_mark
+                    problem="a key is not a string; put it in quotes", problem_mark=key.start_mark
                 )
             if key.value in keys:
                 line = key.start_mark.line + 1
-                self.doubled.append(f"line {line}: {key.value[:40]!r} is there twice; remove one.")
+                self.doubled.append(f"line {line}: {key.value[:40]!r} appears twice; remove one.")
             keys.add(key.value)
         return super().construct_mapping(node, deep)
 
     def _problem(self, event: Any) -> str | None:
         if isinstance(event, yaml.AliasEvent) or event.anchor is not None:
-            return "anchors and aliases (& and *) are not read; write the value out"
+            return "anchors and aliases (& and *) are not allowed; write the value out"
         if event.tag is not None:
-            return "tags (!) are not read; remove it, or put the text in quotes"
+            return "tags (!) are not allowed; remove it, or put the text in quotes"
         if self._depth > MAX_DEPTH:
             return f"nested more than {MAX_DEPTH} levels deep; flatten it"
         if self._num_nodes > MAX_NODES:

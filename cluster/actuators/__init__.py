@@ -1,4 +1,4 @@
-"""The seam between plans and machines: `Actuator`, by local processes, Ray and Kubernetes."""
+"""`Actuator`: starts and stops replicas, as local processes, on Ray or on Kubernetes."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -9,21 +9,22 @@ from cluster.replicas import Group, Outcome, Replica
 class Actuator(Protocol):
     """Starts and stops replicas. Controller thread only.
 
-    All calls are idempotent and bounded in time; what a call cannot do is in its answer, and it
-    raises ActuatorUnusable only where the machines cannot be reached at all, having changed
-    nothing that is not listed afterwards.
+    All calls are idempotent and bounded in time. Their answers say what they could not do. They
+    raise ActuatorUnusable only if the machines cannot be reached at all; every replica that was
+    started before that is listed by later calls.
     """
 
     def replicas(self) -> Sequence[Replica]:
-        """All replicas that are there, whoever started them, in the order of their names."""
+        """All replicas, whoever started them, sorted by name."""
 
     def start(self, group: Group, count: int) -> Outcome:
-        """Have at least `count` replicas of `group`; never stops one. Returns at once: a new
+        """Scale `group` up to at least `count` replicas; never stops one. Returns at once: a new
         replica is listed as starting until it answers /ready."""
 
     def stop(self, group: Group, count: int) -> Outcome:
-        """Have at most `count` replicas of `group`; never starts one. A replica that is to go is
-        listed as draining: it leaves the proxy's upstreams, ends its streams, then its process."""
+        """Scale `group` down to at most `count` replicas; never starts one. A replica that is being
+        stopped is listed as draining: it leaves the proxy's upstreams, finishes its streams and
+        exits."""
 
     def close(self) -> None:
-        """Give up what the actuator itself holds. Replicas go on."""
+        """Release the actuator's own resources. Replicas keep running."""

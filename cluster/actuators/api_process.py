@@ -1,7 +1,7 @@
 """One API process on this machine: gunicorn as `hearth serve` starts it, in a session of its own.
 
-Known by its id and by when it started, so that whoever holds the record of a process never takes
-another one for it, even after a restart of the machine.
+A process is identified by its id and start time, so that a record of it never matches another
+process, even after a restart of the machine.
 """
 
 import fcntl
@@ -22,7 +22,7 @@ POLL_S = 0.02
 
 @dataclass(frozen=True, slots=True)
 class ApiProcess:
-    """Any thread. `started` is the boot and the clock tick of it."""
+    """Any thread. `started` is the boot id and the clock tick of its start."""
 
     pid: int
     started: str
@@ -33,13 +33,13 @@ class ApiProcess:
         return _started(self.pid) == self.started
 
     def terminate(self) -> None:
-        """Have it drain and end. Idempotent."""
+        """Make it drain and exit. Idempotent."""
         if self.is_running():
             with suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGTERM)
 
     def kill(self) -> None:
-        """End it and its workers, at once. Idempotent."""
+        """Kill it and its workers at once. Idempotent."""
         # A group outlives its leader, whose id nobody else is given meanwhile.
         if self.is_running() or not Path(f"/proc/{self.pid}").exists():
             with suppress(ProcessLookupError):
@@ -52,7 +52,7 @@ class ApiProcess:
 def start_api(
     address: tuple[str, int], settings: Mapping[str, str], log_path: Path, *options: str
 ) -> ApiProcess:
-    """`options` are those of `launch`. The process's environment is ours and `settings`."""
+    """Start an API with this process's environment and `settings`. `options` are for `launch`."""
     host, port = address
     own = {"SERVICE_HOST": host, "SERVICE_PORT": str(port)}
     state = {
@@ -76,16 +76,16 @@ def start_api(
 
 
 def free_port(host: str) -> int:
-    """A port that nobody listens on now."""
+    """A port that is free at the moment."""
     with socket.socket() as probe:
         probe.bind((host, 0))
         return int(probe.getsockname()[1])
 
 
 def claimed_cores(count: int, folder: Path) -> tuple[int, ...]:
-    """Cores that no process of this machine has claimed by this folder; none if there are too few.
+    """Cores that no other process has claimed through this folder; empty if there are too few.
 
-    They are this process's until it ends, however that happens.
+    The claim lasts until this process ends, in whatever way.
     """
     folder.mkdir(parents=True, exist_ok=True)
     locks: dict[int, int] = {}
@@ -106,12 +106,12 @@ def claimed_cores(count: int, folder: Path) -> tuple[int, ...]:
 
 
 def pinned_to(cores: Sequence[int]) -> tuple[str, ...]:
-    """As options of `launch`."""
+    """The options of `launch` that pin a process to these cores."""
     return ("--cores", ",".join(map(str, cores))) if cores else ()
 
 
 def last_words(log_path: Path) -> str:
-    """The last lines that a process has logged, for people."""
+    """The last lines of a process's log, for an error message."""
     try:
         with log_path.open("rb") as log:
             log.seek(max(0, log_path.stat().st_size - LAST_WORDS_BYTES))
@@ -122,7 +122,7 @@ def last_words(log_path: Path) -> str:
 
 
 def _started(pid: int) -> str:
-    """Empty for what is not running, which includes zombies."""
+    """Empty if the process is not running; a zombie is not."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         # The name before may have any character; see proc_pid_stat(5).

@@ -1,8 +1,8 @@
 """Replicas on Kubernetes: a group is a Deployment, a replica one of its pods.
 
-Deployments are the operator's (deploy/kubernetes): here they are found by their labels and scaled,
-and Kubernetes does the rest. A pod that is to go leaves its Services first, so that the proxy sends
-it nothing more, sleeps in its preStop hook, drains on SIGTERM and ends.
+The operator applies the Deployments (deploy/kubernetes). This module finds them by their labels and
+scales them; Kubernetes does the rest. A pod that is deleted first leaves its Services, so that the
+proxy sends it nothing more. It then sleeps in its preStop hook, drains on SIGTERM and exits.
 """
 
 import logging
@@ -36,11 +36,11 @@ T = TypeVar("T")
 
 
 class Deployments:
-    """The Actuator. Pods that cannot run for another reason than room, such as their image, are
-    `unplaced` too: Kubernetes itself tries them again and again.
+    """The Actuator on Kubernetes. Pods that cannot run for another reason than lack of room, such
+    as a wrong image, are `unplaced` too, because Kubernetes itself keeps retrying them.
 
-    A group with other rows than its Deployment is a change of the Deployment's template, which
-    Kubernetes rolls out: pods with the former rows go as those with the new ones become ready.
+    If a group has other rows than its Deployment, the Deployment's template is changed, and
+    Kubernetes rolls this out: old pods are deleted as new ones become ready.
     """
 
     def __init__(
@@ -50,9 +50,8 @@ class Deployments:
         unplaced_after_s: float = 300.0,
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
-        """A pod that has found no node for `unplaced_after_s`, in which a cluster may grow one, is
-        no longer listed, and taken back. Raises ConfigFaulty where an API server has no account
-        for us."""
+        """A pod without a node for `unplaced_after_s`, in which the cluster may add one, is removed
+        and no longer listed. Raises ConfigFaulty if there is no account for the API server."""
         self._calls = Calls(namespace)
         self._unplaced_after_s = unplaced_after_s
         self._clock = clock
@@ -77,7 +76,7 @@ class Deployments:
                 self._roll_out(deployment, group.user_rows, deployment.spec.replicas + num_more)
             else:
                 self._scale(deployment, count)
-            # Of a roll-out the first: the others take turns with those that go.
+            # In a roll-out only the first: the others replace old pods one by one.
             num_awaited = 1 if has_other_rows else num_more
             return Outcome(
                 started=self._awaited(lambda: self._staying(group) - before, num_awaited)
@@ -121,7 +120,7 @@ class Deployments:
         return bool(pod.why_unplaced) and pod.age_s(self._clock()) > self._unplaced_after_s
 
     def _staying(self, group: Group) -> set[str]:
-        """Names of the pods of a group that are not to go."""
+        """Names of the pods of a group that are not being stopped."""
         return {
             pod.name
             for of_group, pod in self._pods()
@@ -129,14 +128,14 @@ class Deployments:
         }
 
     def _adjusted(self, group: Group, change: Callable[[Deployment], T]) -> T:
-        """What `change` makes of the Deployment, read anew where somebody else was faster."""
+        """The result of `change` on the Deployment; retried if others changed it meanwhile."""
         for _ in range(MAX_TRIES):
             try:
                 return change(self._found(group))
             except Refused as error:
                 if error.status != CONFLICT:
                     raise
-        raise Refused(f"the Deployment of {group} was changed {MAX_TRIES} times meanwhile")
+        raise Refused(f"the Deployment of {group} was changed by others {MAX_TRIES} times in a row")
 
     def _found(self, group: Group) -> Deployment:
         found = [each for each in self._calls.deployments() if each.is_of(group)]
@@ -165,7 +164,7 @@ class Deployments:
         log.info("rolling out %s with %d user rows", deployment.name, user_rows)
 
     def _check_owner(self, deployment: Deployment) -> None:
-        """Raises Refused where an autoscaler would undo what we do. KEDA has one for each of its
+        """Raises Refused if an autoscaler would undo the change. KEDA makes one for each of its
         ScaledObjects."""
         autoscalers = self._allowed("see autoscalers", self._calls.autoscalers) or ()
         for each in autoscalers:
@@ -177,8 +176,8 @@ class Deployments:
                 )
 
     def _choose_victims(self, group: Group, count: int) -> None:
-        """Ask Kubernetes to end those first that have least to finish, of pods that are ready: it
-        ends all others before them."""
+        """Ask Kubernetes to delete the ready pods with the least work first; it deletes pods that
+        are not ready before them."""
         here = [pod.replica(of_group) for of_group, pod in self._pods() if of_group == group]
         ready = {each.url: each.name for each in here if each.state is State.READY and each.url}
         num_others = sum(each.state in (State.STARTING, State.FAILED) for each in here)
@@ -190,7 +189,7 @@ class Deployments:
             self._allowed("say which pods go first", mark)
 
     def _allowed(self, what: str, call: Callable[[], T]) -> T | None:
-        """What a call answers that we can do without; that it is refused is said once."""
+        """The answer of an optional call; None if it is refused, which is logged once."""
         try:
             return call()
         except Refused as error:
@@ -200,7 +199,7 @@ class Deployments:
             return None
 
     def _awaited(self, names: Callable[[], set[str]], count: int) -> tuple[str, ...]:
-        """Names, once there are so many, or those that there are after a while."""
+        """`names()` once there are `count` of them, or whatever there is after SETTLE_S."""
         ending_s = time.monotonic() + SETTLE_S
         found: set[str] = set()
         while count and len(found := names()) < count and time.monotonic() < ending_s:

@@ -1,4 +1,7 @@
-"""Calls of a Kubernetes API server by the official client, bounded in time, as our own errors."""
+"""Calls to a Kubernetes API server through the official client, bounded in time.
+
+Failures become errors of `cluster.errors`, or Refused.
+"""
 
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -20,9 +23,7 @@ from cluster.errors import ActuatorUnusable, ConfigFaulty
 try:
     from kubernetes import client, config
 except ImportError as error:
-    raise ConfigFaulty(
-        "Replicas on Kubernetes need its client: pip install 'hearth[cluster]'."
-    ) from error
+    raise ConfigFaulty("Kubernetes' client is missing; pip install 'hearth[cluster]'.") from error
 
 TIMEOUT_S = (5.0, 20.0)  # to connect; to be silent
 ROLE = "deploy/kubernetes/controller/controller.yaml"
@@ -31,7 +32,7 @@ T = TypeVar("T", bound=BaseModel)
 
 
 class Refused(Exception):
-    """Not to be had as things are. `status` is the API server's, where it says so."""
+    """The API server refuses a call, or a call cannot succeed now. `status` is the API server's."""
 
     def __init__(self, message: str, status: int | None = None) -> None:
         super().__init__(message)
@@ -39,10 +40,10 @@ class Refused(Exception):
 
 
 class Calls:
-    """Of one namespace. One thread at a time."""
+    """Calls within one namespace. One thread at a time."""
 
     def __init__(self, namespace: str) -> None:
-        """By the pod's service account; outside of pods by the kubeconfig. Raises ConfigFaulty."""
+        """Uses the pod's service account, or outside a pod the kubeconfig. Raises ConfigFaulty."""
         self.namespace = namespace
         self._client = client.ApiClient(_configuration())
         self._apps = client.AppsV1Api(self._client)
@@ -58,7 +59,7 @@ class Calls:
         return self._listed(call, PodList, label_selector=SELECTOR).items
 
     def autoscalers(self) -> tuple[Autoscaler, ...]:
-        """Raises Refused where the service account may not see them."""
+        """Raises Refused if the service account may not list them."""
         call = self._autoscaling.list_namespaced_horizontal_pod_autoscaler
         return AutoscalerList.model_validate_json(self._asked(call, self.namespace)).items
 
@@ -87,15 +88,15 @@ class Calls:
         except Refused as error:
             raise ActuatorUnusable(str(error)) from error
         except ValueError as error:
-            raise ActuatorUnusable(f"Kubernetes answers what is no {kind.__name__}.") from error
+            raise ActuatorUnusable(f"The answer of Kubernetes is not a {kind.__name__}.") from error
 
     def _asked(self, call: Callable[..., Any], *args: object, **query: str) -> bytes:
-        """The body of an answer of 2xx. Raises Refused and ActuatorUnusable."""
+        """The body of a 2xx answer. Raises Refused and ActuatorUnusable."""
         try:
             response = call(*args, **query, _request_timeout=TIMEOUT_S, _preload_content=False)
             return bytes(response.data)
         except client.ApiException as error:
-            # 0: TLS does not come about.
+            # 0: the TLS handshake failed.
             if error.status in (0, 401, 429) or error.status >= 500:
                 raise ActuatorUnusable(str(_refusal(error))) from error
             raise _refusal(error) from error
@@ -112,12 +113,12 @@ def _configuration() -> client.Configuration:
     except config.ConfigException as no_pod:
         try:
             config.load_kube_config(client_configuration=found)
-        except Exception as error:  # whatever the loader meets in a file that is something else
+        except Exception as error:  # the loader raises anything for a file of another kind
             raise ConfigFaulty(
                 f"Neither a service account ({no_pod}) nor a kubeconfig ({error}) was found; "
                 "run in a pod, or point KUBECONFIG at a file."
             ) from error
-    found.retries = False  # the controller's next look comes soon enough
+    found.retries = False  # the controller checks again soon enough
     return found
 
 

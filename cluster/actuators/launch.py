@@ -1,6 +1,6 @@
-"""Becomes an API process: pinned to cores, or ending with whoever started it, where asked.
+"""Becomes an API process; on request pinned to cores, or ending with its parent process.
 
-A program of its own, because what runs between fork and exec in a process of many threads may hang.
+This is a separate program because code between fork and exec in a process with threads may hang.
 """
 
 import argparse
@@ -16,7 +16,7 @@ PR_SET_PDEATHSIG = 1  # prctl(2)
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Run gunicorn with the API's configuration.")
-    parser.add_argument("--cores", type=_cores, help="pin it to these, as in 0,1")
+    parser.add_argument("--cores", type=_cores, help="cores to pin it to, such as 0,1")
     parser.add_argument("--parent", type=int, help="drain and end when this process ends")
     arguments = parser.parse_args()
     if arguments.cores:
@@ -24,7 +24,7 @@ def main() -> None:
     if arguments.parent:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)  # lasts through exec
         if os.getppid() != arguments.parent:
-            sys.exit("Whoever started this has ended.")
+            sys.exit("The parent process has ended.")
     command = [sys.executable, "-m", "gunicorn", "--config", str(api_config())]
     os.execv(sys.executable, command)
 

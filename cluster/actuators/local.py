@@ -1,7 +1,7 @@
 """Replicas as processes of this machine, which outlive the controller.
 
-What runs is in a folder, a file each beside its log, so that a controller that is started again
-finds it. A replica takes of a fixed sum of resources; whole cores it can have for itself.
+Each replica has a file and a log in a folder, where a restarted controller finds it. All replicas
+share a fixed sum of resources; a replica can have whole cores to itself.
 """
 
 import fcntl
@@ -50,7 +50,7 @@ class Record(BaseModel):
 
 
 class LocalMachine:
-    """One thread at a time, and one controller for a folder."""
+    """`Machines` on this machine. One thread at a time, and one controller per folder."""
 
     def __init__(
         self, folder: Path, capacity: Mapping[str, float] | None = None, *, pins: bool = False
@@ -58,7 +58,7 @@ class LocalMachine:
         """`capacity` is what all replicas together may take, by default the cores that this
         process may use. `pins` gives a replica whose CPU is a whole number its own cores.
 
-        Raises ActuatorUnusable where the folder cannot be used, or another controller does.
+        Raises ActuatorUnusable if the folder cannot be used, or another controller uses it.
         """
         self._folder = folder
         self._cores = tuple(sorted(os.sched_getaffinity(0)))
@@ -71,12 +71,12 @@ class LocalMachine:
             self._records = {each.name: each for each in records_in(folder)}
         except BlockingIOError as error:
             os.close(self._lock)
-            raise ActuatorUnusable(f"Another controller runs with {folder}; end it.") from error
+            raise ActuatorUnusable(f"Another controller uses {folder}; stop it.") from error
         except OSError as error:
             raise ActuatorUnusable(f"{folder} cannot be used: {error}.") from error
         for record in list(self._records.values()):
             if not record.process.is_running():
-                log.warning("%s ended while nobody looked", record.name)
+                log.warning("%s ended while no controller was running", record.name)
                 self.remove(record.name)
 
     def placed(self) -> Sequence[Placed]:
@@ -129,26 +129,25 @@ class LocalMachine:
         return Placed(record.name, record.group, url, record.is_leaving, ended)
 
     def _lacking(self, wanted: Mapping[str, float]) -> str | None:
-        """What is missing of the wanted resources, for people."""
+        """The resources that are missing, for a message."""
         taken = [record.resources for record in self._records.values()]
         faults = []
         for name, amount in wanted.items():
             capacity = self._capacity.get(name, 0.0)
             free = capacity - sum(each.get(name, 0.0) for each in taken)
             if amount > free + 1e-9:
-                faults.append(f"{name} {amount:g} is wanted, {max(0.0, free):g} of {capacity:g}"
-                              " is free")  # fmt: skip
+                faults.append(f"{name}: need {amount:g}, {max(0.0, free):g} of {capacity:g} free")
         return "; ".join(faults) or None
 
     def _new_port(self) -> int:
-        """Those that were given last may not be listened on yet."""
+        """A free port that no replica has; a new replica may not listen on its port yet."""
         given = {record.port for record in self._records.values()}
         while (port := free_port(HOST)) in given:
             continue
         return port
 
     def _cores_for(self, resources: Mapping[str, float]) -> tuple[int, ...]:
-        """Empty: it runs where the kernel likes."""
+        """Empty: not pinned."""
         count = resources.get("CPU", 0.0)
         if not self._pins or count != int(count):
             return ()
@@ -171,18 +170,18 @@ class LocalMachine:
 
 
 def records_in(folder: Path) -> list[Record]:
-    """What runs there, also for those who do not run it."""
+    """The replicas recorded in a folder; also for readers other than their controller."""
     return [each for each in map(_read, folder.glob("*.json")) if each]
 
 
 def _read(path: Path) -> Record | None:
-    """None for what is gone, and for what is no record, which is said and left there."""
+    """None if the file is gone, or is not a record; that is logged, and the file is kept."""
     try:
         record = Record.model_validate_json(path.read_bytes())
     except FileNotFoundError:
         return None
     except ValidationError as error:
-        log.warning("%s is no record of a replica: %s", path, error.errors()[0]["msg"])
+        log.warning("%s is not a record of a replica: %s", path, error.errors()[0]["msg"])
         return None
     if record.name != path.stem:
         log.warning("%s is the record of %s; it is left alone", path, record.name)

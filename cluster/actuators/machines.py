@@ -1,4 +1,4 @@
-"""The seam between tending replicas and where their processes run: `Machines`."""
+"""`Machines`: where the processes of replicas run."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,34 +9,34 @@ from cluster.replicas import Group, Recipe
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """A replica as its machine knows it. `url` is None while that is not known."""
+    """A replica as its machine knows it. `url` is None until it is known."""
 
     name: str
     group: Group
     url: str | None = None
     is_leaving: bool = False
     ended: str | None = None
-    """Why its process has ended, where nobody starts it again by himself."""
+    """Why its process has ended, if nothing restarts it automatically."""
 
 
 class Machines(Protocol):
     """One thread at a time. Every call is idempotent and bounded in time, and raises
-    ActuatorUnusable where the machines cannot be reached at all."""
+    ActuatorUnusable if the machines cannot be reached at all."""
 
     def placed(self) -> Sequence[Placed]:
-        """All that were placed, whoever did it, and not removed since."""
+        """All replicas that were placed, by whomever, and not removed since."""
 
     def place(self, name: str, group: Group, recipe: Recipe) -> str | None:
-        """Start a process. Returns why it finds no room, if so; then nothing is left of it."""
+        """Start a process. If there is no room, leaves nothing behind and returns the reason."""
 
     def mark_leaving(self, name: str) -> None:
-        """Remember, beyond this process's life, that it is to go."""
+        """Record that it is being stopped; the record outlives this process."""
 
     def terminate(self, name: str) -> None:
-        """Have its process drain and end."""
+        """Make its process drain and exit."""
 
     def remove(self, name: str) -> None:
-        """Kill what is left of it, give back what it took, forget it."""
+        """Kill what is left of it, free its resources and forget it."""
 
     def close(self) -> None:
-        """Let go of the machines. Processes run on."""
+        """Disconnect from the machines. Processes keep running."""

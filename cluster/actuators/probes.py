@@ -26,13 +26,13 @@ class Answer:
 
 
 class Probes:
-    """One thread uses it, and has to close it."""
+    """One thread uses it, and must close it."""
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(MAX_THREADS, "replica-probe")
 
     def ask(self, urls: Iterable[str]) -> Mapping[str, Answer]:
-        """What is not answered in time is silent; its thread is left to end alone."""
+        """A replica that does not answer in time counts as silent; its thread ends by itself."""
         asked: dict[str, Future[Answer]] = {url: self._pool.submit(ready, url) for url in urls}
         num_turns = 1 + len(asked) // MAX_THREADS
         wait(asked.values(), timeout=num_turns * 2 * TIMEOUT_S)
@@ -54,7 +54,7 @@ def ready(url: str) -> Answer:
 
 
 def models_of(url: str) -> tuple[str, ...]:
-    """The names a replica serves; none where it does not say."""
+    """The names of the models that a replica serves; empty if it does not answer."""
     try:
         status, body = _get(url, "/v1/models")
         cards = json.loads(body)["data"] if status == 200 else []

@@ -1,9 +1,9 @@
 """Replicas as Ray actors, each of which owns an API process on its node.
 
-Ray places them by resources and starts them again, elsewhere if need be, when a process or a node
-dies; requests never pass through Ray. Actors are detached and named, so that a controller that is
-started again finds them. A placement group reserves a replica's resources before there is an
-actor: by it we know within moments that there is no room, where an actor would wait for ever.
+Ray places them by their resources, and restarts them when a process or a node dies, if necessary on
+another node. Requests never pass through Ray. Actors are detached and named, so that a restarted
+controller finds them. A placement group reserves a replica's resources before its actor exists. It
+shows within moments whether there is room; an actor would wait forever.
 """
 
 import logging
@@ -43,7 +43,7 @@ LEAST_RESOURCES = {"CPU": 1.0}  # of a replica whose recipe names none
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What an actor says of its process."""
+    """An actor's report about its process."""
 
     url: str
     is_leaving: bool
@@ -51,8 +51,8 @@ class Report:
 
 
 class ApiActor:
-    """On the node. Its methods run on one thread, that of the process they start: Linux has the
-    process drain and end when this thread does, however that happens."""
+    """Runs on the node. Its methods run on one thread, which starts the process. When this thread
+    ends, in whatever way, Linux signals the process to drain and exit."""
 
     def __init__(self, name: str, recipe: Recipe, *, pins: bool) -> None:
         import ray
@@ -90,7 +90,7 @@ class ApiActor:
         self._process.kill()
 
     def _watch(self) -> None:
-        """Have Ray start another one when a process ends that had worked, or lost its node."""
+        """Make Ray start another one when a process that had been ready ends, or loses its node."""
         was_ready, raylet = False, os.getppid()
         while self._process.is_running():
             if os.getppid() != raylet:
@@ -105,7 +105,8 @@ class ApiActor:
 
 
 class RayMachines:
-    """One thread at a time; of a process, one at a time, as Ray's connection is the process's."""
+    """`Machines` of a Ray cluster. One thread at a time, and one instance per process, because
+    Ray's connection belongs to the process."""
 
     def __init__(
         self,
@@ -115,7 +116,7 @@ class RayMachines:
         pins: bool = False,
         place_timeout_s: float = 5.0,
     ) -> None:
-        """`pins` gives a replica of whole CPUs its own cores, while its node has any.
+        """`pins` gives a replica with whole CPUs its own cores, while its node has any.
         `place_timeout_s` is how long Ray may look for room. Raises ActuatorUnusable.
         """
         self._ray = _ray()
@@ -136,7 +137,7 @@ class RayMachines:
         except (OSError, RuntimeError, ValueError) as error:
             raise ActuatorUnusable(
                 f"Ray at {address!r} cannot be reached ({error}); give auto or the HOST:PORT of "
-                "its head, which `ray start --head` tells."
+                "its head, as printed by `ray start --head`."
             ) from error
 
     def placed(self) -> Sequence[Placed]:
@@ -193,7 +194,7 @@ class RayMachines:
         self._ray.shutdown()
 
     def _options(self, actor_name: str, room: Any, wanted: Mapping[str, float]) -> dict[str, Any]:
-        """num_cpus has to be said: without it an actor takes none once it runs."""
+        """num_cpus is given explicitly: without it, a running actor takes none."""
         in_room = self._ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy
         return {
             "name": actor_name,
@@ -215,7 +216,7 @@ class RayMachines:
         return sorted(name for name in listed - self._removed if name.count("|") == 3)
 
     def _ask(self, actor_names: Sequence[str]) -> dict[str, Report]:
-        """What answers in time: not one that is being started again, or whose node is gone."""
+        """The reports that arrive in time; an actor that restarts or lost its node gives none."""
         asked: dict[Any, str] = {}
         for actor_name in actor_names:
             if actor := self._actor(actor_name):
@@ -233,7 +234,7 @@ class RayMachines:
         return reports
 
     def _tell(self, actor_name: str, method: str) -> None:
-        """Without waiting for it; who is being started again is told once it is there."""
+        """Calls an actor without waiting; one that restarts gets the call once it runs."""
         self._told[actor_name] = method
         if actor := self._actor(actor_name):
             getattr(actor, method).remote()
@@ -261,11 +262,10 @@ class RayMachines:
         state = table.get("stats", {}).get("scheduling_state", "PENDING")
         there, free = self._ray.cluster_resources(), self._ray.available_resources()
         amounts = (
-            f"{name} {amount:g} is wanted, {free.get(name, 0.0):g} of {there.get(name, 0.0):g}"
-            " is free"
+            f"{name}: need {amount:g}, {free.get(name, 0.0):g} of {there.get(name, 0.0):g} free"
             for name, amount in wanted.items()
         )
-        return f"Ray says {state}: no node has room; in all, {', '.join(amounts)}."
+        return f"Ray says {state}: no node has room; in total, {', '.join(amounts)}."
 
 
 def _parsed(actor_name: str) -> tuple[str, Group]:
@@ -275,24 +275,24 @@ def _parsed(actor_name: str) -> tuple[str, Group]:
 
 
 def _actor_name(name: str, group: Group) -> str:
-    """Says all that has to be known where the actor itself cannot be asked."""
+    """Contains everything that must be known if the actor itself cannot be asked."""
     parts = (name, group.server, group.accelerator, str(group.user_rows))
     return "|".join(quote(part, safe="") for part in parts)
 
 
 def _check_address(address: str) -> None:
-    """Ray itself goes on trying for minutes. Raises OSError or ValueError."""
+    """Fails early, because Ray itself would retry for minutes. Raises OSError or ValueError."""
     if address != "auto":
         host, _, port = address.rpartition(":")
         socket.create_connection((host.strip("[]"), int(port)), CONNECT_TIMEOUT_S).close()
 
 
 def _ray() -> ModuleType:
-    """Raises ActuatorUnusable with the remedy where it is not installed."""
+    """Raises ActuatorUnusable with the remedy if Ray is not installed."""
     try:
         import ray
         import ray.util.scheduling_strategies
     except ImportError as error:
-        raise ActuatorUnusable("Ray is missing: pip install 'hearth[cluster]'.") from error
+        raise ActuatorUnusable("Ray is missing; pip install 'hearth[cluster]'.") from error
     logging.getLogger("ray.actor").setLevel(logging.ERROR)  # that a reservation lost kills: we know
     return ray

@@ -1,12 +1,12 @@
-"""An Actuator over API processes that nobody else tends: local ones, and Ray's.
+"""`TendedReplicas`: an Actuator for API processes on local machines and on Ray.
 
-A thread asks every replica each second whether it is ready, writes the proxy's upstreams file and
-sees those off that are to go:
+A thread polls every replica once a second, writes the proxy's upstreams file, and takes replicas
+that are being stopped through these steps:
 
     ready ─▶ leaves the file ─▶ leave_s ─▶ SIGTERM: refuses, ends its streams ─▶ ended ─▶ removed
 
-The proxy may have an old file for a moment: what it sends meanwhile is served, and what it sends
-during the drain is refused with 503, which it tries elsewhere.
+The proxy may have an old file for a moment. Requests that it sends meanwhile are
+served; those that it sends during the drain get 503, and it sends them to another replica.
 """
 
 import logging
@@ -35,7 +35,7 @@ JOIN_TIMEOUT_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """`leave_s` has to be longer than the proxy's HEALTH_INTERVAL and the 4 s that its health
+    """`leave_s` must exceed the sum of the proxy's HEALTH_INTERVAL and the 4 s that its health
     checks may take; `drain_s` is DRAIN_TIMEOUT of the replicas, whatever their recipe says."""
 
     probe_s: float = 1.0
@@ -45,7 +45,7 @@ class Times:
 
 @dataclass(slots=True)
 class _Note:
-    """What is known of a replica beside what its machine knows."""
+    """What is known about a replica beyond what its machine knows."""
 
     is_ready: bool = False
     was_ready: bool = False
@@ -66,7 +66,7 @@ class _Note:
 
 
 class TendedReplicas:
-    """The Actuator. Its thread and its callers take turns; a turn is bounded, as all parts are."""
+    """The Actuator. Its thread and its callers take turns; every turn is bounded in time."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class TendedReplicas:
         times: Times = Times(),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Takes on what runs already. Raises ActuatorUnusable."""
+        """Adopts replicas that run already. Raises ActuatorUnusable."""
         self._machines = machines
         self._recipes = recipes
         self._upstreams = upstreams
@@ -168,7 +168,7 @@ class TendedReplicas:
             self._note(each).take(answers.get(each.url or "", nobody))
 
     def _write_upstreams(self, placed: Sequence[Placed]) -> None:
-        """Of several servers, each gets the requests for its own models only."""
+        """With several servers, each only gets requests for its own models."""
         models_by_url: dict[str, tuple[str, ...]] = {}
         for each in placed:
             if self._state(each) is not State.READY or each.url is None:
@@ -184,7 +184,7 @@ class TendedReplicas:
             log.info("%d replicas are ready", len(models_by_url))
 
     def _see_off(self, replica: Placed) -> None:
-        """One step further on its way out."""
+        """Takes a replica that is being stopped one step further."""
         note, now_s = self._note(replica), self._clock()
         if note.left_s is None:
             note.left_s = now_s
@@ -200,7 +200,7 @@ class TendedReplicas:
             self._remove(replica.name)
 
     def _replace(self, crashed: Placed) -> None:
-        """One that had worked; one that never did is left to be looked at."""
+        """Replaces a replica that had been ready; one that never was is kept for inspection."""
         log.warning("%s has ended and is replaced: %s", crashed.name, crashed.ended)
         try:
             recipe = self._recipe(crashed.group)
@@ -242,12 +242,12 @@ class TendedReplicas:
         return self._state(replica) in (State.STARTING, State.READY)
 
     def _worth(self, replica: Placed) -> tuple[int, int]:
-        """The least is stopped first: what does not work, then who has least to end."""
+        """The lowest is stopped first: replicas that do not work, then those with few busy rows."""
         order = (State.FAILED, State.STARTING, State.READY)
         return order.index(self._state(replica)), self._note(replica).busy_rows
 
 
 def _name_of(group: Group) -> str:
-    """A new one, of letters, digits and dashes, as hosts and files may be called."""
+    """A new name of letters, digits and dashes, which is valid for hosts and files."""
     words = re.findall(r"[a-z0-9]+", f"{group.server} {group.accelerator}".lower())
     return "-".join([*words, str(group.user_rows), secrets.token_hex(4)])[-63:]

@@ -14,21 +14,21 @@ class UpstreamsFile:
     """One thread at a time. Nobody else writes the file."""
 
     def __init__(self, path: Path) -> None:
-        """Raises ConfigFaulty where that is a file of somebody else's."""
+        """Raises ConfigFaulty if somebody else wrote the file."""
         self._path = path
         try:
             self._written = path.read_text(encoding="utf-8") if path.exists() else ""
             self.urls = _urls_in(self._written)
         except (OSError, ValueError) as error:
             raise ConfigFaulty(
-                f"upstreams_file {path} is not of this cluster's making ({error}); "
-                "remove it or name another one."
+                f"upstreams_file {path} was not written by this cluster ({error}); "
+                "remove it or choose another path."
             ) from error
 
     def write(self, models_by_url: Mapping[str, tuple[str, ...]]) -> bool:
-        """Whether the file had to change. Without models a replica takes requests for any.
+        """Returns whether the file had to change. A replica without models takes requests for any.
 
-        It is replaced whole, so that nobody reads half of it.
+        The file is replaced as a whole, so that nobody reads half of it.
         """
         entries = [
             {"url": url} | ({"models": list(models)} if models else {})
@@ -46,12 +46,12 @@ class UpstreamsFile:
 
 
 def _urls_in(text: str) -> frozenset[str]:
-    """Raises ValueError for what `write` cannot have written."""
+    """Raises ValueError if `write` cannot have written this."""
     if not text:
         return frozenset()
     if not text.startswith(HEAD):
-        raise ValueError("its first line is another one")
+        raise ValueError("its first line differs")
     try:
         return frozenset(entry["url"] for entry in yaml.safe_load(text)["upstreams"])
     except (yaml.YAMLError, LookupError, TypeError) as error:
-        raise ValueError("it was changed") from error
+        raise ValueError("it has been edited") from error

@@ -1,8 +1,8 @@
-"""Deployments and Pods, as far as they say something of replicas. Pure, immutable: any thread.
+"""The parts of Deployments and Pods that concern replicas. Pure, immutable: any thread.
 
-A Deployment is of the server and the accelerator that its labels name, or annotations of the same
-keys where a name is no label's value (63 letters, digits, `-`, `_`, `.`), and so are its pods. The
-rows of the group are USER_ROWS of their first container.
+Labels of a Deployment and its pods name their server and accelerator. If a name is not valid in a
+label (63 letters, digits, `-`, `_`, `.`), an annotation with the same key has it. The rows of the
+group are USER_ROWS of the first container.
 """
 
 from datetime import datetime
@@ -132,7 +132,7 @@ class Deployment(_Part):
 
     @property
     def why_no_pods(self) -> str:
-        """Why pods cannot even be made: a quota, an admission webhook. Empty if they can."""
+        """Why pods cannot be created: a quota, an admission webhook. Empty if they can."""
         return next(
             (each.message for each in self.status.conditions
              if each.type == "ReplicaFailure" and each.status == "True"), ""
@@ -155,7 +155,7 @@ class ContainerStatus(_Part):
 
     @property
     def why_stuck(self) -> str:
-        """Empty of a container that runs, or may yet. The end of a log says most."""
+        """Why a container cannot run, with the end of its log; empty if it runs or still may."""
         waiting, ended = self.state.waiting, self.last_state.terminated
         if waiting is None or waiting.reason not in STUCK:
             return ""
@@ -186,7 +186,7 @@ class Pod(_Part):
 
     @property
     def group(self) -> Group | None:
-        """None of what is no replica (any more): an evicted pod stays as a record."""
+        """None if the pod is not a replica any more; an evicted pod is kept as a record."""
         server = self.metadata.name_by(SERVER_LABEL)
         accelerator = self.metadata.name_by(ACCELERATOR_LABEL)
         if not server or not accelerator or self.status.phase in ("Succeeded", "Failed"):
@@ -195,7 +195,7 @@ class Pod(_Part):
 
     @property
     def why_unplaced(self) -> str:
-        """What the scheduler says; empty of a pod that has a node, or that is to go."""
+        """The scheduler's reason; empty if the pod has a node or is being deleted."""
         scheduled = self.status.condition("PodScheduled")
         if scheduled is None or scheduled.status == "True" or self.metadata.deletion_timestamp:
             return ""

@@ -1,7 +1,7 @@
-"""The controller over HTTP: what it knows, and `POST /invoke`. Request threads.
+"""The controller over HTTP: its state, and `POST /invoke`. Request threads.
 
-It listens on loopback unless its file says otherwise, and trusts who reaches it, but not the web
-pages that a browser there may show.
+It listens on loopback unless its file says otherwise. It trusts everybody who can reach it, except
+web pages of other origins.
 """
 
 from collections import Counter
@@ -72,7 +72,7 @@ class StateTold(TypedDict):
 def create_app(
     controller: Controller, system: SystemDocument, own_names: Set[str] = frozenset()
 ) -> Flask:
-    """`own_names` of its host are those that a Host header may have beside addresses."""
+    """`own_names`: host names that a Host header may have; IP addresses are always allowed."""
     app = Flask(__name__, static_folder=None)
     app.json.sort_keys = False  # type: ignore[attr-defined]
     register_page_check(app, PageRules(own_names))
@@ -132,7 +132,7 @@ def _add_probes(app: Flask, controller: Controller) -> None:
 
 
 def state_of(now: Snapshot, targets: dict[str, Json]) -> StateTold:
-    """What `GET /state` answers."""
+    """The answer of `GET /state`."""
     cycle = None if now.cycle is None else told(now.cycle)
     return {
         "fault": now.fault,

@@ -1,4 +1,4 @@
-"""What a replica's /metrics say that a plan needs: Hearth's names, and for other engines vLLM's.
+"""Reads from a replica's /metrics what a plan needs, by Hearth's names or else by vLLM's.
 
 Pure: any thread.
 """
@@ -54,7 +54,7 @@ _WANTED = tuple(sorted({name for names in NAMES.values() for name in names}))
 
 @dataclass(frozen=True, slots=True)
 class Counters:
-    """Totals of one replica since its process started; `running` and `waiting` are of now."""
+    """Totals of one replica since its process started; `running` and `waiting` are current."""
 
     at_s: float
     ended: float = 0.0
@@ -75,7 +75,7 @@ class Counters:
 def parse_counters(text: str, at_s: float) -> Counters:
     """The counters of a page in Prometheus' text format. Raises MetricsUnread.
 
-    Lines of other metrics are not parsed: a page has some hundred of them.
+    Lines of other metrics, about a hundred on a page, are not parsed.
     """
     lines = "\n".join(line for line in text.split("\n") if line.startswith(_WANTED))
     totals: dict[str, float] = defaultdict(float)
@@ -91,8 +91,10 @@ def parse_counters(text: str, at_s: float) -> Counters:
         for field, names in NAMES.items()
     }
     if missing := [NAMES[field] for field in GAUGES if found[field] is None]:
-        raise MetricsUnread(f"the page has none of {', '.join(missing[0])}; is it an API's?")
+        raise MetricsUnread(
+            f"the page has none of {', '.join(missing[0])}; is it the page of an API?"
+        )
     sound = {field: value for field, value in found.items() if value is not None}
     if wrong := [field for field, value in sound.items() if not 0 <= value <= MAX_COUNT]:
-        raise MetricsUnread(f"{wrong[0]} is {sound[wrong[0]]}, not within 0 and {MAX_COUNT:g}")
+        raise MetricsUnread(f"{wrong[0]} is {sound[wrong[0]]}, not between 0 and {MAX_COUNT:g}")
     return Counters(at_s, **sound)

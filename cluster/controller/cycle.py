@@ -1,4 +1,4 @@
-"""A cycle: collect, learn, ask, stabilise. What comes of it is a plan; `rollout` carries it out."""
+"""A cycle: collect, learn, ask, stabilise. Its result is a plan; `rollout` carries it out."""
 
 import time
 from collections import Counter
@@ -28,8 +28,8 @@ class Latencies:
 
 @dataclass(frozen=True, slots=True)
 class ServerCycle:
-    """One server in one cycle. `predicted` is of what ran, at the load that was measured, by the
-    speeds known before it was measured."""
+    """One server in one cycle. `predicted` is for the replicas that ran, at the measured load, with
+    the speeds known before the measurement."""
 
     plan: Plan
     load: Load
@@ -46,7 +46,7 @@ class ServerCycle:
 
 @dataclass(frozen=True, slots=True)
 class Cycle:
-    """What was seen, asked, answered and decided. Immutable: any thread."""
+    """One cycle's observations, question, answer and decisions. Immutable: any thread."""
 
     number: int
     at_s: float
@@ -62,7 +62,7 @@ class Cycle:
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What a planner needs of others."""
+    """The parts that a planner works with."""
 
     config: ClusterConfig
     system: SystemDocument
@@ -71,10 +71,10 @@ class Parts:
 
 
 class Planner:
-    """Controller thread only. `plan` is what is in force."""
+    """Controller thread only. `plan` is the plan in force."""
 
     def __init__(self, parts: Parts, replicas: Sequence[Replica]) -> None:
-        """What runs already is the first plan."""
+        """The first plan is what runs already."""
         self._parts = parts
         self._speeds = Speeds(parts.system, parts.optimizer)
         self._demands = {
@@ -95,7 +95,7 @@ class Planner:
         }
 
     def cycle(self, replicas: Sequence[Replica], at_s: float) -> Cycle:
-        """Makes the next plan. `at_s`: seconds of the clock that the reader has."""
+        """Makes the next plan. `at_s` is in seconds of the reader's clock."""
         start_s = time.perf_counter()
         self._number += 1
         self._forget_what_is_gone(replicas)
@@ -187,7 +187,7 @@ class Planner:
         }
 
     def _held(self, traffic: Mapping[str, ServerTraffic], at_s: float) -> dict[str, str]:
-        """Servers that are not to change in this cycle, and why."""
+        """Servers that must not change in this cycle, with the reasons."""
         held = {}
         window_s = self._parts.config.stabilization_s
         for name in self._parts.system.servers:
@@ -231,7 +231,7 @@ class Planner:
 
 
 def _expected(spec: Json) -> Load:
-    """What the document says will come, for as long as nobody has counted."""
+    """The load in the document, which is used until something has been measured."""
     load = (spec.get("currentAlloc") or {}).get("load") or {}
     return Load(
         float(load.get("arrivalRate") or 0.0),

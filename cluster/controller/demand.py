@@ -1,8 +1,9 @@
-"""How much a server has to be able to take, by what came lately. Controller thread only.
+"""The demand on a server, from its recent load. Controller thread only.
 
-Up at once: a clear rise is taken to go on for one more period, as what is started now serves the
-next one, and what waits is to be answered within one besides what comes: where a queue has reached
-its bound, no more comes than is answered. Down late: the highest demand of `scale_down_s` decides.
+Demand rises at once. A clear rise is extrapolated by one more period, because what is started now
+serves the next one. Waiting requests are added, to be answered within a period: once a queue has
+reached its bound, no more can arrive than are answered. Demand falls late: it is the highest of the
+last `scale_down_s`.
 """
 
 import math
@@ -19,7 +20,7 @@ MAX_PER_MINUTE, MAX_TOKENS = 1e9, 10**8
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """As the optimizer's `load`."""
+    """A load in the optimizer's terms."""
 
     per_minute: float
     in_tokens: int
@@ -50,10 +51,10 @@ class _Seen:
 
 
 class Demand:
-    """Of one server."""
+    """The demand on one server."""
 
     def __init__(self, expected: Load, scale_down_s: float) -> None:
-        """`expected`: what is planned for until something was measured."""
+        """`expected`: the load to plan for until something has been measured."""
         self._latest = expected
         self._scale_down_s = scale_down_s
         self._seen: deque[_Seen] = deque()
@@ -75,11 +76,11 @@ class Demand:
         self._latest = Load.of(max(each.per_minute for each in self._seen), *self._tokens())
 
     def is_known(self, at_s: float) -> bool:
-        """Whether it was seen for as long as less has to last before it is believed."""
+        """Whether it was observed for as long as a lower load must last before it counts."""
         return self._first_s is not None and at_s - self._first_s >= self._scale_down_s
 
     def _tokens(self) -> tuple[float, float]:
-        """Means over all that is remembered, so that a plan does not follow a few requests."""
+        """Means over the whole window, so that a plan does not follow a few requests."""
         ended = math.fsum(each.traffic.ended for each in self._seen)
         if ended < 1:
             return self._latest.in_tokens, self._latest.out_tokens

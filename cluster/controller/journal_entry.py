@@ -21,7 +21,7 @@ class GroupTold(TypedDict):
 
 
 class UnplacedTold(TypedDict):
-    """Replicas that found no machine."""
+    """Replicas without room on any machine."""
 
     server: str
     accelerator: str
@@ -35,7 +35,7 @@ class LatenciesTold(TypedDict):
 
 
 class ServerTold(TypedDict):
-    """One server in one cycle. `load` is a load of the optimizer's."""
+    """One server in one cycle. `load` is in the optimizer's terms."""
 
     load: dict[str, float]
     arrived_per_minute: float | None
@@ -49,7 +49,7 @@ class ServerTold(TypedDict):
 
 
 class CycleTold(TypedDict):
-    """`cost` is in cents an hour; `speeds` are the factors of each model and accelerator."""
+    """`cost` is in cents per hour; `speeds` are the factors of each model and accelerator."""
 
     cycle: int
     at: str
@@ -89,7 +89,7 @@ def entry_of(cycle: Cycle, unplaced: Mapping[Group, Outcome], dry_run: bool) -> 
 
 
 def told(cycle: Cycle) -> CycleTold:
-    """What was seen and decided."""
+    """What was observed and decided."""
     return {
         "cycle": cycle.number,
         "at": _time_of(cycle),

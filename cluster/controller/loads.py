@@ -1,7 +1,7 @@
-"""From readings to loads: what came between two cycles, by differences. Pure: any thread.
+"""From readings to loads: the traffic between two cycles, from differences. Pure: any thread.
 
-Arrivals are counted at the door: requests that ended, and those more that are present. A queue that
-grows has therefore arrived, and so has what waits in the proxy.
+Arrivals are the requests that ended plus the change in the number of requests present. They include
+a growing queue, and requests that wait in the proxy.
 """
 
 import math
@@ -18,7 +18,7 @@ LEAST_READ = 0.5  # of a server's replicas, for which the others are taken to be
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """What came to some replicas in some seconds; `waiting` are requests without a row by now."""
+    """The traffic of some replicas over a time; `waiting` are requests without a row at its end."""
 
     seconds: float = 0.0
     arrived: float = 0.0
@@ -55,7 +55,7 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True)
 class ServerTraffic:
-    """`unread`: why nothing is known of it; else `all`, and by group."""
+    """`unread`: why nothing is known; otherwise `all`, and the traffic by group."""
 
     all: Traffic = Traffic()
     by_group: Mapping[Group, Traffic] = field(default_factory=dict)
@@ -65,7 +65,7 @@ class ServerTraffic:
 
 
 def between(before: Counters, now: Counters) -> Traffic:
-    """What came from one reading to the next. A process that started anew counts from 0."""
+    """The traffic between two readings. A restarted process counts from 0."""
     seconds = now.at_s - before.at_s
     if now.ended < before.ended or now.completion_tokens < before.completion_tokens:
         before = Counters(before.at_s)

@@ -3,7 +3,7 @@
     every period, or when invoked:  replicas ─▶ Planner.cycle ─▶ plan ─▶ journal
     every `rollout_s`:              replicas, plan ─▶ next_steps ─▶ start, stop
 
-HTTP threads read `snapshot`, which is replaced whole, and ask by `invoke`.
+HTTP threads read `snapshot`, which is replaced as a whole, and call `invoke`.
 """
 
 import logging
@@ -100,13 +100,13 @@ class Controller:
         self._thread.start()
 
     def stop(self) -> None:
-        """Replicas go on."""
+        """Replicas keep running."""
         self._must_end.set()
         self._wake.set()
         self._thread.join(JOIN_S)
 
     def invoke(self, timeout_s: float) -> Cycle:
-        """Has a cycle made now. Raises ClusterError, and TimeoutError."""
+        """Runs a cycle now. Raises ClusterError, and TimeoutError."""
         if not self.is_alive:
             raise ClusterError(self._snapshot.fault or "the controller's thread has ended")
         answer: SimpleQueue[Cycle | ClusterError] = SimpleQueue()
@@ -115,7 +115,7 @@ class Controller:
         try:
             made = answer.get(timeout=timeout_s)
         except Empty:
-            raise TimeoutError(f"no cycle was made within {timeout_s:g} s") from None
+            raise TimeoutError(f"no cycle was completed within {timeout_s:g} s") from None
         if isinstance(made, ClusterError):
             raise made
         return made

@@ -18,7 +18,7 @@ AnswerT = TypeVar("AnswerT", bound="_Answer")
 
 
 class _Answer(BaseModel):
-    """What is read of an answer; the rest is the optimizer's."""
+    """The parts of an answer that are read here."""
 
     model_config = ConfigDict(frozen=True, alias_generator=to_camel, extra="ignore")
 
@@ -47,7 +47,7 @@ class Summary(_Answer):
 
 
 class Answer(_Answer):
-    """Of POST /optimizeOne, by server."""
+    """The answer of POST /optimizeOne, by server."""
 
     allocations: dict[str, Allocation]
     unallocated: dict[str, str] = Field(default_factory=dict)
@@ -55,7 +55,7 @@ class Answer(_Answer):
 
 
 class Factors(_Answer):
-    """Times are so many times those of the parameters."""
+    """Measured times divided by those of the parameters."""
 
     decode: Figure
     prefill: Figure
@@ -64,7 +64,7 @@ class Factors(_Answer):
 
 
 class Tuned(_Answer):
-    """Of POST /tune; the parameters are those of now."""
+    """The answer of POST /tune, with the current parameters."""
 
     factors: Factors
     accepted: tuple[bool, ...]

@@ -26,13 +26,13 @@ Readings = Mapping[str, Counters | MetricsUnread]
 
 
 class Reader(Protocol):
-    """Where readings come from. Controller thread only."""
+    """Reads the metrics of replicas and of the proxy. Controller thread only."""
 
     def read(self, replicas: Sequence[Replica]) -> Readings:
-        """One reading for each replica that may have requests."""
+        """One reading of each replica that may have requests."""
 
     def waiting_at_door(self) -> float:
-        """Requests that no replica has seen yet. Raises MetricsUnread."""
+        """Requests that wait in the proxy. Raises MetricsUnread."""
 
     def close(self) -> None: ...
 

@@ -1,8 +1,8 @@
 """From a cluster's state to the optimizer's question, and back. Pure: any thread.
 
-A server that is held is asked for as it is: on its accelerator, with no more and no fewer replicas,
-so that the cards it keeps are nobody else's. The rows of a process are fixed when it starts, so a
-server that runs is planned with those it has.
+A held server is in the question as it is: on its accelerator, with exactly its replicas, so that
+no other server gets its cards. The rows of a process are fixed when it starts, so a server that
+runs is planned with the rows it has.
 """
 
 from collections.abc import Collection, Mapping
@@ -34,7 +34,7 @@ class Standing:
 
 
 def question(system: SystemDocument, standing: Standing) -> Json:
-    """What POST /optimizeOne is asked for a plan."""
+    """The body of POST /optimizeOne for a plan."""
     own_models, servers = [], []
     targets: dict[str, list[Json]] = {
         name: list(each.get("modelTargets") or []) for name, each in system.classes.items()
@@ -62,8 +62,8 @@ def question(system: SystemDocument, standing: Standing) -> Json:
 
 
 def as_it_is(system: SystemDocument, standing: Standing) -> Json:
-    """What POST /optimizeOne is asked for the latencies of what runs: all servers held, no service
-    level that could be missed, cards without end. Servers without replicas are left out."""
+    """The body of POST /optimizeOne for the latencies of what runs: all servers held, no service
+    level that could be missed, unlimited cards. Servers without replicas are left out."""
     held = [name for name in system.servers if standing.groups(name)]
     all_held = Standing(standing.plan, standing.loads, standing.perf, held)
     asked = question(system, all_held)
@@ -83,7 +83,7 @@ def as_it_is(system: SystemDocument, standing: Standing) -> Json:
 
 
 def groups_of(server: str, allocation: Allocation) -> dict[Group, int]:
-    """The groups of an allocation, with how many replicas each has."""
+    """The groups of an allocation, with their numbers of replicas."""
     return {
         Group(server, part.accelerator, part.max_batch): part.num_replicas
         for part in allocation.each_part

@@ -16,23 +16,23 @@ THERE = (State.STARTING, State.READY)
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """What is to be told the actuator now, in this order. Numbers are totals of a group."""
+    """The next calls of the actuator, in this order. Numbers are totals per group."""
 
     start: tuple[tuple[Group, int], ...] = ()
     stop: tuple[tuple[Group, int], ...] = ()
 
 
 def running(replicas: Iterable[Replica]) -> Counter[Group]:
-    """How many of each group are there, or will be."""
+    """How many replicas each group has or is about to have."""
     return Counter(each.group for each in replicas if each.state in THERE)
 
 
 def next_steps(replicas: Sequence[Replica], plan: Plan, unplaced: Mapping[Group, int]) -> Steps:
-    """What brings the replicas nearer to the plan.
+    """The steps that bring the replicas closer to the plan.
 
-    `unplaced`: how many of a group found no machine; they are not asked for again. What a server
-    has too many of is stopped once what replaces it is ready; for what could not be placed, as many
-    stay in proportion. Stopping them may make the room that was missing.
+    `unplaced`: replicas of a group without room; they are not requested again. Surplus replicas of
+    a server are stopped once their replacements are ready; for replacements without room, a
+    matching share stays. Stopping the others may make the room that was missing.
     """
     there = running(replicas)
     ready = Counter(each.group for each in replicas if each.state is State.READY)

@@ -1,8 +1,8 @@
-"""The speed of now, of each model on each accelerator. Controller thread only.
+"""The current speed of each model on each accelerator. Controller thread only.
 
-The document's parameters are the base and never change; what the machines do differently today
-are two factors, of decode and of prefill, which `POST /tune` of the optimizer follows from observed
-TTFT and ITL. It keeps nothing: its state travels with the question.
+The document's parameters are the base and never change. Two factors, one for decode and one for
+prefill, say how machines differ from them today. The optimizer's `POST /tune` tracks them from
+observed TTFT and ITL. It is stateless: its state is part of the question.
 """
 
 import math
@@ -27,7 +27,7 @@ ModelOn = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Learned:
-    """`why`: what was not learned, and why."""
+    """`why` says what was not learned, and why."""
 
     factors: Mapping[ModelOn, Factors] = field(default_factory=dict)
     refused: tuple[ModelOn, ...] = ()
@@ -51,7 +51,7 @@ class Speeds:
     def learn(
         self, traffic: Mapping[str, ServerTraffic], replicas: Mapping[Group, int], at_s: float
     ) -> Learned:
-        """Follows what was observed; `replicas`: of groups whose number did not change meanwhile.
+        """Updates the factors; `replicas` has groups whose number of replicas did not change.
         An optimizer that does not answer leaves things as they are."""
         refused, why = [], {}
         for server, seen in traffic.items():

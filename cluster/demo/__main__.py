@@ -55,16 +55,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--period", type=_within(1, 600), help="seconds of a cycle")
-    parser.add_argument("--rate", type=_within(0.1, 100), help="requests a second")
-    parser.add_argument("--seed", type=int, default=0, help="of the times between requests")
+    parser.add_argument("--period", type=_within(1, 600), help="seconds per cycle")
+    parser.add_argument("--rate", type=_within(0.1, 100), help="requests per second")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the times between requests")
     parser.add_argument("--actuator", choices=("ray", "local"))
     what = parser.add_mutually_exclusive_group()
-    what.add_argument("--kill-node", action="store_true", help="kill a node of Ray under load")
+    what.add_argument("--kill-node", action="store_true", help="kill a Ray node under load")
     what.add_argument(
-        "--slow-machine", action="store_true", help="real replicas on less of a core, under load"
+        "--slow-machine", action="store_true", help="slow down real replicas under constant load"
     )
-    parser.add_argument("--picture", type=Path, help="draw the run into this SVG")
+    parser.add_argument("--picture", type=Path, help="draw a chart of the run into this SVG")
     return parser
 
 
@@ -74,7 +74,7 @@ def _within(least: float, most: float) -> Callable[[str], float]:
     def number(text: str) -> float:
         value = float(text)
         if not least <= value <= most:  # NaN is not
-            raise argparse.ArgumentTypeError(f"{text[:50]} is not within {least:g} and {most:g}")
+            raise argparse.ArgumentTypeError(f"{text[:50]} is not between {least:g} and {most:g}")
         return value
 
     return number

@@ -1,4 +1,4 @@
-"""The optimizer, the proxy and the controller as processes, which end with whoever started them."""
+"""The optimizer, the proxy and the controller as processes that end with their parent."""
 
 import os
 import secrets
@@ -65,7 +65,7 @@ def running_services(
 
 
 def until(holds: Callable[[], object], timeout_s: float, what: str) -> None:
-    """Raises DemoFailed where it does not come about."""
+    """Waits for a condition. Raises DemoFailed if it does not become true."""
     until_s = time.monotonic() + timeout_s
     while not holds():
         if time.monotonic() > until_s:

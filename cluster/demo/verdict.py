@@ -1,4 +1,4 @@
-"""What a run has shown, in numbers, and which of them are as promised. Pure."""
+"""The results of a run, and which of them meet their targets. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -101,7 +101,7 @@ def _predicted(run: Run) -> Finding:
     found = cycles_to_predict(run)
     bounds = f"(at most {LARGEST_ERROR:.0%}, after at most {WITHIN_CYCLES} cycles)"
     if found is None:
-        return Finding(f"predictions never came near again {bounds}", False)
+        return Finding(f"predictions never came close again {bounds}", False)
     number, (of_ttft, of_itl) = found
     text = (
         f"from {number} cycles after the slow-down on, predictions were off by {of_ttft:.0%} "

@@ -1,4 +1,4 @@
-"""The experts of a bundle, for who watches and operates the server."""
+"""Routes to watch and operate the experts of a bundle."""
 
 from concurrent.futures import TimeoutError as NoAnswer
 
@@ -46,11 +46,11 @@ class _Views:
         {200: BundleState, 404: Error, 503: Error},
     )
     def state(self) -> Response:
-        """Also while those that are loaded at start come, and while the server drains."""
+        """Also answers while experts are being loaded at start, and while the server drains."""
         return jsonify(self._state())
 
     @operation(
-        "Bring an expert into memory, also one that failed: 200 where it is there, else 202.",
+        "Load an expert into memory, also one that failed: 200 if it is resident, else 202.",
         {200: ExpertState, 202: ExpertState, 404: Error, 503: Error},
     )
     def load(self, name: str) -> tuple[Response, int]:
@@ -63,12 +63,12 @@ class _Views:
         return jsonify(self._expert(name)), 200 if is_there else 202
 
     @operation(
-        "Let an expert go: where it is idle, after its rows have ended, or at once.",
+        "Unload an expert: if it is idle, after its rows have ended, or at once.",
         {202: ExpertState, 400: Error, 404: Error, 409: Error, 503: Error},
         query=UNLOAD_QUERY,
     )
     def unload(self, name: str) -> tuple[Response, int]:
-        """Idempotent. Whoever waits for the expert has it loaded again."""
+        """Idempotent. Requests that wait for the expert have it loaded again."""
         mode = _unload_mode()
         residents = self._admitted(name)
         try:
@@ -78,7 +78,7 @@ class _Views:
         return jsonify(self._expert(name)), 202
 
     def _admitted(self, name: str) -> BundleResidents:
-        """Raises NoBundle, UnknownModel, and what a new request would be told."""
+        """Raises NoBundle, UnknownModel, and whatever a new request would get."""
         residents = self._residents()
         names = [expert.name for expert in self._bundle().experts]
         if name not in names:
@@ -87,7 +87,7 @@ class _Views:
         return residents
 
     def _residents(self) -> BundleResidents:
-        """Raises NoBundle, and NotReady before anything is known of the experts."""
+        """Raises NoBundle, and NotReady before anything is known about the experts."""
         self._bundle()
         if self._backend.bundle is None:
             self._backend.check_admission()
@@ -120,4 +120,6 @@ def _unload_mode() -> UnloadMode:
 
 
 def _no_turn() -> Unavailable:
-    return Unavailable("The decode thread is in a long step, try again later.", BUSY_RETRY_AFTER_S)
+    return Unavailable(
+        "The decode thread is busy with a long step; try again later.", BUSY_RETRY_AFTER_S
+    )

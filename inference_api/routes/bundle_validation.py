@@ -1,4 +1,4 @@
-"""Whether a bundle could be served here, by its file."""
+"""The route that checks whether a bundle could be served here."""
 
 import os
 from threading import Lock
@@ -19,12 +19,12 @@ BUSY_RETRY_AFTER_S = 5
 
 
 class ValidateBody(Body):
-    """A bundle that may not be there as a file."""
+    """The text of a bundle; it need not exist as a file."""
 
     bundle: str = Field(
         min_length=1,
         max_length=MAX_FILE_BYTES,
-        description="The text of a bundle's file. Its sources have to be those of models that this "
+        description="The text of a bundle's file. Its sources must belong to models that this "
         "server serves, or lie in the folder of its own bundle's file.",
     )
 
@@ -35,14 +35,16 @@ def create_blueprint(settings: Settings) -> Blueprint:
 
     @blueprint.post("/bundle/validate")
     @operation(
-        "Whether a bundle could be served here, and what its experts take. Nothing is loaded.",
+        "Whether a bundle could be served here, and the memory of its experts. Loads nothing.",
         {200: Validation, 400: Error, 503: Error},
         ValidateBody,
     )
     def validate() -> Response:
         body = parse(ValidateBody, json_body())
         if not checking.acquire(blocking=False):
-            raise Unavailable("Another bundle is being checked, try again.", BUSY_RETRY_AFTER_S)
+            raise Unavailable(
+                "Another bundle is being checked; try again later.", BUSY_RETRY_AFTER_S
+            )
         try:
             return jsonify(checked(body.bundle, settings).model_dump())
         finally:
@@ -52,8 +54,8 @@ def create_blueprint(settings: Settings) -> Blueprint:
 
 
 def checked(text: str, settings: Settings) -> Validation:
-    """Checks a client's bundle. It asks the file system about the server's own sources, and about
-    what is in the folder of its own bundle; nothing else is looked at, here or on a hub."""
+    """Checks a client's bundle. It reads only the server's own sources and the folder of its own
+    bundle, and nothing else, neither here nor on a hub."""
     folder = None if settings.bundle is None else settings.bundle.folder
     own = {
         source
@@ -82,5 +84,5 @@ def checked(text: str, settings: Settings) -> Validation:
 def _refusal(source: str) -> str:
     return (
         f"{source} is neither a source of this server nor in the folder of its bundle; check it "
-        "where it is, by `hearth bundle validate`."
+        "on its own machine with `hearth bundle validate`."
     )

@@ -1,4 +1,4 @@
-"""The model of a request: the one it names or, for `auto`, the expert that its text is about."""
+"""The model of a request: the one it names or, for `auto`, the expert that fits its text."""
 
 from collections.abc import Sequence
 from string import punctuation
@@ -14,7 +14,7 @@ _AS_IT_IS = punctuation.replace("%", " ")  # in headers, beside letters and digi
 
 
 class Chosen(NamedTuple):
-    """`shown` is its name in the answer; `route` is there where a router chose it."""
+    """`shown` is its name in the answer; `route` is set if a router chose it."""
 
     name: str
     shown: str
@@ -22,7 +22,7 @@ class Chosen(NamedTuple):
 
     @property
     def headers(self) -> dict[str, str]:
-        """What is not ASCII in the name of an expert is percent-encoded, and so is `%`."""
+        """Characters that are not ASCII, and `%`, are percent-encoded in the name of an expert."""
         return {} if self.route is None else {"X-Routed-To": quote(self.name, _AS_IT_IS)}
 
 
@@ -39,20 +39,20 @@ class ModelChoice:
             self._settings.name_of(asked)
         elif self._router is None:
             raise InvalidRequest(
-                f"model: {ROUTED}, but no router configured; name an expert: "
+                f"model: {ROUTED} needs a router, and the bundle has none; name an expert: "
                 f"{', '.join(self._settings.served_names)}.",
                 "model",
             )
 
     def of(self, asked: str, messages: Sequence[str]) -> Chosen:
-        """`messages` are the user's, the oldest first. Raises UnknownModel, and InvalidRequest
-        where a router is asked for and there is none, or nothing for it to read."""
+        """`messages` are the user's, oldest first. Raises UnknownModel, and InvalidRequest for
+        `auto` without a router or without text."""
         self.check(asked)
         if asked != ROUTED or self._router is None:
             return Chosen(self._settings.name_of(asked), asked)
         if not messages:
             raise InvalidRequest(
-                f"model: {ROUTED} reads text, and there is none of a user; name an expert.", "model"
+                f"model: {ROUTED} needs text of a user, and there is none; name an expert.", "model"
             )
         route = self._router.route(messages)
         return Chosen(route.expert, route.expert, route)

@@ -1,7 +1,6 @@
-"""The experts of a bundle that are in memory: what `residency` decides is done here.
+"""The experts of a bundle that are in memory; carries out what `residency` decides.
 
-Decode thread only, but for what says any thread. The loader thread brings experts into memory and
-lets them go meanwhile.
+Decode thread only, except where marked. A loader thread loads and unloads experts meanwhile.
 """
 
 import logging
@@ -82,8 +81,8 @@ class BundleResidents:
     # --- any thread -----------------------------------------------------------------------
 
     def ask(self, question: Callable[[Residency, float], Answer]) -> Answer:
-        """Have the decode thread call this in its next turn; what came of it is in `snapshot` once
-        this returns. Raises what that raises, and TimeoutError where there is no turn for long."""
+        """Make the decode thread call `question` in its next turn; `snapshot` has the effect when
+        this returns. Raises what `question` raises, and TimeoutError if no turn comes."""
         answer: Future[Answer] = Future()
 
         def settle() -> Callable[[], None]:
@@ -98,20 +97,20 @@ class BundleResidents:
         return answer.result(ANSWER_TIMEOUT_S)
 
     def start(self, now_s: float) -> None:
-        """Begin to load what is to be there from the start."""
+        """Begin to load the experts that are loaded at start."""
         self._loader.start()
         for name in self._at_start:
             self._residency.ask_load(name, now_s)
 
     def stop(self) -> None:
-        """Nothing is loaded any more. Called by who has joined the decode thread."""
+        """Stop loading. Call it after joining the decode thread."""
         self._loader.stop()
 
     # --- decode thread --------------------------------------------------------------------
 
     @property
     def has_started(self) -> bool:
-        """Whether what is loaded at start is there. Raises StartupError where none of it came."""
+        """Whether the experts loaded at start are there. Raises StartupError if all failed."""
         states = [self.snapshot.experts[name] for name in self._at_start]
         failed = [each for each in states if each.state is State.FAILED]
         if failed and len(failed) == len(states):
@@ -149,8 +148,8 @@ class BundleResidents:
         return math.inf if self._residency.is_settled else TIMER_S
 
     def _give_back_memory(self, model: LoadedModel) -> None:
-        """Caches of free rows stay for prompts that continue them, among the rows that the expert
-        is sure of."""
+        """Frees caches of free rows beyond the guaranteed ones; the others stay for prompts that
+        continue them."""
         rows, rows_min = model.rows, self._needs[model.name].rows_min
         holding = rows.holding()
         for index in holding[: max(0, min(len(holding), len(rows) + len(holding) - rows_min))]:
@@ -178,7 +177,7 @@ class BundleResidents:
                 return
 
     def _is_mended(self, name: str) -> bool:
-        """Whether an expert that could not be loaded has other files now."""
+        """Whether the files of a failed expert have changed."""
         return name in self._failed and self._failed[name] != self._experts[name].stamp()
 
     def _do(self, effect: Effect) -> None:
@@ -212,7 +211,7 @@ def bundle_residents(
     output_queues: OutputQueues,
     pause: Callable[[], None],
 ) -> BundleResidents:
-    """Describes the experts; none is in memory yet. `pause` is called all the while one is loaded.
+    """Describes the experts; none is in memory yet. `pause` is called repeatedly during a load.
     Imports torch. Raises StartupError."""
     from inference_api.engine.loading.packed_folder import PackedFolder
 

@@ -1,8 +1,8 @@
-"""The loader thread of a bundle: brings experts into memory and lets them go, one at a time.
+"""The loader thread of a bundle: loads and unloads experts, one at a time.
 
-The decode thread asks and takes what became of it from `events`, at the start of its next turn;
-nothing else is shared. Meanwhile the residents decode: the thread runs at a low priority. Before it
-is asked, it compares the checksums of packed files that an earlier process has left.
+The decode thread requests a load and takes the result from the events at the start of a later turn;
+nothing else is shared. Residents decode meanwhile, so the thread runs at a low priority. While it
+has no request, it compares the checksums of packed files that an earlier process has left.
 """
 
 import logging
@@ -22,7 +22,7 @@ from inference_api.scheduling.model_loading import LoadableModel, Stamp
 logger = logging.getLogger(__name__)
 
 JOIN_TIMEOUT_S = 5.0
-NICENESS = 10  # of the thread, beside those that decode
+NICENESS = 10  # of the thread, so that decoding goes first
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,14 +53,14 @@ LoaderEvent = Packing | Loaded | LoadFailed | Unloaded
 
 
 class _SomebodyAsksError(Exception):
-    """What nobody waits for is left until later."""
+    """Interrupts work that nobody waits for."""
 
 
 class ExpertLoader:
-    """`start` it once; `stop` joins its thread. Only the decode thread asks and takes events."""
+    """`start` it once; `stop` joins its thread. Only the decode thread calls the rest."""
 
     def __init__(self, experts: Mapping[str, LoadableModel], on_event: Callable[[], None]) -> None:
-        """`on_event`: called by the thread whenever there is a new event."""
+        """`on_event` is called by the loader thread for each new event."""
         self._experts = experts
         self._on_event = on_event
         self._asked: SimpleQueue[Callable[[], LoaderEvent] | None] = SimpleQueue()
@@ -71,7 +71,7 @@ class ExpertLoader:
         self._thread.start()
 
     def stop(self) -> None:
-        """Returns when what is being done is done, or after a while."""
+        """Returns when the current job is done, or after JOIN_TIMEOUT_S."""
         self._asked.put(None)
         if self._thread.is_alive():
             self._thread.join(JOIN_TIMEOUT_S)
@@ -83,7 +83,7 @@ class ExpertLoader:
         self._asked.put(lambda: self._unload(name))
 
     def next_event(self) -> LoaderEvent | None:
-        """Returns None when nothing more has happened. Never waits."""
+        """The next event, or None. Never waits."""
         try:
             return self._events.get_nowait()
         except Empty:
@@ -96,7 +96,7 @@ class ExpertLoader:
             self._tell(job())
 
     def _next_job(self, unchecked: list[LoadableModel]) -> Callable[[], LoaderEvent] | None:
-        """Who asks first need not wait for checksums that there was time to compare."""
+        """The next request; compares checksums until there is one."""
         with suppress(_SomebodyAsksError):
             while unchecked:
                 self._give_up_if_asked()
@@ -109,7 +109,7 @@ class ExpertLoader:
             expert.check_packed(self._give_up_if_asked)
         except _SomebodyAsksError:
             raise
-        except Exception as error:  # a load will say so to whom it concerns
+        except Exception as error:  # a load will report it
             logger.warning("%s cannot be checked: %r", expert.served.name, error)
 
     def _give_up_if_asked(self) -> None:

@@ -1,7 +1,6 @@
-"""The states of all experts, who waits for them, and what the loader was told to do about it.
+"""The states of all experts, the requests that wait for them, and the loader's tasks.
 
-Decode thread only, which is who changes it through `residency`: there are the rules, here is what
-they speak of.
+Decode thread only. This module keeps the state; `residency` has the rules that change it.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""What the experts of a bundle need and what has become of each: the values of `residency`.
+"""The needs and states of the experts of a bundle: the values that `residency` works with.
 
 All but `Expert` and `Stay`, which are that module's own, are immutable.
 """
@@ -23,7 +23,7 @@ class State(StrEnum):
 
 
 class Eviction(StrEnum):
-    """Why an expert left the memory."""
+    """Why an expert left memory."""
 
     IDLE = "idle"  # to make room, while nobody used it
     PATIENCE = "patience"  # to make room for somebody who had waited too long
@@ -32,7 +32,7 @@ class Eviction(StrEnum):
 
 
 class Failure(StrEnum):
-    """What kind of failure it was; the reason says more."""
+    """The kind of a failure; the reason has the details."""
 
     LOAD = "load"
     MEMORY = "memory"
@@ -50,7 +50,7 @@ class UnloadMode(StrEnum):
 class Needs:
     """Memory and rows of one expert. `rows_min` is at least 1.
 
-    The weights of all that have the same `shared_key` are mapped once.
+    Experts with the same `shared_key` have the same weights, which are mapped once.
     """
 
     weights_bytes: int
@@ -64,7 +64,7 @@ class Needs:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """Of a bundle. The limit is for experts: less what is needed once, whoever is resident."""
+    """The limits of a bundle. Memory that is needed whoever is resident is already subtracted."""
 
     fast_memory_limit_bytes: int
     user_rows: int
@@ -75,21 +75,21 @@ class Policy:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Bring this expert into memory, packing it before where that was not done."""
+    """Bring this expert into memory; pack it first if that has not been done."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class Unload:
-    """Give the memory of this expert back; none of its rows is busy."""
+    """Free the memory of this expert; none of its rows is busy."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class Refuse:
-    """Tell all who wait for this expert why they wait in vain."""
+    """Fail all requests that wait for this expert, with the reason."""
 
     name: str
     reason: str
@@ -97,7 +97,7 @@ class Refuse:
 
 @dataclass(frozen=True, slots=True)
 class EndRows:
-    """End all requests that run on this expert, as its operator has no time for them."""
+    """End all requests that run on this expert, because an operator forces it out."""
 
     name: str
 
@@ -157,7 +157,7 @@ class Stay:
 
 @dataclass(slots=True, eq=False)
 class Expert:
-    """What the decode thread knows of one."""
+    """What the decode thread knows about one expert."""
 
     name: str
     needs: Needs
@@ -189,7 +189,7 @@ class Expert:
 
     @property
     def num_borrowed(self) -> int:
-        """How many of its rows are beyond those it is sure of."""
+        """How many of its rows are beyond its guaranteed ones."""
         return max(0, self.num_running - self.needs.rows_min)
 
     @property
@@ -198,7 +198,7 @@ class Expert:
 
     @property
     def num_owed(self) -> int:
-        """How many of the rows it is sure of it does not use."""
+        """How many of its guaranteed rows it does not use."""
         return max(0, self.needs.rows_min - self.num_running)
 
     def switch(self, came_s: float) -> Switch | None:

@@ -1,6 +1,6 @@
-"""The memory that experts share: who holds how much of it, and who has to leave for whom.
+"""The memory that experts share: how much each holds, and which must leave to make room.
 
-Decode thread only, which is who changes it through `residency`.
+Decode thread only; changed through `residency`.
 """
 
 from collections.abc import Iterable, Sequence
@@ -9,7 +9,7 @@ from inference_api.scheduling.experts import Expert, State
 
 
 class FastMemory:
-    """An expert that holds some holds its weights and the caches of the rows that it is sure of.
+    """An expert in memory holds its weights and the caches of its guaranteed rows.
     Its other rows borrow theirs, one by one, for as long as they run."""
 
     def __init__(self, limit_bytes: int) -> None:
@@ -35,7 +35,7 @@ class FastMemory:
         return [each for each in self.holders.values() if each.state is not State.DRAINING]
 
     def has_room_for(self, newcomer: Expert) -> bool:
-        """Is there room now?"""
+        """Whether there is room now."""
         return self.has_room_beside(newcomer, self.holders.values(), self.borrowed_bytes)
 
     def has_room_beside(
@@ -70,7 +70,7 @@ class FastMemory:
 
 
 def needed_bytes(experts: Iterable[Expert]) -> int:
-    """What these hold together. Weights that several of them share are mapped once."""
+    """Memory that these experts hold together. Shared weights count once."""
     shared: dict[str, int] = {}
     num_bytes = 0
     for expert in experts:

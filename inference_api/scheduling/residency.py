@@ -1,16 +1,16 @@
-"""Which experts of a bundle are in memory, and whose requests take the rows: decisions only.
+"""Decides which experts of a bundle are in memory, and whose requests take the rows.
 
-Belongs to the decode thread, which calls `advance` once a turn, hands the effects to a loader
-that executes them one at a time, and reports here what the loader answers. No threads, no I/O and
-no clock of its own.
+The decode thread owns it. It calls `advance` once per turn, hands the effects to a loader that
+executes them one at a time, and reports the loader's answers here. This module has no threads, no
+I/O and no clock.
 
     absent ─▶ packing ─▶ on_disk ─▶ loading ─▶ resident ─▶ draining ─▶ on_disk
                  └───────────────────┴──▶ failed
 
-One expert at a time holds the *ticket*: the next to be loaded, whose oldest waiter (the *head*)
-came before those of all others that are not in memory. A request waits at most
+One expert at a time holds the *ticket*: it is loaded next, because its oldest waiting request (the
+*head*) arrived before those of all other experts that are not in memory. A request waits at most
 
-    patience + (requests that waited when it came + 1) * (residence + longest run + load timeout)
+    patience + (requests waiting when it came + 1) * (residence + longest run + load timeout)
 
 where residence is the larger of `min_residence_s` and `RESIDENCE_LOADS` times the last load.
 """
@@ -58,8 +58,8 @@ class _Ticket:
 
 
 class Residency:
-    """The state of every expert. In a turn: report what the loader answered, `advance`, carry out
-    the effects, then start requests, one after another, as `order` says. Decode thread only."""
+    """The state of every expert. In a turn: report the loader's answers, call `advance`, carry out
+    the effects, then start requests one after another in the `order`. Decode thread only."""
 
     def __init__(self, needs: Mapping[str, Needs], policy: Policy) -> None:
         assert all(1 <= each.rows_min <= each.rows_max for each in needs.values())
@@ -76,9 +76,9 @@ class Residency:
     # --- a turn ---------------------------------------------------------------------------
 
     def advance(self, now_s: float, waiting: Mapping[str, Waiting]) -> Sequence[Effect]:
-        """Returns what is to be done now, in this order.
+        """Returns the effects to carry out now, in this order.
 
-        `waiting` has the experts for which somebody waits, and no others.
+        `waiting` has exactly the experts for which a request waits.
         """
         states = self._states
         states.waiting = waiting
@@ -96,12 +96,12 @@ class Residency:
         return effects
 
     def order(self) -> list[str]:
-        """Returns the experts that may start a request that waits, whose turn it is first. Ask
-        anew after each start."""
+        """Returns the experts that may start a waiting request, in their order. Ask again after
+        each start."""
         return self._rows.order()
 
     def may_start(self, name: str) -> bool:
-        """May one more request of this expert take a row now?"""
+        """Whether one more request of this expert may take a row now."""
         return self._rows.may_start(name)
 
     def started(self, name: str, now_s: float) -> None:
@@ -158,7 +158,7 @@ class Residency:
             self._states.become(expert, state)
 
     def loaded(self, name: str, now_s: float) -> None:
-        """A Load is done; also one that was given up in the meantime, or that nobody awaits."""
+        """A Load is done, even if it was abandoned meanwhile or nobody waits for it."""
         expert = self._experts[name]
         assert name in self._states.at_loader, "no Load was issued"
         assert expert.stay is not None
@@ -198,7 +198,7 @@ class Residency:
         self._states.become(expert, expert.unloaded_state)
 
     def source_changed(self, name: str) -> None:
-        """The expert's files are others than they were: what failed may succeed."""
+        """The expert's files have changed, so a failed load may succeed now."""
         expert = self._experts[name]
         expert.is_packed = False
         if expert.state in (State.FAILED, State.ON_DISK):
@@ -207,7 +207,7 @@ class Residency:
     # --- what operators ask ---------------------------------------------------------------
 
     def ask_load(self, name: str, now_s: float) -> bool:
-        """Load this expert as if a request had come for it, also if it failed before. Returns
+        """Load this expert as if a request had arrived for it, even if it failed before. Returns
         whether it is resident; asking again changes nothing."""
         expert = self._experts[name]
         if expert.state is State.FAILED:
@@ -219,7 +219,7 @@ class Residency:
 
     def ask_unload(self, name: str, mode: UnloadMode, now_s: float) -> None:
         """Unload this expert: only if it is idle, after its rows have ended, or at once, for which
-        `advance` returns an EndRows. Whoever waits for it goes on waiting and has it loaded anew.
+        `advance` returns an EndRows. Requests that wait for it have it loaded again.
 
         Raises ExpertPinned, ExpertLoading, ExpertBusy.
         """

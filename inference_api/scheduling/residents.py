@@ -1,6 +1,6 @@
 """Which models are in memory, and whose requests may take a row. Decode thread only.
 
-A server of fixed models has all of them, always; for one of a bundle see `bundle`.
+A server of fixed models always has all of them in memory; for a bundle see `bundle`.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -37,7 +37,7 @@ class Residents(Protocol):
 
 
 class FixedModels:
-    """All of them, whatever comes."""
+    """All models stay in memory."""
 
     def __init__(
         self, models: Iterable[LoadedModel], input_queue: InputQueue, batching: Batching

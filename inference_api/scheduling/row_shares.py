@@ -1,7 +1,7 @@
-"""Whose request takes a row: residents share the user rows, and each is sure of its `rows_min`.
+"""Whose request takes a row. Residents share the user rows; each always has its `rows_min`.
 
-What is left they borrow, row by row, whoever uses the smallest part of its `rows_max` first;
-nobody is interrupted for it. Decode thread only.
+They borrow the rest row by row: the next row goes to the resident that uses the smallest part of
+its `rows_max`. Running requests are never interrupted. Decode thread only.
 """
 
 from collections.abc import Iterable, Mapping

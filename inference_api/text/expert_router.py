@@ -1,8 +1,8 @@
-"""Which expert answers `model: "auto"`: decided by what its description and examples look like.
+"""Chooses the expert for `model: "auto"` by the similarity to its description and examples.
 
-TF-IDF over words and short runs of letters, and a logistic regression over it, both of
-scikit-learn, which is imported only where a router is made. `make bench-router` has them beside a
-k-nearest-neighbour search among hidden states. It sorts topics, not difficulty.
+It uses TF-IDF over words and short sequences of letters, and a logistic regression, both from
+scikit-learn, which is imported only if there is a router. `make bench-router` compares this with a
+k-nearest-neighbour search among hidden states. It sorts by topic, not by difficulty.
 """
 
 import re
@@ -33,7 +33,7 @@ class Expert(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """`confidence` is the probability of the likeliest expert. Where it was under the threshold,
+    """`confidence` is the probability of the likeliest expert. If it is below the threshold,
     `expert` is the fallback and `method` says so."""
 
     expert: str
@@ -54,8 +54,8 @@ class ExpertRouter:
     def of(cls, experts: Sequence[Expert], threshold: float, fallback: str) -> Self:
         """Learns from the experts' texts, in a fraction of a second, or in seconds from thousands.
 
-        An expert without description and examples is chosen as the fallback only. Raises
-        StartupError where fewer than two are left to choose from, or nothing holds a word.
+        An expert without description and examples can only be the fallback. Raises StartupError
+        if fewer than two are left to choose from, or if no text contains a word.
         """
         texts, names = [], []
         for expert in experts:
@@ -75,10 +75,10 @@ class ExpertRouter:
         return cls(classifier, threshold, fallback)
 
     def route(self, messages: Sequence[str]) -> Route:
-        """`messages` are those of the user, the oldest first.
+        """`messages` are the user's, oldest first.
 
-        The first that is beyond doubt decides, so a conversation keeps its expert once it has one:
-        what comes later cannot change it, and the same messages always lead to the same.
+        The first one above the threshold decides, so a conversation keeps its expert: later
+        messages cannot change it, and the same messages always lead to the same expert.
         """
         confidence = 0.0
         for message in messages[:MAX_MESSAGES]:
@@ -98,7 +98,7 @@ def _bounded(message: str) -> str:
 
 
 def _text_classifier() -> Any:
-    """Untrained. Numbers all look the same to it, and signs count as words."""
+    """Untrained. All numbers are the same word to it, and symbols count as words."""
     from sklearn.feature_extraction.text import TfidfVectorizer
     from sklearn.linear_model import LogisticRegression
     from sklearn.pipeline import make_pipeline, make_union

@@ -18,33 +18,33 @@ logger = logging.getLogger(__name__)
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m scripts.train_medusa",
-        description="Train Medusa heads on a model's own answers; goes on where it was stopped.",
+        description="Train Medusa heads on a model's own answers. Continues an interrupted run.",
     )
     add = parser.add_argument
     add("--model", required=True, help="a folder, GGUF file or hub id")
     add("--output", type=Path, help="folder of the heads; MODEL/medusa by default")
     add("--work", type=Path, help="var/medusa/NAME by default")
-    add("--prompts", type=Path, help="one a line: text, or JSON with messages or a prompt")
-    add("--held-out", type=Path, help="prompts to judge by, in the same form")
+    add("--prompts", type=Path, help="one per line: text, or JSON with messages or a prompt")
+    add("--held-out", type=Path, help="prompts for the evaluation, in the same form")
     add("--answers", type=_within(8, 1_000_000), default=2000)
-    add("--no-more-answers", action="store_true", help="train on those that there are")
-    add("--max-tokens", type=_within(8, 1024), default=192, help="of an answer")
+    add("--no-more-answers", action="store_true", help="train on the answers that exist already")
+    add("--max-tokens", type=_within(8, 1024), default=192, help="maximum length of an answer")
     add("--device", choices=("cpu", "cuda"), default="cpu")
-    add("--processes", type=_within(1, 256), default=1, help="that answer, and threads that train")
+    add("--processes", type=_within(1, 256), default=1, help="that answer; also training threads")
     add("--heads", type=_within(1, 16), default=4)
     add("--variant", choices=("shared", "full"), default="shared")
     add(
         "--draft-tokens",
         type=_within(0, 1_000_000),
         default=8192,
-        help="tokens that shared heads can name, the most frequent ones; 0: all",
+        help="tokens that shared heads can predict, the most frequent ones; 0: all",
     )
-    add("--minutes", type=_within(1, 10_000), default=20, help="of training")
+    add("--minutes", type=_within(1, 10_000), default=20, help="of training; default: 20")
     add("--steps", type=_within(1, 10_000_000), help="of training, instead of minutes")
     add("--seed", type=_within(0, 2**31), default=1)
-    add("--name", help="of the base model, for card and config.json; its path by default")
+    add("--name", help="of the base model, for the card and config.json; default: its path")
     add("--licence", default="the base model's", help="for the card")
-    add("--note", default="", help="a remark on model or prompts for the card")
+    add("--note", default="", help="a note about the model or the prompts, for the card")
     return parser
 
 

@@ -55,12 +55,12 @@ def test_every_fault_is_told_at_once(tmp_path: Path) -> None:
         "actuator: {kind: nomad}\naccelerators: {}\nextra: 1\nperiod_s: .nan\n",
     )
     for told in (
-        "optimizer: 'ftp://x' is no address",
-        "listen: 'here' is no HOST:PORT",
+        "optimizer: 'ftp://x' is not a URL",
+        "listen: 'here' is not HOST:PORT",
         "servers.s.modle: no such key; known: model, settings",
         "actuator.kind: is 'nomad'; known: local, ray or kubernetes",
         "extra: no such key; known: system,",
-        "'period_s' is there twice; remove one",
+        "'period_s' appears twice; remove one",
         "period_s: is nan",
     ):
         assert told in text
@@ -68,9 +68,9 @@ def test_every_fault_is_told_at_once(tmp_path: Path) -> None:
 
 def test_names_are_those_of_the_system(tmp_path: Path) -> None:
     text = faults(tmp_path, LEAST.replace("s: {}", "t: {}") + "accelerators: {C: {}, A: {}}\n")
-    assert "'t' is no server of system.json; known: 's'" in text
+    assert "'t' is not a server of system.json; known: 's'" in text
     assert "'s' of system.json is missing" in text
-    assert "accelerators: 'C' is none of system.json" in text
+    assert "accelerators: 'C' is not an accelerator of system.json" in text
     assert "accelerators: 'B' of system.json is missing" in text
 
 
@@ -98,7 +98,7 @@ def test_bytes_that_are_no_text_and_files_that_are_none_are_refused(tmp_path: Pa
     path.write_bytes(b"a: \xff")
     with pytest.raises(ConfigFaulty, match="not UTF-8 at byte 3"):
         read_config(path)
-    with pytest.raises(ConfigFaulty, match="no file"):
+    with pytest.raises(ConfigFaulty, match="not a file"):
         read_config(tmp_path)
 
 
@@ -138,5 +138,5 @@ def test_every_key_is_documented_with_its_default() -> None:
     ):  # fmt: skip
         for name, field in model.model_fields.items():
             keys.add(prefix + name)
-            assert field.is_required() == (rows[prefix + name].strip() == "must be there"), name
+            assert field.is_required() == (rows[prefix + name].strip() == "required"), name
     assert keys == set(rows)

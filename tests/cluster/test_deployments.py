@@ -380,7 +380,7 @@ def test_endless_conflicts_end(cluster: Workloads, actuator: Deployments) -> Non
     cluster.api.fail(409, method="PATCH", times=10**6)
     outcome = actuator.start(CHAT, 4)
     assert (outcome.unplaced, outcome.started) == (4, ())
-    assert "was changed 5 times meanwhile" in outcome.why
+    assert "was changed by others 5 times in a row" in outcome.why
     assert len(writes(cluster.api)) == MAX_TRIES
 
 
@@ -459,7 +459,7 @@ def test_without_an_account_nothing_starts(
 def test_without_the_client_it_says_what_to_install() -> None:
     code = "import sys; sys.modules['kubernetes'] = None; import cluster.actuators.deployments"
     tried = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert "ConfigFaulty: Replicas on Kubernetes need its client: pip install" in tried.stderr
+    assert "ConfigFaulty: Kubernetes' client is missing; pip install" in tried.stderr
 
 
 def test_a_pod_has_its_own_account(

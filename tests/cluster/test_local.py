@@ -70,7 +70,7 @@ def test_cores_are_claimed_until_their_process_ends(tmp_path: Path) -> None:
 def test_what_is_lacking_is_said_by_name(machine: LocalMachine) -> None:
     wanted = {"CPU": 3, "acc_X": 1, "acc_Y": 1}
     assert machine.place("a", GROUP, Recipe(MOCK, wanted)) == (
-        "CPU 3 is wanted, 2 of 2 is free; acc_Y 1 is wanted, 0 of 0 is free"
+        "CPU: need 3, 2 of 2 free; acc_Y: need 1, 0 of 0 free"
     )
     assert machine.placed() == []
 
@@ -136,4 +136,4 @@ def test_a_process_whose_parent_has_gone_does_not_begin() -> None:
         text=True,
         timeout=60,
     )
-    assert (ended.returncode, ended.stderr) == (1, "Whoever started this has ended.\n")
+    assert (ended.returncode, ended.stderr) == (1, "The parent process has ended.\n")

@@ -233,7 +233,7 @@ def test_a_file_of_somebody_else_is_not_written_over(path: Path, text: str) -> N
     path.parent.mkdir()
     path.write_text(text)
     if text:
-        with pytest.raises(ConfigFaulty, match="not of this cluster's making"):
+        with pytest.raises(ConfigFaulty, match="was not written by this cluster"):
             UpstreamsFile(path)
         assert path.read_text() == text
     else:

@@ -215,7 +215,7 @@ def test_nothing_to_go_by_is_the_fallbacks(api: ServedApi) -> None:
 def test_router_needs_text_of_a_user(api: ServedApi, path: str, body: dict[str, Any]) -> None:
     answer = api.post(path, model="auto", **body)
     assert answer.status_code == 400
-    assert "auto reads text" in answer.json()["message"]
+    assert "auto needs text" in answer.json()["message"]
 
 
 def test_router_is_listed_as_a_model(api: ServedApi) -> None:

@@ -125,14 +125,17 @@ def test_bundle_cannot_be_changed() -> None:
 @pytest.mark.parametrize(
     ("keys", "fault"),
     [
-        ({"name": "auto"}, "experts[0].name: is what requests to the router ask for; choose"),
+        ({"name": "auto"}, "experts[0].name: is the name of the router; choose another"),
         ({"name": "a\nb"}, "experts[0].name: has no printable name; give at least one"),
         ({"name": ""}, "experts[0].name: has no printable name"),
-        ({"name": "a//b"}, "experts[0].name: has '.', '..' or nothing beside a '/', and no path"),
-        ({"name": "/a"}, "experts[0].name: has '.', '..' or nothing beside a '/'"),
-        ({"name": ".."}, "experts[0].name: has '.', '..' or nothing beside a '/'"),
+        (
+            {"name": "a//b"},
+            "experts[0].name: has '.', '..' or an empty part between slashes; remove",
+        ),
+        ({"name": "/a"}, "experts[0].name: has '.', '..' or an empty part"),
+        ({"name": ".."}, "experts[0].name: has '.', '..' or an empty part"),
         ({"name": "a" * 257}, "experts[0].name: has more than 256 characters; shorten it."),
-        ({"name": 3}, "experts[0].name: is 3; give a text, in quotes where YAML reads"),
+        ({"name": 3}, "experts[0].name: is 3; give a string; put it in quotes"),
         ({"source": ""}, "experts[0].source: is missing; give it, or target"),
         ({"source": "a\0b"}, "experts[0].source: has no printable name"),
         ({"source": "a" * 4097}, "a text of 4097 characters; give at most 4096."),
@@ -159,12 +162,12 @@ def test_bundle_cannot_be_changed() -> None:
         ({"draft": {"source": "b", "tokens": 33}}, "draft.tokens: is 33; give 32 or less."),
         (
             {"target": {"source": "b"}, "draft": {"source": "c"}},
-            "experts[0].source: is there beside target; give one of them.",
+            "experts[0].source: is given next to target; give only one of them.",
         ),
-        ({"speculation": "draft"}, "experts[0].speculation: draft needs one; give draft: {source"),
+        ({"speculation": "draft"}, "experts[0].speculation: draft needs a draft model; give draft"),
         (
             {"speculation": "ngram", "draft": {"source": "b"}},
-            "experts[0].speculation: ngram has no use for the draft; give draft or auto, or remove",
+            "experts[0].speculation: ngram does not use the draft; give draft or auto, or remove",
         ),
     ],
 )
@@ -177,7 +180,7 @@ def test_faults_of_an_expert_name_key_value_and_bound(keys: dict[str, object], f
     ("keys", "fault"),
     [
         ({"version": 2}, "version: is 2; known: 1."),
-        ({"memory_limit": "6GB"}, "memory_limit: is no size; give bytes, or a number of KiB"),
+        ({"memory_limit": "6GB"}, "memory_limit: is not a size; give bytes, or a number of KiB"),
         ({"memory_limit": -1}, "memory_limit: is -1; give 1024 or more."),
         ({"memory_limit": True}, "memory_limit: is true; give an integer."),
         ({"fast_memory_limit": "2000TiB"}, "fast_memory_limit: is "),
@@ -202,7 +205,7 @@ def test_faults_of_the_bundle_name_key_value_and_bound(keys: dict[str, object], 
 
 def test_target_needs_a_draft_and_a_source() -> None:
     [fault] = faults_of(written({"name": "a", "target": {"source": "b"}}))
-    assert fault.startswith("experts[0].draft: is missing beside target; give it, or source in")
+    assert fault.startswith("experts[0].draft: is missing next to target; give it, or replace")
     pair = {"name": "a", "target": {"sorce": "b"}, "draft": {"source": "c"}}
     assert faults_of(written(pair)) == [
         "experts[0].target.source: is missing; give it.",
@@ -224,11 +227,11 @@ def test_all_faults_of_a_file_are_listed_at_once() -> None:
         "version: is 2",
         "experts[0].contxt: no such key",
         "experts[1].rows.min: is 0",
-        "experts[3].speculation: draft needs one",
+        "experts[3].speculation: draft needs a draft model",
         'experts[4]: is "c"; give keys; known: name',
-        "'max_queue' is there twice; remove one.",
-        'experts[2].name: "b" is experts[1]\'s too; give each a name of its own.',
-        'experts[3].name: "a" is experts[0]\'s too',
+        "'max_queue' appears twice; remove one.",
+        'experts[2].name: "b" is also the name of experts[1]; give each its own name.',
+        'experts[3].name: "a" is also the name of experts[0]',
         'default: no expert "d"; known: a, b, b, a.',
     ):
         assert fault in text
@@ -258,7 +261,7 @@ def test_list_of_faults_is_bounded() -> None:
         (b"text", 'The file is "text"; give keys'),
         (b"a: \0", "line 1: special characters are not allowed."),
         (b"#" * (MAX_FILE_BYTES + 1), "The file has more than 262144 bytes; shorten it."),
-        (b"a: &x [1]\nb: *x", "line 1, column 4: anchors and aliases (& and *) are not read"),
+        (b"a: &x [1]\nb: *x", "line 1, column 4: anchors and aliases (& and *) are not allowed"),
     ],
 )
 def test_files_that_are_no_bundle_are_refused(content: bytes, fault: str) -> None:
@@ -315,7 +318,7 @@ def test_any_bytes_are_read_or_refused(content: bytes | str) -> None:
 
 @pytest.mark.parametrize("name", ["", "absent.yaml", "\0"])
 def test_path_of_no_file_is_a_fault_with_a_remedy(tmp_path: Path, name: str) -> None:
-    with pytest.raises(StartupError, match=r"is no file; give the path|cannot be read"):
+    with pytest.raises(StartupError, match=r"is not a file; give the path|cannot be read"):
         read_bundle(tmp_path / name)
 
 

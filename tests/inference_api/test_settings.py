@@ -215,7 +215,7 @@ def test_rows_that_experts_need_are_bounded_by_user_rows(
 
 def test_bundle_that_is_no_file_stops_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BUNDLE", "/no/bundle.yaml")
-    with pytest.raises(StartupError, match=r"/no/bundle\.yaml is no file; give the path of a"):
+    with pytest.raises(StartupError, match=r"/no/bundle\.yaml is not a file; give the path of a"):
         load_settings()
 
 

@@ -1,7 +1,7 @@
-"""Whether the experts of a bundle can be served here, and what they take.
+"""Whether the experts of a bundle can be served here, and the memory that they take.
 
-From the headers of their files, before anything is loaded: as `checkpoint`, it loads no torch.
-What tokenizers and grammars take is known only once they are loaded, and is not in the sums.
+It reads only the headers of their files and, like `checkpoint`, does not load torch. The memory of
+tokenizers and grammars is known only once they are loaded, and is in no total.
 """
 
 from collections.abc import Mapping
@@ -70,7 +70,7 @@ class _Value(BaseModel):
 class Finding(_Value):
     level: Level
     reason: Reason
-    expert: str | None = Field(None, description="Where it is about one alone.")
+    expert: str | None = Field(None, description="Set if it concerns a single expert.")
     message: str
     need_bytes: int | None = None
     limit_bytes: int | None = None
@@ -82,7 +82,7 @@ class Share(_Value):
 
 
 class ExpertBytes(_Value):
-    """What one expert takes once it is loaded, with the rows that it is guaranteed."""
+    """Memory of one loaded expert with its guaranteed rows."""
 
     name: str
     weights_bytes: int
@@ -91,13 +91,13 @@ class ExpertBytes(_Value):
 
 
 class Utilization(_Value):
-    """Of the limits, by those experts whose files could be understood."""
+    """Use of the limits, by the experts whose files could be read."""
 
     memory: Share
     fast_memory: Share = Field(
-        description="Of the pinned experts, the largest other one and `scratch_bytes`."
+        description="For the pinned experts, the largest other one and `scratch_bytes`."
     )
-    scratch_bytes: int = Field(description="Of a step, at most.")
+    scratch_bytes: int = Field(description="Scratch memory of a step, at most.")
     rows_needed: int
     rows_limit: int
     experts: list[ExpertBytes]
@@ -106,7 +106,7 @@ class Utilization(_Value):
 class Validation(_Value):
     valid: bool
     validations: list[Finding]
-    utilization: Utilization | None = Field(description="null where the file cannot be read.")
+    utilization: Utilization | None = Field(description="null if the file cannot be read.")
 
     @property
     def errors(self) -> list[str]:
@@ -114,15 +114,15 @@ class Validation(_Value):
 
 
 def invalid_file(error: StartupError) -> Validation:
-    """Of a bundle that could not be read."""
+    """The result for a bundle that could not be read."""
     found = [Finding(level="ERROR", reason="FileInvalid", message=each) for each in error.faults]
     return Validation(valid=False, validations=found, utilization=None)
 
 
 def check_bundle(bundle: Bundle, settings: Settings, full: bool = False) -> Validation:
-    """Every reason why this bundle cannot be served, and what its experts take of its limits.
+    """Every reason why this bundle cannot be served, and how much of its limits its experts use.
 
-    `settings` are those of the server, whatever bundle it has itself. `full`: all weights are read.
+    `settings` are the server's, whatever bundle it serves itself. `full`: read all weights.
     """
     check = _Check(settings, full)
     taken = [each for expert in bundle.experts if (each := check.expert(expert)) is not None]
@@ -155,7 +155,7 @@ def _utilization(bundle: Bundle, settings: Settings, taken: list[Taken]) -> Util
 
 
 class _Model(NamedTuple):
-    """One that can be served."""
+    """A model that can be served."""
 
     folder: Path
     config: ModelConfig
@@ -163,7 +163,7 @@ class _Model(NamedTuple):
 
 
 class _Check:
-    """What is found, in `found`. A source that several experts have is looked at once."""
+    """Collects findings in `found`. A source that several experts share is read once."""
 
     def __init__(self, settings: Settings, full: bool) -> None:
         self.found: list[Finding] = []
@@ -171,7 +171,7 @@ class _Check:
         self._look_at = cache(partial(_look_at, full=full))
 
     def expert(self, expert: Expert) -> Taken | None:
-        """What it takes; None where its files do not tell, or it cannot be served."""
+        """The memory it takes; None if its files do not say, or it cannot be served."""
         before = len(self.found)
         settings = self._settings.of_expert(expert)
         model = self._model(expert, settings.model)
@@ -205,7 +205,7 @@ class _Check:
             self._info("RowsSufficient", f"rows.min: need {needed} rows, {limit}.")
 
     def limits(self, bundle: Bundle, taken: list[Taken]) -> None:
-        """Of all that could be understood. Who is too large by itself counts in no sum."""
+        """Checks the experts that could be read. One that is too large by itself is in no total."""
         if taken:
             self.found.append(_against(MEMORY, taken, bundle.memory_limit))
         limit_bytes = bundle.fast_memory_limit
@@ -215,7 +215,7 @@ class _Check:
             self.found.append(_against(FAST_MEMORY, others, limit_bytes))
 
     def _model(self, expert: Expert, source: str) -> _Model | None:
-        """What is at `source`; None where that cannot be served, which is told of the expert."""
+        """The model at `source`; None, with a finding, if it cannot be served."""
         model, faults = self._look_at(source)
         for reason, fault in faults:
             self._error(reason, expert.name, fault)
@@ -235,8 +235,8 @@ class _Check:
         )
 
     def _heads(self, expert: Expert, model: _Model) -> Path | None:
-        """The folder of the Medusa heads; None where it has none, or they are on a hub: these are
-        fetched when they are loaded, and count from then on."""
+        """The folder of the Medusa heads; None if it has none, or if they are on a hub. Those are
+        downloaded when they are loaded, and count from then on."""
         heads = expert.medusa_heads
         if expert.speculation not in ("auto", "medusa"):
             return None
@@ -262,7 +262,7 @@ class _Check:
 def _against(
     limit: Limit, taken: list[Taken], limit_bytes: int, name: str | None = None
 ) -> Finding:
-    """Whether experts keep a limit; `name`: where it is about one of them alone."""
+    """Whether experts keep a limit; `name`: set if it concerns a single expert."""
     need_bytes = limit.need(taken)
     fault = excess(limit, taken, limit_bytes)
     message = fault or f"{limit.key}: need {need_bytes} bytes, limit {limit_bytes}."
@@ -292,14 +292,14 @@ def _look_at(source: str, full: bool) -> tuple[_Model | None, list[tuple[Reason,
 
 
 def _kernel_fault(config: ModelConfig) -> str | None:
-    """Why the kernels, for which experts are packed, cannot have this model."""
+    """Why the kernels, for which experts are packed, cannot decode this model."""
     if not decodes_by_kernels(config, BITS["int8"]):
         return f"head_dim {config.head_dim} > {MAX_HEAD_DIM}, the kernels' limit; choose another."
     uneven = [f"{part.name} {part.shape}" for part in checkpoint.uneven_weights(config)]
     if not uneven:
         return None
     return (
-        f"the kernels need weights with a multiple of {GROUP} columns, which these are not: "
+        f"the kernels need weights with a multiple of {GROUP} columns; these differ: "
         f"{shown(uneven)}; choose another model."
     )
 

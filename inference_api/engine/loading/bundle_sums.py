@@ -1,4 +1,4 @@
-"""What the experts of a bundle take together, and what to change where that is too much. Pure."""
+"""The memory of a bundle's experts together, and remedies if it is too much. Pure."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ Key = tuple[str, str]  # folder or file of weights, and their quantisation: pack
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A model of an expert: itself, its draft, or its Medusa heads."""
+    """One part of an expert: its model, its draft, or its Medusa heads."""
 
     key: Key
     weights_bytes: int
@@ -17,7 +17,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """What one expert takes; `as_int4` is what it would take with int4, where that is less."""
+    """Memory of one expert; `as_int4` is its memory with int4, if that is less."""
 
     name: str
     pieces: tuple[Piece, ...]
@@ -40,7 +40,7 @@ class Taken:
 
     @property
     def cache_bytes(self) -> int:
-        """Of the rows that it is guaranteed."""
+        """Cache of its guaranteed rows."""
         return self.rows_min * self.cache_bytes_per_row
 
     @property
@@ -53,7 +53,7 @@ Experts = Sequence[Taken]
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """A limit by its key in the file: what experts need of it together, and one of them alone."""
+    """A limit by its key in the file: how much experts need together, and one of them alone."""
 
     key: str
     need: Callable[[Experts], int]
@@ -66,8 +66,8 @@ def memory_need(experts: Experts) -> int:
 
 
 def fast_memory_need(experts: Experts) -> int:
-    """Bytes without which some expert could never be loaded: of the pinned ones, of the largest
-    other one, and of a step."""
+    """Bytes that are needed to load every expert at some time: for the pinned ones, the largest
+    other one, and a step."""
     pinned = [each for each in experts if each.is_pinned]
     held = _weights_of(pinned)
     others = [
@@ -89,8 +89,8 @@ FAST_MEMORY = Limit("fast_memory_limit", fast_memory_need, lambda one: one.need_
 
 
 def excess(limit: Limit, experts: Experts, limit_bytes: int) -> str | None:
-    """Says by how much experts exceed a limit, and what to drop or to shrink; None where they do
-    not."""
+    """A message with the excess over a limit, and what to drop or shrink; None if there is no
+    excess."""
     need_bytes = limit.need(experts)
     over = need_bytes - limit_bytes
     if over <= 0:
@@ -117,9 +117,9 @@ Changes = Mapping[str, Taken | None]  # what is in the place of experts of a nam
 
 
 def _changes(limit: Limit, experts: Experts, limit_bytes: int, possible: Changes) -> Experts:
-    """Returns few experts of which the change keeps the limit; none where all would not suffice.
+    """Returns a small set of experts whose change keeps the limit; empty if all would not suffice.
 
-    One that suffices alone is the smallest such; else those that save most go first.
+    If one alone suffices, it is the smallest such expert; otherwise the largest savings go first.
     """
     made: dict[str, Taken | None] = {}
     while (before := limit.need(_after(made, experts))) > limit_bytes:

@@ -1,1 +1,1 @@
-"""Several tokens a step: who guesses them, and how many guesses are worth their time."""
+"""Several tokens per step: draft sources, and how many drafted tokens are worth their time."""

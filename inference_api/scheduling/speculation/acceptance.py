@@ -1,8 +1,8 @@
-"""How often drafted tokens turn out right. Decode thread only."""
+"""How often drafted tokens are accepted. Decode thread only."""
 
 from dataclasses import dataclass
 
-# What nothing is known of is taken to be this likely, with the weight of so many trials.
+# The prior: this likely, with the weight of this many trials.
 OPTIMISM = 0.6
 PRIOR_TRIALS = 2.0
 
@@ -23,17 +23,17 @@ class Rate:
 
 
 class AcceptanceRates:
-    """By the strength of drafts, and by depth: of the first token, and of one after an accepted
-    one, which does not depend on how deep drafts were tried."""
+    """Acceptance rates by the strength of drafts, of a draft's first token and of a token after an
+    accepted one. Neither depends on how deep drafts were tried."""
 
     def __init__(self, memory: float, prior: "AcceptanceRates | None" = None) -> None:
-        """`memory`: what a draft counts once there is another; `prior`: of all rows together."""
+        """`memory`: the weight of a draft once there is a newer one; `prior`: rates of all rows."""
         self._memory = memory
         self._prior = prior
         self._rates: dict[int, tuple[Rate, Rate]] = {}  # by strength
 
     def likelihoods(self, strength: int) -> tuple[float, float]:
-        """That a draft's first token is accepted; that one is whose parent was."""
+        """The likelihood that a draft's first token is accepted, and one whose parent was."""
         first_prior, later_prior = (
             (OPTIMISM, OPTIMISM) if self._prior is None else self._prior.likelihoods(strength)
         )

@@ -1,4 +1,4 @@
-"""What a source's own probabilities are worth, by what became of its guesses."""
+"""Corrects a source's own probabilities by how often its guesses were accepted."""
 
 from collections.abc import Sequence
 from math import log2
@@ -7,8 +7,8 @@ from typing import NamedTuple
 from inference_api.scheduling.rows import Draft
 from inference_api.scheduling.speculation.drafts import Outcome
 
-PRIOR_TRIALS = 10.0  # what the probabilities weigh beside what became of guesses
-MEMORY = 0.998  # what a guess counts when there is another like it
+PRIOR_TRIALS = 10.0  # weight of the probabilities against observed guesses
+MEMORY = 0.998  # weight of a guess once there is a newer one in its bin
 NUM_BINS = 8  # of probabilities: over a half, a quarter and so on
 CERTAIN = 0.98  # no guess is likelier,
 LEAST = 1e-9  # nor less likely
@@ -23,10 +23,10 @@ class Proposed(NamedTuple):
 
 
 class Calibration:
-    """Of guesses of one kind and about one probability: how many were right, and were expected to
-    be? Decode thread only.
+    """For guesses of one kind and about one probability: how many were right, and how many were
+    expected to be. Decode thread only.
 
-    Plain numbers: a step has few guesses, and arrays take longer to begin with.
+    It uses plain numbers, because a step has few guesses and arrays have more overhead.
     """
 
     def __init__(self, num_kinds: int) -> None:
@@ -34,14 +34,14 @@ class Calibration:
         self._expected = [PRIOR_TRIALS] * num_kinds * NUM_BINS
 
     def of(self, kind: int, probability: float) -> tuple[int, float]:
-        """A guess's kind and bin of probability as one number, and how likely it is after a right
-        one."""
-        likely = probability if probability > LEAST else LEAST  # also what is no number
+        """A guess's kind and bin of probability as one number, and its corrected likelihood, given
+        that the guess before it is right."""
+        likely = probability if probability > LEAST else LEAST  # also for NaN
         each = NUM_BINS * kind + min(int(-log2(likely)), NUM_BINS - 1)
         return each, min(likely * self._hits[each] / self._expected[each], CERTAIN)
 
     def learn(self, proposed: Proposed, outcome: Outcome) -> None:
-        """Of the guesses whose turn came, because what they follow was right: were they?"""
+        """Learn from the guesses whose predecessors were right whether they were right, too."""
         parents, right = proposed.draft.parents, {-1, *outcome.accepted}
         for at in outcome.tried:
             parent = at - 1 if parents is None else parents[at]

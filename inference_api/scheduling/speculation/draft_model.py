@@ -1,6 +1,6 @@
-"""A small model of the same vocabulary guesses what the large one will say, token by token.
+"""A small model with the same vocabulary drafts for the large one, token by token.
 
-Leviathan et al. 2022, arXiv 2211.17192; what is accepted is decided as for any other draft.
+Leviathan et al. 2022, arXiv 2211.17192. Tokens are accepted as for any other draft.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ from inference_api.scheduling.rows import Draft, UserRow, num_common
 from inference_api.scheduling.speculation.calibration import Calibration, Proposed
 from inference_api.scheduling.speculation.drafts import Outcome
 
-PREFILLED_TOKENS = 128  # in one step, of all rows that the draft's cache is far behind of
+PREFILLED_TOKENS = 128  # in one step, for all rows that the draft's cache is far behind
 MIN_COPIED_TOKENS = 8  # fewer are as soon prefilled
 LEAST_LIKELIHOOD = 0.2  # of a whole chain, for another guess behind it
 GUESS = Draw(SamplingParams(temperature=0.0, num_logprobs=0), (0,), ())
@@ -22,14 +22,14 @@ GUESS = Draw(SamplingParams(temperature=0.0, num_logprobs=0), (0,), ())
 class ModelDrafts:
     """A `DraftSource`: a greedy chain for each row that the draft's cache is up to date with.
 
-    The draft's tokens stay in its cache, where they are right as far as the row goes on with them.
+    The draft's tokens stay in its cache and are valid as far as the row continues with them.
     """
 
     name = "draft"
     wants_hidden = False
 
     def __init__(self, runner: ModelRunner, max_tokens: int, vocab_size: int) -> None:
-        """`runner` is batch invariant and has a row for each of the model that it drafts for, whose
+        """`runner` is batch invariant and has as many rows as the model that it drafts for, whose
         vocabulary has `vocab_size` tokens. Rows beyond the runner's context get no draft."""
         self._runner = runner
         self._max_tokens = max_tokens
@@ -127,7 +127,7 @@ class _RowCache:
     num_right: int = 0  # the first ones are known to be the owner's
 
     def follow(self, row: UserRow) -> None:
-        """Forget what the owner did not go on with, and its last token, which has to draw again."""
+        """Drop the tokens that the row did not accept, and the last one, which must draw again."""
         most = min(len(self.tokens), _num_tokens(row) - 1)
         right = min(self.num_right, most)
         while right < most and [self.tokens[right]] == _tokens(row, right, right + 1):
@@ -148,7 +148,7 @@ class _Chain:
     likelihoods: list[float] = field(default_factory=list)
 
     def add(self, token_id: int, own_bin: int, probability: float, likelihood: float) -> None:
-        """`likelihood` is that of this guess after a right one."""
+        """`likelihood`: of this guess, given that the guess before it is right."""
         of_chain = likelihood * (self.likelihoods[-1] if self.likelihoods else 1.0)
         self.token_ids.append(token_id)
         self.bins.append(own_bin)

@@ -1,4 +1,4 @@
-"""What is tried beyond a row's next token, and how much of it the model drew itself."""
+"""Drafts: tokens tried beyond a row's next one, and which of them the model drew itself."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Generic, NamedTuple, Protocol, TypeVar
@@ -10,11 +10,11 @@ State = TypeVar("State")
 
 
 class Outcome(NamedTuple):
-    """What became of a row's part of a step.
+    """The result of a row's part of a step.
 
-    `tried` and `accepted` are indices into what the source proposed for the row, ascending.
-    `hidden` [hidden size], where the source wants it, is that of the last token that is certain:
-    the one whose draw is the row's next token.
+    `tried` and `accepted` are ascending indices into the source's proposal for the row.
+    `hidden` [hidden size], if the source wants it, is the state of the last accepted token, whose
+    draw is the row's next token.
     """
 
     row: UserRow
@@ -24,23 +24,23 @@ class Outcome(NamedTuple):
 
 
 class DraftSource(Protocol):
-    """Guesses what rows will say. Decode thread only."""
+    """Proposes the next tokens of rows. Decode thread only."""
 
     name: str
 
     @property
     def wants_hidden(self) -> bool:
-        """Whether `learn` should be told the hidden states of the next step."""
+        """Whether `learn` needs the hidden states of the next step."""
 
     def propose(self, rows: Sequence[UserRow]) -> Mapping[int, Draft]:
-        """Drafts by the index of their row; a row without one decodes a single token."""
+        """Drafts by the index of their row. A row without a draft decodes a single token."""
 
     def learn(self, outcomes: Sequence[Outcome]) -> None:
-        """After each step: of every row that decoded, with a draft or without."""
+        """Called after each step with every row that decoded, with or without a draft."""
 
 
 class RowStates(Generic[State]):
-    """What a draft source knows of each row, as long as its request decodes."""
+    """A draft source's state for each row, kept while its request decodes."""
 
     def __init__(self, start: Callable[[UserRow], State]) -> None:
         self._start = start
@@ -63,16 +63,16 @@ class RowStates(Generic[State]):
 
 
 class Accepted(NamedTuple):
-    """What of a step is true of its row."""
+    """The part of a step that the row accepts."""
 
     tokens: Sequence[int]  # indices into the step's, for `ModelRunner.keep`
     drawn: Sequence[Drawn]  # along that branch: the drafted tokens that were drawn, then one more
 
 
 def accepted(step: RowStep, drawn: Sequence[Drawn]) -> Accepted:
-    """The branch whose every token is what the token before it drew.
+    """The branch in which every token is the one that the token before it drew.
 
-    A draw depends on its own branch and position only, so that this is the text of single steps.
+    A draw depends only on its own branch and position, so this is the text of single steps.
     """
     first = step.num_undrawn
     tokens, along = [*range(first + 1)], [drawn[0]]

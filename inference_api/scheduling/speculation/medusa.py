@@ -1,7 +1,7 @@
-"""Medusa: heads trained for the model guess its next tokens from the state that drew the last one.
+"""Medusa: heads trained for the model predict its next tokens from its last hidden state.
 
-Cai et al. 2024, arXiv 2401.10774. Head k guesses the token k + 1 places after the one that is
-certain, without knowing those between: the guesses of all heads together are a tree.
+Cai et al. 2024, arXiv 2401.10774. Head k predicts the token k + 1 places after the last accepted
+one, without knowing those between, so the guesses of all heads form a tree.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ NOBODY = -1  # in place of a node
 
 
 class MedusaDrafts:
-    """A `DraftSource`: of each row a tree of up to `max_tokens` guesses, the likeliest ones."""
+    """A `DraftSource`: for each row a tree of the likeliest guesses, up to `max_tokens`."""
 
     name = "medusa"
     wants_hidden = True
@@ -46,7 +46,7 @@ class MedusaDrafts:
         for outcome in outcomes:
             if outcome.hidden is not None:
                 self._hidden[outcome.row.index] = outcome.row, outcome.hidden
-            else:  # what is held is of an earlier step
+            else:  # the state held is from an earlier step
                 self._hidden.pop(outcome.row.index, None)
             if outcome.tried:
                 self._calibration.learn(self._proposed[outcome.row.index], outcome)
@@ -57,7 +57,7 @@ class MedusaDrafts:
 
 
 class _Tree:
-    """All paths that guesses are taken from: nodes that know their first child and next sibling."""
+    """All paths that drafts are chosen from. A node knows its first child and next sibling."""
 
     def __init__(self, paths: Sequence[tuple[int, ...]]) -> None:
         ordered = sorted(paths)  # siblings by their rank
@@ -83,10 +83,10 @@ class _Tree:
         calibration: Calibration,
         max_tokens: int,
     ) -> Proposed:
-        """The likeliest nodes, by [heads, ranks] tokens and probabilities, the best first.
+        """The likeliest nodes, best first, from [heads, ranks] tokens and probabilities.
 
-        Only what is taken is looked at, and what comes next after it: a node's next sibling, which
-        is no likelier, and its first child.
+        Considers only chosen nodes and their successors: a node's next sibling, which is at most as
+        likely, and its first child.
         """
         tokens: list[int] = []
         parents: list[int] = []

@@ -7,10 +7,10 @@ from inference_api.scheduling.rows import Draft
 
 
 class Merged(NamedTuple):
-    """A draft, and whose its guesses are.
+    """A merged draft, and the drafts that its guesses come from.
 
-    `owners`: of each guess the first of the drafts that has it; `places`: for each of the drafts
-    where in the merged one its own guesses are.
+    `owners`: for each guess, the first draft that has it. `places`: for each draft, the indices of
+    its guesses in the merged one.
     """
 
     draft: Draft
@@ -19,8 +19,8 @@ class Merged(NamedTuple):
 
 
 def merged(drafts: Sequence[Draft]) -> Merged:
-    """Returns the union of their branches. A guess that several have is as likely as the surest of
-    them says, given what it follows."""
+    """Returns the union of their branches. A guess in several drafts gets the highest of their
+    likelihoods, given its predecessor."""
     with_guesses = [owner for owner, draft in enumerate(drafts) if draft.token_ids]
     if len(with_guesses) == 1:
         [owner] = with_guesses
@@ -55,8 +55,8 @@ def _sorted(
     owners: Sequence[int],
     places_of: Sequence[Sequence[int]],
 ) -> Merged:
-    """The likeliest first. What follows a guess comes behind it: it is no likelier, came later, and
-    the sort is stable."""
+    """Sorted by likelihood, highest first. A guess stays before its successors: they are at most as
+    likely and came later, and the sort is stable."""
     likelihoods: list[float] = []
     for (parent, _), given_parent in zip(nodes, surest, strict=True):
         likelihoods.append(given_parent * (likelihoods[parent] if parent >= 0 else 1.0))

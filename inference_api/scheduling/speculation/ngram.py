@@ -1,7 +1,7 @@
-"""Prompt lookup: what followed the row's last few tokens when they came before.
+"""Prompt lookup: drafts what followed an earlier occurrence of the row's last tokens.
 
-No model and no training: wins where an answer copies from its prompt or repeats itself. The idea is
-that of Saxena's prompt lookup decoding (2023), known from transformers and vLLM.
+It needs no model and no training, and helps if an answer copies from its prompt or repeats itself.
+The idea is Saxena's prompt lookup decoding (2023), known from transformers and vLLM.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,14 +15,14 @@ from inference_api.scheduling.speculation.acceptance import AcceptanceRates
 from inference_api.scheduling.speculation.drafts import Outcome, RowStates
 
 MAX_PROMPT_TOKENS = 16_384  # the last ones of a prompt; each takes about 350 bytes
-MEMORY = 0.85  # what a row's last draft counts when there is another
+MEMORY = 0.85  # weight of a row's draft once there is a newer one
 MEMORY_OF_ALL = 0.99
 
 Ngram = tuple[int, ...]
 
 
 class Match(NamedTuple):
-    """What came after an earlier occurrence of the last `size` tokens."""
+    """The tokens after an earlier occurrence of the last `size` tokens."""
 
     token_ids: Sequence[int] = ()
     size: int = 0
@@ -41,7 +41,7 @@ class _Lookup:
 
 
 class NgramDrafts:
-    """A `DraftSource`: of each row with a match a chain of up to `max_tokens`."""
+    """A `DraftSource`: for each row with a match, a chain of up to `max_tokens`."""
 
     name = "ngram"
     wants_hidden = False
@@ -71,7 +71,7 @@ class NgramDrafts:
 
 
 class NgramIndex:
-    """The pairs and triples of one row's tokens, and where each was last followed by a token."""
+    """The pairs and triples of one row's tokens, with the place after their last occurrence."""
 
     def __init__(self, row: UserRow) -> None:
         self._row = row
@@ -86,7 +86,7 @@ class NgramIndex:
         self._last_triple: Ngram = tuple(tokens[-3:])
 
     def match(self, max_tokens: int) -> Match:
-        """What came after the latest occurrence of the triple, or else the pair, that is last."""
+        """The tokens after the latest earlier occurrence of the last triple, or else pair."""
         row = self._row
         if len(row.generated) > self._num_generated:
             self._extend()
@@ -97,11 +97,11 @@ class NgramIndex:
         if (after_triple := self._after_triple.get(self._last_triple)) is not None:
             at, size = after_triple, 3
         following = self._tokens[at : at + room]
-        repeated = following * -(-room // len(following))  # as loops go on
+        repeated = following * -(-room // len(following))  # if the text is a loop
         return Match(repeated[:room], size)
 
     def _extend(self) -> None:
-        """Take in what the row has said since."""
+        """Add the tokens that the row has generated since."""
         tokens, generated = self._tokens, self._row.generated
         for token_id in generated[self._num_generated :]:
             self._after_pair[self._last_pair] = len(tokens)

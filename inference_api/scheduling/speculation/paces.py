@@ -1,14 +1,14 @@
-"""Whether drafts are faster than none, by what turns took and brought. Decode thread only.
+"""Decides by measured time whether drafts are faster than none. Decode thread only.
 
-What a step costs and how likely guesses are is believed of every single one; what all of that comes
-to, with the time to guess and to wake those who wait for tokens, only the clock knows.
+The cost of a step and the likelihood of a guess are estimates. The total effect, with the time to
+draft and to wake the threads that wait for tokens, can only be measured.
 """
 
 from dataclasses import dataclass
 
 TRIAL_TURNS = 4  # of the slower way, one after another
-REGRET_SHARE = 0.005  # of the time, that trials may lose
-FIRST_LOSS = 0.01  # that a trial's turn is taken to bring while nothing is known,
+REGRET_SHARE = 0.005  # of the time, which trials may cost
+FIRST_LOSS = 0.01  # assumed for a trial's turn while nothing is known,
 LEAST_LOSS = 0.05  # the least later, lest trials are all there is,
 MOST_LOSS = 0.2  # and the most, lest there are none
 MARGIN = 0.01  # by which drafts may seem slower: less can hardly be told

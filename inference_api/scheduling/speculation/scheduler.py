@@ -1,4 +1,4 @@
-"""How much of what draft sources propose is worth trying, for every row and step."""
+"""Chooses for every row and step which proposed tokens are worth verifying."""
 
 import time
 from collections import Counter
@@ -71,13 +71,13 @@ class _Turn:
 
 
 class DraftScheduler:
-    """A `DraftSource` over all that a model has. Decode thread only.
+    """A `DraftSource` that combines all of a model's sources. Decode thread only.
 
-    Of all rows' guesses it takes the likeliest ones, as many as make the expected tokens per second
-    of the whole turn highest: t(tokens) is measured, at warm-up and by every step. That may be
-    nothing, chains or trees, and differ by row. A source is asked while that saves more time than
-    it takes. A small share of the time goes to what it takes for a loss, lest it be wrong for ever.
-    Whether all of that is faster than not to draft is told by the clock: see `Paces`.
+    From the guesses of all rows it takes the likeliest ones, as many as maximise the expected
+    tokens per second of the whole turn; t(tokens) is measured at warm-up and in every step. A row
+    may get nothing, a chain or a tree. A source is asked while that saves more time than it takes.
+    A small share of the time goes to options that seem to lose, in case that has changed. Measured
+    time decides whether all of this is faster than no drafts; see `Paces`.
     """
 
     name = "auto"
@@ -91,9 +91,9 @@ class DraftScheduler:
         clock: Callable[[], float] = time.perf_counter,
         costs: StepCosts | None = None,
     ) -> None:
-        """`sources`: those that take least time first; `max_tokens`: of one row's draft;
-        `tries_all`: whatever is proposed, whether it pays or not, to compare with; `costs`: what
-        is known of the model's steps, for all that may be in one."""
+        """`sources`: fastest first. `max_tokens`: most tokens of one row's draft. `tries_all`:
+        verify everything that is proposed, whether it pays or not, for comparisons. `costs`: the
+        known times of the model's steps."""
         self.sources = tuple(sources)
         self._to_ask: Sequence[DraftSource] = self.sources  # after the next step
         self._max_tokens = max_tokens
@@ -117,7 +117,7 @@ class DraftScheduler:
         return any(source.wants_hidden for source in self._to_ask)
 
     def warm_up(self, runner: ModelRunner) -> None:
-        """Measure what steps cost."""
+        """Measure how long steps take."""
         if not self._tries_all:
             self.costs.measure(runner)
 
@@ -142,7 +142,7 @@ class DraftScheduler:
         return {row: turn.merged[row].draft.first(count) for row, count in turn.num_tried.items()}
 
     def learn(self, outcomes: Sequence[Outcome]) -> None:
-        """Tell each source what became of its own guesses, and learn what asking it brought."""
+        """Tell each source the results of its own guesses, and learn how much they saved."""
         turn = self._turn
         turn.num_drawn = len(outcomes) + sum([len(each.accepted) for each in outcomes])
         if turn.asked:

@@ -88,7 +88,7 @@ def test_answer_is_that_of_the_check(client: FlaskClient, tmp_path: Path) -> Non
 def test_faults_of_the_file_are_all_told(client: FlaskClient) -> None:
     answer = ask(client, SERVED.replace("name: a", "name: auto, colour: red"))
     name, colour = messages_of(answer)
-    assert name.startswith("experts[0].name: is what requests to the router ask for")
+    assert name.startswith("experts[0].name: is the name of the router")
     assert colour.startswith("experts[0].colour: no such key; known: name")
     assert answer["utilization"] is None
 
@@ -139,7 +139,7 @@ def test_sources_elsewhere_are_not_looked_at(
     for text in (of_one(source), pair, heads):
         [message] = messages_of(ask(client, text))
         assert message.startswith(f"{source} is neither a source of this server nor in the folder")
-        assert message.endswith("check it where it is, by `hearth bundle validate`.")
+        assert message.endswith("check it on its own machine with `hearth bundle validate`.")
 
 
 @pytest.mark.parametrize("source", ["./model", "other", "./other/../other"])

@@ -239,7 +239,7 @@ def test_architectures_that_are_not_served_are_refused(folder: Path, tiny_model:
     error = error_of(checked(expert(tiny_model("falcon-sequential")[0], "e")))
     assert error.reason == "ArchitectureNotSupported"
     assert error.message.startswith(
-        "e: the kernels need weights with a multiple of 32 columns, which these are not: "
+        "e: the kernels need weights with a multiple of 32 columns; these differ: "
     )
     assert "dense_4h_to_h.weight (64, 80)" in error.message
 
