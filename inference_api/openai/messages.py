@@ -10,7 +10,7 @@ from inference_api.bodies.tools import MAX_CALLS_OF_A_TURN, CalledName, CallId
 from inference_api.tools.history import Message
 
 
-def _form_of_content(content: Any) -> str | None:
+def form_of_content(content: Any) -> str | None:
     if isinstance(content, str):
         return "<text>"
     return "<parts>" if isinstance(content, list) else None
@@ -32,7 +32,7 @@ Content = Annotated[
     Annotated[str, Tag("<text>")]
     | Annotated[list[TextPart], Field(min_length=1, fail_fast=True), Tag("<parts>")],
     Discriminator(
-        _form_of_content,
+        form_of_content,
         custom_error_type="content",
         custom_error_message="give a text or a list of parts of type text",
     ),
