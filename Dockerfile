@@ -17,7 +17,10 @@ WORKDIR /hearth
 
 FROM python AS source
 COPY . .
-RUN rm -r models var
+# Nobody may write there later, and each start would compile all modules again. A module that is
+# mounted over one of these is still the one that runs.
+RUN rm -r models var \
+ && python -m compileall -q --invalidation-mode checked-hash .
 
 FROM python AS core-packages
 RUN python -m venv /opt/hearth

@@ -22,7 +22,7 @@ from inference_api.connections.worker import ApiWorker, allowed_connections
 from inference_api.errors import StartupError
 from inference_api.inference_api_server import server_of
 from inference_api.preflight import check_start
-from inference_api.scheduling.decode_backend import Hooks, Phase
+from inference_api.scheduling.backend_status import Hooks, Phase
 from inference_api.settings import load_settings
 from optimizer.settings import load_settings as load_optimizer_settings
 from weights.settings import load_settings as load_weights_settings

@@ -10,7 +10,7 @@ from http.client import HTTPConnection, HTTPException, HTTPResponse
 from threading import Timer
 from urllib.parse import SplitResult, urlsplit
 
-from requests.utils import DEFAULT_CA_BUNDLE_PATH
+import certifi
 
 MAX_REASON = 300  # characters
 OK = 200
@@ -73,7 +73,7 @@ def _connected(parts: SplitResult, bounds: FetchBounds) -> Iterator[tuple[HTTPCo
 
 
 def _secured(plain: socket.socket, host: str) -> ssl.SSLSocket:
-    context = ssl.create_default_context(cafile=DEFAULT_CA_BUNDLE_PATH)
+    context = ssl.create_default_context(cafile=certifi.where())
     return context.wrap_socket(plain, server_hostname=host)
 
 

@@ -43,7 +43,8 @@ from inference_api.routes.chats import Chats
 from inference_api.routes.chosen_model import ModelChoice
 from inference_api.routes.errors import register_error_handlers
 from inference_api.routes.openapi import register_openapi
-from inference_api.scheduling.decode_backend import DecodeBackend, Hooks
+from inference_api.scheduling.backend_status import Hooks
+from inference_api.scheduling.decode_backend import DecodeBackend
 from inference_api.scheduling.experts import State
 from inference_api.scheduling.input_queue import InputQueue
 from inference_api.scheduling.output_queues import OutputQueues

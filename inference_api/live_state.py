@@ -15,7 +15,8 @@ from prometheus_client.samples import Sample
 from inference_api.engine.hardware import resident_memory_bytes
 from inference_api.generation.streaming import Generations
 from inference_api.openai.model_cards import bundle_state
-from inference_api.scheduling.decode_backend import DecodeBackend, Phase
+from inference_api.scheduling.backend_status import Phase
+from inference_api.scheduling.decode_backend import DecodeBackend
 from inference_api.scheduling.input_queue import InputQueue
 from inference_api.scheduling.rows import UserRow
 from inference_api.settings import Settings

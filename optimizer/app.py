@@ -4,6 +4,7 @@ gunicorn -c optimizer/gunicorn.conf.py "optimizer.app:create_app()"
 """
 
 from collections.abc import Mapping
+from importlib import import_module
 
 from flask import Flask, Response
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
@@ -34,6 +35,7 @@ class Health(TypedDict):
 def create_app(settings: Settings | None = None) -> Flask:
     """Raises StartupError."""
     settings = settings or load_settings()
+    import_module("scipy.optimize.elementwise")  # else the first to ask would wait for it
     service = create_service(settings)
     registry = CollectorRegistry()
     registry.register(ReplicaGauges(lambda: service.state, settings.namespace))

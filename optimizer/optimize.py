@@ -13,7 +13,6 @@ from optimizer.candidates.allocation import Offers, offers
 from optimizer.candidates.replicas import Analysis, SizingCache
 from optimizer.solver import Candidate, Choice, Problem, Scarcity, Solution, Solver
 from optimizer.solver.greedy import GreedySolver
-from optimizer.solver.milp import MilpOptions, MilpSolver
 from optimizer.solver.prices import PriceSolver
 from optimizer.solver.unlimited import UnlimitedSolver
 from optimizer.spec import OptimizerSpec
@@ -61,6 +60,9 @@ def choose_solver(flags: OptimizerSpec, options: SolveOptions) -> Solver:
     if flags.unlimited:
         return UnlimitedSolver()
     if flags.milp_solver:
+        # scipy.optimize takes long to import: only who solves with it waits for it.
+        from optimizer.solver.milp import MilpOptions, MilpSolver
+
         limits = MilpOptions(
             flags.heterogeneous, options.milp_time_limit_s, options.milp_relative_gap
         )

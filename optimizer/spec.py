@@ -19,6 +19,7 @@ from optimizer.inferno_json import Body
 LOWEST_PRIORITY = 100  # 1 is the highest
 DEFAULT_CLASS = "Free"  # the class of a server that names none
 MAX_POINTS, MAX_ROWS = 256, 65_536  # of a curve
+LEAST_RATE = 1e-300  # requests per minute; less is no load, as what follows from it underflows
 
 Name = Annotated[str, Field(min_length=1, max_length=500)]
 Text = Annotated[str, Field(max_length=500)]

@@ -17,6 +17,7 @@ from optimizer.spec import (
     CapacityData,
     CapacitySpec,
     ModelData,
+    ModelTarget,
     OptimizerData,
     OptimizerSpec,
     PerfData,
@@ -30,6 +31,7 @@ from optimizer.spec import (
 T = TypeVar("T")
 
 PerfByAccelerator = Mapping[str, PerfData]
+Targets = Mapping[tuple[str, str], ModelTarget]  # by class and model
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +72,14 @@ class System:
     def capacity_data(self) -> CapacityData:
         counts = sorted(self.capacities.items())
         return CapacityData(count=[CapacitySpec(type=t, count=n) for t, n in counts])
+
+    def targets(self) -> Targets:
+        """Returns the targets of all classes; later duplicates replace earlier ones."""
+        return {
+            (name, target.model): target
+            for name, service_class in self.classes.items()
+            for target in service_class.model_targets
+        }
 
     def unit(self, model: str, accelerator: str) -> tuple[str, int, float]:
         """Returns the card type, cards and cost of one replica; nothing for an unknown name."""

@@ -158,7 +158,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = build_parser().parse_args(argv)
     try:
         print(run(arguments, os.environ))  # noqa: TID251
-    except (UsageError, jwt.PyJWTError, TypeError) as error:
+    except (UsageError, jwt.PyJWTError, TypeError, ValueError, RecursionError) as error:
+        # ValueError: a secret that is no UTF-8; RecursionError: claims nested thousands deep.
         print(f"error: {error}", file=sys.stderr)
         return 1
     return 0

@@ -77,6 +77,9 @@ WITH_MUCH_TO_COMPUTE = [
     "weights/test_samplers.py",
 ]
 
+# Tests start hundreds of processes: each would compile every module.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
 # A shell that starts the tests in the background lets them, and whatever they start, ignore Ctrl-C.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 

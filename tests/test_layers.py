@@ -7,16 +7,17 @@ import sys
 import pytest
 
 ENGINE = {"torch", "transformers"}
+NUMERICS = {"numpy.f2py", "scipy.linalg", "scipy.optimize", "scipy.special", "scipy.stats"}
 
 
 @pytest.mark.parametrize(
     ("module", "unwanted"),
     [
         ("inference_api", ENGINE),
-        ("inference_api.inference_api_server", ENGINE | {"redis", "scipy.stats"}),
+        ("inference_api.inference_api_server", ENGINE | NUMERICS | {"jwt", "redis", "requests"}),
         ("inference_api._mock_inference_api_server", ENGINE),
         ("inference_api.preflight", ENGINE),
-        ("proxy.proxy", {"kubernetes", "numpy", "flask", "redis"}),
+        ("proxy.proxy", {"kubernetes", "numpy", "flask", "redis", "requests"}),
         ("optimizer.app", {"redis"}),
         ("weights.app", {"redis"}),
         ("cluster.actuators.ray_actors", {"ray", "inference_api"}),

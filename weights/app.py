@@ -4,6 +4,7 @@ gunicorn -c weights/gunicorn.conf.py "weights.app:create_app()"
 """
 
 from collections.abc import Mapping
+from importlib import import_module
 
 from flask import Flask, Response, jsonify
 from typing_extensions import TypedDict  # pydantic describes typing's from Python 3.12 on
@@ -30,6 +31,7 @@ class Health(TypedDict):
 def create_app(settings: Settings | None = None, store: WeightStore | None = None) -> Flask:
     """Raises StartupError."""
     settings = settings or load_settings()
+    import_module("scipy.optimize")  # else the first to ask would wait for it
     service = create_service(settings, store)
     app = Flask(__name__, static_folder=None)
     own_names = frozenset({*settings.allowed_hosts, settings.host.lower()})

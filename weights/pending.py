@@ -23,11 +23,14 @@ class PendingAsks:
         self._lock = threading.Lock()
         self._asks: OrderedDict[str, list[tuple[float, Shares]]] = OrderedDict()
 
-    def of(self, session_id: str) -> list[Shares]:
+    def of(self, session_id: str, number_of_nodes: int) -> list[Shares]:
+        """Before anything is told, a session may be asked about another number of nodes."""
         now = self._clock()
         with self._lock:
             asks = self._asks.get(session_id, [])
-            return [shares for expiry, shares in asks if expiry > now]
+            return [
+                shares for expiry, shares in asks if expiry > now and len(shares) == number_of_nodes
+            ]
 
     def add(self, session_id: str, asked: Iterable[Shares]) -> None:
         expiry = self._clock() + EXPIRY_S
@@ -54,4 +57,4 @@ class PendingAsks:
 
 
 def _is_same(a: Shares, b: Shares) -> bool:
-    return all(abs(x - y) <= SAME for x, y in zip(a, b, strict=True))
+    return len(a) == len(b) and all(abs(x - y) <= SAME for x, y in zip(a, b, strict=True))

@@ -26,8 +26,7 @@ from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-from scipy.optimize import brentq
-from scipy.special import xlogy
+import scipy
 
 FloatArray: TypeAlias = npt.NDArray[np.float64]
 IntArray: TypeAlias = npt.NDArray[np.intp]
@@ -106,12 +105,13 @@ class _Marginals:
     def log_in_t(self, x: FloatArray) -> FloatArray:
         """Returns the log of the density in t, at x = t^(1 / min(alpha, 1)). Nodes on the last
         axis."""
-        log: FloatArray = xlogy(np.maximum(self.concentration - 1.0, 0.0), x) - self.tilt * x
+        rise = np.maximum(self.concentration - 1.0, 0.0)
+        log: FloatArray = scipy.special.xlogy(rise, x) - self.tilt * x
         return log
 
     def log_in_x(self, x: FloatArray, node: int) -> FloatArray:
         """Returns log h of one node, scaled by its peak in t."""
-        log: FloatArray = xlogy(self.concentration[node] - 1.0, x) - self.tilt * x
+        log: FloatArray = scipy.special.xlogy(self.concentration[node] - 1.0, x) - self.tilt * x
         log -= self.peaks[node]
         return log
 
@@ -144,7 +144,7 @@ class _Marginals:
             t = left + (right - left) * rng.random(missing.size)
             x = t ** (1.0 / self.power()[node])
             exponent = np.maximum(self.concentration[node] - 1.0, 0.0)
-            density = np.exp(xlogy(exponent, x) - self.tilt * x - self.peaks[node])
+            density = np.exp(scipy.special.xlogy(exponent, x) - self.tilt * x - self.peaks[node])
             is_kept = rng.random(missing.size) * self.heights[node, cell] <= density
             drawn[missing[is_kept]] = x[is_kept]
             missing = missing[~is_kept]
@@ -161,7 +161,7 @@ def _tilted_marginals(
         return float(tilted.mass_and_mean()[1].sum()) - total
 
     # To a small part of the relative deviation of the sum, which is 1 / sqrt(sum(concentration)).
-    log_tilt = brentq(excess, -MAX_LOG_TILT, MAX_LOG_TILT, xtol=1e-7)
+    log_tilt = scipy.optimize.brentq(excess, -MAX_LOG_TILT, MAX_LOG_TILT, xtol=1e-7)
     return _marginals(concentration, low, high, float(np.sinh(log_tilt)))
 
 
@@ -174,10 +174,10 @@ def _marginals(
     shrinking = np.append(RATIO ** -np.arange(float(CELLS)), 0.0)
     falling = t_mode[:, None] - (t_mode - t_low)[:, None] * shrinking
     rising = t_mode[:, None] + (t_high - t_mode)[:, None] * shrinking[::-1]
-    peaks = xlogy(rise, mode) - tilt * mode
+    peaks = scipy.special.xlogy(rise, mode) - tilt * mode
     edges = np.concatenate([falling, rising[:, 1:]], axis=1)
     nearer = np.concatenate([falling[:, 1:], rising[:, :-1]], axis=1) ** (1.0 / power[:, None])
-    heights = np.exp(xlogy(rise[:, None], nearer) - tilt * nearer - peaks[:, None])
+    heights = np.exp(scipy.special.xlogy(rise[:, None], nearer) - tilt * nearer - peaks[:, None])
     return _Marginals(concentration, low, high, tilt, peaks, edges, heights)
 
 
@@ -225,5 +225,6 @@ def _log_top(marginals: _Marginals, start: FloatArray) -> FloatArray:
     rise = marginals.concentration - 1.0
     inner = rise / marginals.tilt if marginals.tilt > 0.0 else marginals.high
     candidates = np.stack([start, np.clip(inner, start, marginals.high), marginals.high])
-    tops = (xlogy(rise, candidates) - marginals.tilt * candidates).max(axis=0) - marginals.peaks
+    logs = scipy.special.xlogy(rise, candidates) - marginals.tilt * candidates
+    tops = logs.max(axis=0) - marginals.peaks
     return np.where(start < marginals.high, tops, -np.inf)

@@ -13,7 +13,13 @@ from benchmarking.analysis.fit import fit_run as fit_rows_of
 from benchmarking.analysis.goodput import Slo
 from benchmarking.analysis.predict import Optimizer, as_json, beside_lines, predict, warning_lines
 from benchmarking.analysis.service_curve import read_speed
-from benchmarking.commands.command_line import FAILURES, RESULTS_FOLDER, open_run, slo_options
+from benchmarking.commands.command_line import (
+    FAILURES,
+    RESULTS_FOLDER,
+    FiniteRange,
+    open_run,
+    slo_options,
+)
 from benchmarking.errors import InvalidResults, NotWritable
 from benchmarking.records import Run
 from benchmarking.report.fit_files import PERF_FILE, PREDICT_FILE, read_fit, write_fit
@@ -24,9 +30,7 @@ from benchmarking.report.page import report_html
 @click.argument("folder", type=RESULTS_FOLDER)
 @click.option("--model", help="Needed if the run has several.")
 @click.option("--accelerator", default="cpu", show_default=True)
-@click.option(
-    "--slo-itl-ms", type=click.FloatRange(0, min_open=True), help="Limits the batch size."
-)
+@click.option("--slo-itl-ms", type=FiniteRange(0, min_open=True), help="Limits the batch size.")
 @click.option(
     "--max-batch-size", type=click.IntRange(1), help="Default: reported by the server, or observed."
 )

@@ -1,5 +1,6 @@
 """Shared by all commands: exit statuses, arguments, reading a run, and Ctrl-C."""
 
+import math
 import signal
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -22,6 +23,21 @@ RESULTS_FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 T = TypeVar("T")
 
 
+class FiniteRange(click.FloatRange):
+    """click takes nan for a number within any range."""
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, context: click.Context | None
+    ) -> float:
+        number = float(super().convert(value, param, context))
+        if not math.isfinite(number):
+            self.fail(f"{number} is not a finite number.", param, context)
+        return number
+
+
+SECONDS = FiniteRange(1, 86_400)
+
+
 def slo_options(command: Callable[..., None]) -> Callable[..., None]:
     """Upper bounds for each request; those not given bound nothing. The command gets an `Slo`."""
 
@@ -31,7 +47,7 @@ def slo_options(command: Callable[..., None]) -> Callable[..., None]:
         command(slo=Slo(**bounds), **given)
 
     for name in ("--ttft-ms", "--itl-ms", "--e2e-ms"):
-        with_slo = click.option(name, type=click.FloatRange(0, min_open=True))(with_slo)
+        with_slo = click.option(name, type=FiniteRange(0, min_open=True))(with_slo)
     return with_slo
 
 

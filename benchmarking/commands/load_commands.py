@@ -26,6 +26,8 @@ from benchmarking.commands.command_line import (
     FAILURES,
     INTERRUPTED,
     RESULTS_FOLDER,
+    SECONDS,
+    FiniteRange,
     open_run,
     slo_options,
     until_interrupted,
@@ -147,9 +149,7 @@ class Climb:
 @OUTPUT_TOKENS
 @click.option("--by", type=click.Choice(["concurrency", "rate"]), default="rate", show_default=True)
 @click.option("--max-concurrency", type=click.IntRange(1), default=64, show_default=True)
-@click.option(
-    "--seconds", type=click.FloatRange(1), default=30.0, show_default=True, help="Per row."
-)
+@click.option("--seconds", type=SECONDS, default=30.0, show_default=True, help="Per row.")
 @click.option("--requests-each", type=click.IntRange(1), default=8, show_default=True)
 @click.option("--repeats", type=click.IntRange(1), default=1, show_default=True)
 @asking
@@ -189,13 +189,11 @@ def sweep(
 
 @click.command()
 @MODEL
-@click.option("--attainment", type=click.FloatRange(0, 1, min_open=True), default=0.95)
-@click.option("--start-qps", type=click.FloatRange(0, min_open=True), default=1.0)
+@click.option("--attainment", type=FiniteRange(0, 1, min_open=True), default=0.95)
+@click.option("--start-qps", type=FiniteRange(0, 1e5, min_open=True), default=1.0)
 @INPUT_TOKENS
 @OUTPUT_TOKENS
-@click.option(
-    "--seconds", type=click.FloatRange(1), default=60.0, show_default=True, help="Per row."
-)
+@click.option("--seconds", type=SECONDS, default=60.0, show_default=True, help="Per row.")
 @slo_options
 @asking
 def capacity(

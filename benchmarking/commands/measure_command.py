@@ -8,7 +8,7 @@ from benchmarking.analysis.curve import load_points
 from benchmarking.analysis.goodput import Slo
 from benchmarking.analysis.search import Shape, sweep_rate
 from benchmarking.analysis.verdict import verdict
-from benchmarking.commands.command_line import slo_options
+from benchmarking.commands.command_line import SECONDS, slo_options
 from benchmarking.commands.load_commands import (
     INPUT_TOKENS,
     OUTPUT_TOKENS,
@@ -31,9 +31,7 @@ USUAL = Slo(ttft_ms=500, itl_ms=50)
 @INPUT_TOKENS
 @OUTPUT_TOKENS
 @click.option("--max-concurrency", type=click.IntRange(1), default=32, show_default=True)
-@click.option(
-    "--seconds", type=click.FloatRange(1), default=20.0, show_default=True, help="Per row."
-)
+@click.option("--seconds", type=SECONDS, default=20.0, show_default=True, help="Per row.")
 @slo_options
 @asking
 def measure(

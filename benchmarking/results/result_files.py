@@ -82,7 +82,8 @@ def read_rows(folder: Path) -> Iterator[RowResult]:
     for path in sorted(folder.glob(f"*{SUMMARY}")):
         stem = path.name.removesuffix(SUMMARY)
         summary, responses = _read_json(path), _read_json(folder / (stem + RESPONSES))
-        if not isinstance(summary, dict) or not isinstance(responses, list):
+        is_list = isinstance(responses, list) and all(isinstance(r, dict) for r in responses)
+        if not isinstance(summary, dict) or not is_list:
             raise InvalidResults(f"{path}: not a summary with its responses")
         yield RowResult(stem, _as_numbers(summary), [_renamed(each) for each in responses])
 

@@ -7,7 +7,12 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
-from inference_api.bodies.json_object import is_deeper_than, parse_object, widest_object
+from inference_api.bodies.json_object import (
+    has_infinity,
+    is_deeper_than,
+    parse_object,
+    widest_object,
+)
 from inference_api.errors import InvalidRequest
 from inference_api.request import ConstraintSpec
 from inference_api.text.closed_objects import with_closed_objects
@@ -21,11 +26,13 @@ MAX_MEMBERS = 500  # of an object in a schema: compiling optional ones takes the
 
 
 def schema_fault(schema: dict[str, Any]) -> str | None:
-    """Returns what of the schema's size is out of bounds."""
+    """Returns what of the schema is out of bounds."""
     if is_deeper_than(schema, MAX_SCHEMA_DEPTH):
         return f"is nested more than {MAX_SCHEMA_DEPTH} levels deep; flatten it"
     if (widest := widest_object(schema)) > MAX_MEMBERS:
         return f"has an object of {widest} members; give {MAX_MEMBERS} or fewer"
+    if has_infinity(schema):
+        return "has a number beyond any float; give one of at most 1e308"
     return None
 
 

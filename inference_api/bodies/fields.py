@@ -145,7 +145,8 @@ def _refusal(detail: ErrorDetails) -> InvalidRequest:
         message = f"Unrecognized request argument supplied: {path}"
     else:
         said = _MESSAGES.get(detail["type"], detail["msg"])
-        given = {"given": _shown(detail["input"])}
+        value = detail["input"]  # 5.0 as it is where an integer is asked for
+        given = {"given": _shown(value if detail["type"] == "int_type" else _without_zeros(value))}
         given |= {name: _without_zeros(value) for name, value in context.items()}
         message = f"{path}: {said.format_map(given) if detail['type'] in _MESSAGES else said}."
     return InvalidRequest(message, shortened(location[0]))
@@ -166,4 +167,4 @@ def _path(location: tuple[int | str, ...]) -> str:
 def _shown(value: object) -> str:
     if isinstance(value, list | dict):
         return "a list" if isinstance(value, list) else "an object"
-    return shortened(json.dumps(_without_zeros(value)))
+    return shortened(json.dumps(value))

@@ -67,12 +67,20 @@ def is_deeper_than(value: object, levels: int) -> bool:
 
 def widest_object(value: object) -> int:
     """Returns the most members that an object in the value has."""
-    widest, waiting = 0, [value]
+    return max(len(each) if isinstance(each, dict) else 0 for each in _values(value))
+
+
+def has_infinity(value: object) -> bool:
+    """Whether a number in the value was beyond any float: JSON can write it and not hold it."""
+    return any(isinstance(each, float) and math.isinf(each) for each in _values(value))
+
+
+def _values(value: object) -> Iterator[object]:
+    """Yields the value and all that is in it."""
+    waiting = [value]
     while waiting:
-        each = waiting.pop()
-        widest = max(widest, len(each) if isinstance(each, dict) else 0)
+        yield (each := waiting.pop())
         waiting.extend(_children(each))
-    return widest
 
 
 def _check_depth(parsed: dict[str, object]) -> None:

@@ -156,10 +156,6 @@ class EngineRunner:
         if self._packed is not None:
             self._packed.check(self._packed_model, go_on)
 
-    def packed_faults(self) -> list[str]:
-        """What is wrong with the packed weights, read to their end. Raises StartupError."""
-        return [] if self._packed is None else self._packed.faults(self._packed_model)
-
     def load(self) -> None:
         """Bring the weights into memory and allocate the KV cache. Raises StartupError; see
         `ModelRunner`.

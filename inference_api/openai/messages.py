@@ -10,7 +10,7 @@ from inference_api.bodies.tools import MAX_CALLS_OF_A_TURN, CalledName, CallId
 from inference_api.tools.history import Message
 
 
-def _form_of_content(content: Any) -> str | None:
+def form_of_content(content: Any) -> str | None:
     if isinstance(content, str):
         return "<text>"
     return "<parts>" if isinstance(content, list) else None
@@ -20,7 +20,9 @@ class TextPart(Body):
     """A part of a content. Images, audio and files are parts of other types."""
 
     unserved: ClassVar[Unserved] = {"cache_control": ()}
-    ignored: ClassVar[frozenset[str]] = frozenset({"annotations", "provider_specific_fields"})
+    ignored: ClassVar[frozenset[str]] = frozenset(
+        {"annotations", "prompt_cache_breakpoint", "provider_specific_fields"}
+    )
 
     type: Literal["text"]
     text: str
@@ -30,7 +32,7 @@ Content = Annotated[
     Annotated[str, Tag("<text>")]
     | Annotated[list[TextPart], Field(min_length=1, fail_fast=True), Tag("<parts>")],
     Discriminator(
-        _form_of_content,
+        form_of_content,
         custom_error_type="content",
         custom_error_message="give a text or a list of parts of type text",
     ),
@@ -38,6 +40,8 @@ Content = Annotated[
 
 
 class CalledFunction(Body):
+    ignored: ClassVar[frozenset[str]] = frozenset({"parsed_arguments"})
+
     name: CalledName
     arguments: str = ""
 
@@ -55,7 +59,8 @@ class ToolCall(Body):
 
 
 class ChatMessage(Body):
-    """Fields that clients add to an answer in their history are accepted."""
+    """Fields that clients add to an answer in their history are accepted. So is an answer without
+    any text, as they put one together of a stream that had none."""
 
     ignored: ClassVar[frozenset[str]] = frozenset(
         {"annotations", "parsed", "provider_specific_fields"}
@@ -81,7 +86,7 @@ class ChatMessage(Body):
 
     @model_validator(mode="after")
     def _one_text(self) -> "ChatMessage":
-        if self.content is None and not self.refusal and not self.tool_calls:
+        if self.content is None and self.role != "assistant":
             raise fault("content", "is missing; give a text")
         if self.refusal and (self.content is not None or self.role != "assistant"):
             raise fault("refusal", "is an assistant's, in place of content; leave out one of them")

@@ -7,6 +7,7 @@ from pydantic import Discriminator, Field, Tag
 
 from inference_api.bodies.fields import Body, Unserved
 from inference_api.bodies.tools import CalledName, CallId
+from inference_api.openai.messages import form_of_content
 from inference_api.tools.history import Message
 
 # Of items that were answered: what says nothing to a model.
@@ -43,16 +44,10 @@ AnyPart = Annotated[
 ]
 
 
-def _form_of_content(content: Any) -> str | None:
-    if isinstance(content, str):
-        return "<text>"
-    return "<parts>" if isinstance(content, list) else None
-
-
 Content = Annotated[
     Annotated[str, Tag("<text>")] | Annotated[list[AnyPart], Field(fail_fast=True), Tag("<parts>")],
     Discriminator(
-        _form_of_content,
+        form_of_content,
         custom_error_type="content",
         custom_error_message="give a text or a list of parts of text",
     ),

@@ -118,7 +118,6 @@ MetadataText = Annotated[str, Field(max_length=MAX_METADATA_CHARS)]
 class ResponsesBody(ToolBody, SampledBody):
     ignored: ClassVar[frozenset[str]] = (IGNORED - {"metadata"}) | {
         "max_tool_calls",  # of tools that the server itself would call
-        "prompt_cache_options",
     }
     unserved: ClassVar[Unserved] = UNSERVED
 

@@ -9,6 +9,7 @@ IGNORED = frozenset(
         "include_reasoning",
         "metadata",
         "prompt_cache_key",
+        "prompt_cache_options",
         "prompt_cache_retention",
         "safety_identifier",
         "service_tier",

@@ -1,6 +1,5 @@
 """The API's own, optional check of bearer tokens; the proxy is where tokens are managed."""
 
-import jwt
 from flask import Flask, request
 
 from inference_api.errors import Unauthorized
@@ -38,6 +37,8 @@ def has_valid_token(settings: Settings) -> bool:
     scheme, _, token = authorization.partition(" ")
     if settings.jwt_secret is None or scheme.lower() != "bearer":
         return False
+    import jwt  # takes long, and most servers have no JWT_SECRET
+
     try:
         jwt.decode(token.strip(), settings.jwt_secret.get_secret_value(), algorithms=["HS256"])
     except (jwt.InvalidTokenError, ValueError):

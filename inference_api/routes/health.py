@@ -11,7 +11,8 @@ from common.errors import Error
 from common.operations import operation
 from inference_api.errors import Unauthorized
 from inference_api.routes.auth import has_valid_token
-from inference_api.scheduling.decode_backend import DecodeBackend, Phase
+from inference_api.scheduling.backend_status import Phase
+from inference_api.scheduling.decode_backend import DecodeBackend
 from inference_api.scheduling.input_queue import InputQueue
 from inference_api.scheduling.output_queues import OutputQueues
 from inference_api.scheduling.served_model import StepTotals

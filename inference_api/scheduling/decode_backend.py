@@ -8,14 +8,13 @@ Only two things come back from request threads: `cancel` and `drain`. Everybody 
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import astuple, dataclass, field, replace
-from enum import StrEnum
+from dataclasses import replace
 from threading import Lock, Thread
 
 from inference_api.bundle_file import Bundle
 from inference_api.errors import BackendFailed, Draining, HearthError, NotReady, StartupError
-from inference_api.observe.draft_depths import DraftDepths
 from inference_api.request import FinishReason, SessionId, TokenEvent
+from inference_api.scheduling.backend_status import Hooks, ModelSnapshot, Phase, Snapshot
 from inference_api.scheduling.batching import batching_of
 from inference_api.scheduling.bundle import BundleResidents, bundle_residents
 from inference_api.scheduling.input_queue import InputQueue
@@ -25,7 +24,7 @@ from inference_api.scheduling.outlook import Outlook
 from inference_api.scheduling.output_queues import OutputQueues
 from inference_api.scheduling.residents import FixedModels, Residents
 from inference_api.scheduling.rows import RowTable, UserRow
-from inference_api.scheduling.served_model import ServedModel, StepTotals
+from inference_api.scheduling.served_model import ServedModel
 from inference_api.scheduling.split_model import load_split_model
 from inference_api.scheduling.step_plan import Step
 from inference_api.settings import Settings
@@ -38,54 +37,6 @@ LOADER_PAUSE_S = 0.002  # after a few milliseconds of work
 STALLED_PERIODS = 5
 LOADING_RETRY_AFTER_S = 5
 DRAINING_RETRY_AFTER_S = 10
-
-
-class Phase(StrEnum):
-    LOADING = "loading"
-    READY = "ready"
-    DRAINING = "draining"
-    FAILED = "failed"
-    STOPPED = "stopped"
-
-
-@dataclass(frozen=True, slots=True)
-class ModelSnapshot:
-    """State of one model's rows at the end of the last step."""
-
-    busy_rows: int = 0
-    totals: StepTotals = field(default_factory=StepTotals)
-    depths: DraftDepths = field(default_factory=DraftDepths)
-
-
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    """State of the decode thread at the end of its last step."""
-
-    stepped_at_s: float
-    models: Mapping[str, ModelSnapshot]
-
-    @property
-    def busy_rows(self) -> int:
-        """Of all models."""
-        return sum(each.busy_rows for each in self.models.values())
-
-    @property
-    def totals(self) -> StepTotals:
-        """Of all models."""
-        all_totals = [astuple(each.totals) for each in self.models.values()]
-        return StepTotals(*map(sum, zip(*all_totals, strict=True)))
-
-
-@dataclass(frozen=True, slots=True)
-class Hooks:
-    """The process's part in the decode thread's life: each is called once, by that thread.
-
-    `on_loaded` before the first request is taken, the others at its very end.
-    """
-
-    on_loaded: Callable[[], None] = lambda: None
-    on_load_failed: Callable[[], None] = lambda: None
-    on_failed: Callable[[], None] = lambda: None
 
 
 class DecodeBackend:

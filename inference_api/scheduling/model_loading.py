@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from inference_api.bundle_file import Expert
-from inference_api.engine.loading.generation_config import NO_DEFAULTS, Defaults, read_defaults
+from inference_api.engine.loading.generation_config import NO_DEFAULTS, read_defaults
 from inference_api.engine.options import EngineOptions
 from inference_api.errors import StartupError
 from inference_api.scheduling.experts import Needs
@@ -20,6 +20,7 @@ from inference_api.text.tokens import load_tokenizer
 if TYPE_CHECKING:
     from inference_api.engine.engine_runner import EngineRunner
     from inference_api.engine.loading.packed_folder import PackedFolder
+    from inference_api.engine.pipeline.pipeline_runner import PipelineRunner
     from inference_api.kernels.library import Kernels
 
 Stamp = list[tuple[int, int, int] | None]  # of files: inode, size and time; None: none can be read
@@ -120,23 +121,28 @@ def describe_models(
     for model in settings.served_models:
         folder = locate(model.model)
         runner = EngineRunner(folder, EngineOptions.from_settings(model), kernels_of, packed)
-        tokenizer = load_tokenizer(folder, runner.eos_token_ids)
         drafter = None
         if model.used_draft_model is not None and runner.is_batch_invariant:
             drafter = make_drafter(model, folder, runner.max_seq_len, kernels_of, packed)
-        sources = draft_sources(model.name, runner, model, drafter)
-        max_guesses = model.speculation_tokens if sources else 0
-        defaults = defaults_of(model, folder)
-        served = ServedModel.of(
-            model.name, runner, tokenizer, sources, budget, max_guesses, defaults
-        )
+        served = describe_model(model, folder, runner, drafter, budget)
         models.append(LoadableModel(served, settings, runner, drafter))
     return models
 
 
-def defaults_of(model: ModelSettings, folder: Path) -> Defaults:
-    """Raises StartupError."""
-    return read_defaults(folder) if model.generation_config == "auto" else NO_DEFAULTS
+def describe_model(
+    model: ModelSettings,
+    folder: Path,
+    runner: "EngineRunner | PipelineRunner",
+    drafter: "EngineRunner | None",
+    budget: ByteBudget,
+) -> ServedModel:
+    """Describes a runner, loaded or not, by its settings and the folder of its model. `budget`:
+    bytes that prompts of all models share. Raises StartupError."""
+    tokenizer = load_tokenizer(folder, runner.eos_token_ids)
+    sources = draft_sources(model.name, runner, model, drafter)
+    max_guesses = model.speculation_tokens if sources else 0
+    defaults = read_defaults(folder) if model.generation_config == "auto" else NO_DEFAULTS
+    return ServedModel.of(model.name, runner, tokenizer, sources, budget, max_guesses, defaults)
 
 
 def make_drafter(

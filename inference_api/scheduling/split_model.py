@@ -6,12 +6,10 @@ from typing import TYPE_CHECKING
 from inference_api.engine.options import EngineOptions
 from inference_api.engine.pipeline.settings import load_rank_settings
 from inference_api.engine.pipeline.splits import resolved
-from inference_api.scheduling.loaded_model import LoadedModel, draft_sources
-from inference_api.scheduling.model_loading import defaults_of, make_drafter
-from inference_api.scheduling.served_model import ServedModel
+from inference_api.scheduling.loaded_model import LoadedModel
+from inference_api.scheduling.model_loading import describe_model, make_drafter
 from inference_api.settings import Settings
 from inference_api.text.prompt_encoder import MAX_BYTES_AT_ONCE, WAIT_S, ByteBudget
-from inference_api.text.tokens import load_tokenizer
 
 if TYPE_CHECKING:
     from inference_api.engine.pipeline.split_tuner import SplitTuner
@@ -37,15 +35,10 @@ def load_split_model(settings: Settings) -> LoadedModel:
     join = partial(Ring.join, "env://", timeout_s=settings.split_timeout_s)
     tuner = _tuner(settings, sum(split), len(split)) if settings.split == "auto" else None
     runner = PipelineRunner(make_runner, split, join, tuner)
-    tokenizer = load_tokenizer(folder, runner.eos_token_ids)
     drafter = None
     if model.used_draft_model is not None:
         drafter = make_drafter(model, folder, runner.max_seq_len, kernels_of)
-    sources = draft_sources(model.name, runner, model, drafter)
-    max_guesses = model.speculation_tokens if sources else 0
-    budget = ByteBudget(MAX_BYTES_AT_ONCE, WAIT_S)
-    defaults = defaults_of(model, folder)
-    served = ServedModel.of(model.name, runner, tokenizer, sources, budget, max_guesses, defaults)
+    served = describe_model(model, folder, runner, drafter, ByteBudget(MAX_BYTES_AT_ONCE, WAIT_S))
     runner.load()
     if drafter is not None:
         drafter.load()

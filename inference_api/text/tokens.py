@@ -5,9 +5,9 @@ A `Tokenizer` is immutable once loaded and may be shared by any threads. `TextSt
 """
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from inference_api.engine.loading import gguf_tokenizer
 from inference_api.engine.loading.checkpoint import CONFIG
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 REPLACEMENT = "\ufffd"  # what an incomplete UTF-8 sequence decodes to
 THOUGHT_TOKENS = 16  # in which the tag of a thought is seen, with white space behind it
+PLAIN_CLASSES = frozenset({"PreTrainedTokenizerFast", "TokenizersBackend"})  # of any tokenizer.json
 ANCHOR = "a"  # a token's text is what it adds to another's: alone it may lose its leading space
 
 
@@ -158,12 +159,10 @@ def load_tokenizer(model_dir: Path, stop_token_ids: frozenset[int]) -> HuggingFa
 
 
 def _wrapper(model_dir: Path) -> "TokenizersBackend":
-    from transformers import AutoTokenizer, TokenizersBackend
+    from transformers import TokenizersBackend
 
     try:
-        if is_gguf(model_dir):
-            return _gguf_tokenizer(model_dir)
-        wrapper = AutoTokenizer.from_pretrained(model_dir, config=_known_config(model_dir))
+        wrapper = _gguf_tokenizer(model_dir) if is_gguf(model_dir) else _folder_tokenizer(model_dir)
     except StartupError:
         raise
     except Exception as error:  # of two libraries, for whatever is in the model's files
@@ -175,7 +174,26 @@ def _wrapper(model_dir: Path) -> "TokenizersBackend":
     return wrapper
 
 
-def _known_config(model_dir: Path) -> "PreTrainedConfig | None":
+def _folder_tokenizer(model_dir: Path) -> Any:
+    """What AutoTokenizer makes of a folder; without it, as it takes long to import, where the files
+    leave it no choice."""
+    from transformers import TokenizersBackend
+
+    files = [model_dir / "tokenizer_config.json", model_dir / CONFIG]
+    tokenizer, model = [read_json(file) if file.exists() else {} for file in files]
+    # Of some other types it knows better than their files.
+    is_plain = tokenizer.get("tokenizer_class") in PLAIN_CLASSES and "auto_map" not in tokenizer
+    if is_plain and model.get("model_type") == "llama":
+        return TokenizersBackend.from_pretrained(model_dir)
+    from transformers import AutoTokenizer
+
+    config = _known_config(model_dir, tokenizer, model)
+    return AutoTokenizer.from_pretrained(model_dir, config=config)
+
+
+def _known_config(
+    model_dir: Path, tokenizer: Mapping[str, Any], model: Mapping[str, Any]
+) -> "PreTrainedConfig | None":
     """All that AutoTokenizer asks of a model's config when the files name the tokenizer's class.
 
     None where they do not: then it reads the config by the model's own class, whose import brings
@@ -183,8 +201,6 @@ def _known_config(model_dir: Path) -> "PreTrainedConfig | None":
     """
     from transformers import PreTrainedConfig
 
-    files = [model_dir / "tokenizer_config.json", model_dir / CONFIG]
-    tokenizer, model = [read_json(file) if file.exists() else {} for file in files]
     is_named = tokenizer.get("tokenizer_class") or model.get("tokenizer_class")
     if not is_named or "auto_map" in tokenizer:
         return None

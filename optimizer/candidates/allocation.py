@@ -17,6 +17,7 @@ from optimizer.candidates.pairs import (
     Option,
     OptionTable,
     PairTable,
+    check_pairs,
     size_pairs,
 )
 from optimizer.candidates.replicas import SizingCache
@@ -41,17 +42,19 @@ class Offers:
 
 
 def offers(system: System, cache: SizingCache) -> Offers:
-    """Returns the candidates of every server of a system."""
-    options = OptionTable(system)
+    """Returns the candidates of every server of a system. Raises InvalidRequest for too many
+    servers times accelerators."""
+    options, targets = OptionTable(system), system.targets()
+    items = {server.name: eligible(system, server, targets) for server in system.servers.values()}
+    check_pairs([item for item in items.values() if isinstance(item, Eligible)], options)
     busy: list[Eligible] = []
     contenders: dict[str, Contender] = {}
     refused_servers: dict[str, Refusal] = {}
-    for server in system.servers.values():
-        item = eligible(system, server)
+    for name, item in items.items():
         if isinstance(item, Refusal):
-            refused_servers[server.name] = item
+            refused_servers[name] = item
         elif item.is_idle:
-            contenders[server.name] = _contender(item, _idle_candidates(item, options))
+            contenders[name] = _contender(item, _idle_candidates(item, options))
         else:
             busy.append(item)
     pairs = size_pairs(busy, options, cache)

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from optimizer.spec import DEFAULT_CLASS, ModelTarget, ServerSpec
-from optimizer.system import System
+from optimizer.spec import DEFAULT_CLASS, LEAST_RATE, ModelTarget, ServerSpec
+from optimizer.system import System, Targets
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class Eligible:
     @property
     def is_idle(self) -> bool:
         """True without arrivals. Arrivals without output tokens are work: a prefill each."""
-        return self.server.current_alloc.load.arrival_rate == 0
+        return self.server.current_alloc.load.arrival_rate < LEAST_RATE
 
     @property
     def out_tokens(self) -> int:
@@ -40,8 +40,9 @@ class Eligible:
         return max(arrivals_per_s, self.target.slo_tps / self.out_tokens)
 
 
-def eligible(system: System, server: ServerSpec) -> Eligible | Refusal:
-    """Returns a refusal if the system knows too little about a server, or its load is negative."""
+def eligible(system: System, server: ServerSpec, targets: Targets) -> Eligible | Refusal:
+    """Returns a refusal if the system knows too little about a server, or its load is negative.
+    `targets` are the system's."""
     load = server.current_alloc.load
     for name, value in (
         ("arrivalRate", load.arrival_rate),
@@ -56,7 +57,7 @@ def eligible(system: System, server: ServerSpec) -> Eligible | Refusal:
     service_class = system.classes.get(class_name)
     if service_class is None:
         return Refusal("class", f"service class {class_name} is not known")
-    target = service_class.target(server.model)
+    target = targets.get((class_name, server.model))
     if target is None:
         return Refusal(
             "class", f"service class {class_name} has no target for model {server.model}"

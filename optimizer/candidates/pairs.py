@@ -3,7 +3,7 @@
 Built once by `size_pairs`, read by everything that follows. Immutable: any thread.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,12 +18,14 @@ from optimizer.candidates.replicas import (
     Speeds,
     Workload,
 )
+from optimizer.errors import Fault, InvalidRequest
 from optimizer.model.latency import BoolArray, FloatArray, IntArray
 from optimizer.model.sizing import Sizing
 from optimizer.spec import AcceleratorSpec, PerfData, ServerSpec
 from optimizer.system import System
 
 MAX_REPLICAS = 10**9  # more than this is a mistake in the data, not a plan
+MAX_PAIRS = 10**6  # sized together, at about a kilobyte each
 
 Float32Array = npt.NDArray[np.float32]
 
@@ -133,6 +135,17 @@ def size_pairs(servers: Sequence[Eligible], options: OptionTable, cache: SizingC
         is_capped=is_capped,
         is_candidate=is_within | is_capped,
     )
+
+
+def check_pairs(servers: Iterable[Eligible], options: OptionTable) -> None:
+    """Raises InvalidRequest where there are more pairs than may be sized together."""
+    num_pairs = sum(len(options.of_model(item.server.model)) for item in servers)
+    if num_pairs > MAX_PAIRS:
+        message = (
+            f"{num_pairs} pairs of a server and an accelerator with data for its model are more "
+            f"than {MAX_PAIRS}; split the system, or give its models less modelData"
+        )
+        raise InvalidRequest([Fault("", message)])
 
 
 def workload_row(item: Eligible) -> tuple[float, ...]:

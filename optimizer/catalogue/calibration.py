@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import TypeVar
 
 import numpy as np
-from scipy.optimize import nnls
+import scipy
 
 from optimizer.catalogue.facts import (
     Facts,
@@ -167,7 +167,7 @@ def _fitted(equations: Sequence[Equation]) -> FloatArray:
     design = np.array([e.steps + e.prompts for e in equations])
     left = np.array([e.ms - e.known_ms for e in equations])
     bound = AT_LEAST_ONE.astype(np.float64)
-    above, _ = nnls(design * weights[:, None], (left - design @ bound) * weights)
+    above, _ = scipy.optimize.nnls(design * weights[:, None], (left - design @ bound) * weights)
     efficiency: FloatArray = above + bound
     for part, kin in KIN:  # what nothing was measured of is as its nearest kin
         if not design[:, PARTS.index(part)].any():
@@ -192,7 +192,7 @@ def _pair_fit(facts: Facts, key: PairKey, own: Sequence[Equation], bare: Calibra
     known_ms = np.array([e.known_ms for e in own])
     design = np.vstack([parts / ms[:, None] / POINT_ERROR, np.eye(2) / error])
     left = np.concatenate([(1 - known_ms / ms) / POINT_ERROR, np.ones(2) / error])
-    factors, _ = nnls(design, left)
+    factors, _ = scipy.optimize.nnls(design, left)
     residuals = (parts @ factors + known_ms) / ms - 1
     steps_error, prompts_error = np.sqrt(np.diag(np.linalg.inv(design.T @ design))).tolist()
     seen = [o for o in facts.observations if _key_of(facts, o) == key]

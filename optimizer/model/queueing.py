@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import numpy as np
-from scipy.special import betaincc, betaln
+import scipy
 
 from optimizer.model.latency import (
     BoolArray,
@@ -161,8 +161,8 @@ def _by_incomplete_beta(replica: Replica, rate_per_ms: FloatArray) -> tuple[Floa
         model.fixed_ms / model.slope_ms,
     )
     with np.errstate(all="ignore"):
-        log_sum = np.log(betaincc(n, t + 1, x)) - (t + 1) * np.log1p(-x)
-        log_last = n * np.log(x) - np.log(n + t + 1) - betaln(n + 1, t + 1)
+        log_sum = np.log(scipy.special.betaincc(n, t + 1, x)) - (t + 1) * np.log1p(-x)
+        log_last = n * np.log(x) - np.log(n + t + 1) - scipy.special.betaln(n + 1, t + 1)
         ratio = np.exp(log_sum - log_last)
         below[chosen] = np.where(ratio > 0, ratio, np.nan)
         mean[chosen] = _affine_mean_below(part, model, rate, below[chosen])

@@ -6,7 +6,6 @@ Units: milliseconds and requests per millisecond. Pure: any thread.
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.optimize.elementwise import find_root
 
 from optimizer.model.latency import BoolArray, Columns, FloatArray, IntArray
 from optimizer.model.queueing import Replica, analyze
@@ -89,6 +88,10 @@ def _rates_at(replica: Replica, wanted_ms: FloatArray, is_between: BoolArray) ->
     Chandrupatla's method (Advances in Engineering Software 28, 1997) on the share of the highest
     rate: in the rate latencies are smoother than in its logarithm, which takes a third more steps.
     """
+    # Takes long to import, and the API that mounts the optimizer seldom sizes: `scipy` alone
+    # imports its parts when they are first used, all but this one.
+    from scipy.optimize.elementwise import find_root
+
     metric, pair = np.nonzero(is_between)
     part, wanted_ms = replica.take(pair), wanted_ms[is_between]
     lowest, highest = rate_range(part)

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import chdtri  # scipy.stats would take a third of a second to import
+import scipy
 
 from optimizer.model.latency import FloatArray
 
@@ -119,7 +119,7 @@ class SpeedTuner:
         residual = measured - predicted
         spread = jacobian @ covariance @ jacobian.T + noise
         surprise = float(residual @ np.linalg.solve(spread, residual))
-        if surprise > float(chdtri(len(measured), 1 - GATE)):
+        if surprise > float(scipy.special.chdtri(len(measured), 1 - GATE)):
             self._refusals += 1
             if self._refusals < MAX_REFUSALS:
                 return False

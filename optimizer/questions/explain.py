@@ -85,7 +85,7 @@ def explain(system: System, name: str, cache: SizingCache) -> Explanation:
     refused = offered.refused_servers.get(name)
     candidates = offered.contenders[0].candidates if offered.contenders else ()
     by_accelerator = {candidate.accelerator: candidate for candidate in candidates}
-    item = eligible(system, server)
+    item = eligible(system, server, system.targets())
     rates = _rates(system, item)
     others = (other for other in system.servers.values() if other.name != name)
     left = system.cards_left((other.model, other.desired_alloc) for other in others)

@@ -19,7 +19,7 @@ from optimizer.errors import Fault, InvalidRequest
 from optimizer.inferno_json import Body, JsonObject
 from optimizer.questions.changes import Change, changes
 from optimizer.questions.sized import Bind, Bounds, Sized, Unfit, sized_in_turn, with_bounds
-from optimizer.spec import Level, Name, PerfData
+from optimizer.spec import LEAST_RATE, Level, Name, PerfData
 
 MOST_TOKENS = 10**7
 MOST_CENTS = 10**7  # of a card and hour
@@ -35,7 +35,7 @@ class HowManyQuery(Body):
     how many cards share a replica."""
 
     model: Name
-    arrival_rate: Annotated[float, Field(gt=0, le=1e9)]
+    arrival_rate: Annotated[float, Field(ge=LEAST_RATE, le=1e9)]
     slo_ttft: Level = Field(default=0.0, alias="slo-ttft")
     slo_itl: Level = Field(default=0.0, alias="slo-itl")
     avg_in_tokens: Tokens = 512

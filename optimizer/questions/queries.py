@@ -24,6 +24,7 @@ from optimizer.model.queueing import MAX_BATCH
 from optimizer.model.sizing import Sizing
 from optimizer.simulation.estimate import LEAST_REQUESTS
 from optimizer.spec import (
+    LEAST_RATE,
     Count,
     DecodeParms,
     Level,
@@ -124,7 +125,7 @@ class AnalyzeQuery(ReplicaQuery):
     requests are simulated, and of the first `warmup_requests` no latency counts.
     """
 
-    arrival_rate: Annotated[float, Field(gt=0, le=1e15)]
+    arrival_rate: Annotated[float, Field(ge=LEAST_RATE, le=1e15)]
     method: Method = "auto"
     arrival_scv: Spread = 1.0
     in_tokens_scv: Spread = 0.0

@@ -14,6 +14,7 @@ from optimizer.inferno_json import Body, JsonObject
 from optimizer.model.tuning import LARGEST_FACTOR, MAX_VARIANCE, Observation, SpeedTuner, TunerState
 from optimizer.questions.queries import PER_MINUTE, AnalyzeQuery, ReplicaQuery
 from optimizer.spec import (
+    LEAST_RATE,
     Count,
     CurvePoint,
     DecodeParms,
@@ -38,7 +39,7 @@ class Measurement(Body):
     errors are standard errors of the means, relative to them."""
 
     at: Seconds
-    arrival_rate: Annotated[float, Field(gt=0, le=1e15)]
+    arrival_rate: Annotated[float, Field(ge=LEAST_RATE, le=1e15)]
     avg_in_tokens: Count | None = None
     avg_out_tokens: Annotated[Count, Field(ge=1)] | None = None
     ttft: Level | None = None

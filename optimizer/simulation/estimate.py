@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import stdtrit
+import scipy
 
 from optimizer.model.latency import BoolArray, FloatArray
 from optimizer.simulation.server import Served, Server, serve
@@ -19,7 +19,6 @@ LEAST_REQUESTS = 1_000
 BLOCKS, WARM_UP = 20, 10  # the tenth part
 LEAST_GAP_MS = 1e-6  # between arrivals, as rates count them: those of a trace may coincide
 EVENTS_OF_REQUEST = 3  # it comes, it begins, it ends
-T_95 = float(stdtrit(BLOCKS - 1, 0.975))
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,4 +118,5 @@ def _ratio(values: FloatArray, weights: Sequence[float] | FloatArray) -> Mean:
             np.array_split(values, BLOCKS), np.array_split(over, BLOCKS), strict=True
         )
     ]
-    return Mean(value, T_95 * float(np.std(parts, ddof=1)) / BLOCKS**0.5)
+    t_95 = float(scipy.special.stdtrit(BLOCKS - 1, 0.975))
+    return Mean(value, t_95 * float(np.std(parts, ddof=1)) / BLOCKS**0.5)

@@ -166,9 +166,12 @@ def claim_rules(settings: Settings) -> ClaimRules:
 
 
 def parse_revoked(text: str) -> frozenset[str]:
-    """The revocation file: one token_id per line; blank lines and # comments are skipped."""
-    lines = (line.partition("#")[0].strip() for line in text.splitlines())
-    return frozenset(line for line in lines if line)
+    """The revocation file: one token_id per line; blank lines and # comments are skipped.
+
+    An id may have a # itself: behind one without a blank before it, both readings are revoked.
+    """
+    words = [word for line in text.splitlines() for word in line.split(maxsplit=1)[:1]]
+    return frozenset(words) | frozenset(word.partition("#")[0] for word in words) - {""}
 
 
 def bearer_token(authorization: str | None) -> str:

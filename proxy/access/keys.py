@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-import requests
 from jwt import PyJWK
 from jwt.exceptions import PyJWTError
 
@@ -107,7 +106,7 @@ class JwksUrl:
             self._tried_at = now
         try:
             keys = parse_jwks(self._fetch(self._url))
-        except (requests.RequestException, ValueError) as error:
+        except (OSError, ValueError) as error:
             log.warning("JWKS fetch failed, the last good set stays: %s", error)
             return
         with self._lock:
@@ -116,7 +115,10 @@ class JwksUrl:
 
 
 def fetch_jwks(url: str) -> str:
-    """One GET, without redirects (they could lead to a place nobody configured)."""
+    """One GET, without redirects (they could lead to a place nobody configured). Raises
+    OSError and ValueError."""
+    import requests  # takes long, and most proxies have no JWKS_URL
+
     response = requests.get(url, timeout=FETCH_TIMEOUT_S, allow_redirects=False, stream=True)
     with response:
         response.raise_for_status()

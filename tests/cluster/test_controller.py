@@ -111,6 +111,7 @@ def test_the_last_decisions_are_kept(run: Callable[..., Running]) -> None:
 def test_periods_come_by_themselves(run: Callable[..., Running]) -> None:
     running = run(period_s=0.2)
     eventually(lambda: len(running.journal()) >= 3, DEADLINE_S)
+    assert [each["cycle"] for each in running.journal()[:3]] == [1, 2, 3]
 
 
 def test_without_a_period_nothing_comes_by_itself(run: Callable[..., Running]) -> None:

@@ -195,8 +195,8 @@ def test_of_several_servers_each_gets_requests_for_its_own_models(
     replicas = tending(machines, path, clock, "chat", "code")
     try:
         replicas.start(CODE, 1)
-        spec = UpstreamSpec(machines.url, models=("tiny", "alias"))
-        eventually(lambda: listed(path) == (spec,))
+        eventually(lambda: listed(path))
+        assert listed(path) == (UpstreamSpec(machines.url, models=("tiny", "alias")),)
     finally:
         replicas.close()
 

@@ -85,9 +85,8 @@ def test_what_it_says_itself_is_good(name: str) -> None:
     }
     for kind in SETTINGS[name]:
         fields = {key.lower(): value for key, value in given.items()}
-        kind.model_validate(
-            {key: value for key, value in fields.items() if key in kind.model_fields}, by_name=True
-        )
+        known = {key: value for key, value in fields.items() if key in kind.model_fields}
+        assert kind.model_validate(known, by_name=True).model_fields_set == known.keys()
 
 
 @pytest.mark.parametrize("name", SERVICES)

@@ -84,12 +84,21 @@ def settings_of(workload: Workload) -> BaseSettings:
     return kind.model_validate(given, by_name=True, by_alias=True)
 
 
+def schema_faults(item: Object) -> list[str]:
+    if item["kind"] in CUSTOM:
+        return [
+            each.message for each in Draft202012Validator(CUSTOM[item["kind"]]).iter_errors(item)
+        ]
+    try:
+        kubernetes_validate.validate(item, VERSION, strict=True)
+    except kubernetes_validate.ValidationError as error:
+        return [error.message]
+    return []
+
+
 @pytest.mark.parametrize("item", everything().values(), ids=name_of)
 def test_every_object_is_of_its_schema(item: Object) -> None:
-    if item["kind"] in CUSTOM:
-        Draft202012Validator(CUSTOM[item["kind"]]).validate(item)
-    else:
-        kubernetes_validate.validate(item, VERSION, strict=True)
+    assert schema_faults(item) == []
 
 
 def test_pods_of_the_ray_cluster_are_of_their_schema() -> None:
@@ -97,7 +106,7 @@ def test_pods_of_the_ray_cluster_are_of_their_schema() -> None:
     spec = cluster["spec"]
     for group in (spec["headGroupSpec"], *spec["workerGroupSpecs"]):
         pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p"}, **group["template"]}
-        kubernetes_validate.validate(pod, VERSION, strict=True)
+        assert schema_faults(pod) == []
     (worker,) = spec["workerGroupSpecs"]
     assert json.loads(json.loads(worker["rayStartParams"]["resources"])) == {"acc_cpu-core": 1}
     pinned = dict(

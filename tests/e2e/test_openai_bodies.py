@@ -40,6 +40,7 @@ NEUTRAL = NEUTRAL_OF_VLLM | {
     "echo": False,
     "function_call": "none",
     "modalities": ["text"],
+    "prompt_cache_options": {"ttl": "1h"},
     "reasoning_effort": None,
     "response_format": {"type": "text", "json_schema": None},
     "stream_options": None,
@@ -108,7 +109,6 @@ def test_what_is_not_served_is_refused_by_name(
     [
         {"cache_control": {"type": "ephemeral"}},
         {"tool_calls": [{"id": "1", "type": "function"}]},
-        {"content": None},
         {"content": [{"type": "image_url", "image_url": {"url": "data:,"}}]},
         {"content": [{"type": "input_audio", "input_audio": {"data": "", "format": "wav"}}]},
         {"content": [{"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}}]},
@@ -141,6 +141,8 @@ def test_what_a_message_may_not_hold_is_refused_with_its_place(
         ({"stop": 5}, "stop: give a text or a list of 8 texts at most."),
         ({"min_tokens": 5, "max_tokens": 4}, "min_tokens: is 5, above max_tokens, 4; lower it."),
         ({"min_tokens": -1}, "min_tokens: is -1; give 0 or more."),
+        ({"min_tokens": 2.0}, "min_tokens: is 2.0; give an integer."),
+        ({"temperature": 3.0}, "temperature: is 3; give 2 or less."),
         ({"stop_token_ids": [10**6]}, "stop_token_ids: 1000000 is no token id of this model, 0 to"),
         ({"stop_token_ids": [1] * 65}, "stop_token_ids: has 65 entries; give 64 or fewer."),
         (
@@ -228,6 +230,31 @@ def test_what_asks_for_nothing_is_accepted(client: openai.OpenAI) -> None:
         model=MODEL, prompt="abc", best_of=1, suffix="", extra_body=NEUTRAL_OF_VLLM
     )
     assert completion.choices[0].text == "abc"
+
+
+def test_an_answer_that_had_no_text_is_taken_back(client: openai.OpenAI) -> None:
+    with client.chat.completions.stream(model=MODEL, messages=HELLO, stop="User") as stream:
+        silent: Any = stream.get_final_completion().choices[0].message
+    assert silent.content is None
+    thought: Any = {"role": "assistant", "content": None, "reasoning_content": "Well."}
+    for message in (silent, silent.to_dict(), thought):
+        again = client.chat.completions.create(model=MODEL, messages=[*HELLO, message, *HELLO])
+        assert again.choices[0].message.content == f"User: hello\nAI: \n{ECHO}"
+    for role in ("user", "system", "tool"):
+        empty: Any = {"role": role, "content": None}
+        with pytest.raises(openai.BadRequestError, match=r"messages\[0\].content: is missing"):
+            client.chat.completions.create(model=MODEL, messages=[empty])
+
+
+def test_calls_are_taken_back_as_the_client_has_parsed_them(client: openai.OpenAI) -> None:
+    function = {"name": "f", "arguments": "{}", "parsed_arguments": {"a": 1}}
+    calls = [{"index": 0, "id": "1", "type": "function", "function": function}]
+    messages: Any = [
+        {"role": "assistant", "content": None, "tool_calls": calls, "parsed": None},
+        {"role": "tool", "content": "2", "tool_call_id": "1"},
+    ]
+    again = client.chat.completions.create(model=MODEL, messages=messages)
+    assert "Result of f:\n2" in (again.choices[0].message.content or "")
 
 
 def test_answers_are_taken_back_as_the_client_dumps_them(client: openai.OpenAI) -> None:

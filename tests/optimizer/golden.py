@@ -68,7 +68,7 @@ def _case(name: str, record: dict[str, Any]) -> Case:
 def deliberate_difference(system: System, server_name: str) -> str | None:
     """Why the reference's candidates of this server are wrong, if they are."""
     server = system.servers[server_name]
-    item = eligible(system, server)
+    item = eligible(system, server, system.targets())
     if not isinstance(item, Eligible):
         return None
     load_ = server.current_alloc.load

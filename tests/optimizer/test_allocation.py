@@ -5,7 +5,9 @@ from typing import Any
 import pytest
 
 from optimizer.answer import Answer
+from optimizer.candidates import pairs
 from optimizer.candidates.replicas import SizingCache
+from optimizer.errors import InvalidRequest
 from optimizer.inferno_json import read
 from optimizer.optimize import SolveOptions, optimize
 from optimizer.spec import AcceleratorSpec, PowerSpec
@@ -21,6 +23,16 @@ def solve(one: System) -> Answer:
 def chosen(answer: Answer, name: str = "s") -> tuple[str, int]:
     data = answer.desired()[name]
     return data.accelerator, data.num_replicas
+
+
+def test_more_pairs_than_may_be_sized_together_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pairs, "MAX_PAIRS", 5)
+    two_each = [server(str(number), rate=number) for number in range(3)]
+    assert len(solve(system(two_each[:2])).allocations) == 2
+    with pytest.raises(InvalidRequest, match="6 pairs of a server and"):
+        solve(system(two_each))
+    unknown = server("x", model="unknown")
+    assert "x" in solve(system([*two_each[:2], unknown])).unallocated
 
 
 def test_throughput_target_does_not_hide_arrivals() -> None:

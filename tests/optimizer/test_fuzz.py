@@ -213,6 +213,17 @@ def test_huge_batches_of_a_whole_system_are_answered(app: Flask) -> None:
     assert post(app, "POST", "/optimizeOne", json.dumps(body)) == 200
 
 
+@pytest.mark.parametrize("rate", [5e-324, 1e-310])
+def test_rates_that_would_underflow_are_no_load(app: Flask, rate: float) -> None:
+    body = json.dumps(system_data([server(rate=rate)], unlimited=True))
+    assert post(app, "POST", "/optimizeOne", body) == 200
+    for path, asked in (
+        ("/analyze", {**SPEED, "maxBatchSize": 8, "avgOutTokens": 9}),
+        ("/howmany", {"model": "llama-3.1-8b"}),
+    ):
+        assert post(app, "POST", path, json.dumps({**asked, "arrivalRate": rate})) == 400
+
+
 @pytest.mark.parametrize("text", [b"", b"\xff\xfe", b"[" * 100_000, b"1e999", b'{"a":' * 5000,
                                   b'{"name":"x","cost":1' + b"0" * 5000 + b"}"])  # fmt: skip
 def test_text_that_is_hardly_json_is_refused(app: Flask, text: bytes) -> None:

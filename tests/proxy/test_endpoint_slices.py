@@ -248,6 +248,7 @@ def test_a_watch_that_fails_is_followed_by_a_list(
         api.put("endpointslices", slice_of(endpoint("10.0.0.2")))
         followed.until(TWO)
         until(lambda: not followed.discovery.is_stale)
+        assert followed.changes == [[ONE], [TWO]]
 
 
 @pytest.mark.usefixtures("_impatient")

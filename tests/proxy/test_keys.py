@@ -205,6 +205,12 @@ def test_fetch_takes_a_document_and_refuses_redirects_and_floods(
     server.stop()
 
 
+def test_a_token_id_with_a_number_sign_can_be_revoked() -> None:
+    revoked = parse_revoked("# lost:\n\nlaptop#2\n phone  # stolen\r\ntablet# old\n#1\n")
+    assert {"laptop#2", "phone", "tablet", "#1"} <= revoked
+    assert not revoked & {"", "lost:", "stolen", "old"}
+
+
 def test_revocation_file_is_followed(tmp_path: Path) -> None:
     path = tmp_path / "revoked"
     path.write_text("")

@@ -168,7 +168,7 @@ def test_tiny_chunks_are_handed_over_together() -> None:
 
 @given(data=st.binary(max_size=300), places=st.lists(st.integers(0, 10_000), max_size=5))
 def test_no_bytes_do_more_than_be_refused(data: bytes, places: list[int]) -> None:
-    feed_what_is_refused_at_most(cut(data, places))
+    check_it_is_refused_at_most(cut(data, places))
 
 
 def test_no_mutated_request_does_more_than_be_refused() -> None:
@@ -188,10 +188,10 @@ def test_no_mutated_request_does_more_than_be_refused() -> None:
                     data[at:at] = data[at : at + dice.randint(1, 30)]
             if not data:
                 break
-        feed_what_is_refused_at_most(cut(bytes(data), [dice.randrange(500) for _ in range(3)]))
+        check_it_is_refused_at_most(cut(bytes(data), [dice.randrange(500) for _ in range(3)]))
 
 
-def feed_what_is_refused_at_most(pieces: list[bytes]) -> None:
+def check_it_is_refused_at_most(pieces: list[bytes]) -> None:
     reading = Reading()
     for _ in range(10):
         try:

@@ -146,6 +146,8 @@ def test_generated_secrets_are_long_and_differ() -> None:
         (["--secret", "", "encode", CLAIMS], "no secret"),
         (["--secret", "s", "encode", "not json"], "not JSON"),
         (["--secret", "s", "encode", "[1]"], "JSON object"),
+        (["--secret", "s", "encode", "[" * 20_000], "recursion"),
+        (["--secret", "\udcff", "encode", CLAIMS], "utf-8"),
         (["--secret", "s", "encode", CLAIMS, "--expires-in", "soon"], "not a duration"),
         (["--secret", "s", "encode", CLAIMS, "--expires-in", "0h"], "not a duration"),
         (["--secret", "s", "decode", "abc"], "segments"),

@@ -98,17 +98,25 @@ def test_a_search_is_assessed_once_until_it_goes_on(
     assert service.overview("s").assessment != first
 
 
+def test_asks_about_another_number_of_nodes_do_not_count() -> None:
+    pending = PendingAsks(lambda: 0.0)
+    pending.add("s", [(0.5, 0.5, 0.0)])  # whole layers may leave a node without any
+    pending.remove("s", [HALF])
+    assert pending.of("s", 2) == []
+    assert pending.of("s", 3) == [(0.5, 0.5, 0.0)]
+
+
 def test_pending_asks_are_few_and_expire() -> None:
     now_s = 0.0
     pending = PendingAsks(lambda: now_s)
     pending.add("s", [HALF] * (MAX_PER_SESSION + 5))
-    assert len(pending.of("s")) == MAX_PER_SESSION
+    assert len(pending.of("s", 2)) == MAX_PER_SESSION
     now_s = EXPIRY_S
-    assert pending.of("s") == []
+    assert pending.of("s", 2) == []
     for number in range(MAX_SESSIONS + 1):
         pending.add(str(number), [MOST])
-    assert pending.of("0") == []
-    assert pending.of("1") == [MOST]
+    assert pending.of("0", 2) == []
+    assert pending.of("1", 2) == [MOST]
 
 
 @pytest.mark.parametrize("n", [2, 3, 5])

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 import numpy as np
-from scipy.special import stdtrit  # scipy.stats would take a third of a second to import
+import scipy
 
 from weights.samplers.concentration import matched_concentration
 from weights.samplers.cost_model import Bounds, Fit
@@ -46,7 +46,8 @@ def _without_model(trials: Trials) -> Assessment:
     if degrees:
         squares = ((trials.metrics - means[trials.point_of]) ** 2).sum()
         repeats = int((trials.point_of == best).sum())
-        half = float(stdtrit(degrees, INTERVAL[1]) * np.sqrt(squares / degrees / repeats))
+        t = scipy.special.stdtrit(degrees, INTERVAL[1])
+        half = float(t * np.sqrt(squares / degrees / repeats))
     metric = float(means[best])
     return Assessment(
         model="random",

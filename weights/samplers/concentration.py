@@ -6,7 +6,7 @@ concentration has a ceiling.
 """
 
 import numpy as np
-from scipy.special import digamma, polygamma
+import scipy
 
 from weights.simplex import FloatArray
 
@@ -26,8 +26,9 @@ def most_likely_concentration(partitions: FloatArray) -> FloatArray:
     alpha = matched_concentration(kept)
     for _ in range(STEPS):
         # Minka's eq. 15-18: the Hessian is diagonal plus a constant, so its inverse is closed.
-        gradient = digamma(alpha.sum()) - digamma(alpha) + mean_logs
-        curvature, shared = -polygamma(1, alpha), polygamma(1, alpha.sum())
+        gradient = scipy.special.digamma(alpha.sum()) - scipy.special.digamma(alpha) + mean_logs
+        curvature = -scipy.special.polygamma(1, alpha)
+        shared = scipy.special.polygamma(1, alpha.sum())
         common = (gradient / curvature).sum() / (1.0 / shared + (1.0 / curvature).sum())
         step = (gradient - common) / curvature
         new = _bounded(np.clip(alpha - step, alpha / 2.0, alpha * 2.0))  # stay positive

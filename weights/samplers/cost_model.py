@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
-from scipy.special import logsumexp
+import scipy
 
 from weights.search import Problem
 from weights.simplex import FloatArray, nearest_point
@@ -73,8 +73,8 @@ def leave_one_out(log_likelihood: FloatArray) -> FloatArray:
     """
     draws = len(log_likelihood)
     log_weights = -log_likelihood
-    ceiling = logsumexp(log_weights, axis=0) - 0.5 * np.log(draws)
+    ceiling = scipy.special.logsumexp(log_weights, axis=0) - 0.5 * np.log(draws)
     log_weights = np.minimum(log_weights, ceiling)
-    density: FloatArray = logsumexp(log_weights + log_likelihood, axis=0)
-    density -= logsumexp(log_weights, axis=0)
+    density: FloatArray = scipy.special.logsumexp(log_weights + log_likelihood, axis=0)
+    density -= scipy.special.logsumexp(log_weights, axis=0)
     return density

@@ -15,7 +15,7 @@ share its stage takes exp(tight) (part + (1 - part) g).
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import expit, logit
+import scipy
 
 from weights.samplers.trials import Trials
 from weights.simplex import FloatArray, IntArray
@@ -115,9 +115,9 @@ def start(trials: Trials, rng: np.random.Generator) -> Chains:
     shape = (CHAINS, len(nodes))
     climb = _Climb.perturbed(trials, reference, shape, rng)
     part = np.clip(rng.beta(1.0, PART_SHAPE, shape), 1e-3, 0.9)
-    tight, odds = climb.to_the_top(tight - 0.3 * rng.random(shape), logit(part))
+    tight, odds = climb.to_the_top(tight - 0.3 * rng.random(shape), scipy.special.logit(part))
     noise = np.full(CHAINS, START_NOISE)
-    return Chains(trials.costs, climb.growth, reference, tight, expit(odds), noise)
+    return Chains(trials.costs, climb.growth, reference, tight, scipy.special.expit(odds), noise)
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,9 +169,9 @@ class _Climb:
     def to_the_top(self, tight: FloatArray, odds: FloatArray) -> tuple[FloatArray, FloatArray]:
         damping = np.ones(len(tight))
         for softness in SOFTNESS:
-            center = _log_slopes(tight, expit(odds), self.reference).mean(axis=1)
+            center = _log_slopes(tight, scipy.special.expit(odds), self.reference).mean(axis=1)
             misses = self._misses(tight, odds, center, softness)
-            step_tight, step_odds = self._step(misses, expit(odds), damping)
+            step_tight, step_odds = self._step(misses, scipy.special.expit(odds), damping)
             new_tight, new_odds = tight + step_tight, odds + step_odds
             is_better = self._misses(new_tight, new_odds, center, softness).loss < misses.loss
             damping = np.where(is_better, damping / 3.0, damping * 4.0)
@@ -182,7 +182,7 @@ class _Climb:
     def _misses(
         self, tight: FloatArray, odds: FloatArray, center: FloatArray, softness: float
     ) -> _Misses:
-        part = expit(odds)
+        part = scipy.special.expit(odds)
         stages = _stages(tight, part, self.growth)
         slowest = stages.max(axis=1)
         blame = np.exp((stages - slowest[:, None, :]) / softness)

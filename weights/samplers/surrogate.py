@@ -9,8 +9,7 @@ the amplitude in closed form.
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.linalg import cho_factor, cho_solve, eigh
-from scipy.special import ndtr
+import scipy
 
 from weights.samplers.cost_model import Bounds, log_density
 from weights.samplers.trials import Trials
@@ -45,12 +44,12 @@ class Surrogate:
         cross = self.amplitude**2 * _matern(roots, self.roots, self.length)
         mean = self.mean + cross @ self.solved
         own = self.amplitude**2 * _matern(roots, roots, self.length)
-        covariance: FloatArray = own - cross @ cho_solve(self.factor, cross.T)
+        covariance: FloatArray = own - cross @ scipy.linalg.cho_solve(self.factor, cross.T)
         return mean, covariance
 
     def costs(self, points: FloatArray) -> FloatArray:
         mean, covariance = self.predict(points)
-        values, vectors = eigh(covariance)
+        values, vectors = scipy.linalg.eigh(covariance)
         root = vectors * np.sqrt(np.maximum(values, 0.0))
         rng = np.random.default_rng(self.seed)
         costs: FloatArray = mean + rng.normal(size=(DRAWS, len(points))) @ root.T
@@ -76,11 +75,12 @@ class Surrogate:
         Journal of Global Optimization 13, 1998)."""
         cross = self.amplitude**2 * _matern(np.sqrt(points), self.roots, self.length)
         mean = self.mean + cross @ self.solved
-        explained = np.einsum("ij,ji->i", cross, cho_solve(self.factor, cross.T))
+        explained = np.einsum("ij,ji->i", cross, scipy.linalg.cho_solve(self.factor, cross.T))
         deviation = np.sqrt(np.maximum(self.amplitude**2 - explained, 1e-18))
         gap = self.lowest - mean
         z = gap / deviation
-        improvement: FloatArray = gap * ndtr(z) + deviation * np.exp(-0.5 * z**2) / 2.5066
+        beyond = deviation * np.exp(-0.5 * z**2) / 2.5066
+        improvement: FloatArray = gap * scipy.special.ndtr(z) + beyond
         return improvement
 
     def _candidates(self, bounds: Bounds, rng: np.random.Generator) -> FloatArray:
@@ -103,7 +103,7 @@ def fit_surrogate(trials: Trials, rng: np.random.Generator) -> Surrogate:
     centered, count = costs - mean, len(costs)
     best_score, length, relative_noise, amplitude = -np.inf, 1.0, 1.0, 1.0
     for tried_length in LENGTHS:
-        values, vectors = eigh(_matern(roots, roots, tried_length))
+        values, vectors = scipy.linalg.eigh(_matern(roots, roots, tried_length))
         along = (vectors.T @ centered) ** 2
         spectrum = np.maximum(values, 0.0) + NOISES[:, None] ** 2  # [noises, trials]
         variances = (along / spectrum).sum(axis=1) / count + 1e-12
@@ -117,8 +117,8 @@ def fit_surrogate(trials: Trials, rng: np.random.Generator) -> Surrogate:
     covariance = amplitude**2 * (
         _matern(roots, roots, length) + (relative_noise**2 + 1e-10) * np.eye(count)
     )
-    factor = cho_factor(covariance, lower=True)
-    inverse = cho_solve(factor, np.eye(count))
+    factor = scipy.linalg.cho_factor(covariance, lower=True)
+    inverse = scipy.linalg.cho_solve(factor, np.eye(count))
     solved = inverse @ centered
     missed, deviation = solved / inverse.diagonal(), 1.0 / np.sqrt(inverse.diagonal())
     noise = amplitude * relative_noise

@@ -36,13 +36,9 @@ def raw_config(
     def value(key: str) -> Any:
         return metadata.get(f"{architecture}.{key}")
 
-    model_type = {"gpt-oss": "gpt_oss", "qwen3moe": "qwen3_moe"}.get(architecture, architecture)
-    num_experts = value("expert_count")
-    if architecture == "llama" and num_experts:
-        model_type = "mixtral"
     kv_heads = value("attention.head_count_kv")
     raw: dict[str, Any] = {
-        "model_type": model_type,
+        "model_type": _model_type(architecture, has_experts=bool(value("expert_count"))),
         "vocab_size": shapes.get("token_embd.weight", (0,))[0],
         "hidden_size": value("embedding_length"),
         "num_hidden_layers": value("block_count"),
@@ -70,12 +66,18 @@ def raw_config(
         "embedding_multiplier": value("embedding_scale"),
         "residual_multiplier": value("residual_scale"),
         "logits_scaling": value("logit_scale"),
-        "num_local_experts": num_experts,
+        "num_local_experts": value("expert_count"),
         "num_experts_per_tok": value("expert_used_count"),
         "moe_intermediate_size": value("expert_feed_forward_length"),
         "norm_topk_prob": True,  # of qwen3moe; there is no key for it
         **_own_fields(architecture, value, shapes),
     }
+
+
+def _model_type(architecture: str, has_experts: bool) -> str:
+    if architecture == "llama" and has_experts:
+        return "mixtral"
+    return {"gpt-oss": "gpt_oss", "qwen3moe": "qwen3_moe"}.get(architecture, architecture)
 
 
 def _own_fields(architecture: str, value: Any, shapes: Shapes) -> dict[str, Any]:

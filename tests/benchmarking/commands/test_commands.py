@@ -291,6 +291,17 @@ def test_what_cannot_be_done_is_said(tmp_path: Path, arguments: list[str], reaso
     assert (status, reason in said) == (2, True), said
 
 
+@pytest.mark.parametrize(
+    "option", [("--seconds", "nan"), ("--seconds", "inf"), ("--start-qps", "1e308")]
+)
+def test_numbers_that_no_load_can_have_are_refused_before_any_is_sent(
+    option: tuple[str, str],
+) -> None:
+    name, value = option
+    status, said = command("capacity", "--model", "m", name, value, base="http://127.0.0.1:9")
+    assert (status, f"Invalid value for '{name}': " in said) == (2, True), said
+
+
 def test_a_folder_without_results_is_refused(tmp_path: Path) -> None:
     for name in ("fit", "report"):
         status, said = command(name, tmp_path)

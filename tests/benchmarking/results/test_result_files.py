@@ -194,3 +194,10 @@ def test_a_summary_without_its_responses_is_refused(tmp_path: Path) -> None:
     (tmp_path / "x_individual_responses.json").write_text("[1")
     with pytest.raises(InvalidResults, match=r"x_individual_responses\.json"):
         list(read_rows(tmp_path))
+
+
+def test_responses_that_are_no_objects_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "x_summary.json").write_text("{}")
+    (tmp_path / "x_individual_responses.json").write_text("[{}, null]")
+    with pytest.raises(InvalidResults, match="not a summary with its responses"):
+        list(read_rows(tmp_path))

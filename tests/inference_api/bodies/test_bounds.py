@@ -6,7 +6,9 @@ from contextlib import suppress
 import pytest
 
 from inference_api.bodies.bounds import MAX_MEMBERS, MAX_VALUES, check_structure
+from inference_api.bodies.fields import parse
 from inference_api.errors import InvalidRequest
+from inference_api.openai.responses import ResponsesBody
 
 
 @pytest.mark.parametrize(
@@ -39,3 +41,10 @@ def test_what_is_no_json_is_read_in_one_go(body: bytes) -> None:
     """And left to the parser, unless it is too much."""
     with suppress(InvalidRequest):
         check_structure(body)
+
+
+def test_a_schema_that_could_not_be_written_again_is_refused() -> None:
+    tool = b'{"type": "function", "name": "f", "parameters": {"a": [-1e400]}}'
+    body = b'{"model": "m", "input": "a", "tools": [%b]}' % tool
+    with pytest.raises(InvalidRequest, match=r"tools\[0\].parameters: has a number beyond any"):
+        parse(ResponsesBody, body)

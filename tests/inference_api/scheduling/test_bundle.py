@@ -28,7 +28,8 @@ from inference_api.request import (
     Switch,
     TokenEvent,
 )
-from inference_api.scheduling.decode_backend import DecodeBackend, Phase
+from inference_api.scheduling.backend_status import Phase
+from inference_api.scheduling.decode_backend import DecodeBackend
 from inference_api.scheduling.experts import State, UnloadMode
 from inference_api.scheduling.input_queue import InputQueue
 from inference_api.scheduling.output_queues import OutputQueue, OutputQueues

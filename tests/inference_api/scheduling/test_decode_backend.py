@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from inference_api._mock_inference_api_server import END_TOKEN, ByteTokenizer, EchoRunner
 from inference_api.errors import BackendFailed, Draining, NotReady, QueueFull
 from inference_api.request import FinishReason, GenerationRequest
-from inference_api.scheduling.decode_backend import DecodeBackend, Hooks, Phase
+from inference_api.scheduling.backend_status import Hooks, Phase
+from inference_api.scheduling.decode_backend import DecodeBackend
 from inference_api.scheduling.input_queue import InputQueue
 from inference_api.scheduling.loaded_model import LoadedModel
 from inference_api.scheduling.output_queues import OutputQueue, OutputQueues

@@ -76,7 +76,6 @@ def end_day(simulated: SimulatedBundle) -> None:
             break
         simulated.turn()
     simulated.run(10)
-    simulated.check_all_ended()
 
 
 @settings(max_examples=DAYS, deadline=None)
@@ -86,6 +85,7 @@ def test_nobody_waits_longer_than_the_bound(random: Random) -> None:
     for _ in range(TURNS):
         live(random, simulated)
     end_day(simulated)
+    simulated.check_all_ended()
     for request in simulated.requests:
         if request.end == "done":
             simulated.check_bound(request)
@@ -102,6 +102,7 @@ def test_one_expert_under_constant_load_starves_nobody(random: Random) -> None:
             simulated.ask(random.choice(names[1:]))
         simulated.turn()
     end_day(simulated)
+    simulated.check_all_ended()
     for request in simulated.requests:
         simulated.check_bound(request)
 
@@ -127,3 +128,4 @@ def test_nobody_is_lost_whatever_fails_and_operators_ask(random: Random) -> None
             residency.source_changed(name)
         live(random, simulated)
     end_day(simulated)
+    simulated.check_all_ended()

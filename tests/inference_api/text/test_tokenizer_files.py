@@ -15,7 +15,15 @@ TEXT = "  Ein Satz, a naïve one:\n\t12345 tokens <|user|> 日本"
 
 @pytest.mark.parametrize("model_type", ["llama", "qwen2", "mistral"])
 @pytest.mark.parametrize(
-    "named", ["PreTrainedTokenizerFast", "LlamaTokenizerFast", "GPT2Tokenizer", "Unheard", None]
+    "named",
+    [
+        "PreTrainedTokenizerFast",
+        "TokenizersBackend",
+        "LlamaTokenizerFast",
+        "GPT2Tokenizer",
+        "Unheard",
+        None,
+    ],
 )
 def test_tokenizer_is_the_one_that_transformers_finds_by_itself(
     tmp_path: Path, model_type: str, named: str | None

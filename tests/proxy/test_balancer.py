@@ -1,0 +1,220 @@
+"""The choice between upstreams: affinity, load, ejection; and the file that lists them."""
+
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.clients.inbound import RoutingHints
+from proxy.errors import UpstreamNotReady, UpstreamUnreachable
+from proxy.upstreams.balancer import (
+    FIRST_COOLDOWN_S,
+    Balancer,
+    Health,
+    UpstreamSpec,
+    parse_upstreams,
+)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def make_balancer(clock: Clock, *specs: UpstreamSpec) -> Balancer:
+    return Balancer(specs or [UpstreamSpec(f"http://u{i}:80") for i in range(3)], 1.0, clock)
+
+
+def serve(balancer: Balancer, key: str | None = None, model: str | None = None) -> str:
+    """One request that starts and ends at once."""
+    upstream = balancer.choose(RoutingHints(model, key))
+    balancer.finish(upstream)
+    return upstream.name
+
+
+def test_key_of_half_a_surrogate_pair_is_a_key(clock: Clock) -> None:
+    assert serve(make_balancer(clock), "session:\ud800").startswith("u")
+
+
+def test_requests_without_affinity_spread_by_load_and_weight(clock: Clock) -> None:
+    specs = [UpstreamSpec("http://a:1", weight=3), UpstreamSpec("http://b:1", weight=1)]
+    balancer = make_balancer(clock, *specs)
+    chosen = Counter(balancer.choose(RoutingHints()).name for _ in range(80))
+    assert chosen == {"a:1": 60, "b:1": 20}
+
+
+@given(key=st.text(max_size=40))
+def test_a_session_always_meets_the_same_upstream(key: str) -> None:
+    balancer = make_balancer(Clock())
+    assert len({serve(balancer, key) for _ in range(5)}) == 1
+
+
+@given(keys=st.sets(st.text(min_size=1, max_size=9), min_size=5, max_size=30))
+def test_only_the_sessions_of_a_lost_upstream_move(keys: set[str]) -> None:
+    balancer = make_balancer(Clock())
+    before = {key: serve(balancer, key) for key in keys}
+    lost = balancer.upstreams[1]
+    balancer.report_health(lost, Health.NOT_READY)
+    for key, name in before.items():
+        assert (serve(balancer, key) == name) == (name != lost.name)
+
+
+def test_sessions_spread_in_proportion_to_weight(clock: Clock) -> None:
+    specs = [UpstreamSpec("http://a:1", weight=3), UpstreamSpec("http://b:1", weight=1)]
+    balancer = make_balancer(clock, *specs)
+    chosen = Counter(serve(balancer, f"session:{i}") for i in range(4000))
+    assert 0.72 < chosen["a:1"] / 4000 < 0.78
+
+
+def test_a_hot_session_overflows_to_the_least_loaded(clock: Clock) -> None:
+    balancer = make_balancer(clock)
+    chosen = Counter(balancer.choose(RoutingHints(None, "hot")).name for _ in range(60))
+    assert len(chosen) == 3
+    assert max(chosen.values()) <= 1.25 * 20 + 3
+
+
+def test_refused_connection_ejects_until_its_cooldown_is_over(clock: Clock) -> None:
+    balancer = make_balancer(clock)
+    ejected = balancer.upstreams[0]
+    balancer.report_failure(ejected, is_unreachable=True)
+    assert ejected.name not in {serve(balancer, str(i)) for i in range(50)}
+    clock.now_s += FIRST_COOLDOWN_S
+    assert ejected.name in {serve(balancer, str(i)) for i in range(50)}
+
+
+def test_cooldown_doubles_with_each_ejection_and_success_resets_it(clock: Clock) -> None:
+    balancer = make_balancer(clock)
+    upstream = balancer.upstreams[0]
+    for expected_s in (2, 4, 8, 16, 32, 60, 60):
+        balancer.report_failure(upstream, is_unreachable=True)
+        assert upstream.ejected_until_s - clock.now_s == expected_s
+    balancer.report_success(upstream)
+    balancer.report_failure(upstream, is_unreachable=True)
+    assert upstream.ejected_until_s - clock.now_s == 2
+
+
+def test_broken_answers_eject_only_when_three_follow_each_other(clock: Clock) -> None:
+    balancer = make_balancer(clock)
+    upstream = balancer.upstreams[0]
+    for _ in range(5):
+        balancer.report_failure(upstream)
+        balancer.report_failure(upstream)
+        balancer.report_success(upstream)
+    assert upstream.ejected_until_s == 0
+    for _ in range(3):
+        balancer.report_failure(upstream)
+    assert upstream.ejected_until_s > clock.now_s
+
+
+def test_good_health_check_does_not_excuse_broken_answers(clock: Clock) -> None:
+    balancer = make_balancer(clock, UpstreamSpec("http://only:1"))
+    for _ in range(3):
+        balancer.report_failure(balancer.upstreams[0])
+    balancer.report_health(balancer.upstreams[0], Health.READY)
+    assert not balancer.is_ready()
+    clock.now_s += FIRST_COOLDOWN_S
+    assert balancer.is_ready()
+
+
+def test_good_health_check_ends_an_ejection(clock: Clock) -> None:
+    balancer = make_balancer(clock, UpstreamSpec("http://only:1"))
+    balancer.report_failure(balancer.upstreams[0], is_unreachable=True)
+    assert not balancer.is_ready()
+    balancer.report_health(balancer.upstreams[0], Health.READY)
+    assert balancer.is_ready()
+
+
+def test_when_all_are_ejected_one_is_tried_all_the_same(clock: Clock) -> None:
+    balancer = make_balancer(clock)
+    for upstream in balancer.upstreams:
+        balancer.report_failure(upstream, is_unreachable=True)
+    assert serve(balancer).startswith("u")
+
+
+def test_none_that_is_not_ready_is_tried(clock: Clock) -> None:
+    balancer = make_balancer(clock)
+    for upstream in balancer.upstreams:
+        balancer.report_health(upstream, Health.NOT_READY)
+    with pytest.raises(UpstreamNotReady):
+        serve(balancer)
+    balancer.report_health(balancer.upstreams[0], Health.READY)
+    assert serve(balancer) == balancer.upstreams[0].name
+
+
+def test_none_that_is_silent_twice_in_a_row_is_tried(clock: Clock) -> None:
+    balancer = make_balancer(clock, UpstreamSpec("http://only:1"))
+    (only,) = balancer.upstreams
+    balancer.report_health(only, Health.SILENT)
+    assert serve(balancer) == "only:1", "that may have been a moment's load"
+    balancer.report_health(only, Health.SILENT)
+    with pytest.raises(UpstreamNotReady):
+        serve(balancer)
+    balancer.report_health(only, Health.READY)
+    assert serve(balancer) == "only:1"
+
+
+def test_models_restrict_the_choice(clock: Clock) -> None:
+    specs = [UpstreamSpec("http://a:1", models=("small",)), UpstreamSpec("http://b:1")]
+    balancer = make_balancer(clock, *specs)
+    assert {serve(balancer, str(i), "large") for i in range(20)} == {"b:1"}
+    only = make_balancer(clock, specs[0])
+    with pytest.raises(UpstreamUnreachable):
+        serve(only, None, "large")
+
+
+def test_new_list_keeps_the_state_of_those_that_stay(clock: Clock) -> None:
+    balancer = make_balancer(clock)
+    stays = balancer.choose(RoutingHints(None, "x"))
+    balancer.replace([stays.spec, UpstreamSpec("http://new:1")])
+    assert balancer.upstreams[0] is stays
+    assert balancer.upstreams[0].in_flight == 1
+
+
+def test_file_with_urls_and_mappings_is_read() -> None:
+    text = """
+    upstreams:
+      - http://a:7000
+      - {url: "https://b/base", weight: 2, health_path: /health, models: [x]}
+    """
+    first, second = parse_upstreams(text)
+    assert first == UpstreamSpec("http://a:7000")
+    assert second == UpstreamSpec("https://b/base", 2.0, "/health", ("x",))
+    assert (second.netloc, second.base_path) == ("b", "/base")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "expected a list"),
+        ("upstreams:", "expected a list"),
+        ("upstreams: [", "not YAML"),
+        ("upstreams: [ftp://a]", "expected http"),
+        ("upstreams: [7]", "no url"),
+        ("upstreams: [http://a, http://a]", "twice"),
+        ("upstreams: [{url: http://a, weight: 0}]", "above 0"),
+        ("upstreams: [{url: http://a, weight: many}]", "must be a number"),
+        ("upstreams: [{url: http://a, wieght: 1}]", "unknown keys"),
+        ("upstreams: [{url: http://a, health_path: x}]", "must begin with /"),
+        ("upstreams: [{url: http://a, health_path: '/x HTTP/1.1'}]", "neither spaces"),
+        ("upstreams: [{url: http://a, models: x}]", "must be a list"),
+    ],
+)
+def test_faulty_file_is_refused_by_name(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        parse_upstreams(text)
+
+
+def test_with_no_upstream_listed_there_is_something_to_wait_for() -> None:
+    balancer = Balancer(parse_upstreams("upstreams: []"), connect_timeout_s=1.0)
+    assert not balancer.is_ready()
+    with pytest.raises(UpstreamNotReady):
+        balancer.choose(RoutingHints())
