@@ -22,10 +22,9 @@ mock: $(VENV)/serve.stamp
 
 # Five workers, on two cores, since tests mostly wait for servers: each takes whole files, so that what
 # shares a server stays together, slow ones first, in the order of folders. OpenMP's threads would
-# spin for the core of another worker, and every server that is started would compile all modules
-# again where Python may not keep them.
+# spin for the core of another worker.
 WORKERS ?= 5
-PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 # With `make -j2 test` the checks run beside the tests.
 test: check all-tests
