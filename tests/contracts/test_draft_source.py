@@ -260,7 +260,7 @@ def test_request_is_guessed_for_by_whom_it_names(
     for source in sources:
         _note(source, asked)
     loop = Loop(runner, DraftScheduler(sources, MAX_TOKENS, ROWS, tries_all=True))
-    prompt = tuple(load_tokenizer(EMBEDDED_MODEL, frozenset()).encode(TEXTS[1]))
+    prompt = tuple(load_tokenizer(EMBEDDED_MODEL, frozenset()).encode(TEXTS[0]))
     loop.run([GenerationRequest(SessionId("0"), "m", prompt, 12, GREEDY, speculation=wanted)])
     assert set(asked) == ({wanted} - {"off"})
     assert (loop.num_tried > 0) == (wanted != "off")

@@ -4,7 +4,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import Thread
 
@@ -96,14 +96,16 @@ def test_ranks_that_do_not_come_are_named(monkeypatch: pytest.MonkeyPatch) -> No
         join(free_port())
 
 
-def in_two_threads(port: int, work: Callable[[Ring], None]) -> Ring:
-    """Rank 0 of a ring, whose other rank does `work` on a thread."""
-
-    def other() -> None:
-        work(Ring.join(f"tcp://127.0.0.1:{port}?rank=1&world_size=2", HIDDEN, 60.0))
-
-    Thread(target=other, daemon=True).start()
-    return join(port)
+def both_ranks() -> list[Ring]:
+    """A ring of two in one process."""
+    port = free_port()
+    address = f"tcp://127.0.0.1:{port}?rank=1&world_size=2"
+    rings: list[Ring] = []
+    joining = Thread(target=lambda: rings.append(Ring.join(address, HIDDEN, 60.0)))
+    joining.start()
+    first = join(port)
+    joining.join(60)
+    return [first, *rings]
 
 
 @pytest.mark.parametrize(
@@ -118,22 +120,14 @@ def in_two_threads(port: int, work: Callable[[Ring], None]) -> Ring:
     ],
 )
 def test_what_no_rank_says_is_refused(numbers: list[int], fault: str) -> None:
-    def say(ring: Ring) -> None:
-        ring._send(torch.tensor(numbers).view(torch.uint8))
-        ring.settle()
-
+    hears, says = both_ranks()
+    says._send(torch.tensor(numbers).view(torch.uint8))
     with pytest.raises(BadMessage, match=fault):
-        in_two_threads(free_port(), say).hear()
+        hears.hear()
 
 
 def test_neighbour_that_leaves_behind_its_last_word_breaks_nothing() -> None:
-    rings: list[Ring] = []
-    port = free_port()
-    address = f"tcp://127.0.0.1:{port}?rank=1&world_size=2"
-    joining = Thread(target=lambda: rings.append(Ring.join(address, HIDDEN, 60.0)))
-    joining.start()
-    first = join(port)
-    joining.join(60)
+    first, *rings = both_ranks()
     first.tell(Message(Kind.STOP))
     first.settle()
     del first
