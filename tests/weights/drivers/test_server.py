@@ -16,8 +16,8 @@ from weights.drivers import command
 from weights.drivers.server import ServerDriver, ServerPlan
 from weights.errors import EngineUnusable, TrialFailed
 
-# Two stages of six layers; a step takes as long as the slower one, and splits differ in that by more
-# than a busy machine does. `child` outlives its parent.
+# Two stages of six layers; a step takes as long as the slower one, and splits differ in that by
+# more than a busy machine does. `child` outlives its parent.
 SERVER = """
 import json, os, subprocess, sys, time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
