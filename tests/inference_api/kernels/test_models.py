@@ -100,14 +100,19 @@ def test_logits_stay_close(
 
 
 def test_the_embedded_model_hardly_ever_chooses_another_token_with_int8() -> None:
+    """And only where another one is nearly as likely."""
     tokenizer = Tokenizer.from_file(str(EMBEDDED_MODEL / "tokenizer.json"))
     tokens = tokenizer.encode(HELDOUT.read_text()).ids
     batches = torch.tensor(tokens[: BATCHES * ROWS * CONTEXT]).view(BATCHES, ROWS, CONTEXT).tolist()
-    choices = []
-    for quantization in ("none", "int8"):
-        runner = loaded(EMBEDDED_MODEL, quantization)
-        choices.append(torch.stack([teacher_forced(runner, texts).argmax(-1) for texts in batches]))
-    assert (choices[0] == choices[1]).float().mean() >= 0.985
+    plain, int8 = (
+        torch.stack([teacher_forced(runner, texts) for texts in batches])
+        for runner in (loaded(EMBEDDED_MODEL, "none"), loaded(EMBEDDED_MODEL, "int8"))
+    )
+    is_same = plain.argmax(-1) == int8.argmax(-1)
+    best, second = plain.topk(2).values.unbind(-1)
+    assert is_same.float().mean() >= 0.985
+    assert is_same[best - second > 0.1].float().mean() >= 0.995
+    assert is_same[best - second > 1.0].all()
 
 
 @pytest.mark.parametrize("quantization", ["int8", "int4"])
