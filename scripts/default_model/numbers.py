@@ -11,18 +11,23 @@ from .tables import DrawRow, Row, draw_split, from_rows
 from .texts import draw_part
 
 MAX_OPERAND = 99
+_OPERAND_BOUNDS = (9, 20, MAX_OPERAND, MAX_OPERAND)  # small sums are what people try first
 MAX_FACTOR = 12
 MAX_COMPARED = 999
 
 
+def _draw_operands(rng: Random) -> tuple[int, int]:
+    bound = rng.choice(_OPERAND_BOUNDS)
+    return rng.randint(0, bound), rng.randint(0, bound)
+
+
 def _addition(rng: Random) -> Row:
-    a, b = rng.randint(0, MAX_OPERAND), rng.randint(0, MAX_OPERAND)
+    a, b = _draw_operands(rng)
     return _calculation("plus", a, b, a + b, _in_two_steps("plus", a, b))
 
 
 def _subtraction(rng: Random) -> Row:
-    a, b = rng.randint(0, MAX_OPERAND), rng.randint(0, MAX_OPERAND)
-    a, b = max(a, b), min(a, b)
+    b, a = sorted(_draw_operands(rng))
     return _calculation("minus", a, b, a - b, _in_two_steps("minus", a, b))
 
 
@@ -189,7 +194,7 @@ def _three_terms(rng: Random) -> Row:
     a, b, d = (rng.randint(1, 30) for _ in range(3))
     first, result = f"{a} plus {b} is {a + b}", f"{a + b} plus {d} is {a + b + d}"
     row = {"a": str(a), "b": str(b), "d": str(d), "result": result}
-    return row | {"worked": f"{first}, and {result}"}
+    return row | {"worked": f"First {first}, then {result}"}
 
 
 def _next_number(rng: Random) -> Row:
