@@ -69,7 +69,7 @@ def test_context_that_ends_inside_a_branch_ends_the_answer(
     sentence = model.tokenizer.encode(SENTENCE)
     num_tokens = model.runner.max_seq_len - room_tokens
     prompt = (sentence * (num_tokens // len(sentence) + 1))[:num_tokens]
-    (expected,) = plain(model, prompt)
+    (expected,) = Decoding(model).answers([request_of(prompt, 100)])  # whatever the model would end
     assert (len(expected.tokens), expected.finish_reason) == (room_tokens, FinishReason.LENGTH)
     decoding = Decoding(model, SOURCES[source](model, Known([expected])))
     (answer,) = decoding.answers([expected.request])
