@@ -17,8 +17,8 @@ from gunicorn.arbiter import Arbiter
 from gunicorn.workers.gthread import ThreadWorker
 
 from common import startup
+from common.connections.worker import ConnectionLimits, allowed_connections, polling_worker
 from common.logs import logging_config
-from inference_api.connections.worker import ApiWorker, allowed_connections
 from inference_api.errors import StartupError
 from inference_api.inference_api_server import server_of
 from inference_api.preflight import check_start
@@ -44,7 +44,15 @@ GRACE_BEYOND_DRAIN_S = 15
 wsgi_app = MOCK_APP if settings.mock_model else MODEL_APP
 bind = f"{settings.service_host}:{settings.service_port}"
 workers = 1
-worker_class = ApiWorker
+worker_class = polling_worker(
+    ConnectionLimits(
+        settings.max_content_length_bytes,
+        settings.head_timeout_s,
+        settings.body_timeout_s,
+        settings.min_body_bytes_per_s,
+        settings.max_waiting_per_address,
+    )
+)
 threads = settings.threads
 worker_connections = allowed_connections(settings.max_connections)
 preload_app = False

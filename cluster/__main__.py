@@ -23,6 +23,7 @@ from cluster.system import SystemDocument
 from common.launcher import Launcher, threaded
 
 THREADS = 8  # of requests
+MAX_BODY_BYTES = 1024 * 1024
 
 
 class Service:
@@ -86,7 +87,9 @@ def main() -> None:
         config = config.model_copy(update={"dry_run": True})
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     service = Service(config, system)
-    options = threaded(config.host, config.port, THREADS) | {"worker_exit": service.end}
+    options = threaded(config.host, config.port, THREADS, MAX_BODY_BYTES) | {
+        "worker_exit": service.end
+    }
     Launcher(options, service.create_app).run()
 
 

@@ -6,13 +6,20 @@ from typing import Any
 
 from gunicorn.app.base import BaseApplication
 
+from common.connections.worker import ConnectionLimits, allowed_connections, polling_worker
 
-def threaded(host: str, port: int, threads: int) -> dict[str, Any]:
+MAX_CONNECTIONS = 1024
+MAX_HELD_REQUESTS = 8  # of full size: their bodies may be large
+
+
+def threaded(host: str, port: int, threads: int, max_body_bytes: int) -> dict[str, Any]:
     """gunicorn's settings for a small service. One worker: what it knows is its process's."""
+    limits = ConnectionLimits(max_body_bytes, max_held_requests=MAX_HELD_REQUESTS)
     return {
         "bind": [f"{host}:{port}"],
         "workers": 1,
-        "worker_class": "gthread",
+        "worker_class": polling_worker(limits),
+        "worker_connections": allowed_connections(MAX_CONNECTIONS),
         "threads": threads,
         "timeout": 120,
         "graceful_timeout": 30,
@@ -36,7 +43,9 @@ class Launcher(BaseApplication):
         return self._create_app()
 
 
-def serve_threaded(host: str, port: int, threads: int, create_app: Callable[[], Any]) -> None:
+def serve_threaded(
+    host: str, port: int, threads: int, max_body_bytes: int, create_app: Callable[[], Any]
+) -> None:
     """Serve until a signal ends it, with log lines on standard error."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
-    Launcher(threaded(host, port, threads), create_app).run()
+    Launcher(threaded(host, port, threads, max_body_bytes), create_app).run()

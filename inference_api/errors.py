@@ -10,7 +10,6 @@
     ├── UnknownModel         404   no model is served under this name
     ├── NoBundle             404   the server was started without a bundle, or is a mock
     ├── NoCluster            404   the server was started without CLUSTER_URL
-    ├── RequestTimeout       408   the client takes too long to send its request
     ├── UnloadRefused        409   an expert of the bundle has to stay in memory
     │   ├── ExpertPinned           it is pinned
     │   ├── ExpertLoading          it is being loaded
@@ -23,11 +22,11 @@
     │   │   └── ExpertQueueFull 429  the queue of a bundle is full
     │   ├── ExpertFailed           an expert of the bundle was not loaded
     │   ├── ExpertUnloaded         an operator unloaded it while it answered
-    │   ├── TooManyConnections     this one had waited longest, or held the most bytes
     │   ├── NotReady               the model is still loading
     │   └── Draining               the server is about to stop
     └── BackendFailed        500   the decode thread died
 
+    RequestTimeout, TooManyConnections   408, 503, of `common.connections`: it never became whole
     PageRefused    403, 415, of `common.web_pages`: a web page may have made a browser send this
     StartupError   the process cannot start; lists every fault found
 
@@ -130,17 +129,6 @@ class NoCluster(HearthError):
         super().__init__("This server has no cluster; start it with CLUSTER_URL.")
 
 
-class RequestTimeout(HearthError):
-    status = 408
-    code = "request_timeout"
-
-    def __init__(self, head_s: float, body_s: float, body_bytes_per_s: int) -> None:
-        super().__init__(
-            f"The request did not arrive in time: a head may take {head_s:g} s, a body {body_s:g} "
-            f"s plus 1 s for every {body_bytes_per_s} bytes; send it faster."
-        )
-
-
 class UnloadRefused(HearthError):
     status = 409
     code = "unload_refused"
@@ -237,17 +225,6 @@ class ExpertUnloaded(Unavailable):
 
     def __init__(self, name: str) -> None:
         super().__init__(f"{name} was unloaded by an operator; ask again.", retry_after_s=1)
-
-
-class TooManyConnections(Unavailable):
-    code = "too_many_connections"
-
-    def __init__(self) -> None:
-        super().__init__(
-            "Too much is being sent at once and this request was not complete yet, try again "
-            "later.",
-            retry_after_s=1,
-        )
 
 
 class NotReady(Unavailable):

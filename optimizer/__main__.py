@@ -20,7 +20,13 @@ def main() -> None:
     settings = load_settings()
     if is_stateful:
         settings = settings.model_copy(update={"stateful": True})
-    serve_threaded(settings.host, settings.port, settings.threads, lambda: create_app(settings))
+    serve_threaded(
+        settings.host,
+        settings.port,
+        settings.threads,
+        settings.max_body_bytes,
+        lambda: create_app(settings),
+    )
 
 
 if __name__ == "__main__":

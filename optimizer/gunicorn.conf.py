@@ -5,4 +5,6 @@ from common.launcher import threaded
 from optimizer.settings import load_settings
 
 _settings = load_settings()
-globals().update(threaded(_settings.host, _settings.port, _settings.threads))
+globals().update(
+    threaded(_settings.host, _settings.port, _settings.threads, _settings.max_body_bytes)
+)

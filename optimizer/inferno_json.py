@@ -92,6 +92,7 @@ class JsonObject(TypedDict):
 
 BodyT = TypeVar("BodyT", bound=Body)
 
+MAX_DIGITS = 4000  # Python reads 4300
 _IGNORING_UNKNOWN = "ignoring unknown keys"  # context of a validation
 
 
@@ -121,9 +122,13 @@ def decode(raw: bytes) -> object:
         if not text:
             _reject("the body is empty; send a JSON object")
         value: object
-        value, _ = json.JSONDecoder(parse_constant=_reject_constant).raw_decode(text)
+        decoder = json.JSONDecoder(parse_constant=_reject_constant, parse_int=_integer)
+        value, _ = decoder.raw_decode(text)
     except RecursionError as error:
         raise InvalidRequest([Fault("", "the body is nested too deeply")]) from error
+    except UnicodeDecodeError as error:
+        message = f"byte {error.start} is no UTF-8; send JSON in UTF-8, not compressed"
+        raise InvalidRequest([Fault("", f"malformed JSON: {message}")]) from error
     except ValueError as error:
         raise InvalidRequest([Fault("", f"malformed JSON: {error}")]) from error
     return value
@@ -145,6 +150,12 @@ def _reject(message: str) -> NoReturn:
 
 def _reject_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not JSON")
+
+
+def _integer(digits: str) -> int:
+    if len(digits) > MAX_DIGITS:
+        raise ValueError(f"a number has {len(digits)} digits; give {MAX_DIGITS} or fewer")
+    return int(digits)
 
 
 def _path(location: tuple[int | str, ...]) -> str:

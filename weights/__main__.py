@@ -26,7 +26,13 @@ def main() -> None:
     )
     parser.parse_args()
     settings = load_settings()
-    serve_threaded(settings.host, settings.port, settings.threads, lambda: create_app(settings))
+    serve_threaded(
+        settings.host,
+        settings.port,
+        settings.threads,
+        settings.max_body_bytes,
+        lambda: create_app(settings),
+    )
 
 
 if __name__ == "__main__":

@@ -1,11 +1,18 @@
-"""A service that cannot start says why, and nothing else."""
+"""Small services alone: a start that cannot be, and clients that are slow."""
 
+import socket
 import subprocess
 import sys
+from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
+import requests
 
-from benchmarking.serving import environment
+from benchmarking.serving import environment, post_bytes
+from tests.service import running_service
+
+NUM_CLIENTS = 20  # of each kind; there are 16 threads
 
 
 @pytest.mark.parametrize(
@@ -26,3 +33,20 @@ def test_a_wrong_setting_ends_the_start(module: str, variable: str, service: str
     assert ended.returncode == 1
     assert ended.stderr.startswith(f"{service} cannot start:\n  - {variable}: ")
     assert ended.stderr.count("\n") == 2
+
+
+@pytest.mark.parametrize(
+    ("module", "variable"), [("optimizer", "INFERNO_PORT"), ("weights", "WEIGHTS_PORT")]
+)
+def test_clients_that_do_not_go_on_sending_take_no_thread(
+    module: str, variable: str, tmp_path: Path
+) -> None:
+    """More of them than there are threads, each with half a head or half a body."""
+    service = running_service(tmp_path, ["-m", module], variable)
+    with service as (url, _), ExitStack() as sockets:
+        port = int(url.rsplit(":", 1)[1])
+        for begun in (b"POST /x HTTP/1.1\r\nHost: te", post_bytes("/x", b"{}")[:-1]) * NUM_CLIENTS:
+            client = socket.create_connection(("127.0.0.1", port), timeout=60)
+            sockets.enter_context(client).sendall(begun)
+        assert requests.get(f"{url}/health", timeout=60).status_code == 200
+        assert requests.get(f"{url}/openapi.json", timeout=60).status_code == 200

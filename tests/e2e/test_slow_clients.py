@@ -278,7 +278,7 @@ def test_health_answers_while_every_thread_writes_to_a_client_that_does_not_read
 def test_start_raises_the_limit_of_descriptors_as_far_as_it_may() -> None:
     code = (
         "import resource; "
-        "from inference_api.connections.worker import allowed_connections as allowed; "
+        "from common.connections.worker import allowed_connections as allowed; "
         "limits = lambda: resource.getrlimit(resource.RLIMIT_NOFILE); "
         "resource.setrlimit(resource.RLIMIT_NOFILE, (512, 2000)); "
         "print(allowed(1000), limits(), allowed(4096), limits())"

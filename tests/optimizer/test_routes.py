@@ -268,3 +268,18 @@ def test_model_with_a_name_that_no_state_holds_is_refused(client: FlaskClient) -
     assert client.get("/state").status_code == 200
     assert client.get(f"/addModel/{'a' * 500}").status_code == 200
     assert client.get("/state").status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (b'{"a": ' + b"9" * 5000 + b"}", "a number has 5000 digits; give 4000 or fewer"),
+        (b'{"a": "\xff"}', "byte 7 is no UTF-8; send JSON in UTF-8, not compressed"),
+    ],
+)
+def test_bodies_that_are_no_json_are_refused(
+    client: FlaskClient, body: bytes, message: str
+) -> None:
+    response = client.post("/optimizeOne", data=body)
+    assert response.status_code == 400
+    assert response.get_json()["message"] == f"malformed JSON: {message}"

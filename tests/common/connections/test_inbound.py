@@ -13,7 +13,7 @@ from gunicorn.http.errors import (
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference_api.connections.inbound import MAX_HEAD_BYTES, Inbound
+from common.connections.inbound import MAX_HEAD_BYTES, Inbound
 
 LIMIT_BYTES = 1024
 SIZED = b"POST /sized HTTP/1.1\r\nContent-Length: 5\r\n\r\nhello"

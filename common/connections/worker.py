@@ -17,23 +17,22 @@ import sys
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
-from typing import Any
+from typing import Any, ClassVar
 
 from gunicorn.workers.gthread import ThreadWorker
 
-from inference_api.connections.inbound import MAX_HEAD_BYTES
-from inference_api.connections.waiting import ApiConnection, Wait, WaitingConnections
-from inference_api.errors import HearthError, RequestTimeout, TooManyConnections
-from inference_api.inference_api_server import server_of
-from inference_api.settings import Settings
+from common.connections.errors import RequestTimeout, TooManyConnections
+from common.connections.inbound import MAX_HEAD_BYTES
+from common.connections.waiting import PolledConnection, Wait, WaitingConnections
+from common.errors import WireError
 
 logger = logging.getLogger(__name__)
 
 RECEIVE_BYTES = 64 * 1024
 MAX_ACCEPTED = 32  # at once: between polls come the duties of a whole turn
-MAX_HELD_REQUESTS = 64  # of full size, coming in or being answered
 LINGER_S = 2.0  # for a client to close what was answered, or a stopping worker's connection
 LINGER_BYTES = 16 * 1024 * 1024  # that such a client may still send
 SWEEP_S = 0.5  # how often late connections are looked for
@@ -54,10 +53,23 @@ def allowed_connections(wanted: int) -> int:
     return min(wanted, max(limit, soft) - SPARE_DESCRIPTORS)
 
 
-class ApiWorker(ThreadWorker):
-    """All but `handle`, which is gunicorn's, runs on the thread that polls."""
+@dataclass(frozen=True, slots=True)
+class ConnectionLimits:
+    """What clients may take of a server until their requests are whole."""
 
-    _settings: Settings
+    max_body_bytes: int
+    head_timeout_s: float = 5.0
+    body_timeout_s: float = 10.0
+    min_body_bytes_per_s: int = 16 * 1024  # that earn one more second
+    max_waiting_per_address: int = 256
+    max_held_requests: int = 64  # of full size, coming in or being answered
+
+
+class PollingWorker(ThreadWorker):
+    """All but `handle`, which is gunicorn's, runs on the thread that polls. Use a subclass that has
+    limits: see `polling_worker`."""
+
+    limits: ClassVar[ConnectionLimits]
     _waiting: WaitingConnections
     _probe_pool: ThreadPoolExecutor
     _swept_at_s = 0.0
@@ -66,18 +78,17 @@ class ApiWorker(ThreadWorker):
     @classmethod
     def check_config(cls, cfg: Any, log: Any) -> None:
         if cfg.is_ssl or cfg.proxy_protocol != "off":
-            sys.exit("The API's sockets are plain: unset certfile, keyfile and proxy_protocol, "
+            sys.exit("Sockets here are plain: unset certfile, keyfile and proxy_protocol, "
                      "and end TLS before it.")  # fmt: skip
 
     def run(self) -> None:
-        self._settings = server_of(self.wsgi).settings
         self._waiting = WaitingConnections()
         self._probe_pool = ThreadPoolExecutor(PROBE_THREADS, "probe")
         super().run()
         self._probe_pool.shutdown(wait=False)
 
     def accept(self, listener: socket.socket) -> None:
-        server, max_body_bytes = listener.getsockname(), self._settings.max_content_length_bytes
+        server, max_body_bytes = listener.getsockname(), self.limits.max_body_bytes
         for _ in range(MAX_ACCEPTED):
             try:
                 sock, client = listener.accept()
@@ -87,14 +98,14 @@ class ApiWorker(ThreadWorker):
                 elif error.errno not in NO_CONNECTION:
                     raise
                 return
-            connection = ApiConnection(self.cfg, sock, client, server, max_body_bytes)
+            connection = PolledConnection(self.cfg, sock, client, server, max_body_bytes)
             connection.since_s = time.monotonic()
             self.nr_conns += 1
             self._receive(connection)  # the request often comes with the connection
             if self.nr_conns >= self.worker_connections:
                 self._let_go(self._waiting.oldest(besides=connection))
 
-    def enqueue_req(self, conn: ApiConnection) -> None:  # type: ignore[override]
+    def enqueue_req(self, conn: PolledConnection) -> None:  # type: ignore[override]
         """Probes have threads of their own, which nothing else can take."""
         self._waiting.remove(conn)
         self._set_polled(conn, False)
@@ -106,7 +117,7 @@ class ApiWorker(ThreadWorker):
             lambda done: self.method_queue.defer(self.finish_request, conn, done)
         )
 
-    def finish_request(self, conn: ApiConnection, fs: Future[bool]) -> None:  # type: ignore[override]
+    def finish_request(self, conn: PolledConnection, fs: Future[bool]) -> None:  # type: ignore[override]
         self._waiting.hold(conn, 0)
         if conn.sock.fileno() < 0:  # a request that failed midway
             self._close(conn)
@@ -135,11 +146,11 @@ class ApiWorker(ThreadWorker):
         for conn in self._waiting.all():
             conn.deadline_s = min(conn.deadline_s, deadline)
 
-    def _on_readable(self, conn: ApiConnection, sock: socket.socket) -> None:
+    def _on_readable(self, conn: PolledConnection, sock: socket.socket) -> None:
         if conn.is_polled:  # and not closed since the poll, for another one's sake
             self._receive(conn)
 
-    def _receive(self, conn: ApiConnection) -> None:
+    def _receive(self, conn: PolledConnection) -> None:
         try:
             data = conn.sock.recv(RECEIVE_BYTES)
         except BlockingIOError:
@@ -157,7 +168,7 @@ class ApiWorker(ThreadWorker):
                 conn.since_s = time.monotonic()
             self._take(conn, data, Wait.REQUEST)
 
-    def _take(self, conn: ApiConnection, data: bytes, wait: Wait) -> None:
+    def _take(self, conn: PolledConnection, data: bytes, wait: Wait) -> None:
         """Take what a client has sent; `wait` is for what, if that is nothing of a request."""
         had_head = conn.parser.request is not None
         try:
@@ -178,20 +189,20 @@ class ApiWorker(ThreadWorker):
             _send(conn.sock, b"HTTP/1.1 100 Continue\r\n\r\n")
         self._await(conn, Wait.REQUEST if conn.parser.has_begun else wait)
 
-    def _await(self, conn: ApiConnection, wait: Wait) -> None:
+    def _await(self, conn: PolledConnection, wait: Wait) -> None:
         conn.deadline_s = conn.since_s + self._patience_s(conn, wait)
         if not self.alive:
             conn.deadline_s = min(conn.deadline_s, time.monotonic() + LINGER_S)
         self._set_polled(conn, True)
         if conn.wait is not wait:
             self._waiting.add(conn, wait)
-        if self._waiting.num_requests_of(conn.address) > self._settings.max_waiting_per_address:
+        if self._waiting.num_requests_of(conn.address) > self.limits.max_waiting_per_address:
             self._let_go(self._waiting.oldest_of(conn.address))
 
-    def _has_room_for_bytes_of(self, conn: ApiConnection) -> bool:
+    def _has_room_for_bytes_of(self, conn: PolledConnection) -> bool:
         """Whether `conn` could be kept; others that hold more go before it."""
-        max_request_bytes = MAX_HEAD_BYTES + self._settings.max_content_length_bytes
-        while self._waiting.num_held_bytes > MAX_HELD_REQUESTS * max_request_bytes:
+        max_request_bytes = MAX_HEAD_BYTES + self.limits.max_body_bytes
+        while self._waiting.num_held_bytes > self.limits.max_held_requests * max_request_bytes:
             largest = self._waiting.largest()
             if largest is None or largest.num_held_bytes < conn.num_held_bytes:
                 largest = conn
@@ -200,18 +211,18 @@ class ApiWorker(ThreadWorker):
                 return False
         return True
 
-    def _patience_s(self, conn: ApiConnection, wait: Wait) -> float:
+    def _patience_s(self, conn: PolledConnection, wait: Wait) -> float:
         """Time to wait from `since_s` on: for a body as Apache's mod_reqtimeout does."""
         if wait is Wait.CLOSE:
             return LINGER_S
         if wait is Wait.NEXT_REQUEST:
             return float(self.cfg.keepalive)
         if conn.parser.request is None:
-            return self._settings.head_timeout_s
-        body_s = conn.parser.num_body_bytes / self._settings.min_body_bytes_per_s
-        return self._settings.body_timeout_s + body_s
+            return self.limits.head_timeout_s
+        body_s = conn.parser.num_body_bytes / self.limits.min_body_bytes_per_s
+        return self.limits.body_timeout_s + body_s
 
-    def _let_go(self, conn: ApiConnection | None) -> None:
+    def _let_go(self, conn: PolledConnection | None) -> None:
         """Close a connection to make room for another."""
         if conn is None:
             return
@@ -220,20 +231,20 @@ class ApiWorker(ThreadWorker):
             _send(conn.sock, _refusal(TooManyConnections()))
         self._close(conn)
 
-    def _time_out(self, conn: ApiConnection) -> None:
+    def _time_out(self, conn: PolledConnection) -> None:
         if conn.wait is Wait.CLOSE or not conn.parser.has_begun:
             self._close(conn)
             return
         error = RequestTimeout(
-            self._settings.head_timeout_s,
-            self._settings.body_timeout_s,
-            self._settings.min_body_bytes_per_s,
+            self.limits.head_timeout_s,
+            self.limits.body_timeout_s,
+            self.limits.min_body_bytes_per_s,
         )
         logger.info("refused a request of %s: %d %s", conn.address, error.status, error.code)
         _send(conn.sock, _refusal(error))
         self._linger(conn)
 
-    def _linger(self, conn: ApiConnection) -> None:
+    def _linger(self, conn: PolledConnection) -> None:
         """Close our side and wait for the client's: at once, it might lose what was sent last."""
         try:
             conn.sock.setblocking(False)
@@ -245,25 +256,30 @@ class ApiWorker(ThreadWorker):
         self._waiting.hold(conn, 0)
         self._await(conn, Wait.CLOSE)
 
-    def _discard(self, conn: ApiConnection, num_bytes: int) -> None:
+    def _discard(self, conn: PolledConnection, num_bytes: int) -> None:
         conn.num_discarded_bytes += num_bytes
         if conn.num_discarded_bytes > LINGER_BYTES:
             self._close(conn)
 
-    def _close(self, conn: ApiConnection) -> None:
+    def _close(self, conn: PolledConnection) -> None:
         self._waiting.remove(conn)
         self._waiting.hold(conn, 0)
         self._set_polled(conn, False)
         self.nr_conns -= 1
         conn.close()
 
-    def _set_polled(self, conn: ApiConnection, is_polled: bool) -> None:
+    def _set_polled(self, conn: PolledConnection, is_polled: bool) -> None:
         if is_polled and not conn.is_polled:
             on_readable = partial(self._on_readable, conn)
             self.poller.register(conn.sock, selectors.EVENT_READ, on_readable)
         elif conn.is_polled and not is_polled:
             self.poller.unregister(conn.sock)
         conn.is_polled = is_polled
+
+
+def polling_worker(limits: ConnectionLimits) -> type[PollingWorker]:
+    """gunicorn's `worker_class`."""
+    return type("PollingWorker", (PollingWorker,), {"limits": limits})
 
 
 def _takes_an_answer(sock: socket.socket) -> bool:
@@ -273,7 +289,7 @@ def _takes_an_answer(sock: socket.socket) -> bool:
     return bool(writable.poll(0))
 
 
-def _refusal(error: HearthError) -> bytes:
+def _refusal(error: WireError) -> bytes:
     body = json.dumps(error.body()).encode()
     status = HTTPStatus(error.status)
     lines = [

@@ -8,7 +8,7 @@ from typing import Any
 
 from gunicorn.workers.gthread import TConn
 
-from inference_api.connections.inbound import Inbound
+from common.connections.inbound import Inbound
 
 
 class Wait(IntEnum):
@@ -19,7 +19,7 @@ class Wait(IntEnum):
     NEXT_REQUEST = 2  # kept alive, with nothing of the next request yet
 
 
-class ApiConnection(TConn):
+class PolledConnection(TConn):
     """A connection whose requests come in without a thread."""
 
     parser: Inbound
@@ -41,8 +41,8 @@ class WaitingConnections:
     """In the order in which they began to wait."""
 
     def __init__(self) -> None:
-        self._by_wait: dict[Wait, dict[ApiConnection, None]] = {wait: {} for wait in Wait}
-        self._by_address: dict[str, dict[ApiConnection, None]] = {}  # Wait.REQUEST only
+        self._by_wait: dict[Wait, dict[PolledConnection, None]] = {wait: {} for wait in Wait}
+        self._by_address: dict[str, dict[PolledConnection, None]] = {}  # Wait.REQUEST only
         self._num_held_bytes = 0
 
     @property
@@ -50,14 +50,14 @@ class WaitingConnections:
         """Bytes of requests that are not answered, whether their connections wait or not."""
         return self._num_held_bytes
 
-    def add(self, connection: ApiConnection, wait: Wait) -> None:
+    def add(self, connection: PolledConnection, wait: Wait) -> None:
         self.remove(connection)
         connection.wait = wait
         self._by_wait[wait][connection] = None
         if wait is Wait.REQUEST:
             self._by_address.setdefault(connection.address, {})[connection] = None
 
-    def remove(self, connection: ApiConnection) -> None:
+    def remove(self, connection: PolledConnection) -> None:
         """Nothing if it does not wait."""
         if connection.wait is None:
             return
@@ -69,7 +69,7 @@ class WaitingConnections:
                 del self._by_address[connection.address]
         connection.wait = None
 
-    def hold(self, connection: ApiConnection, num_bytes: int) -> None:
+    def hold(self, connection: PolledConnection, num_bytes: int) -> None:
         """Note how many bytes are held for a connection now."""
         self._num_held_bytes += num_bytes - connection.num_held_bytes
         connection.num_held_bytes = num_bytes
@@ -78,20 +78,20 @@ class WaitingConnections:
         """Returns how many connections of an address wait for a request or its rest."""
         return len(self._by_address.get(address, ()))
 
-    def oldest(self, besides: ApiConnection | None = None) -> ApiConnection | None:
+    def oldest(self, besides: PolledConnection | None = None) -> PolledConnection | None:
         """Returns the connection to close first where they are too many; never `besides`."""
         return next((each for each in self.all() if each is not besides), None)
 
-    def oldest_of(self, address: str) -> ApiConnection:
+    def oldest_of(self, address: str) -> PolledConnection:
         return next(iter(self._by_address[address]))
 
-    def largest(self) -> ApiConnection | None:
+    def largest(self) -> PolledConnection | None:
         """Returns the connection to close first where bytes are too many."""
         requests = self._by_wait[Wait.REQUEST]
         return max(requests, key=lambda each: each.num_held_bytes, default=None)
 
-    def late(self, now_s: float) -> list[ApiConnection]:
+    def late(self, now_s: float) -> list[PolledConnection]:
         return [each for each in self.all() if each.deadline_s <= now_s]
 
-    def all(self) -> list[ApiConnection]:
+    def all(self) -> list[PolledConnection]:
         return [each for wait in Wait for each in self._by_wait[wait]]
