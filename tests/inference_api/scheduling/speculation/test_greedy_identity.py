@@ -20,6 +20,7 @@ from tests.inference_api.scheduling.speculation.decoding import (
 from tests.inference_api.scheduling.speculation.sources import SOURCES, Known
 
 NUM_PROMPTS = 200
+SERVED = ("medusa", "ngram")  # the other sources are for what these guess seldom
 TRIALS_SEED = 20261123
 LEAST_TOKENS, MOST_TOKENS = 8, 32
 SCORED = SamplingParams(temperature=0.0, num_logprobs=4)  # the adversary has to know
@@ -69,7 +70,8 @@ def test_answers_are_those_of_single_steps_alone_and_among_31_others(
     form: str,
     source: str,
 ) -> None:
-    model, expected = model_of(form), plain(form)
+    model = model_of(form)
+    expected = plain(form)[: NUM_PROMPTS if source in SERVED else NUM_PROMPTS // 5]
     requests = [answer.request for answer in expected]
     for decode in (one_by_one, Decoding.answers):
         drafts = SOURCES[source](model, Known(expected))
