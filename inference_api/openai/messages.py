@@ -30,7 +30,7 @@ class TextPart(Body):
 
 Content = Annotated[
     Annotated[str, Tag("<text>")]
-    | Annotated[list[TextPart], Field(min_length=1, fail_fast=True), Tag("<parts>")],
+    | Annotated[list[TextPart], Field(fail_fast=True), Tag("<parts>")],
     Discriminator(
         form_of_content,
         custom_error_type="content",
@@ -60,7 +60,8 @@ class ToolCall(Body):
 
 class ChatMessage(Body):
     """Fields that clients add to an answer in their history are accepted. So is an answer without
-    any text, as they put one together of a stream that had none."""
+    any text, as they put one together of a stream that had none, and a list of no parts, which is
+    how LangChain and MCP write a call, or a tool's result, that has no text."""
 
     ignored: ClassVar[frozenset[str]] = frozenset(
         {"annotations", "parsed", "provider_specific_fields"}
@@ -88,7 +89,9 @@ class ChatMessage(Body):
     def _one_text(self) -> "ChatMessage":
         if self.content is None and self.role != "assistant":
             raise fault("content", "is missing; give a text")
-        if self.refusal and (self.content is not None or self.role != "assistant"):
+        if self.content == [] and self.role not in ("assistant", "tool"):
+            raise fault("content", "is an empty list; give a text or one part or more")
+        if self.refusal and (self.content or self.role != "assistant"):
             raise fault("refusal", "is an assistant's, in place of content; leave out one of them")
         return self
 
@@ -105,7 +108,7 @@ class ChatMessage(Body):
 
     def as_turn(self) -> Message:
         """Returns the message as chat templates take it: one text; a developer is a system."""
-        content = self.refusal or "" if self.content is None else self.content
+        content = self.content or self.refusal or ""
         if not isinstance(content, str):
             content = "".join(part.text for part in content)
         role = "system" if self.role == "developer" else self.role

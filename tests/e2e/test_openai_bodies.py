@@ -112,7 +112,6 @@ def test_what_is_not_served_is_refused_by_name(
         {"content": [{"type": "image_url", "image_url": {"url": "data:,"}}]},
         {"content": [{"type": "input_audio", "input_audio": {"data": "", "format": "wav"}}]},
         {"content": [{"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}}]},
-        {"content": []},
         {"role": "function"},
         {"tool_call_id": "1"},
     ],
@@ -237,13 +236,28 @@ def test_an_answer_that_had_no_text_is_taken_back(client: openai.OpenAI) -> None
         silent: Any = stream.get_final_completion().choices[0].message
     assert silent.content is None
     thought: Any = {"role": "assistant", "content": None, "reasoning_content": "Well."}
-    for message in (silent, silent.to_dict(), thought):
+    no_parts: Any = {"role": "assistant", "content": []}
+    for message in (silent, silent.to_dict(), thought, no_parts):
         again = client.chat.completions.create(model=MODEL, messages=[*HELLO, message, *HELLO])
         assert again.choices[0].message.content == f"User: hello\nAI: \n{ECHO}"
     for role in ("user", "system", "tool"):
         empty: Any = {"role": role, "content": None}
         with pytest.raises(openai.BadRequestError, match=r"messages\[0\].content: is missing"):
             client.chat.completions.create(model=MODEL, messages=[empty])
+    for role in ("user", "system", "developer"):
+        empty = {"role": role, "content": []}
+        with pytest.raises(openai.BadRequestError, match=r"content: is an empty list; give"):
+            client.chat.completions.create(model=MODEL, messages=[empty])
+
+
+def test_a_tool_may_answer_with_no_parts(client: openai.OpenAI) -> None:
+    function = {"name": "f", "arguments": "{}"}
+    messages: Any = [
+        {"role": "assistant", "content": [], "tool_calls": [{"id": "1", "function": function}]},
+        {"role": "tool", "content": [], "tool_call_id": "1"},
+    ]
+    again = client.chat.completions.create(model=MODEL, messages=messages)
+    assert "Result of f:\n" in (again.choices[0].message.content or "")
 
 
 def test_calls_are_taken_back_as_the_client_has_parsed_them(client: openai.OpenAI) -> None:
