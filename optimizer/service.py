@@ -2,17 +2,20 @@
 
 Readers take `state`, an immutable value, without a lock. Writers queue behind one lock that is
 held through a solve: an allocation must describe the very system it is stored into, or two
-solves could together promise more cards than there are. Reads never wait for a solve.
+solves could together promise more cards than there are. Reads never wait for a solve. Large
+solves take turns before the lock, and only a few may wait: others would hold every thread.
 """
 
 import logging
 import threading
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 from common.stores import RecordStore
+from common.turns import Turns
 from optimizer.answer import Answer, Solution
 from optimizer.errors import StateChanged
 from optimizer.optimize import SolveOptions, optimize
@@ -22,6 +25,9 @@ from optimizer.state import State, changes, from_records, next_state
 from optimizer.system import System
 
 logger = logging.getLogger(__name__)
+
+# Of servers and accelerators: beyond these a solve may take seconds, or much memory.
+SMALL_PAIRS, SMALL_MILP_PAIRS = 20_000, 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +56,25 @@ class OptimizerService(Protocol):
         """Solve a whole system by its own flags; it becomes the state."""
 
 
+class LargeSolves:
+    """The turns of solves that take long or much memory. Any thread."""
+
+    def __init__(self) -> None:
+        self._turns = Turns()
+
+    def turn(self, system: System, flags: OptimizerSpec) -> AbstractContextManager[None]:
+        """Returns what to solve the system in. Entering it raises TooManyQuestions."""
+        num_pairs = len(system.servers) * len(system.accelerators)
+        is_small = num_pairs <= (SMALL_MILP_PAIRS if flags.milp_solver else SMALL_PAIRS)
+        return nullcontext() if is_small else self._turns.taken()
+
+
 class StatelessService:
     """Every request brings its system. Reads show the system last solved."""
 
     def __init__(self, options: ServiceOptions) -> None:
         self.options = options
+        self._large_solves = LargeSolves()
         self._state = State()  # replaced whole, never changed
 
     @property
@@ -63,7 +83,8 @@ class StatelessService:
 
     def optimize_one(self, system: System) -> Solution:
         state = State(system)
-        answer = _solve(state, system.optimizer, self.options)
+        with self._large_solves.turn(system, system.optimizer):
+            answer = _solve(state, system.optimizer, self.options)
         self._state, body = _solved(state, answer)
         return body
 
@@ -76,6 +97,7 @@ class StatefulService:
         self.options = options
         self._store = store
         self._lock = threading.Lock()
+        self._large_solves = LargeSolves()
         self._state = from_records(store.load())
 
     @property
@@ -100,7 +122,7 @@ class StatefulService:
 
     def optimize(self, flags: OptimizerSpec) -> Solution:
         """Solve the system; every server's desiredAlloc becomes its allocation, or empty."""
-        with self._lock:
+        with self._large_solves.turn(self._state.system, flags), self._lock:
             state = replace(self._state, system=replace(self._state.system, optimizer=flags))
             answer = _solve(state, flags, self.options)
             solved, body = _solved(state, answer)
@@ -108,7 +130,7 @@ class StatefulService:
         return body
 
     def optimize_one(self, system: System) -> Solution:
-        with self._lock:
+        with self._large_solves.turn(system, system.optimizer), self._lock:
             state = next_state(self._state, system, self.options.clock())
             answer = _solve(state, system.optimizer, self.options)
             solved, body = _solved(state, answer)

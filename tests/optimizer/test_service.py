@@ -3,6 +3,7 @@
 import random
 import threading
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -13,9 +14,12 @@ import pytest
 from common.errors import StoreFailed
 from common.stores.memory_store import MemoryRecords
 from common.stores.sqlite_store import SqliteRecords
+from common.turns import TooManyQuestions
+from optimizer.answer import Answer
 from optimizer.errors import NotFound, StateChanged
 from optimizer.inferno_json import read
-from optimizer.service import StatefulService, StatelessService
+from optimizer.optimize import optimize
+from optimizer.service import LargeSolves, OptimizerService, StatefulService, StatelessService
 from optimizer.spec import AllocationData, OptimizerSpec, ServerSpec
 from optimizer.state import State
 from optimizer.system import System
@@ -144,6 +148,46 @@ def test_stateless_solves_do_not_touch_each_other() -> None:
         thread.join(60)
     assert not wrong
     assert len(service.state.system.servers) == 1
+
+
+@pytest.mark.parametrize("kind", [stateful, lambda: StatelessService(options())])
+def test_a_large_solve_is_refused_where_another_takes_too_long(
+    kind: Callable[[], OptimizerService], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("optimizer.service.SMALL_PAIRS", 0)
+    monkeypatch.setattr("common.turns.WAIT_S", 0.01)
+    service, one = kind(), system([server()], unlimited=True)
+    is_solving, may_end = threading.Event(), threading.Event()
+
+    def held(*given: Any) -> Answer:
+        is_solving.set()
+        assert may_end.wait(60)
+        return optimize(*given)
+
+    monkeypatch.setattr("optimizer.service.optimize", held)
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(service.optimize_one, one)
+        try:
+            assert is_solving.wait(60)
+            with pytest.raises(TooManyQuestions):
+                service.optimize_one(one)
+        finally:
+            may_end.set()
+        assert list(first.result(60)["allocations"]) == ["s"]
+    assert list(service.optimize_one(one)["allocations"]) == ["s"]
+
+
+def test_a_small_solve_does_not_wait_for_a_large_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    small = system([server()])
+    monkeypatch.setattr("optimizer.service.SMALL_PAIRS", len(small.accelerators))
+    solves, flags = LargeSolves(), OptimizerSpec()
+    large = small.with_servers([spec("t")])
+    monkeypatch.setattr("common.turns.WAIT_S", 0.01)
+    with solves.turn(large, flags):
+        with solves.turn(small, flags), solves.turn(small, OptimizerSpec(milp_solver=True)):
+            pass
+        with pytest.raises(TooManyQuestions), solves.turn(large, flags):
+            pass
 
 
 def test_sixty_four_threads_leave_one_consistent_state_in_memory_and_on_disk(
