@@ -18,6 +18,9 @@ from cluster.replicas import Group, Replica, State
 from cluster.system import Json, SystemDocument
 
 LEAST_S = 1.0  # between two readings
+# Of a stabilisation window. Cycles come some milliseconds early or late: without it, a window of
+# two periods would often last three.
+WINDOW_PART = 0.95
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +201,7 @@ class Planner:
                 held[name] = "no replica could be asked yet"
             elif runs and seen is not None and seen.unread:
                 held[name] = f"its metrics are not read: {seen.unread}"
-            elif passed_s < window_s:
+            elif passed_s < WINDOW_PART * window_s:
                 held[name] = f"changed {passed_s:.0f} s ago, less than {window_s:g} s"
         return held
 

@@ -108,6 +108,17 @@ def test_a_server_changes_at_most_once_in_a_window(make_world: Callable[..., Wor
     assert min(gaps) >= 200
 
 
+def test_a_cycle_that_comes_a_little_early_still_ends_a_window(
+    make_world: Callable[..., World],
+) -> None:
+    world = make_world(stabilization_s=120, scale_down_s=0)
+    settled(world, LOW)
+    assert world.period(HIGH).servers["s"].has_changed
+    assert "less than 120 s" in world.period(LOW).servers["s"].held
+    world.at_s -= 0.01
+    assert world.period(LOW).servers["s"].has_changed
+
+
 def test_a_server_whose_metrics_are_unread_holds(make_world: Callable[..., World]) -> None:
     world = make_world(scale_down_s=0)
     before = settled(world, HIGH)
