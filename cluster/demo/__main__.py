@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from cluster.demo.machines import local_place, ray_place
+from cluster.demo.measured import measured
 from cluster.demo.picture import draw
 from cluster.demo.play import Options, play
 from cluster.demo.processes import DemoFailed
@@ -36,6 +37,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     folder = Path(tempfile.mkdtemp(prefix="hearth-demo-"))
     print(f"{story.end_s / 60:.1f} minutes; logs in {folder}", flush=True)
     try:
+        if story.shares is not None:
+            print("First: how fast one replica is.", flush=True)
+            story = measured(story, folder / "measured", options.rate)
+            print(f"The load is {story.rate_per_s:.1f} requests a second.", flush=True)
         with local_place(folder) if is_local else ray_place() as place:
             print(HEAD, flush=True)
             run = play(story, place, Options(folder, options.kill_node), _tell)

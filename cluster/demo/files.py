@@ -7,6 +7,8 @@ from typing import Any
 
 from cluster.demo.story import ACCELERATOR, MAX_REPLICAS, MODEL_NAME, SERVER, Story
 
+SPEED_KEYS = ("decodeParms", "prefillParms", "serviceCurve")
+
 
 @dataclass(frozen=True, slots=True)
 class Addresses:
@@ -60,9 +62,7 @@ def _system(story: Story) -> dict[str, Any]:
         "acc": ACCELERATOR,
         "maxBatchSize": story.user_rows,
         "atTokens": story.out_tokens,
-        "decodeParms": story.backend.decode,
-        "prefillParms": story.backend.prefill,
-    }
+    } | {key: story.backend.perf[key] for key in SPEED_KEYS if key in story.backend.perf}
     target = {"model": MODEL_NAME, "slo-ttft": story.planned_ttft_ms, "slo-itl": story.slo_itl_ms}
     server = {
         "name": SERVER,

@@ -25,6 +25,11 @@ class HeldReplicas:
             if record.port not in ports or self._share_by_name.get(record.name) == share:
                 continue
             with suppress(psutil.NoSuchProcess):
-                workers = psutil.Process(record.pid).children(recursive=True)
-                self._limiter.limit(share, record.pid, *(each.pid for each in workers))
+                hold_process(self._limiter, record.pid, share)
                 self._share_by_name[record.name] = share
+
+
+def hold_process(limiter: CpuLimiter, pid: int, share: float) -> None:
+    """A process and all that it started."""
+    workers = psutil.Process(pid).children(recursive=True)
+    limiter.limit(share, pid, *(each.pid for each in workers))

@@ -1,7 +1,7 @@
 """What the demo plays: how fast a replica is, what comes, and when. Immutable: any thread."""
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 SERVER, ACCELERATOR = "chat", "share"
 QUIET_PERIODS, BUSY_PERIODS, LATE_PERIODS = 6, 8, 12
@@ -15,24 +15,17 @@ class Backend:
     how fast it is."""
 
     settings: dict[str, str]
-    decode: dict[str, float]
-    prefill: dict[str, float]
+    perf: dict[str, Any]
     model: str | None = None
 
 
 # A step of the mock takes 25 ms, however many rows there are.
 MOCK = Backend(
     {"MOCK_MODEL": "1", "MOCK_TOKENS_PER_SECOND": "40", "MODEL_NAME": MODEL_NAME},
-    {"alpha": 25.0, "beta": 0.05},
-    {"gamma": 25.0, "delta": 0.001},
-)
-
-
-# The embedded model on two fifths of a core, more or less: the tuner finds out.
-HELD = Backend(
-    {"MODEL_NAME": MODEL_NAME},
-    {"alpha": 2.2, "beta": 1.15},
-    {"gamma": 15.0, "delta": 0.4},
+    {
+        "decodeParms": {"alpha": 25.0, "beta": 0.05},
+        "prefillParms": {"gamma": 25.0, "delta": 0.001},
+    },
 )
 
 
@@ -91,14 +84,13 @@ class Story:
         return self.rate_per_s * (self.growth if self.rise_s <= at_s < self.fall_s else 1)
 
 
-# The same load all the time, on replicas that are slower by 30 % from `rise_s` on. Two of the first
-# kind suffice for it, but not of the second.
+# The same load all the time, on replicas that are slower by 30 % from `rise_s` on. How fast one is
+# is measured first, and the load follows from it.
 SLOW_MACHINE = Story(
-    backend=HELD,
+    backend=Backend({"MODEL_NAME": MODEL_NAME}, {}),
     growth=1.0,
     shares=Shares(0.4, 0.28),
     period_s=10.0,
-    rate_per_s=22.0,
     user_rows=8,
     quiet_periods=6,
     busy_periods=15,

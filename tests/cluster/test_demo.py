@@ -13,11 +13,12 @@ from cluster.actuators.local import LocalMachine, records_in
 from cluster.demo.__main__ import main
 from cluster.demo.load import Asked, Load, Request
 from cluster.demo.machines import local_place
+from cluster.demo.measured import measured
 from cluster.demo.picture import draw
 from cluster.demo.play import wait_for_service
 from cluster.demo.processes import running_services
 from cluster.demo.shares import HeldReplicas
-from cluster.demo.story import MOCK, MODEL_NAME, SLOW_MACHINE, Backend, Story
+from cluster.demo.story import MOCK, MODEL_NAME, SLOW_MACHINE, Backend, Shares, Story
 from cluster.demo.verdict import (
     Run,
     cycles_to_predict,
@@ -33,8 +34,10 @@ DEADLINE_S = 60.0
 STORY = Story(
     backend=Backend(
         {**MOCK.settings, "MOCK_TOKENS_PER_SECOND": "160"},
-        {"alpha": 6.25, "beta": 0.01},
-        {"gamma": 6.25, "delta": 0.0001},
+        {
+            "decodeParms": {"alpha": 6.25, "beta": 0.01},
+            "prefillParms": {"gamma": 6.25, "delta": 0.0001},
+        },
     ),
     period_s=1.5,
     tunes=False,
@@ -204,3 +207,14 @@ def test_replicas_follow_a_load_and_come_back_and_nothing_is_lost(tmp_path: Path
     assert len(load.asked) == load.num_sent > 0
     assert failed(seen) == []
     assert most_changes(seen) == 1
+
+
+def test_a_replica_is_measured_before_it_is_planned_with(tmp_path: Path) -> None:
+    settings = {**MOCK.settings, "MOCK_TOKENS_PER_SECOND": "1000"}
+    story = replace(SLOW_MACHINE, backend=Backend(settings, {}), shares=Shares(1.0, 0.7))
+    found = measured(story, tmp_path)
+    by_rows = {each["rows"]: each["ms"] for each in found.backend.perf["serviceCurve"]["decodeMs"]}
+    assert set(by_rows) == {1, 2, 3, 4, 6, 8}
+    # A row has at most 1000 tokens a second, and so an answer of 40 no less than 40 ms.
+    assert min(by_rows.values()) > 0.5
+    assert 1 < found.rate_per_s < 8 / 0.04
