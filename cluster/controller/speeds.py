@@ -91,6 +91,7 @@ class Speeds:
             "itl": seen.itl_ms,
             "ttftError": error,
             "itlError": error,
+            "loadError": math.sqrt(2 / seen.ended),
         }
         found = {name: value for name, value in observation.items() if value is not None}
         before = self._tuned.get(key)

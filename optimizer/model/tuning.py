@@ -8,8 +8,16 @@ Factors and observations are taken as logarithms, so that factors stay positive 
 relative. The factors walk at random; what they make the model predict is linearised by central
 differences, again around each corrected state (Welch and Bishop, An Introduction to the Kalman
 Filter, TR 95-041, 2006; Bell and Cathey, The iterated Kalman filter update as a Gauss-Newton
-method, 1993). An
-observation too far from what was predicted is refused, as an accident; several in a row are no
+method, 1993).
+
+Means over a short time also differ by chance: a queue that was long or short at first is so for a
+while. With Poisson arrivals the number present, N, has variance lambda dN/dlambda, and forgets in
+about dN/dlambda, so that its mean over n requests is off by E sqrt(2 / n), relative, where E is the
+elasticity of N to the load. So are TTFT and ITL, each with its own: as if the load were uncertain
+by sqrt(2 / n), which `load_error` says. Exact for many servers; for one, the variance is at most
+twice that (Whitt, Asymptotic formulas for Markov processes with applications to simulation, 1992).
+
+An observation too far from what was predicted is refused, as an accident; several in a row are no
 accident, and the filter begins anew from them. Pure: any thread; a `SpeedTuner` has one owner.
 """
 
@@ -40,7 +48,7 @@ class Observation:
     """Means over some time at one load; a quantity that was not observed is None.
 
     `*_error` is the standard error of a mean, relative to it: about 1 / sqrt(requests) times the
-    spread of single ones.
+    spread of single ones. `load_error` is that of the load behind them: see the module.
     """
 
     at_s: float
@@ -48,6 +56,7 @@ class Observation:
     itl_ms: float | None = None
     ttft_error: float = 0.1
     itl_error: float = 0.1
+    load_error: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +70,9 @@ class Factors:
     prefill_error: float = PRIOR_SIGMA
 
 
-Predict = Callable[[float, float], tuple[float, float]]
-"""TTFT and ITL in milliseconds at the load of an observation, by the factors of decode steps and of
-prefill; infinite or NaN where the model has no answer."""
+Predict = Callable[[float, float, float], tuple[float, float]]
+"""TTFT and ITL in milliseconds, by the factors of decode steps, of prefill, and of the load of an
+observation; infinite or NaN where the model has no answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,9 +122,10 @@ class SpeedTuner:
         found = _linearised(predict, self._log, chosen)
         if found is None:
             return False
-        predicted, jacobian = found
+        predicted, jacobian, by_load = found
         covariance = self._covariance + self._drift(observation.at_s)
-        noise = np.diag(errors**2 + MODEL_SIGMA**2)
+        own_noise = np.diag(errors**2 + MODEL_SIGMA**2)
+        noise = own_noise + observation.load_error**2 * np.outer(by_load, by_load)
         residual = measured - predicted
         spread = jacobian @ covariance @ jacobian.T + noise
         surprise = float(residual @ np.linalg.solve(spread, residual))
@@ -135,7 +145,8 @@ class SpeedTuner:
             found = _linearised(predict, self._log, chosen)
             if found is None:
                 break
-            predicted, jacobian = found
+            predicted, jacobian, by_load = found
+            noise = own_noise + observation.load_error**2 * np.outer(by_load, by_load)
         kept = np.eye(FACTORS) - gain @ jacobian
         # Joseph's form: symmetric and positive whatever is rounded.
         covariance = kept @ covariance @ kept.T + gain @ noise @ gain.T
@@ -170,20 +181,22 @@ def _observed(
 
 def _linearised(
     predict: Predict, log: FloatArray, chosen: list[int]
-) -> tuple[FloatArray, FloatArray] | None:
-    """Returns the logarithms of what is predicted there, and how they change with the factors'."""
+) -> tuple[FloatArray, FloatArray, FloatArray] | None:
+    """Returns the logarithms of what is predicted there, and how they change with the factors' and
+    with the load's."""
 
     def predicted(at: FloatArray) -> FloatArray:
-        decode, prefill = np.exp(at)
-        found = np.array(predict(float(decode), float(prefill)), dtype=np.float64)
+        decode, prefill, load = np.exp(at)
+        found = np.array(predict(float(decode), float(prefill), float(load)), dtype=np.float64)
         logarithms: FloatArray = np.log(found[chosen])
         return logarithms
 
     with np.errstate(divide="ignore", invalid="ignore"):
-        here = predicted(log)
-        steps = STEP * np.eye(FACTORS)
-        columns = [(predicted(log + step) - predicted(log - step)) / (2 * STEP) for step in steps]
-    jacobian = np.array(columns).T
-    if not (np.isfinite(here).all() and np.isfinite(jacobian).all()):
+        at = np.append(log, 0.0)
+        here = predicted(at)
+        steps = STEP * np.eye(FACTORS + 1)
+        columns = [(predicted(at + step) - predicted(at - step)) / (2 * STEP) for step in steps]
+    slopes = np.array(columns).T
+    if not (np.isfinite(here).all() and np.isfinite(slopes).all()):
         return None
-    return here, jacobian
+    return here, slopes[:, :FACTORS], slopes[:, FACTORS]

@@ -36,7 +36,8 @@ Seconds = Annotated[float, Field(ge=0, le=1e12)]
 
 class Measurement(Body):
     """Means over some time at one load. The tokens are the query's where they are not given;
-    errors are standard errors of the means, relative to them."""
+    errors are standard errors of the means, relative to them, without what a queue differs by from
+    time to time; `load_error` adds that: sqrt(2 / requests)."""
 
     at: Seconds
     arrival_rate: Annotated[float, Field(ge=LEAST_RATE, le=1e15)]
@@ -46,6 +47,7 @@ class Measurement(Body):
     itl: Level | None = None
     ttft_error: Error = 0.1
     itl_error: Error = 0.1
+    load_error: Annotated[float, Field(ge=0, le=10)] = 0.0
 
 
 class State(Body):
@@ -214,10 +216,12 @@ def _observe(
     )
     rate = np.array([seen.arrival_rate / PER_MINUTE])
 
-    def predict(decode: float, prefill: float) -> tuple[float, float]:
+    def predict(decode: float, prefill: float, load: float) -> tuple[float, float]:
         table = asked.table_of(scaled(perf, decode, prefill), (0.0, 0.0, 0.0))
-        found = table.analyze(rate)
+        found = table.analyze(load * rate)
         return float(found.ttft_ms[0]), float(found.itl_ms[0])
 
-    observation = Observation(seen.at, seen.ttft, seen.itl, seen.ttft_error, seen.itl_error)
+    observation = Observation(
+        seen.at, seen.ttft, seen.itl, seen.ttft_error, seen.itl_error, seen.load_error
+    )
     return tuner.observe(observation, predict)

@@ -38,15 +38,26 @@ class Watched:
         self._error = error
         self._at_s = 0.0
 
-    def observe(self, decode: float, prefill: float, requests_per_s: float = 8.0) -> bool:
-        ttft_ms, itl_ms = latencies(decode, prefill, requests_per_s)
+    def observe(
+        self,
+        decode: float,
+        prefill: float,
+        requests_per_s: float = 8.0,
+        *,
+        by_chance: float = 0.0,
+        load_error: float = 0.0,
+    ) -> bool:
+        """`by_chance`: how much the load behind the means differs from the one that came."""
+        behind = requests_per_s * math.exp(self._draw.normal(0.0, by_chance))
+        ttft_ms, itl_ms = latencies(decode, prefill, behind)
         self._at_s += PERIOD_S
         noise = np.exp(self._draw.normal(0.0, self._error, 2))
         observation = Observation(
-            self._at_s, ttft_ms * noise[0], itl_ms * noise[1], self._error, self._error
+            self._at_s, ttft_ms * noise[0], itl_ms * noise[1], self._error, self._error, load_error
         )
         return self.tuner.observe(
-            observation, lambda decode, prefill: latencies(decode, prefill, requests_per_s)
+            observation,
+            lambda decode, prefill, load: latencies(decode, prefill, load * requests_per_s),
         )
 
 
@@ -105,6 +116,21 @@ def test_error_is_what_the_factors_are_off_by() -> None:
     assert np.mean(inside) > 0.9
 
 
+def test_a_queue_that_is_long_by_chance_is_not_taken_for_a_slower_machine() -> None:
+    """Near capacity, where TTFT differs from minute to minute more than any factor."""
+    worst = []
+    for load_error in (0.0, 0.1):
+        watched, decode = Watched(), []
+        accepted = 0
+        for _ in range(100):
+            accepted += watched.observe(1.0, 1.0, 17.0, by_chance=0.1, load_error=load_error)
+            decode.append(watched.tuner.factors.decode)
+        worst.append(max(abs(math.log(each)) for each in decode[20:]))
+    assert accepted > 90
+    assert worst[1] < worst[0]
+    assert worst[1] < 0.15
+
+
 def test_time_without_observations_makes_less_sure() -> None:
     watched = Watched()
     for _ in range(20):
@@ -125,14 +151,14 @@ def test_time_without_observations_makes_less_sure() -> None:
 )
 def test_nothing_is_learned_from_nothing(observation: Observation) -> None:
     tuner = SpeedTuner()
-    assert not tuner.observe(observation, lambda decode, prefill: (100.0, 10.0))
+    assert not tuner.observe(observation, lambda decode, prefill, load: (100.0, 10.0))
     assert tuner.factors.decode == 1.0
 
 
 def test_model_without_an_answer_leaves_no_trace() -> None:
     tuner = SpeedTuner()
     assert not tuner.observe(
-        Observation(1.0, 100.0, 10.0), lambda decode, prefill: (math.inf, math.nan)
+        Observation(1.0, 100.0, 10.0), lambda decode, prefill, load: (math.inf, math.nan)
     )
     assert tuner.factors.decode == 1.0
 
@@ -142,7 +168,7 @@ def test_one_quantity_alone_is_enough() -> None:
     for at_s in range(1, 20):
         tuner.observe(
             Observation(float(at_s), itl_ms=15.0, itl_error=0.02),
-            lambda decode, prefill: (100.0 * prefill, 10.0 * decode),
+            lambda decode, prefill, load: (100.0 * prefill, 10.0 * decode),
         )
     assert tuner.factors.decode == pytest.approx(1.5, rel=0.05)
     assert tuner.factors.prefill == pytest.approx(1.0)
