@@ -26,6 +26,7 @@ PROMPT_RUNS = 2
 TIMED_STEPS = 3  # of a size that was not measured, of which the fastest counts
 
 SCALE_RATE = 0.1  # how fast the speed of all steps is learned,
+SPEED_S = 5.0  # of steps, whose mean speed is published: that of the last few is of their moment
 SIZE_RATE = 0.02  # and how fast what is special about those of one size
 MAX_RATIO = 2.0  # a step that took more or less than expected by this says nothing of its size
 FORGET_STEPS = 64  # after which what was learned about sizes counts `FORGET` as much
@@ -48,7 +49,7 @@ class Contents(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepSpeed:
-    """What steps take at the speed of the moment, for others to read.
+    """What steps take at the speed of the last seconds in which there were any, for others to read.
 
     A step of n rows and p prompt tokens takes `decode` at n (at 0 what it takes at 1) and p times
     `prompt_token` at n. `speed`: steps per second beside when they were first measured.
@@ -59,6 +60,18 @@ class StepSpeed:
     speed: float = 1.0
     steps: int = 0
     measured_at_s: float | None = None  # since 1970
+
+
+@dataclass(slots=True)
+class MeanScale:
+    """The mean over the last SPEED_S of steps, by time. Of one thread."""
+
+    mean: float = 0.0
+    seconds: float = 0.0
+
+    def learn(self, scale: float, seconds: float) -> None:
+        self.seconds = min(self.seconds + seconds, SPEED_S)
+        self.mean += min(seconds / self.seconds, 1.0) * (scale - self.mean)
 
 
 class StepCosts:
@@ -86,12 +99,15 @@ class StepCosts:
         ends = [*self._sizes[1:], max_tokens + 1]
         self._places = [range(*each) for each in zip(self._sizes, ends, strict=True)]
         self._scale = 1.0
+        self._mean_scale = MeanScale()
         self._held_up = 1.0  # mean ratio of what steps take to what is learned of them
         self._num_learned = 0
         self._num_steps = 0
         self._noise = [PRIOR_ERROR**2] * len(self._sizes)  # mean squares of misses, relative
         self._counts = [0.0] * len(self._sizes)  # steps, forgotten with what they said
-        self._loop = [RunningMean(LOOP_RATE) for _ in range(self._max_rows.bit_length() + 1)]
+        num_places = self._max_rows.bit_length() + 1
+        self._loop = [RunningMean(LOOP_RATE) for _ in range(num_places)]
+        self._whole_loop = [RunningMean(HELD_UP_RATE) for _ in range(num_places)]
         self._timed: dict[int, list[tuple[float, int]]] = {}  # sizes that were not measured
         self._measured: dict[int, float] = {}
         self._untimed = set(range(len(self._sizes)))
@@ -156,17 +172,14 @@ class StepCosts:
         return self._scale * self._view[num_tokens : num_tokens + more_tokens + 1]
 
     def loop_s(self, rows: int) -> float:
-        """Seconds of a turn outside of its step; of as near a number of rows as was seen."""
-        place = rows.bit_length()
-        if self._loop[place].count:
-            return self._loop[place].mean
-        seen = [each for each, of_rows in enumerate(self._loop) if of_rows.count]
-        return self._loop[min(seen, key=lambda each: abs(each - place))].mean if seen else 0.0
+        """Seconds of a turn outside of its step, where nothing holds it up; of as near a number of
+        rows as was seen."""
+        return _nearest(self._loop, rows)
 
     def turn_s(self, rows: int) -> float:
         """Seconds of a turn in which so many rows decode: a mean over all, also those that
         something held up."""
-        return self._held_up * self.of(max(rows, 1)) + self.loop_s(rows)
+        return self._held_up * self.of(max(rows, 1)) + _nearest(self._whole_loop, rows)
 
     def prompt_token_s(self, rows: int) -> float | None:
         """Seconds that each prompt token adds to a step; None until there was a prompt."""
@@ -184,6 +197,7 @@ class StepCosts:
         self.learn(tokens, model_s)
         loop = self._loop[rows.bit_length()]
         loop.learn(min(loop_s, MAX_LOOP_RATIO * loop.mean) if loop.count else loop_s)
+        self._whole_loop[rows.bit_length()].learn(min(loop_s, MAX_HELD_UP * (model_s + loop.mean)))
 
     def learn(self, num_tokens: int, seconds: float) -> None:
         """A step has taken so long."""
@@ -203,6 +217,7 @@ class StepCosts:
         self._held_up += HELD_UP_RATE * (min(ratio, MAX_HELD_UP) - self._held_up)
         of_all = 1 + max(SCALE_RATE, 1 / self._num_learned) * (bounded - 1)
         self._scale *= of_all
+        self._mean_scale.learn(self._scale, seconds)
         self._noise[place] += NOISE_RATE * ((bounded - 1) ** 2 - self._noise[place])
         if ratio == bounded:
             correction = 1 + SIZE_RATE * (ratio / of_all - 1)
@@ -222,13 +237,22 @@ class StepCosts:
             for place, size in enumerate(self._sizes)
             if size <= self._max_rows and place not in self._untimed
         ]
+        scale = self._mean_scale.mean or self._scale
+        whole = self._held_up * scale
         self.speed = StepSpeed(
-            [Point(size, self.turn_s(size), self._error_s(place)) for place, size in sizes],
             [
-                Point(rows, self._scale * seconds, self._scale * error_s)
+                Point(
+                    size,
+                    whole * self._learned[size] + _nearest(self._whole_loop, size),
+                    self._error_s(place),
+                )
+                for place, size in sizes
+            ],
+            [
+                Point(rows, scale * seconds, scale * error_s)
                 for rows, seconds, error_s in self.prompts.points()
             ],
-            1 / self._scale if self._measured else 1.0,
+            1 / scale if self._measured else 1.0,
             self._num_steps,
             now_s,
         )
@@ -241,13 +265,14 @@ class StepCosts:
             expected_s = own_s + prompt_tokens * (self.prompt_token_s(rows) or 0.0)
             ratio = min(max(turn_s / expected_s, 1 / MAX_RATIO), MAX_RATIO)
             self._scale *= 1 + SCALE_RATE * (ratio - 1)
+            self._mean_scale.learn(self._scale, turn_s)
         self.prompts.learn(rows, prompt_tokens, (turn_s - own_s) / self._scale)
 
     def _error_s(self, place: int) -> float:
         """Standard error of the time of a turn: of the speed, of the size, of the loop."""
         size = self._sizes[place]
         weights = SCALE_RATE / (2 - SCALE_RATE) + 1 / (1 + min(self._counts[place], SIZE_STEPS))
-        loop = self._loop[size.bit_length()]
+        loop = self._whole_loop[size.bit_length()]
         loop_error_s = loop.error if loop.count > 1 else self.loop_s(size)
         return math.hypot(self.of(size) * math.sqrt(self._noise[place] * weights), loop_error_s)
 
@@ -269,6 +294,7 @@ class StepCosts:
         """Know these sizes, and all others from them."""
         if seconds:
             self._scale, self._num_learned = 1.0, 0
+            self._mean_scale = MeanScale()
             self._untimed.clear()
             self._timed.clear()
         self._learned[:] = array("d", self._seconds)
@@ -281,6 +307,15 @@ class StepCosts:
         self._seconds = np.array(_interpolated(seconds or {1: 1.0}, len(self._seconds) - 1))
         self._view[1:] = self._seconds[1:] * corrections
         self._view[0] = 0.0
+
+
+def _nearest(means: Sequence[RunningMean], rows: int) -> float:
+    """Of as many rows, up to a power of two, or of as near as was seen."""
+    place = rows.bit_length()
+    if means[place].count:
+        return means[place].mean
+    seen = [each for each, of_rows in enumerate(means) if of_rows.count]
+    return means[min(seen, key=lambda each: abs(each - place))].mean if seen else 0.0
 
 
 def _sizes(max_tokens: int) -> list[int]:
