@@ -3,19 +3,20 @@
 Readers take `state`, an immutable value, without a lock. Writers queue behind one lock that is
 held through a solve: an allocation must describe the very system it is stored into, or two
 solves could together promise more cards than there are. Reads never wait for a solve. Large
-solves take turns before the lock, and only a few may wait: others would hold every thread.
+solves take turns before the lock, and while one is under way so do all other writers: of either
+only a few may wait, and not for long, as they would hold every thread.
 """
 
 import logging
 import threading
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 from common.stores import RecordStore
-from common.turns import Turns
+from common.turns import WAIT_S, TooManyQuestions, Turns
 from optimizer.answer import Answer, Solution
 from optimizer.errors import StateChanged
 from optimizer.optimize import SolveOptions, optimize
@@ -64,9 +65,17 @@ class LargeSolves:
 
     def turn(self, system: System, flags: OptimizerSpec) -> AbstractContextManager[None]:
         """Returns what to solve the system in. Entering it raises TooManyQuestions."""
-        num_pairs = len(system.servers) * len(system.accelerators)
-        is_small = num_pairs <= (SMALL_MILP_PAIRS if flags.milp_solver else SMALL_PAIRS)
-        return nullcontext() if is_small else self._turns.taken()
+        return self._turns.taken() if is_large(system, flags) else nullcontext()
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether one is being solved, or waits."""
+        return self._turns.num_asked > 0
+
+
+def is_large(system: System, flags: OptimizerSpec) -> bool:
+    num_pairs = len(system.servers) * len(system.accelerators)
+    return num_pairs > (SMALL_MILP_PAIRS if flags.milp_solver else SMALL_PAIRS)
 
 
 class StatelessService:
@@ -91,13 +100,15 @@ class StatelessService:
 
 class StatefulService:
     """Keeps a system between requests, and in a store. Raises StoreFailed, with the state
-    unchanged, where a change could not be saved."""
+    unchanged, where a change could not be saved, and TooManyQuestions where it would have to wait
+    too long for a large solve."""
 
     def __init__(self, store: RecordStore, options: ServiceOptions) -> None:
         self.options = options
         self._store = store
         self._lock = threading.Lock()
         self._large_solves = LargeSolves()
+        self._behind_large_solves = Turns()
         self._state = from_records(store.load())
 
     @property
@@ -107,7 +118,7 @@ class StatefulService:
     def update(self, edit: Callable[[System], System]) -> tuple[System, System]:
         """Changes the system; returns it as before and as after. An error that `edit` raises leaves
         it as it was."""
-        with self._lock:
+        with self._writing():
             old = self._state
             new = next_state(old, edit(old.system), self.options.clock())
             self._commit(new)
@@ -115,14 +126,14 @@ class StatefulService:
 
     def replace_state(self, state: State, is_expected: Callable[[State], bool]) -> None:
         """Puts a whole state in place of the present one. Raises StateChanged."""
-        with self._lock:
+        with self._writing():
             if not is_expected(self._state):
                 raise StateChanged()
             self._commit(state)
 
     def optimize(self, flags: OptimizerSpec) -> Solution:
         """Solve the system; every server's desiredAlloc becomes its allocation, or empty."""
-        with self._large_solves.turn(self._state.system, flags), self._lock:
+        with self._solving(self._state.system, flags):
             state = replace(self._state, system=replace(self._state.system, optimizer=flags))
             answer = _solve(state, flags, self.options)
             solved, body = _solved(state, answer)
@@ -130,7 +141,7 @@ class StatefulService:
         return body
 
     def optimize_one(self, system: System) -> Solution:
-        with self._large_solves.turn(system, system.optimizer), self._lock:
+        with self._solving(system, system.optimizer):
             state = next_state(self._state, system, self.options.clock())
             answer = _solve(state, system.optimizer, self.options)
             solved, body = _solved(state, answer)
@@ -139,7 +150,7 @@ class StatefulService:
 
     def apply_allocation(self) -> None:
         """Makes desired allocations current. Loads stay, as do servers without allocation."""
-        with self._lock:
+        with self._writing():
             state = self._state
             system = state.system.with_servers(
                 _applied(server)
@@ -151,6 +162,27 @@ class StatefulService:
 
     def close(self) -> None:
         self._store.close()
+
+    @contextmanager
+    def _solving(self, system: System, flags: OptimizerSpec) -> Iterator[None]:
+        write = self._locked if is_large(system, flags) else self._writing
+        with self._large_solves.turn(system, flags), write():
+            yield
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        waits = self._large_solves.is_under_way
+        with self._behind_large_solves.taken() if waits else nullcontext(), self._locked():
+            yield
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        if not self._lock.acquire(timeout=WAIT_S):
+            raise TooManyQuestions()
+        try:
+            yield
+        finally:
+            self._lock.release()
 
     def _commit(self, state: State) -> None:
         """Saves, then shows. The lock is held."""

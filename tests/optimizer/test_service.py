@@ -3,7 +3,7 @@
 import random
 import threading
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +14,7 @@ import pytest
 from common.errors import StoreFailed
 from common.stores.memory_store import MemoryRecords
 from common.stores.sqlite_store import SqliteRecords
-from common.turns import TooManyQuestions
+from common.turns import MAX_WAITING, TooManyQuestions
 from optimizer.answer import Answer
 from optimizer.errors import NotFound, StateChanged
 from optimizer.inferno_json import read
@@ -175,6 +175,44 @@ def test_a_large_solve_is_refused_where_another_takes_too_long(
             may_end.set()
         assert list(first.result(60)["allocations"]) == ["s"]
     assert list(service.optimize_one(one)["allocations"]) == ["s"]
+
+
+def test_edits_wait_for_a_large_solve_only_so_long_and_reads_not_at_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    large = system([server()])
+    monkeypatch.setattr("optimizer.service.SMALL_PAIRS", len(large.accelerators) - 1)
+    service = stateful()
+    service.update(lambda _: large)
+    is_solving, may_end = threading.Event(), threading.Event()
+
+    def held(*given: Any) -> Answer:
+        is_solving.set()
+        assert may_end.wait(60)
+        return optimize(*given)
+
+    monkeypatch.setattr("optimizer.service.optimize", held)
+    with ThreadPoolExecutor(3 + MAX_WAITING) as pool:
+        solved = pool.submit(service.optimize, UNLIMITED)
+        assert is_solving.wait(60)
+        monkeypatch.setattr("optimizer.service.WAIT_S", 0.01)
+        with pytest.raises(TooManyQuestions):
+            service.update(adding(spec("late")))
+        monkeypatch.setattr("optimizer.service.WAIT_S", 60.0)
+        monkeypatch.setattr("common.turns.WAIT_S", 60.0)
+        names = [f"s{number}" for number in range(2 + MAX_WAITING)]
+        edits = [pool.submit(service.update, adding(spec(name))) for name in names]
+        # As many as may wait do, one of them for the lock; the one too many is refused at once.
+        refused = next(as_completed(edits, 60))
+        assert isinstance(refused.exception(), TooManyQuestions)
+        assert set(service.state.system.servers) == {"s"}
+        with pytest.raises(TooManyQuestions):
+            service.apply_allocation()
+        may_end.set()
+        assert list(solved.result(60)["allocations"]) == ["s"]
+        done = [each for each in edits if each.exception(60) is None]
+    assert len(done) == 1 + MAX_WAITING
+    assert len(service.state.system.servers) == 2 + MAX_WAITING
 
 
 def test_a_small_solve_does_not_wait_for_a_large_one(monkeypatch: pytest.MonkeyPatch) -> None:
