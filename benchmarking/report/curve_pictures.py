@@ -91,7 +91,7 @@ def throughput_latency(points: Sequence[LoadPoint], slo: Slo) -> Figure | None:
         ax.set(xlabel="output tokens/s", ylabel=f"mean {metric.name}, {metric.unit}")
         ax.set_ylim(bottom=0)
     axes[0].plot([], [], "o", markersize=10, fillstyle="none", color="#777777", label="knee")
-    axes[0].legend(fontsize=7)
+    axes[0].legend(loc="upper left", fontsize=7)
     return figure
 
 
@@ -127,7 +127,7 @@ def percentile_bands(points: Sequence[LoadPoint]) -> Figure | None:
         ax.plot(x, at[99], color=COLORS[1], linestyle="--", label="p99")
         ax.set(xlabel=series.axis, ylabel=f"{metric.name}, {metric.unit}", title=series.label)
         ax.set_ylim(bottom=0)
-        ax.legend(fontsize=7)
+        ax.legend(loc="upper left", fontsize=7)
     return figure
 
 
@@ -146,7 +146,7 @@ def goodput_over_load(points: Sequence[LoadPoint], slo: Slo) -> Figure | None:
         ax.plot(offered, good, marker="o", markersize=3, color=color, label=one.label)
         ax.plot([0, max(offered)], [0, max(offered)], color="#999999", linestyle=":", linewidth=1)
     ax.set(xlabel="offered requests/s", ylabel="good requests/s", title=str(slo))
-    ax.legend(fontsize=7)
+    ax.legend(loc="upper left", fontsize=7)
     return figure
 
 

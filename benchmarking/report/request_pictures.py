@@ -46,7 +46,7 @@ def gantt(point: LoadPoint | None, places: int | None) -> Figure | None:
         ax.barh(0, 0, color=color, label=name)
     ax.set(xlabel="s since the row began", ylabel="request")
     ax.invert_yaxis()
-    ax.legend(fontsize=7, ncols=4)
+    ax.legend(loc="lower left", fontsize=7, ncols=4)
     return figure
 
 
@@ -116,7 +116,7 @@ def batch_bars(records: Sequence[RequestRecord]) -> Figure | None:
     every = -(-len(sizes) // MAX_TICKS)
     for ax in axes:
         ax.set_xticks(range(0, len(sizes), every), [str(size) for size in sizes[::every]])
-    axes[0].legend(fontsize=7)
+    axes[0].legend(loc="upper right", fontsize=7)
     return figure
 
 

@@ -26,7 +26,7 @@ def draw(run: Run, path: Path) -> None:
         looked_s, [look.ready for look in run.looks], where="post", color=BLUE, label="ready"
     )
     replicas.set(ylabel="replicas", ylim=(0, None))
-    replicas.legend()
+    replicas.legend(loc="upper left")
     whole = [each for each in run.asked if each.ttft_ms is not None]
     ttft.plot(
         [each.began_s for each in whole],
@@ -45,7 +45,7 @@ def draw(run: Run, path: Path) -> None:
     )
     ttft.axhline(story.slo_ttft_ms, color=VERMILION, linestyle="--", label="service level")
     ttft.set(xlabel="seconds", ylabel="time to first token, ms", ylim=(0, None))
-    ttft.legend()
+    ttft.legend(loc="upper left")
     if run.killed_s is not None:
         for axes in (load, replicas, ttft):
             axes.axvline(run.killed_s, color=VERMILION, linewidth=1)
