@@ -8,6 +8,7 @@ model's own, whoever writes it. The parts:
 - sources: quantised with n-grams, with a draft model, and with the scheduler over all of them
 - batching: BATCHING=dynamic beside continuous
 - peers: llama.cpp's server on the same weights, plain and with its own lookup and draft model
+- copies: n-grams and the scheduler where answers repeat what the prompt says, beside llama.cpp's
 - bound: the scheduler beside the best draft of a fixed length, and beside none, at every load
 - random: n-grams and the scheduler where nothing can be guessed: what they cost
 
@@ -16,9 +17,10 @@ Time it alone: nothing else may use the cores. What is not here (heads, peer) is
 
 import argparse
 import json
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, replace
+from itertools import chain
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -26,7 +28,7 @@ from typing import Any
 from benchmarking.benches.serve import workloads
 from benchmarking.benches.table_figures import Claim, Row, Turns, bound_of, row_of
 from benchmarking.benches.table_models import SEED, TABLE_MODELS, Model, context_tokens
-from benchmarking.benches.table_servers import AUTO, Form, started
+from benchmarking.benches.table_servers import AUTO, Form, Servers, started
 from benchmarking.benches.table_text import (
     COLUMNS,
     beside_peers,
@@ -41,7 +43,7 @@ from benchmarking.serving import ROOT, exit_on_sigterm
 
 RESULTS = ROOT / "var" / "bench" / "table.json"
 TABLE_PARTS = ("forms", "sources", "batching", "peers")
-PARTS = (*TABLE_PARTS, "bound", "random")
+PARTS = (*TABLE_PARTS, "copies", "bound", "random")
 BOUND_USERS = (1, 2, 4, 8, 32)
 WARM_UP_REQUESTS = 4
 RANDOM_REQUESTS = 16
@@ -110,38 +112,62 @@ def measure(model: Model, name: str, arguments: argparse.Namespace, results: Res
         draft=Path(drafts[name]) if name in drafts else None,
     )
     if set(arguments.parts) & set(TABLE_PARTS):
-        measure_table(form, name, asked, arguments, results)
+        measure_forms(form, name, asked, arguments, results)
+    if "copies" in arguments.parts:
+        measure_copies(form, name, arguments, results)
     if "bound" in arguments.parts:
         measure_bound(form, name, asked, arguments, results)
 
 
-def measure_table(
+def measure_forms(
     form: Form,
     name: str,
     asked: Sequence[Request],
     arguments: argparse.Namespace,
     results: Results,
 ) -> None:
-    turns_by_users: dict[int, Turns] = {}
-    rows: list[Row] = []
-    with ExitStack() as stack:
-        servers = started(_servers(form, arguments.parts), stack)
-        results.title(name, COLUMNS)
-        for users in arguments.users:
-            count = max(-(-len(asked) // arguments.rounds), 2 * users)
-            rounds = shares(asked, count, arguments.rounds)
-            chosen, turns = taken_turns(servers, warm_up(rounds, users), rounds, users)
-            rows += reported(chosen, turns, users)
-            turns_by_users[users] = turns
-    ours = f"{form.quantization}, {AUTO}"
-    results.add(name, rows, "\n\n".join(beside_peers(rows, ours, "llama.cpp")))
+    servers = _servers(form, arguments.parts)
+    turns_by_users = measure_table(servers, name, asked, arguments, results)
     alone = turns_by_users.get(1, {})
     if alone.keys() >= {*form.labels}:
         claim = Claim.of(alone, form.labels)
         results.add(f"{name}: the product of gains", [claim], claim_text(claim))
 
 
-def _servers(form: Form, parts: Sequence[str]) -> Iterator[AbstractContextManager[Server]]:
+def measure_copies(form: Form, name: str, arguments: argparse.Namespace, results: Results) -> None:
+    asked = form.model.requests(
+        arguments.prompts, arguments.max_tokens, form.quantization, copying=True
+    )
+    copying = replace(form, context=context_tokens(asked))
+    servers = chain(copying.unaided(), copying.peers() if "peers" in arguments.parts else ())
+    measure_table(servers, f"{name}: copies", asked, arguments, results)
+
+
+def measure_table(
+    servers: Servers,
+    title: str,
+    asked: Sequence[Request],
+    arguments: argparse.Namespace,
+    results: Results,
+) -> dict[int, Turns]:
+    """Returns the turns by users."""
+    turns_by_users: dict[int, Turns] = {}
+    rows: list[Row] = []
+    with ExitStack() as stack:
+        running = started(servers, stack)
+        results.title(title, COLUMNS)
+        for users in arguments.users:
+            count = max(-(-len(asked) // arguments.rounds), 2 * users)
+            rounds = shares(asked, count, arguments.rounds)
+            chosen, turns = taken_turns(running, warm_up(rounds, users), rounds, users)
+            rows += reported(chosen, turns, users)
+            turns_by_users[users] = turns
+    ours = f"{arguments.quantization}, {AUTO}"
+    results.add(title, rows, "\n\n".join(beside_peers(rows, ours, "llama.cpp")))
+    return turns_by_users
+
+
+def _servers(form: Form, parts: Sequence[str]) -> Servers:
     yield from form.forms()
     if "sources" in parts:
         yield from form.sources()

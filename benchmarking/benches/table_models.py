@@ -35,13 +35,19 @@ class Model:
     heads: Path
     prompts: Callable[[int], list[Prompt]]
 
-    def requests(self, num_prompts: int, max_tokens: int, quantization: str) -> list[Request]:
+    def requests(
+        self, num_prompts: int, max_tokens: int, quantization: str, copying: bool = False
+    ) -> list[Request]:
         """Each answer is as long as this model's own, at most `max_tokens`: everybody can then be
         told to write as many, and nobody goes on after the end. What it has no answer to is left
-        out."""
+        out. `copying`: each chat has its answer already, and ends with the same question again."""
         workload = Workload(self.name, self.fetch(), max_tokens, rounds=1)
         with served_workload(workload, quantization) as api:
-            prompts = [_token_ids(api, prompt) for prompt in self.prompts(num_prompts)]
+            written = self.prompts(num_prompts)
+            if copying:
+                chats = [prompt["messages"] for prompt in written if "messages" in prompt]
+                written = [_asked_again(api, chat, max_tokens) for chat in chats]
+            prompts = [_token_ids(api, prompt) for prompt in written]
             with ThreadPoolExecutor(ASKED_TOGETHER) as pool:
                 asked = [Request(prompt, max_tokens) for prompt in prompts]
                 answers = pool.map(lambda request: complete(api.port, request, False), asked)
@@ -60,6 +66,14 @@ def _token_ids(api: ServedApi, prompt: Prompt) -> tuple[int, ...]:
     response = requests.post(f"{api.url}/v1/tokenize", json=prompt, timeout=60)
     response.raise_for_status()
     return tuple(response.json()["tokens"])
+
+
+def _asked_again(api: ServedApi, chat: list[dict[str, str]], max_tokens: int) -> Prompt:
+    body = {"model": "falcon40b", "messages": chat, "max_tokens": max_tokens, "temperature": 0}
+    response = api.post("/v1/chat/completions", **body)
+    response.raise_for_status()
+    answer = response.json()["choices"][0]["message"]["content"]
+    return {"messages": [*chat, {"role": "assistant", "content": answer}, chat[-1]]}
 
 
 def _held_out(count: int) -> list[Prompt]:
