@@ -1,11 +1,39 @@
 """Refusals of requests that did not become whole.
 
 WireError
+├── InvalidHead          400, 414, 417, 431 or 501   what comes before the body is no HTTP/1.1
 ├── RequestTimeout       408   the client takes too long to send its request
 └── TooManyConnections   503   this one had waited longest, or held the most bytes
 """
 
+from gunicorn.http.errors import (
+    ExpectationFailed,
+    LimitRequestHeaders,
+    LimitRequestLine,
+    ParseException,
+    UnsupportedTransferCoding,
+)
+
 from common.errors import WireError
+
+STATUSES: dict[type[ParseException], int] = {
+    LimitRequestLine: 414,
+    ExpectationFailed: 417,
+    LimitRequestHeaders: 431,
+    UnsupportedTransferCoding: 501,
+}
+MAX_SAID_CHARS = 200  # of what gunicorn says, which quotes the client
+
+
+class InvalidHead(WireError):
+    code = "invalid_request_head"
+
+    def __init__(self, error: ParseException) -> None:
+        self.status = STATUSES.get(type(error), 400)
+        super().__init__(
+            f"The request's head is refused: {str(error)[:MAX_SAID_CHARS]}; send it as HTTP/1.1 "
+            "asks (RFC 9112), and shorter if it is too large."
+        )
 
 
 class RequestTimeout(WireError):

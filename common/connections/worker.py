@@ -22,9 +22,10 @@ from functools import partial
 from http import HTTPStatus
 from typing import Any, ClassVar
 
+from gunicorn.http.errors import ParseException
 from gunicorn.workers.gthread import ThreadWorker
 
-from common.connections.errors import RequestTimeout, TooManyConnections
+from common.connections.errors import InvalidHead, RequestTimeout, TooManyConnections
 from common.connections.inbound import MAX_HEAD_BYTES
 from common.connections.waiting import PolledConnection, Wait, WaitingConnections
 from common.errors import WireError
@@ -173,7 +174,10 @@ class PollingWorker(ThreadWorker):
         had_head = conn.parser.request is not None
         try:
             is_due = conn.parser.feed(data)
-        except Exception as error:  # of gunicorn's parser, as gunicorn itself would catch it
+        except ParseException as error:
+            self._refuse(conn, InvalidHead(error))
+            return
+        except Exception as error:  # a fault, as gunicorn itself would catch it
             self.handle_error(None, conn.sock, conn.client, error)
             self._linger(conn)
             return
@@ -240,6 +244,9 @@ class PollingWorker(ThreadWorker):
             self.limits.body_timeout_s,
             self.limits.min_body_bytes_per_s,
         )
+        self._refuse(conn, error)
+
+    def _refuse(self, conn: PolledConnection, error: WireError) -> None:
         logger.info("refused a request of %s: %d %s", conn.address, error.status, error.code)
         _send(conn.sock, _refusal(error))
         self._linger(conn)

@@ -104,9 +104,28 @@ def test_half_a_head_is_answered_408(hasty_api: ServedApi) -> None:
     assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["code"] == "request_timeout"
 
 
-def test_malformed_head_is_answered_400_at_once(bounded_api: ServedApi) -> None:
-    answer = all_of(bounded_api.send_raw(b"GET / HTTP/1.1\n"))
-    assert answer.startswith(b"HTTP/1.1 400 Bad Request\r\n")
+@pytest.mark.parametrize(
+    ("head", "status"),
+    [
+        (b"GET / HTTP/1.1\n", 400),
+        (b"\x16\x03\x01\x02\x00\x01\r\n\r\n", 400),  # TLS
+        (b"GET / HTTP/9.9\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\nHost: a\r\n folded\r\n\r\n", 400),
+        (b"POST / HTTP/1.1\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n", 400),
+        (b"GET /%s HTTP/1.1\r\n\r\n" % (b"a" * 5000), 414),
+        (b"GET / HTTP/1.1\r\nExpect: a-cake\r\n\r\n", 417),
+        (b"GET / HTTP/1.1\r\n" + b"A: b\r\n" * 200 + b"\r\n", 431),
+        (b"GET / HTTP/1.1\r\nTransfer-Encoding: cake\r\n\r\n", 501),
+    ],
+)
+def test_malformed_head_is_refused_at_once(
+    bounded_api: ServedApi, head: bytes, status: int
+) -> None:
+    answer = all_of(bounded_api.send_raw(head))
+    assert answer.startswith(b"HTTP/1.1 %d " % status)
+    error = json.loads(answer.partition(b"\r\n\r\n")[2])["error"]
+    assert error["code"] == "invalid_request_head"
+    assert len(error["message"]) < 400
 
 
 def test_half_a_body_is_answered_408_although_a_byte_comes_now_and_then(
