@@ -4,6 +4,10 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# Python compiles the modules that are imported, and keeps them. All that the packages have would take
+# a minute of every install.
+PIP_INSTALL := $(BIN)/python -m pip install --quiet --no-compile
+unexport PYTHONDONTWRITEBYTECODE
 
 # torch as pip finds it brings CUDA's libraries along: gigabytes of no use where there is no driver of
 # NVIDIA's. Such a machine takes the build for CPUs once TORCH_INDEX says where to look for it.
@@ -11,10 +15,11 @@ NVIDIA := $(wildcard /proc/driver/nvidia/version /dev/dxg)
 TORCH_INDEX ?=
 CPU_INDEX := $(if $(NVIDIA),,$(TORCH_INDEX))
 
-.PHONY: serve mock test all-tests test-fast check hooks docs fuzz format packages kernels test-kernels cluster-demo \
-  image-check first-token clean
+.PHONY: serve mock test all-tests test-fast check hooks docs fuzz format packages kernels kernels-if-possible test-kernels \
+  cluster-demo image-check first-token clean
 
-serve: $(VENV)/serve.stamp
+serve: $(VENV)/python.stamp
+	@$(MAKE) --silent --jobs=2 $(VENV)/serve.stamp kernels-if-possible
 	$(BIN)/python scripts/serve.py
 
 mock: $(VENV)/serve.stamp
@@ -74,8 +79,12 @@ format: $(VENV)/dev.stamp $(VENV)/node.stamp
 	$(BIN)/clang-format -i $(KERNELS)
 	$(BIN)/node node_modules/.bin/biome check --write
 
-kernels: $(VENV)/serve.stamp
+# Needs no packages: `make serve` compiles while it installs. Without a compiler torch serves.
+kernels: $(VENV)/python.stamp
 	$(BIN)/python -m inference_api.kernels.build
+
+kernels-if-possible: $(VENV)/python.stamp
+	-$(BIN)/python -m inference_api.kernels.build
 
 # The kernels under the address, undefined-behaviour and thread sanitizers, and what `make check` has
 # left of them to clang-tidy.
@@ -114,14 +123,14 @@ $(VENV)/serve.stamp: $(VENV)/python.stamp pyproject.toml requirements.txt requir
   requirements-serve.txt
 	@test -n "$(NVIDIA)$(TORCH_INDEX)" || \
 	  echo "Found no NVIDIA driver. To skip gigabytes of CUDA libraries: make TORCH_INDEX=ADDRESS (docs/install.md)"
-	$(BIN)/python -m pip install --quiet $(if $(CPU_INDEX),--extra-index-url '$(CPU_INDEX)') \
+	$(PIP_INSTALL) $(if $(CPU_INDEX),--extra-index-url '$(CPU_INDEX)') \
 	  "$$(grep '^torch==' requirements-serve.txt)"
-	$(BIN)/python -m pip install --quiet --editable '.[serve]'
+	$(PIP_INSTALL) --editable '.[serve]'
 	@touch $@
 
 $(VENV)/dev.stamp: $(VENV)/serve.stamp requirements-dev.txt requirements-otel.txt \
   requirements-constraints.txt requirements-cluster.txt
-	$(BIN)/python -m pip install --quiet -r requirements-dev.txt
+	$(PIP_INSTALL) -r requirements-dev.txt
 	@touch $@
 
 # Node comes as a wheel, and what runs on it by npm, as package-lock.json has it.

@@ -1,11 +1,10 @@
 """Where the files lie that come with Hearth, and those it makes once: in a clone, and in a wheel.
 
-State (the secret, SQLite files) lies in `var/` of the directory that Hearth is started in.
+State (the secret, SQLite files) lies in `var/` of the directory that Hearth is started in. In a
+clone this needs no packages: its kernels are compiled while they are being installed.
 """
 
 from pathlib import Path
-
-import platformdirs
 
 PACKAGE = Path(__file__).resolve().parent
 TOP = PACKAGE.parent  # of a clone; beside an installed package lie those of others
@@ -13,4 +12,8 @@ PACKED = PACKAGE / "shipped"  # in a wheel only, by pyproject.toml
 IS_INSTALLED = PACKED.exists()
 
 SHIPPED = PACKED if IS_INSTALLED else TOP
-CACHE = platformdirs.user_cache_path("hearth") if IS_INSTALLED else TOP / "var"
+CACHE = TOP / "var"
+if IS_INSTALLED:
+    import platformdirs
+
+    CACHE = platformdirs.user_cache_path("hearth")

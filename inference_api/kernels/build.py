@@ -1,9 +1,10 @@
 """Compiles `src/` into one shared library, once for each state of sources, flags and compiler.
 
 Each variant (one instruction set) is a translation unit with flags of its own; which of them runs
-is decided when the library is used. `python -m inference_api.kernels.build` builds ahead of time,
-with `--beside` beside the sources, where an image keeps them: it then needs no compiler. Loads no
-torch.
+is decided when the library is used. Variants that this processor cannot run are left out.
+`python -m inference_api.kernels.build` builds ahead of time; with `--beside` every variant, beside
+the sources, where an image keeps them: it then needs no compiler. Loads no packages in a clone, so
+that `make serve` compiles while it installs them.
 """
 
 import argparse
@@ -57,13 +58,15 @@ X86_UNITS: Mapping[str, Sequence[str]] = {
     "variant_avx512vnni": AVX512,
     "variant_amx": (*AVX512, "-mamx-tile", "-mamx-int8"),
 }
+VARIANT = "variant_"  # what the names of their units begin with
+PROCESSOR = Path("/proc/cpuinfo")
 
 
 class BuildFailed(Exception):
     """The library could not be built; the message says why and what to do."""
 
 
-def library_path(folders: Sequence[Path] | None = None) -> Path:
+def library_path(folders: Sequence[Path] | None = None, for_any_processor: bool = False) -> Path:
     """The library, built first if it is not there yet; where there is no compiler, one that
     another compiler has made of the same sources will do. Raises BuildFailed.
 
@@ -72,6 +75,7 @@ def library_path(folders: Sequence[Path] | None = None) -> Path:
     its place.
     """
     folders = FOLDERS if folders is None else folders
+    left_out = [] if for_any_processor else variants_left_out()
     sources = f"hearth_kernels-{_fingerprint()}"
     try:
         compiler = find_compiler()
@@ -80,24 +84,44 @@ def library_path(folders: Sequence[Path] | None = None) -> Path:
         if not made:
             raise
         return max(made, key=_made_ns)
-    name = f"{sources}-{_version(compiler)}.so"
+    name = "-".join([sources, _version(compiler), *(f"no_{each}" for each in left_out)]) + ".so"
     for folder in folders:
         if (folder / name).exists():
             return folder / name
     folder = _writable_folder(folders)
     logger.info("compiling the kernels, once: this takes half a minute")
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
-        built = Path(scratch) / name
-        link(compiler, compile_units(compiler, units(), FLAGS, Path(scratch)), FLAGS, built)
+        built, chosen = Path(scratch) / name, units(left_out)
+        link(compiler, compile_units(compiler, chosen, FLAGS, Path(scratch)), FLAGS, built)
         os.replace(built, folder / name)
     _remove_old_builds(folder)
     return folder / name
 
 
-def units() -> dict[str, Sequence[str]]:
-    """The translation units for this processor, and the flags that each adds to the common ones."""
+def units(left_out: Sequence[str] = ()) -> dict[str, Sequence[str]]:
+    """The translation units for this kind of processor, and the flags that each adds to the common
+    ones. Variants `left_out` have none, and the interface does not offer them."""
     is_x86 = platform.machine().lower() in ("x86_64", "amd64")
-    return {**UNITS, **(X86_UNITS if is_x86 else {})}
+    every = {**UNITS, **(X86_UNITS if is_x86 else {})}
+    kept = {unit: every[unit] for unit in every if unit.removeprefix(VARIANT) not in left_out}
+    lacks = [f"-DHEARTH_WITHOUT_{name.upper()}" for name in left_out]
+    return kept | {"interface": [*every["interface"], *lacks]} if lacks else kept
+
+
+def variants_left_out() -> list[str]:
+    """Returns the variants whose instructions this processor lacks, as far as Linux tells."""
+    try:
+        lines = PROCESSOR.read_text().splitlines()
+    except OSError:
+        return []
+    [flags, *_] = [*(line for line in lines if line.startswith("flags")), ""]
+    has = set(flags.replace("_", "").split())
+    needed = {
+        unit.removeprefix(VARIANT): {flag.removeprefix("-m").replace("-", "") for flag in extra}
+        for unit, extra in units().items()
+        if unit.startswith(VARIANT)
+    }
+    return [name for name, instructions in needed.items() if has and not instructions <= has]
 
 
 def compile_units(
@@ -203,6 +227,7 @@ if __name__ == "__main__":
         "--beside", action="store_true", help="beside the sources, not where made things are kept"
     )
     try:
-        print(library_path((BESIDE,) if parser.parse_args().beside else FOLDERS))
+        made = library_path((BESIDE,), True) if parser.parse_args().beside else library_path()
+        print(f"kernels: {made}")
     except BuildFailed as failure:
         sys.exit(f"The kernels cannot be built: {failure}.")

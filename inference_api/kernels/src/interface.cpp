@@ -87,11 +87,18 @@ bool has_amx() {
 }
 #endif
 
+// A build for one machine leaves out what its processor lacks: see build.py.
 constexpr Variant kVariants[] = {
-#if defined(__x86_64__)
+#if defined(__x86_64__) && !defined(HEARTH_WITHOUT_AMX)
     {"amx", &hearth::kAmx, has_amx},
+#endif
+#if defined(__x86_64__) && !defined(HEARTH_WITHOUT_AVX512VNNI)
     {"avx512vnni", &hearth::kAvx512Vnni, has_avx512vnni},
+#endif
+#if defined(__x86_64__) && !defined(HEARTH_WITHOUT_AVXVNNI)
     {"avxvnni", &hearth::kAvxVnni, has_avxvnni},
+#endif
+#if defined(__x86_64__) && !defined(HEARTH_WITHOUT_AVX2)
     {"avx2", &hearth::kAvx2, has_avx2},
 #endif
     {"portable", &hearth::kPortable, [] { return true; }},
