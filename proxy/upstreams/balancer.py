@@ -265,8 +265,13 @@ class Balancer:
             upstream.cooldown_s = FIRST_COOLDOWN_S
 
     def report_failure(self, upstream: Upstream, *, is_unreachable: bool = False) -> None:
-        """Count a failure; leave the upstream alone for a while when there are too many."""
+        """Count a failure; leave the upstream alone for a while when there are too many.
+
+        While it is left alone none counts: they are of streams that broke together, and would
+        make of one crash an ejection of a minute."""
         with self._lock:
+            if self._clock() < upstream.ejected_until_s:
+                return
             upstream.num_failures += 1
             if not is_unreachable and upstream.num_failures < MAX_FAILURES:
                 return

@@ -97,6 +97,7 @@ def test_cooldown_doubles_with_each_ejection_and_success_resets_it(clock: Clock)
     for expected_s in (2, 4, 8, 16, 32, 60, 60):
         balancer.report_failure(upstream, is_unreachable=True)
         assert upstream.ejected_until_s - clock.now_s == expected_s
+        clock.now_s = upstream.ejected_until_s
     balancer.report_success(upstream)
     balancer.report_failure(upstream, is_unreachable=True)
     assert upstream.ejected_until_s - clock.now_s == 2
@@ -113,6 +114,14 @@ def test_broken_answers_eject_only_when_three_follow_each_other(clock: Clock) ->
     for _ in range(3):
         balancer.report_failure(upstream)
     assert upstream.ejected_until_s > clock.now_s
+
+
+def test_streams_that_break_together_eject_once(clock: Clock) -> None:
+    balancer = make_balancer(clock)
+    upstream = balancer.upstreams[0]
+    for is_unreachable in (False,) * 32 + (True,) * 8:
+        balancer.report_failure(upstream, is_unreachable=is_unreachable)
+    assert upstream.ejected_until_s - clock.now_s == FIRST_COOLDOWN_S
 
 
 def test_good_health_check_does_not_excuse_broken_answers(clock: Clock) -> None:
