@@ -1,4 +1,7 @@
-"""Questions that take seconds of a core, asked one at a time: who asks many stops nobody."""
+"""Questions that take seconds of a core, asked one at a time: who asks many stops nobody.
+
+So are large bodies read: decoded, each may take thirty times its bytes.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,6 +11,7 @@ from common.errors import WireError
 
 MAX_WAITING = 5  # each has a thread of the server's, of which there have to be others
 WAIT_S = 10.0
+LARGE_BODY_BYTES = 2**20  # that a body may have, if it says so, and be read out of turn
 
 
 class TooManyQuestions(WireError):

@@ -26,7 +26,7 @@ class Settings(BaseSettings):
     )
     threads: int = Field(default=16, ge=1, le=512, validation_alias="OPTIMIZER_THREADS")
     max_body_bytes: int = Field(
-        default=64 * 2**20, ge=1024, validation_alias="OPTIMIZER_MAX_BODY_BYTES"
+        default=16 * 2**20, ge=1024, validation_alias="OPTIMIZER_MAX_BODY_BYTES"
     )
     unknown_keys: Literal["refuse", "ignore"] = Field(
         default="refuse", validation_alias="OPTIMIZER_UNKNOWN_KEYS"

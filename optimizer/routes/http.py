@@ -1,7 +1,7 @@
 """Reading requests and writing responses. No state of its own: any thread."""
 
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import ExitStack
 from functools import wraps
 from typing import IO
 from urllib.parse import unquote
@@ -9,7 +9,7 @@ from urllib.parse import unquote
 from flask import Blueprint, Response, request
 
 from common.operations import ViewT, operation_of
-from common.turns import Turns
+from common.turns import LARGE_BODY_BYTES, Turns
 from optimizer.errors import BodyTooLarge, Fault, InvalidRequest
 from optimizer.inferno_json import Body, BodyT, decode, encode, read
 
@@ -71,10 +71,14 @@ class Http:
 
             @wraps(view)
             def respond(**names: str) -> Response:
-                given: tuple[Body, ...] = (
-                    (self.read(model, self.json()),) if isinstance(model, type) else ()
-                )
-                with self._turns.taken() if in_turn else nullcontext():
+                with ExitStack() as turn:
+                    if is_large := model is not None and _may_be_large(request.content_length):
+                        turn.enter_context(self._turns.taken())
+                    given: tuple[Body, ...] = (
+                        (self.read(model, self.json()),) if isinstance(model, type) else ()
+                    )
+                    if in_turn and not is_large:
+                        turn.enter_context(self._turns.taken())
                     answer = view(*given, **names)
                 return answer if isinstance(answer, Response) else json_response(answer)
 
@@ -82,6 +86,10 @@ class Http:
             return view
 
         return add
+
+
+def _may_be_large(num_bytes: int | None) -> bool:
+    return num_bytes is None or num_bytes > LARGE_BODY_BYTES
 
 
 def _read(stream: IO[bytes], max_bytes: int) -> bytes:

@@ -10,10 +10,14 @@ import pytest
 from flask.testing import FlaskClient
 from gunicorn.http.errors import InvalidChunkSize
 
+from common.turns import LARGE_BODY_BYTES
+from optimizer import inferno_json
 from optimizer.app import create_app
+from optimizer.routes import http
 from optimizer.settings import Settings
 from tests.optimizer import golden
 from tests.optimizer.support import ACCELERATORS, SPEED, perf, server, system_data
+from tests.recorded_turns import recorded_turns
 
 TRANSCRIPT = golden.load("rest_transcript.json")
 
@@ -283,3 +287,21 @@ def test_bodies_that_are_no_json_are_refused(
     response = client.post("/optimizeOne", data=body)
     assert response.status_code == 400
     assert response.get_json()["message"] == f"malformed JSON: {message}"
+
+
+@pytest.mark.parametrize("path", ["/setServers", "/analyze", "/optimizeOne"])
+def test_large_bodies_are_read_in_turn(
+    path: str, client: FlaskClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turns = recorded_turns(monkeypatch)
+
+    def decode(raw: bytes) -> object:
+        turns.append("read")
+        return inferno_json.decode(raw)
+
+    monkeypatch.setattr(http, "decode", decode)
+    assert client.post(path, data=b" " * LARGE_BODY_BYTES).status_code == 400
+    assert turns == ["read"]
+    turns.clear()
+    assert client.post(path, data=b" " * (LARGE_BODY_BYTES + 1)).status_code == 400
+    assert turns == ["begin", "read", "end"]

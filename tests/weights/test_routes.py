@@ -9,6 +9,8 @@ from flask.testing import FlaskClient
 from gunicorn.http.errors import InvalidChunkSize
 
 from common.errors import StoreFailed
+from common.turns import LARGE_BODY_BYTES
+from tests.recorded_turns import recorded_turns
 from tests.weights.support import DELETE, GENERATE, UPDATE, new_client, search, update
 from weights.store.memory_store import MemoryStore
 from weights.store.redis_store import RedisStore
@@ -355,3 +357,13 @@ def test_malformed_chunks_are_answered_with_422(client: FlaskClient) -> None:
     response = client.post(UPDATE, input_stream=BrokenChunks(), environ_overrides=terminated)
     assert response.status_code == 422
     assert "chunks are malformed" in response.get_json()["message"]
+
+
+def test_large_bodies_are_read_in_turn(
+    client: FlaskClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turns = recorded_turns(monkeypatch)
+    assert client.post(UPDATE, data=b" " * LARGE_BODY_BYTES).status_code == 422
+    assert turns == []
+    assert client.post(UPDATE, data=b" " * (LARGE_BODY_BYTES + 1)).status_code == 422
+    assert turns == ["begin", "end"]

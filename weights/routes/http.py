@@ -1,7 +1,7 @@
 """Reading requests and writing responses. No state of its own: any thread."""
 
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import ExitStack
 from functools import wraps
 from typing import IO, TypeVar
 
@@ -9,7 +9,7 @@ from flask import Blueprint, Response, request
 from pydantic import BaseModel
 
 from common.operations import operation_of
-from common.turns import Turns
+from common.turns import LARGE_BODY_BYTES, Turns
 from weights.errors import BodyTooLarge, Fault, InvalidRequest
 from weights.schema import Body
 
@@ -43,8 +43,13 @@ class Http:
 
             @wraps(view)
             def respond(**names: str) -> Response:
-                given = () if described.body is None else (self._body(described.body),)
-                with self._turns.taken() if in_turn else nullcontext():
+                model = described.body
+                with ExitStack() as turn:
+                    if is_large := model is not None and _may_be_large(request.content_length):
+                        turn.enter_context(self._turns.taken())
+                    given = () if model is None else (self._body(model),)
+                    if in_turn and not is_large:
+                        turn.enter_context(self._turns.taken())
                     answer = view(*given, **names)
                 return answer if isinstance(answer, Response) else json_response(answer)
 
@@ -69,6 +74,10 @@ class Http:
         if len(raw) > self._max_body_bytes:
             raise BodyTooLarge(self._max_body_bytes)
         return model.parse(raw)
+
+
+def _may_be_large(num_bytes: int | None) -> bool:
+    return num_bytes is None or num_bytes > LARGE_BODY_BYTES
 
 
 def _read(stream: IO[bytes], max_bytes: int) -> bytes:
