@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from inference_api.engine.kv_cache import KVCache
-from inference_api.engine.loading.config import ACTIVATIONS, ModelConfig
+from inference_api.engine.loading.config import ACTIVATIONS, ExpertGroups, ModelConfig
 from inference_api.engine.loading.layout import EMBEDDING, HEAD, ROUTER
 from inference_api.engine.loading.weights import Parameters
 from inference_api.engine.rope import Rope
@@ -109,7 +109,7 @@ class KernelDecoder:
         return [pointers.get(id(turns), {}) for turns in layers]
 
     def _describe(self, cache: KVCache) -> Fields:
-        config, mixture = self._config, self._config.mixture
+        config = self._config
         ends: Fields = {}
         if config.has_ends:
             embedding = self._packed[EMBEDDING]
@@ -123,8 +123,7 @@ class KernelDecoder:
             "layers": self._layers,
             "num_layers": config.num_layers,
             "hidden": config.hidden_size,
-            "ffn": config.ffn_size,
-            "experts_per_token": mixture.experts_per_token if mixture else 0,
+            "ffn": config.max_ffn_size,
             "num_heads": config.num_heads,
             "num_kv_heads": config.num_kv_heads,
             "head_dim": config.head_dim,
@@ -137,7 +136,6 @@ class KernelDecoder:
             "activation": ACTIVATIONS.index(config.activation),
             "is_gated": config.is_mlp_gated,
             "is_parallel": config.is_parallel,
-            "is_renormalised": mixture is not None and mixture.is_renormalised,
             "is_qk_norm_whole": config.is_qk_norm_whole,
             "norm_eps": config.norm_eps,
             "attention_scale": config.attention_scale,
@@ -147,13 +145,32 @@ class KernelDecoder:
             "logits_softcap": config.logits_softcap or 0.0,
             "swiglu_limit": config.swiglu.limit if config.swiglu else 0.0,
             "swiglu_alpha": config.swiglu.alpha if config.swiglu else 0.0,
+            "mixture": self._mixture(),
+        }
+
+    def _mixture(self) -> Fields:
+        mixture = self._config.mixture
+        if mixture is None:
+            return {}
+        groups = mixture.groups or ExpertGroups(1, 1, 1)
+        return {
+            "experts_per_token": mixture.experts_per_token,
+            **groups._asdict(),
+            "scale": mixture.scale,
+            "is_sigmoid": mixture.scoring == "sigmoid",
+            "is_renormalised": mixture.is_renormalised,
         }
 
     def _layer(self, index: int, cache: KVCache, qk_norm: Tensor | None) -> Fields:
         config, name = self._config, f"layers.{index}"
+        mixture = config.mixture_of(index)
         router: Fields = {}
-        if config.mixture_of(index) is not None:
-            router = {"router": self._linear(f"{name}{ROUTER}.weight", f"{name}{ROUTER}.bias")}
+        if mixture is not None:
+            router["router"] = self._linear(f"{name}{ROUTER}.weight", f"{name}{ROUTER}.bias")
+            router["selection_bias"] = self._optional(f"{name}{ROUTER}.selection_bias")
+        if mixture is not None and mixture.shared_ffn_size:
+            for each in ("shared_up", "shared_down"):
+                router[each] = self._linear(f"{name}.{each}.weight")
         norms = ("attention_norm", "attention_output_norm", "mlp_norm", "mlp_output_norm")
         return (
             {each: self._norm(f"{name}.{each}") for each in norms}

@@ -10,6 +10,7 @@ KEYS_AND_VALUES = 2
 NormKind = Literal["rms", "layer"]
 RopeKind = Literal["default", "linear", "llama3", "longrope", "yarn"]
 TensorNames = Literal["falcon", "gemma3", "glm4", "gpt_oss", "llama", "mixtral", "olmo2", "phi3"]
+Scoring = Literal["softmax", "sigmoid"]
 QuantisedForm = Literal["float8", "int8", "packed", "awq", "gptq", "mxfp4"]
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu")
 
@@ -41,12 +42,23 @@ class SwiGluConfig:
     alpha: float
 
 
+class ExpertGroups(NamedTuple):
+    """Groups of neighbouring experts, all of one size: a token's experts are of its best groups.
+
+    A group is as good as the scores of its `num_scored` best experts together.
+    """
+
+    num_groups: int
+    groups_per_token: int
+    num_scored: int
+
+
 @dataclass(frozen=True, slots=True)
 class MixtureConfig:
     """A mixture of experts: layers of many MLPs, of which a router chooses a few for each token.
 
-    A token's shares are the softmax of the router's results over all experts, and it takes the
-    experts of the largest shares, the lower index first among equals.
+    A token's scores are the softmax or the sigmoid of the router's results, and it takes the
+    experts of the largest, the lower index first among equals. Their scores are its shares.
     """
 
     num_experts: int
@@ -55,6 +67,11 @@ class MixtureConfig:
     is_renormalised: bool  # the shares of a token's experts are made to sum to one
     dense_layers: frozenset[int]  # of the checkpoint: these have one MLP for all tokens
     has_biases: bool = False  # of the router and of the experts
+    scoring: Scoring = "softmax"
+    has_selection_bias: bool = False  # scores have it on them when experts are chosen, only then
+    groups: ExpertGroups | None = None
+    scale: float = 1.0  # of all shares
+    shared_ffn_size: int = 0  # of one more MLP, which all tokens have beside their experts
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +160,12 @@ class ModelConfig:
         if self.mixture is None or self.first_layer + layer in self.mixture.dense_layers:
             return None
         return self.mixture
+
+    @property
+    def max_ffn_size(self) -> int:
+        """Of the MLPs that all tokens have, the widest one's."""
+        shared = 0 if self.mixture is None else self.mixture.shared_ffn_size
+        return max(self.ffn_size, shared)
 
     @property
     def num_groups(self) -> int:

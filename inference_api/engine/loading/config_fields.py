@@ -33,15 +33,17 @@ class ConfigFields:
         given = {name: value for name, value in self.raw.items() if value is not None}
         return self.under({**defaults, **given})
 
-    def count(self, name: str, default: int | None = None, most: int = MAX_COUNT) -> int:
-        """An integer from 1 to `most`. Without a default the key must be there."""
+    def count(
+        self, name: str, default: int | None = None, most: int = MAX_COUNT, least: int = 1
+    ) -> int:
+        """An integer from `least` to `most`. Without a default the key must be there."""
         value = self.raw.get(name)
         value = default if value is None else value
-        if isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= most:
+        if isinstance(value, int) and not isinstance(value, bool) and least <= value <= most:
             return value
         self.faults.append(
-            f"{name}={reprlib.repr(value)} in config.json is not an integer from 1 to {most}; get "
-            "the model again."
+            f"{name}={reprlib.repr(value)} in config.json is not an integer from {least} to "
+            f"{most}; get the model again."
         )
         return 1
 

@@ -23,6 +23,7 @@ from inference_api.engine.loading.config_fields import MAX_LAYERS, ConfigFields
 from inference_api.engine.loading.mixture_families import (
     ReadMixture,
     no_mixture,
+    read_deepseek_mixture,
     read_gpt_oss_mixture,
     read_mixtral,
     read_qwen3_mixture,
@@ -366,11 +367,34 @@ def _read_glm4(fields: ConfigFields) -> ModelConfig:
     return replace(config, has_out_bias=False, has_output_norms=True)
 
 
+def _read_glm4_moe(fields: ConfigFields) -> ModelConfig:
+    """Llama with DeepSeek's mixture of experts, and rope of a part of each head. What is left out
+    has the values of transformers' Glm4MoeConfig."""
+    fields = fields.or_else(_GLM4_MOE_DEFAULTS)
+    config = _read_llama_like(
+        fields,
+        has_qk_norm=fields.flag("use_qk_norm"),
+        mixture=read_deepseek_mixture,
+        usual_rotary_share=0.5,
+    )
+    return replace(config, has_out_bias=False)
+
+
+_GLM4_MOE_DEFAULTS = {
+    "first_k_dense_replace": 1,
+    "n_shared_experts": 1,
+    "norm_topk_prob": True,
+    "rms_norm_eps": 1e-5,
+    "topk_method": "noaux_tc",
+}
+
+
 _READERS: dict[str, Callable[[ConfigFields], ModelConfig]] = {
     "falcon": _read_falcon,
     "gemma3": _read_gemma3,
     "gemma3_text": _read_gemma3_text,
     "glm4": _read_glm4,
+    "glm4_moe": _read_glm4_moe,
     "gpt_oss": _read_gpt_oss,
     "granite": _read_llama_like,
     "llama": _read_llama_like,

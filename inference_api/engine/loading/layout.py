@@ -67,6 +67,8 @@ class _Names:
     is_interleaved: bool = False
     norm_offset: float = 0.0
     router: str = ""  # of a mixture
+    selection_bias: str = ""
+    shared: str = ""  # below it the names of an expert's
     experts: str = ""  # below it their numbers, and below these the two that follow
     expert_up: tuple[str, ...] = ()
     expert_down: str = ""
@@ -84,6 +86,8 @@ _LLAMA = _Names(
     up=("mlp.gate_proj", "mlp.up_proj"),
     down="mlp.down_proj",
     router="mlp.gate",
+    selection_bias="mlp.gate.e_score_correction_bias",
+    shared="mlp.shared_experts",
     experts="mlp.experts",
     expert_up=("gate_proj", "up_proj"),
     expert_down="down_proj",
@@ -208,7 +212,7 @@ def matrices(config: ModelConfig) -> list[Part]:
 def is_router(name: str) -> bool:
     """Whether a parameter, by its name here, chooses experts. It is float32 in every form: it is
     small, and a slightly different choice makes another model."""
-    return name.endswith((f"{ROUTER}.weight", f"{ROUTER}.bias"))
+    return f"{ROUTER}." in name
 
 
 def num_stacked(config: ModelConfig, name: str) -> int:
@@ -333,17 +337,27 @@ def _mixture_plan(
     mixture: MixtureConfig, names: _Names, ours: str, theirs: str, hidden: int
 ) -> Plan:
     """Experts follow each other, each as an MLP has it: gates, then what passes them; then all
-    their ways down. So do their biases."""
+    their ways down. So do their biases. The shared ones are an MLP of their own."""
     count, ffn = mixture.num_experts, mixture.ffn_size
     experts = [f"{names.experts}.{expert}" for expert in range(count)]
     ups = tuple(f"{expert}.{name}" for expert in experts for name in names.expert_up)
     downs = tuple(f"{expert}.{names.expert_down}" for expert in experts)
     has_biases = mixture.has_biases
-    return {
+    plan = {
         **_linear(f"{ours}{ROUTER}", theirs, (names.router,), (count,), hidden, has_biases),
         **_linear(f"{ours}.up", theirs, ups, (ffn,) * len(ups), hidden, has_biases),
         **_linear(f"{ours}.down", theirs, downs, (hidden,) * count, ffn, has_biases),
     }
+    if mixture.has_selection_bias:
+        bias = Part(f"{theirs}.{names.selection_bias}", (count,))
+        plan[f"{ours}{ROUTER}.selection_bias"] = (bias,)
+    shared = mixture.shared_ffn_size
+    if shared:
+        ups = tuple(f"{names.shared}.{name}" for name in names.expert_up)
+        down = f"{names.shared}.{names.expert_down}"
+        plan.update(_linear(f"{ours}.shared_up", theirs, ups, (shared,) * len(ups), hidden, False))
+        plan.update(_linear(f"{ours}.shared_down", theirs, (down,), (hidden,), shared, False))
+    return plan
 
 
 def _qkv_part(names: _Names, part: Part) -> Part:

@@ -66,7 +66,7 @@ def scratch_bytes(config: ModelConfig, num_outputs: int) -> int:
         + 2 * queries  # attended, then as products take it
         + 3 * config.hidden_size  # the residual, and its norm for attention and for the MLP
         + config.has_output_norms * config.hidden_size  # what is normalised before it is added
-        + config.ffn_size
+        + config.max_ffn_size
     )
     floats = STEP_TOKENS * token_floats + num_outputs * config.vocab_size
     mixture = config.mixture

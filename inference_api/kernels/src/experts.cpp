@@ -1,7 +1,9 @@
 #include "experts.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
+#include <numeric>
 
 #include "grow.h"
 #include "largest.h"
@@ -10,7 +12,8 @@
 namespace hearth {
 namespace {
 
-constexpr int64_t kMaxRows = 4096;  // of experts at once: bounds the memory
+constexpr int64_t kMaxRows = 4096;   // of experts at once: bounds the memory
+constexpr float kLeastSum = 1e-20f;  // is on a sum that is divided by: of sigmoids it may be 0
 
 // The matrix of one of the experts that a stack holds.
 HearthLinear of_expert(const HearthModel& model, const HearthLinear& stack, int64_t num_experts,
@@ -21,11 +24,44 @@ HearthLinear of_expert(const HearthModel& model, const HearthLinear& stack, int6
           stack.bias == nullptr ? nullptr : stack.bias + expert * outputs, outputs, stack.inputs};
 }
 
+// What a token's scores are shares of.
+float total_of(const HearthMixture& mixture, const float* scores, int64_t num_experts,
+               const int64_t* chosen) {
+  if (mixture.is_renormalised) {
+    float total = kLeastSum;
+    for (int64_t rank = 0; rank < mixture.experts_per_token; ++rank) {
+      total += scores[chosen[rank]];
+    }
+    return total;
+  }
+  return mixture.is_sigmoid ? 1.0f : std::accumulate(scores, scores + num_experts, 0.0f);
+}
+
+// Makes the preferences of experts of other groups than the best minus infinity. `scores` and
+// `best` are memory, of every group's score and of the best groups.
+void keep_best_groups(const HearthMixture& mixture, int64_t num_experts, float* preferences,
+                      float* scores, int64_t* best) {
+  const int64_t size = num_experts / mixture.num_groups;
+  for (int64_t group = 0; group < mixture.num_groups; ++group) {
+    const float* const of_group = preferences + group * size;
+    int64_t largest[2] = {};
+    find_largest(of_group, size, mixture.num_scored, largest);
+    scores[group] = of_group[largest[0]] + (mixture.num_scored > 1 ? of_group[largest[1]] : 0.0f);
+  }
+  find_largest(scores, mixture.num_groups, mixture.groups_per_token, best);
+  for (int64_t group = 0; group < mixture.num_groups; ++group) {
+    if (std::find(best, best + mixture.groups_per_token, group) ==
+        best + mixture.groups_per_token) {
+      std::fill_n(preferences + group * size, size, -INFINITY);
+    }
+  }
+}
+
 }  // namespace
 
 void Experts::run(Workers& workers, const HearthModel& model, const HearthLayer& layer,
                   float* hidden, int64_t num_tokens) {
-  const int64_t most = std::max<int64_t>(kMaxRows / model.experts_per_token, 1);
+  const int64_t most = std::max<int64_t>(kMaxRows / model.mixture.experts_per_token, 1);
   for (int64_t first = 0; first < num_tokens; first += most) {
     run_part(workers, model, layer, hidden + first * model.hidden,
              std::min(num_tokens - first, most));
@@ -34,7 +70,7 @@ void Experts::run(Workers& workers, const HearthModel& model, const HearthLayer&
 
 void Experts::run_part(Workers& workers, const HearthModel& model, const HearthLayer& layer,
                        float* hidden, int64_t num_tokens) {
-  const int64_t num_rows = num_tokens * model.experts_per_token;
+  const int64_t num_rows = num_tokens * model.mixture.experts_per_token;
   const int64_t row = row_bytes(model, model.hidden);
   grow(floats_, num_tokens * model.hidden);
   grow(normed_, num_tokens * row);
@@ -58,42 +94,53 @@ void Experts::run_part(Workers& workers, const HearthModel& model, const HearthL
 
 void Experts::choose(Workers& workers, const HearthModel& model, const HearthLayer& layer,
                      int64_t num_tokens) {
+  const HearthMixture& mixture = model.mixture;
   const int64_t num_experts = layer.router.outputs;
-  const int64_t num_chosen = model.experts_per_token;
+  const int64_t num_chosen = mixture.experts_per_token;
   grow(logits_, num_tokens * num_experts);
-  grow(weights_, num_tokens * num_experts);
+  grow(scores_, num_tokens * num_experts);
   grow(chosen_, num_tokens * num_chosen);
   grow(chosen_shares_, num_tokens * num_chosen);
+  grow(group_scores_, num_tokens * mixture.num_groups);
+  grow(groups_, num_tokens * mixture.groups_per_token);
   LinearCall router = linear_call(model, layer.router, floats_.data(), num_tokens, Finish::kStore,
                                   1.0f, logits_.data());
   router.bits = Bits::kFloat32;
   workers.multiply(router);
   workers.each_row(num_tokens, [&](int64_t token) {
-    const float* const logits = logits_.data() + token * num_experts;
-    float* const weights = weights_.data() + token * num_experts;
+    float* const preferences = logits_.data() + token * num_experts;  // what experts are chosen by
+    float* const scores = scores_.data() + token * num_experts;
     int64_t* const chosen = chosen_.data() + token * num_chosen;
     float* const shares = chosen_shares_.data() + token * num_chosen;
-    find_largest(logits, num_experts, num_chosen, chosen);
-    workers.kernels.weigh(logits, num_experts, logits[chosen[0]], 1.0f, weights);
-    float total = 0.0f;
-    if (model.is_renormalised) {
-      for (int64_t rank = 0; rank < num_chosen; ++rank) {
-        total += weights[chosen[rank]];
+    if (mixture.is_sigmoid) {
+      for (int64_t expert = 0; expert < num_experts; ++expert) {
+        scores[expert] = 1.0f / (1.0f + std::exp(-preferences[expert]));
       }
     } else {
+      const float largest = workers.kernels.largest_of(preferences, num_experts);
+      workers.kernels.weigh(preferences, num_experts, largest, 1.0f, scores);
+    }
+    if (layer.selection_bias != nullptr) {
       for (int64_t expert = 0; expert < num_experts; ++expert) {
-        total += weights[expert];
+        preferences[expert] = scores[expert] + layer.selection_bias[expert];
       }
     }
+    if (mixture.num_groups > 1) {
+      keep_best_groups(mixture, num_experts, preferences,
+                       group_scores_.data() + token * mixture.num_groups,
+                       groups_.data() + token * mixture.groups_per_token);
+    }
+    find_largest(preferences, num_experts, num_chosen, chosen);
+    const float total = total_of(mixture, scores, num_experts, chosen);
     for (int64_t rank = 0; rank < num_chosen; ++rank) {
-      shares[rank] = weights[chosen[rank]] / total;
+      shares[rank] = scores[chosen[rank]] / total * mixture.scale;
     }
   });
 }
 
 // By counting, so that the rows of an expert are in the order of their tokens.
 void Experts::sort(const HearthModel& model, int64_t num_tokens) {
-  const int64_t num_chosen = model.experts_per_token;
+  const int64_t num_chosen = model.mixture.experts_per_token;
   const int64_t num_rows = num_tokens * num_chosen;
   grow(places_, num_rows);
   grow(shares_, num_rows);

@@ -34,7 +34,9 @@ class Experts {
   std::vector<float> floats_;         // [tokens][hidden]: the norm, for the router
   std::vector<char> normed_;          // [tokens][hidden / kGroup]: the same, for the experts
   std::vector<float> logits_;         // [tokens][experts] of the router
-  std::vector<float> weights_;        // [tokens][experts]: their powers
+  std::vector<float> scores_;         // [tokens][experts]: their powers or sigmoids
+  std::vector<float> group_scores_;   // [tokens][groups]
+  std::vector<int64_t> groups_;       // [tokens][groups_per_token]: the best
   std::vector<int64_t> chosen_;       // [tokens][experts_per_token]
   std::vector<float> chosen_shares_;  // like chosen_
   std::vector<int64_t> ends_;         // [experts] of their rows

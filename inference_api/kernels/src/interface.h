@@ -86,10 +86,24 @@ typedef struct {
   // [experts][hidden], float32 in every form: up and down then stack those of the experts, and so
   // do their biases. Without outputs: the layer has one MLP.
   HearthLinear router;
+  const float* selection_bias;  // [experts] or null
+  HearthLinear shared_up;       // of an MLP beside the experts; without outputs: there is none
+  HearthLinear shared_down;
   void* keys;      // [rows][kv_heads][capacity][head_dim]
   void* values;    // like keys
   int64_t window;  // 0: everything is seen
 } HearthLayer;
+
+// How experts are chosen: see MixtureConfig in engine/.
+typedef struct {
+  int64_t experts_per_token;
+  int64_t num_groups;  // 1: all experts are of one
+  int64_t groups_per_token;
+  int64_t num_scored;  // 1 or 2
+  float scale;         // of all shares
+  int32_t is_sigmoid;
+  int32_t is_renormalised;  // the shares of a token's experts sum to one
+} HearthMixture;
 
 // A decoder; see ModelConfig and Decoder in engine/ for what the fields mean. The numbers of an
 // enumeration are those of kernels.h.
@@ -100,8 +114,7 @@ typedef struct {
   HearthLinear head;
   int64_t num_layers;
   int64_t hidden;
-  int64_t ffn;                // of layers with one MLP
-  int64_t experts_per_token;  // of the others
+  int64_t ffn;  // of the MLPs that all tokens have, the widest one's
   int64_t num_heads;
   int64_t num_kv_heads;
   int64_t head_dim;
@@ -115,7 +128,6 @@ typedef struct {
   int32_t activation;
   int32_t is_gated;
   int32_t is_parallel;
-  int32_t is_renormalised;   // the shares of a token's experts sum to one
   int32_t is_qk_norm_whole;  // all query heads are normalised as one, and all key heads
   float norm_eps;
   float attention_scale;
@@ -125,6 +137,7 @@ typedef struct {
   float logits_softcap;  // c: logits become c tanh(logits / c); 0: they stay
   float swiglu_limit;    // see SwiGlu; 0: gates are as the activation says
   float swiglu_alpha;
+  HearthMixture mixture;  // of layers that have a router
 } HearthModel;
 
 // Tokens of any cache rows, those of a row in their order. A token follows the `position` slots

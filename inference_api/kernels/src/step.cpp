@@ -135,7 +135,8 @@ const Branch* Step::find_branches(const Part& part) {
 
 // Sequential: the MLP reads what attention has added to. Parallel: both read the same, so that both
 // norms are taken first; without one of its own the MLP shares attention's. Where there is no norm
-// at all the residual is read as it is. Experts are sequential, and have a norm before them.
+// at all the residual is read as it is. Experts are sequential, and have a norm before them, which
+// the MLP that all tokens share reads too.
 void Step::run_layer(Workers& workers, const HearthModel& model, const HearthLayer& layer,
                      const Part& part) {
   const auto norm_rows = [&](const HearthNorm& norm, std::vector<char>& rows) {
@@ -156,19 +157,24 @@ void Step::run_layer(Workers& workers, const HearthModel& model, const HearthLay
     norm_rows(layer.mlp_norm, mlp_normed_);
   }
   attend(workers, model, layer, part);
-  if (layer.router.outputs > 0) {
-    experts_.run(workers, model, layer, hidden_.data(), part.count);
-    return;
-  }
-  if (!model.is_parallel) {
+  const bool has_experts = layer.router.outputs > 0;
+  const HearthLinear& mlp_up = has_experts ? layer.shared_up : layer.up;
+  const HearthLinear& mlp_down = has_experts ? layer.shared_down : layer.down;
+  if (!model.is_parallel && mlp_up.outputs > 0) {
     norm_rows(layer.mlp_norm, mlp_normed_);
   }
-  LinearCall up = linear_call(model, layer.up, (shares_norm ? normed_ : mlp_normed_).data(),
+  if (has_experts) {
+    experts_.run(workers, model, layer, hidden_.data(), part.count);
+  }
+  if (mlp_up.outputs == 0) {
+    return;
+  }
+  LinearCall up = linear_call(model, mlp_up, (shares_norm ? normed_ : mlp_normed_).data(),
                               part.count, Finish::kActivate, 1.0f, nullptr);
   up.is_gated = model.is_gated != 0;
   up.activated = activated_.data();
   workers.multiply(up);
-  add_product(workers, model, layer.down, activated_, layer.mlp_output_norm, part.count);
+  add_product(workers, model, mlp_down, activated_, layer.mlp_output_norm, part.count);
 }
 
 // Adds a product to hidden_, where there is a norm the norm of it.

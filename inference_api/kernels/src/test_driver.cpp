@@ -179,7 +179,7 @@ void run_attention(HearthContext* context, int variant, int64_t groups, int64_t 
 // experts.
 struct Model {
   static constexpr int kFirstMixture = 16;
-  static constexpr int64_t kExperts = 37;
+  static constexpr int64_t kExperts = 36;
   static constexpr int64_t kExpertFfn = 32;
   static constexpr int64_t kHidden = 96;
   static constexpr int64_t kFfn = 64;
@@ -250,8 +250,16 @@ struct Model {
       layer.up = linear(context, bits, kExperts * outputs, kHidden);
       layer.down = linear(context, bits, kExperts * kHidden, kExpertFfn);
       layer.router = linear(context, 32, kExperts, kHidden);
-      description.is_renormalised = kind / 2 % 2;
-      description.experts_per_token = kind % 4 == 3 ? kExperts : 5;
+      const bool has_groups = kind % 5 < 3;
+      const int64_t experts_per_token = kind % 4 == 3 ? kExperts : 5;
+      description.mixture = {
+          experts_per_token, has_groups ? 4 : 1, has_groups ? 3 : 1, 1 + kind % 2, 1.5f,
+          kind % 3 == 0,     kind / 2 % 2};
+      if (kind % 3 == 0) {
+        layer.selection_bias = floats(kExperts);
+        layer.shared_up = linear(context, bits, is_gated ? 2 * kFfn : kFfn, kHidden);
+        layer.shared_down = linear(context, bits, kHidden, kFfn);
+      }
     }
     const size_t element = size_t{4} >> description.cache_type;
     keys.resize(static_cast<size_t>(kRows * description.row_stride) * element);

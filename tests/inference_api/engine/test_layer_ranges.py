@@ -59,6 +59,7 @@ def assert_same_bits(folder: Path, options: EngineOptions, rows: Sequence[RowSte
         "falcon-40b",
         "qwen3-moe-dense",
         "gemma3",
+        "glm4-moe",
         "gpt-oss",
         "olmo2",
     ],

@@ -1,6 +1,7 @@
 """Experts as a token chooses them, by torch and by the kernels."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from inference_api.engine.linear import TorchLinear
-from inference_api.engine.loading.config import MixtureConfig
+from inference_api.engine.loading.config import ExpertGroups, MixtureConfig
 from inference_api.engine.mlp import Mixture, Mlp
 from tests.inference_api.engine.conftest import TinyModel, make_runner
 from tests.inference_api.engine.steps import decode
@@ -42,6 +43,41 @@ def test_shares_are_of_all_experts_or_of_those_taken() -> None:
     x = torch.ones(1, HIDDEN)
     torch.testing.assert_close(mixture(router, 2, False)(x)[0], taken / powers.sum())
     torch.testing.assert_close(mixture(router, 2, True)(x)[0], taken / taken.sum())
+
+
+def by_sigmoids(logits: Tensor, bias: Tensor, groups: ExpertGroups | None = None) -> Tensor:
+    """The shares of four experts, of which two are taken."""
+    made = mixture(logits[:, None].expand(-1, HIDDEN) / HIDDEN, 2, is_renormalised=False)
+    config = replace(made.config, scoring="sigmoid", groups=groups, scale=2.0)
+    return replace(made, config=config, selection_bias=bias)(torch.ones(1, HIDDEN))[0]
+
+
+def test_a_bias_changes_the_choice_and_not_the_shares() -> None:
+    logits = torch.tensor([0.0, 1.0, 2.0, -1.0])
+    shares = by_sigmoids(logits, torch.tensor([1.0, 0.0, 0.0, 0.5]))
+    taken = torch.tensor([1, 0, 1, 0])
+    torch.testing.assert_close(shares, 2.0 * logits.sigmoid() * taken)
+
+
+@pytest.mark.parametrize(("num_scored", "taken"), [(1, [0, 0, 1, 1]), (2, [1, 1, 0, 0])])
+def test_experts_are_of_the_group_that_is_best_as_its_kind_is_scored(
+    num_scored: int, taken: list[int]
+) -> None:
+    logits = torch.tensor([1.0, 1.0, 2.0, -3.0])
+    shares = by_sigmoids(logits, torch.zeros(4), ExpertGroups(2, 1, num_scored))
+    torch.testing.assert_close(shares, 2.0 * logits.sigmoid() * torch.tensor(taken))
+
+
+def test_sigmoids_of_nothing_share_nothing() -> None:
+    made = mixture(torch.full((4, HIDDEN), -1000.0), 2, is_renormalised=True)
+    made = replace(made, config=replace(made.config, scoring="sigmoid"))
+    assert made(torch.ones(1, HIDDEN)).tolist() == [[0.0] * HIDDEN]
+
+
+def test_what_all_tokens_share_is_added() -> None:
+    router = torch.zeros(4, HIDDEN)
+    made = replace(mixture(router, 2, True), shared=lambda x: 3.0 * x)
+    assert made(torch.ones(1, HIDDEN)).tolist() == [[3.5, 3.5, 3.0, 3.0]]
 
 
 def test_equal_experts_are_the_same_ones_by_the_kernels(

@@ -50,6 +50,17 @@ MIXTURE = {
     "norm_topk_prob": True,
 }
 
+DEEPSEEK_MIXTURE: dict[str, Any] = {
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "n_group": 4,
+    "topk_group": 2,
+    "n_shared_experts": 2,
+    "moe_intermediate_size": 32,
+    "routed_scaling_factor": 1.7,
+    "first_k_dense_replace": 1,
+}
+
 NO_PAD: dict[str, Any] = {**GATED, "pad_token_id": None}  # their own is beyond the vocabulary
 GEMMA3: dict[str, Any] = {
     **NO_PAD,
@@ -119,6 +130,29 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "gpt-oss": ("GptOss", GPT_OSS),
     "glm4": ("Glm4", {**NO_PAD, "head_dim": 16, "rope_parameters": HALF_ROPE}),
+    "glm4-moe": (
+        "Glm4Moe",
+        {
+            **GATED,
+            **DEEPSEEK_MIXTURE,
+            "head_dim": 16,
+            "use_qk_norm": True,
+            "attention_bias": True,
+            "rope_parameters": HALF_ROPE,
+        },
+    ),
+    "glm4-moe-one-group": (
+        "Glm4Moe",
+        {
+            **GATED,
+            **DEEPSEEK_MIXTURE,
+            "n_group": 1,
+            "topk_group": 1,
+            "n_shared_experts": 1,
+            "norm_topk_prob": False,
+            "first_k_dense_replace": 0,
+        },
+    ),
     "olmo2": ("Olmo2", NO_PAD),
     "phi3": (
         "Phi3",
@@ -167,8 +201,10 @@ def make_model(name: str, folder: Path) -> PreTrainedModel:
     model: PreTrainedModel = getattr(transformers, f"{family.removesuffix('Text')}ForCausalLM")(
         config
     )
-    for parameter_name, parameter in model.named_parameters():
+    for parameter_name, parameter in (*model.named_parameters(), *model.named_buffers()):
         # Biases and norms too, or nothing would test them.
+        if parameter_name.endswith("inv_freq"):
+            continue
         if parameter.ndim == 1 or parameter_name.endswith("_bias"):
             torch.nn.init.normal_(parameter, mean=parameter.mean().item(), std=0.2)
     model.eval().save_pretrained(folder)  # type: ignore[no-untyped-call]

@@ -126,7 +126,9 @@ def test_so_it_does_with_weights_as_they_are(folder: Folder, name: str, bits: Bi
     assert is_close(every_position(fused, texts), every_position(plain, texts), 2e-6, 1e-5)
 
 
-@pytest.mark.parametrize("name", ["qwen3", "llama-wide-heads", EVEN, "llama-relu", "qwen3-moe"])
+@pytest.mark.parametrize(
+    "name", ["qwen3", "llama-wide-heads", EVEN, "llama-relu", "qwen3-moe", "glm4-moe"]
+)
 def test_so_it_does_with_every_variant(folder: Folder, kernels: Kernels, name: str) -> None:
     """Between them they have every norm, activation and kind of MLP, and biases."""
     fused, plain = loaded(folder(name), kernels)

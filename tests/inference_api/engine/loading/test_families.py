@@ -6,7 +6,12 @@ from typing import Any
 import pytest
 import torch
 
-from inference_api.engine.loading.config import LayerRange, MixtureConfig, SwiGluConfig
+from inference_api.engine.loading.config import (
+    ExpertGroups,
+    LayerRange,
+    MixtureConfig,
+    SwiGluConfig,
+)
 from inference_api.engine.loading.families import read_config
 from inference_api.engine.rope import frequencies
 from inference_api.errors import StartupError
@@ -31,6 +36,15 @@ GPT_OSS: dict[str, Any] = {
     "model_type": "gpt_oss",
     "num_key_value_heads": 4,
     "num_local_experts": 8,
+}
+GLM4_MOE: dict[str, Any] = {
+    **LLAMA,
+    "model_type": "glm4_moe",
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 32,
+    "n_group": 4,
+    "topk_group": 2,
 }
 FALCON: dict[str, Any] = {
     "model_type": "falcon",
@@ -355,3 +369,59 @@ def test_layers_without_experts(changes: dict[str, Any], dense_layers: set[int])
 )
 def test_experts_that_cannot_be_are_named(changes: dict[str, Any], named: str) -> None:
     assert named in faults({**QWEN3_MOE, **changes})[0]
+
+
+def test_what_glm_4_moe_leaves_out_has_its_usual_value() -> None:
+    config = read_config(GLM4_MOE)
+    assert config.mixture == MixtureConfig(
+        8,
+        3,
+        32,
+        is_renormalised=True,
+        dense_layers=frozenset({0}),
+        scoring="sigmoid",
+        has_selection_bias=True,
+        groups=ExpertGroups(4, 2, 2),
+        shared_ffn_size=32,
+    )
+    assert (config.rotary_dim, config.has_qk_norm, config.has_qkv_bias) == (8, False, False)
+    one_group = read_config({**GLM4_MOE, "n_group": 1, "topk_group": 1}).mixture
+    assert one_group is not None
+    assert one_group.groups is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "dense_layers"),
+    [
+        ({"first_k_dense_replace": 0}, set()),
+        ({"first_k_dense_replace": 2}, {0, 1}),
+        ({"first_k_dense_replace": 1, "moe_layer_freq": 2}, {0, 1}),
+        ({"first_k_dense_replace": 0, "moe_layer_freq": 2}, {1}),
+    ],
+)
+def test_layers_before_the_experts(changes: dict[str, Any], dense_layers: set[int]) -> None:
+    mixture = read_config({**GLM4_MOE, **changes}).mixture
+    assert mixture is not None
+    assert mixture.dense_layers == dense_layers
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"scoring_func": "softmax"}, "scoring_func='softmax' in config.json is not supported; "),
+        ({"scoring_func": "tanh"}, "with scoring_func=sigmoid beside topk_method=noaux_tc."),
+        ({"topk_method": "best"}, "topk_method='best' in config.json is not supported; choose a "),
+        ({"topk_method": "best"}, "a model with greedy or group_limited_greedy or noaux_tc."),
+        ({"n_group": 3}, "n_group=3 in config.json is not supported; choose a model with groups"),
+        ({"n_group": 8}, "groups of 2 or more experts, all alike"),
+        ({"topk_group": 1}, "as many experts in them as num_experts_per_tok=3"),
+        ({"topk_group": 5}, "topk_group=5 in config.json is not an integer from 1 to 4"),
+        ({"n_shared_experts": -1}, "n_shared_experts=-1 in config.json is not an integer from 0"),
+        ({"first_k_dense_replace": "x"}, "first_k_dense_replace='x'"),
+        ({"moe_layer_freq": [0, 1, 1]}, "moe_layer_freq=[0, 1, 1]"),
+        ({"routed_scaling_factor": 0}, "routed_scaling_factor=0"),
+        ({"n_routed_experts": None}, "n_routed_experts=None"),
+    ],
+)
+def test_a_choice_of_experts_that_cannot_be_is_named(changes: dict[str, Any], named: str) -> None:
+    assert named in " ".join(faults({**GLM4_MOE, **changes}))
