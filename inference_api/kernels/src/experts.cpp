@@ -43,10 +43,13 @@ void keep_best_groups(const HearthMixture& mixture, int64_t num_experts, float* 
                       float* scores, int64_t* best) {
   const int64_t size = num_experts / mixture.num_groups;
   for (int64_t group = 0; group < mixture.num_groups; ++group) {
-    const float* const of_group = preferences + group * size;
-    int64_t largest[2] = {};
-    find_largest(of_group, size, mixture.num_scored, largest);
-    scores[group] = of_group[largest[0]] + (mixture.num_scored > 1 ? of_group[largest[1]] : 0.0f);
+    float best_two[] = {-INFINITY, -INFINITY};
+    for (int64_t expert = group * size; expert < (group + 1) * size; ++expert) {
+      const float preference = preferences[expert];
+      best_two[1] = std::max(best_two[1], std::min(best_two[0], preference));
+      best_two[0] = std::max(best_two[0], preference);
+    }
+    scores[group] = best_two[0] + (mixture.num_scored > 1 ? best_two[1] : 0.0f);
   }
   find_largest(scores, mixture.num_groups, mixture.groups_per_token, best);
   for (int64_t group = 0; group < mixture.num_groups; ++group) {
