@@ -14,6 +14,7 @@ import torch.nn.functional as F  # noqa: N812 (the name everybody knows it by)
 from torch import Tensor
 
 from inference_api.engine.attention import Attention, Attentions, Place
+from inference_api.engine.latent import LatentOut, latent_qkv
 from inference_api.engine.linear import Linear
 from inference_api.engine.loading.config import ModelConfig
 from inference_api.engine.loading.weights import Parameters
@@ -231,12 +232,13 @@ def _layer(config: ModelConfig, parameters: Parameters, index: int, rows_multipl
     def linear(name: str) -> Linear:
         return parameters.linear(f"layers.{index}.{name}.weight", f"layers.{index}.{name}.bias")
 
+    latent = config.latent
     return Layer(
         attention_norm=affine("attention_norm"),
-        qkv=linear("qkv"),
+        qkv=linear("qkv") if latent is None else latent_qkv(config, latent, parameters, index),
         qk_norm=parameters.qk_norm(config, index),
         sinks=parameters.tensors.get(f"layers.{index}.sinks"),
-        out=linear("out"),
+        out=linear("out") if latent is None else LatentOut(config, linear("out")),
         attention_output_norm=affine("attention_output_norm"),
         mlp_norm=affine("mlp_norm"),
         mlp=make_mlp(config, parameters, index, rows_multiple),

@@ -28,6 +28,10 @@ from inference_api.kernels.library import (
 )
 
 Fields = dict[str, Any]  # of a struct
+LINEARS = (  # of a layer, in which some of them are
+    *("qkv", "q_a", "q_b", "kv_a", "kv_b", "out"),
+    *("router", "up", "down", "shared_up", "shared_down"),
+)
 NORMS = ("rms", "layer")  # by their numbers in kernels.h, as are the config's ACTIVATIONS
 
 
@@ -127,6 +131,7 @@ class KernelDecoder:
             "num_heads": config.num_heads,
             "num_kv_heads": config.num_kv_heads,
             "head_dim": config.head_dim,
+            "value_dim": config.value_dim,
             "rotary_dim": config.rotary_dim,
             "row_stride": cache.keys.stride(1),
             "head_stride": cache.keys.stride(2),
@@ -162,29 +167,26 @@ class KernelDecoder:
         }
 
     def _layer(self, index: int, cache: KVCache, qk_norm: Tensor | None) -> Fields:
-        config, name = self._config, f"layers.{index}"
-        mixture = config.mixture_of(index)
-        router: Fields = {}
-        if mixture is not None:
-            router["router"] = self._linear(f"{name}{ROUTER}.weight", f"{name}{ROUTER}.bias")
-            router["selection_bias"] = self._optional(f"{name}{ROUTER}.selection_bias")
-        if mixture is not None and mixture.shared_ffn_size:
-            for each in ("shared_up", "shared_down"):
-                router[each] = self._linear(f"{name}.{each}.weight")
+        name = f"layers.{index}"
+        weights = {each: f"{name}.{each}.weight" for each in LINEARS}
+        linears = {
+            each: self._linear(weight, f"{name}.{each}.bias")
+            for each, weight in weights.items()
+            if weight in self._packed
+        }
         norms = ("attention_norm", "attention_output_norm", "mlp_norm", "mlp_output_norm")
         return (
             {each: self._norm(f"{name}.{each}") for each in norms}
-            | router
+            | linears
             | {
                 "qk_norm": ffi.NULL if qk_norm is None else self._pointer(qk_norm),
+                "q_a_norm": self._optional(f"{name}.q_a_norm.weight"),
+                "kv_a_norm": self._optional(f"{name}.kv_a_norm.weight"),
                 "sinks": self._optional(f"{name}.sinks"),
-                "qkv": self._linear(f"{name}.qkv.weight", f"{name}.qkv.bias"),
-                "out": self._linear(f"{name}.out.weight", f"{name}.out.bias"),
-                "up": self._linear(f"{name}.up.weight", f"{name}.up.bias"),
-                "down": self._linear(f"{name}.down.weight", f"{name}.down.bias"),
+                "selection_bias": self._optional(f"{name}{ROUTER}.selection_bias"),
                 "keys": pointer(cache.keys[index].data_ptr()),
                 "values": pointer(cache.values[index].data_ptr()),
-                "window": config.windows[index] or 0,
+                "window": self._config.windows[index] or 0,
             }
         )
 

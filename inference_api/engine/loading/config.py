@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, Self
 
 DEFAULT_MAX_SEQ_LEN = 2048
+LATENT_NORM_EPS = 1e-6
 CACHE_ALIGNMENT_TOKENS = 16  # see kv_cache: rows then begin on cache-line borders
 KEYS_AND_VALUES = 2
 
@@ -75,6 +76,19 @@ class MixtureConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class LatentConfig:
+    """Latent attention (DeepSeek-AI 2024, arXiv 2405.04434).
+
+    Queries, and keys and values together, are made of shorter vectors, latents, which are
+    normalised. What is turned of a key is the same in all heads, and not of the latent.
+    """
+
+    query_rank: int | None  # of the latent; None: queries are made of what attention reads
+    kv_rank: int
+    value_dim: int  # up to head_dim: the other dimensions of a value are zeros
+
+
+@dataclass(frozen=True, slots=True)
 class Quantisation:
     """How a quantised checkpoint stores a matrix [outputs, inputs]: scale * (value - zero).
 
@@ -132,6 +146,7 @@ class ModelConfig:
     tensor_names: TensorNames
     eos_token_ids: frozenset[int]
     mixture: MixtureConfig | None = None
+    latent: LatentConfig | None = None
     is_qk_norm_whole: bool = False  # all query heads are normalised as one, and all key heads
     has_attention_norm: bool = True  # False: attention reads the residual as it is
     has_output_norms: bool = False  # what attention and MLP give is normalised, then added
@@ -175,6 +190,11 @@ class ModelConfig:
     @property
     def num_qkv_heads(self) -> int:
         return self.num_heads + 2 * self.num_kv_heads
+
+    @property
+    def value_dim(self) -> int:
+        """Dimensions of a value that are not zeros by definition: the first ones of a head."""
+        return self.head_dim if self.latent is None else self.latent.value_dim
 
     def context(self, max_seq_len: int | None) -> int:
         """Tokens a user row holds when MAX_SEQ_LEN is `max_seq_len`."""

@@ -13,6 +13,7 @@ from typing import Any
 
 from inference_api.engine.loading.config import (
     DEFAULT_MAX_SEQ_LEN,
+    LatentConfig,
     ModelConfig,
     RopeConfig,
     RopeKind,
@@ -34,6 +35,7 @@ from inference_api.engine.loading.rope_fields import (
     PHI_KINDS,
     read_rope,
     read_rotary_dim,
+    read_score_magnitude,
     rope_of,
 )
 from inference_api.engine.loading.window_fields import (
@@ -367,6 +369,42 @@ def _read_glm4(fields: ConfigFields) -> ModelConfig:
     return replace(config, has_out_bias=False, has_output_norms=True)
 
 
+def _read_deepseek_v2(fields: ConfigFields) -> ModelConfig:
+    return _read_deepseek(fields.or_else({"topk_method": "greedy"}))
+
+
+def _read_deepseek_v3(fields: ConfigFields) -> ModelConfig:
+    if not fields.flag("rope_interleave", True):
+        fields.refuse("rope_interleave", False, "rope_interleave=true")
+    return _read_deepseek(fields.or_else({"topk_method": "noaux_tc", "norm_topk_prob": True}))
+
+
+def _read_deepseek(fields: ConfigFields) -> ModelConfig:
+    """Latent attention, and a mixture of experts."""
+    rotary_dim = fields.count("qk_rope_head_dim")
+    head_dim = fields.count("qk_nope_head_dim") + rotary_dim
+    if rotary_dim % 2:
+        fields.refuse("qk_rope_head_dim", rotary_dim, "an even one")
+    if fields.flag("mlp_bias"):
+        fields.refuse("mlp_bias", True, "mlp_bias=false")
+    # There `head_dim` is what of a head is turned.
+    heads = {"head_dim": head_dim, "num_key_value_heads": fields.raw.get("num_attention_heads")}
+    config = _read_llama_like(fields.under({**fields.raw, **heads}), mixture=read_deepseek_mixture)
+    rope = config.ropes[0]
+    assert rope is not None
+    query_rank = None if fields.raw.get("q_lora_rank") is None else fields.count("q_lora_rank")
+    return replace(
+        config,
+        rotary_dim=rotary_dim,
+        attention_scale=config.attention_scale * read_score_magnitude(fields, rope),
+        latent=LatentConfig(
+            query_rank,
+            kv_rank=fields.count("kv_lora_rank"),
+            value_dim=fields.count("v_head_dim", most=head_dim),
+        ),
+    )
+
+
 def _read_glm4_moe(fields: ConfigFields) -> ModelConfig:
     """Llama with DeepSeek's mixture of experts, and rope of a part of each head. What is left out
     has the values of transformers' Glm4MoeConfig."""
@@ -390,6 +428,8 @@ _GLM4_MOE_DEFAULTS = {
 
 
 _READERS: dict[str, Callable[[ConfigFields], ModelConfig]] = {
+    "deepseek_v2": _read_deepseek_v2,
+    "deepseek_v3": _read_deepseek_v3,
     "falcon": _read_falcon,
     "gemma3": _read_gemma3,
     "gemma3_text": _read_gemma3_text,

@@ -10,7 +10,12 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import NamedTuple
 
-from inference_api.engine.loading.config import MixtureConfig, ModelConfig, TensorNames
+from inference_api.engine.loading.config import (
+    LatentConfig,
+    MixtureConfig,
+    ModelConfig,
+    TensorNames,
+)
 from inference_api.kernels.packing import FLOAT_BITS, MAX_HEAD_DIM, Bits, packed_bytes
 
 EMBEDDING, HEAD = "embedding", "head"
@@ -36,14 +41,14 @@ class Part:
 
     `is_grouped_qkv`: its rows hold, for each key-value head in turn, that head's queries, key
     and value (all of Falcon's fused layouts are this one, with 1, some or all heads as groups);
-    ours are all queries, then all keys, then all values. `is_interleaved`: the dimensions of a head
-    that make a rotary pair lie side by side; see `rotary_order`. `offset`: ours are so much more.
+    ours are all queries, then all keys, then all values. `head_order`: of the rows of a head, the
+    one there that each of ours is; see `rotary_order`. `offset`: ours are so much more.
     """
 
     name: str
     shape: tuple[int, ...]
     is_grouped_qkv: bool = False
-    is_interleaved: bool = False
+    head_order: Sequence[int] = ()
     offset: float = 0.0
 
 
@@ -222,11 +227,12 @@ def num_stacked(config: ModelConfig, name: str) -> int:
     return 1 if mixture is None else mixture.num_experts
 
 
-def rotary_order(config: ModelConfig) -> list[int]:
-    """Of a head whose rotary pairs lie side by side, the dimension that each of ours is there."""
-    firsts = range(0, config.rotary_dim, 2)
-    seconds = range(1, config.rotary_dim, 2)
-    return [*firsts, *seconds, *range(config.rotary_dim, config.head_dim)]
+def rotary_order(config: ModelConfig, begin: int = 0, end: int | None = None) -> tuple[int, ...]:
+    """Of a head whose rotary pairs lie side by side, the dimension that each of ours is there: the
+    pairs begin there at `begin`, and the head, or other rows that are ordered so, ends at `end`."""
+    after = begin + config.rotary_dim
+    pairs = (*range(begin, after, 2), *range(begin + 1, after, 2))
+    return (*pairs, *range(begin), *range(after, end or config.head_dim))
 
 
 def num_layers_in(names: Iterable[str], config: ModelConfig) -> int:
@@ -290,7 +296,7 @@ def _layer_plan(config: ModelConfig, names: _Names, index: int) -> Plan:
     theirs, ours = f"{names.layer}.{config.first_layer + index}", f"layers.{index}"
     hidden, ffn, head = config.hidden_size, config.ffn_size, config.head_dim
     kv = config.num_kv_heads * head
-    queries = config.num_heads * head
+    queries, values = config.num_heads * head, config.num_heads * config.value_dim
     qkv_rows = (queries, kv, kv) if len(names.qkv) == 3 else (queries + 2 * kv,)
     attention_norm, mlp_norm = names.attention_norm, names.mlp_norm
     if config.is_parallel and config.has_mlp_norm:
@@ -303,17 +309,21 @@ def _layer_plan(config: ModelConfig, names: _Names, index: int) -> Plan:
 
     if config.has_attention_norm:
         plan.update(norm("attention_norm", attention_norm))
-    qkv = _linear(f"{ours}.qkv", theirs, names.qkv, qkv_rows, hidden, config.has_qkv_bias)
-    plan.update(
-        {name: tuple(_qkv_part(names, part) for part in parts) for name, parts in qkv.items()}
-    )
+    if config.latent is None:
+        qkv = _linear(f"{ours}.qkv", theirs, names.qkv, qkv_rows, hidden, config.has_qkv_bias)
+        order = rotary_order(config) if names.is_interleaved else ()
+        plan.update(
+            {n: tuple(_qkv_part(names, part, order) for part in parts) for n, parts in qkv.items()}
+        )
+    else:
+        plan.update(_latent_plan(config, config.latent, ours, theirs))
     if config.has_qk_norm:
         sizes = (queries, kv) if config.is_qk_norm_whole else (head, head)
         for name, size in zip(("q_norm", "k_norm"), sizes, strict=True):
             weight = f"{theirs}.self_attn.{name}.weight"
             plan[f"{ours}.{name}"] = (Part(weight, (size,), offset=names.norm_offset),)
     plan.update(
-        _linear(f"{ours}.out", theirs, (names.out,), (hidden,), queries, config.has_out_bias)
+        _linear(f"{ours}.out", theirs, (names.out,), (hidden,), values, config.has_out_bias)
     )
     if config.has_sinks:
         plan[f"{ours}.sinks"] = (Part(f"{theirs}.{names.sinks}", (config.num_heads,)),)
@@ -360,13 +370,42 @@ def _mixture_plan(
     return plan
 
 
-def _qkv_part(names: _Names, part: Part) -> Part:
+def _qkv_part(names: _Names, part: Part, order: Sequence[int]) -> Part:
     is_turned = ".v_proj." not in part.name
-    return replace(
-        part,
-        is_grouped_qkv=names.is_qkv_grouped,
-        is_interleaved=names.is_interleaved and is_turned,
-    )
+    return replace(part, is_grouped_qkv=names.is_qkv_grouped, head_order=order if is_turned else ())
+
+
+def _latent_plan(config: ModelConfig, latent: LatentConfig, ours: str, theirs: str) -> Plan:
+    """Heads of queries, and what makes keys, end with what is turned; ours begin with it."""
+    hidden, heads, kv_rank = config.hidden_size, config.num_heads, latent.kv_rank
+    unturned = config.head_dim - config.rotary_dim
+
+    def linear(name: str, its_name: str, rows: int, columns: int, has_bias: bool = False) -> Plan:
+        return _linear(
+            f"{ours}.{name}", f"{theirs}.self_attn", (its_name,), (rows,), columns, has_bias
+        )
+
+    def ordered(plan: Plan, begin: int, end: int) -> Plan:
+        order = rotary_order(config, begin, end)
+        return {name: (replace(part, head_order=order),) for name, (part,) in plan.items()}
+
+    def norm(name: str, its_name: str, rank: int) -> Plan:
+        return {f"{ours}.{name}.weight": (Part(f"{theirs}.self_attn.{its_name}.weight", (rank,)),)}
+
+    plan: Plan = {}
+    queries_of, its_name = hidden, "q_proj"
+    if latent.query_rank is not None:
+        queries_of, its_name = latent.query_rank, "q_b_proj"
+        plan.update(linear("q_a", "q_a_proj", queries_of, hidden, config.has_qkv_bias))
+        plan.update(norm("q_a_norm", "q_a_layernorm", queries_of))
+    queries = linear("q_b", its_name, heads * config.head_dim, queries_of)
+    plan.update(ordered(queries, unturned, config.head_dim))
+    rows = kv_rank + config.rotary_dim
+    kv_a = linear("kv_a", "kv_a_proj_with_mqa", rows, hidden, config.has_qkv_bias)
+    plan.update(ordered(kv_a, kv_rank, rows))
+    plan.update(norm("kv_a_norm", "kv_a_layernorm", kv_rank))
+    plan.update(linear("kv_b", "kv_b_proj", heads * (unturned + latent.value_dim), kv_rank))
+    return plan
 
 
 def _linear(

@@ -68,6 +68,11 @@ def scratch_bytes(config: ModelConfig, num_outputs: int) -> int:
         + config.has_output_norms * config.hidden_size  # what is normalised before it is added
         + config.max_ffn_size
     )
+    latent = config.latent
+    if latent is not None:  # latents, also as products take them, and what is made of them
+        ranks = max(latent.query_rank or 0, latent.kv_rank + config.rotary_dim)
+        made = config.num_heads * (config.head_dim - config.rotary_dim + latent.value_dim)
+        token_floats += 2 * ranks + queries + made
     floats = STEP_TOKENS * token_floats + num_outputs * config.vocab_size
     mixture = config.mixture
     if mixture is not None:

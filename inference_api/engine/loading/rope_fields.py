@@ -25,6 +25,7 @@ PHI_KINDS: Mapping[str, RopeKind] = {  # two of them are older names of the thir
     "yarn": "longrope",
 }
 PARTIAL = "partial_rotary_factor"
+ALL_DIMENSIONS = "mscale_all_dim"
 ORIGINAL_POSITIONS = "original_max_position_embeddings"
 DEFAULT_THETA = 10_000.0
 ROUNDING = 1e-6  # more than there is in a share of dimensions
@@ -85,6 +86,19 @@ def rope_of(
     return rope if read is None else read(scaling, rope, rotary_dim // 2)
 
 
+def read_score_magnitude(fields: ConfigFields, rope: RopeConfig) -> float:
+    """By how much DeepSeek's yarn multiplies scores, besides what comes of turned queries and
+    keys."""
+    scaling = fields.under(_given(fields))
+    if rope.kind != "yarn" or not scaling.raw.get(ALL_DIMENSIONS):
+        return 1.0
+    return _yarn_magnitude(rope, scaling.number(ALL_DIMENSIONS, 1.0)) ** 2
+
+
+def _yarn_magnitude(rope: RopeConfig, share: float) -> float:
+    return 1.0 + 0.1 * share * math.log(max(rope.factor, 1.0))
+
+
 def _given(fields: ConfigFields) -> dict[str, Any]:
     return {**fields.mapping("rope_scaling"), **fields.mapping("rope_parameters")}
 
@@ -108,14 +122,10 @@ def _read_longrope(scaling: ConfigFields, rope: RopeConfig, num_pairs: int) -> R
 
 
 def _read_yarn(scaling: ConfigFields, rope: RopeConfig, num_pairs: int) -> RopeConfig:
-    def magnitude(share: float) -> float:
-        return 1.0 + 0.1 * share * math.log(max(rope.factor, 1.0))
-
-    shares = [scaling.raw.get(name) for name in ("mscale", "mscale_all_dim")]
-    usual = magnitude(1.0)
-    if all(shares):
-        usual = magnitude(scaling.number("mscale", 1.0))
-        usual /= magnitude(scaling.number("mscale_all_dim", 1.0))
+    usual = _yarn_magnitude(rope, 1.0)
+    if scaling.raw.get("mscale") and scaling.raw.get(ALL_DIMENSIONS):
+        usual = _yarn_magnitude(rope, scaling.number("mscale", 1.0))
+        usual /= _yarn_magnitude(rope, scaling.number(ALL_DIMENSIONS, 1.0))
     if rope.theta <= 1.0:
         scaling.refuse("rope_theta", rope.theta, "one above 1")
     return replace(

@@ -253,9 +253,9 @@ def converted(tensor: Tensor, part: Part, config: ModelConfig) -> Tensor:
     """A tensor of safetensors as one of ours; see `Part`."""
     if part.is_grouped_qkv:
         tensor = _ungrouped(tensor, config)
-    if part.is_interleaved:
-        heads = tensor.view(-1, config.head_dim, *tensor.shape[1:])
-        tensor = heads[:, rotary_order(config)].flatten(0, 1)
+    if part.head_order:
+        heads = tensor.view(-1, len(part.head_order), *tensor.shape[1:])
+        tensor = heads[:, part.head_order].flatten(0, 1)
     return tensor.float() + part.offset if part.offset else tensor
 
 

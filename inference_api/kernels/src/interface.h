@@ -80,6 +80,15 @@ typedef struct {
   const float* sin;      // like cos; negative in the first half
   const float* sinks;    // [heads] or null: see AttentionCall
   HearthLinear qkv;
+  // Of latent attention, instead of qkv: see LatentConfig in engine/. Without q_a queries are made
+  // of what attention reads. kv_a has what is turned of a key, then the latent; kv_b of each head
+  // what is not turned of its key, then its value.
+  HearthLinear q_a;
+  HearthLinear q_b;
+  HearthLinear kv_a;
+  HearthLinear kv_b;  // without outputs: there are no latents
+  const float* q_a_norm;
+  const float* kv_a_norm;
   HearthLinear out;
   HearthLinear up;  // gates, then what passes them, when the MLP is gated
   HearthLinear down;
@@ -118,6 +127,7 @@ typedef struct {
   int64_t num_heads;
   int64_t num_kv_heads;
   int64_t head_dim;
+  int64_t value_dim;    // of a value's head_dim: the others are zeros, and no inputs of `out`
   int64_t rotary_dim;   // of a head: as many of its first dimensions are turned
   int64_t row_stride;   // of the cache, in elements
   int64_t head_stride;  // like row_stride

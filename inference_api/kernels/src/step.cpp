@@ -11,6 +11,7 @@ namespace hearth {
 namespace {
 
 constexpr int64_t kMaxTokens = 512;  // in one part: bounds the memory
+constexpr float kLatentEps = 1e-6f;  // LATENT_NORM_EPS in engine/
 
 int64_t width(const HearthModel& model, int64_t heads) { return heads * model.head_dim; }
 
@@ -35,7 +36,6 @@ void* at(const HearthModel& model, void* cache, int64_t element) {
 
 void Step::reserve(const HearthModel& model, int64_t num_tokens) {
   grow(hidden_, num_tokens * model.hidden);
-  grow(qkv_, num_tokens * qkv_width(model));
   grow(attended_, num_tokens * width(model, model.num_heads));
   grow(normed_, num_tokens * row_bytes(model, model.hidden));
   grow(mlp_normed_, num_tokens * row_bytes(model, model.hidden));
@@ -201,6 +201,58 @@ void Step::add_product(Workers& workers, const HearthModel& model, const HearthL
   });
 }
 
+// From normed_ to qkv_.
+void Step::project(Workers& workers, const HearthModel& model, const HearthLayer& layer,
+                   const Part& part) {
+  const auto multiply = [&](const HearthLinear& linear, const std::vector<char>& rows,
+                            std::vector<float>& out) {
+    grow(out, part.count * linear.outputs);
+    workers.multiply(
+        linear_call(model, linear, rows.data(), part.count, Finish::kStore, 1.0f, out.data()));
+  };
+  if (layer.kv_b.outputs == 0) {
+    multiply(layer.qkv, normed_, qkv_);
+    return;
+  }
+  // To a latent, the last `rank` outputs, and to its norm.
+  const auto make_latent = [&](const HearthLinear& linear, const float* weight, int64_t rank) {
+    multiply(linear, normed_, latents_);
+    grow(latent_rows_, part.count * row_bytes(model, rank));
+    const NormCall norm = {bits(model), NormKind::kRms, kLatentEps, weight, nullptr, rank};
+    workers.each_row(part.count, [&](int64_t token) {
+      workers.kernels.norm_row(norm, latents_.data() + (token + 1) * linear.outputs - rank,
+                               latent_rows_.data() + token * row_bytes(model, rank));
+    });
+  };
+  if (layer.q_a.outputs > 0) {
+    make_latent(layer.q_a, layer.q_a_norm, layer.q_a.outputs);
+  }
+  multiply(layer.q_b, layer.q_a.outputs > 0 ? latent_rows_ : normed_, queries_);
+  make_latent(layer.kv_a, layer.kv_a_norm, layer.kv_b.inputs);
+  multiply(layer.kv_b, latent_rows_, keys_and_values_);
+  grow(qkv_, part.count * qkv_width(model));
+  workers.each_row(part.count, [&](int64_t token) { join_heads(model, layer, token); });
+}
+
+// A token's heads as attention takes them, of what latent attention has made.
+void Step::join_heads(const HearthModel& model, const HearthLayer& layer, int64_t token) {
+  const int64_t heads = width(model, model.num_heads);
+  const int64_t unturned = model.head_dim - model.rotary_dim;
+  const float* const turned = latents_.data() + token * layer.kv_a.outputs;
+  const float* made = keys_and_values_.data() + token * layer.kv_b.outputs;
+  float* key =
+      std::copy_n(queries_.data() + token * heads, heads, qkv_.data() + token * qkv_width(model));
+  float* value = key + heads;
+  for (int64_t head = 0; head < model.num_heads; ++head) {
+    std::copy_n(made, unturned, std::copy_n(turned, model.rotary_dim, key));
+    std::fill_n(std::copy_n(made + unturned, model.value_dim, value),
+                model.head_dim - model.value_dim, 0.0f);
+    made += unturned + model.value_dim;
+    key += model.head_dim;
+    value += model.head_dim;
+  }
+}
+
 // From normed_ to what attention adds to hidden_.
 void Step::attend(Workers& workers, const HearthModel& model, const HearthLayer& layer,
                   const Part& part) {
@@ -209,8 +261,7 @@ void Step::attend(Workers& workers, const HearthModel& model, const HearthLayer&
   const auto type = static_cast<CacheType>(model.cache_type);
   const int64_t slot = slot_elements(type, model.head_dim);
   const int64_t rotary_dim = layer.cos == nullptr ? 0 : model.rotary_dim;
-  workers.multiply(
-      linear_call(model, layer.qkv, normed_.data(), part.count, Finish::kStore, 1.0f, qkv_.data()));
+  project(workers, model, layer, part);
   workers.each_row(part.count, [&](int64_t token) {
     const int64_t index = part.first + token;
     const int64_t position = part.batch.positions[index];
@@ -227,10 +278,14 @@ void Step::attend(Workers& workers, const HearthModel& model, const HearthLayer&
                   part.count, model.num_kv_heads, model.num_heads / model.num_kv_heads,
                   model.head_dim, layer.window, model.attention_scale, layer.sinks,
                   attended_.data()});
+  const int64_t values_width = model.num_heads * model.value_dim;
   workers.each_row(part.count, [&](int64_t token) {
-    workers.kernels.prepare_row(bits(model), attended_.data() + token * attended_width,
-                                attended_width / kGroup,
-                                prepared_.data() + token * row_bytes(model, attended_width));
+    float* const values = attended_.data() + token * attended_width;
+    for (int64_t head = 1; head < model.num_heads && values_width < attended_width; ++head) {
+      std::copy_n(values + head * model.head_dim, model.value_dim, values + head * model.value_dim);
+    }
+    workers.kernels.prepare_row(bits(model), values, values_width / kGroup,
+                                prepared_.data() + token * row_bytes(model, values_width));
   });
   add_product(workers, model, layer.out, prepared_, layer.attention_output_norm, part.count);
 }

@@ -29,6 +29,9 @@ class Step {
   void run_part(Workers& workers, const HearthModel& model, const Part& part);
   void run_layer(Workers& workers, const HearthModel& model, const HearthLayer& layer,
                  const Part& part);
+  void project(Workers& workers, const HearthModel& model, const HearthLayer& layer,
+               const Part& part);
+  void join_heads(const HearthModel& model, const HearthLayer& layer, int64_t token);
   void attend(Workers& workers, const HearthModel& model, const HearthLayer& layer,
               const Part& part);
   void add_product(Workers& workers, const HearthModel& model, const HearthLinear& linear,
@@ -37,19 +40,23 @@ class Step {
   void write_hidden(Workers& workers, const HearthModel& model, const Part& part);
   void reserve(const HearthModel& model, int64_t num_tokens);
 
-  std::vector<float> hidden_;         // [tokens][hidden]: the residual
-  std::vector<float> product_;        // [tokens][hidden]: what is normalised before it is added
-  std::vector<float> qkv_;            // [tokens][(heads + 2 kv_heads) * head_dim]
-  std::vector<float> attended_;       // [tokens][heads * head_dim]
-  std::vector<int64_t> lengths_;      // [tokens]
-  const Branch* branches_ = nullptr;  // [tokens] of the part, or null; in the two below
+  std::vector<float> hidden_;           // [tokens][hidden]: the residual
+  std::vector<float> product_;          // [tokens][hidden]: what is normalised before it is added
+  std::vector<float> qkv_;              // [tokens][(heads + 2 kv_heads) * head_dim]
+  std::vector<float> latents_;          // [tokens][outputs of q_a, then of kv_a]
+  std::vector<float> queries_;          // [tokens][outputs of q_b]
+  std::vector<float> keys_and_values_;  // [tokens][outputs of kv_b]
+  std::vector<float> attended_;         // [tokens][heads * head_dim]
+  std::vector<int64_t> lengths_;        // [tokens]
+  const Branch* branches_ = nullptr;    // [tokens] of the part, or null; in the two below
   std::vector<Branch> branch_memory_;
   std::vector<int64_t> branch_slots_;
   // Rows of groups as products take them.
-  std::vector<char> normed_;      // [tokens][hidden / kGroup], for attention
-  std::vector<char> mlp_normed_;  // like normed_
-  std::vector<char> prepared_;    // [tokens][heads * head_dim / kGroup]: attended_
-  std::vector<char> activated_;   // [tokens][ffn / kGroup]
+  std::vector<char> latent_rows_;  // [tokens][rank / kGroup]
+  std::vector<char> normed_;       // [tokens][hidden / kGroup], for attention
+  std::vector<char> mlp_normed_;   // like normed_
+  std::vector<char> prepared_;     // [tokens][heads * head_dim / kGroup]: attended_
+  std::vector<char> activated_;    // [tokens][ffn / kGroup]
   Experts experts_;
 };
 

@@ -186,6 +186,8 @@ struct Model {
   static constexpr int64_t kHeads = 4;
   static constexpr int64_t kKvHeads = 2;
   static constexpr int64_t kHeadDim = 24;
+  static constexpr int64_t kValueDim = 16;
+  static constexpr int64_t kLatent = 32;
   static constexpr int64_t kVocab = 70;
   static constexpr int64_t kCapacity = 16;
   static constexpr int64_t kRows = 3;
@@ -193,6 +195,7 @@ struct Model {
   Model(HearthContext* context, int kind, int bits) {
     constexpr int kFormBits[] = {32, 16, 8, 4};
     const bool is_gated = kind % 2 == 0;
+    const bool has_latents = kind % 8 == 3;
     description.bits = bits;
     description.norm = kind / 2 % 2;
     description.activation = kind % 4;
@@ -203,13 +206,14 @@ struct Model {
     description.hidden = kHidden;
     description.ffn = kFfn;
     description.num_heads = kHeads;
-    description.num_kv_heads = kKvHeads;
+    description.num_kv_heads = has_latents ? kHeads : kKvHeads;
     description.head_dim = kHeadDim;
+    description.value_dim = has_latents ? kValueDim : kHeadDim;
     description.rotary_dim = kind % 2 == 0 ? kHeadDim : kHeadDim / 2;
     description.is_qk_norm_whole = kind % 2;
     description.logits_softcap = kind % 4 == 3 ? 5.0f : 0.0f;
     description.head_stride = kCapacity * (kHeadDim + (description.cache_type == 2 ? 4 : 0));
-    description.row_stride = kKvHeads * description.head_stride;
+    description.row_stride = description.num_kv_heads * description.head_stride;
     description.norm_eps = 1e-5f;
     description.attention_scale = 0.2f;
     description.embedding_multiplier = 1.5f;
@@ -239,9 +243,13 @@ struct Model {
       description.swiglu_limit = 0.5f;
       description.swiglu_alpha = 1.7f;
     }
-    layer.qk_norm = kind % 3 == 0 ? floats((kHeads + kKvHeads) * kHeadDim) : nullptr;
-    layer.qkv = linear(context, bits, (kHeads + 2 * kKvHeads) * kHeadDim, kHidden);
-    layer.out = linear(context, bits, kHidden, kHeads * kHeadDim);
+    layer.qk_norm = kind % 3 == 0 ? floats(2 * kHeads * kHeadDim) : nullptr;
+    if (has_latents) {
+      add_latents(context, kind, bits);
+    } else {
+      layer.qkv = linear(context, bits, (kHeads + 2 * kKvHeads) * kHeadDim, kHidden);
+    }
+    layer.out = linear(context, bits, kHidden, kHeads * description.value_dim);
     if (kind < kFirstMixture) {
       layer.up = linear(context, bits, is_gated ? 2 * kFfn : kFfn, kHidden);
       layer.down = linear(context, bits, kHidden, kFfn);
@@ -267,6 +275,18 @@ struct Model {
     layer.keys = keys.data();
     layer.values = values.data();
     layer.window = kind % 5 == 0 ? 7 : 0;
+  }
+
+  void add_latents(HearthContext* context, int kind, int bits) {
+    const int64_t rotary_dim = description.rotary_dim;
+    if (kind >= kFirstMixture) {
+      layer.q_a = linear(context, bits, kLatent, kHidden);
+      layer.q_a_norm = floats(kLatent);
+    }
+    layer.q_b = linear(context, bits, kHeads * kHeadDim, kind >= kFirstMixture ? kLatent : kHidden);
+    layer.kv_a = linear(context, bits, rotary_dim + kLatent, kHidden);
+    layer.kv_a_norm = floats(kLatent);
+    layer.kv_b = linear(context, bits, kHeads * (kHeadDim - rotary_dim + kValueDim), kLatent);
   }
 
   const float* floats(int64_t count) {

@@ -60,6 +60,7 @@ def assert_same_bits(folder: Path, options: EngineOptions, rows: Sequence[RowSte
         "qwen3-moe-dense",
         "gemma3",
         "glm4-moe",
+        "deepseek-v3",
         "gpt-oss",
         "olmo2",
     ],

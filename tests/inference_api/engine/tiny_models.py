@@ -95,6 +95,18 @@ GPT_OSS: dict[str, Any] = {
     "rope_parameters": {**YARN, "truncate": False},
 }
 
+DEEPSEEK: dict[str, Any] = {
+    **GATED,
+    **DEEPSEEK_MIXTURE,
+    "num_key_value_heads": 4,
+    "q_lora_rank": 32,
+    "kv_lora_rank": 64,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 16,
+}
+DEEPSEEK_YARN = {**YARN, "mscale": 1.0, "mscale_all_dim": 0.7}
+
 # name: (family prefix of transformers' classes, config)
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", GATED),
@@ -152,6 +164,18 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "norm_topk_prob": False,
             "first_k_dense_replace": 0,
         },
+    ),
+    "deepseek-v2": (
+        "DeepseekV2",
+        {**DEEPSEEK, "topk_method": "group_limited_greedy", "rope_parameters": DEEPSEEK_YARN},
+    ),
+    "deepseek-v2-lite": (
+        "DeepseekV2",
+        {**DEEPSEEK, "q_lora_rank": None, "n_group": None, "topk_group": None},
+    ),
+    "deepseek-v3": (
+        "DeepseekV3",
+        {**DEEPSEEK, "attention_bias": True, "rope_parameters": DEEPSEEK_YARN},
     ),
     "olmo2": ("Olmo2", NO_PAD),
     "phi3": (

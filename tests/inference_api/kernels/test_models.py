@@ -118,7 +118,16 @@ def test_the_embedded_model_hardly_ever_chooses_another_token_with_int8() -> Non
 @pytest.mark.parametrize("quantization", ["int8", "int4"])
 @pytest.mark.parametrize(
     "name",
-    ["llama", "llama-tied", "mistral-window", "falcon-40b", "qwen3-moe", "glm4-moe", "gpt-oss"],
+    [
+        "llama",
+        "llama-tied",
+        "mistral-window",
+        "falcon-40b",
+        "qwen3-moe",
+        "glm4-moe",
+        "deepseek-v3",
+        "gpt-oss",
+    ],
 )
 def test_a_row_is_the_same_alone_and_in_company(
     folder: Callable[[str], Path], name: str, quantization: str
@@ -147,7 +156,8 @@ def test_a_prefilled_prompt_is_answered_the_same_in_any_company(
 
 
 @pytest.mark.parametrize(
-    "name", ["llama", "mistral-window", "falcon-7b", "qwen3-moe", "glm4-moe", "gpt-oss"]
+    "name",
+    ["llama", "mistral-window", "falcon-7b", "qwen3-moe", "glm4-moe", "deepseek-v3", "gpt-oss"],
 )
 def test_a_prompt_may_be_cut_anywhere(folder: Callable[[str], Path], name: str) -> None:
     """Every row of every product stands for itself, so that not even a bit depends on the cuts."""
@@ -172,7 +182,8 @@ def test_bfloat16_models_can_be_quantised_too(folder: Callable[[str], Path]) -> 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("bits", [None, 32, 16, 8, 4])
 @pytest.mark.parametrize(
-    "name", ["llama", "llama-tied", "falcon-7b", "qwen3-moe-dense", "glm4-moe", "gpt-oss"]
+    "name",
+    ["llama", "llama-tied", "falcon-7b", "qwen3-moe-dense", "glm4-moe", "deepseek-v3", "gpt-oss"],
 )
 def test_memory_is_foreseen_to_the_byte(
     folder: Callable[[str], Path], name: str, bits: Bits | None, dtype: torch.dtype

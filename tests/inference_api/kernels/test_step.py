@@ -127,7 +127,8 @@ def test_so_it_does_with_weights_as_they_are(folder: Folder, name: str, bits: Bi
 
 
 @pytest.mark.parametrize(
-    "name", ["qwen3", "llama-wide-heads", EVEN, "llama-relu", "qwen3-moe", "glm4-moe"]
+    "name",
+    ["qwen3", "llama-wide-heads", EVEN, "llama-relu", "qwen3-moe", "glm4-moe", "deepseek-v2"],
 )
 def test_so_it_does_with_every_variant(folder: Folder, kernels: Kernels, name: str) -> None:
     """Between them they have every norm, activation and kind of MLP, and biases."""
@@ -176,7 +177,9 @@ def test_a_token_is_the_same_in_any_company_however_its_prompt_is_cut(
 
 @torch.inference_mode()
 @pytest.mark.parametrize("bits", [8, 4])
-@pytest.mark.parametrize("name", ["gemma3-capped", "glm4", "olmo2", "phi3", "smollm3"])
+@pytest.mark.parametrize(
+    "name", ["gemma3-capped", "glm4", "olmo2", "phi3", "smollm3", "deepseek-v3"]
+)
 def test_so_it_is_whatever_a_layer_is_made_of(folder: Folder, name: str, bits: Bits) -> None:
     alone, _ = loaded(folder(name), Kernels(1), bits, torch.float16)
     decoder, _ = loaded(folder(name), Kernels(2), bits, torch.float16)
@@ -197,7 +200,7 @@ def assert_same_in_any_company(alone: KernelDecoder, decoder: KernelDecoder) -> 
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize("name", ["llama", "mistral-window", "llama-wide-heads"])
+@pytest.mark.parametrize("name", ["llama", "mistral-window", "llama-wide-heads", "deepseek-v2"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int8])
 def test_a_tree_has_the_bits_of_its_branches(
     folder: Folder, kernels: Kernels, name: str, dtype: torch.dtype

@@ -117,7 +117,16 @@ def test_unsupported_architecture_names_the_supported_ones(folder: Path) -> None
     edit(folder / "config.json", model_type="mamba")
     [fault] = check(folder)
     assert "'mamba'" in fault
-    assert "falcon, gemma3, gemma3_text, glm4, glm4_moe, gpt_oss, granite, llama, mistral" in fault
+    assert "deepseek_v3, falcon, gemma3, gemma3_text, glm4, glm4_moe, gpt_oss, granite" in fault
+
+
+def test_layers_that_predict_further_tokens_are_left_out(tiny_model: Tiny, tmp_path: Path) -> None:
+    """They follow the layers that `num_hidden_layers` counts."""
+    folder = Path(copytree(tiny_model("deepseek-v3")[0], tmp_path / "model"))
+    edit(folder / "config.json", num_hidden_layers=1)
+    runner = EngineRunner(folder, EngineOptions(device="cpu", max_rows=1, max_seq_len=16))
+    runner.load()
+    assert runner.facts.num_layers == 1
 
 
 def test_missing_weights(folder: Path) -> None:

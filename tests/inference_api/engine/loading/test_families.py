@@ -8,6 +8,7 @@ import torch
 
 from inference_api.engine.loading.config import (
     ExpertGroups,
+    LatentConfig,
     LayerRange,
     MixtureConfig,
     SwiGluConfig,
@@ -46,6 +47,15 @@ GLM4_MOE: dict[str, Any] = {
     "n_group": 4,
     "topk_group": 2,
 }
+DEEPSEEK_V2: dict[str, Any] = {
+    **GLM4_MOE,
+    "model_type": "deepseek_v2",
+    "kv_lora_rank": 64,
+    "qk_nope_head_dim": 24,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 16,
+}
+DEEPSEEK_V3 = {**DEEPSEEK_V2, "model_type": "deepseek_v3", "q_lora_rank": 48}
 FALCON: dict[str, Any] = {
     "model_type": "falcon",
     "vocab_size": 100,
@@ -301,7 +311,17 @@ def test_what_a_family_does_not_have_is_named(changes: dict[str, Any], named: st
     assert any(named in fault for fault in faults({**LLAMA, **changes}))
 
 
-FAMILIES = ("gemma3_text", "glm4", "gpt_oss", "llama", "olmo2", "phi3", "qwen2", "smollm3")
+FAMILIES = (
+    "deepseek_v3",
+    "gemma3_text",
+    "glm4",
+    "gpt_oss",
+    "llama",
+    "olmo2",
+    "phi3",
+    "qwen2",
+    "smollm3",
+)
 KEYS = (
     *LLAMA,
     *("rope_scaling", "rope_parameters", "rope_theta", "partial_rotary_factor", "sliding_window"),
@@ -425,3 +445,47 @@ def test_layers_before_the_experts(changes: dict[str, Any], dense_layers: set[in
 )
 def test_a_choice_of_experts_that_cannot_be_is_named(changes: dict[str, Any], named: str) -> None:
     assert named in " ".join(faults({**GLM4_MOE, **changes}))
+
+
+def test_the_deepseeks_differ_only_in_data() -> None:
+    v2, v3 = read_config({**DEEPSEEK_V2, "head_dim": 8}), read_config(DEEPSEEK_V3)
+    assert (v2.head_dim, v2.rotary_dim, v2.value_dim, v2.num_kv_heads) == (32, 8, 16, 4)
+    assert v2.latent == LatentConfig(query_rank=None, kv_rank=64, value_dim=16)
+    assert v3.latent == LatentConfig(query_rank=48, kv_rank=64, value_dim=16)
+    assert v2.mixture is not None
+    assert v3.mixture is not None
+    assert (v2.mixture.scoring, v2.mixture.groups) == ("softmax", None)
+    assert (v3.mixture.scoring, v3.mixture.groups) == ("sigmoid", ExpertGroups(4, 2, 2))
+    assert (v2.mixture.is_renormalised, v3.mixture.is_renormalised) == (False, True)
+    limited = read_config({**DEEPSEEK_V2, "topk_method": "group_limited_greedy"}).mixture
+    assert limited is not None
+    assert limited.groups == ExpertGroups(4, 2, 1)
+
+
+def test_yarn_of_deepseek_multiplies_scores() -> None:
+    yarn = {"type": "yarn", "factor": 40.0, "mscale": 0.707, "mscale_all_dim": 0.707}
+    config = read_config({**DEEPSEEK_V2, "rope_scaling": yarn})
+    magnitude = 1.0 + 0.1 * 0.707 * math.log(40.0)
+    assert math.isclose(config.attention_scale, 32**-0.5 * magnitude**2)
+    [rope, *_] = config.ropes
+    assert rope is not None
+    assert rope.magnitude == 1.0
+    plain = read_config({**DEEPSEEK_V2, "rope_scaling": {**yarn, "mscale_all_dim": 0}})
+    assert math.isclose(plain.attention_scale, 32**-0.5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"kv_lora_rank": None}, "kv_lora_rank=None in config.json is not an integer from 1"),
+        ({"q_lora_rank": 0}, "q_lora_rank=0"),
+        ({"v_head_dim": 33}, "v_head_dim=33 in config.json is not an integer from 1 to 32"),
+        ({"qk_nope_head_dim": "x"}, "qk_nope_head_dim='x'"),
+        ({"qk_rope_head_dim": 7}, "qk_rope_head_dim=7 in config.json is not supported; choose a"),
+        ({"rope_interleave": False}, "rope_interleave=False"),
+        ({"mlp_bias": True}, "mlp_bias=True"),
+        ({"rope_scaling": {"type": "yarn", "mscale_all_dim": "x"}}, "mscale_all_dim='x'"),
+    ],
+)
+def test_latents_that_cannot_be_are_named(changes: dict[str, Any], named: str) -> None:
+    assert named in " ".join(faults({**DEEPSEEK_V3, **changes}))

@@ -87,7 +87,7 @@ def test_scales_of_float32_are_rounded_to_half(quantised: Make) -> None:
         assert torch.allclose(unpacked, numbers[parameter], rtol=2**-11, atol=least)
 
 
-@pytest.mark.parametrize("family", ["falcon-40b", "glm4", "phi3"])
+@pytest.mark.parametrize("family", ["falcon-40b", "glm4", "phi3", "deepseek-v3"])
 def test_fused_and_interleaved_rows_are_brought_into_order(
     family: str, tiny_model: Tiny, tmp_path: Path
 ) -> None:
