@@ -56,6 +56,7 @@ function allowActions() {
   stop.disabled = running === null;
   regenerate.disabled = send.disabled || isEmpty;
   examples.hidden = !isEmpty;
+  for (const each of examples.querySelectorAll("button")) each.disabled = send.disabled;
 }
 
 /** The body of a request, without what only this page needs. */

@@ -15,6 +15,7 @@ from benchmarking.serving import ServedApi, eventually
 from tests.e2e.pages import NARROW, answer_of, ask, check_accessibility, opened, tab_to
 
 ROUTE = "**/v1/chat/completions"
+STATE = "**/dashboard/state"
 AWAY = 'rel="noopener noreferrer" target="_blank"'
 MARKDOWN = """# Two *steps*
 
@@ -89,6 +90,17 @@ def test_a_second_question_sends_the_first_with_its_answer(page: Page) -> None:
     page.get_by_role("button", name="New conversation").click()
     expect(page.locator(".turn")).to_have_count(0)
     expect(page.get_by_role("button", name="Have you been to Paris, France?")).to_be_visible()
+
+
+def test_examples_wait_for_the_model(api: ServedApi, browser: Browser) -> None:
+    page = browser.new_page()
+    page.route(STATE, lambda route: route.abort())
+    page.goto(api.url)
+    example = page.get_by_role("button", name="What is the capital of Kenya?")
+    expect(example).to_be_disabled()
+    page.unroute(STATE)
+    expect(example).to_be_enabled()
+    page.close()
 
 
 def test_an_example_is_asked_and_its_answer_can_be_had_again(page: Page) -> None:
