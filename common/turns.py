@@ -1,6 +1,6 @@
 """Questions that take seconds of a core, asked one at a time: who asks many stops nobody.
 
-So are large bodies read: decoded, each may take thirty times its bytes.
+So are large bodies read: decoded, each may take many times its bytes.
 """
 
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from common.errors import WireError
 
 MAX_WAITING = 5  # each has a thread of the server's, of which there have to be others
 WAIT_S = 10.0
-LARGE_BODY_BYTES = 2**20  # that a body may have, if it says so, and be read out of turn
+LARGE_BODY_BYTES = 2**20
 
 
 class TooManyQuestions(WireError):
@@ -56,3 +56,8 @@ class Turns:
         finally:
             with self._lock:
                 self._num_asked -= 1
+
+
+def may_be_large(body_bytes: int | None) -> bool:
+    """Whether a body is read in turn; None: it does not say how long it is."""
+    return body_bytes is None or body_bytes > LARGE_BODY_BYTES

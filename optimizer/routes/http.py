@@ -9,7 +9,7 @@ from urllib.parse import unquote
 from flask import Blueprint, Response, request
 
 from common.operations import ViewT, operation_of
-from common.turns import LARGE_BODY_BYTES, Turns
+from common.turns import Turns, may_be_large
 from optimizer.errors import BodyTooLarge, Fault, InvalidRequest
 from optimizer.inferno_json import Body, BodyT, decode, encode, read
 
@@ -72,7 +72,7 @@ class Http:
             @wraps(view)
             def respond(**names: str) -> Response:
                 with ExitStack() as turn:
-                    if is_large := model is not None and _may_be_large(request.content_length):
+                    if is_large := model is not None and may_be_large(request.content_length):
                         turn.enter_context(self._turns.taken())
                     given: tuple[Body, ...] = (
                         (self.read(model, self.json()),) if isinstance(model, type) else ()
@@ -86,10 +86,6 @@ class Http:
             return view
 
         return add
-
-
-def _may_be_large(num_bytes: int | None) -> bool:
-    return num_bytes is None or num_bytes > LARGE_BODY_BYTES
 
 
 def _read(stream: IO[bytes], max_bytes: int) -> bytes:

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 _NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 
 
-def orthogonalise(gradient: Tensor, steps: int = 5) -> Tensor:
+def orthogonalise(gradient: Tensor, dtype: torch.dtype, steps: int = 5) -> Tensor:
     a, b, c = _NEWTON_SCHULZ
     is_tall = gradient.shape[0] > gradient.shape[1]
-    x = (gradient.T if is_tall else gradient).bfloat16()
+    x = (gradient.T if is_tall else gradient).to(dtype)
     x = x / (x.norm() + 1e-7)
     for _ in range(steps):
         gram = x @ x.T
@@ -40,11 +40,13 @@ def sum_over_processes(tensors: Sequence[Tensor]) -> None:
 
 
 class Optimizer:
-    """One update of all parameters; every process ends a step with the same weights."""
+    """One update of all parameters; every process ends a step with the same weights. `dtype` is
+    that of Muon's products."""
 
     def __init__(
         self,
         model: nn.Module,
+        dtype: torch.dtype,
         *,
         matrix_lr: float = 0.02,
         other_lr: float = 3e-3,
@@ -58,6 +60,7 @@ class Optimizer:
         self._adam = torch.optim.AdamW(
             self._others, lr=other_lr, betas=(0.9, 0.95), weight_decay=0.0
         )
+        self._dtype = dtype
         self._matrix_lr = matrix_lr
         self._other_lr = other_lr
         self._momentum = momentum
@@ -97,7 +100,7 @@ class Optimizer:
             momentum.mul_(self._momentum).add_(parameter.grad)
             if i % world_size == rank:
                 nesterov = parameter.grad.add(momentum, alpha=self._momentum)
-                updates.append(orthogonalise(nesterov).contiguous())
+                updates.append(orthogonalise(nesterov, self._dtype).contiguous())
             else:
                 updates.append(torch.zeros_like(parameter))
         sum_over_processes(updates)

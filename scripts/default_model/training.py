@@ -6,7 +6,7 @@ checkpoint as if it had never been stopped. The learning rate follows the share 
 
 import json
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,12 @@ _LONG_STEP_EVERY = 20  # one step in twenty reads long windows
 _LOG_EVERY = 20
 
 
+def usual_dtype() -> str:
+    """float32 where products of bfloat16 are emulated and take several times as long."""
+    capability = torch.backends.cpu.get_cpu_capability()
+    return "bfloat16" if capability.startswith("AVX512") else "float32"
+
+
 @dataclass(frozen=True, slots=True)
 class TrainingPlan:
     """`work` holds the windows, the checkpoint and the log."""
@@ -38,7 +44,7 @@ class TrainingPlan:
     seed: int = 1
     num_processes: int = 2
     peak_lr_scale: float = 1.0  # of the optimizer's rates; lower to go on from trained weights
-    dtype: str = "bfloat16"
+    dtype: str = field(default_factory=usual_dtype)  # of products
     compile: bool = True
     checkpoint_every_steps: int = 200
 
@@ -98,8 +104,9 @@ class Trainer:
         self._short = WindowSource(plan.work, "short", plan.seed)
         self._long = WindowSource(plan.work, "long", plan.seed)
         self._validation = WindowSource(plan.work, "validation", plan.seed)
-        self._model = TrainableLlama(ModelShape(), getattr(torch, plan.dtype))
-        self._optimizer = Optimizer(self._model)
+        dtype = getattr(torch, plan.dtype)
+        self._model = TrainableLlama(ModelShape(), dtype)
+        self._optimizer = Optimizer(self._model, dtype)
         self._loss = (
             torch.compile(self._model.loss, dynamic=False) if plan.compile else self._model.loss
         )
@@ -195,7 +202,7 @@ def start_from(model_dir: Path, work: Path) -> None:
     """Training in `work` begins with the weights of this model."""
     model = TrainableLlama(ModelShape(), torch.float32)
     model.load_state_dict(load_file(model_dir / "model.safetensors"))
-    save_checkpoint(work, model, Optimizer(model))
+    save_checkpoint(work, model, Optimizer(model, torch.float32))
 
 
 def _run_process(rank: int, plan: TrainingPlan) -> None:

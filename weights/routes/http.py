@@ -9,7 +9,7 @@ from flask import Blueprint, Response, request
 from pydantic import BaseModel
 
 from common.operations import operation_of
-from common.turns import LARGE_BODY_BYTES, Turns
+from common.turns import Turns, may_be_large
 from weights.errors import BodyTooLarge, Fault, InvalidRequest
 from weights.schema import Body
 
@@ -45,7 +45,7 @@ class Http:
             def respond(**names: str) -> Response:
                 model = described.body
                 with ExitStack() as turn:
-                    if is_large := model is not None and _may_be_large(request.content_length):
+                    if is_large := model is not None and may_be_large(request.content_length):
                         turn.enter_context(self._turns.taken())
                     given = () if model is None else (self._body(model),)
                     if in_turn and not is_large:
@@ -74,10 +74,6 @@ class Http:
         if len(raw) > self._max_body_bytes:
             raise BodyTooLarge(self._max_body_bytes)
         return model.parse(raw)
-
-
-def _may_be_large(num_bytes: int | None) -> bool:
-    return num_bytes is None or num_bytes > LARGE_BODY_BYTES
 
 
 def _read(stream: IO[bytes], max_bytes: int) -> bytes:

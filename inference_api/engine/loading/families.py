@@ -16,14 +16,11 @@ from inference_api.engine.loading.config import (
     LatentConfig,
     ModelConfig,
     RopeConfig,
-    RopeKind,
     SwiGluConfig,
-    TensorNames,
 )
 from inference_api.engine.loading.config_fields import MAX_LAYERS, ConfigFields
+from inference_api.engine.loading.llama_like import read_llama_like
 from inference_api.engine.loading.mixture_families import (
-    ReadMixture,
-    no_mixture,
     read_deepseek_mixture,
     read_gpt_oss_mixture,
     read_mixtral,
@@ -31,7 +28,6 @@ from inference_api.engine.loading.mixture_families import (
 )
 from inference_api.engine.loading.quantised import read_quantisation
 from inference_api.engine.loading.rope_fields import (
-    KINDS,
     PHI_KINDS,
     read_rope,
     read_rotary_dim,
@@ -41,10 +37,8 @@ from inference_api.engine.loading.rope_fields import (
 from inference_api.engine.loading.window_fields import (
     GLOBAL,
     LOCAL,
-    ReadWindows,
     alternating_windows,
     are_local_layers,
-    no_windows,
     same_window,
     switched_window,
     windows_by_layer,
@@ -84,64 +78,6 @@ def _check_shape(config: ModelConfig) -> None:
                 "in size: get the model again."
             ]
         )
-
-
-def _read_llama_like(
-    fields: ConfigFields,
-    has_qkv_bias: bool | None = None,
-    has_qk_norm: bool = False,
-    windows: ReadWindows = no_windows,
-    tensor_names: TensorNames = "llama",
-    mixture: ReadMixture = no_mixture,
-    rope_kinds: Mapping[str, RopeKind] = KINDS,
-    usual_rotary_share: float | None = None,
-) -> ModelConfig:
-    """Llama and the families that differ from it in biases, query norms, windows, multipliers,
-    experts and rope.
-
-    `has_qkv_bias` None means that the config's `attention_bias` decides; `usual_rotary_share`:
-    see `read_rotary_dim`.
-    """
-    hidden_size = fields.count("hidden_size")
-    num_heads = fields.count("num_attention_heads")
-    num_layers = fields.count("num_hidden_layers", most=MAX_LAYERS)
-    max_positions = fields.count("max_position_embeddings", DEFAULT_MAX_SEQ_LEN)
-    vocab_size = fields.count("vocab_size")
-    head_dim = fields.count("head_dim", max(1, hidden_size // num_heads))
-    attention_bias = fields.flag("attention_bias")
-    rotary_dim = read_rotary_dim(fields, head_dim, usual_rotary_share)
-    rope = read_rope(fields, max_positions, rotary_dim, rope_kinds)
-    return ModelConfig(
-        vocab_size=vocab_size,
-        hidden_size=hidden_size,
-        ffn_size=fields.count("intermediate_size"),
-        num_layers=num_layers,
-        num_heads=num_heads,
-        num_kv_heads=fields.count("num_key_value_heads", num_heads),
-        head_dim=head_dim,
-        max_positions=max_positions,
-        norm="rms",
-        norm_eps=fields.number("rms_norm_eps", 1e-6),
-        activation=fields.activation("hidden_act", "silu"),
-        is_mlp_gated=True,
-        has_qkv_bias=attention_bias if has_qkv_bias is None else has_qkv_bias,
-        has_out_bias=attention_bias,
-        has_mlp_bias=fields.flag("mlp_bias"),
-        has_qk_norm=has_qk_norm,
-        is_parallel=False,
-        has_mlp_norm=True,
-        is_head_tied=fields.flag("tie_word_embeddings"),
-        windows=windows(fields, num_layers),
-        attention_scale=fields.number("attention_multiplier", head_dim**-0.5),
-        embedding_multiplier=fields.number("embedding_multiplier", 1.0),
-        residual_multiplier=fields.number("residual_multiplier", 1.0),
-        logits_divisor=fields.number("logits_scaling", 1.0),
-        ropes=(rope,) * num_layers,
-        rotary_dim=rotary_dim,
-        tensor_names=tensor_names,
-        eos_token_ids=fields.eos_token_ids(vocab_size),
-        mixture=mixture(fields, num_layers),
-    )
 
 
 def _read_falcon(fields: ConfigFields) -> ModelConfig:
@@ -201,7 +137,7 @@ def _read_smollm3(fields: ConfigFields) -> ModelConfig:
     num_layers = fields.count("num_hidden_layers", most=MAX_LAYERS)
     are_turned = _are_turned(fields, num_layers)
     fields = fields.or_else({"layer_types": [GLOBAL if turned else LOCAL for turned in are_turned]})
-    config = _read_llama_like(fields, windows=windows_by_layer)
+    config = read_llama_like(fields, windows=windows_by_layer)
     ropes = zip(config.ropes, are_turned, strict=True)
     return replace(config, ropes=tuple(rope if turned else None for rope, turned in ropes))
 
@@ -241,7 +177,7 @@ def _read_gemma3_text(fields: ConfigFields) -> ModelConfig:
     for name in ("attn_logit_softcapping", "use_bidirectional_attention"):
         if fields.raw.get(name):
             fields.refuse(name, fields.raw[name], f"no {name}")
-    config = _read_llama_like(
+    config = read_llama_like(
         fields.under({**fields.raw, "hidden_act": fields.raw["hidden_activation"]}),
         has_qk_norm=True,
         tensor_names="gemma3",
@@ -307,7 +243,7 @@ def _read_gpt_oss(fields: ConfigFields) -> ModelConfig:
     fields = fields.under({"sliding_window": 128, **fields.raw}).or_else(_GPT_OSS_DEFAULTS)
     if not any(map(fields.mapping, ("rope_scaling", "rope_parameters"))):
         fields = fields.under({**fields.raw, "rope_scaling": _GPT_OSS_ROPE})
-    config = _read_llama_like(
+    config = read_llama_like(
         fields,
         windows=alternating_windows,
         tensor_names="gpt_oss",
@@ -339,7 +275,7 @@ _GPT_OSS_ROPE = {
 def _read_phi3(fields: ConfigFields) -> ModelConfig:
     """Llama, with a window in all layers if any, and rope of a part of each head, or of long
     contexts."""
-    return _read_llama_like(
+    return read_llama_like(
         fields.or_else({"rms_norm_eps": 1e-5, "original_max_position_embeddings": 4096}),
         windows=same_window,
         tensor_names="phi3",
@@ -354,7 +290,7 @@ def _read_olmo2(fields: ConfigFields) -> ModelConfig:
     if fields.raw.get("sliding_window"):  # as GGUF says of OLMo 3
         fields.refuse("sliding_window", fields.raw["sliding_window"], "no sliding_window")
     return replace(
-        _read_llama_like(fields, has_qk_norm=True, tensor_names="olmo2"),
+        read_llama_like(fields, has_qk_norm=True, tensor_names="olmo2"),
         is_qk_norm_whole=True,
         has_attention_norm=False,
         has_mlp_norm=False,
@@ -365,7 +301,7 @@ def _read_olmo2(fields: ConfigFields) -> ModelConfig:
 def _read_glm4(fields: ConfigFields) -> ModelConfig:
     """Norms before and after attention and MLP, and rope of a part of each head."""
     fields = fields.or_else({"attention_bias": True, "rms_norm_eps": 1.5625e-7})
-    config = _read_llama_like(fields, tensor_names="glm4", usual_rotary_share=0.5)
+    config = read_llama_like(fields, tensor_names="glm4", usual_rotary_share=0.5)
     return replace(config, has_out_bias=False, has_output_norms=True)
 
 
@@ -389,7 +325,7 @@ def _read_deepseek(fields: ConfigFields) -> ModelConfig:
         fields.refuse("mlp_bias", True, "mlp_bias=false")
     # There `head_dim` is what of a head is turned.
     heads = {"head_dim": head_dim, "num_key_value_heads": fields.raw.get("num_attention_heads")}
-    config = _read_llama_like(fields.under({**fields.raw, **heads}), mixture=read_deepseek_mixture)
+    config = read_llama_like(fields.under({**fields.raw, **heads}), mixture=read_deepseek_mixture)
     rope = config.ropes[0]
     assert rope is not None
     query_rank = None if fields.raw.get("q_lora_rank") is None else fields.count("q_lora_rank")
@@ -409,7 +345,7 @@ def _read_glm4_moe(fields: ConfigFields) -> ModelConfig:
     """Llama with DeepSeek's mixture of experts, and rope of a part of each head. What is left out
     has the values of transformers' Glm4MoeConfig."""
     fields = fields.or_else(_GLM4_MOE_DEFAULTS)
-    config = _read_llama_like(
+    config = read_llama_like(
         fields,
         has_qk_norm=fields.flag("use_qk_norm"),
         mixture=read_deepseek_mixture,
@@ -436,18 +372,18 @@ _READERS: dict[str, Callable[[ConfigFields], ModelConfig]] = {
     "glm4": _read_glm4,
     "glm4_moe": _read_glm4_moe,
     "gpt_oss": _read_gpt_oss,
-    "granite": _read_llama_like,
-    "llama": _read_llama_like,
-    "mistral": partial(_read_llama_like, windows=same_window),
+    "granite": read_llama_like,
+    "llama": read_llama_like,
+    "mistral": partial(read_llama_like, windows=same_window),
     "mixtral": partial(
-        _read_llama_like, windows=same_window, tensor_names="mixtral", mixture=read_mixtral
+        read_llama_like, windows=same_window, tensor_names="mixtral", mixture=read_mixtral
     ),
     "olmo2": _read_olmo2,
     "phi3": _read_phi3,
-    "qwen2": partial(_read_llama_like, has_qkv_bias=True, windows=windows_by_layer),
-    "qwen3": partial(_read_llama_like, has_qk_norm=True, windows=windows_by_layer),
+    "qwen2": partial(read_llama_like, has_qkv_bias=True, windows=windows_by_layer),
+    "qwen3": partial(read_llama_like, has_qk_norm=True, windows=windows_by_layer),
     "qwen3_moe": partial(
-        _read_llama_like, has_qk_norm=True, windows=switched_window, mixture=read_qwen3_mixture
+        read_llama_like, has_qk_norm=True, windows=switched_window, mixture=read_qwen3_mixture
     ),
     "smollm3": _read_smollm3,
 }

@@ -14,8 +14,8 @@ from inference_api.engine.loading.config import (
     LatentConfig,
     MixtureConfig,
     ModelConfig,
-    TensorNames,
 )
+from inference_api.engine.loading.tensor_names import FALCON_PARALLEL_NORMS, SCHEMES, Names
 from inference_api.kernels.packing import FLOAT_BITS, MAX_HEAD_DIM, Bits, packed_bytes
 
 EMBEDDING, HEAD = "embedding", "head"
@@ -52,99 +52,6 @@ class Part:
     offset: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class _Names:
-    """A naming scheme: prefix of everything, what modules are called below it, and what their
-    tensors hold where that is not the same for all: see `Part`."""
-
-    embedding: str
-    final_norm: str
-    layer: str
-    attention_norm: str
-    mlp_norm: str
-    qkv: tuple[str, ...]
-    out: str
-    up: tuple[str, ...]
-    down: str
-    attention_output_norm: str = ""
-    mlp_output_norm: str = ""
-    is_qkv_grouped: bool = False
-    is_interleaved: bool = False
-    norm_offset: float = 0.0
-    router: str = ""  # of a mixture
-    selection_bias: str = ""
-    shared: str = ""  # below it the names of an expert's
-    experts: str = ""  # below it their numbers, and below these the two that follow
-    expert_up: tuple[str, ...] = ()
-    expert_down: str = ""
-    sinks: str = ""
-
-
-_LLAMA = _Names(
-    embedding="model.embed_tokens",
-    final_norm="model.norm",
-    layer="model.layers",
-    attention_norm="input_layernorm",
-    mlp_norm="post_attention_layernorm",
-    qkv=("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-    out="self_attn.o_proj",
-    up=("mlp.gate_proj", "mlp.up_proj"),
-    down="mlp.down_proj",
-    router="mlp.gate",
-    selection_bias="mlp.gate.e_score_correction_bias",
-    shared="mlp.shared_experts",
-    experts="mlp.experts",
-    expert_up=("gate_proj", "up_proj"),
-    expert_down="down_proj",
-)
-_MIXTRAL = replace(
-    _LLAMA,
-    router="block_sparse_moe.gate",
-    experts="block_sparse_moe.experts",
-    expert_up=("w1", "w3"),
-    expert_down="w2",
-)
-_GPT_OSS = replace(_LLAMA, router="mlp.router", sinks="self_attn.sinks")
-_FALCON = _Names(
-    embedding="transformer.word_embeddings",
-    final_norm="transformer.ln_f",
-    layer="transformer.h",
-    attention_norm="input_layernorm",
-    mlp_norm="post_attention_layernorm",
-    qkv=("self_attention.query_key_value",),
-    out="self_attention.dense",
-    up=("mlp.dense_h_to_4h",),
-    down="mlp.dense_4h_to_h",
-    is_qkv_grouped=True,
-)
-_SCHEMES: dict[TensorNames, _Names] = {
-    "falcon": _FALCON,
-    "gemma3": replace(
-        _LLAMA,
-        mlp_norm="pre_feedforward_layernorm",
-        attention_output_norm="post_attention_layernorm",
-        mlp_output_norm="post_feedforward_layernorm",
-        norm_offset=1.0,
-    ),
-    "glm4": replace(
-        _LLAMA,
-        up=("mlp.gate_up_proj",),
-        attention_output_norm="post_self_attn_layernorm",
-        mlp_output_norm="post_mlp_layernorm",
-        is_interleaved=True,
-    ),
-    "gpt_oss": _GPT_OSS,
-    "llama": _LLAMA,
-    "mixtral": _MIXTRAL,
-    "olmo2": replace(
-        _LLAMA,
-        attention_output_norm="post_attention_layernorm",
-        mlp_output_norm="post_feedforward_layernorm",
-    ),
-    "phi3": replace(_LLAMA, qkv=("self_attn.qkv_proj",), up=("mlp.gate_up_proj",)),
-}
-_FALCON_PARALLEL_NORMS = ("ln_attn", "ln_mlp")  # when a parallel layer has two
-
 Plan = dict[str, tuple[Part, ...]]  # parts by parameter name
 
 
@@ -174,7 +81,7 @@ def weight_plan(config: ModelConfig) -> Plan:
 
     Layers are counted from the first that this process has.
     """
-    names = _SCHEMES[config.tensor_names]
+    names = SCHEMES[config.tensor_names]
     vocab = (config.vocab_size, config.hidden_size)
     plan: Plan = {}
     if config.has_ends:
@@ -237,7 +144,7 @@ def rotary_order(config: ModelConfig, begin: int = 0, end: int | None = None) ->
 
 def num_layers_in(names: Iterable[str], config: ModelConfig) -> int:
     """Layers of which there is any tensor, up to the last."""
-    scheme = _SCHEMES[config.tensor_names]
+    scheme = SCHEMES[config.tensor_names]
     layer = re.compile(rf"{re.escape(scheme.layer)}\.(\d{{1,9}})\.")
     return 1 + max((int(found[1]) for name in names if (found := layer.match(name))), default=-1)
 
@@ -292,7 +199,7 @@ def shown(names: Sequence[str]) -> str:
     return ", ".join(names[:NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
-def _layer_plan(config: ModelConfig, names: _Names, index: int) -> Plan:
+def _layer_plan(config: ModelConfig, names: Names, index: int) -> Plan:
     theirs, ours = f"{names.layer}.{config.first_layer + index}", f"layers.{index}"
     hidden, ffn, head = config.hidden_size, config.ffn_size, config.head_dim
     kv = config.num_kv_heads * head
@@ -300,7 +207,7 @@ def _layer_plan(config: ModelConfig, names: _Names, index: int) -> Plan:
     qkv_rows = (queries, kv, kv) if len(names.qkv) == 3 else (queries + 2 * kv,)
     attention_norm, mlp_norm = names.attention_norm, names.mlp_norm
     if config.is_parallel and config.has_mlp_norm:
-        attention_norm, mlp_norm = _FALCON_PARALLEL_NORMS
+        attention_norm, mlp_norm = FALCON_PARALLEL_NORMS
 
     plan: Plan = {}
 
@@ -344,7 +251,7 @@ def _layer_plan(config: ModelConfig, names: _Names, index: int) -> Plan:
 
 
 def _mixture_plan(
-    mixture: MixtureConfig, names: _Names, ours: str, theirs: str, hidden: int
+    mixture: MixtureConfig, names: Names, ours: str, theirs: str, hidden: int
 ) -> Plan:
     """Experts follow each other, each as an MLP has it: gates, then what passes them; then all
     their ways down. So do their biases. The shared ones are an MLP of their own."""
@@ -370,7 +277,7 @@ def _mixture_plan(
     return plan
 
 
-def _qkv_part(names: _Names, part: Part, order: Sequence[int]) -> Part:
+def _qkv_part(names: Names, part: Part, order: Sequence[int]) -> Part:
     is_turned = ".v_proj." not in part.name
     return replace(part, is_grouped_qkv=names.is_qkv_grouped, head_order=order if is_turned else ())
 
@@ -426,7 +333,7 @@ def _linear(
     return plan
 
 
-def _norm(config: ModelConfig, names: _Names, ours: str, theirs: str) -> Plan:
+def _norm(config: ModelConfig, names: Names, ours: str, theirs: str) -> Plan:
     shape = (config.hidden_size,)
     weight = Part(f"{theirs}.weight", shape, offset=names.norm_offset)
     plan: Plan = {f"{ours}.weight": (weight,)}

@@ -8,15 +8,19 @@ import pytest
 from inference_api.kernels import build, library
 
 
-def test_a_library_is_built_once_for_each_state_of_the_sources(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The one source, of one unit; libraries are made in the folder above its own."""
     monkeypatch.setattr(build, "FOLDERS", (tmp_path,))
     monkeypatch.setattr(build, "SOURCES", tmp_path / "src")
     monkeypatch.setattr(build, "units", lambda *left_out: {"one": ()})
     (tmp_path / "src").mkdir()
     source = tmp_path / "src" / "one.cpp"
     source.write_text('extern "C" int one() { return 1; }')
+    return source
+
+
+def test_a_library_is_built_once_for_each_state_of_the_sources(source: Path) -> None:
     first = build.library_path()
     made_at = first.stat().st_mtime_ns
     assert build.library_path() == first
@@ -25,14 +29,10 @@ def test_a_library_is_built_once_for_each_state_of_the_sources(
     assert build.library_path() != first
 
 
-def test_old_builds_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(build, "FOLDERS", (tmp_path,))
-    monkeypatch.setattr(build, "SOURCES", tmp_path / "src")
-    monkeypatch.setattr(build, "units", lambda *left_out: {"one": ()})
-    (tmp_path / "src").mkdir()
+def test_old_builds_are_removed(source: Path, tmp_path: Path) -> None:
     made = []
     for number in range(build.MAX_BUILDS + 2):
-        (tmp_path / "src" / "one.cpp").write_text(f'extern "C" int one() {{ return {number}; }}')
+        source.write_text(f'extern "C" int one() {{ return {number}; }}')
         made.append(build.library_path())
     assert set(tmp_path.glob("*.so")) == set(made[2:])
 
@@ -79,27 +79,17 @@ def test_a_processor_that_says_nothing_gets_every_variant(
 
 
 def test_a_build_for_any_processor_is_not_mistaken_for_that_of_this_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(build, "FOLDERS", (tmp_path,))
-    monkeypatch.setattr(build, "SOURCES", tmp_path / "src")
-    monkeypatch.setattr(build, "units", lambda *left_out: {"one": ()})
     monkeypatch.setattr(build, "variants_left_out", lambda: ["one"])
-    (tmp_path / "src").mkdir()
-    (tmp_path / "src" / "one.cpp").write_text('extern "C" int one() { return 1; }')
     assert build.library_path() != build.library_path(for_any_processor=True)
 
 
 def test_without_a_compiler_what_another_one_made_of_the_same_sources_is_found(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     beside = tmp_path / "built"
     monkeypatch.setattr(build, "FOLDERS", (tmp_path / "var", beside))
-    monkeypatch.setattr(build, "SOURCES", tmp_path / "src")
-    monkeypatch.setattr(build, "units", lambda *left_out: {"one": ()})
-    (tmp_path / "src").mkdir()
-    source = tmp_path / "src" / "one.cpp"
-    source.write_text('extern "C" int one() { return 1; }')
     made = build.library_path((beside,))
     monkeypatch.setattr(build, "COMPILERS", ("no-such-compiler",))
     assert build.library_path() == made
