@@ -207,12 +207,12 @@ def test_replicas_come_and_go_by_the_watch(api: KubernetesApi) -> None:
 
 def test_a_change_is_told_once(api: KubernetesApi) -> None:
     api.put("endpointslices", slice_of(endpoint("10.0.0.1")))
+    assert EndpointSlices(ApiServer(api.url, NO_ACCOUNT), SERVICES).is_stale
     with closing(Followed(api.url)) as followed:
-        assert followed.discovery.is_stale
         followed.until(ONE)
         assert [spec.url for spec in followed.discovery.changed() or ()] == [ONE]
         assert followed.discovery.changed() is None
-        assert not followed.discovery.is_stale
+        until(lambda: not followed.discovery.is_stale)
 
 
 def gone_in_the_stream(handler: Handler) -> None:
@@ -287,7 +287,7 @@ def test_an_api_server_that_comes_back_is_followed_again(api: KubernetesApi) -> 
         again = KubernetesApi(api.port)
         again.put("endpointslices", slice_of(endpoint("10.0.0.2")))
         followed.until(TWO)
-        assert not followed.discovery.is_stale
+        until(lambda: not followed.discovery.is_stale)
     again.stop()
     api.stop = lambda: None  # type: ignore[method-assign]
 
