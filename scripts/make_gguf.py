@@ -22,14 +22,20 @@ from gguf import GGMLQuantizationType, GGUFWriter
 from numpy.typing import NDArray
 
 from inference_api.engine.loading.checkpoint import load_config
-from inference_api.engine.loading.config import ModelConfig, RopeConfig, SwiGluConfig, TensorNames
+from inference_api.engine.loading.config import (
+    LatentConfig,
+    MixtureConfig,
+    ModelConfig,
+    RopeConfig,
+    SwiGluConfig,
+    TensorNames,
+)
 from inference_api.engine.loading.gguf_config import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS
-from inference_api.engine.loading.gguf_names import ARCHITECTURES, gguf_names, is_rope_interleaved
+from inference_api.engine.loading.gguf_names import ARCHITECTURES, gguf_names, row_order
 from inference_api.engine.loading.gguf_tokenizer import PRE_TOKENIZERS
 from inference_api.engine.loading.layout import (
     Part,
     is_router,
-    rotary_order,
     weight_plan,
 )
 from inference_api.engine.loading.stacks import of_expert
@@ -90,10 +96,21 @@ def _check(folder: Path, config: ModelConfig, architecture: str) -> None:
         raise ValueError(f"{folder}: in GGUF gemma3 has no query_pre_attn_scalar")
     _check_gpt_oss(folder, config)
     mixture = config.mixture
-    if mixture is not None and (mixture.dense_layers or not mixture.is_renormalised):
+    if mixture is None:
+        return
+    if architecture in ("deepseek2", "glm4moe"):
+        _check_deepseek(folder, config, mixture)
+    elif mixture.dense_layers or not mixture.is_renormalised:
         raise ValueError(
             f"{folder}: in GGUF all layers of {architecture} have experts, whose shares sum to one"
         )
+
+
+def _check_deepseek(folder: Path, config: ModelConfig, mixture: MixtureConfig) -> None:
+    if mixture.dense_layers != frozenset(range(len(mixture.dense_layers))):
+        raise ValueError(f"{folder}: in GGUF only the first layers have no experts")
+    if config.latent is not None and _main_rope(config).magnitude != 1.0:
+        raise ValueError(f"{folder}: in GGUF mscale is mscale_all_dim")
 
 
 def _check_gpt_oss(folder: Path, config: ModelConfig) -> None:
@@ -128,12 +145,12 @@ def _add_shape(writer: GGUFWriter, config: ModelConfig) -> None:
     writer.add_head_count(config.num_heads)
     writer.add_head_count_kv(config.num_kv_heads)
     writer.add_key_length(config.head_dim)
-    writer.add_value_length(config.head_dim)
+    writer.add_value_length(config.value_dim)
     _add_rope(writer, config)
     if config.mixture is not None:
-        writer.add_expert_count(config.mixture.num_experts)
-        writer.add_expert_used_count(config.mixture.experts_per_token)
-        writer.add_expert_feed_forward_length(config.mixture.ffn_size)
+        _add_mixture(writer, config.mixture)
+    if config.latent is not None:
+        _add_latent(writer, config, config.latent)
     if config.norm == "rms":
         writer.add_layer_norm_rms_eps(config.norm_eps)
     else:
@@ -145,6 +162,32 @@ def _add_shape(writer: GGUFWriter, config: ModelConfig) -> None:
         writer.add_embedding_scale(config.embedding_multiplier)
         writer.add_residual_scale(config.residual_multiplier)
         writer.add_logit_scale(config.logits_divisor)
+
+
+def _add_mixture(writer: GGUFWriter, mixture: MixtureConfig) -> None:
+    writer.add_expert_count(mixture.num_experts)
+    writer.add_expert_used_count(mixture.experts_per_token)
+    writer.add_expert_feed_forward_length(mixture.ffn_size)
+    if writer.arch not in ("deepseek2", "glm4moe"):
+        return
+    writer.add_expert_gating_func(gguf.ExpertGatingFuncType[mixture.scoring.upper()])
+    writer.add_expert_shared_count(mixture.shared_ffn_size // mixture.ffn_size)
+    writer.add_expert_weights_norm(mixture.is_renormalised)
+    writer.add_expert_weights_scale(mixture.scale)
+    writer.add_leading_dense_block_count(len(mixture.dense_layers))
+    if mixture.groups is not None:
+        writer.add_expert_group_count(mixture.groups.num_groups)
+        writer.add_expert_group_used_count(mixture.groups.groups_per_token)
+
+
+def _add_latent(writer: GGUFWriter, config: ModelConfig, latent: LatentConfig) -> None:
+    if latent.query_rank is not None:
+        writer.add_q_lora_rank(latent.query_rank)
+    writer.add_kv_lora_rank(latent.kv_rank)
+    rope = _main_rope(config)
+    if rope.kind == "yarn" and rope.factor > 1:
+        magnitude = math.sqrt(config.attention_scale * math.sqrt(config.head_dim))
+        writer.add_rope_scaling_yarn_log_mul((magnitude - 1) / math.log(rope.factor))
 
 
 def _add_rope(writer: GGUFWriter, config: ModelConfig) -> None:
@@ -263,11 +306,11 @@ def _reader(folder: Path, names: TensorNames) -> Callable[[str], torch.Tensor]:
 def _as_gguf(
     tensor: torch.Tensor, part: Part, config: ModelConfig, architecture: str
 ) -> torch.Tensor:
-    """Ours are GGUF's but for rotary pairs, which lie side by side in some architectures."""
-    if not is_rope_interleaved(architecture, part.name):
+    order = row_order(architecture, part, config)
+    if not order:
         return tensor
-    heads = tensor.view(-1, config.head_dim, *tensor.shape[1:])
-    return heads[:, np.argsort(rotary_order(config))].reshape(tensor.shape)
+    heads = tensor.view(-1, len(order), *tensor.shape[1:])
+    return heads[:, np.argsort(order)].reshape(tensor.shape)
 
 
 def _rope_factors(config: ModelConfig) -> dict[str, NDArray[np.float32]]:

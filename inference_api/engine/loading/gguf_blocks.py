@@ -60,6 +60,11 @@ class GgufTensor(BlockTensor):
         heads = self.data.reshape(-1, len(order), *self.data.shape[1:])
         return GgufTensor(self.kind, heads[:, order].reshape(self.data.shape))
 
+    def numbers(self) -> Tensor:
+        """Returns [rows of all it stacks, columns]. Raises UnusableWeight."""
+        rows = GgufTensor(self.kind, self.data.reshape(-1, self.data.shape[-1]))
+        return torch.cat([numbers for _, numbers in rows._numbers()])
+
     def _fits(self, packed: PackedWeight) -> bool:
         match self.kind:
             case GGMLQuantizationType.Q4_0:
@@ -88,6 +93,14 @@ class GgufTensor(BlockTensor):
             values, scales = _groups(self.kind, self.data[first : first + ROWS_AT_A_TIME])
             _check_finite(scales.view(np.float16))
             yield first, values, scales
+
+
+def joined(keys: GgufTensor, values: GgufTensor) -> Tensor:
+    """Returns [heads (unturned + value_dim), rank]: see `Halves`. Raises UnusableWeight."""
+    num_heads, value_dim = values.data.shape[:2]
+    of_keys = keys.numbers().view(num_heads, keys.data.shape[1], -1).transpose(1, 2)
+    of_values = values.numbers().view(num_heads, value_dim, -1)
+    return torch.cat((of_keys, of_values), 1).flatten(0, 1)
 
 
 def _check_finite(numbers: NDArray[Any]) -> None:

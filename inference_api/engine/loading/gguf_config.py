@@ -41,7 +41,7 @@ def raw_config(
         "model_type": _model_type(architecture, has_experts=bool(value("expert_count"))),
         "vocab_size": shapes.get("token_embd.weight", (0,))[0],
         "hidden_size": value("embedding_length"),
-        "num_hidden_layers": value("block_count"),
+        "num_hidden_layers": value("block_count") - (value("nextn_predict_layers") or 0),
         "num_attention_heads": value("attention.head_count"),
         "max_position_embeddings": value("context_length"),
         "tie_word_embeddings": "output.weight" not in shapes,
@@ -77,7 +77,14 @@ def raw_config(
 def _model_type(architecture: str, has_experts: bool) -> str:
     if architecture == "llama" and has_experts:
         return "mixtral"
-    return {"gpt-oss": "gpt_oss", "qwen3moe": "qwen3_moe"}.get(architecture, architecture)
+    return _MODEL_TYPES.get(architecture, architecture)
+
+
+_MODEL_TYPES = {
+    "glm4moe": "glm4_moe",
+    "gpt-oss": "gpt_oss",
+    "qwen3moe": "qwen3_moe",
+}
 
 
 def _own_fields(architecture: str, value: Any, shapes: Shapes) -> dict[str, Any]:
@@ -86,8 +93,16 @@ def _own_fields(architecture: str, value: Any, shapes: Shapes) -> dict[str, Any]
         return _gemma3(value)
     if architecture == "gpt-oss":
         return _gpt_oss(value)
+    if architecture == "deepseek2":
+        return _deepseek(value)
     if architecture == "glm4":
         return {"attention_bias": "blk.0.attn_q.bias" in shapes}
+    if architecture == "glm4moe":
+        return {
+            "attention_bias": "blk.0.attn_q.bias" in shapes,
+            "use_qk_norm": "blk.0.attn_q_norm.weight" in shapes,
+            **_deepseek_mixture(value, usual_gating=_SIGMOID),
+        }
     if architecture in ("olmo2", "phi3"):
         return {"sliding_window": value("attention.sliding_window")}
     return {}
@@ -119,6 +134,45 @@ def _gpt_oss(value: Any) -> dict[str, Any]:
     }
 
 
+def _deepseek(value: Any) -> dict[str, Any]:
+    """Of latent attention. The lengths called MLA's are those of heads, where files have them:
+    the others are then those of what llama.cpp caches."""
+    rotary_dim = value("rope.dimension_count")
+    head_dim = value("attention.key_length_mla") or value("attention.key_length")
+    mixture = _deepseek_mixture(value, usual_gating=_SOFTMAX)
+    return {
+        **mixture,
+        "model_type": "deepseek_v3" if mixture["topk_method"] == "noaux_tc" else "deepseek_v2",
+        "partial_rotary_factor": None,
+        "qk_rope_head_dim": rotary_dim,
+        "qk_nope_head_dim": head_dim - rotary_dim,
+        "v_head_dim": value("attention.value_length_mla") or value("attention.value_length"),
+        "q_lora_rank": value("attention.q_lora_rank") or None,
+        "kv_lora_rank": value("attention.kv_lora_rank"),
+    }
+
+
+_SOFTMAX, _SIGMOID = 1, 2  # values of expert_gating_func
+
+
+def _deepseek_mixture(value: Any, usual_gating: int) -> dict[str, Any]:
+    """`usual_gating`: where files do not say it, as older ones do not."""
+    num_groups = value("expert_group_count") or 1
+    gating = value("expert_gating_func") or usual_gating
+    of_softmax = "greedy" if num_groups == 1 else "group_limited_greedy"
+    methods = {_SOFTMAX: of_softmax, _SIGMOID: "noaux_tc"}
+    return {
+        "topk_method": methods.get(gating, f"expert_gating_func {gating}"),
+        "n_group": num_groups,
+        "topk_group": value("expert_group_used_count") or 1,
+        "n_routed_experts": value("expert_count"),
+        "n_shared_experts": value("expert_shared_count") or 0,
+        "first_k_dense_replace": value("leading_dense_block_count") or 0,
+        "routed_scaling_factor": value("expert_weights_scale") or 1.0,
+        "norm_topk_prob": bool(value("expert_weights_norm")),
+    }
+
+
 def _rope(value: Any, factors: Factors, is_truncated: bool) -> dict[str, Any]:
     """`is_truncated`: whether yarn's bounds are in whole pairs; there is no key for it."""
     theta = value("rope.freq_base")
@@ -135,6 +189,7 @@ def _rope(value: Any, factors: Factors, is_truncated: bool) -> dict[str, Any]:
             "beta_fast": value("rope.scaling.yarn_beta_fast"),
             "beta_slow": value("rope.scaling.yarn_beta_slow"),
             "truncate": is_truncated,
+            **_magnitudes(value("rope.scaling.yarn_log_multiplier")),
         }
     if ROPE_FACTORS in factors:
         scaling = llama3_rope(factors[ROPE_FACTORS], float(theta or 10_000.0))
@@ -152,6 +207,12 @@ def _rope(value: Any, factors: Factors, is_truncated: bool) -> dict[str, Any]:
         "rope_scaling": scaling,
         ORIGINAL_POSITIONS: context,
     }
+
+
+def _magnitudes(log_multiplier: float | None) -> dict[str, Any]:
+    """Of DeepSeek's yarn: what is turned keeps its size, scores do not."""
+    share = 10 * (log_multiplier or 0)
+    return {"mscale": share, "mscale_all_dim": share} if share else {}
 
 
 def llama3_rope(factors: NDArray[np.float64], theta: float) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType, ReaderField, ReaderTensor
@@ -23,7 +23,7 @@ from inference_api.engine.loading.gguf_config import (
     SHORT_FACTORS,
     raw_config,
 )
-from inference_api.engine.loading.gguf_names import ARCHITECTURES, gguf_names
+from inference_api.engine.loading.gguf_names import ARCHITECTURES, gguf_names, halves_of
 from inference_api.engine.loading.layout import StoredTensor, Tensors, shown, weight_plan
 from inference_api.engine.loading.stacks import of_expert
 from inference_api.errors import StartupError
@@ -53,6 +53,13 @@ TYPES = frozenset(
 )
 
 
+class Halves(NamedTuple):
+    """What makes keys and values of DeepSeek's latents, in the two tensors of newer files."""
+
+    keys: ReaderTensor  # [heads, rank, what is not turned of a key]
+    values: ReaderTensor  # [heads, value_dim, rank]
+
+
 @dataclass(frozen=True, slots=True)
 class GgufModel:
     """The contents of a file. `tensors` are views of it, by the names of `weight_plan`."""
@@ -61,13 +68,15 @@ class GgufModel:
     config: ModelConfig
     metadata: Mapping[str, Any]
     tensors: Mapping[str, ReaderTensor]
+    halves: Mapping[str, Halves]
 
     @property
     def stored(self) -> Tensors:
-        return {
+        whole = {
             name: StoredTensor(_shape(tensor), tensor.tensor_type.name)
             for name, tensor in self.tensors.items()
         }
+        return whole | {name: _stored(halves) for name, halves in self.halves.items()}
 
 
 def is_gguf(path: Path) -> bool:
@@ -109,9 +118,12 @@ def _read(path: Path, size: int, modified_ns: int) -> GgufModel:
         )
     config = _config(path, architecture, metadata, tensors)
     names = gguf_names(architecture, config)
-    _check_tensors(path, config, names, tensors)
-    known = {ours: _single(ours, tensors[theirs]) for ours, theirs in names.items()}
-    return GgufModel(architecture, config, metadata, known)
+    halves = _halves(names, tensors)
+    _check_tensors(path, config, _wanted(config, names, halves), tensors)
+    whole = {
+        ours: _single(ours, tensors[theirs]) for ours, theirs in names.items() if ours not in halves
+    }
+    return GgufModel(architecture, config, metadata, whole, halves)
 
 
 class _Unreadable(Exception):
@@ -183,9 +195,7 @@ def _check_extent(reader: GGUFReader, size: int) -> None:
 def _config(
     path: Path, architecture: str, metadata: Mapping[str, Any], tensors: Mapping[str, ReaderTensor]
 ) -> ModelConfig:
-    num_layers = 1 + max(
-        (int(found[1]) for name in tensors if (found := LAYER.match(name))), default=-1
-    )
+    num_layers = 1 + max(map(_layer, tensors), default=-1)
     factors = {
         name: np.asarray(tensors[name].data, np.float64) for name in ROPE_TENSORS if name in tensors
     }
@@ -196,11 +206,11 @@ def _config(
         raise StartupError(
             [f"{path} has metadata of the wrong type ({error}); get the file again."]
         ) from None
-    if raw["num_hidden_layers"] != num_layers:
+    if not raw["num_hidden_layers"] <= num_layers <= metadata[f"{architecture}.block_count"]:
         raise StartupError(
             [
-                f"{path}: {architecture}.block_count={raw['num_hidden_layers']!r}, but its tensors "
-                f"make {num_layers} layers; get the file again."
+                f"{path}: {architecture}.block_count={metadata[f'{architecture}.block_count']!r}, "
+                f"but its tensors make {num_layers} layers; get the file again."
             ]
         )
     raw["eos_token_id"] = gguf_tokenizer.eos_token_ids(metadata)
@@ -214,27 +224,50 @@ def _config(
     return replace(config, embedding_bits=bits)
 
 
+def _halves(names: Mapping[str, str], tensors: Mapping[str, ReaderTensor]) -> dict[str, Halves]:
+    """What the file has in two tensors, by our name of the one."""
+    split = {ours: halves_of(theirs) for ours, theirs in names.items() if theirs not in tensors}
+    return {
+        ours: Halves(*(tensors[name] for name in theirs))
+        for ours, theirs in split.items()
+        if theirs and tensors.keys() >= {*theirs}
+    }
+
+
+def _wanted(
+    config: ModelConfig, names: Mapping[str, str], halves: Mapping[str, Halves]
+) -> dict[str, tuple[int, ...]]:
+    """Shapes of all that the decoder needs, by the file's names."""
+    stack = () if config.mixture is None else (config.mixture.num_experts,)
+    wanted: dict[str, tuple[int, ...]] = {}
+    for part in (part for parts in weight_plan(config).values() for part in parts):
+        if part.name in halves:
+            rank, unturned = part.shape[-1], config.head_dim - config.rotary_dim
+            keys, values = halves[part.name]
+            wanted[keys.name] = (config.num_heads, rank, unturned)
+            wanted[values.name] = (config.num_heads, config.value_dim, rank)
+        else:
+            is_single = of_expert(part.name) is None
+            wanted[names[part.name]] = part.shape if is_single else stack + part.shape
+    return wanted
+
+
 def _check_tensors(
     path: Path,
     config: ModelConfig,
-    names: Mapping[str, str],
+    wanted: Mapping[str, tuple[int, ...]],
     tensors: Mapping[str, ReaderTensor],
 ) -> None:
-    """All that the decoder needs, in its shape, and nothing else: a tensor that would not be used
-    means a model that is not understood."""
-    stack = () if config.mixture is None else (config.mixture.num_experts,)
-    wanted = {
-        names[part.name]: part.shape if of_expert(part.name) is None else stack + part.shape
-        for parts in weight_plan(config).values()
-        for part in parts
-    }
+    """All that is wanted, in its shape, and nothing else: a tensor that would not be used means a
+    model that is not understood. Layers after the last predict further tokens, and are left out."""
     missing = [name for name in wanted if name not in tensors]
     misshapen = [
         f"{name} is {list(_shape(tensors[name]))} instead of {list(shape)}"
         for name, shape in wanted.items()
         if name in tensors and _shape(tensors[name]) != shape
     ]
-    unknown = sorted(tensors.keys() - wanted.keys() - ROPE_TENSORS)
+    further = {name for name in tensors if _layer(name) >= config.num_layers}
+    unknown = sorted(tensors.keys() - wanted.keys() - ROPE_TENSORS - further)
     faults = []
     if missing:
         faults.append(f"{path} lacks the tensors {shown(missing)}; get the file again.")
@@ -247,6 +280,12 @@ def _check_tensors(
         )
     if faults:
         raise StartupError(faults)
+
+
+def _layer(name: str) -> int:
+    """The layer of a tensor, -1 when it is of none."""
+    found = LAYER.match(name)
+    return int(found[1]) if found else -1
 
 
 def _single(name: str, tensor: ReaderTensor) -> ReaderTensor:
@@ -263,6 +302,12 @@ def _single(name: str, tensor: ReaderTensor) -> ReaderTensor:
         data_offset=tensor.data_offset + found.expert * num_bytes,
         data=tensor.data[found.expert],
     )
+
+
+def _stored(halves: Halves) -> StoredTensor:
+    num_heads, value_dim, rank = _shape(halves.values)
+    unturned = int(halves.keys.shape[0])
+    return StoredTensor((num_heads * (unturned + value_dim), rank), halves.values.tensor_type.name)
 
 
 def _shape(tensor: ReaderTensor) -> tuple[int, ...]:

@@ -5,6 +5,7 @@ and SentencePiece's BPE ("llama"), whose merges follow from the scores of its pi
 torch, no transformers.
 """
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -23,6 +24,7 @@ _BYTES: Json = {
     "trim_offsets": True,
     "use_regex": True,
 }
+_BYTES_OF_PIECES: Json = {**_BYTES, "use_regex": False}
 _DIGITS: Json = {"type": "Digits", "individual_digits": True}
 _CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -44,7 +46,7 @@ def _sequence(*steps: Json) -> Json:
 def _words_and_numbers(digits: str) -> Json:
     """The pattern of GPT-4 and its descendants, which differ in how many digits stay together."""
     pattern = rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{digits}|{_REST}"
-    return _sequence(_split(pattern), {**_BYTES, "use_regex": False})
+    return _sequence(_split(pattern), _BYTES_OF_PIECES)
 
 
 _MARK = r"[^\r\n\p{L}\p{N}]?"
@@ -53,6 +55,31 @@ _CASED_WORDS = (  # GPT-4o's: a word ends where capitals begin, and has its cont
     rf"{_MARK}{_UPPER}*{_LOWER}+{_CONTRACTIONS}?|{_MARK}{_UPPER}+{_LOWER}*{_CONTRACTIONS}?"
     r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+
+# Of the first DeepSeeks: capital and small letters, as Unicode had them then.
+_CASED = (
+    "41-5a 61-7a b5 c0-d6 d8-f6 f8-1ba 1bc-1bf 1c4-293 295-2af 370-373 376 377 37b-37d 37f 386 "
+    "388-38a 38c 38e-3a1 3a3-3f5 3f7-481 48a-52f 531-556 10a0-10c5 13a0-13f5 13f8-13fd 1c90-1cba "
+    "1cbd-1cbf 1d00-1d2b 1d6b-1d77 1d79-1d9a 1e00-1f15 1f18-1f1d 1f20-1f45 1f48-1f4d 1f50-1f57 "
+    "1f59 1f5b 1f5d 1f5f-1f7d 1f80-1fb4 1fb6-1fbc 1fbe 1fc2-1fc4 1fc6-1fcc 1fd0-1fd3 1fd6-1fdb "
+    "1fe0-1fec 1ff2-1ff4 1ff6-1ffc 2102 2107 210a-2113 2115 2119-211d 2124 2126 2128 212a-212d "
+    "212f-2134 2139 213c-213f 2145-2149 214e 2183 2184 2c00-2c7b 2c7e-2ce4 2ceb-2cee 2cf2 2cf3 "
+    "a640-a66d a680-a69b a722-a76f a771-a787 a78b-a78e ab70-abbf fb00-fb06 fb13-fb17 ff21-ff3a "
+    "ff41-ff5a 10400-1044f 104b0-104d3 104d8-104fb 10c80-10cb2 10cc0-10cf2 118a0-118df 1e900-1e943"
+)
+_MARKS = "21-2f 3a-7e ff01-ff0f ff1a-ff5e 2018-201f 3000-3002"
+_ASIAN = "4e00-9fa5 800-4e00 ac00-d7ff"
+_CHINESE_AND_JAPANESE = "4e00-9fa5 3040-309f 30a0-30ff"
+
+
+def _class(ranges: str) -> str:
+    """A class of characters, from hexadecimal code points."""
+    return (
+        "["
+        + re.sub(r"[0-9a-f]+", lambda found: rf"\x{{{found[0]}}}", ranges).replace(" ", "")
+        + "]"
+    )
+
 
 # By the value of tokenizer.ggml.pre.
 PRE_TOKENIZERS: dict[str, Json] = {
@@ -65,8 +92,26 @@ PRE_TOKENIZERS: dict[str, Json] = {
     "smaug-bpe": _words_and_numbers("{1,3}"),
     "chatglm-bpe": _words_and_numbers("{1,3}"),
     "glm4": _words_and_numbers("{1,3}"),
-    "gpt-4o": _sequence(_split(_CASED_WORDS), {**_BYTES, "use_regex": False}),
+    "gpt-4o": _sequence(_split(_CASED_WORDS), _BYTES_OF_PIECES),
     "qwen2": _words_and_numbers(""),
+    "deepseek-llm": _sequence(
+        _split(r"[\r\n]"),
+        _split(rf"\s?{_class(_CASED)}+"),
+        _split(rf"\s?{_class(_MARKS)}+"),
+        _split(r"\s+$"),
+        _split(f"{_class(_ASIAN)}+"),
+        _DIGITS,
+        _BYTES_OF_PIECES,
+    ),
+    "deepseek-v3": _sequence(
+        _split(r"\p{N}{1,3}"),
+        _split(f"{_class(_CHINESE_AND_JAPANESE)}+"),
+        _split(
+            r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"""
+            r"""| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"""
+        ),
+        _BYTES_OF_PIECES,
+    ),
     "falcon": _sequence(
         {"type": "Punctuation", "behavior": "Contiguous"},
         _BYTES,

@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from gguf import ReaderTensor
 from torch import Tensor
 
 from inference_api.engine.linear import Linear, PackedLinear, Packing, TorchLinear
 from inference_api.engine.loading.config import ModelConfig, TensorNames
-from inference_api.engine.loading.gguf_blocks import GgufTensor
+from inference_api.engine.loading.gguf_blocks import GgufTensor, joined
 from inference_api.engine.loading.gguf_files import is_gguf, read_gguf
-from inference_api.engine.loading.gguf_names import is_rope_interleaved
+from inference_api.engine.loading.gguf_names import row_order
 from inference_api.engine.loading.layout import (
     EMBEDDING,
     HEAD,
@@ -22,7 +23,6 @@ from inference_api.engine.loading.layout import (
     Part,
     linear_weights,
     parameter_forms,
-    rotary_order,
     weight_plan,
 )
 from inference_api.engine.loading.packed_layout import ALIGNMENT_BYTES
@@ -189,7 +189,7 @@ def _weights(
         return
     for file in files:
         if is_gguf(file):
-            yield from _read_gguf(file, parts.keys())
+            yield from _read_gguf(file, parts)
         else:
             yield from _read(file, parts.keys(), config.tensor_names)
 
@@ -201,17 +201,29 @@ def _read(file: Path, wanted: Collection[str], names: TensorNames) -> Iterator[t
             yield name, read_tensor(stream, name, place)
 
 
-def _read_gguf(file: Path, wanted: Collection[str]) -> Iterator[tuple[str, Weight]]:
+def _read_gguf(file: Path, parts: Mapping[str, Part]) -> Iterator[tuple[str, Weight]]:
     model = read_gguf(file)
-    for name, tensor in model.tensors.items():
-        if name not in wanted:
-            continue
+
+    def read(tensor: ReaderTensor) -> GgufTensor:
         try:
-            weight = GgufTensor.read(file, tensor)
+            return GgufTensor.read(file, tensor)
         except (OSError, ValueError) as error:
             raise StartupError([f"{file} is damaged ({error}); get the file again."]) from None
-        is_interleaved = is_rope_interleaved(model.architecture, name)
-        yield name, weight.reordered(rotary_order(model.config)) if is_interleaved else weight
+
+    for name, halves in model.halves.items():
+        if name in parts:
+            yield name, _joined(file, *map(read, halves))
+    for name, tensor in model.tensors.items():
+        if name in parts:
+            order = row_order(model.architecture, parts[name], model.config)
+            yield name, read(tensor).reordered(order) if order else read(tensor)
+
+
+def _joined(file: Path, keys: GgufTensor, values: GgufTensor) -> Tensor:
+    try:
+        return joined(keys, values)
+    except UnusableWeight as error:
+        raise StartupError([f"{file} cannot be loaded: {error}; get the file again."]) from error
 
 
 def _converted(part: Part, config: ModelConfig, write: Write) -> Write:

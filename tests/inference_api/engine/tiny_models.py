@@ -167,7 +167,11 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "deepseek-v2": (
         "DeepseekV2",
-        {**DEEPSEEK, "topk_method": "group_limited_greedy", "rope_parameters": DEEPSEEK_YARN},
+        {
+            **DEEPSEEK,
+            "topk_method": "group_limited_greedy",
+            "rope_parameters": {**DEEPSEEK_YARN, "mscale": 0.7},
+        },
     ),
     "deepseek-v2-lite": (
         "DeepseekV2",
@@ -177,6 +181,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         "DeepseekV3",
         {**DEEPSEEK, "attention_bias": True, "rope_parameters": DEEPSEEK_YARN},
     ),
+    "deepseek-v3-one-group": ("DeepseekV3", {**DEEPSEEK, "n_group": 1, "topk_group": 1}),
     "olmo2": ("Olmo2", NO_PAD),
     "phi3": (
         "Phi3",

@@ -20,11 +20,11 @@ from inference_api.engine.loading.gguf_blocks import GgufTensor
 from inference_api.engine.loading.gguf_config import llama3_rope
 from inference_api.engine.loading.gguf_files import TYPES as STORED_TYPES
 from inference_api.engine.loading.gguf_files import read_gguf
-from inference_api.engine.loading.gguf_names import is_rope_interleaved
+from inference_api.engine.loading.gguf_names import row_order
 from inference_api.engine.loading.layout import (
+    Part,
     is_router,
     linear_weights,
-    rotary_order,
     weight_bytes,
     weight_plan,
 )
@@ -59,6 +59,11 @@ FAMILIES = (
     "gpt-oss",
     "gemma3-capped",
     "glm4",
+    "glm4-moe",
+    "glm4-moe-one-group",
+    "deepseek-v2",
+    "deepseek-v2-lite",
+    "deepseek-v3-one-group",
     "olmo2",
     "phi3",
     "phi3-long-rope",
@@ -105,15 +110,15 @@ def parameters(model: Path, bits: Bits | None = None) -> Parameters:
     return load_parameters(weight_files(model), config, CPU, torch.float32, packing)
 
 
-def stored_numbers(file: Path, names: Sequence[str]) -> Tensor:
+def stored_numbers(file: Path, parts_of_it: Sequence[Part]) -> Tensor:
     """What the package itself makes of tensors of ours, in our order of rows."""
     model = read_gguf(file)
     parts = []
-    for name in names:
-        tensor = model.tensors[name]
+    for part in parts_of_it:
+        tensor = model.tensors[part.name]
         numbers = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
-        if is_rope_interleaved(model.architecture, name):
-            order = rotary_order(model.config)
+        order = row_order(model.architecture, part, model.config)
+        if order:
             heads = numbers.reshape(-1, len(order), *numbers.shape[1:])
             numbers = heads[:, order].reshape(numbers.shape)
         parts.append(torch.from_numpy(numbers.copy()))
@@ -146,6 +151,13 @@ def test_experts_that_gguf_has_no_words_for_are_not_written(
         make_gguf(tiny_model("qwen3-moe-dense")[0], tmp_path / "model.gguf", "F32")
 
 
+def test_magnitudes_that_gguf_has_no_words_for_are_not_written(
+    tiny_model: Tiny, tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match="in GGUF mscale is mscale_all_dim"):
+        make_gguf(tiny_model("deepseek-v3")[0], tmp_path / "model.gguf", "F32")
+
+
 @pytest.mark.parametrize("bits", [8, 4])
 def test_quantised_experts_are_not_rounded_again(
     bits: Bits, tiny_model: Tiny, tmp_path: Path
@@ -154,7 +166,7 @@ def test_quantised_experts_are_not_rounded_again(
     make_gguf(tiny_model("qwen3-moe")[0], file, {8: "Q8_0", 4: "Q4_0"}[bits])
     packed = parameters(file, bits).packed
     for name, parts in linear_weights(checkpoint.load_config(file)).items():
-        assert torch.equal(packed[name].unpack(), stored_numbers(file, [p.name for p in parts]))
+        assert torch.equal(packed[name].unpack(), stored_numbers(file, parts))
         assert packed[name].bits == (32 if is_router(name) else bits)
 
 
@@ -166,7 +178,7 @@ def test_parameters_are_the_numbers_in_the_file(
     loaded = parameters(file)
     plan = weight_plan(checkpoint.load_config(file))
     for name, parts in plan.items():
-        assert torch.equal(loaded.tensors[name], stored_numbers(file, [p.name for p in parts]))
+        assert torch.equal(loaded.tensors[name], stored_numbers(file, parts))
 
 
 @pytest.mark.parametrize(
@@ -178,7 +190,7 @@ def test_quantised_weights_are_not_rounded_again(
     file = embedded(type_name)
     packed = parameters(file, bits).packed
     for name, parts in linear_weights(checkpoint.load_config(file)).items():
-        assert torch.equal(packed[name].unpack(), stored_numbers(file, [p.name for p in parts]))
+        assert torch.equal(packed[name].unpack(), stored_numbers(file, parts))
 
 
 @pytest.mark.parametrize(
@@ -192,7 +204,7 @@ def test_embedding_has_the_numbers_of_the_file_in_as_few_bits(
     file = embedded(type_name)
     packed = parameters(file, bits).packed
     assert packed["embedding"].bits == embedding_bits
-    stored = stored_numbers(file, ["model.embed_tokens.weight"])
+    stored = stored_numbers(file, weight_plan(checkpoint.load_config(file))["embedding"])
     assert torch.equal(packed["embedding"].unpack(), stored)
     is_shared = packed["embedding"].blocks is packed["head"].blocks
     assert is_shared == (bits == embedding_bits)  # they are tied
@@ -226,7 +238,9 @@ def test_int4_of_an_8_bit_file_is_searched_as_for_floats(embedded: Callable[[str
     file = embedded("Q8_0")
     packed = parameters(file, 4).packed["head"]
     again = PackedWeight.empty(4, packed.outputs, packed.inputs)
-    Kernels(1).pack(stored_numbers(file, ["model.embed_tokens.weight"]), again)
+    Kernels(1).pack(
+        stored_numbers(file, weight_plan(checkpoint.load_config(file))["embedding"]), again
+    )
     assert torch.equal(packed.blocks, again.blocks)
 
 

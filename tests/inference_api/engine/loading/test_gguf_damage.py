@@ -9,7 +9,7 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from gguf import GGMLQuantizationType, GGUFReader, GGUFWriter
+from gguf import GGMLQuantizationType, GGUFReader
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -24,9 +24,9 @@ from inference_api.errors import StartupError
 from inference_api.text.tokens import load_tokenizer
 from scripts.make_gguf import make_gguf
 from tests.inference_api.engine.conftest import TinyModel
+from tests.inference_api.engine.loading.gguf_copies import Metadata, rewritten
 
 Tiny = Callable[[str], TinyModel]
-Metadata = dict[str, Any]
 EMBEDDED = Path("models/hearth-tiny")
 QUICK = settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
 
@@ -46,38 +46,6 @@ def load(model: Path) -> None:
     if faults:
         raise StartupError(faults)
     load_parameters(files, config, torch.device("cpu"), torch.float32)
-
-
-def rewritten(
-    source: Path,
-    target: Path,
-    metadata: Callable[[Metadata], None] = lambda metadata: None,
-    tensors: Callable[[dict[str, Any]], None] = lambda tensors: None,
-) -> Path:
-    """A copy with other metadata and tensors, in good order."""
-    reader = GGUFReader(source)
-    fields = {
-        key: (field.types, field.contents())
-        for key, field in reader.fields.items()
-        if not key.startswith("GGUF.")
-    }
-    values = {key: value for key, (_, value) in fields.items()}
-    kept = {tensor.name: (tensor.data, tensor.tensor_type) for tensor in reader.tensors}
-    metadata(values)
-    tensors(kept)
-    writer = GGUFWriter(target, values.pop("general.architecture"))
-    for key, value in values.items():
-        kinds, before = fields.get(key, ((), None))
-        is_alike = isinstance(value, list) == isinstance(before, list)
-        kind = kinds[0] if kinds and is_alike else gguf.GGUFValueType.get_type(value)
-        writer.add_key_value(key, value, kind)
-    for name, (data, form) in kept.items():
-        writer.add_tensor(name, data, raw_dtype=form)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return target
 
 
 def fault(model: Path) -> str:
