@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import Lock
 
+from werkzeug.wrappers import Request
+
 from common.errors import WireError
 
 MAX_WAITING = 5  # each has a thread of the server's, of which there have to be others
@@ -58,6 +60,12 @@ class Turns:
                 self._num_asked -= 1
 
 
-def may_be_large(body_bytes: int | None) -> bool:
-    """Whether a body is read in turn; None: it does not say how long it is."""
-    return body_bytes is None or body_bytes > LARGE_BODY_BYTES
+def may_be_large(request: Request) -> bool:
+    """Whether a body is read in turn: it is large, or does not say how long it will be."""
+    num_bytes = request.content_length
+    return num_bytes is None or num_bytes > LARGE_BODY_BYTES or is_encoded(request)
+
+
+def is_encoded(request: Request) -> bool:
+    """Whether the body has to be decompressed before it is read."""
+    return request.headers.get("Content-Encoding", "").strip().lower() not in ("", "identity")

@@ -36,7 +36,10 @@ class WholeBodyRequest(Request):
             raise RequestTooLarge(limit)
         if len(body) < length:
             raise InvalidRequest(f"The body has {len(body)} bytes of {length}; send all of it.")
-        return BytesIO(decompressed(body, limit) if encoding in GZIP else body)
+        if encoding in GZIP:
+            body = decompressed(body, limit)
+            del self.environ["HTTP_CONTENT_ENCODING"]  # it is undone, for all that read on
+        return BytesIO(body)
 
 
 def decompressed(body: bytes, max_bytes: int) -> bytes:

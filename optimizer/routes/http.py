@@ -8,8 +8,9 @@ from urllib.parse import unquote
 
 from flask import Blueprint, Response, request
 
+from common.errors import WireError
 from common.operations import ViewT, operation_of
-from common.turns import Turns, may_be_large
+from common.turns import Turns, is_encoded, may_be_large
 from optimizer.errors import BodyTooLarge, Fault, InvalidRequest
 from optimizer.inferno_json import Body, BodyT, decode, encode, read
 
@@ -59,6 +60,10 @@ class Http:
         raw = _read(request.stream, self._max_body_bytes + 1)
         if len(raw) > self._max_body_bytes:
             raise BodyTooLarge(self._max_body_bytes)
+        if is_encoded(request):
+            raise InvalidRequest(
+                [Fault("", "the body is compressed; send it without a Content-Encoding")]
+            )
         return decode(raw)
 
     def _route(self, verb: str, path: str, in_turn: bool = False) -> Callable[[ViewT], ViewT]:
@@ -72,7 +77,7 @@ class Http:
             @wraps(view)
             def respond(**names: str) -> Response:
                 with ExitStack() as turn:
-                    if is_large := model is not None and may_be_large(request.content_length):
+                    if is_large := model is not None and may_be_large(request):
                         turn.enter_context(self._turns.taken())
                     given: tuple[Body, ...] = (
                         (self.read(model, self.json()),) if isinstance(model, type) else ()
@@ -91,6 +96,8 @@ class Http:
 def _read(stream: IO[bytes], max_bytes: int) -> bytes:
     try:
         return stream.read(max_bytes)
+    except WireError:
+        raise  # of the API, where it reads the body for this part of it
     except Exception as error:  # each server has errors of its own for what its client sends
         raise InvalidRequest([Fault("", "the body's chunks are malformed or cut short")]) from error
 

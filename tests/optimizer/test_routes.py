@@ -1,5 +1,6 @@
 """The routes against a recorded dialogue with the reference, and what is ours."""
 
+import gzip
 import json
 from collections.abc import Callable
 from io import BytesIO
@@ -305,3 +306,15 @@ def test_large_bodies_are_read_in_turn(
     turns.clear()
     assert client.post(path, data=b" " * (LARGE_BODY_BYTES + 1)).status_code == 400
     assert turns == ["begin", "read", "end"]
+
+
+def test_compressed_body_is_refused_in_turn(
+    client: FlaskClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turns = recorded_turns(monkeypatch)
+    compressed, headers = gzip.compress(b"{}"), {"Content-Encoding": "gzip"}
+    response = client.post("/setServers", data=compressed, headers=headers)
+    assert response.status_code == 400
+    message = "the body is compressed; send it without a Content-Encoding"
+    assert response.get_json()["message"] == message
+    assert turns == ["begin", "end"]

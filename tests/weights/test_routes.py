@@ -1,5 +1,6 @@
 """The table of the routes, row by row: texts, fields, status, and what changed."""
 
+import gzip
 import json
 from io import BytesIO
 from typing import Any
@@ -366,4 +367,15 @@ def test_large_bodies_are_read_in_turn(
     assert client.post(UPDATE, data=b" " * LARGE_BODY_BYTES).status_code == 422
     assert turns == []
     assert client.post(UPDATE, data=b" " * (LARGE_BODY_BYTES + 1)).status_code == 422
+    assert turns == ["begin", "end"]
+
+
+def test_compressed_body_is_refused_in_turn(
+    client: FlaskClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turns = recorded_turns(monkeypatch)
+    headers = {"Content-Encoding": "gzip"}
+    response = client.post(UPDATE, data=gzip.compress(b"{}"), headers=headers)
+    assert response.status_code == 422
+    assert "compressed; send it without a Content-Encoding" in response.get_json()["message"]
     assert turns == ["begin", "end"]

@@ -8,8 +8,9 @@ from typing import IO, TypeVar
 from flask import Blueprint, Response, request
 from pydantic import BaseModel
 
+from common.errors import WireError
 from common.operations import operation_of
-from common.turns import Turns, may_be_large
+from common.turns import Turns, is_encoded, may_be_large
 from weights.errors import BodyTooLarge, Fault, InvalidRequest
 from weights.schema import Body
 
@@ -45,7 +46,7 @@ class Http:
             def respond(**names: str) -> Response:
                 model = described.body
                 with ExitStack() as turn:
-                    if is_large := model is not None and may_be_large(request.content_length):
+                    if is_large := model is not None and may_be_large(request):
                         turn.enter_context(self._turns.taken())
                     given = () if model is None else (self._body(model),)
                     if in_turn and not is_large:
@@ -73,12 +74,17 @@ class Http:
         raw = _read(request.stream, self._max_body_bytes + 1)
         if len(raw) > self._max_body_bytes:
             raise BodyTooLarge(self._max_body_bytes)
+        if is_encoded(request):
+            message = "it is compressed; send it without a Content-Encoding"
+            raise InvalidRequest([Fault(("body",), message, "body_compressed")])
         return model.parse(raw)
 
 
 def _read(stream: IO[bytes], max_bytes: int) -> bytes:
     try:
         return stream.read(max_bytes)
+    except WireError:
+        raise  # of the API, where it reads the body for this part of it
     except Exception as error:  # each server has errors of its own for what its client sends
         raise InvalidRequest(
             [Fault(("body",), "the chunks are malformed or cut short", "body_malformed")]

@@ -26,6 +26,7 @@ from inference_api.openai.requests import ChatBody
 from inference_api.openai.unserved_fields import UNSERVED
 from inference_api.routes.body import decompressed
 from inference_api.settings import Settings
+from tests.recorded_turns import recorded_turns
 
 RANDOM_BODIES = int(os.environ.get("RANDOM_BODIES", "1000"))  # `make fuzz` has more
 
@@ -119,6 +120,25 @@ def test_other_encodings_are_refused_with_a_remedy(client: FlaskClient, encoding
     response = send_encoded(client, compressed(HELLO), encoding)
     assert_error(response, 415, f"The body is declared as Content-Encoding: '{encoding}'; send gz")
     assert response.headers["Accept-Encoding"] == "gzip"
+
+
+@pytest.mark.parametrize("path", ["/optimizeOne", "/weights_update"])
+def test_body_for_the_other_services_is_decompressed_in_turn(
+    client: FlaskClient, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turns = recorded_turns(monkeypatch)
+
+    def answer(data: bytes, **headers: str) -> tuple[int, bytes]:
+        response = client.post(path, data=data, headers=headers, content_type="application/json")
+        return response.status_code, response.data
+
+    plain = answer(b"{}")
+    assert turns == []
+    encoded = {"Content-Encoding": "gzip"}
+    assert answer(compressed(b"{}"), **encoded) == plain
+    assert turns == ["begin", "end"]
+    status, _ = answer(compressed(b" " * 2049), **encoded)
+    assert status == 413
 
 
 def test_bomb_is_stopped_at_the_limit_of_bodies() -> None:
