@@ -250,8 +250,8 @@ def _check(ask: Ask, share: float, moments: Sequence[At]) -> Check:
 
 
 def _answered_per_s(said: Prediction, part: LoadPoint) -> float:
-    """Returns how many requests of a row would end while its load was held, as `throughput_per_s`
-    counts them, if each took the mean time that is predicted."""
+    """Returns how many requests of a row would end a second while its load was held, as
+    `throughput_per_s` counts them, if each took the mean time that is predicted."""
     ended = sum(
         part.from_s
         <= record.scheduled_s + (said.ttft_ms + said.itl_ms * (output_tokens(record) - 1)) / 1000

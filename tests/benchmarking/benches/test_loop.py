@@ -149,6 +149,7 @@ def test_of_a_steady_machine_every_load_is_predicted(optimizer_url: str) -> None
         # At 90 % of capacity 1 % of it is much of the queue.
         assert abs(check.ttft.error) < (0.05 if check.share < 0.9 else 0.2)
         assert abs(check.itl.error) < 0.02
+        assert abs(check.answered.error) < 0.02
     assert result.drift.error < 0.005
     # A slower machine has longer steps, and the nearer to its capacity, the longer a queue.
     assert result.ttft_per_speed[0] >= 1
