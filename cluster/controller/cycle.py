@@ -3,7 +3,7 @@
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from cluster.config import ClusterConfig
 from cluster.controller.demand import Demand, Load
@@ -44,6 +44,8 @@ class ServerCycle:
     held: str = ""
     """Why it was left as it is; empty where nothing kept it from changing."""
     has_changed: bool = False
+    is_short: bool = False
+    """Whether the plan has fewer replicas than the load needs, since there are no more cards."""
     missed: tuple[str, ...] = ()
 
 
@@ -224,12 +226,17 @@ class Planner:
             why = answer.unallocated.get(name, "the optimizer does not say why")
             return ServerCycle(current, load, held=f"no allocation: {why}")
         wanted = groups_of(name, allocation)
+        is_short = name in answer.details and answer.details[name].best_effort
         if wanted == {group: count for group, count in current.items() if count}:
-            return ServerCycle(current, load, planned=planned)
+            return ServerCycle(current, load, planned=planned, is_short=is_short)
         self._changed_s[name] = at_s
         # Groups that are to go stay in the plan, with none: a plan names what it is about.
         return ServerCycle(
-            dict.fromkeys(current, 0) | wanted, load, planned=planned, has_changed=True
+            dict.fromkeys(current, 0) | wanted,
+            load,
+            planned=planned,
+            has_changed=True,
+            is_short=is_short,
         )
 
 
@@ -246,14 +253,10 @@ def _expected(spec: Json) -> Load:
 def _told(decided: ServerCycle, seen: ServerTraffic | None, predicted: Latencies) -> ServerCycle:
     if seen is None or seen.unread:
         return decided
-    return ServerCycle(
-        plan=decided.plan,
-        load=decided.load,
+    return replace(
+        decided,
         arrived_per_minute=seen.all.per_minute,
         measured=Latencies(seen.all.ttft_ms, seen.all.itl_ms),
         predicted=predicted,
-        planned=decided.planned,
-        held=decided.held,
-        has_changed=decided.has_changed,
         missed=seen.missed,
     )

@@ -54,11 +54,13 @@ def _of_cycle(cycle: Cycle) -> Iterable[Metric]:
         yield cost
     arrivals = _gauge("arrivals_per_minute", "Requests that came.", ["server"])
     held = _gauge("held", "1 for a server that was left as it is.", ["server"])
+    short = _gauge("short", "1 for a server with fewer replicas than its load needs.", ["server"])
     measured = _gauge("measured_seconds", "Mean latencies of the last period.", LATENCY)
     predicted = _gauge("predicted_seconds", "What the model said of the same.", LATENCY)
     error = _gauge("prediction_error_ratio", "Predicted by measured, less 1.", LATENCY)
     for name, each in cycle.servers.items():
         held.add_metric([name], float(bool(each.held)))
+        short.add_metric([name], float(each.is_short))
         if each.arrived_per_minute is not None:
             arrivals.add_metric([name], each.arrived_per_minute)
         for kind, seen_ms, said_ms in (
@@ -71,7 +73,7 @@ def _of_cycle(cycle: Cycle) -> Iterable[Metric]:
                 predicted.add_metric([name, kind], said_ms / 1000)
             if seen_ms and said_ms is not None:
                 error.add_metric([name, kind], said_ms / seen_ms - 1)
-    yield from (arrivals, held, measured, predicted, error)
+    yield from (arrivals, held, short, measured, predicted, error)
 
 
 def _gauge(name: str, text: str, labels: list[str]) -> GaugeMetricFamily:

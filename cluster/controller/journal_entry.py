@@ -35,7 +35,8 @@ class LatenciesTold(TypedDict):
 
 
 class ServerTold(TypedDict):
-    """One server in one cycle. `load` is in the optimizer's terms."""
+    """One server in one cycle. `load` is in the optimizer's terms; `is_short`: its load needs more
+    cards than there are."""
 
     load: dict[str, float]
     arrived_per_minute: float | None
@@ -44,6 +45,7 @@ class ServerTold(TypedDict):
     planned: LatenciesTold
     plan: list[GroupTold]
     has_changed: bool
+    is_short: bool
     held: str
     missed: list[str]
 
@@ -65,6 +67,7 @@ class ServerDecision(TypedDict):
     arrived_per_minute: float | None
     plan: list[GroupTold]
     has_changed: bool
+    is_short: bool
     held: str
 
 
@@ -123,6 +126,7 @@ def decision_of(cycle: Cycle) -> DecisionTold:
                 "arrived_per_minute": each.arrived_per_minute,
                 "plan": groups(each.plan),
                 "has_changed": each.has_changed,
+                "is_short": each.is_short,
                 "held": each.held,
             }
             for name, each in cycle.servers.items()
@@ -162,6 +166,7 @@ def _server(seen: ServerCycle) -> ServerTold:
         "planned": _latencies(seen.planned),
         "plan": groups(seen.plan),
         "has_changed": seen.has_changed,
+        "is_short": seen.is_short,
         "held": seen.held,
         "missed": list(seen.missed),
     }

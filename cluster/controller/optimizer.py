@@ -42,6 +42,12 @@ class Allocation(Part):
         return tuple(each for each in self.parts or (self,) if each.num_replicas)
 
 
+class Details(_Answer):
+    """`best_effort`: there are fewer replicas than the load needs."""
+
+    best_effort: bool = False
+
+
 class Summary(_Answer):
     total_cost: Figure = 0.0
 
@@ -51,6 +57,7 @@ class Answer(_Answer):
 
     allocations: dict[str, Allocation]
     unallocated: dict[str, str] = Field(default_factory=dict)
+    details: dict[str, Details] = Field(default_factory=dict)
     summary: Summary = Summary()
 
 

@@ -14,6 +14,10 @@ from cluster.controller.rollout import Plan
 from cluster.replicas import Group
 from cluster.system import Json, SystemDocument
 
+# Where cards run short a server gets those that are left. Without it, it would be left as it is
+# just when more comes than all cards can serve.
+WHERE_SHORT = {"saturationPolicy": "PriorityRoundRobin"}
+
 
 @dataclass(frozen=True, slots=True)
 class Standing:
@@ -58,6 +62,7 @@ def question(system: SystemDocument, standing: Standing) -> Json:
         "modelData": {"models": perf + own_models},
         "serviceClassData": {"serviceClasses": classes},
         "serverData": {"servers": servers},
+        "optimizerData": _with_best_effort(system.parts.get("optimizerData") or {}),
     }
 
 
@@ -88,6 +93,11 @@ def groups_of(server: str, allocation: Allocation) -> dict[Group, int]:
         Group(server, part.accelerator, part.max_batch): part.num_replicas
         for part in allocation.each_part
     }
+
+
+def _with_best_effort(asked: Json) -> Json:
+    """The document's flags, and a policy for scarce cards where it names none."""
+    return {**asked, "optimizer": WHERE_SHORT | (asked.get("optimizer") or {})}
 
 
 def _server(system: SystemDocument, standing: Standing, name: str) -> Json:

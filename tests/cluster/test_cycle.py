@@ -158,6 +158,36 @@ def test_a_server_without_an_allocation_holds_and_says_why(
     assert world.replicas == before
 
 
+def of_few_cards(**flags: Any) -> dict[str, Any]:
+    """Too few for HIGH."""
+    document = system_json(rate=LOW)
+    counts = [{"type": "A", "count": 6}, {"type": "B", "count": 0}]
+    document["system"]["capacityData"]["count"] = counts
+    document["system"]["optimizerData"]["optimizer"] = flags
+    return document
+
+
+def test_a_server_gets_the_cards_there_are_where_its_load_needs_more(
+    make_world: Callable[..., World],
+) -> None:
+    world = make_world(of_few_cards())
+    assert settled(world, LOW) < 6
+    settled(world, 100 * HIGH)
+    told = world.period(100 * HIGH).servers["s"]
+    assert (world.replicas, told.is_short, told.held) == (6, True, "")
+    assert settled(world, LOW, periods=10) < 6
+    assert not world.period(LOW).servers["s"].is_short
+
+
+def test_a_document_may_have_servers_stay_as_they_are_where_cards_run_short(
+    make_world: Callable[..., World],
+) -> None:
+    world = make_world(of_few_cards(saturationpolicy="None"))
+    before = settled(world, LOW)
+    assert "none of its candidates fits" in world.period(100 * HIGH).servers["s"].held
+    assert world.replicas == before < 6
+
+
 def test_an_optimizer_that_does_not_answer_changes_nothing(
     make_world: Callable[..., World],
 ) -> None:

@@ -46,12 +46,19 @@ function latency(seen, kind, wanted) {
   ]);
 }
 
+/** What the last cycle decided about a server. */
+function decided(seen) {
+  if (!seen) return "–";
+  if (seen.held) return seen.held;
+  const decision = seen.has_changed ? "changed" : "as it was";
+  return seen.is_short ? [`${decision}, fewer than its load needs`, "bad"] : decision;
+}
+
 function serverRow([name, server], cycle, unplaced) {
   const seen = cycle?.servers[name];
   const states = Object.entries(server.replicas).map(([state, count]) => `${count} ${state}`);
   const lacking = unplaced.filter((each) => each.server === name);
   const missing = lacking.map((each) => `${each.replicas} unplaced: ${each.why}`);
-  const decision = seen?.held || (seen?.has_changed ? "changed" : seen ? "as it was" : "–");
   return row([
     name,
     planned(server.plan),
@@ -59,7 +66,7 @@ function serverRow([name, server], cycle, unplaced) {
     [shown(seen?.arrived_per_minute), "number"],
     latency(seen, "ttft", server.target["slo-ttft"]),
     latency(seen, "itl", server.target["slo-itl"]),
-    decision,
+    decided(seen),
   ]);
 }
 
