@@ -118,7 +118,9 @@ class StepPlanner:
             if drafts:
                 share_tokens = max(room_tokens, 0) // len(drafts)
                 drafts = {index: each.first(share_tokens) for index, each in drafts.items()}
-        wants_hidden = self._drafts is not None and self._drafts.wants_hidden
+        # While prompts wait nothing is guessed after the step.
+        source = None if self._rows.prefilling() else self._drafts
+        wants_hidden = source is not None and source.wants_hidden
         step.decoding = [
             (row, row.take_step(drafts.get(row.index, NO_DRAFT), wants_hidden)) for row in decoding
         ]

@@ -15,7 +15,7 @@ MARGIN = 0.01  # by which drafts may seem slower: less can hardly be told
 RATE = 1 / 64  # how fast the pace of the faster way is learned,
 TRIAL_RATE = 1 / 12  # and that of the slower one, which is seldom seen
 FIRST_TURNS = 8  # of each way, before one is given up
-MAX_MISS = 2.0  # a turn that took longer than the last ones by this was held up
+MAX_MISS = 2.0  # a turn that took longer by this than plain ones for as much was held up
 
 
 @dataclass(slots=True)
@@ -27,8 +27,7 @@ class _Pace:
     num_turns: int = 0
 
     def learn(self, relative_s: float, brought: float, rate: float) -> None:
-        if self.num_turns:
-            relative_s = min(relative_s, MAX_MISS * self.relative_s)
+        relative_s = min(relative_s, MAX_MISS * brought)
         self.num_turns += 1
         rate = max(rate, 1 / self.num_turns)
         self.relative_s += rate * (relative_s - self.relative_s)

@@ -64,10 +64,7 @@ class _Turn:
     merged: Mapping[int, Merged] = field(default_factory=dict)  # by row
     num_tried: Mapping[int, int] = field(default_factory=dict)  # of its guesses, by row
     num_drawn: int = 0  # tokens, by all rows
-
-    @property
-    def ask_s(self) -> float:
-        return sum([each.ask_s for each in self.asked.values()])
+    propose_s: float = 0.0  # time to ask for guesses and to choose of them
 
 
 class DraftScheduler:
@@ -124,22 +121,10 @@ class DraftScheduler:
     def propose(self, rows: Sequence[UserRow]) -> Mapping[int, Draft]:
         if not rows:
             return {}
-        self._turn = turn = _Turn(self._is_drafting, asked := self._asked(rows))
-        self._is_drafting = self._tries_all or self._paces_of(len(rows)).take_turn()
-        self._to_ask = self._worth_asking(len(rows)) if self._is_drafting else ()
-        if not asked:
-            return {}
-        turn.merged = self._merged(asked)
-        if turn.merged:
-            turn.num_tried = self._num_worth_trying(len(rows), turn.merged)
-        untried = turn.merged.keys() - turn.num_tried.keys()
-        num_tokens = len(rows) + sum(turn.num_tried.values())
-        if untried and (explored := self._explored(num_tokens, untried)) is not None:
-            turn.num_tried = {**turn.num_tried, explored: 1}
-        self._num_steps += 1
-        for row in turn.num_tried:
-            self._last_tried[row] = self._num_steps
-        return {row: turn.merged[row].draft.first(count) for row, count in turn.num_tried.items()}
+        started_s = self._clock()
+        drafts = self._proposed(rows)
+        self._turn.propose_s = min(self._clock() - started_s, self._seconds(len(rows)))
+        return drafts
 
     def learn(self, outcomes: Sequence[Outcome]) -> None:
         """Tell each source the results of its own guesses, and learn how much they saved."""
@@ -157,11 +142,29 @@ class DraftScheduler:
 
     def took(self, step: Step, model_s: float, loop_s: float) -> None:
         """How long a turn took, inside the model and outside."""
-        contents, loop_s = step.contents, max(loop_s - self._turn.ask_s, 0.0)
+        contents, loop_s = step.contents, max(loop_s - self._turn.propose_s, 0.0)
         self._learn_pace(contents, model_s + loop_s)
         self.costs.took(contents, model_s, loop_s)
         if not contents.prompt_tokens:
             self._overhead_s = self.costs.loop_s(contents.rows)
+
+    def _proposed(self, rows: Sequence[UserRow]) -> Mapping[int, Draft]:
+        self._turn = turn = _Turn(self._is_drafting, asked := self._asked(rows))
+        self._is_drafting = self._tries_all or self._paces_of(len(rows)).take_turn()
+        self._to_ask = self._worth_asking(len(rows)) if self._is_drafting else ()
+        if not asked:
+            return {}
+        turn.merged = self._merged(asked)
+        if turn.merged:
+            turn.num_tried = self._num_worth_trying(len(rows), turn.merged)
+        untried = turn.merged.keys() - turn.num_tried.keys()
+        num_tokens = len(rows) + sum(turn.num_tried.values())
+        if untried and (explored := self._explored(num_tokens, untried)) is not None:
+            turn.num_tried = {**turn.num_tried, explored: 1}
+        self._num_steps += 1
+        for row in turn.num_tried:
+            self._last_tried[row] = self._num_steps
+        return {row: turn.merged[row].draft.first(count) for row, count in turn.num_tried.items()}
 
     def _asked(self, rows: Sequence[UserRow]) -> dict[str, _Asked]:
         """The drafts of the sources to ask, of the rows that want them."""
@@ -196,7 +199,7 @@ class DraftScheduler:
         prompt_s = contents.prompt_tokens * (self.costs.prompt_token_s(rows) or 0.0)
         plain_s = self._seconds(rows)
         brought = turn.num_drawn / rows + prompt_s / plain_s
-        self._paces_of(rows).learn(turn.is_drafting, (seconds + turn.ask_s) / plain_s, brought)
+        self._paces_of(rows).learn(turn.is_drafting, (seconds + turn.propose_s) / plain_s, brought)
 
     def _paces_of(self, num_rows: int) -> Paces:
         return self._paces.setdefault(num_rows.bit_length(), Paces())

@@ -213,6 +213,23 @@ def test_prompts_go_before_drafts() -> None:
     assert backend.snapshot.totals.drafted_tokens > beside.drafted_tokens
 
 
+def test_states_to_guess_from_are_not_asked_for_while_prompts_wait() -> None:
+    loop = Loop(rows=32, context=200, chunk=100)
+    drafts = EchoDrafts()
+    drafts.wants_hidden = True
+    (model,) = loop.backend.models.values()
+    planner = StepPlanner(model.rows, model.runner, loop.backend.settings, drafts)
+    loop.submit("x" * 20)
+    loop.step()
+    loop.submit("y" * 99)
+    loop.backend._pick_prompts()
+    asked = []
+    while not asked or model.rows.prefilling():
+        asked.append([step.wants_hidden for _, step in planner.plan().decoding])
+    assert asked[:2] == [[False], [False]]
+    assert asked[2] == [True] * len(asked[2])
+
+
 def test_drafted_and_accepted_tokens_are_counted_up_to_the_end_of_the_answer() -> None:
     loop = drafting_loop()
     loop.submit("abcdefgh", max_tokens=5)

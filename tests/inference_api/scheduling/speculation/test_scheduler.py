@@ -11,6 +11,7 @@ from inference_api.request import SamplingParams, Speculation
 from inference_api.scheduling.rows import Draft, UserRow
 from inference_api.scheduling.speculation.acceptance import AcceptanceRates
 from inference_api.scheduling.speculation.drafts import Outcome
+from inference_api.scheduling.speculation.paces import Paces
 from inference_api.scheduling.speculation.scheduler import DraftScheduler
 from inference_api.scheduling.step_costs import StepCosts
 from inference_api.scheduling.step_plan import Step
@@ -204,6 +205,20 @@ def test_drafts_that_were_given_up_are_found_to_pay_soon(num_rows: int) -> None:
         simulation.step(10)
         num_turns += 10
     assert num_turns <= 400
+
+
+def test_a_turn_that_was_held_up_decides_nothing() -> None:
+    for held_up_is_drafting in (False, True):
+        paces = Paces()
+        paces.learn(held_up_is_drafting, 1000.0, 1.0)
+        for _ in range(50):
+            paces.learn(True, 1.6, 2.0)
+            paces.learn(False, 1.0, 1.0)
+        assert paces._prefers_drafts
+        for _ in range(200):
+            paces.learn(True, 2.1, 2.0)
+            paces.learn(False, 1.0, 1.0)
+        assert not paces._prefers_drafts
 
 
 def test_source_that_pays_for_its_time_is_asked_in_nearly_every_step() -> None:
