@@ -223,7 +223,7 @@ def test_states_to_guess_from_are_not_asked_for_while_prompts_wait() -> None:
     loop.step()
     loop.submit("y" * 99)
     loop.backend._pick_prompts()
-    asked = []
+    asked: list[list[bool]] = []
     while not asked or model.rows.prefilling():
         asked.append([step.wants_hidden for _, step in planner.plan().decoding])
     assert asked[:2] == [[False], [False]]
