@@ -45,7 +45,7 @@ class ServerCycle:
     """Why it was left as it is; empty where nothing kept it from changing."""
     has_changed: bool = False
     is_short: bool = False
-    """Whether the plan has fewer replicas than the load needs, since there are no more cards."""
+    """Whether the plan has fewer replicas than the load needs, for lack of cards or by a limit."""
     missed: tuple[str, ...] = ()
 
 

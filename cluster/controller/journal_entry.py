@@ -35,8 +35,8 @@ class LatenciesTold(TypedDict):
 
 
 class ServerTold(TypedDict):
-    """One server in one cycle. `load` is in the optimizer's terms; `is_short`: its load needs more
-    cards than there are."""
+    """One server in one cycle. `load` is in the optimizer's terms; `is_short`: its plan has fewer
+    replicas than its load needs."""
 
     load: dict[str, float]
     arrived_per_minute: float | None

@@ -132,7 +132,9 @@ function latency(seen, name, target) {
 
 function decided(seen) {
   if (!seen) return "–";
-  return seen.held || (seen.has_changed ? h("strong", {}, "changed") : "unchanged");
+  if (seen.held) return seen.held;
+  const decision = seen.has_changed ? h("strong", {}, "changed") : "unchanged";
+  return seen.is_short ? [decision, small("fewer than its load needs")] : decision;
 }
 
 function at(cycle) {

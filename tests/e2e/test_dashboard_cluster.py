@@ -100,6 +100,18 @@ def test_plans_replicas_and_decisions_are_shown(
         expect(page.locator("#cluster-replicas")).to_contain_text("r0001")
 
 
+def test_a_plan_for_too_few_cards_is_told(api: ServedApi, browser: Browser, fleet: Fleet) -> None:
+    counts = [{"type": "A", "count": 2}, {"type": "B", "count": 0}]
+    fleet.document.parts["capacityData"]["count"] = counts
+    with opened(browser, api.url) as page:
+        show(page, "cluster")
+        fleet.cycle()
+        of_server = cells(page, "servers")
+        expect(of_server("Plan")).to_have_text("2 × A, 16 rows")
+        expect(of_server("Decision")).to_contain_text("changed")
+        expect(of_server("Decision")).to_contain_text("fewer than its load needs")
+
+
 def test_it_is_accessible_and_fits(api: ServedApi, browser: Browser, fleet: Fleet) -> None:
     fleet.cycle()
     with opened(browser, api.url) as page:
