@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from random import SystemRandom
 from typing import Any
 
 import requests
@@ -17,6 +18,10 @@ ROOT = Path(__file__).resolve().parents[1]
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 30.0
 MOCK_APP = "inference_api._mock_inference_api_server:create_test_server()"
+
+# Below those that Linux gives to connections and to whoever asks for any port, since seconds pass
+# between the choice of a port and its use; above those of Ray's workers.
+PORTS = range(20_000, 32_768)
 
 given_ports: set[int] = set()  # whoever asked may not listen yet
 
@@ -27,14 +32,24 @@ def exit_on_sigterm() -> None:
 
 
 def free_port() -> int:
-    """A port that nobody listens on, and that this process was not given before."""
-    while True:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = int(probe.getsockname()[1])
-        if port not in given_ports:
+    """A port that nobody listens on, and that this process was not given before.
+
+    Raises RuntimeError where none is left.
+    """
+    for port in SystemRandom().sample(PORTS, len(PORTS)):  # nobody's seed leads two processes alike
+        if port not in given_ports and is_free(port):
             given_ports.add(port)
             return port
+    raise RuntimeError(f"no port from {PORTS[0]} to {PORTS[-1]} is free")
+
+
+def is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
 
 
 def eventually(holds: Callable[[], Any], timeout_s: float = 20.0) -> Any:

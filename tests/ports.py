@@ -1,13 +1,10 @@
 """Loopback ports for the servers that tests start."""
 
-import os
-import socket
-
-from benchmarking.serving import free_port, given_ports
+from benchmarking.serving import PORTS, free_port, given_ports, is_free
 
 __all__ = ["free_port", "free_ports", "leave_to_other_workers", "neighbouring_ports"]
 
-FIRST_UNASSIGNED = 20_000  # below those that the kernel gives to whoever asks for any
+PORTS_OF_A_WORKER = 8  # in a row
 
 
 def free_ports(count: int) -> list[int]:
@@ -16,19 +13,16 @@ def free_ports(count: int) -> list[int]:
 
 
 def neighbouring_ports(count: int) -> int:
-    """The first of so many free ports in a row, where the kernel gives nobody any by itself."""
-    for first in range(FIRST_UNASSIGNED + os.getpid() % 5000, 30_000, count):
-        try:
-            for port in range(first, first + count):
-                with socket.socket() as probe:
-                    probe.bind(("127.0.0.1", port))
-        except OSError:
-            continue
-        return first
+    """The first of so many free ports in a row, none of which anybody here was given before."""
+    for first in PORTS:
+        row = range(first, first + count)
+        if given_ports.isdisjoint(row) and all(map(is_free, row)):
+            given_ports.update(row)
+            return first
     raise AssertionError(f"no {count} free ports in a row")
 
 
 def leave_to_other_workers(number: int, num_workers: int) -> None:
-    """Give only every so manieth port: between the choice of a port and its use, another worker's
-    tests choose too. The kernel chooses odd ones only, while there are any."""
-    given_ports.update(port for port in range(2**16) if port // 2 % num_workers != number)
+    """Give only the ports that are this worker's: between the choice of one and its use, another
+    worker's tests choose too."""
+    given_ports.update(port for port in PORTS if port // PORTS_OF_A_WORKER % num_workers != number)
