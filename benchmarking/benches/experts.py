@@ -9,6 +9,9 @@ it alone: nothing else may use the cores.
 Memory is each server's own, and what it maps of the file. What the model costs is what Hearth takes
 more than with the embedded model in its place, whose weights are a few megabytes: weights, which
 are to take no more than the file, and the KV cache.
+
+One user's tokens come as fast as memory delivers their weights. What it delivers is measured in
+turn with the servers, as in `make bench-step`.
 """
 
 import argparse
@@ -19,6 +22,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from math import fsum
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -27,6 +31,7 @@ from typing import Any
 import psutil
 
 from benchmarking.benches.peers import GGUF_TYPES, Load
+from benchmarking.benches.step import FORMS, STREAM_BYTES, Stream
 from benchmarking.completions import Request, complete
 from benchmarking.machine import describe_machine
 from benchmarking.peers.install import PREBUILT_LLAMA, NotInstalled, install
@@ -35,8 +40,16 @@ from benchmarking.peers.models import MODELS, gguf_model
 from benchmarking.serving import served
 from inference_api.engine.hardware import physical_cores
 from inference_api.engine.loading.checkpoint import describe, footprint_on_cpu
+from inference_api.engine.loading.config import ModelConfig
+from inference_api.engine.loading.layout import (
+    is_router,
+    linear_weights,
+    num_stacked,
+    parameter_shape,
+)
 from inference_api.engine.loading.memory import Footprint
 from inference_api.engine.options import EngineOptions
+from inference_api.kernels.packing import FLOAT_BITS, packed_bytes
 from inference_api.settings import EMBEDDED_MODEL
 from scripts.make_random_model import Shape, make_random_model
 
@@ -118,7 +131,9 @@ def _measure(quantization: str, version: str | None, arguments: argparse.Namespa
         counts = _thread_counts() if version else []
         servers += [stack.enter_context(_llama(file, threads)) for threads in counts]
         for users in arguments.users:
-            rates = _rates(servers, LOADS[users], arguments.times)
+            load = LOADS[users]
+            stream = Stream(physical_cores()) if users == 1 else None
+            rates, stream_s = _rates(servers, load, arguments.times, stream)
             for server in servers:
                 runs = " ".join(f"{rate:.1f}" for rate in rates[server.name])
                 memory_mib = server.memory_bytes() / MIB
@@ -129,6 +144,16 @@ def _measure(quantization: str, version: str | None, arguments: argparse.Namespa
             ours, *theirs = (median(rates[server.name]) for server in servers)
             if theirs:
                 print(f"{users} users: {ours / max(theirs):.2f} x llama.cpp", flush=True)
+            if stream_s:
+                gb_per_s = STREAM_BYTES / median(stream_s) / 1e9
+                answer_gb = answer_bytes(_config(file), quantization, load) / 1e9
+                bound = load.max_tokens * gb_per_s / answer_gb
+                print(
+                    f"{users} user: an answer reads {answer_gb:.2f} GB of weights, memory delivers "
+                    f"{gb_per_s:.1f} GB/s: {bound:.1f} tokens/s, of which Hearth has "
+                    f"{ours / bound:.0%}",
+                    flush=True,
+                )
         foreseen = _footprint(file, quantization)
         print(f"Hearth with {EMBEDDED_MODEL.name}: {base_mib:.0f} MiB")
         print(f"more with this model: {servers[0].memory_bytes() / MIB - base_mib:.0f} MiB")
@@ -136,15 +161,47 @@ def _measure(quantization: str, version: str | None, arguments: argparse.Namespa
         print(f"its KV cache: {foreseen.cache_bytes / MIB:.1f} MiB", flush=True)
 
 
-def _rates(servers: Sequence[Server], load: Load, times: int) -> dict[str, list[float]]:
-    """In turn, `times` times; each has run a little before, so that all is in memory."""
+def answer_bytes(config: ModelConfig, quantization: str, load: Load) -> float:
+    """Bytes of weights that are read for one user's answer, on average: by the prompt in one step
+    and by each further token in a step of its own, if tokens choose among all experts alike."""
+
+    def step_bytes(tokens: int) -> float:
+        return fsum(
+            packed_bytes(
+                FLOAT_BITS["float32"] if is_router(name) else FORMS[quantization],
+                *parameter_shape(parts),
+            )
+            * _read_share(num_stacked(config, name), tokens)
+            for name, parts in linear_weights(config).items()
+        )
+
+    return step_bytes(load.prompt_tokens) + (load.max_tokens - 1) * step_bytes(1)
+
+
+def _read_share(num_stacked: int, tokens: int) -> float:
+    """Returns how much of so many matrices some tokens need, on average."""
+    if num_stacked == 1:
+        return 1.0
+    return 1 - (1 - SHAPE.experts_per_token / num_stacked) ** tokens
+
+
+def _rates(
+    servers: Sequence[Server], load: Load, times: int, stream: Stream | None
+) -> tuple[dict[str, list[float]], list[float]]:
+    """Tokens/s of each server, in turn, `times` times, and the seconds that `stream` takes each
+    time; each has run a little before, so that all is in memory."""
     rates: dict[str, list[float]] = {server.name: [] for server in servers}
+    stream_s = []
     for server in servers:
         server.seconds(Load(load.name, load.users, load.prompt_tokens, 2), times)
     for turn in range(times):
         for server in servers:
             rates[server.name].append(load.counted_tokens / server.seconds(load, turn))
-    return rates
+        if stream is not None:
+            began_s = time.perf_counter()
+            stream.read()
+            stream_s.append(time.perf_counter() - began_s)
+    return rates, stream_s
 
 
 def _thread_counts() -> list[int]:
@@ -164,9 +221,13 @@ def _footprint(file: Path, quantization: str) -> Footprint:
     options = EngineOptions(
         device="cpu", max_rows=max(LOADS), max_seq_len=CONTEXT_TOKENS, quantization=quantization
     )
-    described = describe(str(file))
-    assert described.config is not None
-    return footprint_on_cpu(described.config, options, described.tensors)
+    return footprint_on_cpu(_config(file), options, describe(str(file)).tensors)
+
+
+def _config(file: Path) -> ModelConfig:
+    config = describe(str(file)).config
+    assert config is not None
+    return config
 
 
 @contextmanager
