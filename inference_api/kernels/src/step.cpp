@@ -41,41 +41,48 @@ void Step::reserve(const HearthModel& model, int64_t num_tokens) {
   grow(mlp_normed_, num_tokens * row_bytes(model, model.hidden));
   grow(prepared_, num_tokens * row_bytes(model, width(model, model.num_heads)));
   grow(activated_, num_tokens * row_bytes(model, model.ffn));
+  grow(rows_, num_tokens);
   grow(lengths_, num_tokens);
 }
 
 void Step::run(Workers& workers, const HearthModel& model, const HearthBatch& batch) {
   reserve(model, std::min(batch.num_tokens, kMaxTokens));
+  const bool reads_all = model.num_layers == 0 || batch.after != nullptr || batch.hidden != nullptr;
   int64_t output = 0;
   for (int64_t first = 0; first < batch.num_tokens; first += kMaxTokens) {
-    const Part part = {batch, first, std::min(batch.num_tokens - first, kMaxTokens)};
+    const int64_t count = std::min(batch.num_tokens - first, kMaxTokens);
+    const int64_t* const begin = batch.outputs + output;
+    const int64_t* const end =
+        std::lower_bound(begin, batch.outputs + batch.num_outputs, first + count);
+    const Part part = {batch, first, count, begin, end - begin, reads_all};
     run_part(workers, model, part);
     if (batch.after != nullptr) {
-      std::copy_n(hidden_.data(), part.count * model.hidden, batch.after + first * model.hidden);
+      std::copy_n(hidden_.data(), count * model.hidden, batch.after + first * model.hidden);
     }
     if (batch.hidden != nullptr) {
       write_hidden(workers, model, part);
     }
-    const int64_t* const begin = batch.outputs + output;
-    const int64_t count =
-        std::lower_bound(begin, batch.outputs + batch.num_outputs, first + part.count) - begin;
-    if (count == 0) {
-      continue;
+    if (part.num_outputs > 0) {
+      write_logits(workers, model, part, batch.logits + output * model.head.outputs);
     }
-    float* const logits = batch.logits + output * model.head.outputs;
-    const NormCall norm = norm_call(model, model.final_norm);
-    workers.each_row(count, [&](int64_t row) {
-      workers.kernels.norm_row(norm, hidden_.data() + (begin[row] - first) * model.hidden,
-                               normed_.data() + row * row_bytes(model, model.hidden));
+    output += part.num_outputs;
+  }
+}
+
+void Step::write_logits(Workers& workers, const HearthModel& model, const Part& part,
+                        float* logits) {
+  const NormCall norm = norm_call(model, model.final_norm);
+  workers.each_row(part.num_outputs, [&](int64_t row) {
+    const int64_t token = part.reads_all ? part.outputs[row] - part.first : row;
+    workers.kernels.norm_row(norm, hidden_.data() + token * model.hidden,
+                             normed_.data() + row * row_bytes(model, model.hidden));
+  });
+  workers.multiply(linear_call(model, model.head, normed_.data(), part.num_outputs, Finish::kStore,
+                               1.0f / model.logits_divisor, logits));
+  if (model.logits_softcap != 0.0f) {
+    workers.each_row(part.num_outputs, [&](int64_t row) {
+      soften(logits + row * model.head.outputs, model.head.outputs, model.logits_softcap);
     });
-    workers.multiply(linear_call(model, model.head, normed_.data(), count, Finish::kStore,
-                                 1.0f / model.logits_divisor, logits));
-    if (model.logits_softcap != 0.0f) {
-      workers.each_row(count, [&](int64_t row) {
-        soften(logits + row * model.head.outputs, model.head.outputs, model.logits_softcap);
-      });
-    }
-    output += count;
   }
 }
 
@@ -98,11 +105,13 @@ void Step::run_part(Workers& workers, const HearthModel& model, const Part& part
     } else {
       std::copy_n(part.batch.before + index * model.hidden, model.hidden, hidden);
     }
+    rows_[static_cast<size_t>(token)] = part.batch.rows[index];
     lengths_[static_cast<size_t>(token)] = part.batch.positions[index] + 1;
   });
   branches_ = find_branches(part);
   for (int64_t layer = 0; layer < model.num_layers; ++layer) {
-    run_layer(workers, model, model.layers[layer], part);
+    const bool is_cut = layer == model.num_layers - 1 && !part.reads_all;
+    run_layer(workers, model, model.layers[layer], part, is_cut);
   }
 }
 
@@ -137,11 +146,15 @@ const Branch* Step::find_branches(const Part& part) {
 // norms are taken first; without one of its own the MLP shares attention's. Where there is no norm
 // at all the residual is read as it is. Experts are sequential, and have a norm before them, which
 // the MLP that all tokens share reads too.
+//
+// A layer that is cut writes the keys and values of all tokens, and does the rest for outputs
+// alone.
 void Step::run_layer(Workers& workers, const HearthModel& model, const HearthLayer& layer,
-                     const Part& part) {
+                     const Part& part, bool is_cut) {
+  int64_t num_tokens = part.count;
   const auto norm_rows = [&](const HearthNorm& norm, std::vector<char>& rows) {
     const NormCall call = norm_call(model, norm);
-    workers.each_row(part.count, [&](int64_t token) {
+    workers.each_row(num_tokens, [&](int64_t token) {
       const float* const hidden = hidden_.data() + token * model.hidden;
       char* const row = rows.data() + token * row_bytes(model, model.hidden);
       if (norm.weight == nullptr) {
@@ -156,7 +169,15 @@ void Step::run_layer(Workers& workers, const HearthModel& model, const HearthLay
   if (model.is_parallel && !shares_norm) {
     norm_rows(layer.mlp_norm, mlp_normed_);
   }
-  attend(workers, model, layer, part);
+  write(workers, model, layer, part);
+  if (is_cut && part.num_outputs < num_tokens) {
+    keep_outputs(model, part);
+    num_tokens = part.num_outputs;
+  }
+  if (num_tokens == 0) {
+    return;
+  }
+  attend(workers, model, layer, num_tokens);
   const bool has_experts = layer.router.outputs > 0;
   const HearthLinear& mlp_up = has_experts ? layer.shared_up : layer.up;
   const HearthLinear& mlp_down = has_experts ? layer.shared_down : layer.down;
@@ -164,17 +185,17 @@ void Step::run_layer(Workers& workers, const HearthModel& model, const HearthLay
     norm_rows(layer.mlp_norm, mlp_normed_);
   }
   if (has_experts) {
-    experts_.run(workers, model, layer, hidden_.data(), part.count);
+    experts_.run(workers, model, layer, hidden_.data(), num_tokens);
   }
   if (mlp_up.outputs == 0) {
     return;
   }
   LinearCall up = linear_call(model, mlp_up, (shares_norm ? normed_ : mlp_normed_).data(),
-                              part.count, Finish::kActivate, 1.0f, nullptr);
+                              num_tokens, Finish::kActivate, 1.0f, nullptr);
   up.is_gated = model.is_gated != 0;
   up.activated = activated_.data();
   workers.multiply(up);
-  add_product(workers, model, mlp_down, activated_, layer.mlp_output_norm, part.count);
+  add_product(workers, model, mlp_down, activated_, layer.mlp_output_norm, num_tokens);
 }
 
 // Adds a product to hidden_, where there is a norm the norm of it.
@@ -253,11 +274,10 @@ void Step::join_heads(const HearthModel& model, const HearthLayer& layer, int64_
   }
 }
 
-// From normed_ to what attention adds to hidden_.
-void Step::attend(Workers& workers, const HearthModel& model, const HearthLayer& layer,
-                  const Part& part) {
+// From normed_ to the queries in qkv_, and to the cache.
+void Step::write(Workers& workers, const HearthModel& model, const HearthLayer& layer,
+                 const Part& part) {
   const int64_t stride = qkv_width(model);
-  const int64_t attended_width = width(model, model.num_heads);
   const auto type = static_cast<CacheType>(model.cache_type);
   const int64_t slot = slot_elements(type, model.head_dim);
   const int64_t rotary_dim = layer.cos == nullptr ? 0 : model.rotary_dim;
@@ -273,13 +293,44 @@ void Step::attend(Workers& workers, const HearthModel& model, const HearthLayer&
          model.num_heads, model.num_kv_heads, model.head_dim, type, at(model, layer.keys, place),
          at(model, layer.values, place), model.head_stride});
   });
-  workers.attend({qkv_.data(), stride, type, layer.keys, layer.values, model.row_stride,
-                  model.head_stride, part.batch.rows + part.first, lengths_.data(), branches_,
-                  part.count, model.num_kv_heads, model.num_heads / model.num_kv_heads,
-                  model.head_dim, layer.window, model.attention_scale, layer.sinks,
-                  attended_.data()});
+}
+
+// Moves what the rest of a layer reads of the outputs to where the first tokens' was.
+void Step::keep_outputs(const HearthModel& model, const Part& part) {
+  const int64_t row = row_bytes(model, model.hidden);
+  for (int64_t output = 0; output < part.num_outputs; ++output) {
+    const int64_t token = part.outputs[output] - part.first;
+    const auto move = [&](auto& memory, int64_t stride, int64_t size) {
+      std::copy_n(memory.data() + token * stride, size, memory.data() + output * stride);
+    };
+    if (token == output) {
+      continue;
+    }
+    move(hidden_, model.hidden, model.hidden);
+    move(qkv_, qkv_width(model), width(model, model.num_heads));
+    move(rows_, 1, 1);
+    move(lengths_, 1, 1);
+    if (branches_ != nullptr) {
+      move(branch_memory_, 1, 1);
+    }
+    if (model.is_parallel) {
+      move(normed_, row, row);
+      move(mlp_normed_, row, row);
+    }
+  }
+}
+
+// From the queries in qkv_ to what attention adds to hidden_.
+void Step::attend(Workers& workers, const HearthModel& model, const HearthLayer& layer,
+                  int64_t num_tokens) {
+  const int64_t attended_width = width(model, model.num_heads);
+  workers.attend({qkv_.data(), qkv_width(model), static_cast<CacheType>(model.cache_type),
+                  layer.keys, layer.values, model.row_stride, model.head_stride, rows_.data(),
+                  lengths_.data(), branches_, num_tokens, model.num_kv_heads,
+                  model.num_heads / model.num_kv_heads, model.head_dim, layer.window,
+                  model.attention_scale, layer.sinks, attended_.data()});
   const int64_t values_width = model.num_heads * model.value_dim;
-  workers.each_row(part.count, [&](int64_t token) {
+  workers.each_row(num_tokens, [&](int64_t token) {
     float* const values = attended_.data() + token * attended_width;
     for (int64_t head = 1; head < model.num_heads && values_width < attended_width; ++head) {
       std::copy_n(values + head * model.head_dim, model.value_dim, values + head * model.value_dim);
@@ -287,7 +338,7 @@ void Step::attend(Workers& workers, const HearthModel& model, const HearthLayer&
     workers.kernels.prepare_row(bits(model), values, values_width / kGroup,
                                 prepared_.data() + token * row_bytes(model, values_width));
   });
-  add_product(workers, model, layer.out, prepared_, layer.attention_output_norm, part.count);
+  add_product(workers, model, layer.out, prepared_, layer.attention_output_norm, num_tokens);
 }
 
 }  // namespace hearth

@@ -19,24 +19,32 @@ class Step {
   void run(Workers& workers, const HearthModel& model, const HearthBatch& batch);
 
  private:
-  // Tokens [first, first + count) of a batch.
+  // Tokens [first, first + count) of a batch, and its outputs among them. Unless `reads_all`
+  // nothing but outputs is read of what the last layer makes.
   struct Part {
     const HearthBatch& batch;
     int64_t first;
     int64_t count;
+    const int64_t* outputs;
+    int64_t num_outputs;
+    bool reads_all;
   };
 
   void run_part(Workers& workers, const HearthModel& model, const Part& part);
   void run_layer(Workers& workers, const HearthModel& model, const HearthLayer& layer,
-                 const Part& part);
+                 const Part& part, bool is_cut);
   void project(Workers& workers, const HearthModel& model, const HearthLayer& layer,
                const Part& part);
   void join_heads(const HearthModel& model, const HearthLayer& layer, int64_t token);
+  void write(Workers& workers, const HearthModel& model, const HearthLayer& layer,
+             const Part& part);
+  void keep_outputs(const HearthModel& model, const Part& part);
   void attend(Workers& workers, const HearthModel& model, const HearthLayer& layer,
-              const Part& part);
+              int64_t num_tokens);
   void add_product(Workers& workers, const HearthModel& model, const HearthLinear& linear,
                    const std::vector<char>& rows, const HearthNorm& norm, int64_t num_rows);
   const Branch* find_branches(const Part& part);
+  void write_logits(Workers& workers, const HearthModel& model, const Part& part, float* logits);
   void write_hidden(Workers& workers, const HearthModel& model, const Part& part);
   void reserve(const HearthModel& model, int64_t num_tokens);
 
@@ -47,6 +55,7 @@ class Step {
   std::vector<float> queries_;          // [tokens][outputs of q_b]
   std::vector<float> keys_and_values_;  // [tokens][outputs of kv_b]
   std::vector<float> attended_;         // [tokens][heads * head_dim]
+  std::vector<int64_t> rows_;           // [tokens], of the cache
   std::vector<int64_t> lengths_;        // [tokens]
   const Branch* branches_ = nullptr;    // [tokens] of the part, or null; in the two below
   std::vector<Branch> branch_memory_;

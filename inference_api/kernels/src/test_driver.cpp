@@ -361,6 +361,27 @@ void run_split(HearthContext* context, int variant, const Model& model, const He
   expect(std::equal(logits.begin(), logits.end(), whole.logits), "a split changes bits", variant);
 }
 
+// Some of the outputs, without hidden states, so that the last layer is computed for them alone:
+// the same bits.
+void run_cut(HearthContext* context, int variant, const Model& model, const HearthBatch& whole) {
+  constexpr int64_t kEvery = 5;
+  std::vector<int64_t> outputs;
+  std::vector<float> expected;
+  for (int64_t i = 0; i < whole.num_outputs; i += kEvery) {
+    outputs.push_back(whole.outputs[i]);
+    const float* const logits = whole.logits + i * Model::kVocab;
+    expected.insert(expected.end(), logits, logits + Model::kVocab);
+  }
+  std::vector<float> logits(expected.size());
+  HearthBatch batch = whole;
+  batch.outputs = outputs.data();
+  batch.num_outputs = static_cast<int64_t>(outputs.size());
+  batch.logits = logits.data();
+  batch.hidden = nullptr;
+  hearth_step(context, &model.description, &batch);
+  expect(logits == expected, "a token depends on what is read of others", variant);
+}
+
 // Token by token, and all at once with company: the same bits.
 void run_step(HearthContext* context, int variant, int kind, int bits) {
   const Model model(context, kind, bits);
@@ -413,6 +434,7 @@ void run_step(HearthContext* context, int variant, int kind, int bits) {
                              nullptr};
   hearth_step(context, &model.description, &batch);
   run_split(context, variant, model, batch);
+  run_cut(context, variant, model, batch);
   run_tree(context, variant, model);
   const auto skipped = static_cast<std::ptrdiff_t>((tokens - kOutputs) * Model::kVocab);
   expect(std::equal(together.begin(), together.end(), alone.begin() + skipped),

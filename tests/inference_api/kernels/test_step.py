@@ -178,7 +178,11 @@ def test_a_token_is_the_same_in_any_company_however_its_prompt_is_cut(
 @torch.inference_mode()
 @pytest.mark.parametrize("bits", [8, 4])
 @pytest.mark.parametrize(
-    "name", ["gemma3-capped", "glm4", "olmo2", "phi3", "smollm3", "deepseek-v3"]
+    "name",
+    [
+        *("gemma3-capped", "glm4", "olmo2", "phi3", "smollm3"),
+        *("falcon-7b", "falcon-40b", "gpt-oss", "deepseek-v3"),
+    ],
 )
 def test_so_it_is_whatever_a_layer_is_made_of(folder: Folder, name: str, bits: Bits) -> None:
     alone, _ = loaded(folder(name), Kernels(1), bits, torch.float16)
