@@ -8,8 +8,9 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
-from random import SystemRandom
+from secrets import randbelow
 from typing import Any
 
 import requests
@@ -36,7 +37,8 @@ def free_port() -> int:
 
     Raises RuntimeError where none is left.
     """
-    for port in SystemRandom().sample(PORTS, len(PORTS)):  # nobody's seed leads two processes alike
+    begin = randbelow(len(PORTS))  # by no seed: two processes do not follow each other
+    for port in chain(PORTS[begin:], PORTS[:begin]):
         if port not in given_ports and is_free(port):
             given_ports.add(port)
             return port
