@@ -55,6 +55,7 @@ struct Registers256 {
 
 struct Avx2 : Registers256 {
   static constexpr int kVectors = 1;
+  static constexpr int kVectorsOfOneRow = 4;  // all of a panel, which is read line by line
   static constexpr int kMaxRows = 6;
 
   // Left alone, GCC turns the chain of additions into a tree, whose leaves outnumber the registers.
@@ -110,6 +111,7 @@ struct Avx2 : Registers256 {
 #if defined(__AVXVNNI__)
 struct AvxVnni : Registers256 {
   static constexpr int kVectors = 2;
+  static constexpr int kVectorsOfOneRow = 2;
   static constexpr int kMaxRows = 5;
 
   // Weights with an offset w + 2^n: the sum starts at minus the offset times the activations' sum.

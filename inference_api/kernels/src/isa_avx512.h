@@ -15,6 +15,7 @@ struct Avx512Vnni {
   using Sums = __m512i;
   static constexpr int kLanes = 16;
   static constexpr int kVectors = 2;
+  static constexpr int kVectorsOfOneRow = 2;
   static constexpr int kMaxRows = 6;  // 12 sums and 12 totals leave 8 registers for the rest
   static constexpr int kFloatVectors = 2;
   static constexpr int kMaxFloatRows = 8;

@@ -13,6 +13,7 @@ namespace {
 struct Portable {
   static constexpr int kLanes = 8;
   static constexpr int kVectors = 1;
+  static constexpr int kVectorsOfOneRow = 1;
   static constexpr int kMaxRows = 2;
   static constexpr int kFloatVectors = 1;
   static constexpr int kMaxFloatRows = 2;

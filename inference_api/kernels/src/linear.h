@@ -57,7 +57,8 @@ template <class Isa, class Format, int kRows, int kLines>
 void multiply_tile(const typename Format::Block* blocks, const char* fetched, int64_t num_groups,
                    const ActivationGroup* rows, float (*out)[kPanel]) {
   constexpr int kPanelVectors = kPanel / Isa::kLanes;
-  constexpr int kVectors = Isa::kVectors;  // of the panel that are worked on together
+  // Of the panel that are worked on together.
+  constexpr int kVectors = kRows == 1 ? Isa::kVectorsOfOneRow : Isa::kVectors;
   typename Isa::Floats totals[kPanelVectors][kRows];
   for (auto& vector : totals) {
     for (auto& total : vector) {
