@@ -163,7 +163,9 @@ def _measure(quantization: str, version: str | None, arguments: argparse.Namespa
 
 def answer_bytes(config: ModelConfig, quantization: str, load: Load) -> float:
     """Bytes of weights that are read for one user's answer, on average: by the prompt in one step
-    and by each further token in a step of its own, if tokens choose among all experts alike."""
+    and by each further token in a step of its own, if tokens choose among all experts alike. In the
+    last layer only the token that an answer follows needs experts."""
+    last = f"layers.{config.num_layers - 1}."
 
     def step_bytes(tokens: int) -> float:
         return fsum(
@@ -171,7 +173,7 @@ def answer_bytes(config: ModelConfig, quantization: str, load: Load) -> float:
                 FLOAT_BITS["float32"] if is_router(name) else FORMS[quantization],
                 *parameter_shape(parts),
             )
-            * _read_share(num_stacked(config, name), tokens)
+            * _read_share(num_stacked(config, name), 1 if name.startswith(last) else tokens)
             for name, parts in linear_weights(config).items()
         )
 

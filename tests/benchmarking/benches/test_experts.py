@@ -11,15 +11,16 @@ from scripts.make_random_model import Shape, make_random_model
 
 HIDDEN, FFN, HEADS, KV_HEADS, HEAD_DIM, VOCAB = 64, 32, 2, 1, 32, 512
 NUM_EXPERTS, CHOSEN = 8, 2
-DENSE = HIDDEN * HEAD_DIM * (2 * HEADS + 2 * KV_HEADS) + HIDDEN * VOCAB
+LAYERS = 2
+DENSE = LAYERS * HIDDEN * HEAD_DIM * (2 * HEADS + 2 * KV_HEADS) + HIDDEN * VOCAB
 EXPERT = 3 * HIDDEN * FFN
 INT8_BYTES = 1 + 2 / 32  # of a weight, with its share of a group's scale
-ROUTER_BYTES = 4 * 32 * HIDDEN  # float32, of a whole panel
+ROUTER_BYTES = LAYERS * 4 * 32 * HIDDEN  # float32, of whole panels
 
 
 @pytest.mark.parametrize(
     ("prompt_tokens", "max_tokens", "experts_read"),
-    [(1, 1, 2.0), (1, 4, 8.0), (2, 1, 8 * (1 - 0.75**2)), (1000, 1, 8.0)],
+    [(1, 1, 2 + 2), (1, 4, 8 + 8), (2, 1, 8 * (1 - 0.75**2) + 2), (1000, 1, 8 + 2)],
 )
 def test_an_answer_reads_the_experts_that_its_tokens_choose(
     tmp_path: Path,
@@ -31,7 +32,7 @@ def test_an_answer_reads_the_experts_that_its_tokens_choose(
     shape = Shape(
         hidden=HIDDEN,
         ffn=FFN,
-        layers=1,
+        layers=LAYERS,
         heads=HEADS,
         kv_heads=KV_HEADS,
         vocab_size=VOCAB,
