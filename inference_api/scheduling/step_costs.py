@@ -52,13 +52,16 @@ class StepSpeed:
     """What steps take at the speed of the last seconds in which there were any, for others to read.
 
     A step of n rows and p prompt tokens takes `decode` at n (at 0 what it takes at 1) and p times
-    `prompt_token` at n. `speed`: steps per second beside when they were first measured.
+    `prompt_token` at n. `speed`: steps per second beside when they were first measured. Over any
+    time, `steps_s` grows as many times as fast as `steps_at_first_s` as steps were slower in it.
     """
 
     decode: Sequence[Point] = ()
     prompt_token: Sequence[Point] = ()
     speed: float = 1.0
     steps: int = 0
+    steps_s: float = 0.0  # since start, of steps whose time could be foretold,
+    steps_at_first_s: float = 0.0  # and at the speed of when they were first measured
     measured_at_s: float | None = None  # since 1970
 
 
@@ -103,6 +106,8 @@ class StepCosts:
         self._held_up = 1.0  # mean ratio of what steps take to what is learned of them
         self._num_learned = 0
         self._num_steps = 0
+        self._steps_s = self._steps_at_first_s = 0.0
+        self._prompt_at_first_s: float | None = None
         self._noise = [PRIOR_ERROR**2] * len(self._sizes)  # mean squares of misses, relative
         self._counts = [0.0] * len(self._sizes)  # steps, forgotten with what they said
         num_places = self._max_rows.bit_length() + 1
@@ -190,6 +195,7 @@ class StepCosts:
         """How long a turn took, inside the model and outside."""
         rows, tokens, prompt_tokens = contents
         self._num_steps += 1
+        self._count(contents, model_s)
         if prompt_tokens:
             if self._measured and model_s > 0.0:
                 self._learn_prompt(contents, model_s + loop_s)
@@ -254,8 +260,22 @@ class StepCosts:
             ],
             1 / scale if self._measured else 1.0,
             self._num_steps,
+            self._steps_s,
+            self._steps_at_first_s,
             now_s,
         )
+
+    def _count(self, contents: Contents, model_s: float) -> None:
+        rows, tokens, prompt_tokens = contents
+        if self._prompt_at_first_s is None:
+            self._prompt_at_first_s = self.prompts.of(rows)
+        size = max(tokens, 1)
+        if size >= len(self._seconds) or self._place_of[size] in self._untimed:
+            return
+        if prompt_tokens == 0 or self._prompt_at_first_s is not None:
+            prompts_s = prompt_tokens * (self._prompt_at_first_s or 0.0)
+            self._steps_s += model_s
+            self._steps_at_first_s += self._seconds[size] + prompts_s
 
     def _learn_prompt(self, contents: Contents, turn_s: float) -> None:
         """A turn with prompts says most about these; where they are known, about all steps too."""

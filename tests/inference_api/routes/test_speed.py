@@ -19,6 +19,7 @@ def test_times_are_of_the_moment_with_their_errors() -> None:
     assert client.get("/speed").get_json() == {}
     backend.take([LoadedModel.of(NAME, EchoRunner(4, 64), ByteTokenizer(), backend.settings)])
     nothing = {"decode_ms": [], "prefill_ms_per_token": [], "speed": 1.0, "steps": 0}
+    nothing |= {"steps_s": 0.0, "steps_at_first_s": 0.0}
     nothing |= {"chunk_tokens": 256, "budget_tokens": 6}
     assert client.get("/speed").get_json() == {NAME: {**nothing, "measured_at": None}}
 
@@ -26,7 +27,7 @@ def test_times_are_of_the_moment_with_their_errors() -> None:
     costs.warmed_up({1: 0.001, 4: 0.004})
     for _ in range(500):
         costs.took(Contents(2, 2, 0), 0.004, 0.001)
-        costs.took(Contents(2, 2, 10), 0.010, 0.0)
+        costs.took(Contents(2, 2, 10), 0.009, 0.001)
     costs.publish(datetime(2027, 1, 2, 3, 4, 5, tzinfo=UTC).timestamp())
     known = client.get("/speed").get_json()[NAME]
     assert (known["steps"], known["measured_at"]) == (1000, "2027-01-02T03:04:05Z")
@@ -35,6 +36,8 @@ def test_times_are_of_the_moment_with_their_errors() -> None:
     _, decode_ms, error_ms = known["decode_ms"][1]
     assert decode_ms == pytest.approx(5.0, rel=0.02)
     assert 0 < error_ms < 0.5
+    assert known["steps_s"] == pytest.approx(500 * (0.004 + 0.009), rel=0.01)
+    assert known["steps_s"] / known["steps_at_first_s"] == pytest.approx(2, rel=0.05)
     (prompts,) = known["prefill_ms_per_token"]
     assert prompts[:2] == pytest.approx([2, 0.5], rel=0.05)
 
