@@ -26,6 +26,7 @@ from optimizer.questions.queries import (
     measures,
     per_minute,
 )
+from optimizer.simulation.course import Course
 from optimizer.simulation.estimate import (
     EVENTS_OF_REQUEST,
     LEAST_REQUESTS,
@@ -147,12 +148,14 @@ def _by_simulation(
 def _by_trace(query: AnalyzeQuery, replica: CurveReplica) -> _Said:
     """The interval is that of the parameters alone: nothing else is left to chance. Raises
     InvalidRequest as `_simulated` does."""
+    start_ms = query.trace[0].at_ms
     drawn = Requests(
-        np.array([one.at_ms - query.trace[0].at_ms for one in query.trace]),
+        np.array([one.at_ms - start_ms for one in query.trace]),
         np.array([one.in_tokens for one in query.trace]),
         np.array([one.out_tokens for one in query.trace]),
         np.zeros(len(query.trace), dtype=np.int64),
     )
+    course = Course.of([(one.at_ms - start_ms, one.factor) for one in query.slowness])
     server = Server(replica.curve, replica.max_batch, replica.max_queue)
     steps = [server.max_steps_of(one.in_tokens) for one in query.trace]
     events = EVENTS_OF_REQUEST * len(steps) + sum(steps)
@@ -161,14 +164,17 @@ def _by_trace(query: AnalyzeQuery, replica: CurveReplica) -> _Said:
     if (events := (1 + samples) * events) > MAX_EVENTS:
         message = f"takes {events} events to simulate, more than {MAX_EVENTS}; give fewer requests"
         raise InvalidRequest([Fault("trace", message)])
-    seen = measured(server, drawn, query.warmup_requests)
+    seen = measured(server, drawn, query.warmup_requests, course=course)
     if not np.isfinite(seen.ttft.value):
         raise InvalidRequest([Fault("trace", "none of these requests is answered; give others")])
     if not samples:
         return _Said("simulation", _of(seen), None, seen.above_measured)
     curves = [_sampled(replica.curve, rng) for _ in range(samples)]
     servers = [Server(curve, replica.max_batch, replica.max_queue) for curve in curves]
-    each = [seen, *(measured(server, drawn, query.warmup_requests) for server in servers)]
+    each = [
+        seen,
+        *(measured(server, drawn, query.warmup_requests, course=course) for server in servers),
+    ]
     values = np.array([_triple(one) for one in each])
     factors = _log_normal(values)
     bounds = (values[0] * factors[0], values[0] * factors[1])

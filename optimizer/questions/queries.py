@@ -40,6 +40,7 @@ from optimizer.system import System, lookup
 PER_MINUTE = 60_000  # ms
 MAX_REQUESTS, MAX_PRIORITIES = 500_000, 10
 MAX_TRACE, MAX_TRACE_TOKENS = 20_000, 1_000_000
+LEAST_SLOWNESS, MAX_SLOWNESS = 0.01, 100.0
 
 Method = Literal["auto", "chain", "simulation"]
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -117,12 +118,20 @@ class Arrival(Body):
     out_tokens: Annotated[int, Field(ge=1, le=MAX_TRACE_TOKENS)]
 
 
+class Slowness(Body):
+    """From this moment of a trace on everything takes so many times as long as the curve says."""
+
+    at_ms: Annotated[float, Field(ge=0, le=1e12)]
+    factor: Annotated[float, Field(ge=LEAST_SLOWNESS, le=MAX_SLOWNESS)]
+
+
 class AnalyzeQuery(ReplicaQuery):
     """`method` auto: the chain, or where that would be off the simulation of a service curve.
 
     What follows `method` asks for the simulation: arrivals that are burstier than Poisson, prompts
     of mixed lengths, and shares of requests by priority 0, 1, .... With a `trace` just those
-    requests are simulated, and of the first `warmup_requests` no latency counts.
+    requests are simulated, on a machine whose `slowness` may change, and of the first
+    `warmup_requests` no latency counts.
     """
 
     arrival_rate: Annotated[float, Field(ge=LEAST_RATE, le=1e15)]
@@ -136,6 +145,7 @@ class AnalyzeQuery(ReplicaQuery):
     seed: Count = 0
     trace: Annotated[list[Arrival], Field(max_length=MAX_TRACE)] = Field(default_factory=list)
     warmup_requests: Count = 0
+    slowness: Annotated[list[Slowness], Field(max_length=MAX_TRACE)] = Field(default_factory=list)
 
     @property
     def is_simple(self) -> bool:
@@ -152,14 +162,13 @@ class AnalyzeQuery(ReplicaQuery):
     @model_validator(mode="after")
     def _check_trace(self) -> Self:
         if not self.trace:
+            if self.slowness:
+                raise ValueError("slowness: is of moments of a trace; give one or leave it out")
             return self
         if self.method == "chain":
             raise ValueError("trace: the chain knows rates, not requests; leave method out")
-        for number, (before, after) in enumerate(pairwise(self.trace), start=1):
-            if after.at_ms < before.at_ms:
-                raise ValueError(
-                    f"trace[{number}].atMs={after.at_ms:g} is before {before.at_ms:g}; sort them"
-                )
+        _check_sorted("trace", [one.at_ms for one in self.trace])
+        _check_sorted("slowness", [one.at_ms for one in self.slowness])
         if self.warmup_requests >= len(self.trace):
             raise ValueError(f"warmupRequests: of {len(self.trace)} in the trace none would count")
         return self
@@ -173,6 +182,12 @@ class AnalyzeQuery(ReplicaQuery):
             ("priorityShares", len(self.priority_shares) > 1),
         )
         return next((name for name, is_asked in asked if is_asked), super()._asks_for_curve())
+
+
+def _check_sorted(name: str, at_ms: list[float]) -> None:
+    for number, (before, after) in enumerate(pairwise(at_ms), start=1):
+        if after < before:
+            raise ValueError(f"{name}[{number}].atMs={after:g} is before {before:g}; sort them")
 
 
 class SizeQuery(ReplicaQuery):

@@ -5,12 +5,13 @@ neighbours (batch means, Conway, Management Science 10, 1963). The first tenth i
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import scipy
 
 from optimizer.model.latency import BoolArray, FloatArray
+from optimizer.simulation.course import STEADY, Course
 from optimizer.simulation.server import Served, Server, serve
 from optimizer.simulation.traffic import Requests, Traffic, draw
 
@@ -60,9 +61,11 @@ def estimate(server: Server, traffic: Traffic, requests: int, seed: int) -> Esti
     return measured(server, drawn, requests // WARM_UP, len(traffic.shares))
 
 
-def measured(server: Server, drawn: Requests, warmup: int, priorities: int = 1) -> Estimate:
+def measured(
+    server: Server, drawn: Requests, warmup: int, priorities: int = 1, course: Course = STEADY
+) -> Estimate:
     """Returns what a replica does with these requests; the first `warmup` do not count."""
-    served = serve(server, drawn)
+    served = _served(server, drawn, course)
     counted = np.arange(drawn.arrival_ms.size) >= warmup
     answered = counted & ~np.isnan(served.end_ms)
     overhead_ms = server.curve.overhead.at(served.rows)
@@ -86,6 +89,19 @@ def measured(server: Server, drawn: Requests, warmup: int, priorities: int = 1) 
             for priority in range(priorities)
         ),
         above_measured=_share_above(served, answered, server.curve.measured_rows),
+    )
+
+
+def _served(server: Server, drawn: Requests, course: Course) -> Served:
+    """A machine whose speed changes does at an even one what comes as much earlier or later."""
+    come = course.done(drawn.arrival_ms)
+    first = min(float(come[0]), 0.0)  # a simulation begins at 0
+    served = serve(server, replace(drawn, arrival_ms=come - first))
+    return replace(
+        served,
+        admitted_ms=course.when(served.admitted_ms + first),
+        first_token_ms=course.when(served.first_token_ms + first),
+        end_ms=course.when(served.end_ms + first),
     )
 
 

@@ -88,6 +88,35 @@ def test_just_the_requests_of_a_trace_are_simulated() -> None:
     )
 
 
+def test_a_trace_meets_a_machine_whose_speed_changes() -> None:
+    apart, together = trace(20, 5000.0), trace(20, 0.0)
+    steady = asked(20, trace=apart)
+    half = asked(20, trace=apart, slowness=[{"atMs": 0, "factor": 2}])
+    for name in ("ttftAverage", "itlAverage", "utilization"):
+        assert half[name] == pytest.approx(2 * steady[name], rel=1e-6)
+    later = asked(
+        20, trace=apart, slowness=[{"atMs": 0, "factor": 1}, {"atMs": 49_000, "factor": 3}]
+    )
+    assert later["itlAverage"] == pytest.approx(2 * steady["itlAverage"], rel=1e-6)
+    # Of a queue that begins at once, only what comes after half of it takes longer.
+    queue_ms = asked(20, trace=together, maxBatchSize=1)["ttftAverage"]
+    changes = [{"atMs": 0, "factor": 1}, {"atMs": queue_ms, "factor": 3}]
+    slower_ms = asked(20, trace=together, maxBatchSize=1, slowness=changes)["ttftAverage"]
+    assert queue_ms < slower_ms < 2 * queue_ms
+    assert asked(20, trace=apart, slowness=[{"atMs": 1e6, "factor": 1}]) == steady
+
+
+def test_slowness_is_bounded_and_of_a_trace() -> None:
+    body = {"serviceCurve": MEASURED, **SHAPE, "arrivalRate": 60}
+    assert "give one or leave it out" in faults(body | {"slowness": [{"atMs": 0, "factor": 1}]})
+    body["trace"] = trace(3, 10.0)
+    two = [{"atMs": 5, "factor": 1}, {"atMs": 4, "factor": 1}]
+    assert "slowness[1].atMs=4 is before 5; sort them" in faults(body | {"slowness": two})
+    for wrong in ({"atMs": -1}, {"factor": 0}, {"factor": 101}, {"factor": "fast"}):
+        one = {"atMs": 0, "factor": 1} | wrong
+        assert next(iter(wrong)) in faults(body | {"slowness": [one]})
+
+
 def test_a_trace_that_cannot_be_simulated_is_refused() -> None:
     body = {"serviceCurve": MEASURED, **SHAPE, "arrivalRate": 60}
     late_first = list(reversed(trace(3, 10.0)))

@@ -1,0 +1,39 @@
+"""How fast a machine is over time. Pure: any thread."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+
+from optimizer.model.latency import FloatArray
+
+
+@dataclass(frozen=True, slots=True)
+class Course:
+    """From each moment on everything takes `slowness` times as long as a curve says; before the
+    first as from there. `work_ms`: what is done until a moment, in ms at slowness 1."""
+
+    from_ms: FloatArray
+    slowness: FloatArray
+    work_ms: FloatArray
+
+    @classmethod
+    def of(cls, changes: Sequence[tuple[float, float]]) -> Self:
+        """`changes`: moments, ascending, with the slowness from there; none: always 1."""
+        from_ms, slowness = np.array(changes or [(0.0, 1.0)]).T
+        work_ms = np.cumulative_sum(np.diff(from_ms) / slowness[:-1], include_initial=True)
+        return cls(from_ms, slowness, work_ms)
+
+    def done(self, at_ms: FloatArray) -> FloatArray:
+        """Returns the work until moments."""
+        part = np.maximum(np.searchsorted(self.from_ms, at_ms, "right") - 1, 0)
+        return self.work_ms[part] + (at_ms - self.from_ms[part]) / self.slowness[part]
+
+    def when(self, work_ms: FloatArray) -> FloatArray:
+        """Returns the moments at which so much is done."""
+        part = np.maximum(np.searchsorted(self.work_ms, work_ms, "right") - 1, 0)
+        return self.from_ms[part] + (work_ms - self.work_ms[part]) * self.slowness[part]
+
+
+STEADY = Course.of(())
