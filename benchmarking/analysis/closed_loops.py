@@ -47,11 +47,12 @@ ROUNDS = 3  # of users in service given the overhead, and of the overhead given 
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """Means of one closed loop, in ms, with their standard errors. `at_s`: its middle, on the
+    """Means of one closed loop, in ms, with their standard errors. `from_s` and `to_s`: on the
     clock of the run. `is_mixed`: answers differ in length, so that users begin at any time of the
     others'; those of equal ones begin together, and are in service together."""
 
-    at_s: float
+    from_s: float
+    to_s: float
     users: int
     work_tokens: float  # of a prompt: with its last token a row decodes
     output_tokens: float
@@ -60,6 +61,11 @@ class Loop:
     ttft_ms: float
     ttft_error_ms: float
     is_mixed: bool
+
+    @property
+    def at_s(self) -> float:
+        """Its middle."""
+        return (self.from_s + self.to_s) / 2
 
     @property
     def rate_per_s(self) -> float:
@@ -155,7 +161,8 @@ def _loop(point: LoadPoint) -> Loop | None:
     e2e_ms, e2e_error_ms = _mean(even_ms or E2E.values(steady))
     ttft_ms, ttft_error_ms = _mean(TTFT.values(steady))
     return Loop(
-        at_s=(point.from_s + point.to_s) / 2,
+        from_s=point.from_s,
+        to_s=point.to_s,
         users=users,
         work_tokens=max(in_tokens - 1, 0.0),
         output_tokens=out_tokens,

@@ -5,12 +5,18 @@ differ by more than their own errors. Each closed loop of a run says by how much
 longer than the service curve has it; a moment is as slow as the loops around it. How many of
 them, and how far that is off, the loops themselves tell: each is guessed from its neighbours, and
 the number that guesses best is taken. A loop counts as much as it has users: a single one is as
-slow as the core that it happens to be on. Pure: any thread.
+slow as the core that it happens to be on.
+
+A server that counts its steps says of every moment how slow they were: nothing is guessed from
+other moments then. Pure: any thread.
 """
 
 import math
+from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from statistics import fmean
+from typing import Protocol
 
 import numpy as np
 
@@ -21,6 +27,27 @@ WIDTHS = (1, 2, 4, 8)  # loops before a moment that count, and as many after it
 ROUNDS = 3  # of a curve given the slowness of its loops, and of their slowness given the curve
 PRIOR_ERROR = 0.1  # of the speed of a moment, relative
 LEAST_LOOPS = 4  # that tell how far guesses are off
+
+
+Slownesses = tuple[tuple[float, float], ...]
+"""Moments in seconds, each with how many times as long everything takes from there on."""
+
+
+class SpeedOfMoments(Protocol):
+    """How fast a machine was. `error`: of what is said of a time, relative."""
+
+    @property
+    def error(self) -> float: ...
+
+    def slowness(self, from_s: float, to_s: float) -> float:
+        """Returns how many times as long everything took in that time, on average."""
+
+    def course(self, from_s: float, to_s: float) -> Slownesses:
+        """Returns the same from moment to moment, beside that average; empty where only that is
+        known."""
+
+    def line(self) -> str:
+        """For people."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +64,12 @@ class Drift:
     width: int
     error: float
 
-    def slowness(self, at_s: float) -> float:
-        """Returns how many times as long everything took at a moment."""
-        return math.exp(_around(self.at_s, self.logs, self.users, at_s, self.width))
+    def slowness(self, from_s: float, to_s: float) -> float:
+        middle_s = (from_s + to_s) / 2
+        return math.exp(_around(self.at_s, self.logs, self.users, middle_s, self.width))
+
+    def course(self, from_s: float, to_s: float) -> Slownesses:
+        return ()
 
     def line(self) -> str:
         """For people."""
@@ -49,6 +79,61 @@ class Drift:
             f"says; the speed of a moment is that of the {self.width} before and after it, ± "
             f"{self.error:.1%}"
         )
+
+
+@dataclass(frozen=True, slots=True)
+class StepsCourse:
+    """How many times as long a server's steps took as when they were first measured, as it says
+    itself, `from_s` one moment to the next."""
+
+    from_s: tuple[float, ...]
+    slownesses: tuple[float, ...]
+    error: float = PRIOR_ERROR
+
+    def slowness(self, from_s: float, to_s: float) -> float:
+        parts = self._parts(from_s, to_s)
+        lasting_s = [end_s - begin_s for begin_s, end_s, _ in parts]
+        return fmean((slowness for _, _, slowness in parts), lasting_s)
+
+    def course(self, from_s: float, to_s: float) -> Slownesses:
+        mean = self.slowness(from_s, to_s)
+        return tuple((begin_s, each / mean) for begin_s, _, each in self._parts(from_s, to_s))
+
+    def line(self) -> str:
+        return (
+            f"steps took {min(self.slownesses):.2f} to {max(self.slownesses):.2f} times what they "
+            f"took when the server first measured them; closed loops fit that to ± {self.error:.1%}"
+        )
+
+    def _parts(self, from_s: float, to_s: float) -> list[tuple[float, float, float]]:
+        first = max(bisect_right(self.from_s, from_s) - 1, 0)
+        begins_s = [from_s, *(at_s for at_s in self.from_s[first + 1 :] if at_s < to_s)]
+        slownesses = self.slownesses[first:]
+        return list(zip(begins_s, [*begins_s[1:], to_s], slownesses, strict=False))
+
+
+def fit_in_course(
+    loops: Sequence[Loop], course: StepsCourse, overhead: Points | None = None
+) -> tuple[ServiceCurve, StepsCourse] | None:
+    """Returns the curve of closed loops as if their steps had taken as long as when the server
+    first measured them, and the course with how far off that is; None for too few. `overhead` and
+    what is raised: as of `fit_loops`."""
+    met = [course.slowness(loop.from_s, loop.to_s) for loop in loops]
+    users = [loop.users for loop in loops]
+    found = None
+    for _ in range(ROUNDS):
+        levelled = [
+            loop.met(slowness, course.error) for loop, slowness in zip(loops, met, strict=True)
+        ]
+        curve = fit_loops(levelled, overhead)
+        if curve is None:
+            return None
+        missed = np.array(_logs(loops, curve)) - np.log(met)
+        freedom = max(len(loops) - len(curve.decode) - 1, 1)
+        mean_square = float(np.average(missed**2, weights=users))
+        course = replace(course, error=math.sqrt(mean_square * len(loops) / freedom))
+        found = curve, course
+    return found
 
 
 def fit_drifting(
@@ -81,14 +166,7 @@ def fit_drifting(
 
 def _drift(loops: Sequence[Loop], curve: ServiceCurve) -> Drift:
     at_s = tuple(loop.at_s for loop in loops)
-    logs = np.array(
-        [
-            math.log(
-                loop.e2e_ms / curve.closed_loop_ms(loop.users, loop.work_tokens, loop.output_tokens)
-            )
-            for loop in loops
-        ]
-    )
+    logs = np.array(_logs(loops, curve))
     values, users = tuple(logs.tolist()), tuple(loop.users for loop in loops)
     errors = {}
     for width in (*WIDTHS, len(loops)):
@@ -96,6 +174,16 @@ def _drift(loops: Sequence[Loop], curve: ServiceCurve) -> Drift:
         errors[width] = float(np.average(missed, weights=users)) ** 0.5
     width = min(errors, key=lambda each: errors[each])
     return Drift(at_s, values, users, width, errors[width])
+
+
+def _logs(loops: Sequence[Loop], curve: ServiceCurve) -> list[float]:
+    """Returns logarithms of how much longer loops took than the curve says."""
+    return [
+        math.log(
+            loop.e2e_ms / curve.closed_loop_ms(loop.users, loop.work_tokens, loop.output_tokens)
+        )
+        for loop in loops
+    ]
 
 
 def _left_out(

@@ -108,9 +108,14 @@ class Optimizer:
         return _prediction(answer, answer["maxRate"])
 
     def replay(
-        self, perf: Mapping[str, Any], point: LoadPoint, shape: tuple[int, int]
+        self,
+        perf: Mapping[str, Any],
+        point: LoadPoint,
+        shape: tuple[int, int],
+        slowness: Sequence[tuple[float, float]] = (),
     ) -> Prediction:
-        """Just the requests of a row, when they were due: what remains to chance is the server."""
+        """Just the requests of a row, when they were due: what remains to chance is the server.
+        `slowness`: of moments on the run's clock, as `ServiceCurve` has it."""
         due = sorted(point.all_records, key=lambda record: record.scheduled_s)
         start_s = due[0].scheduled_s
         trace = [
@@ -126,6 +131,11 @@ class Optimizer:
             "trace": trace,
             "warmupRequests": sum(record.is_warmup for record in due),
         }
+        if slowness:
+            asked["slowness"] = [
+                {"atMs": 1000 * max(at_s - start_s, 0.0), "factor": factor}
+                for at_s, factor in slowness
+            ]
         answer = self._post("/analyze", self._replica(perf, shape) | asked)
         return _prediction(answer, answer["maxRate"])
 

@@ -45,7 +45,10 @@ PromptRow = tuple[  # rows are means of steps with about as many, and 0 where no
 
 
 class Speed(BaseModel):
-    """What a server says of its steps, in ms: `[rows, ms, standard error]` each."""
+    """What a server says of its steps, in ms: `[rows, ms, standard error]` each.
+
+    `steps_s` and `steps_at_first_s`: seconds of steps since its start, and what these would have
+    been at the speed of when they were first measured."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
 
@@ -55,6 +58,26 @@ class Speed(BaseModel):
     budget_tokens: Annotated[int, Field(ge=1)] | None = None
     speed_error: Annotated[float, Field(ge=0, le=1)] = 0.0
     measured_at: str | None = None
+    steps_s: Annotated[float, Field(ge=0)] = 0.0
+    steps_at_first_s: Annotated[float, Field(ge=0)] = 0.0
+
+    def curve(self) -> "ServiceCurve":
+        return ServiceCurve(
+            decode=rising(self.decode_ms),
+            prompt_token=tuple(_by_whole_rows(self.prefill_ms_per_token)),
+            source="speed",
+            speed_error=self.speed_error,
+            chunk_tokens=self.chunk_tokens,
+            budget_tokens=self.budget_tokens,
+            measured_at=self.measured_at,
+        )
+
+    def slowness_since(self, earlier: "Speed") -> float | None:
+        """Returns how many times as long steps took since an earlier answer of the same server as
+        when they were first measured; None where there was none, or where it does not count."""
+        at_first_s = self.steps_at_first_s - earlier.steps_at_first_s
+        steps_s = self.steps_s - earlier.steps_s
+        return steps_s / at_first_s if steps_s > 0 and at_first_s > 0 else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +96,9 @@ Points = tuple[CurvePoint, ...]
 @dataclass(frozen=True, slots=True)
 class ServiceCurve:
     """`source`: speed, or closed loops. `speed_error` is relative, and common to all times.
-    `overhead`: of a request before its first token, outside of steps, by requests in service."""
+    `overhead`: of a request before its first token, outside of steps, by requests in service.
+    `slowness`: of moments on a run's clock in seconds, how many times as long everything takes from
+    there; that is for the requests of such moments, and no part of the curve."""
 
     decode: Points  # ms never fall
     prompt_token: Points
@@ -83,6 +108,7 @@ class ServiceCurve:
     chunk_tokens: int | None = None
     budget_tokens: int | None = None
     measured_at: str | None = None
+    slowness: tuple[tuple[float, float], ...] = ()
 
     def as_json(self) -> dict[str, Any]:
         """As the optimizer reads it."""
@@ -126,7 +152,7 @@ class ServiceCurve:
         e2e_ms, in_service = 0.0, float(users)
         for _ in range(SETTLES):
             overhead_ms = self.overhead_ms(in_service)
-            prompts_ms = in_service * self.prompt_token[0].ms * work_tokens
+            prompts_ms = in_service * at(self.prompt_token, in_service) * work_tokens
             e2e_ms = overhead_ms + prompts_ms + output_tokens * at(self.decode, in_service)
             in_service = 1 + (users - 1) * (1 - overhead_ms / e2e_ms)
         return e2e_ms
@@ -148,7 +174,7 @@ class ServiceCurve:
         )
 
 
-def read_speed(source: str) -> ServiceCurve:
+def read_speed(source: str) -> Speed:
     """Reads step costs from a file, or of a server: `http://host:port/speed`, with `#model` behind
     it where several are served. Raises InvalidResults."""
     source, _, model = source.partition("#")
@@ -161,19 +187,10 @@ def read_speed(source: str) -> ServiceCurve:
             raw = Path(source).read_bytes()
         if len(raw) > MAX_SPEED_BYTES:
             raise InvalidResults(f"{source}: {len(raw)} bytes; step costs have far fewer")
-        said = Speed.model_validate(_of_model(json.loads(raw), model))
+        return Speed.model_validate(_of_model(json.loads(raw), model))
     except (OSError, ValueError, requests.RequestException) as error:
         fault = _first_fault(error) if isinstance(error, ValidationError) else str(error)
         raise InvalidResults(f"{source}: {fault}") from error
-    return ServiceCurve(
-        decode=rising(said.decode_ms),
-        prompt_token=tuple(_by_whole_rows(said.prefill_ms_per_token)),
-        source="speed",
-        speed_error=said.speed_error,
-        chunk_tokens=said.chunk_tokens,
-        budget_tokens=said.budget_tokens,
-        measured_at=said.measured_at,
-    )
 
 
 def _of_model(said: Any, model: str) -> Any:

@@ -12,18 +12,21 @@ disturbs it. Run it on a machine that does nothing else: client and server share
 
 import argparse
 import sys
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from threading import Event
 
+from pydantic import TypeAdapter
+
 from benchmarking.analysis.predict import Optimizer
 from benchmarking.analysis.search import Shape
-from benchmarking.analysis.service_curve import ServiceCurve
 from benchmarking.benches.loop_figures import LoopResult, result_lines
 from benchmarking.benches.loop_plan import LoopPlan, Turns, measure_in_turn
 from benchmarking.benches.loop_proof import Measured, prove
 from benchmarking.benches.loop_servers import KINDS, Checked, hearth, llama, optimizer, running
+from benchmarking.benches.speed_log import Reading, speed_log
 from benchmarking.commands.command_line import FAILURES, OK, UNUSABLE
 from benchmarking.errors import BenchmarkError, Interrupted
 from benchmarking.load.tokenizers import SERVER
@@ -35,6 +38,8 @@ from benchmarking.rows.row_runner import Origin, RowOptions, RowRunner
 from benchmarking.serving import ROOT, exit_on_sigterm
 
 RESULTS = ROOT / "var" / "bench" / "loop"
+SPEEDS_FILE = "speeds.json"  # what the server said of its steps meanwhile
+READINGS = TypeAdapter(Sequence[Reading])
 
 
 def main() -> None:
@@ -116,11 +121,13 @@ def run_loop(
     Prompts have a beginning of their own each, so that nothing comes from a prefix cache.
     """
     options = RowOptions(tokenizer=server.tokenizer, seed=plan.seed)
-    runner = RowRunner(server.target, options, Origin.now())
+    origin = Origin.now()
+    runner = RowRunner(server.target, options, origin)
     folder = new_run_folder(results, runner, sys.argv, {})
     driver = Driver(runner, folder, Event(), print)
-    measured = measure(server, measure_in_turn(plan), driver)
+    measured = measure(server, measure_in_turn(plan), driver, origin)
     folder.finish()
+    (folder.folder / SPEEDS_FILE).write_bytes(READINGS.dump_json(measured.readings))
     result = prove(plan, measured, asked, server.cuts())
     write_fit(folder.folder, result.fit, plan.shape.model, plan.accelerator)
     page = report_html(driver.run, result.level, result.fit)
@@ -128,20 +135,20 @@ def run_loop(
     return result, folder.folder
 
 
-def measure(server: Checked, turns: Turns, driver: Driver) -> Measured:
+def measure(server: Checked, turns: Turns, driver: Driver, origin: Origin) -> Measured:
     """Raises Interrupted, Disturbed, RowRefused, InvalidResults and NotWritable."""
-    speeds: dict[int, ServiceCurve] = {}
     load = next(turns)
-    while True:
-        point = driver.measure(load)
-        if point is None:
-            raise Interrupted
-        if load.qps is not None and (said := server.speed()) is not None:
-            speeds[len(driver.run.rows) - 1] = said
-        try:
-            load = turns.send(point)
-        except StopIteration as end:
-            return Measured(driver.run, end.value, speeds)
+    with speed_log(server.speed, origin) as readings:
+        while True:
+            point = driver.measure(load)
+            if point is None:
+                raise Interrupted
+            try:
+                load = turns.send(point)
+            except StopIteration as end:
+                rows = end.value
+                break
+    return Measured(driver.run, rows, readings)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from benchmarking.analysis.fit import Fit
 from benchmarking.analysis.goodput import Slo
 from benchmarking.analysis.intervals import Interval
-from benchmarking.analysis.moments import Drift
+from benchmarking.analysis.moments import SpeedOfMoments
 
 # What the proof allows, of what was measured,
 MAX_TTFT_ERROR, MAX_ITL_ERROR, MAX_RATE_ERROR = 0.20, 0.10, 0.15
@@ -74,8 +74,8 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class LoopResult:
-    """`by_rate`: the same checks, predicted of their rates alone. `by_speed`: by what the server
-    itself says of its steps, where it does.
+    """`by_rate`: the same checks, predicted of their rates alone. `by_loops`: at the speed that the
+    closed loops around them say, where the server's own steps said it.
 
     `rates`: the capacity and, where the checks cross it, the highest rate with a mean ITL within
     `level`. `ttft_per_speed`: of each check, the relative change of its predicted TTFT over that of
@@ -83,11 +83,11 @@ class LoopResult:
     """
 
     fit: Fit
-    drift: Drift
+    speeds: SpeedOfMoments
     checks: tuple[Check, ...]
     ttft_per_speed: tuple[float, ...]
     by_rate: tuple[Check, ...]
-    by_speed: tuple[Check, ...]
+    by_loops: tuple[Check, ...]
     rates: tuple[Compared, ...]
     level: Slo
     num_rows: int
@@ -109,7 +109,7 @@ def result_lines(result: LoopResult) -> Iterator[str]:
     """Predicted beside measured, as a table; errors are (predicted - measured) / measured."""
     assert result.fit.curve is not None
     yield f"- {result.fit.curve.line()}"
-    yield f"- {result.drift.line()}"
+    yield f"- {result.speeds.line()}"
     yield ""
     yield from _table(result.checks, result.rates)
     misses = result.misses()
@@ -124,9 +124,9 @@ def result_lines(result: LoopResult) -> Iterator[str]:
     yield _sensitivity_line(result)
     yield "\nThe same of the rates alone, in the long run:\n"
     yield from _table(result.by_rate, ())
-    if result.by_speed:
-        yield "\nThe same by what the server says of its steps after each row (`GET /speed`):\n"
-        yield from _table(result.by_speed, ())
+    if result.by_loops:
+        yield "\nThe same at the speed that the closed loops around each row say:\n"
+        yield from _table(result.by_loops, ())
     yield ""
     yield (
         f"{result.num_disturbed} of {result.num_rows} rows were measured again, because the host "
@@ -146,7 +146,7 @@ def _sensitivity_line(result: LoopResult) -> str:
         )
     return (
         f"A machine that is 1 % slower has a TTFT that is higher by {'; '.join(parts)}. "
-        f"The speed of a moment is known to ± {result.drift.error:.1%}."
+        f"The speed of a moment is known to ± {result.speeds.error:.1%}."
     )
 
 

@@ -1,14 +1,14 @@
 """The loop's proof: fit a service curve, ask the optimizer of every check, set beside what was.
 
 Each row that is checked has a prediction of its own, of its requests as they came due and at the
-speed of that moment, which the closed loops around it say; a load's is the mean over its rows. How
-far a guess of the speed is off goes into its interval, less where several rows are averaged. Of the
-rate alone the optimizer says what holds in the long run, from which some seconds may be far off.
+speed of that moment, which the server's steps in it say, or else the closed loops around it; a
+load's is the mean over its rows. How far a guess of the speed is off goes into its interval, less
+where several rows are averaged. Of the rate alone the optimizer says what holds in the long run,
+from which some seconds may be far off.
 """
 
 import math
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import fmean
@@ -22,9 +22,9 @@ from benchmarking.analysis.fit import Fit, fit_run
 from benchmarking.analysis.goodput import Slo
 from benchmarking.analysis.intervals import Interval, mean_within_run, over_repeats
 from benchmarking.analysis.latency import ITL, TTFT, mean_tokens, output_tokens, succeeded
-from benchmarking.analysis.moments import Drift, fit_drifting
+from benchmarking.analysis.moments import fit_drifting, fit_in_course
 from benchmarking.analysis.predict import MAX_SCV, Optimizer, Prediction, request_shape
-from benchmarking.analysis.service_curve import Points, ServiceCurve, rising
+from benchmarking.analysis.service_curve import ServiceCurve
 from benchmarking.benches.loop_figures import (
     MAX_HALF_WIDTH,
     MAX_ITL_ERROR,
@@ -35,22 +35,23 @@ from benchmarking.benches.loop_figures import (
     Compared,
     LoopResult,
 )
+from benchmarking.benches.loop_moments import Ask, Fitter, Moments, fit_moments
 from benchmarking.benches.loop_plan import LoopPlan, Rows
+from benchmarking.benches.speed_log import Reading, steps_course
 from benchmarking.errors import Unfit
 from benchmarking.records import Load, Run
 
 At = tuple[LoadPoint, ServiceCurve]
 """A row, and the curve of its moment."""
-Ask = Callable[[LoadPoint, ServiceCurve], Prediction]
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """`speeds`: by numbers of rows that are checked, what the server said of its steps after it."""
+    """`readings`: what the server said of its steps meanwhile, if it does."""
 
     run: Run
     rows: Rows
-    speeds: Mapping[int, ServiceCurve]
+    readings: Sequence[Reading]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +67,7 @@ class Cuts:
 
 
 NO_CUTS = Cuts()
-TTFT_ERROR = 0.1  # of a simulated one, by what a curve is wrong of
 OTHERWISE = 1.05  # times as fast and as slow, to see what follows from the machine's speed
-OVERHEAD_ROUNDS = 2  # of what first tokens take beyond a curve, and of the curve given that
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +79,8 @@ class Asked:
 
     def of_requests(self, part: LoadPoint, curve: ServiceCurve) -> Prediction:
         """Returns what it says of just the requests of a row. Raises OptimizerUnusable."""
-        return self.optimizer.replay(self._at(curve), part, request_shape(part.measured))
+        shape = request_shape(part.measured)
+        return self.optimizer.replay(self._at(curve), part, shape, curve.slowness)
 
     def of_rate(self, part: LoadPoint, curve: ServiceCurve) -> Prediction:
         """Returns what it says of the rate of a row, in the long run. Raises OptimizerUnusable."""
@@ -103,29 +103,26 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Fitted:
-    """What closed loops say of a server, and whom to ask what follows from it."""
+    """What was learned of a server, and whom to ask what follows from it. `by_loops`: as of any
+    server; `moments`: by its own steps, where it counts them."""
 
     fit: Fit
-    curve: ServiceCurve
-    drift: Drift
+    by_loops: Moments
+    moments: Moments
     asked: Asked
 
-    def at_moments(self, points: Sequence[LoadPoint]) -> list[At]:
+    def at_moments(self, points: Sequence[LoadPoint], moments: Moments | None = None) -> list[At]:
         """Returns the rows with their curves; errors of the speed are those of a mean over them."""
-        error = self.drift.error / len(points) ** 0.5
-        return [
-            (point, self.curve.at_speed(self.drift.slowness(middle_s(point)), error))
-            for point in points
-        ]
+        moments = moments or self.moments
+        error = moments.speeds.error / len(points) ** 0.5
+        return [(point, replace(moments.at(point), speed_error=error)) for point in points]
 
 
 def fitted(plan: LoopPlan, measured: Measured, optimizer: Optimizer, cuts: Cuts) -> Fitted:
     """Raises Unfit."""
     rows = measured.rows
-    loops = closed_loops(rows.closed(), plan.places)
-    found = fit_drifting(loops)
-    if found is None:
-        raise Unfit("too few closed loops of different numbers of users were measured")
+    closed = rows.closed()
+    loops = closed_loops(closed, plan.places)
     # More rows than a loop has users, whatever the length of its answers: none waits for one.
     perf = {
         "name": plan.shape.model,
@@ -133,39 +130,26 @@ def fitted(plan: LoopPlan, measured: Measured, optimizer: Optimizer, cuts: Cuts)
         "maxBatchSize": 2 * plan.places,
         "atTokens": plan.shape.output_tokens,
     }
-    for _ in range(OVERHEAD_ROUNDS):
-        curve, drift = found
-        asked = Asked(optimizer, perf)
-        overhead = _overhead(asked, rows.closed(), plan.places, cuts.of(curve), drift)
-        found = fit_drifting(loops, overhead) or found
-    curve, drift = cuts.of(found[0]), found[1]
+    asked = Asked(optimizer, perf)
+
+    def moments(fit: Fitter) -> Moments | None:
+        return fit_moments(asked.of_requests, fit, cuts.of, closed, plan.places)
+
+    by_loops = moments(lambda outside: fit_drifting(loops, outside))
+    if by_loops is None:
+        raise Unfit("too few closed loops of different numbers of users were measured")
+    course = steps_course(measured.readings)
+    by_steps = course and moments(lambda outside: fit_in_course(loops, course, outside))
     left_out = {*rows.checked, *rows.disturbed}
     fit = fit_run(
-        measured.run, plan.shape.model, left_out=left_out, max_batch_size=plan.places, speed=curve
+        measured.run,
+        plan.shape.model,
+        left_out=left_out,
+        max_batch_size=plan.places,
+        speed=by_loops.curve,
     )
     perf = fit.perf_data(plan.shape.model, plan.accelerator)
-    return Fitted(fit, curve, drift, Asked(optimizer, perf))
-
-
-def _overhead(
-    asked: Asked, points: Sequence[LoadPoint], places: int, curve: ServiceCurve, drift: Drift
-) -> Points:
-    """Returns what first tokens of closed loops took beyond a simulation of the same requests, by
-    users; never less for more of them."""
-    bare = replace(curve, overhead=None)
-    beyond: defaultdict[int, list[tuple[float, float]]] = defaultdict(list)
-    for point in points:
-        users = point.load.concurrency
-        if users is None or users > places or point.ttft is None:
-            continue
-        slowness = drift.slowness(middle_s(point))
-        said = asked.of_requests(point, bare.at_speed(slowness, 0.0).exact())
-        excess_ms = max(point.ttft.mean.value - said.ttft_ms, 0.0) / slowness
-        beyond[users].append((excess_ms, TTFT_ERROR * said.ttft_ms))
-    means = (
-        (users, map(fmean, zip(*each, strict=True)), len(each)) for users, each in beyond.items()
-    )
-    return rising((users, ms, error / count**0.5) for users, (ms, error), count in means)
+    return Fitted(fit, by_loops, by_steps or by_loops, Asked(optimizer, perf))
 
 
 def prove(
@@ -177,14 +161,9 @@ def prove(
     of_load = _by_share(plan, rows)
     of_moments = [(share, found.at_moments(parts)) for share, parts in of_load]
     checks = [_check(asked.of_requests, *each) for each in of_moments]
-    overhead = found.curve.overhead  # which the server itself does not say
-    said = {
-        id(rows.points[row]): replace(curve, overhead=overhead)
-        for row, curve in measured.speeds.items()
-    }
-    by_speed = [
-        _check(asked.of_requests, share, [(part, said[id(part)]) for part in parts])
-        for share, parts in (of_load if said else [])
+    of_loops = [
+        (share, found.at_moments(parts, found.by_loops))
+        for share, parts in (of_load if found.moments is not found.by_loops else [])
     ]
     rates = [_capacity(asked, found.at_moments(rows.crowds(plan)))]
     middle = found.at_moments([part for _, parts in of_load[1:3] for part in parts])
@@ -192,23 +171,19 @@ def prove(
         rates.append(within)
     return LoopResult(
         fit=found.fit,
-        drift=found.drift,
+        speeds=found.moments.speeds,
         checks=tuple(checks),
         ttft_per_speed=tuple(
             fmean(_ttft_per_speed(asked.of_requests, *at) for at in moments)
             for _, moments in of_moments
         ),
         by_rate=tuple(_check(asked.of_rate, *each) for each in of_moments),
-        by_speed=tuple(by_speed),
+        by_loops=tuple(_check(asked.of_requests, *each) for each in of_loops),
         rates=tuple(rates),
         level=Slo(itl_ms=_level_ms(checks)),
         num_rows=len(rows.points),
         num_disturbed=len(rows.disturbed),
     )
-
-
-def middle_s(point: LoadPoint) -> float:
-    return (point.from_s + point.to_s) / 2
 
 
 def _by_share(plan: LoopPlan, rows: Rows) -> list[tuple[float, list[LoadPoint]]]:

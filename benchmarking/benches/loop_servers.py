@@ -12,7 +12,7 @@ from typing import Any
 import requests
 
 from benchmarking.analysis.predict import Optimizer
-from benchmarking.analysis.service_curve import ServiceCurve, read_speed
+from benchmarking.analysis.service_curve import Speed, read_speed
 from benchmarking.benches.loop_proof import Cuts
 from benchmarking.benches.table_models import TABLE_MODELS
 from benchmarking.errors import TargetUnusable
@@ -57,7 +57,7 @@ class Checked:
             Cuts(self.chunk_tokens) if said is None else Cuts(said.chunk_tokens, said.budget_tokens)
         )
 
-    def speed(self) -> ServiceCurve | None:
+    def speed(self) -> Speed | None:
         """Returns its own word; None of a server that says nothing. Raises InvalidResults."""
         return None if self.speed_url is None else read_speed(f"{self.speed_url}#{self.model}")
 

@@ -22,7 +22,7 @@ import numpy as np
 
 from benchmarking.analysis.curve import LoadPoint
 from benchmarking.analysis.latency import TTFT, output_tokens, succeeded
-from benchmarking.analysis.moments import Drift
+from benchmarking.analysis.moments import SpeedOfMoments
 from benchmarking.analysis.predict import Optimizer
 from benchmarking.analysis.service_curve import ServiceCurve
 from benchmarking.benches.loop import add_server_options, measure, plan_for, server_of
@@ -130,11 +130,11 @@ def main() -> None:
     try:
         with server_of(given) as server, optimizer() as asked:
             plan = plan_for(given, server, given.seed, given.load_seconds)
-            found, drift, where = run_truth(server, plan, given.loads, asked)
+            found, speeds, where = run_truth(server, plan, given.loads, asked)
     except BenchmarkError as error:
         print(f"bench-truth: {error}", file=sys.stderr)
         sys.exit(UNUSABLE)
-    text = "\n".join([describe_machine("torch", "gunicorn", "numpy"), "", *lines(found, drift)])
+    text = "\n".join([describe_machine("torch", "gunicorn", "numpy"), "", *lines(found, speeds)])
     (where / "truth.md").write_text(f"{text}\n", encoding="utf-8")
     print(f"\n{text}\n\nthis table and raw files in {where}")
     sys.exit(FAILURES if any(is_missed(one) for one in found) else OK)
@@ -142,32 +142,32 @@ def main() -> None:
 
 def run_truth(
     server: Checked, plan: LoopPlan, num_loads: int, asked: Optimizer, results: Path = RESULTS
-) -> tuple[list[Simulated], Drift, Path]:
+) -> tuple[list[Simulated], SpeedOfMoments, Path]:
     """Every load simulated and measured, how the machine's speed moved, and the run's folder."""
     options = RowOptions(tokenizer=server.tokenizer, seed=plan.seed)
-    runner = RowRunner(server.target, options, Origin.now())
+    origin = Origin.now()
+    runner = RowRunner(server.target, options, origin)
     folder = new_run_folder(results, runner, sys.argv, {})
     driver = Driver(runner, folder, Event(), print)
 
     def loads(capacity_per_s: float) -> list[tuple[Load, bool]]:
         return plan.in_turn(rounds_of(random_loads(plan, num_loads, capacity_per_s)))
 
-    measured = measure(server, measure_in_turn(plan, loads), driver)
+    measured = measure(server, measure_in_turn(plan, loads), driver, origin)
     folder.finish()
     known = fitted(plan, measured, asked, server.cuts())
     points = [measured.rows.points[row] for row in measured.rows.checked]
-    moments = [known.at_moments([point])[0] for point in points]
-    found = [simulated(known.asked, point, curve) for point, curve in moments]
-    return found, known.drift, folder.folder
+    found = [simulated(known.asked, *known.at_moments([point])[0]) for point in points]
+    return found, known.moments.speeds, folder.folder
 
 
 def is_missed(one: Simulated) -> bool:
     return any(abs(error) > ALLOWED for error in one.errors)
 
 
-def lines(found: Sequence[Simulated], drift: Drift) -> Iterator[str]:
+def lines(found: Sequence[Simulated], speeds: SpeedOfMoments) -> Iterator[str]:
     """A row for each load; errors are (simulated - measured) / measured."""
-    yield f"- {drift.line()}"
+    yield f"- {speeds.line()}"
     yield ""
     yield (
         "| requests/s | spread of waits | prompts, spread | answers, spread | TTFT, ms "

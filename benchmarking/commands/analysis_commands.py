@@ -52,7 +52,7 @@ def fit_run(
     """
     run = open_run(folder)
     model = model or _only_model(run)
-    curve = read_speed(speed) if speed else None
+    curve = read_speed(speed).curve() if speed else None
     found = fit_rows_of(run, model, slo_itl_ms, max_batch_size=max_batch_size, speed=curve)
     write_fit(folder, found, model, accelerator)
     if optimizer_url is not None:

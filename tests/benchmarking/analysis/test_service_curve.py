@@ -45,7 +45,7 @@ def measured(server: SimulatedServer, prompts: Sequence[int]) -> ServiceCurve:
 
 
 def test_step_costs_are_read_as_the_optimizer_takes_them(tmp_path: Path) -> None:
-    curve = read_speed(said(tmp_path, speed_error=0.03)).as_json()
+    curve = read_speed(said(tmp_path, speed_error=0.03)).curve().as_json()
     assert curve["decodeMs"][2] == {"rows": 8, "ms": 2.2, "standardError": 0.1}
     assert curve["promptTokenMs"] == [{"rows": 1, "ms": 0.02, "standardError": 0.001}]
     assert (curve["chunkTokens"], curve["speedError"]) == (256, 0.03)
@@ -64,14 +64,14 @@ def test_costs_of_one_of_several_models_are_read(tmp_path: Path) -> None:
 
 def test_prompt_costs_beside_about_as_many_rows_are_taken_together(tmp_path: Path) -> None:
     rows = [[0.0, 0.02, 0.001], [1.0, 0.03, 0.001], [5.6, 0.04, 0.002]]
-    curve = read_speed(said(tmp_path, prefill_ms_per_token=rows))
+    curve = read_speed(said(tmp_path, prefill_ms_per_token=rows)).curve()
     assert [point.rows for point in curve.prompt_token] == [1, 6]
     assert [point.ms for point in curve.prompt_token] == pytest.approx([0.025, 0.04])
 
 
 def test_points_that_fall_become_the_nearest_that_do_not(tmp_path: Path) -> None:
     falling = [[4, 0.9, 0.01], [1, 1.0, 0.01], [8, 2.0, 0.0]]
-    curve = read_speed(said(tmp_path, decode_ms=falling))
+    curve = read_speed(said(tmp_path, decode_ms=falling)).curve()
     assert [point.rows for point in curve.decode] == [1, 4, 8]
     assert [point.ms for point in curve.decode] == pytest.approx([0.95, 0.95, 2.0], rel=1e-3)
 
@@ -169,7 +169,7 @@ def test_curve_of_the_server_replaces_that_of_the_loops(tmp_path: Path) -> None:
     loads = [SHAPE.at_concurrency(users, 20) for users in (1, 2, 4, 8, 16)]
     run = simulated(loads, 1)
     own = fit_run(run, "m", max_batch_size=32)
-    told = fit_run(run, "m", max_batch_size=32, speed=read_speed(said(tmp_path)))
+    told = fit_run(run, "m", max_batch_size=32, speed=read_speed(said(tmp_path)).curve())
     assert own.curve is not None
     assert own.curve.source == "closed loops"
     assert told.perf_data("m", "cpu")["serviceCurve"]["decodeMs"][0]["ms"] == 0.8

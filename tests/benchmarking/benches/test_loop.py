@@ -14,12 +14,14 @@ from benchmarking.analysis.curve import load_point
 from benchmarking.analysis.intervals import Interval
 from benchmarking.analysis.predict import Optimizer
 from benchmarking.analysis.search import Shape
+from benchmarking.analysis.service_curve import Speed
 from benchmarking.benches import loop as bench_loop
-from benchmarking.benches.loop import run_loop
+from benchmarking.benches.loop import READINGS, SPEEDS_FILE, run_loop
 from benchmarking.benches.loop_figures import Compared, LoopResult, result_lines
 from benchmarking.benches.loop_plan import LoopPlan, Rows, measure_in_turn
 from benchmarking.benches.loop_proof import Cuts, Measured, crossing_per_s, prove
 from benchmarking.benches.loop_servers import Checked
+from benchmarking.benches.speed_log import Reading
 from benchmarking.errors import Disturbed, TargetUnusable
 from benchmarking.load.targets import Target
 from benchmarking.records import Load, RequestRecord, RowRecord, read_run
@@ -37,7 +39,9 @@ def test_the_loop_closes_over_the_mock_server(tmp_path: Path, optimizer_url: str
     settings = {"USER_ROWS": ROWS, "MOCK_TOKENS_PER_SECOND": STEPS_PER_S}
     with served(tmp_path / "log", MOCK_APP, 60.0, **settings) as api:
         model = api.state()["model"]
-        server = Checked(Target("openai", f"{api.url}/v1"), model, ROWS)
+        server = Checked(
+            Target("openai", f"{api.url}/v1"), model, ROWS, speed_url=f"{api.url}/speed"
+        )
         plan = LoopPlan(
             shape=Shape(model, input_tokens=48, output_tokens=40),
             places=ROWS,
@@ -55,6 +59,7 @@ def test_the_loop_closes_over_the_mock_server(tmp_path: Path, optimizer_url: str
     assert [check.share for check in result.checks] == [0.5, 0.65, 0.8, 0.9]
     lines = "\n".join(result_lines(result))
     assert lines.count("| TTFT, ms |") == lines.count("| ITL, ms |") == 8  # of requests, of rates
+    assert READINGS.validate_json((folder / SPEEDS_FILE).read_bytes())
     run = read_run(folder)
     assert len(run.rows) == 2 + 8 + 1 + 4 + 1
     # Near its capacity the server may refuse.
@@ -93,14 +98,25 @@ def slowed(server: SimulatedServer, slowness: float) -> SimulatedServer:
     )
 
 
-def simulated(plan: LoopPlan, server: SimulatedServer, sigma: float) -> Measured:
-    """All that the plan asks for, of a server whose speed drifts by `sigma` from row to row."""
+def said(steps_s: float, at_first_s: float) -> Speed:
+    return Speed(
+        decode_ms=[(1, 9.0, 0.0)],
+        prefill_ms_per_token=[(0, 0.9, 0.0)],
+        steps_s=steps_s,
+        steps_at_first_s=at_first_s,
+    )
+
+
+def simulated(plan: LoopPlan, server: SimulatedServer, sigma: float, says: bool) -> Measured:
+    """All that the plan asks for, of a server whose speed drifts by `sigma` from row to row.
+    `says`: whether it counts its steps."""
     rng = np.random.default_rng(plan.seed)
     turns = measure_in_turn(plan)
     load, now_s, drift = next(turns), 0.0, 0.0
     loads: list[Load] = []
     of_rows: list[list[RequestRecord]] = []
     rows: list[RowRecord] = []
+    readings = [Reading(0.0, said(0.0, 0.0))]
     while True:
         drift = 0.9 * drift + sigma * float(rng.standard_normal())
         number = len(rows)
@@ -110,7 +126,10 @@ def simulated(plan: LoopPlan, server: SimulatedServer, sigma: float) -> Measured
         row = replace(
             row, start_s=measured[0].scheduled_s, end_s=max(each.end_s for each in measured)
         )
+        steps_s = readings[-1].speed.steps_s + row.end_s - now_s
+        at_first_s = readings[-1].speed.steps_at_first_s + (row.end_s - now_s) / math.exp(drift)
         now_s = row.end_s + 1
+        readings.append(Reading(now_s, said(steps_s, at_first_s)))
         loads.append(load)
         of_rows.append(records)
         rows.append(row)
@@ -119,7 +138,8 @@ def simulated(plan: LoopPlan, server: SimulatedServer, sigma: float) -> Measured
         except StopIteration as end:
             run = made_run(of_rows, loads)
             everything = tuple(record for records in of_rows for record in records)
-            return Measured(replace(run, rows=tuple(rows), records=everything), end.value, {})
+            run = replace(run, rows=tuple(rows), records=everything)
+            return Measured(run, end.value, readings if says else ())
 
 
 def later(record: RequestRecord, by_s: float, row: int, load: Load) -> RequestRecord:
@@ -135,9 +155,13 @@ def later(record: RequestRecord, by_s: float, row: int, load: Load) -> RequestRe
 
 
 def proved(
-    plan: LoopPlan, optimizer_url: str, sigma: float, server: SimulatedServer = SERVER
+    plan: LoopPlan,
+    optimizer_url: str,
+    sigma: float,
+    server: SimulatedServer = SERVER,
+    says: bool = False,
 ) -> LoopResult:
-    measured = simulated(plan, server, sigma)
+    measured = simulated(plan, server, sigma, says)
     return prove(plan, measured, Optimizer(optimizer_url), Cuts(chunk_tokens=256))
 
 
@@ -150,7 +174,7 @@ def test_of_a_steady_machine_every_load_is_predicted(optimizer_url: str) -> None
         assert abs(check.ttft.error) < (0.05 if check.share < 0.9 else 0.2)
         assert abs(check.itl.error) < 0.02
         assert abs(check.answered.error) < 0.02
-    assert result.drift.error < 0.005
+    assert result.speeds.error < 0.005
     # A slower machine has longer steps, and the nearer to its capacity, the longer a queue.
     assert result.ttft_per_speed[0] >= 1
     assert [*result.ttft_per_speed] == sorted(result.ttft_per_speed)
@@ -174,11 +198,20 @@ def test_what_requests_wait_for_outside_of_steps_grows_with_those_in_service(
 
 def test_predictions_are_for_the_speed_of_the_moment(optimizer_url: str) -> None:
     result = proved(replace(PLAN, rounds=2, passes=1), optimizer_url, sigma=0.02)
-    assert 0.01 < result.drift.error < 0.1
+    assert 0.01 < result.speeds.error < 0.1
     half, most = result.checks[:2]
     for figure in (half.ttft, half.itl, most.itl):
         assert abs(figure.error) < 0.1
         assert 0.01 < (figure.half_width or 0) < 0.3
+
+
+def test_a_server_that_counts_its_steps_says_how_fast_each_row_was(optimizer_url: str) -> None:
+    result = proved(replace(PLAN, rounds=1, passes=1), optimizer_url, sigma=0.2, says=True)
+    assert result.speeds.error < 0.01
+    for check, by_loops in zip(result.checks[:2], result.by_loops, strict=False):
+        assert abs(check.itl.error) < 0.02
+        assert abs(check.ttft.error) < 0.1
+        assert (by_loops.itl.half_width or 0.0) > 0.1 > (check.itl.half_width or 0.0)
 
 
 def test_closed_loops_and_checks_are_measured_in_turn_in_an_order_of_the_seed() -> None:

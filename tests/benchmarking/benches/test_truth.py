@@ -61,4 +61,4 @@ def test_a_row_is_simulated_by_the_requests_that_came(optimizer_url: str) -> Non
 
 @pytest.mark.parametrize(("at_s", "slowness"), [(-1.0, 1.0), (0.5, 1.0513), (9.0, 1.1052)])
 def test_a_moment_is_as_slow_as_the_loops_around_it(at_s: float, slowness: float) -> None:
-    assert DRIFT.slowness(at_s) == pytest.approx(slowness, abs=1e-4)
+    assert DRIFT.slowness(at_s, at_s) == pytest.approx(slowness, abs=1e-4)

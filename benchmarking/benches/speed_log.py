@@ -1,0 +1,70 @@
+"""What a server says of its steps while something else is measured."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from benchmarking.analysis.moments import StepsCourse
+from benchmarking.analysis.service_curve import Speed
+from benchmarking.errors import InvalidResults
+from benchmarking.rows.row_runner import Origin
+
+PERIOD_S = 0.5
+JOIN_S = 30.0
+LEAST_STEPS_S = 0.2  # of steps that tell a speed
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """`at_s` on the clock of a run."""
+
+    at_s: float
+    speed: Speed
+
+
+@contextmanager
+def speed_log(ask: Callable[[], Speed | None], origin: Origin) -> Iterator[list[Reading]]:
+    """Asks twice a second, from a thread that is joined at the end, and then once more. The list is
+    for the caller after that; it stays empty of a server that says nothing."""
+    readings: list[Reading] = []
+    ends = threading.Event()
+
+    def read() -> bool:
+        try:
+            said = ask()
+        except InvalidResults:
+            return True  # the next may be answered
+        if said is not None:
+            readings.append(Reading(time.monotonic() - origin.monotonic_s, said))
+        return said is not None
+
+    def run() -> None:
+        while read() and not ends.wait(PERIOD_S):
+            pass
+
+    thread = threading.Thread(target=run, name="speed-log")
+    thread.start()
+    try:
+        yield readings
+    finally:
+        ends.set()
+        thread.join(JOIN_S)
+        read()
+
+
+def steps_course(readings: Sequence[Reading]) -> StepsCourse | None:
+    """Returns how slow steps were from reading to reading, or over several that had too few of
+    them; None of a server that does not count them."""
+    from_s, slownesses = [], []
+    last = readings[0] if readings else None
+    for each in readings[1:]:
+        assert last is not None
+        steps_s = each.speed.steps_s - last.speed.steps_s
+        at_first_s = each.speed.steps_at_first_s - last.speed.steps_at_first_s
+        if steps_s >= LEAST_STEPS_S and at_first_s > 0:
+            from_s.append(last.at_s)
+            slownesses.append(steps_s / at_first_s)
+            last = each
+    return StepsCourse(tuple(from_s), tuple(slownesses)) if from_s else None

@@ -1,0 +1,85 @@
+"""What a server says of its steps, asked once a second beside a load."""
+
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from benchmarking.analysis.service_curve import Speed
+from benchmarking.benches import speed_log as module
+from benchmarking.benches.speed_log import Reading, speed_log, steps_course
+from benchmarking.errors import InvalidResults
+from benchmarking.rows.row_runner import Origin
+
+
+def said(steps_s: float, at_first_s: float) -> Speed:
+    return Speed(
+        decode_ms=[(1, 2.0, 0.1)],
+        prefill_ms_per_token=[(0, 0.1, 0.01)],
+        steps_s=steps_s,
+        steps_at_first_s=at_first_s,
+    )
+
+
+def answers(*each: Speed | InvalidResults | None) -> Callable[[], Speed | None]:
+    """In turn, and the last for ever."""
+    left = list(each)
+
+    def ask() -> Speed | None:
+        answer = left.pop(0) if len(left) > 1 else left[0]
+        if isinstance(answer, InvalidResults):
+            raise answer
+        return answer
+
+    return ask
+
+
+def test_a_server_is_asked_until_the_end_and_then_once_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "PERIOD_S", 0.001)
+    asked = threading.Semaphore(0)
+    ask = answers(said(1, 1), InvalidResults("busy"), said(2, 1))
+
+    def counted() -> Speed | None:
+        asked.release()
+        return ask()
+
+    with speed_log(counted, Origin.now()) as readings:
+        for _ in range(3):
+            assert asked.acquire(timeout=10)
+    steps_s = [reading.speed.steps_s for reading in readings]
+    assert steps_s[:2] == [1, 2]
+    assert readings == sorted(readings, key=lambda reading: reading.at_s)
+    assert not [thread for thread in threading.enumerate() if thread.name == "speed-log"]
+
+
+def test_of_a_server_that_says_nothing_there_is_nothing() -> None:
+    with speed_log(answers(None), Origin.now()) as readings:
+        pass
+    assert readings == []
+
+
+def test_steps_are_as_slow_as_the_server_counts_from_reading_to_reading() -> None:
+    course = steps_course(
+        [
+            Reading(0.0, said(0.0, 0.0)),
+            Reading(1.0, said(1.0, 1.0)),
+            Reading(2.0, said(2.0, 1.5)),
+            Reading(2.5, said(2.1, 1.52)),  # too little to tell
+            Reading(3.0, said(3.0, 1.75)),
+            Reading(4.0, said(3.0, 1.75)),
+        ]
+    )
+    assert course is not None
+    assert (course.from_s, course.slownesses) == ((0.0, 1.0, 2.0), (1.0, 2.0, 4.0))
+    assert course.slowness(0.5, 2.5) == (0.5 * 1 + 1 * 2 + 0.5 * 4) / 2
+    mean = course.slowness(0.5, 2.5)
+    assert course.course(0.5, 2.5) == ((0.5, 1 / mean), (1.0, 2 / mean), (2.0, 4 / mean))
+    assert course.slowness(-2.0, -1.0) == 1.0
+    assert course.course(8.0, 9.0) == ((8.0, 1.0),)
+
+
+def test_of_a_server_that_does_not_count_its_steps_nothing_is_known() -> None:
+    assert steps_course([]) is None
+    assert steps_course([Reading(0.0, said(0, 0)), Reading(9.0, said(0, 0))]) is None
