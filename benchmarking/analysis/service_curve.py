@@ -152,7 +152,7 @@ class ServiceCurve:
         e2e_ms, in_service = 0.0, float(users)
         for _ in range(SETTLES):
             overhead_ms = self.overhead_ms(in_service)
-            prompts_ms = in_service * at(self.prompt_token, in_service) * work_tokens
+            prompts_ms = in_service * self.prompt_token[0].ms * work_tokens
             e2e_ms = overhead_ms + prompts_ms + output_tokens * at(self.decode, in_service)
             in_service = 1 + (users - 1) * (1 - overhead_ms / e2e_ms)
         return e2e_ms

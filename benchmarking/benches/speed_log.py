@@ -61,10 +61,9 @@ def steps_course(readings: Sequence[Reading]) -> StepsCourse | None:
     last = readings[0] if readings else None
     for each in readings[1:]:
         assert last is not None
-        steps_s = each.speed.steps_s - last.speed.steps_s
-        at_first_s = each.speed.steps_at_first_s - last.speed.steps_at_first_s
-        if steps_s >= LEAST_STEPS_S and at_first_s > 0:
+        slowness = each.speed.slowness_since(last.speed)
+        if slowness is not None and each.speed.steps_s - last.speed.steps_s >= LEAST_STEPS_S:
             from_s.append(last.at_s)
-            slownesses.append(steps_s / at_first_s)
+            slownesses.append(slowness)
             last = each
     return StepsCourse(tuple(from_s), tuple(slownesses)) if from_s else None
