@@ -17,6 +17,8 @@ from optimizer.settings import Settings as OptimizerSettings
 from tests.ports import free_port, leave_to_other_workers
 from weights.settings import Settings as WeightsSettings
 
+pytest.register_assert_rewrite("tests.e2e.pages")  # its asserts show what they compared
+
 SETTINGS: tuple[type[BaseSettings], ...] = (ApiSettings, OptimizerSettings, WeightsSettings)
 VARIABLES = [
     str(field.validation_alias or name).upper()
