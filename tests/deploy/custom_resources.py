@@ -1,7 +1,8 @@
 """Schemas of the custom resources in deploy/kubernetes: of the fields that these use.
 
-The published ones are parts of KEDA and KubeRay, in no package that a test could take them from, so
-these tables are of names, types and bounds as their API types say:
+KEDA's published types, which a test reads from a package, allow keys that do not exist, and say
+nothing of a trigger's metadata; KubeRay's are in no package. So these tables are of names, types
+and bounds as their API types say:
 ScaledObject: github.com/kedacore/keda, apis/keda/v1alpha1/scaledobject_types.go and
 https://keda.sh/docs/2.16/scalers/prometheus. RayCluster: github.com/ray-project/kuberay,
 ray-operator/apis/ray/v1/raycluster_types.go.

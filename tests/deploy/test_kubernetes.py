@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import re
+import subprocess
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -94,6 +95,25 @@ def schema_faults(item: Object) -> list[str]:
     except kubernetes_validate.ValidationError as error:
         return [error.message]
     return []
+
+
+def keda_faults(item: Object) -> str:
+    command = [ROOT / ".venv" / "bin" / "node", ROOT / "tests" / "deploy" / "scaled_object.mjs"]
+    answer = subprocess.run(
+        command, input=json.dumps(item), capture_output=True, text=True, timeout=60
+    )
+    assert answer.stderr == ""
+    return answer.stdout.strip()
+
+
+@pytest.mark.parametrize(
+    "item", [each for each in everything().values() if each["kind"] == "ScaledObject"], ids=name_of
+)
+def test_scaled_objects_are_of_the_types_that_keda_publishes(item: Object) -> None:
+    assert keda_faults(item) == ""
+    spec = item["spec"]
+    assert "scaleTargetRef" in keda_faults(item | {"spec": {"triggers": spec["triggers"]}})
+    assert "maxReplicaCount" in keda_faults(item | {"spec": spec | {"maxReplicaCount": "4"}})
 
 
 @pytest.mark.parametrize("item", everything().values(), ids=name_of)
