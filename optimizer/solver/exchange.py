@@ -12,8 +12,8 @@ from math import fsum, inf
 
 from optimizer.solver import Candidate, Choice, Contender
 
-ROUNDS = 3  # through all wishes
-MOST_MOVES = 3  # of others, for one wish
+ROUNDS = 5  # through all wishes
+MOST_MOVES = 4  # of others, for one wish
 
 PRIORITY_STEP = 4.0  # by which a higher priority counts more than the next
 

@@ -33,7 +33,7 @@ class _Effort(NamedTuple):
     looks: int  # at servers that might make room for another, in all exchanges
 
 
-IN_SMALL, IN_LARGE = _Effort(plans=4, looks=20_000), _Effort(plans=1, looks=300)
+IN_SMALL, IN_LARGE = _Effort(plans=8, looks=100_000), _Effort(plans=1, looks=300)
 
 _Choices = dict[str, Choice]
 
