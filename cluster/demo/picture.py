@@ -1,53 +1,71 @@
-"""Draws a run as SVG: load, replicas, and the time to the first token."""
+"""Draws a run as SVG: load, replicas with decisions, and latencies beside their service levels."""
 
+from collections.abc import Iterable
 from pathlib import Path
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from cluster.demo.verdict import Run
 
-INCHES = (7.2, 6.4)
+INCHES = (7.2, 8.0)
 # Told apart by people who do not see red or green as others do (Okabe and Ito, 2008).
 BLUE, VERMILION, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "#777777"
 
+_Points = Iterable[tuple[float, float | None]]  # (seconds, milliseconds if there are any)
+
 
 def draw(run: Run, path: Path) -> None:
-    story, rows = run.story, run.rows
     figure = Figure(figsize=INCHES, layout="constrained")
-    load, replicas, ttft = figure.subplots(3, 1, sharex=True)
-    at_s = [row.at_s for row in rows]
-    load.step(at_s, [row.offered_per_s for row in rows], where="pre", color=BLUE)
+    panels = figure.subplots(4, 1, sharex=True)
+    load, replicas, ttft, itl = panels
+    at_s = [row.at_s for row in run.rows]
+    load.step(at_s, [row.offered_per_s for row in run.rows], where="pre", color=BLUE)
     load.set(ylabel="requests / s", ylim=(0, None))
-    looked_s = [look.at_s for look in run.looks]
-    replicas.step(
-        looked_s, [look.desired for look in run.looks], where="post", color=GREY, label="planned"
+    _draw_replicas(replicas, run)
+    _draw_latency(
+        ttft,
+        [(each.began_s, each.ttft_ms) for each in run.asked],
+        [(row.at_s, row.predicted_ttft_ms) for row in run.rows],
+        run.story.slo_ttft_ms,
     )
-    replicas.step(
-        looked_s, [look.ready for look in run.looks], where="post", color=BLUE, label="ready"
+    ttft.set(ylabel="time to first token, ms")
+    _draw_latency(
+        itl,
+        [(each.began_s, each.itl_ms) for each in run.asked],
+        [(row.at_s, row.predicted_itl_ms) for row in run.rows],
+        run.story.slo_itl_ms,
     )
-    replicas.set(ylabel="replicas", ylim=(0, None))
-    replicas.legend(loc="upper left")
-    whole = [each for each in run.asked if each.ttft_ms is not None]
-    ttft.plot(
-        [each.began_s for each in whole],
-        [each.ttft_ms for each in whole],
-        ".",
-        color=BLUE,
-        markersize=3,
-        label="each request",
-    )
-    predicted = [(row.at_s, row.predicted_ttft_ms) for row in rows if row.predicted_ttft_ms]
-    ttft.plot(
-        [each[0] for each in predicted],
-        [each[1] for each in predicted],
-        color=GREEN,
-        label="predicted mean",
-    )
-    ttft.axhline(story.slo_ttft_ms, color=VERMILION, linestyle="--", label="service level")
-    ttft.set(xlabel="seconds", ylabel="time to first token, ms", ylim=(0, None))
-    ttft.legend(loc="upper left")
+    itl.set(xlabel="seconds", ylabel="inter-token latency, ms")
     if run.killed_s is not None:
-        for axes in (load, replicas, ttft):
+        for axes in panels:
             axes.axvline(run.killed_s, color=VERMILION, linewidth=1)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, format="svg", metadata={"Date": None})
+
+
+def _draw_replicas(axes: Axes, run: Run) -> None:
+    looked_s = [look.at_s for look in run.looks]
+    planned, ready = [look.desired for look in run.looks], [look.ready for look in run.looks]
+    axes.step(looked_s, planned, where="post", color=GREY, label="planned")
+    axes.step(looked_s, ready, where="post", color=BLUE, label="ready")
+    changed = [row for row in run.rows if row.has_changed]
+    at_s, to = [row.at_s for row in changed], [row.desired for row in changed]
+    axes.plot(at_s, to, "v", color=VERMILION, label="the plan changed")
+    axes.set(ylabel="replicas", ylim=(0, None))
+    axes.legend(loc="upper left")
+
+
+def _draw_latency(axes: Axes, asked: _Points, predicted: _Points, level_ms: float) -> None:
+    at_s, measured_ms = _known(asked)
+    axes.plot(at_s, measured_ms, ".", color=BLUE, markersize=3, label="each request")
+    at_s, predicted_ms = _known(predicted)
+    axes.plot(at_s, predicted_ms, color=GREEN, label="predicted mean")
+    axes.axhline(level_ms, color=VERMILION, linestyle="--", label="service level")
+    axes.set(ylim=(0, None))
+    axes.legend(loc="upper left")
+
+
+def _known(points: _Points) -> tuple[list[float], list[float]]:
+    known = [(at_s, ms) for at_s, ms in points if ms is not None]
+    return [at_s for at_s, _ in known], [ms for _, ms in known]

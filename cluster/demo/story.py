@@ -46,7 +46,7 @@ class Story:
     backend: Backend = MOCK
     growth: float = 2.0
     shares: Shares | None = None
-    period_s: float = 5.0
+    period_s: float = 8.0  # a replica of Ray is ready within most of 5 s
     rate_per_s: float = 5.0
     user_rows: int = 12
     out_tokens: int = 40

@@ -51,7 +51,7 @@ def row(at_s: float, *, has_changed: bool = False) -> Row:
 
 
 def run(*looks: Look, asked: tuple[Asked, ...] = (GOOD,) * 100, **fields: object) -> Run:
-    return replace(Run(Story(), asked, looks, (row(32.0),)), **fields)  # type: ignore[arg-type]
+    return replace(Run(Story(period_s=5.0), asked, looks, (row(32.0),)), **fields)  # type: ignore[arg-type]
 
 
 FOLLOWED = (Look(29, 1, 1), Look(36, 2, 1), Look(39, 2, 2), Look(120, 1, 1))
