@@ -26,7 +26,7 @@ from cluster.demo.watch import Row
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
-    if options.kill_node and options.actuator != "ray":
+    if options.kill_node and options.actuator == "local":
         sys.exit("--kill-node needs nodes; leave out --actuator local.")
     if options.slow_machine and options.actuator == "ray":
         sys.exit("--slow-machine holds processes of this machine; leave out --actuator ray.")

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 SERVER, ACCELERATOR = "chat", "share"
-QUIET_PERIODS, BUSY_PERIODS, LATE_PERIODS = 6, 8, 12
+QUIET_PERIODS, BUSY_PERIODS, LATE_PERIODS = 6, 8, 9
 MAX_REPLICAS = 3
 MODEL_NAME = "hearth-tiny"
 
@@ -46,11 +46,11 @@ class Story:
     backend: Backend = MOCK
     growth: float = 2.0
     shares: Shares | None = None
-    period_s: float = 8.0  # a replica of Ray is ready within most of 5 s
-    rate_per_s: float = 5.0
-    user_rows: int = 12
+    period_s: float = 10.0  # a replica of Ray takes most of 5 s to start
+    rate_per_s: float = 11.0
+    user_rows: int = 25
     out_tokens: int = 40
-    planned_ttft_ms: float = 200.0
+    planned_ttft_ms: float = 120.0
     slo_ttft_ms: float = 1000.0
     slo_itl_ms: float = 60.0
     tunes: bool = True
@@ -90,8 +90,8 @@ SLOW_MACHINE = Story(
     backend=Backend({"MODEL_NAME": MODEL_NAME}, {}),
     growth=1.0,
     shares=Shares(0.4, 0.28),
-    period_s=10.0,
     user_rows=8,
+    planned_ttft_ms=200.0,
     quiet_periods=6,
     busy_periods=15,
     late_periods=0,

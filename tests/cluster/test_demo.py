@@ -16,7 +16,7 @@ from cluster.demo.machines import local_place
 from cluster.demo.measured import measured
 from cluster.demo.picture import draw
 from cluster.demo.play import wait_for_service
-from cluster.demo.processes import running_services
+from cluster.demo.processes import DemoFailed, running_services
 from cluster.demo.shares import HeldReplicas
 from cluster.demo.story import MOCK, MODEL_NAME, SLOW_MACHINE, Backend, Shares, Story
 from cluster.demo.verdict import (
@@ -137,6 +137,15 @@ def test_numbers_beyond_their_bounds_are_refused(option: str) -> None:
 def test_what_cannot_be_shown_together_is_refused(options: list[str]) -> None:
     with pytest.raises(SystemExit):
         main(options)
+
+
+def test_a_node_can_be_killed_without_naming_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    def without_nodes() -> None:
+        raise DemoFailed("no nodes here")
+
+    monkeypatch.setattr("cluster.demo.__main__.ray_place", without_nodes)
+    with pytest.raises(SystemExit, match="no nodes here"):
+        main(["--kill-node"])
 
 
 def test_local_replicas_are_held_with_their_workers(tmp_path: Path) -> None:
