@@ -98,7 +98,7 @@ test-kernels: $(VENV)/dev.stamp
 bench-%: $(VENV)/dev.stamp
 	$(BIN)/python -m benchmarking.benches.$*
 
-# Three Ray nodes on this machine, and a load that doubles and comes back, in two minutes
+# Three Ray nodes on this machine, and a load that doubles and comes back, in four minutes
 # (docs/cluster.md). Options: make cluster-demo DEMO=--kill-node
 cluster-demo: $(VENV)/dev.stamp
 	$(BIN)/python -m cluster.demo $(DEMO)
