@@ -1,7 +1,9 @@
-"""SPLIT=auto: tries splits while nobody is served, one at a time, until trials stop paying.
+"""SPLIT=auto: tries splits while no row is busy, one at a time, until trials stop paying.
 
-Decode thread only. Requests that come during a trial wait for its end: for all ranks to load their
-layers, and for MEASURE_S.
+Decode thread only. Without work for QUIET_S, trials follow one another. Under a light load, whose
+pauses are shorter, there is one in the first pause after PATIENCE_S without any: layers cannot move
+while a row has its keys and values in them. Requests that come during a trial wait for its end: for
+all ranks to load their layers, and for MEASURE_S or BRIEF_MEASURE_S.
 """
 
 import logging
@@ -15,7 +17,8 @@ from inference_api.engine.pipeline.splits import Split
 logger = logging.getLogger(__name__)
 
 QUIET_S = 2.0  # without work before a trial
-MEASURE_S = 1.0
+PATIENCE_S = 20.0  # without a trial, after which a shorter pause will do
+MEASURE_S, BRIEF_MEASURE_S = 1.0, 0.3  # in a quiet time, and in a shorter pause
 RETRY_S = 60.0  # after the service did not answer
 MAX_TRIALS = 30
 
@@ -37,22 +40,25 @@ class SplitTuner:
     def __init__(self, search: SplitSearch, clock: Callable[[], float] = time.monotonic) -> None:
         self._search = search
         self._clock = clock
-        self._not_before_s = clock()
+        self._quiet_from_s = self._not_before_s = self._trial_s = clock()
         self._num_trials = 0
         self._is_over = False
 
     def worked(self) -> None:
         """There was work just now."""
-        self._not_before_s = max(self._not_before_s, self._clock() + QUIET_S)
+        self._quiet_from_s = self._clock() + QUIET_S
 
     def turn(self, model: Splittable) -> bool:
         """A trial, if it is time for one. Returns whether layers were loaded anew."""
-        if self._is_over or self._clock() < self._not_before_s:
+        now_s = self._clock()
+        is_quiet = now_s >= self._quiet_from_s
+        is_time = now_s >= self._not_before_s and (is_quiet or now_s >= self._trial_s + PATIENCE_S)
+        if self._is_over or not is_time:
             return False
         try:
             if self._num_trials >= MAX_TRIALS or self._search.has_converged():
                 return self._settle(model)
-            return self._try_one(model)
+            return self._try_one(model, MEASURE_S if is_quiet else BRIEF_MEASURE_S)
         except SearchFailed as error:
             logger.warning("SPLIT=auto stays at %s for now: %s", _dashed(model.split), error)
             self._not_before_s = self._clock() + RETRY_S
@@ -63,11 +69,12 @@ class SplitTuner:
         logger.info("SPLIT=auto ends with %s", _dashed(best))
         return self._put(model, best)
 
-    def _try_one(self, model: Splittable) -> bool:
+    def _try_one(self, model: Splittable, seconds: float) -> bool:
         split, _ = self._search.ask()
         self._put(model, split)
-        tokens_per_s = model.tokens_per_s(MEASURE_S, model.max_rows)
+        tokens_per_s = model.tokens_per_s(seconds, model.max_rows)
         self._num_trials += 1
+        self._trial_s = self._clock()
         logger.info("SPLIT=auto measured %.1f tokens/s with %s", tokens_per_s, _dashed(split))
         self._search.tell(split, tokens_per_s)
         return True  # rows were written to in any case

@@ -1,4 +1,4 @@
-"""SPLIT=auto against a real weights service: while nobody is served, until trials stop paying."""
+"""SPLIT=auto against a real weights service: in pauses, until trials stop paying."""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -9,7 +9,14 @@ import pytest
 from werkzeug.serving import make_server
 
 from inference_api.engine.pipeline.split_search import SearchFailed, SplitSearch
-from inference_api.engine.pipeline.split_tuner import MAX_TRIALS, QUIET_S, RETRY_S, SplitTuner
+from inference_api.engine.pipeline.split_tuner import (
+    BRIEF_MEASURE_S,
+    MAX_TRIALS,
+    PATIENCE_S,
+    QUIET_S,
+    RETRY_S,
+    SplitTuner,
+)
 from inference_api.engine.pipeline.splits import Split, equal_split
 from inference_api.inference_api_server import create_server
 from inference_api.settings import Settings
@@ -31,6 +38,7 @@ class Ranks:
     def __init__(self) -> None:
         self.split = equal_split(NUM_LAYERS, len(SPEEDS))
         self.measured: list[Split] = []
+        self.seconds: list[float] = []
 
     def set_split(self, split: Split) -> None:
         assert split != self.split
@@ -38,6 +46,7 @@ class Ranks:
 
     def tokens_per_s(self, seconds: float, num_rows: int) -> float:
         self.measured.append(self.split)
+        self.seconds.append(seconds)
         slowest = max(count / speed for count, speed in zip(self.split, SPEEDS, strict=True))
         return num_rows / slowest
 
@@ -108,6 +117,19 @@ def test_work_puts_trials_off(url: str) -> None:
     clock.now_s += 0.1
     assert tuner.turn(ranks)
     assert len(ranks.measured) == 1
+
+
+def test_under_a_light_load_a_short_pause_will_do_at_times(url: str) -> None:
+    clock, ranks = Clock(), Ranks()
+    tuner = SplitTuner(search_of(url, "light"), clock)
+    tried_s = []
+    while clock.now_s < 100 + 3 * PATIENCE_S + 1:
+        tuner.worked()
+        clock.now_s += QUIET_S / 8
+        if tuner.turn(ranks):
+            tried_s.append(clock.now_s - 100)
+    assert tried_s == [PATIENCE_S, 2 * PATIENCE_S, 3 * PATIENCE_S]
+    assert ranks.seconds == [BRIEF_MEASURE_S] * 3
 
 
 def test_service_that_is_not_there_changes_nothing(caplog: pytest.LogCaptureFixture) -> None:
