@@ -1,5 +1,5 @@
-"""The pages of docs/wishes, followed to the letter with the API and the proxy that one of them
-starts; and what else a reader may expect of these two.
+"""The README and the pages of docs/wishes, followed to the letter with the API and the proxy that
+one of them starts; and what else a reader may expect of these two.
 
 `unequal-machines.md` is followed by test_pipeline.py, which has a server of several processes.
 """
@@ -77,6 +77,15 @@ def test_a_team_has_tokens_and_limits(reader: Reader) -> None:
     asked = blocks(TEAM)[3]
     assert "research.token" in asked.text
     eventually(lambda: json.loads(reader.run(asked)).get("status_code") == 401)
+
+
+def test_the_readme_is_followed(reader: Reader, stack: Stack, model_api: ServedApi) -> None:
+    own = replace(reader, addresses={"http://127.0.0.1:7000": model_api.url})
+    answer, token, plan = own.follow(ROOT / "README.md")
+    assert "Paris is a city in France" in answer.replace("\n", " ")
+    bearer = {"Authorization": f"Bearer {token.strip()}"}
+    assert requests.get(f"{stack.proxy}/v1/models", headers=bearer, timeout=10).status_code == 200
+    assert plan.startswith("llama-3.1-8b in ")
 
 
 def test_accelerators_are_counted_before_anything_runs(tmp_path: Path) -> None:
