@@ -166,8 +166,7 @@ def prove(
         for share, parts in (of_load if found.moments is not found.by_loops else [])
     ]
     rates = [_capacity(asked, found.at_moments(rows.crowds(plan)))]
-    middle = found.at_moments([part for _, parts in of_load[1:3] for part in parts])
-    if (within := _within_level(asked, checks, middle)) is not None:
+    if (within := within_level(checks)) is not None:
         rates.append(within)
     return LoopResult(
         fit=found.fit,
@@ -252,18 +251,22 @@ def _capacity(asked: Asked, crowds: Sequence[At]) -> Compared:
     return Compared("capacity, requests/s", fmean(predicted), None, measured, MAX_RATE_ERROR)
 
 
-def _within_level(asked: Asked, checks: Sequence[Check], middle: Sequence[At]) -> Compared | None:
-    """The highest rate that keeps the mean ITL at a level between those of the `middle` checks."""
+def within_level(checks: Sequence[Check]) -> Compared | None:
+    """The highest rate that keeps the mean ITL at a level between those of the middle checks, as
+    the checks were predicted and as they were measured: both at the speed of their moments."""
     level_ms = _level_ms(checks)
-    points = [(check.rate_per_s, check.itl.measured.value) for check in checks]
-    crossed_per_s = crossing_per_s(points, level_ms)
-    slo = Slo(itl_ms=level_ms)
-    rates = [rate for at in middle if (rate := asked.max_rate_per_s(*at, slo)) is not None]
-    if crossed_per_s is None or not rates:
+    said = [(check.rate_per_s, check.itl.predicted) for check in checks]
+    measured = [(check.rate_per_s, check.itl.measured.value) for check in checks]
+    measured_per_s = crossing_per_s(measured, level_ms)
+    if measured_per_s is None:
         return None
-    measured = Interval(crossed_per_s, -np.inf, np.inf)
+    said_per_s = crossing_per_s(said, level_ms)
+    if said_per_s is None:  # all are above it, or all below
+        (low_per_s, low_ms), *_, (high_per_s, _) = said
+        said_per_s = low_per_s if low_ms > level_ms else high_per_s
     name = f"requests/s with mean ITL ≤ {level_ms:.2f} ms"
-    return Compared(name, fmean(rates), None, measured, MAX_RATE_ERROR)
+    interval = Interval(measured_per_s, -np.inf, np.inf)
+    return Compared(name, said_per_s, None, interval, MAX_RATE_ERROR)
 
 
 def _level_ms(checks: Sequence[Check]) -> float:
