@@ -55,10 +55,12 @@ def test_the_loop_closes_over_the_mock_server(tmp_path: Path, optimizer_url: str
 
     assert result.fit.max_batch_size == ROWS
     assert result.fit.curve is not None
-    assert result.fit.curve.decode[-1].ms == pytest.approx(1000 / STEPS_PER_S, rel=0.5)
+    assert result.fit.curve.decode[-1].ms > 0.5 * 1000 / STEPS_PER_S
     assert [check.share for check in result.checks] == [0.5, 0.65, 0.8, 0.9]
     lines = "\n".join(result_lines(result))
-    assert lines.count("| TTFT, ms |") == lines.count("| ITL, ms |") == 8  # of requests, of rates
+    # Of requests, of rates, and by the loops alone where steps took long enough to be counted on.
+    num_shown = 8 + len(result.by_loops)
+    assert lines.count("| TTFT, ms |") == lines.count("| ITL, ms |") == num_shown
     assert READINGS.validate_json((folder / SPEEDS_FILE).read_bytes())
     run = read_run(folder)
     assert len(run.rows) == 2 + 8 + 1 + 4 + 1
