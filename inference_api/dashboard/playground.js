@@ -5,13 +5,22 @@ import { Conversation } from "./conversation.js";
 import { copyText, curl, python } from "./copying.js";
 import { byId, h, setText } from "./dom.js";
 
-// What any model should know; the embedded one does.
-const EXAMPLES = [
-  "Have you been to Paris, France?",
-  "What is the capital of Kenya?",
-  "Write a Python function that adds two numbers.",
-  "How do I make a cup of tea?",
-];
+const EMBEDDED_MODEL = "hearth-tiny";
+const EXAMPLES = {
+  // It is small, and knows these.
+  embedded: [
+    "Have you been to Paris, France?",
+    "What is the capital of Kenya?",
+    "Write a Python function that adds two numbers.",
+    "How do I make a cup of tea?",
+  ],
+  other: [
+    "Explain how a rainbow forms.",
+    "Write a short poem about the sea.",
+    "What should I see on a weekend in Lisbon?",
+    "Write a Python function that finds the primes below a number.",
+  ],
+};
 const PATHS = { chat: "/v1/chat/completions", completion: "/v1/completions" };
 
 const panel = byId("playground-panel", HTMLElement);
@@ -56,7 +65,11 @@ function allowActions() {
   stop.disabled = running === null;
   regenerate.disabled = send.disabled || isEmpty;
   examples.hidden = !isEmpty;
-  for (const each of examples.querySelectorAll("button")) each.disabled = send.disabled;
+  const isOther = model.value && model.value !== EMBEDDED_MODEL;
+  for (const each of examples.querySelectorAll("button")) {
+    each.disabled = send.disabled;
+    each.hidden = each.dataset.for !== (isOther ? "other" : "embedded");
+  }
 }
 
 /** The body of a request, without what only this page needs. */
@@ -174,9 +187,12 @@ for (const [id, written] of Object.entries({ curl, python })) {
 stop.addEventListener("click", () => running?.abort());
 regenerate.addEventListener("click", answerAgain);
 byId("playground-new", HTMLButtonElement).addEventListener("click", begin);
-examples.append(
-  ...EXAMPLES.map((text) => h("button", { type: "button", onclick: () => run(text) }, text)),
-);
+for (const [whose, texts] of Object.entries(EXAMPLES)) {
+  const button = (text) =>
+    h("button", { type: "button", "data-for": whose, onclick: () => run(text) }, text);
+  examples.append(...texts.map(button));
+}
+model.addEventListener("change", allowActions);
 log.addEventListener("scroll", () => {
   follows = log.scrollHeight - log.scrollTop - log.clientHeight < 32;
 });

@@ -14,6 +14,12 @@ from playwright.sync_api import Browser, Page, Route, expect
 from benchmarking.serving import ServedApi, eventually
 from tests.e2e.pages import NARROW, answer_of, ask, check_accessibility, opened, tab_to
 
+EXAMPLES = {  # of the embedded model: what its answers are about
+    "Have you been to Paris, France?": "I am a language model, so I have never been to Paris",
+    "What is the capital of Kenya?": "The capital of Kenya is Nairobi.",
+    "Write a Python function that adds two numbers.": "def add(a, b):\n    return a + b",
+    "How do I make a cup of tea?": "Pour the hot water over the tea bag.",
+}
 ROUTE = "**/v1/chat/completions"
 STATE = "**/dashboard/state"
 AWAY = 'rel="noopener noreferrer" target="_blank"'
@@ -101,6 +107,31 @@ def test_examples_wait_for_the_model(api: ServedApi, browser: Browser) -> None:
     page.unroute(STATE)
     expect(example).to_be_enabled()
     page.close()
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_the_embedded_model_answers_its_examples(page: Page, example: str) -> None:
+    page.get_by_text("Settings", exact=True).click()
+    page.get_by_label("Temperature").fill("0")
+    page.get_by_role("button", name=example).click()
+    expect(answer_of(page).locator("[data-figure=finish]")).to_have_text("stop")
+    assert EXAMPLES[example] in answer_of(page).locator(".answer").inner_text()
+
+
+def test_another_model_has_other_examples(page: Page) -> None:
+    def with_another(route: Route) -> None:
+        state = route.fetch().json()
+        state["server"]["models"].append("another")
+        route.fulfill(json=state)
+
+    examples = page.locator("#playground-examples button:visible")
+    expect(examples).to_have_text(list(EXAMPLES))
+    page.route(STATE, with_another)
+    page.get_by_role("combobox", name="Model").select_option("another")
+    expect(examples.first).to_have_text("Explain how a rainbow forms.")
+    assert not {*examples.all_inner_texts()} & {*EXAMPLES}
+    page.get_by_role("combobox", name="Model").select_option("hearth-tiny")
+    expect(examples).to_have_text(list(EXAMPLES))
 
 
 def test_an_example_is_asked_and_its_answer_can_be_had_again(page: Page) -> None:
