@@ -68,6 +68,7 @@ class LiveState:
                 "generated_tokens": totals.generated_tokens,
             },
             "speculation": self._speculation(),
+            "kv_cache": self._kv_cache(),
             "bundle": bundle_state(self._backend, self._input_queue, self._settings),
             "latencies": {name: self._histogram(metric) for name, metric in LATENCIES.items()},
             "finished": self._counts(REQUESTS, "finish_reason"),
@@ -124,6 +125,14 @@ class LiveState:
                 "decoded_rows": decoded_rows.get(model, 0),
             }
             for model, each in self._backend.snapshot.models.items()
+        }
+
+    def _kv_cache(self) -> Json:
+        """By model that is in memory: how many tokens its rows hold."""
+        tokens = {name: model.rows.cached_tokens() for name, model in self._backend.models.items()}
+        return {
+            name: {"busy_tokens": busy, "kept_tokens": kept}
+            for name, (busy, kept) in tokens.items()
         }
 
     def _histogram(self, name: str) -> Json:

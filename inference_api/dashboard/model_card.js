@@ -1,4 +1,5 @@
-// What serves each model: read once they are loaded, since it does not change while they are.
+// What serves each model: read once they are loaded, since it does not change while they are. How
+// much of their KV caches is in use comes with every state.
 
 import { getJson } from "./api.js";
 import { byId, h, setText } from "./dom.js";
@@ -10,28 +11,41 @@ const cards = byId("model-cards", HTMLElement);
 const resident = h("dd"); // of the process, beside the first model
 
 let known = ""; // of which models the cards are
+/** @type {Map<string, HTMLElement>} */
+const uses = new Map(); // by model: where to tell what its KV cache holds
 
 /** Of a bundle nothing: its experts have a panel of their own. */
-export async function showModels({ server, bundle }) {
+export async function showModels({ server, bundle, kv_cache }) {
   panel.hidden = !server.models.length || bundle !== null;
   if (panel.hidden) return;
   setText(resident, server.resident_bytes === null ? "–" : bytes(server.resident_bytes));
   const models = server.models.join("\n");
-  if (models === known) return;
-  const served = await getJson("/dashboard/models");
-  known = models;
-  setText(title, served.length === 1 ? "Model" : "Models");
-  cards.replaceChildren(...served.map(card));
+  if (models !== known) {
+    const served = await getJson("/dashboard/models");
+    known = models;
+    uses.clear();
+    setText(title, served.length === 1 ? "Model" : "Models");
+    cards.replaceChildren(...served.map(card));
+  }
+  for (const [name, use] of uses) setText(use, held(kv_cache[name]));
+}
+
+/** Kept is what free rows hold, for prompts that begin alike. */
+function held({ busy_tokens, kept_tokens }) {
+  const kept = kept_tokens ? ` (${number(kept_tokens)} kept)` : "";
+  return number(busy_tokens + kept_tokens) + kept;
 }
 
 function card({ name, user_rows, context_tokens, speculation, facts }, index) {
   const room = `${count(user_rows, "row")} of ${count(context_tokens, "token")}`;
+  const all = ` of ${count(user_rows * context_tokens, "token")}`;
   return h(
     "dl",
     { class: "figures inline" },
     figure("Name", name),
     facts ? told(facts) : figure("Family", "mock, an echo"),
     figure("Context", room),
+    facts && figure("Cache in use", [use(name), all]),
     figure("Speculation", speculation.join(", ") || "off"),
     index ? null : h("div", {}, h("dt", {}, "Process"), resident),
   );
@@ -49,6 +63,12 @@ function told(facts) {
     figure("Weights", `${form}, ${bytes(facts.weights_bytes)}`),
     figure("KV cache", `${facts.kv_cache_dtype}, ${bytes(facts.cache_bytes)}`),
   ];
+}
+
+function use(name) {
+  const element = h("span");
+  uses.set(name, element);
+  return element;
 }
 
 function figure(name, value) {

@@ -243,6 +243,13 @@ class RowTable:
         self._free.append(row.index)
         self._held[row.index] = self._reusable(row, tuple(row.generated))
 
+    def cached_tokens(self) -> tuple[int, int]:
+        """How many tokens busy rows have in their caches, and how many free ones keep for prompts
+        that begin alike. Any thread: a row may move on meanwhile."""
+        rows = list(zip(self.users, self._held, strict=True))
+        busy = sum(user.num_cached for user, _ in rows if user is not None)
+        return busy, sum(len(held) for user, held in rows if user is None)
+
     def holding(self) -> list[int]:
         """The free rows whose caches hold something, the longest free first."""
         return [index for index in self._free if self._held[index]]

@@ -106,6 +106,7 @@ def test_an_idle_server_has_free_rows_and_no_observations() -> None:
     assert state["queue"] == {"waiting": 0, "capacity": 64}
     assert state["server"]["phase"] == "loading"
     assert state["server"]["models"] == []
+    assert state["kv_cache"] == {}
     assert state["latencies"]["ttft"] == {"buckets": [], "sum_s": 0.0}
 
 

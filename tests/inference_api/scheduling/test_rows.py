@@ -57,6 +57,27 @@ def test_shared_prefix_is_found_in_a_row_that_still_runs() -> None:
     assert rows.longest_prefix(other) == (running.index, len(SYSTEM))
 
 
+def test_what_busy_rows_hold_and_what_free_ones_keep_is_counted() -> None:
+    rows = RowTable(3, reuse_unit_tokens=1)
+    assert rows.cached_tokens() == (0, 0)
+    rows.free(run(rows, SYSTEM, answer=(1, 2)))  # of its tokens the last was never written
+    assert rows.cached_tokens() == (0, len(SYSTEM) + 1)
+    running = run(rows, tuple(range(200, 240)), answer=(1,))
+    assert rows.cached_tokens() == (40, len(SYSTEM) + 1)
+    admit(rows, (*SYSTEM, 1, 3))  # goes on where the first ended, and finds 31 tokens there
+    assert rows.cached_tokens() == (40 + len(SYSTEM) + 1, 0)
+    rows.free(running)
+    assert rows.cached_tokens() == (len(SYSTEM) + 1, 40)
+    rows.forget(running.index)
+    assert rows.cached_tokens() == (len(SYSTEM) + 1, 0)
+
+
+def test_a_table_that_reuses_nothing_keeps_nothing() -> None:
+    rows = RowTable(2)
+    rows.free(run(rows, SYSTEM, answer=(1, 2)))
+    assert rows.cached_tokens() == (0, 0)
+
+
 def test_what_is_not_prefilled_yet_is_not_offered() -> None:
     rows = RowTable(2, reuse_unit_tokens=1)
     half_way = admit(rows, (*SYSTEM, 7))
