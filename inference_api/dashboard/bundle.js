@@ -44,6 +44,11 @@ function showMemory({ limits, used, experts }) {
   );
 }
 
+/** What an expert runs on, as the card of a single model tells it. */
+export function describeExpert(name, figures) {
+  cards.get(name)?.facts.replaceChildren(...figures);
+}
+
 function showExpert(expert, next) {
   const card = cards.get(expert.name) ?? makeCard(expert);
   cards.set(expert.name, card);
@@ -63,6 +68,7 @@ function showExpert(expert, next) {
 function makeCard({ name, description, pinned }) {
   const names = ["Rows", "Waiting", "Memory", "Last used", "Switches"];
   const figures = Object.fromEntries(names.map((each) => [each, h("dd")]));
+  const facts = h("dl", { class: "figures inline facts" });
   const state = h("span", { class: "pill" });
   const reason = h("p", { class: "fault", hidden: true });
   const at = encodeURIComponent(name);
@@ -96,10 +102,11 @@ function makeCard({ name, description, pinned }) {
       { class: "figures inline" },
       names.map((each) => h("div", {}, h("dt", {}, each), figures[each])),
     ),
+    facts,
     reason,
   );
   list.append(item);
-  return { figures, state, reason };
+  return { figures, facts, state, reason };
 }
 
 async function ask(path) {

@@ -2,6 +2,7 @@
 // much of their KV caches is in use comes with every state.
 
 import { getJson } from "./api.js";
+import { describeExpert } from "./bundle.js";
 import { byId, h, setText } from "./dom.js";
 import { bytes, count, number } from "./format.js";
 
@@ -14,10 +15,10 @@ let known = ""; // of which models the cards are
 /** @type {Map<string, HTMLElement>} */
 const uses = new Map(); // by model: where to tell what its KV cache holds
 
-/** Of a bundle nothing: its experts have a panel of their own. */
+/** The experts of a bundle have a panel of their own, and are described there. */
 export async function showModels({ server, bundle, kv_cache }) {
   panel.hidden = !server.models.length || bundle !== null;
-  if (panel.hidden) return;
+  if (!server.models.length) return;
   setText(resident, server.resident_bytes === null ? "–" : bytes(server.resident_bytes));
   const models = server.models.join("\n");
   if (models !== known) {
@@ -25,30 +26,37 @@ export async function showModels({ server, bundle, kv_cache }) {
     known = models;
     uses.clear();
     setText(title, served.length === 1 ? "Model" : "Models");
-    cards.replaceChildren(...served.map(card));
+    if (bundle) for (const each of served) describeExpert(each.name, figures(each));
+    else cards.replaceChildren(...served.map(card));
   }
   for (const [name, use] of uses) setText(use, held(kv_cache[name]));
 }
 
-/** Kept is what free rows hold, for prompts that begin alike. */
-function held({ busy_tokens, kept_tokens }) {
+/** Kept is what free rows hold, for prompts that begin alike. What is not in memory holds nothing. */
+function held({ busy_tokens, kept_tokens } = { busy_tokens: 0, kept_tokens: 0 }) {
   const kept = kept_tokens ? ` (${number(kept_tokens)} kept)` : "";
   return number(busy_tokens + kept_tokens) + kept;
 }
 
-function card({ name, user_rows, context_tokens, speculation, facts }, index) {
-  const room = `${count(user_rows, "row")} of ${count(context_tokens, "token")}`;
-  const all = ` of ${count(user_rows * context_tokens, "token")}`;
+function card(model, index) {
   return h(
     "dl",
     { class: "figures inline" },
-    figure("Name", name),
-    facts ? told(facts) : figure("Family", "mock, an echo"),
-    figure("Context", room),
-    facts && figure("Cache in use", [use(name), all]),
-    figure("Speculation", speculation.join(", ") || "off"),
+    figure("Name", model.name),
+    figures(model),
     index ? null : h("div", {}, h("dt", {}, "Process"), resident),
   );
+}
+
+function figures({ name, user_rows, context_tokens, speculation, facts }) {
+  const room = `${count(user_rows, "row")} of ${count(context_tokens, "token")}`;
+  const all = ` of ${count(user_rows * context_tokens, "token")}`;
+  return [
+    ...(facts ? told(facts) : [figure("Family", "mock, an echo")]),
+    figure("Context", room),
+    ...(facts ? [figure("Cache in use", [use(name), all])] : []),
+    figure("Speculation", speculation.join(", ") || "off"),
+  ];
 }
 
 function told(facts) {

@@ -57,6 +57,14 @@ def test_every_expert_is_shown_with_its_state(api: ServedApi, browser: Browser) 
         expect(panel.locator("li")).to_have_count(3)
         expect(card(page, "general").locator(".pill")).to_have_text("resident")
         expect(card(page, "general")).to_contain_text(re.compile(r"Rows0 of 4.*Memory4\.\d+ MiB"))
+        for name, weights in {"general": "int4", LONG_NAME: "int8", "plain": "bfloat16"}.items():
+            facts = card(page, name).locator(".facts")
+            expect(facts).to_contain_text(
+                re.compile(rf"Devicecpu, \d+ threads?Kernels\w+Weights{weights}, [\d.]+ MiB")
+            )
+            expect(facts).to_contain_text(re.compile(r"KV cachefloat(16|32), [\d.]+ MiB"))
+            expect(facts).to_contain_text("of 1,024 tokens")
+        expect(page.get_by_role("region", name="Model")).to_be_hidden()
         expect(page.locator("#rows .cell")).to_have_count(32)
         check_accessibility(page)
 
