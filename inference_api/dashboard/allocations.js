@@ -23,6 +23,9 @@ const COLUMNS = [
   "Cost",
   "",
 ];
+const LEGEND =
+  "Runs now and Allocation: replicas × accelerator. ITL (between tokens) and TTFT (to the first " +
+  "token): predicted means; the mark is the target. Utilisation: the busy share of a batch.";
 
 /** Of `system` and `allocated`, as GET /state has them, and of the `answer` of the last solve if there
  * was one. `loads` is filled with what the user edits, by server name. */
@@ -45,6 +48,7 @@ export function allocationTable(view) {
     servers.length > MOST_SHOWN
       ? h("label", { class: "field filter" }, "Filter servers", filter)
       : null,
+    h("p", { class: "hint message" }, LEGEND),
     h(
       "table",
       { class: "allocations folds", role: "table" },

@@ -191,6 +191,9 @@ def test_the_prompt_copies_as_a_curl_line_that_works(api: ServedApi, page: Page)
 
 def test_an_edited_load_is_solved_again(api: ServedApi, page: Page) -> None:
     solve_example(page)
+    legend = page.locator("#optimizer-body .hint")
+    for column in page.locator(".allocations thead th").all_inner_texts()[2:7]:
+        expect(legend).to_contain_text(column)
     line = page.locator("tr[data-server=Premium-llama_70b]")
     allocation = line.locator("td[data-label=Allocation] .shape")
     before = allocation.inner_text()
