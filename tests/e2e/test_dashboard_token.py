@@ -9,7 +9,7 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from benchmarking.serving import MOCK_APP, ServedApi, served
-from tests.e2e.pages import answer_of, ask, opened, solve_example
+from tests.e2e.pages import answer_of, ask, check_accessibility, opened, solve_example
 
 SECRET = "a secret that is long enough for HS256"
 
@@ -49,6 +49,7 @@ def test_a_token_is_asked_for_and_kept_in_the_tab_only(
         field.fill("not a token")
         field.press("Enter")
         expect(dialog.get_by_role("alert")).to_have_text("The server refused this token.")
+        check_accessibility(page)
     with entered(browser, guarded_api) as page:
         expect(page.get_by_role("dialog")).to_be_hidden()
         ask(page, "hello", 5)

@@ -16,7 +16,7 @@ import requests
 from playwright.sync_api import Browser, Page, expect
 
 from benchmarking.serving import MOCK_APP, ServedApi, served
-from tests.e2e.pages import answer_of, ask, opened, show
+from tests.e2e.pages import answer_of, ask, check_accessibility, opened, show
 from tests.ports import free_port
 from tests.proxy.support import ProxyProcess, bearer, make_token, running_proxy, until
 
@@ -148,8 +148,10 @@ def log_in(page: Page, token: str) -> None:
 def test_viewer_sees_the_dashboard_through_the_proxy(proxy: ProxyProcess, browser: Browser) -> None:
     with opened(browser, proxy.url + "/", "status of 40[13]") as page:
         expect(page).to_have_url(f"{proxy.url}/login")
+        check_accessibility(page)
         log_in(page, "no token")
         expect(page.get_by_role("alert")).to_have_text("The proxy refused this token.")
+        check_accessibility(page)
         log_in(page, make_token(role="team"))
         expect(page.get_by_role("alert")).to_contain_text("needs the role viewer")
         log_in(page, make_token(role="viewer", team_id="watchers"))
