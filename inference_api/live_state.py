@@ -129,7 +129,8 @@ class LiveState:
 
     def _kv_cache(self) -> Json:
         """By model that is in memory: how many tokens its rows hold."""
-        tokens = {name: model.rows.cached_tokens() for name, model in self._backend.models.items()}
+        models = dict(self._backend.models)  # copied at once: experts come and go meanwhile
+        tokens = {name: model.rows.cached_tokens() for name, model in models.items()}
         return {
             name: {"busy_tokens": busy, "kept_tokens": kept}
             for name, (busy, kept) in tokens.items()
