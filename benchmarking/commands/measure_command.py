@@ -1,14 +1,18 @@
 """One line for any server: measured, reported and judged."""
 
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from benchmarking.analysis.curve import load_points
 from benchmarking.analysis.goodput import Slo
 from benchmarking.analysis.search import Shape, sweep_rate
 from benchmarking.analysis.verdict import verdict
-from benchmarking.commands.command_line import SECONDS, slo_options
+from benchmarking.commands.command_line import RESULTS_FOLDER, SECONDS, open_run, slo_options
 from benchmarking.commands.load_commands import (
     INPUT_TOKENS,
     OUTPUT_TOKENS,
@@ -16,8 +20,9 @@ from benchmarking.commands.load_commands import (
     asking,
     target_at,
 )
+from benchmarking.errors import InvalidResults
 from benchmarking.load.preflight import only_model
-from benchmarking.records import Run
+from benchmarking.records import Load, Run
 from benchmarking.report.page import report_html
 from benchmarking.rows.driver import Driver
 
@@ -32,6 +37,7 @@ USUAL = Slo(ttft_ms=500, itl_ms=50)
 @OUTPUT_TOKENS
 @click.option("--max-concurrency", type=click.IntRange(1), default=32, show_default=True)
 @click.option("--seconds", type=SECONDS, default=20.0, show_default=True, help="Per row.")
+@click.option("--like", type=RESULTS_FOLDER, help="An earlier run, whose loads are sent again.")
 @slo_options
 @asking
 def measure(
@@ -39,6 +45,7 @@ def measure(
     model: str | None,
     max_concurrency: int,
     seconds: float,
+    like: Path | None,
     slo: Slo,
     asked: Asked,
     **lengths: Any,
@@ -47,18 +54,55 @@ def measure(
 
     A closed loop finds the server's capacity, then open loops at shares of it show the latencies
     that users see. The report begins with a verdict on the SLOs (default: TTFT 500 ms, ITL 50 ms).
-    Set BENCHMARK_API_KEY if the server needs a key.
+    Set BENCHMARK_API_KEY if the server needs a key. With --like the loads are those of an earlier
+    run, and the report compares the two.
     """
     slo = USUAL if slo == Slo() else slo
-    model = model or only_model(target_at(base))
-    plan = sweep_rate(Shape(model, **lengths), max_concurrency, SHARES, seconds)
+    earlier: Run | None = None
+    if like is None:
+        model = model or only_model(target_at(base))
+        plan = sweep_rate(Shape(model, **lengths), max_concurrency, SHARES, seconds)
+        models = [model]
+    else:
+        earlier = open_run(like)
+        loads = [point.load for point in load_points(earlier)]
+        _check_options(like, loads, earlier.seed)
+        models = [load.model for load in loads]
+        asked = replace(asked, seed=earlier.seed)
 
     def work(driver: Driver) -> Run:
-        driver.drive(plan)
+        if earlier is None:
+            driver.drive(plan)
+        else:
+            driver.measure_all(loads)
         return driver.run
 
-    run = asked.measure([model], work, base)
+    run = asked.measure(models, work, base)
     page = asked.output_dir / run.name / "report.html"
-    page.write_text(report_html(run, slo), encoding="utf-8")
+    page.write_text(report_html(run, slo, before=earlier), encoding="utf-8")
     click.echo(f"report in {page}")
     click.echo(verdict(load_points(run), slo) or "nothing was measured")
+
+
+def _check_options(like: Path, loads: Sequence[Load], seed: int) -> None:
+    """Raises InvalidResults where no loads were measured, and click.UsageError for an option of
+    the command line that asks for others."""
+    if not loads:
+        raise InvalidResults(f"{like} holds no row that was measured; give --like another run")
+    had: dict[str, set[Any]] = {
+        "model": {load.model for load in loads},
+        "input_tokens": {load.input_tokens for load in loads},
+        "output_tokens": {load.output_tokens for load in loads},
+        "max_concurrency": {load.concurrency for load in loads if load.concurrency},
+        "seconds": {round(load.num_requests / load.qps) for load in loads if load.qps},
+        "seed": {seed},
+    }
+    context = click.get_current_context()
+    for name, values in had.items():
+        is_given = context.get_parameter_source(name) is ParameterSource.COMMANDLINE
+        if is_given and context.params[name] not in values:
+            option, known = f"--{name.replace('_', '-')}", ", ".join(map(str, sorted(values)))
+            raise click.UsageError(
+                f"{option} {context.params[name]}: the run of --like {like} has {known or 'none'}; "
+                f"leave {option} out"
+            )

@@ -15,6 +15,7 @@ from pydantic import TypeAdapter
 
 from benchmarking.errors import InvalidResults
 from benchmarking.records import (
+    RUN_FILE,
     Environment,
     Load,
     RequestError,
@@ -24,7 +25,7 @@ from benchmarking.records import (
     ServerUsage,
 )
 from benchmarking.results.responses import CLOCK_FORMAT, Response
-from benchmarking.results.result_files import RowResult, read_rows
+from benchmarking.results.result_files import SUMMARY, RowResult, read_rows
 
 DAY_S = timedelta(days=1).total_seconds()
 _LOAD = TypeAdapter(Load)
@@ -42,7 +43,9 @@ def imported_run(folder: Path) -> Run:
             raise InvalidResults(f"{folder / result.stem}: {error!r} in its files") from error
         records += of_row
     if not rows:
-        raise InvalidResults(f"{folder} holds no results")
+        raise InvalidResults(
+            f"{folder} holds no results ({RUN_FILE}, or *{SUMMARY}); name the folder of a run"
+        )
     started_at = datetime.fromtimestamp(min(row.timestamp for row in rows)).astimezone()
     return Run(folder.name, started_at, 0, UNKNOWN, {}, tuple(rows), tuple(records))
 

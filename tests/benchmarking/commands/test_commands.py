@@ -15,7 +15,7 @@ from benchmarking.analysis.search import Shape
 from benchmarking.analysis.switching import switching_matrix
 from benchmarking.benches import scripted_server
 from benchmarking.benches.scripted_server import Script, ScriptedServer, scripted
-from benchmarking.commands import load_commands
+from benchmarking.commands import load_commands, measure_command
 from benchmarking.commands.cli import main
 from benchmarking.records import Run, append_records, read_run, write_run
 from benchmarking.report.fit_files import read_fit
@@ -66,6 +66,57 @@ def test_an_address_is_all_it_takes_to_be_measured_and_judged(tmp_path: Path) ->
     page = min(tmp_path.iterdir()) / "report.html"
     assert f"report in {page}" in said
     assert said.splitlines()[-1].partition(" up to")[0] in page.read_text()
+
+
+def test_a_second_run_like_the_first_is_compared_row_by_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measure_command, "SHARES", (0.25, 0.5))
+    first, second = tmp_path / "first", tmp_path / "second"
+    rows = ("--max-concurrency", "2", "--seconds", "1", "--seed", "7")
+    with scripted({"m": QUICK}) as (_, base):
+        assert command(base, *ASKED, *rows, "--output-dir", first)[0] == 0
+    before = only_folder(first)
+    slower = replace(QUICK, delays_s=(0.04, 0.01, 0.01))
+    with scripted({"m": slower}) as (_, base):
+        like = ("--like", before, "--model", "m", "--input-tokens", "40", "--output-dir", second)
+        status, said = command(base, *like)
+    assert status == 0, said
+    after = only_folder(second)
+    runs = [read_run(folder) for folder in (before, after)]
+    assert [row.load for row in runs[0].rows] == [row.load for row in runs[1].rows]
+    assert [run.seed for run in runs] == [7, 7]
+    status, said = command("compare", before, after)
+    assert "in one of the runs only" not in said
+    assert said.count("end-to-end mean, ms") == len(runs[0].rows) == 3
+    assert "no earlier run was given" not in (after / "report.html").read_text()
+
+
+def test_options_that_ask_for_other_loads_than_the_run_to_be_like_are_refused(
+    tmp_path: Path,
+) -> None:
+    run = simulated()
+    folder = written(tmp_path / "run", run)
+    empty = written(tmp_path / "empty", replace(run, rows=(), records=()))
+    (tmp_path / "none").mkdir()
+    for like, option, value, had in (
+        (folder, "--model", "n", "m"),
+        (folder, "--input-tokens", "63", "64"),
+        (folder, "--output-tokens", "17", "16"),
+        (folder, "--max-concurrency", "8", "16"),
+        (folder, "--seconds", "5.0", "4"),
+        (folder, "--seed", "3", "7"),
+    ):
+        status, said = command("http://127.0.0.1:9/v1", "--like", like, option, value)
+        fault = f"{option} {value}: the run of --like {like} has {had}; leave {option} out"
+        assert (status, fault in said) == (2, True), said
+    for like, fault in (
+        (empty, "holds no row that was measured; give --like another run"),
+        (tmp_path / "none", "_summary.json); name the folder of a run"),
+        (tmp_path / "nowhere", "does not exist"),
+    ):
+        status, said = command("http://127.0.0.1:9/v1", "--like", like)
+        assert (status, fault in said) == (2, True), said
 
 
 def test_a_server_without_a_list_has_to_have_its_model_named(tmp_path: Path) -> None:
