@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
@@ -35,6 +36,7 @@ from benchmarking.commands.command_line import (
 from benchmarking.errors import TargetUnusable
 from benchmarking.load.own_prompts import load_of
 from benchmarking.load.preflight import unserved
+from benchmarking.load.progress import RunProgress
 from benchmarking.load.targets import Target
 from benchmarking.load.tokenizers import SERVER
 from benchmarking.records import Load
@@ -63,12 +65,16 @@ class Asked:
     seed: int
 
     def measure(
-        self, models: Iterable[str], work: Callable[[Driver], T], base: str | None = None
+        self,
+        models: Iterable[str],
+        work: Callable[[Driver], T],
+        base: str | None = None,
+        num_rows: int | None = None,
     ) -> T:
         """Do `work` with a driver until it ends or the user stops it; says where the files are.
 
-        `base`: the server's address in place of BENCHMARK_API_BASE. Raises TargetUnusable when the
-        server does not serve one of `models`.
+        `base`: the server's address in place of BENCHMARK_API_BASE. `num_rows`: the most there can
+        be, if that is known. Raises TargetUnusable when the server does not serve one of `models`.
         """
         target = target_at(base)
         if faults := unserved(target, models):
@@ -77,9 +83,10 @@ class Asked:
         runner = RowRunner(target, options, Origin.now())
         folder = new_run_folder(self.output_dir, runner, sys.argv, {})
         stop = Event()
-        driver = Driver(runner, folder, stop, tqdm.write)
         try:
-            found = until_interrupted(lambda: work(driver), stop)
+            with closing(RunProgress(num_rows)) as progress:
+                driver = Driver(runner, folder, stop, tqdm.write, progress)
+                found = until_interrupted(lambda: work(driver), stop)
         finally:
             folder.finish()
             click.echo(f"results in {folder.folder}")
@@ -242,7 +249,7 @@ def custom(
     of about their length, so that no cache knows yours.
     """
     load = load_of(prompts, model, output_tokens, concurrency)
-    point = asked.measure([model], lambda driver: driver.measure(load, save_texts))
+    point = asked.measure([model], lambda driver: driver.measure(load, save_texts), num_rows=1)
     if point is None or point.error_share > 0:
         sys.exit(FAILURES)
 
@@ -270,14 +277,17 @@ def switching(
     if len(set(models)) < 2:
         raise click.UsageError("name at least two models to switch between")
 
+    loads = [
+        Load(model, input_tokens, output_tokens, num_requests, concurrency=1)
+        for model in rotation(models, laps)
+    ]
+
     def work(driver: Driver) -> Matrix:
-        driver.measure_all(
-            Load(model, input_tokens, output_tokens, num_requests, concurrency=1)
-            for model in rotation(models, laps)
-        )
+        driver.measure_all(loads)
         return switching_matrix(driver.run)
 
-    for (before, after), switches in sorted(asked.measure(models, work).items()):
+    found = asked.measure(models, work, num_rows=len(loads))
+    for (before, after), switches in sorted(found.items()):
         said, estimate = _seconds(switches.by_server_s), _seconds(switches.by_estimate_s)
         click.echo(f"{before} to {after}: server {said}, estimate {estimate}")
 
@@ -289,7 +299,7 @@ def repeat(folder: Path, asked: Asked) -> None:
     """Measure the loads of FOLDER again, for a comparison."""
     loads = [row.load for row in open_run(folder).rows]
     models = [load.model for load in loads]
-    asked.measure(models, lambda driver: driver.measure_all(loads))
+    asked.measure(models, lambda driver: driver.measure_all(loads), num_rows=len(loads))
 
 
 def _end_lines(end: SweepEnd | None) -> Iterator[str]:

@@ -62,12 +62,12 @@ def measure(
     if like is None:
         model = model or only_model(target_at(base))
         plan = sweep_rate(Shape(model, **lengths), max_concurrency, SHARES, seconds)
-        models = [model]
+        models, num_rows = [model], 1 + len(SHARES)
     else:
         earlier = open_run(like)
         loads = [point.load for point in load_points(earlier)]
         _check_options(like, loads, earlier.seed)
-        models = [load.model for load in loads]
+        models, num_rows = [load.model for load in loads], len(loads)
         asked = replace(asked, seed=earlier.seed)
 
     def work(driver: Driver) -> Run:
@@ -77,7 +77,7 @@ def measure(
             driver.measure_all(loads)
         return driver.run
 
-    run = asked.measure(models, work, base)
+    run = asked.measure(models, work, base, num_rows)
     page = asked.output_dir / run.name / "report.html"
     page.write_text(report_html(run, slo, before=earlier), encoding="utf-8")
     click.echo(f"report in {page}")

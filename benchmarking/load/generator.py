@@ -13,6 +13,7 @@ from typing import Any
 
 from benchmarking.load.answers import Answer
 from benchmarking.load.client import Address, Peer
+from benchmarking.load.usage import server_usage
 from benchmarking.machine import stolen_s
 from benchmarking.records import ClientOverhead, RequestError
 
@@ -57,10 +58,31 @@ class Exchange:
 
 @dataclass(slots=True)
 class Progress:
+    """A row so far, with its warm-up. `began_s` of `time.monotonic`; the last four are sums over
+    the requests that were answered with text, so that nothing is added up per token."""
+
     num_requests: int
+    began_s: float
     num_done: int = 0
     num_failed: int = 0
     num_in_flight: int = 0
+    num_answered: int = 0
+    output_tokens: int = 0
+    first_token_s: float = 0.0  # from the time each was due
+    decode_s: float = 0.0  # from its first token to its last
+
+    def add(self, exchange: Exchange) -> None:
+        """Count a request that has ended."""
+        self.num_in_flight -= 1
+        self.num_done += 1
+        if exchange.error is not None:
+            self.num_failed += 1
+        elif times_s := exchange.chunk_s:
+            self.num_answered += 1
+            counted = server_usage(exchange.usage or {}).completion_tokens
+            self.output_tokens += counted or len(times_s)
+            self.first_token_s += times_s[0] - exchange.scheduled_s
+            self.decode_s += times_s[-1] - times_s[0]
 
 
 @dataclass(slots=True)
@@ -119,7 +141,7 @@ class _Sender:
     """Sends requests and keeps what came of them. Event loop only."""
 
     def __init__(self, job: LoadJob) -> None:
-        self.progress = Progress(len(job.requests))
+        self.progress = Progress(len(job.requests), time.monotonic())
         self.exchanges: list[Exchange] = []
         self._job = job
         self._peer = Peer(job.address, self.now_s, job.request_timeout_s)
@@ -156,9 +178,6 @@ class _Sender:
         self.progress.num_in_flight += 1
         sent_s = self.now_s()
         outcome = await self._peer.send(self._job.requests[number], answer)
-        self.progress.num_in_flight -= 1
-        self.progress.num_done += 1
-        self.progress.num_failed += outcome.error is not None
         exchange = Exchange(
             index=number,
             scheduled_s=scheduled_s,
@@ -172,6 +191,7 @@ class _Sender:
             error=outcome.error,
         )
         self.exchanges.append(exchange)
+        self.progress.add(exchange)
 
 
 class _Watch:

@@ -1,31 +1,61 @@
-"""Progress of a row: one line on standard error, where that is a terminal."""
+"""How far a run is: lines on standard error, where that is a terminal."""
 
-from types import TracebackType
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import NoReturn
 
 from tqdm import tqdm
 
 from benchmarking.load.generator import Progress
 
+ROW_LINE = "{desc}: {n_fmt}/{total_fmt}{postfix} {bar}"
 
-class RowProgress:
-    """The line of one row. Used by the thread that runs the row."""
 
-    def __init__(self, title: str) -> None:
-        self._bar: tqdm[NoReturn] = tqdm(desc=title, unit="request", disable=None, leave=False)
+class RunProgress:
+    """A bar of the rows that have ended, and below it a line for each row that is running.
 
-    def __enter__(self) -> "RowProgress":
-        return self
+    `num_rows`: None where it is not known beforehand; then there is no such bar. Rows may run in
+    threads of their own.
+    """
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __init__(self, num_rows: int | None = None) -> None:
+        is_hidden = None if num_rows else True  # None: unless it is a terminal
+        self._bar: tqdm[NoReturn] = tqdm(
+            desc="rows", total=num_rows, unit="row", disable=is_hidden, leave=False
+        )
+
+    def close(self) -> None:
         self._bar.close()
 
-    def show(self, progress: Progress) -> None:
-        self._bar.total = progress.num_requests
-        self._bar.set_postfix(running=progress.num_in_flight, failed=progress.num_failed)
-        self._bar.update(progress.num_done - self._bar.n)
+    @contextmanager
+    def row(self, number: int, model: str) -> Iterator[Callable[[Progress], None]]:
+        """The line of one row; what is yielded shows how far it is."""
+        bar: tqdm[NoReturn] = tqdm(
+            desc=f"row {number + 1}", bar_format=ROW_LINE, disable=None, leave=False
+        )
+
+        def show(progress: Progress) -> None:
+            bar.total, bar.n = progress.num_requests, progress.num_done
+            bar.set_postfix_str(f"{_figures(progress)}, {model}")
+            self._bar.refresh()
+
+        with bar:
+            yield show
+        self._bar.update()
+
+
+def _figures(progress: Progress) -> str:
+    """Short enough for a line of 80 characters; latencies are means."""
+    elapsed_s = time.monotonic() - progress.began_s
+    parts = [
+        f"{progress.num_done / elapsed_s:.1f}/s",
+        f"{progress.num_in_flight} running",
+        f"{progress.num_failed} failed",
+        f"{progress.output_tokens / elapsed_s:.0f} tokens/s",
+    ]
+    if answered := progress.num_answered:
+        parts.append(f"TTFT {1000 * progress.first_token_s / answered:.0f} ms")
+        if gaps := progress.output_tokens - answered:
+            parts.append(f"ITL {1000 * progress.decode_s / gaps:.1f} ms")
+    return ", ".join(parts)

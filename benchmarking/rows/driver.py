@@ -6,7 +6,7 @@ from threading import Event
 from typing import Any, TypeVar
 
 from benchmarking.analysis.curve import LoadPoint, load_point, load_points
-from benchmarking.load.progress import RowProgress
+from benchmarking.load.progress import RunProgress
 from benchmarking.records import Load, Run
 from benchmarking.rows.row_lines import row_lines
 from benchmarking.rows.row_runner import RowRunner
@@ -22,12 +22,18 @@ class Driver:
     """
 
     def __init__(
-        self, runner: RowRunner, folder: RunFolder, stop: Event, tell: Callable[[str], None]
+        self,
+        runner: RowRunner,
+        folder: RunFolder,
+        stop: Event,
+        tell: Callable[[str], None],
+        progress: RunProgress | None = None,
     ) -> None:
         self.folder = folder
         self._runner = runner
         self._stop = stop
         self._tell = tell
+        self._progress = progress or RunProgress()
 
     @property
     def run(self) -> Run:
@@ -40,8 +46,8 @@ class Driver:
     def measure(self, load: Load, texts_too: bool = False) -> LoadPoint | None:
         """None when the user stopped it before anything was measured."""
         number = len(self.run.rows)
-        with RowProgress(f"row {number + 1}, {load.model}") as progress:
-            outcome = self._runner.run(number, load, self._stop, progress.show)
+        with self._progress.row(number, load.model) as show:
+            outcome = self._runner.run(number, load, self._stop, show)
         self.folder.add(number, outcome, texts_too)
         for line in row_lines(self.run, number, with_statistics=False):
             self._tell(line)

@@ -2,14 +2,14 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Event
 
 from benchmarking.errors import RowRefused, TargetUnusable
 from benchmarking.load.preflight import unserved
-from benchmarking.load.progress import RowProgress
+from benchmarking.load.progress import RunProgress
 from benchmarking.load.targets import Target
 from benchmarking.records import Load, Run
 from benchmarking.rows.config import LLM_APIS, BenchmarkConfig
@@ -86,17 +86,18 @@ def run_benchmark(plan: Plan, stop: Event, tell: Callable[[str], None]) -> RunFo
     given a few lines about each as it ends, by the thread that ran it.
     """
     config, runner = plan.config, plan.row_runner()
-    folder = plan.open_folder(runner)
+    folder, num_rows = plan.open_folder(runner), len(plan.loads)
+    num_workers = config.max_workers if config.concurrency_enabled else 1
 
     def run_row(number: int) -> None:
         if not stop.is_set():
-            _run_row(runner, folder, number, stop, config.save_response_texts)
+            _run_row(runner, folder, number, stop, progress, config.save_response_texts)
             for line in row_lines(folder.run, number, config.show_results_in_terminal):
                 tell(line)
             stop.wait(config.time_delay)
 
-    with ThreadPoolExecutor(config.max_workers if config.concurrency_enabled else 1) as pool:
-        running = [pool.submit(run_row, number) for number in range(len(plan.loads))]
+    with closing(RunProgress(num_rows)) as progress, ThreadPoolExecutor(num_workers) as pool:
+        running = [pool.submit(run_row, number) for number in range(num_rows)]
         with _stopping_the_others(stop):
             for future in as_completed(running):
                 future.result()
@@ -105,12 +106,17 @@ def run_benchmark(plan: Plan, stop: Event, tell: Callable[[str], None]) -> RunFo
 
 
 def _run_row(
-    runner: RowRunner, folder: RunFolder, number: int, stop: Event, with_texts: bool
+    runner: RowRunner,
+    folder: RunFolder,
+    number: int,
+    stop: Event,
+    progress: RunProgress,
+    with_texts: bool,
 ) -> None:
-    load, num_rows = folder.run.rows[number].load, len(folder.run.rows)
-    with RowProgress(f"row {number + 1} of {num_rows}, {load.model}") as progress:
+    load = folder.run.rows[number].load
+    with progress.row(number, load.model) as show:
         try:
-            outcome = runner.run(number, load, stop, progress.show)
+            outcome = runner.run(number, load, stop, show)
         except RowRefused as refusal:
             folder.refuse(number, str(refusal))
             return

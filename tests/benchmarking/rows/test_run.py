@@ -3,11 +3,13 @@
 import json
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
 import termios
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -368,26 +370,34 @@ def test_ctrl_c_writes_what_was_measured(tmp_path: Path, signum: signal.Signals)
     assert book_line(tmp_path)["num_completed_requests"] == 2
 
 
-def test_a_terminal_shows_how_far_a_row_is(tmp_path: Path) -> None:
+def test_a_terminal_shows_how_far_a_run_is_and_the_figures_so_far(tmp_path: Path) -> None:
     terminal, its_end = pty.openpty()
     termios.tcsetwinsize(its_end, (24, 120))
-    with scripted({"m": replace(KNOWN, delays_s=(0.8, 0.0, 0.0))}) as (_, base):
-        arguments = ["run", configured(tmp_path, base, "m,40,4,2,1,,,")]
-        subprocess.run(
+    with scripted({"m": replace(KNOWN, delays_s=(0.8, 0.06, 0.06)), "n": KNOWN}) as (_, base):
+        arguments = ["run", configured(tmp_path, base, "m,40,4,2,1,,,", "n,40,4,1,1,,,")]
+        process = subprocess.Popen(
             [sys.executable, "-m", "benchmarking", *arguments],
             cwd=ROOT,
             stdout=subprocess.DEVNULL,
             stderr=its_end,
-            timeout=60,
-            check=True,
         )
-    shown = os.read(terminal, 65536).decode()
-    os.close(terminal)
-    os.close(its_end)
-    assert "row 1 of 1, m:" in shown
-    assert "2/3" in shown
-    assert "running=1" in shown
-    assert "failed=0" in shown
+        os.close(its_end)
+        pieces: list[bytes] = []
+        with suppress(OSError):  # nobody writes to it any more
+            while True:
+                pieces.append(os.read(terminal, 65536))
+        os.close(terminal)
+        assert process.wait(60) == 0
+    shown = b"".join(pieces).decode()
+    assert "| 1/2 [" in shown  # rows
+    figures = r"(.+?)/s, 1 running, 0 failed, (.+?) tokens/s, TTFT (.+?) ms, ITL (.+?) ms, m "
+    found = re.search(f"row 1: 2/3, {figures}", shown)
+    assert found, shown
+    per_s, tokens_per_s, ttft_ms, itl_ms = map(float, found.groups())
+    assert 0 < per_s <= 1.1  # a request takes at least 0.92 s
+    assert tokens_per_s == pytest.approx(4 * per_s, abs=1)  # both are rounded
+    assert ttft_ms >= 800
+    assert ttft_ms + 3 * itl_ms > 919  # to the last of four tokens
 
 
 def test_rows_may_run_at_once(tmp_path: Path) -> None:
