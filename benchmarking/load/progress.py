@@ -47,7 +47,7 @@ class RunProgress:
 
 def _figures(progress: Progress) -> str:
     """Short enough for a line of 80 characters; latencies are means."""
-    elapsed_s = time.monotonic() - progress.began_s
+    elapsed_s = max(time.monotonic() - progress.began_s, 1e-3)
     parts = [
         f"{progress.num_done / elapsed_s:.1f}/s",
         f"{progress.num_in_flight} running",
