@@ -127,7 +127,6 @@ def run_loop(
     driver = Driver(runner, folder, Event(), print)
     measured = measure(server, measure_in_turn(plan), driver, origin)
     folder.finish()
-    (folder.folder / SPEEDS_FILE).write_bytes(READINGS.dump_json(measured.readings))
     result = prove(plan, measured, asked, server.cuts())
     write_fit(folder.folder, result.fit, plan.shape.model, plan.accelerator)
     page = report_html(driver.run, result.level, result.fit)
@@ -136,7 +135,8 @@ def run_loop(
 
 
 def measure(server: Checked, turns: Turns, driver: Driver, origin: Origin) -> Measured:
-    """Raises Interrupted, Disturbed, RowRefused, InvalidResults and NotWritable."""
+    """Keeps what the server said of its steps in the run's folder, too. Raises Interrupted,
+    Disturbed, RowRefused, InvalidResults and NotWritable."""
     load = next(turns)
     with speed_log(server.speed, origin) as readings:
         while True:
@@ -148,6 +148,7 @@ def measure(server: Checked, turns: Turns, driver: Driver, origin: Origin) -> Me
             except StopIteration as end:
                 rows = end.value
                 break
+    (driver.folder.folder / SPEEDS_FILE).write_bytes(READINGS.dump_json(readings))
     return Measured(driver.run, rows, readings)
 
 
