@@ -166,7 +166,8 @@ def prove(
         for share, parts in (of_load if found.moments is not found.by_loops else [])
     ]
     rates = [_capacity(asked, found.at_moments(rows.crowds(plan)))]
-    if (within := within_level(checks)) is not None:
+    middle = found.at_moments([part for _, parts in of_load[1:3] for part in parts])
+    if (within := _within_level(asked, checks, middle)) is not None:
         rates.append(within)
     return LoopResult(
         fit=found.fit,
@@ -251,22 +252,18 @@ def _capacity(asked: Asked, crowds: Sequence[At]) -> Compared:
     return Compared("capacity, requests/s", fmean(predicted), None, measured, MAX_RATE_ERROR)
 
 
-def within_level(checks: Sequence[Check]) -> Compared | None:
-    """The highest rate that keeps the mean ITL at a level between those of the middle checks, as
-    the checks were predicted and as they were measured: both at the speed of their moments."""
+def _within_level(asked: Asked, checks: Sequence[Check], middle: Sequence[At]) -> Compared | None:
+    """The highest rate that keeps the mean ITL at a level between those of the `middle` checks."""
     level_ms = _level_ms(checks)
-    said = [(check.rate_per_s, check.itl.predicted) for check in checks]
-    measured = [(check.rate_per_s, check.itl.measured.value) for check in checks]
-    measured_per_s = crossing_per_s(measured, level_ms)
-    if measured_per_s is None:
+    points = [(check.rate_per_s, check.itl.measured.value) for check in checks]
+    crossed_per_s = crossing_per_s(points, level_ms)
+    slo = Slo(itl_ms=level_ms)
+    rates = [rate for at in middle if (rate := asked.max_rate_per_s(*at, slo)) is not None]
+    if crossed_per_s is None or not rates:
         return None
-    said_per_s = crossing_per_s(said, level_ms)
-    if said_per_s is None:  # all are above it, or all below
-        (low_per_s, low_ms), *_, (high_per_s, _) = said
-        said_per_s = low_per_s if low_ms > level_ms else high_per_s
+    measured = Interval(crossed_per_s, -np.inf, np.inf)
     name = f"requests/s with mean ITL ≤ {level_ms:.2f} ms"
-    interval = Interval(measured_per_s, -np.inf, np.inf)
-    return Compared(name, said_per_s, None, interval, MAX_RATE_ERROR)
+    return Compared(name, fmean(rates), None, measured, MAX_RATE_ERROR)
 
 
 def _level_ms(checks: Sequence[Check]) -> float:

@@ -5,8 +5,7 @@
 Cost is compared at equal service: with the MILP for just the servers that the solver serves, or
 with the bound it proves where it stops at a gap. Times are CPU seconds of this process, the least
 of three runs, solvers in turn; the whole solve adds the candidates. The constants of the price
-solver were chosen on the seeds `tuned` (and on scarcer systems of 30 servers); `held out` were not
-looked at before.
+solver were chosen on the seeds `tuned` (and on scarcer systems of 30 servers), not on `held out`.
 """
 
 import argparse

@@ -17,9 +17,9 @@ from benchmarking.analysis.search import Shape
 from benchmarking.analysis.service_curve import Speed
 from benchmarking.benches import loop as bench_loop
 from benchmarking.benches.loop import READINGS, SPEEDS_FILE, run_loop
-from benchmarking.benches.loop_figures import Check, Compared, LoopResult, result_lines
+from benchmarking.benches.loop_figures import Compared, LoopResult, result_lines
 from benchmarking.benches.loop_plan import LoopPlan, Rows, measure_in_turn
-from benchmarking.benches.loop_proof import Cuts, Measured, crossing_per_s, prove, within_level
+from benchmarking.benches.loop_proof import Cuts, Measured, crossing_per_s, prove
 from benchmarking.benches.loop_servers import Checked
 from benchmarking.benches.speed_log import Reading
 from benchmarking.errors import Disturbed, TargetUnusable
@@ -276,28 +276,6 @@ def test_a_figure_is_near_or_in_an_interval_that_says_something(
     figure = Compared("ITL", predicted, bounds, Interval(100, 90, 110), 0.1, most)
     assert figure.verdict == verdict
     assert figure.is_missed == verdict.startswith("missed")
-
-
-def check(rate_per_s: float, predicted_ms: float, measured_ms: float) -> Check:
-    def compared(predicted: float, measured: float) -> Compared:
-        return Compared("", predicted, None, Interval(measured, measured, measured), 0.1)
-
-    itl, other = compared(predicted_ms, measured_ms), compared(1.0, 1.0)
-    return Check(0.5, rate_per_s, (), other, itl, other)
-
-
-@pytest.mark.parametrize(
-    ("predicted_ms", "predicted_per_s"),
-    [((2, 4, 6), 100), ((1, 3, 5), 110), ((5, 6, 7), 80), ((1, 2, 3), 120)],
-)
-def test_a_rate_within_a_level_is_as_the_checks_were_predicted(
-    predicted_ms: tuple[float, ...], predicted_per_s: float
-) -> None:
-    checks = [*map(check, (80, 100, 120), predicted_ms, (2, 3, 5))]
-    found = within_level(checks)
-    assert found is not None
-    assert found.predicted == pytest.approx(predicted_per_s)
-    assert found.measured.value == pytest.approx(110)
 
 
 def test_the_maximum_rate_lies_where_itl_crosses_the_level() -> None:
