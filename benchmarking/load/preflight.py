@@ -19,7 +19,10 @@ def only_model(target: Target) -> str:
     unserved(target, ())
     served = _listed(_get(target, target.route("/models")))
     if not served:
-        raise TargetUnusable(f"{target.route('/models')} lists no model; name it with --model")
+        url = target.route("/models")
+        is_versioned = url == f"{target.root}/v1/models"
+        elsewhere = "" if is_versioned else f"use {target.root}/v1, where most servers have it, or "
+        raise TargetUnusable(f"{url} lists no model; {elsewhere}name it with --model")
     return served[0]
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from threading import Thread
 
 import pytest
@@ -10,7 +11,7 @@ from werkzeug import Request, Response
 from werkzeug.serving import make_server
 
 from benchmarking.errors import TargetUnusable
-from benchmarking.load.preflight import unserved, user_rows
+from benchmarking.load.preflight import only_model, unserved, user_rows
 from benchmarking.load.targets import Target
 
 
@@ -50,6 +51,15 @@ def test_a_refusal_is_named_with_its_remedy(status: int, remedy: str) -> None:
         with pytest.raises(TargetUnusable) as error:
             unserved(target, ["m"])
         assert str(error.value) == f"{target.base}/models answered {status} (no); {remedy}"
+
+
+def test_where_no_model_is_listed_the_usual_place_of_the_api_is_named() -> None:
+    with answering(404, "") as target:
+        with pytest.raises(TargetUnusable, match=r"/v1/models lists no model; name it with"):
+            only_model(target)
+        root = target.base.removesuffix("/v1")
+        with pytest.raises(TargetUnusable, match=f"{root}/models lists no model; use {root}/v1,"):
+            only_model(replace(target, base=root))
 
 
 @pytest.mark.parametrize(
