@@ -81,23 +81,23 @@ class ChunkAttention:
             mask = seen <= positions  # [tokens, seen positions]
             if window is not None:
                 mask &= seen > positions - window
-            self._views[window] = (*cache.slices(row, first, end), mask)
+            self._views[window] = (*cache.slices(row, first, end), _bias(mask, cache))
 
     def __call__(
         self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, sinks: Tensor | None
     ) -> Tensor:
         self._cache.write_chunk(layer, self._row, self._start, keys, values)
-        row_keys, row_values, mask = self._views[self._config.windows[layer]]
+        row_keys, row_values, bias = self._views[self._config.windows[layer]]
         queries = _grouped(queries, self._config).permute(1, 2, 0, 3)
         keys, values = self._shared(row_keys[layer]), self._shared(row_values[layer])
         scale = self._config.attention_scale
         if sinks is None:
-            attended = _attended(queries, keys, values, scale, mask)
+            attended = _attended(queries, keys, values, scale, bias)
         else:  # a key-value head at a time: its scores take memory
             of_heads = sinks.view(*queries.shape[:2], 1, 1)
             heads = zip(queries, keys, values, of_heads, strict=True)
             attended = torch.stack(
-                [_attended(q, k, v, scale, mask, sink) for q, k, v, sink in heads]
+                [_attended(q, k, v, scale, bias, sink) for q, k, v, sink in heads]
             )
         return attended.permute(2, 0, 1, 3).flatten(1)  # of [kv_heads, groups, tokens, head_dim]
 
@@ -192,12 +192,12 @@ class FixedAttention:
         *shorter, self._longest = lengths
         self._is_within = {length: reached < length for length in reversed(shorter)}
         places = torch.arange(self._longest, device=positions.device)
-        self._masks = {}
+        self._biases = {}
         for window in set(config.windows):
             mask = places <= reached  # [rows, 1, 1, places]
             if window is not None:
                 mask &= places > reached - window
-            self._masks[window] = mask
+            self._biases[window] = _bias(mask, cache)
 
     def __call__(
         self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, sinks: Tensor | None
@@ -217,7 +217,7 @@ class FixedAttention:
             self._cache.keys[layer, :, :, :length],
             self._cache.values[layer, :, :, :length],
             self._config.attention_scale,
-            self._masks[self._config.windows[layer]][..., :length],
+            self._biases[self._config.windows[layer]][..., :length],
             sinks,
         )
 
@@ -232,6 +232,12 @@ class FixedAttention:
 def _first_seen(position: int, window: int | None) -> int:
     """The first position that a token at `position` sees: a window counts the token itself."""
     return 0 if window is None else max(0, position + 1 - window)
+
+
+def _bias(mask: Tensor, cache: KVCache) -> Tensor:
+    """What is added to scores: minus infinity where `mask` is false. Made once for all layers; of a
+    mask torch would make it in each of them."""
+    return cache.keys.new_zeros(mask.shape).masked_fill(~mask, -torch.inf)
 
 
 def _grouped(queries: Tensor, config: ModelConfig) -> Tensor:
@@ -249,20 +255,20 @@ def _attended(
     keys: Tensor,
     values: Tensor,
     scale: float,
-    mask: Tensor | None = None,
+    bias: Tensor | None = None,
     sinks: Tensor | None = None,
 ) -> Tensor:
     """Softmax of the scores, over the values: [..., queries, head_dim].
 
-    `mask` [..., queries, keys] is false for what a query does not see. `sinks` [..., queries or 1,
-    1] are scores without values: they take their share of the weights (Xiao et al. 2023, arXiv
-    2309.17453), and torch's own attention has none.
+    `bias` [..., queries, keys]: see `_bias`. `sinks` [..., queries or 1, 1] are scores without
+    values: they take their share of the weights (Xiao et al. 2023, arXiv 2309.17453), and torch's
+    own attention has none.
     """
     if sinks is None:
-        return F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, scale=scale)
+        return F.scaled_dot_product_attention(queries, keys, values, attn_mask=bias, scale=scale)
     scores = (queries * scale) @ keys.mT
-    if mask is not None:
-        scores = scores.masked_fill(~mask, -torch.inf)
+    if bias is not None:
+        scores = scores + bias
     scores = torch.cat((scores, sinks.to(scores.dtype).expand(*scores.shape[:-1], 1)), -1)
     weights = scores.softmax(-1, dtype=torch.float32)[..., :-1]
     return weights.to(values.dtype) @ values

@@ -1,7 +1,7 @@
 """A forward pass recorded as a CUDA graph, so that a step is one launch and not hundreds.
 
-Needs a CUDA device, and has not run on one yet: see "A decode step on CUDA" in
-docs/architecture.md for what the tests run in its place.
+Needs a CUDA device: see "A decode step on CUDA" in docs/architecture.md for what the tests run in
+its place where there is none.
 """
 
 from collections.abc import Callable
