@@ -4,11 +4,13 @@ Of n users with w prompt tokens before the last and o answered, some wait outsid
 connections are read and tokens sent; one that does not finds m = 1 + (n - 1) (1 - overhead / end
 to end) in service, itself among them. There prompts' work and steps fill the time:
 
-    end to end = overhead(m) + m c w + o a(m),    TTFT of one user = overhead(1) + c w + a(1).
+    end to end = overhead(m) + m c(m) w + o a(m),    TTFT of one user = overhead(1) + c(1) w + a(1).
 
-These say one overhead for all n. How it grows with the users, as they share the processor and the
-interpreter, is what their first tokens need beyond a simulation of the same requests, which
-somebody else has to make. Pure: any thread.
+How c grows or falls with the rows is told by loops of as many users with prompts of several
+lengths; between a few numbers of users it is straight. These equations say one overhead for all n.
+How it grows with the users, as they share the processor and the interpreter, is what their first
+tokens need beyond a simulation of the same requests, which somebody else has to make. Pure: any
+thread.
 """
 
 import math
@@ -105,25 +107,25 @@ def fit_loops(loops: Sequence[Loop], overhead: Points | None = None) -> ServiceC
     users = sorted({loop.users for loop in loops})
     if len(users) < MIN_USERS:
         return None
-    prompts = [loop.work_tokens for loop in loops]
-    tells = overhead is None and max(prompts) >= DIFFERENT_LENGTHS * max(min(prompts), 1.0)
+    tells = overhead is None and _differ(loops)
+    unknowns = _Unknowns(users, _of_prompts(loops), tells)
     known_ms = [at(overhead, loop.users) if overhead else 0.0 for loop in loops]
     common_ms = 0.0
     for _ in range(ROUNDS):
         rows = [_in_service(loop, ms + common_ms) for loop, ms in zip(loops, known_ms, strict=True)]
         of_loops = list(zip(loops, rows, known_ms, strict=True))
-        equations = [_end_to_end(*each, users, tells) for each in of_loops]
-        equations += [_first_token(*each, users, tells) for each in of_loops if each[0].users == 1]
-        found, errors = _least_squares(*map(np.array, zip(*equations, strict=True)))
-        common_ms = float(found[1])
-    if found[2:].max() <= 0:
+        equations = [_end_to_end(*each, unknowns) for each in of_loops]
+        equations += [_first_token(*each, unknowns) for each in of_loops if each[0].users == 1]
+        found, errors = least_squares(*map(np.array, zip(*equations, strict=True)))
+        common_ms = float(found[0])
+    prompts, decode = unknowns.points(found, errors)
+    if max(point.ms for point in decode) <= LEAST_MS:
         raise Unfit("serviceCurve: answers took no longer than their prompts; measure longer ones")
     of_users = {n: fmean(rows for loop, rows, _ in of_loops if loop.users == n) for n in users}
-    steps = zip(users, found[2:].tolist(), errors[2:].tolist(), strict=True)
-    common = (CurvePoint(1, common_ms, float(errors[1])),)
+    common = (CurvePoint(1, common_ms, float(errors[0])),)
     return ServiceCurve(
-        decode=_moved(rising((n, max(ms, LEAST_MS), error) for n, ms, error in steps), of_users),
-        prompt_token=(CurvePoint(1, max(float(found[0]), LEAST_MS), float(errors[0])),),
+        decode=_moved(rising((p.rows, p.ms, p.standard_error) for p in decode), of_users),
+        prompt_token=_moved(prompts, of_users),
         source="closed loops",
         overhead=_moved(overhead, of_users) if overhead else common if tells else None,
         speed_error=_drift(loops),
@@ -190,29 +192,62 @@ def _paces(records: Iterable[RequestRecord]) -> Iterator[tuple[float, float]]:
             yield first_s, gap_s
 
 
-Equation = tuple[FloatArray, float]  # coefficients of c, overhead and every a(n), and the left side
+Equation = tuple[FloatArray, float]  # coefficients of the unknowns, and the left side
 
 
-def _end_to_end(
-    loop: Loop, rows: float, known_ms: float, users: Sequence[int], tells: bool
-) -> Equation:
+@dataclass(frozen=True, slots=True)
+class _Unknowns:
+    """What equations are of, in their order: the overhead, c at numbers of users, a at numbers of
+    users. `tells`: whether the overhead is one of them."""
+
+    users: Sequence[int]
+    prompts: Sequence[int]
+    tells: bool
+
+    def coefficients(self, users: int, prompt_tokens: float, steps: float) -> FloatArray:
+        """Those of one equation; c is on straight lines between its numbers of users."""
+        c = [np.interp(users, self.prompts, each) for each in np.eye(len(self.prompts))]
+        a = [steps * (each == users) for each in self.users]
+        return np.array([self.tells, *(prompt_tokens * each for each in c), *a], dtype=np.float64)
+
+    def points(self, found: FloatArray, errors: FloatArray) -> tuple[Points, Points]:
+        """Returns c and a, by users."""
+        at_users = [*self.prompts, *self.users]
+        values = zip(at_users, found[1:].tolist(), errors[1:].tolist(), strict=True)
+        points = tuple(CurvePoint(n, max(ms, LEAST_MS), error) for n, ms, error in values)
+        return points[: len(self.prompts)], points[len(self.prompts) :]
+
+
+def _differ(loops: Sequence[Loop]) -> bool:
+    """Whether prompts do in length."""
+    prompts = [loop.work_tokens for loop in loops]
+    return max(prompts) >= DIFFERENT_LENGTHS * max(min(prompts), 1.0)
+
+
+def _of_prompts(loops: Sequence[Loop]) -> Sequence[int]:
+    """Returns the numbers of users at which c is an unknown: the least, the middle and the most of
+    those whose prompts differ, as c is uncertain of one alone. Where none do it is constant."""
+    of_users: defaultdict[int, list[Loop]] = defaultdict(list)
+    for loop in loops:
+        of_users[loop.users].append(loop)
+    told = sorted(users for users, same in of_users.items() if _differ(same)) or [1]
+    return sorted({told[0], told[len(told) // 2], told[-1]})
+
+
+def _end_to_end(loop: Loop, rows: float, known_ms: float, unknowns: _Unknowns) -> Equation:
     """`rows` in service; `known_ms` of the overhead."""
-    unknowns = np.zeros(2 + len(users))
-    unknowns[:2] = rows * loop.work_tokens, tells
-    unknowns[2 + users.index(loop.users)] = loop.output_tokens
-    return unknowns / loop.e2e_error_ms, (loop.e2e_ms - known_ms) / loop.e2e_error_ms
+    prompts = rows * loop.work_tokens
+    coefficients = unknowns.coefficients(loop.users, prompts, loop.output_tokens)
+    return coefficients / loop.e2e_error_ms, (loop.e2e_ms - known_ms) / loop.e2e_error_ms
 
 
-def _first_token(
-    loop: Loop, rows: float, known_ms: float, users: Sequence[int], tells: bool
-) -> Equation:
+def _first_token(loop: Loop, rows: float, known_ms: float, unknowns: _Unknowns) -> Equation:
     """Of one user."""
-    unknowns = np.zeros(2 + len(users))
-    unknowns[:3] = rows * loop.work_tokens, tells, 1.0
-    return unknowns / loop.ttft_error_ms, (loop.ttft_ms - known_ms) / loop.ttft_error_ms
+    coefficients = unknowns.coefficients(loop.users, rows * loop.work_tokens, 1.0)
+    return coefficients / loop.ttft_error_ms, (loop.ttft_ms - known_ms) / loop.ttft_error_ms
 
 
-def _least_squares(design: FloatArray, left: FloatArray) -> tuple[FloatArray, FloatArray]:
+def least_squares(design: FloatArray, left: FloatArray) -> tuple[FloatArray, FloatArray]:
     """Returns the solution, none of it below 0, and its standard errors: those of the equations, or
     of what they leave unexplained where that is more."""
     found, residual = nnls(design, left)

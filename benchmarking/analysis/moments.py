@@ -129,9 +129,8 @@ def fit_in_course(
         if curve is None:
             return None
         missed = np.array(_logs(loops, curve)) - np.log(met)
-        freedom = max(len(loops) - len(curve.decode) - 1, 1)
         mean_square = float(np.average(missed**2, weights=users))
-        course = replace(course, error=math.sqrt(mean_square * len(loops) / freedom))
+        course = replace(course, error=math.sqrt(mean_square) * _unfitted(loops, curve))
         found = curve, course
     return found
 
@@ -173,7 +172,14 @@ def _drift(loops: Sequence[Loop], curve: ServiceCurve) -> Drift:
         missed = (logs - _left_out(at_s, values, users, width)) ** 2
         errors[width] = float(np.average(missed, weights=users)) ** 0.5
     width = min(errors, key=lambda each: errors[each])
-    return Drift(at_s, values, users, width, errors[width])
+    return Drift(at_s, values, users, width, errors[width] * _unfitted(loops, curve))
+
+
+def _unfitted(loops: Sequence[Loop], curve: ServiceCurve) -> float:
+    """Returns how many times as far loops are from what they did not help to fit as from a curve
+    that has been fitted to them."""
+    freedom = len(loops) - len(curve.decode) - len(curve.prompt_token)
+    return math.sqrt(len(loops) / max(freedom, 1))
 
 
 def _logs(loops: Sequence[Loop], curve: ServiceCurve) -> list[float]:

@@ -152,24 +152,17 @@ class ServiceCurve:
         e2e_ms, in_service = 0.0, float(users)
         for _ in range(SETTLES):
             overhead_ms = self.overhead_ms(in_service)
-            prompts_ms = in_service * self.prompt_token[0].ms * work_tokens
+            prompts_ms = in_service * at(self.prompt_token, in_service) * work_tokens
             e2e_ms = overhead_ms + prompts_ms + output_tokens * at(self.decode, in_service)
             in_service = 1 + (users - 1) * (1 - overhead_ms / e2e_ms)
         return e2e_ms
 
     def line(self) -> str:
         """For people."""
-        steps = ", ".join(f"{p.rows}: {p.ms:.3g} ± {p.standard_error:.2g}" for p in self.decode)
-        first = self.prompt_token[0]
-        overhead = "unknown"
-        if self.overhead is not None:
-            overhead = ", ".join(
-                f"{p.rows}: {p.ms:.3g} ± {p.standard_error:.2g}" for p in self.overhead
-            )
-            overhead += " ms"
+        overhead = "unknown" if self.overhead is None else f"{_by_rows(self.overhead)} ms"
         return (
-            f"serviceCurve (from {self.source}): ms of a step by rows {steps}; {first.ms:.3g} ± "
-            f"{first.standard_error:.2g} ms per prompt token; outside of steps {overhead}; "
+            f"serviceCurve (from {self.source}): ms of a step by rows {_by_rows(self.decode)}; "
+            f"of a prompt token {_by_rows(self.prompt_token)}; outside of steps {overhead}; "
             f"speed ± {self.speed_error:.1%}"
         )
 
@@ -225,6 +218,11 @@ def _by_whole_rows(rows: Iterable[PromptRow]) -> list[CurvePoint]:
 def at(points: Sequence[CurvePoint], rows: float) -> float:
     """Returns the time between two points on a straight line; beyond them, that of the nearest."""
     return float(np.interp(rows, [point.rows for point in points], [point.ms for point in points]))
+
+
+def _by_rows(points: Points) -> str:
+    """For people."""
+    return ", ".join(f"{p.rows:.3g}: {p.ms:.3g} ± {p.standard_error:.2g}" for p in points)
 
 
 def _of_steps(points: Iterable[CurvePoint]) -> Points:

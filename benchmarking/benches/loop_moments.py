@@ -1,16 +1,19 @@
 """The curve of a server at the speed of each row of a loop."""
 
-from collections import defaultdict
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from statistics import fmean
 
+import numpy as np
+
+from benchmarking.analysis.closed_loops import least_squares
 from benchmarking.analysis.curve import LoadPoint
 from benchmarking.analysis.moments import SpeedOfMoments
 from benchmarking.analysis.predict import Prediction
-from benchmarking.analysis.service_curve import Points, ServiceCurve, rising
+from benchmarking.analysis.service_curve import CurvePoint, Points, ServiceCurve
 
 TTFT_ERROR = 0.1  # of a simulated one, by what a curve is wrong of
+SLOWER = 1.05  # times, to see what a simulation makes of it
 OVERHEAD_ROUNDS = 2  # of what first tokens take beyond a curve, and of the curve given that
 
 Ask = Callable[[LoadPoint, ServiceCurve], Prediction]
@@ -27,12 +30,22 @@ class Moments:
 
     def at(self, point: LoadPoint) -> ServiceCurve:
         """Returns that of a row, without the error of its speed."""
-        begun_s = min(record.scheduled_s for record in point.all_records)
-        ended_s = max(record.end_s for record in point.all_records)
+        begun_s, ended_s = _from_to_s(point)
         return replace(
-            self.curve.at_speed(self.speeds.slowness(begun_s, ended_s), 0.0),
+            self.curve.at_speed(self.slowness(point), 0.0),
             slowness=self.speeds.course(begun_s, ended_s),
         )
+
+    def slowness(self, point: LoadPoint) -> float:
+        """Returns that of a row, on average."""
+        return self.speeds.slowness(*_from_to_s(point))
+
+
+def _from_to_s(point: LoadPoint) -> tuple[float, float]:
+    return (
+        min(record.scheduled_s for record in point.all_records),
+        max(record.end_s for record in point.all_records),
+    )
 
 
 def fit_moments(
@@ -55,18 +68,25 @@ def fit_moments(
 
 def _overhead(ask: Ask, closed: Sequence[LoadPoint], places: int, moments: Moments) -> Points:
     """Returns what first tokens of closed loops took beyond a simulation of the same requests, by
-    users; never less for more of them."""
-    beyond: defaultdict[int, list[tuple[float, float]]] = defaultdict(list)
+    users: on a straight line that never falls.
+
+    A loop counts the less the more its simulation depends on the machine's speed: near capacity a
+    slightly lower one makes a long queue, which is no overhead.
+    """
+    of_loops = []
     for point in closed:
         users = point.load.concurrency
         if users is None or users > places or point.ttft is None:
             continue
-        bare = replace(moments.at(point), overhead=None)
-        said = ask(point, bare.exact())
-        slowness = moments.speeds.slowness(point.from_s, point.to_s)
-        excess_ms = max(point.ttft.mean.value - said.ttft_ms, 0.0) / slowness
-        beyond[users].append((excess_ms, TTFT_ERROR * said.ttft_ms))
-    means = (
-        (users, map(fmean, zip(*each, strict=True)), len(each)) for users, each in beyond.items()
+        bare = replace(moments.at(point), overhead=None).exact()
+        said_ms = ask(point, bare).ttft_ms
+        slower_ms = ask(point, bare.at_speed(SLOWER, 0.0)).ttft_ms
+        error_ms = max(slower_ms - said_ms, TTFT_ERROR * said_ms)
+        of_loops.append((users, point.ttft.mean.value - said_ms, error_ms, moments.slowness(point)))
+    users, beyond_ms, errors_ms, slowness = map(np.array, zip(*of_loops, strict=True))
+    design = np.stack((slowness / errors_ms, users * slowness / errors_ms), axis=1)
+    (at_none, of_each), (error, error_of_each) = least_squares(design, beyond_ms / errors_ms)
+    return tuple(
+        CurvePoint(n, float(at_none + of_each * n), math.hypot(error, error_of_each * n))
+        for n in sorted(set(users.tolist()))
     )
-    return rising((users, ms, error / count**0.5) for users, (ms, error), count in means)

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from benchmarking.analysis.closed_loops import fit_closed_loops
+from benchmarking.analysis.closed_loops import Loop, fit_closed_loops, fit_loops
 from benchmarking.analysis.curve import load_point, load_points
 from benchmarking.analysis.fit import fit_run
 from benchmarking.analysis.predict import Optimizer, beside_lines, predict, warning_lines
 from benchmarking.analysis.search import Shape
-from benchmarking.analysis.service_curve import ServiceCurve, read_speed
+from benchmarking.analysis.service_curve import CurvePoint, ServiceCurve, at, read_speed
 from benchmarking.errors import InvalidResults
 from tests.benchmarking.simulated_loop import BENT, CONCURRENCIES, SERVER, saturated, simulated
 from tests.benchmarking.simulated_server import SimulatedServer
@@ -109,6 +109,31 @@ def test_closed_loops_find_the_servers_steps(server: SimulatedServer) -> None:
     assert [point.ms for point in curve.overhead] == pytest.approx(
         [1000 * server.overhead_s], abs=0.6
     )
+
+
+def test_prompt_tokens_that_cost_less_beside_more_rows_are_found() -> None:
+    exact = ServiceCurve(
+        decode=tuple(CurvePoint(n, 2.0 + 0.2 * n, 0.0) for n in (1, 2, 4, 8, 16, 32)),
+        prompt_token=tuple(CurvePoint(n, ms, 0.0) for n, ms in ((1, 0.15), (8, 0.1), (32, 0.02))),
+        source="closed loops",
+        overhead=(CurvePoint(1, 3.0, 0.0),),
+    )
+    found = fit_loops([loop_of(exact, point.rows, w) for point in exact.decode for w in (31, 127)])
+    assert found is not None
+    for of_found, of_exact in (
+        (found.decode, exact.decode),
+        (found.prompt_token, exact.prompt_token),
+    ):
+        assert [p.rows for p in of_found] == pytest.approx([p.rows for p in of_exact])
+        assert [p.ms for p in of_found] == pytest.approx([p.ms for p in of_exact], rel=1e-3)
+
+
+def loop_of(curve: ServiceCurve, users: int, work_tokens: int) -> Loop:
+    """What a closed loop of equal answers takes by a curve."""
+    overhead_ms, token_ms = curve.overhead_ms(users), at(curve.prompt_token, users)
+    e2e_ms = overhead_ms + users * token_ms * work_tokens + 96 * at(curve.decode, users)
+    ttft_ms = overhead_ms + token_ms * work_tokens + at(curve.decode, users)
+    return Loop(0.0, 1.0, users, work_tokens, 96, e2e_ms, 0.01, ttft_ms, 0.01, is_mixed=False)
 
 
 def test_prompts_of_one_length_leave_the_overhead_unknown() -> None:
