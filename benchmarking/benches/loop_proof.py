@@ -80,7 +80,7 @@ class Asked:
     def of_requests(self, part: LoadPoint, curve: ServiceCurve) -> Prediction:
         """Returns what it says of just the requests of a row. Raises OptimizerUnusable."""
         shape = request_shape(part.measured)
-        return self.optimizer.replay(self._at(curve), part, shape, curve.slowness)
+        return self.optimizer.replay(self._at(curve, shape), part, shape, curve.slowness)
 
     def of_rate(self, part: LoadPoint, curve: ServiceCurve) -> Prediction:
         """Returns what it says of the rate of a row, in the long run. Raises OptimizerUnusable."""
@@ -89,16 +89,19 @@ class Asked:
         lengths = [output_tokens(record) for record in answered]
         spread = min(float(np.var(lengths)) / out_tokens**2, MAX_SCV)
         shape = request_shape(answered)
-        return self.optimizer.analyze(self._at(curve), shape, part.offered_per_s, spread)
+        return self.optimizer.analyze(self._at(curve, shape), shape, part.offered_per_s, spread)
 
     def max_rate_per_s(self, like: LoadPoint, curve: ServiceCurve, slo: Slo) -> float | None:
         """Returns the highest rate of such requests with means within `slo`."""
         shape = request_shape(like.measured)
-        found = self.optimizer.max_rate(self._at(curve), shape, slo)
+        found = self.optimizer.max_rate(self._at(curve, shape), shape, slo)
         return None if found is None else found.rate_per_s
 
-    def _at(self, curve: ServiceCurve) -> dict[str, Any]:
-        return {**self.perf, "serviceCurve": curve.as_json()}
+    def _at(self, curve: ServiceCurve, shape: tuple[int, int]) -> dict[str, Any]:
+        """With the same rows whatever the length of answers: of another `atTokens` the optimizer
+        would have more for shorter ones."""
+        _, out_tokens = shape
+        return {**self.perf, "atTokens": out_tokens, "serviceCurve": curve.as_json()}
 
 
 @dataclass(frozen=True, slots=True)
