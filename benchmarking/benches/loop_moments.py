@@ -73,7 +73,7 @@ def _overhead(ask: Ask, closed: Sequence[LoadPoint], places: int, moments: Momen
     A loop counts the less the more its simulation depends on the machine's speed: near capacity a
     slightly lower one makes a long queue, which is no overhead.
     """
-    of_loops = []
+    loops = []
     for point in closed:
         users = point.load.concurrency
         if users is None or users > places or point.ttft is None:
@@ -82,11 +82,11 @@ def _overhead(ask: Ask, closed: Sequence[LoadPoint], places: int, moments: Momen
         said_ms = ask(point, bare).ttft_ms
         slower_ms = ask(point, bare.at_speed(SLOWER, 0.0)).ttft_ms
         error_ms = max(slower_ms - said_ms, TTFT_ERROR * said_ms)
-        of_loops.append((users, point.ttft.mean.value - said_ms, error_ms, moments.slowness(point)))
-    users, beyond_ms, errors_ms, slowness = map(np.array, zip(*of_loops, strict=True))
-    design = np.stack((slowness / errors_ms, users * slowness / errors_ms), axis=1)
+        loops.append((users, point.ttft.mean.value - said_ms, error_ms, moments.slowness(point)))
+    of_users, beyond_ms, errors_ms, slowness = np.array(loops).T
+    design = np.stack((slowness / errors_ms, of_users * slowness / errors_ms), axis=1)
     (at_none, of_each), (error, error_of_each) = least_squares(design, beyond_ms / errors_ms)
     return tuple(
         CurvePoint(n, float(at_none + of_each * n), math.hypot(error, error_of_each * n))
-        for n in sorted(set(users.tolist()))
+        for n in sorted({users for users, *_ in loops})
     )
