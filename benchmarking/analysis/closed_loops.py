@@ -87,13 +87,20 @@ class Loop:
 
 
 def fit_closed_loops(points: Iterable[LoadPoint], places: int | None) -> ServiceCurve | None:
-    """Returns the curve of the closed loops of no more users than places; None for fewer than
-    three different numbers of users. Raises Unfit where no step takes any time.
+    """Returns the curve of the closed loops of no more users than places, for requests of their
+    mean lengths; None for fewer than three different numbers of users. Raises Unfit where no step
+    takes any time.
 
     With prompts of lengths that differ, overhead and prompts' work are told apart; with equal ones
     the overhead counts as work.
     """
-    return fit_loops(closed_loops(points, places))
+    loops = closed_loops(points, places)
+    curve = fit_loops(loops)
+    if curve is None:
+        return None
+    return curve.of_requests(
+        fmean(loop.work_tokens for loop in loops), fmean(loop.output_tokens for loop in loops)
+    )
 
 
 def closed_loops(points: Iterable[LoadPoint], places: int | None) -> list[Loop]:
@@ -103,7 +110,8 @@ def closed_loops(points: Iterable[LoadPoint], places: int | None) -> list[Loop]:
 
 
 def fit_loops(loops: Sequence[Loop], overhead: Points | None = None) -> ServiceCurve | None:
-    """As `fit_closed_loops`. `overhead`: by users, where it is known."""
+    """As `fit_closed_loops`, for loops of any lengths: see `ServiceCurve.of_requests`. `overhead`:
+    by users, where it is known."""
     users = sorted({loop.users for loop in loops})
     if len(users) < MIN_USERS:
         return None

@@ -142,6 +142,24 @@ class ServiceCurve:
             speed_error=0.0,
         )
 
+    def of_requests(self, work_tokens: float, output_tokens: float) -> "ServiceCurve":
+        """Returns the curve of closed loops for requests of such lengths, which decode longer with
+        longer prompts. A token that costs more beside more rows does so in later steps, as they
+        attend to it: in its own step it costs no more than beside few."""
+        first_ms = self.prompt_token[0].ms
+
+        def attended_ms(rows: float) -> float:
+            beyond_ms = max(at(self.prompt_token, rows) - first_ms, 0.0)
+            return rows * beyond_ms * work_tokens / output_tokens
+
+        return replace(
+            self,
+            decode=rising(
+                (p.rows, p.ms + attended_ms(p.rows), p.standard_error) for p in self.decode
+            ),
+            prompt_token=tuple(replace(p, ms=min(p.ms, first_ms)) for p in self.prompt_token),
+        )
+
     def overhead_ms(self, requests: float) -> float:
         """Returns that of one of so many requests in service; 0 where it is not known."""
         return at(self.overhead, requests) if self.overhead else 0.0

@@ -8,6 +8,7 @@ import numpy as np
 
 from benchmarking.analysis.closed_loops import least_squares
 from benchmarking.analysis.curve import LoadPoint
+from benchmarking.analysis.latency import mean_tokens, succeeded
 from benchmarking.analysis.moments import SpeedOfMoments
 from benchmarking.analysis.predict import Prediction
 from benchmarking.analysis.service_curve import CurvePoint, Points, ServiceCurve
@@ -30,10 +31,11 @@ class Moments:
 
     def at(self, point: LoadPoint) -> ServiceCurve:
         """Returns that of a row, without the error of its speed."""
-        begun_s, ended_s = _from_to_s(point)
+        in_tokens, out_tokens = mean_tokens(succeeded(point.measured))
+        curve = self.curve.of_requests(max(in_tokens - 1, 0.0), out_tokens)
         return replace(
-            self.curve.at_speed(self.slowness(point), 0.0),
-            slowness=self.speeds.course(begun_s, ended_s),
+            curve.at_speed(self.slowness(point), 0.0),
+            slowness=self.speeds.course(*_from_to_s(point)),
         )
 
     def slowness(self, point: LoadPoint) -> float:

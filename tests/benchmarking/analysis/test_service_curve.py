@@ -128,6 +128,24 @@ def test_prompt_tokens_that_cost_less_beside_more_rows_are_found() -> None:
         assert [p.ms for p in of_found] == pytest.approx([p.ms for p in of_exact], rel=1e-3)
 
 
+def test_prompt_tokens_that_cost_more_beside_more_rows_do_so_in_later_steps() -> None:
+    """They are attended to: each of n rows has `w` more of them to read in each of its steps."""
+    attended_ms = {1: 0.0, 8: 0.004, 32: 0.02}
+    exact = ServiceCurve(
+        decode=tuple(CurvePoint(n, 1.0 + 0.1 * n, 0.0) for n in attended_ms),
+        prompt_token=tuple(CurvePoint(n, 0.1 + 96 * ms, 0.0) for n, ms in attended_ms.items()),
+        source="closed loops",
+    )
+    curve = exact.of_requests(work_tokens=50, output_tokens=96)
+    assert [point.ms for point in curve.prompt_token] == pytest.approx([0.1] * 3)
+    expected = [1.0 + 0.1 * n + n * 50 * ms for n, ms in attended_ms.items()]
+    assert [point.ms for point in curve.decode] == pytest.approx(expected)
+    for users in attended_ms:
+        assert curve.closed_loop_ms(users, 50, 96) == pytest.approx(
+            exact.closed_loop_ms(users, 50, 96)
+        )
+
+
 def loop_of(curve: ServiceCurve, users: int, work_tokens: int) -> Loop:
     """What a closed loop of equal answers takes by a curve."""
     overhead_ms, token_ms = curve.overhead_ms(users), at(curve.prompt_token, users)
