@@ -116,7 +116,7 @@ def fit_loops(loops: Sequence[Loop], overhead: Points | None = None) -> ServiceC
     if len(users) < MIN_USERS:
         return None
     tells = overhead is None and _differ(loops)
-    unknowns = _Unknowns(users, _of_prompts(loops), tells)
+    unknowns = _Unknowns(users, _knots(loops), tells)
     known_ms = [at(overhead, loop.users) if overhead else 0.0 for loop in loops]
     common_ms = 0.0
     for _ in range(ROUNDS):
@@ -205,25 +205,25 @@ Equation = tuple[FloatArray, float]  # coefficients of the unknowns, and the lef
 
 @dataclass(frozen=True, slots=True)
 class _Unknowns:
-    """What equations are of, in their order: the overhead, c at numbers of users, a at numbers of
-    users. `tells`: whether the overhead is one of them."""
+    """What equations are of, in their order: the overhead, c at `knots`, a at `users`, both of them
+    numbers of users. `tells`: whether the overhead is one of them."""
 
     users: Sequence[int]
-    prompts: Sequence[int]
+    knots: Sequence[int]
     tells: bool
 
     def coefficients(self, users: int, prompt_tokens: float, steps: float) -> FloatArray:
-        """Those of one equation; c is on straight lines between its numbers of users."""
-        c = [np.interp(users, self.prompts, each) for each in np.eye(len(self.prompts))]
+        """Those of one equation; c is on straight lines between its knots."""
+        c = [np.interp(users, self.knots, each) for each in np.eye(len(self.knots))]
         a = [steps * (each == users) for each in self.users]
         return np.array([self.tells, *(prompt_tokens * each for each in c), *a], dtype=np.float64)
 
     def points(self, found: FloatArray, errors: FloatArray) -> tuple[Points, Points]:
         """Returns c and a, by users."""
-        at_users = [*self.prompts, *self.users]
+        at_users = [*self.knots, *self.users]
         values = zip(at_users, found[1:].tolist(), errors[1:].tolist(), strict=True)
         points = tuple(CurvePoint(n, max(ms, LEAST_MS), error) for n, ms, error in values)
-        return points[: len(self.prompts)], points[len(self.prompts) :]
+        return points[: len(self.knots)], points[len(self.knots) :]
 
 
 def _differ(loops: Sequence[Loop]) -> bool:
@@ -232,7 +232,7 @@ def _differ(loops: Sequence[Loop]) -> bool:
     return max(prompts) >= DIFFERENT_LENGTHS * max(min(prompts), 1.0)
 
 
-def _of_prompts(loops: Sequence[Loop]) -> Sequence[int]:
+def _knots(loops: Sequence[Loop]) -> Sequence[int]:
     """Returns the numbers of users at which c is an unknown: the least, the middle and the most of
     those whose prompts differ, as c is uncertain of one alone. Where none do it is constant."""
     of_users: defaultdict[int, list[Loop]] = defaultdict(list)

@@ -8,7 +8,7 @@ import numpy as np
 
 from benchmarking.analysis.closed_loops import least_squares
 from benchmarking.analysis.curve import LoadPoint
-from benchmarking.analysis.latency import mean_tokens, succeeded
+from benchmarking.analysis.latency import mean_tokens
 from benchmarking.analysis.moments import SpeedOfMoments
 from benchmarking.analysis.predict import Prediction
 from benchmarking.analysis.service_curve import CurvePoint, Points, ServiceCurve
@@ -31,7 +31,7 @@ class Moments:
 
     def at(self, point: LoadPoint) -> ServiceCurve:
         """Returns that of a row, without the error of its speed."""
-        in_tokens, out_tokens = mean_tokens(succeeded(point.measured))
+        in_tokens, out_tokens = mean_tokens(point.measured)
         curve = self.curve.of_requests(max(in_tokens - 1, 0.0), out_tokens)
         return replace(
             curve.at_speed(self.slowness(point), 0.0),

@@ -126,12 +126,11 @@ def fitted(plan: LoopPlan, measured: Measured, optimizer: Optimizer, cuts: Cuts)
     rows = measured.rows
     closed = rows.closed()
     loops = closed_loops(closed, plan.places)
-    # More rows than a loop has users, whatever the length of its answers: none waits for one.
+    # More rows than a loop has users: none waits for one, also where steps are simulated slower.
     perf = {
         "name": plan.shape.model,
         "acc": plan.accelerator,
         "maxBatchSize": 2 * plan.places,
-        "atTokens": plan.shape.output_tokens,
     }
     asked = Asked(optimizer, perf)
 
