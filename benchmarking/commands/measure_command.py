@@ -24,6 +24,7 @@ from benchmarking.errors import InvalidResults
 from benchmarking.load.preflight import only_model
 from benchmarking.records import Load, Run
 from benchmarking.report.page import report_html
+from benchmarking.results.documented_runs import UNKNOWN
 from benchmarking.rows.driver import Driver
 
 SHARES = (0.25, 0.5, 0.7, 0.85, 0.95)  # of what the closed loop gets
@@ -69,6 +70,8 @@ def measure(
         _check_options(like, loads, earlier.seed)
         models, num_rows = [load.model for load in loads], len(loads)
         asked = replace(asked, seed=earlier.seed)
+        if not _is_given("tokenizer") and earlier.environment != UNKNOWN:
+            asked = replace(asked, tokenizer=earlier.environment.tokenizer)
 
     def work(driver: Driver) -> Run:
         if earlier is None:
@@ -89,20 +92,33 @@ def _check_options(like: Path, loads: Sequence[Load], seed: int) -> None:
     the command line that asks for others."""
     if not loads:
         raise InvalidResults(f"{like} holds no row that was measured; give --like another run")
+    asked = click.get_current_context().params
     had: dict[str, set[Any]] = {
         "model": {load.model for load in loads},
         "input_tokens": {load.input_tokens for load in loads},
         "output_tokens": {load.output_tokens for load in loads},
         "max_concurrency": {load.concurrency for load in loads if load.concurrency},
-        "seconds": {round(load.num_requests / load.qps) for load in loads if load.qps},
+        "seconds": {_seconds(load, asked["seconds"]) for load in loads if load.qps},
         "seed": {seed},
     }
-    context = click.get_current_context()
     for name, values in had.items():
-        is_given = context.get_parameter_source(name) is ParameterSource.COMMANDLINE
-        if is_given and context.params[name] not in values:
+        if _is_given(name) and asked[name] not in values:
             option, known = f"--{name.replace('_', '-')}", ", ".join(map(str, sorted(values)))
             raise click.UsageError(
-                f"{option} {context.params[name]}: the run of --like {like} has {known or 'none'}; "
+                f"{option} {asked[name]}: the run of --like {like} has {known or 'none'}; "
                 f"leave {option} out"
             )
+
+
+def _is_given(option: str) -> bool:
+    source = click.get_current_context().get_parameter_source(option)
+    return source is ParameterSource.COMMANDLINE
+
+
+def _seconds(load: Load, asked: float) -> float:
+    """How long an open loop was to last: `asked` where that leads to as many requests."""
+    assert load.qps is not None
+    shape = Shape(load.model, load.input_tokens, load.output_tokens)
+    if shape.at_rate(load.qps, asked).num_requests == load.num_requests:
+        return asked
+    return round(load.num_requests / load.qps)

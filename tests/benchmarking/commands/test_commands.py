@@ -3,6 +3,7 @@
 import asyncio
 import functools
 import json
+import shutil
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -17,10 +18,11 @@ from benchmarking.benches import scripted_server
 from benchmarking.benches.scripted_server import Script, ScriptedServer, scripted
 from benchmarking.commands import load_commands, measure_command
 from benchmarking.commands.cli import main
-from benchmarking.records import Run, append_records, read_run, write_run
+from benchmarking.records import RUN_FILE, Run, append_records, read_run, write_run
 from benchmarking.report.fit_files import read_fit
 from benchmarking.results.documented_runs import imported_run
 from benchmarking.results.result_files import read_rows
+from benchmarking.serving import ROOT
 from tests.benchmarking.made_runs import made_run
 from tests.benchmarking.simulated_server import SimulatedServer
 
@@ -73,23 +75,30 @@ def test_a_second_run_like_the_first_is_compared_row_by_row(
 ) -> None:
     monkeypatch.setattr(measure_command, "SHARES", (0.25, 0.5))
     first, second = tmp_path / "first", tmp_path / "second"
-    rows = ("--max-concurrency", "2", "--seconds", "1", "--seed", "7")
+    rows = ("--max-concurrency", "2", "--seconds", "1.3")
+    own = ("--seed", "7", "--tokenizer", str(ROOT / "models" / "hearth-tiny"))
     with scripted({"m": QUICK}) as (_, base):
-        assert command(base, *ASKED, *rows, "--output-dir", first)[0] == 0
+        assert command(base, *ASKED, *rows, *own, "--output-dir", first)[0] == 0
     before = only_folder(first)
     slower = replace(QUICK, delays_s=(0.04, 0.01, 0.01))
     with scripted({"m": slower}) as (_, base):
-        like = ("--like", before, "--model", "m", "--input-tokens", "40", "--output-dir", second)
+        like = ("--like", before, "--model", "m", *rows, *ASKED, "--output-dir", second)
         status, said = command(base, *like)
     assert status == 0, said
     after = only_folder(second)
     runs = [read_run(folder) for folder in (before, after)]
     assert [row.load for row in runs[0].rows] == [row.load for row in runs[1].rows]
     assert [run.seed for run in runs] == [7, 7]
+    assert [run.environment.tokenizer for run in runs] == [own[-1], own[-1]]
     status, said = command("compare", before, after)
     assert "in one of the runs only" not in said
     assert said.count("end-to-end mean, ms") == len(runs[0].rows) == 3
     assert "no earlier run was given" not in (after / "report.html").read_text()
+    documented, third = tmp_path / "documented", tmp_path / "third"  # do not name a tokenizer
+    shutil.copytree(before, documented, ignore=shutil.ignore_patterns(RUN_FILE))
+    with scripted({"m": QUICK}) as (_, base):
+        assert command(base, "--like", documented, "--output-dir", third)[0] == 0
+    assert read_run(only_folder(third)).environment.tokenizer == "server"
 
 
 def test_options_that_ask_for_other_loads_than_the_run_to_be_like_are_refused(
