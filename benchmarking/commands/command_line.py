@@ -10,6 +10,7 @@ from threading import Event
 from typing import Any, TypeVar
 
 import click
+from click.core import ParameterSource
 from pydantic import ValidationError
 
 from benchmarking.analysis.goodput import Slo
@@ -36,6 +37,12 @@ class FiniteRange(click.FloatRange):
 
 
 SECONDS = FiniteRange(1, 86_400)
+
+
+def is_given(option: str) -> bool:
+    """Whether the running command's option is on the command line."""
+    source = click.get_current_context().get_parameter_source(option)
+    return source is ParameterSource.COMMANDLINE
 
 
 def slo_options(command: Callable[..., None]) -> Callable[..., None]:

@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import wraps
 from pathlib import Path
 from threading import Event
@@ -29,6 +29,7 @@ from benchmarking.commands.command_line import (
     RESULTS_FOLDER,
     SECONDS,
     FiniteRange,
+    is_given,
     open_run,
     slo_options,
     until_interrupted,
@@ -39,7 +40,8 @@ from benchmarking.load.preflight import unserved
 from benchmarking.load.progress import RunProgress
 from benchmarking.load.targets import Target
 from benchmarking.load.tokenizers import SERVER
-from benchmarking.records import Load
+from benchmarking.records import Load, Run
+from benchmarking.results.documented_runs import UNKNOWN
 from benchmarking.rows.driver import Driver, new_run_folder
 from benchmarking.rows.row_runner import Origin, RowOptions, RowRunner
 from benchmarking.settings import load_settings
@@ -63,6 +65,14 @@ class Asked:
     output_dir: Path
     tokenizer: str
     seed: int
+
+    def as_in(self, earlier: Run) -> "Asked":
+        """Returns these with what of an earlier run prompts depend on, unless the command line
+        says otherwise. Runs of documented files do not say how they counted tokens."""
+        known: dict[str, Any] = {"seed": earlier.seed}
+        if earlier.environment != UNKNOWN:
+            known["tokenizer"] = earlier.environment.tokenizer
+        return replace(self, **{name: each for name, each in known.items() if not is_given(name)})
 
     def measure(
         self,
@@ -296,10 +306,11 @@ def switching(
 @click.argument("folder", type=RESULTS_FOLDER)
 @asking
 def repeat(folder: Path, asked: Asked) -> None:
-    """Measure the loads of FOLDER again, for a comparison."""
-    loads = [row.load for row in open_run(folder).rows]
+    """Measure the loads of FOLDER again, for a comparison: with its seed and tokenizer."""
+    run = open_run(folder)
+    loads = [row.load for row in run.rows]
     models = [load.model for load in loads]
-    asked.measure(models, lambda driver: driver.measure_all(loads), num_rows=len(loads))
+    asked.as_in(run).measure(models, lambda driver: driver.measure_all(loads), num_rows=len(loads))
 
 
 def _end_lines(end: SweepEnd | None) -> Iterator[str]:

@@ -1,18 +1,22 @@
 """One line for any server: measured, reported and judged."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import click
-from click.core import ParameterSource
 
 from benchmarking.analysis.curve import load_points
 from benchmarking.analysis.goodput import Slo
 from benchmarking.analysis.search import Shape, sweep_rate
 from benchmarking.analysis.verdict import verdict
-from benchmarking.commands.command_line import RESULTS_FOLDER, SECONDS, open_run, slo_options
+from benchmarking.commands.command_line import (
+    RESULTS_FOLDER,
+    SECONDS,
+    is_given,
+    open_run,
+    slo_options,
+)
 from benchmarking.commands.load_commands import (
     INPUT_TOKENS,
     OUTPUT_TOKENS,
@@ -24,7 +28,6 @@ from benchmarking.errors import InvalidResults
 from benchmarking.load.preflight import only_model
 from benchmarking.records import Load, Run
 from benchmarking.report.page import report_html
-from benchmarking.results.documented_runs import UNKNOWN
 from benchmarking.rows.driver import Driver
 
 SHARES = (0.25, 0.5, 0.7, 0.85, 0.95)  # of what the closed loop gets
@@ -69,9 +72,7 @@ def measure(
         loads = [point.load for point in load_points(earlier)]
         _check_options(like, loads, earlier.seed)
         models, num_rows = [load.model for load in loads], len(loads)
-        asked = replace(asked, seed=earlier.seed)
-        if not _is_given("tokenizer") and earlier.environment != UNKNOWN:
-            asked = replace(asked, tokenizer=earlier.environment.tokenizer)
+        asked = asked.as_in(earlier)
 
     def work(driver: Driver) -> Run:
         if earlier is None:
@@ -102,17 +103,12 @@ def _check_options(like: Path, loads: Sequence[Load], seed: int) -> None:
         "seed": {seed},
     }
     for name, values in had.items():
-        if _is_given(name) and asked[name] not in values:
+        if is_given(name) and asked[name] not in values:
             option, known = f"--{name.replace('_', '-')}", ", ".join(map(str, sorted(values)))
             raise click.UsageError(
                 f"{option} {asked[name]}: the run of --like {like} has {known or 'none'}; "
                 f"leave {option} out"
             )
-
-
-def _is_given(option: str) -> bool:
-    source = click.get_current_context().get_parameter_source(option)
-    return source is ParameterSource.COMMANDLINE
 
 
 def _seconds(load: Load, asked: float) -> float:

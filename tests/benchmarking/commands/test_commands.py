@@ -139,15 +139,17 @@ def test_a_server_without_a_list_has_to_have_its_model_named(tmp_path: Path) -> 
 def test_a_sweep_names_its_knee_and_can_be_repeated_reported_and_compared(tmp_path: Path) -> None:
     with scripted({"m": QUICK}) as (_, base):
         arguments = ("--by", "concurrency", "--max-concurrency", "2", "--requests-each", "3")
-        status, said = command(
-            "sweep", "--model", "m", *arguments, *ASKED, "--output-dir", tmp_path / "a", base=base
-        )
+        out = ("--seed", "5", "--output-dir", tmp_path / "a")
+        status, said = command("sweep", "--model", "m", *arguments, *ASKED, *out, base=base)
         assert status == 0, said
         folder = only_folder(tmp_path / "a")
         assert command("repeat", folder, "--output-dir", tmp_path / "b", base=base)[0] == 0
+        other = ("--seed", "6", "--output-dir", tmp_path / "c")
+        assert command("repeat", folder, *other, base=base)[0] == 0
     assert "40 input tokens, knee:" in said
     assert "saturated" in said
     again = only_folder(tmp_path / "b")
+    assert [read_run(each).seed for each in (again, only_folder(tmp_path / "c"))] == [5, 6]
     assert [row.load for row in read_run(again).rows] == [row.load for row in read_run(folder).rows]
     assert [row.load.concurrency for row in read_run(folder).rows] == [1, 2]
     assert command("report", folder, "--ttft-ms", "50", "--against", again)[0] == 0
