@@ -93,20 +93,20 @@ def _check_options(like: Path, loads: Sequence[Load], seed: int) -> None:
     the command line that asks for others."""
     if not loads:
         raise InvalidResults(f"{like} holds no row that was measured; give --like another run")
-    asked = click.get_current_context().params
+    options = click.get_current_context().params
     had: dict[str, set[Any]] = {
         "model": {load.model for load in loads},
         "input_tokens": {load.input_tokens for load in loads},
         "output_tokens": {load.output_tokens for load in loads},
         "max_concurrency": {load.concurrency for load in loads if load.concurrency},
-        "seconds": {_seconds(load, asked["seconds"]) for load in loads if load.qps},
+        "seconds": {_seconds(load, options["seconds"]) for load in loads if load.qps},
         "seed": {seed},
     }
     for name, values in had.items():
-        if is_given(name) and asked[name] not in values:
+        if is_given(name) and options[name] not in values:
             option, known = f"--{name.replace('_', '-')}", ", ".join(map(str, sorted(values)))
             raise click.UsageError(
-                f"{option} {asked[name]}: the run of --like {like} has {known or 'none'}; "
+                f"{option} {options[name]}: the run of --like {like} has {known or 'none'}; "
                 f"leave {option} out"
             )
 

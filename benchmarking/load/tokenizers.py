@@ -44,7 +44,8 @@ class FileTokenizer:
         try:
             self._tokenizer = tokenizers.Tokenizer.from_file(str(path))
         except Exception as error:  # what the Rust library raises has no type of its own
-            raise InvalidConfig("tokenizer", [f"{path}: {error}"]) from error
+            remedy = f"name a folder with tokenizer.json, or {SERVER!r} to have the server count"
+            raise InvalidConfig("tokenizer", [f"{path}: {error}; {remedy}"]) from error
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
 

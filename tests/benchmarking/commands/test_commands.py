@@ -146,6 +146,10 @@ def test_a_sweep_names_its_knee_and_can_be_repeated_reported_and_compared(tmp_pa
         assert command("repeat", folder, "--output-dir", tmp_path / "b", base=base)[0] == 0
         other = ("--seed", "6", "--output-dir", tmp_path / "c")
         assert command("repeat", folder, *other, base=base)[0] == 0
+        lost = ("--tokenizer", tmp_path / "lost", "--output-dir", tmp_path / "d")
+        refused = command("repeat", folder, *lost, base=base)
+    assert refused[0] == 2
+    assert "name a folder with tokenizer.json, or 'server'" in refused[1]
     assert "40 input tokens, knee:" in said
     assert "saturated" in said
     again = only_folder(tmp_path / "b")
