@@ -77,6 +77,7 @@ def post_worker_init(worker: ThreadWorker) -> None:
     server = server_of(worker.wsgi)
 
     def drain_then_stop(signum: int, frame: FrameType | None) -> None:
+        signal.signal(signal.SIGTERM, once_is_enough)
         # Go on accepting meanwhile, to refuse with 503: else the kernel would take connections
         # that nobody ever answers.
         server.backend.drain(on_drained=lambda: worker.handle_exit(signum, None))
@@ -92,6 +93,10 @@ def post_worker_init(worker: ThreadWorker) -> None:
         )
     )
     let_steps_finish()
+
+
+def once_is_enough(signum: int, frame: FrameType | None) -> None:
+    """Handles SIGTERM while this thread drains or stops, and holds locks that both would take."""
 
 
 def keep_what_is_loaded() -> None:
@@ -115,6 +120,7 @@ def let_steps_finish() -> None:
 
 
 def worker_exit(arbiter: Arbiter, worker: ThreadWorker) -> None:
+    signal.signal(signal.SIGTERM, once_is_enough)
     backend = server_of(worker.wsgi).backend
     server_of(worker.wsgi).stop()
     # Ranks that have lost one start again together: by their launcher, once gunicorn has ended too.

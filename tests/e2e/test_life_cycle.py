@@ -16,6 +16,7 @@ from benchmarking.serving import MOCK_APP, ServedApi, eventually, post_bytes, se
 
 ALTERED = "tests.e2e.altered_servers"
 END_TIMEOUT_S = 60
+MANY_SIGNALS = 2000
 SECRET = "a secret of more than thirty-two bytes"
 
 
@@ -42,6 +43,20 @@ def test_drain_closes_admission_first_and_ends_the_process_last(
     assert requests.post(f"{held_api.url}/drain", timeout=10).status_code == 202
     assert held_api.state()["status"] == "draining"
     assert held_api.post(text="late").status_code == 503
+    release_file.touch()
+    assert stream.text == "x" * 40
+    assert held_api.process.wait(END_TIMEOUT_S) == 0
+
+
+def test_no_number_of_sigterms_keeps_a_worker_from_ending(
+    held_api: ServedApi, release_file: Path
+) -> None:
+    """torchrun sends one to all of gunicorn, whose arbiter sends its worker another."""
+    (worker,) = psutil.Process(held_api.process.pid).children()
+    stream = held_api.open_stream(text="x" * 40)
+    held_api.process.send_signal(signal.SIGTERM)
+    for _ in range(MANY_SIGNALS):
+        os.kill(worker.pid, signal.SIGTERM)
     release_file.touch()
     assert stream.text == "x" * 40
     assert held_api.process.wait(END_TIMEOUT_S) == 0
