@@ -17,7 +17,8 @@ Object = dict[str, Any]
 
 
 def read(path: Path) -> list[Object]:
-    return [each for each in yaml.safe_load_all(path.read_text()) if each]
+    objects = yaml.load_all(path.read_text(), Loader=yaml.CSafeLoader)
+    return [each for each in objects if each]
 
 
 def resources(overlay: str) -> list[Object]:
