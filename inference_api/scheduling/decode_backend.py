@@ -339,10 +339,13 @@ class DecodeBackend:
         if self._clock() >= until_s:
             self._drop_all(_draining())
         if not self._num_busy() and not len(self._input_queue):
-            with self._lock:
-                on_drained, self._on_drained = self._on_drained, None
-            if on_drained is not None:
-                on_drained()
+            self._tell_drained()
+
+    def _tell_drained(self) -> None:
+        with self._lock:
+            on_drained, self._on_drained = self._on_drained, None
+        if on_drained is not None:
+            on_drained()
 
     def _drop_all(self, error: HearthError) -> None:
         """End every session with `error`, whether it runs, waits or is just about to."""
@@ -373,6 +376,7 @@ class DecodeBackend:
             replace(each, rows=RowTable(each.runner.max_rows)) for each in self.models.values()
         )
         self._end_all(Phase.FAILED, _failed)
+        self._tell_drained()
 
     def _end_all(self, phase: Phase, refusal: Callable[[], HearthError]) -> None:
         with self._lock:

@@ -10,6 +10,7 @@ from flask import Flask
 
 from inference_api._mock_inference_api_server import create_test_server
 from inference_api.inference_api_server import create_server, server_of
+from inference_api.scheduling.backend_status import Phase
 from inference_api.scheduling.expert_loader import ExpertLoader, LoaderEvent
 
 FATAL_TEXT = "crash!"
@@ -50,6 +51,21 @@ def create_crashing_server() -> Flask:
             raise RuntimeError("the device has left")
 
     patch.object(server.backend, "decode", decode_or_die).start()
+    return app
+
+
+def create_server_that_dies_draining() -> Flask:
+    """Its decode thread dies at the first step after it was asked to drain."""
+    app = create_test_server()
+    backend = server_of(app).backend
+    decode = backend.decode
+
+    def decode_or_die() -> None:
+        if backend.phase is Phase.DRAINING:
+            raise RuntimeError("the device has left")
+        decode()
+
+    patch.object(backend, "decode", decode_or_die).start()
     return app
 
 

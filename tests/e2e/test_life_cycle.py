@@ -62,6 +62,18 @@ def test_no_number_of_sigterms_keeps_a_worker_from_ending(
     assert held_api.process.wait(END_TIMEOUT_S) == 0
 
 
+def test_dead_decode_thread_ends_the_drain_that_runs(tmp_path: Path) -> None:
+    app = f"{ALTERED}:create_server_that_dies_draining()"
+    with served(tmp_path / "log", app, MOCK_TOKENS_PER_SECOND=20, DRAIN_TIMEOUT=0.5) as api:
+        stream = api.open_stream(text="x" * 2000, max_tokens=2000)
+        api.process.send_signal(signal.SIGTERM)
+        with pytest.raises(requests.exceptions.ChunkedEncodingError):
+            _ = stream.content
+        assert api.process.wait(END_TIMEOUT_S) == 0
+        assert "the decode thread died" in api.log
+        assert "Worker exiting" in api.log  # by itself: nobody had to kill it
+
+
 def test_request_threads_wait_for_the_processor_until_a_step_lets_go(
     held_api: ServedApi, release_file: Path
 ) -> None:

@@ -285,6 +285,16 @@ def test_drain_timeout_ends_the_rest_with_an_error() -> None:
     assert loop.backend.users == [None]
 
 
+def test_a_failure_ends_the_drain_that_runs() -> None:
+    loop, told = Loop(rows=1), list[str]()
+    running = loop.submit("x" * 50)
+    loop.step()
+    loop.backend.drain(on_drained=lambda: told.append("drained"))
+    loop.backend._fail(RuntimeError("of this test"))
+    assert drained(running)[1] is FinishReason.ERROR
+    assert told == ["drained"]
+
+
 def test_admission_says_why_not() -> None:
     loop = Loop()
     loop.backend.phase = Phase.LOADING
