@@ -5,6 +5,7 @@ Only two things come back from request threads: `cancel` and `drain`. Everybody 
 `snapshot`; what a method's docstring does not open to any thread belongs to the decode thread.
 """
 
+import ctypes
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -37,6 +38,9 @@ LOADER_PAUSE_S = 0.002  # after a few milliseconds of work
 STALLED_PERIODS = 5
 LOADING_RETRY_AFTER_S = 5
 DRAINING_RETRY_AFTER_S = 10
+FEW_EVENTS = 4  # of a step: whoever writes them delays the next one by little
+
+yield_processor = ctypes.CDLL(None).sched_yield  # `os.sched_yield` would keep the interpreter
 
 
 class DecodeBackend:
@@ -290,8 +294,16 @@ class DecodeBackend:
             self._on_decoded(model.name, len(step.decoding))
 
     def _push_outputs(self) -> None:
+        """Linux may leave a thread that this one wakes on its processor, though another is idle,
+        and both there until the next tick: a first token would come milliseconds late."""
         self._output_queues.publish(self._events)
+        if 0 < len(self._events) <= FEW_EVENTS and self._has_first_token():
+            yield_processor()
         self._events.clear()
+
+    def _has_first_token(self) -> bool:
+        decoded = (row for _, step, _ in self._stepped for row, _ in step.decoding)
+        return any(len(row.generated) == 1 for row in decoded)
 
     def _evict(self) -> None:
         for model, row in self._busy():

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from inference_api._mock_inference_api_server import END_TOKEN, ByteTokenizer, EchoRunner
 from inference_api.errors import BackendFailed, Draining, NotReady, QueueFull
 from inference_api.request import FinishReason, GenerationRequest
+from inference_api.scheduling import decode_backend
 from inference_api.scheduling.backend_status import Hooks, Phase
-from inference_api.scheduling.decode_backend import DecodeBackend
+from inference_api.scheduling.decode_backend import FEW_EVENTS, DecodeBackend
 from inference_api.scheduling.input_queue import InputQueue
 from inference_api.scheduling.loaded_model import LoadedModel
 from inference_api.scheduling.output_queues import OutputQueue, OutputQueues
@@ -131,6 +132,19 @@ def test_prompts_leave_running_rows_their_pace() -> None:
     before = loop.backend.snapshot.totals.prefilled_tokens
     loop.step()
     assert loop.backend.snapshot.totals.prefilled_tokens - before == round(1.4 * 32) - 31
+
+
+@pytest.mark.parametrize(("together", "yields"), [(1, 1), (FEW_EVENTS, 1), (FEW_EVENTS + 1, 0)])
+def test_who_waits_for_a_first_token_of_few_gets_the_processor(
+    together: int, yields: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    yielded: list[int] = []
+    monkeypatch.setattr(decode_backend, "yield_processor", lambda: yielded.append(1))
+    loop = Loop(rows=8, chunk=64)
+    queues = [loop.submit("abc") for _ in range(together)]
+    loop.step(3)
+    assert {drained(queue)[0] for queue in queues} == {"abc"}
+    assert len(yielded) == yields
 
 
 def test_second_turn_prefills_only_what_is_new() -> None:
