@@ -5,7 +5,7 @@ For developing the proxy, clients and load tools. Start it with `make mock`, wit
 """
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from unittest.mock import patch
 
 from flask import Flask
@@ -83,9 +83,8 @@ class EchoRunner:
     def load(self) -> None:
         """Nothing to load."""
 
-    def warm_up(self) -> Mapping[int, float]:
+    def warm_up(self) -> None:
         """Nothing to warm up."""
-        return {}
 
     def step(self, rows: Sequence[RowStep]) -> list[RowResult]:
         """Tokens need no remembering: a draw brings its prompt. An echo is certain."""

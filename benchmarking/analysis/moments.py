@@ -83,8 +83,8 @@ class Drift:
 
 @dataclass(frozen=True, slots=True)
 class StepsCourse:
-    """How many times as long a server's steps took as when they were first measured, as it says
-    itself, `from_s` one moment to the next."""
+    """How many times as long a server's steps took as on average, by its own count of them,
+    `from_s` one moment to the next."""
 
     from_s: tuple[float, ...]
     slownesses: tuple[float, ...]
@@ -102,7 +102,7 @@ class StepsCourse:
     def line(self) -> str:
         return (
             f"steps took {min(self.slownesses):.2f} to {max(self.slownesses):.2f} times what they "
-            f"took when the server first measured them; closed loops fit that to ± {self.error:.1%}"
+            f"took on average; closed loops fit that to ± {self.error:.1%}"
         )
 
     def _parts(self, from_s: float, to_s: float) -> list[tuple[float, float, float]]:
@@ -115,9 +115,9 @@ class StepsCourse:
 def fit_in_course(
     loops: Sequence[Loop], course: StepsCourse, overhead: Points | None = None
 ) -> tuple[ServiceCurve, StepsCourse] | None:
-    """Returns the curve of closed loops as if their steps had taken as long as when the server
-    first measured them, and the course with how far off that is; None for too few. `overhead` and
-    what is raised: as of `fit_loops`."""
+    """Returns the curve of closed loops as if their steps had taken as long as on average, and the
+    course with how far off that is; None for too few. `overhead` and what is raised: as of
+    `fit_loops`."""
     met = [course.slowness(loop.from_s, loop.to_s) for loop in loops]
     users = [loop.users for loop in loops]
     found = None

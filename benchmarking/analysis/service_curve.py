@@ -43,12 +43,17 @@ PromptRow = tuple[  # rows are means of steps with about as many, and 0 where no
     Annotated[float, Field(ge=0, le=1e9)],
 ]
 
+StepCount = tuple[  # tokens drawn, how many steps drew as many, and their prompt tokens
+    Annotated[int, Field(ge=1, le=1_048_576)],
+    Annotated[int, Field(ge=0)],
+    Annotated[int, Field(ge=0)],
+]
+
 
 class Speed(BaseModel):
     """What a server says of its steps, in ms: `[rows, ms, standard error]` each.
 
-    `steps_s` and `steps_at_first_s`: seconds of steps since its start, and what these would have
-    been at the speed of when they were first measured."""
+    `steps_s`: seconds of steps since its start; `steps_by_tokens`: what was in them."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
 
@@ -59,7 +64,7 @@ class Speed(BaseModel):
     speed_error: Annotated[float, Field(ge=0, le=1)] = 0.0
     measured_at: str | None = None
     steps_s: Annotated[float, Field(ge=0)] = 0.0
-    steps_at_first_s: Annotated[float, Field(ge=0)] = 0.0
+    steps_by_tokens: Annotated[list[StepCount], Field(max_length=256)] = []
 
     def curve(self) -> "ServiceCurve":
         return ServiceCurve(
@@ -71,13 +76,6 @@ class Speed(BaseModel):
             budget_tokens=self.budget_tokens,
             measured_at=self.measured_at,
         )
-
-    def slowness_since(self, earlier: "Speed") -> float | None:
-        """Returns how many times as long steps took since an earlier answer of the same server as
-        when they were first measured; None where there was none, or where it does not count."""
-        at_first_s = self.steps_at_first_s - earlier.steps_at_first_s
-        steps_s = self.steps_s - earlier.steps_s
-        return steps_s / at_first_s if steps_s > 0 and at_first_s > 0 else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from benchmarking.analysis.moments import StepsCourse
 from benchmarking.analysis.service_curve import Speed
+from benchmarking.analysis.step_counts import StepsWithin, counts_since, slownesses
 from benchmarking.errors import InvalidResults
 from benchmarking.rows.row_runner import Origin
 
@@ -57,13 +58,16 @@ def speed_log(ask: Callable[[], Speed | None], origin: Origin) -> Iterator[list[
 def steps_course(readings: Sequence[Reading]) -> StepsCourse | None:
     """Returns how slow steps were from reading to reading, or over several that had too few of
     them; None of a server that does not count them."""
-    from_s, slownesses = [], []
+    moments: list[StepsWithin] = []
     last = readings[0] if readings else None
     for each in readings[1:]:
         assert last is not None
-        slowness = each.speed.slowness_since(last.speed)
-        if slowness is not None and each.speed.steps_s - last.speed.steps_s >= LEAST_STEPS_S:
-            from_s.append(last.at_s)
-            slownesses.append(slowness)
+        steps_s = each.speed.steps_s - last.speed.steps_s
+        if steps_s >= LEAST_STEPS_S and each.speed.steps_by_tokens:
+            counts = counts_since(each.speed.steps_by_tokens, last.speed.steps_by_tokens)
+            moments.append(StepsWithin(last.at_s, steps_s, counts))
             last = each
-    return StepsCourse(tuple(from_s), tuple(slownesses)) if from_s else None
+    if not moments:
+        return None
+    found = slownesses(moments, readings[-1].speed.curve())
+    return StepsCourse(tuple(each.from_s for each in moments), tuple(found))

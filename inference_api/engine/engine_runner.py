@@ -1,7 +1,6 @@
 """`ModelRunner` by the kernels or, where these do not serve, by torch on CPU and CUDA."""
 
 import logging
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -298,21 +297,16 @@ class EngineRunner:
         by_shape = {weight.shape: weight for weight in weights}
         return least_rows_multiple(list(by_shape.values()), self.max_rows)
 
-    def warm_up(self) -> Mapping[int, float]:
-        """One prompt, then a step of every batch size. Overwrites the cache of all rows. Returns
-        the seconds of the latter."""
+    def warm_up(self) -> None:
+        """One prompt, then a step of every batch size. Overwrites the cache of all rows."""
         num_tokens = min(WARM_UP_PROMPT_TOKENS, self.max_seq_len - 1)
         self.step([RowStep(0, 0, [0] * num_tokens)])
         with torch.inference_mode():
             self.decoder.warm_up()
         draw = Draw(SamplingParams(top_k=min(40, self.vocab_size)), (0,), ())
         rows = [RowStep(row, 0, (0,), (draw,)) for row in range(self.max_rows)]
-        seconds = {}
         for num_rows in range(1, self.max_rows + 1):
-            started_s = time.perf_counter()
             self.step(rows[:num_rows])
-            seconds[num_rows] = time.perf_counter() - started_s
-        return seconds
 
     @torch.inference_mode()
     def step(self, rows: Sequence[RowStep]) -> list[RowResult]:

@@ -4,7 +4,7 @@ The loop owns which row runs whom, every position and every draft; a runner owns
 memory. All calls come from the decode thread. Importing this module loads no torch.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
@@ -155,9 +155,8 @@ class ModelRunner(Protocol):
     def load(self) -> None:
         """Bring weights and KV cache into memory. Raises StartupError when they do not fit."""
 
-    def warm_up(self) -> Mapping[int, float]:
-        """Run every shape once, so that the first request does not pay for it. Returns the seconds
-        of a step by how many rows decoded in it, where these were run."""
+    def warm_up(self) -> None:
+        """Run every shape once, so that the first request does not pay for it."""
 
     def step(self, rows: Sequence[RowStep]) -> list[RowResult]:
         """Write every token, each seeing its own row's earlier slots and, of the step's tokens, the

@@ -22,9 +22,9 @@ class ModelSpeed(BaseModel):
 
     A step of n rows that decode and p prompt tokens takes `decode_ms` at n (at 0 as at 1) and p
     times `prefill_ms_per_token` at n. `speed`: steps per second beside when they were first
-    measured; `measured_at`: null while nothing is known; `steps`: since start. Between two answers
-    `steps_s` grows as many times as fast as `steps_at_first_s` as steps were slower then than when
-    they were first measured.
+    measured; `measured_at`: null while nothing is known. Since start, `steps` took `steps_s`;
+    `steps_by_tokens` has how many of them drew about so many tokens, at least one, and how many
+    prompt tokens they had: `[tokens, steps, prompt_tokens]`, by ascending tokens.
 
     Of prompts at most `chunk_tokens` are in a step and, while rows decode, as many as they leave of
     `budget_tokens`; null where that is no number of tokens.
@@ -36,7 +36,7 @@ class ModelSpeed(BaseModel):
     measured_at: datetime | None
     steps: int
     steps_s: float
-    steps_at_first_s: float
+    steps_by_tokens: list[tuple[int, int, int]]
     chunk_tokens: int
     budget_tokens: int | None
 
@@ -52,7 +52,7 @@ class ModelSpeed(BaseModel):
             measured_at=None if at_s is None else datetime.fromtimestamp(at_s, UTC),
             steps=known.steps,
             steps_s=round(known.steps_s, 6),
-            steps_at_first_s=round(known.steps_at_first_s, 6),
+            steps_by_tokens=[tuple(each) for each in known.counts],
             chunk_tokens=settings.prefill_chunk_tokens,
             budget_tokens=budget_tokens(settings, served.max_rows) if has_budget else None,
         )

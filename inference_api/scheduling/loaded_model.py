@@ -64,12 +64,10 @@ class LoadedModel:
     def warm_up(self) -> None:
         """Prepare the device, so that the first request is as fast as the next, and learn what
         steps take."""
-        seconds = self.runner.warm_up()
+        self.runner.warm_up()
         if self.drafter is not None:
             self.drafter.warm_up()
-        self.served.costs.warmed_up(seconds)
-        if self.speculation is not None:
-            self.speculation.warm_up(self.runner)
+        self.served.costs.measure(self.runner)
         self.served.costs.measure_prompt(self.runner)
 
     def idle(self) -> None:

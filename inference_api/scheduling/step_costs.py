@@ -47,21 +47,28 @@ class Contents(NamedTuple):
     prompt_tokens: int
 
 
+class StepCount(NamedTuple):
+    """How many steps drew about so many tokens, at least one, and the prompt tokens beside them."""
+
+    tokens: int
+    steps: int
+    prompt_tokens: int
+
+
 @dataclass(frozen=True, slots=True)
 class StepSpeed:
     """What steps take at the speed of the last seconds in which there were any, for others to read.
 
     A step of n rows and p prompt tokens takes `decode` at n (at 0 what it takes at 1) and p times
-    `prompt_token` at n. `speed`: steps per second beside when they were first measured. Over any
-    time, `steps_s` grows as many times as fast as `steps_at_first_s` as steps were slower in it.
+    `prompt_token` at n. `speed`: steps per second beside when they were first measured.
     """
 
     decode: Sequence[Point] = ()
     prompt_token: Sequence[Point] = ()
     speed: float = 1.0
     steps: int = 0
-    steps_s: float = 0.0  # since start, of steps whose time could be foretold,
-    steps_at_first_s: float = 0.0  # and at the speed of when they were first measured
+    steps_s: float = 0.0  # since start
+    counts: Sequence[StepCount] = ()  # of the same steps, by ascending tokens
     measured_at_s: float | None = None  # since 1970
 
 
@@ -106,8 +113,9 @@ class StepCosts:
         self._held_up = 1.0  # mean ratio of what steps take to what is learned of them
         self._num_learned = 0
         self._num_steps = 0
-        self._steps_s = self._steps_at_first_s = 0.0
-        self._prompt_at_first_s: float | None = None
+        self._steps_s = 0.0
+        self._steps = [0] * len(self._sizes)
+        self._prompt_tokens = [0] * len(self._sizes)
         self._noise = [PRIOR_ERROR**2] * len(self._sizes)  # mean squares of misses, relative
         self._counts = [0.0] * len(self._sizes)  # steps, forgotten with what they said
         num_places = self._max_rows.bit_length() + 1
@@ -261,21 +269,19 @@ class StepCosts:
             1 / scale if self._measured else 1.0,
             self._num_steps,
             self._steps_s,
-            self._steps_at_first_s,
+            [
+                StepCount(*each)
+                for each in zip(self._sizes, self._steps, self._prompt_tokens, strict=True)
+                if each[1]
+            ],
             now_s,
         )
 
     def _count(self, contents: Contents, model_s: float) -> None:
-        rows, tokens, prompt_tokens = contents
-        if self._prompt_at_first_s is None:
-            self._prompt_at_first_s = self.prompts.of(rows)
-        size = max(tokens, 1)
-        if size >= len(self._seconds) or self._place_of[size] in self._untimed:
-            return
-        if prompt_tokens == 0 or self._prompt_at_first_s is not None:
-            prompts_s = prompt_tokens * (self._prompt_at_first_s or 0.0)
-            self._steps_s += model_s
-            self._steps_at_first_s += self._seconds[size] + prompts_s
+        place = self._place_of[min(max(contents.tokens, 1), len(self._place_of) - 1)]
+        self._steps_s += model_s
+        self._steps[place] += 1
+        self._prompt_tokens[place] += contents.prompt_tokens
 
     def _learn_prompt(self, contents: Contents, turn_s: float) -> None:
         """A turn with prompts says most about these; where they are known, about all steps too."""

@@ -7,7 +7,7 @@ activations travels. Everything else that changes a cache is told to all ranks i
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from inference_api.engine.kernel_decoder import KernelDecoder
@@ -92,9 +92,9 @@ class PipelineRunner:
         self._load(self._joined)
         self.choose_parts()
 
-    def warm_up(self) -> Mapping[int, float]:
+    def warm_up(self) -> None:
         self.choose_parts()
-        return self._own.warm_up()
+        self._own.warm_up()
 
     def choose_parts(self, parts: int | None = None) -> None:
         """That a step of all rows is cut into: so many, or those that take least time."""

@@ -6,7 +6,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
 
-from inference_api.engine.runner import ModelRunner
 from inference_api.scheduling.rows import Draft, UserRow
 from inference_api.scheduling.speculation.drafts import DraftSource, Outcome
 from inference_api.scheduling.speculation.merging import Merged, merged
@@ -112,11 +111,6 @@ class DraftScheduler:
     def wants_hidden(self) -> bool:
         """Whether a source that will be asked after the next step needs its hidden states."""
         return any(source.wants_hidden for source in self._to_ask)
-
-    def warm_up(self, runner: ModelRunner) -> None:
-        """Measure how long steps take."""
-        if not self._tries_all:
-            self.costs.measure(runner)
 
     def propose(self, rows: Sequence[UserRow]) -> Mapping[int, Draft]:
         if not rows:

@@ -87,6 +87,8 @@ def test_a_loop_that_cannot_go_on_says_why_in_one_line(
     assert capsys.readouterr().err == "bench-loop: nobody answers\n"
 
 
+STEP_S = 1e-6  # so short that a row's number of steps is exact
+
 PLAN = LoopPlan(Shape("m", 64, 96), places=32, closed_s=2, check_s=10, max_disturbed=3)
 
 
@@ -100,12 +102,12 @@ def slowed(server: SimulatedServer, slowness: float) -> SimulatedServer:
     )
 
 
-def said(steps_s: float, at_first_s: float) -> Speed:
+def said(steps_s: float, num_steps: int) -> Speed:
     return Speed(
         decode_ms=[(1, 9.0, 0.0)],
         prefill_ms_per_token=[(0, 0.9, 0.0)],
         steps_s=steps_s,
-        steps_at_first_s=at_first_s,
+        steps_by_tokens=[(1, num_steps, 0)] if num_steps else [],
     )
 
 
@@ -118,7 +120,8 @@ def simulated(plan: LoopPlan, server: SimulatedServer, sigma: float, says: bool)
     loads: list[Load] = []
     of_rows: list[list[RequestRecord]] = []
     rows: list[RowRecord] = []
-    readings = [Reading(0.0, said(0.0, 0.0))]
+    readings = [Reading(0.0, said(0.0, 0))]
+    steps = 0.0
     while True:
         drift = 0.9 * drift + sigma * float(rng.standard_normal())
         number = len(rows)
@@ -129,9 +132,9 @@ def simulated(plan: LoopPlan, server: SimulatedServer, sigma: float, says: bool)
             row, start_s=measured[0].scheduled_s, end_s=max(each.end_s for each in measured)
         )
         steps_s = readings[-1].speed.steps_s + row.end_s - now_s
-        at_first_s = readings[-1].speed.steps_at_first_s + (row.end_s - now_s) / math.exp(drift)
+        steps += (row.end_s - now_s) / (math.exp(drift) * STEP_S)
         now_s = row.end_s + 1
-        readings.append(Reading(now_s, said(steps_s, at_first_s)))
+        readings.append(Reading(now_s, said(steps_s, round(steps))))
         loads.append(load)
         of_rows.append(records)
         rows.append(row)

@@ -12,12 +12,12 @@ from benchmarking.errors import InvalidResults
 from benchmarking.rows.row_runner import Origin
 
 
-def said(steps_s: float, at_first_s: float) -> Speed:
+def said(steps_s: float, steps: int) -> Speed:
     return Speed(
         decode_ms=[(1, 2.0, 0.1)],
         prefill_ms_per_token=[(0, 0.1, 0.01)],
         steps_s=steps_s,
-        steps_at_first_s=at_first_s,
+        steps_by_tokens=[(1, steps, 0)] if steps else [],
     )
 
 
@@ -39,7 +39,7 @@ def test_a_server_is_asked_until_the_end_and_then_once_more(
 ) -> None:
     monkeypatch.setattr(module, "PERIOD_S", 0.001)
     asked = threading.Semaphore(0)
-    ask = answers(said(1, 1), InvalidResults("busy"), said(2, 1))
+    ask = answers(said(1, 1), InvalidResults("busy"), said(2, 2))
 
     def counted() -> Speed | None:
         asked.release()
@@ -63,20 +63,27 @@ def test_of_a_server_that_says_nothing_there_is_nothing() -> None:
 def test_steps_are_as_slow_as_the_server_counts_from_reading_to_reading() -> None:
     course = steps_course(
         [
-            Reading(0.0, said(0.0, 0.0)),
-            Reading(1.0, said(1.0, 1.0)),
-            Reading(2.0, said(2.0, 1.5)),
-            Reading(2.5, said(2.1, 1.52)),  # too little to tell
-            Reading(3.0, said(3.0, 1.75)),
-            Reading(4.0, said(3.0, 1.75)),
+            Reading(0.0, said(0.0, 0)),
+            Reading(1.0, said(1.0, 200)),
+            Reading(2.0, said(2.0, 300)),
+            Reading(2.5, said(2.1, 305)),  # too little to tell
+            Reading(3.0, said(3.0, 350)),
+            Reading(4.0, said(3.0, 350)),
         ]
     )
     assert course is not None
-    assert (course.from_s, course.slownesses) == ((0.0, 1.0, 2.0), (1.0, 2.0, 4.0))
-    assert course.slowness(0.5, 2.5) == (0.5 * 1 + 1 * 2 + 0.5 * 4) / 2
+    assert course.from_s == (0.0, 1.0, 2.0)
+    mean_s = 3.0 / 350
+    assert course.slownesses == pytest.approx([0.005 / mean_s, 0.01 / mean_s, 0.02 / mean_s])
+    first, second, third = course.slownesses
     mean = course.slowness(0.5, 2.5)
-    assert course.course(0.5, 2.5) == ((0.5, 1 / mean), (1.0, 2 / mean), (2.0, 4 / mean))
-    assert course.slowness(-2.0, -1.0) == 1.0
+    assert mean == pytest.approx((0.5 * first + 1 * second + 0.5 * third) / 2)
+    assert course.course(0.5, 2.5) == (
+        (0.5, first / mean),
+        (1.0, second / mean),
+        (2.0, third / mean),
+    )
+    assert course.slowness(-2.0, -1.0) == first
     assert course.course(8.0, 9.0) == ((8.0, 1.0),)
 
 

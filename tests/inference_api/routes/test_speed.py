@@ -19,7 +19,7 @@ def test_times_are_of_the_moment_with_their_errors() -> None:
     assert client.get("/speed").get_json() == {}
     backend.take([LoadedModel.of(NAME, EchoRunner(4, 64), ByteTokenizer(), backend.settings)])
     nothing = {"decode_ms": [], "prefill_ms_per_token": [], "speed": 1.0, "steps": 0}
-    nothing |= {"steps_s": 0.0, "steps_at_first_s": 0.0}
+    nothing |= {"steps_s": 0.0, "steps_by_tokens": []}
     nothing |= {"chunk_tokens": 256, "budget_tokens": 6}
     assert client.get("/speed").get_json() == {NAME: {**nothing, "measured_at": None}}
 
@@ -37,7 +37,7 @@ def test_times_are_of_the_moment_with_their_errors() -> None:
     assert decode_ms == pytest.approx(5.0, rel=0.02)
     assert 0 < error_ms < 0.5
     assert known["steps_s"] == pytest.approx(500 * (0.004 + 0.009), rel=0.01)
-    assert known["steps_s"] / known["steps_at_first_s"] == pytest.approx(2, rel=0.05)
+    assert known["steps_by_tokens"] == [[2, 1000, 5000]]
     (prompts,) = known["prefill_ms_per_token"]
     assert prompts[:2] == pytest.approx([2, 0.5], rel=0.05)
 

@@ -1,7 +1,5 @@
 """A model in memory: what is learned of its steps, before and after it is let go."""
 
-from collections.abc import Mapping
-
 import pytest
 
 from inference_api._mock_inference_api_server import ByteTokenizer, EchoRunner
@@ -15,22 +13,20 @@ from tests.inference_api.scheduling.speculation.rows import rows_of
 NAME = "m"
 
 
-class WarmRunner(EchoRunner):
-    def warm_up(self) -> Mapping[int, float]:
-        return {rows: rows / 1000 for rows in range(1, self.max_rows + 1)}
-
-
 def loaded(**settings: object) -> LoadedModel:
     known = Settings.model_validate({"user_rows": 4, **settings})
-    return LoadedModel.of(NAME, WarmRunner(4, 64), ByteTokenizer(), known)
+    return LoadedModel.of(NAME, EchoRunner(4, 64), ByteTokenizer(), known)
 
 
-def test_warm_up_tells_what_steps_take() -> None:
-    model = loaded()
+@pytest.mark.parametrize("speculation", ["off", "ngram", "auto"])
+def test_warm_up_tells_what_steps_take(speculation: str) -> None:
+    model = loaded(speculation=speculation)
     model.warm_up()
     costs = model.served.costs
-    assert [costs.of(rows) for rows in range(1, 5)] == [0.001, 0.002, 0.003, 0.004]
+    assert 0 < costs.of(1) <= costs.of(4) < 1
     assert costs.prompt_token_s(0) is not None
+    costs.publish(1.0)
+    assert [point.rows for point in costs.speed.decode] == [1, 2, 3, 4]
 
 
 @pytest.mark.parametrize("speculation", ["off", "ngram", "auto"])

@@ -1,0 +1,88 @@
+"""How slow a server's steps were from moment to moment, by what it counts of them.
+
+What a step takes by its contents is not known well beforehand, and a machine's speed moves: either
+may be why two moments differ. Contents change at once and by much, the speed hardly between two
+moments that follow each other. So step times are those with which it changes least. Pure: any
+thread.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+import numpy as np
+from scipy.optimize import least_squares
+
+from benchmarking.analysis.service_curve import FloatArray, ServiceCurve, StepCount, at
+
+SPEED_CHANGE = 0.05  # of the speed from moment to moment, relative: larger ones are outliers
+KNOWN_TO = 1.0  # how far off step times may be that a server says itself, as a logarithm
+
+
+@dataclass(frozen=True, slots=True)
+class StepsWithin:
+    """From a moment to the next: the seconds that steps took, and what was in them."""
+
+    from_s: float
+    steps_s: float
+    counts: Sequence[StepCount]
+
+
+def slownesses(moments: Sequence[StepsWithin], said: ServiceCurve) -> list[float]:
+    """Returns how many times as long steps took in each as on average over all of them; `said`: the
+    step times that a server says itself, as a start."""
+    tokens = sorted({tokens for each in moments for tokens, *_ in each.counts})
+    steps, prompt_tokens = (_by_tokens(moments, tokens, which) for which in (1, 2))
+    decode_ms = steps * [at(said.decode, each) for each in tokens]
+    prompts_ms = prompt_tokens * fmean(point.ms for point in said.prompt_token)
+    decode_knots = [2**power for power in range(tokens[-1].bit_length())]
+    of_decode = _between(decode_knots, tokens)
+    of_prompts = _between(sorted({1, decode_knots[-1]}), tokens)
+    steps_s = np.array([each.steps_s for each in moments])
+
+    def expected_s(logs: FloatArray) -> FloatArray:
+        decode, prompts = logs[: len(decode_knots)], logs[len(decode_knots) :]
+        found_ms = decode_ms @ np.exp(of_decode @ decode) + prompts_ms @ np.exp(
+            of_prompts @ prompts
+        )
+        return np.asarray(found_ms / 1000)
+
+    def misses(logs: FloatArray) -> FloatArray:
+        changes = np.diff(np.log(steps_s / expected_s(logs)))
+        return np.concatenate((changes / SPEED_CHANGE, logs / KNOWN_TO))
+
+    start = np.zeros(of_decode.shape[1] + of_prompts.shape[1])
+    found_s = expected_s(least_squares(misses, start, loss="soft_l1").x)
+    mean = math.fsum(steps_s) / math.fsum(found_s)
+    return [float(each) for each in steps_s / (mean * found_s)]
+
+
+def counts_since(now: Sequence[StepCount], before: Sequence[StepCount]) -> list[StepCount]:
+    """Returns what was counted between two answers of a server."""
+    known = _by_size(before)
+    return [
+        (tokens, steps - known[tokens][0], prompt_tokens - known[tokens][1])
+        if tokens in known
+        else (tokens, steps, prompt_tokens)
+        for tokens, steps, prompt_tokens in now
+    ]
+
+
+def _by_size(counts: Sequence[StepCount]) -> Mapping[int, tuple[int, int]]:
+    return {tokens: (steps, prompt_tokens) for tokens, steps, prompt_tokens in counts}
+
+
+def _by_tokens(moments: Sequence[StepsWithin], tokens: Sequence[int], which: int) -> FloatArray:
+    """Counts [moments, tokens]."""
+    found = np.zeros((len(moments), len(tokens)))
+    for row, moment in zip(found, moments, strict=True):
+        for count in moment.counts:
+            row[tokens.index(count[0])] = count[which]
+    return found
+
+
+def _between(knots: Sequence[int], tokens: Sequence[int]) -> FloatArray:
+    """Weights [tokens, knots] of straight lines between knots, on a logarithmic scale."""
+    columns = [np.interp(np.log2(tokens), np.log2(knots), each) for each in np.eye(len(knots))]
+    return np.array(columns).T
