@@ -5,7 +5,7 @@ compared, each at the rate at which its requests really came due.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from statistics import fmean
 from typing import Any
 
@@ -53,6 +53,15 @@ class Prediction:
     ttft_bounds_ms: tuple[float, float] | None = None
     itl_bounds_ms: tuple[float, float] | None = None
     warnings: tuple[str, ...] = ()
+
+    def sent_late(self, late_ms: float) -> "Prediction":
+        """Returns that of requests which were sent so long after they were due, on average."""
+        bounds = self.ttft_bounds_ms
+        return replace(
+            self,
+            ttft_ms=self.ttft_ms + late_ms,
+            ttft_bounds_ms=bounds and (bounds[0] + late_ms, bounds[1] + late_ms),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,22 +123,23 @@ class Optimizer:
         shape: tuple[int, int],
         slowness: Sequence[tuple[float, float]] = (),
     ) -> Prediction:
-        """Just the requests of a row, when they were due: what remains to chance is the server.
-        `slowness`: of moments on the run's clock, as `ServiceCurve` has it."""
-        due = sorted(point.all_records, key=lambda record: record.scheduled_s)
-        start_s = due[0].scheduled_s
+        """Just the requests of a row, when they were sent: what remains to chance is the server.
+        TTFT is from when they were due, as it is measured. `slowness`: of moments on the run's
+        clock, as `ServiceCurve` has it."""
+        sent = sorted(point.all_records, key=lambda record: record.sent_s)
+        start_s = sent[0].sent_s
         trace = [
             {
-                "atMs": 1000 * (record.scheduled_s - start_s),
+                "atMs": 1000 * (record.sent_s - start_s),
                 "inTokens": input_tokens(record) or shape[0],
                 "outTokens": output_tokens(record) if record.chunk_s else shape[1],
             }
-            for record in due
+            for record in sent
         ]
         asked = {
             "arrivalRate": point.offered_per_s * PER_MINUTE,
             "trace": trace,
-            "warmupRequests": sum(record.is_warmup for record in due),
+            "warmupRequests": sum(record.is_warmup for record in sent),
         }
         if slowness:
             asked["slowness"] = [
@@ -137,7 +147,8 @@ class Optimizer:
                 for at_s, factor in slowness
             ]
         answer = self._post("/analyze", self._replica(perf, shape) | asked)
-        return _prediction(answer, answer["maxRate"])
+        late_ms = fmean(1000 * (record.sent_s - record.scheduled_s) for record in point.measured)
+        return _prediction(answer, answer["maxRate"]).sent_late(late_ms)
 
     def max_rate(
         self, perf: Mapping[str, Any], shape: tuple[int, int], slo: Slo

@@ -31,20 +31,20 @@ def test_random_loads_are_those_of_the_seed_and_within_their_shares() -> None:
     assert not any(first and second for (_, first), (_, second) in pairwise(in_turn))
 
 
+CURVE = ServiceCurve(
+    decode=tuple(CurvePoint(n, 1000 * (SERVER.step_s + n * SERVER.row_s), 0.01) for n in (1, 32)),
+    prompt_token=(CurvePoint(1, 1000 * SERVER.prompt_token_s, 0.0),),
+    source="made",
+    overhead=(CurvePoint(1, 1000 * SERVER.overhead_s, 0.0),),
+    chunk_tokens=256,
+)
+PERF = {"name": "m", "acc": "a", "maxBatchSize": 32, "atTokens": 96}
+
+
 def test_a_row_is_simulated_by_the_requests_that_came(optimizer_url: str) -> None:
-    curve = ServiceCurve(
-        decode=tuple(
-            CurvePoint(n, 1000 * (SERVER.step_s + n * SERVER.row_s), 0.01) for n in (1, 32)
-        ),
-        prompt_token=(CurvePoint(1, 1000 * SERVER.prompt_token_s, 0.0),),
-        source="made",
-        overhead=(CurvePoint(1, 1000 * SERVER.overhead_s, 0.0),),
-        chunk_tokens=256,
-    )
     load = replace(PLAN.shape.at_rate(28.0, 20), arrival_scv=1.0)
     point = load_point(*SERVER.measure(load, seed=5))
-    perf = {"name": "m", "acc": "a", "maxBatchSize": 32, "atTokens": 96}
-    found = simulated(Asked(Optimizer(optimizer_url), perf), point, curve)
+    found = simulated(Asked(Optimizer(optimizer_url), PERF), point, CURVE)
     assert found.method == "simulation"
     ttft_error, itl_error = found.errors
     assert abs(ttft_error) < 0.05
@@ -57,6 +57,20 @@ def test_a_row_is_simulated_by_the_requests_that_came(optimizer_url: str) -> Non
     assert "ITL: median error" in text
     assert "1 of 2 within 10%" in text
     assert text.count("| 28.00 | 1 | 64, 0 | 96, 0 |") == 2
+
+
+def test_requests_wait_from_when_they_were_due_and_come_when_they_were_sent(
+    optimizer_url: str,
+) -> None:
+    row, records = SERVER.measure(PLAN.shape.at_rate(28.0, 20), seed=5)
+    records = [
+        replace(record, scheduled_s=record.scheduled_s - 0.05 * (number % 2))
+        for number, record in enumerate(records)
+    ]
+    asked = Asked(Optimizer(optimizer_url), PERF)
+    found = simulated(asked, load_point(row, records), CURVE)
+    assert found.ttft_ms[0] < found.ttft_ms[1] < found.ttft_ms[2]
+    assert all(abs(error) < 0.05 for error in found.errors)
 
 
 @pytest.mark.parametrize(("at_s", "slowness"), [(-1.0, 1.0), (0.5, 1.0513), (9.0, 1.1052)])
