@@ -29,7 +29,8 @@ ImageSize = Literal["na", "small", "medium", "large"]
 class Load:
     """The load of one row. Exactly one of `concurrency` and `qps` is set.
 
-    `concurrency`: closed loop, so many requests in flight, each followed by the next at once.
+    `concurrency`: closed loop, so many requests in flight, each followed by the next after
+    `think_s`, the think time of its user.
     `qps`: open loop, requests per second on a schedule that waits for no answer.
     `prompts_path`: the user's own prompts, each once, instead of made ones; `input_tokens` is then
     their mean, and known once the row has run. Spreads are squared coefficients of variation
@@ -49,6 +50,7 @@ class Load:
     input_scv: float = 0.0
     output_scv: float = 0.0
     arrival_scv: float | None = None
+    think_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

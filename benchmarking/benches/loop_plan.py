@@ -21,6 +21,7 @@ FIRST_EACH = 2  # requests of each user, where nothing is known of their time
 LEAST_EACH = 6  # of each user of a closed loop, of which the last does not count
 MIXED_SCV = 0.05  # of answers' lengths in closed loops: users of equal ones begin together
 CROWDS_EACH = 3  # of each user of a crowd, whose rate alone counts
+THINK_S = 0.02  # of a single user: who finds a server empty finds it asleep, its caches cold
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +56,11 @@ class LoopPlan:
         each = [(users, shape) for users in doubled for shape in (short, long)]
         each += [(users, same) for users in [*between, self.places]]
         return [
-            replace(shape.at_concurrency(users, FIRST_EACH), output_scv=MIXED_SCV)
+            replace(
+                shape.at_concurrency(users, FIRST_EACH),
+                output_scv=MIXED_SCV,
+                think_s=THINK_S if users == 1 else 0.0,
+            )
             for users, shape in each
         ]
 
@@ -139,7 +144,7 @@ class _Times:
         if users is None or not self.e2e_s_by_users:
             return load
         known = min(self.e2e_s_by_users, key=lambda each: (abs(each - users), each))
-        e2e_s = self.e2e_s_by_users[known] * max(users / known, 1.0)
+        e2e_s = self.e2e_s_by_users[known] * max(users / known, 1.0) + load.think_s
         each = max(round(seconds / e2e_s), CROWDS_EACH if users > self.places else LEAST_EACH)
         return replace(load, num_requests=each * users)
 

@@ -25,9 +25,10 @@ LAG_PERIOD_S = 0.05
 class LoadJob:
     """Requests ready to be sent, and when. Holds the key, so it is shown nowhere.
 
-    Without `due_s` it is a closed loop of `concurrency`. Times count from `origin_s` of
-    `time.monotonic`; due times from the start of the job. After `row_timeout_s` nothing new is
-    sent, and no request may take longer than `request_timeout_s`.
+    Without `due_s` it is a closed loop of `concurrency`, whose users wait `think_s` before the next
+    request. Times count from `origin_s` of `time.monotonic`; due times from the start of the job.
+    After `row_timeout_s` nothing new is sent, and no request may take longer than
+    `request_timeout_s`.
     """
 
     address: Address
@@ -37,6 +38,7 @@ class LoadJob:
     row_timeout_s: float
     request_timeout_s: float
     concurrency: int = 1
+    think_s: float = 0.0
     due_s: tuple[float, ...] = ()
 
 
@@ -122,6 +124,8 @@ async def _closed_loop(job: LoadJob, sender: "_Sender") -> None:
             if sender.is_out_of_time():
                 return
             await sender.send(number, sender.now_s())
+            if job.think_s:
+                await asyncio.sleep(job.think_s)
 
     await asyncio.gather(*(worker() for _ in range(job.concurrency)))
 

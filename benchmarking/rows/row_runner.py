@@ -170,6 +170,7 @@ class RowRunner:
             row_timeout_s=self.options.timeout_s,
             request_timeout_s=self.options.request_timeout_s,
             concurrency=load.concurrency or 1,
+            think_s=load.think_s,
             due_s=tuple(due_s),
         )
 

@@ -82,6 +82,15 @@ class MeetingServer(ScriptedServer):
         await super()._complete(script, body, writer)
 
 
+def test_a_user_of_a_closed_loop_thinks_before_the_next_request() -> None:
+    with scripted({"m": QUICK}) as (_, base):
+        result = run(replace(job_for(base, 3), think_s=0.05))
+    exchanges = sorted(result.exchanges, key=lambda exchange: exchange.index)
+    for before, after in pairwise(exchanges):
+        assert after.scheduled_s - before.end_s >= 0.04  # timers may fire a little early
+        assert after.sent_s >= after.scheduled_s
+
+
 def test_an_open_loop_waits_for_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scripted_server, "ScriptedServer", MeetingServer)
     due_s = (0.0, 0.01, 0.02, 0.03)
