@@ -34,6 +34,10 @@ const status = byId("playground-status", HTMLElement);
 const send = byId("playground-send", HTMLButtonElement);
 const stop = byId("playground-stop", HTMLButtonElement);
 const regenerate = byId("playground-regenerate", HTMLButtonElement);
+const copiers = /** @type {const} */ ([
+  [byId("playground-curl", HTMLButtonElement), curl],
+  [byId("playground-python", HTMLButtonElement), python],
+]);
 const models = byId("playground-models", HTMLElement);
 const model = byId("playground-model", HTMLSelectElement);
 
@@ -64,6 +68,7 @@ function allowActions() {
   send.disabled = !model.value || running !== null;
   stop.disabled = running === null;
   regenerate.disabled = send.disabled || isEmpty;
+  for (const [button] of copiers) button.disabled = !model.value;
   examples.hidden = !isEmpty;
   const isOther = model.value && model.value !== EMBEDDED_MODEL;
   for (const each of examples.querySelectorAll("button")) {
@@ -180,10 +185,8 @@ panel.addEventListener("keydown", (event) => {
 });
 for (const radio of form.querySelectorAll("[name=kind]"))
   radio.addEventListener("change", showKind);
-for (const [id, written] of Object.entries({ curl, python })) {
-  const button = byId(`playground-${id}`, HTMLButtonElement);
+for (const [button, written] of copiers)
   button.addEventListener("click", () => copyAs(button, written));
-}
 stop.addEventListener("click", () => running?.abort());
 regenerate.addEventListener("click", answerAgain);
 byId("playground-new", HTMLButtonElement).addEventListener("click", begin);

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import requests
-from playwright.sync_api import Browser, FloatRect, Page, expect
+from playwright.sync_api import Browser, FloatRect, Page, Route, expect
 
 from benchmarking.serving import ServedApi, eventually
 from tests.e2e.pages import (
@@ -187,6 +187,21 @@ def test_the_prompt_copies_as_a_curl_line_that_works(api: ServedApi, page: Page)
     content = body["messages"][0]["content"]
     assert content == 'What\'s the capital of Kenya?\nSay "please" $HOME.'
     assert requests.post(words[2], json=body, timeout=60).text.endswith("data: [DONE]\n\n")
+
+
+def test_nothing_is_sent_or_copied_before_a_model_is_known(page: Page) -> None:
+    held: list[Route] = []
+    page.route("**/dashboard/state", lambda route: held.append(route))
+    page.reload()
+    buttons = [
+        page.get_by_role("button", name=name) for name in ("Send", "Copy as curl", "Copy as Python")
+    ]
+    for button in buttons:
+        expect(button).to_be_disabled()
+    for route in held:
+        route.continue_()
+    for button in buttons:
+        expect(button).to_be_enabled()
 
 
 def test_an_edited_load_is_solved_again(api: ServedApi, page: Page) -> None:
