@@ -223,9 +223,14 @@ class DecodeBackend:
         self._residents.turn(started_s)
         self._pick_prompts()
         self.decode()
+        is_first_token = self._has_first_token()
         self._push_outputs()
         self._evict()
         self._report_status(started_s)
+        # Linux may leave a thread that this one wakes on its processor, though another is idle, and
+        # both there until the next tick: a first token would come milliseconds late.
+        if is_first_token:
+            yield_processor()
         self._rest()
 
     def _busy(self) -> Iterator[tuple[LoadedModel, UserRow]]:
@@ -294,14 +299,13 @@ class DecodeBackend:
             self._on_decoded(model.name, len(step.decoding))
 
     def _push_outputs(self) -> None:
-        """Linux may leave a thread that this one wakes on its processor, though another is idle,
-        and both there until the next tick: a first token would come milliseconds late."""
         self._output_queues.publish(self._events)
-        if 0 < len(self._events) <= FEW_EVENTS and self._has_first_token():
-            yield_processor()
         self._events.clear()
 
     def _has_first_token(self) -> bool:
+        """Whether this turn brings somebody the first token, and few others any."""
+        if len(self._events) > FEW_EVENTS:
+            return False
         decoded = (row for _, step, _ in self._stepped for row, _ in step.decoding)
         return any(len(row.generated) == 1 for row in decoded)
 

@@ -61,7 +61,7 @@ def test_every_token_arrives_while_the_next_is_still_to_come(
     assert response.headers["Transfer-Encoding"] == "chunked"
     chunks = iter(lambda: response.read1(65536), b"")
     assert next(chunks) == b"t"
-    assert held_api.state()["busy_rows"] == 1
+    eventually(lambda: held_api.state()["busy_rows"] == 1)
     release_file.touch()
     assert b"".join(chunks) == b"oken by token"
     connection.close()

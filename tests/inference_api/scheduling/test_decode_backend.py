@@ -138,13 +138,17 @@ def test_prompts_leave_running_rows_their_pace() -> None:
 def test_who_waits_for_a_first_token_of_few_gets_the_processor(
     together: int, yields: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    yielded: list[int] = []
-    monkeypatch.setattr(decode_backend, "yield_processor", lambda: yielded.append(1))
     loop = Loop(rows=8, chunk=64)
+    busy_rows: list[int] = []  # as others see them meanwhile
+    monkeypatch.setattr(
+        decode_backend,
+        "yield_processor",
+        lambda: busy_rows.append(loop.backend.snapshot.busy_rows),
+    )
     queues = [loop.submit("abc") for _ in range(together)]
     loop.step(3)
     assert {drained(queue)[0] for queue in queues} == {"abc"}
-    assert len(yielded) == yields
+    assert busy_rows == [together] * yields
 
 
 def test_second_turn_prefills_only_what_is_new() -> None:
