@@ -7,8 +7,8 @@ them, and how far that is off, the loops themselves tell: each is guessed from i
 the number that guesses best is taken. A loop counts as much as it has users: a single one is as
 slow as the core that it happens to be on.
 
-A server that counts its steps says of every moment how slow they were: nothing is guessed from
-other moments then. Pure: any thread.
+Of a server that counts its steps these tell instead how slow each moment was (`step_counts`): then
+nothing is guessed from the loops around it. Pure: any thread.
 """
 
 import math

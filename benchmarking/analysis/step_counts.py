@@ -7,7 +7,7 @@ thread.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
@@ -60,17 +60,12 @@ def slownesses(moments: Sequence[StepsWithin], said: ServiceCurve) -> list[float
 
 def counts_since(now: Sequence[StepCount], before: Sequence[StepCount]) -> list[StepCount]:
     """Returns what was counted between two answers of a server."""
-    known = _by_size(before)
-    return [
-        (tokens, steps - known[tokens][0], prompt_tokens - known[tokens][1])
-        if tokens in known
-        else (tokens, steps, prompt_tokens)
-        for tokens, steps, prompt_tokens in now
-    ]
-
-
-def _by_size(counts: Sequence[StepCount]) -> Mapping[int, tuple[int, int]]:
-    return {tokens: (steps, prompt_tokens) for tokens, steps, prompt_tokens in counts}
+    known = {tokens: each for tokens, *each in before}
+    found = []
+    for tokens, steps, prompt_tokens in now:
+        steps_before, prompt_tokens_before = known.get(tokens, (0, 0))
+        found.append((tokens, steps - steps_before, prompt_tokens - prompt_tokens_before))
+    return found
 
 
 def _by_tokens(moments: Sequence[StepsWithin], tokens: Sequence[int], which: int) -> FloatArray:

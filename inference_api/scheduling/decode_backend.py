@@ -223,13 +223,13 @@ class DecodeBackend:
         self._residents.turn(started_s)
         self._pick_prompts()
         self.decode()
-        is_first_token = self._has_first_token()
+        has_first_token = self._has_first_token()
         self._push_outputs()
         self._evict()
         self._report_status(started_s)
         # Linux may leave a thread that this one wakes on its processor, though another is idle, and
         # both there until the next tick: a first token would come milliseconds late.
-        if is_first_token:
+        if has_first_token:
             yield_processor()
         self._rest()
 

@@ -139,10 +139,10 @@ class StepCosts:
         """Time steps of this runner. Overwrites the cache of all rows."""
         seconds: dict[int, float] = {}
         begun_s = clock()
-        for num_tokens in self._sizes:
+        for num_tokens in sorted(self._sizes, key=_is_between_powers):
             rows = _step_of(runner, num_tokens)
             if rows is None:
-                break
+                continue
             times: list[float] = []
             while len(times) < RUNS and sum(times) < RUNS_S:
                 started_s = clock()
@@ -342,6 +342,11 @@ def _nearest(means: Sequence[RunningMean], rows: int) -> float:
         return means[place].mean
     seen = [each for each, of_rows in enumerate(means) if of_rows.count]
     return means[min(seen, key=lambda each: abs(each - place))].mean if seen else 0.0
+
+
+def _is_between_powers(size: int) -> bool:
+    """Whether it lies between two powers of two, from which it can be told if time is short."""
+    return size.bit_count() > 1
 
 
 def _sizes(max_tokens: int) -> list[int]:

@@ -7,7 +7,13 @@ import pytest
 
 from inference_api._mock_inference_api_server import EchoRunner
 from inference_api.engine.runner import RowResult, RowStep
-from inference_api.scheduling.step_costs import PROMPT_TOKENS, Contents, StepCosts, _sizes
+from inference_api.scheduling.step_costs import (
+    MEASURING_S,
+    PROMPT_TOKENS,
+    Contents,
+    StepCosts,
+    _sizes,
+)
 
 
 class TimedRunner(EchoRunner):
@@ -32,6 +38,15 @@ class HeldUpRunner(TimedRunner):
         return super().step(rows)
 
 
+class SlowRunner(TimedRunner):
+    """Of a large model: all sizes take longer than there is time for."""
+
+    def step(self, rows: Sequence[RowStep]) -> list[RowResult]:
+        num_tokens = sum(len(each.token_ids) for each in rows)
+        self.now_s += slow_step_s(num_tokens)
+        return super().step(rows)
+
+
 class PromptRunner(TimedRunner):
     """The same of tokens that draw nothing."""
 
@@ -42,6 +57,10 @@ class PromptRunner(TimedRunner):
 
 def step_s(num_tokens: int) -> float:
     return 3 + 0.5 * max(0, num_tokens - 4)
+
+
+def slow_step_s(num_tokens: int) -> float:
+    return 0.25 + 0.05 * max(0, num_tokens - 8)
 
 
 def test_measured_costs_are_those_of_the_runner_at_every_size() -> None:
@@ -162,6 +181,14 @@ def test_what_held_a_step_of_the_warm_up_back_does_not_count() -> None:
     costs = StepCosts({}, 4)
     costs.warmed_up({1: 90.0, 2: 1.0, 3: 70.0, 4: 2.0})
     assert [costs.of(n) for n in range(1, 5)] == [1.0, 1.0, 2.0, 2.0]
+
+
+def test_large_sizes_are_known_also_where_there_is_no_time_for_all() -> None:
+    runner = SlowRunner(max_rows=32, max_seq_len=101)
+    costs = StepCosts.measured(runner, 32, clock=lambda: runner.now_s)
+    assert runner.now_s < MEASURING_S + slow_step_s(16)
+    for num_tokens in (1, 8, 12, 16, 24, 32):
+        assert costs.of(num_tokens) == pytest.approx(slow_step_s(num_tokens), rel=0.1)
 
 
 def test_prompt_is_timed_at_warm_up() -> None:
