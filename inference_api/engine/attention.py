@@ -15,6 +15,8 @@ from torch import Tensor
 from inference_api.engine.kv_cache import KVCache
 from inference_api.engine.loading.config import ModelConfig
 
+MAX_TREE_TOKENS = 33  # a row's own and as many as SPECULATION_TOKENS allows behind it
+
 
 class Attention(Protocol):
     """Attention of a step, as a layer of the decoder calls it."""
@@ -30,8 +32,13 @@ class Place(NamedTuple):
     row: int
     position: int
     slot: int
-    path: Sequence[int] | None = None
-    """The slots of all positions up to its own, where not all are in their own: in a tree."""
+    branch: Sequence[int] | None = None
+    """Of a tree: the slots of the last positions up to its own, behind those in their own slots."""
+
+    @property
+    def branch_start(self) -> int:
+        """The first position of the branch."""
+        return self.position + 1 - len(self.branch or ())
 
 
 class Attentions(Protocol):
@@ -88,22 +95,9 @@ class ChunkAttention:
     ) -> Tensor:
         self._cache.write_chunk(layer, self._row, self._start, keys, values)
         row_keys, row_values, bias = self._views[self._config.windows[layer]]
-        queries = _grouped(queries, self._config).permute(1, 2, 0, 3)
-        keys, values = self._shared(row_keys[layer]), self._shared(row_values[layer])
-        scale = self._config.attention_scale
-        if sinks is None:
-            attended = _attended(queries, keys, values, scale, bias)
-        else:  # a key-value head at a time: its scores take memory
-            of_heads = sinks.view(*queries.shape[:2], 1, 1)
-            heads = zip(queries, keys, values, of_heads, strict=True)
-            attended = torch.stack(
-                [_attended(q, k, v, scale, bias, sink) for q, k, v, sink in heads]
-            )
-        return attended.permute(2, 0, 1, 3).flatten(1)  # of [kv_heads, groups, tokens, head_dim]
-
-    def _shared(self, heads: Tensor) -> Tensor:
-        """[1, kv_heads, n, head_dim] as [kv_heads, groups, n, head_dim], without a copy."""
-        return heads.transpose(0, 1).expand(-1, self._config.num_groups, -1, -1)
+        return _chunk_attended(
+            queries, row_keys[layer], row_values[layer], self._config, bias, sinks
+        )
 
 
 class StepAttention:
@@ -166,67 +160,143 @@ class StepAttention:
         self, layer: int, token: Place, keys: Tensor, values: Tensor
     ) -> tuple[Tensor, Tensor]:
         """The token's keys and values: as they lie in the cache or, of a tree, brought together."""
-        if token.path is None:
+        if token.branch is None:
             return keys, values
-        return self._cache.gathered(layer, token.row, token.path, num_seen=keys.shape[2])
+        slots = [*range(token.branch_start), *token.branch]
+        return self._cache.gathered(layer, token.row, slots, num_seen=keys.shape[2])
 
 
 class FixedAttention:
     """One token of every user row, in shapes that depend on no value: see `FixedStepDecoder`.
 
     Rows share a masked call per length, and each takes the result of the shortest that reaches its
-    position. So a row's sums have the same shape however far its neighbours are.
+    position. So a row's sums have the same shape however far its neighbours are. A token without a
+    position is absent: it changes nothing that a row holds, and its result means nothing.
     """
 
     def __init__(
         self, config: ModelConfig, cache: KVCache, positions: Tensor, lengths: Sequence[int]
     ) -> None:
-        """`positions` [max_rows], negative for absent rows, whose cache stays as it is and whose
-        result means nothing. `lengths` ascend; the last is above every position."""
+        """`positions` [max_rows], negative where absent. `lengths` ascend; the last is above every
+        position."""
         self._config = config
         self._cache = cache
-        self._positions = positions.clamp(min=0)
-        self._is_present = (positions >= 0).view(-1, 1, 1)
-        self._rows = torch.arange(len(positions), device=positions.device)
-        reached = self._positions.view(-1, 1, 1, 1)
+        rows = torch.arange(len(positions), device=positions.device)
+        self._own_index = rows, _own_slots(positions, positions, cache)
+        reached = positions.clamp(min=0).view(-1, 1, 1, 1)
         *shorter, self._longest = lengths
         self._is_within = {length: reached < length for length in reversed(shorter)}
-        places = torch.arange(self._longest, device=positions.device)
-        self._biases = {}
-        for window in set(config.windows):
-            mask = places <= reached  # [rows, 1, 1, places]
-            if window is not None:
-                mask &= places > reached - window
-            self._biases[window] = _bias(mask, cache)
+        self._biases = _fixed_biases(config, cache, reached, self._longest)
 
     def __call__(
         self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, sinks: Tensor | None
     ) -> Tensor:
-        self._write(layer, keys, values)
+        self._cache.write_step(layer, *self._own_index, keys, values)
+        seen_keys, seen_values = self._seen(self._cache.keys[layer], self._cache.values[layer])
         queries, sinks = _grouped(queries, self._config), _by_group(sinks, self._config)
-        attended = self._attend(layer, queries, sinks, self._longest)
+        bias = self._biases[self._config.windows[layer]]
+
+        def attend(length: int) -> Tensor:
+            """Every row to its first `length` places: [rows, kv_heads, groups, head_dim]."""
+            return _attended(
+                queries,
+                seen_keys[:, :, :length],
+                seen_values[:, :, :length],
+                self._config.attention_scale,
+                bias[..., :length],
+                sinks,
+            )
+
+        attended = attend(self._longest)
         for length, is_within in self._is_within.items():
-            shorter = self._attend(layer, queries, sinks, length)
-            attended = torch.where(is_within, shorter, attended)
+            attended = torch.where(is_within, attend(length), attended)
         return attended.flatten(1)
 
-    def _attend(self, layer: int, queries: Tensor, sinks: Tensor | None, length: int) -> Tensor:
-        """Every row to its first `length` places: [rows, kv_heads, groups, head_dim]."""
-        return _attended(
-            queries,
-            self._cache.keys[layer, :, :, :length],
-            self._cache.values[layer, :, :, :length],
-            self._config.attention_scale,
-            self._biases[self._config.windows[layer]][..., :length],
-            sinks,
-        )
+    def _seen(self, *of_layer: Tensor) -> Sequence[Tensor]:
+        """Keys and values, [rows, kv_heads, at least the longest length, head_dim]."""
+        return of_layer
 
-    def _write(self, layer: int, keys: Tensor, values: Tensor) -> None:
-        """Absent rows are given back what they hold."""
-        index = (layer, self._rows, slice(None), self._positions)
-        keys = torch.where(self._is_present, keys, self._cache.keys[index])
-        values = torch.where(self._is_present, values, self._cache.values[index])
-        self._cache.write_step(layer, self._rows, self._positions, keys, values)
+
+class FixedTokenAttention(FixedAttention):
+    """Tokens of any rows, as many as there are rows: `FixedAttention` over copies of what they see,
+    so that a token has the bits it would have if it were its row's only one."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        cache: KVCache,
+        positions: Tensor,
+        lengths: Sequence[int],
+        rows: Tensor,
+        own_slots: Tensor,
+        slots: Tensor,
+    ) -> None:
+        """`positions`, `rows` and `own_slots` [tokens]. `slots` [tokens, capacity]: of every
+        position up to a token's own, its own but for the last MAX_TREE_TOKENS; any behind it."""
+        super().__init__(config, cache, positions, lengths)
+        self._own_index = rows, _own_slots(own_slots, positions, cache)
+        kv_heads, device = cache.keys.shape[2], positions.device
+        self._head_rows = rows[:, None] * kv_heads + torch.arange(kv_heads, device=device)
+        back = torch.arange(MAX_TREE_TOKENS, device=device)
+        tail = (positions[:, None] - back).clamp(min=0)  # [tokens, MAX_TREE_TOKENS]
+        columns = torch.arange(len(positions), device=device)[:, None]
+        self._tail = columns, slice(None), tail
+        self._tail_slots = rows[:, None], slice(None), slots.gather(1, tail)
+
+    def _seen(self, *of_layer: Tensor) -> Sequence[Tensor]:
+        return [self._copied(each) for each in of_layer]
+
+    def _copied(self, of_rows: Tensor) -> Tensor:
+        """Whole heads are copied, as they lie; then what a tree has elsewhere."""
+        copies = of_rows.flatten(0, 1)[:, : self._longest][self._head_rows]
+        copies[self._tail] = of_rows[self._tail_slots]
+        return copies
+
+
+class FixedChunkAttention:
+    """`ChunkAttention` in shapes that depend on no value, of the first tokens that are not absent:
+    see `FixedAttention`."""
+
+    def __init__(
+        self, config: ModelConfig, cache: KVCache, rows: Tensor, positions: Tensor, length: int
+    ) -> None:
+        """`rows` [tokens] are all the same, `positions` [tokens] below `length`."""
+        self._config = config
+        self._cache = cache
+        self._length = length
+        self._row = rows[:1]
+        self._own_index = rows, _own_slots(positions, positions, cache)
+        self._biases = _fixed_biases(config, cache, positions.clamp(min=0)[:, None], length)
+
+    def __call__(
+        self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, sinks: Tensor | None
+    ) -> Tensor:
+        self._cache.write_step(layer, *self._own_index, keys, values)
+        keys, values = (
+            each[layer, :, :, : self._length].index_select(0, self._row)
+            for each in (self._cache.keys, self._cache.values)
+        )
+        bias = self._biases[self._config.windows[layer]]
+        return _chunk_attended(queries, keys, values, self._config, bias, sinks)
+
+
+def _own_slots(slots: Tensor, positions: Tensor, cache: KVCache) -> Tensor:
+    """Where tokens are written: absent ones to the last slot, which `SPARE_SLOTS` keeps free."""
+    return torch.where(positions >= 0, slots, cache.keys.shape[3] - 1)
+
+
+def _fixed_biases(
+    config: ModelConfig, cache: KVCache, reached: Tensor, length: int
+) -> dict[int | None, Tensor]:
+    """By window, for queries at `reached` [..., 1] over the first `length` places."""
+    places = torch.arange(length, device=reached.device)
+    biases = {}
+    for window in set(config.windows):
+        mask = places <= reached
+        if window is not None:
+            mask &= places > reached - window
+        biases[window] = _bias(mask, cache)
+    return biases
 
 
 def _first_seen(position: int, window: int | None) -> int:
@@ -248,6 +318,30 @@ def _grouped(queries: Tensor, config: ModelConfig) -> Tensor:
 def _by_group(sinks: Tensor | None, config: ModelConfig) -> Tensor | None:
     """[heads] as [kv_heads, groups, 1]."""
     return None if sinks is None else sinks.view(config.num_kv_heads, config.num_groups, 1)
+
+
+def _chunk_attended(
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    config: ModelConfig,
+    bias: Tensor,
+    sinks: Tensor | None,
+) -> Tensor:
+    """Queries [tokens, heads, head_dim] of one row over its keys and values [1, kv_heads, n,
+    head_dim]: [tokens, heads * head_dim]. `bias` [tokens, n]: see `_bias`."""
+    queries = _grouped(queries, config).permute(1, 2, 0, 3)
+    keys, values = (
+        each.transpose(0, 1).expand(-1, config.num_groups, -1, -1) for each in (keys, values)
+    )  # [kv_heads, groups, n, head_dim], without a copy
+    if sinks is None:
+        attended = _attended(queries, keys, values, config.attention_scale, bias)
+    else:  # a key-value head at a time: its scores take memory
+        of_heads = sinks.view(*queries.shape[:2], 1, 1)
+        heads = zip(queries, keys, values, of_heads, strict=True)
+        scale = config.attention_scale
+        attended = torch.stack([_attended(q, k, v, scale, bias, sink) for q, k, v, sink in heads])
+    return attended.permute(2, 0, 1, 3).flatten(1)  # of [kv_heads, groups, tokens, head_dim]
 
 
 def _attended(

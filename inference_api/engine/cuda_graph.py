@@ -5,19 +5,26 @@ its place where there is none.
 """
 
 from collections.abc import Callable
+from functools import cache
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 WARM_UP_RUNS = 3  # before capture, as PyTorch's notes on CUDA graphs have it
 
+Outputs = TypeVar("Outputs")
 
-def captured(forward: Callable[[Tensor], Tensor], inputs: Tensor) -> Callable[[], Tensor]:
+_pool = cache(torch.cuda.graph_pool_handle)
+
+
+def captured(forward: Callable[[Tensor], Outputs], inputs: Tensor) -> Callable[[], Outputs]:
     """`forward(inputs)` for whatever `inputs` then holds, into the same memory each time.
 
     `forward` must not look at values on the host, nor depend on any that change elsewhere than on
     the device. It runs a few times, first on a side stream, where libraries allocate what they need
-    only once. Every graph has memory of its own. Raises RuntimeError when CUDA refuses.
+    only once. All graphs share memory, except for their outputs: they never run at the same time.
+    Raises RuntimeError when CUDA refuses.
     """
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
@@ -26,10 +33,10 @@ def captured(forward: Callable[[Tensor], Tensor], inputs: Tensor) -> Callable[[]
             forward(inputs)
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with torch.cuda.graph(graph, _pool()):
         outputs = forward(inputs)
 
-    def replay() -> Tensor:
+    def replay() -> Outputs:
         graph.replay()
         return outputs
 

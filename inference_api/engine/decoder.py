@@ -97,9 +97,17 @@ class Decoder:
         ]
         return Outputs(logits, hidden)
 
-    def at_once(self, tokens: Tensor, positions: Tensor, attend: Attention) -> Tensor:
-        """Logits [n, vocab] float32 for what follows `tokens` [n] at `positions` [n]."""
-        return self._logits(self._states(tokens, positions, attend))
+    def at_once(
+        self, tokens: Tensor, positions: Tensor, attend: Attention
+    ) -> tuple[Tensor, Tensor]:
+        """Logits [n, vocab] float32 for what follows `tokens` [n] at `positions` [n], and the
+        states [n, hidden] that they come from."""
+        states = self.states(tokens, positions, attend)
+        return self._logits(states), states
+
+    def states(self, tokens: Tensor, positions: Tensor, attend: Attention) -> Tensor:
+        """What the output head takes for `tokens` [n] at `positions` [n]: [n, hidden]."""
+        return self._norm(self._hidden(tokens, positions, attend), self._final_norm)
 
     def _chunk(self, row: RowStep) -> Tensor:
         """Write the tokens that draw nothing: their states where wanted, else nothing."""
@@ -121,19 +129,11 @@ class Decoder:
             device=self._device,
         )
         attention = self._attentions.step(places, num_padding)
-        states = self._states(tokens, positions, attention)
-        return self._logits(states)[: len(places)], states[: len(places)]
-
-    def _states(self, tokens: Tensor, positions: Tensor, attend: Attention) -> Tensor:
-        """[n, hidden], as the output head takes them."""
-        return self._norm(self._hidden(tokens, positions, attend), self._final_norm)
+        logits, states = self.at_once(tokens, positions, attention)
+        return logits[: len(places)], states[: len(places)]
 
     def _logits(self, states: Tensor) -> Tensor:
-        logits = self._head(states).float()
-        divisor, softcap = self._config.logits_divisor, self._config.logits_softcap
-        if divisor != 1.0:
-            logits = logits / divisor
-        return logits if softcap is None else softcap * torch.tanh(logits / softcap)
+        return capped(self._head(states), self._config)
 
     def _hidden(self, tokens: Tensor, positions: Tensor, attend: Attention) -> Tensor:
         """All layers over `tokens` [n] at `positions` [n]: [n, hidden]."""
@@ -185,11 +185,18 @@ class Decoder:
         return F.layer_norm(x, shape, norm.weight, norm.bias, eps)
 
 
+def capped(logits: Tensor, config: ModelConfig) -> Tensor:
+    """What an output head makes, as float32, divided and softly capped where the model has it."""
+    divisor, softcap = config.logits_divisor, config.logits_softcap
+    logits = logits.float() if divisor == 1.0 else logits.float() / divisor
+    return logits if softcap is None else softcap * torch.tanh(logits / softcap)
+
+
 def _calls(rows: Sequence[RowStep], most: int) -> Iterator[list[tuple[int, Place]]]:
     """Tokens that draw, at most `most` at once; a prompt that is scored is a call of its own."""
     waiting: list[tuple[int, Place]] = []
     for each in rows:
-        tokens = list(_drawing(each))
+        tokens = list(placed(each, each.num_undrawn))
         if tokens and each.draws[0].known_id is not None:
             if waiting:
                 yield waiting
@@ -204,17 +211,16 @@ def _calls(rows: Sequence[RowStep], most: int) -> Iterator[list[tuple[int, Place
         yield waiting
 
 
-def _drawing(row: RowStep) -> Iterator[tuple[int, Place]]:
-    """The tokens that draw, and where they are."""
-    first, positions = row.num_undrawn, row.positions
-    paths: list[Sequence[int] | None] = [None] * len(positions)
+def placed(row: RowStep, first: int) -> Iterator[tuple[int, Place]]:
+    """A row's tokens from index `first` on, and where they are."""
+    positions = row.positions
+    branches: list[Sequence[int] | None] = [None] * len(positions)
     if row.parents is not None:
-        held = range(row.start)
         for index, parent in enumerate(row.parents):
-            before = held if parent < 0 else paths[parent] or held
-            paths[index] = [*before, row.start + index]
+            before = (branches[parent] or ()) if parent >= 0 else ()
+            branches[index] = [*before, row.start + index]
     for index in range(first, len(positions)):
-        place = Place(row.row, positions[index], row.start + index, paths[index])
+        place = Place(row.row, positions[index], row.start + index, branches[index])
         yield row.token_ids[index], place
 
 

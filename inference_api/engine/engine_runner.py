@@ -18,7 +18,7 @@ from inference_api.engine.fixed_step import FixedStepDecoder, step_lengths
 from inference_api.engine.kernel_decoder import KernelDecoder
 from inference_api.engine.kv_cache import KVCache
 from inference_api.engine.loading import checkpoint
-from inference_api.engine.loading.config import ModelConfig
+from inference_api.engine.loading.config import SPARE_SLOTS, ModelConfig
 from inference_api.engine.loading.layout import (
     HEAD,
     decodes_by_kernels,
@@ -38,9 +38,10 @@ from inference_api.engine.medusa import MedusaHeads
 from inference_api.engine.options import EngineOptions
 from inference_api.engine.padding import least_rows_multiple
 from inference_api.engine.rope import Rope
-from inference_api.engine.runner import Draw, RowResult, RowStep, RunnerFacts
+from inference_api.engine.runner import DraftHeads, Draw, RowResult, RowStep, RunnerFacts
 from inference_api.engine.sampler import sample
 from inference_api.engine.step_decoder import StepDecoder
+from inference_api.engine.torch_medusa import TorchMedusaHeads
 from inference_api.engine.weight_form import WeightForm, weight_form
 from inference_api.errors import StartupError
 from inference_api.kernels.library import Kernels
@@ -60,8 +61,6 @@ class EngineRunner:
     """One model over `max_rows` user rows. Decode thread only, except the constructor, and, with
     packed files, what comes before steps and after them: `pack`, `check_packed`, `load`, `unload`.
 
-    Draws that a row has several of in one step are exact by the kernels and by torch on the CPU; on
-    CUDA they are those of single steps up to rounding, so that near ties may be drawn otherwise.
     Once constructed it is described, by its configuration and the headers of its weights; once
     loaded it has `decoder` and `medusa`. The constructor raises StartupError when the model is not
     supported.
@@ -93,7 +92,7 @@ class EngineRunner:
         self.eos_token_ids = self._config.eos_token_ids
         self.is_batch_invariant = decodes_by_kernels(self._config, self._form.bits)
         self.has_medusa_heads = self._heads_folder is not None
-        self.medusa: MedusaHeads | None = None
+        self.medusa: DraftHeads | None = None
         self._packed = packed if self.is_batch_invariant else None
 
     @property
@@ -171,7 +170,7 @@ class EngineRunner:
             self._cache = KVCache(
                 self._config,
                 self.max_rows,
-                self.max_seq_len,
+                self.max_seq_len + (0 if self.is_batch_invariant else SPARE_SLOTS),
                 self._device,
                 self._cache_dtype(),
                 is_lazy=self._packed is not None,
@@ -264,11 +263,11 @@ class EngineRunner:
     @cached_property
     def _heads_folder(self) -> Path | None:
         """Raises StartupError where heads are named that are not there."""
-        if not self._options.has_medusa or not self.is_batch_invariant:
+        if not self._options.has_medusa:
             return None
         return find_heads(self._model_dir, self._options.medusa_heads)
 
-    def _medusa_heads(self, parameters: Parameters) -> MedusaHeads | None:
+    def _medusa_heads(self, parameters: Parameters) -> DraftHeads | None:
         """Raises StartupError where heads are named that do not fit."""
         folder = self._heads_folder
         if folder is None:
@@ -282,6 +281,8 @@ class EngineRunner:
                 self._model_dir,
             )
         logger.info("Medusa heads of %s", folder)
+        if parameters.packing is None:
+            return TorchMedusaHeads(file, self._config, parameters)
         packer = None if self._packed is None else Kernels(1)
         return MedusaHeads(file, self._config, parameters, packer)
 

@@ -47,11 +47,7 @@ class MedusaHeads:
         assert parameters.packing is not None
         self._kernels = parameters.packing.kernels
         kernels = packer or self._kernels
-        vocab_size = len(file.outputs[0]) if file.outputs else config.vocab_size
-        num_tokens = vocab_size if file.token_ids is None else len(file.token_ids)
-        self.paths = _within(file.paths, num_tokens)
-        if not self.paths:
-            self.paths = _within(default_paths(len(file.weights)), num_tokens)
+        self.paths = tree_paths(file, config)
         self._num_heads = num_heads = max(map(len, self.paths))  # others would guess for nobody
         self._num_ranks = 1 + max(map(max, self.paths))
         self._token_ids = None if file.token_ids is None else file.token_ids.numpy()
@@ -88,6 +84,13 @@ class MedusaHeads:
         if self._token_ids is not None:
             token_ids = self._token_ids[token_ids]
         return HeadGuesses(token_ids, probabilities)
+
+
+def tree_paths(file: MedusaFile, config: ModelConfig) -> Sequence[TreePath]:
+    """The tree that heads' files have, or one by default, as far as there are tokens to guess."""
+    vocab_size = len(file.outputs[0]) if file.outputs else config.vocab_size
+    num_tokens = vocab_size if file.token_ids is None else len(file.token_ids)
+    return _within(file.paths, num_tokens) or _within(default_paths(len(file.weights)), num_tokens)
 
 
 def _within(paths: Sequence[TreePath], num_ranks: int) -> Sequence[TreePath]:

@@ -138,10 +138,9 @@ class ModelRunner(Protocol):
     hidden_size: int
     """Of the states that `RowResult` has; 0 where there are none."""
     is_batch_invariant: bool
-    """A token's numbers are the same bits whatever shares its step, however its prompt was cut and
-    whether it was drafted. Else that is true of a row's token that draws alone, and of prompts that
-    are always cut alike; several draws of a row are the same up to rounding, or exactly: the
-    runner's docstring says which."""
+    """A token's numbers are the same bits whatever shares its step and however its prompt was cut.
+    Else that is true of prompts that are always cut alike. Tokens that draw have the same bits one
+    by one and drafted in any case."""
     has_medusa_heads: bool
 
     @property

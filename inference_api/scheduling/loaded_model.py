@@ -3,7 +3,6 @@
 It belongs to the decode thread, but for `served`, which is for any.
 """
 
-import logging
 from dataclasses import dataclass
 from typing import Self
 
@@ -19,8 +18,6 @@ from inference_api.scheduling.speculation.scheduler import DraftScheduler
 from inference_api.scheduling.step_plan import Step, StepPlanner
 from inference_api.settings import ModelSettings, Settings
 from inference_api.text.tokens import Tokenizer
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,25 +90,11 @@ def draft_sources(
 ) -> tuple[str, ...]:
     """Names of who guesses for a runner, loaded or not; those that take least time first.
 
-    Speculation changes no answer, so that a runner has to be exact whatever is drafted. Raises
-    StartupError where the one that is asked for is not there.
+    Raises StartupError where the one that is asked for is not there.
     """
     mode = settings.speculation
     if mode == "off":
         return ()
-    if not runner.is_batch_invariant:
-        logger.warning(
-            "SPECULATION=%s is ignored for %s, which the kernels do not decode: several tokens of "
-            "a step might be drawn otherwise than one by one",
-            mode,
-            name,
-        )
-        return ()
-    if drafter is not None and not drafter.is_batch_invariant:
-        logger.warning("DRAFT_MODEL of %s is ignored: the kernels do not decode it", name)
-        if mode == "draft":
-            return ()
-        drafter = None
     if mode == "draft" and drafter is None:
         raise StartupError(
             [

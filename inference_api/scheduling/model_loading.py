@@ -122,7 +122,7 @@ def describe_models(
         folder = locate(model.model)
         runner = EngineRunner(folder, EngineOptions.from_settings(model), kernels_of, packed)
         drafter = None
-        if model.used_draft_model is not None and runner.is_batch_invariant:
+        if model.used_draft_model is not None:
             drafter = make_drafter(model, folder, runner.max_seq_len, kernels_of, packed)
         served = describe_model(model, folder, runner, drafter, budget)
         models.append(LoadableModel(served, settings, runner, drafter))

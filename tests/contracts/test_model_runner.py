@@ -293,12 +293,6 @@ def assert_same_likelihoods(one: Drawn, other: Drawn) -> None:
     assert [token for token, _ in one.logprobs.top] == [t for t, _ in other.logprobs.top]
 
 
-def drawn_exactly(name: str) -> bool:
-    """Whether several draws of a row in one step have the bits of single steps; else they are the
-    same up to rounding."""
-    return name not in ("fixed steps", "cuda")
-
-
 @any_sampling
 @pytest.mark.parametrize("num_right", [0, 1, 3, 4])
 def test_verified_chain_says_what_single_steps_say(
@@ -351,9 +345,7 @@ def exact_runner(runner: ModelRunner, request: pytest.FixtureRequest) -> ModelRu
     return runner
 
 
-def test_rejected_tail_leaves_no_bit_behind(
-    exact_runner: ModelRunner, request: pytest.FixtureRequest
-) -> None:
+def test_rejected_tail_leaves_no_bit_behind(exact_runner: ModelRunner) -> None:
     runner = exact_runner
     prompt, wrong = prompt_of(18), prompt_of(19, 5)
     text = prompt + prompt_of(20, 4)
@@ -368,10 +360,7 @@ def test_rejected_tail_leaves_no_bit_behind(
         hidden += states(runner, [each_token(4, text, at) for at in range(len(prompt), len(text))])
     half = len(hidden) // 2
     for one, other in zip(hidden[:half], hidden[half:], strict=True):
-        if drawn_exactly(request.node.callspec.params["runner_and_vocab"]):
-            assert torch.equal(one, other)
-        else:
-            torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
+        assert torch.equal(one, other)
 
 
 # Root, a first child that is right in one tree and wrong in the next, and branches of both.
@@ -414,7 +403,7 @@ def path_to(node: int) -> list[int]:
 @pytest.mark.parametrize("leaf", [1, 3, 5, 8, 9, 10])
 @pytest.mark.parametrize("start", [12, 29])
 def test_kept_branch_is_bit_for_bit_what_had_never_been_a_tree(
-    exact_runner: ModelRunner, request: pytest.FixtureRequest, start: int, leaf: int
+    exact_runner: ModelRunner, start: int, leaf: int
 ) -> None:
     runner, prompt, guesses = exact_runner, prompt_of(23, start + 1), prompt_of(24, 10)
     path, more = path_to(leaf), prompt_of(25, 4)
@@ -431,10 +420,7 @@ def test_kept_branch_is_bit_for_bit_what_had_never_been_a_tree(
     after += states(runner, [RowStep(row, end + 1, text[end + 1 :]) for row in (5, 3)])
     pairs = [(of_tree[path], torch.cat(of_path)), after[:2], after[2:]]
     for one, other in pairs:
-        if drawn_exactly(request.node.callspec.params["runner_and_vocab"]):
-            assert torch.equal(one, other)
-        else:
-            torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)
+        assert torch.equal(one, other)
 
 
 def each_token(row: int, text: Sequence[int], at: int) -> RowStep:

@@ -207,6 +207,9 @@ class ModelConfig:
         return self.num_layers * max_rows * cache_capacity(max_seq_len) * token_bytes
 
 
+SPARE_SLOTS = 1  # of a row's cache where torch decodes: for tokens that have no part in a step
+
+
 def cache_capacity(max_seq_len: int) -> int:
     """Tokens allocated per row: `max_seq_len`, rounded up for alignment."""
     return -(-max_seq_len // CACHE_ALIGNMENT_TOKENS) * CACHE_ALIGNMENT_TOKENS

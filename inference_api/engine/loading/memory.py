@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Self
 
-from inference_api.engine.loading.config import ModelConfig
+from inference_api.engine.loading.config import SPARE_SLOTS, ModelConfig
 from inference_api.engine.loading.layout import decodes_by_kernels, weight_bytes
 from inference_api.engine.loading.packed_layout import PackedLayout
 from inference_api.engine.options import EngineOptions
@@ -39,10 +39,11 @@ class Footprint:
         dtype_bytes = DTYPE_BYTES[options.dtype]
         if bits is not None and decodes_by_kernels(config, bits):
             element_bytes = CACHE_BYTES[cache_dtype(options.kv_cache_dtype, bits)]
+            num_slots = context
         else:
-            element_bytes = dtype_bytes
+            element_bytes, num_slots = dtype_bytes, context + SPARE_SLOTS
         vector_bytes = element_bytes * cache_slot(element_bytes, config.head_dim)
-        cache_bytes = config.kv_cache_bytes(max_rows, context, vector_bytes)
+        cache_bytes = config.kv_cache_bytes(max_rows, num_slots, vector_bytes)
         weights_bytes = weight_bytes(config, dtype_bytes, bits)
         if is_packed_file and bits is not None:
             weights_bytes = PackedLayout.of(config, dtype_bytes, bits).file_bytes

@@ -11,14 +11,13 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from inference_api.engine.kernel_decoder import KernelDecoder
-from inference_api.engine.medusa import MedusaHeads
 from inference_api.engine.pipeline.messages import BadMessage, Kind, Message
 from inference_api.engine.pipeline.parts import MakeRunner
 from inference_api.engine.pipeline.ring import LOAD_TIMEOUT_S, Ring, RingBroken
 from inference_api.engine.pipeline.ring_decoder import RingDecoder
 from inference_api.engine.pipeline.split_tuner import SplitTuner
 from inference_api.engine.pipeline.splits import Split, checked, layers_of
-from inference_api.engine.runner import Draw, RowResult, RowStep, RunnerFacts
+from inference_api.engine.runner import DraftHeads, Draw, RowResult, RowStep, RunnerFacts
 from inference_api.errors import StartupError
 from inference_api.request import SamplingParams
 
@@ -65,7 +64,7 @@ class PipelineRunner:
         self.num_layers = self._own.num_layers
         self.eos_token_ids = self._own.eos_token_ids
         self.has_medusa_heads = self._own.has_medusa_heads
-        self.medusa: MedusaHeads | None = None
+        self.medusa: DraftHeads | None = None
 
     @property
     def facts(self) -> RunnerFacts:

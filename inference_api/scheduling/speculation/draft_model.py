@@ -29,8 +29,8 @@ class ModelDrafts:
     wants_hidden = False
 
     def __init__(self, runner: ModelRunner, max_tokens: int, vocab_size: int) -> None:
-        """`runner` is batch invariant and has as many rows as the model that it drafts for, whose
-        vocabulary has `vocab_size` tokens. Rows beyond the runner's context get no draft."""
+        """`runner` has as many rows as the model that it drafts for, whose vocabulary has
+        `vocab_size` tokens. Rows beyond the runner's context get no draft."""
         self._runner = runner
         self._max_tokens = max_tokens
         self._vocab_size = vocab_size

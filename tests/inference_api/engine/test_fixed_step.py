@@ -1,4 +1,4 @@
-"""Decode steps of fixed shape beside the plain ones, launched and recorded.
+"""Decode steps of fixed shape beside the plain ones, launched and recorded; drafts in both.
 
 Where there is no CUDA, make_fx records in the graph's place. Its recording keeps the host's values
 of the moment too: what a step looked at on the host shows when it runs for other rows.
@@ -12,16 +12,26 @@ from typing import NamedTuple
 
 import pytest
 import torch
+from annotated_types import Le
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from inference_api.engine import fixed_step
+from inference_api.engine.attention import MAX_TREE_TOKENS
 from inference_api.engine.cuda_graph import captured
 from inference_api.engine.decoder import Decoder
 from inference_api.engine.engine_runner import EngineRunner
-from inference_api.engine.fixed_step import FixedStepDecoder, Forward, Step, step_lengths
+from inference_api.engine.fixed_step import (
+    CHUNK_SIZES,
+    FixedStepDecoder,
+    Forward,
+    Step,
+    step_lengths,
+)
 from inference_api.engine.kv_cache import KVCache
 from inference_api.engine.options import EngineOptions
 from inference_api.engine.runner import RowStep
+from inference_api.settings import ModelSettings
 from tests.inference_api.engine import steps
 from tests.inference_api.engine.conftest import MAX_ROWS, TinyModel
 from tests.inference_api.engine.steps import ANY_DRAW
@@ -85,7 +95,7 @@ def decoders(tiny_model: Callable[[str], TinyModel], device: str) -> Make:
 
             with torch.inference_mode():
                 fixed.capture(counted)
-            assert len(made) == len(LENGTHS), "a recording failed"
+            assert len(made) == (2 + len(CHUNK_SIZES)) * len(LENGTHS), "a recording failed"
         return Decoders(fixed, plain, runner._cache)
 
     return make
@@ -118,6 +128,11 @@ def random_prompts(seed: int, num_rows: int) -> dict[int, list[int]]:
     return prompts
 
 
+def held(kv_cache: KVCache) -> tuple[Tensor, Tensor]:
+    """Keys and values of all positions that there may be."""
+    return kv_cache.keys[:, :, :, :CONTEXT], kv_cache.values[:, :, :, :CONTEXT]
+
+
 def assert_close(actual: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-5)
 
@@ -134,10 +149,10 @@ def test_logits_and_caches_equal_those_of_plain_steps(
         prompts = random_prompts(num_rows, num_rows)
         fill(plain, prompts)
         actual = decode(fixed, prompts)
-        keys, values = kv_cache.keys.clone(), kv_cache.values.clone()
+        keys, values = (each.clone() for each in held(kv_cache))
         assert_close(actual, decode(plain, prompts))
-        assert_close(keys, kv_cache.keys)
-        assert_close(values, kv_cache.values)
+        assert_close(keys, held(kv_cache)[0])
+        assert_close(values, held(kv_cache)[1])
 
 
 @pytest.mark.parametrize("is_recorded", [False, True])
@@ -169,11 +184,51 @@ def test_bfloat16_rows_are_the_same_bits_alone_and_beside_others(decoders: Make)
     assert similarity.min() > 0.999
 
 
+@pytest.mark.parametrize(
+    ("name", "is_recorded"),
+    [*((name, False) for name in MODELS), *((name, True) for name in DIFFERENT)],
+)
+def test_chunks_of_prompts_write_what_plain_ones_write(
+    name: str, is_recorded: bool, decoders: Make
+) -> None:
+    """Of one token and of as many as a recorded chunk has or one more, from the middle of a row to
+    the end of the context; nothing else changes, and their states are the same."""
+    fixed, plain, kv_cache = decoders(name, is_recorded)
+    rng = random.Random(13)
+    for start, num_tokens in [(0, 1), (0, 9), (3, 64), (5, 70), (CONTEXT - 20, 20), (0, CONTEXT)]:
+        before = rng.choices(range(VOCAB_SIZE), k=start)
+        if before:
+            steps.prefill(plain, 6, 0, before)
+        others = [each.clone() for each in held(kv_cache)]
+        chunk = RowStep(6, start, rng.choices(range(VOCAB_SIZE), k=num_tokens), wants_hidden=True)
+        outputs = fixed.forward([chunk])
+        assert outputs.logits.shape == (0, VOCAB_SIZE)
+        written = slice(start, start + num_tokens)
+        kept = [each[:, 6, :, written].clone() for each in held(kv_cache)]
+        for now, other in zip(held(kv_cache), others, strict=True):
+            other[:, 6, :, written] = now[:, 6, :, written]
+            assert torch.equal(now, other)
+        expected = plain.forward([chunk])
+        assert_close(of_only(outputs.hidden), of_only(expected.hidden))
+        assert_close(kept[0], kv_cache.keys[:, 6, :, written])
+        assert_close(kept[1], kv_cache.values[:, 6, :, written])
+
+
+def test_a_chunk_longer_than_those_recorded_is_launched(
+    decoders: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fixed, plain, _ = decoders("llama", False)
+    monkeypatch.setattr(fixed_step, "CHUNK_SIZES", (64,))
+    chunk = RowStep(2, 0, random.Random(1).choices(range(VOCAB_SIZE), k=65), wants_hidden=True)
+    hidden = of_only(fixed.forward([chunk]).hidden)
+    assert torch.equal(hidden, of_only(plain.forward([chunk]).hidden))
+
+
 @pytest.mark.parametrize("is_recorded", [False, True])
 def test_the_caches_of_absent_rows_are_left_alone(is_recorded: bool, decoders: Make) -> None:
     fixed, plain, kv_cache = decoders("llama", is_recorded)
     fill(plain, random_prompts(6, MAX_ROWS))
-    caches = (kv_cache.keys, kv_cache.values)
+    caches = held(kv_cache)
     copies = [each.clone() for each in caches]
     decode(fixed, {3: [5] * 20})
     for now, before in zip(caches, copies, strict=True):
@@ -182,26 +237,136 @@ def test_the_caches_of_absent_rows_are_left_alone(is_recorded: bool, decoders: M
         assert torch.equal(now, before)
 
 
-def test_a_prompt_that_is_scored_changes_no_bit_of_its_neighbours(decoders: Make) -> None:
+# A row's token and drafts behind it: a chain, and trees with branches of several depths.
+CHAIN = tuple(range(-1, 13))
+TREES = (
+    (-1, 0, 0, 0, 2, 1, 2, 4, 4, 6, 7, 10, 11, 11),
+    (-1, 0, 1, 2, 0, 4, 5, 6, 7, 8, 9, 0, 11, 12),
+)
+LONGEST_TREE = (-1, 0, 0, *range(2, MAX_TREE_TOKENS - 1))
+
+
+@pytest.mark.parametrize(
+    ("name", "way", "dtype"),
+    [
+        *((name, "plain", "float32") for name in MODELS),
+        *((name, "launched", "float32") for name in MODELS),
+        *((name, "recorded", "float32") for name in DIFFERENT),
+        *(("llama", way, "bfloat16") for way in ("plain", "launched", "recorded")),
+    ],
+)
+def test_drafted_tokens_have_the_bits_that_they_have_one_by_one(
+    name: str, way: str, dtype: str, decoders: Make
+) -> None:
+    """In steps of more tokens than there are rows, across lengths, beside a row of one token."""
+    fixed, plain, _ = decoders(name, way == "recorded", dtype)
+    decoder = plain if way == "plain" else fixed
+    rng = random.Random(7)
+    rows = [
+        draft(rng, row, start, parents)
+        for row, start, parents in [
+            (3, LENGTHS[0] - 5, CHAIN),
+            (9, LENGTHS[1] - 3, TREES[0]),
+            (4, 0, TREES[1]),
+            (7, CONTEXT - 1, (-1,)),
+            (0, CONTEXT - 14, CHAIN),
+            (5, 6, LONGEST_TREE),
+            (2, CONTEXT - MAX_TREE_TOKENS, LONGEST_TREE),
+        ]
+    ]
+    prompts = {each.row: rng.choices(range(VOCAB_SIZE), k=each.start) for each in rows}
+    for row, prompt in prompts.items():
+        if prompt:
+            steps.prefill(plain, row, 0, prompt)
+    logits, hidden = decoder.forward(rows)
+    drawn = logits.clone().split([len(each.token_ids) for each in rows])
+    for each, own_logits, own_states in zip(rows, drawn, hidden, strict=True):
+        assert own_states is not None
+        held: list[int] = []  # whose keys are in the row's cache
+        for node in range(len(each.token_ids)):
+            path = path_to(each, node)
+            depth = next(at for at, one in enumerate(path) if held[at : at + 1] != [one])
+            for at in range(depth, len(path)):
+                step = one_token(each.row, each.start + at, each.token_ids[path[at]])
+                expected_logits, expected_states = decoder.forward([step])
+            held = path
+            assert torch.equal(own_logits[node], expected_logits[0])
+            assert torch.equal(own_states[node : node + 1], of_only(expected_states))
+
+
+def test_the_longest_tree_is_what_settings_allow() -> None:
+    metadata = ModelSettings.model_fields["speculation_tokens"].metadata
+    assert [each.le for each in metadata if isinstance(each, Le)] == [MAX_TREE_TOKENS - 1]
+
+
+def draft(rng: random.Random, row: int, start: int, parents: Sequence[int]) -> RowStep:
+    token_ids = rng.choices(range(VOCAB_SIZE), k=len(parents))
+    is_chain = list(parents) == list(range(-1, len(parents) - 1))
+    draws = [ANY_DRAW] * len(parents)
+    return RowStep(row, start, token_ids, draws, None if is_chain else parents, wants_hidden=True)
+
+
+def one_token(row: int, position: int, token_id: int) -> RowStep:
+    return RowStep(row, position, [token_id], [ANY_DRAW], wants_hidden=True)
+
+
+def of_only(hidden: Sequence[Tensor | None]) -> Tensor:
+    (states,) = hidden
+    assert states is not None
+    return states
+
+
+def path_to(step: RowStep, node: int) -> list[int]:
+    """What a token follows of its step, and itself."""
+    path = [node]
+    while (parent := path[-1] - 1 if step.parents is None else step.parents[path[-1]]) >= 0:
+        path.append(parent)
+    return path[::-1]
+
+
+@pytest.mark.parametrize("num_scored", [4, MAX_ROWS + 3])
+def test_a_prompt_that_is_scored_changes_no_bit_of_its_neighbours(
+    num_scored: int, decoders: Make
+) -> None:
     fixed, plain, _ = decoders("llama", False)
     prompts = random_prompts(8, 4)
     fill(plain, prompts)
     expected = decode(fixed, prompts)
     free_row = next(row for row in range(MAX_ROWS) if row not in prompts)
-    scored = [7, 8, 9, 10]
+    scored = random.Random(3).choices(range(VOCAB_SIZE), k=num_scored)
+    num_first = num_scored // 2
     logits, _ = fixed.forward(
         [
-            RowStep(free_row, 0, [7, 8], [ANY_DRAW] * 2),
+            RowStep(free_row, 0, scored[:num_first], [ANY_DRAW] * num_first),
             *(
                 RowStep(row, len(prompt) - 1, prompt[-1:], [ANY_DRAW])
                 for row, prompt in prompts.items()
             ),
-            RowStep(free_row, 2, [9, 10], [ANY_DRAW] * 2),
+            RowStep(free_row, num_first, scored[num_first:], [ANY_DRAW] * (num_scored - num_first)),
         ]
     )
-    assert torch.equal(logits[2:-2], expected)
-    one_by_one = [decode(fixed, {0: scored[: count + 1]})[0] for count in range(len(scored))]
-    assert_close(torch.cat([logits[:2], logits[-2:]]), torch.stack(one_by_one))
+    of_scored = torch.cat([logits[:num_first], logits[num_first + 4 :]])
+    assert torch.equal(logits[num_first : num_first + 4], expected)
+    one_by_one = [decode(fixed, {0: scored[: count + 1]})[0] for count in range(num_scored)]
+    assert torch.equal(of_scored, torch.stack(one_by_one))
+
+
+def test_the_few_tokens_that_a_draft_model_lacks_are_part_of_the_step(decoders: Make) -> None:
+    fixed, plain, _ = decoders("llama", False)
+    rng = random.Random(11)
+    text = rng.choices(range(VOCAB_SIZE), k=MAX_ROWS + 30)
+    for num_undrawn in (3, MAX_ROWS + 5):
+        start = len(text) - num_undrawn - 1
+        steps.prefill(plain, 5, 0, text[:start])
+        logits, (states,) = fixed.forward(
+            [RowStep(5, start, text[start:], [ANY_DRAW], wants_hidden=True)]
+        )
+        assert states is not None
+        assert len(states) == num_undrawn + 1
+        steps.prefill(plain, 6, 0, text[:-1])
+        expected = fixed.forward([one_token(6, len(text) - 1, text[-1])])
+        assert_close(logits, expected.logits)
+        assert_close(states[-1:], of_only(expected.hidden))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="CUDA would capture, and not fail")

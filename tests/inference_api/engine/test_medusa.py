@@ -1,4 +1,4 @@
-"""The kernels' guesses are those of the heads' formula by torch."""
+"""The kernels' guesses, and torch's, are those of the heads' formula."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,6 +17,7 @@ from inference_api.engine.loading.medusa_files import MAX_HEADS, MedusaFile
 from inference_api.engine.loading.weight_files import weight_files
 from inference_api.engine.loading.weights import load_parameters
 from inference_api.engine.medusa import DEFAULT_PATHS, MedusaHeads, default_paths
+from inference_api.engine.torch_medusa import TorchMedusaHeads
 from inference_api.kernels.library import (
     Kernels,
     KernelsUnavailable,
@@ -54,15 +55,17 @@ def file_of(num_layers: int, vocab_size: int, token_ids: Sequence[int] | None) -
     )
 
 
-def rounded(kernels: Kernels, weights: Tensor, bits: str) -> Tensor:
+def rounded(kernels: Kernels | None, weights: Tensor, bits: str) -> Tensor:
     """What is left of weights once they are packed."""
+    if kernels is None:
+        return weights
     packed = PackedWeight.empty(BITS[bits], *weights.shape)
     kernels.pack(weights.contiguous(), packed)
     return packed.unpack()
 
 
 def expected(
-    kernels: Kernels, file: MedusaFile, own_head: Tensor, hidden: Tensor, config: ModelConfig
+    kernels: Kernels | None, file: MedusaFile, own_head: Tensor, hidden: Tensor, config: ModelConfig
 ) -> Tensor:
     """Probabilities [rows, heads, tokens], of the tokens that are guessed among, by packed weights:
     layers of 8 bits, outputs of 4 or the model's own, whole head as it is."""
@@ -84,18 +87,18 @@ def expected(
     return torch.stack(of_heads, 1)
 
 
+CASES = [
+    (1, 0, None, CONFIG),
+    (2, 0, None, replace(CONFIG, logits_divisor=0.5, logits_softcap=2.0)),
+    (1, 70, None, CONFIG),
+    (2, 70, range(3, 60, 2), replace(CONFIG, logits_softcap=0.5)),
+    (1, 0, range(5, 500, 7), CONFIG),
+]
+
+
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("bits", ["int8", "int4"])
-@pytest.mark.parametrize(
-    ("num_layers", "vocab_size", "token_ids", "config"),
-    [
-        (1, 0, None, CONFIG),
-        (2, 0, None, replace(CONFIG, logits_divisor=0.5, logits_softcap=2.0)),
-        (1, 70, None, CONFIG),
-        (2, 70, range(3, 60, 2), replace(CONFIG, logits_softcap=0.5)),
-        (1, 0, range(5, 500, 7), CONFIG),
-    ],
-)
+@pytest.mark.parametrize(("num_layers", "vocab_size", "token_ids", "config"), CASES)
 def test_guesses_are_those_of_the_formula(
     variant: str,
     bits: str,
@@ -123,6 +126,28 @@ def test_guesses_are_those_of_the_formula(
         own = np.take_along_axis(probabilities.numpy(), places, axis=2)
         assert np.abs(guesses.probabilities - own).max() < ROUNDING
         assert np.abs(best - own).max() < ROUNDING
+
+
+@pytest.mark.parametrize(("num_layers", "vocab_size", "token_ids", "config"), CASES)
+def test_guesses_by_torch_are_those_of_the_formula(
+    num_layers: int,
+    vocab_size: int,
+    token_ids: Sequence[int] | None,
+    config: ModelConfig,
+    device: str,
+) -> None:
+    place = (torch.device(device), torch.float32)
+    parameters = load_parameters(weight_files(EMBEDDED_MODEL), config, *place)
+    file = file_of(num_layers, vocab_size, token_ids)
+    heads = TorchMedusaHeads(file, config, parameters)
+    own_head = parameters.tensors[HEAD].cpu()
+    for num_rows in (1, 8, 33):
+        hidden = torch.randn(num_rows, CONFIG.hidden_size)
+        guesses = heads.guess([*hidden.to(device)])
+        best = expected(None, file, own_head, hidden, config).topk(guesses.token_ids.shape[2])
+        chosen = best.indices if file.token_ids is None else file.token_ids[best.indices]
+        assert (guesses.token_ids == chosen.numpy()).all()
+        assert np.abs(guesses.probabilities - best.values.numpy()).max() < 1e-5
 
 
 @pytest.mark.parametrize("num_heads", range(1, MAX_HEADS + 1))

@@ -248,23 +248,12 @@ def test_depth_of_a_tree_is_what_was_drafted() -> None:
     assert (totals.drafts, totals.drafted_tokens, totals.accepted_tokens) == (1, 2, 2)
 
 
-class InexactRunner(EchoRunner):
-    is_batch_invariant = False
-
-
 @pytest.mark.parametrize("mode", ["off", "ngram", "auto"])
 def test_setting_says_whether_there_are_drafts(mode: str) -> None:
     settings = Settings.model_validate({"speculation": mode})
     model = LoadedModel.of("m", EchoRunner(2, 64), ByteTokenizer(), settings)
     assert (model.planner._drafts is not None) == (mode != "off")
     assert model.served.draft_sources == (() if mode == "off" else ("ngram",))
-
-
-def test_runner_that_is_not_exact_gets_no_drafts(caplog: pytest.LogCaptureFixture) -> None:
-    settings = Settings(speculation="ngram")
-    model = LoadedModel.of("m", InexactRunner(2, 64), ByteTokenizer(), settings)
-    assert model.planner._drafts is None
-    assert "SPECULATION=ngram is ignored for m" in caplog.text
 
 
 def row_of(prompt: Sequence[int], max_tokens: int = 50, context: int = 64) -> UserRow:

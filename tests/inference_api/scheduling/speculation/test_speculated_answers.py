@@ -6,6 +6,7 @@ from functools import cache
 from typing import Any
 
 import pytest
+import torch
 from flask import Flask
 
 from benchmarking.serving import eventually
@@ -14,11 +15,14 @@ from inference_api.settings import Settings
 
 MODEL = "hearth-tiny"
 CONTEXT_TOKENS = 160
-FORMS = {
+FORMS: dict[str, dict[str, Any]] = {
     "float32": {"dtype": "float32"},
     "int8": {"quantization": "int8"},
     "int4": {"quantization": "int4"},
+    "torch": {"kernels": False},
 }
+if torch.cuda.is_available():
+    FORMS["cuda"] = {"device": "cuda"}
 
 COPY = "Echo this text: Jonas went to Nashville with a clever child."
 STORY = "Tell me a story about a fox and a baker."
