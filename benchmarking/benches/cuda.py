@@ -1,10 +1,11 @@
-"""`make bench-cuda`: what a decode step costs on a GPU, recorded, launched, and by transformers.
+"""`make bench-cuda`: what a step costs on a GPU, recorded, launched, and by transformers.
 
-A step that was recorded as a CUDA graph is launched at once; `launched` is the same step operation
-by operation. transformers' own model is the peer, with its default cache: a call of as many rows
-over contexts as long. A step has to read every weight and its rows' contexts, so its floor is their
-bytes over what the device's memory delivers, measured by copies in the same run. Times are the
-host's, until the device has finished. Needs a CUDA device, and nothing else on it.
+Steps that decode a token of each row, or verify a draft of several, and prompts, in chunks as they
+are served. A step that was recorded as a CUDA graph is launched at once; `launched` is the same
+step operation by operation. transformers' own model is the peer, with its default cache: a call of
+as many rows over contexts as long. A step has to read every weight and its rows' contexts, so its
+floor is their bytes over what the device's memory delivers, measured by copies in the same run.
+Times are the host's, until the device has finished. Needs a CUDA device, and nothing else on it.
 """
 
 import argparse
@@ -33,6 +34,7 @@ from inference_api.engine.engine_runner import EngineRunner
 from inference_api.engine.options import EngineOptions
 from inference_api.engine.runner import Draw, RowStep
 from inference_api.request import SamplingParams
+from inference_api.settings import Settings
 from scripts.make_random_model import SHAPES, Shape, make_random_model
 
 LLAMA_8B = Shape(hidden=4096, ffn=14336, layers=32, heads=32, kv_heads=8, vocab_size=128_256)
@@ -44,13 +46,22 @@ DRAW = Draw(SamplingParams(), (), ())
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """Rows that decode one token each, the last of `context_tokens`."""
+    """Rows that bring `tokens` each, all but one of them drafted, to a context that ends there."""
 
     rows: int
+    tokens: int
     context_tokens: int
 
 
-CASES = [*(Case(rows, SHORT_TOKENS) for rows in ROWS), Case(max(ROWS), LONG_TOKENS)]
+CASES = [
+    *(Case(rows, 1, SHORT_TOKENS) for rows in ROWS),
+    Case(max(ROWS), 1, LONG_TOKENS),
+    Case(1, 9, SHORT_TOKENS),
+    Case(8, 4, SHORT_TOKENS),
+    Case(1, 9, LONG_TOKENS),
+]
+PROMPTS_TOKENS = (64, PREFILL_TOKENS)
+CHUNK_TOKENS: int = Settings.model_fields["prefill_chunk_tokens"].default
 
 
 def main() -> None:
@@ -63,8 +74,10 @@ def main() -> None:
     print(describe_machine("torch", "transformers"))
     read_per_s = memory_bytes_per_s(arguments.seconds)
     print(f"Copies within the device read and write {read_per_s / 1e9:.0f} GB/s. Times in ms.")
-    print("| model | rows | context | recorded | launched | transformers | floor | of floor |")
-    print("|---|---|---|---|---|---|---|---|")
+    print(
+        "| model | rows | tokens | context | recorded | launched | transformers | floor | "
+        "recorded ÷ floor |\n|---|---|---|---|---|---|---|---|---|"
+    )
     for model in arguments.models:
         for line in lines(model, read_per_s, arguments.seconds):
             print(line, flush=True)
@@ -72,39 +85,60 @@ def main() -> None:
 
 @torch.inference_mode()
 def lines(model: str, read_per_s: float, budget_s: float) -> Iterator[str]:
-    """Lines of the table, one for each case and one for prefill."""
+    """Lines of the table, one for each case and each prompt."""
     folder = MODELS / f"random-{model}"
     if not (folder / "model.safetensors").exists():
         make_random_model(MODEL_SHAPES[model], folder)
     options = EngineOptions(device="cuda", max_rows=max(ROWS), max_seq_len=CONTEXT_TOKENS)
     runner = EngineRunner(folder, options)
     runner.load()
-    launched = [median_s(decode(runner, case), budget_s) for case in CASES]
+    launched = times_s(runner, budget_s)
     runner.warm_up()  # records the steps
-    recorded = [median_s(decode(runner, case), budget_s) for case in CASES]
-    prompt = [RowStep(0, 0, [TOKEN_ID] * PREFILL_TOKENS, (DRAW,))]
-    prefill_s = median_s(lambda: runner.decoder.forward(prompt), budget_s)
+    recorded = times_s(runner, budget_s)
     cache_bytes_per_token = runner.footprint.cache_bytes_per_row / CONTEXT_TOKENS
     peer = Transformers(folder)
-    for case, recorded_s, launched_s in zip(CASES, recorded, launched, strict=True):
+    for case in CASES:
         cache_bytes = case.rows * case.context_tokens * cache_bytes_per_token
         floor_s = (linear_bytes(folder, "bfloat16") + cache_bytes) / read_per_s
         yield (
-            f"| {model} | {case.rows} | {case.context_tokens} | {recorded_s * 1e3:.2f} | "
-            f"{launched_s * 1e3:.2f} | {peer.decode_s(case, budget_s) * 1e3:.2f} | "
-            f"{floor_s * 1e3:.2f} | {recorded_s / floor_s:.2f} |"
+            f"| {model} | {case.rows} | {case.tokens} | {case.context_tokens} | "
+            f"{recorded[case] * 1e3:.2f} | {launched[case] * 1e3:.2f} | "
+            f"{peer.decode_s(case, budget_s) * 1e3:.2f} | {floor_s * 1e3:.2f} | "
+            f"{recorded[case] / floor_s:.2f} |"
         )
-    peer_s = peer.prefill_s(budget_s)
-    yield (
-        f"| {model} | prefill | {PREFILL_TOKENS} | | {prefill_s * 1e3:.2f} | {peer_s * 1e3:.2f} |"
-        " | |"
-    )
+    for tokens in PROMPTS_TOKENS:
+        peer_s = peer.prefill_s(tokens, budget_s)
+        yield (
+            f"| {model} | prompt | {tokens} | | {recorded[tokens] * 1e3:.2f} | "
+            f"{launched[tokens] * 1e3:.2f} | {peer_s * 1e3:.2f} | | |"
+        )
+
+
+def times_s(runner: EngineRunner, budget_s: float) -> dict[Case | int, float]:
+    """Of each case, and of prompts by their length."""
+    times: dict[Case | int, float] = {
+        case: median_s(decode(runner, case), budget_s) for case in CASES
+    }
+    return times | {
+        tokens: median_s(prefill(runner, tokens), budget_s) for tokens in PROMPTS_TOKENS
+    }
 
 
 def decode(runner: EngineRunner, case: Case) -> Callable[[], object]:
-    start = case.context_tokens - 1
-    rows = [RowStep(row, start, (TOKEN_ID,), (DRAW,)) for row in range(case.rows)]
+    start = case.context_tokens - case.tokens
+    token_ids, draws = (TOKEN_ID,) * case.tokens, (DRAW,) * case.tokens
+    rows = [RowStep(row, start, token_ids, draws) for row in range(case.rows)]
     return lambda: runner.decoder.forward(rows)
+
+
+def prefill(runner: EngineRunner, num_tokens: int) -> Callable[[], object]:
+    """All of a prompt but its last token, which is the first that draws."""
+    chunks = [
+        [RowStep(0, start, [TOKEN_ID] * min(CHUNK_TOKENS, num_tokens - 1 - start))]
+        for start in range(0, num_tokens - 1, CHUNK_TOKENS)
+    ]
+    chunks.append([RowStep(0, num_tokens - 1, [TOKEN_ID], (DRAW,))])
+    return lambda: [runner.decoder.forward(chunk) for chunk in chunks]
 
 
 class Transformers:
@@ -115,18 +149,22 @@ class Transformers:
         self._model = model.to("cuda")
 
     def decode_s(self, case: Case, budget_s: float) -> float:
-        cache, num_held = DynamicCache(), case.context_tokens - 1
+        cache, num_held = DynamicCache(), case.context_tokens - case.tokens
         self._forward(case.rows, num_held, cache)
         return median_s(
-            lambda: self._forward(case.rows, 1, cache), budget_s, lambda: cache.crop(-1)
+            lambda: self._forward(case.rows, case.tokens, cache, case.tokens),
+            budget_s,
+            lambda: cache.crop(-case.tokens),
         )
 
-    def prefill_s(self, budget_s: float) -> float:
-        return median_s(lambda: self._forward(1, PREFILL_TOKENS, DynamicCache()), budget_s)
+    def prefill_s(self, num_tokens: int, budget_s: float) -> float:
+        return median_s(lambda: self._forward(1, num_tokens, DynamicCache()), budget_s)
 
-    def _forward(self, rows: int, num_tokens: int, cache: DynamicCache) -> object:
+    def _forward(
+        self, rows: int, num_tokens: int, cache: DynamicCache, num_draws: int = 1
+    ) -> object:
         tokens = torch.full((rows, num_tokens), TOKEN_ID, device="cuda")
-        return self._model(tokens, past_key_values=cache, use_cache=True, logits_to_keep=1)
+        return self._model(tokens, past_key_values=cache, use_cache=True, logits_to_keep=num_draws)
 
 
 def memory_bytes_per_s(budget_s: float) -> float:

@@ -28,7 +28,7 @@ from typing import Any
 from benchmarking.benches.serve import workloads
 from benchmarking.benches.table_figures import Claim, Row, Turns, bound_of, row_of
 from benchmarking.benches.table_models import SEED, TABLE_MODELS, Model, context_tokens
-from benchmarking.benches.table_servers import AUTO, Form, Servers, started
+from benchmarking.benches.table_servers import Form, Servers, started
 from benchmarking.benches.table_text import (
     COLUMNS,
     beside_peers,
@@ -73,7 +73,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=3, help="turns of each server under a load")
     parser.add_argument("--prompts", type=int, default=60, help="each once in all rounds of 1 user")
     parser.add_argument("--max-tokens", type=int, default=64, help="longest answer")
-    parser.add_argument("--quantization", choices=("int8", "int4"), default="int8")
+    parser.add_argument("--quantization", choices=("int8", "int4", "none"), default="int8")
     parser.add_argument("--tokens", type=int, default=4, help="SPECULATION_TOKENS of what drafts")
     parser.add_argument("--sizes", nargs="+", type=int, default=[1, 2, 4, 8], help="of the bound")
     parser.add_argument(
@@ -127,9 +127,9 @@ def measure_forms(
     results: Results,
 ) -> None:
     servers = _servers(form, arguments.parts)
-    turns_by_users = measure_table(servers, name, asked, arguments, results)
+    turns_by_users = measure_table(servers, form.auto, name, asked, arguments, results)
     alone = turns_by_users.get(1, {})
-    if alone.keys() >= {*form.labels}:
+    if form.is_quantised and alone.keys() >= {*form.labels}:
         claim = Claim.of(alone, form.labels)
         results.add(f"{name}: the product of gains", [claim], claim_text(claim))
 
@@ -140,17 +140,18 @@ def measure_copies(form: Form, name: str, arguments: argparse.Namespace, results
     )
     copying = replace(form, context=context_tokens(asked))
     servers = chain(copying.unaided(), copying.peers() if "peers" in arguments.parts else ())
-    measure_table(servers, f"{name}: copies", asked, arguments, results)
+    measure_table(servers, copying.auto, f"{name}: copies", asked, arguments, results)
 
 
 def measure_table(
     servers: Servers,
+    auto: str,
     title: str,
     asked: Sequence[Request],
     arguments: argparse.Namespace,
     results: Results,
 ) -> dict[int, Turns]:
-    """Returns the turns by users."""
+    """Returns the turns by users. `auto`: the server that peers are compared with."""
     turns_by_users: dict[int, Turns] = {}
     rows: list[Row] = []
     with ExitStack() as stack:
@@ -162,8 +163,7 @@ def measure_table(
             chosen, turns = taken_turns(running, warm_up(rounds, users), rounds, users)
             rows += reported(chosen, turns, users)
             turns_by_users[users] = turns
-    ours = f"{arguments.quantization}, {AUTO}"
-    results.add(title, rows, "\n\n".join(beside_peers(rows, ours, "llama.cpp")))
+    results.add(title, rows, "\n\n".join(beside_peers(rows, auto, "llama.cpp")))
     return turns_by_users
 
 
@@ -186,7 +186,7 @@ def measure_bound(
 ) -> None:
     """The same requests in every turn: their prompts are in the rows' caches after the first, which
     is not counted."""
-    title, auto = f"{name}: the bound", f"{form.quantization}, {AUTO}"
+    title = f"{name}: the bound"
     with ExitStack() as stack:
         reusing = replace(form, prefix_reuse=True)
         servers = started(reusing.bound(arguments.sizes), stack)
@@ -196,8 +196,8 @@ def measure_bound(
             same = asked[: max(users, arguments.bound_prompts)]
             chosen, turns = taken_turns(servers, same, [same] * arguments.rounds, users)
             rows = reported(chosen, turns, users)
-            if auto in turns:
-                bounds.append(bound_of(rows, auto, form.quantization))
+            if form.auto in turns:
+                bounds.append(bound_of(rows, form.auto, form.base))
     if bounds:
         results.add(title, bounds, bounds_text(bounds))
 

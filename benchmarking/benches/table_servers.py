@@ -35,8 +35,9 @@ Servers = Iterator[AbstractContextManager[Server]]
 class Form:
     """What all servers of one model have in common.
 
-    `tokens`: SPECULATION_TOKENS of those that always draft; `draft`: a draft model, if there is
-    one; `prefix_reuse`: whether a prompt that comes again is computed again.
+    `quantization` may be none, as it has to be on CUDA. `tokens`: SPECULATION_TOKENS of those that
+    always draft; `draft`: a draft model, if there is one; `prefix_reuse`: whether a prompt that
+    comes again is computed again.
     """
 
     model: Model
@@ -48,18 +49,34 @@ class Form:
     prefix_reuse: bool = False
 
     @property
+    def is_quantised(self) -> bool:
+        return self.quantization != "none"
+
+    @property
+    def base(self) -> str:
+        """What the server is called that does nothing but decode weights of this form."""
+        return self.quantization if self.is_quantised else PLAIN
+
+    @property
+    def auto(self) -> str:
+        """What the scheduler's server is called."""
+        return f"{self.base}, {AUTO}"
+
+    @property
     def labels(self) -> tuple[str, str, str, str]:
         """Plain, quantised, Medusa, both."""
-        return PLAIN, self.quantization, f"{PLAIN}, medusa", f"{self.quantization}, medusa"
+        return PLAIN, self.base, f"{PLAIN}, medusa", f"{self.base}, medusa"
 
     def forms(self) -> Servers:
-        """The four of `labels`, or two where there are no heads."""
+        """The four of `labels`, or two where there are no heads or nothing is quantised."""
         plain, quantised, medusa, both = self.labels
         yield self._hearth(plain, "none")
-        yield self._hearth(quantised, self.quantization)
+        if self.is_quantised:
+            yield self._hearth(quantised, self.quantization)
         for settings in self._medusa():
             yield self._hearth(medusa, "none", settings)
-            yield self._hearth(both, self.quantization, settings)
+            if self.is_quantised:
+                yield self._hearth(both, self.quantization, settings)
 
     def sources(self) -> Servers:
         """Quantised, with what else drafts."""
@@ -94,7 +111,7 @@ class Form:
 
     def bound(self, sizes: Sequence[int]) -> Servers:
         """Without drafts, with the scheduler's, and with drafts of each of `sizes` tokens."""
-        yield self._hearth(self.quantization, self.quantization)
+        yield self._hearth(self.base, self.quantization)
         yield self._quantised(AUTO, self._auto())
         for settings in [*self._medusa(), self._always("ngram")]:
             for size in sizes:
@@ -103,7 +120,7 @@ class Form:
 
     def unaided(self) -> Servers:
         """Without drafts, with n-grams wherever they match, and with the scheduler's."""
-        yield self._hearth(self.quantization, self.quantization)
+        yield self._hearth(self.base, self.quantization)
         yield self._quantised("ngram", self._always("ngram"))
         yield self._quantised(AUTO, self._auto())
 
@@ -129,7 +146,7 @@ class Form:
     def _quantised(
         self, name: str, settings: Settings, least_users: int = 1
     ) -> AbstractContextManager[Server]:
-        label = f"{self.quantization}, {name}"
+        label = f"{self.base}, {name}"
         return self._hearth(label, self.quantization, settings, least_users)
 
     @contextmanager
