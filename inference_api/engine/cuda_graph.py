@@ -4,27 +4,34 @@ Needs a CUDA device: see "A decode step on CUDA" in docs/architecture.md for wha
 its place where there is none.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
-from typing import TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
 WARM_UP_RUNS = 3  # before capture, as PyTorch's notes on CUDA graphs have it
 
-Outputs = TypeVar("Outputs")
+Forward = Callable[[Tensor], Sequence[Tensor]]
+Step = Callable[[], Sequence[Tensor]]
+Capture = Callable[[Forward, Tensor], Step]  # see `captured`
 
-_pool = cache(torch.cuda.graph_pool_handle)
+
+def capturing() -> Capture:
+    """Returns `captured` for graphs that share memory, since they never run at the same time. While
+    more are captured, one of them at least has to be kept."""
+    pool = cache(torch.cuda.graph_pool_handle)
+    return lambda forward, inputs: captured(forward, inputs, pool())
 
 
-def captured(forward: Callable[[Tensor], Outputs], inputs: Tensor) -> Callable[[], Outputs]:
+def captured(forward: Forward, inputs: Tensor, pool: Any = None) -> Step:
     """`forward(inputs)` for whatever `inputs` then holds, into the same memory each time.
 
     `forward` must not look at values on the host, nor depend on any that change elsewhere than on
     the device. It runs a few times, first on a side stream, where libraries allocate what they need
-    only once. All graphs share memory, except for their outputs: they never run at the same time.
-    Raises RuntimeError when CUDA refuses.
+    only once. What a step returns may be overwritten by any other of the same `pool`. Raises
+    RuntimeError when CUDA refuses.
     """
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
@@ -33,10 +40,10 @@ def captured(forward: Callable[[Tensor], Outputs], inputs: Tensor) -> Callable[[
             forward(inputs)
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, _pool()):
+    with torch.cuda.graph(graph, pool):
         outputs = forward(inputs)
 
-    def replay() -> Outputs:
+    def replay() -> Sequence[Tensor]:
         graph.replay()
         return outputs
 

@@ -22,7 +22,7 @@ from inference_api.engine.attention import (
     FixedTokenAttention,
     Place,
 )
-from inference_api.engine.cuda_graph import captured
+from inference_api.engine.cuda_graph import Capture, Step, capturing
 from inference_api.engine.decoder import Decoder, placed
 from inference_api.engine.kv_cache import KVCache
 from inference_api.engine.loading.config import ModelConfig, cache_capacity
@@ -31,9 +31,6 @@ from inference_api.engine.step_decoder import Outputs
 
 logger = logging.getLogger(__name__)
 
-Forward = Callable[[Tensor], Sequence[Tensor]]
-Step = Callable[[], Sequence[Tensor]]
-Capture = Callable[[Forward, Tensor], Step]  # see `cuda_graph.captured`
 LengthForward = Callable[[Sequence[int], Tensor], Sequence[Tensor]]  # with the lengths up to one
 Tokens = Sequence[tuple[int, Place]]  # ids, and where they are
 
@@ -99,7 +96,7 @@ class FixedStepDecoder:
             )
 
     def warm_up(self) -> None:
-        self.capture(captured)
+        self.capture(capturing())
 
     def forward(self, rows: Sequence[RowStep]) -> Outputs:
         """See `StepDecoder`. Prompt tokens that draw nothing are a chunk of their own; the few that

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from inference_api.engine import attention
 from inference_api.engine.attention import FixedAttention, Place, TorchAttentions
 from inference_api.engine.kv_cache import KVCache
 from inference_api.engine.loading.families import read_config
@@ -64,3 +65,19 @@ def test_sinks_take_their_share(layer: int, shift: float) -> None:
     query, key, value = (each.expand(ROWS, -1, -1) for each in (query, key, value))
     result = fixed(layer, query.contiguous(), key, value, sinks)
     assert_close(result[1], whole)
+
+
+@pytest.mark.parametrize("layer", [0, 1])
+def test_the_last_token_of_a_chunk_may_be_attended_apart(
+    layer: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As it is where torch would get it wrong."""
+    cache = KVCache(CONFIG, ROWS, LENGTH, CPU, torch.float32)
+    queries, keys, values = (random(9, heads, 8, seed=heads) for heads in (6, 2, 2))
+
+    def attended() -> Tensor:
+        return TorchAttentions(CONFIG, cache).chunk(1, 2, 9)(layer, queries, keys, values, None)
+
+    whole = attended()
+    monkeypatch.setattr(attention, "_loses_last", lambda queries: True)
+    assert_close(attended(), whole.double())

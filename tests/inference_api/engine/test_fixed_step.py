@@ -18,16 +18,10 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from inference_api.engine import fixed_step
 from inference_api.engine.attention import MAX_TREE_TOKENS
-from inference_api.engine.cuda_graph import captured
+from inference_api.engine.cuda_graph import Forward, Step, captured, capturing
 from inference_api.engine.decoder import Decoder
 from inference_api.engine.engine_runner import EngineRunner
-from inference_api.engine.fixed_step import (
-    CHUNK_SIZES,
-    FixedStepDecoder,
-    Forward,
-    Step,
-    step_lengths,
-)
+from inference_api.engine.fixed_step import CHUNK_SIZES, FixedStepDecoder, step_lengths
 from inference_api.engine.kv_cache import KVCache
 from inference_api.engine.options import EngineOptions
 from inference_api.engine.runner import RowStep
@@ -86,7 +80,7 @@ def decoders(tiny_model: Callable[[str], TinyModel], device: str) -> Make:
         assert isinstance(plain, Decoder)
         fixed = FixedStepDecoder(runner._config, plain, runner._cache, LENGTHS)
         if is_recorded:
-            record = captured if device == "cuda" else recorded
+            record = capturing() if device == "cuda" else recorded
             made: list[Step] = []
 
             def counted(forward: Forward, inputs: Tensor) -> Step:
