@@ -75,7 +75,7 @@ class ModelSettings(BaseModel):
     speculation: Literal["off", "ngram", "medusa", "draft", "auto"] = Field(
         "off",
         description=(
-            "Guess several tokens of a step, with kernels: ngram, what followed the row's last "
+            "Guess several tokens of a step: ngram, what followed the row's last "
             "tokens before; medusa, by heads trained for the model; draft, by DRAFT_MODEL; auto: "
             "all there are, where it is measured to pay."
         ),

@@ -5,7 +5,8 @@ works while the others are idle. Greedy; prompts are token ids, and every answer
 model's own, whoever writes it. The parts:
 
 - forms: plain, quantised, Medusa, both; and how the gain of both compares with the single gains
-- sources: quantised with n-grams, with a draft model, and with the scheduler over all of them
+- sources: quantised with n-grams, with a draft model, and with the scheduler over all of them; and
+  a second server that does not draft, for how far equals differ
 - batching: BATCHING=dynamic beside continuous
 - peers: llama.cpp's server on the same weights, plain and with its own lookup and draft model
 - copies: n-grams and the scheduler where answers repeat what the prompt says, beside llama.cpp's

@@ -79,7 +79,8 @@ class Form:
                 yield self._hearth(both, self.quantization, settings)
 
     def sources(self) -> Servers:
-        """Quantised, with what else drafts."""
+        """Quantised, without drafts again, which differs by chance, and with what else drafts."""
+        yield self._quantised("again", {})
         yield self._quantised("ngram", self._always("ngram"))
         if self.draft is None:
             print(f"{self.model.name}, draft is left out: no draft model is named by --draft")
