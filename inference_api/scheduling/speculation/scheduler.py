@@ -1,7 +1,7 @@
 """Chooses for every row and step which proposed tokens are worth verifying."""
 
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
@@ -98,8 +98,9 @@ class DraftScheduler:
         # Until costs are known each token counts the same, so that no draft pays.
         self.costs = costs or StepCosts({}, max_rows * (1 + max_tokens), max_rows)
         self._overhead_s = 0.0  # of a turn, outside the step
-        self._payoffs: dict[tuple[str, int], _Payoff] = {}  # by source, and about how many rows
-        self._paces: dict[int, Paces] = {}  # by about how many rows
+        # By about how many rows, and payoffs by source.
+        self._payoffs: defaultdict[tuple[str, int], _Payoff] = defaultdict(_Payoff)
+        self._paces: defaultdict[int, Paces] = defaultdict(Paces)
         self._is_drafting = True  # after the next step
         self._turn = _Turn()
         self._stepped = _Turn()  # whose step has been made
@@ -123,11 +124,12 @@ class DraftScheduler:
     def learn(self, outcomes: Sequence[Outcome]) -> None:
         """Tell each source the results of its own guesses, and learn how much they saved."""
         turn = self._turn
-        turn.num_drawn = len(outcomes) + sum([len(each.accepted) for each in outcomes])
+        turn.num_drawn = len(outcomes)
         if turn.asked:
+            turn.num_drawn += sum([len(each.accepted) for each in outcomes])
             turn.num_tried = {each.row.index: len(each.tried) for each in outcomes if each.tried}
             self._learn_payoffs(len(outcomes), turn)
-        for source in self.sources:
+        for source in self.sources if turn.asked else self._to_ask:
             asked = turn.asked.get(source.name)
             drafts = {} if asked is None else asked.drafts
             if drafts or (source.wants_hidden and source in self._to_ask):
@@ -190,16 +192,17 @@ class DraftScheduler:
         turn, rows = self._stepped, contents.rows
         if turn.is_drafting is None or not rows:
             return
-        prompt_s = contents.prompt_tokens * (self.costs.prompt_token_s(rows) or 0.0)
-        plain_s = self._seconds(rows)
-        brought = turn.num_drawn / rows + prompt_s / plain_s
+        plain_s, brought = self._seconds(rows), turn.num_drawn / rows
+        if contents.prompt_tokens:
+            prompt_s = contents.prompt_tokens * (self.costs.prompt_token_s(rows) or 0.0)
+            brought += prompt_s / plain_s
         self._paces_of(rows).learn(turn.is_drafting, (seconds + turn.propose_s) / plain_s, brought)
 
     def _paces_of(self, num_rows: int) -> Paces:
-        return self._paces.setdefault(num_rows.bit_length(), Paces())
+        return self._paces[num_rows.bit_length()]
 
     def _payoff(self, source: DraftSource, num_rows: int) -> _Payoff:
-        return self._payoffs.setdefault((source.name, num_rows.bit_length()), _Payoff())
+        return self._payoffs[source.name, num_rows.bit_length()]
 
     def _merged(self, asked: Mapping[str, _Asked]) -> Mapping[int, Merged]:
         """What there is for each row, of at most `max_tokens` guesses."""
