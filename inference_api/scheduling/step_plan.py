@@ -102,6 +102,7 @@ class StepPlanner:
         self._itl_budget_ms = settings.itl_budget_ms
         self._costs = costs
         self._drafts = drafts
+        self._guessable: Sequence[UserRow] = ()  # rows of the step that will want guesses after it
         self._drafted: tuple[Sequence[UserRow], Mapping[int, Draft]] = (), {}
 
     def plan(self) -> Step:
@@ -119,8 +120,9 @@ class StepPlanner:
                 share_tokens = max(room_tokens, 0) // len(drafts)
                 drafts = {index: each.first(share_tokens) for index, each in drafts.items()}
         # While prompts wait nothing is guessed after the step.
-        source = None if self._rows.prefilling() else self._drafts
-        wants_hidden = source is not None and source.wants_hidden
+        has_waiting = bool(prompts and self._rows.prefilling())
+        self._guessable = () if has_waiting or self._drafts is None else decoding
+        wants_hidden = not has_waiting and self._drafts is not None and self._drafts.wants_hidden
         step.decoding = [
             (row, row.take_step(drafts.get(row.index, NO_DRAFT), wants_hidden)) for row in decoding
         ]
@@ -133,8 +135,8 @@ class StepPlanner:
         To be called before events are published: what publishing wakes would have the interpreter
         while the guesses are made.
         """
-        if self._drafts is not None and not self._rows.prefilling():
-            rows = [row for row in self._rows.decoding() if row.finish_reason is None]
+        if self._drafts is not None and self._guessable:
+            rows = [row for row in self._guessable if row.finish_reason is None]
             self._drafted = rows, self._drafts.propose(rows)
 
     def _taken_drafts(self, decoding: Sequence[UserRow]) -> Mapping[int, Draft]:
