@@ -1,10 +1,10 @@
 """`make bench-auto`: what SPECULATION=auto costs the decode thread, or gains, with no clients.
 
 Servers under load differ from their equals by more than that. So the decode loops of three servers
-take turns in one process: one never drafts, one is its equal, and one is `auto`.
-A request takes every row that gets free, and nobody reads the answers: greedy ones, to questions in
-held-out wordings. Ratios are those of turns beside each other. Time it alone: nothing else may use
-the cores.
+take turns in one process: one never drafts, one is its equal, and one is `auto`. Every row that
+gets free is given the next request, a question in held-out wording that is answered greedily, and
+nobody reads the answers. Ratios are those of turns of one round. Time it alone: nothing else may
+use the cores.
 """
 
 import argparse

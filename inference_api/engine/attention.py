@@ -1,4 +1,5 @@
-"""Attention over the KV cache: of a prompt's chunk, and of one step of many rows.
+"""Attention over the KV cache: of a prompt's chunk, and of one step of many rows; and of both in
+shapes that depend on no value, for steps that are recorded.
 
 They are made once per model call, for all layers, and then called layer by layer with that layer's
 queries [n, heads, head_dim], keys and values [n, kv_heads, head_dim] and, where the model has them,
@@ -225,14 +226,14 @@ class FixedTokenAttention(FixedAttention):
         self,
         config: ModelConfig,
         cache: KVCache,
-        positions: Tensor,
+        places: Tensor,
         lengths: Sequence[int],
-        rows: Tensor,
-        own_slots: Tensor,
         slots: Tensor,
     ) -> None:
-        """`positions`, `rows` and `own_slots` [tokens]. `slots` [tokens, capacity]: of every
-        position up to a token's own, its own but for the last MAX_TREE_TOKENS; any behind it."""
+        """`places` [3, tokens]: positions, rows and their own slots. `slots` [tokens, capacity] are
+        those of all positions up to a token's own: other than the position only for the last
+        MAX_TREE_TOKENS, and of no meaning behind it."""
+        positions, rows, own_slots = places
         super().__init__(config, cache, positions, lengths)
         self._own_index = rows, _own_slots(own_slots, positions, cache)
         kv_heads, device = cache.keys.shape[2], positions.device

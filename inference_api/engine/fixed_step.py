@@ -202,11 +202,9 @@ class FixedStepDecoder:
 
     def _tokens_forward(self, lengths: Sequence[int], inputs: Tensor) -> Sequence[Tensor]:
         """Logits and states of ids, positions, rows and slots."""
-        tokens, positions, rows, own_slots = inputs
-        attention = FixedTokenAttention(
-            self._config, self._cache, positions, lengths, rows, own_slots, self._slots
-        )
-        return self._decoder.at_once(tokens, positions.clamp(min=0), attention)
+        tokens, places = inputs[0], inputs[1:]
+        attention = FixedTokenAttention(self._config, self._cache, places, lengths, self._slots)
+        return self._decoder.at_once(tokens, places[0].clamp(min=0), attention)
 
     def _chunk_forward(self, lengths: Sequence[int], inputs: Tensor) -> Sequence[Tensor]:
         """States [size, hidden] of ids, positions and rows, which are all the same."""

@@ -53,7 +53,7 @@ class Paces:
         """Returns whether the next turn is to draft."""
         if not self._trial_turns:
             self._budget += REGRET_SHARE
-            if self._budget < TRIAL_TURNS * FIRST_LOSS or self._budget < TRIAL_TURNS * self._loss():
+            if self._budget < TRIAL_TURNS * self._loss():
                 return self._prefers_drafts
             self._budget, self._trial_turns = 0.0, TRIAL_TURNS
         self._trial_turns -= 1
