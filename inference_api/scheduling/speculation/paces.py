@@ -7,6 +7,7 @@ draft and to wake the threads that wait for tokens, can only be measured.
 from dataclasses import dataclass
 
 TRIAL_TURNS = 4  # of the slower way, one after another
+AWAKE_TURNS = 4  # without drafts after a trial, to learn from
 REGRET_SHARE = 0.005  # of the time, which trials may cost
 FIRST_LOSS = 0.01  # assumed for a trial's turn while nothing is known,
 LEAST_LOSS = 0.05  # the least later, lest trials are all there is,
@@ -45,7 +46,7 @@ class Paces:
 
     def __init__(self) -> None:
         self._drafting, self._plain = _Pace(), _Pace()
-        self._prefers_drafts = True
+        self.prefers_drafts = True
         self._trial_turns = 0  # left
         self._budget = 0.0  # turns that may be lost
 
@@ -54,19 +55,31 @@ class Paces:
         if not self._trial_turns:
             self._budget += REGRET_SHARE
             if self._budget < TRIAL_TURNS * self._loss():
-                return self._prefers_drafts
+                return self.prefers_drafts
             self._budget, self._trial_turns = 0.0, TRIAL_TURNS
         self._trial_turns -= 1
-        return not self._prefers_drafts
+        return not self.prefers_drafts
+
+    def turns_until_trial(self) -> int:
+        """How many turns from the next one on are without drafts for sure and need not be learned
+        from."""
+        if self.prefers_drafts or self._trial_turns or self._budget < AWAKE_TURNS * REGRET_SHARE:
+            return 0
+        return max(int((TRIAL_TURNS * self._loss() - self._budget) / REGRET_SHARE), 0)
+
+    def rest(self, num_turns: int) -> None:
+        """So many turns are taken without drafts, and without being asked about or learned
+        from."""
+        self._budget += num_turns * REGRET_SHARE
 
     def learn(self, was_drafting: bool, relative_s: float, brought: float) -> None:
         """A turn took so long, and brought what as many plain ones are believed to bring."""
         pace = self._drafting if was_drafting else self._plain
-        is_trial = was_drafting != self._prefers_drafts
+        is_trial = was_drafting != self.prefers_drafts
         pace.learn(relative_s, brought, TRIAL_RATE if is_trial else RATE)
         if self._are_known:
             most = self._plain.ratio * (1 + MARGIN)
-            self._prefers_drafts = self._drafting.ratio <= most
+            self.prefers_drafts = self._drafting.ratio <= most
 
     @property
     def _are_known(self) -> bool:
@@ -77,6 +90,6 @@ class Paces:
         if not self._are_known:
             return FIRST_LOSS
         slower, faster = self._drafting.ratio, self._plain.ratio
-        if self._prefers_drafts:
+        if self.prefers_drafts:
             slower, faster = faster, slower
         return min(max(slower / faster - 1, LEAST_LOSS), MOST_LOSS)

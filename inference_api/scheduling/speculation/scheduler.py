@@ -1,48 +1,22 @@
 """Chooses for every row and step which proposed tokens are worth verifying."""
 
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from heapq import nsmallest
 from operator import itemgetter
 
 from inference_api.scheduling.rows import Draft, UserRow
 from inference_api.scheduling.speculation.drafts import DraftSource, Outcome
 from inference_api.scheduling.speculation.merging import Merged, merged
-from inference_api.scheduling.speculation.paces import Paces
+from inference_api.scheduling.speculation.source_choice import Payoff, SourceChoice
 from inference_api.scheduling.step_costs import Contents, StepCosts
 from inference_api.scheduling.step_plan import Step
 
 MIN_GAIN = 1.03  # below it the costs are not known well enough
-EXPLORED_SHARE = 0.003  # of the time of steps, for drafts that are not expected to pay,
-ASKED_SHARE = 0.003  # and for asking a source that does not
-FIRST_ASKED = 16  # rows, or twice, before a source may be found not to pay
-PAYOFF_RATE = 0.03  # how fast what a source saves is learned
-
-
-@dataclass(slots=True)
-class _Payoff:
-    """Seconds a step that asking a source saves at about so many rows."""
-
-    saved_s: float = 0.0
-    times_asked: int = 0
-    ask_s: float = 0.0
-    budget_s: float = 0.0  # time that may be lost by asking all the same
-
-    def is_worth_asking(self, num_rows: int) -> bool:
-        is_new = self.times_asked < max(FIRST_ASKED / num_rows, 2)
-        if is_new or self.saved_s > 0.0:
-            return True
-        if self.budget_s < self.ask_s:
-            return False
-        self.budget_s = 0.0
-        return True
-
-    def learn(self, saved_s: float, ask_s: float) -> None:
-        self.times_asked += 1
-        rate = max(PAYOFF_RATE, 1 / self.times_asked)
-        self.saved_s += rate * (saved_s - ask_s - self.saved_s)
-        self.ask_s += rate * (ask_s - self.ask_s)
+EXPLORED_SHARE = 0.003  # of the time of steps, for drafts that are not expected to pay
+MAX_ASK_TURNS = 4.0  # that asking may take; what took longer was held up
 
 
 @dataclass(slots=True)
@@ -50,7 +24,7 @@ class _Asked:
     """A source's drafts for this step, and how long they took."""
 
     drafts: Mapping[int, Draft]
-    payoff: _Payoff
+    payoff: Payoff
     ask_s: float
 
 
@@ -58,12 +32,15 @@ class _Asked:
 class _Turn:
     """What one step was offered and has of it."""
 
-    is_drafting: bool | None = None  # whether it might have drafts; None: nobody was asked to
+    is_drafting: bool | None = None  # of drafts that seem to pay; None: says nothing of the pace
     asked: Mapping[str, _Asked] = field(default_factory=dict)
     merged: Mapping[int, Merged] = field(default_factory=dict)  # by row
     num_tried: Mapping[int, int] = field(default_factory=dict)  # of its guesses, by row
     num_drawn: int = 0  # tokens, by all rows
     propose_s: float = 0.0  # time to ask for guesses and to choose of them
+
+
+RESTING = _Turn()  # nobody was asked, and there is nothing to learn
 
 
 class DraftScheduler:
@@ -73,7 +50,9 @@ class DraftScheduler:
     tokens per second of the whole turn; t(tokens) is measured at warm-up and in every step. A row
     may get nothing, a chain or a tree. A source is asked while that saves more time than it takes.
     A small share of the time goes to options that seem to lose, in case that has changed. Measured
-    time decides whether all of this is faster than no drafts; see `Paces`.
+    time decides whether all of this is faster than no drafts; see `SourceChoice` and `Paces`.
+    Turns for which nobody will be asked are let pass: a decision takes a few percent of a small
+    model's step.
     """
 
     name = "auto"
@@ -98,12 +77,13 @@ class DraftScheduler:
         # Until costs are known each token counts the same, so that no draft pays.
         self.costs = costs or StepCosts({}, max_rows * (1 + max_tokens), max_rows)
         self._overhead_s = 0.0  # of a turn, outside the step
-        # By about how many rows, and payoffs by source.
-        self._payoffs: defaultdict[tuple[str, int], _Payoff] = defaultdict(_Payoff)
-        self._paces: defaultdict[int, Paces] = defaultdict(Paces)
-        self._is_drafting = True  # after the next step
-        self._turn = _Turn()
-        self._stepped = _Turn()  # whose step has been made
+        names = [source.name for source in self.sources]
+        num_places = max_rows.bit_length() + 1  # for about so many rows
+        self._choices = [SourceChoice(names) for _ in range(num_places)]
+        self._rest_turns = [0] * num_places
+        self._is_drafting: bool | None = True  # after the next step
+        self._turn = RESTING
+        self._stepped = RESTING  # whose step has been made
         self._num_steps = 0
         self._last_tried: dict[int, int] = {}  # the step, by row
         self._explored_s = 0.0  # time that may be lost by exploring
@@ -111,52 +91,60 @@ class DraftScheduler:
     @property
     def wants_hidden(self) -> bool:
         """Whether a source that will be asked after the next step needs its hidden states."""
-        return any(source.wants_hidden for source in self._to_ask)
+        return bool(self._to_ask) and any(source.wants_hidden for source in self._to_ask)
 
     def propose(self, rows: Sequence[UserRow]) -> Mapping[int, Draft]:
         if not rows:
             return {}
+        place = len(rows).bit_length()
+        if self._rest_turns[place] and not self._to_ask:
+            self._rest_turns[place] -= 1
+            self._turn = RESTING
+            return {}
+        self._overhead_s = self.costs.loop_s(len(rows))
         started_s = self._clock()
         drafts = self._proposed(rows)
-        self._turn.propose_s = min(self._clock() - started_s, self._seconds(len(rows)))
+        self._turn.propose_s = self._since(started_s, len(rows))
         return drafts
 
     def learn(self, outcomes: Sequence[Outcome]) -> None:
         """Tell each source the results of its own guesses, and learn how much they saved."""
         turn = self._turn
+        if turn is RESTING and not self._to_ask:
+            self._stepped = turn
+            return
+        started_s = self._clock()
         turn.num_drawn = len(outcomes)
-        if turn.asked:
-            turn.num_drawn += sum([len(each.accepted) for each in outcomes])
-            turn.num_tried = {each.row.index: len(each.tried) for each in outcomes if each.tried}
-            self._learn_payoffs(len(outcomes), turn)
         for source in self.sources if turn.asked else self._to_ask:
             asked = turn.asked.get(source.name)
             drafts = {} if asked is None else asked.drafts
             if drafts or (source.wants_hidden and source in self._to_ask):
                 source.learn([self._own(source.name, drafts, each) for each in outcomes])
-        self._stepped, self._turn = turn, _Turn()  # nothing more is to be learned of it
+        if turn.asked:
+            turn.num_drawn += sum([len(each.accepted) for each in outcomes])
+            turn.num_tried = {each.row.index: len(each.tried) for each in outcomes if each.tried}
+            self._learn_payoffs(turn, len(outcomes), self._since(started_s, len(outcomes)))
+        self._stepped, self._turn = turn, RESTING  # nothing more is to be learned of it
 
     def took(self, step: Step, model_s: float, loop_s: float) -> None:
         """How long a turn took, inside the model and outside."""
         contents, loop_s = step.contents, max(loop_s - self._turn.propose_s, 0.0)
         self._learn_pace(contents, model_s + loop_s)
         self.costs.took(contents, model_s, loop_s)
-        if not contents.prompt_tokens:
-            self._overhead_s = self.costs.loop_s(contents.rows)
 
     def _proposed(self, rows: Sequence[UserRow]) -> Mapping[int, Draft]:
         self._turn = turn = _Turn(self._is_drafting, asked := self._asked(rows))
-        self._is_drafting = self._tries_all or self._paces_of(len(rows)).take_turn()
-        self._to_ask = self._worth_asking(len(rows)) if self._is_drafting else ()
+        if not self._tries_all:
+            self._choose(len(rows))
         if not asked:
             return {}
         turn.merged = self._merged(asked)
         if turn.merged:
             turn.num_tried = self._num_worth_trying(len(rows), turn.merged)
         untried = turn.merged.keys() - turn.num_tried.keys()
-        num_tokens = len(rows) + sum(turn.num_tried.values())
-        if untried and (explored := self._explored(num_tokens, untried)) is not None:
-            turn.num_tried = {**turn.num_tried, explored: 1}
+        if untried:
+            num_tokens = len(rows) + sum(turn.num_tried.values())
+            turn.num_tried = {**turn.num_tried, **self._explored(num_tokens, untried)}
         self._num_steps += 1
         for row in turn.num_tried:
             self._last_tried[row] = self._num_steps
@@ -164,28 +152,23 @@ class DraftScheduler:
 
     def _asked(self, rows: Sequence[UserRow]) -> dict[str, _Asked]:
         """The drafts of the sources to ask, of the rows that want them."""
-        asked = {}
+        asked, payoffs = {}, self._choice(len(rows)).payoffs
         for source in self._to_ask:
             wanted = [row for row in rows if row.request.speculation in ("auto", source.name)]
             if wanted:
                 started_s = self._clock()
                 drafts = source.propose(wanted)
-                ask_s = min(self._clock() - started_s, self._seconds(len(rows)))
-                asked[source.name] = _Asked(drafts, self._payoff(source, len(rows)), ask_s)
+                ask_s = self._since(started_s, len(rows))
+                asked[source.name] = _Asked(drafts, payoffs[source.name], ask_s)
         return asked
 
-    def _worth_asking(self, num_rows: int) -> Sequence[DraftSource]:
-        """The sources to ask next time: settled before a step, since some need its states."""
-        if self._tries_all:
-            return self.sources
-        chosen = []
-        for source in self.sources:
-            payoff = self._payoff(source, num_rows)
-            if payoff.is_worth_asking(num_rows):
-                chosen.append(source)
-            else:
-                payoff.budget_s += ASKED_SHARE * self._seconds(num_rows)
-        return chosen
+    def _choose(self, num_rows: int) -> None:
+        """Whom to ask after the next step: settled before it, since some need its states."""
+        step_s = self._seconds(num_rows)
+        names, self._is_drafting, rest_turns = self._choice(num_rows).next(num_rows, step_s)
+        self._to_ask = [source for source in self.sources if source.name in names]
+        self._rest_turns[num_rows.bit_length()] = rest_turns
+        self._explored_s += rest_turns * EXPLORED_SHARE * step_s
 
     def _learn_pace(self, contents: Contents, seconds: float) -> None:
         """What a turn took without the time to guess for it, which was at the end of another."""
@@ -196,13 +179,11 @@ class DraftScheduler:
         if contents.prompt_tokens:
             prompt_s = contents.prompt_tokens * (self.costs.prompt_token_s(rows) or 0.0)
             brought += prompt_s / plain_s
-        self._paces_of(rows).learn(turn.is_drafting, (seconds + turn.propose_s) / plain_s, brought)
+        relative_s = (seconds + turn.propose_s) / plain_s
+        self._choice(rows).paces.learn(turn.is_drafting, relative_s, brought)
 
-    def _paces_of(self, num_rows: int) -> Paces:
-        return self._paces[num_rows.bit_length()]
-
-    def _payoff(self, source: DraftSource, num_rows: int) -> _Payoff:
-        return self._payoffs[source.name, num_rows.bit_length()]
+    def _choice(self, num_rows: int) -> SourceChoice:
+        return self._choices[num_rows.bit_length()]
 
     def _merged(self, asked: Mapping[str, _Asked]) -> Mapping[int, Merged]:
         """What there is for each row, of at most `max_tokens` guesses."""
@@ -213,6 +194,10 @@ class DraftScheduler:
         for row, drafts in by_row.items():
             drafts += [each.drafts.get(row, Draft()) for each in asked.values()]
         return {row: merged(drafts) for row, drafts in by_row.items()}
+
+    def _since(self, started_s: float, num_rows: int) -> float:
+        """Seconds, as far as they may be due to drafts."""
+        return min(self._clock() - started_s, MAX_ASK_TURNS * self._seconds(num_rows))
 
     def _seconds(self, num_tokens: int) -> float:
         """Of a turn whose step has so many tokens."""
@@ -237,9 +222,12 @@ class DraftScheduler:
                 best, best_rate = number, rate
         return Counter([row for _, row in guesses[:best]])
 
-    def _learn_payoffs(self, num_rows: int, turn: _Turn) -> None:
+    def _learn_payoffs(self, turn: _Turn, num_rows: int, learn_s: float) -> None:
         """What this step is expected to save by the guesses that only one source has, or that it
-        has first: time of plain steps for as many tokens, less what it takes to try them."""
+        has first: time of plain steps for as many tokens, less what it takes to try them, and less
+        the time to ask, with an equal part of that to choose and to learn."""
+        ask_s = sum([each.ask_s for each in turn.asked.values()])
+        part_s = (turn.propose_s - ask_s + learn_s) / len(turn.asked)
         num_tokens = num_rows + sum(turn.num_tried.values())
         plain_s = self._seconds(num_rows) / num_rows if num_rows else 0.0
         for number, each in enumerate(turn.asked.values()):
@@ -251,7 +239,7 @@ class DraftScheduler:
                         expected_tokens += likelihood
                         num_own += 1
             trying_s = self.costs.of(num_tokens) - self.costs.of(num_tokens - num_own)
-            each.payoff.learn(expected_tokens * plain_s - trying_s, each.ask_s)
+            each.payoff.learn(expected_tokens * plain_s - trying_s, each.ask_s + part_s)
 
     def _own(self, name: str, drafts: Mapping[int, Draft], outcome: Outcome) -> Outcome:
         """An outcome in the numbers of one source's own draft."""
@@ -267,12 +255,12 @@ class DraftScheduler:
             outcome.hidden,
         )
 
-    def _explored(self, num_tokens: int, rows: Collection[int]) -> int | None:
-        """The one of `rows` whose drafts were not tried for longest, when there is time for it."""
+    def _explored(self, num_tokens: int, rows: Collection[int]) -> Mapping[int, int]:
+        """A guess for those of `rows` whose drafts were not tried for longest, as many as there is
+        time for."""
         step_s = self.costs.of(num_tokens)
         loss_s = self.costs.of(num_tokens + 1) - step_s
-        self._explored_s = min(self._explored_s + EXPLORED_SHARE * step_s, loss_s)
-        if self._explored_s < loss_s:
-            return None
-        self._explored_s = 0.0
-        return min(rows, key=lambda row: self._last_tried.get(row, 0))
+        self._explored_s += EXPLORED_SHARE * step_s
+        most = len(rows) if loss_s <= 0.0 else min(int(self._explored_s / loss_s), len(rows))
+        self._explored_s = min(self._explored_s, len(rows) * loss_s) - most * loss_s
+        return dict.fromkeys(nsmallest(most, rows, key=lambda row: self._last_tried.get(row, 0)), 1)
