@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from inference_api.engine.random_numbers import uniforms
+from inference_api.engine.random_numbers import MASK_64, uniforms
 from inference_api.engine.runner import Draw, Drawn
 from inference_api.kernels.library import Kernels
 from inference_api.request import TokenLogprobs
@@ -39,11 +39,10 @@ def sample(
     likelihoods = logits[scored].log_softmax(dim=-1) if scored else None
     apply_penalties(logits, draws)
     _forbid(logits, draws)
-    numbers = uniforms([draw.sampling.seed for draw in draws], positions)
     tokens = (
-        _draw_by_torch(logits, draws, numbers)
+        _draw_by_torch(logits, draws, positions)
         if kernels is None
-        else _draw_by_kernels(kernels, logits, draws, numbers)
+        else _draw_by_kernels(kernels, logits, draws, positions)
     )
     token_ids = [
         token if draw.known_id is None else draw.known_id
@@ -62,17 +61,18 @@ def sample(
 
 
 def _draw_by_kernels(
-    kernels: Kernels, logits: Tensor, draws: Sequence[Draw], numbers: Numbers
+    kernels: Kernels, logits: Tensor, draws: Sequence[Draw], positions: Sequence[int]
 ) -> list[int]:
-    params = [draw.sampling for draw in draws]
-    ways = [
-        (0.0 if p.is_greedy else p.temperature, p.top_k, p.top_p, p.min_p, number)
-        for p, number in zip(params, numbers, strict=True)
-    ]
-    return kernels.draw(logits, np.array(ways, np.float64).reshape(len(draws), 5))
+    ways = []
+    for draw, position in zip(draws, positions, strict=True):
+        p = draw.sampling
+        temperature = 0.0 if p.is_greedy else p.temperature
+        ways.append((temperature, p.top_k, p.top_p, p.min_p, p.seed & MASK_64, position))
+    return kernels.draw(logits, ways)
 
 
-def _draw_by_torch(logits: Tensor, draws: Sequence[Draw], numbers: Numbers) -> list[int]:
+def _draw_by_torch(logits: Tensor, draws: Sequence[Draw], positions: Sequence[int]) -> list[int]:
+    numbers = uniforms([draw.sampling.seed for draw in draws], positions)
     tokens = logits.argmax(dim=-1)
     for candidates, rows in _plan(draws).items():
         index = torch.tensor(rows, device=logits.device)

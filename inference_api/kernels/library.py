@@ -26,6 +26,11 @@ PORTABLE = "portable"  # the variant without instructions of its own
 SOURCE_TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 
 
+# Temperature (0: the likeliest), top_k (0: all), top_p, min_p; seed and position, which give the
+# number that decides, both below 2**64.
+HowToDraw = tuple[float, int, float, float, int, int]
+
+
 class KernelsUnavailable(Exception):
     """There is no library on this machine; the message says why and what to do."""
 
@@ -227,19 +232,17 @@ class Kernels:
             raise MemoryError(f"no memory to plan attention of {tokens} tokens")
         return out
 
-    def draw(self, logits: Tensor, draws: NDArray[np.float64]) -> list[int]:
+    def draw(self, logits: Tensor, draws: Sequence[HowToDraw]) -> list[int]:
         """A token of each row of `logits` [rows, vocab] float32; vocab >= 1.
 
-        `draws` [rows, 5]: temperature (0: the likeliest), top_k (0: all), top_p, min_p, and the
-        number in (0, 1] that decides. Does what `engine/sampler.py` does by torch.
+        Does what `engine/sampler.py` does by torch.
         """
         rows, vocab = logits.shape
-        assert draws.shape == (rows, 5)
-        assert draws.flags.c_contiguous
+        assert len(draws) == rows
         assert logits.is_contiguous()
         ids = ffi.new("int64_t[]", rows)
         failed = self._library.hearth_draw(
-            self._context, _floats(logits), rows, vocab, ffi.from_buffer("HearthDraw[]", draws), ids
+            self._context, _floats(logits), rows, vocab, ffi.new("HearthDraw[]", draws), ids
         )
         if failed:
             raise MemoryError(f"no memory to draw from {vocab} tokens")

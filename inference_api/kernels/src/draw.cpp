@@ -11,6 +11,21 @@ constexpr int64_t kBlock = 512;     // weights whose sum is taken at once
 constexpr int64_t kLanes = 8;       // sums that do not wait for each other
 constexpr int64_t kBuckets = 2048;  // of tokens about as likely; in the last one are weights of 0
 constexpr float kLeastExponent = -87.0f;  // of a weight that is not 0
+constexpr uint64_t kGoldenGamma = 0x9e3779b97f4a7c15;
+constexpr int kDoubleBits = 53;
+
+// The output of SplitMix64's mixer: see engine/random_numbers.py.
+uint64_t mixed(uint64_t z) {
+  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9;
+  z = (z ^ (z >> 27)) * 0x94d049bb133111eb;
+  return z ^ (z >> 31);
+}
+
+// Uniform in (0, 1].
+double uniform(uint64_t seed, uint64_t position) {
+  const uint64_t bits = mixed(mixed(seed) + (position + 1) * kGoldenGamma);
+  return static_cast<double>((bits >> (64 - kDoubleBits)) + 1) * std::ldexp(1.0, -kDoubleBits);
+}
 
 double sum(const float* weights, int64_t count) {
   double lanes[kLanes] = {};
@@ -169,20 +184,21 @@ int64_t draw(const Kernels& kernels, const float* logits, int64_t vocab, const H
     const float* found = std::find(logits, logits + vocab, largest);
     return found == logits + vocab ? 0 : found - logits;
   }
+  const double number = uniform(how.seed, how.position);
   std::vector<float> weights(static_cast<size_t>(vocab));
   const auto temperature = static_cast<float>(how.temperature);
   kernels.weigh(logits, vocab, largest, temperature, weights.data());
   const auto is_likely = [&how](float weight) { return static_cast<double>(weight) >= how.min_p; };
-  if (how.top_k <= 0.0 && how.top_p >= 1.0) {
+  if (how.top_k <= 0 && how.top_p >= 1.0) {
     for (float& weight : weights) {
       weight = is_likely(weight) ? weight : 0.0f;
     }
-    return draw_by_id(weights, how.number);
+    return draw_by_id(weights, number);
   }
   const Order order(logits, weights.data(), vocab, largest, temperature);
   Cut cut = order.whole();
-  if (how.top_k > 0.0) {
-    cut = order.first(static_cast<int64_t>(how.top_k), cut);
+  if (how.top_k > 0) {
+    cut = order.first(how.top_k, cut);
   }
   if (how.top_p < 1.0) {
     cut = order.lighter(how.top_p * cut.weight, cut);
@@ -190,7 +206,7 @@ int64_t draw(const Kernels& kernels, const float* logits, int64_t vocab, const H
   if (how.min_p > 0.0) {
     cut = order.first(std::count_if(weights.begin(), weights.end(), is_likely), cut);
   }
-  return order.lighter(how.number * cut.weight, cut).last;  // the inverse of the running weight
+  return order.lighter(number * cut.weight, cut).last;  // the inverse of the running weight
 }
 
 }  // namespace hearth

@@ -48,10 +48,11 @@ HEARTH_EXPORT int hearth_attention(HearthContext* context, const float* queries,
 // How to draw from a row of logits; temperature 0 is the likeliest token.
 typedef struct {
   double temperature;
-  double top_k;  // 0: all tokens
+  int64_t top_k;  // 0: all tokens
   double top_p;
   double min_p;
-  double number;  // uniform in (0, 1]
+  uint64_t seed;  // with the position it gives the number that decides
+  uint64_t position;
 } HearthDraw;
 
 // ids[r] from logits[r][vocab]. 0, or 1 without memory.

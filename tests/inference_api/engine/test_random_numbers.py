@@ -16,6 +16,12 @@ def test_splitmix64_gives_the_published_sequence() -> None:
     ]
 
 
+def test_the_largest_and_the_least_number() -> None:
+    """Of seeds that `kernels/src/test_driver.cpp` draws with."""
+    numbers = uniforms([0xBE12FE39FBD63F3C, 0x64166969B3969A0A], [0, 0])
+    assert numbers.tolist() == [1.0, 2.0**-53]
+
+
 @given(st.lists(st.tuples(st.integers(), st.integers(0, 2**20)), min_size=1, max_size=40))
 def test_each_number_depends_on_its_own_seed_and_position(pairs: list[tuple[int, int]]) -> None:
     seeds, positions = zip(*pairs, strict=True)

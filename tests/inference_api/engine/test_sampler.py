@@ -162,9 +162,11 @@ def test_kernels_draw_from_large_vocabularies_what_torch_does(
                 seed=seed,
             )
         )
-        for seed in range(len(logits))
+        for seed in [-1, 2**63, 2**64 + 1, *range(3, len(logits))]
     ]
-    assert tokens(logits.clone(), inputs, kernels) == tokens(logits.clone(), inputs, None)
+    positions = range(0, 100 * len(logits), 100)
+    by_torch = tokens(logits.clone(), inputs, None, positions)
+    assert tokens(logits.clone(), inputs, kernels, positions) == by_torch
 
 
 @pytest.mark.parametrize("numbers", [[math.nan] * 3, [-math.inf] * 3, [1.0, math.inf, math.nan]])
