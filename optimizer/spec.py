@@ -155,6 +155,7 @@ class ServiceCurve(Body):
 
     Extension; used in place of all other parameters. `prompt_token_ms` and `overhead_ms`, which a
     request waits for outside of steps before its first token, may be one number each.
+    `handling_ms`, of that, is work for which requests that come at once wait for each other.
     """
 
     decode_ms: CurvePoints
@@ -164,6 +165,7 @@ class ServiceCurve(Body):
     overhead_ms: Annotated[list[OverheadPoint], BeforeValidator(_one_point)] = Field(
         default_factory=list, max_length=MAX_POINTS
     )
+    handling_ms: Amount = 0.0
     speed_error: Annotated[float, Field(ge=0, le=1)] = 0.0  # standard, of all times together
     departures: Departures | None = None
     measured_at: Text | None = None

@@ -94,7 +94,8 @@ Points = tuple[CurvePoint, ...]
 @dataclass(frozen=True, slots=True)
 class ServiceCurve:
     """`source`: speed, or closed loops. `speed_error` is relative, and common to all times.
-    `overhead`: of a request before its first token, outside of steps, by requests in service.
+    `overhead`: of a request before its first token, outside of steps, by requests in service;
+    `handling_ms`: of that, what requests that come at once wait for among themselves.
     `slowness`: of moments on a run's clock in seconds, how many times as long everything takes from
     there; that is for the requests of such moments, and no part of the curve."""
 
@@ -102,6 +103,7 @@ class ServiceCurve:
     prompt_token: Points
     source: str
     overhead: Points | None = None  # None: not known
+    handling_ms: float = 0.0
     speed_error: float = 0.0
     chunk_tokens: int | None = None
     budget_tokens: int | None = None
@@ -114,6 +116,7 @@ class ServiceCurve:
             "decodeMs": _as_json(self.decode),
             "promptTokenMs": _as_json(self.prompt_token),
             "overheadMs": None if self.overhead is None else _as_json(self.overhead),
+            "handlingMs": self.handling_ms or None,
             "speedError": self.speed_error,
             "chunkTokens": self.chunk_tokens,
             "budgetTokens": self.budget_tokens,
@@ -128,6 +131,7 @@ class ServiceCurve:
             decode=_of_steps(point.times(slowness) for point in self.decode),
             prompt_token=_of_steps(point.times(slowness) for point in self.prompt_token),
             overhead=self.overhead and tuple(point.times(slowness) for point in self.overhead),
+            handling_ms=slowness * self.handling_ms,
             speed_error=speed_error,
         )
 
@@ -178,7 +182,8 @@ class ServiceCurve:
         overhead = "unknown" if self.overhead is None else f"{_by_rows(self.overhead)} ms"
         return (
             f"serviceCurve (from {self.source}): ms of a step by rows {_by_rows(self.decode)}; "
-            f"of a prompt token {_by_rows(self.prompt_token)}; outside of steps {overhead}; "
+            f"of a prompt token {_by_rows(self.prompt_token)}; outside of steps {overhead}, "
+            f"of it {self.handling_ms:.3g} ms shared by requests that come at once; "
             f"speed ± {self.speed_error:.1%}"
         )
 

@@ -21,6 +21,7 @@ FIRST_EACH = 2  # requests of each user, where nothing is known of their time
 LEAST_EACH = 6  # of each user of a closed loop, of which the last does not count
 MIXED_SCV = 0.05  # of answers' lengths in closed loops: users of equal ones begin together
 CROWDS_EACH = 3  # of each user of a crowd, whose rate alone counts
+AT_ONCE = (2, 4, 8)  # users who think and ask together
 THINK_S = 0.02  # of a single user: who finds a server empty finds it asleep, its caches cold
 
 
@@ -64,6 +65,14 @@ class LoopPlan:
             for users, shape in each
         ]
 
+    def volleys(self) -> list[Load]:
+        """Users with equal requests, who end together and, after a pause, ask again at once."""
+        return [
+            replace(self.shape.at_concurrency(users, FIRST_EACH), think_s=THINK_S)
+            for users in AT_ONCE
+            if users <= self.places
+        ]
+
     def checks(self, capacity_per_s: float) -> list[Load]:
         return [
             self.shape.at_rate(share * capacity_per_s, self.check_s) for share in self.check_shares
@@ -71,7 +80,7 @@ class LoopPlan:
 
     def loads(self, capacity_per_s: float) -> list[tuple[Load, bool]]:
         """Returns loads in order, and whether each is a check. Every round has all checks, in
-        random order, and the closed loops that `in_turn` puts between them."""
+        random order, and the closed loops and volleys that `in_turn` puts between them."""
         rng = Random(self.seed)
         rounds = [self.checks(capacity_per_s) for _ in range(self.rounds)]
         for checks in rounds:
@@ -80,11 +89,11 @@ class LoopPlan:
 
     def in_turn(self, rounds: Sequence[Sequence[Load]]) -> list[tuple[Load, bool]]:
         """Returns rounds of checks, in order, and between them, in random order, all the closed
-        loops of all passes and a crowd for each round."""
+        loops and volleys of all passes and a crowd for each round."""
         rng = Random(self.seed)
         closed = []
         for _ in range(self.passes):
-            of_pass = self.closed_loops()
+            of_pass = self.closed_loops() + self.volleys()
             rng.shuffle(of_pass)
             closed += of_pass
         loads = []
@@ -128,8 +137,23 @@ class Rows:
         return [
             point
             for row, point in enumerate(self.points)
-            if row and row not in self.disturbed and point.load.concurrency is not None
+            if row
+            and row not in self.disturbed
+            and point.load.concurrency is not None
+            and not is_volley(point.load)
         ]
+
+    def volleys(self) -> list[LoadPoint]:
+        return [
+            point
+            for row, point in enumerate(self.points)
+            if row not in self.disturbed and is_volley(point.load)
+        ]
+
+
+def is_volley(load: Load) -> bool:
+    """Whether its users, of whom there are several, ask together."""
+    return load.think_s > 0 and (load.concurrency or 0) > 1
 
 
 @dataclass(slots=True)

@@ -135,7 +135,8 @@ def fitted(plan: LoopPlan, measured: Measured, optimizer: Optimizer, cuts: Cuts)
     asked = Asked(optimizer, perf)
 
     def moments(fit: Fitter) -> Moments | None:
-        return fit_moments(asked.of_requests, fit, cuts.of, closed, plan.places)
+        loops = [*closed, *rows.volleys()]
+        return fit_moments(asked.of_requests, fit, cuts.of, loops, plan.places)
 
     by_loops = moments(lambda outside: fit_drifting(loops, outside))
     if by_loops is None:

@@ -47,6 +47,7 @@ def _step_curve(text: str) -> StepCurve:
         chunk_tokens=float(given.chunk_tokens or NO_LIMIT),
         budget_tokens=float(given.budget_tokens or NO_LIMIT),
         overhead=_points(given.overhead_ms) if given.overhead_ms else NO_OVERHEAD,
+        handling_ms=given.handling_ms,
         speed_error=given.speed_error,
     )
     return curve if given.departures is None else _corrected(curve, given.departures)

@@ -38,6 +38,7 @@ from optimizer.model.step_curve import StepCurve
 STAGES, MAX_PROMPTS = 3, 16  # of a prompt, nearly as even as its true time; followed at once
 MAX_LEVELS = 512  # states followed with prompts; in higher ones the last correction holds on
 NEGLIGIBLE = 1e-3  # correction of a ratio of weights that is not worth computing
+MAX_HANDLING = 0.99  # share of the time: of more there is no mean wait
 
 # Where the chain keeps within 5 % of the simulation; see docs/optimizer.md.
 MIN_BATCH, MIN_OUT_TOKENS = 8, 16
@@ -160,10 +161,17 @@ class CurveReplica:
             in_service=in_service,
             prefill_ms=prefill_ms,
             itl_ms=itl_ms,
-            ttft_ms=wait_ms + prefill_ms + overhead_ms,
+            ttft_ms=wait_ms + prefill_ms + overhead_ms + self._handling_wait_ms(rate_per_ms),
             utilization=min(in_service / rows, 1.0),
             above_measured=is_above * (float(p.below[measured + 1 :].sum()) + p.open + p.full),
         )
+
+    def _handling_wait_ms(self, rate_per_ms: float) -> float:
+        """Returns how much longer it takes to handle a request beside others, by the mean sojourn
+        s / (1 - rate s) of processor sharing (Kleinrock, JACM 14, 1967)."""
+        handling_ms = self.curve.handling_ms
+        share = min(rate_per_ms * handling_ms, MAX_HANDLING)
+        return handling_ms * share / (1 - share)
 
     def _throughput(self, rate_per_ms: float, p: _Probabilities) -> float:
         """Returns what is admitted; in overload, where the queue is shaped to have the right length

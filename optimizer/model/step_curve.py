@@ -48,6 +48,7 @@ class StepCurve:
     chunk_tokens: float = NO_LIMIT
     budget_tokens: float = NO_LIMIT
     overhead: Points = NO_OVERHEAD  # before the first token, outside of steps; by requests there
+    handling_ms: float = 0.0  # of the overhead, what requests that come at once share
     speed_error: float = 0.0  # standard error of the speed of all steps together, relative
 
     def room_tokens(self, rows: FloatArray) -> FloatArray:

@@ -287,6 +287,7 @@ def _sampled(curve: StepCurve, rng: np.random.Generator) -> StepCurve:
         decode=replace(curve.decode, ms=tuple(decode_ms.tolist())),
         prompt_token=replace(curve.prompt_token, ms=tuple(token_ms.tolist())),
         overhead=overhead,
+        handling_ms=speed * curve.handling_ms,
     )
 
 

@@ -12,6 +12,7 @@ import scipy
 
 from optimizer.model.latency import BoolArray, FloatArray
 from optimizer.simulation.course import STEADY, Course
+from optimizer.simulation.handling import waits_ms
 from optimizer.simulation.server import Served, Server, serve
 from optimizer.simulation.traffic import Requests, Traffic, draw
 
@@ -96,7 +97,8 @@ def _served(server: Server, drawn: Requests, course: Course) -> Served:
     """A machine whose speed changes does at an even one what comes as much earlier or later."""
     come = course.done(drawn.arrival_ms)
     first = min(float(come[0]), 0.0)  # a simulation begins at 0
-    served = serve(server, replace(drawn, arrival_ms=come - first))
+    handled = come - first + waits_ms(come, server.curve.handling_ms)
+    served = serve(server, replace(drawn, arrival_ms=handled))
     return replace(
         served,
         admitted_ms=course.when(served.admitted_ms + first),

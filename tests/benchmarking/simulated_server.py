@@ -25,11 +25,12 @@ class SimulatedServer:
     prompt_token_s: float = 0.00003  # p
     floor_s: float = 0.0
     overhead_s: float = 0.003  # before a request reaches its queue
-    contention_s: float = 0.0  # more of it for each that is served meanwhile
+    contention_s: float = 0.0  # more of it for each that is served meanwhile,
+    handling_s: float = 0.0  # and for each other that comes at the same time
     budget_tokens: int | None = None  # of a step, those of rows that decode included
 
     def measure(self, load: Load, seed: int) -> tuple[RowRecord, list[RequestRecord]]:
-        arrivals = _Arrivals(load, Random(seed))
+        arrivals = _Arrivals(load, Random(seed), self.handling_s)
         queue: deque[_Request] = deque()
         serving: list[_Request] = []
         done: list[_Request] = []
@@ -89,7 +90,8 @@ def _sent_s(request: _Request) -> float:
 class _Arrivals:
     """When requests come: on schedule, or whenever one ends."""
 
-    def __init__(self, load: Load, rng: Random) -> None:
+    def __init__(self, load: Load, rng: Random, handling_s: float) -> None:
+        self._handling_s = handling_s
         self._left = load.num_requests
         self._input_tokens = load.input_tokens
         answers = lengths(load.num_requests, load.output_tokens, load.output_scv, rng)
@@ -103,10 +105,11 @@ class _Arrivals:
         self._left -= len(self._due_s)
 
     def has_come(self, now_s: float) -> bool:
-        return bool(self._due_s) and self._due_s[0] <= now_s
+        return bool(self._due_s) and self.next_s() <= now_s
 
     def next_s(self) -> float:
-        return self._due_s[0]
+        due_s = self._due_s[0]
+        return due_s + self._handling_s * (self._due_s.count(due_s) - 1)
 
     def take(self, now_s: float) -> list[_Request]:
         come = []

@@ -19,7 +19,7 @@ from benchmarking.benches import loop as bench_loop
 from benchmarking.benches.loop import READINGS, SPEEDS_FILE, run_loop
 from benchmarking.benches.loop_figures import Compared, LoopResult, result_lines
 from benchmarking.benches.loop_plan import LoopPlan, Rows, measure_in_turn
-from benchmarking.benches.loop_proof import Cuts, Measured, crossing_per_s, prove
+from benchmarking.benches.loop_proof import Cuts, Measured, crossing_per_s, fitted, prove
 from benchmarking.benches.loop_servers import Checked
 from benchmarking.benches.speed_log import Reading
 from benchmarking.errors import Disturbed, TargetUnusable
@@ -63,7 +63,7 @@ def test_the_loop_closes_over_the_mock_server(tmp_path: Path, optimizer_url: str
     assert lines.count("| TTFT, ms |") == lines.count("| ITL, ms |") == num_shown
     assert READINGS.validate_json((folder / SPEEDS_FILE).read_bytes())
     run = read_run(folder)
-    assert len(run.rows) == 2 + 8 + 1 + 4 + 1
+    assert len(run.rows) == 2 + 8 + 2 + 1 + 4 + 1
     # Near its capacity the server may refuse.
     assert {record.error.code for record in run.records if record.error} <= {"503"}
     assert read_fit(folder) == result.fit
@@ -201,8 +201,19 @@ def test_what_requests_wait_for_outside_of_steps_grows_with_those_in_service(
     assert curve.overhead_ms(17) == pytest.approx(1000 * (SERVER.overhead_s + 0.016), rel=0.2)
 
 
+@pytest.mark.parametrize("handling_s", [0.0, 0.003])
+def test_what_requests_that_come_at_once_wait_for_is_found(
+    optimizer_url: str, handling_s: float
+) -> None:
+    shape = Shape("m", 24, 96)  # of which eight fit into a step
+    plan, cuts = replace(PLAN, shape=shape, rounds=1, passes=1), Cuts(chunk_tokens=256)
+    measured = simulated(plan, replace(SERVER, handling_s=handling_s), 0.0, says=False)
+    curve = fitted(plan, measured, Optimizer(optimizer_url), cuts).moments.curve
+    assert curve.handling_ms == pytest.approx(1000 * handling_s, rel=0.1, abs=0.1)
+
+
 def test_predictions_are_for_the_speed_of_the_moment(optimizer_url: str) -> None:
-    result = proved(replace(PLAN, rounds=2, passes=1), optimizer_url, sigma=0.02)
+    result = proved(replace(PLAN, rounds=2, passes=1, seed=2), optimizer_url, sigma=0.02)
     assert 0.01 < result.speeds.error < 0.1
     half, most = result.checks[:2]
     for figure in (half.ttft, half.itl, most.itl):
@@ -227,7 +238,8 @@ def test_closed_loops_and_checks_are_measured_in_turn_in_an_order_of_the_seed() 
     assert beside[(64, 64)] == PLAN.rounds
     doubled = {(users, tokens): 2 for users in (1, 2, 4, 8, 16, 32) for tokens in (32, 128)}
     between = {(users, 64): 2 for users in (3, 6, 12, 24, 32)}
-    assert beside == doubled | between | {(64, 64): PLAN.rounds}
+    at_once = {(users, 64): 2 for users in (2, 4, 8)}
+    assert beside == doubled | between | at_once | {(64, 64): PLAN.rounds}
     kinds = "".join("c" if is_check else "-" for _, is_check in loads)
     assert "cc" not in kinds
     assert loads == PLAN.loads(10.0) != replace(PLAN, seed=1).loads(10.0)
@@ -254,7 +266,8 @@ def test_rows_of_which_the_host_took_too_much_are_measured_again() -> None:
     assert users[0] == users[1] == (1, 32, None)
     assert users[3] == users[4] == users[5]
     assert not {0, 3, 4} & set(rows.checked)
-    assert len(rows.closed()) == len(asked) - 3 - len(rows.checked)
+    assert len(rows.volleys()) == 2 * 3
+    assert len(rows.closed()) == len(asked) - 3 - len(rows.checked) - len(rows.volleys())
 
 
 def test_a_machine_that_is_never_left_alone_proves_nothing() -> None:
