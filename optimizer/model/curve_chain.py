@@ -120,6 +120,11 @@ class CurveReplica:
                 "prefill takes {:.0%} of the time of an answer",
             ),
             (rate_per_ms / self.max_rate_per_ms, MAX_LOAD, "the load is {:.0%} of capacity"),
+            (
+                rate_per_ms * self.curve.handling_ms,
+                MAX_LOAD,
+                "to handle requests takes {:.0%} of the time",
+            ),
         )
         found = [text.format(share) for share, bound, text in shares if share > bound]
         best = int(self.rates.rate_per_ms.argmax())

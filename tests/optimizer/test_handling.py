@@ -65,4 +65,6 @@ def test_the_chain_adds_the_mean_wait_of_the_rate() -> None:
     assert added_ms == pytest.approx(6.0 * 6.0 * rate / (1 - 6.0 * rate))
     seen = estimate(Server(steps, 32, 320), Traffic(rate, 64, 96), 20_000, 1)
     assert chain.solve(rate).ttft_ms == pytest.approx(seen.ttft.value, rel=0.05)
+    assert chain.doubts(rate) == bare.doubts(rate)
+    assert any("handle requests takes 120%" in each for each in chain.doubts(0.2))
     assert np.isfinite(chain.solve(1.0).ttft_ms)  # where handling alone would take all the time
