@@ -16,6 +16,7 @@ from time import monotonic, perf_counter
 from typing import NamedTuple
 
 from benchmarking.benches.table_figures import Spread
+from benchmarking.benches.table_models import TABLE_MODELS, Model
 from benchmarking.machine import describe_machine
 from inference_api.request import GenerationRequest, SamplingParams
 from inference_api.scheduling.decode_backend import DecodeBackend
@@ -27,6 +28,7 @@ from scripts.default_model.evaluation import draw_trials
 SEED = 20261127
 PROMPTS = 400
 MAX_TOKENS = 64
+CONTEXT_TOKENS = 512
 OFF, AGAIN, AUTO = "off", "off, again", "auto"
 GREEDY = SamplingParams(temperature=0.0)
 
@@ -43,9 +45,16 @@ class Turn(NamedTuple):
 class DecodeLoop:
     """A server's decode loop, which this thread runs."""
 
-    def __init__(self, speculation: str, users: int, quantization: str) -> None:
+    def __init__(self, speculation: str, users: int, model: Model, quantization: str) -> None:
         settings = Settings.model_validate(
-            {"speculation": speculation, "quantization": quantization, "prefix_reuse": False}
+            {
+                "model": str(model.fetch()),
+                "medusa_heads": str(model.heads),
+                "speculation": speculation,
+                "quantization": quantization,
+                "prefix_reuse": False,
+                "max_seq_len": CONTEXT_TOKENS,
+            }
         )
         self._name = settings.served_models[0].name
         self._users = users
@@ -99,27 +108,31 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("--model", choices=TABLE_MODELS, default="hearth-tiny")
     parser.add_argument("--users", nargs="+", type=int, default=[1, 2, 4, 8, 16, 32])
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--steps", type=int, default=1000, help="of a turn, about")
     parser.add_argument("--quantization", choices=("none", "int8", "int4"), default="int8")
     arguments = parser.parse_args()
-    print(f"{describe_machine('torch')}; hearth-tiny, {arguments.quantization}\n")
+    print(f"{describe_machine('torch')}; {arguments.model}, {arguments.quantization}\n")
     print("| users | SPECULATION | tokens/s | ÷ off | model µs | loop µs | tokens/step |")
     print("|---|---|---|---|---|---|---|")
     for users in arguments.users:
-        turns = taken_turns(users, arguments.rounds, arguments.steps, arguments.quantization)
+        model, quantization = TABLE_MODELS[arguments.model], arguments.quantization
+        turns = taken_turns(users, arguments.rounds, arguments.steps, model, quantization)
         for name, own in turns.items():
             print(line(users, name, own, turns[OFF]), flush=True)
 
 
-def taken_turns(users: int, rounds: int, steps: int, quantization: str) -> dict[str, list[Turn]]:
+def taken_turns(
+    users: int, rounds: int, steps: int, model: Model, quantization: str
+) -> dict[str, list[Turn]]:
     """Of each loop a turn in each round, in this order and then in the other, after one that is
     not counted."""
     loops = {
-        OFF: DecodeLoop("off", users, quantization),
-        AGAIN: DecodeLoop("off", users, quantization),
-        AUTO: DecodeLoop("auto", users, quantization),
+        OFF: DecodeLoop("off", users, model, quantization),
+        AGAIN: DecodeLoop("off", users, model, quantization),
+        AUTO: DecodeLoop("auto", users, model, quantization),
     }
     turns: dict[str, list[Turn]] = {name: [] for name in loops}
     for number in range(rounds + 1):

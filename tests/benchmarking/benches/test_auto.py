@@ -1,10 +1,12 @@
 """The decode loops of `make bench-auto` really decode."""
 
 from benchmarking.benches.auto import AGAIN, AUTO, OFF, line, taken_turns
+from benchmarking.benches.table_models import TABLE_MODELS
 
 
 def test_every_loop_has_its_turns_and_only_one_drafts() -> None:
-    turns = taken_turns(users=1, rounds=2, steps=200, quantization="int8")
+    model = TABLE_MODELS["hearth-tiny"]
+    turns = taken_turns(users=1, rounds=2, steps=200, model=model, quantization="int8")
     assert list(turns) == [OFF, AGAIN, AUTO]
     assert all(len(own) == 2 for own in turns.values())
     assert [turn.tokens_per_step for turn in turns[OFF] + turns[AGAIN]] == [1.0] * 4
