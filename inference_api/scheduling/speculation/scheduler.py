@@ -80,7 +80,6 @@ class DraftScheduler:
         names = [source.name for source in self.sources]
         num_places = max_rows.bit_length() + 1  # for about so many rows
         self._choices = [SourceChoice(names) for _ in range(num_places)]
-        self._rest_turns = [0] * num_places
         self._is_drafting: bool | None = True  # after the next step
         self._turn = RESTING
         self._stepped = RESTING  # whose step has been made
@@ -96,9 +95,7 @@ class DraftScheduler:
     def propose(self, rows: Sequence[UserRow]) -> Mapping[int, Draft]:
         if not rows:
             return {}
-        place = len(rows).bit_length()
-        if self._rest_turns[place] and not self._to_ask:
-            self._rest_turns[place] -= 1
+        if not self._to_ask and self._choice(len(rows)).passes():
             self._turn = RESTING
             return {}
         self._overhead_s = self.costs.loop_s(len(rows))
@@ -167,7 +164,6 @@ class DraftScheduler:
         step_s = self._seconds(num_rows)
         names, self._is_drafting, rest_turns = self._choice(num_rows).next(num_rows, step_s)
         self._to_ask = [source for source in self.sources if source.name in names]
-        self._rest_turns[num_rows.bit_length()] = rest_turns
         self._explored_s += rest_turns * EXPLORED_SHARE * step_s
 
     def _learn_pace(self, contents: Contents, seconds: float) -> None:

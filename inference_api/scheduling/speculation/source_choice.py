@@ -61,9 +61,19 @@ class SourceChoice:
     def __init__(self, names: Iterable[str]) -> None:
         self.payoffs = {name: Payoff() for name in names}
         self.paces = Paces()
+        self._rest_turns = 0
+
+    def passes(self) -> bool:
+        """Returns whether nothing is to be asked or decided for the next turn, and counts it."""
+        if not self._rest_turns:
+            return False
+        self._rest_turns -= 1
+        return True
 
     def next(self, num_rows: int, step_s: float) -> Choice:
         """For the turn after the next step, which takes so many seconds."""
+        if self.passes():
+            return Choice((), False)
         paying = [name for name, each in self.payoffs.items() if each.seems_positive(num_rows)]
         losing = {name: each for name, each in self.payoffs.items() if name not in paying}
         is_drafting = bool(paying) and self.paces.take_turn()
@@ -79,7 +89,7 @@ class SourceChoice:
         return Choice((), False, self._rest(losing.values(), bool(paying), step_s))
 
     def _rest(self, losing: Collection[Payoff], has_paying: bool, step_s: float) -> int:
-        """Let the turns pass until some source is to be asked; returns their number."""
+        """Lets the turns pass until some source is to be asked; returns their number."""
         turns = [payoff.turns_until_asked(step_s) for payoff in losing]
         if has_paying:
             turns.append(self.paces.turns_until_trial())
@@ -88,4 +98,5 @@ class SourceChoice:
             payoff.earn(num_turns, step_s)
         if has_paying:
             self.paces.rest(num_turns)
+        self._rest_turns = num_turns
         return num_turns

@@ -13,6 +13,7 @@ from inference_api.scheduling.speculation.acceptance import AcceptanceRates
 from inference_api.scheduling.speculation.drafts import Outcome
 from inference_api.scheduling.speculation.paces import Paces
 from inference_api.scheduling.speculation.scheduler import DraftScheduler
+from inference_api.scheduling.speculation.source_choice import ASKED_SHARE, SourceChoice
 from inference_api.scheduling.step_costs import StepCosts
 from inference_api.scheduling.step_plan import Step
 from tests.inference_api.scheduling.speculation.rows import rows_of
@@ -220,6 +221,18 @@ def test_most_turns_without_drafts_need_no_decision(ask_s: float, hidden_s: floa
     before = simulation.times_read
     simulation.step(2000)
     assert simulation.times_read - before < 2000  # a decision reads it twice
+
+
+@pytest.mark.parametrize("passes", [True, False])
+def test_turns_that_are_let_pass_are_paid_for_once(passes: bool) -> None:
+    """Also when another number of rows decides in between, so that none is passed."""
+    choice, asked = SourceChoice(["ngram"]), 0
+    for _ in range(2):
+        choice.payoffs["ngram"].learn(saved_s=0.0, ask_s=0.5)
+    for _ in range(10_000):
+        if not (passes and choice.passes()):
+            asked += len(choice.next(num_rows=12, step_s=1.0).names)
+    assert asked * 0.5 == pytest.approx(ASKED_SHARE * 10_000, rel=0.05)
 
 
 def test_a_turn_that_was_held_up_decides_nothing() -> None:
