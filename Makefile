@@ -15,7 +15,7 @@ NVIDIA := $(wildcard /proc/driver/nvidia/version /dev/dxg)
 TORCH_INDEX ?=
 CPU_INDEX := $(if $(NVIDIA),,$(TORCH_INDEX))
 
-.PHONY: serve mock test all-tests test-fast check hooks docs fuzz format packages kernels kernels-if-possible test-kernels \
+.PHONY: serve mock test all-tests test-lab test-fast check hooks docs fuzz format packages kernels kernels-if-possible test-kernels \
   cluster-demo image-check first-token clean
 
 serve: $(VENV)/python.stamp
@@ -35,7 +35,11 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfil
 test: check all-tests
 
 all-tests: $(VENV)/dev.stamp packages kernels
-	$(PYTEST)
+	$(PYTEST) --ignore=tests/lab
+
+# The benches, their peers, the makers of models and the demos: what no server needs.
+test-lab: $(VENV)/dev.stamp packages kernels
+	$(PYTEST) tests/lab
 
 # What starts no process, no server, browser or Redis, and takes no seconds of computing.
 test-fast: $(VENV)/dev.stamp kernels
@@ -135,7 +139,7 @@ $(VENV)/dev.stamp: $(VENV)/serve.stamp requirements-dev.txt requirements-otel.tx
 
 # Node comes as a wheel, and what runs on it by npm, as package-lock.json has it.
 $(VENV)/node.stamp: $(VENV)/dev.stamp package.json package-lock.json
-	$(BIN)/npm ci --ignore-scripts --no-audit --no-fund --loglevel=error
+	NODE_DISABLE_COMPILE_CACHE=1 $(BIN)/npm ci --ignore-scripts --no-audit --no-fund --loglevel=error
 	@touch $@
 
 # The pages of docs/ as a site, in var/site.

@@ -18,6 +18,7 @@ import requests
 ROOT = Path(__file__).resolve().parents[1]
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 30.0
+KEPT_VARIABLES = ("PATH", "HOME", "LANG", "TMPDIR")
 MOCK_APP = "inference_api._mock_inference_api_server:create_test_server()"
 
 # Below those that Linux gives to connections and to whoever asks for any port, since seconds pass
@@ -125,7 +126,7 @@ def post_bytes(path: str, body: bytes) -> bytes:
 
 def environment(**settings: object) -> dict[str, str]:
     """The environment of a served process: ours, without settings, plus the given ones."""
-    kept = {name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ}
+    kept = {name: os.environ[name] for name in KEPT_VARIABLES if name in os.environ}
     return kept | {name: str(value) for name, value in settings.items()}
 
 

@@ -4,6 +4,7 @@ import os
 import shutil
 import signal
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -31,17 +32,11 @@ VARIABLES = [
 NOT_SLOW = "not slow"
 TESTS = Path(__file__).parent
 WITH_PROCESSES = [
-    "benchmarking/benches/test_client.py",
-    "benchmarking/benches/test_loop.py",
-    "benchmarking/benches/test_scaling.py",
-    "benchmarking/benches/test_serve.py",
     "benchmarking/commands/test_commands.py",
     "benchmarking/load/test_answers.py",
     "benchmarking/load/test_load.py",
     "benchmarking/rows/test_run.py",
     "benchmarking/test_real_server.py",
-    "benchmarking/test_serving.py",
-    "cluster/test_demo.py",
     "cluster/test_deployments.py",
     "cluster/test_local.py",
     "cluster/test_ray_actors.py",
@@ -53,9 +48,9 @@ WITH_PROCESSES = [
     "e2e",
     "inference_api/kernels/test_build.py",
     "inference_api/kernels/test_memory.py",
+    "lab",
     "optimizer/test_e2e.py",
     "proxy",
-    "scripts/test_tune_partition.py",
     "test_layers.py",
     "weights/test_e2e.py",
 ]
@@ -74,8 +69,6 @@ WITH_MUCH_TO_COMPUTE = [
     "inference_api/scheduling/speculation/test_sampled_law.py",
     "inference_api/scheduling/speculation/test_speculated_answers.py",
     "optimizer/test_simulation.py",
-    "scripts/test_default_model.py",
-    "scripts/test_experts.py",
     "weights/test_samplers.py",
 ]
 
@@ -88,9 +81,24 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 def pytest_configure() -> None:
     worker = os.environ.get("PYTEST_XDIST_WORKER")
-    if worker is not None:
+    if worker is None:
+        _use_own_temporary_folder()
+    else:
         num_workers = int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
         leave_to_other_workers(int(worker.removeprefix("gw")), num_workers)
+
+
+def _use_own_temporary_folder() -> None:
+    """Workers, servers and the libraries in them (Ray, torch, Chromium) inherit TMPDIR, so that
+    one folder has all that they leave."""
+    os.environ["TMPDIR"] = tempfile.tempdir = tempfile.mkdtemp(prefix="hearth-")
+
+
+@pytest.hookimpl(trylast=True)  # workers have ended by then
+def pytest_sessionfinish(exitstatus: int) -> None:
+    """Delete the temporary folder, unless a test failed whose files may say why."""
+    if "PYTEST_XDIST_WORKER" not in os.environ and exitstatus == pytest.ExitCode.OK:
+        shutil.rmtree(tempfile.gettempdir(), ignore_errors=True)
 
 
 @cache

@@ -57,7 +57,7 @@ class ApiActor:
     def __init__(self, name: str, recipe: Recipe, *, pins: bool) -> None:
         import ray
 
-        self._host = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
+        self._host = ray.util.get_node_ip_address()
         self._port = free_port(self._host)
         folder = Path(tempfile.gettempdir()) / "hearth-replicas"
         self._log_path = folder / f"{name}.log"
@@ -295,4 +295,5 @@ def _ray() -> ModuleType:
     except ImportError as error:
         raise ActuatorUnusable("Ray is missing; pip install 'hearth[cluster]'.") from error
     logging.getLogger("ray.actor").setLevel(logging.ERROR)  # that a reservation lost kills: we know
-    return ray
+    module: ModuleType = ray
+    return module

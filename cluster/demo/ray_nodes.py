@@ -66,7 +66,7 @@ class RayNodes:
     def close(self) -> None:
         for node in (*self._nodes, self._cluster.head_node):
             _kill(node)
-        self._cluster.shutdown()  # type: ignore[no-untyped-call]
+        self._cluster.shutdown()
 
 
 @contextmanager

@@ -83,7 +83,7 @@ def template_of(wrapper: "TokenizersBackend") -> Template | None:
         try:
             prompt = wrapper.apply_chat_template(
                 [dict(message) for message in messages],
-                tools=tools,  # type: ignore[arg-type]
+                tools=tools,
                 tokenize=False,
                 add_generation_prompt=extras.ending == "answer",
                 **options,

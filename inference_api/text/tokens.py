@@ -216,7 +216,7 @@ def _gguf_tokenizer(file: Path) -> "TokenizersBackend":
     metadata = read_gguf(file).metadata
     backend = Backend.from_str(json.dumps(gguf_tokenizer.tokenizer_json(metadata)))
     names = {"bos_token": "bos", "eos_token": "eos"}
-    return TokenizersBackend(  # type: ignore[no-untyped-call]
+    return TokenizersBackend(
         tokenizer_object=backend,
         chat_template=metadata.get("tokenizer.chat_template"),
         **{

@@ -169,7 +169,7 @@ def test_answers_and_results_go_back_to_the_model(client: anthropic.Anthropic) -
 
 
 def test_system_and_tools_are_counted(client: anthropic.Anthropic) -> None:
-    def count(**fields: Any) -> int:
+    def count(**fields: Any) -> Any:
         asked: dict[str, Any] = {"model": MODEL, "messages": HELLO}
         return client.messages.count_tokens(**asked | fields).input_tokens
 

@@ -43,7 +43,7 @@ TEMPLATE = (
 
 
 def sentence_piece_tokenizer(template: str | None = TEMPLATE) -> HuggingFaceTokenizer:
-    wrapper = TokenizersBackend(  # type: ignore[no-untyped-call]
+    wrapper = TokenizersBackend(
         tokenizer_object=Backend.from_str(json.dumps(tokenizer_json(METADATA))),
         chat_template=template,
         bos_token="<s>",

@@ -1,6 +1,6 @@
 """Following a search's process: trials that are told, its end however it comes, and one at a time.
 
-The processes here only print, in the form that tests/scripts/test_tune_partition.py holds real ones
+The processes here only print, in the form that tests/lab/demo/test_split.py holds real ones
 to.
 """
 

@@ -236,7 +236,7 @@ def make_model(name: str, folder: Path) -> PreTrainedModel:
             continue
         if parameter.ndim == 1 or parameter_name.endswith("_bias"):
             torch.nn.init.normal_(parameter, mean=parameter.mean().item(), std=0.2)
-    model.eval().save_pretrained(folder)  # type: ignore[no-untyped-call]
+    model.eval().save_pretrained(folder)
     write_tokenizer(folder)
     return model
 

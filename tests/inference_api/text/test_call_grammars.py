@@ -57,7 +57,7 @@ def tokenizer_of(dialect: Dialect, has_marks: bool = True) -> HuggingFaceTokeniz
     tags = [] if thought is None else [thought.begin, thought.end]
     marks = [*dialect.markers, *tags] if has_marks else []
     backend.add_special_tokens([AddedToken(mark, normalized=False) for mark in ["</s>", *marks]])
-    wrapper = TokenizersBackend(tokenizer_object=backend, eos_token="</s>")  # type: ignore[no-untyped-call]
+    wrapper = TokenizersBackend(tokenizer_object=backend, eos_token="</s>")
     tokenizer = HuggingFaceTokenizer(wrapper, frozenset({256}))
     tokenizer.dialect = dialect
     return tokenizer

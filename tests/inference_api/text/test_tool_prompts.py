@@ -61,9 +61,7 @@ def tokenizer(template: str | None) -> HuggingFaceTokenizer:
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
     backend.add_special_tokens(SPECIALS)
-    wrapper = TokenizersBackend(  # type: ignore[no-untyped-call]
-        tokenizer_object=backend, chat_template=template, eos_token="</s>"
-    )
+    wrapper = TokenizersBackend(tokenizer_object=backend, chat_template=template, eos_token="</s>")
     return HuggingFaceTokenizer(wrapper, frozenset({256}))
 
 

@@ -28,7 +28,7 @@ from scripts.default_model.tokenizer import load_tokenizer
 from scripts.default_model.windows import encode, pack
 from scripts.default_model.wordings import expand, load_frames, normalise, parse_wordings
 
-MODEL_DIR = Path(__file__).parents[2] / "models" / "hearth-tiny"
+MODEL_DIR = Path(__file__).parents[3] / "models" / "hearth-tiny"
 MAX_MODEL_BYTES = 20_000_000
 
 CHECKABLE_FACTS = {

@@ -4,11 +4,12 @@ from benchmarking.benches.auto import AGAIN, AUTO, OFF, line, taken_turns
 from benchmarking.benches.table_models import TABLE_MODELS
 
 
-def test_every_loop_has_its_turns_and_only_one_drafts() -> None:
+def test_every_loop_has_its_turns_and_a_step_brings_one_token_where_none_drafts() -> None:
+    """Whether `auto` drafts, too, is for measured time to decide."""
     model = TABLE_MODELS["hearth-tiny"]
     turns = taken_turns(users=1, rounds=2, steps=200, model=model, quantization="int8")
     assert list(turns) == [OFF, AGAIN, AUTO]
     assert all(len(own) == 2 for own in turns.values())
     assert [turn.tokens_per_step for turn in turns[OFF] + turns[AGAIN]] == [1.0] * 4
-    assert min(turn.tokens_per_step for turn in turns[AUTO]) > 1.2
+    assert min(turn.tokens_per_step for turn in turns[AUTO]) >= 1.0
     assert line(1, AUTO, turns[AUTO], turns[OFF]).startswith("| 1 | auto | ")

@@ -22,7 +22,7 @@ from scripts.experts.topics import load_topics
 from scripts.fetch_smollm2 import SMOLLM2
 from scripts.make_experts import main
 
-MODELS = Path(__file__).parents[2] / "models"
+MODELS = Path(__file__).parents[3] / "models"
 BASE = MODELS / "hearth-tiny"
 TOPICS = load_topics()
 MAX_WEIGHT_BYTES = 10_000_000
