@@ -152,7 +152,7 @@ def create_server(
     )
     app.register_blueprint(metrics_routes.create_blueprint(metrics.registry))
     app.register_blueprint(speed.create_blueprint(backend))
-    live_state = LiveState(backend, input_queue, generations, metrics.registry, settings)
+    live_state = LiveState(backend, input_queue, metrics.registry, settings)
     cluster = ClusterState(settings.cluster_url) if settings.cluster_url else None
     optimizer_mode = "stateful" if optimizer_settings.stateful else "stateless"
     page = dashboard.Page.read(optimizer_mode, has_cluster=cluster is not None)

@@ -13,7 +13,6 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.samples import Sample
 
 from inference_api.engine.hardware import resident_memory_bytes
-from inference_api.generation.streaming import Generations
 from inference_api.openai.model_cards import bundle_state
 from inference_api.scheduling.backend_status import Phase
 from inference_api.scheduling.decode_backend import DecodeBackend
@@ -39,14 +38,12 @@ class LiveState:
         self,
         backend: DecodeBackend,
         input_queue: InputQueue,
-        generations: Generations,
         registry: CollectorRegistry,
         settings: Settings,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._backend = backend
         self._input_queue = input_queue
-        self._generations = generations
         self._registry = registry
         self._settings = settings
         self._clock = clock
@@ -99,7 +96,7 @@ class LiveState:
         return [*busy, *[None] * (self._backend.max_users - len(busy))]
 
     def _row(self, row: UserRow, now_s: float) -> Json:
-        caller = self._generations.caller_of(row.session_id)
+        caller = row.request.caller
         prompt_tokens = len(row.request.prompt_tokens)
         model = {"model": row.request.model} if len(self._backend.served) > 1 else {}
         return model | {

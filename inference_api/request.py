@@ -1,18 +1,21 @@
-"""The nouns that travel between threads: all of them frozen, so any thread may hold them.
+"""The nouns that travel between threads: any may hold them, as all but `OutputQueue` are frozen.
 
-A `GenerationRequest` goes forward from a request thread to the decode thread; `TokenEvent`s come
-back. Nothing here knows Flask, torch or text: prompts and events are token ids.
+A `GenerationRequest` goes forward from a request thread to the decode thread and brings the queue
+in which `TokenEvent`s come back. Nothing here knows Flask, torch or text: prompts and events are
+token ids.
 """
 
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from queue import Empty, SimpleQueue
 from typing import Literal, NamedTuple, NewType, Protocol
 
 from inference_api.errors import HearthError
 
 SessionId = NewType("SessionId", str)
+"""A label that the client may choose, for headers, logs and people. Nothing is looked up by it."""
 
 Speculation = Literal["auto", "off", "ngram", "medusa", "draft"]
 """Who drafts for a request: `auto` as the server does it, `off` nobody, else the one so called."""
@@ -126,11 +129,34 @@ class GenerationParams:
     unsaid: frozenset[str] = frozenset()  # those of `DEFAULTED` that are the model's to say
 
 
-@dataclass(frozen=True, slots=True)
-class GenerationRequest:
-    """One prompt to continue. The prompt is never empty and shorter than the model's context."""
+class OutputQueue:
+    """The events of one request, in order. Any thread puts; one thread reads."""
 
-    session_id: SessionId
+    def __init__(self, session_id: SessionId, model: str) -> None:
+        self.session_id = session_id
+        self.model = model
+        self.is_closed = False  # nobody reads any more: the request need not run
+        self._events: SimpleQueue[TokenEvent] = SimpleQueue()
+
+    def put(self, event: "TokenEvent") -> None:
+        self._events.put(event)
+
+    def get(self, timeout_s: float) -> "TokenEvent | None":
+        try:
+            return self._events.get(timeout=timeout_s)
+        except Empty:
+            return None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GenerationRequest:
+    """One prompt to continue. The prompt is never empty and shorter than the model's context.
+
+    A request equals itself only, so that it can be the key of what belongs to it, whatever the
+    client calls it.
+    """
+
+    output: OutputQueue
     model: str  # by its own name, no alias
     prompt_tokens: tuple[int, ...]
     max_tokens: int
@@ -144,6 +170,7 @@ class GenerationRequest:
     came_s: float = 0.0  # on the monotonic clock
     grammar: Grammar | None = None
     pooling: Pooling | None = None
+    caller: Caller | None = None
 
     @property
     def needs_whole_prompt(self) -> bool:

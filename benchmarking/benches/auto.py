@@ -18,7 +18,7 @@ from typing import NamedTuple
 from benchmarking.benches.table_figures import Spread
 from benchmarking.benches.table_models import TABLE_MODELS, Model
 from benchmarking.machine import describe_machine
-from inference_api.request import GenerationRequest, SamplingParams
+from inference_api.request import GenerationRequest, OutputQueue, SamplingParams, SessionId
 from inference_api.scheduling.decode_backend import DecodeBackend
 from inference_api.scheduling.input_queue import InputQueue
 from inference_api.scheduling.output_queues import OutputQueues
@@ -59,8 +59,7 @@ class DecodeLoop:
         self._name = settings.served_models[0].name
         self._users = users
         self._input_queue = InputQueue(2 * users, {self._name: settings.user_rows}, monotonic)
-        self._output_queues = OutputQueues()
-        self._backend = DecodeBackend(settings, self._input_queue, self._output_queues, monotonic)
+        self._backend = DecodeBackend(settings, self._input_queue, OutputQueues(), monotonic)
         self._backend.load_model_and_tokenizer()
         self._model = self._backend.models[self._name]
         self._model.warm_up()
@@ -88,13 +87,11 @@ class DecodeLoop:
         )
 
     def _submit(self) -> None:
-        queue = self._output_queues.open(self._name)
-        self._output_queues.close(queue.session_id)  # nobody reads
         prompt = self._prompts[next(self._next) % len(self._prompts)]
         stop_token_ids = self._model.served.tokenizer.stop_token_ids
         self._input_queue.put(
             GenerationRequest(
-                queue.session_id,
+                OutputQueue(SessionId(""), self._name),  # nobody reads
                 self._name,
                 prompt,
                 MAX_TOKENS,

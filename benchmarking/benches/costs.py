@@ -12,7 +12,7 @@ from benchmarking.machine import describe_machine
 from inference_api._mock_inference_api_server import ByteTokenizer
 from inference_api.engine.engine_runner import EngineRunner
 from inference_api.engine.options import EngineOptions
-from inference_api.request import GenerationRequest, SessionId
+from inference_api.request import GenerationRequest, OutputQueue, SessionId
 from inference_api.scheduling.loaded_model import LoadedModel
 from inference_api.scheduling.rows import RowTable
 from inference_api.scheduling.step_plan import Step
@@ -45,7 +45,8 @@ def main() -> None:
 def line(model: LoadedModel, num_rows: int, prompt_tokens: int, num_steps: int) -> str:
     """Medians of both."""
     rows = RowTable(MAX_ROWS)
-    request = GenerationRequest(SessionId("s"), model.name, (0,) * CONTEXT_TOKENS, 1)
+    output = OutputQueue(SessionId("s"), model.name)
+    request = GenerationRequest(output, model.name, (0,) * CONTEXT_TOKENS, 1)
     step = Step()
     for _ in range(num_rows):
         row = rows.assign(request, CONTEXT_TOKENS + 1, 0.0)

@@ -7,6 +7,7 @@ request's thread until `close`, which leaves nothing of it behind.
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 
@@ -21,16 +22,16 @@ from inference_api.request import (
     FinishReason,
     GenerationParams,
     GenerationRequest,
+    OutputQueue,
     SamplingParams,
     ScoredToken,
-    SessionId,
     Speculation,
     Switch,
     TokenEvent,
 )
 from inference_api.scheduling.decode_backend import DecodeBackend
 from inference_api.scheduling.input_queue import InputQueue
-from inference_api.scheduling.output_queues import OutputQueue, OutputQueues
+from inference_api.scheduling.output_queues import OutputQueues
 from inference_api.scheduling.served_model import ServedModel
 from inference_api.text.constraints import bits_without
 from inference_api.text.prompt_encoder import PromptEncoder
@@ -50,24 +51,23 @@ class TextGeneration:
     def __init__(
         self,
         request: GenerationRequest,
-        events: OutputQueue,
         text: TextStream,
         stop: StopMatcher,
         timeline: Timeline,
         clock: Clock = time.monotonic,
     ) -> None:
-        self.session_id = request.session_id
+        self.session_id = request.output.session_id
         self.finish_reason: FinishReason | None = None
         self.error: HearthError | None = None  # that it ended with
         self.is_abandoned = False
         self.kept_token_ids = text.kept
         self._request = request
-        self._events = events
+        self._events = request.output
         self._text = text
         self._stop = stop
         self._timeline = timeline
         self._clock = clock
-        self._at_end: list[Callable[[], None]] = []
+        self._at_end = ExitStack()
         self._first_piece: str | None = None
         self._scored: list[ScoredToken] = []
         self.scored_prompt: Sequence[ScoredToken] = ()  # once started, where asked for
@@ -75,7 +75,7 @@ class TextGeneration:
 
     def at_end(self, action: Callable[[], None]) -> None:
         """Register what `close` has to do; the last registered is done first."""
-        self._at_end.append(action)
+        self._at_end.callback(action)
 
     def wait_until_started(self) -> None:
         """Block until the first event, so that a failure before it still has its own status."""
@@ -127,9 +127,9 @@ class TextGeneration:
         self._events.put(TokenEvent((), FinishReason.CANCELLED))
 
     def close(self) -> None:
-        """Give back row, queue and watch, in whatever state they are. Idempotent."""
-        while self._at_end:
-            self._at_end.pop()()
+        """Give back row, queue and watch, in whatever state they are. Idempotent. What one action
+        raises is raised once all are done."""
+        self._at_end.close()
 
     def record(self) -> GenerationRecord:
         """Returns the account of the generation so far."""
@@ -202,11 +202,6 @@ class Generations:
         self._metrics = metrics
         self._recent = recent
         self._tracing = tracing
-        self._callers: dict[SessionId, Caller] = {}  # of live sessions
-
-    def caller_of(self, session_id: SessionId) -> Caller | None:
-        """Returns a session's caller; None once it has ended. Any thread."""
-        return self._callers.get(session_id)
 
     def begin(
         self, model: str, encode: Encode, params: GenerationParams, caller: Caller
@@ -226,16 +221,16 @@ class Generations:
         the first must find room, and when one fails, all are ended."""
         generations: list[TextGeneration] = []
         try:
-            for encode, params in requests:
-                before = generations[-1] if generations else None
-                generations.append(self._queue_after(before, model, encode, params, caller))
-            for generation in generations:
-                generation.wait_until_started()
-        except BaseException as error:
-            for generation in generations:
-                generation.close()
-            if isinstance(error, HearthError):
-                self._recent.refused(caller, model, error.status, error.code)
+            with ExitStack() as unless_started:
+                for encode, params in requests:
+                    before = generations[-1] if generations else None
+                    generations.append(self._queue_after(before, model, encode, params, caller))
+                    unless_started.callback(generations[-1].close)
+                for generation in generations:
+                    generation.wait_until_started()
+                unless_started.pop_all()
+        except HearthError as error:
+            self._recent.refused(caller, model, error.status, error.code)
             raise
         return generations
 
@@ -265,40 +260,31 @@ class Generations:
         self._input_queue.check_room(name)  # before the work of encoding, not after it
         model = self._backend.served[name]
         _check_speculation(params.speculation, model)
-        asked = _request(model, tuple(encode(model.prompt_encoder)), params, came_s)
-        events = self._output_queues.open(name, params.session_id)
-        request = replace(asked, session_id=events.session_id)
+        prompt_tokens = tuple(encode(model.prompt_encoder))
         text = TextStream(model.tokenizer, params.kept_token_ids)
         stop = StopMatcher(params.stop_strings, params.min_tokens, params.includes_stop)
-        generation = TextGeneration(request, events, text, stop, timeline)
-        try:
+        with ExitStack() as unless_queued:
+            output = self._output_queues.open(name, params.session_id)
+            unless_queued.callback(self._output_queues.close, output)
+            request = _request(model, output, prompt_tokens, params, caller, came_s)
+            generation = TextGeneration(request, text, stop, timeline)
+            unless_queued.callback(generation.close)
             self._submit(generation, request, caller)
-        except BaseException:
-            generation.close()
-            raise
+            unless_queued.pop_all()
         return generation
 
     def _submit(
         self, generation: TextGeneration, request: GenerationRequest, caller: Caller
     ) -> None:
-        def cancel() -> None:
-            self._backend.cancel(request.session_id)
-
         def hang_up() -> None:
-            cancel()
+            self._backend.cancel(request)
             generation.abandon()
 
         generation.at_end(lambda: self._write_down(generation, caller))
-        generation.at_end(lambda: self._output_queues.close(request.session_id))
-        self._callers[request.session_id] = caller
-        generation.at_end(lambda: self._forget_caller(request.session_id))
+        generation.at_end(lambda: self._backend.cancel(request))
         self._input_queue.put(request)
-        generation.at_end(cancel)
         if caller.connection is not None:
             generation.at_end(self._watcher.watch(caller.connection, hang_up))
-
-    def _forget_caller(self, session_id: SessionId) -> None:
-        self._callers.pop(session_id, None)
 
     def _write_down(self, generation: TextGeneration, caller: Caller) -> None:
         """One log line and one set of metrics for each generation that started."""
@@ -328,10 +314,14 @@ class Generations:
 
 
 def _request(
-    model: ServedModel, prompt_tokens: tuple[int, ...], params: GenerationParams, came_s: float
+    model: ServedModel,
+    output: OutputQueue,
+    prompt_tokens: tuple[int, ...],
+    params: GenerationParams,
+    caller: Caller,
+    came_s: float,
 ) -> GenerationRequest:
-    """Returns the request of a session that has no name yet. Raises ContextTooLong, and
-    InvalidRequest for a constraint that cannot be followed."""
+    """Raises ContextTooLong, and InvalidRequest for a constraint that cannot be followed."""
     grammar = None
     if (constraint := params.constraint) is not None:
         if constraint.thinking == "first" and is_thinking(model.tokenizer, prompt_tokens):
@@ -344,7 +334,7 @@ def _request(
     if not params.ignore_eos:
         stop_token_ids |= model.tokenizer.stop_token_ids
     return GenerationRequest(
-        session_id=SessionId(""),
+        output=output,
         model=model.name,
         prompt_tokens=prompt_tokens,
         max_tokens=max_seq_len if params.max_tokens is None else params.max_tokens,
@@ -358,6 +348,7 @@ def _request(
         grammar=grammar,
         pooling=params.pooling,
         came_s=came_s,
+        caller=caller,
     )
 
 

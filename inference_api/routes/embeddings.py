@@ -1,5 +1,6 @@
 """`/v1/embeddings`: a vector for each text, of the served model's hidden states."""
 
+from contextlib import ExitStack
 from functools import partial
 
 from flask import Blueprint, Response, jsonify
@@ -45,15 +46,14 @@ def create_blueprint(
         check_dimensions(body.dimensions, model)
         params = body.params()
         requests = [(partial(_encode, model=model, text=text), params) for text in inputs]
-        with prompt_is_called("input"):
-            running = generations.begin_all(model.name, requests, caller_of_request())
-        try:
+        with ExitStack() as stack:
+            with prompt_is_called("input"):
+                running = generations.begin_all(model.name, requests, caller_of_request())
+            for each in running:
+                stack.callback(each.close)
             response = jsonify(_answer(body, chosen.shown, running))
             response.headers.update(chosen.headers | switch_headers(running))
-        finally:
-            for each in running:
-                each.close()
-        return response
+            return response
 
     return blueprint
 

@@ -5,6 +5,7 @@ Read it as the request does: body, prompt, queue, first event, then one chunk pe
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 
 from flask import Blueprint, Response
 
@@ -95,15 +96,17 @@ def streamed(
     headers: Mapping[str, str],
 ) -> Response:
     """Returns a chunked response that closes its generation when it ends, in whatever way."""
-    response = Response(chunks, content_type=mimetype)
-    response.headers.update(STREAM_HEADERS)
-    response.headers.update(headers)
-    response.headers["X-Session-Id"] = generation.session_id
-    # Raw text has no usage; limits by tokens need to know.
-    response.headers["X-Prompt-Tokens"] = str(len(generation.prompt_tokens))
-    response.headers.update(switch_headers([generation]))
-    response.call_on_close(generation.close)
-    return response
+    with ExitStack() as stack:
+        stack.callback(generation.close)
+        response = Response(chunks, content_type=mimetype)
+        response.headers.update(STREAM_HEADERS)
+        response.headers.update(headers)
+        response.headers["X-Session-Id"] = generation.session_id
+        # Raw text has no usage; limits by tokens need to know.
+        response.headers["X-Prompt-Tokens"] = str(len(generation.prompt_tokens))
+        response.headers.update(switch_headers([generation]))
+        response.call_on_close(stack.pop_all().close)
+        return response
 
 
 def switch_headers(generations: Iterable[TextGeneration]) -> dict[str, str]:

@@ -112,9 +112,7 @@ class _Views:
         identity = {"id": form.id_prefix + g.request_id, "created": int(time.time())}
         identity["model"] = chosen.shown
         with ExitStack() as stack:
-            choices = self._begin(form, body, prompts, chosen)
-            for choice in choices:
-                stack.callback(choice.generation.close)
+            choices = self._begin(form, body, prompts, chosen, stack)
             told = chosen.headers | switch_headers(choice.generation for choice in choices)
             if not body.stream:
                 response = jsonify(whole_answer(form, identity, choices, num_choices))
@@ -132,8 +130,14 @@ class _Views:
             return response
 
     def _begin(
-        self, form: Form, body: GenerationBody, prompts: Sequence[Prompt], chosen: Chosen
+        self,
+        form: Form,
+        body: GenerationBody,
+        prompts: Sequence[Prompt],
+        chosen: Chosen,
+        stack: ExitStack,
     ) -> list[Choice]:
+        """`stack` ends what is begun."""
         model = self._backend.served[chosen.name]
         each_choice = [body.params(choice, model) for choice in range(body.n or 1)]
         encodes = [
@@ -142,6 +146,8 @@ class _Views:
         requests = [(encode, params) for encode in encodes for params in each_choice]
         with prompt_is_called(form.prompt_field):
             running = self._generations.begin_all(model.name, requests, caller_of_request())
+        for generation in running:
+            stack.callback(generation.close)
         return [
             _choice(index, body, generation, model.tokenizer, chosen.route, scored)
             for index, generation in enumerate(running)

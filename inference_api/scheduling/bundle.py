@@ -37,7 +37,6 @@ from inference_api.scheduling.experts import (
 from inference_api.scheduling.input_queue import InputQueue
 from inference_api.scheduling.loaded_model import LoadedModel
 from inference_api.scheduling.model_loading import LoadableModel, Stamp, describe_models
-from inference_api.scheduling.output_queues import OutputQueues
 from inference_api.scheduling.residency import Residency
 from inference_api.scheduling.rows import UserRow
 from inference_api.settings import Settings
@@ -60,7 +59,6 @@ class BundleResidents:
         policy: Policy,
         experts: Mapping[str, LoadableModel],
         input_queue: InputQueue,
-        output_queues: OutputQueues,
     ) -> None:
         """`experts` are those of the bundle, by name."""
         self.models: Mapping[str, LoadedModel] = {}
@@ -72,7 +70,6 @@ class BundleResidents:
         self._needs = needs
         self._num_started = 0
         self._input_queue = input_queue
-        self._output_queues = output_queues
         self._experts = experts
         self._failed: dict[str, Stamp] = {}  # files that could not be loaded as they were
         self._loader = ExpertLoader(experts, input_queue.wake)
@@ -194,21 +191,19 @@ class BundleResidents:
             case Refuse(name, reason):
                 error = ExpertFailed(name, reason, FAILED_RETRY_AFTER_S)
                 ended = TokenEvent((), FinishReason.ERROR, error)
-                waiting = self._input_queue.take_all(name)
-                self._output_queues.publish([(each.session_id, ended) for each in waiting])
+                for request in self._input_queue.take_all(name):
+                    request.output.put(ended)
             case EndRows(name):
                 ended = TokenEvent((), FinishReason.ERROR, ExpertUnloaded(name))
-                busy = self.models[name].rows.busy()
-                for row in busy:
+                for row in self.models[name].rows.busy():
                     row.finish_reason = FinishReason.ERROR
-                self._output_queues.publish([(row.session_id, ended) for row in busy])
+                    row.request.output.put(ended)
 
 
 def bundle_residents(
     bundle: Bundle,
     settings: Settings,
     input_queue: InputQueue,
-    output_queues: OutputQueues,
     pause: Callable[[], None],
 ) -> BundleResidents:
     """Describes the experts; none is in memory yet. `pause` is called repeatedly during a load.
@@ -228,4 +223,4 @@ def bundle_residents(
     )
     packed = PackedFolder(Path(settings.packed_folder), bundle.load_by, pause)
     experts = {each.served.name: each for each in describe_models(settings, packed)}
-    return BundleResidents(bundle, policy, experts, input_queue, output_queues)
+    return BundleResidents(bundle, policy, experts, input_queue)

@@ -14,7 +14,7 @@ from threading import Lock, Thread
 
 from inference_api.bundle_file import Bundle
 from inference_api.errors import BackendFailed, Draining, HearthError, NotReady, StartupError
-from inference_api.request import FinishReason, SessionId, TokenEvent
+from inference_api.request import FinishReason, GenerationRequest, OutputQueue, TokenEvent
 from inference_api.scheduling.backend_status import Hooks, ModelSnapshot, Phase, Snapshot
 from inference_api.scheduling.batching import batching_of
 from inference_api.scheduling.bundle import BundleResidents, bundle_residents
@@ -74,11 +74,10 @@ class DecodeBackend:
         foresees = settings.bundle is None and settings.batching == "continuous"
         self._outlook = Outlook(input_queue, foresees)
         self._residents: Residents = self._fixed(())
-        self._events: list[tuple[SessionId, TokenEvent]] = []
+        self._events: list[tuple[OutputQueue, TokenEvent]] = []  # of this turn
         self._stepped: list[tuple[LoadedModel, Step, float]] = []  # in this turn, in seconds
         self._failure = ""
-        self._lock = Lock()  # guards the four below and changes of the phase
-        self._cancelled: set[SessionId] = set()
+        self._lock = Lock()  # guards the three below and changes of the phase
         self._drain_until_s: float | None = None
         self._on_drained: Callable[[], None] | None = None
         self._is_stopping = False
@@ -128,11 +127,10 @@ class DecodeBackend:
         if on_drained is not None and not is_serving:
             on_drained()
 
-    def cancel(self, session_id: SessionId) -> None:
-        """Forget a session whose client is gone or has all it wants, wherever it is by now."""
-        if not self._input_queue.remove(session_id):
-            with self._lock:
-                self._cancelled.add(session_id)
+    def cancel(self, request: GenerationRequest) -> None:
+        """End a request whose client is gone or has all it wants, wherever it is by now."""
+        self._output_queues.close(request.output)
+        self._input_queue.remove(request)
 
     def check_admission(self) -> None:
         """Raises what a new request would be told: NotReady, Draining or BackendFailed."""
@@ -171,9 +169,7 @@ class DecodeBackend:
 
     def _take_bundle(self, bundle: Bundle) -> None:
         """Serve experts, as soon as those that are loaded at start are there."""
-        residents = bundle_residents(
-            bundle, self.settings, self._input_queue, self._output_queues, self._let_decode
-        )
+        residents = bundle_residents(bundle, self.settings, self._input_queue, self._let_decode)
         self.served = residents.served
         self._residents = self.bundle = residents
         residents.start(self._clock())
@@ -219,7 +215,7 @@ class DecodeBackend:
     def step(self) -> None:
         """One turn of the loop."""
         started_s = self._clock()
-        self._drop_cancelled()
+        self._drop_closed()
         self._residents.turn(started_s)
         self._pick_prompts()
         self.decode()
@@ -245,11 +241,10 @@ class DecodeBackend:
         """Busy rows of a model, which has none while it is not in memory."""
         return len(self.models[name].rows) if name in self.models else 0
 
-    def _drop_cancelled(self) -> None:
-        with self._lock:
-            cancelled, self._cancelled = self._cancelled, set()
+    def _drop_closed(self) -> None:
+        """Free the rows of requests whose answer nobody reads any more."""
         for _, row in self._busy():
-            if row.session_id in cancelled:
+            if row.request.output.is_closed:
                 row.finish_reason = FinishReason.CANCELLED
         self._evict()
 
@@ -299,7 +294,8 @@ class DecodeBackend:
             self._on_decoded(model.name, len(step.decoding))
 
     def _push_outputs(self) -> None:
-        self._output_queues.publish(self._events)
+        for queue, event in self._events:
+            queue.put(event)
         self._events.clear()
 
     def _has_first_token(self) -> bool:
@@ -369,7 +365,7 @@ class DecodeBackend:
         for _, row in self._busy():
             row.finish_reason = FinishReason.ERROR
         self._evict()
-        self._output_queues.publish_to_all(TokenEvent((), FinishReason.ERROR, error))
+        self._output_queues.put_to_all(TokenEvent((), FinishReason.ERROR, error))
 
     def _become_ready(self) -> None:
         with self._lock:

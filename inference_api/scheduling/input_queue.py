@@ -14,7 +14,7 @@ from threading import Condition, Event, Lock
 from typing import NamedTuple
 
 from inference_api.errors import ExpertQueueFull, HearthError, QueueFull
-from inference_api.request import GenerationRequest, SessionId
+from inference_api.request import GenerationRequest
 from inference_api.scheduling.ttft_forecast import TtftForecast
 
 RATE_WINDOW = 64  # takes over which the drain rate is measured
@@ -138,12 +138,11 @@ class InputQueue:
             if self._refusal is None and self._is_full(model):
                 self._room.wait(timeout_s)
 
-    def remove(self, session_id: SessionId) -> bool:
-        """Take a request out of its line; False when it is not (or no longer) waiting."""
+    def remove(self, request: GenerationRequest) -> None:
+        """Take a request out of its line, if it still waits there."""
         with self._lock:
-            is_there = any(line.remove(session_id) for line in self._lines.values())
+            self._lines[request.model].remove(request)
             self._room.notify_all()
-            return is_there
 
     def refuse(self, refusal: Callable[[], HearthError]) -> None:
         """Close for new requests: from now on `put` raises `refusal()`. Waiting ones stay."""
@@ -193,47 +192,47 @@ class _Line:
         self._max_size = max_size
         self._num_rows = num_rows
         self.num_running = 0
-        self._waiting: dict[SessionId, tuple[float, GenerationRequest]] = {}  # as they came, when
-        self._places: list[tuple[Place, SessionId]] = []  # a heap; may name some that have left
+        self._waiting: dict[GenerationRequest, float] = {}  # as they came, when
+        self._places: list[tuple[Place, GenerationRequest]] = []  # a heap; some may have left
         self._taken_at_s: deque[float] = deque(maxlen=RATE_WINDOW)
         self.forecast: TtftForecast | None = None  # replaced, without the lock
 
     @property
     def oldest_came_s(self) -> float:
-        return next(iter(self._waiting.values()))[0] if self._waiting else 0.0
+        return next(iter(self._waiting.values()), 0.0)
 
     def put(self, request: GenerationRequest, place: Place, now_s: float) -> None:
-        self._waiting[request.session_id] = now_s, request
-        heapq.heappush(self._places, (place, request.session_id))
+        self._waiting[request] = now_s
+        heapq.heappush(self._places, (place, request))
 
     def get(self, now_s: float) -> GenerationRequest | None:
         if not self._waiting:
             return None
         self._taken_at_s.append(now_s)
-        while (session_id := heapq.heappop(self._places)[1]) not in self._waiting:
+        while (request := heapq.heappop(self._places)[1]) not in self._waiting:
             continue
         self.num_running += 1
-        return self._waiting.pop(session_id)[1]
+        del self._waiting[request]
+        return request
 
-    def remove(self, session_id: SessionId) -> bool:
-        is_there = self._waiting.pop(session_id, None) is not None
+    def remove(self, request: GenerationRequest) -> None:
+        self._waiting.pop(request, None)
         if len(self._places) > 2 * (self._max_size + self._num_rows):
             # Else the heap would grow when many leave and nobody is served.
             self._places = [place for place in self._places if place[1] in self._waiting]
             heapq.heapify(self._places)
-        return is_there
 
     def clear(self) -> None:
         self._waiting.clear()
         self._places.clear()
 
     def take_all(self) -> list[GenerationRequest]:
-        requests = [request for _, request in self._waiting.values()]
+        requests = list(self._waiting)
         self.clear()
         return requests
 
     def first(self, at_most: int) -> list[GenerationRequest]:
-        return [request for _, request in islice(self._waiting.values(), at_most)]
+        return list(islice(self._waiting, at_most))
 
     def is_full(self) -> bool:
         num_free_rows = max(0, self._num_rows - self.num_running)

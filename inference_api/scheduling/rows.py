@@ -74,7 +74,7 @@ class UserRow:
 
     @property
     def session_id(self) -> SessionId:
-        return self.request.session_id
+        return self.request.output.session_id
 
     @property
     def is_prefilled(self) -> bool:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from inference_api.engine.runner import ModelRunner, RowResult, RowStep
-from inference_api.request import SessionId, TokenEvent
+from inference_api.request import OutputQueue, TokenEvent
 from inference_api.scheduling.rows import NO_DRAFT, Draft, RowTable, UserRow
 from inference_api.scheduling.speculation.drafts import DraftSource, Outcome, accepted
 from inference_api.scheduling.step_costs import Contents, StepCosts
@@ -58,8 +58,8 @@ class Step:
     def is_empty(self) -> bool:
         return not (self.prompts or self.decoding)
 
-    def accept(self, results: Sequence[RowResult]) -> list[tuple[SessionId, TokenEvent]]:
-        """Hand what was drawn to the rows; what their sessions get to see."""
+    def accept(self, results: Sequence[RowResult]) -> list[tuple[OutputQueue, TokenEvent]]:
+        """Hand what was drawn to the rows; what their readers get to see."""
         for (row, _), result in zip(self.prompts, results, strict=False):
             row.prompt_logprobs += [each.logprobs for each in result.drawn if each.logprobs]
             if row.pooled is not None and result.hidden is not None:
@@ -78,7 +78,8 @@ class Step:
                 right = [token - 1 for token in tokens[1:]]
             hidden = None if result.hidden is None else result.hidden[right[-1] + 1 if right else 0]
             self.outcomes.append(Outcome(row, range(num_tried), right, hidden))
-            events.append((row.session_id, row.accept(drawn, batch_size, drafted_tokens)))
+            event = row.accept(drawn, batch_size, drafted_tokens)
+            events.append((row.request.output, event))
         return events
 
 

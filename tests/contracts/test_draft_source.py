@@ -18,7 +18,13 @@ from transformers import AutoConfig, LlamaForCausalLM
 from inference_api.engine.engine_runner import EngineRunner
 from inference_api.engine.options import EngineOptions
 from inference_api.kernels.library import KernelsUnavailable, supported_variants
-from inference_api.request import GenerationRequest, SamplingParams, SessionId, Speculation
+from inference_api.request import (
+    GenerationRequest,
+    OutputQueue,
+    SamplingParams,
+    SessionId,
+    Speculation,
+)
 from inference_api.scheduling.rows import Draft, RowTable, UserRow
 from inference_api.scheduling.speculation.draft_model import ModelDrafts
 from inference_api.scheduling.speculation.drafts import DraftSource, Outcome
@@ -146,7 +152,7 @@ def requests(count: int, seed: int = 0) -> list[GenerationRequest]:
         stop = frozenset(tokenizer.encode(" the.")) if number % 3 == 2 else frozenset[int]()
         made.append(
             GenerationRequest(
-                SessionId(str(number)),
+                OutputQueue(SessionId(str(number)), "m"),
                 "m",
                 prompt,
                 max_tokens=chosen.choice([*range(1, 9), 30, 1000]),
@@ -261,7 +267,8 @@ def test_request_is_guessed_for_by_whom_it_names(
         _note(source, asked)
     loop = Loop(runner, DraftScheduler(sources, MAX_TOKENS, ROWS, tries_all=True))
     prompt = tuple(load_tokenizer(EMBEDDED_MODEL, frozenset()).encode(TEXTS[0]))
-    loop.run([GenerationRequest(SessionId("0"), "m", prompt, 12, GREEDY, speculation=wanted)])
+    output = OutputQueue(SessionId("0"), "m")
+    loop.run([GenerationRequest(output, "m", prompt, 12, GREEDY, speculation=wanted)])
     assert set(asked) == ({wanted} - {"off"})
     assert (loop.num_tried > 0) == (wanted != "off")
 

@@ -7,7 +7,7 @@ from threading import Event, Thread
 
 import pytest
 
-from inference_api.request import FinishReason, GenerationRequest, SessionId
+from inference_api.request import FinishReason, GenerationRequest, OutputQueue, SessionId
 from inference_api.scheduling.batching import (
     Batching,
     ContinuousBatching,
@@ -105,7 +105,7 @@ def test_who_leaves_while_a_batch_gathers_neither_fills_it_nor_keeps_its_time(lo
     loop.now_s = 0.06
     loop.submit("abc")
     loop.step()
-    loop.backend.cancel(leaving.session_id)
+    loop.cancel(leaving)
     loop.submit("abc")
     loop.now_s = 0.1  # by now the one who left would have waited
     loop.step()
@@ -122,7 +122,7 @@ def test_batch_whose_last_one_is_cancelled_makes_way_for_the_next(loop: Loop) ->
     loop.now_s = 1.0
     for queue in batch:
         assert after.session_id not in running(loop)
-        loop.backend.cancel(queue.session_id)
+        loop.cancel(queue)
         loop.step()
     assert running(loop) == [after.session_id]
 
@@ -130,7 +130,9 @@ def test_batch_whose_last_one_is_cancelled_makes_way_for_the_next(loop: Loop) ->
 def test_priority_says_who_is_in_the_batch_and_the_oldest_when_it_begins(loop: Loop) -> None:
     for name, priority in (("late", 5), ("a", 0), ("urgent", -1), ("b", 0)):
         loop.input_queue.put(
-            GenerationRequest(SessionId(name), NAME, (1, 2, 3), 9, priority=priority)
+            GenerationRequest(
+                OutputQueue(SessionId(name), NAME), NAME, (1, 2, 3), 9, priority=priority
+            )
         )
     loop.step()
     assert running(loop) == ["urgent", "a", "b"]
@@ -193,7 +195,7 @@ def test_loop_rests_until_then_and_no_longer_than_usual(
 def test_wait_misses_nothing_that_came_before_it() -> None:
     """Else the loop would rest while the request that fills a batch is there."""
     queue = InputQueue(4, {NAME: 4})
-    request = GenerationRequest(SessionId("a"), NAME, (1, 2), 3)
+    request = GenerationRequest(OutputQueue(SessionId("a"), NAME), NAME, (1, 2), 3)
     for tell in (partial(queue.put, request), queue.wake):
         tell()
         waited = Event()

@@ -23,8 +23,8 @@ from inference_api.errors import (
 from inference_api.request import (
     FinishReason,
     GenerationRequest,
+    OutputQueue,
     SamplingParams,
-    SessionId,
     Switch,
     TokenEvent,
 )
@@ -32,7 +32,7 @@ from inference_api.scheduling.backend_status import Phase
 from inference_api.scheduling.decode_backend import DecodeBackend
 from inference_api.scheduling.experts import State, UnloadMode
 from inference_api.scheduling.input_queue import InputQueue
-from inference_api.scheduling.output_queues import OutputQueue, OutputQueues
+from inference_api.scheduling.output_queues import OutputQueues
 from inference_api.settings import EMBEDDED_MODEL, Settings
 
 NAMES = ("eight", "four", "plain")
@@ -79,6 +79,7 @@ class Serving:
         shared = None if settings.bundle is None else settings.all_user_rows
         self.input_queue = InputQueue(settings.queue_capacity, rows, shared_rows=shared)
         self.output_queues = OutputQueues()
+        self.requests: dict[OutputQueue, GenerationRequest] = {}
         self.backend = DecodeBackend(settings, self.input_queue, self.output_queues)
 
     def start(self) -> None:
@@ -90,11 +91,11 @@ class Serving:
         queue = self.output_queues.open(name)
         tokens = tuple(self.backend.served[name].tokenizer.encode(prompt))
         sampling = SamplingParams(temperature=0.0)
-        self.input_queue.put(
-            GenerationRequest(
-                queue.session_id, name, tokens, max_tokens, sampling, came_s=time.monotonic()
-            )
+        request = GenerationRequest(
+            queue, name, tokens, max_tokens, sampling, came_s=time.monotonic()
         )
+        self.requests[queue] = request
+        self.input_queue.put(request)
         return queue
 
     def ask(self, name: str, prompt: str, max_tokens: int = 12) -> Answer:
@@ -285,7 +286,7 @@ def test_busy_expert_is_unloaded_after_its_rows_or_by_force(serve: Callable[...,
 def test_cancelled_request_leaves_the_expert_to_others(serve: Callable[..., Serving]) -> None:
     serving = serve()
     gone = serving.submit("plain", "Hello")
-    serving.backend.cancel(SessionId(gone.session_id))
+    serving.backend.cancel(serving.requests[gone])
     assert serving.ask("plain", "Hello").last.finish_reason is FinishReason.LENGTH
     eventually(lambda: not serving.backend.snapshot.busy_rows)
 

@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 
 from inference_api._mock_inference_api_server import END_TOKEN, ByteTokenizer, EchoRunner
 from inference_api.errors import BackendFailed, Draining, NotReady, QueueFull
-from inference_api.request import FinishReason, GenerationRequest
+from inference_api.request import FinishReason, GenerationRequest, OutputQueue
 from inference_api.scheduling import decode_backend
 from inference_api.scheduling.backend_status import Hooks, Phase
 from inference_api.scheduling.decode_backend import FEW_EVENTS, DecodeBackend
 from inference_api.scheduling.input_queue import InputQueue
 from inference_api.scheduling.loaded_model import LoadedModel
-from inference_api.scheduling.output_queues import OutputQueue, OutputQueues
+from inference_api.scheduling.output_queues import OutputQueues
 from inference_api.settings import Settings
 
 NAME = "hearth-tiny"
@@ -36,6 +36,7 @@ class Loop:
         self.now_s = 0.0
         self.input_queue = InputQueue(100, dict.fromkeys(models, rows), self.now)
         self.output_queues = OutputQueues()
+        self._requests: dict[OutputQueue, GenerationRequest] = {}
         self.backend = DecodeBackend(
             Settings.model_validate(
                 {
@@ -63,10 +64,13 @@ class Loop:
         queue = self.output_queues.open(model)
         tokens = tuple(text.encode())
         stop = frozenset({END_TOKEN})
-        self.input_queue.put(
-            GenerationRequest(queue.session_id, model, tokens, max_tokens, stop_token_ids=stop)
-        )
+        request = GenerationRequest(queue, model, tokens, max_tokens, stop_token_ids=stop)
+        self._requests[queue] = request
+        self.input_queue.put(request)
         return queue
+
+    def cancel(self, queue: OutputQueue) -> None:
+        self.backend.cancel(self._requests[queue])
 
     def step(self, times: int = 1) -> None:
         for _ in range(times):
@@ -195,7 +199,7 @@ def test_cancelled_request_frees_its_row_within_one_step() -> None:
     loop = Loop(rows=1)
     running, waiting = loop.submit("x" * 50), loop.submit("y")
     loop.step()
-    loop.backend.cancel(running.session_id)
+    loop.cancel(running)
     loop.step()
     assert drained(waiting)[0] == "y"
 
@@ -203,7 +207,7 @@ def test_cancelled_request_frees_its_row_within_one_step() -> None:
 def test_cancelled_request_leaves_the_queue_at_once() -> None:
     loop = Loop(rows=1)
     waiting = loop.submit("y")
-    loop.backend.cancel(waiting.session_id)
+    loop.cancel(waiting)
     assert len(loop.input_queue) == 0
 
 
@@ -217,12 +221,12 @@ def test_no_row_leaks_whatever_the_order_of_arrivals_and_cancels(
         queues.append(loop.submit("x" * length))
         loop.step(steps)
         if is_cancelled:
-            loop.backend.cancel(queues[len(queues) // 2].session_id)
+            loop.cancel(queues[len(queues) // 2])
     loop.step(400)
     assert loop.backend.users == [None] * 3
     assert len(loop.input_queue) == 0
     for queue in queues:
-        loop.output_queues.close(queue.session_id)
+        loop.output_queues.close(queue)
     assert len(loop.output_queues) == 0
     for _ in range(100 + 3):  # the queue's places and the rows
         loop.submit("x")
@@ -266,7 +270,7 @@ def test_cancelled_and_failed_requests_of_all_models_leave_their_rows() -> None:
     cancelled = loop.submit("x" * 50, model="b")
     running = loop.submit("y" * 50, model="a")
     loop.step()
-    loop.backend.cancel(cancelled.session_id)
+    loop.cancel(cancelled)
     loop.step()
     assert [user and user.session_id for user in loop.backend.users] == [running.session_id, None]
     loop.backend._fail(RuntimeError("of this test"))

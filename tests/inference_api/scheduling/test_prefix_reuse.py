@@ -2,10 +2,10 @@
 
 import pytest
 
-from inference_api.request import GenerationRequest, SamplingParams
+from inference_api.request import GenerationRequest, OutputQueue, SamplingParams
 from inference_api.scheduling.decode_backend import DecodeBackend
 from inference_api.scheduling.input_queue import InputQueue
-from inference_api.scheduling.output_queues import OutputQueue, OutputQueues
+from inference_api.scheduling.output_queues import OutputQueues
 from inference_api.settings import Settings
 
 NAME = "hearth-tiny"
@@ -26,7 +26,7 @@ class Conversations:
     def submit(self, text: str) -> OutputQueue:
         queue = self.output_queues.open(NAME)
         prompt = tuple(self.backend.served[NAME].tokenizer.encode(text))
-        self.input_queue.put(GenerationRequest(queue.session_id, NAME, prompt, 12, SEEDED))
+        self.input_queue.put(GenerationRequest(queue, NAME, prompt, 12, SEEDED))
         return queue
 
     def answers(self, texts: list[str]) -> list[str]:

@@ -6,7 +6,13 @@ from hypothesis import strategies as st
 
 from inference_api.errors import Draining, QueueFull
 from inference_api.inference_api_server import create_server, server_of
-from inference_api.request import FinishReason, GenerationRequest, SessionId, TokenEvent
+from inference_api.request import (
+    FinishReason,
+    GenerationRequest,
+    OutputQueue,
+    SessionId,
+    TokenEvent,
+)
 from inference_api.scheduling.input_queue import InputQueue
 from inference_api.scheduling.output_queues import OutputQueues
 from inference_api.settings import Settings
@@ -16,14 +22,20 @@ NO_ROWS = {NAME: 0}
 
 
 def request(name: str, priority: int = 0, model: str = NAME) -> GenerationRequest:
-    return GenerationRequest(SessionId(name), model, (1, 2, 3), max_tokens=4, priority=priority)
+    output = OutputQueue(SessionId(name), model)
+    return GenerationRequest(output, model, (1, 2, 3), max_tokens=4, priority=priority)
+
+
+def name_of(request: GenerationRequest | None) -> str | None:
+    return None if request is None else request.output.session_id
 
 
 def test_first_come_first_served() -> None:
     queue = InputQueue(3, NO_ROWS)
-    for name in "abc":
-        queue.put(request(name))
-    assert [queue.get(NAME) for _ in range(4)] == [request("a"), request("b"), request("c"), None]
+    requests = [request(name) for name in "abc"]
+    for each in requests:
+        queue.put(each)
+    assert [queue.get(NAME) for _ in range(4)] == [*requests, None]
 
 
 def test_lower_priority_leaves_earlier_but_nobody_waits_for_ever() -> None:
@@ -35,7 +47,7 @@ def test_lower_priority_leaves_earlier_but_nobody_waits_for_ever() -> None:
     for turn in range(8):  # an urgent request every five seconds, and time for one
         now_s = 5.0 * turn
         queue.put(request(f"urgent {turn}", priority=-1))
-        served.append(str(getattr(queue.get(NAME), "session_id", None)))
+        served.append(name_of(queue.get(NAME)))
     assert served[:4] == ["urgent 0", "urgent 1", "plain", "urgent 2"]
     assert "patient" in served
 
@@ -46,7 +58,7 @@ def test_equal_priorities_are_served_as_they_came() -> None:
         queue.put(request(name, priority=3))
     queue.put(request("d", priority=2))
     order = [queue.get(NAME) for _ in range(4)]
-    assert [each.session_id for each in order if each] == ["d", "a", "b", "c"]
+    assert [name_of(each) for each in order] == ["d", "a", "b", "c"]
 
 
 def test_full_queue_refuses_with_a_time_from_the_measured_drain_rate() -> None:
@@ -81,20 +93,19 @@ def test_burst_fills_the_free_rows_and_the_queue() -> None:
 
 def test_each_model_has_a_line_and_places_of_its_own() -> None:
     queue = InputQueue(1, {"a": 1, "b": 2})
-    for name, model in (("a1", "a"), ("a2", "a"), ("b1", "b"), ("b2", "b"), ("b3", "b")):
-        queue.put(request(name, model=model))
+    requests = [request(name, model=name[0]) for name in ("a1", "a2", "b1", "b2", "b3")]
+    for each in requests:
+        queue.put(each)
     for model in ("a", "b"):
         with pytest.raises(QueueFull):
             queue.check_room(model)
     assert (queue.num_waiting("a"), queue.num_waiting("b"), len(queue)) == (2, 3, 5)
-    taken = queue.get("b")
-    assert taken is not None
-    assert taken.session_id == "b1"
+    assert name_of(queue.get("b")) == "b1"
     queue.row_is_free("b")
     queue.check_room("b")
     with pytest.raises(QueueFull):
         queue.check_room("a")
-    assert queue.remove(SessionId("a1"))
+    queue.remove(requests[0])
     queue.check_room("a")
 
 
@@ -108,38 +119,38 @@ def test_server_has_room_for_its_rows_and_its_queue() -> None:
 
 def test_removed_request_makes_room_wherever_it_stood() -> None:
     queue = InputQueue(2, NO_ROWS)
-    queue.put(request("a"))
-    queue.put(request("b"))
-    assert queue.remove(SessionId("a"))
-    assert not queue.remove(SessionId("a"))
-    queue.put(request("c"))
-    assert [queue.get(NAME), queue.get(NAME)] == [request("b"), request("c")]
+    a, b, c = (request("of the same name") for _ in range(3))
+    queue.put(a)
+    queue.put(b)
+    queue.remove(a)
+    queue.remove(a)  # it has gone
+    queue.put(c)
+    assert [queue.get(NAME), queue.get(NAME)] == [b, c]
 
 
 def test_closed_queue_refuses_newcomers_and_keeps_the_waiting() -> None:
     queue = InputQueue(2, NO_ROWS)
-    queue.put(request("a"))
+    queue.put(waiting := request("a"))
     queue.refuse(lambda: Draining("soon", retry_after_s=1))
     with pytest.raises(Draining):
         queue.put(request("b"))
-    assert queue.get(NAME) == request("a")
+    assert queue.get(NAME) is waiting
 
 
 @given(st.lists(st.sampled_from(["put", "get", "remove"]), max_size=60), st.integers(1, 5))
 def test_queue_never_exceeds_its_size_and_loses_nothing(actions: list[str], size: int) -> None:
-    queue, expected = InputQueue(size, NO_ROWS), list[str]()
-    for number, action in enumerate(actions):
+    queue, expected = InputQueue(size, NO_ROWS), list[GenerationRequest]()
+    for action in actions:
         if action == "put" and len(expected) < size:
-            queue.put(request(str(number)))
-            expected.append(str(number))
+            expected.append(request("of the same name"))
+            queue.put(expected[-1])
         elif action == "put":
             with pytest.raises(QueueFull):
-                queue.put(request(str(number)))
+                queue.put(request("of the same name"))
         elif action == "get":
-            taken = queue.get(NAME)
-            assert (taken.session_id if taken else None) == (expected.pop(0) if expected else None)
+            assert queue.get(NAME) is (expected.pop(0) if expected else None)
         elif expected:
-            queue.remove(SessionId(expected.pop(len(expected) // 2)))
+            queue.remove(expected.pop(len(expected) // 2))
         assert len(queue) == len(expected)
 
 
@@ -148,24 +159,19 @@ def test_wanted_session_id_is_given_once() -> None:
     first, second = queues.open(NAME, "mine"), queues.open(NAME, "mine")
     assert first.session_id == "mine"
     assert second.session_id != "mine"
-    queues.close(first.session_id)
+    queues.close(first)
     assert queues.open(NAME, "mine").session_id == "mine"
 
 
-def test_events_reach_their_session_in_order_and_nobody_else() -> None:
+def test_events_come_in_order_and_what_ends_all_reaches_who_is_open() -> None:
     queues = OutputQueues()
-    a, b = queues.open(NAME, "a"), queues.open(NAME, "b")
-    queues.publish([(a.session_id, TokenEvent((1,))), (b.session_id, TokenEvent((2,)))])
-    queues.publish([(a.session_id, TokenEvent((3,), FinishReason.STOP))])
-    assert [a.get(0.1), a.get(0.1)] == [TokenEvent((1,)), TokenEvent((3,), FinishReason.STOP)]
-    assert b.get(0.1) == TokenEvent((2,))
-    assert b.get(0.01) is None
-
-
-def test_events_of_a_closed_session_are_dropped() -> None:
-    queues = OutputQueues()
-    gone = queues.open(NAME, "gone")
-    queues.close(gone.session_id)
-    queues.publish([(gone.session_id, TokenEvent((1,)))])
-    assert len(queues) == 0
-    assert gone.get(0.01) is None
+    open_, closed = queues.open(NAME), queues.open(NAME)
+    open_.put(TokenEvent((1,)))
+    queues.close(closed)
+    queues.put_to_all(TokenEvent((), FinishReason.ERROR))
+    assert [open_.get(0.0), open_.get(0.0)] == [
+        TokenEvent((1,)),
+        TokenEvent((), FinishReason.ERROR),
+    ]
+    assert closed.get(0.0) is None
+    assert (closed.is_closed, len(queues)) == (True, 1)

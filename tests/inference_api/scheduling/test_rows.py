@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inference_api.engine.runner import Drawn
-from inference_api.request import GenerationRequest, SessionId
+from inference_api.request import GenerationRequest, OutputQueue, SessionId
 from inference_api.scheduling.rows import MIN_REUSED_TOKENS, RowTable, Tokens, UserRow
 
 CONTEXT = 100
@@ -13,7 +13,11 @@ SYSTEM = tuple(range(100, 130))
 
 
 def admit(rows: RowTable, prompt: Tokens) -> UserRow:
-    return rows.assign(GenerationRequest(SessionId("s"), "m", prompt, max_tokens=50), CONTEXT, 0.0)
+    return rows.assign(
+        GenerationRequest(OutputQueue(SessionId("s"), "m"), "m", prompt, max_tokens=50),
+        CONTEXT,
+        0.0,
+    )
 
 
 def run(rows: RowTable, prompt: Tokens, answer: Tokens = (), chunk_tokens: int = 1000) -> UserRow:

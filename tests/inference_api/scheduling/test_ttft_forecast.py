@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from inference_api.request import FinishReason, GenerationRequest, SessionId
+from inference_api.request import FinishReason, GenerationRequest, OutputQueue, SessionId
 from inference_api.scheduling.rows import RowTable, UserRow
 from inference_api.scheduling.ttft_forecast import Pace, Traffic, TtftForecast, Work, forecast
 
@@ -56,7 +56,9 @@ def test_long_line_is_about_as_long_as_one_that_is_played_through() -> None:
 
 
 def row_of(prompt_tokens: int, limit: int, generated: int = 0, reused: int = 0) -> UserRow:
-    request = GenerationRequest(SessionId("s"), "m", (1,) * prompt_tokens, max_tokens=limit)
+    request = GenerationRequest(
+        OutputQueue(SessionId("s"), "m"), "m", (1,) * prompt_tokens, max_tokens=limit
+    )
     row = RowTable(1).assign(request, 10_000, 0.0)
     row.generated.extend([1] * generated)
     row.reuse(reused)

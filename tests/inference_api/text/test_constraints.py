@@ -16,6 +16,7 @@ from inference_api.request import (
     ConstraintSpec,
     FinishReason,
     GenerationRequest,
+    OutputQueue,
     SessionId,
 )
 from inference_api.scheduling.rows import Draft, RowTable, UserRow
@@ -48,7 +49,9 @@ class Scripted:
 
 
 def constrained_row() -> UserRow:
-    request = GenerationRequest(SessionId("s"), "m", (1,), max_tokens=9, grammar=Scripted())
+    request = GenerationRequest(
+        OutputQueue(SessionId("s"), "m"), "m", (1,), max_tokens=9, grammar=Scripted()
+    )
     return RowTable(1).assign(request, max_seq_len=20, now_s=0.0)
 
 

@@ -3,7 +3,6 @@
 What tests know of how a source joins a model is here and in `sources.py`.
 """
 
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -20,6 +19,7 @@ from inference_api.engine.runner import DraftHeads, Draw, RowStep
 from inference_api.request import (
     FinishReason,
     GenerationRequest,
+    OutputQueue,
     SamplingParams,
     SessionId,
     TokenEvent,
@@ -105,14 +105,13 @@ class Answer:
         return sum(event.accepted_tokens for event in self.events)
 
 
-class _Recorder(OutputQueues):
-    def __init__(self) -> None:
-        super().__init__()
-        self.events: dict[SessionId, list[TokenEvent]] = defaultdict(list)
+class _Recorder(OutputQueue):
+    def __init__(self, name: str, events: list[TokenEvent]) -> None:
+        super().__init__(SessionId(name), NAME)
+        self.events = events
 
-    def publish(self, events: Iterable[tuple[SessionId, TokenEvent]]) -> None:
-        for session_id, event in events:
-            self.events[session_id].append(event)
+    def put(self, event: TokenEvent) -> None:
+        self.events.append(event)
 
 
 class Decoding:
@@ -121,9 +120,8 @@ class Decoding:
     def __init__(self, model: Model, drafts: DraftSource | None = None) -> None:
         # Room for guesses beside prompts, which go first: requests join in most steps here.
         settings = Settings(user_rows=MAX_ROWS, itl_budget=1000)
-        self._outputs = _Recorder()
         self.input_queue = InputQueue(10_000, {NAME: MAX_ROWS})
-        self.backend = DecodeBackend(settings, self.input_queue, self._outputs)
+        self.backend = DecodeBackend(settings, self.input_queue, OutputQueues())
         loaded = LoadedModel.of(NAME, model.runner, model.tokenizer, settings)
         scheduler = None
         if drafts is not None:
@@ -132,7 +130,7 @@ class Decoding:
         self.backend.take([replace(loaded, planner=planner, speculation=scheduler)])
         self.backend._rest = lambda: None  # type: ignore[method-assign]  # no waiting for prompts
         self.backend._become_ready()
-        self._num_requests = 0
+        self.requests: list[GenerationRequest] = []  # of the last call of `answers`
 
     def answers(
         self,
@@ -141,13 +139,13 @@ class Decoding:
     ) -> list[Answer]:
         """All at once, as many as there are rows; who waits joins as others leave. `on_step` is
         called before every step. Sessions get names of their own: their number in `requests`."""
-        self._outputs.events.clear()
-        answers = []
-        for number, each in enumerate(requests):
-            session_id = SessionId(str(number))
-            answers.append(answer := Answer(replace(each, session_id=session_id)))
-            answer.events = self._outputs.events[session_id]
-            self.input_queue.put(answer.request)
+        answers = [Answer(each) for each in requests]
+        self.requests = [
+            replace(each.request, output=_Recorder(str(number), each.events))
+            for number, each in enumerate(answers)
+        ]
+        for request in self.requests:
+            self.input_queue.put(request)
         while len(self.input_queue) or any(self.backend.users):
             on_step()
             self.backend.step()
@@ -161,5 +159,5 @@ def request_of(
     stop_token_ids: frozenset[int] = frozenset(),
 ) -> GenerationRequest:
     return GenerationRequest(
-        SessionId(""), NAME, tuple(prompt), max_tokens, sampling, stop_token_ids
+        OutputQueue(SessionId(""), NAME), NAME, tuple(prompt), max_tokens, sampling, stop_token_ids
     )

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from inference_api.request import GenerationRequest, SessionId
+from inference_api.request import GenerationRequest, OutputQueue, SessionId
 from inference_api.scheduling.rows import RowTable, UserRow
 
 
@@ -10,7 +10,9 @@ def rows_of(*prompts: Sequence[int], max_tokens: int = 1000) -> list[UserRow]:
     table = RowTable(len(prompts))
     return [
         table.assign(
-            GenerationRequest(SessionId(str(n)), "m", tuple(prompt), max_tokens), 10_000, 0.0
+            GenerationRequest(OutputQueue(SessionId(str(n)), "m"), "m", tuple(prompt), max_tokens),
+            10_000,
+            0.0,
         )
         for n, prompt in enumerate(prompts)
     ]

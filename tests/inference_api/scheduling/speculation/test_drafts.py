@@ -19,7 +19,7 @@ from inference_api._mock_inference_api_server import (
 )
 from inference_api.engine.runner import Draw, Drawn, RowStep
 from inference_api.inference_api_server import server_of
-from inference_api.request import FinishReason, GenerationRequest, SessionId
+from inference_api.request import FinishReason, GenerationRequest, OutputQueue, SessionId
 from inference_api.scheduling import loaded_model
 from inference_api.scheduling.loaded_model import LoadedModel
 from inference_api.scheduling.rows import Draft, RowTable, UserRow
@@ -190,7 +190,7 @@ def test_cancelled_row_is_freed_whatever_it_was_drafting() -> None:
     loop = drafting_loop(rows=1)
     running, waiting = loop.submit("x" * 50), loop.submit("yz")
     loop.step(3)
-    loop.backend.cancel(running.session_id)
+    loop.cancel(running)
     loop.step(3)
     assert drained(waiting) == ("yz", FinishReason.STOP)
 
@@ -257,7 +257,7 @@ def test_setting_says_whether_there_are_drafts(mode: str) -> None:
 
 
 def row_of(prompt: Sequence[int], max_tokens: int = 50, context: int = 64) -> UserRow:
-    request = GenerationRequest(SessionId("s"), "m", tuple(prompt), max_tokens)
+    request = GenerationRequest(OutputQueue(SessionId("s"), "m"), "m", tuple(prompt), max_tokens)
     return RowTable(1).assign(request, context, 0.0)
 
 

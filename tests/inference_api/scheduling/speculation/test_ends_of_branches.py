@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from inference_api.engine.runner import RowResult, RowStep
-from inference_api.request import FinishReason, SamplingParams, SessionId
+from inference_api.request import FinishReason, SamplingParams
 from tests.inference_api.scheduling.speculation.decoding import (
     Answer,
     Decoding,
@@ -92,7 +92,7 @@ def test_request_that_leaves_inside_a_step_leaves_others_and_its_prefix_as_they_
         num_steps += 1
         results = step(rows)
         if num_steps == 4:
-            decoding.backend.cancel(SessionId("0"))
+            decoding.backend.cancel(decoding.requests[0])
         return results
 
     monkeypatch.setattr(model.runner, "step", step_and_hang_up)
