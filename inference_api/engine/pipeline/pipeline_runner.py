@@ -146,12 +146,14 @@ class PipelineRunner:
         return self._tuner is not None and self._tuner.turn(self)
 
     def close(self) -> None:
-        """Have the other ranks end. Idempotent."""
+        """Have the other ranks end, and the tuner. Idempotent."""
         ring, self._ring = self._ring, None
         if ring is not None:
             with suppress(RingBroken):
                 ring.tell(Message(Kind.STOP))
                 ring.settle()
+        if self._tuner is not None:
+            self._tuner.close()
 
     @property
     def _joined(self) -> Ring:

@@ -1,13 +1,16 @@
 """SPLIT=auto against a real weights service: in pauses, until trials stop paying."""
 
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from threading import Event, current_thread
+from typing import Any
 
 import pytest
 from werkzeug.serving import make_server
 
+from benchmarking.serving import eventually
 from inference_api.engine.pipeline.split_search import SearchFailed, SplitSearch
 from inference_api.engine.pipeline.split_tuner import (
     BRIEF_MEASURE_S,
@@ -58,6 +61,18 @@ class Clock:
         return self.now_s
 
 
+class AtOnce(Executor):
+    """For tests of what is asked when: on their own thread."""
+
+    def submit(self, do: Callable[..., Any], /, *given: Any, **named: Any) -> Future[Any]:
+        answer = Future[Any]()
+        try:
+            answer.set_result(do(*given, **named))
+        except SearchFailed as error:
+            answer.set_exception(error)
+        return answer
+
+
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
     with weights_service(None) as address:
@@ -71,7 +86,7 @@ def search_of(url: str, session_id: str) -> SplitSearch:
 def test_trials_end_with_a_good_split_which_the_next_server_begins_with(url: str) -> None:
     clock, ranks = Clock(), Ranks()
     search = search_of(url, "a model/with a slash, 3 ranks")
-    tuner = SplitTuner(search, clock)
+    tuner = SplitTuner(search, clock, AtOnce())
     for _ in range(MAX_TRIALS + 1):
         tuner.turn(ranks)
         clock.now_s += QUIET_S
@@ -81,7 +96,7 @@ def test_trials_end_with_a_good_split_which_the_next_server_begins_with(url: str
     assert not tuner.turn(ranks)
     if search.has_converged():
         later = Ranks()
-        assert SplitTuner(search, clock).turn(later)
+        assert SplitTuner(search, clock, AtOnce()).turn(later)
         assert (later.measured, later.split) == ([], ranks.split)
 
 
@@ -108,7 +123,7 @@ def test_server_that_wants_tokens_takes_those_of_its_secret(tmp_path: Path) -> N
 
 def test_work_puts_trials_off(url: str) -> None:
     clock, ranks = Clock(), Ranks()
-    tuner = SplitTuner(search_of(url, "busy"), clock)
+    tuner = SplitTuner(search_of(url, "busy"), clock, AtOnce())
     for _ in range(3):
         tuner.worked()
         clock.now_s += QUIET_S - 0.1
@@ -121,7 +136,7 @@ def test_work_puts_trials_off(url: str) -> None:
 
 def test_under_a_light_load_a_short_pause_will_do_at_times(url: str) -> None:
     clock, ranks = Clock(), Ranks()
-    tuner = SplitTuner(search_of(url, "light"), clock)
+    tuner = SplitTuner(search_of(url, "light"), clock, AtOnce())
     tried_s = []
     while clock.now_s < 100 + 3 * PATIENCE_S + 1:
         tuner.worked()
@@ -134,7 +149,7 @@ def test_under_a_light_load_a_short_pause_will_do_at_times(url: str) -> None:
 
 def test_service_that_is_not_there_changes_nothing(caplog: pytest.LogCaptureFixture) -> None:
     clock, ranks = Clock(), Ranks()
-    tuner = SplitTuner(search_of(f"http://127.0.0.1:{free_port()}", "s"), clock)
+    tuner = SplitTuner(search_of(f"http://127.0.0.1:{free_port()}", "s"), clock, AtOnce())
     for _ in range(2):
         assert not tuner.turn(ranks)
     assert ranks.split == equal_split(NUM_LAYERS, len(SPEEDS))
@@ -143,6 +158,43 @@ def test_service_that_is_not_there_changes_nothing(caplog: pytest.LogCaptureFixt
     clock.now_s += RETRY_S
     tuner.turn(ranks)
     assert len(caplog.records) == 2
+
+
+def test_decode_thread_goes_on_while_the_service_does_not_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Every call is made on another thread, and no turn waits for one."""
+    answers, told = Event(), list[object]()
+
+    def call(search: SplitSearch, verb: str, path: str, body: object = None) -> dict[str, Any]:
+        assert current_thread() is not decode_thread
+        assert answers.wait(60)
+        if path == "/weights_update":
+            told.append(body)
+        converged = {"convergence": {"converged": bool(told)}}
+        return {
+            "weights": [8 / 14, 4 / 14, 2 / 14],
+            "model": "m",
+            "layers_per_node": BEST,
+        } | converged
+
+    decode_thread = current_thread()
+    monkeypatch.setattr(SplitSearch, "_call", call)
+    clock, ranks = Clock(), Ranks()
+    tuner = SplitTuner(search_of("http://127.0.0.1", "s"), clock)
+    clock.now_s += QUIET_S
+    for _ in range(3):
+        assert not tuner.turn(ranks)  # it would wait for ever
+    assert ranks.measured == []
+    answers.set()
+    eventually(lambda: tuner.turn(ranks))
+    assert ranks.measured == [BEST]
+    eventually(lambda: told)
+    eventually(lambda: tuner._proposed is not None and tuner._proposed.done())
+    tuner.turn(ranks)
+    clock.now_s += PATIENCE_S
+    assert not tuner.turn(ranks)  # it is over
+    tuner.close()
 
 
 @pytest.mark.parametrize(
