@@ -129,6 +129,13 @@ class Settings(BaseSettings, ModelSettings, PipelineSettings, WatchSettings):
         le=86_400,
         description="A decode step that takes 5 times this long makes /health answer 500.",
     )
+    load_timeout_s: float = Field(
+        3600.0,
+        alias="LOAD_TIMEOUT",
+        ge=1,
+        le=86_400,
+        description="Seconds after which /health answers 500 while models are still loading.",
+    )
     drain_timeout_s: float = Field(
         60.0,
         alias="DRAIN_TIMEOUT",

@@ -145,11 +145,13 @@ class DecodeBackend:
         """Why this process should be replaced, or None while it is well."""
         if self.phase in (Phase.FAILED, Phase.STOPPED):
             return f"decode thread has {self.phase}: {self._failure}"
-        silent_s = self._clock() - self.snapshot.stepped_at_s
-        limit_s = STALLED_PERIODS * self.settings.keepalive_period_s
-        if self.phase is not Phase.LOADING and silent_s > limit_s:
-            return f"decode thread has finished no step for {silent_s:.0f} s, limit {limit_s:.0f} s"
-        return None
+        silent_s = self._clock() - self.snapshot.stepped_at_s  # while loading: since the start
+        state, limit_s = "has finished no step", STALLED_PERIODS * self.settings.keepalive_period_s
+        if self.phase is Phase.LOADING:
+            state, limit_s = "is still loading", self.settings.load_timeout_s
+        if silent_s <= limit_s:
+            return None
+        return f"decode thread {state} after {silent_s:.0f} s, limit {limit_s:.0f} s"
 
     # --- decode thread --------------------------------------------------------------------
 
@@ -194,12 +196,12 @@ class DecodeBackend:
         try:
             self.load_model_and_tokenizer()
             self._post_init_compile()
+            self.hooks.on_loaded()
+            self._become_ready()
         except Exception as error:
             self._fail(error)
             self.hooks.on_load_failed()
             return
-        self.hooks.on_loaded()
-        self._become_ready()
         try:
             while not self._is_stopping:
                 self.step()

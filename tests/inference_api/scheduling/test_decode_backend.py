@@ -331,9 +331,48 @@ def test_health_notices_a_loop_that_finishes_no_step() -> None:
     loop = Loop()
     assert loop.backend.unhealthy_reason() is None
     loop.now_s = 5 * loop.backend.settings.keepalive_period_s + 1
-    assert "no step for 601 s" in str(loop.backend.unhealthy_reason())
+    assert "no step after 601 s" in str(loop.backend.unhealthy_reason())
     loop.step()
     assert loop.backend.unhealthy_reason() is None
+
+
+def test_health_notices_a_load_that_does_not_end() -> None:
+    loop = Loop()
+    loop.backend.phase = Phase.LOADING
+    loop.now_s = loop.backend.settings.load_timeout_s
+    assert loop.backend.unhealthy_reason() is None
+    loop.now_s += 1
+    assert loop.backend.unhealthy_reason() == (
+        "decode thread is still loading after 3601 s, limit 3600 s"
+    )
+    loop.backend._become_ready()
+    assert loop.backend.unhealthy_reason() is None
+
+
+@pytest.mark.parametrize(
+    "part", ["load_model_and_tokenizer", "_post_init_compile", "_become_ready", "on_loaded"]
+)
+def test_whatever_fails_before_the_first_request_ends_the_start(
+    part: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> None:
+        raise RuntimeError("of this test")
+
+    loop, told = Loop(), list[str]()
+    loop.backend.phase = Phase.LOADING
+    monkeypatch.setattr(loop.backend, "load_model_and_tokenizer", lambda: None)
+    if part != "on_loaded":
+        monkeypatch.setattr(loop.backend, part, fail)
+    loop.backend.hooks = Hooks(
+        on_loaded=fail if part == "on_loaded" else lambda: None,
+        on_load_failed=lambda: told.append("not loaded"),
+        on_failed=lambda: told.append("failed later"),
+    )
+    loop.backend._run()
+    assert told == ["not loaded"]
+    assert "RuntimeError: of this test" in str(loop.backend.unhealthy_reason())
+    with pytest.raises(BackendFailed):
+        loop.backend.check_admission()
 
 
 @pytest.mark.parametrize("phase", [Phase.LOADING, Phase.FAILED])
