@@ -45,18 +45,19 @@ class Server:
 
     def __init__(self) -> None:
         settings = Settings(user_rows=2)
-        queues = InputQueue(4, {NAME: 2}), OutputQueues()
+        self.input_queue, self.output_queues = queues = InputQueue(4, {NAME: 2}), OutputQueues()
         self.backend = DecodeBackend(settings, *queues)
         runner = EchoRunner(2, max_seq_len=64)
         self.backend.take([LoadedModel.of(NAME, runner, ByteTokenizer(), settings)])
         self.backend._rest = lambda: None  # type: ignore[method-assign]  # no waiting for prompts
         self.backend._become_ready()
         self.watcher = Watcher()
-        metrics, recent = ServerMetrics([], lambda name: pytest.fail("unused")), RecentRequests()
-        self._generations = Generations(self.backend, *queues, self.watcher, metrics, recent)
-        self._live = LiveState(self.backend, queues[0], metrics.registry, settings)
-        self._connection = socket.socket()
-        self._connection.close()  # only the watcher would use it
+        metrics = ServerMetrics([], lambda name: pytest.fail("unused"))
+        self.recent = RecentRequests()
+        self.generations = Generations(self.backend, *queues, self.watcher, metrics, self.recent)
+        self._live = LiveState(self.backend, self.input_queue, metrics.registry, settings)
+        self.connection = socket.socket()
+        self.connection.close()  # only the watcher would use it
         for part in (self.backend, runner):
             for name in ("_pick_prompts", "decode", "_push_outputs", "_evict", "step"):
                 if part is runner or name != "step":
@@ -77,10 +78,10 @@ class Server:
         setattr(part, name, do_between_moments)
 
     def begin(self, team: str) -> TextGeneration:
-        caller = Caller("request", team, connection=self._connection)
+        caller = Caller("request", team, connection=self.connection)
         params = GenerationParams(session_id="the-same")
         prompt = list(PROMPTS[team].encode())
-        return self._generations._queue(NAME, lambda encoder: prompt, params, caller)
+        return self.generations._queue(NAME, lambda encoder: prompt, params, caller)
 
     def teams_shown(self) -> list[tuple[str, int]]:
         """What the dashboard says of busy rows: whose they are, and how long their prompt is."""
