@@ -13,8 +13,13 @@ from gunicorn.http.errors import (
     ParseException,
     UnsupportedTransferCoding,
 )
+from werkzeug.exceptions import ClientDisconnected
 
 from common.errors import WireError
+
+BODY_FAULTS = (ParseException, OSError, ClientDisconnected)
+"""What reading a body raises where its client cut it or wrote it wrongly: gunicorn's errors, and
+those of werkzeug's server and streams. Anything else is a fault of ours."""
 
 STATUSES: dict[type[ParseException], int] = {
     LimitRequestLine: 414,

@@ -8,6 +8,7 @@ from flask import Request
 from werkzeug.utils import cached_property
 from werkzeug.wsgi import get_input_stream
 
+from common.connections.errors import BODY_FAULTS
 from inference_api.errors import InvalidRequest, RequestTooLarge, UnknownEncoding
 
 GZIP = ("gzip", "x-gzip")
@@ -30,7 +31,7 @@ class WholeBodyRequest(Request):
             raise RequestTooLarge(limit)
         try:
             body = get_input_stream(self.environ, max_content_length=limit + 1).read()
-        except Exception as error:  # each server has errors of its own for what its client sends
+        except BODY_FAULTS as error:
             raise InvalidRequest("The body's chunks are malformed or cut short.") from error
         if len(body) > limit:
             raise RequestTooLarge(limit)

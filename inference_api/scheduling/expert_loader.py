@@ -130,7 +130,8 @@ class ExpertLoader:
         except Exception as error:
             expert.unload()
             known = error.faults if isinstance(error, StartupError) else []
-            reason = "; ".join(known) or repr(error)
+            unknown = f"{type(error).__name__}; the server's log has the details"
+            reason = "; ".join(known) or unknown  # clients read it
             cause = None if known else error
             logger.error("%s cannot be loaded: %s", name, reason, exc_info=cause)
             is_memory = isinstance(error, MemoryError)

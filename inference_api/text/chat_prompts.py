@@ -7,7 +7,10 @@ their calls and results, and for whatever else a client gives to the template.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from traceback import walk_tb
 from typing import TYPE_CHECKING, Any, Literal
+
+from jinja2 import TemplateError
 
 from inference_api.errors import InvalidRequest
 from inference_api.text.special_tokens import SpecialTokens, encoded, private_text
@@ -21,6 +24,8 @@ if TYPE_CHECKING:
 
 Template = Callable[[Sequence[Message], "Extras"], str]
 
+TEMPLATE_CODE = "<template>"  # the file that Jinja has its code be of
+MAX_REASON = 300  # characters
 SPEAKERS = {"user": "User", "assistant": "AI", "system": "System"}
 
 
@@ -89,13 +94,24 @@ def template_of(wrapper: "TokenizersBackend") -> Template | None:
                 **options,
                 **extras.options,
             )
-        except Exception as error:  # of whatever the template does with these messages
+        except Exception as error:
+            if not _is_of_template(error):
+                raise
+            is_said = isinstance(error, TemplateError)  # by the template, or of a name it misses
+            reason = str(error)[:MAX_REASON] if is_said else f"{type(error).__name__} in it"
             raise InvalidRequest(
-                f"The model's chat template refuses the messages: {error}.", "messages"
+                f"The model's chat template refuses the messages: {reason}.", "messages"
             ) from error
         return str(prompt)
 
     return None if wrapper.chat_template is None else render
+
+
+def _is_of_template(error: Exception) -> bool:
+    """Whether it was raised in what the template does, other than for want of memory."""
+    frames = walk_tb(error.__traceback__)
+    is_inside = any(frame.f_code.co_filename == TEMPLATE_CODE for frame, _ in frames)
+    return is_inside and not isinstance(error, MemoryError)
 
 
 def rendered(render: Template, messages: Sequence[Message], extras: Extras) -> str:
@@ -240,7 +256,7 @@ def _renders(render: Template, turns: Sequence[Message], tools: Sequence[Json]) 
     """Whether the prompt has all that was put into it to be tried."""
     try:
         prompt = render(turns, Extras(tools))
-    except Exception:  # a template may fail in any way
+    except (InvalidRequest, KeyError):  # the plain form has no turns of tools
         return False
     wanted = ("tried-description", "tried-value", "tried-result") if tools else ("tried-system",)
     return all(each in prompt for each in wanted)

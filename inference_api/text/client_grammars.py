@@ -13,12 +13,16 @@ EXTRA = (
 def lark_of(spec: ConstraintSpec) -> str:
     """Returns the grammar as Lark. Raises InvalidRequest for what is neither Lark nor GBNF."""
     try:
-        from llguidance.gbnf_to_lark import any_to_lark
+        from llguidance.gbnf_to_lark import GbnfToLarkError, any_to_lark
     except ImportError as error:
         raise InvalidRequest(f"{spec.field} needs {EXTRA}.", spec.field) from error
     try:
         return any_to_lark(spec.text)
-    except Exception as error:  # whatever its parser meets; RecursionError where it is nested deep
+    except (IndexError, RecursionError):  # its text ends too early, or is nested too deep
+        raise unusable(spec, "neither Lark nor GBNF") from None
+    except Exception as error:
+        if type(error) not in (Exception, GbnfToLarkError):  # its own: bare ones are of names
+            raise
         raise unusable(spec, f"neither Lark nor GBNF: {error}") from None
 
 

@@ -8,7 +8,7 @@ from urllib.parse import unquote
 
 from flask import Blueprint, Response, request
 
-from common.errors import WireError
+from common.connections.errors import BODY_FAULTS
 from common.operations import ViewT, operation_of
 from common.turns import Turns, is_encoded, may_be_large
 from optimizer.errors import BodyTooLarge, Fault, InvalidRequest
@@ -96,9 +96,7 @@ class Http:
 def _read(stream: IO[bytes], max_bytes: int) -> bytes:
     try:
         return stream.read(max_bytes)
-    except WireError:
-        raise  # of the API, where it reads the body for this part of it
-    except Exception as error:  # each server has errors of its own for what its client sends
+    except BODY_FAULTS as error:
         raise InvalidRequest([Fault("", "the body's chunks are malformed or cut short")]) from error
 
 

@@ -8,7 +8,7 @@ from typing import IO, TypeVar
 from flask import Blueprint, Response, request
 from pydantic import BaseModel
 
-from common.errors import WireError
+from common.connections.errors import BODY_FAULTS
 from common.operations import operation_of
 from common.turns import Turns, is_encoded, may_be_large
 from weights.errors import BodyTooLarge, Fault, InvalidRequest
@@ -83,9 +83,7 @@ class Http:
 def _read(stream: IO[bytes], max_bytes: int) -> bytes:
     try:
         return stream.read(max_bytes)
-    except WireError:
-        raise  # of the API, where it reads the body for this part of it
-    except Exception as error:  # each server has errors of its own for what its client sends
+    except BODY_FAULTS as error:
         raise InvalidRequest(
             [Fault(("body",), "the chunks are malformed or cut short", "body_malformed")]
         ) from error

@@ -7,7 +7,7 @@ from typing import cast
 
 import pytest
 
-from inference_api.scheduling.expert_loader import ExpertLoader, Loaded
+from inference_api.scheduling.expert_loader import ExpertLoader, Loaded, LoadFailed
 from inference_api.scheduling.loaded_model import LoadedModel
 from inference_api.scheduling.model_loading import LoadableModel
 
@@ -67,3 +67,20 @@ def test_a_check_that_fails_is_left_to_the_load(caplog: pytest.LogCaptureFixture
 
     loaded_by(Expert(check), is_checked)
     assert "a cannot be checked: OSError('the disk is gone')" in caplog.text
+
+
+def test_reason_of_an_unforeseen_fault_tells_clients_nothing_of_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Broken(Expert):
+        def load(self) -> LoadedModel:
+            raise RuntimeError("secret of this test")
+
+        def unload(self) -> None:
+            """It holds nothing."""
+
+    expert = cast(LoadableModel, Broken(lambda go_on: None))
+    event = ExpertLoader({"a": expert}, lambda: None)._load("a")
+    assert isinstance(event, LoadFailed)
+    assert event.reason == "RuntimeError; the server's log has the details"
+    assert "secret of this test" in caplog.text

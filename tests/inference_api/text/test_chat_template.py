@@ -3,12 +3,13 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
-from inference_api.errors import StartupError
+from inference_api.errors import InvalidRequest, StartupError
 from inference_api.settings import EMBEDDED_MODEL
-from inference_api.text.chat_prompts import plain_chat_prompt
+from inference_api.text.chat_prompts import NO_EXTRAS, plain_chat_prompt, template_of
 from inference_api.text.chat_template import SIMPLEST
 from inference_api.text.tokens import load_tokenizer
 
@@ -98,3 +99,39 @@ def test_models_without_a_template_start(folder: Folder) -> None:
     (model / "chat_template.jinja").unlink()
     tokenizer = load_tokenizer(model, frozenset())
     assert tokenizer.encode_chat(SIMPLEST) == tokenizer.encode(plain_chat_prompt(SIMPLEST))
+
+
+@pytest.mark.parametrize(
+    ("broken", "reason"),
+    [
+        ("{{ raise_exception('roles must alternate') }}", "roles must alternate"),
+        ("{{ messages[0].nothing.of_it }}", "has no attribute"),
+        ("{{ messages[0].content + 1 }}", "TypeError in it"),
+        ("{{ 1 / 0 }}", "ZeroDivisionError in it"),
+        ("{{ 'secret'.index('x') }}", "ValueError in it"),
+        ("{{ range(10 ** 9) }}", "OverflowError in it"),
+        ("{{ messages | tojson(indent=messages) }}", "TypeError in it"),
+    ],
+)
+def test_messages_that_a_template_breaks_on_are_the_clients_fault(
+    folder: Folder, broken: str, reason: str
+) -> None:
+    template = f"{{% if messages[0].content == 'break' %}}{broken}{{% endif %}}"
+    tokenizer = load_tokenizer(folder(template), frozenset())
+    with pytest.raises(InvalidRequest) as caught:
+        tokenizer.encode_chat([{"role": "user", "content": "break"}])
+    shown = str(caught.value)
+    assert shown.startswith("The model's chat template refuses the messages: ")
+    assert reason in shown
+    assert "secret" not in shown
+
+
+@pytest.mark.parametrize("kind", [RuntimeError, TypeError, KeyError, MemoryError])
+def test_fault_outside_a_template_is_none_of_the_clients(kind: type[Exception]) -> None:
+    def fail(*given: object, **named: object) -> None:
+        raise kind("of this test")
+
+    render = template_of(Mock(chat_template="", apply_chat_template=fail))
+    assert render is not None
+    with pytest.raises(kind):
+        render(SIMPLEST, NO_EXTRAS)

@@ -3,11 +3,15 @@
 import random
 import re
 import sys
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from llguidance import gbnf_to_lark
 
 from inference_api.errors import ConstraintFailed, InvalidRequest
 from inference_api.request import ConstraintSpec
@@ -95,6 +99,22 @@ def test_bad_grammars_are_refused_in_the_engines_words(text: str, reason: str) -
     assert str(caught.value).startswith("structured_outputs cannot be used: ")
     assert reason in str(caught.value)
     assert len(str(caught.value)) < 400
+
+
+@given(st.text(alphabet='rotab-_:= \n|()[]{}*+?,1"\\/xuU^.', max_size=40))
+def test_whatever_a_text_is_the_client_hears_of_it(text: str) -> None:
+    for tried in (text, f"root ::= {text}", f"root ::= a\na ::= {text}"):
+        with suppress(InvalidRequest):
+            lark_of(spec(tried))
+
+
+def test_fault_of_the_converter_is_none_of_the_clients(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(text: str) -> str:
+        raise AttributeError("of this test")
+
+    monkeypatch.setattr(gbnf_to_lark, "any_to_lark", fail)
+    with pytest.raises(AttributeError):
+        lark_of(spec("root ::= a"))
 
 
 @pytest.mark.parametrize(
