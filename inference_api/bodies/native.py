@@ -146,7 +146,7 @@ def parse_native_body(body: bytes, has_strict_bounds: bool = False) -> NativeBod
     try:
         return kind.model_validate(given)
     except ValidationError as error:
-        raise _refusal(min(error.errors(include_url=False), key=_rank), given) from None
+        raise _refusal(kind, min(error.errors(include_url=False), key=_rank), given) from None
 
 
 def _rank(detail: ErrorDetails) -> int:
@@ -159,7 +159,7 @@ def _kind(detail: ErrorDetails) -> str:
     return "string_type" if is_other_type else detail["type"]
 
 
-def _refusal(detail: ErrorDetails, given: Json) -> InvalidRequest:
+def _refusal(body: type[NativeBody], detail: ErrorDetails, given: Json) -> InvalidRequest:
     name, kind = str(detail["loc"][0]), _kind(detail)
     if kind in NO_TEXT:
         message = "required 'text' parameter is either empty or not provided"
@@ -178,15 +178,14 @@ def _refusal(detail: ErrorDetails, given: Json) -> InvalidRequest:
     else:
         is_list = kind == "too_long"
         value = f"{detail['ctx']['actual_length']} strings" if is_list else detail["input"]
-        low, high = (0, MAX_STOP_STRINGS) if is_list else _bounds(name)
-        message = (
-            f"Parameter: {name}={shortened(value)} is outside bounds, {low} <= {name} <= {high}."
-        )
+        bounds = f"0 <= {name} <= {MAX_STOP_STRINGS}" if is_list else _bounds(body, name)
+        message = f"Parameter: {name}={shortened(value)} is outside bounds, {bounds}."
     return InvalidRequest(message, name)
 
 
-def _bounds(name: str) -> tuple[Any, Any]:
+def _bounds(body: type[NativeBody], name: str) -> str:
     """Returns the least and the greatest number as they are written at the field."""
-    metadata = NativeBody.model_fields[name].metadata
+    metadata = body.model_fields[name].metadata
     bounds = {key: getattr(m, key) for m in metadata for key in ("ge", "le") if hasattr(m, key)}
-    return bounds["ge"], bounds["le"]
+    or_zero = ", or 0" if any(isinstance(each, WrapValidator) for each in metadata) else ""
+    return f"{bounds['ge']} <= {name} <= {bounds['le']}{or_zero}"

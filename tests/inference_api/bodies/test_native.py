@@ -145,8 +145,12 @@ def test_wrong_types_are_named(field: str, value: object, message: str) -> None:
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
-        ("temperature", 0.001, "temperature=0.001 is outside bounds, 0.01 <= temperature <= 100."),
-        ("temperature", 1e999, "temperature=inf is outside bounds, 0.01 <= temperature <= 100."),
+        (
+            "temperature",
+            -3,
+            "temperature=-3.0 is outside bounds, 0.01 <= temperature <= 100, or 0.",
+        ),
+        ("temperature", 1e999, "temperature=inf is outside bounds, 0.01 <= temperature <= 100, or"),
         ("temperature", -(10**400), "temperature=-inf is outside bounds, 0.01 <= temperature"),
         ("top_p", 10**400, "top_p=inf is outside bounds, 0.01 <= top_p <= 1.0."),
         ("top_p", 1.1, "top_p=1.1 is outside bounds, 0.01 <= top_p <= 1.0."),
@@ -165,6 +169,26 @@ def test_values_out_of_bounds_are_named_with_the_bound(
     body = json.dumps({"text": "hello", field: value}).replace("Infinity", "1e999")
     with pytest.raises(InvalidRequest, match=re.escape(message)):
         parse_native_body(body.encode())
+
+
+@pytest.mark.parametrize("is_strict", [False, True])
+@pytest.mark.parametrize("field", ["temperature", "top_p", "top_k", "max_tokens", "seed"])
+def test_bounds_that_a_refusal_names_are_those_that_count(field: str, is_strict: bool) -> None:
+    def refusal(value: object) -> str:
+        try:
+            parse_native_body(json.dumps({"text": "a", field: value}).encode(), is_strict)
+        except InvalidRequest as error:
+            return str(error)
+        return ""
+
+    named = re.search(r"bounds, (\S+) <= \w+ <= ([\d.]+\d)(, or 0)?\.$", refusal(-(10**30)))
+    assert named is not None
+    low, high = json.loads(named[1]), json.loads(named[2])
+    assert refusal(low) == refusal(high) == ""
+    assert refusal(low - abs(low) / 2 - 1) != ""
+    assert refusal(high * 2) != ""
+    if low > 0:
+        assert (refusal(0) == "") == (named[3] is not None)
 
 
 def test_types_are_reported_before_bounds() -> None:
