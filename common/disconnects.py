@@ -8,6 +8,8 @@ import logging
 import select
 import socket
 from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
 from threading import Lock, Thread
 
 logger = logging.getLogger(__name__)
@@ -17,12 +19,18 @@ POLL_S = 0.5  # how soon `stop` is noticed
 JOIN_TIMEOUT_S = 5.0
 
 
+@dataclass(eq=False, slots=True)
+class _Watched:
+    client: socket.socket
+    callbacks: list[Callable[[], None]] = field(default_factory=list)
+
+
 class DisconnectWatcher:
     """Any thread may watch and unwatch. Callbacks run on the watcher's thread: keep them short."""
 
     def __init__(self) -> None:
         self._epoll = select.epoll()
-        self._callbacks: dict[int, list[Callable[[], None]]] = {}  # by file descriptor
+        self._watched: dict[int, _Watched] = {}  # by file descriptor
         self._lock = Lock()  # a socket is watched, unwatched and reported under it
         self._is_stopping = False
         self._thread = Thread(target=self._run, name="disconnects", daemon=True)
@@ -36,7 +44,8 @@ class DisconnectWatcher:
             self._thread.join(JOIN_TIMEOUT_S)
 
     def watch(self, client: socket.socket, on_hang_up: Callable[[], None]) -> Callable[[], None]:
-        """Call `on_hang_up` if the client goes. Returns the function that ends the watch.
+        """Call `on_hang_up` if the client goes. Returns the function that ends the watch, which may
+        be called twice, and after the socket was closed.
 
         A socket may be watched several times: one connection may wait for several generations.
         Each watch asks anew, so an earlier one may be called again.
@@ -46,16 +55,23 @@ class DisconnectWatcher:
             on_hang_up()
             return lambda: None
         with self._lock:
-            arm = self._epoll.modify if descriptor in self._callbacks else self._epoll.register
+            watched, arm = self._watched.get(descriptor), self._epoll.modify
+            if (
+                watched is None or watched.client is not client
+            ):  # that one is closed, its number free
+                watched, arm = _Watched(client), self._epoll.register
             arm(descriptor, HANG_UP | select.EPOLLONESHOT)
-            self._callbacks.setdefault(descriptor, []).append(on_hang_up)
+            self._watched[descriptor] = watched
+            watched.callbacks.append(on_hang_up)
 
         def unwatch() -> None:
             with self._lock:
-                self._callbacks[descriptor].remove(on_hang_up)
-                if not self._callbacks[descriptor]:
-                    del self._callbacks[descriptor]
-                    self._epoll.unregister(descriptor)
+                with suppress(ValueError):  # it has ended
+                    watched.callbacks.remove(on_hang_up)
+                if not watched.callbacks and self._watched.get(descriptor) is watched:
+                    del self._watched[descriptor]
+                    with suppress(OSError):  # a closed socket has left by itself
+                        self._epoll.unregister(descriptor)
 
         return unwatch
 
@@ -65,11 +81,10 @@ class DisconnectWatcher:
         while not self._is_stopping:
             if not something_happened.poll(1000 * POLL_S):
                 continue
-            with (
-                self._lock
-            ):  # before it a watch may end, and another client's socket be so numbered
-                hung_up = [descriptor for descriptor, _ in self._epoll.poll(0)]
-                callbacks = [each for number in hung_up for each in self._callbacks[number]]
+            # Before it has the lock a watch may end, and another client's socket be so numbered.
+            with self._lock:
+                hung_up = [self._watched.get(number) for number, _ in self._epoll.poll(0)]
+                callbacks = [each for watched in hung_up if watched for each in watched.callbacks]
             for on_hang_up in callbacks:
                 try:
                     on_hang_up()

@@ -83,6 +83,37 @@ def test_one_socket_may_be_watched_twice(watcher: DisconnectWatcher) -> None:
     ours.close()
 
 
+def test_watch_may_end_twice_and_after_its_socket_was_closed(watcher: DisconnectWatcher) -> None:
+    ours, peer = socket.socketpair()
+    unwatch, unwatch_too = watcher.watch(ours, Event().set), watcher.watch(ours, Event().set)
+    unwatch()
+    ours.close()
+    unwatch()
+    unwatch_too()
+    unwatch_too()
+    peer.close()
+
+
+def test_socket_that_was_closed_unwatched_leaves_its_number_to_the_next(
+    watcher: DisconnectWatcher,
+) -> None:
+    closed, closed_peer = socket.socketpair()
+    ours, peer = socket.socketpair()
+    closed_gone, gone = Event(), Event()
+    number = closed.fileno()
+    unwatch_closed = watcher.watch(closed, closed_gone.set)
+    closed.close()
+    following = socket.socket(fileno=os.dup2(ours.fileno(), number))
+    unwatch = watcher.watch(following, gone.set)
+    unwatch_closed()
+    peer.close()
+    assert gone.wait(SOON_S)
+    assert not closed_gone.is_set()
+    unwatch()
+    for each in (following, ours, closed_peer):
+        each.close()
+
+
 class LockWithDelay:
     """A lock before which something happens once, on the thread that reports hang-ups."""
 
