@@ -217,7 +217,7 @@ def _state(
     output_queues: OutputQueues,
 ) -> ServerState:
     snapshot = backend.snapshot.models[model.name]
-    served = backend.served.get(model.name)
+    served, loaded = backend.served.get(model.name), backend.models.get(model.name)
     predicted_ttft_s = input_queue.predicted_ttft_s(model.name)
     return ServerState(
         busy_rows=snapshot.busy_rows,
@@ -228,6 +228,7 @@ def _state(
         depths=snapshot.depths,
         step_times=StepTimes() if served is None else served.step_times,
         predicted_ttft_s=math.nan if predicted_ttft_s is None else predicted_ttft_s,
+        kv_cache_usage=0.0 if loaded is None else loaded.kv_cache_usage,
     )
 
 

@@ -85,6 +85,7 @@ class ServerState:
     depths: DraftDepths = field(default_factory=DraftDepths)
     step_times: StepTimes = field(default_factory=StepTimes)
     predicted_ttft_s: float = math.nan  # where it is unknown
+    kv_cache_usage: float = 0.0
 
 
 StateMetrics = dict[str, tuple[str, Callable[[ServerState], float]]]  # by name: help and value
@@ -102,10 +103,9 @@ GAUGES: StateMetrics = {
 VLLM_GAUGES: StateMetrics = {
     "vllm:num_requests_running": ("User rows that run a request.", lambda state: state.busy_rows),
     "vllm:num_requests_waiting": ("Requests waiting for a row.", lambda state: state.queued),
-    # Rows are allocated whole, so the share of busy rows is the share of the cache.
     "vllm:kv_cache_usage_perc": (
-        "Share of the KV cache in use, 0 to 1.",
-        lambda state: state.busy_rows / state.user_rows,
+        "Tokens that busy rows hold in the KV cache, of those it has room for; 0 to 1.",
+        lambda state: state.kv_cache_usage,
     ),
 }
 COUNTERS: StateMetrics = {

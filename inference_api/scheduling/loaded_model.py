@@ -67,6 +67,12 @@ class LoadedModel:
         self.served.costs.measure(self.runner)
         self.served.costs.measure_prompt(self.runner)
 
+    @property
+    def kv_cache_usage(self) -> float:
+        """The share of the cache that busy rows hold tokens in. Any thread."""
+        busy_tokens, _ = self.rows.cached_tokens()
+        return busy_tokens / (self.runner.max_rows * self.runner.max_seq_len)
+
     def idle(self) -> None:
         """While none of its rows has work."""
         if self.runner.idle():

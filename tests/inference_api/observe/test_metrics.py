@@ -12,6 +12,7 @@ from inference_api._mock_inference_api_server import create_test_server
 from inference_api.inference_api_server import server_of
 from inference_api.observe.draft_depths import DraftDepths
 from inference_api.observe.metrics import GenerationRecord, ServerMetrics, ServerState
+from inference_api.request import GenerationRequest, OutputQueue, SessionId
 from inference_api.settings import Settings
 
 LABELS = '{model_name="hearth-tiny"}'
@@ -93,6 +94,20 @@ def test_requests_and_tokens_are_counted_under_vllm_names_and_labels(client: Fla
     assert gained(f"vllm:request_success_total{reason}") == 1
     assert gained(f"vllm:prompt_tokens_total{LABELS}") == 4
     assert gained(f"vllm:generation_tokens_total{LABELS}") == 4
+
+
+def test_usage_of_the_cache_counts_tokens_of_busy_rows_and_no_rows() -> None:
+    app = create_test_server(Settings(user_rows=2, max_seq_len=64))
+    backend = server_of(app).backend
+    backend.load_model_and_tokenizer()
+    rows = backend.models["hearth-tiny"].rows
+    output = OutputQueue(SessionId("s"), "hearth-tiny")
+    row = rows.assign(GenerationRequest(output, "hearth-tiny", (1,) * 40, 9), 64, now_s=0.0)
+    row.num_cached = 32
+    name = f"vllm:kv_cache_usage_perc{LABELS}"
+    assert scrape(app.test_client())[name] == 32 / (2 * 64)
+    rows.free(row)  # it keeps its tokens for a prompt that goes on, until another needs the row
+    assert scrape(app.test_client())[name] == 0.0
 
 
 def test_cancelled_request_is_an_aborted_one_to_vllm() -> None:
