@@ -69,10 +69,11 @@ class Summary(JsonObject):
 
 
 class Solution(JsonObject):
-    """By server."""
+    """By server. `loadFaults`: loads that could not be used, and what was done instead."""
 
     allocations: dict[str, AllocationJson]
     unallocated: dict[str, str]
+    loadFaults: dict[str, str]
     details: dict[str, Details]
     changes: dict[str, ChangeAnswer]
     summary: Summary
@@ -94,7 +95,7 @@ class Allocation:
     parts: tuple[Choice, ...]  # the one that carries most load first
     demand_per_s: float
     powers_w: tuple[float, ...]  # by part
-    is_kept: bool = False  # by stabilisation
+    is_kept: bool = False  # by stabilisation, or as its load is not known
 
     @property
     def part_costs(self) -> tuple[float, ...]:
@@ -178,6 +179,7 @@ class Allocation:
 class Answer:
     allocations: Mapping[str, Allocation]
     unallocated: Mapping[str, str]  # server -> reason
+    load_faults: Mapping[str, str]  # server -> what of its load cannot be used, and what was done
     solver: str
     notes: tuple[str, ...]
     gap: float | None
@@ -198,6 +200,7 @@ class Answer:
                 for name, data in desired.items()
             },
             "unallocated": dict(sorted(self.unallocated.items())),
+            "loadFaults": dict(sorted(self.load_faults.items())),
             "details": {name: a.details() for name, a in self.allocations.items()},
             "changes": self._changes(desired),
             "summary": self.summary(),

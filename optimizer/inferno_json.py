@@ -2,12 +2,14 @@
 
 Reading: keys in any case, null and absent = default, the last of several equal keys wins, bytes
 after the first value ignored; 2.0 is no integer and "2" no number. Unlike the reference a key that
-nobody knows is refused: a misspelt load would be a load of 0.
+nobody knows is refused: a misspelt load would be a load of 0. NaN and numbers beyond all bounds are
+read, so that only what they stand for is refused.
 Writing: 4 spaces, `<`, `>` and `&` escaped so that an answer may stand in an HTML page.
 """
 
 import json
 from difflib import get_close_matches
+from enum import Enum, auto
 from typing import Any, ClassVar, NoReturn, Self, TypeVar, get_args
 
 from pydantic import (
@@ -25,6 +27,15 @@ from optimizer.errors import Fault, InvalidRequest
 
 MAX_FAULTS = 100  # listed in one answer; a body with more is not read any better for it
 MAX_KEY_CHARACTERS = 100  # of a key, where a fault's path repeats it
+
+
+class Reading(Enum):
+    """How a body is read. The context of a validation."""
+
+    OURS = auto()  # keys that nobody knows are refused
+    RECORD = auto()  # of a store: they are ignored, as another version may know them
+    REFERENCE = auto()  # they are ignored, and of loads as much is refused as the reference does
+
 
 _ESCAPES = str.maketrans({"<": "\\u003c", ">": "\\u003e", "&": "\\u0026"})
 
@@ -60,7 +71,7 @@ class Body(BaseModel):
             return value
         names = cls._names_by_lower
         given = {key: entry for key, entry in value.items() if entry is not None}
-        if info.context == _IGNORING_UNKNOWN:
+        if info.context in (Reading.RECORD, Reading.REFERENCE):
             given = {key: entry for key, entry in given.items() if key.lower() in names}
         return {names.get(key.lower(), key): entry for key, entry in given.items()}
 
@@ -93,14 +104,12 @@ class JsonObject(TypedDict):
 BodyT = TypeVar("BodyT", bound=Body)
 
 MAX_DIGITS = 4000  # Python reads 4300
-_IGNORING_UNKNOWN = "ignoring unknown keys"  # context of a validation
 
 
-def read(model: type[BodyT], value: object, *, ignore_unknown: bool = False) -> BodyT:
+def read(model: type[BodyT], value: object, reading: Reading = Reading.OURS) -> BodyT:
     """Validates a decoded JSON value. Raises InvalidRequest with every fault and its path."""
     try:
-        context = _IGNORING_UNKNOWN if ignore_unknown else None
-        return model.model_validate(value, context=context)
+        return model.model_validate(value, context=reading)
     except ValidationError as error:
         details = error.errors(include_url=False, include_context=False, include_input=False)
         faults = [
@@ -122,7 +131,7 @@ def decode(raw: bytes) -> object:
         if not text:
             _reject("the body is empty; send a JSON object")
         value: object
-        decoder = json.JSONDecoder(parse_constant=_reject_constant, parse_int=_integer)
+        decoder = json.JSONDecoder(parse_int=_integer)
         value, _ = decoder.raw_decode(text)
     except RecursionError as error:
         raise InvalidRequest([Fault("", "the body is nested too deeply")]) from error
@@ -146,10 +155,6 @@ def encode_compact(value: object) -> str:
 
 def _reject(message: str) -> NoReturn:
     raise InvalidRequest([Fault("", message)])
-
-
-def _reject_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not JSON")
 
 
 def _integer(digits: str) -> int:

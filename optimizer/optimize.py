@@ -5,6 +5,7 @@ Pure but for the sizing cache it is given: any thread.
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from itertools import chain
 
 import numpy as np
 
@@ -14,12 +15,17 @@ from optimizer.candidates.replicas import Analysis, SizingCache
 from optimizer.solver import Candidate, Choice, Problem, Scarcity, Solution, Solver
 from optimizer.solver.greedy import GreedySolver
 from optimizer.solver.prices import PriceSolver
+from optimizer.solver.saturation import Stock
 from optimizer.solver.unlimited import UnlimitedSolver
 from optimizer.spec import OptimizerSpec
 from optimizer.stabilize import Stability, stabilize
 from optimizer.system import System
 
 NO_CPLEX = "CPLEX is not available here; HiGHS solved it instead"
+NO_HOLD = (
+    "holdMinutes did nothing: it needs to know when servers last changed, which /optimize and "
+    "/optimizeOne of a stateful optimizer (-F) alone do"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,18 +42,22 @@ def optimize(
 ) -> Answer:
     """Returns the allocation of every server that can have one, and why the others have none."""
     offered = offers(system, options.cache)
-    solution = choose_solver(flags, options).solve(Problem(offered.contenders, system.capacities))
+    held = {name: fault.stays for name, fault in offered.load_faults.items() if fault.stays}
+    left = Stock(system.capacities, chain.from_iterable(held.values())).cards
+    cards = {card_type: max(count, 0) for card_type, count in left.items()}
+    solution = choose_solver(flags, options).solve(Problem(offered.contenders, cards))
+    solution = replace(solution, choices={**solution.choices, **held})
     solution, kept = stabilize(system, offered, solution, flags, stability)
     allocations = dict(_allocations(system, offered, solution))
-    for server in kept:
+    for server in (*kept, *held):
         allocations[server] = replace(allocations[server], is_kept=True)
-    notes = (NO_CPLEX, *solution.notes) if _wants_cplex(flags) else solution.notes
     refusals = {server: refusal.message for server, refusal in offered.refused_servers.items()}
     return Answer(
         allocations=allocations,
         unallocated={**refusals, **solution.unserved},
+        load_faults={name: fault.message for name, fault in offered.load_faults.items()},
         solver=solution.solver,
-        notes=notes,
+        notes=tuple(_notes(flags, solution, stability)),
         gap=solution.gap,
         card_use=_card_use(system, allocations.values()),
     )
@@ -72,15 +82,20 @@ def choose_solver(flags: OptimizerSpec, options: SolveOptions) -> Solver:
     return GreedySolver(scarcity)
 
 
-def _wants_cplex(flags: OptimizerSpec) -> bool:
-    return flags.use_cplex and flags.milp_solver and not flags.unlimited
+def _notes(flags: OptimizerSpec, solution: Solution, stability: Stability) -> Iterable[str]:
+    if flags.use_cplex and flags.milp_solver and not flags.unlimited:
+        yield NO_CPLEX
+    if stability.changed_at_s is None and stability.hold_minutes_of(flags):
+        yield NO_HOLD
+    yield from solution.notes
 
 
 def _allocations(
     system: System, offered: Offers, solution: Solution
 ) -> Iterable[tuple[str, Allocation]]:
     """Yields the allocations by server name, in the order the servers were given."""
-    demand_per_s = {contender.server: contender.demand_per_s for contender in offered.contenders}
+    demand_per_s = dict.fromkeys(solution.choices, 0.0)
+    demand_per_s |= {contender.server: contender.demand_per_s for contender in offered.contenders}
     choices = _reanalyzed(offered, demand_per_s, solution.choices)
     for name, server in system.servers.items():
         if name in choices:
@@ -93,7 +108,7 @@ def _power_w(system: System, model: str, part: Choice) -> float:
     accelerator = system.accelerators.get(part.candidate.accelerator)
     if accelerator is None:
         return 0.0
-    units = part.replicas * system.models[model][accelerator.name].units
+    units = part.replicas * system.units(model, accelerator.name)
     return units * accelerator.power.watts(part.candidate.utilization)
 
 

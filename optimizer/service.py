@@ -10,7 +10,7 @@ only a few may wait, and not for long, as they would hold every thread.
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -40,8 +40,8 @@ class ServiceOptions:
     hold_minutes: float = 0.0
     clock: Callable[[], float] = time.time
 
-    def stability(self, state: State) -> Stability:
-        return Stability(self.clock(), state.changed_at_s, self.min_gain_percent, self.hold_minutes)
+    def stability(self, changed_at_s: Mapping[str, float] | None) -> Stability:
+        return Stability(self.clock(), changed_at_s, self.min_gain_percent, self.hold_minutes)
 
 
 class OptimizerService(Protocol):
@@ -93,7 +93,7 @@ class StatelessService:
     def optimize_one(self, system: System) -> Solution:
         state = State(system)
         with self._large_solves.turn(system, system.optimizer):
-            answer = _solve(state, system.optimizer, self.options)
+            answer = _solve(system, system.optimizer, self.options)
         self._state, body = _solved(state, answer)
         return body
 
@@ -135,7 +135,7 @@ class StatefulService:
         """Solve the system; every server's desiredAlloc becomes its allocation, or empty."""
         with self._solving(self._state.system, flags):
             state = replace(self._state, system=replace(self._state.system, optimizer=flags))
-            answer = _solve(state, flags, self.options)
+            answer = _solve(state.system, flags, self.options, state.changed_at_s)
             solved, body = _solved(state, answer)
             self._commit(solved)
         return body
@@ -143,7 +143,7 @@ class StatefulService:
     def optimize_one(self, system: System) -> Solution:
         with self._solving(system, system.optimizer):
             state = next_state(self._state, system, self.options.clock())
-            answer = _solve(state, system.optimizer, self.options)
+            answer = _solve(system, system.optimizer, self.options, state.changed_at_s)
             solved, body = _solved(state, answer)
             self._commit(solved)
         return body
@@ -190,13 +190,18 @@ class StatefulService:
         self._state = state
 
 
-def _solve(state: State, flags: OptimizerSpec, options: ServiceOptions) -> Answer:
+def _solve(
+    system: System,
+    flags: OptimizerSpec,
+    options: ServiceOptions,
+    changed_at_s: Mapping[str, float] | None = None,
+) -> Answer:
     start_s = time.perf_counter()
-    answer = optimize(state.system, flags, options.solve, options.stability(state))
+    answer = optimize(system, flags, options.solve, options.stability(changed_at_s))
     logger.info(
         "solved solver=%s servers=%d unallocated=%d cost=%.6g solve_ms=%.1f",
         answer.solver,
-        len(state.system.servers),
+        len(system.servers),
         len(answer.unallocated),
         answer.total_cost,
         1000 * (time.perf_counter() - start_s),

@@ -15,6 +15,13 @@ from typing import Annotated, Any, Self
 from pydantic import AfterValidator, BeforeValidator, Field, GetPydanticSchema, model_validator
 
 from optimizer.inferno_json import Body
+from optimizer.measured import (
+    Computed,
+    LoadSpec,
+    MeanTokens,
+    Measured,
+    MeasuredLatency,
+)
 
 LOWEST_PRIORITY = 100  # 1 is the highest
 DEFAULT_CLASS = "Free"  # the class of a server that names none
@@ -26,13 +33,8 @@ Text = Annotated[str, Field(max_length=500)]
 Count = Annotated[int, Field(ge=0, le=2**31 - 1)]
 Amount = Annotated[float, Field(ge=0, le=1e9)]
 Rows = Annotated[int, Field(ge=1, le=MAX_ROWS)]
-Spread = Annotated[float, Field(ge=0, le=100)]  # variance over the mean squared
 Level = Annotated[float, Field(ge=0, le=1e12)]
-# What a solve may come to from fields within their bounds; sums of it stay within float32.
-Computed = Annotated[float, Field(ge=0, le=1e35)]
-# A measured load may be nonsense for one server; that server gets a reason, not the caller a 400.
-Measured = Annotated[float, Field(ge=-1e15, le=1e15)]
-MeasuredCount = Annotated[int, Field(ge=-(2**31), le=2**31 - 1)]
+_READ_EMPTY: Any = Field(default_factory=dict, validate_default=True)
 
 
 def _one_if_zero(value: int) -> int:
@@ -125,8 +127,8 @@ class RatePoint(Body):
 class Departures(Body):
     """Closed loops with requests of one shape; they correct the speed of steps by rows."""
 
-    avg_in_tokens: Count = 0
-    avg_out_tokens: Annotated[Count, Field(ge=1)] = 1
+    avg_in_tokens: MeanTokens = 0
+    avg_out_tokens: Annotated[MeanTokens, Field(ge=1)] = 1
     points: Annotated[list[RatePoint], Field(min_length=1, max_length=MAX_POINTS)]
 
     @model_validator(mode="after")
@@ -232,7 +234,7 @@ class ModelTarget(Body):
 
 class ServiceClassSpec(Body):
     name: Name
-    priority: MeasuredCount = 0
+    priority: Annotated[int, Field(ge=-(2**31), le=2**31 - 1)] = 0
     model_targets: list[ModelTarget] = Field(default_factory=list)
 
     @property
@@ -245,14 +247,6 @@ class ServiceClassSpec(Body):
         return next((t for t in reversed(self.model_targets) if t.model == model), None)
 
 
-class LoadSpec(Body):
-    arrival_rate: Measured = 0.0
-    avg_in_tokens: MeasuredCount = 0
-    avg_out_tokens: MeasuredCount = 0
-    throughput: Measured | None = None  # newer reference: what was served; not used
-    out_tokens_scv: Spread | None = None  # extension; absent = 1. Used with a service curve
-
-
 class AllocationPart(Body):
     """Replicas of one accelerator."""
 
@@ -260,12 +254,12 @@ class AllocationPart(Body):
     num_replicas: Count = 0
     max_batch: Count = 0
     cost: Computed = 0.0
-    itl_average: Computed = 0.0
-    ttft_average: Computed = 0.0
-    avg_concurrency: Measured | None = None  # newer reference: requests in service; not used
+    itl_average: MeasuredLatency = 0.0
+    ttft_average: MeasuredLatency = 0.0
+    avg_concurrency: Measured = None  # newer reference: requests in service; not used
     utilization: Computed | None = None  # extension, as `powerWatts`: of desired allocations
     power_watts: Computed | None = None  # of all its replicas
-    load: LoadSpec = LoadSpec()
+    load: LoadSpec = _READ_EMPTY
 
 
 class AllocationData(AllocationPart):
@@ -308,7 +302,7 @@ class ServerSpec(Body):
     max_num_replicas: Count | None = None  # extension; absent = no bound
     max_batch_size: Count = 0  # 0 = from the performance data
     max_queue_size: Count | None = None  # newer reference; absent = 10 x batch, there 0
-    current_alloc: AllocationData = AllocationData()
+    current_alloc: AllocationData = _READ_EMPTY
     desired_alloc: AllocationData = AllocationData()
 
     @model_validator(mode="after")

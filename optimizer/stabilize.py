@@ -9,7 +9,7 @@ Pure: any thread.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import chain
 
 from optimizer.candidates.allocation import Offers, idle_candidate
@@ -22,12 +22,16 @@ from optimizer.system import System
 
 @dataclass(frozen=True, slots=True)
 class Stability:
-    """The process's defaults, the time, and when each server's current allocation last changed."""
+    """The process's defaults, the time, and when each server's current allocation last changed;
+    None where nobody keeps that."""
 
     now_s: float = 0.0
-    changed_at_s: Mapping[str, float] = field(default_factory=dict)
+    changed_at_s: Mapping[str, float] | None = None
     min_gain_percent: float = 0.0
     hold_minutes: float = 0.0
+
+    def hold_minutes_of(self, flags: OptimizerSpec) -> float:
+        return self.hold_minutes if flags.hold_minutes is None else flags.hold_minutes
 
 
 def stabilize(
@@ -41,11 +45,10 @@ def stabilize(
     gain_percent = flags.min_gain_percent
     if gain_percent is None:
         gain_percent = stability.min_gain_percent
-    hold_minutes = flags.hold_minutes
-    if hold_minutes is None:
-        hold_minutes = stability.hold_minutes
+    hold_minutes = stability.hold_minutes_of(flags)
     if not gain_percent and not hold_minutes:
         return solution, ()
+    changed_at_s = stability.changed_at_s or {}
     stock = Stock(system.capacities, chain.from_iterable(solution.choices.values()))
     choices = dict(solution.choices)
     kept = []
@@ -55,7 +58,7 @@ def stabilize(
         current = _current(system, server, contender)
         if chosen is None or current is None or _is_same(chosen, current):
             continue
-        since_s = stability.now_s - stability.changed_at_s.get(server.name, float("-inf"))
+        since_s = stability.now_s - changed_at_s.get(server.name, float("-inf"))
         cost = current.replicas * current.candidate.cost_per_replica
         gain = cost - sum(part.replicas * part.candidate.cost_per_replica for part in chosen)
         too_little = 100 * gain < gain_percent * cost

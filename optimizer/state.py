@@ -12,7 +12,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from common.stores import Record
-from optimizer.inferno_json import Body, BodyT, encode_compact, read
+from optimizer.inferno_json import Body, BodyT, Reading, encode_compact, read
 from optimizer.spec import (
     AcceleratorSpec,
     Name,
@@ -157,7 +157,7 @@ def from_records(records: Iterable[Record]) -> State:
 
 def _read_record(model: type[BodyT], value: object) -> BodyT:
     """Validates a record. Keys that only another version of Hearth knows do not stop the start."""
-    return read(model, value, ignore_unknown=True)
+    return read(model, value, Reading.RECORD)
 
 
 _BUILDERS: Mapping[str, Callable[[object], Body]] = {

@@ -86,9 +86,13 @@ class System:
         spec = self.accelerators.get(accelerator)
         if spec is None:
             return "", 0, 0.0
-        perf = self.models.get(model, {}).get(accelerator)
-        units = perf.units if perf else 1
+        units = self.units(model, accelerator)
         return spec.type, units * spec.multiplicity, units * spec.cost
+
+    def units(self, model: str, accelerator: str) -> int:
+        """Returns the units of one replica; 1 where there is no performance data."""
+        perf = self.models.get(model, {}).get(accelerator)
+        return perf.units if perf else 1
 
     def cards_left(self, allocations: Iterable[tuple[str, AllocationData]]) -> dict[str, int]:
         """Returns the cards of each type that allocations of models leave; below 0 where they

@@ -92,7 +92,10 @@ function line(server, { system, allocated, answer, loads }) {
       h("span", { class: "quiet small" }, `${server.class || "Free"} · ${server.model}`),
     ),
     cell(1, loadEditor(server, loads)),
-    cell(2, shape(server.currentAlloc)),
+    cell(2, [
+      shape(server.currentAlloc),
+      h("span", { class: "fault-text small" }, answer?.loadFaults[server.name] ?? ""),
+    ]),
     cell(
       3,
       has
@@ -192,7 +195,8 @@ function loadEditor(server, loads) {
         type: "number",
         min: 0,
         step,
-        required: true,
+        required: load[key] !== undefined,
+        placeholder: "unknown",
         value: load[key],
         name: key,
         "aria-label": `${label}, ${server.name}`,

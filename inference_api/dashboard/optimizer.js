@@ -93,9 +93,12 @@ async function tell(work) {
 }
 
 function told() {
-  const { summary, unallocated } = answer;
+  const { summary, unallocated, loadFaults } = answer;
   const refused = Object.keys(unallocated).length;
-  const rest = refused ? `, ${count(refused, "server")} without allocation` : "";
+  const unknown = Object.keys(loadFaults).length;
+  const rest =
+    (refused ? `, ${count(refused, "server")} without allocation` : "") +
+    (unknown ? `, ${count(unknown, "server")} without a load that can be used` : "");
   return [`Solved: ${number(summary.totalCost)} ¢/h${rest}.`, ...summary.notes].join(" ");
 }
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from optimizer.candidates.curves import step_curve
 from optimizer.candidates.eligibility import Eligible, Refusal, eligible
+from optimizer.candidates.held import LoadFault, load_fault
 from optimizer.candidates.pairs import (
     MAX_REPLICAS,
     Float32Array,
@@ -39,13 +40,23 @@ class Offers:
     pairs: PairTable  # those of servers with traffic; `Candidate.row` is a row of it
     refused_servers: dict[str, Refusal] = field(default_factory=dict)
     refused_pairs: dict[str, dict[str, Refusal]] = field(default_factory=dict)
+    load_faults: dict[str, LoadFault] = field(default_factory=dict)
 
 
 def offers(system: System, cache: SizingCache) -> Offers:
     """Returns the candidates of every server of a system. Raises InvalidRequest for too many
     servers times accelerators."""
     options, targets = OptionTable(system), system.targets()
-    items = {server.name: eligible(system, server, targets) for server in system.servers.values()}
+    faults = {
+        name: fault
+        for name, server in system.servers.items()
+        if (fault := load_fault(system, server))
+    }
+    items = {
+        name: eligible(system, _moving_only_if(name not in faults, server), targets)
+        for name, server in system.servers.items()
+        if name not in faults or not faults[name].stays
+    }
     check_pairs([item for item in items.values() if isinstance(item, Eligible)], options)
     busy: list[Eligible] = []
     contenders: dict[str, Contender] = {}
@@ -69,7 +80,12 @@ def offers(system: System, cache: SizingCache) -> Offers:
         pairs=pairs,
         refused_servers=refused_servers,
         refused_pairs=refused_pairs,
+        load_faults=faults,
     )
+
+
+def _moving_only_if(may_move: bool, server: ServerSpec) -> ServerSpec:
+    return server if may_move else server.model_copy(update={"keep_accelerator": True})
 
 
 def _contender(item: Eligible, candidates: list[Candidate]) -> Contender:
@@ -146,7 +162,7 @@ def idle_candidate(server: ServerSpec, option: Option, replicas: int) -> Candida
     batch = min(server.max_batch_size or perf.max_batch_size, MAX_BATCH)
     if perf.service_curve is not None:
         curve, load = step_curve(perf.service_curve), server.current_alloc.load
-        shape = Shape(max(load.avg_in_tokens, 0), max(load.avg_out_tokens, 1))
+        shape = Shape(load.avg_in_tokens, max(load.avg_out_tokens, 1))
         alone = state_rates(curve, shape, 1)
         itl_ms = float(alone.decode_ms[0])
         ttft_ms = float(alone.own_ms[0]) + float(curve.overhead.at(np.ones(1))[0])

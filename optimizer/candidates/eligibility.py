@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from optimizer.measured import LoadSpec
 from optimizer.spec import DEFAULT_CLASS, LEAST_RATE, ModelTarget, ServerSpec
 from optimizer.system import System, Targets
 
@@ -43,14 +44,8 @@ class Eligible:
 def eligible(system: System, server: ServerSpec, targets: Targets) -> Eligible | Refusal:
     """Returns a refusal if the system knows too little about a server, or its load is negative.
     `targets` are the system's."""
-    load = server.current_alloc.load
-    for name, value in (
-        ("arrivalRate", load.arrival_rate),
-        ("avgInTokens", load.avg_in_tokens),
-        ("avgOutTokens", load.avg_out_tokens),
-    ):
-        if value < 0:
-            return Refusal("load", f"load: {name} is {value:g}; it must not be negative", 0, value)
+    if refusal := negative_load(server.current_alloc.load):
+        return refusal
     if server.model not in system.models:
         return Refusal("model", f"model {server.model or '(none)'} is not known")
     class_name = server.class_name or DEFAULT_CLASS
@@ -63,3 +58,14 @@ def eligible(system: System, server: ServerSpec, targets: Targets) -> Eligible |
             "class", f"service class {class_name} has no target for model {server.model}"
         )
     return Eligible(server, target, service_class.effective_priority)
+
+
+def negative_load(load: LoadSpec) -> Refusal | None:
+    for name, value in (
+        ("arrivalRate", load.arrival_rate),
+        ("avgInTokens", load.avg_in_tokens),
+        ("avgOutTokens", load.avg_out_tokens),
+    ):
+        if value < 0:
+            return Refusal("load", f"load: {name} is {value:g}; it must not be negative", 0, value)
+    return None

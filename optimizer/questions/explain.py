@@ -82,10 +82,13 @@ def explain(system: System, name: str, cache: SizingCache) -> Explanation:
     server = lookup("server", system.servers, name)
     alone = replace(system, servers={name: server})
     offered = offers(alone, cache)
-    refused = offered.refused_servers.get(name)
     candidates = offered.contenders[0].candidates if offered.contenders else ()
     by_accelerator = {candidate.accelerator: candidate for candidate in candidates}
-    item = eligible(system, server, system.targets())
+    if (fault := offered.load_faults.get(name)) and fault.stays:
+        item: Eligible | Refusal = Refusal("load", fault.message)
+    else:
+        item = eligible(system, server, system.targets())
+    refused = item if isinstance(item, Refusal) else offered.refused_servers.get(name)
     rates = _rates(system, item)
     others = (other for other in system.servers.values() if other.name != name)
     left = system.cards_left((other.model, other.desired_alloc) for other in others)

@@ -17,6 +17,7 @@ from optimizer.catalogue.options import CARDS_PER_REPLICA, Demand, Market, optio
 from optimizer.catalogue.speeds import Kind
 from optimizer.errors import Fault, InvalidRequest
 from optimizer.inferno_json import Body, JsonObject
+from optimizer.measured import MeanTokens
 from optimizer.questions.changes import Change, changes
 from optimizer.questions.sized import Bind, Bounds, Sized, Unfit, sized_in_turn, with_bounds
 from optimizer.spec import LEAST_RATE, Level, Name, PerfData
@@ -26,7 +27,7 @@ MOST_CENTS = 10**7  # of a card and hour
 ENDLESS = 1e35  # in place of an infinite bound, which JSON has not
 
 Cents = Annotated[float, Field(ge=0, le=MOST_CENTS)]
-Tokens = Annotated[int, Field(ge=0, le=MOST_TOKENS)]
+Tokens = Annotated[MeanTokens, Field(le=MOST_TOKENS)]
 
 
 class HowManyQuery(Body):

@@ -20,6 +20,7 @@ from optimizer.candidates.replicas import (
 )
 from optimizer.errors import Fault, InvalidRequest
 from optimizer.inferno_json import Body, JsonObject, closed
+from optimizer.measured import MeanTokens, Spread
 from optimizer.model.queueing import MAX_BATCH
 from optimizer.model.sizing import Sizing
 from optimizer.simulation.estimate import LEAST_REQUESTS
@@ -32,7 +33,6 @@ from optimizer.spec import (
     PerfParms,
     PrefillParms,
     ServiceCurve,
-    Spread,
     Text,
 )
 from optimizer.system import System, lookup
@@ -61,8 +61,8 @@ class ReplicaQuery(Body):
     service_curve: ServiceCurve | None = None
     max_batch_size: Annotated[Count, Field(le=MAX_BATCH)] = 0
     max_queue_size: Count | None = None
-    avg_in_tokens: Count = 0
-    avg_out_tokens: Annotated[Count, Field(ge=1)] = 1
+    avg_in_tokens: MeanTokens = 0
+    avg_out_tokens: Annotated[MeanTokens, Field(ge=1)] = 1
     out_tokens_scv: Spread | None = None  # absent = 1, about geometric; asks for a service curve
 
     def table(self, system: System, targets: tuple[float, float, float]) -> ReplicaTable:

@@ -24,13 +24,13 @@ from optimizer.candidates.replicas import (
 )
 from optimizer.catalogue.options import Demand, Option
 from optimizer.catalogue.speeds import slower
+from optimizer.measured import LoadSpec
 from optimizer.model.latency import BoolArray, FloatArray, IntArray
 from optimizer.model.sizing import Sizing
 from optimizer.solver import Candidate
 from optimizer.spec import (
     AcceleratorSpec,
     AllocationData,
-    LoadSpec,
     ModelTarget,
     ServerSpec,
     ServiceClassSpec,
@@ -242,9 +242,9 @@ def _system(demand: Demand, options: Sequence[Option]) -> System:
     model = demand.model.name
     target = ModelTarget(model=model, slo_itl=demand.itl_ms, slo_ttft=demand.ttft_ms)
     load = LoadSpec(
-        arrival_rate=60 * demand.rate_per_s,
-        avg_in_tokens=demand.in_tokens,
-        avg_out_tokens=demand.out_tokens,
+        known_rate=60 * demand.rate_per_s,
+        known_in_tokens=demand.in_tokens,
+        known_out_tokens=demand.out_tokens,
     )
     server = ServerSpec(
         name=SERVER, class_name=CLASS, model=model, current_alloc=AllocationData(load=load)

@@ -11,6 +11,7 @@ from typing_extensions import TypedDict
 
 from optimizer.answer import shortest
 from optimizer.inferno_json import Body, JsonObject
+from optimizer.measured import MeanTokens
 from optimizer.model.tuning import LARGEST_FACTOR, MAX_VARIANCE, Observation, SpeedTuner, TunerState
 from optimizer.questions.queries import PER_MINUTE, AnalyzeQuery, ReplicaQuery
 from optimizer.spec import (
@@ -41,8 +42,8 @@ class Measurement(Body):
 
     at: Seconds
     arrival_rate: Annotated[float, Field(ge=LEAST_RATE, le=1e15)]
-    avg_in_tokens: Count | None = None
-    avg_out_tokens: Annotated[Count, Field(ge=1)] | None = None
+    avg_in_tokens: MeanTokens | None = None
+    avg_out_tokens: Annotated[MeanTokens, Field(ge=1)] | None = None
     ttft: Level | None = None
     itl: Level | None = None
     ttft_error: Error = 0.1

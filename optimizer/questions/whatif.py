@@ -54,6 +54,7 @@ class SweepRow(Summary):
     factor: float
     allocated: int
     unallocated: dict[str, str]
+    loadFaults: dict[str, str]
     servers: dict[str, ServerChoice]
 
 
@@ -78,6 +79,7 @@ def what_if(query: WhatIfQuery, system: System, options: SolveOptions) -> Sweep:
                 **answer.summary(),
                 "allocated": len(answer.allocations),
                 "unallocated": dict(sorted(answer.unallocated.items())),
+                "loadFaults": dict(sorted(answer.load_faults.items())),
                 "servers": {
                     name: {
                         "accelerator": allocation.parts[0].candidate.accelerator,
@@ -111,7 +113,9 @@ def _chosen(kind: str, mapping: Mapping[str, T], name: str | None) -> Mapping[st
 
 def _busier(server: ServerSpec, factor: float) -> ServerSpec:
     load = server.current_alloc.load
-    load = load.model_copy(update={"arrival_rate": load.arrival_rate * factor})
+    if load.known_rate is None:
+        return server
+    load = load.model_copy(update={"known_rate": load.known_rate * factor})
     current = server.current_alloc.model_copy(update={"load": load})
     return server.model_copy(update={"current_alloc": current})
 

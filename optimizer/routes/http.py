@@ -12,7 +12,7 @@ from common.connections.errors import BODY_FAULTS
 from common.operations import ViewT, operation_of
 from common.turns import Turns, is_encoded, may_be_large
 from optimizer.errors import BodyTooLarge, Fault, InvalidRequest
-from optimizer.inferno_json import Body, BodyT, decode, encode, read
+from optimizer.inferno_json import Body, BodyT, Reading, decode, encode, read
 
 
 def json_response(value: object, status: int = 200) -> Response:
@@ -36,7 +36,7 @@ class Http:
         self, blueprint: Blueprint, max_body_bytes: int, ignore_unknown_keys: bool = False
     ) -> None:
         self._blueprint, self._max_body_bytes = blueprint, max_body_bytes
-        self._ignore_unknown_keys = ignore_unknown_keys
+        self._reading = Reading.REFERENCE if ignore_unknown_keys else Reading.OURS
         self._turns = Turns()
 
     def get(self, path: str, in_turn: bool = False) -> Callable[[ViewT], ViewT]:
@@ -50,7 +50,7 @@ class Http:
 
     def read(self, model: type[BodyT], value: object) -> BodyT:
         """Returns a decoded body. Raises InvalidRequest."""
-        return read(model, value, ignore_unknown=self._ignore_unknown_keys)
+        return read(model, value, self._reading)
 
     def json(self) -> object:
         """Returns the decoded body of the request. Raises InvalidRequest and BodyTooLarge."""

@@ -27,7 +27,7 @@ def perf(acc: str, **fields: Any) -> dict[str, Any]:
             **fields}  # fmt: skip
 
 
-def server(name: str = "s", rate: float = 120, **fields: Any) -> dict[str, Any]:
+def server(name: str = "s", rate: float | None = 120, **fields: Any) -> dict[str, Any]:
     """A server of class c and model m. Load fields may be given by their JSON names."""
     load = {"arrivalRate": rate, "avgInTokens": 128, "avgOutTokens": 512}
     load |= {key: fields.pop(key) for key in list(fields) if key in load}

@@ -4,6 +4,7 @@
 """
 
 import json
+import math
 from types import UnionType
 from typing import Any, Union, get_args, get_origin
 
@@ -64,6 +65,7 @@ NAMES = st.sampled_from(["m", "A", "B", "c", "s", "Free", "", "x/y", "\u0000", "
 INTEGERS = st.sampled_from([0, 1, 2, 3, 16, 100, 512, 8192, 10**6, 2**31 - 1, 2**63, -1])
 NUMBERS = st.one_of(
     st.sampled_from([0, 1, 0.3, 1e-12, 1e-300, 1e9, 1e12, 1e15, 1e39, -1, -0.0]),
+    st.sampled_from([math.nan, math.inf, -math.inf]),
     st.floats(allow_nan=False, allow_infinity=False, width=32),
 )
 JUNK: st.SearchStrategy[Any] = st.one_of(

@@ -1,0 +1,76 @@
+"""Servers with a load that cannot be used: what they run stays, so that no gap in measurements
+stops a server that works. Pure: any thread.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from optimizer.candidates.eligibility import negative_load
+from optimizer.measured import LoadSpec
+from optimizer.solver import Candidate, Choice
+from optimizer.spec import LEAST_RATE, AllocationPart, ServerSpec
+from optimizer.system import System
+
+
+@dataclass(frozen=True, slots=True)
+class LoadFault:
+    """What is wrong with a load, and what stays; nothing of a server that does not run."""
+
+    message: str
+    stays: tuple[Choice, ...]
+
+
+def load_fault(system: System, server: ServerSpec) -> LoadFault | None:
+    load = server.current_alloc.load
+    stays = tuple(_within_maximum(system, server))
+    if sum(choice.replicas for choice in stays) < server.min_num_replicas:
+        stays = ()
+    if stays and (refusal := negative_load(load)):
+        return LoadFault(f"{refusal.message}; what runs stays", stays)
+    if missing := _missing(load):
+        done = "what runs stays" if stays else "planned as 0"
+        return LoadFault(f"load: {missing} is not known; {done}", stays)
+    return None
+
+
+def _missing(load: LoadSpec) -> str | None:
+    """Returns what is not known and would be needed; without arrivals, tokens are not."""
+    if load.known_rate is None:
+        return "arrivalRate"
+    if load.known_rate < LEAST_RATE:
+        return None
+    tokens = (("avgInTokens", load.known_in_tokens), ("avgOutTokens", load.known_out_tokens))
+    return next((name for name, value in tokens if value is None), None)
+
+
+def _within_maximum(system: System, server: ServerSpec) -> Iterator[Choice]:
+    left = server.max_num_replicas
+    for part in server.current_alloc.each_part():
+        replicas = part.num_replicas if left is None else min(part.num_replicas, left)
+        if replicas:
+            yield Choice(_as_it_runs(system, server.model, part, replicas), replicas)
+        left = None if left is None else left - replicas
+
+
+def _as_it_runs(system: System, model: str, part: AllocationPart, replicas: int) -> Candidate:
+    """Returns a part with the figures it came with, at the price of now."""
+    card_type, cards, unit_cost = system.unit(model, part.accelerator)
+    if part.accelerator not in system.accelerators:
+        unit_cost = part.cost / part.num_replicas
+    cost_per_replica = np.float32(unit_cost)
+    return Candidate(
+        accelerator=part.accelerator,
+        card_type=card_type,
+        replicas=replicas,
+        batch=part.max_batch,
+        cost=float(cost_per_replica * np.float32(replicas)),
+        value=0.0,
+        itl_ms=part.itl_average,
+        ttft_ms=part.ttft_average,
+        utilization=part.utilization or 0.0,
+        max_rate_per_s=0.0,
+        cards_per_replica=cards,
+        cost_per_replica=float(cost_per_replica),
+    )
