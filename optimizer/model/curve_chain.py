@@ -263,25 +263,23 @@ class CurveReplica:
     def _stopped_ratios(self, rate_per_ms: float) -> Iterator[float]:
         """Yields the ratios of the chain in (n, stages of prompts left).
 
-        Level n has `prompts[q]` with q stages left and `free` with none, together 1. Stages end at
-        `stage_rate`; an arrival adds a level and STAGES; the last row's end leads from `free` to
-        `free` of the level below, as often as arrivals come up from there.
+        Level n has `prompts` by stages left, the most first, and `free` with none, together 1.
+        Stages end at `stage_rate`; an arrival adds a level and STAGES; the last row's end leads
+        from `free` to `free` of the level below, as often as arrivals come up from there.
         """
-        rates, stages = self.rates, STAGES * MAX_PROMPTS
-        prompts, free = [0.0] * (stages + 1), 1.0
+        rates = self.rates
+        prompts, free = [0.0] * (STAGES * MAX_PROMPTS), 1.0
+        first = [0.0] * (STAGES - 1)
         answers_ms = self.shape.out_tokens * rates.decode_ms / rates.decoding
         levels = zip(rates.prompt_ms.tolist(), answers_ms.tolist(), strict=True)
         for _, (prompt_ms, answer_ms) in zip(range(MAX_LEVELS), levels, strict=False):
             stage_rate = STAGES / max(prompt_ms, 1e-300)
             leave = 1 / (rate_per_ms + stage_rate)
-            level = [0.0] * (stages + 1)
-            above = sum(prompts[stages - STAGES + 1 :])  # more prompts than are followed
-            for left in range(stages, 0, -1):
-                came = prompts[left - STAGES] if left > STAGES else 0.0
-                came = free if left == STAGES else came
-                after = level[left + 1] if left < stages else 0.0
-                above_it = above if left == stages else 0.0
-                level[left] = (rate_per_ms * (came + above_it) + stage_rate * after) * leave
+            most = sum(prompts[: STAGES + 1])  # with more prompts than are followed
+            level, after = [], 0.0
+            for came in (most, *prompts[STAGES + 1 :], free, *first):
+                after = (rate_per_ms * came + stage_rate * after) * leave
+                level.append(after)
             now_free = rate_per_ms * answer_ms
             total = now_free + sum(level)
             prompts, free = [share / total for share in level], now_free / total

@@ -3,6 +3,8 @@
 import json
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -21,6 +23,29 @@ STEPS = {
 
 def ran(*arguments: str) -> Result:
     return CliRunner().invoke(main, arguments)
+
+
+HEAVY = {"torch", "transformers", "matplotlib", "pandas", "flask", "gunicorn", "requests", "redis"}
+COUNT_IMPORTS = """
+import json, sys
+from optimizer.plan import main
+try:
+    main(sys.argv[1:])
+except SystemExit:
+    print(json.dumps(sorted(sys.modules)), file=sys.stderr)
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "heavy"),
+    [(["--help"], HEAVY | {"scipy.optimize", "scipy.special"}), (ASKED, HEAVY | {"scipy.stats"})],
+)
+def test_nothing_heavy_is_imported_that_the_answer_does_not_need(
+    arguments: list[str], heavy: set[str]
+) -> None:
+    command = [sys.executable, "-c", COUNT_IMPORTS, *arguments]
+    told = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+    assert heavy.isdisjoint(json.loads(told.stderr))
 
 
 def block(name: str) -> str:
