@@ -7,13 +7,20 @@ from weights.partition import ranges
 
 
 def engine_settings(layers: Sequence[int]) -> dict[str, object]:
-    """Returns for each engine the setting that gives node i `layers[i]` layers, in ring order."""
+    """Returns for each engine the setting that gives node i `layers[i]` layers, in ring order. Only
+    llama.cpp runs with a node that has none."""
     counts = ",".join(map(str, layers))
-    return {
+    split = tensor_split(layers)
+    anywhere: dict[str, object] = {
         "layers": [list(one) for one in ranges(layers)],
+        "llama_cpp": {"--tensor-split": split},
+        "llama_bench": {"--tensor-split": split.replace(",", "/")},  # its comma parts two tests
+    }
+    if 0 in layers:
+        return anywhere
+    return anywhere | {
         "vllm": {"VLLM_PP_LAYER_PARTITION": counts},
         "sglang": {"SGLANG_PP_LAYER_PARTITION": counts},
-        "llama_cpp": {"--tensor-split": tensor_split(layers)},
         "exo": {"shard_assignments": shard_assignments(layers)},
         "pipeline": {"SPLIT": counts},  # our own
     }

@@ -45,11 +45,17 @@ def partition(
     return tuple(layers)
 
 
-def layers_of(shares: Sequence[float], problem: Problem, min_layers: int = 0) -> Layers:
-    """Returns the layers of `shares` within a problem's bounds; it must have `num_layers`."""
-    assert problem.num_layers is not None
-    low = smallest_layers(problem.min_weightings, problem.num_layers, min_layers)
-    return partition(shares, problem.num_layers, problem.max_weightings, low)
+def layers_of(shares: Sequence[float], problem: Problem, min_layers: int | None = 0) -> Layers:
+    """Returns the layers of `shares` within a problem's bounds; it must have `num_layers`. Without
+    `min_layers` each node gets one, which most engines need, where the caps leave room for it."""
+    num_layers = problem.num_layers
+    assert num_layers is not None
+    low = smallest_layers(problem.min_weightings, num_layers, min_layers or 0)
+    if min_layers is None:
+        caps = zip(low, problem.max_weightings, strict=True)
+        some = [max(least, min(1, floor(cap * num_layers + ROUNDING))) for least, cap in caps]
+        low = some if sum(some) <= num_layers else low
+    return partition(shares, num_layers, problem.max_weightings, low)
 
 
 def smallest_layers(

@@ -6,14 +6,17 @@ Sums are checked with a tolerance and then made exact, as honest floats seldom s
 from collections.abc import Sequence
 from typing import Annotated, Literal, Self
 
+import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
 from weights.errors import Fault, InvalidRequest, NoPartition
 from weights.partition import partition, smallest_layers
 from weights.search import Direction, Observation, Problem, Shares
+from weights.simplex import nearest_point
 
 TOLERANCE = 1e-6
+SUM_TOLERANCE = 1e-3  # of weights, which may have been rounded to three digits
 MAX_NODES = 256
 MAX_LAYERS = 1024
 MAX_PROPOSALS = 64
@@ -188,7 +191,7 @@ class PartitionBody(Body):
     """Body of `/weights/sessions/<id>/partition`; weights as in `weights_of_session`."""
 
     num_layers: NumLayers
-    min_layers: int = Field(default=0, ge=0, le=MAX_LAYERS)
+    min_layers: int | None = Field(default=None, ge=0, le=MAX_LAYERS)  # None: 1 where it fits
     weights: list[float] | None = None
 
     def weights_within(self, problem: Problem) -> Shares | None:
@@ -238,8 +241,8 @@ def _bounds(info: ValidationInfo) -> tuple[Sequence[float], Sequence[float]]:
 def _checked(
     weights: Sequence[float], low: Sequence[float], high: Sequence[float], at: str = ""
 ) -> Shares:
-    """Returns weights within [low, high] that sum to 1, both up to the tolerance, scaled to sum to
-    1."""
+    """Returns weights within [low, high] that sum to 1, both up to their tolerance, scaled to sum
+    to 1."""
     if not high:
         return tuple(weights)  # the bounds are invalid, which is reported already
     if len(weights) != len(high):
@@ -256,11 +259,15 @@ def _checked(
                 {"at": at, "node": node, "weight": weight, "least": least, "most": most},
             )
     total = sum(weights)
-    if abs(total - 1) > TOLERANCE:
+    if abs(total - 1) > SUM_TOLERANCE:
         raise PydanticCustomError(
             "wrong_sum",
             "{at}weights sum to {total}, not to 1; divide them by their sum",
             {"at": at, "total": f"{total:.9g}"},
         )
     within = [min(max(w, 0.0), 1.0) for w in weights]
-    return tuple(w / sum(within) for w in within)
+    scaled = tuple(w / sum(within) for w in within)
+    if abs(total - 1) <= TOLERANCE:
+        return scaled
+    # Scaling may have led out of the bounds.
+    return tuple(nearest_point(np.array(scaled), np.array(low), np.array(high)).tolist())

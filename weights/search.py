@@ -13,6 +13,8 @@ import numpy as np
 Direction = Literal["maximize", "minimize"]
 Shares = tuple[float, ...]
 
+ROUNDING = 1e-6  # of shares beside their bounds
+
 
 @dataclass(frozen=True, slots=True)
 class Problem:
@@ -31,6 +33,10 @@ class Problem:
     @property
     def number_of_nodes(self) -> int:
         return len(self.max_weightings)
+
+    def allows(self, shares: Shares) -> bool:
+        bounds = zip(self.min_weightings, shares, self.max_weightings, strict=True)
+        return all(low - ROUNDING <= share <= high + ROUNDING for low, share, high in bounds)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from weights.errors import SessionNotFound
 from weights.partition import Layers, layers_of, snapped
 from weights.pending import PendingAsks
 from weights.search import Assessment, Observation, Problem, Proposal, Sampler, Shares
-from weights.session import Session, Told, check_same
+from weights.session import Session, Told, best_of, check_same
 from weights.store import WeightStore
 
 MAX_FITTED = 2000  # observations, the last ones, that a model is fitted to
@@ -38,6 +38,7 @@ class WeightsService:
     def tell(self, session_id: str, problem: Problem, observations: Sequence[Observation]) -> Told:
         """Stores all of them or none. Raises SessionMismatch and StoreFailed."""
         result = self._store.append(session_id, problem, observations)
+        result = replace(result, session=self._with_allowed_best(result.session))
         self._pending.remove(session_id, [o.shares for o in observations])
         logger.info(
             "told session_id=%r new=%d observations=%d best=%.6g",
@@ -73,7 +74,7 @@ class WeightsService:
         return Overview(session, self._assess(session.problem, tuple(self.recent(session))))
 
     def layers(
-        self, session_id: str, num_layers: int, min_layers: int, shares: Shares | None
+        self, session_id: str, num_layers: int, min_layers: int | None, shares: Shares | None
     ) -> tuple[Shares, Layers]:
         """Returns the shares that are given, or else the session's noise-aware best, and their
         split. Raises SessionNotFound, NoPartition and StoreFailed."""
@@ -86,7 +87,19 @@ class WeightsService:
         session = self._store.find(session_id)
         if session is None:
             raise SessionNotFound(session_id)
-        return session
+        return self._with_allowed_best(session)
+
+    def _with_allowed_best(self, session: Session) -> Session:
+        """Returns the session with the best measurement of its last ones that its bounds allow,
+        where they were tightened below the best of all."""
+        problem = session.problem
+        if problem.allows(session.best.shares):
+            return session
+        first = max(0, session.num_observations - MAX_FITTED)
+        told = self._store.observations(session.session_id, first, MAX_FITTED)
+        allowed = [one for one in told if problem.allows(one.shares)]
+        best = best_of(problem.direction, allowed) if allowed else session.best
+        return replace(session, best=best)
 
     def recent(self, session: Session) -> list[Observation]:
         """Returns the last observations, at most MAX_FITTED. Those of one layer split get the same
@@ -99,7 +112,7 @@ class WeightsService:
         return self._store.observations(session_id, first, count)
 
     def sessions(self, first: int, count: int) -> list[Session]:
-        return self._store.sessions(first, count)
+        return [self._with_allowed_best(one) for one in self._store.sessions(first, count)]
 
     def delete(self, session_id: str) -> bool:
         self._pending.forget(session_id)

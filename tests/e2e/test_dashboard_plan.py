@@ -37,7 +37,6 @@ def test_a_load_and_its_levels_get_accelerators_costs_and_reasons(page: Page) ->
     expect(fitted.get_by_role("link").first).to_have_attribute("href", re.compile("^https://"))
     reasons = page.locator("#plan-answer")
     expect(reasons).to_contain_text("At half the ITL, 20 ms")
-    expect(reasons).to_contain_text("a10g: it has no price")
 
 
 def test_levels_that_nothing_meets_are_answered_with_the_nearest(page: Page) -> None:

@@ -1,5 +1,6 @@
 """How many accelerators: the answer, its bounds and its reasons."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -7,8 +8,10 @@ from flask.testing import FlaskClient
 
 from optimizer.app import create_app
 from optimizer.candidates.replicas import SizingCache
+from optimizer.catalogue.facts import shipped_facts
 from optimizer.errors import InvalidRequest
 from optimizer.inferno_json import read
+from optimizer.questions import how_many as questions
 from optimizer.questions.how_many import HowMany, HowManyQuery, how_many
 from optimizer.settings import Settings
 
@@ -120,11 +123,17 @@ def test_levels_that_nothing_meets_are_answered_with_the_nearest() -> None:
     assert met["choices"]
 
 
-def test_too_few_cards_too_little_memory_and_no_price_are_told() -> None:
+def test_too_few_cards_too_little_memory_and_no_price_are_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     few = asked(arrivalRate=6000, accelerators=["l40s"], maxCards=1)
     assert "it needs" in few["notChosen"][0]["reason"]
     small = asked(model="llama-3.3-70b", accelerators=["t4"], maxCards=4)
     assert "do not fit" in small["notChosen"][0]["reason"]
+    facts = shipped_facts()
+    card = facts.accelerators["a10g"].model_copy(update={"price": None})
+    unpriced_facts = replace(facts, accelerators={**facts.accelerators, "a10g": card})
+    monkeypatch.setattr(questions, "shipped_facts", lambda: unpriced_facts)
     unpriced = asked(accelerators=["a10g"])
     assert "no price" in unpriced["notChosen"][0]["reason"]
     assert asked(accelerators=["a10g"], prices={"A10G": 75})["choices"]

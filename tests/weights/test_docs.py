@@ -28,7 +28,7 @@ def test_every_field_and_route_is_documented() -> None:
         for field in body.model_fields:
             assert f"`{field}`" in DOCS
     for rule in new_client().application.url_map.iter_rules():
-        path = rule.rule.replace("<path:session_id>", "<id>")
+        path = rule.rule.replace("<session:session_id>", "<id>")
         for verb in (rule.methods or set()) & {"GET", "POST", "DELETE"}:
             assert path.startswith(("/health", "/docs/")) or f"`{verb} {path}`" in DOCS
 

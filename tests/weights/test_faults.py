@@ -39,7 +39,7 @@ def test_sums_within_the_tolerance_are_stored_as_exactly_one(client: FlaskClient
     client.post(UPDATE, json=update([0.3333333, 0.3333333, 0.3333333], 1.0))
     stored = client.get("/weights/sessions/s").get_json()["best"]["weights"]
     assert stored == pytest.approx([1 / 3] * 3, abs=1e-12)
-    far = update([0.33333, 0.33333, 0.33333], 1.0)
+    far = update([0.332, 0.333, 0.333], 1.0)
     assert client.post(UPDATE, json=far).status_code == 422
 
 

@@ -109,6 +109,7 @@ def test_every_engine_is_told_the_same_split() -> None:
         "vllm": {"VLLM_PP_LAYER_PARTITION": "12,10,10"},
         "sglang": {"SGLANG_PP_LAYER_PARTITION": "12,10,10"},
         "llama_cpp": {"--tensor-split": "11.5,10,11.5"},
+        "llama_bench": {"--tensor-split": "11.5/10/11.5"},
         "exo": {"shard_assignments": [
             {"device_rank": 0, "world_size": 3, "start_layer": 0, "end_layer": 12, "n_layers": 32},
             {"device_rank": 1, "world_size": 3, "start_layer": 12, "end_layer": 22, "n_layers": 32},

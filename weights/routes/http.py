@@ -7,6 +7,7 @@ from typing import IO, TypeVar
 
 from flask import Blueprint, Response, request
 from pydantic import BaseModel
+from werkzeug.routing import PathConverter
 
 from common.connections.errors import BODY_FAULTS
 from common.operations import operation_of
@@ -23,10 +24,20 @@ def json_response(answer: BaseModel, status: int = 200) -> Response:
     return Response(text, status, content_type="application/json")
 
 
+class SessionConverter(PathConverter):
+    """A session's id in a path: any text, also with a slash at its start or a line break."""
+
+    regex = "(?s:.+?)"
+    part_isolating = False
+
+
 class Http:
     """Adds routes to a blueprint, while it is built."""
 
     def __init__(self, blueprint: Blueprint, max_body_bytes: int) -> None:
+        blueprint.record_once(
+            lambda made: made.app.url_map.converters.update(session=SessionConverter)
+        )
         self._blueprint, self._max_body_bytes = blueprint, max_body_bytes
         self._turns = Turns()
 

@@ -20,7 +20,7 @@ from weights.routes.http import Http
 from weights.schema import ObservationsBody, Page, PartitionBody, PlotFormat
 from weights.service import WeightsService
 
-SESSION = "/weights/sessions/<path:session_id>"
+SESSION = "/weights/sessions/<session:session_id>"
 PAGE = Page.model_json_schema()["properties"]
 MIMETYPES: dict[PlotFormat, str] = {"svg": "image/svg+xml", "png": "image/png"}
 

@@ -5,7 +5,7 @@ three takes the shares that are best in expectation, so that good shares have be
 whenever the search is stopped.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 
@@ -14,12 +14,13 @@ from weights.samplers.assessment import MIN_POINTS, assess
 from weights.samplers.cost_model import Bounds, Fit
 from weights.samplers.layers import neighbours
 from weights.samplers.model_choice import guide
-from weights.samplers.trials import SAME, Trials, trials_from
+from weights.samplers.trials import SAME, Trials, succeeded, trials_from
 from weights.samplers.uniform import RandomSampler
 from weights.search import Assessment, Observation, Problem, Proposal, Shares
-from weights.simplex import FloatArray
+from weights.simplex import FloatArray, sample_uniform
 
 EXPLOIT_EVERY = 3
+MAX_REDRAWS = 16  # of shares that have failed
 QUIET = 1e-3  # noise under which a repeat tells nothing
 
 
@@ -32,16 +33,18 @@ class AdaptiveSampler:
         count: int,
         rng: np.random.Generator,
     ) -> list[Proposal]:
-        if len({observation.shares for observation in observations}) < MIN_POINTS:
+        told = list(succeeded(observations, problem))
+        worked = any(one.metric for one in told)
+        if len({observation.shares for observation in told}) < MIN_POINTS or not worked:
             return RandomSampler().propose(problem, observations, pending, count, rng)
+        failed = {one.shares for one in observations} - {one.shares for one in told}
         # Trials that run now are taken to give what the model expects of them.
-        told = list(observations)
         for shares in pending:
             told.append(_Step(problem, told, rng).expected(shares))
         proposals = []
         for _ in range(count):
             step = _Step(problem, told, rng)
-            proposals.append(step.proposal())
+            proposals.append(step.proposal(failed))
             told.append(step.expected(proposals[-1].shares))
         return proposals
 
@@ -60,9 +63,14 @@ class _Step:
         self._trials: Trials = trials_from(told, problem)
         self._fit: Fit = guide(self._trials, rng)
 
-    def proposal(self) -> Proposal:
+    def proposal(self, failed: Collection[Shares]) -> Proposal:
         is_exploring = len(self._trials) % EXPLOIT_EVERY
         shares = self._exploring() if is_exploring else self._best_in_expectation()
+        for _ in range(MAX_REDRAWS):
+            if shares not in failed:
+                break
+            anywhere = sample_uniform(self._bounds.lower, self._bounds.upper, 1, self._rng)
+            shares = self._snapped(anywhere[0])
         costs = self._fit.costs(np.array([shares]))[:, 0]
         expected = self.expected(shares)
         deviation = float(np.hypot(costs.std(), self._fit.noise))

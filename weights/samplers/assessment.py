@@ -8,7 +8,7 @@ import scipy
 from weights.samplers.concentration import matched_concentration
 from weights.samplers.cost_model import Bounds, Fit
 from weights.samplers.model_choice import most_trusted
-from weights.samplers.trials import Trials, trials_from
+from weights.samplers.trials import Trials, succeeded, trials_from
 from weights.search import Assessment, Best, Convergence, Observation, Problem
 from weights.simplex import FloatArray
 
@@ -21,13 +21,15 @@ INTERVAL = (0.05, 0.95)
 
 
 def assess(problem: Problem, observations: Sequence[Observation]) -> Assessment:
-    trials = trials_from(observations, problem)
-    if len(trials.points) < MIN_POINTS:
-        return _without_model(trials)
+    bounds = Bounds.of(problem)
+    trials = trials_from(succeeded(observations, problem), problem)
+    if len(trials.points) < MIN_POINTS or not trials.metrics.any():
+        return _without_model(trials_from(observations, problem), bounds)
     fit = most_trusted(trials, np.random.default_rng(SEED))
-    optima = fit.optima(Bounds.of(problem))
+    optima = fit.optima(bounds)
     costs = fit.costs(np.concatenate([trials.points, optima]))
-    point = _best_point(trials, costs[:, : len(trials.points)].mean(axis=0))
+    expected = costs[:, : len(trials.points)].mean(axis=0)
+    point = _best_point(trials, np.where(bounds.hold(trials.points), expected, np.inf))
     return Assessment(
         model=fit.name,
         best=_best(trials, point, costs[:, point]),
@@ -36,11 +38,12 @@ def assess(problem: Problem, observations: Sequence[Observation]) -> Assessment:
     )
 
 
-def _without_model(trials: Trials) -> Assessment:
+def _without_model(trials: Trials, bounds: Bounds) -> Assessment:
     """Returns the best mean as told, and its interval by Student's t over the repeats of all
     points; infinite where nothing was repeated."""
     means = np.bincount(trials.point_of, trials.metrics) / np.bincount(trials.point_of)
-    best = int((trials.scale.slope_sign * means).argmin())
+    worse = trials.scale.slope_sign * means
+    best = int(np.where(bounds.hold(trials.points), worse, np.inf).argmin())
     degrees = len(trials) - len(means)
     half = np.inf
     if degrees:

@@ -6,8 +6,8 @@ from typing import Protocol
 import numpy as np
 import scipy
 
-from weights.search import Problem
-from weights.simplex import FloatArray, nearest_point
+from weights.search import ROUNDING, Problem
+from weights.simplex import BoolArray, FloatArray, nearest_point
 
 RESOLUTION = 0.01  # of costs
 
@@ -20,6 +20,13 @@ class Bounds:
     @classmethod
     def of(cls, problem: Problem) -> "Bounds":
         return cls(np.array(problem.min_weightings), np.array(problem.max_weightings))
+
+    def hold(self, points: FloatArray) -> BoolArray:
+        """Returns which points [points, n] are within; all where none is, which were measured
+        before the bounds were tightened."""
+        above, below = points >= self.lower - ROUNDING, points <= self.upper + ROUNDING
+        held: BoolArray = np.asarray((above & below).all(axis=1))
+        return held if held.any() else ~held
 
     def nearest(self, point: FloatArray) -> FloatArray:
         return nearest_point(point, self.lower, self.upper)

@@ -11,7 +11,7 @@ from weights.partition import snapped
 from weights.samplers.assessment import assess
 from weights.samplers.concentration import most_likely_concentration
 from weights.samplers.cost_model import Bounds
-from weights.samplers.trials import trials_from
+from weights.samplers.trials import succeeded, trials_from
 from weights.search import Assessment, Observation, Problem, Proposal, Shares
 from weights.simplex import sample_dirichlet, sample_uniform
 
@@ -33,7 +33,7 @@ class DirichletSampler:
         if len(observations) <= MIN_TRIALS:
             model, drawn = "random", sample_uniform(bounds.lower, bounds.upper, count, rng)
         else:
-            trials = trials_from(observations, problem)
+            trials = trials_from(succeeded(observations, problem), problem)
             best = trials.shares[np.argsort(trials.costs, kind="stable")[:BEST]]
             concentration = most_likely_concentration(best)
             model = "dirichlet_mle"

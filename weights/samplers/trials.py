@@ -91,6 +91,14 @@ def trials_from(observations: Sequence[Observation], problem: Problem) -> Trials
     return _trials(scale, metrics, scale.costs(metrics), shares)
 
 
+def succeeded(observations: Sequence[Observation], problem: Problem) -> Sequence[Observation]:
+    """Returns the observations without failed trials: rates of 0, which say nothing of speeds. All
+    where every one failed, and where metrics are no rates."""
+    if problem.direction == "minimize" or any(one.metric < 0 for one in observations):
+        return observations
+    return [one for one in observations if one.metric] or observations
+
+
 def _trials(scale: Scale, metrics: FloatArray, costs: FloatArray, shares: FloatArray) -> Trials:
     _, first, point_of = np.unique(
         np.round(shares / SAME), axis=0, return_index=True, return_inverse=True
