@@ -104,7 +104,6 @@ def test_trials_that_all_failed_are_no_reason_to_stop(client: FlaskClient) -> No
     for weights in TRIED:
         told(client, update(weights, 0.0))
     assert client.get(SESSION).get_json()["convergence"]["converged"] is False
-    assert client.post("/weights_gen", json=search(3)).get_json()["model"] == "random"
 
 
 @quick

@@ -34,8 +34,7 @@ class AdaptiveSampler:
         rng: np.random.Generator,
     ) -> list[Proposal]:
         told = list(succeeded(observations, problem))
-        worked = any(one.metric for one in told)
-        if len({observation.shares for observation in told}) < MIN_POINTS or not worked:
+        if len({observation.shares for observation in told}) < MIN_POINTS:
             return RandomSampler().propose(problem, observations, pending, count, rng)
         failed = {one.shares for one in observations} - {one.shares for one in told}
         # Trials that run now are taken to give what the model expects of them.
