@@ -131,6 +131,8 @@ class ReplicaTable(Columns):
     out_scv: FloatArray
     curve: FloatArray  # its key; 0: none
     curves: Curves = field(default_factory=dict, metadata=SHARED)
+    # By their parameters: a chain's rates take as long as its solution.
+    chains: dict[tuple[float, ...], CurveReplica] = field(default_factory=dict, metadata=SHARED)
 
     @classmethod
     def of(cls, speed: Speeds, work: Workload) -> "ReplicaTable":
@@ -174,13 +176,13 @@ class ReplicaTable(Columns):
         """Returns the entry's chain, where it has a service curve."""
         if not self.curve[row]:
             return None
-        return CurveReplica(
-            self.curves[float(self.curve[row])],
-            Shape(float(self.in_tokens[row]), float(self.out_tokens[row])),
-            float(self.out_scv[row]),
-            int(self.max_batch[row]),
-            int(self.max_queue[row]),
-        )
+        columns = (self.in_tokens, self.out_tokens, self.out_scv, self.max_batch, self.max_queue)
+        key = (float(self.curve[row]), *(float(column[row]) for column in columns))
+        if key not in self.chains:
+            curve, in_tokens, out_tokens, scv, batch, queue = key
+            shape = Shape(in_tokens, out_tokens)
+            self.chains[key] = CurveReplica(self.curves[curve], shape, scv, int(batch), int(queue))
+        return self.chains[key]
 
     def _by_model(self) -> Iterator[tuple[IntArray, Replica]]:
         """Yields the entries of each latency model and their replicas."""
