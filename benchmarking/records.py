@@ -8,11 +8,11 @@ All fields in `_s` are seconds on one monotonic clock that starts with the run; 
 says when that was. Everything here is immutable.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Protocol
 
 from pydantic import TypeAdapter
 
@@ -20,6 +20,8 @@ SCHEMA_VERSION = 1
 RUN_FILE = "run.json"
 RAW_FILE = "raw.jsonl"
 INTERRUPTED = "interrupted"  # the code of a request that the user's Ctrl-C cut off
+
+BROKEN_OFF = ("error", "abort", "cancelled")  # finish reasons of answers that are not whole
 
 Distribution = Literal["constant", "uniform", "exponential"]
 ImageSize = Literal["na", "small", "medium", "large"]
@@ -53,6 +55,32 @@ class Load:
     think_s: float = 0.0
 
 
+class Ended(Protocol):
+    """A request with its end: a `RequestRecord`, or what the load process knows of it."""
+
+    @property
+    def chunk_s(self) -> Sequence[float]: ...
+    @property
+    def finish_reason(self) -> str | None: ...
+    @property
+    def error(self) -> "RequestError | None": ...
+
+
+def failure_of(request: Ended) -> "RequestError | None":
+    """Why a request does not count as completed; None where it does.
+
+    This alone decides, for every figure: a completed request ended as asked, with text, and with
+    no finish reason that says otherwise. Tool calls alone are no text.
+    """
+    if request.error is not None:
+        return request.error
+    if request.finish_reason in BROKEN_OFF:
+        return RequestError("server", f"finish reason {request.finish_reason}")
+    if not request.chunk_s:
+        return RequestError("empty", f"no text came; finish reason {request.finish_reason}")
+    return None
+
+
 @dataclass(frozen=True, slots=True)
 class ServerUsage:
     """The server's own account of one request; None where it says nothing. Rates are tokens/s."""
@@ -71,11 +99,13 @@ class ServerUsage:
     queue_s: float | None = None  # the part of `ttft_s` before the request was admitted
     tokens_per_step: float | None = None  # of speculative decoding, the certain one among them
     acceptance_by_depth: tuple[float, ...] = ()  # shares of the drafts of at least 1, 2, ... levels
+    reasoning_tokens: int | None = None  # of completion_tokens; a thought that may not be sent
 
 
 @dataclass(frozen=True, slots=True)
 class RequestError:
-    """`code`: the HTTP status, or `timeout`, `connection`, `protocol`, `server`, `interrupted`."""
+    """`code`: the HTTP status, `timeout`, `connection`, `protocol`, `server`, `empty` or
+    `interrupted`."""
 
     code: str
     message: str
@@ -106,6 +136,11 @@ class RequestRecord:
     finish_reason: str | None = None
     error: RequestError | None = None
     is_warmup: bool = False
+    num_waits: int = 0  # times the server had it wait before it was sent again: 429, Retry-After
+
+    @property
+    def failure(self) -> RequestError | None:
+        return failure_of(self)
 
     @property
     def is_measured(self) -> bool:

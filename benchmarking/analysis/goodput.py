@@ -21,7 +21,7 @@ class Slo:
 
     def is_met_by(self, record: RequestRecord) -> bool:
         """True for an answer within every bound; a single token has no ITL to exceed one."""
-        if record.error is not None or not record.chunk_s:
+        if record.failure is not None:
             return False
         return all(
             value <= bound

@@ -78,4 +78,4 @@ def _last_part_s(record: RequestRecord) -> float:
 
 
 def _ended_s(record: RequestRecord) -> float:
-    return record.end_s if record.error or not record.chunk_s else record.chunk_s[-1]
+    return record.end_s if record.failure else record.chunk_s[-1]

@@ -49,7 +49,7 @@ def saturation(due: Sequence[RequestRecord]) -> Saturation:
     that in about 1 % of rows. While the load fills the server latencies grow too: in a row of a
     few latencies they must do so faster than time passes. So many failures count as well.
     """
-    if sum(record.error is not None for record in due) > NOISE * len(due) ** 0.5:
+    if sum(record.failure is not None for record in due) > NOISE * len(due) ** 0.5:
         return Saturation.SATURATED
     quarter = len(due) // 4
     first_s, last_s = _latencies_s(due[:quarter]), _latencies_s(due[-quarter:])

@@ -8,18 +8,39 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from benchmarking.records import RequestRecord
+from benchmarking.records import RequestRecord, ServerUsage
+
+MISCOUNT = 1.5  # factor within which two tokenizers count the same text
 
 
 def succeeded(records: Iterable[RequestRecord]) -> list[RequestRecord]:
-    """Those that were answered, with at least one token."""
-    return [record for record in records if record.error is None and record.chunk_s]
+    """Those that completed (`records.failure_of`)."""
+    return [record for record in records if record.failure is None]
+
+
+def tokens_that_came(usage: ServerUsage | None, events: int, counted: int | None = None) -> int:
+    """As the server counts, less a thought that it tells of and did not send.
+
+    Where that is further from what the client `counted` than two tokenizers are, as the client
+    counts; without either's count, one for each event.
+    """
+    said = usage.completion_tokens if usage else None
+    thought = usage.reasoning_tokens if usage else None
+    if said and thought and (counted or events) < said - thought / 2:
+        said = max(said - thought, 1)
+    if said and counted and not counted / MISCOUNT <= said <= counted * MISCOUNT:
+        said = counted
+    return said or counted or events
 
 
 def output_tokens(record: RequestRecord) -> int:
-    """As the server counts; else as the client does; else one for each event."""
-    counted = record.usage.completion_tokens if record.usage else None
-    return counted or record.completion_tokens or len(record.chunk_s)
+    return tokens_that_came(record.usage, len(record.chunk_s), record.completion_tokens)
+
+
+def hidden_tokens(record: RequestRecord) -> int:
+    """Tokens that the server counts and did not send, such as a thought it keeps to itself."""
+    said = record.usage.completion_tokens if record.usage else None
+    return max(0, (said or 0) - output_tokens(record))
 
 
 def input_tokens(record: RequestRecord) -> int | None:

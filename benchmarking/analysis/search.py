@@ -58,6 +58,8 @@ def sweep_concurrency(
     concurrency, previous = 1, None
     while concurrency <= max_concurrency:
         point = yield shape.at_concurrency(concurrency, requests_each)
+        if point.error_share == 1:
+            break
         if brings_no_more(point, previous):
             return SweepEnd(point)
         concurrency, previous = 2 * concurrency, point
@@ -73,6 +75,8 @@ def sweep_rate(
     """
     requests_each = 4
     closed = yield shape.at_concurrency(max_concurrency, requests_each)
+    if closed.throughput_per_s == 0:
+        return SweepEnd(None)  # there is no rate to offer shares of
     too_short: list[LoadPoint] = []
     for share in shares:
         point = yield shape.at_rate(share * closed.throughput_per_s, duration_s)

@@ -4,16 +4,20 @@ from collections.abc import Sequence
 
 from benchmarking.analysis.curve import LoadPoint
 from benchmarking.analysis.goodput import Slo
+from benchmarking.analysis.remarks import nothing_answered
 
 ATTAINMENT = 0.95  # of requests, for a load to count as kept
 
 
 def verdict(points: Sequence[LoadPoint], slo: Slo) -> str:
-    """One sentence; empty where no load was measured or no service level was asked for.
+    """One sentence; empty where no load was measured or no service level was asked for. Where
+    nothing was answered it says why, and no rate.
 
     Open loops are told by the rate they offered; closed loops, where there are no open ones, by
     what was answered.
     """
+    if why := nothing_answered([record for point in points for record in point.all_records]):
+        return f"{why[0].upper()}{why[1:]}"
     if slo == Slo():
         return ""
     rated = [point for point in points if point.load.qps is not None] or list(points)

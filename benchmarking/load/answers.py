@@ -6,7 +6,10 @@ text with those times. It belongs to one request in the load process. Knows noth
 
 import codecs
 import json
+from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
+
+from benchmarking.load.events import EventStream, EventTooLong
 
 MAX_SHOWN_CHARS = 200
 
@@ -33,10 +36,11 @@ class Answer(Protocol):
 
 
 class ChatAnswer:
-    """Server-sent events of an OpenAI-compatible chat completion.
+    """Server-sent events of an OpenAI-compatible chat completion, in the dialects of many servers.
 
     Only text counts as an event, wherever it stands: beside a finish reason or usage too. Events
-    with a role or an empty text do not. `model` is who answers, by the server's word.
+    with a role or an empty text do not, nor do pings and others that say nothing of the answer.
+    `model` is who answers, by the server's word.
     """
 
     def __init__(self) -> None:
@@ -45,48 +49,63 @@ class ChatAnswer:
         self.chunk_texts: list[str] = []
         self.usage: dict[str, Any] | None = None
         self.finish_reason: str | None = None
+        self._events = EventStream()
         self._is_done = False
-        self._pending = b""
+        self._start: bytes | None = b""  # of a body without events so far
+        self._now_s = 0.0
 
     def feed(self, data: bytes, now_s: float) -> None:
-        *lines, self._pending = (self._pending + data).split(b"\n")
-        for line in lines:
-            if line.startswith(b"data:"):
-                self._take(line[5:].strip(), now_s)
+        self._now_s = now_s
+        if self._start is not None:
+            self._start = (self._start + data)[: 4 * MAX_SHOWN_CHARS]
+        try:
+            for name, payload in self._events.feed(data):
+                self._take(name, payload, now_s)
+        except EventTooLong as error:
+            raise AnswerFault("protocol", str(error)) from None
 
     def finish(self) -> None:
+        for name, payload in self._events.finish():
+            self._take(name, payload, self._now_s)
+        if self._start:
+            raise AnswerFault("protocol", f"no stream of events: {error_text(self._start)}")
         if not self._is_done and self.finish_reason is None:
             raise AnswerFault("protocol", "the stream ended without a finish reason or [DONE]")
 
-    def _take(self, payload: bytes, now_s: float) -> None:
-        if payload == b"[DONE]":
+    def _take(self, name: str, payload: str, now_s: float) -> None:
+        self._start = None
+        if name == "ping" or not payload.strip():
+            return
+        if payload.strip() == "[DONE]":
             self._is_done = True
             return
         try:
             event = json.loads(payload)
-            if error := event.get("error"):
+            if error := _error_in(name, event):
                 raise AnswerFault("server", _message(error))
             self._read(event, now_s)
-        except (ValueError, KeyError, IndexError, TypeError, AttributeError):
-            shown = payload.decode(errors="replace")[:MAX_SHOWN_CHARS]
-            raise AnswerFault("protocol", f"not an event of a chat completion: {shown}") from None
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+            raise AnswerFault(
+                "protocol", f"not an event of a chat completion: {_shown(payload)}"
+            ) from None
 
     def _read(self, event: dict[str, Any], now_s: float) -> None:
         self.model = event.get("model", self.model)
-        usage = event.get("usage")
-        if usage:
-            self.usage = dict(usage)
-        if not event["choices"] and usage:
+        if isinstance(usage := event.get("usage"), dict) and usage:
+            self.usage = usage
+        if not (choices := event.get("choices")):
             return
-        choice = event["choices"][0]
-        delta = choice["delta"]
-        self.finish_reason = choice.get("finish_reason") or self.finish_reason
+        choice = choices[0]
+        if reason := choice.get("finish_reason"):
+            self.finish_reason = _shown(str(reason))
+        delta = choice.get("delta") or {}
         # Some servers tell a thought under both names.
         thought = delta.get("reasoning_content") or delta.get("reasoning")
-        for text in (thought, delta.get("content")):
-            if text:
+        for said in (thought, delta.get("content")):
+            if text := "".join(_texts(said)):
                 self.chunk_s.append(now_s)
-                self.chunk_texts.append("" + text)
+                # Half a surrogate pair, which JSON allows, is no text that can be kept.
+                self.chunk_texts.append(text.encode(errors="replace").decode())
 
 
 class TextAnswer:
@@ -113,10 +132,42 @@ def error_text(body: bytes) -> str:
     try:
         parsed = json.loads(body)
         return _message(parsed.get("error") or parsed)
-    except (ValueError, AttributeError):
-        return body.decode(errors="replace")[:MAX_SHOWN_CHARS].strip() or "no message"
+    except (ValueError, AttributeError, RecursionError):
+        return _shown(body.decode(errors="replace").strip()) or "no message"
+
+
+def redirect_text(headers: Mapping[str, str]) -> str:
+    """What to say of an answer that sends us elsewhere: nobody follows, as a key may be with us."""
+    location = headers.get("location", "")
+    return _shown(f"redirects to {location}; give the address of the server itself") * bool(
+        location
+    )
+
+
+def _error_in(name: str, event: dict[str, Any]) -> Any:
+    """What an event says of an error, in whichever way; None where it says nothing of one."""
+    is_error = "error" in (name, event.get("object"), event.get("type"))
+    return event.get("error") or (event if is_error else None)
 
 
 def _message(error: Any) -> str:
-    message = error.get("message") if isinstance(error, dict) else None
-    return str(message or error)[:MAX_SHOWN_CHARS]
+    message = error.get("message") or error.get("detail") if isinstance(error, dict) else None
+    return _shown(str(message or error))
+
+
+def _shown(said: str) -> str:
+    """A server's words, short and without what a terminal would obey."""
+    return "".join(c if c.isprintable() else " " for c in said[:MAX_SHOWN_CHARS])
+
+
+def _texts(said: object) -> Iterator[str]:
+    """The text of `content`: a string, or parts that each have some."""
+    if isinstance(said, str):
+        yield said
+    elif isinstance(said, list):
+        for part in said:
+            yield from _texts(part)
+    elif isinstance(said, dict):
+        yield from _texts(said.get("text") or said.get("thinking"))
+    elif said is not None:
+        raise TypeError("neither text nor parts of one")

@@ -5,20 +5,27 @@ every read is stamped before it is parsed. Runs in the load process's event loop
 """
 
 import asyncio
+import math
 import socket
 import ssl
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
 from typing import cast
 
 import httptools
 
-from benchmarking.load.answers import Answer, AnswerFault, error_text
-from benchmarking.records import RequestError
+from benchmarking.load.answers import Answer, AnswerFault, error_text, redirect_text
+from benchmarking.records import INTERRUPTED, RequestError
 
 CONNECT_TIMEOUT_S = 10.0
 MAX_ERROR_BYTES = 4096
-FRAMING_HEADERS = (b"content-length", b"transfer-encoding")
+MAX_HEAD_BYTES = 2**20
+MAX_ANSWER_BYTES = 256 * 2**20
+FRAMING_HEADERS = ("content-length", "transfer-encoding")
+
+CUT_OFF = RequestError(INTERRUPTED, "stopped before its end")
 
 Clock = Callable[[], float]
 
@@ -37,11 +44,15 @@ class Address:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The end of a request: its time, its HTTP status (None: no answer), and its error."""
+    """The end of a request: its time, its HTTP status (None: no answer), and its error.
+
+    `retry_after_s`: how long to wait before asking again, where the server says so.
+    """
 
     end_s: float
     status: int | None
     error: RequestError | None
+    retry_after_s: float | None = None
 
 
 class StreamClient(asyncio.Protocol):
@@ -50,13 +61,14 @@ class StreamClient(asyncio.Protocol):
     def __init__(self, request: bytes, answer: Answer, clock: Clock) -> None:
         self.status: int | None = None
         self.error: RequestError | None = None
+        self.headers: dict[str, str] = {}
         self.ended = asyncio.get_running_loop().create_future()
         self._request = request
         self._answer = answer
         self._clock = clock
         self._parser = httptools.HttpResponseParser(self)
         self._transport: asyncio.Transport | None = None
-        self._is_framed = False
+        self._num_bytes = 0
         self._error_body = b""
         self._now_s = 0.0
 
@@ -66,25 +78,37 @@ class StreamClient(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._now_s = self._clock()
+        if self.ended.done():
+            return
         try:
             self._parser.feed_data(data)
-        except httptools.HttpParserError as error:
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             self._end(RequestError("protocol", f"not an HTTP answer: {error}"))
+        self._num_bytes += len(data)
+        bound = MAX_HEAD_BYTES if self.status is None else MAX_ANSWER_BYTES
+        if self._num_bytes > bound:
+            self._end(RequestError("protocol", f"more than {bound} bytes"))
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if self.status is not None and not self._is_framed and exc is None:
+        is_framed = any(name in self.headers for name in FRAMING_HEADERS)
+        if self.status is not None and not is_framed and exc is None:
             self.on_message_complete()  # a body without framing ends with its connection
         when = "before an answer" if self.status is None else "in the middle of the answer"
         reason = f": {exc}" if exc else ""
         self._end(RequestError("connection", f"the server closed the connection {when}{reason}"))
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._is_framed |= name.lower() in FRAMING_HEADERS
+        self.headers[name.lower().decode("latin-1")] = value.decode("latin-1")
 
     def on_headers_complete(self) -> None:
         self.status = self._parser.get_status_code()
+        coding = self.headers.get("content-encoding", "").lower()
+        if self.status == 200 and coding not in ("", "identity"):
+            self._end(RequestError("protocol", f"encoded as {coding}, which nobody asked for"))
 
     def on_body(self, body: bytes) -> None:
+        if self.ended.done():
+            return
         if self.status != 200:
             self._error_body = (self._error_body + body)[:MAX_ERROR_BYTES]
             return
@@ -98,7 +122,8 @@ class StreamClient(asyncio.Protocol):
             self.status = None  # the answer itself is still to come
             return
         if self.status != 200:
-            self._end(RequestError(str(self.status), error_text(self._error_body)))
+            said = redirect_text(self.headers) or error_text(self._error_body)
+            self._end(RequestError(str(self.status), said))
             return
         try:
             self._answer.finish()
@@ -139,16 +164,33 @@ class Peer:
                     ssl=self._tls,
                     server_hostname=self._address.host if self._tls else None,
                 )
-                return Outcome(await client.ended, client.status, client.error)
+                end_s = await client.ended
+                wait_s = retry_after_s(client.headers.get("retry-after", ""), time.time())
+                return Outcome(end_s, client.status, client.error, wait_s)
         except TimeoutError:
             error = RequestError("timeout", f"no end after {self._timeout_s:g} s")
         except OSError as fault:
             error = RequestError("connection", f"{self._address}: {fault}")
         except asyncio.CancelledError:
-            error = RequestError("interrupted", "stopped before its end")
+            error = CUT_OFF
         finally:
             client.close()
         return Outcome(self._clock(), client.status, error)
+
+
+def retry_after_s(said: str, now_s: float) -> float | None:
+    """The seconds of a `Retry-After`, given as such or as a date; None where it says nothing.
+
+    `now_s`: Unix seconds.
+    """
+    try:
+        wait_s = float(said)
+    except ValueError:
+        try:
+            wait_s = parsedate_to_datetime(said).timestamp() - now_s
+        except (ValueError, OverflowError):
+            return None
+    return max(wait_s, 0.0) if math.isfinite(wait_s) else None
 
 
 def _reachable_host(address: Address) -> str:

@@ -11,14 +11,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from benchmarking.analysis.latency import tokens_that_came
 from benchmarking.load.answers import Answer
-from benchmarking.load.client import Address, Peer
+from benchmarking.load.client import CUT_OFF, Address, Outcome, Peer
 from benchmarking.load.usage import server_usage
 from benchmarking.machine import stolen_s
-from benchmarking.records import ClientOverhead, RequestError
+from benchmarking.records import ClientOverhead, RequestError, failure_of
 
 PROGRESS_PERIOD_S = 0.25
 LAG_PERIOD_S = 0.05
+TOO_MANY_REQUESTS = 429
+MIN_WAIT_S = 0.1  # before a request is sent again, whatever the server says
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -56,6 +59,7 @@ class Exchange:
     status: int | None
     finish_reason: str | None
     error: RequestError | None
+    num_waits: int = 0
 
 
 @dataclass(slots=True)
@@ -77,12 +81,12 @@ class Progress:
         """Count a request that has ended."""
         self.num_in_flight -= 1
         self.num_done += 1
-        if exchange.error is not None:
+        if failure_of(exchange) is not None:
             self.num_failed += 1
-        elif times_s := exchange.chunk_s:
+        else:
+            times_s = exchange.chunk_s
             self.num_answered += 1
-            counted = server_usage(exchange.usage or {}).completion_tokens
-            self.output_tokens += counted or len(times_s)
+            self.output_tokens += tokens_that_came(server_usage(exchange.usage or {}), len(times_s))
             self.first_token_s += times_s[0] - exchange.scheduled_s
             self.decode_s += times_s[-1] - times_s[0]
 
@@ -178,10 +182,8 @@ class _Sender:
             task.cancel()
 
     async def _exchange(self, number: int, scheduled_s: float) -> None:
-        answer = self._job.answer()
         self.progress.num_in_flight += 1
-        sent_s = self.now_s()
-        outcome = await self._peer.send(self._job.requests[number], answer)
+        answer, sent_s, outcome, num_waits = await self._send_when_let(number)
         exchange = Exchange(
             index=number,
             scheduled_s=scheduled_s,
@@ -193,9 +195,34 @@ class _Sender:
             status=outcome.status,
             finish_reason=answer.finish_reason,
             error=outcome.error,
+            num_waits=num_waits,
         )
         self.exchanges.append(exchange)
         self.progress.add(exchange)
+
+    async def _send_when_let(self, number: int) -> tuple[Answer, float, Outcome, int]:
+        """The answer, when its request was sent, its end, and how often that had to wait.
+
+        A server with a limit says with 429 when to ask again. That is done for as long as a request
+        may take and the row may send; then the refusal counts.
+        """
+        until_s = min(self.now_s() + self._job.request_timeout_s, self._deadline_s)
+        num_waits = 0
+        while True:
+            answer, sent_s = self._job.answer(), self.now_s()
+            outcome = await self._peer.send(self._job.requests[number], answer)
+            if outcome.status != TOO_MANY_REQUESTS or outcome.retry_after_s is None:
+                break
+            wait_s = max(outcome.retry_after_s, MIN_WAIT_S)
+            if self.now_s() + wait_s > until_s:
+                break
+            try:
+                await asyncio.sleep(wait_s)
+            except asyncio.CancelledError:
+                outcome = Outcome(self.now_s(), outcome.status, CUT_OFF)
+                break
+            num_waits += 1
+        return answer, sent_s, outcome, num_waits
 
 
 class _Watch:

@@ -4,7 +4,7 @@ A figure may come under several names. The first that is present and not zero co
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 from benchmarking.records import ServerUsage
 
@@ -28,17 +28,24 @@ KEYS = {
     "tokens_per_step": ("tokens_per_step",),
 }
 COUNTS = {"prompt_tokens", "completion_tokens", "total_tokens", "batch_size_used"}
+MAX_NUMBER = 1e15  # beyond, a float counts no tokens
 
 
 def server_usage(usage: Mapping[str, Any]) -> ServerUsage:
-    """Reads the counts of a `usage` object; whatever is not a number counts as absent."""
+    """Reads the figures of a `usage` object; what is no number that one can have is absent."""
     said: dict[str, Any] = {name: _first(usage, keys) for name, keys in KEYS.items()}
     for name in COUNTS:
         said[name] = None if said[name] is None else round(said[name])
     tokens, seconds = said["total_tokens"], said["end_to_end_latency_s"]
     if said["total_tokens_per_s"] is None and tokens and seconds:
         said["total_tokens_per_s"] = tokens / seconds
-    return ServerUsage(**said, acceptance_by_depth=_shares(usage.get("acceptance_by_depth")))
+    details = usage.get("completion_tokens_details")
+    thought = details.get("reasoning_tokens") if isinstance(details, dict) else None
+    return ServerUsage(
+        **said,
+        acceptance_by_depth=_shares(usage.get("acceptance_by_depth")),
+        reasoning_tokens=round(thought) if _is_number(thought) else None,
+    )
 
 
 def _first(usage: Mapping[str, Any], keys: tuple[str, ...]) -> float | None:
@@ -50,5 +57,7 @@ def _shares(said: object) -> tuple[float, ...]:
     return tuple(said) if isinstance(said, list) and all(map(_is_number, said)) else ()
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+def _is_number(value: object) -> TypeGuard[float]:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return 0 <= value <= MAX_NUMBER  # NaN is not

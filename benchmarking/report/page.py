@@ -17,6 +17,7 @@ from benchmarking.analysis.fit import Fit
 from benchmarking.analysis.fit_points import batch_limit
 from benchmarking.analysis.goodput import Slo, goodput_by_model
 from benchmarking.analysis.knee import knee
+from benchmarking.analysis.remarks import remarks
 from benchmarking.analysis.switching import switching_matrix
 from benchmarking.analysis.verdict import verdict
 from benchmarking.records import RowRecord, Run
@@ -112,7 +113,8 @@ def _rows(points: Sequence[LoadPoint], slo: Slo) -> Section:
         for label, point in labelled
     ]
     note = "Rates hold while the load was held, without warm-up and drain."
-    facts = [
+    facts = [(label, remark) for label, point in labelled for remark in remarks(point.all_records)]
+    facts += [
         (f"unusable: {label}", point.burst_fault) for label, point in labelled if point.burst_fault
     ]
     absence = "no request was recorded."

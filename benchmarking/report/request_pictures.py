@@ -38,7 +38,7 @@ def gantt(point: LoadPoint | None, places: int | None) -> Figure | None:
         times_s = [record.scheduled_s, record.sent_s, admitted, first_s, last_s]
         for begin_s, end_s, color in zip(times_s, times_s[1:], _GANTT_COLORS, strict=False):
             ax.barh(y, end_s - begin_s, left=begin_s - point.from_s, height=0.8, color=color)
-        if record.error is not None:
+        if record.failure is not None:
             ax.plot(record.end_s - point.from_s, y, "x", color="#b00020")
     for color, name in zip(
         _GANTT_COLORS, ("not yet sent", "queue", "prefill", "decode"), strict=True

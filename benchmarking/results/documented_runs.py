@@ -77,7 +77,7 @@ def _asked_tokens(result: RowResult, records: Sequence[RequestRecord]) -> dict[s
             "input_tokens": summary["num_input_tokens"],
             "output_tokens": summary["num_output_tokens"],
         }
-    answered = [record for record in records if record.error is None]
+    answered = [record for record in records if record.failure is None]
     longest = max((record.completion_tokens or 0 for record in answered), default=0)
     return {
         "input_tokens": round(fmean(record.prompt_tokens or 0 for record in answered or records)),

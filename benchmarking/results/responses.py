@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from benchmarking.analysis.latency import output_tokens
+from benchmarking.analysis.latency import output_tokens, succeeded
 from benchmarking.analysis.switching import three_sigma_s
 from benchmarking.records import RequestRecord, ServerUsage
 
@@ -33,8 +33,9 @@ def client_times(record: RequestRecord) -> ClientTimes:
     """The documented formulas. T = end - sent; L(x) tokens in event x; n output tokens.
 
     tpot = sum(g2..gk) / sum(L2..Lk). TTFT = g1 - (L1 - 1) * tpot, because a first event may carry
-    several tokens; T for k <= 1. Output rate = (n - 1) / (T - TTFT): the first token is not in that
-    time; n / T for k = 1.
+    several tokens, and at least g1 / L1: none of these took longer than that on average, however
+    slowly later ones came. T for k <= 1. Output rate = (n - 1) / (T - TTFT): the first token is not
+    in that time; n / T for k = 1.
     """
     gaps_s = tuple(
         later - earlier
@@ -48,7 +49,8 @@ def client_times(record: RequestRecord) -> ClientTimes:
     chunk_tokens = record.chunk_tokens or (1,) * len(gaps_s)
     later_s, later_tokens = sum(gaps_s[1:]), sum(chunk_tokens[1:])
     tpot_s = later_s / later_tokens if later_tokens else 0.0
-    ttft_s = gaps_s[0] - (chunk_tokens[0] - 1) * tpot_s
+    first_tokens = max(chunk_tokens[0], 1)
+    ttft_s = max(gaps_s[0] - (first_tokens - 1) * tpot_s, gaps_s[0] / first_tokens)
     rate = (tokens - 1) / (total_s - ttft_s) if total_s > ttft_s else None
     return ClientTimes(gaps_s, total_s, ttft_s, later_s / (len(gaps_s) - 1), rate)
 
@@ -66,7 +68,7 @@ def switching_times_s(records: Sequence[RequestRecord]) -> dict[int, float | Non
     """By index of the request: the server's word where it says something, else the documented
     estimate, which only the first can have.
     """
-    answered = [record for record in records if record.error is None]
+    answered = succeeded(records)
     answered.sort(key=lambda record: record.sent_s)
     said_s = {r.index: r.usage.switching_time_s if r.usage else None for r in answered}
     if answered and all(value is None for value in said_s.values()):
@@ -78,14 +80,15 @@ def switching_times_s(records: Sequence[RequestRecord]) -> dict[int, float | Non
 def _response(
     record: RequestRecord, started_at: datetime, switching_time_s: float | None
 ) -> Response:
+    failure = record.failure
     head = {
-        "error_code": record.error.code if record.error else None,
-        "error_msg": record.error.message if record.error else "",
+        "error_code": failure.code if failure else None,
+        "error_msg": failure.message if failure else "",
         "prompt_name": record.prompt_name,
         "start_time": _clock(started_at, record.sent_s),
         "end_time": _clock(started_at, record.end_s),
     }
-    if record.error is not None:
+    if failure is not None:
         return head
     server = record.usage or ServerUsage()
     times = client_times(record)

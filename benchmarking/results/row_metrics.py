@@ -14,7 +14,7 @@ import numpy as np
 
 from benchmarking.analysis.bursts import burst_fault
 from benchmarking.analysis.curve import load_point
-from benchmarking.analysis.latency import e2e_s, itl_s, succeeded, ttft_s
+from benchmarking.analysis.latency import e2e_s, hidden_tokens, itl_s, succeeded, ttft_s
 from benchmarking.analysis.switching import three_sigma_s
 from benchmarking.records import RequestRecord, RowRecord, Run
 
@@ -37,7 +37,7 @@ def row_metrics(row: RowRecord, records: Sequence[RequestRecord]) -> Metrics:
     """`records`: all of the row, warm-up too."""
     measured = [record for record in records if record.is_measured]
     answered = succeeded(measured)
-    errors = Counter(record.error.code for record in measured if record.error)
+    errors = Counter(failed.code for record in measured if (failed := record.failure))
     fault = burst_fault(measured)
     return {
         "name": row.name,
@@ -48,8 +48,10 @@ def row_metrics(row: RowRecord, records: Sequence[RequestRecord]) -> Metrics:
         "duration_s": row.end_s - row.start_s,
         "num_requests_warmup": sum(record.is_warmup for record in records),
         "num_requests_measured": len(measured),
-        "num_completed_requests": sum(record.error is None for record in measured),
+        "num_completed_requests": len(answered),
         "errors_by_code": dict(sorted(errors.items())),
+        "num_waits": sum(record.num_waits for record in records),
+        "hidden_tokens": sum(map(hidden_tokens, answered)),
         "ttft_s": _distribution(ttft_s, answered),
         "server_queue_s": _distribution(
             lambda record: record.usage.queue_s if record.usage else None, answered

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from benchmarking.analysis.remarks import remarks
 from benchmarking.records import Load, Run
 from benchmarking.results.responses import responses
 from benchmarking.results.row_metrics import Metrics, row_metrics
@@ -18,9 +19,8 @@ def row_lines(run: Run, number: int, with_statistics: bool) -> Iterator[str]:
     records = [record for record in run.records if record.row == number]
     metrics = row_metrics(row, records)
     yield f"{title}: {_figures(metrics)}"
-    for code, count in metrics["errors_by_code"].items():
-        message = next(r.error.message for r in records if r.error and r.error.code == code)
-        yield f"  {count} failed with {code}: {message}"
+    for remark in remarks(records):
+        yield f"  {remark}"
     if row.was_interrupted:
         yield "  interrupted: these are the requests that had ended by then"
     if metrics["num_completed_requests"] and all(record.usage is None for record in records):

@@ -87,7 +87,7 @@ def test_events_may_be_cut_anywhere(newline: bytes) -> None:
 
 @pytest.mark.parametrize(
     "payload",
-    ["{", "[]", "3", '{"choices": []}', '{"choices": [{}]}', '{"id": 1}', '{"choices": 1}'],
+    ["{", "[]", "3", '{"choices": [3]}', '{"choices": 1}'],
 )
 def test_what_is_no_event_is_a_fault_that_shows_it(payload: str) -> None:
     with pytest.raises(AnswerFault) as fault:

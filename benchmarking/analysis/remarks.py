@@ -1,0 +1,48 @@
+"""What the figures of a row do not show, in sentences, for terminal and report alike. Pure."""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from benchmarking.analysis.in_flight import InFlight
+from benchmarking.analysis.latency import hidden_tokens, output_tokens, succeeded
+from benchmarking.records import INTERRUPTED, RequestRecord
+
+
+def remarks(records: Sequence[RequestRecord]) -> Iterator[str]:
+    """`records`: all of the row, warm-up too."""
+    measured = [record for record in records if record.is_measured]
+    for code, (count, message) in failures(measured).items():
+        yield f"{count} failed with {code}: {message}"
+    answered = succeeded(records)
+    if num_waits := sum(record.num_waits for record in records):
+        most = InFlight(answered).max()
+        yield (
+            f"the server had requests wait {num_waits} times (429 with Retry-After): limited to "
+            f"about {most} at a time"
+        )
+    if hidden := sum(map(hidden_tokens, answered)):
+        counted = hidden + sum(map(output_tokens, answered))
+        yield (
+            f"{hidden} of the {counted} tokens that the server counts were not sent, such as "
+            "hidden thoughts: the figures are of those that came"
+        )
+
+
+def nothing_answered(records: Sequence[RequestRecord]) -> str:
+    """Why there are no figures at all; empty where a request completed, or none was sent."""
+    ended = [r for r in records if r.error is None or r.error.code != INTERRUPTED]
+    if succeeded(ended) or not ended:
+        return ""
+    parts = [
+        f"{count} of {len(ended)} failed with {code}: {message}"
+        for code, (count, message) in failures(ended).items()
+    ]
+    return f"nothing was answered: {'; '.join(parts)}"
+
+
+def failures(records: Sequence[RequestRecord]) -> dict[str, tuple[int, str]]:
+    """By code, in the order of codes: how many, and the first one's message."""
+    failed = [failure for record in records if (failure := record.failure) is not None]
+    counts = Counter(failure.code for failure in failed)
+    first = {failure.code: failure.message for failure in reversed(failed)}
+    return {code: (counts[code], first[code]) for code in sorted(counts)}
