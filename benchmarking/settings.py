@@ -1,10 +1,18 @@
 """Settings from the environment: address and API key, which belong in no file."""
 
+import re
+from urllib.parse import parse_qs, quote, urlsplit
+
 from pydantic import AliasChoices, Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from benchmarking.errors import InvalidConfig
 from common.startup import faults_of
+
+CREDENTIALS = {"key", "api_key", "api-key", "apikey", "token", "access_token", "password", "sig"}
+HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
+OUR_HEADERS = {"host", "content-type", "content-length", "connection", "accept-encoding"}
+URL_CHARS = "/%:@!$&'()*+,;=~?"  # that stand for themselves, or for something
 
 
 class Settings(BaseSettings):
@@ -20,11 +28,15 @@ class Settings(BaseSettings):
         None, validation_alias=AliasChoices("BENCHMARK_API_KEY", "SAMBANOVA_API_KEY")
     )
 
+    @field_validator("api_base")
+    @classmethod
+    def _check_base(cls, base: str) -> str:
+        return checked_base(base)
+
     @field_validator("api_key")
     @classmethod
     def _check_it_fits_a_header(cls, key: SecretStr | None) -> SecretStr | None:
-        value = key.get_secret_value() if key else ""
-        if not (value.isascii() and value.isprintable()) or value != value.strip():
+        if key and not _fits_a_header(key.get_secret_value()):
             raise ValueError("has characters that no header can carry")
         return key
 
@@ -35,3 +47,34 @@ def load_settings() -> Settings:
         return Settings()
     except ValidationError as error:
         raise InvalidConfig("the environment", faults_of(error)) from None
+
+
+def checked_base(base: str) -> str:
+    """Returns the address of a server, without a slash at its end. Raises ValueError, whose message
+    holds no part of it."""
+    parts = urlsplit(base)
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.port == 0:
+        raise ValueError("write it as http://host:port/v1")
+    if "@" in parts.netloc or CREDENTIALS & {name.lower() for name in parse_qs(parts.query)}:
+        raise ValueError(
+            "holds credentials, and addresses are written to files; put a key into "
+            "BENCHMARK_API_KEY, anything else into --header NAME=VALUE"
+        )
+    path, query = (quote(each, URL_CHARS) for each in (parts.path.rstrip("/"), parts.query))
+    return parts._replace(path=path, query=query, fragment="").geturl()
+
+
+def checked_header(given: str) -> tuple[str, SecretStr]:
+    """Reads NAME=VALUE. Raises ValueError, whose message holds no value."""
+    name, equals, value = given.partition("=")
+    if not equals or not HEADER_NAME.fullmatch(name) or name.lower() in OUR_HEADERS:
+        raise ValueError(
+            "write NAME=VALUE, with the name of a header that the client leaves to you"
+        )
+    if not _fits_a_header(value):
+        raise ValueError(f"{name} has characters that no header can carry")
+    return name, SecretStr(value)
+
+
+def _fits_a_header(value: str) -> bool:
+    return value.isascii() and value.isprintable() and value == value.strip()

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, Literal
 
+from benchmarking.load.preflight import PROBE
+
 DONE = b"data: [DONE]\n\n"
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 BACKLOG = 2048
@@ -53,7 +55,8 @@ class Stall:
 class ScriptedServer:
     """Answers by `scripts[model]`. Its event loop only; any thread may read the two lists.
 
-    `requests`: the body of every completion that was asked for; `heads`: of all requests.
+    `requests`: the body of every completion that was asked for, without the preflight's; `heads`:
+    of all requests.
     """
 
     def __init__(self, scripts: Mapping[str, Script], stall: Stall | None = None) -> None:
@@ -90,6 +93,8 @@ class ScriptedServer:
             _reply(writer, 200 if self.user_rows else 404, {"user_rows": self.user_rows})
         elif body["model"] not in self._scripts:
             _reply(writer, 404, {"error": {"message": f"no model {body['model']}"}})
+        elif body["messages"][0]["content"] == PROBE.text:
+            _reply(writer, 200, {})
         else:
             self.requests.append(body)
             await self._complete(self._scripts[body["model"]], body, writer)

@@ -13,10 +13,13 @@ from tqdm import tqdm
 from benchmarking.commands.analysis_commands import compare_runs, fit_run, predict_run, report_run
 from benchmarking.commands.command_line import (
     FAILURES,
+    HEADERS,
     INTERRUPTED,
     OK,
     RESULTS_FOLDER,
     UNUSABLE,
+    exit_status,
+    shown_argv,
     until_interrupted,
 )
 from benchmarking.commands.load_commands import (
@@ -28,7 +31,7 @@ from benchmarking.commands.load_commands import (
 )
 from benchmarking.commands.measure_command import measure
 from benchmarking.errors import BenchmarkError
-from benchmarking.records import Run
+from benchmarking.load.targets import Headers
 from benchmarking.results.result_files import read_rows
 from benchmarking.results.workbook import write_workbook
 from benchmarking.rows.config import read_config
@@ -65,7 +68,8 @@ def main() -> None:
 @click.argument("config_path", type=click.Path(path_type=Path), metavar="CONFIG.YAML")
 @click.option("--run-name", help="Name of the folder and the workbook; default: the time.")
 @click.option("--check", is_flag=True, help="Only check the configuration.")
-def run(config_path: Path, run_name: str | None, check: bool) -> None:
+@HEADERS
+def run(config_path: Path, run_name: str | None, check: bool, headers: Headers) -> None:
     """Run the rows of a model_configs CSV and write their results."""
     config = read_config(config_path, run_name)
     configured = read_model_configs(config.model_configs_path, not config.use_multiple_prompts)
@@ -74,7 +78,8 @@ def run(config_path: Path, run_name: str | None, check: bool) -> None:
     if check:
         click.echo(f"{len(configured.loads)} rows can be run")
         sys.exit(FAILURES if configured.faults else OK)
-    plan = Plan(config, load_settings(), sys.argv, configured.loads, configured.faults).served()
+    loads, faults = configured.loads, configured.faults
+    plan = Plan(config, load_settings(), shown_argv(), loads, faults, headers).served(click.echo)
     for fault in plan.refused_rows[len(configured.faults) :]:
         click.echo(f"{fault}; its rows are skipped", err=True)
     stop = Event()
@@ -115,13 +120,3 @@ for command in (
     report_run,
 ):
     main.add_command(command)
-
-
-def exit_status(run: Run) -> int:
-    """Whether every row ran and every request was answered."""
-    has_failures = (
-        bool(run.config.get("refused_rows"))
-        or any(row.error is not None for row in run.rows)
-        or any(record.error is not None for record in run.records)
-    )
-    return FAILURES if has_failures else OK

@@ -1,7 +1,9 @@
 """Shared by all commands: exit statuses, arguments, reading a run, and Ctrl-C."""
 
 import math
+import re
 import signal
+import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
 from functools import wraps
@@ -17,6 +19,7 @@ from benchmarking.analysis.goodput import Slo
 from benchmarking.errors import InvalidResults
 from benchmarking.records import RUN_FILE, Run, read_run
 from benchmarking.results.documented_runs import imported_run
+from benchmarking.settings import checked_base, checked_header
 
 OK, FAILURES, UNUSABLE, INTERRUPTED = 0, 1, 2, 130
 RESULTS_FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
@@ -36,6 +39,31 @@ class FiniteRange(click.FloatRange):
         return number
 
 
+class Checked(click.ParamType[Any]):
+    """What `check` makes of a value. Its ValueError holds no part of the value, as that may be a
+    secret; nor does what we say."""
+
+    def __init__(self, name: str, check: Callable[[str], Any]) -> None:
+        self.name = name
+        self._check = check
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, context: click.Context | None
+    ) -> Any:
+        try:
+            return self._check(value)
+        except ValueError as error:
+            self.fail(str(error), param, context)
+
+
+HEADERS = click.option(
+    "--header",
+    "headers",
+    type=Checked("NAME=VALUE", checked_header),
+    multiple=True,
+    help="Sent with every request, and written nowhere. May be repeated.",
+)
+URL = click.argument("base", metavar="URL", type=Checked("URL", checked_base))
 SECONDS = FiniteRange(1, 86_400)
 
 
@@ -43,6 +71,16 @@ def is_given(option: str) -> bool:
     """Whether the running command's option is on the command line."""
     source = click.get_current_context().get_parameter_source(option)
     return source is ParameterSource.COMMANDLINE
+
+
+def shown_argv() -> list[str]:
+    """Returns the command line without the values of headers."""
+    shown: list[str] = []
+    for argument in sys.argv:
+        if shown[-1:] == ["--header"] or argument.startswith("--header="):
+            argument = re.sub(r"(?s)^((?:--header=)?[^=]*=).*", r"\1***", argument)
+        shown.append(argument)
+    return shown
 
 
 def slo_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -81,3 +119,13 @@ def until_interrupted(work: Callable[[], T], stop: Event) -> T:
                 stop.set()
     signal.signal(signal.SIGTERM, before)
     return running.result()
+
+
+def exit_status(run: Run) -> int:
+    """Whether every row ran and every request completed."""
+    has_failures = (
+        bool(run.config.get("refused_rows"))
+        or any(row.error is not None for row in run.rows)
+        or any(record.failure is not None for record in run.records)
+    )
+    return FAILURES if has_failures else OK

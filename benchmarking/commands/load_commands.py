@@ -15,6 +15,7 @@ from tqdm import tqdm
 from benchmarking.analysis.curve import LoadPoint
 from benchmarking.analysis.goodput import Slo
 from benchmarking.analysis.knee import MIN_LATENCIES, MIN_REQUESTS, Saturation, knee
+from benchmarking.analysis.remarks import nothing_answered
 from benchmarking.analysis.search import (
     Shape,
     SweepEnd,
@@ -25,20 +26,22 @@ from benchmarking.analysis.search import (
 from benchmarking.analysis.switching import Matrix, rotation, switching_matrix
 from benchmarking.commands.command_line import (
     FAILURES,
+    HEADERS,
     INTERRUPTED,
     RESULTS_FOLDER,
     SECONDS,
     FiniteRange,
     is_given,
     open_run,
+    shown_argv,
     slo_options,
     until_interrupted,
 )
 from benchmarking.errors import TargetUnusable
 from benchmarking.load.own_prompts import load_of
-from benchmarking.load.preflight import unserved
+from benchmarking.load.preflight import agreed, unserved
 from benchmarking.load.progress import RunProgress
-from benchmarking.load.targets import Target
+from benchmarking.load.targets import Headers, Target
 from benchmarking.load.tokenizers import SERVER
 from benchmarking.records import Load, Run
 from benchmarking.results.documented_runs import UNKNOWN
@@ -65,6 +68,7 @@ class Asked:
     output_dir: Path
     tokenizer: str
     seed: int
+    headers: Headers
 
     def as_in(self, earlier: Run) -> "Asked":
         """Returns these with what of an earlier run prompts depend on, unless the command line
@@ -86,12 +90,13 @@ class Asked:
         `base`: the server's address in place of BENCHMARK_API_BASE. `num_rows`: the most there can
         be, if that is known. Raises TargetUnusable when the server does not serve one of `models`.
         """
-        target = target_at(base)
+        models, target = list(models), self.target_at(base)
         if faults := unserved(target, models):
             raise TargetUnusable("\n".join(faults.values()))
+        target = agreed(target, models[0], tqdm.write)
         options = RowOptions(tokenizer=self.tokenizer, seed=self.seed)
         runner = RowRunner(target, options, Origin.now())
-        folder = new_run_folder(self.output_dir, runner, sys.argv, {})
+        folder = new_run_folder(self.output_dir, runner, shown_argv(), {})
         stop = Event()
         try:
             with closing(RunProgress(num_rows)) as progress:
@@ -104,10 +109,10 @@ class Asked:
             sys.exit(INTERRUPTED)
         return found
 
-
-def target_at(base: str | None) -> Target:
-    settings = load_settings()
-    return Target("openai", base or settings.api_base, settings.api_key)
+    def target_at(self, base: str | None) -> Target:
+        settings = load_settings()
+        base = base or settings.api_base
+        return Target("openai", base, settings.api_key, own_headers=self.headers)
 
 
 def asking(command: Callable[..., None]) -> Callable[..., None]:
@@ -115,10 +120,13 @@ def asking(command: Callable[..., None]) -> Callable[..., None]:
     BENCHMARK_API_BASE and _KEY."""
 
     @wraps(command)
-    def with_asked(output_dir: Path, tokenizer: str, seed: int, **given: Any) -> None:
-        command(asked=Asked(output_dir, tokenizer, seed), **given)
+    def with_asked(
+        output_dir: Path, tokenizer: str, seed: int, headers: Headers, **given: Any
+    ) -> None:
+        command(asked=Asked(output_dir, tokenizer, seed, headers), **given)
 
     for option in (
+        HEADERS,
         click.option(
             "--output-dir",
             type=click.Path(file_okay=False, path_type=Path),
@@ -195,9 +203,11 @@ def sweep(
 
     points = asked.measure([model], work)
     for length, end in ends.items():
-        bend = knee([point for point in points if point.load.input_tokens == length])
+        of_length = [point for point in points if point.load.input_tokens == length]
+        bend = knee(of_length)
         if bend is None:
-            click.echo(f"{length} input tokens: nothing was answered", err=True)
+            why = nothing_answered([r for point in of_length for r in point.all_records])
+            click.echo(f"{length} input tokens: {why}", err=True)
             sys.exit(FAILURES)
         click.echo(f"{length} input tokens, knee: {_described(bend)}")
         for line in _end_lines(end):

@@ -1,5 +1,6 @@
 """One line for any server: measured, reported and judged."""
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ from benchmarking.analysis.verdict import verdict
 from benchmarking.commands.command_line import (
     RESULTS_FOLDER,
     SECONDS,
+    URL,
+    exit_status,
     is_given,
     open_run,
     slo_options,
@@ -22,7 +25,6 @@ from benchmarking.commands.load_commands import (
     OUTPUT_TOKENS,
     Asked,
     asking,
-    target_at,
 )
 from benchmarking.errors import InvalidResults
 from benchmarking.load.preflight import only_model
@@ -35,7 +37,7 @@ USUAL = Slo(ttft_ms=500, itl_ms=50)
 
 
 @click.command()
-@click.argument("base", metavar="URL")
+@URL
 @click.option("--model", help="Default: the only one that the server has.")
 @INPUT_TOKENS
 @OUTPUT_TOKENS
@@ -64,7 +66,7 @@ def measure(
     slo = USUAL if slo == Slo() else slo
     earlier: Run | None = None
     if like is None:
-        model = model or only_model(target_at(base))
+        model = model or only_model(asked.target_at(base))
         plan = sweep_rate(Shape(model, **lengths), max_concurrency, SHARES, seconds)
         models, num_rows = [model], 1 + len(SHARES)
     else:
@@ -86,6 +88,7 @@ def measure(
     page.write_text(report_html(run, slo, before=earlier), encoding="utf-8")
     click.echo(f"report in {page}")
     click.echo(verdict(load_points(run), slo) or "nothing was measured")
+    sys.exit(exit_status(run))
 
 
 def _check_options(like: Path, loads: Sequence[Load], seed: int) -> None:

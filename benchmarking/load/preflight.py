@@ -1,16 +1,24 @@
 """A server's own account before the first row: its models, and how many requests at once."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 import requests
 
 from benchmarking.errors import TargetUnusable
-from benchmarking.load.answers import error_text
-from benchmarking.load.targets import Target
+from benchmarking.load.answers import error_text, redirect_text
+from benchmarking.load.targets import Body, Prompt, Target
 
 TIMEOUT_S = 10.0
 MAX_NAMED = 10
 NO_SUCH_ROUTE = (404, 405, 501)
+BODY_REFUSED = (400, 422)
+OPTIONAL = frozenset({"ignore_eos", "stream_options"})  # what not every server knows
+OLD_LIMIT, NEW_LIMIT = "max_tokens", "max_completion_tokens"
+PROBE, PROBE_TOKENS = Prompt("probe", "Say hello.", 1), 16
+PROBE_TIMEOUT_S = 120.0  # the model may have to be loaded
+MAX_TRIES = 4  # each leaves out or renames at least one of three
+MAX_REFUSAL_BYTES = 65_536
 REMEDIES = {401: "set BENCHMARK_API_KEY", 403: "set another BENCHMARK_API_KEY"}
 
 
@@ -20,8 +28,9 @@ def only_model(target: Target) -> str:
     served = _listed(_get(target, target.route("/models")))
     if not served:
         url = target.route("/models")
-        is_versioned = url == f"{target.root}/v1/models"
-        elsewhere = "" if is_versioned else f"use {target.root}/v1, where most servers have it, or "
+        usual = target.beside("/v1")
+        is_usual = url == target.beside("/v1/models")
+        elsewhere = "" if is_usual else f"use {usual}, where most servers have it, or "
         raise TargetUnusable(f"{url} lists no model; {elsewhere}name it with --model")
     return served[0]
 
@@ -41,9 +50,9 @@ def unserved(target: Target, models: Iterable[str]) -> dict[str, str]:
         ) from error
     if answer.status_code not in (200, *NO_SUCH_ROUTE):
         remedy = REMEDIES.get(answer.status_code, "wait until the server is ready")
-        raise TargetUnusable(
-            f"{url} answered {answer.status_code} ({error_text(answer.content)}); {remedy}"
-        )
+        said = redirect_text(answer.headers) or error_text(answer.content)
+        said = target.without_secrets(said)
+        raise TargetUnusable(f"{url} answered {answer.status_code} ({said}); {remedy}")
     served = _listed(answer)
     names = ", ".join(served[:MAX_NAMED]) + (", ..." if len(served) > MAX_NAMED else "")
     return {
@@ -56,7 +65,7 @@ def unserved(target: Target, models: Iterable[str]) -> dict[str, str]:
 def user_rows(target: Target) -> int | None:
     """Returns the number of user rows by Hearth's `/ready`; None for other servers."""
     try:
-        said = _get(target, f"{target.root}/ready").json()["user_rows"]
+        said = _get(target, target.beside("/ready")).json()["user_rows"]
     except (requests.RequestException, ValueError, LookupError, TypeError):
         return None
     return said if isinstance(said, int) and said > 0 else None
@@ -69,7 +78,61 @@ def _listed(answer: requests.Response) -> list[str]:
         return []
 
 
+def agreed(target: Target, model: str, tell: Callable[[str], None]) -> Target:
+    """Returns the target with bodies that it takes: what it refuses is left out or renamed.
+
+    One short request finds out, sent again without what the refusal names; where it names nothing,
+    without all that not every server knows. A refusal that stays is left to the rows to record.
+    """
+    if target.kind != "openai":
+        return target
+    found = target
+    for _ in range(MAX_TRIES):
+        body = found.body(model, PROBE, PROBE_TOKENS)
+        try:
+            refusal = _refusal(found, model, body)
+        except requests.RequestException:
+            return target
+        if refusal is None:
+            if found != target:
+                tell(f"the server refuses some fields of requests: {found.agreement}")
+            return found
+        optional = OPTIONAL.intersection(body)
+        if NEW_LIMIT in refusal and OLD_LIMIT in body:
+            found = replace(found, renamed=((OLD_LIMIT, NEW_LIMIT),))
+        elif optional:
+            named = {name for name in optional if name in refusal}
+            found = replace(found, left_out=found.left_out | (named or optional))
+        else:
+            return target
+    return target
+
+
+def _refusal(target: Target, model: str, body: Body) -> str | None:
+    """What a server says that refuses a body; None where it does not."""
+    with _session() as session:
+        answer = session.post(
+            target.completions(model),
+            json=body,
+            headers=target.headers,
+            timeout=PROBE_TIMEOUT_S,
+            allow_redirects=False,
+            stream=True,  # whoever accepts it need not answer it
+        )
+        if answer.status_code not in BODY_REFUSED:
+            return None
+        said: bytes = next(answer.iter_content(MAX_REFUSAL_BYTES), b"")
+    return said.decode(errors="replace")
+
+
 def _get(target: Target, url: str) -> requests.Response:
-    with requests.Session() as session:
-        session.trust_env = False  # as the tokenizer asks
-        return session.get(url, headers=target.headers, timeout=TIMEOUT_S)
+    with _session() as session:
+        return session.get(
+            url, headers=target.headers, timeout=TIMEOUT_S, allow_redirects=False
+        )  # a key of the user's would go with us
+
+
+def _session() -> requests.Session:
+    session = requests.Session()
+    session.trust_env = False  # as the tokenizer asks
+    return session

@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote, urlsplit, urlunsplit
 
 from pydantic import SecretStr
 
@@ -15,8 +15,10 @@ from benchmarking.load.answers import Answer, ChatAnswer, TextAnswer
 from benchmarking.load.client import Address
 
 CHAT_PATH = "/chat/completions"
+MIN_SECRET_CHARS = 6  # a shorter value may be part of any message
 
 Body = dict[str, Any]
+Headers = tuple[tuple[str, SecretStr], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,13 +73,18 @@ FORMS = {
 class Target:
     """A server: what kind it is and where its routes begin. Immutable.
 
-    `base` may end in /chat/completions, or be the address alone; it holds no credentials.
+    `base` may end in /chat/completions, or be the address alone; it holds no credentials. A query,
+    such as Azure's api-version, goes with every route. `own_headers`: with values that are secrets.
+    `left_out`, `renamed`: fields of a body that the server does not take, or by another name.
     """
 
     kind: str  # of FORMS
     base: str
     key: SecretStr | None = None
     sampling_params: Body = field(default_factory=dict)
+    own_headers: Headers = ()
+    left_out: frozenset[str] = frozenset()
+    renamed: tuple[tuple[str, str], ...] = ()
 
     @property
     def address(self) -> Address:
@@ -90,36 +97,67 @@ class Target:
         return FORMS[self.kind].answer
 
     @property
-    def root(self) -> str:
-        """Returns the server's base URL, without the version of OpenAI's routes."""
-        return self.base.rstrip("/").removesuffix(CHAT_PATH).removesuffix("/v1")
-
-    @property
     def headers(self) -> dict[str, str]:
-        if self.key is None:
-            return {}
-        return {"Authorization": f"Bearer {self.key.get_secret_value()}"}
+        """One of the user's counts more than the key's."""
+        own = {name.title(): value.get_secret_value() for name, value in self.own_headers}
+        key = {} if self.key is None else {"Authorization": f"Bearer {self.key.get_secret_value()}"}
+        return key | own
+
+    def without_secrets(self, said: str) -> str:
+        """What a server said, in which it may repeat what it was sent."""
+        secrets = [value for _, value in self.own_headers] + ([self.key] if self.key else [])
+        for value in (secret.get_secret_value() for secret in secrets):
+            said = said.replace(value, "***") if len(value) >= MIN_SECRET_CHARS else said
+        return said
+
+    def body(self, model: str, prompt: Prompt, max_tokens: int) -> Body:
+        made = FORMS[self.kind].body(model, prompt, max_tokens) | self.sampling_params
+        names = dict(self.renamed)
+        return {names.get(k, k): value for k, value in made.items() if k not in self.left_out}
 
     def request(self, model: str, prompt: Prompt, max_tokens: int) -> bytes:
         """Head and body of one POST on a connection of its own."""
-        form = FORMS[self.kind]
-        path = form.path(model)
-        url = urlsplit(self.root + path if self.kind == "hearth" else self.route(path))
-        body = json.dumps(form.body(model, prompt, max_tokens) | self.sampling_params).encode()
+        url = urlsplit(self.completions(model))
+        body = json.dumps(self.body(model, prompt, max_tokens)).encode()
         headers = {
             "Host": url.netloc,
             "Content-Type": "application/json",
             "Content-Length": str(len(body)),
             "Connection": "close",
+            "Accept-Encoding": "identity",
             **self.headers,
         }
-        lines = [f"POST {url.path} HTTP/1.1", *(f"{k}: {v}" for k, v in headers.items())]
+        path = url._replace(scheme="", netloc="").geturl()
+        lines = [f"POST {path} HTTP/1.1", *(f"{k}: {v}" for k, v in headers.items())]
         return "\r\n".join([*lines, "", ""]).encode() + body
+
+    def completions(self, model: str) -> str:
+        """The address that requests for a model are sent to."""
+        path = FORMS[self.kind].path(model)
+        return self.beside(path) if self.kind == "hearth" else self.route(path)
 
     def route(self, path: str) -> str:
         """The address of one of OpenAI's routes, such as /models."""
-        routes = self.base.rstrip("/").removesuffix(CHAT_PATH)
-        return (f"{self.root}/v1" if self.kind == "hearth" else routes) + path
+        if self.kind == "hearth":
+            return self.beside(f"/v1{path}")
+        return self._at(self._routes_path + path)
+
+    def beside(self, path: str) -> str:
+        """The address of a route beside OpenAI's, without their version."""
+        return self._at(self._routes_path.removesuffix("/v1") + path)
+
+    @property
+    def _routes_path(self) -> str:
+        return urlsplit(self.base).path.rstrip("/").removesuffix(CHAT_PATH)
+
+    def _at(self, path: str) -> str:
+        return urlunsplit(urlsplit(self.base)._replace(path=path))
+
+    @property
+    def agreement(self) -> str:
+        """How bodies differ from the usual; empty where they do not."""
+        told = [f"without {name}" for name in sorted(self.left_out)]
+        return ", ".join(told + [f"with {new} for {old}" for old, new in self.renamed])
 
     def __str__(self) -> str:
-        return f"{self.kind} {self.base}"
+        return f"{self.kind} {self.base}" + (self.agreement and f", {self.agreement}")

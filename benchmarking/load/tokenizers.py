@@ -67,7 +67,7 @@ class ServerTokenizer:
         self._session = requests.Session()
         self._session.trust_env = False  # a .netrc would replace the key, a proxy the server
         self._session.headers.update(target.headers)
-        self._urls = [target.route("/tokenize"), f"{target.root}/tokenize"]
+        self._urls = [target.route("/tokenize"), target.beside("/tokenize")]
         self._specials = self.count("")
         self.count_plain = lru_cache(REMEMBERED_TEXTS)(self._count_plain)
 
@@ -77,7 +77,7 @@ class ServerTokenizer:
     def context_left(self, text: str) -> int | None:
         said = self._ask(messages=[{"role": "user", "content": text}])
         context = said.get("max_model_len")
-        return None if context is None else int(context) - int(said["count"])
+        return context - int(said["count"]) if isinstance(context, int) else None
 
     def _count_plain(self, text: str) -> int:
         return self.count(text) - self._specials
@@ -85,14 +85,19 @@ class ServerTokenizer:
     def _ask(self, **what: Any) -> dict[str, Any]:
         url = self._urls[0]
         try:
-            answer = self._session.post(url, json={"model": self._model, **what}, timeout=TIMEOUT_S)
+            answer = self._session.post(
+                url,
+                json={"model": self._model, **what},
+                timeout=TIMEOUT_S,
+                allow_redirects=False,  # a key of the user's would go with us
+            )
             if answer.status_code == 404 and len(self._urls) > 1:
                 del self._urls[0]
                 return self._ask(**what)
             answer.raise_for_status()
             said: dict[str, Any] = answer.json()
             int(said["count"])
-        except (requests.RequestException, ValueError, KeyError, TypeError) as error:
+        except (requests.RequestException, ValueError, KeyError, TypeError, OverflowError) as error:
             raise TargetUnusable(
                 f"{url} does not count tokens ({error}); start the server, or set tokenizer to "
                 "the folder of the model's tokenizer.json"

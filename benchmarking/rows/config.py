@@ -2,7 +2,6 @@
 
 from pathlib import Path
 from typing import Annotated, Any, Literal
-from urllib.parse import urlsplit
 
 import yaml
 from pydantic import (
@@ -17,6 +16,7 @@ from pydantic import (
 
 from benchmarking.errors import InvalidConfig
 from benchmarking.load.tokenizers import SERVER
+from benchmarking.settings import checked_base
 
 LLM_APIS = {"sncloud": "openai", "openai": "openai", "hearth": "hearth"}
 RESERVED = {"model", "messages", "text", "max_tokens", "stream", "stream_options"}
@@ -27,25 +27,18 @@ def _expanded(path: Path) -> Path:
     return path.expanduser()
 
 
-def _check_base(base: str | None) -> str | None:
-    if base is None:
-        return base
-    parts = urlsplit(base)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ValueError("write it as http://host:port/v1")
-    if "@" in parts.netloc or parts.query:
-        raise ValueError("holds credentials or a query; put the key into BENCHMARK_API_KEY")
-    return base.rstrip("/")
-
-
 def _known_api(name: object) -> object:
     if name == "sambastudio":
         raise ValueError("SambaStudio's own shapes are not included; use its OpenAI routes")
     return name
 
 
+def _checked(base: str | None) -> str | None:
+    return None if base is None else checked_base(base)
+
+
 UserPath = Annotated[Path, AfterValidator(_expanded)]
-ApiBase = Annotated[str | None, AfterValidator(_check_base)]
+ApiBase = Annotated[str | None, AfterValidator(_checked)]
 Seconds = Annotated[float, Field(ge=0, le=MAX_SECONDS, allow_inf_nan=False)]
 
 
@@ -122,4 +115,5 @@ def _fault(detail: dict[str, Any]) -> str:
         return f"{key}: there is no such key; known are {', '.join(BenchmarkConfig.model_fields)}"
     if detail["type"] == "missing":
         return f"{key}: is missing"
-    return f"{key}={detail['input']!r}: {message[0].lower()}{message[1:]}"
+    given = "" if key == "api_base" else f"={detail['input']!r}"  # may hold a password
+    return f"{key}{given}: {message[0].lower()}{message[1:]}"

@@ -25,7 +25,7 @@ from benchmarking.load.schedule import due_times_s, lengths
 from benchmarking.load.targets import Prompt, Target
 from benchmarking.load.tokenizers import SERVER, Tokenizer, tokenizer_for
 from benchmarking.load.usage import server_usage
-from benchmarking.records import Load, RequestRecord, RowRecord
+from benchmarking.records import Load, RequestError, RequestRecord, RowRecord, failure_of
 from benchmarking.results.result_files import file_stem
 from benchmarking.rows.model_configs import MIN_INPUT_TOKENS
 
@@ -91,9 +91,14 @@ class RowRunner:
         if with_image:
             self._check_images(load, with_image[0], stop)
         result = run_load(self._job(number, load, prompts), on_progress or _ignore, stop)
+        for exchange in result.exchanges:
+            exchange.error = self._without_secrets(exchange.error)
         records = _records(number, load, prompts, num_warmup, result, tokenizer)
         row = _row(load, records, result, stop.is_set())
         return RowOutcome(row, records, _texts(prompts, num_warmup, result))
+
+    def _without_secrets(self, error: RequestError | None) -> RequestError | None:
+        return error and RequestError(error.code, self.target.without_secrets(error.message))
 
     def _num_warmup(self, load: Load) -> int:
         """As many as run at once, or one second's worth of an open loop."""
@@ -201,6 +206,7 @@ def _records(
             status=exchange.status,
             finish_reason=exchange.finish_reason,
             error=exchange.error,
+            num_waits=exchange.num_waits,
             is_warmup=exchange.index < num_warmup,
         )
         for exchange in result.exchanges
@@ -240,7 +246,7 @@ def _row(
 def _texts(
     prompts: Sequence[Prompt], num_warmup: int, result: LoadResult
 ) -> tuple[tuple[str, str], ...]:
-    answered = [e for e in result.exchanges if e.index >= num_warmup and e.error is None]
+    answered = [e for e in result.exchanges if e.index >= num_warmup and failure_of(e) is None]
     return tuple((prompts[e.index].text, "".join(e.chunk_texts)) for e in answered)
 
 

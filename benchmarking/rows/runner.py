@@ -8,9 +8,9 @@ from pathlib import Path
 from threading import Event
 
 from benchmarking.errors import RowRefused, TargetUnusable
-from benchmarking.load.preflight import unserved
+from benchmarking.load.preflight import agreed, unserved
 from benchmarking.load.progress import RunProgress
-from benchmarking.load.targets import Target
+from benchmarking.load.targets import Headers, Target
 from benchmarking.records import Load, Run
 from benchmarking.rows.config import LLM_APIS, BenchmarkConfig
 from benchmarking.rows.row_lines import row_lines
@@ -28,19 +28,24 @@ class Plan:
     argv: Sequence[str]
     loads: Sequence[Load] = ()
     refused_rows: Sequence[str] = ()
+    headers: Headers = ()
+    agreed_target: Target | None = None  # once the server was asked
 
     @property
     def target(self) -> Target:
+        if self.agreed_target is not None:
+            return self.agreed_target
         config = self.config
         return Target(
             kind=LLM_APIS[config.llm_api],
             base=config.api_base or self.settings.api_base,
             key=self.settings.api_key,
             sampling_params=config.sampling_params,
+            own_headers=self.headers,
         )
 
-    def served(self) -> "Plan":
-        """Without the rows whose model the server does not serve.
+    def served(self, tell: Callable[[str], None]) -> "Plan":
+        """Without the rows whose model the server does not serve, and with what it agrees to.
 
         Raises TargetUnusable when it does not answer, or serves none of them.
         """
@@ -49,7 +54,8 @@ class Plan:
         if not loads:
             raise TargetUnusable("\n".join(faults.values()))
         refused = (*self.refused_rows, *faults.values())
-        return replace(self, loads=loads, refused_rows=refused)
+        target = agreed(self.target, loads[0].model, tell)
+        return replace(self, loads=loads, refused_rows=refused, agreed_target=target)
 
     def row_runner(self) -> RowRunner:
         """Its clock starts now."""

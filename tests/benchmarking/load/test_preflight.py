@@ -1,8 +1,9 @@
 """What is asked of a server before the first row, and what is made of strange answers."""
 
-from collections.abc import Iterator
+import json
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from threading import Thread
 
 import pytest
@@ -11,18 +12,24 @@ from werkzeug import Request, Response
 from werkzeug.serving import make_server
 
 from benchmarking.errors import TargetUnusable
-from benchmarking.load.preflight import only_model, unserved, user_rows
-from benchmarking.load.targets import Target
+from benchmarking.load.preflight import agreed, only_model, unserved, user_rows
+from benchmarking.load.targets import Prompt, Target
+from benchmarking.load.tokenizers import ServerTokenizer
 
 
 @contextmanager
 def answering(status: int, body: str) -> Iterator[Target]:
     """A server that gives one answer to everything."""
+    with serving(lambda request: Response(body, status, content_type="application/json")) as target:
+        yield target
 
+
+@contextmanager
+def serving(answer: Callable[[Request], Response]) -> Iterator[Target]:
     @Request.application
     def app(request: Request) -> Response:
         assert request.headers["Authorization"] == "Bearer key"
-        return Response(body, status, content_type="application/json")
+        return answer(request)
 
     server = make_server("127.0.0.1", 0, app)
     thread = Thread(target=server.serve_forever, name="answering")
@@ -70,3 +77,110 @@ def test_user_rows_are_known_only_where_the_server_says_them(body: str, rows: in
     with answering(503, body) as target:  # it may be draining
         assert user_rows(target) == rows
     assert user_rows(target) is None  # it has gone
+
+
+@dataclass
+class Picky:
+    """A server that refuses fields, and names them as `refusal` does."""
+
+    refused: tuple[str, ...]
+    refusal: Callable[[str], str]
+    bodies: list[dict[str, object]] = field(default_factory=list)
+
+    def answer(self, request: Request) -> Response:
+        self.bodies.append(json.loads(request.get_data()))
+        wrong = next((name for name in self.refused if name in self.bodies[-1]), None)
+        return Response(
+            "data: [DONE]" if wrong is None else self.refusal(wrong), 200 if wrong is None else 400
+        )
+
+
+def named(name: str) -> str:
+    return json.dumps({"detail": [{"type": "extra_forbidden", "loc": ["body", name]}]})
+
+
+def of_openai(name: str) -> str:
+    remedy = " Use 'max_completion_tokens' instead." if name == "max_tokens" else ""
+    return json.dumps({"error": {"message": f"Unsupported parameter: '{name}'.{remedy}"}})
+
+
+def unnamed(name: str) -> str:
+    return '{"error": {"message": "Bad request"}}'
+
+
+@pytest.mark.parametrize(
+    ("refused", "refusal", "agreement", "num_asked"),
+    [
+        ((), named, "", 1),
+        (("ignore_eos",), named, "without ignore_eos", 2),
+        (("stream_options",), named, "without stream_options", 2),
+        (("ignore_eos", "stream_options"), named, "without ignore_eos, without stream_options", 3),
+        (("ignore_eos",), unnamed, "without ignore_eos, without stream_options", 2),
+        (("max_tokens",), of_openai, "with max_completion_tokens for max_tokens", 2),
+        (
+            ("max_tokens", "ignore_eos", "stream_options"),
+            of_openai,
+            "without ignore_eos, without stream_options, with max_completion_tokens for max_tokens",
+            4,
+        ),
+        (("model",), named, "", 2),  # a refusal of something else is left to the rows
+        (("max_tokens",), unnamed, "", 2),
+    ],
+)
+def test_what_a_server_refuses_is_left_out_and_said(
+    refused: tuple[str, ...], refusal: Callable[[str], str], agreement: str, num_asked: int
+) -> None:
+    picky, told = Picky(refused, refusal), list[str]()
+    with serving(picky.answer) as target:
+        found = agreed(target, "m", told.append)
+    assert (found.agreement, len(picky.bodies)) == (agreement, num_asked)
+    assert [line.rpartition(": ")[2] for line in told] == ([agreement] if agreement else [])
+    if agreement:
+        assert str(found) == f"{target}, {agreement}"
+        assert not set(refused) & set(picky.bodies[-1])
+    else:
+        assert found == target
+
+
+def test_who_does_not_answer_is_asked_as_usual() -> None:
+    with answering(200, "") as target:
+        pass
+    assert agreed(target, "m", print) == target
+
+
+def test_a_query_goes_with_every_route() -> None:
+    target = Target("openai", "https://x.azure.com/openai/deployments/d?api-version=2024-06-01")
+    head = target.request("m", Prompt("p", "text", 1), 1).split(b"\r\n")[0]
+    query = "api-version=2024-06-01"
+    assert head == f"POST /openai/deployments/d/chat/completions?{query} HTTP/1.1".encode()
+    assert target.route("/models") == f"https://x.azure.com/openai/deployments/d/models?{query}"
+    assert target.beside("/ready") == f"https://x.azure.com/openai/deployments/d/ready?{query}"
+    assert target.address.port == 443
+
+
+def test_no_redirect_takes_a_key_elsewhere() -> None:
+    followed: list[str] = []
+
+    def elsewhere(request: Request) -> Response:
+        followed.append(request.path)
+        return Response("{}")
+
+    with serving(elsewhere) as other:
+        moved = Response("", 307, {"Location": other.base})
+        with serving(lambda request: moved) as target:
+            target = replace(target, own_headers=(("api-key", SecretStr("also-secret")),))
+            with pytest.raises(TargetUnusable, match=f"redirects to {other.base}"):
+                unserved(target, ["m"])
+            with pytest.raises(TargetUnusable):
+                ServerTokenizer(target, "m")
+            assert agreed(target, "m", print) == target
+            assert user_rows(target) is None
+    assert followed == []
+
+
+def test_a_server_that_repeats_a_secret_does_not_have_it_said() -> None:
+    with answering(401, '{"error": {"message": "also-secret is wrong"}}') as target:
+        target = replace(target, own_headers=(("api-key", SecretStr("also-secret")),))
+        with pytest.raises(TargetUnusable, match=r"\*\*\* is wrong"):
+            unserved(target, ["m"])
+    assert "also-secret" not in repr(target)
