@@ -33,6 +33,7 @@ NOT_SLOW = "not slow"
 TESTS = Path(__file__).parent
 WITH_PROCESSES = [
     "benchmarking/commands/test_commands.py",
+    "benchmarking/commands/test_other_servers.py",
     "benchmarking/load/test_answers.py",
     "benchmarking/load/test_load.py",
     "benchmarking/rows/test_run.py",

@@ -74,7 +74,7 @@ class ScriptedServer:
         try:
             while head := await reader.readuntil(b"\r\n\r\n"):
                 self.heads.append(head)
-                path = head.split(b" ", 2)[1].decode()
+                path = head.split(b" ", 2)[1].decode().partition("?")[0]
                 body = await reader.readexactly(_content_length(head))
                 if not await self._answer(path, json.loads(body or b"{}"), writer):
                     break

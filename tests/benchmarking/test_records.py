@@ -1,7 +1,9 @@
 """The raw files give back exactly what was measured."""
 
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pydantic import ValidationError
@@ -55,3 +57,22 @@ def test_a_file_that_is_no_run_is_refused(tmp_path: Path) -> None:
     (tmp_path / RUN_FILE).write_text('{"name": 3}')
     with pytest.raises(ValidationError, match="started_at"):
         read_run(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("fields", "code"),
+    [
+        ({}, None),
+        ({"finish_reason": None}, None),
+        ({"chunk_s": ()}, "empty"),
+        ({"chunk_s": (), "finish_reason": "tool_calls"}, "empty"),
+        ({"finish_reason": "error"}, "server"),
+        ({"finish_reason": "abort"}, "server"),
+        ({"error": RequestError("timeout", "late")}, "timeout"),
+        ({"error": RequestError("timeout", "late"), "chunk_s": ()}, "timeout"),
+    ],
+)
+def test_what_a_completed_request_is(fields: dict[str, Any], code: str | None) -> None:
+    done = example_run().records[1]
+    failure = replace(done, **fields).failure
+    assert (failure.code if failure else None) == code

@@ -9,8 +9,16 @@ from hypothesis import strategies as st
 
 from benchmarking.analysis.goodput import Slo, goodput, goodput_by_model
 from benchmarking.analysis.in_flight import InFlight, admitted_s, max_decoding
-from benchmarking.analysis.latency import E2E, ITL, TTFT, input_tokens, itl_s, output_tokens
-from benchmarking.records import RequestRecord
+from benchmarking.analysis.latency import (
+    E2E,
+    ITL,
+    TTFT,
+    hidden_tokens,
+    input_tokens,
+    itl_s,
+    output_tokens,
+)
+from benchmarking.records import RequestRecord, ServerUsage
 from tests.benchmarking.made_runs import made_record
 
 INTERVALS = st.lists(
@@ -43,6 +51,32 @@ def test_tokens_are_the_servers_else_the_clients_else_events() -> None:
     record = replace(record, usage=None, prompt_tokens=90, completion_tokens=6)
     assert (input_tokens(record), output_tokens(record)) == (90, 6)
     assert output_tokens(replace(record, completion_tokens=None)) == 4
+
+
+@pytest.mark.parametrize(
+    ("said", "thought", "counted", "came"),
+    [
+        (30, None, 29, 30),  # two ways to count the same
+        (100, 70, 29, 30),  # a hidden thought that is told
+        (100, None, 29, 29),  # one that is not
+        (100, 70, 98, 100),  # a thought that was sent
+        (30, 70, 29, 30),  # one that is not in the server's count
+        (100, 100, 3, 3),
+        (1, None, 29, 29),  # a count of the last event alone
+        (0, None, 29, 29),
+        (100, 70, None, 30),  # nobody counts but the server
+    ],
+)
+def test_only_what_came_is_counted(
+    said: int, thought: int | None, counted: int | None, came: int
+) -> None:
+    """29 gaps of 20 ms; divided by all that is counted they would be shorter."""
+    chunk_s = tuple(0.1 + 0.02 * number for number in range(30))
+    usage = ServerUsage(completion_tokens=said, reasoning_tokens=thought)
+    record = replace(made_record(), chunk_s=chunk_s, usage=usage, completion_tokens=counted)
+    assert output_tokens(record) == came
+    assert hidden_tokens(record) == max(0, said - came)
+    assert itl_s(record) == pytest.approx(29 * 0.02 / (came - 1))
 
 
 def test_a_failure_has_no_latency_and_counts_against_goodput() -> None:

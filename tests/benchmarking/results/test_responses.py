@@ -93,6 +93,19 @@ def test_an_answer_without_text_has_no_rates() -> None:
     assert (times.output_tokens_per_s, times.mean_inter_token_s) == (None, None)
 
 
+def test_a_first_event_of_many_tokens_began_after_the_request() -> None:
+    """By the documented formula alone it would be 0.5 - 4 * 0.25 s, half a second before it."""
+    times = client_times(replace(RECORD, chunk_tokens=(5, 1, 1)))
+    assert times.ttft_s == pytest.approx(0.5 / 5)
+
+
+def test_tokens_that_were_hidden_are_in_no_rate() -> None:
+    usage = replace(USAGE, completion_tokens=100, reasoning_tokens=95)
+    (response,) = responses([replace(RECORD, usage=usage)], STARTED_AT)
+    (as_usual,) = responses([RECORD], STARTED_AT)
+    assert response == as_usual | {"server_number_output_tokens": 100}
+
+
 def test_without_a_servers_count_the_clients_counts() -> None:
     (response,) = responses([replace(RECORD, usage=None)], STARTED_AT)
     assert response["number_output_tokens"] == 4
