@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal
 
 from pydantic import TypeAdapter
 
@@ -55,32 +55,6 @@ class Load:
     think_s: float = 0.0
 
 
-class Ended(Protocol):
-    """A request with its end: a `RequestRecord`, or what the load process knows of it."""
-
-    @property
-    def chunk_s(self) -> Sequence[float]: ...
-    @property
-    def finish_reason(self) -> str | None: ...
-    @property
-    def error(self) -> "RequestError | None": ...
-
-
-def failure_of(request: Ended) -> "RequestError | None":
-    """Why a request does not count as completed; None where it does.
-
-    This alone decides, for every figure: a completed request ended as asked, with text, and with
-    no finish reason that says otherwise. Tool calls alone are no text.
-    """
-    if request.error is not None:
-        return request.error
-    if request.finish_reason in BROKEN_OFF:
-        return RequestError("server", f"finish reason {request.finish_reason}")
-    if not request.chunk_s:
-        return RequestError("empty", f"no text came; finish reason {request.finish_reason}")
-    return None
-
-
 @dataclass(frozen=True, slots=True)
 class ServerUsage:
     """The server's own account of one request; None where it says nothing. Rates are tokens/s."""
@@ -109,6 +83,21 @@ class RequestError:
 
     code: str
     message: str
+
+
+def failure_of(
+    error: RequestError | None, finish_reason: str | None, chunk_s: Sequence[float]
+) -> RequestError | None:
+    """Why a request does not count as completed; None where it does.
+
+    This alone decides, for every figure: a completed request ended as asked, with text, and with
+    no finish reason that says otherwise. Tool calls alone are no text.
+    """
+    if error is None and finish_reason in BROKEN_OFF:
+        return RequestError("server", f"finish reason {finish_reason}")
+    if error is None and not chunk_s:
+        return RequestError("empty", f"no text came; finish reason {finish_reason}")
+    return error
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +129,7 @@ class RequestRecord:
 
     @property
     def failure(self) -> RequestError | None:
-        return failure_of(self)
+        return failure_of(self.error, self.finish_reason, self.chunk_s)
 
     @property
     def is_measured(self) -> bool:

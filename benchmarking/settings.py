@@ -52,8 +52,12 @@ def load_settings() -> Settings:
 def checked_base(base: str) -> str:
     """Returns the address of a server, without a slash at its end. Raises ValueError, whose message
     holds no part of it."""
-    parts = urlsplit(base)
-    if parts.scheme not in ("http", "https") or not parts.hostname or parts.port == 0:
+    try:
+        parts = urlsplit(base)
+        is_one = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:  # it repeats what it cannot read
+        is_one = False
+    if not is_one:
         raise ValueError("write it as http://host:port/v1")
     if "@" in parts.netloc or CREDENTIALS & {name.lower() for name in parse_qs(parts.query)}:
         raise ValueError(

@@ -61,6 +61,10 @@ class Exchange:
     error: RequestError | None
     num_waits: int = 0
 
+    @property
+    def failure(self) -> RequestError | None:
+        return failure_of(self.error, self.finish_reason, self.chunk_s)
+
 
 @dataclass(slots=True)
 class Progress:
@@ -81,7 +85,7 @@ class Progress:
         """Count a request that has ended."""
         self.num_in_flight -= 1
         self.num_done += 1
-        if failure_of(exchange) is not None:
+        if exchange.failure is not None:
             self.num_failed += 1
         else:
             times_s = exchange.chunk_s

@@ -25,7 +25,7 @@ from benchmarking.load.schedule import due_times_s, lengths
 from benchmarking.load.targets import Prompt, Target
 from benchmarking.load.tokenizers import SERVER, Tokenizer, tokenizer_for
 from benchmarking.load.usage import server_usage
-from benchmarking.records import Load, RequestError, RequestRecord, RowRecord, failure_of
+from benchmarking.records import Load, RequestError, RequestRecord, RowRecord
 from benchmarking.results.result_files import file_stem
 from benchmarking.rows.model_configs import MIN_INPUT_TOKENS
 
@@ -246,7 +246,7 @@ def _row(
 def _texts(
     prompts: Sequence[Prompt], num_warmup: int, result: LoadResult
 ) -> tuple[tuple[str, str], ...]:
-    answered = [e for e in result.exchanges if e.index >= num_warmup and failure_of(e) is None]
+    answered = [e for e in result.exchanges if e.index >= num_warmup and e.failure is None]
     return tuple((prompts[e.index].text, "".join(e.chunk_texts)) for e in answered)
 
 

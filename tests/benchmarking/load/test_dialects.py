@@ -18,7 +18,6 @@ from benchmarking.load.client import retry_after_s
 from benchmarking.load.generator import Exchange, LoadJob, apply_load
 from benchmarking.load.targets import Prompt, Target
 from benchmarking.load.usage import server_usage
-from benchmarking.records import failure_of
 
 Respond = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
@@ -144,7 +143,7 @@ def test_every_dialect_is_read_and_every_failure_named() -> None:
     with server(answers([head % len(body) + body for body, _, _ in DIALECTS.values()])) as base:
         exchanges = exchanged(base, len(DIALECTS))
     for (name, (_, code, message)), exchange in zip(DIALECTS.items(), exchanges, strict=True):
-        failure = failure_of(exchange)
+        failure = exchange.failure
         assert (failure.code if failure else None) == code, (name, failure)
         assert message in (failure.message if failure else ""), (name, failure)
         if code is None:
@@ -252,7 +251,7 @@ def test_who_is_told_to_wait_waits_and_is_sent_again() -> None:
     limited = Limited(3, b"Retry-After: 0\r\n")
     with server(limited.respond) as base:
         exchanges = exchanged(base, 12, concurrency=6)
-    assert [failure_of(exchange) for exchange in exchanges] == [None] * 12
+    assert [exchange.failure for exchange in exchanges] == [None] * 12
     assert sum(exchange.num_waits for exchange in exchanges) == limited.num_refused > 0
     for exchange in exchanges:
         assert exchange.scheduled_s <= exchange.sent_s <= exchange.chunk_s[0] <= exchange.end_s
