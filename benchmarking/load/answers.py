@@ -6,7 +6,7 @@ text with those times. It belongs to one request in the load process. Knows noth
 
 import codecs
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any, Protocol
 
 from benchmarking.load.events import EventStream, EventTooLong
@@ -127,21 +127,18 @@ class TextAnswer:
         """Bare text ends where it ends."""
 
 
-def error_text(body: bytes) -> str:
-    """The message of an error answer: OpenAI's and Hearth's form, else the body itself."""
+def error_text(body: bytes, location: str = "") -> str:
+    """The message of an error answer: OpenAI's and Hearth's form, else the body itself.
+
+    `location`: of a redirect. Nobody follows one, as a key would go along.
+    """
+    if location:
+        return _shown(f"redirects to {location}; give the address of the server itself")
     try:
         parsed = json.loads(body)
         return _message(parsed.get("error") or parsed)
     except (ValueError, AttributeError, RecursionError):
         return _shown(body.decode(errors="replace").strip()) or "no message"
-
-
-def redirect_text(headers: Mapping[str, str]) -> str:
-    """What to say of an answer that sends us elsewhere: nobody follows, as a key may be with us."""
-    location = headers.get("location", "")
-    return _shown(f"redirects to {location}; give the address of the server itself") * bool(
-        location
-    )
 
 
 def _error_in(name: str, event: dict[str, Any]) -> Any:

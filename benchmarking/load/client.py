@@ -16,7 +16,7 @@ from typing import cast
 
 import httptools
 
-from benchmarking.load.answers import Answer, AnswerFault, error_text, redirect_text
+from benchmarking.load.answers import Answer, AnswerFault, error_text
 from benchmarking.records import INTERRUPTED, RequestError
 
 CONNECT_TIMEOUT_S = 10.0
@@ -122,7 +122,7 @@ class StreamClient(asyncio.Protocol):
             self.status = None  # the answer itself is still to come
             return
         if self.status != 200:
-            said = redirect_text(self.headers) or error_text(self._error_body)
+            said = error_text(self._error_body, self.headers.get("location", ""))
             self._end(RequestError(str(self.status), said))
             return
         try:

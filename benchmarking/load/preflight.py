@@ -6,7 +6,7 @@ from dataclasses import replace
 import requests
 
 from benchmarking.errors import TargetUnusable
-from benchmarking.load.answers import error_text, redirect_text
+from benchmarking.load.answers import error_text
 from benchmarking.load.targets import Body, Prompt, Target
 
 TIMEOUT_S = 10.0
@@ -50,7 +50,7 @@ def unserved(target: Target, models: Iterable[str]) -> dict[str, str]:
         ) from error
     if answer.status_code not in (200, *NO_SUCH_ROUTE):
         remedy = REMEDIES.get(answer.status_code, "wait until the server is ready")
-        said = redirect_text(answer.headers) or error_text(answer.content)
+        said = error_text(answer.content, answer.headers.get("location", ""))
         said = target.without_secrets(said)
         raise TargetUnusable(f"{url} answered {answer.status_code} ({said}); {remedy}")
     served = _listed(answer)
@@ -126,10 +126,8 @@ def _refusal(target: Target, model: str, body: Body) -> str | None:
 
 
 def _get(target: Target, url: str) -> requests.Response:
-    with _session() as session:
-        return session.get(
-            url, headers=target.headers, timeout=TIMEOUT_S, allow_redirects=False
-        )  # a key of the user's would go with us
+    with _session() as session:  # a redirect would take a key elsewhere
+        return session.get(url, headers=target.headers, timeout=TIMEOUT_S, allow_redirects=False)
 
 
 def _session() -> requests.Session:

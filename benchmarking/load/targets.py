@@ -104,10 +104,12 @@ class Target:
         return key | own
 
     def without_secrets(self, said: str) -> str:
-        """What a server said, in which it may repeat what it was sent."""
+        """What a server said, in which it may repeat what it was sent; its end may be cut off."""
         secrets = [value for _, value in self.own_headers] + ([self.key] if self.key else [])
         for value in (secret.get_secret_value() for secret in secrets):
-            said = said.replace(value, "***") if len(value) >= MIN_SECRET_CHARS else said
+            for length in range(len(value), MIN_SECRET_CHARS - 1, -1):
+                if length == len(value) or said.endswith(value[:length]):
+                    said = said.replace(value[:length], "***")
         return said
 
     def body(self, model: str, prompt: Prompt, max_tokens: int) -> Body:

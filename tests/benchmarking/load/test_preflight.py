@@ -184,3 +184,11 @@ def test_a_server_that_repeats_a_secret_does_not_have_it_said() -> None:
         with pytest.raises(TargetUnusable, match=r"\*\*\* is wrong"):
             unserved(target, ["m"])
     assert "also-secret" not in repr(target)
+
+
+@pytest.mark.parametrize("kept", range(10, 60))
+def test_no_part_of_a_secret_is_left_where_a_message_was_cut(kept: int) -> None:
+    secret = "a-secret.of-some-length"
+    target = Target("openai", "http://x", own_headers=(("api-key", SecretStr(secret)),))
+    message = f"wrong key: {secret} and again {secret}!"
+    assert secret[:6] not in target.without_secrets(message[:kept])
