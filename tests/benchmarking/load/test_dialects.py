@@ -239,12 +239,14 @@ class Limited:
             writer.write(b"HTTP/1.1 429 -\r\n%bContent-Length: 4\r\n\r\nslow" % self.retry_after)
             return
         self.num_served += 1
-        while self.num_refused == 0:
-            await asyncio.sleep(0.01)
-        writer.write(OK + b"\r\n" + TEXT + END)
-        writer.write_eof()
-        await reader.read()  # until the client has ended it, too
-        self.num_served -= 1
+        try:
+            while self.num_refused == 0:
+                await asyncio.sleep(0.01)
+            writer.write(OK + b"\r\n" + TEXT + END)
+            writer.write_eof()
+            await reader.read()  # until the client has ended it, too
+        finally:
+            self.num_served -= 1
 
 
 def test_who_is_told_to_wait_waits_and_is_sent_again() -> None:
