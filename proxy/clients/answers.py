@@ -39,7 +39,8 @@ def refusal(
 
 
 def chunk(data: bytes) -> bytes:
-    return b"%x\r\n%b\r\n" % (len(data), data)
+    """Nothing for no data: a chunk of size 0 would be the end."""
+    return b"%x\r\n%b\r\n" % (len(data), data) if data else b""
 
 
 @lru_cache(maxsize=2)

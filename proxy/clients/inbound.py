@@ -111,8 +111,6 @@ class RequestBody:
         self, max_bytes: int, remedy: str = "send less, or have MAX_CONTENT_LENGTH raised"
     ) -> None:
         """Wait for the first INSPECTED_BYTES, or for all of it. Raises BodyTooLarge."""
-        if self.is_ended and not self._pieces:
-            return
         too_large = BodyTooLarge(f"The request body exceeds {max_bytes} bytes; {remedy}.")
         if (self.length or 0) > max_bytes:
             raise too_large

@@ -28,7 +28,7 @@ class ConnectionPool:
         fresh_s = asyncio.get_running_loop().time() - MAX_IDLE_S
         while self._idle:
             connection = self._idle.pop()
-            if not connection.is_closed and connection.idle_since_s > fresh_s:
+            if connection.is_silent and connection.idle_since_s > fresh_s:
                 return connection
             connection.abort()
         return None

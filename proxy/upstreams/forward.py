@@ -13,6 +13,7 @@ from typing import Any
 
 from httptools import HttpParserError
 
+from proxy.clients.answers import END_OF_CHUNKS, chunk
 from proxy.clients.inbound import InboundRequest
 from proxy.errors import (
     AllRowsBusy,
@@ -217,8 +218,9 @@ class Forwarder:
     ) -> Reply:
         upload: asyncio.Task[None] | None = None
         try:
-            connection.begin(request.head.method, _request_bytes(upstream, request, fields))
-            if not request.body.is_complete:
+            data, is_whole = _request_bytes(upstream, request, fields), request.body.is_complete
+            connection.begin(request.head.method, data, is_whole=is_whole)
+            if not is_whole:
                 upload = asyncio.create_task(self._upload(connection, request))
                 await self._uploaded_or_answered(upload, connection)
             now_s = asyncio.get_running_loop().time()
@@ -251,9 +253,10 @@ class Forwarder:
     async def _upload(self, connection: UpstreamConnection, request: InboundRequest) -> None:
         is_chunked = request.body.length is None
         async for piece in request.body.rest(self._max_body_bytes):
-            await connection.send(b"%x\r\n%b\r\n" % (len(piece), piece) if is_chunked else piece)
+            await connection.send(chunk(piece) if is_chunked else piece)
         if is_chunked:
-            await connection.send(b"0\r\n\r\n")
+            await connection.send(END_OF_CHUNKS)
+        connection.end_request()
 
     async def _uploaded_or_answered(
         self, upload: asyncio.Task[None], connection: UpstreamConnection
@@ -288,7 +291,7 @@ def _request_bytes(upstream: Upstream, request: InboundRequest, fields: Headers)
             lines.append(f"Content-Length: {len(prefix)}")
     elif body.length is None:
         lines.append("Transfer-Encoding: chunked")
-        prefix = b"%x\r\n%b\r\n" % (len(prefix), prefix)
+        prefix = chunk(prefix)
     else:
         lines.append(f"Content-Length: {body.length}")
     return "\r\n".join([*lines, "\r\n"]).encode("latin-1") + prefix

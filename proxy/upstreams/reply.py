@@ -12,6 +12,7 @@ import httptools
 from httptools import HttpParserError, HttpParserUpgrade
 
 from proxy.errors import Headers, StreamBroken, UpstreamBroken
+from proxy.sockets import has_unread
 
 MAX_HEAD_BYTES = 64 * 1024
 MAX_UNSENT_BYTES = 64 * 1024
@@ -53,6 +54,7 @@ class UpstreamConnection(asyncio.Protocol):
         "_error",
         "_fields",
         "_head_waiter",
+        "_is_asked",
         "_loop",
         "_method",
         "_num_head_bytes",
@@ -133,8 +135,9 @@ class UpstreamConnection(asyncio.Protocol):
 
     # Who talks to the upstream calls these.
 
-    def begin(self, method: str, data: bytes) -> None:
+    def begin(self, method: str, data: bytes, *, is_whole: bool = True) -> None:
         """Send the head of a request, and what there is of its body."""
+        self._is_asked = is_whole
         self._parser = httptools.HttpResponseParser(self)
         self._method = method
         self.head = None
@@ -158,6 +161,10 @@ class UpstreamConnection(asyncio.Protocol):
             self._transport.write(data)
         if self._drained is not None:
             await self._drained
+
+    def end_request(self) -> None:
+        """All of the request's body is sent."""
+        self._is_asked = True
 
     # The next two are no coroutines, as small answers notice each of them.
 
@@ -186,8 +193,10 @@ class UpstreamConnection(asyncio.Protocol):
         return self.is_whole and self._can_go_on and not self._transport.is_closing()
 
     @property
-    def is_closed(self) -> bool:
-        return self._transport.is_closing()
+    def is_silent(self) -> bool:
+        """Whether it is open, and nothing lies in its socket that nobody asked for."""
+        sock = self._transport.get_extra_info("socket")
+        return not self._transport.is_closing() and not has_unread(sock)
 
     def rest(self) -> None:
         """Makes ready for the next conversation."""
@@ -222,9 +231,9 @@ class UpstreamConnection(asyncio.Protocol):
     def on_headers_complete(self) -> None:
         assert self._parser is not None
         status = self._parser.get_status_code()
-        if status < 200 and status != 100:
+        if status == 101:
             raise UpstreamBroken(f"unasked-for status {status}")
-        if status == 100:
+        if status < 200:
             return
         if sum(len(name) + len(value) for name, value in self._fields) > MAX_HEAD_BYTES:
             raise UpstreamBroken(f"a head of more than {MAX_HEAD_BYTES} bytes")
@@ -240,16 +249,20 @@ class UpstreamConnection(asyncio.Protocol):
         self.is_bodyless = self._method == "HEAD" or status in BODYLESS
         says_close = "close" in fields.get("connection", "").lower()
         self._can_go_on = self._parser.should_keep_alive() or (self.is_bodyless and not says_close)
+        if not self._is_asked or self._transport.get_write_buffer_size():
+            self._can_go_on = False  # the rest of this request might be read as the next one
         self.head = head
         if self.is_bodyless:
             self.is_whole = True
 
     def on_body(self, piece: bytes) -> None:
-        if not self.is_bodyless:
+        if self.is_bodyless:
+            self._can_go_on = False  # there may be more of what must not be there
+        else:
             self._pieces.append(piece)
 
     def on_message_complete(self) -> None:
-        if self.head is None:  # 100 Continue
+        if self.head is None:  # an interim answer, as 100 Continue is
             self._fields, self._phrase = [], b""
         else:
             self.is_whole = True

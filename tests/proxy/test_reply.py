@@ -19,8 +19,12 @@ class Wire:
         self.is_closed = False
         self.is_reading = True
         self.sent = b""
+        self.num_unsent_bytes = 0
 
     def set_write_buffer_limits(self, high: int) -> None: ...
+
+    def get_write_buffer_size(self) -> int:
+        return self.num_unsent_bytes
 
     def write(self, data: bytes) -> None:
         self.sent += data
@@ -115,9 +119,34 @@ def test_answer_that_nobody_asked_for_ends_the_connection_and_changes_nothing(
     talk(script, method)
 
 
-def test_interim_answers_are_passed_over() -> None:
+@pytest.mark.parametrize("is_sent", [True, False])
+def test_answer_before_all_of_its_request_is_sent_is_the_last(is_sent: bool) -> None:
+    """The rest is still on its way, and might be taken for the next request."""
+
     async def script(connection: UpstreamConnection, wire: Wire, body: Body) -> None:
-        connection.data_received(b"HTTP/1.1 100 Continue\r\nX-Interim: 1\r\n\r\n" * 3 + ANSWER)
+        wire.num_unsent_bytes = 0 if is_sent else 1
+        connection.data_received(ANSWER)
+        await take_all(connection, body)
+        assert connection.can_be_reused is is_sent
+
+    talk(script)
+
+
+def test_body_of_an_answer_that_may_have_none_is_the_last_that_is_read() -> None:
+    async def script(connection: UpstreamConnection, wire: Wire, body: Body) -> None:
+        connection.data_received(ANSWER[:-1])  # its end would come later
+        await take_all(connection, body)
+        assert body.data == b""
+        assert not connection.can_be_reused
+
+    talk(script, "HEAD")
+
+
+@pytest.mark.parametrize("status", [b"100 Continue", b"102 Processing", b"103 Early Hints"])
+def test_interim_answers_are_passed_over(status: bytes) -> None:
+    async def script(connection: UpstreamConnection, wire: Wire, body: Body) -> None:
+        interim = b"HTTP/1.1 " + status + b"\r\nX-Interim: 1\r\n\r\n"
+        connection.data_received(interim * 3 + ANSWER)
         head = await connection.answered()
         await connection.relay(body)
         assert (head.status, head.fields, body.data) == (200, [("Content-Length", "2")], b"ok")
