@@ -11,10 +11,12 @@ from typing import Any
 
 import httptools
 from gunicorn.http.body import ChunkedReader
-from gunicorn.http.errors import LimitRequestHeaders
+from gunicorn.http.errors import LimitRequestHeaders, ParseException
 from gunicorn.http.message import Request
 from gunicorn.http.parser import RequestParser
 from gunicorn.http.unreader import Unreader
+
+from common.hosts import host_fault
 
 MAX_HEAD_BYTES = 64 * 1024  # gunicorn's own limits, on lines and their number, come to 800 KiB
 MAX_FRAMING = 2  # chunked, a body may have this many times the bytes it may have otherwise
@@ -50,7 +52,11 @@ class Inbound(RequestParser):
         if self.request is None:
             if not self._has_whole_head(data):
                 return False
-            self.request = super().__next__()
+            request = super().__next__()
+            host = next((value for name, value in request.headers if name == "HOST"), None)
+            if fault := host_fault(host, is_http_1_0=request.version == (1, 0)):
+                raise ParseException(fault)
+            self.request = request
             self.num_body_bytes = 0
             is_chunked = isinstance(self.request.body.reader, ChunkedReader)
             self._chunks = _Chunks() if is_chunked else None

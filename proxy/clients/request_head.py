@@ -12,6 +12,7 @@ from typing import overload
 import httptools
 from httptools import HttpParserError, HttpParserUpgrade
 
+from common.hosts import host_fault
 from proxy.errors import BadRequest, ExpectationFailed, HeadTooLarge, ProxyError
 
 MAX_HEAD_BYTES = 64 * 1024
@@ -244,6 +245,10 @@ class RequestReader:
         )
         if head.is_chunked and head.is_http_1_0:
             raise BadRequest("HTTP/1.0 knows no Transfer-Encoding; send a Content-Length.")
+        if head.get("transfer-encoding", "chunked").lower() != "chunked":
+            raise BadRequest("Only the Transfer-Encoding 'chunked' is known here.")
+        if fault := host_fault(head.get("host"), is_http_1_0=head.is_http_1_0):
+            raise BadRequest(f"The request is refused: {fault}; send one.")
         if head.get("expect", "100-continue").lower() != "100-continue":
             raise ExpectationFailed(head.get("expect", "")[:64])
         self._is_chunked = head.is_chunked

@@ -111,11 +111,12 @@ def test_half_a_head_is_answered_408(hasty_api: ServedApi) -> None:
         (b"\x16\x03\x01\x02\x00\x01\r\n\r\n", 400),  # TLS
         (b"GET / HTTP/9.9\r\n\r\n", 400),
         (b"GET / HTTP/1.1\r\nHost: a\r\n folded\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\nConnection: close\r\n\r\n", 400),  # no Host
         (b"POST / HTTP/1.1\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n", 400),
-        (b"GET /%s HTTP/1.1\r\n\r\n" % (b"a" * 5000), 414),
-        (b"GET / HTTP/1.1\r\nExpect: a-cake\r\n\r\n", 417),
-        (b"GET / HTTP/1.1\r\n" + b"A: b\r\n" * 200 + b"\r\n", 431),
-        (b"GET / HTTP/1.1\r\nTransfer-Encoding: cake\r\n\r\n", 501),
+        (b"GET /%s HTTP/1.1\r\nHost: a\r\n\r\n" % (b"a" * 5000), 414),
+        (b"GET / HTTP/1.1\r\nHost: a\r\nExpect: a-cake\r\n\r\n", 417),
+        (b"GET / HTTP/1.1\r\nHost: a\r\n" + b"A: b\r\n" * 200 + b"\r\n", 431),
+        (b"GET / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: cake\r\n\r\n", 501),
     ],
 )
 def test_malformed_head_is_refused_at_once(

@@ -150,7 +150,7 @@ def test_client_that_does_not_finish_its_head_is_cut_off(
         proxy.connect() as trickling,
     ):
         for sock in (silent, trickling):
-            sock.sendall(b"GET / HTTP/1.1\r\nX-Slow: ")
+            sock.sendall(b"GET / HTTP/1.1\r\nHost: a\r\nX-Slow: ")
         trickling.settimeout(0.05)
         until(lambda: trickle(trickling), "the end of it")
         assert silent.recv(1000).startswith(b"HTTP/1.1 408 ")

@@ -27,6 +27,7 @@ CASES = {
     "two TE": b"Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
     "TE identity": b"Transfer-Encoding: identity\r\n\r\n0\r\n\r\n",
     "TE chunked then identity": b"Transfer-Encoding: chunked, identity\r\n\r\n0\r\n\r\n",
+    "TE gzip, then chunked": b"Transfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
     "TE unknown": b"Transfer-Encoding: xchunked\r\n\r\n0\r\n\r\n",
     "TE quoted": b'Transfer-Encoding: "chunked"\r\n\r\n0\r\n\r\n',
     "TE with vertical tab": b"Transfer-Encoding: \x0bchunked\r\n\r\n0\r\n\r\n",

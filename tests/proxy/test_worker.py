@@ -165,7 +165,7 @@ def test_tls_clients_are_held_to_the_same(upstream: ScriptedUpstream, tmp_path: 
     tls = ("--certfile", str(certificate), "--keyfile", str(key))
     with running_proxy(tmp_path, upstream.url, *tls, HEAD_TIMEOUT="2", CLIENT_TIMEOUT="1") as proxy:
         with proxy.connect() as silent, proxy.connect() as garbage, proxy.connect() as half:
-            garbage.sendall(b"GET / HTTP/1.1\r\n\r\n")
+            garbage.sendall(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
             half.sendall(b"\x16\x03\x01\x02\x00\x01")
             for sock in (silent, garbage, half):
                 with suppress(ConnectionError):

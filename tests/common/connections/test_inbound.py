@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 from common.connections.inbound import MAX_HEAD_BYTES, Inbound
 
 LIMIT_BYTES = 1024
-SIZED = b"POST /sized HTTP/1.1\r\nContent-Length: 5\r\n\r\nhello"
+SIZED = b"POST /sized HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\n\r\nhello"
 CHUNKED = (
-    b"POST /chunked HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n"
+    b"POST /chunked HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
     b"3\r\nabc\r\n2;name=value\r\nde\r\n0\r\nTrailer-Field: 1\r\n\r\n"
 )
-EMPTY = b"\r\nGET /empty HTTP/1.1\r\n\r\n"
+EMPTY = b"\r\nGET /empty HTTP/1.1\r\nHost: a\r\n\r\n"
 EXPECTED = {SIZED: ("/sized", b"hello"), CHUNKED: ("/chunked", b"abcde"), EMPTY: ("/empty", b"")}
 
 
@@ -30,7 +30,7 @@ def new_inbound() -> Inbound:
 
 
 def chunked(body: bytes) -> bytes:
-    return b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n" + body
+    return b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n" + body
 
 
 @given(st.data())
@@ -59,8 +59,8 @@ def test_request_is_due_with_its_last_byte_and_not_before() -> None:
 
 def test_body_over_the_limit_is_due_at_its_head_and_the_connection_ends() -> None:
     inbound = new_inbound()
-    head = f"POST / HTTP/1.1\r\nExpect: 100-continue\r\nContent-Length: {LIMIT_BYTES + 1}\r\n\r\n"
-    assert inbound.feed(head.encode())
+    fields = f"Expect: 100-continue\r\nContent-Length: {LIMIT_BYTES + 1}\r\n"
+    assert inbound.feed(f"POST / HTTP/1.1\r\nHost: a\r\n{fields}\r\n".encode())
     assert next(inbound).should_close()
 
 
@@ -85,7 +85,7 @@ def test_chunks_beyond_hope_are_due_at_once_and_the_connection_ends(body: bytes)
 
 def test_expectation_is_taken_once() -> None:
     inbound = new_inbound()
-    head = b"POST / HTTP/1.1\r\nExpect: 100-continue\r\nContent-Length: 2\r\n\r\n"
+    head = b"POST / HTTP/1.1\r\nHost: a\r\nExpect: 100-continue\r\nContent-Length: 2\r\n\r\n"
     assert not inbound.feed(head)
     assert [inbound.take_expectation() for _ in range(2)] == [True, False]
     assert inbound.feed(b"ab")
@@ -96,15 +96,35 @@ def test_expectation_is_taken_once() -> None:
     ("head", "error"),
     [
         (b"GET / HTTP/1.1\n", InvalidRequestLine),
-        (b"GET / HTTP/1.1\r\nA: b\n", InvalidHeader),
-        (b"GET / HTTP/1.1\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n", InvalidHeader),
+        (b"GET / HTTP/1.1\r\nHost: a\r\nA: b\n", InvalidHeader),
+        (
+            b"GET / HTTP/1.1\r\nHost: a\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n",
+            InvalidHeader,
+        ),
         (b"x" * (MAX_HEAD_BYTES + 1), LimitRequestHeaders),
         (b"\r\n\r\n", ParseException),
+        (b"GET / HTTP/1.1\r\n\r\n", ParseException),
+        (b"GET / HTTP/1.1\r\nHost: a b\r\n\r\n", ParseException),
     ],
-    ids=["bare LF", "bare LF in a field", "two lengths", "large", "no request line"],
+    ids=[
+        "bare LF",
+        "bare LF in a field",
+        "two lengths",
+        "large",
+        "no request line",
+        "without Host",
+        "no host",
+    ],
 )
 def test_malformed_head_is_refused_by_gunicorn_as_soon_as_it_is_seen(
     head: bytes, error: type[Exception]
 ) -> None:
     with pytest.raises(error):
         new_inbound().feed(head)
+
+
+@pytest.mark.parametrize(
+    "head", [b"GET / HTTP/1.0\r\n\r\n", b"GET / HTTP/1.1\r\nHost: [::1]:8\r\n\r\n"]
+)
+def test_old_client_needs_no_host_and_a_new_one_may_name_any(head: bytes) -> None:
+    assert new_inbound().feed(head)

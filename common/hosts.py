@@ -1,0 +1,13 @@
+"""The Host field, of which HTTP/1.1 asks for one that is valid (RFC 9112, section 3.2)."""
+
+import re
+
+# RFC 3986's host and port, by their characters alone. It may be empty.
+_HOST = re.compile(r"[A-Za-z0-9._~!$&'()*+,;=%:\[\]-]*")
+
+
+def host_fault(host: str | None, *, is_http_1_0: bool) -> str | None:
+    """Returns why a request is refused; None when its Host field, or the lack of one, is right."""
+    if host is None:
+        return None if is_http_1_0 else "HTTP/1.1 asks for the field 'Host', which did not come"
+    return None if _HOST.fullmatch(host) else "the field 'Host' names no host and port"
