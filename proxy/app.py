@@ -138,12 +138,13 @@ class ProxyApp:
         self._all_done.clear()
         exchange.start(self._answer(exchange))
 
-    def refuse(self, error: ProxyError) -> bytes:
+    def refuse(self, error: ProxyError, *, is_recorded: bool = True) -> bytes:
         """The answer to what is no request."""
         record = AuditRecord(new_request_id(), "-", "-")
         record.status, record.reason = error.status, error.reason[:256]
         record.outcome = Outcome.REFUSED
-        self._audit.write(record)
+        if is_recorded:
+            self._audit.write(record)
         headers, body = refusal(error, record.request_id)
         return answer_head(error.status, error.phrase, headers, closes=True) + body
 

@@ -3,7 +3,6 @@
 By keepalive probes while we wait, and by bytes that nobody acknowledges while we send.
 """
 
-import select
 import socket
 
 KEEPALIVE_IDLE_S = 30
@@ -19,10 +18,3 @@ def find_dead_peers(sock: socket.socket, timeout_s: float) -> None:
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, KEEPALIVE_INTERVAL_S)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, KEEPALIVE_PROBES)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(timeout_s * 1000))
-
-
-def has_unread(sock: socket.socket) -> bool:
-    """Whether bytes, or the peer's end, wait to be read."""
-    readable = select.poll()
-    readable.register(sock, select.POLLIN)
-    return bool(readable.poll(0))

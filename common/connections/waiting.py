@@ -82,6 +82,10 @@ class WaitingConnections:
         """Returns the connection to close first where they are too many; never `besides`."""
         return next((each for each in self.all() if each is not besides), None)
 
+    def newest(self) -> PolledConnection | None:
+        """Returns the connection that began to wait for a request last."""
+        return next(reversed(self._by_wait[Wait.REQUEST]), None)
+
     def oldest_of(self, address: str) -> PolledConnection:
         return next(iter(self._by_address[address]))
 

@@ -10,7 +10,6 @@ import errno
 import json
 import logging
 import resource
-import select
 import selectors
 import socket
 import sys
@@ -29,6 +28,7 @@ from common.connections.errors import InvalidHead, RequestTimeout, TooManyConnec
 from common.connections.inbound import MAX_HEAD_BYTES
 from common.connections.waiting import PolledConnection, Wait, WaitingConnections
 from common.errors import WireError
+from common.readiness import is_readable, is_writable
 
 logger = logging.getLogger(__name__)
 
@@ -73,6 +73,7 @@ class PollingWorker(ThreadWorker):
     limits: ClassVar[ConnectionLimits]
     _waiting: WaitingConnections
     _probe_pool: ThreadPoolExecutor
+    _crowded: set[str]  # addresses of which too many may wait
     _swept_at_s = 0.0
     _num_let_go = 0  # since then
 
@@ -84,6 +85,7 @@ class PollingWorker(ThreadWorker):
 
     def run(self) -> None:
         self._waiting = WaitingConnections()
+        self._crowded = set()
         self._probe_pool = ThreadPoolExecutor(PROBE_THREADS, "probe")
         super().run()
         self._probe_pool.shutdown(wait=False)
@@ -95,7 +97,7 @@ class PollingWorker(ThreadWorker):
                 sock, client = listener.accept()
             except OSError as error:
                 if error.errno in OUT_OF_DESCRIPTORS:
-                    self._let_go(self._waiting.oldest())
+                    self._make_room()
                 elif error.errno not in NO_CONNECTION:
                     raise
                 return
@@ -104,7 +106,7 @@ class PollingWorker(ThreadWorker):
             self.nr_conns += 1
             self._receive(connection)  # the request often comes with the connection
             if self.nr_conns >= self.worker_connections:
-                self._let_go(self._waiting.oldest(besides=connection))
+                self._make_room(besides=connection)
 
     def enqueue_req(self, conn: PolledConnection) -> None:  # type: ignore[override]
         """Probes have threads of their own, which nothing else can take."""
@@ -112,7 +114,7 @@ class PollingWorker(ThreadWorker):
         self._set_polled(conn, False)
         request = conn.parser.request
         is_probe = request is not None and request.path in PROBE_PATHS
-        pool = self._probe_pool if is_probe and _takes_an_answer(conn.sock) else self.tpool
+        pool = self._probe_pool if is_probe and is_writable(conn.sock) else self.tpool
         future = pool.submit(self.handle, conn)
         future.add_done_callback(
             lambda done: self.method_queue.defer(self.finish_request, conn, done)
@@ -135,7 +137,12 @@ class PollingWorker(ThreadWorker):
         if force:
             for conn in self._waiting.all():
                 self._close(conn)
-        elif now_s >= self._swept_at_s + SWEEP_S:
+            return
+        self._thin_out()
+        if self.nr_conns >= self.worker_connections:
+            # Or nobody would be accepted until a client closes. Who came last keeps its place.
+            self._make_room(besides=self._waiting.newest())
+        if now_s >= self._swept_at_s + SWEEP_S:
             for conn in self._waiting.late(now_s):
                 self._time_out(conn)
             if self._num_let_go:
@@ -200,8 +207,34 @@ class PollingWorker(ThreadWorker):
         self._set_polled(conn, True)
         if conn.wait is not wait:
             self._waiting.add(conn, wait)
-        if self._waiting.num_requests_of(conn.address) > self.limits.max_waiting_per_address:
-            self._let_go(self._waiting.oldest_of(conn.address))
+        if self._has_too_many(conn.address):
+            self._crowded.add(conn.address)
+
+    def _has_too_many(self, address: str) -> bool:
+        return self._waiting.num_requests_of(address) > self.limits.max_waiting_per_address
+
+    def _thin_out(self) -> None:
+        """Turn away who has waited longest, of each address of which too many wait."""
+        crowded, self._crowded = self._crowded, set()
+        for address in crowded:
+            while self._has_too_many(address):
+                conn = self._waiting.oldest_of(address)
+                if self._still_waits(conn):
+                    self._turn_away(conn)
+
+    def _make_room(self, besides: PolledConnection | None = None) -> None:
+        """Close a connection for another's sake, if one can be spared."""
+        num_conns = self.nr_conns
+        while self.nr_conns == num_conns and (conn := self._waiting.oldest(besides)):
+            if self._still_waits(conn):
+                self._let_go(conn)
+
+    def _still_waits(self, conn: PolledConnection) -> bool:
+        """Whether it does once all is read that it has sent: that may be its whole request."""
+        wait = conn.wait
+        while conn.wait is wait is not Wait.CLOSE and is_readable(conn.sock):
+            self._receive(conn)
+        return conn.wait is wait
 
     def _has_room_for_bytes_of(self, conn: PolledConnection) -> bool:
         """Whether `conn` could be kept; others that hold more go before it."""
@@ -210,7 +243,7 @@ class PollingWorker(ThreadWorker):
             largest = self._waiting.largest()
             if largest is None or largest.num_held_bytes < conn.num_held_bytes:
                 largest = conn
-            self._let_go(largest)
+            self._turn_away(largest)
             if largest is conn:
                 return False
         return True
@@ -226,12 +259,16 @@ class PollingWorker(ThreadWorker):
         body_s = conn.parser.num_body_bytes / self.limits.min_body_bytes_per_s
         return self.limits.body_timeout_s + body_s
 
-    def _let_go(self, conn: PolledConnection | None) -> None:
-        """Close a connection to make room for another."""
-        if conn is None:
-            return
+    def _turn_away(self, conn: PolledConnection) -> None:
+        """Refuse to wait any longer for a request."""
         self._num_let_go += 1
-        if conn.wait is not Wait.CLOSE and conn.parser.has_begun:
+        _send(conn.sock, _refusal(TooManyConnections()))
+        self._linger(conn)
+
+    def _let_go(self, conn: PolledConnection) -> None:
+        """The same, but its place is needed at once. Who waits for nothing from us just goes."""
+        self._num_let_go += 1
+        if conn.wait is Wait.REQUEST:
             _send(conn.sock, _refusal(TooManyConnections()))
         self._close(conn)
 
@@ -287,13 +324,6 @@ class PollingWorker(ThreadWorker):
 def polling_worker(limits: ConnectionLimits) -> type[PollingWorker]:
     """gunicorn's `worker_class`."""
     return type("PollingWorker", (PollingWorker,), {"limits": limits})
-
-
-def _takes_an_answer(sock: socket.socket) -> bool:
-    """Whether a short answer can be written without waiting for the client to read others."""
-    writable = select.poll()
-    writable.register(sock, select.POLLOUT)
-    return bool(writable.poll(0))
 
 
 def _refusal(error: WireError) -> bytes:

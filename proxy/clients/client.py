@@ -21,7 +21,7 @@ from proxy.clients.crowd import Crowd, Wait
 from proxy.clients.exchange import Exchange
 from proxy.clients.inbound import RequestBody
 from proxy.clients.request_head import Part, RequestHead, RequestReader
-from proxy.errors import ClientStalled, ProxyError
+from proxy.errors import ClientStalled, Draining, Overloaded, ProxyError
 
 MAX_PIPELINED_BYTES = 64 * 1024
 # What an answer may have waiting for a slow reader before its source is held back.
@@ -52,7 +52,7 @@ class Service(Protocol):
         """Start to serve; `client.end_answer` or `break_off` will say that it is over."""
         ...
 
-    def refuse(self, error: ProxyError) -> bytes:
+    def refuse(self, error: ProxyError, *, is_recorded: bool = True) -> bytes:
         """The answer to what is no request."""
         ...
 
@@ -105,7 +105,7 @@ class ClientConnection(asyncio.Protocol):
         self.address = str(peer[0]) if isinstance(peer, tuple) else ""
         self._is_tls = transport.get_extra_info("sslcontext") is not None
         if not self._crowd.enter(self, self._loop.time()):
-            self._transport.abort()
+            self._turn_away()
             return
         self._transport.set_write_buffer_limits(high=MAX_UNSENT_BYTES)
         self._await_head(Wait.REQUEST)
@@ -183,7 +183,10 @@ class ClientConnection(asyncio.Protocol):
             self._transport.abort()
 
     def evict(self) -> None:
-        self._transport.abort()
+        if self.wait is Wait.REQUEST:
+            self._turn_away()
+        else:
+            self._transport.abort()
 
     # The request body calls these.
 
@@ -340,6 +343,13 @@ class ClientConnection(asyncio.Protocol):
     def _refuse(self, error: ProxyError) -> None:
         self._transport.write(self._service.refuse(error))
         self._linger()
+
+    def _turn_away(self) -> None:
+        """Its request may be on its way. While nothing of one is here, there is none to record."""
+        is_recorded = self._reader is not None and self._reader.has_begun
+        error = Draining() if self._service.is_draining else Overloaded("too many connections")
+        self._transport.write(self._service.refuse(error, is_recorded=is_recorded))
+        self._transport.close()
 
     def _linger(self) -> None:
         """Close our side and wait for the client's: at once, it might lose what was sent last."""

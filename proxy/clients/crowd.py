@@ -42,7 +42,7 @@ class Member(Protocol):
         ...
 
     def evict(self) -> None:
-        """Close it now; its room is needed."""
+        """Close it now; its room is needed. It still waits, and is told if a request may come."""
         ...
 
 
@@ -140,5 +140,5 @@ class Crowd:
     def _evict(self, member: Member | None) -> None:
         if member is not None:
             self.num_evicted += 1
-            self.leave(member)
             member.evict()
+            self.leave(member)

@@ -11,8 +11,8 @@ from typing import Protocol, cast
 import httptools
 from httptools import HttpParserError, HttpParserUpgrade
 
+from common.readiness import is_readable
 from proxy.errors import Headers, StreamBroken, UpstreamBroken
-from proxy.sockets import has_unread
 
 MAX_HEAD_BYTES = 64 * 1024
 MAX_UNSENT_BYTES = 64 * 1024
@@ -196,7 +196,7 @@ class UpstreamConnection(asyncio.Protocol):
     def is_silent(self) -> bool:
         """Whether it is open, and nothing lies in its socket that nobody asked for."""
         sock = self._transport.get_extra_info("socket")
-        return not self._transport.is_closing() and not has_unread(sock)
+        return not self._transport.is_closing() and not is_readable(sock)
 
     def rest(self) -> None:
         """Makes ready for the next conversation."""

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from threading import Event
 
@@ -171,6 +171,21 @@ def test_oldest_of_an_address_goes_first_and_whole_requests_are_served(
     assert all_of(first).startswith(b"HTTP/1.1 503 Service Unavailable\r\n")
     others[-1].sendall(post_bytes("/inference", b'{"text": "still welcome"}'))
     assert others[-1].recv(65536).startswith(b"HTTP/1.1 200 OK\r\n")
+
+
+@pytest.mark.parametrize("num_clients", [MAX_CONNECTIONS - 28, 2 * MAX_CONNECTIONS])
+def test_whole_requests_that_come_at_once_are_all_answered(
+    bounded_api: ServedApi, sockets: ExitStack, num_clients: int
+) -> None:
+    """More than may wait of an address, and more than there may be connections."""
+    clients = [sockets.enter_context(bounded_api.send_raw(b"")) for _ in range(num_clients)]
+    for client in clients:
+        with suppress(ConnectionError):
+            client.sendall(post_bytes("/inference", b'{"text": "at once"}'))
+    answers = [client.recv(65536) for client in clients]
+    assert {answer[:13] for answer in answers} <= {b"HTTP/1.1 200 ", b"HTTP/1.1 503 "}
+    busy = [answer for answer in answers if answer.startswith(b"HTTP/1.1 503 ")]
+    assert all(b"\r\nRetry-After: " in answer for answer in busy)
 
 
 def health_over(client: http.client.HTTPConnection) -> bytes:

@@ -15,7 +15,7 @@ import pytest
 import requests
 
 from proxy.clients.client import ClientConnection, Patience
-from proxy.clients.crowd import Crowd
+from proxy.clients.crowd import GRACE_S, Crowd
 from proxy.clients.exchange import Exchange
 from proxy.errors import ProxyError
 from tests.proxy.support import (
@@ -233,12 +233,42 @@ def test_lingering_connection_is_closed_once_nothing_is_taken(is_taken: bool) ->
     assert asyncio.run(run()) is not is_taken
 
 
+@pytest.mark.parametrize(("sent", "is_recorded"), [(b"", False), (b"GET / HT", True)])
+def test_who_is_one_too_many_is_told(sent: bytes, is_recorded: bool) -> None:
+    """Also where nothing of a request has come, as it may be on its way."""
+
+    async def run() -> None:
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            crowd, service = Crowd(9, 1), Refusing()
+            transports = [Transport(ours) for _ in range(2)]
+            for transport in transports:
+                client = ClientConnection(crowd, service, Patience(60, 1, 1, 1, 1))
+                client.connection_made(transport)  # type: ignore[arg-type]
+                if sent:
+                    client.data_received(sent)
+            crowd.sweep(asyncio.get_running_loop().time() + GRACE_S)
+            assert [transport.sent for transport in transports] == [b"no", b""]
+            assert [transport.is_closed for transport in transports] == [True, False]
+            (error,) = service.errors
+            assert (error.status, error.retry_after_s) == (503, 1)
+            assert service.num_recorded == is_recorded
+
+    asyncio.run(run())
+
+
 class Refusing:
     is_draining = False
 
+    def __init__(self) -> None:
+        self.errors: list[ProxyError] = []
+        self.num_recorded = 0
+
     def begin(self, exchange: Exchange) -> None: ...
 
-    def refuse(self, error: ProxyError) -> bytes:
+    def refuse(self, error: ProxyError, *, is_recorded: bool = True) -> bytes:
+        self.errors.append(error)
+        self.num_recorded += is_recorded
         return b"no"
 
 
@@ -248,6 +278,7 @@ class Transport:
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
         self.num_unsent = 0
+        self.sent = b""
         self.is_closed = False
 
     def get_extra_info(self, name: str) -> object:
@@ -264,7 +295,10 @@ class Transport:
     def abort(self) -> None:
         self.is_closed = True
 
-    def write(self, data: bytes) -> None: ...
+    close = abort
+
+    def write(self, data: bytes) -> None:
+        self.sent += data
 
     def write_eof(self) -> None: ...
 
