@@ -63,6 +63,8 @@ class ConnectionLimits:
     body_timeout_s: float = 10.0
     min_body_bytes_per_s: int = 16 * 1024  # that earn one more second
     max_waiting_per_address: int = 256
+    # None is one too many of its address sooner: clients connect first and send then.
+    grace_s: float = 1.0
     max_held_requests: int = 64  # of full size, coming in or being answered
 
 
@@ -216,18 +218,28 @@ class PollingWorker(ThreadWorker):
     def _thin_out(self) -> None:
         """Turn away who has waited longest, of each address of which too many wait."""
         crowded, self._crowded = self._crowded, set()
+        latest_s = time.monotonic() - self.limits.grace_s
         for address in crowded:
             while self._has_too_many(address):
                 conn = self._waiting.oldest_of(address)
+                if conn.since_s > latest_s:
+                    self._crowded.add(address)
+                    break
                 if self._still_waits(conn):
                     self._turn_away(conn)
 
     def _make_room(self, besides: PolledConnection | None = None) -> None:
         """Close a connection for another's sake, if one can be spared."""
         num_conns = self.nr_conns
-        while self.nr_conns == num_conns and (conn := self._waiting.oldest(besides)):
+        while self.nr_conns == num_conns and (conn := self._first_to_go(besides)):
             if self._still_waits(conn):
                 self._let_go(conn)
+
+    def _first_to_go(self, besides: PolledConnection | None) -> PolledConnection | None:
+        for address in self._crowded:
+            if self._has_too_many(address):
+                return self._waiting.oldest_of(address)
+        return self._waiting.oldest(besides)
 
     def _still_waits(self, conn: PolledConnection) -> bool:
         """Whether it does once all is read that it has sent: that may be its whole request."""

@@ -42,11 +42,13 @@ class Pool:
 
 
 @contextmanager
-def bounded_worker(max_connections: int) -> Iterator[tuple[PollingWorker, Pool, ExitStack]]:
+def bounded_worker(
+    max_connections: int, grace_s: float = 0.0
+) -> Iterator[tuple[PollingWorker, Pool, ExitStack]]:
     """A worker, its pool, and what closes the clients' sockets."""
     config: Any = Config()
     config.set("worker_connections", max_connections)
-    limits = ConnectionLimits(max_body_bytes=1_000_000, max_waiting_per_address=BOUND)
+    limits = ConnectionLimits(1_000_000, max_waiting_per_address=BOUND, grace_s=grace_s)
     with ExitStack() as stack:
         listener = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=128))
         none: Any = None  # no application and no log is asked for anything
@@ -68,9 +70,10 @@ def bounded_worker(max_connections: int) -> Iterator[tuple[PollingWorker, Pool, 
             conn.close()
 
 
-def connect(worker: PollingWorker, stack: ExitStack) -> socket.socket:
+def connect(worker: PollingWorker, stack: ExitStack, host: str = "127.0.0.1") -> socket.socket:
     (listener,) = worker.sockets
-    return stack.enter_context(socket.create_connection(listener.getsockname(), DEADLINE_S))
+    client = socket.create_connection(listener.getsockname(), DEADLINE_S, (host, 0))
+    return stack.enter_context(client)
 
 
 def answer_to(client: socket.socket) -> bytes:
@@ -131,4 +134,20 @@ def test_answered_connection_makes_room_and_a_new_one_keeps_its_place() -> None:
         assert answer_to(first) == b""
         second.sendall(BYTES["whole"])
         while len(pool.taken) < 2:
+            worker.wait_for_and_dispatch_events(DEADLINE_S)
+
+
+def test_connections_that_come_at_once_have_a_moment_unless_others_need_the_place() -> None:
+    with bounded_worker(max_connections=2 * BOUND, grace_s=3600) as (worker, pool, stack):
+        other = connect(worker, stack, "127.0.0.2")
+        many = [connect(worker, stack) for _ in range(BOUND + 2)]
+        worker.wait_for_and_dispatch_events(DEADLINE_S)
+        worker.murder_keepalived()
+        assert worker.nr_conns == BOUND + 3
+        connect(worker, stack, "127.0.0.3")
+        worker.wait_for_and_dispatch_events(DEADLINE_S)
+        assert answer_to(many[0]).startswith(b"HTTP/1.1 503 ")
+        for client in (other, *many[1:]):
+            client.sendall(BYTES["whole"])
+        while len(pool.taken) < BOUND + 2:
             worker.wait_for_and_dispatch_events(DEADLINE_S)
