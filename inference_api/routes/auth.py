@@ -1,9 +1,14 @@
 """The API's own, optional check of bearer tokens; the proxy is where tokens are managed."""
 
+import logging
+
 from flask import Flask, request
 
+from common.tokens import IGNORED_CLAIMS
 from inference_api.errors import Unauthorized
 from inference_api.settings import Settings
+
+logger = logging.getLogger(__name__)
 
 # /drain has a rule of its own; scrapers carry no tokens.
 OPEN_PATHS = frozenset(
@@ -39,8 +44,11 @@ def has_valid_token(settings: Settings) -> bool:
         return False
     import jwt  # takes long, and most servers have no JWT_SECRET
 
+    secret = settings.jwt_secret.get_secret_value()
     try:
-        jwt.decode(token.strip(), settings.jwt_secret.get_secret_value(), algorithms=["HS256"])
-    except (jwt.InvalidTokenError, ValueError):
+        jwt.decode(token.strip(), secret, algorithms=["HS256"], options=IGNORED_CLAIMS)
+    except (jwt.PyJWTError, ValueError, TypeError, OverflowError, RecursionError) as error:
+        # The last four reach us out of the library's own parsing of odd values.
+        logger.info("refused a token: %s: %s", type(error).__name__, error)
         return False
     return True

@@ -12,6 +12,7 @@ from typing import Any
 
 import jwt
 
+from common.tokens import IGNORED_CLAIMS
 from proxy.access.keys import Key, KeySource
 from proxy.access.roles import Role
 from proxy.errors import Unauthorized
@@ -149,6 +150,7 @@ class Authenticator:
             leeway=self._rules.leeway_s,
             # An audience claim only means something to those who configured one.
             options={
+                **IGNORED_CLAIMS,
                 "require": self._rules.required,
                 "verify_aud": self._rules.audience is not None,
             },

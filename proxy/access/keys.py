@@ -8,6 +8,7 @@ import json
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -21,8 +22,14 @@ log = logging.getLogger(__name__)
 
 FETCH_TIMEOUT_S = 5.0
 MAX_AGE_S = 900.0
-MIN_REFETCH_S = 30.0
+# A key id that is unknown is looked for once in this time, and so are no more than a few of them.
+REFETCH_WINDOW_S = 30.0
+MAX_REFETCHES = 5
+# A token without a key id may be of any key; each one that is tried takes time.
+MAX_CANDIDATES = 16
 MAX_JWKS_BYTES = 1024 * 1024
+
+RSA_ALGORITHMS = sorted(name for name in ASYMMETRIC_ALGORITHMS if name.startswith(("RS", "PS")))
 
 Key = str | PyJWK
 
@@ -65,8 +72,9 @@ class JwksFile:
 class JwksUrl:
     """Public keys from an identity provider, kept MAX_AGE_S and refetched on an unknown key id.
 
-    At most one fetch per MIN_REFETCH_S, successful or not, so that tokens with made-up key ids
-    cannot make us hammer the provider. A failed fetch keeps the last good set. Any thread; the
+    At most MAX_REFETCHES per REFETCH_WINDOW_S, successful or not, and one for the same key id, so
+    that tokens with made-up key ids cannot make us hammer the provider, and those of a key that
+    has gone keep nobody from a new one. A failed fetch keeps the last good set. Any thread; the
     lock is never held during a fetch, and other threads use the old set meanwhile.
     """
 
@@ -84,26 +92,28 @@ class JwksUrl:
         self._lock = threading.Lock()
         self._keys: tuple[PyJWK, ...] = ()
         self._fetched_at: float | None = None  # of the last good set
-        self._tried_at: float | None = None
+        self._refetches: deque[tuple[float, object]] = deque(maxlen=MAX_REFETCHES)  # when, why
 
     def candidates(self, algorithm: str, key_id: str | None) -> Sequence[Key]:
-        if self._is_older_than(MAX_AGE_S):
-            self._refetch()
+        is_old = self._is_older_than(MAX_AGE_S)
+        if is_old:
+            self._refetch("age")
         found = select_keys(self._keys, algorithm, key_id)
-        if not found and algorithm in ASYMMETRIC_ALGORITHMS:
-            self._refetch()
+        if not found and not is_old and algorithm in ASYMMETRIC_ALGORITHMS:
+            self._refetch((algorithm, key_id))
             found = select_keys(self._keys, algorithm, key_id)
         return found
 
     def _is_older_than(self, age_s: float) -> bool:
         return self._fetched_at is None or self._clock() - self._fetched_at >= age_s
 
-    def _refetch(self) -> None:
+    def _refetch(self, reason: object) -> None:
         with self._lock:
             now = self._clock()
-            if self._tried_at is not None and now - self._tried_at < MIN_REFETCH_S:
+            recent = [why for at, why in self._refetches if now - at < REFETCH_WINDOW_S]
+            if reason in recent or len(recent) == MAX_REFETCHES:
                 return
-            self._tried_at = now
+            self._refetches.append((now, reason))
         try:
             keys = parse_jwks(self._fetch(self._url))
         except (OSError, ValueError) as error:
@@ -133,6 +143,7 @@ def fetch_jwks(url: str) -> str:
 def parse_jwks(text: str) -> tuple[PyJWK, ...]:
     """The usable public signing keys of a JWKS document; ValueError when there is none.
 
+    An RSA key that names no algorithm is one for each that such keys have (RFC 7517, section 4.4).
     Keys of kinds we do not know are skipped, as RFC 7517, section 5, asks. A symmetric key
     ("oct") in a published set would be a leaked secret: skipped as well.
     """
@@ -144,21 +155,23 @@ def parse_jwks(text: str) -> tuple[PyJWK, ...]:
     for entry in entries:
         if not isinstance(entry, dict) or entry.get("use", "sig") != "sig":
             continue
-        try:
-            key = PyJWK.from_dict(entry)
-        except (PyJWTError, KeyError, ValueError, TypeError):
-            continue  # the last three: the library's own, for parts that are missing or odd
-        if key.algorithm_name in ASYMMETRIC_ALGORITHMS:
-            keys.append(key)
+        is_any_rsa = entry.get("kty") == "RSA" and not entry.get("alg")
+        for algorithm in RSA_ALGORITHMS if is_any_rsa else (None,):
+            try:
+                key = PyJWK.from_dict(entry, algorithm)
+            except (PyJWTError, KeyError, ValueError, TypeError):
+                break  # the last three: the library's own, for parts that are missing or odd
+            if key.algorithm_name in ASYMMETRIC_ALGORITHMS:
+                keys.append(key)
     if not keys:
         raise ValueError("the JWKS holds no usable public signing key")
     return tuple(keys)
 
 
 def select_keys(keys: Sequence[PyJWK], algorithm: str, key_id: str | None) -> tuple[PyJWK, ...]:
-    """The keys bound to `algorithm`; with a key id, only those that carry that id."""
-    return tuple(
-        key
-        for key in keys
-        if key.algorithm_name == algorithm and (key_id is None or key.key_id == key_id)
-    )
+    """The keys bound to `algorithm`; with a key id, only those that carry that id, or else none."""
+    fitting = [key for key in keys if key.algorithm_name == algorithm]
+    if key_id is not None:
+        named = [key for key in fitting if key.key_id == key_id]
+        fitting = named or [key for key in fitting if key.key_id is None]
+    return tuple(fitting[:MAX_CANDIDATES])

@@ -9,18 +9,24 @@ import jwt
 import pytest
 import requests
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
+from hypothesis import example, given
+from hypothesis import strategies as st
+from jwt import PyJWK
 from jwt.algorithms import ECAlgorithm, OKPAlgorithm, RSAAlgorithm
 
 from proxy.access.auth import Authenticator, ClaimRules, parse_revoked
 from proxy.access.keys import (
     MAX_AGE_S,
-    MIN_REFETCH_S,
+    MAX_CANDIDATES,
+    MAX_REFETCHES,
+    REFETCH_WINDOW_S,
     JwksFile,
     JwksUrl,
     KeySource,
     SharedSecrets,
     fetch_jwks,
     parse_jwks,
+    select_keys,
 )
 from proxy.errors import Unauthorized
 from proxy.files import WatchedFile
@@ -51,6 +57,18 @@ def jwks_of(private_keys: PrivateKeys, suffix: str = "") -> str:
 
 def authenticator(*sources: KeySource) -> Authenticator:
     return Authenticator(["HS256", "RS256", "ES256", "EdDSA"], sources, RULES, tuple)
+
+
+class Published:
+    """A set of public keys."""
+
+    may_block = False
+
+    def __init__(self, keys: tuple[PyJWK, ...]) -> None:
+        self._keys = keys
+
+    def candidates(self, algorithm: str, key_id: str | None) -> tuple[PyJWK, ...]:
+        return select_keys(self._keys, algorithm, key_id)
 
 
 class Provider:
@@ -115,7 +133,7 @@ def test_unknown_kinds_and_secrets_in_a_key_set_are_skipped(
         "text",
     ]
     keys = parse_jwks(json.dumps(document))
-    assert {key.algorithm_name for key in keys} == {"RS256", "ES256", "EdDSA"}
+    assert {key.key_id for key in keys} == {"RS256", "ES256", "EdDSA"}
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"keys": []}', '{"keys": [{"kty": "oct"}]}'])
@@ -141,22 +159,78 @@ def test_set_is_fetched_once_and_kept(private_keys: PrivateKeys) -> None:
     assert provider.num_fetches == 2
 
 
-def test_unknown_key_id_refetches_at_a_limited_rate(private_keys: PrivateKeys) -> None:
-    source, provider, clock = make_url_source(private_keys)
+def test_new_key_is_found_although_tokens_of_others_have_been_looked_for(
+    private_keys: PrivateKeys,
+) -> None:
+    """As where a client goes on with a token of the key that has been replaced."""
+    source, provider, _ = make_url_source(private_keys)
     assert source.candidates("RS256", "RS256")
     for _ in range(100):
-        assert not source.candidates("RS256", "made-up")
-    assert provider.num_fetches == 1
-    provider.text = jwks_of(private_keys, suffix="-new")
-    clock.now_s += MIN_REFETCH_S
-    assert source.candidates("RS256", "RS256-new")
+        assert not source.candidates("RS256", "replaced")
     assert provider.num_fetches == 2
+    provider.text = jwks_of(private_keys, suffix="-new")
+    assert source.candidates("RS256", "RS256-new")
+    assert provider.num_fetches == 3
+
+
+def test_made_up_key_ids_make_it_fetch_at_a_limited_rate(private_keys: PrivateKeys) -> None:
+    source, provider, clock = make_url_source(private_keys)
+    for number in range(100):
+        assert not source.candidates("RS256", f"made-up {number}")
+    assert provider.num_fetches == MAX_REFETCHES
+    clock.now_s += REFETCH_WINDOW_S
+    assert not source.candidates("RS256", "made-up 0")
+    assert provider.num_fetches == MAX_REFETCHES + 1
+
+
+def test_key_that_names_no_algorithm_or_no_id_is_good_for_each_of_its_kind(
+    private_keys: PrivateKeys,
+) -> None:
+    document = json.loads(jwks_of(private_keys))
+    for entry in document["keys"]:
+        entry.pop("alg", None)
+        del entry["kid"]
+    keys = parse_jwks(json.dumps(document))
+    for algorithm in ("RS256", "RS512", "PS256", "PS384", "ES256", "EdDSA"):
+        private = private_keys["RS256" if algorithm[:2] in ("RS", "PS") else algorithm]
+        door = Authenticator([algorithm], [Published(keys)], RULES, tuple)
+        for key_id in (None, "any"):
+            headers = {"kid": key_id} if key_id else None
+            token = jwt.encode(CLAIMS, private, algorithm, headers=headers)
+            assert door.authenticate(f"Bearer {token}").team_id == "a"
+    assert select_keys(keys, "HS256", None) == ()
+
+
+def test_token_without_a_key_id_is_tried_with_each_key_of_a_few() -> None:
+    privates = [ec.generate_private_key(ec.SECP256R1()) for _ in range(MAX_CANDIDATES + 1)]
+    entries = [
+        ECAlgorithm.to_jwk(private.public_key(), as_dict=True) | {"kid": str(number)}
+        for number, private in enumerate(privates)
+    ]
+    door = authenticator(Published(parse_jwks(json.dumps({"keys": entries}))))
+    *tried, beyond = [f"Bearer {jwt.encode(CLAIMS, private, 'ES256')}" for private in privates]
+    for authorization in tried:
+        assert door.authenticate(authorization).team_id == "a"
+    with pytest.raises(Unauthorized):
+        door.authenticate(beyond)
+
+
+@given(
+    name=st.sampled_from(["iat", "jti", "sub"]),
+    value=st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.just([]),
+)
+@example("iat", 4e9)
+@example("sub", 7)
+@example("jti", 7)
+def test_claims_that_decide_nothing_are_no_reason_to_refuse(name: str, value: object) -> None:
+    token = jwt.api_jws.encode(json.dumps(CLAIMS | {name: value}).encode(), SECRET)
+    assert authenticator(SharedSecrets([SECRET])).authenticate(f"Bearer {token}").team_id == "a"
 
 
 def test_secret_key_tokens_never_make_it_fetch(private_keys: PrivateKeys) -> None:
     source, provider, clock = make_url_source(private_keys)
     source.candidates("RS256", "RS256")
-    clock.now_s += MIN_REFETCH_S
+    clock.now_s += REFETCH_WINDOW_S
     assert not source.candidates("HS256", "made-up")
     assert provider.num_fetches == 1
 

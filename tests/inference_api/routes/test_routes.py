@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
+import jwt
 import pytest
 from flask import Flask
 from flask.testing import FlaskClient
@@ -227,6 +228,25 @@ def test_probes_need_no_token_and_the_tokenizer_does() -> None:
     assert client.get("/version").get_json() == {"version": __version__}
     assert_error(client.get("/tokenizer_info"), 401, "A valid bearer token")
     assert_error(client.post("/tokenize", json={"prompt": "a"}), 401, "A valid bearer token")
+
+
+@pytest.mark.parametrize(
+    ("claims", "is_good"),
+    [
+        ('{"iat": 4000000000, "sub": 7, "jti": 7}', True),
+        ('{"exp": 1}', False),
+        ('{"nbf": 4000000000}', False),
+        ('{"exp": 1e400}', False),
+        ("[" * 3000 + "]" * 3000, False),
+    ],
+    ids=["numbers", "expired", "early", "infinite", "deep"],
+)
+def test_token_is_judged_by_the_claims_that_decide(claims: str, is_good: bool) -> None:
+    secret = "long enough to be a secret of HS256"
+    client = create_server(Settings(jwt_secret=SecretStr(secret))).test_client()
+    token = jwt.api_jws.encode(claims.encode(), secret)
+    response = client.get("/tokenizer_info", headers={"Authorization": f"Bearer {token}"})
+    assert response.status_code == (503 if is_good else 401)  # no model is loaded
 
 
 flat_values = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20)
