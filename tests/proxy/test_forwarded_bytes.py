@@ -281,6 +281,7 @@ def strict() -> Iterator[StrictUpstream]:
         listener.shutdown(socket.SHUT_RDWR)
 
 
+@pytest.mark.slow
 def test_empty_chunked_body_of_one_spoils_no_request_of_another(
     strict: StrictUpstream, tmp_path: Path
 ) -> None:
