@@ -55,6 +55,7 @@ class UpstreamConnection(asyncio.Protocol):
         "_fields",
         "_head_waiter",
         "_is_asked",
+        "_is_early",
         "_loop",
         "_method",
         "_num_head_bytes",
@@ -219,6 +220,7 @@ class UpstreamConnection(asyncio.Protocol):
     def on_message_begin(self) -> None:
         if self.is_whole:
             raise UpstreamBroken("an answer that nobody asked for")
+        self._is_early = not self._is_asked or self._transport.get_write_buffer_size() > 0
 
     def on_status(self, phrase: bytes) -> None:
         self._phrase += phrase
@@ -249,7 +251,7 @@ class UpstreamConnection(asyncio.Protocol):
         self.is_bodyless = self._method == "HEAD" or status in BODYLESS
         says_close = "close" in fields.get("connection", "").lower()
         self._can_go_on = self._parser.should_keep_alive() or (self.is_bodyless and not says_close)
-        if not self._is_asked or self._transport.get_write_buffer_size():
+        if self._is_early:
             self._can_go_on = False  # the rest of this request might be read as the next one
         self.head = head
         if self.is_bodyless:
