@@ -38,9 +38,8 @@ class AuditRecord:
     """Filled in along the way. Event loop only.
 
     `queue_ms` is the time until the upstream sent its head, `ttft_ms` until its first byte of
-    body; both None when it never came to that. `tokens_source` says how completion tokens were
-    counted: by the upstream ("usage"), by stream events ("events"), or not at all, as the client
-    left before the first byte; then those of the prompt are "estimated" from its bytes.
+    body; both None when it never came to that. `tokens_source` says who counted the tokens: the
+    upstream ("usage"), or we, at least in part, by bytes ("estimated").
     """
 
     request_id: str

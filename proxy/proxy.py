@@ -35,6 +35,7 @@ from proxy.upstreams.api_server import ApiServer
 from proxy.upstreams.balancer import Balancer, UpstreamSpec, parse_upstreams
 from proxy.upstreams.discovery import Discovery, FixedReplicas, ReplicasFile, Specs
 from proxy.upstreams.endpoint_slices import EndpointSlices, Services
+from proxy.upstreams.keys import parse_keys
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +48,7 @@ def create_proxy(settings: Settings | None = None) -> ProxyApp:
     settings = settings or Settings.load()
     files = FileOpener()
     upstreams = files.open(settings.upstreams_file, parse_upstreams)
+    keys = files.open(settings.upstream_keys, parse_keys)
     policy = files.open(settings.policy_file, parse_policy)
     revoked = files.open(settings.revoked_tokens_file, parse_revoked)
     jwks = files.open(settings.jwks_file, parse_jwks)
@@ -60,6 +62,7 @@ def create_proxy(settings: Settings | None = None) -> ProxyApp:
         settings.connect_timeout,
         max_in_flight=settings.upstream_connections,
         stall_timeout_s=settings.stream_stall_timeout,
+        keys=(lambda: keys.value) if keys else dict,
     )
     authenticator = Authenticator(
         settings.jwt_algorithms,
@@ -78,7 +81,7 @@ def create_proxy(settings: Settings | None = None) -> ProxyApp:
         limits=limits,
         policy=(lambda: policy.value) if policy else (lambda: no_limits),
         discovery=discovery,
-        refreshers=[file.refresh for file in (policy, revoked, jwks) if file],
+        refreshers=[file.refresh for file in (keys, policy, revoked, jwks) if file],
     )
     return ProxyApp(settings, parts)
 

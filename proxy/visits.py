@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -14,7 +15,7 @@ from proxy.access.policy import TeamPolicy
 from proxy.access.roles import Role, plain_path
 from proxy.aside import Aside
 from proxy.audit import AuditLog, AuditRecord, Outcome
-from proxy.clients.answers import answer_head, refusal
+from proxy.clients.answers import answer_head, content_headers, refusal
 from proxy.clients.crowd import Crowd
 from proxy.clients.exchange import Exchange
 from proxy.clients.inbound import (
@@ -24,6 +25,7 @@ from proxy.clients.inbound import (
     takes_row,
     target_fault,
 )
+from proxy.clients.model_list import LIST_PATH, MAX_LIST_BYTES, model_of, only_of
 from proxy.clients.origins import check_preflight, cors_headers
 from proxy.clients.relay import Relay
 from proxy.clients.usage import PROMPT_HEADER, Usage, UsageMeter, estimated_usage
@@ -36,6 +38,7 @@ from proxy.errors import (
     Overloaded,
     ProxyError,
     StreamBroken,
+    UpstreamBroken,
 )
 from proxy.parts import Parts
 from proxy.settings import Settings
@@ -57,6 +60,7 @@ class Visit:
     cors: Headers = field(default_factory=list)
     admission: Admission | None = None
     meter: UsageMeter | None = None
+    takes_row: bool = False
     has_begun_answer: bool = False
 
 
@@ -120,26 +124,38 @@ class Visits:
             await body.read_prefix(self._settings.max_content_length)
         hints = read_hints(head, body)
         record.model = hints.model[:128] if hints.model else None
-        request = InboundRequest(head, body, hints, principal.team_id, takes_row(head.method, path))
-        _check_model(request, policy)
+        visit.takes_row = takes_row(head.method, path)
+        if visit.takes_row or path.startswith(LIST_PATH):
+            route, mark, query = head.target.partition("?")
+            head.target = route.rstrip("/") + mark + query  # which not all servers take for one
+        request = InboundRequest(head, body, hints, principal.team_id, visit.takes_row)
+        _check_model(request, path, policy)
         reply = await self.forwarder.open(request, Identity(principal, record.request_id))
         try:
-            await self._relay(visit, reply)
+            is_list = path == LIST_PATH and (head.method, reply.head.status) == ("GET", 200)
+            if is_list and policy.models is not None:
+                await self._list(visit, reply, policy.models)
+            else:
+                await self._relay(visit, reply)
         finally:
             visit.exchange.source = None
             reply.close()
 
     async def _relay(self, visit: Visit, reply: Reply) -> None:
         record, client, head = visit.record, visit.exchange.client, reply.head
-        ours = [("X-Request-Id", record.request_id)]
-        if visit.admission is not None:
-            ours += visit.admission.headers
+        ours = self._begin(visit, reply)
         headers = client_headers(head.fields, ours, head.is_chunked, reply.upstream.spec.url)
-        record.upstream, record.status = reply.upstream.name, head.status
-        record.queue_ms = record.elapsed_ms()
         if record.method == "POST" and head.status < 300:
-            visit.meter = UsageMeter(head.get("content-type"), head.get(PROMPT_HEADER.lower()))
-        is_chunked = reply.has_unframed_body and not visit.exchange.head.is_http_1_0
+            visit.meter = UsageMeter(
+                head.get("content-type"),
+                head.get("content-encoding"),
+                head.get(PROMPT_HEADER.lower()),
+            )
+        hides_usage = reply.has_asked_usage and visit.meter is not None and visit.meter.is_editable
+        if hides_usage:
+            headers = [each for each in headers if each[0].lower() != "content-length"]
+        is_unframed = hides_usage or reply.has_unframed_body
+        is_chunked = is_unframed and not visit.exchange.head.is_http_1_0
         if is_chunked:
             headers.append(("Transfer-Encoding", "chunked"))
         closes = client.must_close()
@@ -151,6 +167,7 @@ class Visits:
             answer,
             is_chunked=is_chunked,
             meter=visit.meter,
+            hides_usage=hides_usage,
             note_piece=partial(self._parts.balancer.note_piece, reply.upstream),
         )
         if client.is_congested:
@@ -164,6 +181,27 @@ class Visits:
             client.break_off()
         else:
             client.end_answer()
+
+    async def _list(self, visit: Visit, reply: Reply, models: Collection[str]) -> None:
+        """Relay a list of models, without those that the team may not use."""
+        record, head = visit.record, reply.head
+        headers = self._begin(visit, reply) + visit.cors
+        answer = await reply.connection.read_whole(MAX_LIST_BYTES)
+        try:
+            shown = only_of(models, answer or b"", head.get("content-encoding"))
+        except ValueError as error:
+            raise UpstreamBroken(f"{reply.upstream.name}: {error}") from error
+        record.ttft_ms, record.bytes_out = record.elapsed_ms(), len(shown)
+        headers += content_headers("application/json", shown)
+        visit.exchange.answer(head.status, head.reason, headers, shown)
+
+    def _begin(self, visit: Visit, reply: Reply) -> Headers:
+        """The head of an answer has come. Returns what is ours to add to it."""
+        record = visit.record
+        record.upstream, record.status = reply.upstream.name, reply.head.status
+        record.queue_ms = record.elapsed_ms()
+        limits = [] if visit.admission is None else visit.admission.headers
+        return [("X-Request-Id", record.request_id), *limits]
 
     def _check_room(self, role: Role) -> None:
         """Raises Overloaded. Some places are left for operators, who may have to see to it."""
@@ -222,21 +260,24 @@ class Visits:
 
 
 def _usage(visit: Visit) -> Usage | None:
+    exchange, num_prompt_bytes = visit.exchange, None
+    if visit.takes_row:
+        num_prompt_bytes = num_inspected_bytes(exchange.head, exchange.body)
     if visit.meter is not None:
-        return visit.meter.usage()
-    exchange = visit.exchange
+        return visit.meter.usage(num_prompt_bytes)
     has_left = exchange.abort_reason is Outcome.CLIENT_GONE and visit.record.queue_ms is None
-    if has_left and visit.record.method == "POST" and exchange.body.prefix:
-        return estimated_usage(num_inspected_bytes(exchange.head, exchange.body))
-    return None
+    return estimated_usage(num_prompt_bytes) if has_left and num_prompt_bytes else None
 
 
-def _check_model(request: InboundRequest, policy: TeamPolicy) -> None:
+def _check_model(request: InboundRequest, path: str, policy: TeamPolicy) -> None:
     """A team with a list of models must name one of them, in a body that can be read here."""
-    if policy.models is None or request.head.method in ("GET", "HEAD", "OPTIONS"):
-        return
-    if request.hints.model not in policy.models:
-        raise ModelNotAllowed(request.team_id, request.hints.model)
+    model = request.hints.model
+    if request.head.method in ("GET", "HEAD", "OPTIONS"):
+        model = model_of(path)
+        if model is None:
+            return
+    if policy.models is not None and model not in policy.models:
+        raise ModelNotAllowed(request.team_id, model)
 
 
 def _route(target: str) -> str:

@@ -166,7 +166,7 @@ def plain_path(target: str) -> str:
 
 @lru_cache(maxsize=4096)
 def _decoded(raw: str) -> str:
-    """A path without its query, decoded.
+    """A path without its query, decoded, without a slash at its end: that is the same route.
 
     Raises BadRequest for a path that servers may take for another one: dot segments, empty
     segments, backslashes, control characters, and escapes that are broken, of no UTF-8, or hide
@@ -181,7 +181,7 @@ def _decoded(raw: str) -> str:
             "The path is not in its plain form; send it without '.', '..' or empty segments, "
             "backslashes, control characters, and encoded once, as UTF-8."
         )
-    return path
+    return path.rstrip("/") or "/"
 
 
 @lru_cache(maxsize=4096)

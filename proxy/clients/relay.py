@@ -7,14 +7,18 @@ from collections.abc import Callable
 
 from proxy.audit import AuditRecord
 from proxy.clients.answers import END_OF_CHUNKS, chunk
+from proxy.clients.event_reader import EventEnd
 from proxy.clients.exchange import Client
 from proxy.clients.usage import UsageMeter
+
+# Of an event that is not whole; that of usage is far shorter.
+MAX_HELD_BYTES = 16 * 1024
 
 
 class Relay:
     """Takes an answer's body. The head goes out with what is taken first, be it nothing."""
 
-    __slots__ = ("_client", "_head", "_is_chunked", "_meter", "_note_piece", "_record")
+    __slots__ = ("_client", "_head", "_hider", "_is_chunked", "_meter", "_note_piece", "_record")
 
     def __init__(
         self,
@@ -24,31 +28,75 @@ class Relay:
         *,
         is_chunked: bool,
         meter: UsageMeter | None,
+        hides_usage: bool,
         note_piece: Callable[[], None],
     ) -> None:
+        """`hides_usage`: the client did not ask for the event that tells it."""
         self._client = client
         self._record = record
         self._head = head
         self._is_chunked = is_chunked
         self._meter = meter
+        self._hider = UsageHider(meter) if meter is not None and hides_usage else None
         self._note_piece = note_piece
 
     def take(self, pieces: list[bytes], is_last: bool) -> None:
         out = [self._head]
         self._head = b""
         if pieces:
-            self._count(pieces)
-            out += map(chunk, pieces) if self._is_chunked else pieces
+            pieces = self._count(pieces)
+        if is_last and self._hider is not None:
+            pieces = [*pieces, self._hider.rest()]
+            self._record.bytes_out += len(pieces[-1])
+        if self._is_chunked:
+            out += [chunk(piece) for piece in pieces if piece]
+        else:
+            out += pieces
         if is_last and self._is_chunked:
             out.append(END_OF_CHUNKS)
         self._client.write(b"".join(out))
 
-    def _count(self, pieces: list[bytes]) -> None:
+    def _count(self, pieces: list[bytes]) -> list[bytes]:
+        """Returns what of them the client gets."""
         record = self._record
         if record.ttft_ms is None:
             record.ttft_ms = record.elapsed_ms()
         self._note_piece()
+        passed = []
         for piece in pieces:
-            record.bytes_out += len(piece)
-            if self._meter is not None:
-                self._meter.feed(piece)
+            ends = self._meter.feed(piece) if self._meter is not None else []
+            passed.append(piece if self._hider is None else self._hider.without_usage(piece, ends))
+            record.bytes_out += len(passed[-1])
+        return passed
+
+
+class UsageHider:
+    """Leaves the event of usage out of a stream of events."""
+
+    __slots__ = ("_held", "_is_begun", "_meter")
+
+    def __init__(self, meter: UsageMeter) -> None:
+        self._meter = meter
+        self._held = b""  # of an event that is not whole
+        self._is_begun = False  # an event of which the client has a part
+
+    def without_usage(self, piece: bytes, ends: list[EventEnd]) -> bytes:
+        """Returns what may pass of what has come; `ends` are those of the piece's events."""
+        num_held, data = len(self._held), self._held + piece
+        passed, begin = [], 0
+        for end in ends:
+            if self._is_begun or not end.is_usage:
+                passed.append(data[begin : num_held + end.at])
+            begin, self._is_begun = num_held + end.at, False
+        self._held = data[begin:]
+        if self._meter.is_between_events:
+            passed.append(self.rest())
+        elif len(self._held) > MAX_HELD_BYTES:
+            passed.append(self.rest())
+            self._is_begun = True
+        return b"".join(passed)
+
+    def rest(self) -> bytes:
+        """What is held back, which passes now."""
+        held, self._held = self._held, b""
+        return held

@@ -1,80 +1,122 @@
 """Counts the tokens of an answer while it passes through, without holding it back.
 
-OpenAI-style answers say what they used: at the end of a JSON body, or in a stream's last event
-if the client asked for that. Other streams are counted by their events, and Hearth's raw text
-streams by their chunks, of which there is one per piece of text: close to tokens, not exact. What
-their prompts took, Hearth says in a header.
+What an answer says of its usage is believed, wherever it stands. Where it says nothing, as streams
+do that nobody asked for it or that ended early, its tokens are estimated: the prompt's from the
+bytes of the request, the answer's from those of its text.
 """
 
 import re
 from dataclasses import dataclass
 
-# Usage stands at the end of what we read; a list of logprobs may follow it, rarely this long.
-TAIL_BYTES = 8192
-PROMPT_HEADER = "X-Prompt-Tokens"
+from proxy.clients.event_reader import EventEnd, EventReader
+from proxy.clients.inflater import ENCODINGS, Inflater
+from proxy.clients.json_scan import JsonScan, Tally
+
+PROMPT_HEADER = "X-Prompt-Tokens"  # Hearth's: what the prompt of a stream took
 # English has about four bytes to a token, JSON and other scripts differ: an estimate.
 BYTES_PER_TOKEN = 4
 _NUMBER = re.compile(r"[0-9]{1,9}")
-# A quotation mark inside an answer's text is escaped, so a model cannot forge these.
-# Of OpenAI's chats; of its responses and of Anthropic's messages, which begin with a 0.
-_PROMPT = re.compile(rb'(?<!\\)"(?:prompt|input)_tokens"\s*:\s*([0-9]{1,9})')
-_COMPLETION = re.compile(
-    rb'(?<!\\)"(?:completion_tokens"\s*:\s*|output_tokens"\s*:\s*(?=[1-9]))([0-9]{1,9})'
-)
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """`source` is "usage" when the upstream said it, "events" when we counted, "estimated" when
-    the client left before there was anything to count."""
+    """`source` is "usage" when the upstream said it all, else "estimated"."""
 
-    prompt_tokens: int | None  # None: only the upstream knows
+    prompt_tokens: int
     completion_tokens: int
     source: str
 
     @property
     def total_tokens(self) -> int:
-        return (self.prompt_tokens or 0) + self.completion_tokens
+        return self.prompt_tokens + self.completion_tokens
 
 
 class UsageMeter:
-    """Fed every chunk of one answer. Event loop only."""
+    """Fed every piece of one answer. Event loop only."""
 
-    def __init__(self, content_type: str, prompt_tokens: str = "") -> None:
-        """`prompt_tokens` is the upstream's header, if it sent one."""
-        self._prompt_tokens = int(prompt_tokens) if _NUMBER.fullmatch(prompt_tokens) else None
+    def __init__(self, content_type: str, encoding: str = "", prompt_tokens: str = "") -> None:
+        """All three are the answer's headers, empty where it lacks them."""
         kind = content_type.partition(";")[0].strip().lower()
-        self._is_event_stream = kind == "text/event-stream"
-        self._is_json = kind == "application/json"
-        self._num_events = 0
-        self._tail = b""
+        encoding = encoding.strip().lower()
+        self._prompt_tokens = int(prompt_tokens) if _NUMBER.fullmatch(prompt_tokens) else None
+        self._tally = Tally()
+        self._inflater = Inflater() if encoding in ENCODINGS else None
+        is_readable = self._inflater is not None or encoding in ("", "identity")
+        self._document = JsonScan(self._tally) if is_readable and "json" in kind else None
+        is_events = is_readable and kind == "text/event-stream"
+        self._events = EventReader(self._tally) if is_events else None
+        self._num_pieces = 0  # of raw text
+        self._is_damaged = False
 
-    def feed(self, chunk: bytes) -> None:
-        if self._is_event_stream:
-            self._num_events += chunk.count(b"data:")
-        elif not self._is_json:
-            self._num_events += 1
-            return
-        self._tail = (self._tail + chunk)[-TAIL_BYTES:]
+    @property
+    def is_editable(self) -> bool:
+        """Whether it is a stream of events that are written as they are."""
+        return self._events is not None and self._inflater is None
 
-    def usage(self) -> Usage | None:
-        """None for a JSON body that says nothing of tokens."""
-        # The first events of a response repeat what its client sent, which may read like usage.
-        told = b"".join(self._tail.rsplit(b"\n\n", 3)[-3:]) if self._is_event_stream else self._tail
-        completion = _last(_COMPLETION, told)
-        if completion is not None:
-            return Usage(_last(_PROMPT, told) or self._prompt_tokens, completion, "usage")
-        if self._is_json:
-            return None
-        return Usage(self._prompt_tokens, self._num_events, "events")
+    @property
+    def is_between_events(self) -> bool:
+        return self._events is None or self._events.is_between_events
+
+    def feed(self, piece: bytes) -> list[EventEnd]:
+        """Returns the ends of its events, if that is what it has and they are not compressed."""
+        if self._inflater is None:
+            return self._read(piece)
+        try:
+            for part in () if self._is_damaged else self._inflater.feed(piece):
+                self._read(part)
+        except ValueError:
+            self._is_damaged = True
+        return []
+
+    def _read(self, piece: bytes) -> list[EventEnd]:
+        if self._events is not None:
+            return self._events.feed(piece)
+        if self._document is not None:
+            self._document.feed(piece)
+        else:
+            self._num_pieces += 1
+            self._tally.text_bytes += len(piece)
+        return []
+
+    def usage(self, num_prompt_bytes: int | None) -> Usage | None:
+        """Of an answer that is over. Without the bytes of a prompt nothing is estimated: None
+        where nothing is told.
+        """
+        if self._events is not None:
+            self._events.finish()
+        prompt, completion = self._told()
+        if num_prompt_bytes is None:
+            is_told = prompt is not None or completion is not None
+            return Usage(prompt or 0, completion or 0, "usage") if is_told else None
+        if prompt is None:
+            prompt = self._prompt_tokens
+        is_open = completion is None or self._tally.is_stale
+        estimate = self._estimate() if is_open else 0
+        source = "estimated" if prompt is None or estimate else "usage"
+        if prompt is None:
+            prompt = num_prompt_bytes // BYTES_PER_TOKEN
+        return Usage(prompt, max(completion or 0, estimate), source)
+
+    def _told(self) -> tuple[int | None, int | None]:
+        """Of the prompt and the answer; an embedding has a total instead of the latter."""
+        prompt, completion, total = self._tally.prompt, self._tally.completion, self._tally.total
+        if total is not None:
+            prompt = max(0, total - (completion or 0)) if prompt is None else prompt
+            completion = max(0, total - prompt) if completion is None else completion
+        return prompt, completion
+
+    def _estimate(self) -> int:
+        """Tokens of the text. Hearth sends each as an event or a chunk of its own; so do others,
+        or several at once.
+        """
+        num_pieces = self._num_pieces if self._events is None else self._events.num_texts
+        if num_pieces and self._prompt_tokens is not None:
+            return num_pieces
+        return max(num_pieces, -(-self._tally.num_bytes // BYTES_PER_TOKEN))
 
 
-def estimated_usage(num_bytes: int) -> Usage:
-    """Usage of a request whose client left before the first byte: its prompt was, or will be,
-    worked on, and the upstream had no chance to say how long it was. Of bodies of `num_bytes`."""
-    return Usage(num_bytes // BYTES_PER_TOKEN, 0, "estimated")
-
-
-def _last(pattern: re.Pattern[bytes], tail: bytes) -> int | None:
-    found = pattern.findall(tail)
-    return int(found[-1]) if found else None
+def estimated_usage(num_prompt_bytes: int) -> Usage:
+    """Of a request whose client left before the first byte: its prompt was, or will be, worked on,
+    and the upstream had no chance to say how long it was.
+    """
+    return Usage(num_prompt_bytes // BYTES_PER_TOKEN, 0, "estimated")

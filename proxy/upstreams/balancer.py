@@ -25,6 +25,7 @@ import yaml
 from proxy.clients.inbound import RoutingHints
 from proxy.errors import AllRowsBusy, UpstreamNotReady, UpstreamUnreachable
 from proxy.upstreams.connections import ConnectionPool
+from proxy.upstreams.keys import UpstreamKeys
 
 log = logging.getLogger(__name__)
 
@@ -99,6 +100,8 @@ class Upstream:
 
     spec: UpstreamSpec
     pool: ConnectionPool
+    keys: Callable[[], UpstreamKeys] = dict
+    tells_usage: bool = True  # False: it refused to be asked
     in_flight: int = 0
     health: Health = Health.READY
     num_silent_checks: int = 0  # in a row
@@ -115,6 +118,11 @@ class Upstream:
 
     def __post_init__(self) -> None:
         self.name = self.spec.netloc + self.spec.base_path
+
+    @property
+    def key(self) -> tuple[str, str] | None:
+        """The header with the key that it wants, if it wants one."""
+        return self.keys().get(self.spec.url.rstrip("/"))
 
     def load(self, num_more: int = 0) -> float:
         """Requests per weight, as if it had the usual number of rows."""
@@ -150,12 +158,14 @@ class Balancer:
         *,
         max_in_flight: int = 4096,
         stall_timeout_s: float = math.inf,
+        keys: Callable[[], UpstreamKeys] = dict,
     ) -> None:
         """`max_in_flight` is of each upstream; `stall_timeout_s` for how long all its streams may
         bring nothing before it gets no more."""
         self._connect_timeout_s = connect_timeout_s
         self._max_in_flight = max_in_flight
         self._stall_timeout_s = stall_timeout_s
+        self._keys = keys
         self._clock = clock
         self._lock = threading.Lock()
         self._upstreams: tuple[Upstream, ...] = ()
@@ -309,7 +319,7 @@ class Balancer:
         parts = urlsplit(spec.url)
         port = parts.port or (443 if parts.scheme == "https" else 80)
         pool = ConnectionPool(parts.scheme, parts.hostname or "", port, self._connect_timeout_s)
-        return Upstream(spec, pool)
+        return Upstream(spec, pool, self._keys)
 
     def _is_usable(self, upstream: Upstream) -> bool:
         now_s = self._clock()

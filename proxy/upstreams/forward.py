@@ -8,13 +8,14 @@ dies does. In all cases the whole body is still in hand.
 
 import asyncio
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from httptools import HttpParserError
 
 from proxy.clients.answers import END_OF_CHUNKS, chunk
 from proxy.clients.inbound import InboundRequest
+from proxy.clients.usage_question import REFUSALS
 from proxy.errors import (
     AllRowsBusy,
     Headers,
@@ -42,6 +43,7 @@ class Reply:
     head: ReplyHead
     forwarder: "Forwarder"
     upload: asyncio.Task[None] | None = None
+    has_asked_usage: bool = False  # on the client's behalf
     is_stream: bool = field(init=False)
     is_held_back: bool = False
 
@@ -108,6 +110,18 @@ class Forwarder:
             self.room.admit()
 
     async def open(self, request: InboundRequest, identity: Identity) -> Reply:
+        """As `_open`; once more without the question for usage where that may be refused."""
+        reply = await self._open(request, identity)
+        if not reply.has_asked_usage or reply.head.status not in REFUSALS:
+            return reply
+        reply.close()
+        plain = replace(request, hints=replace(request.hints, asking_body=None))
+        again = await self._open(plain, identity)
+        if again.head.status < 300:
+            reply.upstream.tells_usage = False
+        return again
+
+    async def _open(self, request: InboundRequest, identity: Identity) -> Reply:
         """Send the request and wait for the head of the answer.
 
         Raises UpstreamUnreachable, UpstreamBroken, UpstreamTimeout, UpstreamNotReady, AllRowsBusy,
@@ -216,6 +230,7 @@ class Forwarder:
         request: InboundRequest,
         fields: Headers,
     ) -> Reply:
+        asks_usage = _body_for(upstream, request) is not request.body.prefix
         upload: asyncio.Task[None] | None = None
         try:
             data, is_whole = _request_bytes(upstream, request, fields), request.body.is_complete
@@ -227,7 +242,7 @@ class Forwarder:
             self._deadline_s[connection] = now_s + self._first_byte_timeout_s
             head = await connection.answered()
             self.balancer.report_success(upstream)
-            return Reply(upstream, connection, head, self, upload)
+            return Reply(upstream, connection, head, self, upload, asks_usage)
         except BaseException as error:
             if upload is not None:
                 upload.cancel()
@@ -279,13 +294,26 @@ def _is_whole(upload: asyncio.Task[None]) -> bool:
     return upload.done() and not upload.cancelled() and upload.exception() is None
 
 
+def _body_for(upstream: Upstream, request: InboundRequest) -> bytes:
+    """What there is of the body, asking for usage where the upstream tells it."""
+    asking_body = request.hints.asking_body if upstream.tells_usage else None
+    return asking_body or request.body.prefix
+
+
+def _fields_for(upstream: Upstream, fields: Headers) -> Headers:
+    """The request's header fields, with the key that the upstream wants."""
+    if (key := upstream.key) is None:
+        return fields
+    return [*(each for each in fields if each[0].lower() != key[0].lower()), key]
+
+
 def _request_bytes(upstream: Upstream, request: InboundRequest, fields: Headers) -> bytes:
     """The request's head, and what there is of its body."""
     head, body = request.head, request.body
     target = head.target if head.target == "*" else upstream.spec.base_path + head.target
     lines = [f"{head.method} {target} HTTP/1.1", f"Host: {upstream.spec.netloc}"]
-    lines += [f"{name}: {value}" for name, value in fields]
-    prefix = body.prefix
+    lines += [f"{name}: {value}" for name, value in _fields_for(upstream, fields)]
+    prefix = _body_for(upstream, request)
     if body.is_complete:
         if body.is_present:
             lines.append(f"Content-Length: {len(prefix)}")

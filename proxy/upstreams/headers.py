@@ -23,12 +23,14 @@ HOP_BY_HOP = frozenset(
     }
 )
 # What a client may not claim: who it is, where it comes from. Expect: the
-# connection has answered it.
+# connection has answered it. Accept-Encoding: what an answer used is read as it passes.
 # What browsers say of their pages has been judged here; cookies are ours, or of other services
 # on this host.
 NEVER_FORWARDED = HOP_BY_HOP | {
+    "accept-encoding",
     "access-control-request-headers",
     "access-control-request-method",
+    "api-key",
     "authorization",
     "content-length",
     "cookie",
@@ -70,6 +72,7 @@ def upstream_headers(head: RequestHead, identity: Identity) -> Headers:
     ]
     return [
         *headers,
+        ("Accept-Encoding", "identity"),
         ("X-Team-Id", identity.principal.team_id),
         ("X-Token-Id", identity.principal.token_id),
         ("X-Request-Id", identity.request_id),

@@ -13,12 +13,12 @@ from httptools import HttpParserError
 
 from proxy.errors import StreamBroken, UpstreamBroken
 from proxy.upstreams.balancer import Balancer, Health, Rows, Upstream
-from proxy.upstreams.reply import UpstreamConnection
 
 log = logging.getLogger(__name__)
 
 CHECK_TIMEOUT_S = 2.0
 MAX_ANSWER_BYTES = 64 * 1024
+NOT_FOR_US = frozenset({401, 403, 404, 405})  # a path that wants a token, or does not exist
 
 
 class HealthChecks:
@@ -71,56 +71,37 @@ class HealthChecks:
 async def health_of(upstream: Upstream) -> tuple[Health, Rows | None]:
     """Ready if its health path answers 2xx, and what Hearth's says of its user rows.
 
-    An upstream without such a path counts as ready: it speaks HTTP, and what is wrong with it will
-    show in its answers.
+    Where that path is not there for us, /health is asked. An upstream without either counts as
+    ready: it speaks HTTP, and what is wrong with it will show in its answers.
     """
     try:
         async with asyncio.timeout(CHECK_TIMEOUT_S):
-            status, body = await _ask(upstream)
+            status, body = await _ask(upstream, upstream.spec.health_path)
+            if status in NOT_FOR_US and upstream.spec.health_path != "/health":
+                status, body = await _ask(upstream, "/health")
     except TimeoutError:
         return Health.SILENT, None
     except (OSError, EOFError, ValueError, HttpParserError, UpstreamBroken, StreamBroken):
         return Health.NOT_READY, None
-    if 200 <= status < 300 or status in (404, 405):
+    if 200 <= status < 300 or status in NOT_FOR_US:
         return Health.READY, parse_rows(body)
     return Health.NOT_READY, None
 
 
-async def _ask(upstream: Upstream) -> tuple[int, bytes]:
+async def _ask(upstream: Upstream, path: str) -> tuple[int, bytes]:
     """Status and body, on a connection of its own: whether it accepts any is part of the answer."""
     spec = upstream.spec
     connection = await upstream.pool.connect()
     try:
-        path = spec.base_path + spec.health_path
-        request = f"GET {path} HTTP/1.1\r\nHost: {spec.netloc}\r\nConnection: close\r\n\r\n"
+        lines = [f"GET {spec.base_path}{path} HTTP/1.1", f"Host: {spec.netloc}"]
+        if upstream.key is not None:
+            lines.append(": ".join(upstream.key))
+        request = "\r\n".join([*lines, "Connection: close", "\r\n"])
         connection.begin("GET", request.encode("latin-1"))
         head = await connection.answered()
-        body = _Body(connection)
-        try:
-            await connection.relay(body)
-        except StreamBroken:
-            if not body.is_too_long:
-                raise
-        return head.status, bytes(body.data)
+        return head.status, await connection.read_whole(MAX_ANSWER_BYTES) or b""
     finally:
         connection.abort()
-
-
-class _Body:
-    """Takes an answer's body, and no more of it than one that tells the rows may have."""
-
-    def __init__(self, connection: UpstreamConnection) -> None:
-        self._connection = connection
-        self.data = bytearray()
-
-    @property
-    def is_too_long(self) -> bool:
-        return len(self.data) > MAX_ANSWER_BYTES
-
-    def take(self, pieces: list[bytes], is_last: bool) -> None:
-        self.data += b"".join(pieces)
-        if self.is_too_long and not is_last:
-            self._connection.give_up(UpstreamBroken(f"over {MAX_ANSWER_BYTES} bytes of health"))
 
 
 def parse_rows(answer: bytes) -> Rows | None:

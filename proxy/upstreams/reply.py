@@ -40,6 +40,24 @@ class Receiver(Protocol):
         ...
 
 
+class _Whole:
+    """Takes an answer's body, up to a bound."""
+
+    def __init__(self, connection: "UpstreamConnection", max_bytes: int) -> None:
+        self._connection = connection
+        self._max_bytes = max_bytes
+        self.data = bytearray()
+
+    @property
+    def is_too_long(self) -> bool:
+        return len(self.data) > self._max_bytes
+
+    def take(self, pieces: list[bytes], is_last: bool) -> None:
+        self.data += b"".join(pieces)
+        if self.is_too_long and not is_last:
+            self._connection.give_up(UpstreamBroken(f"over {self._max_bytes} bytes"))
+
+
 class StaleConnection(Exception):
     """A kept-alive connection was closed before a byte of the answer."""
 
@@ -184,6 +202,16 @@ class UpstreamConnection(asyncio.Protocol):
         self._ended = ended
         self._settle_end()
         return ended
+
+    async def read_whole(self, max_bytes: int) -> bytes | None:
+        """The body in one; None when it is longer. StreamBroken if it ends too soon."""
+        body = _Whole(self, max_bytes)
+        try:
+            await self.relay(body)
+        except StreamBroken:
+            if not body.is_too_long:
+                raise
+        return None if body.is_too_long else bytes(body.data)
 
     def set_reading(self, is_reading: bool) -> None:
         if not self._transport.is_closing():

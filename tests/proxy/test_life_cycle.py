@@ -241,7 +241,7 @@ def test_audit_line_says_who_what_and_how_but_never_the_text(
     assert (line["team_id"], line["token_id"]) == ("team-a", "token-1")
     assert (line["method"], line["status"], line["outcome"]) == ("POST", 200, "complete")
     assert (line["model"], line["upstream"]) == ("falcon40b", f"127.0.0.1:{upstream.port}")
-    assert (line["bytes_in"], line["bytes_out"], line["completion_tokens"]) == (25, 13, 1)
+    assert (line["bytes_in"], line["bytes_out"], line["completion_tokens"]) == (25, 13, 4)
     assert 0 < line["queue_ms"] <= line["ttft_ms"] <= line["total_ms"]  # type: ignore[operator]
     metrics = proxy.metric("/metrics")
     assert (

@@ -1,0 +1,46 @@
+"""The keys that upstreams of others want: a YAML file, never shown to clients or in a log.
+
+https://api.openai.com: sk-...
+https://api.anthropic.com: {x-api-key: sk-ant-...}
+"""
+
+import re
+from collections.abc import Mapping
+
+import yaml
+
+# By the upstream's URL: the header that holds its key, and the header's value.
+UpstreamKeys = Mapping[str, tuple[str, str]]
+
+_URL = re.compile(r"https?://[^\s?#]+")
+_NAME = re.compile(r"[A-Za-z0-9-]{1,64}")
+_VALUE = re.compile(r"[!-~]{1,8192}")
+
+
+def parse_keys(text: str) -> UpstreamKeys:
+    """Raises ValueError, which says where the mistake is and never what stands there."""
+    try:
+        entries = yaml.safe_load(text) or {}
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark else "?"
+        raise ValueError(f"not YAML, line {line}") from None
+    except yaml.YAMLError:
+        raise ValueError("not YAML") from None
+    if not isinstance(entries, dict):
+        raise ValueError("expected a mapping of upstreams' URLs to their keys")
+    return dict(_entry(number, *item) for number, item in enumerate(entries.items(), 1))
+
+
+def _entry(number: int, url: object, key: object) -> tuple[str, tuple[str, str]]:
+    if not isinstance(url, str) or not _URL.fullmatch(url):
+        raise ValueError(f"entry {number}: expected http(s)://host[:port][/path] and its key")
+    header, value = ("Authorization", key)
+    if isinstance(key, dict) and len(key) == 1:
+        header, value = next(iter(key.items()))
+    if not isinstance(header, str) or not _NAME.fullmatch(header):
+        raise ValueError(f"entry {number}: the key's header must be a name, such as x-api-key")
+    if not isinstance(value, str) or not _VALUE.fullmatch(value):
+        raise ValueError(
+            f"entry {number}: expected a key of up to 8192 printable characters, or {{header: key}}"
+        )
+    return url.rstrip("/"), (header, f"Bearer {value}" if value is key else value)
