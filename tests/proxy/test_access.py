@@ -117,6 +117,8 @@ def test_path_that_servers_may_read_in_two_ways_is_refused(target: str) -> None:
         ("/getServer/caf%C3%A9%20.x", "/getServer/café .x"),
         ("/v1/models/...", "/v1/models/..."),
         ("/any;x=1", "/any;x=1"),
+        ("/v1/models/?a=b/", "/v1/models"),
+        ("/", "/"),
     ],
 )
 def test_plain_path_is_decoded_once(target: str, path: str) -> None:

@@ -35,7 +35,9 @@ def cut(peer: Peer) -> None:
         (chunked, (Health.READY, Rows(4, 3))),
         (until_closed, (Health.READY, Rows(4, 3))),
         (lambda peer: peer.reply(LONG), (Health.READY, None)),
-        (lambda peer: peer.reply(b"", "404 Not Found"), (Health.READY, None)),
+        (lambda peer: peer.reply(b"", "404 Not Found"), (Health.READY, Rows(4, 3))),
+        (lambda peer: peer.reply(b"", "401 Unauthorized"), (Health.READY, Rows(4, 3))),
+        (lambda peer: peer.reply(b"", "403 Forbidden"), (Health.READY, Rows(4, 3))),
         (lambda peer: peer.reply(ROWS, "503 Busy"), (Health.NOT_READY, None)),
         (lambda peer: peer.reply(b"", "302 Found"), (Health.NOT_READY, None)),
         (cut, (Health.NOT_READY, None)),
@@ -44,20 +46,42 @@ def cut(peer: Peer) -> None:
         (Peer.reset, (Health.NOT_READY, None)),
     ],
     ids=[
-        *("rows", "chunked", "until closed", "long", "no such path", "busy", "elsewhere", "cut"),
+        *("rows", "chunked", "until closed", "long", "no such path", "no token", "forbidden"),
+        *("busy", "elsewhere", "cut"),
         *("no http", "closed", "reset"),
     ],
 )
 def test_health_is_what_the_upstream_answers(
     upstream: ScriptedUpstream, script: Script, found: tuple[Health, Rows | None]
 ) -> None:
-    upstream.scripts["/healthz"] = script
+    upstream.scripts |= {"/healthz": script, "/health": lambda peer: peer.reply(ROWS)}
+    assert health(upstream) == found
 
+
+@pytest.mark.parametrize(
+    ("status", "found"),
+    [
+        ("200 OK", Health.READY),
+        ("404 Not Found", Health.READY),
+        ("401 Unauthorized", Health.READY),
+        ("503 Loading", Health.NOT_READY),
+        ("500 Dead", Health.NOT_READY),
+    ],
+)
+def test_engine_without_a_health_path_for_us_is_what_its_health_says(
+    upstream: ScriptedUpstream, status: str, found: Health
+) -> None:
+    upstream.scripts["/healthz"] = lambda peer: peer.reply(b"", "404 Not Found")
+    upstream.scripts["/health"] = lambda peer: peer.reply(b"", status)
+    assert health(upstream) == (found, None)
+
+
+def health(upstream: ScriptedUpstream) -> tuple[Health, Rows | None]:
     async def ask() -> tuple[Health, Rows | None]:
         (asked,) = Balancer([UpstreamSpec(upstream.url, health_path="/healthz")], 1.0).upstreams
         return await health_of(asked)
 
-    assert asyncio.run(ask()) == found
+    return asyncio.run(ask())
 
 
 def test_upstreams_that_hang_are_waited_for_together_and_hold_no_other_up() -> None:

@@ -233,9 +233,7 @@ def test_what_cannot_be_undone_is_estimated(answer: bytes) -> None:
 
 
 @pytest.mark.parametrize("content_type", [EVENTS, JSON])
-@pytest.mark.parametrize(
-    "piece", [b"[", b"]", b'"', b"\\", b" ", b"x", b"data:", b'{"usage":']
-)
+@pytest.mark.parametrize("piece", [b"[", b"]", b'"', b"\\", b" ", b"x", b"data:", b'{"usage":'])
 def test_endless_lines_and_depths_are_read_without_being_kept(
     content_type: str, piece: bytes
 ) -> None:
