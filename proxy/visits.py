@@ -28,7 +28,7 @@ from proxy.clients.inbound import (
 from proxy.clients.model_list import LIST_PATH, MAX_LIST_BYTES, model_of, only_of
 from proxy.clients.origins import check_preflight, cors_headers
 from proxy.clients.relay import Relay
-from proxy.clients.usage import PROMPT_HEADER, Usage, UsageMeter, estimated_usage
+from proxy.clients.usage import METERED_HEADERS, Usage, UsageMeter, estimated_usage
 from proxy.errors import (
     BadRequest,
     ClientGone,
@@ -146,11 +146,7 @@ class Visits:
         ours = self._begin(visit, reply)
         headers = client_headers(head.fields, ours, head.is_chunked, reply.upstream.spec.url)
         if record.method == "POST" and head.status < 300:
-            visit.meter = UsageMeter(
-                head.get("content-type"),
-                head.get("content-encoding"),
-                head.get(PROMPT_HEADER.lower()),
-            )
+            visit.meter = UsageMeter(*map(head.get, METERED_HEADERS))
         hides_usage = reply.has_asked_usage and visit.meter is not None and visit.meter.is_editable
         if hides_usage:
             headers = [each for each in headers if each[0].lower() != "content-length"]
@@ -186,10 +182,10 @@ class Visits:
         """Relay a list of models, without those that the team may not use."""
         record, head = visit.record, reply.head
         headers = self._begin(visit, reply) + visit.cors
-        answer = await reply.connection.read_whole(MAX_LIST_BYTES)
         try:
+            answer = await reply.connection.read_whole(MAX_LIST_BYTES)
             shown = only_of(models, answer or b"", head.get("content-encoding"))
-        except ValueError as error:
+        except (StreamBroken, ValueError) as error:
             raise UpstreamBroken(f"{reply.upstream.name}: {error}") from error
         record.ttft_ms, record.bytes_out = record.elapsed_ms(), len(shown)
         headers += content_headers("application/json", shown)

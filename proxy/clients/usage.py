@@ -12,7 +12,8 @@ from proxy.clients.event_reader import EventEnd, EventReader
 from proxy.clients.inflater import ENCODINGS, Inflater
 from proxy.clients.json_scan import JsonScan, Tally
 
-PROMPT_HEADER = "X-Prompt-Tokens"  # Hearth's: what the prompt of a stream took
+# What a meter is made of; the last is Hearth's, and says what the prompt of a stream took.
+METERED_HEADERS = ("content-type", "content-encoding", "x-prompt-tokens")
 # English has about four bytes to a token, JSON and other scripts differ: an estimate.
 BYTES_PER_TOKEN = 4
 _NUMBER = re.compile(r"[0-9]{1,9}")
@@ -35,7 +36,7 @@ class UsageMeter:
     """Fed every piece of one answer. Event loop only."""
 
     def __init__(self, content_type: str, encoding: str = "", prompt_tokens: str = "") -> None:
-        """All three are the answer's headers, empty where it lacks them."""
+        """The values of METERED_HEADERS, empty where an answer lacks them."""
         kind = content_type.partition(";")[0].strip().lower()
         encoding = encoding.strip().lower()
         self._prompt_tokens = int(prompt_tokens) if _NUMBER.fullmatch(prompt_tokens) else None

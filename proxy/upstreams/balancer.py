@@ -100,7 +100,7 @@ class Upstream:
 
     spec: UpstreamSpec
     pool: ConnectionPool
-    keys: Callable[[], UpstreamKeys] = dict
+    keys: Callable[[], UpstreamKeys] = dict  # of all, as they are now
     tells_usage: bool = True  # False: it refused to be asked
     in_flight: int = 0
     health: Health = Health.READY
@@ -121,7 +121,6 @@ class Upstream:
 
     @property
     def key(self) -> tuple[str, str] | None:
-        """The header with the key that it wants, if it wants one."""
         return self.keys().get(self.spec.url.rstrip("/"))
 
     def load(self, num_more: int = 0) -> float:
@@ -160,8 +159,7 @@ class Balancer:
         stall_timeout_s: float = math.inf,
         keys: Callable[[], UpstreamKeys] = dict,
     ) -> None:
-        """`max_in_flight` is of each upstream; `stall_timeout_s` for how long all its streams may
-        bring nothing before it gets no more."""
+        """`max_in_flight` is of each upstream, `stall_timeout_s` of the silence of its streams."""
         self._connect_timeout_s = connect_timeout_s
         self._max_in_flight = max_in_flight
         self._stall_timeout_s = stall_timeout_s
@@ -239,8 +237,7 @@ class Balancer:
             return any(
                 self._is_usable(upstream)
                 and (not upstream.spec.models or hints.model in upstream.spec.models)
-                for upstream in self._upstreams
-                if upstream not in excluded
+                for upstream in set(self._upstreams) - excluded
             )
 
     def finish(self, upstream: Upstream, *, had_row: bool = True) -> None:

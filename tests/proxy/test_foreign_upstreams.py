@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import requests
 
+from proxy.clients.model_list import MAX_LIST_BYTES
 from tests.proxy.answers import DONE, chat_event, messages_stream, usage_event
 from tests.proxy.support import (
     DEADLINE_S,
@@ -124,6 +125,17 @@ def test_stream_is_asked_for_usage_that_its_client_is_not_shown(foreign: ProxyPr
     assert bill(foreign, reply) == (5, 7, "usage")
 
 
+def test_usage_event_is_left_out_of_an_answer_with_a_length(
+    foreign: ProxyProcess, engine: ScriptedUpstream
+) -> None:
+    answer = chat_event("Hello") + usage_event(5, 7) + DONE
+    engine.scripts[CHAT] = lambda peer: peer.reply(answer, "200 OK", EVENTS)
+    reply = ask(foreign, CHAT)
+    engine.scripts[CHAT] = vllm
+    assert reply.content == chat_event("Hello") + DONE
+    assert bill(foreign, reply) == (5, 7, "usage")
+
+
 def test_client_that_asks_for_usage_gets_it(foreign: ProxyProcess) -> None:
     reply = ask(foreign, CHAT, stream_options={"include_usage": True})
     assert usage_event(5, 7) in reply.content
@@ -173,6 +185,30 @@ def test_team_sees_the_models_that_it_may_use(foreign: ProxyProcess, path: str) 
         return [each["id"] for each in reply.json()["data"]]
 
     assert (names("choosy"), names("a")) == (["small"], ["small", "large"])
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"Content-Length: 4\r\n\r\n{}{}",
+        b"Content-Length: 9\r\n\r\n{}",
+        b"\r\n" + b" " * 2 * MAX_LIST_BYTES,
+        b"Content-Encoding: gzip\r\n\r\n{}",
+    ],
+    ids=["no list", "cut", "long", "damaged"],
+)
+def test_list_that_cannot_be_read_is_not_shown(
+    foreign: ProxyProcess, engine: ScriptedUpstream, answer: bytes
+) -> None:
+    def script(peer: Peer) -> None:
+        peer.send(b"HTTP/1.1 200 OK\r\n" + answer)
+        peer.close()
+
+    engine.scripts["/v1/models"] = script
+    headers = bearer(team_id="choosy", role="team")
+    reply = requests.get(f"{foreign.url}/v1/models", headers=headers, timeout=DEADLINE_S)
+    engine.scripts["/v1/models"] = models
+    assert (reply.status_code, reply.json()["error"]["code"]) == (502, "upstream_broken")
 
 
 def test_team_may_ask_about_its_models_alone(foreign: ProxyProcess) -> None:
