@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from urllib.parse import unquote
 
 from proxy.clients.request_head import RequestHead
-from proxy.clients.usage_question import asking_body
+from proxy.clients.usage_question import may_ask
 from proxy.errors import BodyTooLarge, ProxyError
 
 # What is read of a body before an upstream is chosen: enough for a prompt of some 60 000 tokens.
@@ -170,11 +170,11 @@ class RequestBody:
 
 @dataclass(frozen=True, slots=True)
 class RoutingHints:
-    """What is read of a JSON body, mostly what decides where it goes. All None for other bodies."""
+    """What is read of a JSON body, mostly what decides where it goes. Other bodies have none."""
 
     model: str | None = None
     affinity_key: str | None = None
-    asking_body: bytes | None = None  # to be sent in its place where usage can be asked for
+    may_ask_usage: bool = False  # in the client's stead
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,11 +223,10 @@ def read_hints(head: RequestHead, body: RequestBody) -> RoutingHints:
     is_native = bool(parts) and parts[0] in MODEL_ROUTES
     fields = _json_fields(head, body) or {}
     model = ("/".join(parts[1:]) or None) if is_native else fields.get("model")
-    is_plain = "content-encoding" not in head
     return RoutingHints(
         model=model if isinstance(model, str) else None,
         affinity_key=_affinity_key(fields),
-        asking_body=asking_body(head.target, body.prefix, fields) if is_plain else None,
+        may_ask_usage="content-encoding" not in head and may_ask(head.target, body.prefix, fields),
     )
 
 

@@ -12,13 +12,16 @@ REFUSALS = frozenset({400, 422})
 _QUESTION = b'{"stream_options":{"include_usage":true},'
 
 
-def asking_body(target: str, body: bytes, fields: dict[str, Any]) -> bytes | None:
-    """A request's plain body with the question in it; `fields` are what it says. None where its
-    client says itself what it wants, or there is nothing to ask.
+def may_ask(target: str, body: bytes, fields: dict[str, Any]) -> bool:
+    """Whether there is usage to ask for with a plain body, whose client does not say itself what it
+    wants; `fields` are what the body says.
     """
-    is_asked = fields.get("stream") is not True or "stream_options" in fields
-    begin = body.lstrip()
+    is_open = fields.get("stream") is True and "stream_options" not in fields
     # UTF-16 has a zero byte in every character of a key.
-    if is_asked or b"\0" in body or not begin.startswith(b"{"):
-        return None
-    return _QUESTION + begin[1:] if target.partition("?")[0].rstrip("/") in ROUTES else None
+    is_utf8 = body.lstrip().startswith(b"{") and b"\0" not in body
+    return is_open and is_utf8 and target.partition("?")[0].rstrip("/") in ROUTES
+
+
+def asking(body: bytes) -> bytes:
+    """The body with the question in it, and as it was otherwise."""
+    return _QUESTION + body.lstrip()[1:]

@@ -15,7 +15,7 @@ from httptools import HttpParserError
 
 from proxy.clients.answers import END_OF_CHUNKS, chunk
 from proxy.clients.inbound import InboundRequest
-from proxy.clients.usage_question import REFUSALS
+from proxy.clients.usage_question import REFUSALS, asking
 from proxy.errors import (
     AllRowsBusy,
     Headers,
@@ -115,7 +115,7 @@ class Forwarder:
         if not reply.has_asked_usage or reply.head.status not in REFUSALS:
             return reply
         reply.close()
-        plain = replace(request, hints=replace(request.hints, asking_body=None))
+        plain = replace(request, hints=replace(request.hints, may_ask_usage=False))
         again = await self._open(plain, identity)
         if again.head.status < 300:
             reply.upstream.tells_usage = False
@@ -230,7 +230,7 @@ class Forwarder:
         request: InboundRequest,
         fields: Headers,
     ) -> Reply:
-        asks_usage = _body_for(upstream, request) is not request.body.prefix
+        asks_usage = request.hints.may_ask_usage and upstream.tells_usage
         upload: asyncio.Task[None] | None = None
         try:
             data, is_whole = _request_bytes(upstream, request, fields), request.body.is_complete
@@ -296,8 +296,8 @@ def _is_whole(upload: asyncio.Task[None]) -> bool:
 
 def _body_for(upstream: Upstream, request: InboundRequest) -> bytes:
     """What there is of the body, asking for usage where the upstream tells it."""
-    asking_body = request.hints.asking_body if upstream.tells_usage else None
-    return asking_body or request.body.prefix
+    body = request.body.prefix
+    return asking(body) if request.hints.may_ask_usage and upstream.tells_usage else body
 
 
 def _fields_for(upstream: Upstream, fields: Headers) -> Headers:
