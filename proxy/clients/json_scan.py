@@ -16,6 +16,7 @@ _TEXTS = (
     b"|thinking"
 )
 _NAME = b'"(usage|choices|message|' + _TEXTS + b')"'
+# Nobody writes more white space there; a bound keeps short what is held back.
 _COLON = rb"\s{0,8}+:\s{0,8}+"
 _KEY = re.compile(_NAME + _COLON + b"(?=.)", re.DOTALL)
 # What is neither a bracket, nor a key of those above, nor a string that does not end here.
