@@ -16,6 +16,8 @@ from typing import Literal
 
 from pydantic import TypeAdapter
 
+from common.files import write_whole
+
 SCHEMA_VERSION = 1
 RUN_FILE = "run.json"
 RAW_FILE = "raw.jsonl"
@@ -206,7 +208,7 @@ _RECORD = TypeAdapter(RequestRecord)
 
 def write_run(folder: Path, run: Run) -> None:
     """`run.json`: all but the records, which `append_records` has written."""
-    (folder / RUN_FILE).write_bytes(_RUN.dump_json(replace(run, records=()), indent=1))
+    write_whole(folder / RUN_FILE, _RUN.dump_json(replace(run, records=()), indent=1))
 
 
 def append_records(folder: Path, records: Iterable[RequestRecord]) -> None:
@@ -219,4 +221,5 @@ def read_run(folder: Path) -> Run:
     """Raises OSError when a file is missing, pydantic.ValidationError when one is not ours."""
     run = _RUN.validate_json((folder / RUN_FILE).read_bytes())
     with (folder / RAW_FILE).open("rb") as file:
-        return replace(run, records=tuple(_RECORD.validate_json(line) for line in file))
+        whole = (line for line in file if line.endswith(b"\n"))  # the last may have been cut short
+        return replace(run, records=tuple(map(_RECORD.validate_json, whole)))

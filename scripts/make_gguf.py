@@ -21,6 +21,7 @@ import torch
 from gguf import GGMLQuantizationType, GGUFWriter
 from numpy.typing import NDArray
 
+from common.files import whole_file
 from inference_api.engine.loading.checkpoint import load_config
 from inference_api.engine.loading.config import (
     LatentConfig,
@@ -69,14 +70,13 @@ def make_gguf(folder: Path, target: Path, type_name: str) -> None:
         raise ValueError(f"{folder} is quantised; choose the checkpoint that it was made of")
     _check(folder, config, architecture)
     target.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = target.with_suffix(".part")
-    writer = GGUFWriter(unfinished, architecture)
-    writer.add_file_type(gguf.LlamaFileType[_FILE_TYPES[type_name]])
-    _add_shape(writer, config)
-    _add_vocabulary(writer, folder)
-    _write_tensors(writer, folder, config, architecture, kind)
-    writer.close()
-    unfinished.rename(target)
+    with whole_file(target) as draft:
+        writer = GGUFWriter(draft, architecture)
+        writer.add_file_type(gguf.LlamaFileType[_FILE_TYPES[type_name]])
+        _add_shape(writer, config)
+        _add_vocabulary(writer, folder)
+        _write_tensors(writer, folder, config, architecture, kind)
+        writer.close()
 
 
 def _check(folder: Path, config: ModelConfig, architecture: str) -> None:

@@ -15,6 +15,8 @@ import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from common.files import whole_file, write_whole
+
 CONTEXT_TOKENS = 2048
 SEED = 20240229
 INIT_STD = 0.02
@@ -56,14 +58,14 @@ def main() -> None:
 def make_random_model(shape: Shape, folder: Path, chat_template: str | None = None) -> None:
     """Write config, tokenizer and bfloat16 weights; the same bytes every time."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(_config(shape), indent=1))
-    (folder / "tokenizer_config.json").write_text(
-        json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "</s>"})
-    )
+    write_whole(folder / "config.json", json.dumps(_config(shape), indent=1))
+    names = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "</s>"}
+    write_whole(folder / "tokenizer_config.json", json.dumps(names))
     if chat_template is not None:
-        (folder / "chat_template.jinja").write_text(chat_template)
-    _tokenizer(shape.vocab_size).save(str(folder / "tokenizer.json"))
-    save_file(_weights(shape), folder / "model.safetensors", metadata={"format": "pt"})
+        write_whole(folder / "chat_template.jinja", chat_template)
+    write_whole(folder / "tokenizer.json", _tokenizer(shape.vocab_size).to_str(pretty=True))
+    with whole_file(folder / "model.safetensors") as draft:
+        save_file(_weights(shape), draft, metadata={"format": "pt"})
 
 
 def _config(shape: Shape) -> dict[str, object]:

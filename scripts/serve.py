@@ -17,6 +17,7 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -25,6 +26,7 @@ from urllib.request import urlopen
 import jwt
 
 import proxy
+from common.files import OWNER_ALONE, write_whole
 from inference_api.engine.loading.checkpoint import describe
 from inference_api.engine.pipeline.splits import resolved
 from inference_api.errors import StartupError
@@ -126,15 +128,17 @@ def welcome(settings: Settings, proxy_port: str, secret: str) -> str:
 def kept_secret() -> str:
     """The secret of this directory, readable by its owner only; made at the first call.
 
-    Raises StartupError where it cannot be kept.
+    An older version that was killed left an empty file, which is replaced: no good token was ever
+    signed with it. Raises StartupError where the secret cannot be kept, or is damaged.
     """
     try:
-        if not SECRET_PATH.exists():
-            SECRET_PATH.parent.mkdir(exist_ok=True)
-            descriptor = os.open(SECRET_PATH, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            with os.fdopen(descriptor, "w") as file:
-                file.write(secrets.token_urlsafe(48))
-        return SECRET_PATH.read_text()
+        SECRET_PATH.parent.mkdir(exist_ok=True)
+        kept = SECRET_PATH.read_bytes() if SECRET_PATH.exists() else None
+        if not kept:
+            made, is_empty = secrets.token_urlsafe(48), kept is not None
+            with suppress(FileExistsError):  # of several starts at once, one makes it for all
+                write_whole(SECRET_PATH, made, OWNER_ALONE, replaces=is_empty)
+        secret = SECRET_PATH.read_text(encoding="utf-8", errors="surrogateescape")
     except OSError as error:
         raise StartupError(
             [
@@ -142,6 +146,11 @@ def kept_secret() -> str:
                 "start in a directory that you can write to, or set JWT_SECRET."
             ]
         ) from None
+    if not secret.rstrip("\n").isprintable():
+        raise StartupError(
+            [f"{SECRET_PATH} is damaged; remove it, and the next start makes another secret."]
+        )
+    return secret
 
 
 def end(processes: tuple[Process, ...]) -> None:

@@ -24,6 +24,7 @@ from benchmarking.errors import InvalidResults, NotWritable
 from benchmarking.records import Run
 from benchmarking.report.fit_files import PERF_FILE, PREDICT_FILE, read_fit, write_fit
 from benchmarking.report.page import report_html
+from common.files import write_whole
 
 
 @click.command("fit")
@@ -88,7 +89,7 @@ def predict_run(folder: Path, perf: Path | None, optimizer_url: str) -> None:
         raise InvalidResults(f"{folder} holds no open loop with exponential waits to compare")
     text = json.dumps([as_json(beside, validity) for beside in found], indent=1)
     try:
-        (folder / PREDICT_FILE).write_text(text + "\n")
+        write_whole(folder / PREDICT_FILE, text + "\n")
     except OSError as error:
         raise NotWritable(error) from error
 
@@ -123,7 +124,7 @@ def report_run(folder: Path, against: Path | None, slo: Slo) -> None:
     page = report_html(open_run(folder), slo, read_fit(folder), before)
     path = folder / "report.html"
     try:
-        path.write_text(page, encoding="utf-8")
+        write_whole(path, page)
     except OSError as error:
         raise NotWritable(error) from error
     click.echo(str(path))

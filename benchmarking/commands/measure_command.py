@@ -31,6 +31,7 @@ from benchmarking.load.preflight import only_model
 from benchmarking.records import Load, Run
 from benchmarking.report.page import report_html
 from benchmarking.rows.driver import Driver
+from common.files import write_whole
 
 SHARES = (0.25, 0.5, 0.7, 0.85, 0.95)  # of what the closed loop gets
 USUAL = Slo(ttft_ms=500, itl_ms=50)
@@ -85,7 +86,7 @@ def measure(
 
     run = asked.measure(models, work, base, num_rows)
     page = asked.output_dir / run.name / "report.html"
-    page.write_text(report_html(run, slo, before=earlier), encoding="utf-8")
+    write_whole(page, report_html(run, slo, before=earlier))
     click.echo(f"report in {page}")
     click.echo(verdict(load_points(run), slo) or "nothing was measured")
     sys.exit(exit_status(run))

@@ -9,6 +9,7 @@ from benchmarking.analysis.fit import Fit
 from benchmarking.errors import InvalidResults, NotWritable
 from benchmarking.report.finding_pictures import fit_residuals
 from benchmarking.report.svg import to_svg
+from common.files import write_whole
 
 FIT_FILE, PERF_FILE, PICTURE_FILE = "fit.json", "perf.json", "fit.svg"
 PREDICT_FILE = "predict.json"
@@ -20,9 +21,9 @@ def write_fit(folder: Path, fit: Fit, model: str, accelerator: str) -> None:
     """`perf.json` is a body for the optimizer's `/setModels`. Raises NotWritable."""
     perf = {"models": [fit.perf_data(model, accelerator)]}
     try:
-        (folder / FIT_FILE).write_bytes(_FIT.dump_json(fit, indent=1))
-        (folder / PERF_FILE).write_text(json.dumps(perf, indent=1) + "\n")
-        (folder / PICTURE_FILE).write_text(to_svg(fit_residuals(fit), "fit"), encoding="utf-8")
+        write_whole(folder / FIT_FILE, _FIT.dump_json(fit, indent=1))
+        write_whole(folder / PERF_FILE, json.dumps(perf, indent=1) + "\n")
+        write_whole(folder / PICTURE_FILE, to_svg(fit_residuals(fit), "fit"))
     except OSError as error:
         raise NotWritable(error) from error
 

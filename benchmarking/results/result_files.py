@@ -15,6 +15,7 @@ from benchmarking.errors import InvalidResults
 from benchmarking.records import Load
 from benchmarking.results.responses import Response
 from benchmarking.results.summary import METRICS, Summary
+from common.files import write_whole
 
 SUMMARY, RESPONSES, TEXTS = "_summary.json", "_individual_responses.json", "_response_texts.jsonl"
 UUID = re.compile(r"[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}")
@@ -71,10 +72,11 @@ def write_row(folder: Path, stem: str, summary: Summary, responses: Sequence[Res
 
 def write_texts(folder: Path, stem: str, texts: Sequence[tuple[str, str]]) -> None:
     """(prompt, completion) of every request that was answered."""
-    with (folder / (stem + TEXTS)).open("w", encoding="utf-8") as file:
-        for prompt, completion in texts:
-            line = {"prompt": prompt, "completion": completion}
-            file.write(json.dumps(line, ensure_ascii=False) + "\n")
+    lines = (
+        json.dumps({"prompt": prompt, "completion": completion}, ensure_ascii=False) + "\n"
+        for prompt, completion in texts
+    )
+    write_whole(folder / (stem + TEXTS), "".join(lines))
 
 
 def read_rows(folder: Path) -> Iterator[RowResult]:
@@ -113,4 +115,4 @@ def _read_json(path: Path) -> Any:
 
 def _write_json(path: Path, content: Any) -> None:
     text = json.dumps(content, indent=4, ensure_ascii=False, allow_nan=False)
-    path.write_text(text + "\n", encoding="utf-8")
+    write_whole(path, text + "\n")

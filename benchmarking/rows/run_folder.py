@@ -9,6 +9,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from importlib.metadata import version
+from io import StringIO
 from pathlib import Path
 from threading import Lock
 
@@ -33,6 +34,7 @@ from benchmarking.results.row_metrics import Metrics, run_metrics
 from benchmarking.results.summary import summarise
 from benchmarking.results.workbook import write_workbook
 from benchmarking.rows.row_runner import RowOutcome, RowRunner
+from common.files import write_whole
 
 PACKAGES = ("httptools", "uvloop", "tokenizers")
 METRICS_JSON, METRICS_CSV = "metrics.json", "metrics.csv"
@@ -139,13 +141,14 @@ def write_documented(folder: Path, run: Run, number: int) -> None:
 
 
 def write_metrics(folder: Path, metrics: Metrics) -> None:
-    (folder / METRICS_JSON).write_text(json.dumps(metrics, indent=1, allow_nan=False) + "\n")
+    write_whole(folder / METRICS_JSON, json.dumps(metrics, indent=1, allow_nan=False) + "\n")
     lines = [_flat(row) for row in metrics["rows"]]
     names = dict.fromkeys(name for line in lines for name in line)
-    with (folder / METRICS_CSV).open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, list(names))
-        writer.writeheader()
-        writer.writerows(lines)
+    text = StringIO(newline="")
+    writer = csv.DictWriter(text, list(names))
+    writer.writeheader()
+    writer.writerows(lines)
+    write_whole(folder / METRICS_CSV, text.getvalue())
 
 
 def recompute(folder: Path) -> Run:

@@ -17,6 +17,7 @@ from cluster.actuators.api_process import ApiProcess, free_port, last_words, pin
 from cluster.actuators.machines import Placed
 from cluster.errors import ActuatorUnusable
 from cluster.replicas import Group, Recipe
+from common.files import write_whole
 
 log = logging.getLogger(__name__)
 
@@ -156,10 +157,7 @@ class LocalMachine:
         return tuple(free[: int(count)])
 
     def _keep(self, record: Record) -> None:
-        path = self._path(record.name)
-        draft = path.with_suffix(".draft")
-        draft.write_text(record.model_dump_json(), encoding="utf-8")
-        draft.replace(path)
+        write_whole(self._path(record.name), record.model_dump_json())
         self._records[record.name] = record
 
     def _path(self, name: str) -> Path:

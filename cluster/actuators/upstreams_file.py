@@ -6,6 +6,7 @@ from pathlib import Path
 import yaml
 
 from cluster.errors import ConfigFaulty
+from common.files import write_whole
 
 HEAD = "# Written by the cluster's actuator: changes made here are lost.\n"
 
@@ -38,9 +39,7 @@ class UpstreamsFile:
         if text == self._written:
             return False
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        draft = self._path.with_name(f".{self._path.name}.draft")
-        draft.write_text(text, encoding="utf-8")
-        draft.replace(self._path)
+        write_whole(self._path, text)
         self._written, self.urls = text, frozenset(models_by_url)
         return True
 

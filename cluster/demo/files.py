@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster.demo.story import ACCELERATOR, MAX_REPLICAS, MODEL_NAME, SERVER, Story
+from common.files import write_whole
 
 SPEED_KEYS = ("decodeParms", "prefillParms", "serviceCurve")
 
@@ -26,7 +27,7 @@ def write_cluster(
     folder: Path, story: Story, addresses: Addresses, actuator: dict[str, Any]
 ) -> Path:
     """Returns the path of the cluster's file, for `python -m cluster`."""
-    (folder / "system.json").write_text(json.dumps({"system": _system(story)}, indent=1))
+    write_whole(folder / "system.json", json.dumps({"system": _system(story)}, indent=1))
     server: dict[str, Any] = {"settings": story.backend.settings}
     if story.backend.model is not None:
         server["model"] = story.backend.model
@@ -47,7 +48,7 @@ def write_cluster(
         "servers": {SERVER: server},
         "accelerators": {ACCELERATOR: {"resources": {"CPU": 1}}},
     }
-    path.write_text(json.dumps(keys, indent=1))  # YAML has JSON within it
+    write_whole(path, json.dumps(keys, indent=1))  # YAML has JSON within it
     return path
 
 

@@ -16,6 +16,7 @@ from cluster.actuators.api_process import ApiProcess, free_port, start_api
 from cluster.demo.processes import HOST, DemoFailed, until
 from cluster.demo.shares import hold_process
 from cluster.demo.story import ACCELERATOR, MODEL_NAME, Story
+from common.files import write_whole
 from scripts.pipeline.cpu_share import choose_limiter
 
 # Each loop takes some seconds.
@@ -54,9 +55,9 @@ def measured(story: Story, folder: Path, rate_per_s: float | None = None) -> Sto
 def _measure(url: str, tokens: int, folder: Path) -> None:
     heading = "model_name,input_tokens,output_tokens,num_requests,concurrent_requests"
     rows = [f"{MODEL_NAME},{tokens},{tokens},{n},{u}" for u, n in REQUESTS_BY_USERS.items()]
-    (folder / "rows.csv").write_text("\n".join([heading, *rows]))
+    write_whole(folder / "rows.csv", "\n".join([heading, *rows]))
     config = {"model_configs_path": str(folder / "rows.csv"), "output_files_dir": str(folder)}
-    (folder / "config.yaml").write_text(json.dumps(config))  # YAML has JSON within it
+    write_whole(folder / "config.yaml", json.dumps(config))  # YAML has JSON within it
     where = {"BENCHMARK_API_BASE": f"{url}/v1"}
     _benchmarking(["run", "--run-name", "loops", str(folder / "config.yaml")], where)
     _benchmarking(["fit", "--accelerator", ACCELERATOR, str(folder / "loops")], {})

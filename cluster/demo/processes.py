@@ -15,6 +15,7 @@ from cluster.actuators.api_process import free_port, last_words
 from cluster.demo.files import Addresses, write_cluster
 from cluster.demo.story import Story
 from cluster.errors import ClusterError
+from common.files import OWNER_ALONE, write_whole
 
 HOST = "127.0.0.1"
 START_S, END_S = 60.0, 60.0
@@ -33,7 +34,7 @@ def running_services(
     addresses = Addresses(*_free_ports(3))
     secret = secrets.token_hex(32)
     token = _token(secret)
-    (folder / "token").write_text(token)
+    write_whole(folder / "token", token, OWNER_ALONE)
     cluster_file = write_cluster(folder, story, addresses, actuator)
     (folder / "upstreams.yaml").unlink(missing_ok=True)
     optimizer = {

@@ -20,6 +20,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from common.files import whole_file
 from inference_api.shipped_files import CACHE
 
 logger = logging.getLogger(__name__)
@@ -91,9 +92,9 @@ def library_path(folders: Sequence[Path] | None = None, for_any_processor: bool 
     folder = _writable_folder(folders)
     logger.info("compiling the kernels, once: this takes half a minute")
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
-        built, chosen = Path(scratch) / name, units(left_out)
-        link(compiler, compile_units(compiler, chosen, FLAGS, Path(scratch)), FLAGS, built)
-        os.replace(built, folder / name)
+        objects = compile_units(compiler, units(left_out), FLAGS, Path(scratch))
+        with whole_file(folder / name) as draft:
+            link(compiler, objects, FLAGS, draft)
     _remove_old_builds(folder)
     return folder / name
 

@@ -5,6 +5,7 @@ Writes `var/kernels/compile_commands.json`, which clang-tidy and editors read. L
 
 import json
 
+from common.files import write_whole
 from inference_api.kernels.build import FLAGS, FOLDERS, SOURCES, units
 
 
@@ -18,7 +19,7 @@ def main() -> None:
         for unit, extra in {**units(), "test_driver": ()}.items()
     ]
     FOLDERS[0].mkdir(parents=True, exist_ok=True)
-    (FOLDERS[0] / "compile_commands.json").write_text(json.dumps(commands, indent=1))
+    write_whole(FOLDERS[0] / "compile_commands.json", json.dumps(commands, indent=1))
 
 
 if __name__ == "__main__":

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from safetensors import safe_open
 
+from common.files import write_whole
+
 from .model import ModelShape
 from .numbers import MAX_COMPARED, MAX_FACTOR, MAX_OPERAND
 from .tables import read_tsv
@@ -32,7 +34,7 @@ def write_card(plan: TrainingPlan, model_dir: Path, note: str = "") -> None:
     }
     template = (DATA_DIR / "model_card.md").read_text(encoding="utf-8")
     card = fill_slots(template, {name: str(value) for name, value in slots.items()})
-    (model_dir / "README.md").write_text(card, encoding="utf-8")
+    write_whole(model_dir / "README.md", card)
 
 
 def describe_machine() -> str:

@@ -6,6 +6,8 @@ import logging
 import shutil
 from pathlib import Path
 
+from common.files import write_whole
+
 from .card import write_card
 from .evaluation import evaluate
 from .export import export, held_out_text
@@ -62,7 +64,7 @@ def _run_stage(stage: str, options: argparse.Namespace) -> None:
     elif stage == "export":
         export(options.work, options.model)
         text = held_out_text(options.seed)
-        (options.model / "heldout.txt").write_text(text, encoding="utf-8")
+        write_whole(options.model / "heldout.txt", text)
     elif stage == "card":
         write_card(_plan(options), options.model, options.note)
     else:

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
+from common.files import write_whole
+
 from .documents import Corpus
 from .relations import CATEGORY_WEIGHTS, Exchange
 
@@ -138,7 +140,7 @@ def evaluate(model_dir: Path, work: Path, seed: int, per_category: int) -> dict[
         "samples": _samples(judge),
     }
     text = json.dumps(report, indent=2, ensure_ascii=False) + "\n"
-    (model_dir / "evaluation.json").write_text(text, encoding="utf-8")
+    write_whole(model_dir / "evaluation.json", text)
     _write_wrong_answers(work, verdicts)
     return report
 
@@ -172,4 +174,4 @@ def _write_wrong_answers(work: Path, verdicts: Sequence[Verdict]) -> None:
         if not verdict.is_right
     ]
     path = work / "wrong_answers.json"
-    path.write_text(json.dumps(wrong, indent=1, ensure_ascii=False), encoding="utf-8")
+    write_whole(path, json.dumps(wrong, indent=1, ensure_ascii=False))

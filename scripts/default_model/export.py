@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
+from common.files import whole_file, write_whole
+
 from .documents import ASSISTANT, BOS, EOS, PAD, SPECIAL_TOKENS, SYSTEM, USER, Corpus, render
 from .model import ModelShape
 from .wordings import DATA_DIR
@@ -20,8 +22,9 @@ def export(work: Path, model_dir: Path) -> None:
     model_dir.mkdir(parents=True, exist_ok=True)
     checkpoint: dict[str, Any] = torch.load(work / "checkpoint.pt")
     weights = {name: w.to(torch.bfloat16).contiguous() for name, w in checkpoint["model"].items()}
-    save_file(weights, model_dir / "model.safetensors", metadata={"format": "pt"})
-    (model_dir / "model.safetensors").chmod(0o644)
+    with whole_file(model_dir / "model.safetensors") as draft:
+        save_file(weights, draft, metadata={"format": "pt"})
+        draft.chmod(0o644)
     shutil.copyfile(work / "tokenizer.json", model_dir / "tokenizer.json")
     _write_json(model_dir / "config.json", _config(ModelShape(**checkpoint["shape"])))
     _write_json(model_dir / "generation_config.json", _token_ids())
@@ -87,4 +90,4 @@ def _tokenizer_config() -> dict[str, Any]:
 
 
 def _write_json(path: Path, content: dict[str, Any]) -> None:
-    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    write_whole(path, json.dumps(content, indent=2) + "\n")

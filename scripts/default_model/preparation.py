@@ -9,6 +9,8 @@ from random import Random
 import numpy as np
 from tokenizers import Tokenizer
 
+from common.files import whole_file, write_whole
+
 from .documents import PAD, Corpus, Document, render
 from .relations import Relation
 from .tokenizer import load_tokenizer, token_id, train_tokenizer
@@ -32,7 +34,7 @@ class CorpusFigures:
 def prepare_tokenizer(work: Path, seed: int) -> Tokenizer:
     texts = (render(document) for document in Corpus(seed).documents(_TOKENIZER_DOCUMENTS))
     tokenizer = train_tokenizer(texts)
-    tokenizer.save(str(work / "tokenizer.json"))
+    write_whole(work / "tokenizer.json", tokenizer.to_str(pretty=True))
     return tokenizer
 
 
@@ -57,9 +59,10 @@ def prepare_windows(
         ("long", long),
         ("validation", windows(held_out, SHORT_WINDOW)),
     ):
-        np.save(work / f"{name}_ids.npy", part.ids)
-        np.save(work / f"{name}_is_target.npy", part.is_target)
+        for kind, array in (("ids", part.ids), ("is_target", part.is_target)):
+            with whole_file(work / f"{name}_{kind}.npy") as draft, draft.open("wb") as file:
+                np.save(file, array)
     num_tokens = sum(int((part.ids != pad_id).sum()) for part in (short, long))
     figures = CorpusFigures(seed, num_documents, num_long, num_tokens)
-    (work / "corpus.json").write_text(json.dumps(asdict(figures)), encoding="utf-8")
+    write_whole(work / "corpus.json", json.dumps(asdict(figures)))
     return figures

@@ -7,6 +7,8 @@ import json
 from pathlib import Path
 from random import Random
 
+from common.files import write_whole
+
 from .documents import Corpus
 
 _BARE_SHARE, _LATER_TURN_SHARE = 0.3, 0.2
@@ -20,7 +22,7 @@ def write_prompts(work: Path, seed: int, count: int) -> None:
     ):
         corpus, rng = Corpus(seed, held_out=held_out), Random(seed)
         lines = [json.dumps(_prompt(corpus, rng), ensure_ascii=False) for _ in range(number)]
-        (work / f"{name}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+        write_whole(work / f"{name}.jsonl", "\n".join(lines) + "\n")
 
 
 def _prompt(corpus: Corpus, rng: Random) -> dict[str, object]:

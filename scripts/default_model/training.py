@@ -17,6 +17,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torch.multiprocessing.spawn import spawn
 
+from common.files import whole_file
+
 from .model import ModelShape, TrainableLlama
 from .optimizer import Optimizer, sum_over_processes
 
@@ -186,7 +188,6 @@ def save_checkpoint(
     seconds: float = 0.0,
 ) -> None:
     """Replaces what training goes on from."""
-    path = work / "checkpoint.pt"
     state = {
         "shape": asdict(model.shape),
         "model": model.state_dict(),
@@ -194,8 +195,8 @@ def save_checkpoint(
         "step": step,
         "seconds": seconds,
     }
-    torch.save(state, path.with_suffix(".tmp"))
-    path.with_suffix(".tmp").replace(path)
+    with whole_file(work / "checkpoint.pt") as draft:
+        torch.save(state, draft)
 
 
 def start_from(model_dir: Path, work: Path) -> None:

@@ -5,6 +5,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
+from common.files import write_whole
 from scripts.default_model.card import describe_machine, training_slots
 from scripts.default_model.training import TrainingPlan
 from scripts.default_model.wordings import fill_slots
@@ -32,7 +33,7 @@ def write_card(topic: Topic, plan: TrainingPlan, base: Path, model_dir: Path) ->
     }
     template = (DATA_DIR / "card.md").read_text(encoding="utf-8")
     card = fill_slots(template, {name: str(value) for name, value in slots.items()})
-    (model_dir / "README.md").write_text(card, encoding="utf-8")
+    write_whole(model_dir / "README.md", card)
 
 
 def _accuracy_table(report: dict[str, Any], base: str) -> str:

@@ -8,6 +8,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
+from common.files import write_whole
 from scripts.default_model.documents import Corpus
 from scripts.default_model.evaluation import Judge, Trial, Verdict, accuracy, draw_trials
 from scripts.default_model.export import export
@@ -43,7 +44,7 @@ def make(topic: Topic, recipe: Recipe, plan: TrainingPlan, model_dir: Path) -> N
     export(plan.work, model_dir)
     report = judge(topic, recipe, model_dir)
     text = json.dumps(report, indent=2, ensure_ascii=False) + "\n"
-    (model_dir / "evaluation.json").write_text(text, encoding="utf-8")
+    write_whole(model_dir / "evaluation.json", text)
     write_card(topic, plan, recipe.base, model_dir)
 
 

@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from common.files import whole_file
 from inference_api.engine.runner import Draw, ModelRunner, RowResult, RowStep
 from inference_api.request import SamplingParams
 
@@ -163,9 +164,8 @@ class Shards:
             "numbers": torch.tensor([answer.job.number for answer in answers]),
             "lengths": torch.tensor([len(answer.drawn_ids) for answer in answers]),
         }
-        target = self._folder / f"{answers[0].job.number:06}.safetensors"
-        save_file(tensors, target.with_suffix(".unfinished"))
-        target.with_suffix(".unfinished").rename(target)
+        with whole_file(self._folder / f"{answers[0].job.number:06}.safetensors") as draft:
+            save_file(tensors, draft)
 
 
 def _ids(lists: Iterable[Sequence[int]]) -> Tensor:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 
+from common.files import write_whole
 from scripts.default_model.card import describe_machine
 from scripts.default_model.wordings import fill_slots
 
@@ -68,7 +69,7 @@ def write_card(
     }
     template = TEMPLATE.read_text(encoding="utf-8")
     card = fill_slots(template, {name: str(value) for name, value in slots.items()})
-    (folder / "README.md").write_text(card, encoding="utf-8")
+    write_whole(folder / "README.md", card)
 
 
 def _shape_slots(folder: Path, heads: Heads) -> dict[str, object]:

@@ -8,6 +8,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from common.files import whole_file, write_whole
+
 from .heads import Heads
 from .tree import TreePath
 
@@ -32,8 +34,9 @@ def export(
         "medusa_choices": [list(path) for path in paths],
         "tokenizer_sha256": tokenizer_sha256,
     }
-    (folder / "config.json").write_text(json.dumps(config) + "\n", encoding="utf-8")
-    save_file(_tensors(heads, token_ids), folder / WEIGHTS, metadata={"format": "pt"})
+    write_whole(folder / "config.json", json.dumps(config) + "\n")
+    with whole_file(folder / WEIGHTS) as draft:
+        save_file(_tensors(heads, token_ids), draft, metadata={"format": "pt"})
 
 
 def read_into(heads: Heads, folder: Path) -> None:

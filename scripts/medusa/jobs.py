@@ -11,6 +11,8 @@ from pathlib import Path
 from random import Random
 from typing import Any, Self
 
+from common.files import write_whole
+
 from .answers import Job
 from .prompts import Prompt, distinct
 
@@ -71,7 +73,7 @@ class Jobs:
     def save(self, path: Path, origin: dict[str, Any]) -> None:
         """`origin` tells what they were made of; see `load`."""
         content = {"origin": origin, **asdict(self)}
-        path.write_text(json.dumps(content), encoding="utf-8")
+        write_whole(path, json.dumps(content))
 
     @classmethod
     def load(cls, path: Path, origin: dict[str, Any]) -> Self:

@@ -17,6 +17,8 @@ import torch.nn.functional as F  # noqa: N812 (the name everybody knows it by)
 from torch import Tensor
 from tqdm import tqdm
 
+from common.files import whole_file
+
 from .answers import IGNORED
 from .heads import Heads
 
@@ -172,9 +174,8 @@ class Trainer:
             "num_steps": self._num_steps,
             "seconds": self._seconds,
         }
-        unfinished = self._plan.checkpoint.with_suffix(".unfinished")
-        torch.save(state, unfinished)
-        unfinished.replace(self._plan.checkpoint)
+        with whole_file(self._plan.checkpoint) as draft:
+            torch.save(state, draft)
 
     def _resume(self) -> None:
         state: dict[str, Any] = torch.load(self._plan.checkpoint, weights_only=True)

@@ -9,6 +9,7 @@ import pytest
 from pydantic import ValidationError
 
 from benchmarking.records import (
+    RAW_FILE,
     RUN_FILE,
     ClientOverhead,
     Environment,
@@ -46,6 +47,15 @@ def test_a_run_is_read_back_as_it_was_written(tmp_path: Path) -> None:
     append_records(tmp_path, run.records[1:])
     write_run(tmp_path, run)
     assert read_run(tmp_path) == run
+
+
+def test_a_record_that_was_cut_short_costs_no_other(tmp_path: Path) -> None:
+    run = example_run()
+    append_records(tmp_path, run.records)
+    write_run(tmp_path, run)
+    whole = (tmp_path / RAW_FILE).read_bytes()
+    (tmp_path / RAW_FILE).write_bytes(whole[:-10])
+    assert read_run(tmp_path).records == run.records[:-1]
 
 
 def test_records_of_a_row_leave_the_warmup_out_and_follow_the_schedule() -> None:

@@ -1,5 +1,6 @@
 """What `serve` does before it starts anything; tests/e2e/test_make_serve.py runs it whole."""
 
+import stat
 import subprocess
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import pytest
 
 from inference_api.errors import StartupError
 from scripts import serve
+from scripts.jwt_util import SECRET_PATH
 from scripts.serve import kept_secret, name_smollm2
 
 
@@ -19,6 +21,38 @@ def test_a_directory_that_cannot_keep_the_secret_is_named_with_the_remedy(
         kept_secret()
     assert f"var/jwt_secret cannot be written in {tmp_path} (File exists)" in str(caught.value)
     assert "set JWT_SECRET" in str(caught.value)
+
+
+def test_the_secret_is_made_once_for_its_owner_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    secret = kept_secret()
+    assert len(secret) >= 64
+    assert kept_secret() == secret == SECRET_PATH.read_text()
+    assert stat.S_IMODE(SECRET_PATH.stat().st_mode) == 0o600
+
+
+def test_an_empty_file_is_no_secret_and_is_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    SECRET_PATH.parent.mkdir()
+    SECRET_PATH.touch()
+    secret = kept_secret()
+    assert len(secret) >= 64
+    assert kept_secret() == secret
+
+
+@pytest.mark.parametrize("damaged", [bytes(64), b"\xff\xfe secret", b"half\x00"])
+def test_a_damaged_secret_is_refused_with_the_remedy(
+    damaged: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    SECRET_PATH.parent.mkdir()
+    SECRET_PATH.write_bytes(damaged)
+    with pytest.raises(StartupError, match="jwt_secret is damaged; remove it"):
+        kept_secret()
 
 
 def test_a_model_that_cannot_be_fetched_is_named_with_the_remedy(

@@ -6,8 +6,8 @@ import re
 import time
 from collections.abc import Callable
 from pathlib import Path
-from threading import get_ident
 
+from common.files import write_whole
 from inference_api.errors import StartupError
 
 SUFFIX = ".source"  # of a file's hash, named by its stamp
@@ -48,10 +48,7 @@ class SourceHashes:
                 self._pause()
         if self._stamp(file) != stamp:
             raise StartupError([f"{file} changes while it is read; load it when it is complete."])
-        kept = self._folder / (stamp + SUFFIX)
-        temporary = kept.with_suffix(f".{os.getpid()}-{get_ident()}")
-        temporary.write_text(digest.hexdigest())
-        temporary.replace(kept)
+        write_whole(self._folder / (stamp + SUFFIX), digest.hexdigest())
         return digest.hexdigest()
 
     def _stamp(self, file: Path) -> str:

@@ -1,0 +1,52 @@
+"""Files that another start believes: whole, or not there, whenever this process is killed.
+
+They are written beside their place and moved there. What a killed process leaves behind is a
+draft, which nobody reads.
+"""
+
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+ANYBODY = 0o666  # less the umask, as with open()
+OWNER_ALONE = 0o600
+
+
+def write_whole(
+    path: Path, content: str | bytes, mode: int = ANYBODY, *, replaces: bool = True
+) -> None:
+    """See `whole_file`. Raises OSError."""
+    with whole_file(path, mode, replaces=replaces) as draft:
+        draft.write_bytes(content.encode() if isinstance(content, str) else content)
+
+
+@contextmanager
+def whole_file(path: Path, mode: int = ANYBODY, *, replaces: bool = True) -> Iterator[Path]:
+    """Yields the path of an empty draft, which becomes `path` unless the block raises.
+
+    Raises OSError: FileExistsError where `path` exists and the draft must not replace it. So one
+    of several processes creates a file, and the others find that one's.
+    """
+    draft = path.with_name(f"{path.name}.{secrets.token_hex(4)}.draft")
+    os.close(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode))
+    try:
+        yield draft
+        _sync(draft)
+        if replaces:
+            draft.replace(path)
+        else:
+            os.link(draft, path)
+        _sync(path.parent)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def _sync(path: Path) -> None:
+    """Make content, or the names in a folder, outlast a crash of the machine."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
