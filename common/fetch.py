@@ -1,5 +1,6 @@
 """What another server answers over HTTP, bounded in bytes and time: whatever listens there."""
 
+import json
 import socket
 import ssl
 import time
@@ -8,6 +9,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPException, HTTPResponse
 from threading import Timer
+from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
 import certifi
@@ -16,8 +18,12 @@ MAX_REASON = 300  # characters
 OK = 200
 
 
-class FetchFailed(Exception):
+class FetchFailed(OSError):
     """Nobody answered, or not with a whole page of status 200 within the bounds."""
+
+
+class FetchLate(FetchFailed):
+    """Nobody answered in time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,28 +35,67 @@ class FetchBounds:
     max_bytes: int
 
 
+@dataclass(frozen=True, slots=True)
+class Answer:
+    status: int
+    content: bytes
+
+    @property
+    def text(self) -> str:
+        """Its beginning, for a message."""
+        return self.content[:MAX_REASON].decode(errors="replace")
+
+    def json(self) -> Any:
+        """Raises ValueError and RecursionError."""
+        return json.loads(self.content)
+
+
 def fetch(url: str, bounds: FetchBounds, headers: Mapping[str, str] | None = None) -> bytes:
-    """Returns the body. Follows no redirect and uses no proxy, whatever the environment says.
-    Raises FetchFailed."""
+    """Returns the body. Raises FetchFailed, also for any other status than 200; see `ask`."""
+    answer = ask(url, bounds, headers=headers)
+    if answer.status != OK:
+        raise FetchFailed(f"{url}: answers {answer.status}")
+    return answer.content
+
+
+def answers_ok(url: str, bounds: FetchBounds) -> bool:
+    try:
+        return ask(url, bounds).status == OK
+    except FetchFailed:
+        return False
+
+
+def ask(
+    url: str,
+    bounds: FetchBounds,
+    verb: str = "GET",
+    body: object = None,
+    headers: Mapping[str, str] | None = None,
+) -> Answer:
+    """Returns what is answered, whatever its status. `body` is sent as JSON.
+
+    Follows no redirect and uses no proxy, whatever the environment says. Raises FetchFailed.
+    """
     try:
         parts = urlsplit(url)
         path = f"{parts.path or '/'}?{parts.query}" if parts.query else parts.path or "/"
-        with _connected(parts, bounds) as (connection, until_s):
-            try:
-                connection.request("GET", path, headers=dict(headers or {}))
-                with connection.getresponse() as response:
-                    return _body_of(response, bounds.max_bytes)
-            finally:
-                if time.monotonic() >= until_s:
-                    raise TimeoutError(f"took more than {bounds.read_s:g} s")
+        sent, all_headers = None, dict(headers or {})
+        if body is not None:
+            sent = json.dumps(body, allow_nan=False).encode()
+            all_headers["Content-Type"] = "application/json"
+        with _connected(parts, bounds) as connection:
+            connection.request(verb, path, sent, all_headers)
+            with connection.getresponse() as response:
+                return Answer(response.status, _body_of(response, bounds.max_bytes))
     except (HTTPException, OSError, ValueError) as error:
-        raise FetchFailed(f"{url}: {error or type(error).__name__}"[:MAX_REASON]) from error
+        kind = FetchLate if isinstance(error, TimeoutError) else FetchFailed
+        raise kind(f"{url}: {error or type(error).__name__}"[:MAX_REASON]) from error
 
 
 @contextmanager
-def _connected(parts: SplitResult, bounds: FetchBounds) -> Iterator[tuple[HTTPConnection, float]]:
-    """A connection, and when it ends. A socket's own timeout is for each of its reads, and starts
-    anew with each byte of a server that drips: so somebody else ends it."""
+def _connected(parts: SplitResult, bounds: FetchBounds) -> Iterator[HTTPConnection]:
+    """A connection that ends in time. A socket's own timeout is for each of its reads, and starts
+    anew with each byte of a server that drips: so somebody else ends it. Raises TimeoutError."""
     host = parts.hostname or ""
     is_tls = parts.scheme == "https"
     port = parts.port or (443 if is_tls else 80)
@@ -66,10 +111,12 @@ def _connected(parts: SplitResult, bounds: FetchBounds) -> Iterator[tuple[HTTPCo
         watchdog.start()
         try:
             connection.sock = _secured(plain, host) if is_tls else plain
-            yield connection, until_s
+            yield connection
         finally:
             watchdog.cancel()
             connection.close()
+            if time.monotonic() >= until_s:
+                raise TimeoutError(f"took more than {bounds.read_s:g} s")
 
 
 def _secured(plain: socket.socket, host: str) -> ssl.SSLSocket:
@@ -83,8 +130,6 @@ def _end(watched: socket.socket) -> None:
 
 
 def _body_of(response: HTTPResponse, max_bytes: int) -> bytes:
-    if response.status != OK:
-        raise ValueError(f"answers {response.status}")
     content = response.read(max_bytes + 1)
     if len(content) > max_bytes:
         raise ValueError(f"has more than {max_bytes} bytes")

@@ -8,6 +8,7 @@ proxy sends it nothing more. It then sleeps in its preStop hook, drains on SIGTE
 import logging
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from datetime import UTC, datetime
 from functools import partial
 from typing import TypeVar
@@ -55,7 +56,6 @@ class Deployments:
         self._calls = Calls(namespace)
         self._unplaced_after_s = unplaced_after_s
         self._clock = clock
-        self._probes = Probes()
         self._denied: set[str] = set()
 
     def replicas(self) -> Sequence[Replica]:
@@ -109,7 +109,6 @@ class Deployments:
             return Outcome(why=str(error))
 
     def close(self) -> None:
-        self._probes.close()
         self._calls.close()
 
     def _pods(self) -> list[tuple[Group, Pod]]:
@@ -183,8 +182,9 @@ class Deployments:
         num_others = sum(each.state in (State.STARTING, State.FAILED) for each in here)
         if not 0 < count - num_others < len(ready):
             return
-        answers = self._probes.ask(ready)
-        for url in sorted(ready, key=lambda url: answers[url].busy_rows)[: count - num_others]:
+        with closing(Probes()) as probes:
+            busy_rows = {url: each.busy_rows for url, each in probes.ask(ready).items()}
+        for url in sorted(ready, key=lambda url: busy_rows.get(url, 0))[: count - num_others]:
             mark = partial(self._calls.patch_annotations, ready[url], {DELETION_COST: "-1"})
             self._allowed("say which pods go first", mark)
 

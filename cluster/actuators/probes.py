@@ -1,15 +1,15 @@
-"""Asks replicas whether they are ready: many at once, none longer than a bound."""
+"""Asks replicas whether they are ready: many at once, and none longer than a bound."""
 
-import http.client
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from enum import Enum
-from urllib.parse import urlsplit
 
-TIMEOUT_S = 2.0
-MAX_ANSWER_BYTES = 64 * 1024
+from common.fetch import OK, FetchBounds, FetchFailed, FetchLate, ask
+
+BOUNDS = FetchBounds(connect_s=1.0, read_s=2.0, max_bytes=1024 * 1024)
+ROUND_S = 1.0
 MAX_THREADS = 32
 
 
@@ -20,58 +20,63 @@ class Health(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class Probed:
+    """`models`: the names of those that it serves; empty where it was not asked or does not say."""
+
     health: Health
     busy_rows: int = 0
+    models: tuple[str, ...] = ()
+
+
+def probe(url: str, asks_models: bool = False) -> Probed:
+    """`asks_models`: for their names, too, where it is ready."""
+    try:
+        answer = ask(f"{url}/ready", BOUNDS)
+    except FetchLate:
+        return Probed(Health.SILENT)
+    except FetchFailed:
+        return Probed(Health.NOT_READY)
+    if answer.status != OK:
+        return Probed(Health.NOT_READY, _busy_rows(answer.content))
+    models = models_of(url) if asks_models else ()
+    return Probed(Health.READY, _busy_rows(answer.content), models)
 
 
 class Probes:
-    """One thread uses it, and must close it."""
+    """One thread uses it, and must close it.
 
-    def __init__(self) -> None:
+    A replica is never asked again before it has answered or its time is over. So those that drip
+    take a thread each and no more, and nobody waits for them.
+    """
+
+    def __init__(self, probe: Callable[[str], Probed] = probe, round_s: float = ROUND_S) -> None:
+        self._probe, self._round_s = probe, round_s
         self._pool = ThreadPoolExecutor(MAX_THREADS, "replica-probe")
+        self._asked: dict[str, Future[Probed]] = {}
 
-    def ask(self, urls: Iterable[str]) -> Mapping[str, Answer]:
-        """A replica that does not answer in time counts as silent; its thread ends by itself."""
-        asked: dict[str, Future[Answer]] = {url: self._pool.submit(ready, url) for url in urls}
-        num_turns = 1 + len(asked) // MAX_THREADS
-        wait(asked.values(), timeout=num_turns * 2 * TIMEOUT_S)
-        silent = Answer(Health.SILENT)
-        return {url: each.result() if each.done() else silent for url, each in asked.items()}
+    def ask(self, urls: Collection[str]) -> Mapping[str, Probed]:
+        """Returns the answers of those that have answered, or have been silent for too long. Any
+        that is missing still has time: its answer is in a later round's."""
+        for url in urls:
+            if url not in self._asked:
+                self._asked[url] = self._pool.submit(self._probe, url)
+        wait([self._asked[url] for url in urls], timeout=self._round_s)
+        done = {url: each for url, each in self._asked.items() if each.done()}
+        for url in done:
+            del self._asked[url]
+        return {url: each.result() for url, each in done.items()}
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
-def ready(url: str) -> Answer:
-    try:
-        status, body = _get(url, "/ready")
-    except TimeoutError:
-        return Answer(Health.SILENT)
-    except (OSError, ValueError, http.client.HTTPException):
-        return Answer(Health.NOT_READY)
-    return Answer(Health.READY if status == 200 else Health.NOT_READY, _busy_rows(body))
-
-
 def models_of(url: str) -> tuple[str, ...]:
-    """The names of the models that a replica serves; empty if it does not answer."""
     try:
-        status, body = _get(url, "/v1/models")
-        cards = json.loads(body)["data"] if status == 200 else []
+        answer = ask(f"{url}/v1/models", BOUNDS)
+        cards = answer.json()["data"] if answer.status == OK else []
         return tuple(str(card["id"]) for card in cards)
-    except (OSError, ValueError, LookupError, TypeError, http.client.HTTPException):
+    except (FetchFailed, ValueError, LookupError, TypeError, RecursionError):
         return ()
-
-
-def _get(url: str, path: str) -> tuple[int, bytes]:
-    parts = urlsplit(url)
-    client = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=TIMEOUT_S)
-    try:
-        client.request("GET", path)
-        response = client.getresponse()
-        return response.status, response.read(MAX_ANSWER_BYTES)
-    finally:
-        client.close()
 
 
 def _busy_rows(body: bytes) -> int:

@@ -5,6 +5,9 @@ that are being stopped through these steps:
 
     ready ─▶ leaves the file ─▶ leave_s ─▶ SIGTERM: refuses, ends its streams ─▶ ended ─▶ removed
 
+A replica that ends by itself is started again, each time after twice as long a wait, until one of
+its successors has been ready for long enough.
+
 The proxy may have an old file for a moment. Requests that it sends meanwhile are
 served; those that it sends during the drain get 503, and it sends them to another replica.
 """
@@ -16,9 +19,10 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from cluster.actuators.machines import Machines, Placed
-from cluster.actuators.probes import Answer, Health, Probes, models_of
+from cluster.actuators.probes import Health, Probed, Probes, probe
 from cluster.actuators.upstreams_file import UpstreamsFile
 from cluster.errors import ActuatorUnusable, ClusterError
 from cluster.replicas import Group, Outcome, Recipe, Recipes, Replica, State
@@ -30,6 +34,9 @@ log = logging.getLogger(__name__)
 MAX_SILENT_CHECKS = 2
 # Beyond DRAIN_TIMEOUT: gunicorn's own grace, and some.
 GRACE_BEYOND_DRAIN_S = 30.0
+# Between a crash and the next start.
+FIRST_WAIT_S, MAX_WAIT_S = 1.0, 300.0
+STEADY_S = 300.0  # ready for so long, a replica begins again with the first wait
 JOIN_TIMEOUT_S = 60.0
 
 
@@ -48,21 +55,41 @@ class _Note:
     """What is known about a replica beyond what its machine knows."""
 
     is_ready: bool = False
-    was_ready: bool = False
+    ready_s: float | None = None  # when it became so first
+    wait_s: float = FIRST_WAIT_S  # before it is started again, should it crash
+    due_s: float | None = None  # when that is, once it has crashed
     num_silent: int = 0
     busy_rows: int = 0
     models: tuple[str, ...] = ()
     left_s: float | None = None
     terminated_s: float | None = None
 
-    def take(self, answer: Answer) -> None:
-        is_silent = answer.health is Health.SILENT
+    @property
+    def was_ready(self) -> bool:
+        return self.ready_s is not None
+
+    def take(self, probed: Probed, now_s: float) -> None:
+        is_silent = probed.health is Health.SILENT
         self.num_silent = self.num_silent + 1 if is_silent else 0
         if is_silent and self.num_silent < MAX_SILENT_CHECKS:
             return
-        self.is_ready = answer.health is Health.READY
-        self.was_ready = self.was_ready or self.is_ready
-        self.busy_rows = answer.busy_rows
+        self.is_ready = probed.health is Health.READY
+        if self.is_ready and self.ready_s is None:
+            self.ready_s = now_s
+        self.busy_rows = probed.busy_rows
+        self.models = self.models or probed.models
+
+    def crash(self, now_s: float) -> None:
+        if self.due_s is None:
+            if self.ready_s is not None and now_s - self.ready_s >= STEADY_S:
+                self.wait_s = FIRST_WAIT_S
+            self.due_s = now_s + self.wait_s
+
+    def is_due(self, now_s: float) -> bool:
+        return self.due_s is not None and now_s >= self.due_s
+
+    def successor(self) -> "_Note":
+        return _Note(wait_s=min(2 * self.wait_s, MAX_WAIT_S))
 
 
 class TendedReplicas:
@@ -82,14 +109,15 @@ class TendedReplicas:
         self._upstreams = upstreams
         self._times = times
         self._clock = clock
-        self._probes = Probes()
+        self._probes = Probes(partial(probe, asks_models=len(recipes.settings) > 1))
         self._turn = threading.Lock()
         self._notes: dict[str, _Note] = {}
         self._must_stop = threading.Event()
         # Until they are asked, those that an earlier run listed are taken for ready.
         for each in machines.placed():
-            is_listed = each.url in upstreams.urls
-            self._notes[each.name] = _Note(is_ready=is_listed, was_ready=is_listed)
+            models = upstreams.models_by_url.get(each.url or "")
+            if models is not None:
+                self._notes[each.name] = _Note(is_ready=True, ready_s=clock(), models=models)
         self._tend()
         self._thread = threading.Thread(target=self._run, name="replica-tending", daemon=True)
         self._thread.start()
@@ -103,18 +131,21 @@ class TendedReplicas:
         with self._turn:
             recipe = self._recipe(group)
             present = [each for each in self._machines.placed() if each.group == group]
-            for each in present:
-                if self._state(each) is State.FAILED:
-                    self._remove(each.name)
+            failed = [each for each in present if self._state(each) is State.FAILED]
+            due = [each for each in failed if self._note(each).is_due(self._clock())]
+            num_waiting = len(failed) - len(due)
+            notes = [self._remove(each.name).successor() for each in due]
             started: list[str] = []
             why = None
-            num_missing = count - sum(self._counts(each) for each in present)
+            num_missing = count - num_waiting - sum(self._counts(each) for each in present)
             while len(started) < num_missing and why is None:
                 name = _name_of(group)
                 why = self._machines.place(name, group, recipe)
                 if why is None:
                     started.append(name)
-            log.info("started %d replicas of %s", len(started), group)
+                    self._notes[name] = notes.pop() if notes else _Note()
+            if started:
+                log.info("started %d replicas of %s", len(started), group)
             unplaced = max(0, num_missing - len(started))
             return Outcome(started=tuple(started), unplaced=unplaced, why=why or "")
 
@@ -143,7 +174,6 @@ class TendedReplicas:
             except ActuatorUnusable as error:
                 log.warning("replicas are not tended: %s", error)
             except Exception:
-                # One odd machine must not end the tending of all others.
                 log.exception("a round of tending failed")
 
     def _tend(self) -> None:
@@ -152,20 +182,26 @@ class TendedReplicas:
             self._ask(placed)
             self._write_upstreams(placed)
             for each in placed:
-                if each.is_leaving:
-                    self._see_off(each)
-                elif each.ended is not None and self._note(each).was_ready:
-                    self._replace(each)
+                try:
+                    if each.is_leaving:
+                        self._see_off(each)
+                    elif each.ended is not None:
+                        self._see_crash(each)
+                except ActuatorUnusable:
+                    raise
+                except Exception:
+                    # One odd replica must not end the tending of all others.
+                    log.exception("%s is not tended", each.name)
 
     def _ask(self, placed: Sequence[Placed]) -> None:
         present = {each.name for each in placed}
         self._notes = {name: note for name, note in self._notes.items() if name in present}
-        answers = self._probes.ask(
-            each.url for each in placed if each.url is not None and each.ended is None
-        )
+        answers = self._probes.ask({each.url for each in placed if each.url and each.ended is None})
         for each in placed:
-            nobody = Answer(Health.NOT_READY)
-            self._note(each).take(answers.get(each.url or "", nobody))
+            if each.ended is not None or each.url is None:
+                self._note(each).take(Probed(Health.NOT_READY), self._clock())
+            elif each.url in answers:
+                self._note(each).take(answers[each.url], self._clock())
 
     def _write_upstreams(self, placed: Sequence[Placed]) -> None:
         """With several servers, each only gets requests for its own models."""
@@ -174,11 +210,9 @@ class TendedReplicas:
             if self._state(each) is not State.READY or each.url is None:
                 continue
             note = self._note(each)
-            if len(self._recipes.settings) > 1:
-                note.models = note.models or models_of(each.url)
-                if not note.models:
-                    log.warning("%s does not list its models; it gets no requests", each.name)
-                    continue
+            if len(self._recipes.settings) > 1 and not note.models:
+                log.warning("%s does not list its models; it gets no requests", each.name)
+                continue
             models_by_url[each.url] = note.models
         if self._upstreams.write(models_by_url):
             log.info("%d replicas are ready", len(models_by_url))
@@ -199,22 +233,32 @@ class TendedReplicas:
             log.warning("%s did not end by itself and is killed", replica.name)
             self._remove(replica.name)
 
-    def _replace(self, crashed: Placed) -> None:
-        """Replaces a replica that had been ready; one that never was is kept for inspection."""
-        log.warning("%s has ended and is replaced: %s", crashed.name, crashed.ended)
+    def _see_crash(self, crashed: Placed) -> None:
+        """Replaces a replica that had been ready, in its time; one that never was is kept for
+        inspection, until it is wanted again."""
+        note = self._note(crashed)
+        if note.due_s is None:
+            note.crash(self._clock())
+            log.warning("%s has ended: %s", crashed.name, crashed.ended)
+        if not note.was_ready or not note.is_due(self._clock()):
+            return
         try:
             recipe = self._recipe(crashed.group)
         except ClusterError as error:
             log.warning("%s", error)
             return
         self._remove(crashed.name)
-        why = self._machines.place(_name_of(crashed.group), crashed.group, recipe)
+        name = _name_of(crashed.group)
+        why = self._machines.place(name, crashed.group, recipe)
         if why is not None:
             log.warning("there is no room for it: %s", why)
+            return
+        self._notes[name] = note.successor()
+        log.info("%s takes the place of %s", name, crashed.name)
 
-    def _remove(self, name: str) -> None:
+    def _remove(self, name: str) -> _Note:
         self._machines.remove(name)
-        self._notes.pop(name, None)
+        return self._notes.pop(name, _Note())
 
     def _recipe(self, group: Group) -> Recipe:
         recipe = self._recipes.of(group)

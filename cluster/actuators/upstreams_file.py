@@ -19,7 +19,7 @@ class UpstreamsFile:
         self._path = path
         try:
             self._written = path.read_text(encoding="utf-8") if path.exists() else ""
-            self.urls = _urls_in(self._written)
+            self.models_by_url = _upstreams_in(self._written)
         except (OSError, ValueError) as error:
             raise ConfigFaulty(
                 f"upstreams_file {path} was not written by this cluster ({error}); "
@@ -40,17 +40,18 @@ class UpstreamsFile:
             return False
         self._path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(self._path, text)
-        self._written, self.urls = text, frozenset(models_by_url)
+        self._written, self.models_by_url = text, dict(models_by_url)
         return True
 
 
-def _urls_in(text: str) -> frozenset[str]:
+def _upstreams_in(text: str) -> dict[str, tuple[str, ...]]:
     """Raises ValueError if `write` cannot have written this."""
     if not text:
-        return frozenset()
+        return {}
     if not text.startswith(HEAD):
         raise ValueError("its first line differs")
     try:
-        return frozenset(entry["url"] for entry in yaml.safe_load(text)["upstreams"])
-    except (yaml.YAMLError, LookupError, TypeError) as error:
+        entries = yaml.safe_load(text)["upstreams"]
+        return {entry["url"]: tuple(entry.get("models", ())) for entry in entries}
+    except (yaml.YAMLError, LookupError, TypeError, AttributeError) as error:
         raise ValueError("it has been edited") from error

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Iterable
 
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from cluster.controller.cycle import Cycle
@@ -37,7 +37,9 @@ class ControllerGauges(Collector):
             )
         fault = _gauge("fault", "1 if the last attempt to do anything failed.", [])
         fault.add_metric([], float(bool(now.fault or (now.cycle and now.cycle.fault))))
-        yield from (desired, current, unplaced, fault)
+        faults = CounterMetricFamily(f"{PREFIX}faults", "Attempts that failed in a new way.")
+        faults.add_metric([], float(now.num_faults))
+        yield from (desired, current, unplaced, fault, faults)
         if now.cycle is not None:
             yield from _of_cycle(now.cycle)
 

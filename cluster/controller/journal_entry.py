@@ -91,11 +91,16 @@ def entry_of(cycle: Cycle, unplaced: Mapping[Group, Outcome], dry_run: bool) -> 
     }
 
 
+def fault_entry(at_s: float, fault: str) -> Json:
+    """A line of the journal about a cycle that came to nothing."""
+    return {"at": _time_of(at_s), "fault": fault}
+
+
 def told(cycle: Cycle) -> CycleTold:
     """What was observed and decided."""
     return {
         "cycle": cycle.number,
-        "at": _time_of(cycle),
+        "at": _time_of(cycle.at_s),
         "seconds": round(cycle.seconds, 4),
         "fault": cycle.fault,
         "cost": _cost_of(cycle),
@@ -118,7 +123,7 @@ def decision_of(cycle: Cycle) -> DecisionTold:
     """What was decided, in short."""
     return {
         "cycle": cycle.number,
-        "at": _time_of(cycle),
+        "at": _time_of(cycle.at_s),
         "fault": cycle.fault,
         "cost": _cost_of(cycle),
         "servers": {
@@ -149,8 +154,8 @@ def unplaced_of(unplaced: Mapping[Group, Outcome]) -> list[UnplacedTold]:
     ]  # fmt: skip
 
 
-def _time_of(cycle: Cycle) -> str:
-    return datetime.fromtimestamp(cycle.at_s, UTC).isoformat(timespec="milliseconds")
+def _time_of(at_s: float) -> str:
+    return datetime.fromtimestamp(at_s, UTC).isoformat(timespec="milliseconds")
 
 
 def _cost_of(cycle: Cycle) -> float | None:

@@ -11,13 +11,14 @@ import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from queue import Empty, SimpleQueue
 
 from cluster.actuators import Actuator
 from cluster.controller.cycle import Cycle, Parts, Planner
 from cluster.controller.journal import Journal
-from cluster.controller.journal_entry import DecisionTold, decision_of, entry_of
+from cluster.controller.journal_entry import DecisionTold, decision_of, entry_of, fault_entry
 from cluster.controller.rollout import Plan, next_steps
 from cluster.errors import ClusterError
 from cluster.replicas import Group, Outcome, Replica
@@ -27,17 +28,22 @@ log = logging.getLogger(__name__)
 JOIN_S = 90.0
 DECISIONS_KEPT = 20
 
+Asking = SimpleQueue[Cycle | ClusterError]
+"""Takes the answer to an `invoke`."""
+
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
     """What is known now. `fault`: why the last attempt at anything failed; empty if it did not.
-    `decisions`: of the last cycles, newest first, as JSON."""
+    `num_faults`: how often that was something new. `decisions`: of the last cycles, newest first,
+    as JSON."""
 
     replicas: tuple[Replica, ...] = ()
     plan: Plan = field(default_factory=dict)
     cycle: Cycle | None = None
     unplaced: Mapping[Group, Outcome] = field(default_factory=dict)
     fault: str = ""
+    num_faults: int = 0
     decisions: tuple[DecisionTold, ...] = ()
 
 
@@ -83,7 +89,7 @@ class Controller:
     ) -> None:
         self._parts, self._create_actuator, self._clock = parts, create_actuator, clock
         self._snapshot = Snapshot()  # replaced whole, by the controller thread only
-        self._asked: SimpleQueue[SimpleQueue[Cycle | ClusterError]] = SimpleQueue()
+        self._asked: SimpleQueue[Asking] = SimpleQueue()
         self._wake = threading.Event()
         self._must_end = threading.Event()
         self._thread = threading.Thread(target=self._run, name="controller", daemon=True)
@@ -109,7 +115,7 @@ class Controller:
         """Runs a cycle now. Raises ClusterError, and TimeoutError."""
         if not self.is_alive:
             raise ClusterError(self._snapshot.fault or "the controller's thread has ended")
-        answer: SimpleQueue[Cycle | ClusterError] = SimpleQueue()
+        answer: Asking = SimpleQueue()
         self._asked.put(answer)
         self._wake.set()
         try:
@@ -121,40 +127,35 @@ class Controller:
         return made
 
     def _run(self) -> None:
-        actuator: Actuator | None = None
-        while actuator is None and not self._must_end.is_set():
-            try:
-                actuator = self._create_actuator()
-            except ClusterError as error:
-                self._tell(fault=str(error))
-                self._fail_those_who_ask(error)
-                self._wake.wait(self._parts.config.rollout_s)
-                self._wake.clear()
-        if actuator is None:
-            return
-        try:
-            self._serve(actuator)
-        except Exception as error:
-            log.exception("the controller has failed")
-            self._tell(fault=f"the controller has failed: {error!r}")
-        finally:
-            actuator.close()
-            self._parts.reader.close()
-            self._parts.optimizer.close()
+        """Whatever fails is told and tried again: only `stop` ends this thread."""
+        config = self._parts.config
+        with closing(self._parts.reader):
+            while not self._must_end.is_set():
+                try:
+                    journal = Journal(config.journal, config.journal_bytes)
+                    actuator = self._create_actuator()
+                except Exception as error:
+                    self._take_fault(error, self._those_who_ask())
+                    self._wake.wait(config.rollout_s)
+                    self._wake.clear()
+                    continue
+                with closing(actuator):
+                    self._serve(actuator, journal)
 
-    def _serve(self, actuator: Actuator) -> None:
+    def _serve(self, actuator: Actuator, journal: Journal) -> None:
         config = self._parts.config
         rollout = Rollout(actuator, config.dry_run)
-        journal = Journal(config.journal, config.journal_bytes)
         planner: Planner | None = None
         due_s = time.monotonic() if config.period_s else math.inf
         while not self._must_end.is_set():
             asking = self._those_who_ask()
+            is_due = bool(asking) or time.monotonic() >= due_s
+            if is_due:
+                due_s = max(due_s + config.period_s, time.monotonic())
             try:
                 if planner is None:
                     planner = Planner(self._parts, actuator.replicas())
-                if asking or time.monotonic() >= due_s:
-                    due_s = max(due_s + config.period_s, time.monotonic())
+                if is_due:
                     cycle = planner.cycle(actuator.replicas(), self._clock())
                     self._roll(rollout, planner, cycle)
                     journal.write(entry_of(cycle, rollout.unplaced, config.dry_run))
@@ -162,12 +163,10 @@ class Controller:
                         each.put(cycle)
                 else:
                     self._roll(rollout, planner)
-            except (ClusterError, OSError) as error:
-                fault = error if isinstance(error, ClusterError) else ClusterError(str(error))
-                log.warning("nothing was done: %s", fault)
-                self._tell(fault=str(fault))
-                for each in asking:
-                    each.put(fault)
+            except Exception as error:
+                if self._take_fault(error, asking):
+                    with suppress(OSError):
+                        journal.write(fault_entry(self._clock(), self._snapshot.fault))
             self._wake.wait(min(config.rollout_s, max(due_s - time.monotonic(), 0.0)))
             self._wake.clear()
 
@@ -184,15 +183,23 @@ class Controller:
             )
         self._tell(replicas, planner.plan, rollout.unplaced, cycle)
 
-    def _those_who_ask(self) -> list["SimpleQueue[Cycle | ClusterError]"]:
+    def _those_who_ask(self) -> "list[Asking]":
         asking = []
         while not self._asked.empty():
             asking.append(self._asked.get())
         return asking
 
-    def _fail_those_who_ask(self, error: ClusterError) -> None:
-        for each in self._those_who_ask():
-            each.put(error)
+    def _take_fault(self, error: Exception, asking: "Sequence[Asking]") -> bool:
+        """Tell it, and log what was not foreseen with its traceback. Returns whether it is new."""
+        is_foreseen = isinstance(error, (ClusterError, OSError))
+        said = str(error) if is_foreseen else f"a fault of the controller's own: {error!r}"
+        fault = error if isinstance(error, ClusterError) else ClusterError(said)
+        log.warning("nothing was done: %s", fault, exc_info=None if is_foreseen else error)
+        is_new = str(fault) != self._snapshot.fault
+        self._tell(fault=str(fault))
+        for each in asking:
+            each.put(fault)
+        return is_new
 
     def _tell(
         self,
@@ -210,6 +217,7 @@ class Controller:
             unplaced=before.unplaced if unplaced is None else dict(unplaced),
             cycle=cycle or before.cycle,
             fault=fault,
+            num_faults=before.num_faults + (fault not in ("", before.fault)),
             decisions=_with(before.decisions, cycle),
         )
 

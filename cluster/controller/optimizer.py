@@ -2,15 +2,14 @@
 
 from typing import Annotated, Any, Protocol, TypeVar
 
-import requests
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
 
 from cluster.errors import OptimizerUnusable
 from cluster.system import Json
+from common.fetch import OK, FetchBounds, FetchFailed, ask
 
-MAX_ANSWER_BYTES = 2**26
-CONNECT_S, SOLVE_S = 3.0, 60.0
+BOUNDS = FetchBounds(connect_s=3.0, read_s=60.0, max_bytes=2**26)
 
 Count = Annotated[int, Field(ge=0, le=100_000)]
 Figure = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -89,14 +88,10 @@ class Optimizer(Protocol):
 
     def tune(self, question: Json) -> Tuned: ...
 
-    def close(self) -> None: ...
-
 
 class OptimizerService:
     def __init__(self, url: str) -> None:
         self._url = url
-        self._session = requests.Session()
-        self._session.trust_env = False
 
     def solve(self, system: Json) -> Answer:
         return self._ask("/optimizeOne", {"system": system}, Answer)
@@ -104,25 +99,16 @@ class OptimizerService:
     def tune(self, question: Json) -> Tuned:
         return self._ask("/tune", question, Tuned)
 
-    def close(self) -> None:
-        self._session.close()
-
     def _ask(self, path: str, body: Json, model: type[AnswerT]) -> AnswerT:
         url = self._url + path
         try:
-            with self._session.post(
-                url, json=body, timeout=(CONNECT_S, SOLVE_S), stream=True, allow_redirects=False
-            ) as response:
-                content = response.raw.read(MAX_ANSWER_BYTES + 1, decode_content=True)
-        except (requests.RequestException, OSError, ValueError) as error:
-            raise OptimizerUnusable(f"{url}: {error}"[:500]) from error
-        if response.status_code != requests.codes.ok:
-            said = content[:500].decode(errors="replace")
-            raise OptimizerUnusable(f"{url} answers {response.status_code}: {said}")
-        if len(content) > MAX_ANSWER_BYTES:
-            raise OptimizerUnusable(f"{url} answers with more than {MAX_ANSWER_BYTES} bytes")
+            answer = ask(url, BOUNDS, "POST", body)
+        except FetchFailed as error:
+            raise OptimizerUnusable(str(error)) from error
+        if answer.status != OK:
+            raise OptimizerUnusable(f"{url} answers {answer.status}: {answer.text}")
         try:
-            return model.model_validate_json(content)
+            return model.model_validate_json(answer.content)
         except ValidationError as error:
             fault = error.errors(include_url=False, include_input=False)[0]
             place = ".".join(map(str, fault["loc"]))

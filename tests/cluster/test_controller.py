@@ -165,13 +165,43 @@ def test_what_a_cycle_needs_and_fails_is_told_to_who_asked(run: Callable[..., Ru
     assert state["fault"] == "the head is gone"
 
 
-def test_a_thread_that_has_failed_is_not_healthy(run: Callable[..., Running]) -> None:
-    class Broken(MemoryActuator):
-        def replicas(self) -> Any:
-            raise ZeroDivisionError
+@pytest.mark.parametrize("error", [ZeroDivisionError("odd"), KeyError("s"), RecursionError()])
+@pytest.mark.parametrize("part", ["create", "replicas", "start", "read", "waiting_at_door"])
+def test_a_cycle_that_fails_is_told_and_the_next_one_comes(
+    part: str, error: Exception, run: Callable[..., Running], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_broken = True
+    actuator = MemoryActuator()
 
-    running = run(Broken)
-    eventually(lambda: not running.controller.is_alive, DEADLINE_S)
+    def breaks(call: Callable[..., Any]) -> Callable[..., Any]:
+        def called(*arguments: Any) -> Any:
+            if is_broken:
+                raise error
+            return call(*arguments)
+
+        return called
+
+    for owner in (MemoryActuator, CountingReader):
+        if hasattr(owner, part):
+            monkeypatch.setattr(owner, part, breaks(getattr(owner, part)))
+    running = run(breaks(lambda: actuator) if part == "create" else lambda: actuator)
+    for _ in range(2):
+        answer = running.client.post("/invoke")
+        assert answer.status_code == 503
+        assert answer.json is not None
+        assert repr(error) in answer.json["message"]
+    assert running.client.get("/health").status_code == 200
+    assert "hearth_cluster_faults_total 0.0" not in running.client.get("/metrics").text
+    if part != "create":
+        assert repr(error) in running.journal()[0]["fault"]
+    is_broken = False
+    assert running.client.post("/invoke").status_code == 200
+    assert running.journal()[-1]["servers"]["s"]["plan"]
+
+
+def test_a_thread_that_has_ended_is_not_healthy(run: Callable[..., Running]) -> None:
+    running = run()
+    running.controller.stop()
     assert running.client.get("/health").status_code == 500
     assert running.client.post("/invoke").status_code == 503
 

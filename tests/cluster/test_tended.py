@@ -1,18 +1,23 @@
 """How replicas are tended, on machines that follow a script."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from threading import Event
 
 import pytest
 
 from benchmarking.serving import eventually
+from cluster.actuators import probes, tended
 from cluster.actuators.machines import Placed
-from cluster.actuators.tended import TendedReplicas, Times
+from cluster.actuators.probes import Probes
+from cluster.actuators.tended import STEADY_S, TendedReplicas, Times
 from cluster.actuators.upstreams_file import UpstreamsFile
 from cluster.errors import ActuatorUnusable, ConfigFaulty
 from cluster.replicas import Group, Recipe, Recipes, State
 from proxy.upstreams.balancer import UpstreamSpec, parse_upstreams
-from tests.proxy.support import ScriptedUpstream
+from tests.proxy.support import Peer, ScriptedUpstream
 
 CHAT, CODE = Group("chat", "core", 4), Group("code", "core", 4)
 TIMES = Times(probe_s=0.02, leave_s=7, drain_s=100)
@@ -78,6 +83,12 @@ def server() -> Iterator[ScriptedUpstream]:
 @pytest.fixture
 def machines(server: ScriptedUpstream) -> ScriptedMachines:
     return ScriptedMachines(server.url)
+
+
+@pytest.fixture(autouse=True)
+def short_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is not answered in a round's time is taken in a later one."""
+    monkeypatch.setattr(tended, "Probes", partial(Probes, round_s=0.05))
 
 
 @pytest.fixture
@@ -154,7 +165,10 @@ def test_one_that_was_never_ready_is_stopped_at_once(
 
 
 def test_one_health_check_without_an_answer_is_a_moments_load(
-    replicas: TendedReplicas, machines: ScriptedMachines, server: ScriptedUpstream, path: Path
+    replicas: TendedReplicas,
+    server: ScriptedUpstream,
+    path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     replicas.start(CHAT, 1)
     eventually(lambda: listed(path))
@@ -170,9 +184,77 @@ def test_one_health_check_without_an_answer_is_a_moments_load(
     server.scripts["/ready"] = answer_or_not
     eventually(lambda: len(answered) > 1)
     assert states(replicas) == [State.READY]
+    monkeypatch.setattr(probes, "BOUNDS", replace(probes.BOUNDS, read_s=0.3))
     server.scripts["/ready"] = lambda peer: None
     eventually(lambda: listed(path) == ())
     assert states(replicas) == [State.STARTING]
+
+
+def test_one_that_drips_takes_no_other_out_of_service(
+    replicas: TendedReplicas, machines: ScriptedMachines, server: ScriptedUpstream, path: Path
+) -> None:
+    replicas.start(CHAT, 1)
+    eventually(lambda: listed(path))
+    dripping = ScriptedUpstream()
+    began, end = Event(), Event()
+
+    def drip(peer: Peer) -> None:
+        began.set()
+        peer.send(b"HTTP/1.1 200 OK\r\nContent-Length: 999\r\n\r\n")
+        while not end.wait(0.02):
+            peer.send(b"x")
+
+    dripping.scripts["/ready"] = drip
+    try:
+        machines.here["other"] = Placed("other", CHAT, dripping.url)
+        assert began.wait(60)
+        machines.wait_for_rounds()
+        assert listed(path) == (UpstreamSpec(server.url),)
+        assert sorted(states(replicas)) == [State.READY, State.STARTING]
+    finally:
+        end.set()
+        dripping.stop()
+
+
+def crash(machines: ScriptedMachines) -> None:
+    """All that run end by themselves."""
+    machines.here = {name: replace(each, ended="oops") for name, each in machines.here.items()}
+
+
+def test_one_that_crashes_again_and_again_is_started_later_each_time(
+    replicas: TendedReplicas, machines: ScriptedMachines, clock: Clock, path: Path
+) -> None:
+    def is_another(crashed: list[str]) -> bool:
+        return len(machines.here) == 1 and list(machines.here) != crashed
+
+    replicas.start(CHAT, 1)
+    for wait_s in (1, 2, 4, 8, 16, 32, 64, 128, 256, 300, 300, 1):
+        eventually(lambda: states(replicas) == [State.READY])
+        clock.now_s += STEADY_S if wait_s == 1 else 10
+        crashed = list(machines.here)
+        crash(machines)
+        machines.wait_for_rounds()
+        clock.now_s += wait_s - 0.1
+        machines.wait_for_rounds()
+        assert replicas.start(CHAT, 1).started == ()
+        assert list(machines.here) == crashed
+        clock.now_s += 0.2
+        eventually(partial(is_another, crashed))
+
+
+def test_one_that_was_never_ready_is_started_later_each_time_it_is_wanted(
+    replicas: TendedReplicas, machines: ScriptedMachines, server: ScriptedUpstream, clock: Clock
+) -> None:
+    server.scripts["/ready"] = lambda peer: peer.reply(b"{}", "503 Service Unavailable")
+    replicas.start(CHAT, 1)
+    for wait_s in (1, 2, 4, 8):
+        crash(machines)
+        machines.wait_for_rounds()
+        clock.now_s += wait_s - 0.1
+        assert replicas.start(CHAT, 1).started == ()
+        assert states(replicas) == [State.FAILED]
+        clock.now_s += 0.2
+        assert len(replicas.start(CHAT, 1).started) == 1
 
 
 def test_machines_that_cannot_be_reached_change_nothing(
