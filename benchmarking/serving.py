@@ -15,6 +15,8 @@ from typing import Any
 
 import requests
 
+from common.fetch import PROBE, FetchFailed, ask
+
 ROOT = Path(__file__).resolve().parents[1]
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 30.0
@@ -81,8 +83,8 @@ class ServedApi:
     def state(self) -> dict[str, Any]:
         """Returns the JSON of `/ready`; {} while nobody answers."""
         try:
-            state: dict[str, Any] = requests.get(f"{self.url}/ready", timeout=10).json()
-        except (requests.ConnectionError, requests.Timeout):
+            state: dict[str, Any] = ask(f"{self.url}/ready", PROBE).json()
+        except FetchFailed:
             return {}
         return state
 

@@ -35,6 +35,9 @@ class FetchBounds:
     max_bytes: int
 
 
+PROBE = FetchBounds(connect_s=5.0, read_s=10.0, max_bytes=2**20)
+
+
 @dataclass(frozen=True, slots=True)
 class Answer:
     status: int
@@ -58,7 +61,8 @@ def fetch(url: str, bounds: FetchBounds, headers: Mapping[str, str] | None = Non
     return answer.content
 
 
-def answers_ok(url: str, bounds: FetchBounds) -> bool:
+def answers_ok(url: str, bounds: FetchBounds = PROBE) -> bool:
+    """Whether it answers 200, as a whole."""
     try:
         return ask(url, bounds).status == OK
     except FetchFailed:

@@ -1,10 +1,13 @@
 """Threads for what would hold the event loop up: Redis, and fetching public keys."""
 
 import asyncio
+import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import ParamSpec, TypeVar
+
+log = logging.getLogger(__name__)
 
 NUM_THREADS = 8
 
@@ -25,7 +28,14 @@ class Aside:
 
     def run_later(self, function: Callable[[], object]) -> None:
         """Nobody waits for it; it is done before `close` returns."""
-        self._threads.submit(function)
+        self._threads.submit(_logged, function)
 
     def close(self) -> None:
         self._threads.shutdown()
+
+
+def _logged(function: Callable[[], object]) -> None:
+    try:
+        function()
+    except Exception:
+        log.exception("what nobody waits for has failed")

@@ -21,11 +21,11 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from urllib.request import urlopen
 
 import jwt
 
 import proxy
+from common.fetch import answers_ok
 from common.files import OWNER_ALONE, write_whole
 from inference_api.engine.loading.checkpoint import describe
 from inference_api.engine.pipeline.splits import resolved
@@ -106,11 +106,9 @@ def name_smollm2() -> None:
 def wait_until_ready(url: str, processes: tuple[Process, ...]) -> bool:
     """Whether `url` answered 200 before any process ended."""
     while _are_running(processes):
-        try:
-            with urlopen(url, timeout=5):
-                return True
-        except OSError:
-            time.sleep(POLL_S)
+        if answers_ok(url):
+            return True
+        time.sleep(POLL_S)
     return False
 
 

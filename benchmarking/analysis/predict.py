@@ -10,7 +10,6 @@ from statistics import fmean
 from typing import Any
 
 import numpy as np
-import requests
 
 from benchmarking.analysis.curve import LoadPoint
 from benchmarking.analysis.fit import Validity
@@ -26,8 +25,10 @@ from benchmarking.analysis.latency import (
 )
 from benchmarking.errors import OptimizerUnusable
 from benchmarking.records import Load, RequestRecord
+from common.fetch import OK, FetchBounds, FetchFailed, ask
 
-TIMEOUT_S = 30.0
+BOUNDS = FetchBounds(connect_s=10.0, read_s=30.0, max_bytes=2**20)
+NOT_FOUND = 404
 PER_MINUTE = 60.0
 MAX_SCV = 100.0  # that the optimizer takes
 SLACK = 1.05  # beyond a range that repeats of the same load may lie
@@ -172,17 +173,17 @@ class Optimizer:
 
     def _post(self, path: str, body: Mapping[str, Any]) -> Json:
         try:
-            response = requests.post(self._base + path, json=body, timeout=TIMEOUT_S)
-        except requests.RequestException as error:
-            raise OptimizerUnusable(f"{self._base}{path}: {error}") from error
-        if response.status_code == requests.codes.not_found:
+            said = ask(self._base + path, BOUNDS, "POST", body)
+        except FetchFailed as error:
+            raise OptimizerUnusable(str(error)) from error
+        if said.status == NOT_FOUND:
             raise OptimizerUnusable(
                 f"{self._base}{path}: 404; is it an optimizer, and a stateful one "
                 "(OPTIMIZER_STATEFUL=1) if data is to be posted?"
             )
-        if not response.ok:
-            raise OptimizerUnusable(f"{self._base}{path}: {response.status_code} {response.text}")
-        answer: Json = response.json()
+        if said.status != OK:
+            raise OptimizerUnusable(f"{self._base}{path}: {said.status} {said.text}")
+        answer: Json = said.json()
         return answer
 
 

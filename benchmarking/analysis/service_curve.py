@@ -14,16 +14,16 @@ from typing import Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
-import requests
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from scipy.optimize import isotonic_regression
 
 from benchmarking.errors import InvalidResults
+from common.fetch import FetchBounds, fetch
 
 FloatArray = npt.NDArray[np.float64]
 
-TIMEOUT_S = 10.0
 MAX_SPEED_BYTES = 2**20
+BOUNDS = FetchBounds(connect_s=5.0, read_s=10.0, max_bytes=MAX_SPEED_BYTES)
 MIN_USERS = 3  # different numbers of them, that make a curve
 DIFFERENT_LENGTHS = 1.5  # longest prompts over the shortest, to tell overhead from their work
 IN_95 = 1.96
@@ -194,15 +194,13 @@ def read_speed(source: str) -> Speed:
     source, _, model = source.partition("#")
     try:
         if source.startswith(("http://", "https://")):
-            response = requests.get(source, timeout=TIMEOUT_S)
-            response.raise_for_status()
-            raw = response.content
+            raw = fetch(source, BOUNDS)
         else:
             raw = Path(source).read_bytes()
         if len(raw) > MAX_SPEED_BYTES:
             raise InvalidResults(f"{source}: {len(raw)} bytes; step costs have far fewer")
         return Speed.model_validate(_of_model(json.loads(raw), model))
-    except (OSError, ValueError, requests.RequestException) as error:
+    except (OSError, ValueError) as error:
         fault = _first_fault(error) if isinstance(error, ValidationError) else str(error)
         raise InvalidResults(f"{source}: {fault}") from error
 

@@ -18,7 +18,6 @@ from statistics import median
 from threading import Event
 
 import numpy as np
-import requests
 
 from benchmarking.load.generator import Exchange, LoadJob, LoadResult
 from benchmarking.load.process import run_load
@@ -26,6 +25,7 @@ from benchmarking.load.schedule import due_times_s
 from benchmarking.load.targets import Prompt, Target
 from benchmarking.machine import describe_machine
 from benchmarking.serving import ROOT, eventually, exit_on_sigterm, free_port
+from common.fetch import answers_ok
 
 MODEL = "scripted"
 MAX_DEVIATION_S = 0.002
@@ -128,7 +128,7 @@ def scripted_server(**options: float) -> Iterator[str]:
     process = subprocess.Popen(command, cwd=ROOT)
     base = f"http://127.0.0.1:{port}/v1"
     try:
-        eventually(lambda: _answers(base))
+        eventually(lambda: answers_ok(f"{base}/models"))
         yield base
     finally:
         process.terminate()
@@ -153,13 +153,6 @@ def _num_whole(result: LoadResult, tokens: int) -> int:
 def _latency_s(exchange: Exchange) -> float:
     """A failure has none, and fails the check."""
     return exchange.chunk_s[0] - exchange.scheduled_s if exchange.chunk_s else 0.0
-
-
-def _answers(base: str) -> bool:
-    try:
-        return requests.get(f"{base}/models", timeout=10).ok
-    except requests.ConnectionError:
-        return False
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """The servers that `bench-loop` and `bench-truth` check, and the optimizer they ask."""
 
+import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -8,8 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
-
-import requests
 
 from benchmarking.analysis.predict import Optimizer
 from benchmarking.analysis.service_curve import Speed, read_speed
@@ -30,6 +29,7 @@ from benchmarking.serving import (
     free_port,
     served,
 )
+from common.fetch import PROBE, FetchFailed, answers_ok, fetch
 from inference_api.settings import EMBEDDED_MODEL
 from scripts.fetch_smollm2 import fetch_smollm2
 
@@ -122,9 +122,9 @@ def running(url: str, model: str | None, places: int | None, tokenizer: str) -> 
 def _first_model(target: Target) -> str:
     url = target.route("/models")
     try:
-        listed = requests.get(url, timeout=START_TIMEOUT_S).json()["data"]
+        listed = json.loads(fetch(url, PROBE))["data"]
         return str(listed[0]["id"])
-    except (requests.RequestException, ValueError, LookupError, TypeError) as error:
+    except (FetchFailed, ValueError, LookupError, TypeError) as error:
         raise TargetUnusable(f"{url} lists no model ({error}); name one by --model-name") from error
 
 
@@ -142,10 +142,7 @@ def optimizer() -> Iterator[Optimizer]:
 
     def answers() -> bool:
         assert process.poll() is None, "the optimizer has ended"
-        try:
-            return requests.get(f"{url}/getModels", timeout=START_TIMEOUT_S).ok
-        except requests.ConnectionError:
-            return False
+        return answers_ok(f"{url}/getModels")
 
     try:
         eventually(answers, START_TIMEOUT_S)

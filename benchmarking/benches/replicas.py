@@ -21,7 +21,6 @@ from threading import Event
 
 import jwt
 import psutil
-import requests
 from pydantic import SecretStr
 
 from benchmarking.analysis.intervals import Interval, over_repeats
@@ -37,6 +36,7 @@ from cluster.actuators.upstreams_file import UpstreamsFile
 from cluster.demo.machines import local_place
 from cluster.demo.shares import HeldReplicas
 from cluster.replicas import Group, Recipes, State
+from common.fetch import answers_ok
 from scripts.pipeline.cpu_share import choose_limiter
 
 LEAST_OF_LINEAR = 0.9
@@ -119,7 +119,7 @@ class Door:
 
     def is_open(self) -> bool:
         """Whether it knows of a replica that is ready."""
-        return requests.get(f"http://127.0.0.1:{self.proxy.port}/ready", timeout=10).ok
+        return answers_ok(f"http://127.0.0.1:{self.proxy.port}/ready")
 
     def job(self, count: int, seconds: float) -> LoadJob:
         """A closed loop that keeps so many replicas busy."""

@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import requests
 
 from benchmarking.benches.scaling_day import STEP_S, Day, random_day
 from benchmarking.benches.scaling_fleet import Fleet
@@ -34,6 +33,7 @@ from cluster.controller.optimizer import OptimizerService
 from cluster.controller.rollout import Plan
 from cluster.replicas import Group
 from cluster.system import read_system
+from common.fetch import OK, FetchBounds, answers_ok, ask
 
 HPA_TARGETS = (0.5, 0.65, 0.8)
 HPA_TOLERANCE, HPA_DOWN_S = 0.1, 300.0
@@ -118,8 +118,7 @@ def by_controller(day: Day, url: str, arguments: argparse.Namespace) -> Outcome:
         tune=False,
     )
     fleet = started(day, solve(url, document), arguments.seed)
-    service = OptimizerService(url)
-    planner = Planner(Parts(config, system, service, fleet), fleet.replicas())
+    planner = Planner(Parts(config, system, OptimizerService(url), fleet), fleet.replicas())
     rollout = Rollout(fleet, dry_run=False)
     every, cycle_s = max(round(config.period_s / STEP_S), 1), []
     for number in range(day.rates.shape[1]):
@@ -129,7 +128,6 @@ def by_controller(day: Day, url: str, arguments: argparse.Namespace) -> Outcome:
             cycle_s.append(time.perf_counter() - start_s)
         rollout.step(planner.plan)
         fleet.step(number)
-    service.close()
     return outcome("Hearth's controller", fleet, tuple(cycle_s))
 
 
@@ -217,24 +215,17 @@ def optimizer() -> Iterator[str]:
             stderr=log,
         )
         try:
-            eventually(lambda: _answers(f"http://127.0.0.1:{port}/health"), 60.0)
+            eventually(lambda: answers_ok(f"http://127.0.0.1:{port}/health"), 60.0)
             yield f"http://127.0.0.1:{port}"
         finally:
             process.terminate()
             process.wait(60)
 
 
-def _answers(url: str) -> bool:
-    try:
-        return requests.get(url, timeout=5).ok
-    except requests.RequestException:
-        return False
-
-
 def _post(url: str, document: dict[str, Any]) -> dict[str, Any]:
-    response = requests.post(f"{url}/optimizeOne", json=document, timeout=120)
-    response.raise_for_status()
-    answer: dict[str, Any] = response.json()
+    said = ask(f"{url}/optimizeOne", FetchBounds(5.0, 120.0, 2**26), "POST", document)
+    assert said.status == OK, said.text
+    answer: dict[str, Any] = said.json()
     return answer
 
 

@@ -6,13 +6,13 @@ import tempfile
 import time
 from pathlib import Path
 
-import requests
 from prometheus_client import generate_latest
 
 from benchmarking.serving import eventually, free_port
 from cluster.controller.pages import PageReader
 from cluster.errors import MetricsUnread
 from cluster.replicas import Group, Replica, State
+from common.fetch import answers_ok
 from inference_api.observe.metrics import ServerMetrics, ServerState
 
 ROWS = 32
@@ -32,7 +32,7 @@ def seconds_to_read(replicas: int) -> tuple[float, int]:
         )
         url = f"http://127.0.0.1:{port}"
         try:
-            eventually(lambda: _answers(f"{url}/metrics"), 60.0)
+            eventually(lambda: answers_ok(f"{url}/metrics"), 60.0)
             return _read(url, replicas), page.stat().st_size
         finally:
             server.terminate()
@@ -59,10 +59,3 @@ def _page() -> bytes:
         reused_tokens=0, generated_tokens=1, model_s=1.0, loop_s=1.0,
     )  # fmt: skip
     return generate_latest(ServerMetrics(["m"], lambda _: state).registry)
-
-
-def _answers(url: str) -> bool:
-    try:
-        return requests.get(url, timeout=5).ok
-    except requests.RequestException:
-        return False

@@ -22,10 +22,9 @@ from tempfile import TemporaryDirectory
 from threading import Event, Thread
 from typing import Any
 
-import requests
-
 from benchmarking.machine import describe_machine
 from benchmarking.serving import ServedApi, exit_on_sigterm, served
+from common.fetch import PROBE, fetch
 from scripts.make_random_model import SHAPES, make_random_model
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -179,7 +178,7 @@ def polled_health(api: ServedApi) -> Iterator[list[float]]:
     def poll() -> None:
         while not took_s or not is_over.wait(HEALTH_PERIOD_S):
             asked_s = time.perf_counter()
-            assert requests.get(f"{api.url}/health", timeout=60).text == "OK"
+            assert fetch(f"{api.url}/health", PROBE) == b"OK"
             took_s.append(time.perf_counter() - asked_s)
 
     poller = Thread(target=poll)

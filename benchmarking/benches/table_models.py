@@ -7,8 +7,6 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-import requests
-
 from benchmarking.benches.serve import Workload, served_workload
 from benchmarking.completions import Request, complete
 from benchmarking.serving import ROOT, ServedApi
@@ -63,7 +61,7 @@ def context_tokens(asked: Sequence[Request]) -> int:
 
 
 def _token_ids(api: ServedApi, prompt: Prompt) -> tuple[int, ...]:
-    response = requests.post(f"{api.url}/v1/tokenize", json=prompt, timeout=60)
+    response = api.post("/v1/tokenize", **prompt)
     response.raise_for_status()
     return tuple(response.json()["tokens"])
 

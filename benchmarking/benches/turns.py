@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import NamedTuple, Self
 
 import psutil
-import requests
 
 from benchmarking.completions import Request, Stream, complete
 from benchmarking.serving import ServedApi
+from common.fetch import PROBE, fetch
 
 
 class Counts(NamedTuple):
@@ -26,7 +26,7 @@ class Counts(NamedTuple):
     @classmethod
     def of(cls, api: ServedApi) -> Self:
         """Totals of Hearth's decode loop so far."""
-        lines = requests.get(f"{api.url}/metrics", timeout=60).text.splitlines()
+        lines = fetch(f"{api.url}/metrics", PROBE).decode().splitlines()
         [row_steps] = [line for line in lines if line.startswith("inference_batch_size_sum")]
         totals = api.state()["totals"]
         known = {name: totals[name] for name in cls._fields if name in totals}

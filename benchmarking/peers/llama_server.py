@@ -14,10 +14,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import psutil
-import requests
 
 from benchmarking.peers.install import LLAMA_CPP, PREBUILT_LLAMA
 from benchmarking.serving import ROOT, STOP_TIMEOUT_S, environment, eventually, free_port
+from common.fetch import answers_ok
 from inference_api.engine.hardware import physical_cores
 
 START_TIMEOUT_S = 120.0
@@ -67,10 +67,7 @@ def _listening(
 
         def is_ready() -> bool:
             assert process.poll() is None, f"llama-server has ended:\n{Path(log.name).read_text()}"
-            try:
-                return requests.get(f"http://127.0.0.1:{port}/health", timeout=10).ok
-            except requests.ConnectionError:
-                return False
+            return answers_ok(f"http://127.0.0.1:{port}/health")
 
         try:
             eventually(is_ready, START_TIMEOUT_S)

@@ -106,7 +106,7 @@ class Load:
                 fault = f"{response.status}: {response.read(200).decode(errors='replace')}"
             else:
                 times_s, fault = self._read(response)
-        except (OSError, http.client.HTTPException) as error:
+        except Exception as error:  # also an odd event: no request goes uncounted
             fault = repr(error)
         finally:
             client.close()

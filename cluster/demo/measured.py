@@ -10,12 +10,11 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
-import requests
-
 from cluster.actuators.api_process import ApiProcess, free_port, start_api
 from cluster.demo.processes import HOST, DemoFailed, until
 from cluster.demo.shares import hold_process
 from cluster.demo.story import ACCELERATOR, MODEL_NAME, Story
+from common.fetch import answers_ok
 from common.files import write_whole
 from scripts.pipeline.cpu_share import choose_limiter
 
@@ -23,7 +22,6 @@ from scripts.pipeline.cpu_share import choose_limiter
 REQUESTS_BY_USERS = {1: 48, 2: 64, 3: 80, 4: 80, 6: 96, 8: 96}
 LOAD = 0.75  # of what a replica answers at most: one suffices, but not after it lost 30 %
 START_S, END_S, MEASURE_S = 120.0, 30.0, 300.0
-TIMEOUT_S = 5.0
 
 
 def measured(story: Story, folder: Path, rate_per_s: float | None = None) -> Story:
@@ -38,7 +36,7 @@ def measured(story: Story, folder: Path, rate_per_s: float | None = None) -> Sto
     url = f"http://{HOST}:{port}"
     try:
         with closing(choose_limiter()) as limiter:
-            until(lambda: _is_ready(url), START_S, "the replica to measure")
+            until(lambda: answers_ok(f"{url}/ready"), START_S, "the replica to measure")
             hold_process(limiter, replica.pid, story.shares.before)
             _measure(url, story.out_tokens, folder)
     finally:
@@ -75,13 +73,6 @@ def _benchmarking(arguments: Sequence[str], variables: Mapping[str, str]) -> Non
     )
     if ended.returncode:
         raise DemoFailed(f"benchmarking {arguments[0]}: {(ended.stderr or ended.stdout)[-500:]}")
-
-
-def _is_ready(url: str) -> bool:
-    try:
-        return requests.get(f"{url}/ready", timeout=TIMEOUT_S).ok
-    except requests.ConnectionError:
-        return False
 
 
 def _end(replica: ApiProcess) -> None:

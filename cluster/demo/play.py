@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-import requests
-
 from cluster.demo.files import Addresses
 from cluster.demo.load import Load, Request
 from cluster.demo.machines import Place, node_with_replica
@@ -18,10 +16,10 @@ from cluster.demo.shares import HeldReplicas
 from cluster.demo.story import MODEL_NAME, Story
 from cluster.demo.verdict import Run
 from cluster.demo.watch import Row, Watch, ready_urls, state_of
+from common.fetch import answers_ok
 from scripts.pipeline.cpu_share import choose_limiter
 
 FIRST_REPLICA_S = 120.0
-TIMEOUT_S = 5.0
 KILL_AT = 0.6  # of the time with twice the load
 
 
@@ -61,7 +59,7 @@ def play(story: Story, place: Place, options: Options, tell: Callable[[Row], Non
 def wait_for_service(addresses: Addresses) -> None:
     """Until the proxy has found the first replica. Raises DemoFailed."""
     proxy_url = addresses.url(addresses.proxy)
-    until(lambda: _is_open(proxy_url), FIRST_REPLICA_S, "the first replica")
+    until(lambda: answers_ok(f"{proxy_url}/ready"), FIRST_REPLICA_S, "the first replica")
 
 
 @contextmanager
@@ -79,12 +77,6 @@ def _holding(story: Story, place: Place) -> Iterator[Callable[[set[str], float],
         )
     finally:
         limiter.close()
-
-
-def _is_open(proxy_url: str) -> bool:
-    with requests.Session() as session:
-        session.trust_env = False
-        return session.get(f"{proxy_url}/ready", timeout=TIMEOUT_S).ok
 
 
 def _strays(audit: Path, dead: set[str]) -> int:

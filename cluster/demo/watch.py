@@ -1,17 +1,16 @@
 """What the controller says, looked at a few times a second: a row for each of its cycles."""
 
+import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import requests
-
 from cluster.demo.load import Asked, Load
 from cluster.demo.story import SERVER, Story
+from common.fetch import PROBE, fetch
 
 LOOK_S = 0.25
-TIMEOUT_S = 5.0
 
 Json = dict[str, Any]
 
@@ -102,11 +101,7 @@ class Watch:
 
 def state_of(controller_url: str) -> Json:
     """`GET /state`."""
-    with requests.Session() as session:
-        session.trust_env = False
-        answer = session.get(f"{controller_url}/state", timeout=TIMEOUT_S)
-    answer.raise_for_status()
-    state: Json = answer.json()
+    state: Json = json.loads(fetch(f"{controller_url}/state", PROBE))
     return state
 
 

@@ -15,19 +15,19 @@ from typing import Protocol
 from jwt import PyJWK
 from jwt.exceptions import PyJWTError
 
+from common.fetch import FetchBounds, fetch
 from proxy.files import WatchedFile
 from proxy.settings import ASYMMETRIC_ALGORITHMS, SYMMETRIC_ALGORITHMS
 
 log = logging.getLogger(__name__)
 
-FETCH_TIMEOUT_S = 5.0
+BOUNDS = FetchBounds(connect_s=5.0, read_s=5.0, max_bytes=1024 * 1024)
 MAX_AGE_S = 900.0
 # A key id that is unknown is looked for once in this time, and so are no more than a few of them.
 REFETCH_WINDOW_S = 30.0
 MAX_REFETCHES = 5
 # A token without a key id may be of any key; each one that is tried takes time.
 MAX_CANDIDATES = 16
-MAX_JWKS_BYTES = 1024 * 1024
 
 RSA_ALGORITHMS = sorted(name for name in ASYMMETRIC_ALGORITHMS if name.startswith(("RS", "PS")))
 
@@ -125,19 +125,9 @@ class JwksUrl:
 
 
 def fetch_jwks(url: str) -> str:
-    """One GET, without redirects (they could lead to a place nobody configured). Raises
-    OSError and ValueError."""
-    import requests  # takes long, and most proxies have no JWKS_URL
-
-    response = requests.get(url, timeout=FETCH_TIMEOUT_S, allow_redirects=False, stream=True)
-    with response:
-        response.raise_for_status()
-        if response.status_code != 200:
-            raise ValueError(f"status {response.status_code}, expected 200")
-        body = response.raw.read(MAX_JWKS_BYTES + 1, decode_content=True)
-    if len(body) > MAX_JWKS_BYTES:
-        raise ValueError(f"JWKS over {MAX_JWKS_BYTES} bytes")
-    return str(body, "utf-8")
+    """One GET, without redirects: they could lead to a place nobody configured. Raises FetchFailed,
+    which is an OSError, and ValueError."""
+    return str(fetch(url, BOUNDS), "utf-8")
 
 
 def parse_jwks(text: str) -> tuple[PyJWK, ...]:

@@ -55,7 +55,10 @@ class HealthChecks:
         while True:
             self._is_wanted.clear()
             await asyncio.gather(*map(self._check, self._balancer.upstreams))
-            self._on_checked()
+            try:
+                self._on_checked()
+            except Exception:
+                log.exception("what waits for health checks has failed")
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._interval_s):
                     await self._is_wanted.wait()

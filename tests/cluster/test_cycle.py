@@ -1,6 +1,6 @@
 """Plans follow loads: the planner with the real optimizer, over counted requests."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -48,16 +48,11 @@ class World:
 
 
 @pytest.fixture
-def make_world(optimizer_url: str) -> Iterator[Callable[..., World]]:
-    worlds: list[World] = []
-
+def make_world(optimizer_url: str) -> Callable[..., World]:
     def make(document: dict[str, Any] | None = None, **keys: Any) -> World:
-        worlds.append(World(optimizer_url, document or system_json(rate=LOW), **keys))
-        return worlds[-1]
+        return World(optimizer_url, document or system_json(rate=LOW), **keys)
 
-    yield make
-    for world in worlds:
-        world.service.close()
+    return make
 
 
 def settled(world: World, requests: float, periods: int = 4) -> int:
@@ -278,7 +273,6 @@ def test_a_saturated_replica_is_not_taken_for_a_faster_one(optimizer_url: str) -
         learned = speeds.learn(
             {"s": ServerTraffic(full, {group: full})}, {group: 1}, PERIOD_S * number
         )
-    service.close()
     assert learned.factors["m", "A"].decode == pytest.approx(slower, rel=0.1)
 
 

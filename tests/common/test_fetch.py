@@ -1,16 +1,19 @@
 """Pages of other servers: whole within their bounds, or refused, whatever listens there."""
 
+import re
 import socket
 import ssl
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from pathlib import Path
 from threading import Event, Thread
 
 import pytest
 
-from common.fetch import FetchBounds, FetchFailed, fetch
+from common.fetch import FetchBounds, FetchFailed, FetchLate, answers_ok, ask, fetch
 
 BOUNDS = FetchBounds(connect_s=5, read_s=5, max_bytes=1000)
+OK_PAGE = b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\npage"
 SHORT = FetchBounds(connect_s=5, read_s=0.2, max_bytes=1000)
 Listen = Callable[[bytes, bytes], str]
 
@@ -108,3 +111,52 @@ def test_handshake_that_drips_is_left_in_time(listen: Listen) -> None:
 def test_what_is_no_server_is_said(url: str) -> None:
     with pytest.raises(FetchFailed, match=r"^\S"):
         fetch(url, BOUNDS)
+
+
+TOP = Path(__file__).parents[2]
+PACKAGES = ("common", "inference_api", "proxy", "optimizer", "weights", "benchmarking", "cluster")
+CLIENTS = re.compile(r"^\s*(import requests|import http\.client|from urllib\.request|import httpx)")
+# Who has another client, and why.
+OTHERS = {
+    "benchmarking/benches/serve.py": "timestamps the pieces of a stream",
+    "benchmarking/completions.py": "timestamps the pieces of a stream",
+    "benchmarking/load/": "measures servers, and keeps connections",
+    "benchmarking/serving.py": "streams, for benches and tests of our own servers",
+    "cluster/demo/load.py": "timestamps the pieces of a stream",
+    "inference_api/engine/pipeline/split_search.py": "asks the weights service",
+    "proxy/upstreams/api_server.py": "watches Kubernetes",
+    "proxy/upstreams/endpoint_slices.py": "watches Kubernetes",
+}
+
+
+def test_no_product_module_asks_other_servers_otherwise() -> None:
+    found = [
+        f"{path.relative_to(TOP)}: {line.strip()}"
+        for package in (*PACKAGES, "scripts")
+        for path in sorted((TOP / package).rglob("*.py"))
+        if not str(path.relative_to(TOP)).startswith(tuple(OTHERS))
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if CLIENTS.match(line)
+    ]
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize("verb", ["POST", "PUT", "DELETE"])
+def test_body_is_sent_as_json_and_any_status_is_an_answer(listen: Listen, verb: str) -> None:
+    said = b'HTTP/1.1 409 Conflict\r\nContent-Length: 13\r\n\r\n{"why":"old"}'
+    answer = ask(f"http://{listen(said, b'')}/x", BOUNDS, verb, {"a": [1, "\u00e9"]})
+    assert (answer.status, answer.json()) == (409, {"why": "old"})
+
+
+def test_environment_names_no_proxy(listen: Listen, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:1")
+    assert answers_ok(f"http://{listen(OK_PAGE, b'')}/", BOUNDS)
+
+
+def test_one_that_is_late_differs_from_one_that_is_away(listen: Listen) -> None:
+    with pytest.raises(FetchLate):
+        ask(f"http://{listen(b'HTTP/1.1 2', b'0')}/", SHORT)
+    with pytest.raises(FetchFailed) as caught:
+        ask("http://127.0.0.1:1/", SHORT)
+    assert not isinstance(caught.value, FetchLate)

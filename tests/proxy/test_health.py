@@ -102,3 +102,25 @@ def test_upstreams_that_hang_are_waited_for_together_and_hold_no_other_up() -> N
     assert asyncio.run(check()) == [Health.SILENT] * len(hung) + [Health.READY]
     hanging.stop()
     ready.stop()
+
+
+def test_what_fails_after_a_round_does_not_end_the_checks(upstream: ScriptedUpstream) -> None:
+    upstream.scripts["/ready"] = lambda peer: peer.reply(ROWS)
+
+    async def three_rounds() -> bool:
+        rounds = asyncio.Semaphore(0)
+
+        def fail() -> None:
+            rounds.release()
+            raise ZeroDivisionError
+
+        checks = HealthChecks(Balancer([UpstreamSpec(upstream.url)], 1.0), 0.01, fail)
+        checks.start()
+        async with asyncio.timeout(DEADLINE_S):
+            for _ in range(3):
+                await rounds.acquire()
+        is_alive = checks.is_alive
+        checks.stop()
+        return is_alive
+
+    assert asyncio.run(three_rounds())

@@ -7,13 +7,13 @@ from typing import Any
 
 import jwt
 import pytest
-import requests
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from hypothesis import example, given
 from hypothesis import strategies as st
 from jwt import PyJWK
 from jwt.algorithms import ECAlgorithm, OKPAlgorithm, RSAAlgorithm
 
+from common.fetch import FetchFailed
 from proxy.access.auth import Authenticator, ClaimRules, parse_revoked
 from proxy.access.keys import (
     MAX_AGE_S,
@@ -86,7 +86,7 @@ class Provider:
         self.is_fetching.set()
         assert self.may_answer.wait(20)
         if self.is_down:
-            raise requests.ConnectionError("down")
+            raise FetchFailed("down")
         return self.text
 
 
@@ -270,11 +270,11 @@ def test_fetch_takes_a_document_and_refuses_redirects_and_floods(
     server.scripts["/flood"] = lambda peer: peer.reply(b"x" * 2_000_000)
     server.scripts["/gone"] = lambda peer: peer.reply(b"", "404 Not Found")
     assert fetch_jwks(server.url + "/jwks") == text
-    with pytest.raises(ValueError, match="status 302"):
+    with pytest.raises(FetchFailed, match="answers 302"):
         fetch_jwks(server.url + "/moved")
-    with pytest.raises(ValueError, match="bytes"):
+    with pytest.raises(FetchFailed, match="bytes"):
         fetch_jwks(server.url + "/flood")
-    with pytest.raises(requests.HTTPError):
+    with pytest.raises(FetchFailed, match="answers 404"):
         fetch_jwks(server.url + "/gone")
     server.stop()
 

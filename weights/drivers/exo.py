@@ -69,7 +69,7 @@ class ExoDriver:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._http.close()
+        """What it started stays there."""
 
     def measure(self, layers: Layers) -> float:
         assert self._preview is not None, "the driver is entered"

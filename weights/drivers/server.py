@@ -4,7 +4,6 @@ For each split the server is started, waited for, measured by concurrent complet
 ended.
 """
 
-import json
 import os
 import signal
 import subprocess
@@ -18,15 +17,14 @@ from tempfile import TemporaryDirectory
 from types import TracebackType
 from typing import Self
 
-import requests
-
+from common.fetch import OK, FetchBounds, FetchFailed, answers_ok, ask
 from weights.drivers import Ring
 from weights.errors import EngineUnusable, TrialFailed
 from weights.partition import Layers
 
 STOP_TIMEOUT_S = 60.0
 POLL_S = 0.5
-REQUEST_TIMEOUT_S = 600.0
+BOUNDS = FetchBounds(connect_s=10.0, read_s=600.0, max_bytes=2**24)
 MAX_REASON_CHARS = 300
 PROMPT = "The history of bridges begins with "
 
@@ -115,12 +113,7 @@ class ServerDriver:
             time.sleep(POLL_S)
 
     def _is_up(self) -> bool:
-        try:
-            answer = requests.get(f"{self._plan.url}/models", timeout=5, stream=True)
-        except requests.RequestException:
-            return False
-        with answer:
-            return answer.ok
+        return answers_ok(f"{self._plan.url}/models")
 
     def _round(self, repeats: int) -> int:
         """Generated tokens of all users, each of whom asks `repeats` times in turn."""
@@ -139,16 +132,11 @@ class ServerDriver:
                 "temperature": 0,
             }
             try:
-                answer = requests.post(
-                    f"{plan.url}/completions",
-                    json=body,
-                    timeout=REQUEST_TIMEOUT_S,
-                )
-                if not answer.ok:
-                    text = answer.text[:MAX_REASON_CHARS]
-                    raise TrialFailed(f"a completion was refused: {answer.status_code} {text}")
+                answer = ask(f"{plan.url}/completions", BOUNDS, "POST", body)
+                if answer.status != OK:
+                    raise TrialFailed(f"a completion was refused: {answer.status} {answer.text}")
                 num_tokens += int(answer.json()["usage"]["completion_tokens"])
-            except (requests.RequestException, KeyError, TypeError, json.JSONDecodeError) as error:
+            except (FetchFailed, LookupError, TypeError, ValueError, RecursionError) as error:
                 raise TrialFailed(f"a completion failed: {type(error).__name__}") from None
         if not num_tokens:
             raise TrialFailed("the completions have no tokens")
