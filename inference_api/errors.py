@@ -14,7 +14,6 @@
     │   ├── ExpertPinned           it is pinned
     │   ├── ExpertLoading          it is being loaded
     │   └── ExpertBusy             it has running or waiting requests
-    ├── DemoRunning          409   a demo search is running already
     ├── RequestTooLarge      413   the body exceeds MAX_CONTENT_LENGTH
     ├── UnknownEncoding      415   the body has another compression than gzip
     ├── Unavailable          503   not now: try again after `retry_after_s`
@@ -156,14 +155,6 @@ class ExpertBusy(UnloadRefused):
             f"{name}: {num_running} running, {num_waiting} waiting; drain it, or force it to end "
             "those that run."
         )
-
-
-class DemoRunning(HearthError):
-    status = 409
-    code = "demo_running"
-
-    def __init__(self) -> None:
-        super().__init__("A demo search is running already; stop it or wait for its end.")
 
 
 class RequestTooLarge(HearthError):

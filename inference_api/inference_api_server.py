@@ -6,13 +6,11 @@ import signal
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from functools import partial
 
 from flask import Flask
 
 from common.disconnects import DisconnectWatcher
 from common.web_pages import PageRules, register_page_check
-from inference_api.demo_search import DemoSearch, Layers
 from inference_api.generation.streaming import Generations
 from inference_api.live_state import LiveState
 from inference_api.observe.bundle_metrics import BundleCollector, ExpertFigures
@@ -25,7 +23,6 @@ from inference_api.routes import (
     bundle,
     bundle_validation,
     dashboard,
-    demo_search,
     embeddings,
     generate,
     health,
@@ -57,8 +54,6 @@ from optimizer.settings import Settings as OptimizerSettings
 from optimizer.settings import load_settings as load_optimizer_settings
 from weights.app import create_service as create_weights_service
 from weights.routes import create_blueprint as create_weights_blueprint
-from weights.search import Observation, Problem
-from weights.service import WeightsService
 from weights.settings import Settings as WeightsSettings
 from weights.settings import load_settings as load_weights_settings
 
@@ -76,7 +71,6 @@ class Server:
     input_queue: InputQueue
     output_queues: OutputQueues
     watcher: DisconnectWatcher
-    demo: DemoSearch
     tracing: Tracing | None = None
 
     def start(self, hooks: Hooks | None = None) -> None:
@@ -90,7 +84,6 @@ class Server:
     def stop(self) -> None:
         self.backend.stop()
         self.watcher.stop()
-        self.demo.close()
         if self.tracing is not None:
             self.tracing.stop()
 
@@ -120,7 +113,6 @@ def create_server(
     )
     backend = DecodeBackend(settings, input_queue, output_queues, on_decoded=metrics.rows_decoded)
     watcher = DisconnectWatcher()
-    demo = DemoSearch(partial(_tell_split, weights))
     tracing = Tracing(settings) if settings.otel_exporter_otlp_endpoint else None
     if settings.bundle is not None:
         metrics.registry.register(
@@ -136,7 +128,7 @@ def create_server(
 
     app = _bare_app(settings, metrics)
     app.extensions[EXTENSION] = Server(
-        settings, backend, input_queue, output_queues, watcher, demo, tracing
+        settings, backend, input_queue, output_queues, watcher, tracing
     )
     app.register_blueprint(generate.create_blueprint(generations, settings, choice))
     app.register_blueprint(openai.create_blueprint(generations, backend, settings, choice))
@@ -159,7 +151,6 @@ def create_server(
     app.register_blueprint(
         dashboard.create_blueprint(backend, live_state.dump, recent, cluster, page)
     )
-    app.register_blueprint(demo_search.create_blueprint(demo))
     app.register_blueprint(create_optimizer_blueprint(optimizer, optimizer_settings))
     app.register_blueprint(create_weights_blueprint(weights, weights_settings.max_body_bytes))
     register_openapi(app, lambda rule: needs_token(rule, settings))
@@ -251,21 +242,6 @@ def _expert_figures(backend: DecodeBackend, input_queue: InputQueue) -> Mapping[
         )
         for name, each in backend.bundle.snapshot.experts.items()
     }
-
-
-def _tell_split(
-    weights: WeightsService, session_id: str, layers: Layers, tokens_per_s: float
-) -> None:
-    """A measurement of a split, of at least one layer for each rank. Raises WeightsError and
-    StoreFailed."""
-    num_layers = sum(layers)
-    problem = Problem(
-        min_weightings=(1 / num_layers,) * len(layers),
-        max_weightings=(1.0,) * len(layers),
-        num_layers=num_layers,
-    )
-    shares = tuple(each / num_layers for each in layers)
-    weights.tell(session_id, problem, [Observation(shares, tokens_per_s)])
 
 
 def _end_arbiter() -> None:

@@ -2,7 +2,6 @@
 
 import { ApiError, getJson } from "./api.js";
 import { hasCluster, showCluster } from "./cluster.js";
-import { showDemoSearch } from "./demo_search.js";
 import { byId } from "./dom.js";
 import { showHowMany } from "./how_many.js";
 import { showOptimizer } from "./optimizer.js";
@@ -41,7 +40,6 @@ function showPlans() {
 
 function showSearches(sessionId) {
   showWeights(sessionId);
-  showDemoSearch();
 }
 
 async function refresh() {

@@ -97,7 +97,6 @@ LINES: Mapping[Role, str] = {
         POST /whatif
         GET /catalogue
         POST /howmany
-        GET /weights/demo
         GET /weights/sessions
         GET /weights/sessions/{session_id}
         GET /weights/sessions/{session_id}/plot
@@ -135,8 +134,6 @@ LINES: Mapping[Role, str] = {
         POST /weights_gen
         POST /weights_update_delete
         POST /weights_log
-        POST /weights/demo
-        DELETE /weights/demo
         DELETE /weights/sessions/{session_id}
         POST /weights/sessions/{session_id}/observations
     """,

@@ -20,7 +20,6 @@ from tests.e2e.pages import (
     answer_of,
     ask,
     busy,
-    check_accessibility,
     opened,
     show,
     solve_example,
@@ -334,36 +333,6 @@ def tell(api: ServedApi, session_id: str, trials: list[tuple[float, float]]) -> 
             performance_metric=metric,
         )
         assert told.status_code == 200
-
-
-def test_a_demo_search_is_started_and_stopped_by_keyboard(
-    mock_api: ServedApi, browser: Browser
-) -> None:
-    with opened(browser, mock_api.url) as page:
-        show(page, "weights")
-        stop = page.locator("#demo-stop")
-        expect(stop).to_be_disabled()
-        page.get_by_role("button", name="Start a demo search").focus()
-        page.keyboard.press("Enter")
-        expect(stop).to_be_focused()
-        status = page.locator("#demo-status")
-        expect(status).to_have_text("The ranks are starting.")
-        page.keyboard.press("Enter")
-        expect(status).to_have_text("Stopped.")
-        assert mock_api.get("/weights/demo").json()["status"] == "stopped"
-
-
-def test_a_demo_search_shows_how_far_it_is(page: Page) -> None:
-    state = {
-        "status": "running", "session_id": "demo", "trials": 2, "max_trials": 8,
-        "lines": ["    1  2-2-1  10.0  10.0  random", "    2  1-3-1  12.0  12.0  random"],
-    }  # fmt: skip
-    page.route("**/weights/demo", lambda route: route.fulfill(json=state))
-    show(page, "weights")
-    expect(page.locator("#demo-status")).to_have_text("2 of at most 8 trials.")
-    expect(page.get_by_label("Output of the search")).to_contain_text("1-3-1")
-    expect(page.locator("#demo-stop")).to_be_enabled()
-    check_accessibility(page)
 
 
 def test_a_hidden_tab_asks_for_nothing(page: Page) -> None:

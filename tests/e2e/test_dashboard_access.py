@@ -67,9 +67,6 @@ def test_why_is_asked_and_told_by_keyboard(page: Page) -> None:
     expect(why).to_be_focused()
     page.keyboard.press("Enter")
     expect(page.locator(".candidates")).to_have_count(0)
-    page.get_by_role("link", name="Weights").focus()
-    page.keyboard.press("Enter")
-    tab_to(page, page.get_by_role("button", name="Start a demo search"))
 
 
 def test_no_view_of_a_busy_server_breaks_a_rule_of_accessibility(

@@ -12,7 +12,6 @@ import psutil
 import pytest
 import requests
 
-from inference_api.demo_search import TRIAL
 from inference_api.engine.pipeline.split_search import SearchFailed, SplitSearch
 from scripts import tune_partition
 from scripts.pipeline.cpu_share import CgroupLimiter, CpuLimiter, DutyCycleLimiter
@@ -20,6 +19,7 @@ from scripts.pipeline.engine import ROOT, EngineFailed, Load, PipelineEngine
 from scripts.tune_partition import Layers, every_split, tune, weights_service
 
 TINY = ROOT / "models" / "hearth-tiny"
+TRIAL = re.compile(r" *\d+  (\d+(?:-\d+)+) +([\d.]+) +[\d.]+  \w+")
 
 
 class SimulatedEngine:
