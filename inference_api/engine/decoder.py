@@ -67,6 +67,8 @@ class Decoder:
         self._rope = rope
         self._rows_multiple = rows_multiple
         self._embedding = parameters.tensors["embedding"]
+        # In the precision of the sums, as Gemma was trained with it.
+        self._embedding_multiplier = self._embedding.new_tensor(config.embedding_multiplier)
         self._layers = [
             _layer(config, parameters, i, rows_multiple) for i in range(config.num_layers)
         ]
@@ -140,7 +142,7 @@ class Decoder:
         config = self._config
         scale = config.residual_multiplier
         turns = self._rope.at(positions)
-        x = F.embedding(tokens, self._embedding) * config.embedding_multiplier
+        x = F.embedding(tokens, self._embedding) * self._embedding_multiplier
         for index, layer in enumerate(self._layers):
             normed = self._norm(x, layer.attention_norm)
             attention = attend(index, *self._project(normed, layer, turns[index]), layer.sinks)

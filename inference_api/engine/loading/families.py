@@ -192,7 +192,7 @@ def _read_gemma3_text(fields: ConfigFields) -> ModelConfig:
         windows=tuple(window if is_local else None for is_local in are_local),
         ropes=tuple(of_local if is_local else of_all for is_local in are_local),
         attention_scale=fields.number("query_pre_attn_scalar", 1.0) ** -0.5,
-        embedding_multiplier=_as_bfloat16(math.sqrt(config.hidden_size)),
+        embedding_multiplier=math.sqrt(config.hidden_size),
         logits_softcap=_logits_softcap(fields),
         has_output_norms=True,
     )
@@ -224,12 +224,6 @@ def _gemma3_ropes(fields: ConfigFields, config: ModelConfig) -> tuple[RopeConfig
     of_all = rope(GLOBAL, "rope_theta") if GLOBAL in by_kind.raw else config.ropes[0]
     assert of_all is not None
     return of_all, rope(LOCAL, "rope_local_base_freq")
-
-
-def _as_bfloat16(number: float) -> float:
-    """Gemma was trained with its factor in this precision, whose significands have 8 bits."""
-    significand, exponent = math.frexp(number)
-    return math.ldexp(round(significand * 256), exponent - 8)
 
 
 def _logits_softcap(fields: ConfigFields) -> float | None:

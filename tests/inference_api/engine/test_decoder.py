@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from inference_api.engine.decoder import Decoder
 from inference_api.engine.engine_runner import EngineRunner
 from inference_api.engine.runner import RowStep
 from tests.inference_api.engine.conftest import MAX_ROWS, TinyModel, make_runner
@@ -61,6 +62,18 @@ def test_logits_of_every_position_equal_those_of_transformers(
     for position in range(len(PROMPT)):
         actual = next_logits(runner, {3: PROMPT[: position + 1]})[3]
         torch.testing.assert_close(actual.cpu(), expected[position], atol=1e-4, rtol=0)
+
+
+def test_embeddings_of_gemma_3_have_their_factor_in_the_precision_of_the_sums(
+    tiny_model: Tiny,
+) -> None:
+    """In bfloat16, as transformers and Gemma's own training have it; else the root as it is."""
+    factors = []
+    for dtype in ("float32", "bfloat16"):
+        decoder = make_runner(tiny_model("gemma3")[0], "torch", dtype, 1).decoder
+        assert isinstance(decoder, Decoder)
+        factors.append(decoder._embedding_multiplier.item())
+    assert factors == [pytest.approx(96**0.5, abs=1e-6), 9.8125]
 
 
 @every_model

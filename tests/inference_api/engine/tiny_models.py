@@ -64,6 +64,7 @@ DEEPSEEK_MIXTURE: dict[str, Any] = {
 NO_PAD: dict[str, Any] = {**GATED, "pad_token_id": None}  # their own is beyond the vocabulary
 GEMMA3: dict[str, Any] = {
     **NO_PAD,
+    "hidden_size": 96,  # whose root, by which embeddings are multiplied, is no short number
     "head_dim": 24,
     "sliding_window": 7,
     "layer_types": ["sliding_attention", "full_attention"],

@@ -209,16 +209,6 @@ def test_the_text_model_of_gemma_3_is_read_as_if_it_were_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("hidden_size", "multiplier"), [(1152, 34.0), (2560, 50.5), (3840, 62.0), (5376, 73.5)]
-)
-def test_embeddings_of_gemma_3_have_the_factor_it_was_trained_with(
-    hidden_size: int, multiplier: float
-) -> None:
-    """The square root as bfloat16 has it."""
-    assert read_config({**GEMMA3, "hidden_size": hidden_size}).embedding_multiplier == multiplier
-
-
-@pytest.mark.parametrize(
     ("changes", "are_turned"),
     [
         ({}, "1110"),
