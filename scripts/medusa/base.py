@@ -10,10 +10,11 @@ from safetensors import safe_open
 from torch import Tensor
 
 from inference_api.engine.engine_runner import EngineRunner
-from inference_api.engine.loading.checkpoint import TOKENIZER, load_config, locate
+from inference_api.engine.loading.checkpoint import load_config, locate
 from inference_api.engine.loading.gguf_blocks import GgufTensor
 from inference_api.engine.loading.gguf_files import is_gguf, read_gguf
 from inference_api.engine.loading.layout import HEAD, linear_weights
+from inference_api.engine.loading.tokenizer_files import TOKENIZER
 from inference_api.engine.loading.weight_files import weight_files
 from inference_api.engine.options import EngineOptions
 from inference_api.kernels.library import Kernels

@@ -8,15 +8,15 @@ import reprlib
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from inference_api.engine import hardware
-from inference_api.engine.loading import gguf_tokenizer, hub
+from inference_api.engine.loading import gguf_tokenizer, hub, tokenizer_files
 from inference_api.engine.loading.config import ModelConfig, TensorNames
-from inference_api.engine.loading.config_fields import token_ids
 from inference_api.engine.loading.families import read_config
+from inference_api.engine.loading.generation_config import GENERATION_CONFIG
 from inference_api.engine.loading.gguf_files import SUFFIX, is_gguf, read_gguf
-from inference_api.engine.loading.json_files import MAX_JSON_BYTES, read_json
+from inference_api.engine.loading.json_files import MAX_JSON_BYTES, read_model_json
 from inference_api.engine.loading.layout import (
     Part,
     Tensors,
@@ -38,9 +38,6 @@ from inference_api.errors import StartupError
 from inference_api.kernels.packing import BITS, FLOAT_BITS, GROUP, Bits
 
 CONFIG = "config.json"
-GENERATION_CONFIG = "generation_config.json"
-TOKENIZER = "tokenizer.json"
-TOKENIZER_CONFIG = "tokenizer_config.json"
 MAX_TEMPLATE_BYTES = 1_000_000  # of a chat template; the longest have some 20,000
 # What the tokenizer's library may read besides, and at most how many bytes of it.
 DESCRIPTIONS = {
@@ -162,8 +159,8 @@ def load_config(folder: Path) -> ModelConfig:
     """
     if is_gguf(folder):
         return read_gguf(folder).config
-    raw = _read_json(folder / CONFIG, required=True)
-    return read_config({**raw, "eos_token_id": sorted(_eos_token_ids(folder, raw))})
+    raw = read_model_json(folder / CONFIG, required=True)
+    return read_config({**raw, "eos_token_id": sorted(tokenizer_files.eos_token_ids(folder, raw))})
 
 
 def context_faults(config: ModelConfig, max_seq_len: int | None) -> list[str]:
@@ -346,45 +343,9 @@ def _tokenizer_faults(folder: Path, config: ModelConfig | None) -> list[str]:
     return faults
 
 
-def _eos_token_ids(folder: Path, config: dict[str, Any]) -> frozenset[int]:
-    """Returns the ids that the model's own files name; failing these, the tokenizer's EOS."""
-    generation = _read_json(folder / GENERATION_CONFIG)
-    named = token_ids(config.get("eos_token_id")) | token_ids(generation.get("eos_token_id"))
-    if named:
-        return named
-    token = _read_json(folder / TOKENIZER_CONFIG).get("eos_token")
-    text = token.get("content") if isinstance(token, dict) else token
-    return token_ids(_vocabulary(folder).get(text)) if isinstance(text, str) else frozenset()
-
-
 def _vocabulary(folder: Path) -> dict[str, int]:
     """Ids by token. Raises StartupError when tokenizer.json is not one of the tokenizers library,
-    or the GGUF file has no tokenizer that we can read.
-
-    Unigram models list their tokens, the others map them to ids.
-    """
+    or the GGUF file has no tokenizer that we can read."""
     if is_gguf(folder):
         return gguf_tokenizer.vocabulary(read_gguf(folder).metadata)
-    tokenizer = _read_json(folder / TOKENIZER, required=True)
-    try:
-        vocabulary = tokenizer["model"]["vocab"]
-        if isinstance(vocabulary, list):
-            vocabulary = {entry[0]: index for index, entry in enumerate(vocabulary)}
-        added = {entry["content"]: entry["id"] for entry in tokenizer.get("added_tokens") or []}
-        ids = {**vocabulary, **added}
-        if not all(isinstance(number, int) for number in ids.values()):
-            raise TypeError("an id that is no integer")
-        return ids
-    except (LookupError, TypeError):
-        raise StartupError(
-            [f"{folder / TOKENIZER} is no tokenizer of the tokenizers library; get it again."]
-        ) from None
-
-
-def _read_json(path: Path, *, required: bool = False) -> dict[str, Any]:
-    """The object in a file; {} when the file is absent and not `required`."""
-    if not path.is_file():
-        if not required:
-            return {}
-        raise StartupError([f"{path.parent} has no {path.name}; get the model again."])
-    return read_json(path)
+    return tokenizer_files.read_tokenizer(folder).ids

@@ -202,6 +202,7 @@ def _config(
     shapes = {name: _shape(tensor) for name, tensor in tensors.items()}
     try:
         raw = raw_config(architecture, metadata, shapes, factors)
+        raw["eos_token_id"] = gguf_tokenizer.eos_token_ids(metadata)
     except (TypeError, ValueError, ArithmeticError) as error:
         raise StartupError(
             [f"{path} has metadata of the wrong type ({error}); get the file again."]
@@ -213,7 +214,6 @@ def _config(
                 f"but its tensors make {num_layers} layers; get the file again."
             ]
         )
-    raw["eos_token_id"] = gguf_tokenizer.eos_token_ids(metadata)
     try:
         config = read_config(raw)
     except StartupError as error:

@@ -9,12 +9,14 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from inference_api.engine.loading.end_tokens import known_ends
 from inference_api.errors import StartupError
 
 Json = dict[str, Any]
 Metadata = Mapping[str, Any]
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # GGUF's types of tokens
+_OF_TOKENS = ("tokens", "token_type")  # metadata's lists
 SPACE = "▁"  # what SentencePiece writes for a space
 MAX_PIECE_CHARACTERS = 256  # of SentencePiece, which learns up to 16: each is cut everywhere
 
@@ -130,9 +132,14 @@ def vocabulary(metadata: Metadata) -> dict[str, int]:
 
 
 def eos_token_ids(metadata: Metadata) -> list[int]:
-    """Every token that the file says an answer, a turn or a message ends with."""
+    """Every token that the file says an answer, a turn or a message ends with, and the control
+    tokens that are known to. Raises TypeError when the vocabulary is none."""
     keys = [f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom")]
-    return [metadata[key] for key in keys if isinstance(metadata.get(key), int)]
+    named = [metadata[key] for key in keys if isinstance(metadata.get(key), int)]
+    tokens, types = (metadata.get(f"tokenizer.ggml.{name}") or () for name in _OF_TOKENS)
+    numbered = enumerate(zip(tokens, types, strict=False))
+    control = {token: number for number, (token, kind) in numbered if kind == CONTROL}
+    return [*named, *known_ends(control)]
 
 
 def special_token(metadata: Metadata, name: str) -> str | None:

@@ -23,6 +23,16 @@ def read_json(path: Path) -> dict[str, Any]:
         raise StartupError([f"{path} cannot be read ({error}); get the file again."]) from None
 
 
+def read_model_json(path: Path, *, required: bool = False) -> dict[str, Any]:
+    """The object in a file of a model's folder; {} when the file is absent and not `required`.
+    Raises StartupError."""
+    if not path.is_file():
+        if not required:
+            return {}
+        raise StartupError([f"{path.parent} has no {path.name}; get the model again."])
+    return read_json(path)
+
+
 def parse_json(content: bytes) -> dict[str, Any]:
     """The object in a text. Raises UnusableJson."""
     if len(content) > MAX_JSON_BYTES:

@@ -1,0 +1,20 @@
+"""Tokens that end an answer by their text, whether or not a model's files call them so."""
+
+from collections.abc import Mapping
+
+# What models of our families end texts, turns and messages with; llama.cpp knows the same texts.
+END_TEXTS = frozenset(
+    (
+        *("</s>", "<eos>", "<EOT>", "<|endoftext|>", "<|end_of_text|>", "<｜end▁of▁sentence｜>"),
+        *("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>"),
+        *("<|return|>", "<|call|>"),
+    )
+)
+
+
+def known_ends(special: Mapping[str, int]) -> frozenset[int]:
+    """Returns the ids of those among a vocabulary's special tokens that end an answer."""
+    texts = END_TEXTS & special.keys()
+    if "<|return|>" in texts:  # of gpt-oss, whose answers go on after a message that ends
+        texts -= {"<|end|>"}
+    return frozenset(special[text] for text in texts)
