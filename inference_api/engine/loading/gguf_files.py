@@ -41,6 +41,8 @@ BLOCK_BITS: Mapping[GGMLQuantizationType, Literal[8, 4]] = {
     GGMLQuantizationType.Q4_0: 4,
 }
 LAYER = re.compile(r"blk\.(\d{1,9})\.")
+PART = re.compile(r"(?P<model>.+)-\d{5}-of-\d{5}\.gguf")
+MAX_PARTS = 65_535  # of a model: their number has 16 bits
 
 # What the package turns back into numbers.
 TYPES = frozenset(
@@ -99,8 +101,9 @@ def read_gguf(path: Path) -> GgufModel:
 def _read(path: Path, size: int, modified_ns: int) -> GgufModel:
     try:
         reader = _Reader(path)
-        _check_extent(reader, size)
         metadata = {key: field.contents() for key, field in reader.fields.items()}
+        _check_whole(path, metadata)
+        _check_extent(reader, size)
     except _Unreadable as error:
         raise StartupError([f"{path}: {error}."]) from None
     except Exception as error:  # of numpy, struct and codecs: whatever bytes lead the package to
@@ -190,6 +193,27 @@ def _check_extent(reader: GGUFReader, size: int) -> None:
         raise _Unreadable(
             f"it has {size} bytes, its tensors end at {end}; the file is damaged, get it again"
         )
+
+
+def _check_whole(path: Path, metadata: Mapping[str, Any]) -> None:
+    """Refuses a part of a model that was split over several files, and says what is to be done."""
+    index, count = metadata.get("split.no", 0), metadata.get("split.count", 1)
+    if count in (0, 1):  # 0: of parts that were merged
+        return
+    if not (isinstance(count, int) and isinstance(index, int) and 0 <= index < count <= MAX_PARTS):
+        raise _Unreadable(f"it says split.no={index!r} and split.count={count!r}; get it again")
+    named = PART.fullmatch(path.name)
+    model = named["model"] if named else path.stem
+    names = [f"{model}-{part:05}-of-{count:05}{SUFFIX}" for part in range(1, count + 1)]
+    part = f"part {index + 1} of {count} of a model"
+    if path.name != names[index]:
+        raise _Unreadable(f"split.no and split.count say {part}; name it {names[index]}")
+    missing = [name for name in names if not path.with_name(name).is_file()]
+    lacking = f"it needs {shown(missing)} beside it: get what is missing, then " if missing else ""
+    raise _Unreadable(
+        f"it is {part}; {lacking}merge all parts by `llama-gguf-split --merge {names[0]} "
+        f"{model}{SUFFIX}` and give that file"
+    )
 
 
 def _config(

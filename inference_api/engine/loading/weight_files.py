@@ -31,6 +31,7 @@ from inference_api.errors import StartupError
 
 WEIGHTS = "model.safetensors"
 WEIGHTS_INDEX = "model.safetensors.index.json"
+SHARDS = "model-*-of-*.safetensors"  # which the index names
 LENGTH_BYTES = 8  # a file begins with the length of its JSON header
 MAX_DIMENSIONS = 8
 # Of what is read.
@@ -48,6 +49,8 @@ def weight_files(folder: Path) -> list[Path]:
     missing = [file.name for file in files if not file.is_file()]
     if not missing:
         return files
+    if missing == [WEIGHTS] and any(folder.glob(SHARDS)):
+        missing = [WEIGHTS_INDEX]
     if any(folder.glob("*.bin")):
         raise StartupError(
             [

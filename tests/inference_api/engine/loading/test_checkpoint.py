@@ -142,6 +142,12 @@ def test_bin_weights_only(folder: Path) -> None:
     assert "save_pretrained" in fault
 
 
+def test_shards_without_their_index(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "model-00001-of-00002.safetensors")
+    [fault] = check(folder)
+    assert "lacks weights: model.safetensors.index.json" in fault
+
+
 def test_index_that_names_a_missing_shard(folder: Path) -> None:
     index = {"weight_map": {"a": "model.safetensors", "b": "model-00002.safetensors"}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
