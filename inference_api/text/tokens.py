@@ -180,7 +180,7 @@ def _folder_tokenizer(model_dir: Path) -> Any:
     from transformers import TokenizersBackend
 
     files = [model_dir / "tokenizer_config.json", model_dir / CONFIG]
-    tokenizer, model = [read_json(file) if file.exists() else {} for file in files]
+    tokenizer, model = [read_json(file, required=False) for file in files]
     # Of some other types it knows better than their files.
     is_plain = tokenizer.get("tokenizer_class") in PLAIN_CLASSES and "auto_map" not in tokenizer
     if is_plain and model.get("model_type") == "llama":

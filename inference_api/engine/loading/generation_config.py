@@ -29,9 +29,7 @@ def read_defaults(model_dir: Path) -> Defaults:
     """Returns those of `BOUNDS` that the folder's file names; a GGUF file has none. What is out of
     bounds is left out, and logged. Raises StartupError where the file cannot be read."""
     file = model_dir / GENERATION_CONFIG
-    if not file.is_file():
-        return NO_DEFAULTS
-    given = read_json(file)
+    given = read_json(file, required=False)
     named = {name: given[name] for name in BOUNDS if given.get(name) is not None}
     defaults = {name: value for name, value in named.items() if _is_in_bounds(name, value)}
     for name in named.keys() - defaults.keys():

@@ -16,7 +16,6 @@ Json = dict[str, Any]
 Metadata = Mapping[str, Any]
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # GGUF's types of tokens
-_OF_TOKENS = ("tokens", "token_type")  # metadata's lists
 SPACE = "▁"  # what SentencePiece writes for a space
 MAX_PIECE_CHARACTERS = 256  # of SentencePiece, which learns up to 16: each is cut everywhere
 
@@ -136,8 +135,8 @@ def eos_token_ids(metadata: Metadata) -> list[int]:
     tokens that are known to. Raises TypeError when the vocabulary is none."""
     keys = [f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom")]
     named = [metadata[key] for key in keys if isinstance(metadata.get(key), int)]
-    tokens, types = (metadata.get(f"tokenizer.ggml.{name}") or () for name in _OF_TOKENS)
-    numbered = enumerate(zip(tokens, types, strict=False))
+    lists = (metadata.get(f"tokenizer.ggml.{name}") or () for name in ("tokens", "token_type"))
+    numbered = enumerate(zip(*lists, strict=False))
     control = {token: number for number, (token, kind) in numbered if kind == CONTROL}
     return [*named, *known_ends(control)]
 

@@ -13,24 +13,19 @@ class UnusableJson(Exception):
     """A fault of a text, in a few words."""
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """The object in a file. Raises StartupError naming the file."""
+def read_json(path: Path, *, required: bool = True) -> dict[str, Any]:
+    """The object in a file; {} when the file is absent and not `required`. Raises StartupError
+    naming the file."""
+    if not path.is_file():
+        if not required:
+            return {}
+        raise StartupError([f"{path.parent} has no {path.name}; get the model again."])
     try:
         with path.open("rb") as stream:
             content = stream.read(MAX_JSON_BYTES + 1)
         return parse_json(content)
     except (OSError, UnusableJson) as error:
         raise StartupError([f"{path} cannot be read ({error}); get the file again."]) from None
-
-
-def read_model_json(path: Path, *, required: bool = False) -> dict[str, Any]:
-    """The object in a file of a model's folder; {} when the file is absent and not `required`.
-    Raises StartupError."""
-    if not path.is_file():
-        if not required:
-            return {}
-        raise StartupError([f"{path.parent} has no {path.name}; get the model again."])
-    return read_json(path)
 
 
 def parse_json(content: bytes) -> dict[str, Any]:

@@ -71,7 +71,7 @@ def read_heads(folder: Path, config: ModelConfig) -> MedusaFile:
     weights = stack("linear.weight", (hidden, hidden))
     biases = stack("linear.bias", (hidden,))
     outputs = _outputs(file, tensors, num_heads, num_layers, config)
-    description = read_json(folder / CONFIG) if (folder / CONFIG).is_file() else {}
+    description = read_json(folder / CONFIG, required=False)
     return MedusaFile(
         weights,
         biases,

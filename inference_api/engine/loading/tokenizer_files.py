@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from inference_api.engine.loading.config_fields import token_ids
 from inference_api.engine.loading.end_tokens import known_ends
 from inference_api.engine.loading.generation_config import GENERATION_CONFIG
-from inference_api.engine.loading.json_files import read_model_json
+from inference_api.engine.loading.json_files import read_json
 from inference_api.errors import StartupError
 
 TOKENIZER = "tokenizer.json"
@@ -26,13 +26,17 @@ class Vocabulary(NamedTuple):
 def eos_token_ids(folder: Path, config: dict[str, Any]) -> frozenset[int]:
     """Returns the ids that any file of the folder names, and those of special tokens that are known
     to end an answer. `config`: the contents of config.json. Raises StartupError."""
-    described = (config, config.get("text_config"), read_model_json(folder / GENERATION_CONFIG))
+    described = (
+        config,
+        config.get("text_config"),
+        read_json(folder / GENERATION_CONFIG, required=False),
+    )
     named = [each.get("eos_token_id") for each in described if isinstance(each, dict)]
     ids = frozenset[int]().union(*map(token_ids, named))
     if not (folder / TOKENIZER).is_file():
         return ids
     vocabulary = read_tokenizer(folder)
-    tokens = [read_model_json(folder / name).get("eos_token") for name in NAMES_OF_EOS]
+    tokens = [read_json(folder / name, required=False).get("eos_token") for name in NAMES_OF_EOS]
     texts = [token.get("content") if isinstance(token, dict) else token for token in tokens]
     by_text = [vocabulary.ids.get(text) for text in texts if isinstance(text, str)]
     return ids | token_ids(by_text) | known_ends(vocabulary.special)
@@ -43,7 +47,7 @@ def read_tokenizer(folder: Path) -> Vocabulary:
 
     Unigram models list their tokens, the others map them to ids.
     """
-    tokenizer = read_model_json(folder / TOKENIZER, required=True)
+    tokenizer = read_json(folder / TOKENIZER)
     try:
         vocabulary = tokenizer["model"]["vocab"]
         if isinstance(vocabulary, list):
