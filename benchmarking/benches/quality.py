@@ -20,10 +20,11 @@ from tempfile import TemporaryDirectory
 
 import torch
 from torch import Tensor
-from torch.nn.functional import kl_div, nll_loss
+from torch.nn.functional import kl_div
 
 from benchmarking.machine import describe_machine
 from inference_api.engine.engine_runner import EngineRunner
+from inference_api.engine.loading.gguf_files import is_gguf
 from inference_api.engine.options import EngineOptions
 from inference_api.engine.runner import Draw, RowStep
 from inference_api.request import SamplingParams
@@ -50,38 +51,34 @@ FORMS = (  # type of the GGUF file or none for the safetensors, QUANTIZATION and
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """Log probabilities of the text by one form of the model."""
+    """How one form of the model predicts a text, beside float32: each [positions], in nats."""
 
-    log_probabilities: Tensor  # [positions, vocabulary], in nats
-    following: Tensor  # [positions], the token that the text has next
+    losses: Tensor
+    exact_losses: Tensor
+    divergences: Tensor  # KL(float32 || this form)
+    are_same: Tensor  # whether both think the same token likeliest
 
-    @property
-    def perplexity(self) -> float:
-        return math.exp(nll_loss(self.log_probabilities, self.following).item())
-
-    def standard_error(self, exact: "Reading") -> float:
-        """Standard error of the difference of both mean losses, paired by position."""
-        positions = range(len(self.following))
-        differences = (self.log_probabilities - exact.log_probabilities)[positions, self.following]
-        return (differences.std() / math.sqrt(len(positions))).item()
-
-    def divergence(self, exact: "Reading") -> float:
-        """Mean over positions of KL(exact || self)."""
-        return kl_div(
-            self.log_probabilities, exact.log_probabilities, log_target=True, reduction="batchmean"
-        ).item()
-
-    def agreement(self, exact: "Reading") -> float:
-        guesses, exact_guesses = (r.log_probabilities.argmax(dim=-1) for r in (self, exact))
-        return (guesses == exact_guesses).double().mean().item()
+    def row(self, weights: str, quantization: str, cache: str) -> str:
+        """Of the table. ± is a standard error, paired by position."""
+        differences = self.losses - self.exact_losses
+        error = differences.std().item() / math.sqrt(len(differences))
+        return (
+            f"| {weights} | `{quantization}` | `{cache}` "
+            f"| {self.losses.mean().exp():.4f} "
+            f"| {100 * differences.mean().expm1():+.2f} ± {100 * error:.2f} % "
+            f"| {self.divergences.mean():.5f} "
+            f"| {100 * self.are_same.double().mean():.2f} % |"
+        )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Measure what rounding costs in quality.")
-    parser.add_argument("--model", type=Path, default=EMBEDDED_MODEL)
+    parser.add_argument("--model", type=Path, default=EMBEDDED_MODEL, help="folder or GGUF file")
     parser.add_argument("--text", type=Path, default=EMBEDDED_MODEL / "heldout.txt")
+    parser.add_argument("--tokens", type=int, help="of the text's beginning; default: all")
     arguments = parser.parse_args()
     tokens = load_tokenizer(arguments.model, frozenset()).encode(arguments.text.read_text())
+    tokens = tokens[: arguments.tokens]
     print(describe_machine("torch", "gguf"))
     print(f"{arguments.text.name}: {len(tokens)} tokens in windows of {WINDOW_TOKENS}\n")
     print(
@@ -89,24 +86,17 @@ def main() -> None:
         "| same greedy token |"
     )
     print("|---|---|---|---|---|---|---|")
-    exact: Reading | None = None
+    exact = loaded(arguments.model, "none", "float32")
     with TemporaryDirectory() as folder:
         for gguf_type, quantization, cache in FORMS:
             model = arguments.model
             if gguf_type is not None:
+                if is_gguf(model):
+                    continue
                 model = Path(folder) / f"{gguf_type}.gguf"
                 make_gguf(arguments.model, model, gguf_type)
-            reading = read(model, quantization, cache, windows(tokens))
-            exact = exact or reading
-            print(
-                f"| {gguf_type or 'safetensors'} | `{quantization}` | `{cache}` "
-                f"| {reading.perplexity:.4f} "
-                f"| {100 * (reading.perplexity / exact.perplexity - 1):+.2f} "
-                f"± {100 * reading.standard_error(exact):.2f} % "
-                f"| {reading.divergence(exact):.5f} "
-                f"| {100 * reading.agreement(exact):.2f} % |",
-                flush=True,
-            )
+            reading = read(exact, loaded(model, quantization, cache), windows(tokens))
+            print(reading.row(gguf_type or model.name, quantization, cache), flush=True)
 
 
 def windows(tokens: Sequence[int]) -> list[Sequence[int]]:
@@ -116,7 +106,7 @@ def windows(tokens: Sequence[int]) -> list[Sequence[int]]:
     return [[bos, *text[first : first + size]] for first in range(0, len(text), size)]
 
 
-def read(model: Path, quantization: str, cache: str, pieces: Sequence[Sequence[int]]) -> Reading:
+def loaded(model: Path, quantization: str, cache: str) -> EngineRunner:
     options = EngineOptions(
         device="cpu",
         dtype="float32",
@@ -127,19 +117,28 @@ def read(model: Path, quantization: str, cache: str, pieces: Sequence[Sequence[i
     )
     runner = EngineRunner(model, options)
     runner.load()
-    with torch.inference_mode():
-        steps = [
-            step
-            for first in range(0, len(pieces), ROWS)
-            for step in read_together(runner, pieces[first : first + ROWS])
-        ]
+    return runner
+
+
+@torch.inference_mode()
+def read(exact: EngineRunner, form: EngineRunner, pieces: Sequence[Sequence[int]]) -> Reading:
+    """Both read in step, so that predictions of one step are in memory at a time."""
+    steps = []
+    for first in range(0, len(pieces), ROWS):
+        some = pieces[first : first + ROWS]
+        both = (read_together(runner, some) for runner in (exact, form))
+        for (expected, following), (predicted, _) in zip(*both, strict=True):
+            losses = [-each[range(len(following)), following] for each in (predicted, expected)]
+            divergence = kl_div(predicted, expected, log_target=True, reduction="none").sum(-1)
+            steps.append((*losses, divergence, predicted.argmax(-1) == expected.argmax(-1)))
     return Reading(*(torch.cat(parts) for parts in zip(*steps, strict=True)))
 
 
 def read_together(
     runner: EngineRunner, pieces: Sequence[Sequence[int]]
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """One piece a row, one token a step: the fields of a Reading, step by step."""
+    """One piece a row, one token a step: log probabilities [rows, vocabulary] of the next token,
+    and which it is, step by step."""
     draw = Draw(SamplingParams(), (), ())
     for position in range(WINDOW_TOKENS - 1):
         rows = [row for row, piece in enumerate(pieces) if position + 1 < len(piece)]
