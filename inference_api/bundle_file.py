@@ -36,7 +36,7 @@ ROUTED = "auto"  # the model of requests that leave the choice to the router
 UNIT_BYTES = {"": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 SIZE = re.compile(r"(\d{1,15}(?:\.\d{1,6})?) ?(KiB|MiB|GiB|TiB)")
 
-Quantisation = Literal["none", "int8", "int4"]
+Quantisation = Literal["none", "auto", "int8", "int4"]
 Speculation = Literal["off", "ngram", "medusa", "draft", "auto"]
 
 
@@ -134,7 +134,7 @@ class Expert(_Keys):
         "from them.",
     )
     quantisation: Quantisation = Field(
-        "none", description="Weights of linear layers, in groups of 32."
+        "auto", description="Weights of linear layers, in groups of 32; auto: see QUANTIZATION."
     )
     context: int | None = Field(
         None,

@@ -82,7 +82,6 @@ class LiveState:
             "models": list(backend.served) if is_loaded else [],
             "has_router": self._settings.has_router,
             "context_tokens": backend.served[default.name].max_seq_len if is_loaded else None,
-            "quantization": default.quantization,
             "resident_bytes": resident_memory_bytes(),
         }
 

@@ -42,10 +42,10 @@ class ModelSettings(BaseModel):
         ),
     )
     quantization: Literal["none", "auto", "int8", "int4"] = Field(
-        "none",
+        "auto",
         description=(
-            "Weights of linear maps in groups of 32; CPU only; auto: int8 where the checkpoint's "
-            "are quantised."
+            "Weights of linear maps in groups of 32; int8 and int4 on the CPU only; auto: int8 "
+            "where the file's are quantised and the kernels can have them, else none."
         ),
     )
     kernels: bool = Field(

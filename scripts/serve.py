@@ -4,7 +4,7 @@
 SIGKILL of this process; a second Ctrl-C kills them. If one of them ends by itself, so does the
 other. The secret of the printed token is made once and kept in `var/` of the current directory, so
 that a printed line stays good; the proxy alone gets it and checks tokens. MODEL=smollm2 is short
-for SmolLM2-135M-Instruct, which is fetched at first, in int8 and with the heads that come with us.
+for SmolLM2-135M-Instruct, which is fetched at first, with the heads that come with us.
 """
 
 import argparse
@@ -98,7 +98,6 @@ def name_smollm2() -> None:
             ]
         ) from None
     os.environ.setdefault("MODEL_NAME", SMOLLM2_WORD)
-    os.environ.setdefault("QUANTIZATION", "int8")
     os.environ.setdefault("MEDUSA_HEADS", str(SMOLLM2_HEADS))
     os.environ.setdefault("SPECULATION", "auto")
 

@@ -179,12 +179,13 @@ class EngineRunner:
             self.decoder = self._decoder(parameters)
             self.medusa = self._medusa_heads(parameters)
         logger.info(
-            "loaded %s: %s, %s, cache %s, quantization %s by %s",
+            "loaded %s: %s, %s, cache %s, quantization %s (QUANTIZATION=%s) by %s",
             self._model_dir.name,
             self._device,
             form.dtype,
             self._cache.keys.dtype,
             form.quantization,
+            self._options.quantization,
             form.kernels,
         )
 

@@ -10,6 +10,7 @@ import torch
 from inference_api.engine.linear import Packing
 from inference_api.engine.loading import checkpoint
 from inference_api.engine.loading.config import ModelConfig
+from inference_api.engine.loading.layout import Tensors
 from inference_api.engine.loading.weight_files import read_headers, weight_files
 from inference_api.engine.options import EngineOptions
 from inference_api.errors import StartupError
@@ -18,6 +19,7 @@ from inference_api.kernels.packing import FLOAT_BITS, Bits
 
 logger = logging.getLogger(__name__)
 
+INT4_COST = "SmolLM2-135M's perplexity is 18.8 instead of 14.2, also int8's (docs/benchmarks.md)"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -57,16 +59,45 @@ def weight_form(
     """
     files = weight_files(model_dir)
     tensors = read_headers(files, config.tensor_names)
-    asked = checkpoint.settled(config, asked, tensors)
-    options = asked.on(asked.device, checkpoint.keeps_bfloat16(config, asked, tensors))
-    packing = _packing(config, options, kernels)
-    return WeightForm(files, options if packing else asked.on(asked.device), packing)
+    settled = checkpoint.settled(config, asked, tensors)
+    _log_losses(model_dir.name, config, asked, settled, tensors)
+    options = settled.on(settled.device, checkpoint.keeps_bfloat16(config, settled, tensors))
+    packing = None
+    try:
+        packing = _packing(config, options, kernels)
+    except KernelsUnavailable as error:
+        ignored = f"QUANTIZATION={asked.quantization} is ignored and "
+        logger.warning(
+            "%storch multiplies by the weights as they are, because %s",
+            "" if settled.quantization == "none" else ignored,
+            error,
+        )
+    return WeightForm(files, options if packing else settled.on(settled.device), packing)
+
+
+def _log_losses(
+    name: str, config: ModelConfig, asked: EngineOptions, settled: EngineOptions, tensors: Tensors
+) -> None:
+    """Says what QUANTIZATION costs this model: memory and speed, or quality."""
+    reason = checkpoint.obstacle(config, asked)
+    if asked.quantization == "auto" and reason and checkpoint.is_quantised(config, tensors):
+        logger.info("%s is quantised, yet QUANTIZATION=auto is none for it: %s", name, reason)
+    num_rounded = checkpoint.num_rounded(config, tensors) if settled.quantization == "int4" else 0
+    if num_rounded:
+        logger.warning(
+            "QUANTIZATION=int4 rounds %d matrices of %s that its file has in another form, and "
+            "answers are worse for it: %s; set QUANTIZATION=int8",
+            *(num_rounded, name, INT4_COST),
+        )
 
 
 def _packing(
     config: ModelConfig, options: EngineOptions, kernels_of: Callable[[], Kernels]
 ) -> Packing | None:
-    """Returns the kernels' packing; None where torch multiplies by the weights as they are."""
+    """Returns the kernels' packing; None where torch multiplies by the weights as they are.
+
+    Raises StartupError, and KernelsUnavailable.
+    """
     faults = checkpoint.quantization_faults(config, options)
     if faults:
         raise StartupError(faults)
@@ -75,16 +106,7 @@ def _packing(
     bits = checkpoint.weight_bits(config, options)
     if bits is None:
         return None
-    try:
-        kernels = kernels_of()
-    except KernelsUnavailable as error:
-        ignored = f"QUANTIZATION={options.quantization} is ignored and "
-        logger.warning(
-            "%storch multiplies by the weights as they are, because %s",
-            "" if options.quantization == "none" else ignored,
-            error,
-        )
-        return None
+    kernels = kernels_of()
     if bits in FLOAT_BITS.values() and kernels.variant == PORTABLE:
         return None  # with many rows torch is faster
     return Packing(kernels, bits)

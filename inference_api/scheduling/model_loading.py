@@ -73,7 +73,7 @@ class LoadableModel:
             rows_min=expert.rows.min,
             rows_max=self.runner.max_rows,
             is_pinned=expert.pinned,
-            shared_key=f"{expert.quantisation} {expert.source}" if is_one_file else None,
+            shared_key=f"{self.runner.facts.quantization} {expert.source}" if is_one_file else None,
         )
 
     @property

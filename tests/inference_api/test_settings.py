@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
+from inference_api.bundle_file import Expert
 from inference_api.errors import StartupError, UnknownModel
 from inference_api.settings import ModelSettings, Settings, load_settings
 
@@ -26,6 +27,12 @@ def test_one_model_is_a_list_of_one() -> None:
     settings = Settings(model="/models/a", user_rows=3, quantization="int8")
     [model] = settings.served_models
     assert (model.name, model.user_rows, model.quantization) == ("a", 3, "int8")
+
+
+def test_who_names_no_quantization_gets_what_the_files_have() -> None:
+    expert = Expert(name="a", source="/models/a")
+    assert ModelSettings().quantization == "auto"
+    assert Settings().of_expert(expert).quantization == "auto"
 
 
 def test_several_models_share_what_they_do_not_say_themselves(

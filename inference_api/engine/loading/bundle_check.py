@@ -337,7 +337,7 @@ def _taken(
 
 
 def _piece(model: _Model, options: EngineOptions) -> Piece:
-    options = replace(options, max_rows=1)
+    options = checkpoint.settled(model.config, replace(options, max_rows=1), model.tensors)
     footprint = checkpoint.footprint_on_cpu(model.config, options, model.tensors)
     key = (str(model.folder.resolve()), options.quantization)
     return Piece(key, footprint.weights_bytes, footprint.cache_bytes)

@@ -16,11 +16,12 @@ from inference_api.engine.loading.config import ModelConfig, TensorNames
 from inference_api.engine.loading.families import read_config
 from inference_api.engine.loading.generation_config import GENERATION_CONFIG
 from inference_api.engine.loading.gguf_files import SUFFIX, is_gguf, read_gguf
-from inference_api.engine.loading.json_files import MAX_JSON_BYTES, read_model_json
+from inference_api.engine.loading.json_files import MAX_JSON_BYTES, read_json
 from inference_api.engine.loading.layout import (
     Part,
     Tensors,
     decodes_by_kernels,
+    is_router,
     linear_weights,
     matrices,
     shown,
@@ -159,7 +160,7 @@ def load_config(folder: Path) -> ModelConfig:
     """
     if is_gguf(folder):
         return read_gguf(folder).config
-    raw = read_model_json(folder / CONFIG, required=True)
+    raw = read_json(folder / CONFIG)
     return read_config({**raw, "eos_token_id": sorted(tokenizer_files.eos_token_ids(folder, raw))})
 
 
@@ -174,15 +175,41 @@ def context_faults(config: ModelConfig, max_seq_len: int | None) -> list[str]:
 
 
 def settled(config: ModelConfig, options: EngineOptions, tensors: Tensors) -> EngineOptions:
-    """With what QUANTIZATION=auto means for a checkpoint: int8 on the CPU where some matrix is
-    quantised and the kernels can have all of them, else none."""
+    """With what QUANTIZATION=auto means for a checkpoint: int8 where some matrix is quantised and
+    nothing is against it, else none."""
     if options.quantization != "auto":
         return options
-    is_quantised = config.quantisation is not None or any(
+    is_int8 = is_quantised(config, tensors) and obstacle(config, options) is None
+    return replace(options, quantization="int8" if is_int8 else "none")
+
+
+def is_quantised(config: ModelConfig, tensors: Tensors) -> bool:
+    """Whether some matrix of the checkpoint is."""
+    return config.quantisation is not None or any(
         tensors[part.name].dtype not in FLOATS for part in matrices(config) if part.name in tensors
     )
-    has_kernels = not _is_for_cuda(options) and not uneven_weights(config)
-    return replace(options, quantization="int8" if is_quantised and has_kernels else "none")
+
+
+def obstacle(config: ModelConfig, options: EngineOptions) -> str | None:
+    """Returns why QUANTIZATION=auto leaves quantised weights to torch, if it does."""
+    if not options.kernels:
+        return "KERNELS=false"
+    faults = quantization_faults(config, replace(options, quantization="int8"))
+    return " ".join(faults) or None
+
+
+def num_rounded(config: ModelConfig, tensors: Tensors) -> int:
+    """Returns how many matrices of layers QUANTIZATION=int4 rounds: all that the file has not in
+    groups of 4 bits without zeros, which is what the kernels have."""
+    names = [
+        part.name
+        for name, parts in linear_weights(config).items()
+        if name.startswith("layers.") and not is_router(name)
+        for part in parts
+    ]
+    own = config.quantisation
+    is_kept = own is not None and own.is_plain_int4
+    return sum(tensors[name].dtype != "Q4_0" if name in tensors else not is_kept for name in names)
 
 
 def quantization_faults(config: ModelConfig, options: EngineOptions) -> list[str]:

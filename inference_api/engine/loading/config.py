@@ -3,6 +3,8 @@
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, Self
 
+from inference_api.kernels.packing import GROUP
+
 DEFAULT_MAX_SEQ_LEN = 2048
 LATENT_NORM_EPS = 1e-6
 CACHE_ALIGNMENT_TOKENS = 16  # see kv_cache: rows then begin on cache-line borders
@@ -104,6 +106,12 @@ class Quantisation:
     has_zeros: bool = False
     zero_offset: int = 0  # that the file has taken off its zeros
     has_order: bool = False  # a tensor says which input belongs to which block
+
+    @property
+    def is_plain_int4(self) -> bool:
+        """Whether the kernels' groups of 4 bits have room for its values as they are."""
+        is_other = self.has_zeros or self.has_order or self.form == "mxfp4"
+        return self.bits == 4 and not is_other and self.block[1] % GROUP == 0
 
 
 class LayerRange(NamedTuple):

@@ -140,7 +140,7 @@ def _read_gptq(given: _Description) -> Quantisation:
         "gptq",
         given.choice("bits", 4, 8),
         (1, given.group_size("group_size")),
-        has_zeros=True,
+        has_zeros=given.raw.get("sym") is False,  # else all of them are the middle
         zero_offset=1 if form == "gptq" else 0,
         has_order=given.choice("desc_act", False, True),
     )

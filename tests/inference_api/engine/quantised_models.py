@@ -73,11 +73,18 @@ class Integers:
         return torch.randint(least, end, shape, generator=self.generator)
 
 
-def gptq(bits: int, group: int, *, is_v2: bool = False, is_shuffled: bool = False) -> Draw:
+def gptq(
+    bits: int,
+    group: int,
+    *,
+    is_v2: bool = False,
+    is_shuffled: bool = False,
+    is_symmetric: bool = False,
+) -> Draw:
     generator = torch.Generator().manual_seed(1)
 
     def draw(stem: str, outputs: int, inputs: int) -> tuple[Tensors, Tensor]:
-        drawn = Integers(bits, group, outputs, inputs, generator, is_shuffled=is_shuffled)
+        drawn = Integers(bits, group, outputs, inputs, generator, is_symmetric, is_shuffled)
         values, zeros, scales, order, numbers = drawn.drawn()
         stored = {
             f"{stem}.qweight": words_along(values.T, 0, bits),
@@ -208,6 +215,7 @@ QUANTISED: dict[str, tuple[dict[str, Any], Draw]] = {
     "awq": ({**AWQ, "group_size": 32}, awq(32)),
     "awq-whole": ({**AWQ, "group_size": -1}, awq(-1)),
     "gptq": (GPTQ, gptq(4, 32)),
+    "gptq-symmetric": ({**GPTQ, "sym": True}, gptq(4, 32, is_symmetric=True)),
     "gptq-odd-groups": ({**GPTQ, "group_size": 40}, gptq(4, 40)),
     "gptq-order": ({**GPTQ, "desc_act": True}, gptq(4, 32, is_shuffled=True)),
     "gptq-8": ({**GPTQ, "bits": 8}, gptq(8, 32)),

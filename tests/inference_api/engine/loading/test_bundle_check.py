@@ -23,6 +23,7 @@ from inference_api.engine.loading.weight_files import read_headers
 from inference_api.engine.options import EngineOptions
 from inference_api.model_settings import EMBEDDED_MODEL
 from inference_api.settings import Settings
+from scripts.make_gguf import make_gguf
 from tests.inference_api.engine.conftest import TinyModel
 
 Tiny = Callable[[str], TinyModel]
@@ -64,13 +65,28 @@ def loaded_bytes(source: Path, quantization: str, context: int | None) -> tuple[
     return footprint.weights_bytes, footprint.cache_bytes
 
 
+def test_a_quantised_expert_that_names_no_form_shares_the_8_bits_of_one_that_does(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "embedded.gguf"
+    make_gguf(EMBEDDED_MODEL, file, "Q8_0")
+    alone = checked(expert(file, quantisation="int8")).utilization
+    both = checked(expert(file), expert(file, "b", quantisation="int8")).utilization
+    assert alone is not None
+    assert both is not None
+    assert both.memory.need_bytes == alone.memory.need_bytes
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("quantisation", ["none", "int8", "int4"])
+@pytest.mark.parametrize("quantisation", ["none", "auto", "int8", "int4"])
 @pytest.mark.parametrize("context", [None, 64])
 def test_bytes_are_those_that_the_loader_counts_with(
-    quantisation: str, context: int | None, tiny_model: Tiny
+    quantisation: str, context: int | None, tiny_model: Tiny, tmp_path: Path
 ) -> None:
-    for source in (EMBEDDED_MODEL, tiny_model("llama")[0], tiny_model("falcon-7b")[0]):
+    quantised = tmp_path / "embedded.gguf"
+    make_gguf(EMBEDDED_MODEL, quantised, "Q8_0")
+    models = [tiny_model(name)[0] for name in ("llama", "falcon-7b")]
+    for source in (EMBEDDED_MODEL, quantised, *models):
         keys: dict[str, Any] = {
             "quantisation": quantisation,
             "context": context,

@@ -1,6 +1,7 @@
 """Quantised safetensors serve the numbers that their formats say, and are refused when damaged."""
 
 import json
+import logging
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -13,13 +14,15 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from inference_api.engine import engine_runner
 from inference_api.engine.loading import checkpoint
 from inference_api.engine.loading.layout import linear_weights
 from inference_api.engine.options import EngineOptions
-from inference_api.engine.weight_form import weight_form
+from inference_api.engine.weight_form import WeightForm, weight_form
 from inference_api.errors import StartupError
-from inference_api.kernels.library import Kernels
+from inference_api.kernels.library import Kernels, KernelsUnavailable
 from inference_api.kernels.packing import Bits
+from inference_api.model_settings import ModelSettings
 from scripts.make_gguf import make_gguf
 from tests.inference_api.engine.conftest import TinyModel
 from tests.inference_api.engine.loading.test_gguf import logits, parameters
@@ -120,25 +123,82 @@ def spoiled(folder: Path, target: Path, change: Change) -> Path:
     return copy
 
 
-def form_of(model: Path) -> tuple[str, Bits | None]:
-    """What QUANTIZATION=auto is settled to, and the bits of the weights that are loaded."""
-    asked = EngineOptions(device="cpu", max_rows=1, quantization="auto")
-    form = weight_form(model, checkpoint.load_config(model), asked, lambda: Kernels(1))
-    return form.options.quantization, form.bits
+def form_of(model: Path, device: str = "cpu", **settings: Any) -> WeightForm:
+    """Of the weights as they are loaded where settings say nothing but these."""
+    asked = EngineOptions.from_settings(ModelSettings(model=str(model), **settings))
+    config = checkpoint.load_config(model)
+    return weight_form(model, config, replace(asked, device=device), lambda: Kernels(1))
 
 
-def test_auto_is_int8_where_the_checkpoint_is_quantised(quantised: Make, tmp_path: Path) -> None:
-    folder, plain = quantised("awq")
-    assert form_of(folder) == ("int8", 8)
-    assert form_of(plain) == ("none", 32)
-    for kind, form in (("Q4_0", ("int8", 8)), ("F16", ("none", 32))):
-        make_gguf(plain, tmp_path / f"{kind}.gguf", kind)
-        assert form_of(tmp_path / f"{kind}.gguf") == form
-    config = replace(checkpoint.load_config(folder), hidden_size=72)
-    on_cuda = EngineOptions(device="cuda", max_rows=1, quantization="auto")
-    assert checkpoint.settled(config, on_cuda, {}).quantization == "none"
-    on_cpu = replace(on_cuda, device="cpu")
-    assert checkpoint.settled(config, on_cpu, {}).quantization == "none"
+def quantised_files(quantised: Make, folder: Path) -> list[Path]:
+    """One of every form that a file can have its weights quantised in."""
+    made = [quantised(name)[0] for name in QUANTISED]
+    for kind in ("Q8_0", "Q4_0", "MXFP4"):
+        made.append(folder / f"{kind}.gguf")
+        make_gguf(quantised("awq")[1], made[-1], kind)
+    return made
+
+
+def test_who_names_no_form_gets_8_bits_of_what_is_quantised_and_the_rest_as_it_is(
+    quantised: Make, tmp_path: Path
+) -> None:
+    for file in quantised_files(quantised, tmp_path):
+        form = form_of(file)
+        assert (form.quantization, form.bits) == ("int8", 8), file
+    _, plain = quantised("awq")
+    make_gguf(plain, tmp_path / "F16.gguf", "F16")
+    for file in (plain, tmp_path / "F16.gguf"):
+        assert form_of(file).quantization == "none"
+
+
+def test_where_8_bits_cannot_be_auto_is_none_and_the_log_says_why(
+    quantised: Make, tiny_model: Tiny, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder, _ = quantised("awq")
+    uneven, _ = make_quantised(tiny_model("falcon-sequential")[0], "fp8-tensor", tmp_path)
+    caplog.set_level(logging.INFO)
+    for form, reason in (
+        (form_of(folder, kernels=False), "KERNELS=false"),
+        (form_of(folder, device="cuda"), "QUANTIZATION=int8 is not there yet for CUDA"),
+        (form_of(uneven), "QUANTIZATION=int8 needs weights with a multiple"),
+    ):
+        assert form.quantization == "none"
+        [message] = [each for each in caplog.messages if reason in each]
+        assert "is quantised, yet QUANTIZATION=auto is none for it" in message
+    caplog.clear()
+    assert form_of(folder, quantization="none").quantization == "none"  # nobody asked for more
+    assert form_of(quantised("awq")[1]).quantization == "none"
+    assert caplog.messages == []
+
+
+def test_without_kernels_auto_serves_what_none_does(
+    quantised: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def unavailable(num_threads: int) -> None:
+        raise KernelsUnavailable("there is no C++ compiler; install one")
+
+    folder, _ = quantised("awq")
+    monkeypatch.setattr(engine_runner, "Kernels", unavailable)
+    assert torch.equal(logits(folder, "auto"), logits(folder, "none"))
+    assert "QUANTIZATION=auto is ignored and torch multiplies" in caplog.messages[0]
+
+
+def test_int4_is_warned_of_where_it_rounds_and_nowhere_else(
+    quantised: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    plain = quantised("awq")[1]
+    files = quantised_files(quantised, tmp_path)
+    for file in (plain, *files):
+        caplog.clear()
+        form_of(file, quantization="int4")
+        packed, numbers = parameters(file, 4).packed, parameters(file).tensors
+        is_rounded = any(
+            not torch.equal(packed[name].unpack(), numbers[name])
+            for name in packed
+            if name.startswith("layers.")
+        )
+        assert bool(caplog.messages) == is_rounded, file
+        assert all("QUANTIZATION=int4 rounds" in message for message in caplog.messages)
 
 
 def test_gguf_is_made_of_what_is_not_quantised(quantised: Make, tmp_path: Path) -> None:
