@@ -38,7 +38,7 @@ def test_sound_bundle_is_shown_with_its_bytes(file: Path) -> None:
     used = json.loads(run(file, "--json").stdout)["utilization"]
     assert head.split() == ["expert", "weights", "cache/row", "rows", "need"]
     for line, taken, notes in zip(
-        (large, small), used["experts"], (["none,", "pinned"], ["int4,", "default"]), strict=True
+        (large, small), used["experts"], (["auto,", "pinned"], ["int4,", "default"]), strict=True
     ):
         name, weights, cache, _, need, *shown = line.split()
         assert [name, int(weights), int(cache), int(need)] == list(taken.values())
@@ -76,7 +76,7 @@ def test_expert_that_cannot_be_understood_has_no_bytes(file: Path, tmp_path: Pat
     file.write_text(SOUND.replace(str(EMBEDDED_MODEL), str(gone), 1))
     result = run(file)
     assert result.exit_code == 2
-    assert result.stdout.splitlines()[1].split() == ["large", "?", "?", "2", "?", "none,", "pinned"]
+    assert result.stdout.splitlines()[1].split() == ["large", "?", "?", "2", "?", "auto,", "pinned"]
     assert f"ERROR large: source={gone} is no folder" in result.stdout
 
 
