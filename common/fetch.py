@@ -124,7 +124,8 @@ def _connected(parts: SplitResult, bounds: FetchBounds) -> Iterator[HTTPConnecti
 
 
 def _secured(plain: socket.socket, host: str) -> ssl.SSLSocket:
-    context = ssl.create_default_context(cafile=certifi.where())
+    context = ssl.create_default_context()  # the system's authorities, or SSL_CERT_FILE's
+    context.load_verify_locations(certifi.where())
     return context.wrap_socket(plain, server_hostname=host)
 
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from inference_api.kernels.build import BuildFailed, library_path
 from inference_api.kernels.interface import ffi, pointer
-from inference_api.kernels.packing import GROUP, MAX_HEAD_DIM, PANEL, Bits, cache_slot, packed_bytes
+from inference_api.kernels.packing import GROUP, PANEL, Bits, packed_bytes
 
 CACHE_TYPES = {torch.float32: 0, torch.float16: 1, torch.int8: 2}
 PORTABLE = "portable"  # the variant without instructions of its own
@@ -176,60 +176,6 @@ class Kernels:
         )
         if failed:
             raise MemoryError(f"no memory for {rows} rows of {inputs}")
-        return out
-
-    def attention(
-        self,
-        queries: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        rows: Tensor,
-        lengths: Tensor,
-        scale: float,
-        window: int | None = None,
-        sinks: Tensor | None = None,
-    ) -> Tensor:
-        """Query tokens over one layer of a static cache: [tokens, heads * head_dim], float32.
-
-        `queries` is [tokens, heads, head_dim]; `keys` and `values` are [rows, kv_heads, capacity,
-        head_dim], float32 or float16, with head_dim up to 256; or int8, and behind each vector the
-        four bytes of the float32 that its bytes are multiplied by. Token t sees the first
-        `lengths[t]` >= 1 positions of row `rows[t]`, or the last `window` of these; `sinks` [heads]
-        are one more score of each head, of a value of zeros. Its result depends on nothing else.
-        `rows` and `lengths` are int64 [tokens] and trusted to be within the cache.
-        """
-        tokens, heads, head_dim = queries.shape
-        kv_heads = keys.shape[1]
-        assert keys.shape == values.shape
-        assert keys.stride() == values.stride()
-        assert keys.dtype == values.dtype
-        assert keys.stride()[2:] == (cache_slot(keys.itemsize, head_dim), 1)
-        assert queries.stride()[1:] == (head_dim, 1)
-        assert head_dim <= MAX_HEAD_DIM
-        assert rows.shape == lengths.shape == (tokens,)
-        out = torch.empty(tokens, heads * head_dim)
-        failed = self._library.hearth_attention(
-            self._context,
-            _floats(queries),
-            queries.stride(0),
-            CACHE_TYPES[keys.dtype],
-            _data(keys),
-            _data(values),
-            keys.stride(0),
-            keys.stride(1),
-            _integers(rows),
-            _integers(lengths),
-            tokens,
-            kv_heads,
-            heads // kv_heads,
-            head_dim,
-            window or 0,
-            scale,
-            _optional_floats(sinks),
-            _floats(out),
-        )
-        if failed:
-            raise MemoryError(f"no memory to plan attention of {tokens} tokens")
         return out
 
     def draw(self, logits: Tensor, draws: Sequence[HowToDraw]) -> list[int]:

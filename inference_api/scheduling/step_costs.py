@@ -6,7 +6,7 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -125,15 +125,6 @@ class StepCosts:
         self._measured: dict[int, float] = {}
         self._untimed = set(range(len(self._sizes)))
         self._start(seconds)
-
-    @classmethod
-    def measured(
-        cls, runner: ModelRunner, max_tokens: int, clock: Callable[[], float] = time.perf_counter
-    ) -> Self:
-        """Time steps of this runner. Overwrites the cache of all rows."""
-        costs = cls({}, max_tokens)
-        costs.measure(runner, clock)
-        return costs
 
     def measure(self, runner: ModelRunner, clock: Callable[[], float] = time.perf_counter) -> None:
         """Time steps of this runner. Overwrites the cache of all rows."""

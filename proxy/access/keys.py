@@ -116,7 +116,7 @@ class JwksUrl:
             self._refetches.append((now, reason))
         try:
             keys = parse_jwks(self._fetch(self._url))
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             log.warning("JWKS fetch failed, the last good set stays: %s", error)
             return
         with self._lock:

@@ -123,7 +123,6 @@ OTHERS = {
     "benchmarking/load/": "measures servers, and keeps connections",
     "benchmarking/serving.py": "streams, for benches and tests of our own servers",
     "cluster/demo/load.py": "timestamps the pieces of a stream",
-    "inference_api/engine/pipeline/split_search.py": "asks the weights service",
     "proxy/upstreams/api_server.py": "watches Kubernetes",
     "proxy/upstreams/endpoint_slices.py": "watches Kubernetes",
 }

@@ -6,18 +6,16 @@ from typing import Any
 from urllib.parse import quote
 
 import jwt
-import requests
 
+from common.fetch import OK, FetchBounds, FetchFailed, ask
 from inference_api.engine.pipeline.splits import Split, checked
 from inference_api.errors import StartupError
 
-HTTP_TIMEOUT_S = 10.0
+BOUNDS = FetchBounds(connect_s=10.0, read_s=10.0, max_bytes=2**20)
 TOKEN_S = 60  # that a token is good for
 # A search is told what was measured, so at a proxy it is more than a team's.
 CLAIMS = {"team_id": "hearth", "token_id": "split-search", "role": "operator"}
 MIN_LAYERS = 1  # of each rank
-
-
 NOT_FOUND = 404
 
 
@@ -114,16 +112,13 @@ class SplitSearch:
 
     def _call(self, verb: str, path: str, body: object = None) -> dict[str, Any]:
         try:
-            response = requests.request(
-                verb, self.url + path, json=body, headers=self._headers(), timeout=HTTP_TIMEOUT_S
-            )
+            response = ask(self.url + path, BOUNDS, verb, body, self._headers())
             answer = response.json()
-        except requests.RequestException as error:
+        except (FetchFailed, ValueError, RecursionError) as error:
             raise SearchFailed(f"{self.url} does not answer: {error}") from error
         if not isinstance(answer, dict):
             raise SearchFailed(f"{self.url} answers no object")
-        if not response.ok:
-            raise SearchFailed(
-                f"{self.url}: {answer.get('message', response.status_code)}", response.status_code
-            )
+        if response.status != OK:
+            message = answer.get("message", response.status)
+            raise SearchFailed(f"{self.url}: {message}", response.status)
         return answer

@@ -6,11 +6,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from inference_api.kernels.library import Kernels
+from inference_api.kernels.library import (
+    CACHE_TYPES,
+    Kernels,
+    _data,
+    _floats,
+    _integers,
+    _optional_floats,
+)
 
 CAPACITY = 112  # no multiple of the kernels' blocks of 32
 ROWS = 5
-CACHE_TYPES = st.sampled_from([torch.float32, torch.float16, torch.int8])
+DTYPES = st.sampled_from(list(CACHE_TYPES))
 SINKS = st.none() | st.sampled_from([-200.0, 0.0, 30.0])  # about which they are
 
 
@@ -48,8 +55,38 @@ def attend(
     window: int | None = None,
     sinks: Tensor | None = None,
 ) -> Tensor:
+    """Attention of one layer by itself: [tokens, heads * head_dim].
+
+    `queries` is [tokens, heads, head_dim]; `keys` and `values` are [rows, kv_heads, capacity,
+    head_dim], or for int8 with the four bytes of a scale behind each vector. Token t sees the first
+    `lengths[t]` positions of row `rows[t]`, or the last `window` of these.
+    """
     places, ends = torch.tensor([rows, lengths])
-    return kernels.attention(queries, keys, values, places, ends, scale, window, sinks)
+    tokens, heads, head_dim = queries.shape
+    kv_heads = keys.shape[1]
+    out = torch.empty(tokens, heads * head_dim)
+    failed = kernels._library.hearth_attention(
+        kernels._context,
+        _floats(queries),
+        queries.stride(0),
+        CACHE_TYPES[keys.dtype],
+        _data(keys),
+        _data(values),
+        keys.stride(0),
+        keys.stride(1),
+        _integers(places),
+        _integers(ends),
+        tokens,
+        kv_heads,
+        heads // kv_heads,
+        head_dim,
+        window or 0,
+        scale,
+        _optional_floats(sinks),
+        _floats(out),
+    )
+    assert not failed
+    return out
 
 
 def reference(
@@ -88,7 +125,7 @@ def heads(draw: st.DrawFn) -> tuple[int, int, int]:
     lengths=st.lists(st.integers(1, CAPACITY), min_size=1, max_size=ROWS),
     window=st.none() | st.integers(1, 60),
     size=st.sampled_from([1e-30, 1.0, 30.0]),
-    dtype=CACHE_TYPES,
+    dtype=DTYPES,
     sink=SINKS,
 )
 def test_a_step_of_many_rows(
@@ -117,7 +154,7 @@ def test_a_step_of_many_rows(
     start=st.integers(0, 60),
     num_tokens=st.integers(1, 50),
     window=st.none() | st.integers(1, 60),
-    dtype=CACHE_TYPES,
+    dtype=DTYPES,
     sink=SINKS,
 )
 def test_a_chunk_of_a_prompt(

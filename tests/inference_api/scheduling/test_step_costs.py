@@ -59,27 +59,33 @@ def step_s(num_tokens: int) -> float:
     return 3 + 0.5 * max(0, num_tokens - 4)
 
 
+def measured(runner: TimedRunner, max_tokens: int) -> StepCosts:
+    costs = StepCosts({}, max_tokens)
+    costs.measure(runner, clock=lambda: runner.now_s)
+    return costs
+
+
 def slow_step_s(num_tokens: int) -> float:
     return 0.25 + 0.05 * max(0, num_tokens - 8)
 
 
 def test_measured_costs_are_those_of_the_runner_at_every_size() -> None:
     runner = TimedRunner(max_rows=4, max_seq_len=100)
-    costs = StepCosts.measured(runner, 36, clock=lambda: runner.now_s)
+    costs = measured(runner, 36)
     for num_tokens in range(1, 37):
         assert costs.of(num_tokens) * 1000 == pytest.approx(step_s(num_tokens))
 
 
 def test_size_that_was_held_up_while_measured_makes_no_larger_one_look_free() -> None:
     runner = HeldUpRunner(max_rows=4, max_seq_len=100)
-    costs = StepCosts.measured(runner, 36, clock=lambda: runner.now_s)
+    costs = measured(runner, 36)
     for num_tokens in (5, 7, 8, 12):
         assert costs.of(num_tokens) * 1000 == pytest.approx(step_s(num_tokens))
 
 
 def test_rows_of_a_short_context_are_measured_as_far_as_it_goes() -> None:
     runner = TimedRunner(max_rows=1, max_seq_len=6)
-    costs = StepCosts.measured(runner, 9, clock=lambda: runner.now_s)
+    costs = measured(runner, 9)
     assert costs.of(9) * 1000 == pytest.approx(step_s(9))
 
 
@@ -185,7 +191,7 @@ def test_what_held_a_step_of_the_warm_up_back_does_not_count() -> None:
 
 def test_large_sizes_are_known_also_where_there_is_no_time_for_all() -> None:
     runner = SlowRunner(max_rows=32, max_seq_len=101)
-    costs = StepCosts.measured(runner, 32, clock=lambda: runner.now_s)
+    costs = measured(runner, 32)
     assert runner.now_s < MEASURING_S + slow_step_s(16)
     for num_tokens in (1, 8, 12, 16, 24, 32):
         assert costs.of(num_tokens) == pytest.approx(slow_step_s(num_tokens), rel=0.1)
@@ -193,7 +199,7 @@ def test_large_sizes_are_known_also_where_there_is_no_time_for_all() -> None:
 
 def test_prompt_is_timed_at_warm_up() -> None:
     runner = TimedRunner(max_rows=4, max_seq_len=101)
-    costs = StepCosts.measured(runner, 8, clock=lambda: runner.now_s)
+    costs = measured(runner, 8)
     runner = PromptRunner(max_rows=4, max_seq_len=101)
     costs.measure_prompt(runner, clock=lambda: runner.now_s)
     assert costs.prompt_token_s(0) == pytest.approx((0.5 * 60) / PROMPT_TOKENS / 1000)
