@@ -92,7 +92,7 @@ def test_the_terminal_the_report_and_the_files_agree(
     hiding = {"completion_tokens": 13, "completion_tokens_details": details}
     with scripted({"m": replace(QUICK, usage=hiding)}) as (_, base):
         status, said = measured(base, "--output-dir", tmp_path)
-    assert status == 1  # some have failed
+    assert status == 0  # some were answered
     run, folder = only_run(tmp_path)
     page = (folder / "report.html").read_text()
     metrics = json.loads((folder / "metrics.json").read_text())["rows"]
