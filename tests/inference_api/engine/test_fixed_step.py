@@ -33,13 +33,7 @@ from tests.inference_api.engine.test_decoder import random_prompt
 from tests.inference_api.engine.tiny_models import CONTEXT, MODELS, VOCAB_SIZE
 
 LENGTHS = (16, 48, CONTEXT)  # several, so that rows of one step have several
-DIFFERENT = (
-    "llama",
-    "mistral-window",
-    "qwen2-windows",
-    "qwen3",
-    "falcon-7b",
-)  # in their operations
+DIFFERENT = ("llama", "qwen2-windows", "qwen3", "falcon-7b")  # in their operations
 
 
 class Decoders(NamedTuple):
