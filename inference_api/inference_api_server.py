@@ -1,6 +1,5 @@
 """Composition root of the API: builds every part once and joins them into one Flask app."""
 
-import math
 import os
 import signal
 import time
@@ -209,7 +208,6 @@ def _state(
 ) -> ServerState:
     snapshot = backend.snapshot.models[model.name]
     served, loaded = backend.served.get(model.name), backend.models.get(model.name)
-    predicted_ttft_s = input_queue.predicted_ttft_s(model.name)
     return ServerState(
         busy_rows=snapshot.busy_rows,
         user_rows=model.user_rows,
@@ -218,7 +216,6 @@ def _state(
         **asdict(snapshot.totals),
         depths=snapshot.depths,
         step_times=StepTimes() if served is None else served.step_times,
-        predicted_ttft_s=math.nan if predicted_ttft_s is None else predicted_ttft_s,
         kv_cache_usage=0.0 if loaded is None else loaded.kv_cache_usage,
     )
 

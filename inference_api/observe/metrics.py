@@ -5,7 +5,6 @@ autoscalers and dashboards know from vLLM is the same numbers under vLLM's names
 names, one record.
 """
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -84,7 +83,6 @@ class ServerState:
     accepted_tokens: int = 0
     depths: DraftDepths = field(default_factory=DraftDepths)
     step_times: StepTimes = field(default_factory=StepTimes)
-    predicted_ttft_s: float = math.nan  # where it is unknown
     kv_cache_usage: float = 0.0
 
 
@@ -95,10 +93,6 @@ GAUGES: StateMetrics = {
     "inference_rows": ("User rows.", lambda state: state.user_rows),
     "inference_queue_depth": ("Requests waiting for a row.", lambda state: state.queued),
     "inference_sessions": ("Sessions with an open stream.", lambda state: state.sessions),
-    "inference_predicted_ttft_seconds": (
-        "Time to first token that a request would have now.",
-        lambda state: state.predicted_ttft_s,
-    ),
 }
 VLLM_GAUGES: StateMetrics = {
     "vllm:num_requests_running": ("User rows that run a request.", lambda state: state.busy_rows),

@@ -21,7 +21,6 @@ from inference_api.scheduling.bundle import BundleResidents, bundle_residents
 from inference_api.scheduling.input_queue import InputQueue
 from inference_api.scheduling.loaded_model import LoadedModel
 from inference_api.scheduling.model_loading import load_models
-from inference_api.scheduling.outlook import Outlook
 from inference_api.scheduling.output_queues import OutputQueues
 from inference_api.scheduling.residents import FixedModels, Residents
 from inference_api.scheduling.rows import RowTable, UserRow
@@ -71,8 +70,6 @@ class DecodeBackend:
         self._output_queues = output_queues
         self._clock = clock
         self._on_decoded = on_decoded
-        foresees = settings.bundle is None and settings.batching == "continuous"
-        self._outlook = Outlook(input_queue, foresees)
         self._residents: Residents = self._fixed(())
         self._events: list[tuple[OutputQueue, TokenEvent]] = []  # of this turn
         self._stepped: list[tuple[LoadedModel, Step, float]] = []  # in this turn, in seconds
@@ -259,7 +256,6 @@ class DecodeBackend:
             row = model.rows.assign(request, model.runner.max_seq_len, now_s)
             self._residents.started(model, row, now_s)
             model.served.totals.reused_tokens += row.reused_tokens
-            model.served.traffic.started(row)
 
     def decode(self) -> None:
         """One step of every model; what its rows drew becomes this step's events."""
@@ -310,7 +306,6 @@ class DecodeBackend:
     def _evict(self) -> None:
         for model, row in self._busy():
             if row.finish_reason is not None:
-                model.served.traffic.ended(row)
                 model.rows.free(row)
                 model.runner.release(row.index)
                 self._input_queue.row_is_free(model.name)
@@ -327,7 +322,8 @@ class DecodeBackend:
             totals.model_s += model_s
             totals.loop_s += loop_s / len(stepped)
             model.took(step, model_s, loop_s / len(stepped))
-        self._outlook.look(self.models.values(), now_s)
+        for each in self.models.values():
+            each.served.costs.publish(time.time())
         self._publish(now_s)
 
     def _publish(self, now_s: float) -> None:

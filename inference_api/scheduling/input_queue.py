@@ -9,13 +9,11 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from itertools import islice
 from threading import Condition, Event, Lock
 from typing import NamedTuple
 
 from inference_api.errors import ExpertQueueFull, HearthError, QueueFull
 from inference_api.request import GenerationRequest
-from inference_api.scheduling.ttft_forecast import TtftForecast
 
 RATE_WINDOW = 64  # takes over which the drain rate is measured
 MAX_RETRY_AFTER_S = 60
@@ -111,21 +109,6 @@ class InputQueue:
                 if len(line)
             }
 
-    def first_waiting(self, model: str, at_most: int) -> list[GenerationRequest]:
-        """Returns those who came first of the model's line, whatever their priority."""
-        with self._lock:
-            return self._lines[model].first(at_most)
-
-    def foresee(self, model: str, forecast: TtftForecast | None) -> None:
-        """Tell newcomers from now on how long they will wait; None: nothing is known."""
-        self._lines[model].forecast = forecast
-
-    def predicted_ttft_s(self, model: str) -> float | None:
-        """Returns the time to first token of a request that comes now; None where unknown."""
-        line = self._lines[model]
-        forecast = line.forecast
-        return None if forecast is None else forecast.at(len(line))
-
     def wait_for_request(self, timeout_s: float) -> None:
         """Return when a request has come or `wake` was called since this last returned, or the
         time is over. Decode thread only."""
@@ -195,7 +178,6 @@ class _Line:
         self._waiting: dict[GenerationRequest, float] = {}  # as they came, when
         self._places: list[tuple[Place, GenerationRequest]] = []  # a heap; some may have left
         self._taken_at_s: deque[float] = deque(maxlen=RATE_WINDOW)
-        self.forecast: TtftForecast | None = None  # replaced, without the lock
 
     @property
     def oldest_came_s(self) -> float:
@@ -231,20 +213,12 @@ class _Line:
         self.clear()
         return requests
 
-    def first(self, at_most: int) -> list[GenerationRequest]:
-        return list(islice(self._waiting, at_most))
-
     def is_full(self) -> bool:
         num_free_rows = max(0, self._num_rows - self.num_running)
         return len(self._waiting) >= self._max_size + num_free_rows
 
     def retry_after_s(self, now_s: float) -> int:
-        """When a newcomer's answer would begin or, where that is not foreseen, its turn come: the
-        line's length over the measured drain rate."""
-        forecast = self.forecast
-        if forecast is not None:
-            wait_s = math.ceil(forecast.at(len(self._waiting)))
-            return min(MAX_RETRY_AFTER_S, max(1, wait_s))
+        """When a newcomer's turn would come: the line's length over the measured drain rate."""
         if len(self._taken_at_s) < 2:
             return 1
         elapsed_s = now_s - self._taken_at_s[0]

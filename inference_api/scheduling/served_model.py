@@ -8,7 +8,6 @@ from inference_api.engine.runner import ModelRunner, RunnerFacts
 from inference_api.observe.draft_depths import DraftDepths
 from inference_api.observe.step_times import StepTimes
 from inference_api.scheduling.step_costs import StepCosts
-from inference_api.scheduling.ttft_forecast import Traffic
 from inference_api.text.constraints import GrammarCompiler
 from inference_api.text.prompt_encoder import ByteBudget, PromptEncoder
 from inference_api.text.tokens import Tokenizer
@@ -50,7 +49,6 @@ class ServedModel:
     totals: StepTotals = field(default_factory=StepTotals)
     depths: DraftDepths = field(default_factory=DraftDepths)
     step_times: StepTimes = field(default_factory=StepTimes)
-    traffic: Traffic = field(default_factory=Traffic)
 
     @classmethod
     def of(

@@ -26,6 +26,7 @@ PROMPT_RUNS = 2
 TIMED_STEPS = 3  # of a size that was not measured, of which the fastest counts
 
 SCALE_RATE = 0.1  # how fast the speed of all steps is learned,
+PUBLISH_PERIOD_S = 0.25
 SPEED_S = 5.0  # of steps, whose mean speed is published: that of the last few is of their moment
 SIZE_RATE = 0.02  # and how fast what is special about those of one size
 MAX_RATIO = 2.0  # a step that took more or less than expected by this says nothing of its size
@@ -234,9 +235,13 @@ class StepCosts:
             self._counts = [FORGET * count for count in self._counts]
 
     def publish(self, now_s: float) -> None:
-        """Replace `speed`; `now_s` since 1970. Does nothing where no step was taken since."""
-        if self._num_steps == self.speed.steps and self.speed.measured_at_s is not None:
-            return
+        """Replace `speed`; `now_s` since 1970. Does nothing where no step was taken since, or too
+        soon: it would cost every step."""
+        last_s = self.speed.measured_at_s
+        if last_s is not None:
+            is_soon = abs(now_s - last_s) < PUBLISH_PERIOD_S
+            if is_soon or self._num_steps == self.speed.steps:
+                return
         sizes = [
             (place, size)
             for place, size in enumerate(self._sizes)

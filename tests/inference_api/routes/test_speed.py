@@ -40,9 +40,3 @@ def test_times_are_of_the_moment_with_their_errors() -> None:
     assert known["steps_by_tokens"] == [[2, 1000, 5000]]
     (prompts,) = known["prefill_ms_per_token"]
     assert prompts[:2] == pytest.approx([2, 0.5], rel=0.05)
-
-
-def test_predicted_time_to_first_token_is_scraped() -> None:
-    app = create_server(Settings(user_rows=1))
-    text = app.test_client().get("/metrics").text
-    assert f'inference_predicted_ttft_seconds{{model_name="{NAME}"}} NaN' in text

@@ -10,6 +10,7 @@ from inference_api.engine.runner import RowResult, RowStep
 from inference_api.scheduling.step_costs import (
     MEASURING_S,
     PROMPT_TOKENS,
+    PUBLISH_PERIOD_S,
     Contents,
     StepCosts,
     _sizes,
@@ -262,6 +263,16 @@ def test_what_is_published_is_of_now_and_says_how_fast_that_is() -> None:
     assert costs.speed.decode[1].seconds == pytest.approx(3.0, rel=0.01)
     costs.publish(7.0)
     assert costs.speed.measured_at_s == 6.0  # no step since
+
+
+def test_it_is_published_now_and_then_only() -> None:
+    costs = StepCosts({1: 1.0}, 1)
+    costs.publish(5.0)
+    costs.took(decoded(1), 1.0, 0.0)
+    costs.publish(5.0 + 0.9 * PUBLISH_PERIOD_S)
+    assert costs.speed.steps == 0
+    costs.publish(5.0 + 1.1 * PUBLISH_PERIOD_S)
+    assert costs.speed.steps == 1
 
 
 def test_errors_are_those_of_the_steps() -> None:
