@@ -19,7 +19,6 @@ from inference_api.settings import Settings
 from inference_api.text.chat_prompts import (
     NO_EXTRAS,
     Extras,
-    check_names,
     plain_chat_prompt,
 )
 from inference_api.tools.dialects import GENERIC
@@ -40,7 +39,6 @@ class ByteTokenizer:
         return list(text.encode())
 
     def encode_chat(self, messages: Sequence[Message], extras: Extras = NO_EXTRAS) -> list[int]:
-        check_names(messages, named_roles=frozenset())
         return self.encode(plain_chat_prompt(prepared(messages, extras.tools, Manners())))
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:

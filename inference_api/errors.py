@@ -4,7 +4,6 @@
     ├── InvalidRequest       400   a field is missing, mistyped or out of bounds
     │   ├── ContextTooLong   400   the prompt does not fit the model's context
     │   ├── PromptTooLong    400   it cannot fit, which is known without encoding it
-    │   ├── AnswerTooLong    400   the prompt fits, the tokens asked for do not
     │   └── ConstraintFailed 400   an answer's constraint cannot be followed to its end
     ├── Unauthorized         401   the API itself checks tokens and this one is invalid
     ├── UnknownModel         404   no model is served under this name
@@ -59,18 +58,6 @@ class ContextTooLong(InvalidRequest):
             f"The prompt has {prompt_tokens} tokens and the model's context holds {max_seq_len}, "
             "of which at least one is for the answer; shorten the prompt.",
             param="text",
-        )
-
-
-class AnswerTooLong(InvalidRequest):
-    code = "context_length_exceeded"
-
-    def __init__(self, prompt_tokens: int, max_tokens: int, max_seq_len: int, param: str) -> None:
-        super().__init__(
-            f"The prompt has {prompt_tokens} tokens, {param} asks for {max_tokens} more, "
-            f"and the model's context holds {max_seq_len}; ask for {max_seq_len - prompt_tokens} "
-            "or fewer, or shorten the prompt.",
-            param,
         )
 
 

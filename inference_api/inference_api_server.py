@@ -34,7 +34,7 @@ from inference_api.routes import (
 from inference_api.routes import metrics as metrics_routes
 from inference_api.routes.auth import needs_token, register_token_check
 from inference_api.routes.body import WholeBodyRequest
-from inference_api.routes.caller import register_request_ids
+from inference_api.routes.caller import register_requests
 from inference_api.routes.chats import Chats
 from inference_api.routes.chosen_model import ModelChoice
 from inference_api.routes.errors import register_error_handlers
@@ -130,8 +130,8 @@ def create_server(
         settings, backend, input_queue, output_queues, watcher, tracing
     )
     app.register_blueprint(generate.create_blueprint(generations, settings, choice))
-    app.register_blueprint(openai.create_blueprint(generations, backend, settings, choice))
     chats = Chats(generations, backend, choice)
+    app.register_blueprint(openai.create_blueprint(generations, backend, settings, choice, chats))
     app.register_blueprint(responses.create_blueprint(chats))
     app.register_blueprint(messages.create_blueprint(chats))
     app.register_blueprint(bundle.create_blueprint(backend, input_queue, settings))
@@ -161,7 +161,7 @@ def _bare_app(settings: Settings, metrics: ServerMetrics) -> Flask:
     app = Flask("inference_api", static_folder=None)
     app.request_class = WholeBodyRequest
     app.config["MAX_CONTENT_LENGTH"] = settings.max_content_length_bytes
-    register_request_ids(app)
+    register_requests(app, settings.reading_rules, metrics.field_ignored)
     register_page_check(
         app,
         PageRules(

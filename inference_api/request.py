@@ -47,6 +47,7 @@ class Caller:
     route: str = ""
     connection: socket.socket | None = None
     trace_context: Mapping[str, str] = field(default_factory=dict)
+    left_aside: tuple[str, ...] = ()  # fields of its body, as `X-Hearth-Ignored` has them
 
 
 @dataclass(frozen=True, slots=True)

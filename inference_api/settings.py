@@ -13,6 +13,7 @@ from pydantic_core import PydanticCustomError
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from common.origins import ORIGIN, Hosts, split_at_commas
+from inference_api.body_settings import BodySettings
 from inference_api.bundle_file import Bundle, Expert, read_bundle
 from inference_api.errors import StartupError, UnknownModel
 from inference_api.model_settings import EMBEDDED_MODEL, ModelSettings
@@ -31,7 +32,7 @@ SAID_BY_BUNDLE = (
 )
 
 
-class Settings(BaseSettings, ModelSettings, PipelineSettings, WatchSettings):
+class Settings(BaseSettings, ModelSettings, PipelineSettings, BodySettings, WatchSettings):
     """Immutable; any thread may read it. Field descriptions are the documentation.
 
     The variables of `ModelSettings` are those of the one model or, with MODELS, of every model

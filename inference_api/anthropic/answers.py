@@ -1,7 +1,7 @@
 """The answers of `/v1/messages`, whole or as events: Anthropic's shapes."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -70,22 +70,23 @@ class TokenCount(Answer):
 
 
 @dataclass(frozen=True, slots=True)
-class MessageForm:
+class MessageWriter:
     """Of one answer."""
 
     request_id: str
     model: str
 
-    def whole(self, answer: ChatAnswer) -> MessageAnswer:
+    def whole(self, answers: Sequence[ChatAnswer]) -> MessageAnswer:
+        (answer,) = answers
         ends = [each for each in parts_of(answer.events()) if isinstance(each, PartEnd)]
         message = self._message(_usage(answer, answer.generation.completion_tokens))
         message["content"] = [_block(end.part) for end in ends]
         message["stop_reason"], message["stop_sequence"] = _stop(answer)
         return message
 
-    def stream(self, answer: ChatAnswer) -> Iterator[bytes]:
-        """Yields the events. An error is one, and is raised then: so that the connection breaks
-        instead of ending well."""
+    def stream(self, answers: Sequence[ChatAnswer]) -> Iterator[bytes]:
+        """Yields the events. An error is one."""
+        (answer,) = answers
         message = self._message(_usage(answer, 0))
         yield named_event({"type": "message_start", "message": message})
         try:

@@ -6,16 +6,24 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from inference_api.bodies.fields import Body, Unserved, fault
+from inference_api.bodies.entries import ENCRYPTED, read_parts
+from inference_api.bodies.fields import Body, fault
 from inference_api.bodies.tools import CalledName, CallId
 from inference_api.tools.history import Message
 
 # Says what to keep, and changes no answer: prefixes are kept anyway.
 CACHED = frozenset({"cache_control"})
+# What Anthropic's servers have run, or keep, of an answer in the history.
+FOREIGN = ENCRYPTED | {
+    *("code_execution_tool_result", "bash_code_execution_tool_result", "container_upload"),
+    *("fallback", "mcp_tool_result", "mcp_tool_use", "server_tool_use", "tool_search_tool_result"),
+    *("text_editor_code_execution_tool_result", "web_fetch_tool_result", "web_search_tool_result"),
+}
 
 
 class TextBlock(Body):
-    ignored: ClassVar[frozenset[str]] = CACHED | {"citations", "parsed_output"}
+    advisory: ClassVar[frozenset[str]] = CACHED
+    of_answers: ClassVar[frozenset[str]] = frozenset({"citations", "parsed_output"})
 
     type: Literal["text"]
     text: str
@@ -28,7 +36,8 @@ def _form_of_content(content: Any) -> str | None:
 
 
 Text = Annotated[
-    Annotated[str, Tag("<text>")] | Annotated[list[TextBlock], Tag("<blocks>")],
+    Annotated[str, Tag("<text>")]
+    | Annotated[list[TextBlock], read_parts(TextBlock), Tag("<blocks>")],
     Discriminator(
         _form_of_content,
         custom_error_type="text",
@@ -37,18 +46,52 @@ Text = Annotated[
 ]
 
 
+class ToolReference(Body):
+    """What a search has found: a tool of `defer_loading`, which may be called from here on."""
+
+    advisory: ClassVar[frozenset[str]] = CACHED
+
+    type: Literal["tool_reference"]
+    tool_name: CalledName
+
+    @property
+    def text(self) -> str:
+        return f"The tool {self.tool_name} can be called now.\n"
+
+
+def _form_of_part(part: Any) -> str:
+    is_reference = isinstance(part, dict) and part.get("type") == "tool_reference"
+    return "<reference>" if is_reference else "<text>"
+
+
+ResultPart = Annotated[
+    Annotated[TextBlock, Tag("<text>")] | Annotated[ToolReference, Tag("<reference>")],
+    Discriminator(_form_of_part),
+]
+Result = Annotated[
+    Annotated[str, Tag("<text>")]
+    | Annotated[list[ResultPart], read_parts(TextBlock), Tag("<blocks>")],
+    Discriminator(
+        _form_of_content,
+        custom_error_type="text",
+        custom_error_message="give a text or a list of blocks of type text or tool_reference",
+    ),
+]
+
+
 class ThinkingBlock(Body):
     """Nobody checks the signature, as nobody else's thoughts are told by it."""
 
-    ignored: ClassVar[frozenset[str]] = CACHED | {"signature"}
+    advisory: ClassVar[frozenset[str]] = CACHED
+    of_answers: ClassVar[frozenset[str]] = frozenset({"signature"})
 
     type: Literal["thinking"]
     thinking: str
 
 
 class ToolUseBlock(Body):
-    ignored: ClassVar[frozenset[str]] = CACHED
-    unserved: ClassVar[Unserved] = {"caller": ({"type": "direct"},), "toolset_name": ()}
+    advisory: ClassVar[frozenset[str]] = CACHED | {"toolset_name"}
+    of_answers: ClassVar[frozenset[str]] = frozenset({"caller"})
 
     type: Literal["tool_use"]
     id: CallId
@@ -62,13 +105,18 @@ class ToolUseBlock(Body):
 
 
 class ToolResultBlock(Body):
-    ignored: ClassVar[frozenset[str]] = CACHED
-    unserved: ClassVar[Unserved] = {"toolset_name": ()}
+    advisory: ClassVar[frozenset[str]] = CACHED | {"toolset_name"}
 
     type: Literal["tool_result"]
     tool_use_id: CallId
-    content: Text | None = None
+    content: Result | None = None
     is_error: bool | None = None
+
+    @property
+    def found_tools(self) -> Iterator[str]:
+        for part in self.content or ():
+            if isinstance(part, ToolReference):
+                yield part.tool_name
 
     def as_turn(self) -> Message:
         text = text_of(self.content or "")
@@ -98,7 +146,9 @@ AnyBlock = Annotated[
 ]
 Content = Annotated[
     Annotated[str, Tag("<text>")]
-    | Annotated[list[AnyBlock], Field(fail_fast=True), Tag("<blocks>")],
+    | Annotated[
+        list[AnyBlock], Field(fail_fast=True), read_parts(TextBlock, FOREIGN), Tag("<blocks>")
+    ],
     Discriminator(
         _form_of_content,
         custom_error_type="content",
@@ -110,7 +160,7 @@ Content = Annotated[
 class InputMessage(Body):
     """Of an answer that was kept whole, only role and content say something to a model."""
 
-    ignored: ClassVar[frozenset[str]] = frozenset(
+    of_answers: ClassVar[frozenset[str]] = frozenset(
         {"container", "diagnostics", "id", "model", "stop_details", "stop_reason", "stop_sequence"}
         | {"type", "usage"}
     )
@@ -171,5 +221,5 @@ class InputMessage(Body):
         return {"role": "assistant", "content": said, **given}
 
 
-def text_of(text: str | Sequence[TextBlock]) -> str:
+def text_of(text: str | Sequence[TextBlock | ToolReference]) -> str:
     return text if isinstance(text, str) else "".join(block.text for block in text)

@@ -2,12 +2,22 @@
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, ValidationInfo, model_validator
 
-from inference_api.anthropic.contents import CACHED, InputMessage, Text, text_of
+from inference_api.anthropic.client_tools import plain_tools
+from inference_api.anthropic.contents import (
+    CACHED,
+    InputMessage,
+    Text,
+    ToolResultBlock,
+    ToolUseBlock,
+    text_of,
+)
 from inference_api.bodies.constraints import Schema, schema_constraint
-from inference_api.bodies.fields import ANY_SIZE, MAX_INTEGER, Body, Unserved, fault
+from inference_api.bodies.entries import aside_of
+from inference_api.bodies.fields import ANY_SIZE, MAX_INTEGER, Body, fault
 from inference_api.bodies.sampling import SampledBody
+from inference_api.bodies.thinking import Effort, Thinking, effort_options
 from inference_api.bodies.tools import (
     MAX_TOOLS,
     Choice,
@@ -17,22 +27,20 @@ from inference_api.bodies.tools import (
     check_schema,
     tool_of,
 )
-from inference_api.generation.chat import ChatRequest, Conversation
+from inference_api.generation.chat import Chat
 from inference_api.request import ConstraintSpec, GenerationParams
-from inference_api.text.chat_prompts import Ending, Extras
+from inference_api.text.chat_prompts import Ending
 from inference_api.tools.events import Tool
 
 MAX_STOP_SEQUENCES = 8
 
 
 class ToolDefinition(Body):
-    """A tool of the client's own; those that Anthropic would run have other types."""
+    """A tool that the client runs. With `defer_loading` it is not offered until a search of the
+    client's has found it."""
 
-    ignored: ClassVar[frozenset[str]] = CACHED | {"eager_input_streaming"}
-    unserved: ClassVar[Unserved] = {
-        "allowed_callers": (["direct"],),
-        "defer_loading": (False,),
-        "input_examples": ([],),
+    advisory: ClassVar[frozenset[str]] = CACHED | {
+        *("allowed_callers", "eager_input_streaming", "input_examples", "max_characters")
     }
 
     type: Literal["custom"] = "custom"
@@ -40,6 +48,7 @@ class ToolDefinition(Body):
     description: Description | None = None
     input_schema: dict[str, Any]
     strict: bool | None = None
+    defer_loading: bool | None = None
 
     @model_validator(mode="after")
     def _schema_in_bounds(self) -> "ToolDefinition":
@@ -68,57 +77,50 @@ class ToolChoice(Body):
         return Choice("required", names, is_named=self.type == "tool")
 
 
-class Thinking(Body):
-    """`budget_tokens` is not held: `max_tokens` is the bound of thoughts and answer together."""
-
-    unserved: ClassVar[Unserved] = {"display": ("summarized",)}
-
-    type: Literal["enabled", "disabled", "adaptive"]
-    budget_tokens: int | None = Field(None, ge=1, le=MAX_INTEGER)
-
-    def options(self) -> dict[str, Any]:
-        """Returns what templates that can turn thoughts on and off read."""
-        if self.type == "adaptive":
-            return {}
-        is_on = self.type == "enabled"
-        return {"enable_thinking": is_on, "thinking": is_on}
-
-
 class OutputFormat(Body):
     type: Literal["json_schema"]
     schema_: Schema = Field(alias="schema")
 
 
 class OutputConfig(Body):
-    unserved: ClassVar[Unserved] = {"effort": ("high",)}
+    advisory: ClassVar[frozenset[str]] = frozenset({"task_budget"})
 
+    effort: Effort | None = None
     format: OutputFormat | None = None
+
+
+def _run_by_clients(tools: Any, info: ValidationInfo) -> Any:
+    """Leaves out the tools that only Anthropic's servers run."""
+    if not isinstance(tools, list):
+        return tools
+    kept = []
+    for tool, type_ in plain_tools(tools):
+        if tool is None:
+            aside_of(info, ToolDefinition).add(ToolDefinition, type_)
+        else:
+            kept.append(tool)
+    return kept
 
 
 class CountBody(ToolBody):
     """What makes a prompt."""
 
-    ignored: ClassVar[frozenset[str]] = CACHED | {
-        "metadata",
-        "service_tier",
-        "user_profile_id",
-        "workspace_id",
-    }
-    unserved: ClassVar[Unserved] = {
-        "container": (),
-        "context_management": ({},),
-        "diagnostics": (),
-        "inference_geo": (),
-        "mcp_servers": ([],),
-        "speed": ("standard",),
+    advisory: ClassVar[frozenset[str]] = CACHED | {
+        *("betas", "container", "context_management", "diagnostics", "fallbacks", "inference_geo"),
+        *("mcp_servers", "metadata", "service_tier", "speed", "user_profile_id", "workspace_id"),
     }
 
     model: str
     messages: Annotated[list[InputMessage], Field(min_length=1, fail_fast=True)]
     system: Text | None = None
-    tools: Annotated[list[ToolDefinition], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = (
-        None
-    )
+    tools: (
+        Annotated[
+            list[ToolDefinition],
+            Field(max_length=MAX_TOOLS, fail_fast=True),
+            BeforeValidator(_run_by_clients),
+        ]
+        | None
+    ) = None
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
@@ -136,7 +138,19 @@ class CountBody(ToolBody):
 
     @property
     def offered(self) -> list[Tool]:
-        return [tool.as_tool() for tool in self.tools or ()]
+        tools = self.tools or ()
+        found = self._found_tools() if any(tool.defer_loading for tool in tools) else set[str]()
+        return [t.as_tool() for t in tools if not t.defer_loading or t.name in found]
+
+    def _found_tools(self) -> set[str]:
+        """Returns the names that a search has found so far, that were called, or have to be."""
+        names = {self.tool_choice.name or ""} if self.tool_choice else set[str]()
+        for block in (block for message in self.messages for block in message.blocks):
+            if isinstance(block, ToolResultBlock):
+                names.update(block.found_tools)
+            elif isinstance(block, ToolUseBlock):
+                names.add(block.name)
+        return names
 
     @property
     def choice(self) -> Choice:
@@ -146,22 +160,22 @@ class CountBody(ToolBody):
     def allows_several(self) -> bool:
         return self.tool_choice is None or not self.tool_choice.disable_parallel_tool_use
 
-    def chat(self) -> ChatRequest:
-        """More tokens than fit are cut at the end of the context: `max_tokens` is no wish, as every
-        client has to give it."""
-        use = self.tool_use()
+    def chat(self) -> Chat:
         turns = [turn for message in self.messages for turn in message.turns()]
         if self.system:
             turns.insert(0, {"role": "system", "content": text_of(self.system)})
-        options = {} if self.thinking is None else self.thinking.options()
+        effort = None if self.output_config is None else self.output_config.effort
         ending: Ending = "open" if self.messages[-1].role == "assistant" else "answer"
-        tools = [tool.as_json() for tool in use.tools]
-        return ChatRequest(
+        return Chat(
             model=self.model,
-            conversation=Conversation(turns, Extras(tools, options, ending)),
-            use=use,
-            params=self.params(),
-            prompt_field="messages",
+            turns=turns,
+            use=self.tool_use(),
+            params=[self.params()],
+            options={
+                **effort_options("output_config.effort", effort),
+                **(self.thinking.options() if self.thinking else {}),
+            },
+            ending=ending,
         )
 
     def params(self) -> GenerationParams:
@@ -183,16 +197,6 @@ class MessagesBody(SampledBody, CountBody):
     temperature: Annotated[float, Field(ge=0, le=1), ANY_SIZE] | None = None
     top_k: int | None = Field(None, ge=0, le=MAX_INTEGER)
     stream: bool | None = None
-
-    @model_validator(mode="after")
-    def _thoughts_leave_room(self) -> "MessagesBody":
-        budget = None if self.thinking is None else self.thinking.budget_tokens
-        if budget is not None and budget >= self.max_tokens:
-            raise fault(
-                "thinking",
-                f"budget_tokens is {budget}; give less than max_tokens, {self.max_tokens}",
-            )
-        return self
 
     def params(self) -> GenerationParams:
         return GenerationParams(

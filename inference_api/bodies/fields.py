@@ -1,24 +1,34 @@
 """The base of the objects in request bodies, and refusals that name field, bound and remedy.
 
-Fields that are known and not served are refused by name, unknown ones too; `null`, neutral values,
-and fields that cannot change an answer count as absent, at every depth.
+Every field of a body is one of four kinds, at every depth, and the classes of bodies say which:
+
+* honoured: the fields of the model.
+* advisory: `advisory`. It does not change which answer is right: it is left aside, which is said.
+  What answers carry and clients send back with them, `of_answers`, is left aside without a word.
+* not served: `unserved`, by its values that ask for nothing. Any other value is refused.
+* unknown: any other. It is left aside and said too, but for one that looks like a slip of the pen.
+
+`null` counts as absent everywhere.
 """
 
 import json
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, TypeVar
+from typing import Annotated, Any, ClassVar, Self, TypeVar
 
 from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
     Field,
+    PrivateAttr,
     ValidationError,
+    ValidationInfo,
     model_validator,
 )
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from inference_api.bodies.json_object import parse_object, shortened, to_float
+from inference_api.bodies.left_aside import DEFAULT_RULES, LeftAside, ReadingRules
 from inference_api.errors import InvalidRequest
 from inference_api.request import Speculation
 
@@ -33,39 +43,60 @@ class Body(BaseModel):
     """Base of every object in a body. Immutable."""
 
     model_config = ConfigDict(
-        extra="forbid",
         strict=True,
         frozen=True,
         json_schema_extra=lambda schema, kind: _add_known_fields(schema, kind),
     )
 
-    ignored: ClassVar[frozenset[str]] = frozenset()
-    """Fields that cannot change an answer."""
+    advisory: ClassVar[frozenset[str]] = frozenset()
+    of_answers: ClassVar[frozenset[str]] = frozenset()
     unserved: ClassVar[Unserved] = {}
+    also_called: ClassVar[Mapping[str, str]] = {}  # other servers' name -> the field
+
+    _left_aside: tuple[str, ...] = PrivateAttr(())
+
+    @property
+    def left_aside(self) -> tuple[str, ...]:
+        """Paths of what this body asked for and does not get, such as `thinking.display`."""
+        return self._left_aside
+
+    def leaving(self, aside: LeftAside) -> Self:
+        """Returns this body, which knows from here on what was left aside."""
+        self._left_aside = tuple(aside.paths)
+        return self
 
     @model_validator(mode="before")
     @classmethod
-    def _drop_neutral_values(cls, value: Any) -> Any:
+    def _take_honoured_fields(cls, value: Any, info: ValidationInfo) -> Any:
         if not isinstance(value, dict):
             return value
+        aside = info.context if isinstance(info.context, LeftAside) else LeftAside(cls)
+        honoured = {field.alias or name for name, field in cls.model_fields.items()}
         kept = {}
         for name, given in value.items():
-            if given is None or name in cls.ignored:
+            if given is None or name in cls.of_answers:
                 continue
-            if name not in cls.unserved:
-                kept[name] = given
-            elif not any(_is_same(given, neutral) for neutral in cls.unserved[name]):
-                raise fault(name, f"is not served; {_remedy(cls.unserved[name])}")
+            if (field := cls.also_called.get(name, name)) in honoured:
+                kept[field] = given
+            elif name in cls.unserved:
+                if not any(_is_same(given, neutral) for neutral in cls.unserved[name]):
+                    raise fault(name, f"is not served; {_remedy(cls.unserved[name])}")
+            elif name in cls.advisory:
+                aside.add(cls, name, given)
+            elif (meant := aside.add_unknown(cls, name, honoured - value.keys())) is not None:
+                raise fault(shortened(name), meant)
         return kept
 
 
 B = TypeVar("B", bound=Body)
 
 
-def parse(kind: type[B], body: bytes) -> B:
-    """Raises InvalidRequest naming the field at fault."""
+def parse(kind: type[B], body: bytes, rules: ReadingRules = DEFAULT_RULES) -> B:
+    """Returns the body, which knows what was left aside. Raises InvalidRequest naming the field at
+    fault."""
+    aside = LeftAside(kind, rules)
     try:
-        return kind.model_validate(parse_object(body))
+        return kind.model_validate(parse_object(body), context=aside).leaving(aside)
     except ValidationError as error:
         if error.error_count() > MAX_FAULTS:
             raise InvalidRequest(
@@ -110,8 +141,8 @@ def _add_known_fields(schema: Json, kind: type[BaseModel]) -> None:
     """Adds to the JSON schema of a body what `parse` takes besides the model's own fields."""
     assert issubclass(kind, Body)
     fields = schema.setdefault("properties", {})
-    for name in sorted(kind.ignored):
-        fields[name] = {"description": "Accepted and ignored."}
+    for name in sorted(kind.advisory | kind.of_answers):
+        fields[name] = {"description": "Taken and left aside."}
     for name, neutral in kind.unserved.items():
         fields[name] = {"enum": [*neutral, None], "description": "Not served."}
 
@@ -141,14 +172,11 @@ def _refusal(detail: ErrorDetails) -> InvalidRequest:
     context = detail.get("ctx", {})
     location = (*detail["loc"], *([context["field"]] if "field" in context else []))
     path = _path(location)
-    if detail["type"] == "extra_forbidden":
-        message = f"Unrecognized request argument supplied: {path}"
-    else:
-        said = _MESSAGES.get(detail["type"], detail["msg"])
-        value = detail["input"]  # 5.0 as it is where an integer is asked for
-        given = {"given": _shown(value if detail["type"] == "int_type" else _without_zeros(value))}
-        given |= {name: _without_zeros(value) for name, value in context.items()}
-        message = f"{path}: {said.format_map(given) if detail['type'] in _MESSAGES else said}."
+    said = _MESSAGES.get(detail["type"], detail["msg"])
+    value = detail["input"]  # 5.0 as it is where an integer is asked for
+    given = {"given": _shown(value if detail["type"] == "int_type" else _without_zeros(value))}
+    given |= {name: _without_zeros(value) for name, value in context.items()}
+    message = f"{path}: {said.format_map(given) if detail['type'] in _MESSAGES else said}."
     return InvalidRequest(message, shortened(location[0]))
 
 

@@ -8,11 +8,12 @@ import secrets
 from collections.abc import Callable
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, ConfigDict, Field, ValidationError, WrapValidator
+from pydantic import BeforeValidator, Field, ValidationError, WrapValidator
 from pydantic_core import ErrorDetails
 
 from inference_api.bodies.fields import AskedSpeculation, Body, Json
 from inference_api.bodies.json_object import parse_object, shortened, to_float
+from inference_api.bodies.left_aside import DEFAULT_RULES, LeftAside, ReadingRules
 from inference_api.errors import InvalidRequest
 from inference_api.request import GenerationParams, SamplingParams
 
@@ -99,10 +100,7 @@ StopStrings = Annotated[
 
 
 class NativeBody(Body):
-    """The body of `/inference`, `/predictions` and `/chat`. Unknown fields are ignored; temperature
-    0 decodes greedily."""
-
-    model_config = ConfigDict(extra="ignore")
+    """The body of `/inference`, `/predictions` and `/chat`. Temperature 0 decodes greedily."""
 
     text: str = Field(min_length=1)
     temperature: NumberOrZero = Field(1.0, ge=0.01, le=100)
@@ -139,12 +137,17 @@ class StrictNativeBody(NativeBody):
     temperature: Number = Field(1.0, ge=0.01, le=100)
 
 
-def parse_native_body(body: bytes, has_strict_bounds: bool = False) -> NativeBody:
+def parse_native_body(
+    body: bytes,
+    has_strict_bounds: bool = False,
+    rules: ReadingRules = DEFAULT_RULES,
+) -> NativeBody:
     """Raises InvalidRequest naming the first field at fault, types before bounds."""
     kind = StrictNativeBody if has_strict_bounds else NativeBody
     given = parse_object(body)
+    aside = LeftAside(kind, rules)
     try:
-        return kind.model_validate(given)
+        return kind.model_validate(given, context=aside).leaving(aside)
     except ValidationError as error:
         raise _refusal(kind, min(error.errors(include_url=False), key=_rank), given) from None
 
@@ -160,6 +163,9 @@ def _kind(detail: ErrorDetails) -> str:
 
 
 def _refusal(body: type[NativeBody], detail: ErrorDetails, given: Json) -> InvalidRequest:
+    if detail["type"] == "fault":
+        name, message = detail["ctx"]["field"], detail["ctx"]["message"]
+        return InvalidRequest(f"Parameter: {name} {message}.", name)
     name, kind = str(detail["loc"][0]), _kind(detail)
     if kind in NO_TEXT:
         message = "required 'text' parameter is either empty or not provided"

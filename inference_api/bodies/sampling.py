@@ -1,7 +1,8 @@
 """How tokens are drawn, as every body under `/v1` may say it."""
 
 import secrets
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 
@@ -11,6 +12,8 @@ from inference_api.request import DEFAULTED, SamplingParams
 
 class SampledBody(Body):
     """Base of bodies that ask for tokens. What one leaves unsaid, its model may say."""
+
+    also_called: ClassVar[Mapping[str, str]] = {"repeat_penalty": "repetition_penalty"}
 
     temperature: Annotated[float, Field(ge=0, le=2), ANY_SIZE] | None = None
     top_p: Annotated[float, Field(gt=0, le=1), ANY_SIZE] | None = None

@@ -76,9 +76,10 @@ function tokens({ prompt_tokens, cached_tokens, completion_tokens }) {
   return [`${prompt_tokens} → ${completion_tokens}`, ...cached];
 }
 
-function end({ status, error, finish_reason }) {
-  if (!error) return [finish_reason, small(String(status))];
-  return [h("span", { class: "fault-text" }, error), small(String(status))];
+function end({ status, error, finish_reason, ignored }) {
+  const said = ignored.length ? [small(`left aside: ${ignored.join(", ")}`)] : [];
+  const how = error ? h("span", { class: "fault-text" }, error) : finish_reason;
+  return [how, small(String(status)), ...said];
 }
 
 function ms(value) {

@@ -1,20 +1,19 @@
-"""Answers of a chat as events, whatever API asks for them.
+"""The one path of a chat, whatever API it came by: a body's reader makes a `Chat` of it, and a
+writer sends each `ChatAnswer` in that API's form.
 
-A route makes a `ToolUse` of its body, asks with `chat_params`, and reads the generation it gets by
-an `answer_reader`: thoughts, text and calls come out of `events_of`, to be sent in its own form.
-Where an answer is one generation, a `ChatRequest` and a `ChatAnswer` are the two ends of this.
+`routes.chats` joins the two: it has the turns encoded, the generations begun and their texts read
+as events, which are thoughts, text and calls.
 """
 
 import secrets
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
-from inference_api.errors import AnswerTooLong, InvalidRequest
 from inference_api.generation.streaming import TextGeneration
 from inference_api.request import FinishReason, GenerationParams
 from inference_api.text.call_grammars import calls_constraint
-from inference_api.text.chat_prompts import Extras
+from inference_api.text.chat_prompts import Ending, Extras
 from inference_api.text.tokens import Tokenizer, is_thinking
 from inference_api.tools.answers import AnswerReader
 from inference_api.tools.dialects import MISTRAL, Dialect
@@ -23,36 +22,39 @@ from inference_api.tools.formats import text_only
 from inference_api.tools.history import Message
 
 
-class Conversation(NamedTuple):
-    """What a chat template is given."""
-
-    turns: list[Message]
-    extras: Extras
-
-
 @dataclass(frozen=True, slots=True)
-class ChatRequest:
-    """What a body asks of a model, whatever API it is of. The fields are the body's, for messages:
-    `limit_field` asks for tokens that have to fit; without one they are cut at the context's end.
+class Chat:
+    """What a body asks of a model. `params` has an entry for each answer that is wanted.
+
+    `options` are what the template is told beside the turns, by the field of the body that says
+    so: a template reads some and has no place for others.
     """
 
     model: str
-    conversation: Conversation
+    turns: Sequence[Message]
     use: ToolUse
-    params: GenerationParams
-    prompt_field: str
-    limit_field: str | None = None
-    effort_field: str | None = None  # where the template has to read how much to think
+    params: Sequence[GenerationParams]
+    prompt_field: str = "messages"  # the body's, for messages
+    options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    ending: Ending = "answer"
 
     @property
     def user_texts(self) -> list[str]:
-        return [turn["content"] for turn in self.conversation.turns if turn["role"] == "user"]
+        return [turn["content"] for turn in self.turns if turn["role"] == "user"]
 
-    def check_room(self, prompt_tokens: int, max_seq_len: int) -> None:
-        """Raises AnswerTooLong where the requested tokens do not fit after the prompt."""
-        asked = self.params.max_tokens or 0
-        if self.limit_field and prompt_tokens < max_seq_len < prompt_tokens + asked:
-            raise AnswerTooLong(prompt_tokens, asked, max_seq_len, self.limit_field)
+    @property
+    def extras(self) -> Extras:
+        options = {name: value for said in self.options.values() for name, value in said.items()}
+        return Extras([tool.as_json() for tool in self.use.tools], options, self.ending)
+
+    def unread_by(self, dialect: Dialect) -> Iterator[str]:
+        """Yields the fields for which the model's template has no place."""
+        for name, said in self.options.items():
+            if not dialect.words & said.keys():
+                yield name
+        for turn in self.turns:
+            if "name" in turn and turn["role"] not in {*dialect.named_roles, "tool"}:
+                yield f"{self.prompt_field}[].name"
 
 
 def chat_params(params: GenerationParams, use: ToolUse, tokenizer: Tokenizer) -> GenerationParams:
@@ -78,15 +80,6 @@ def chat_params(params: GenerationParams, use: ToolUse, tokenizer: Tokenizer) ->
     )
 
 
-def check_effort(tokenizer: Tokenizer, field: str) -> None:
-    """Raises InvalidRequest where the model's template does not read how much to think."""
-    if not tokenizer.dialect.reads_effort:
-        raise InvalidRequest(
-            f"{field}: this model's chat template has no place for it; leave it out or give none.",
-            field,
-        )
-
-
 def answer_reader(tokenizer: Tokenizer, use: ToolUse, prompt_tokens: Iterable[int]) -> AnswerReader:
     """Returns what reads the answer to a prompt."""
     dialect = tokenizer.dialect
@@ -106,15 +99,8 @@ def plain_reader() -> AnswerReader:
     return AnswerReader(text_only, {}, _new_id)
 
 
-def events_of(pieces: Iterable[str], reader: AnswerReader) -> Iterator[list[Event]]:
-    """Yields what became certain with each piece, perhaps nothing, and with the end."""
-    for piece in pieces:
-        yield reader.push(piece)
-    yield reader.finish()
-
-
 class ChatAnswer:
-    """The answer of one generation to a chat, as it comes. Used by one thread."""
+    """The answer of one generation, as it comes. Used by one thread."""
 
     def __init__(self, generation: TextGeneration, reader: AnswerReader) -> None:
         self.generation = generation
@@ -132,15 +118,26 @@ class ChatAnswer:
 
     def events(self) -> Iterator[Event]:
         """Raises HearthError."""
+        for _, events in self.pieces():
+            yield from events
+
+    def pieces(self) -> Iterator[tuple[str, list[Event]]]:
+        """Yields each piece of the text with what became certain by it, perhaps nothing; an empty
+        piece is the end. Raises HearthError."""
         num_tokens = 0
         is_thought = False
-        for events in events_of(self.generation.pieces(), self._reader):
+        for piece, events in self._read():
             for event in events:
                 is_thought = isinstance(event, ThoughtDelta)
             if is_thought:
                 self.thought_tokens += self.generation.completion_tokens - num_tokens
             num_tokens = self.generation.completion_tokens
-            yield from events
+            yield piece, events
+
+    def _read(self) -> Iterator[tuple[str, list[Event]]]:
+        for piece in self.generation.pieces():
+            yield piece, self._reader.push(piece)
+        yield "", self._reader.finish()
 
 
 def _kept(dialect: Dialect, use: ToolUse) -> Iterator[str]:

@@ -1,18 +1,20 @@
 """One generation seen from its request thread: from a valid body to pieces of text.
 
-`Generations.begin` puts a request on its way; the `TextGeneration` it returns belongs to that
-request's thread until `close`, which leaves nothing of it behind.
+`Generations.admitted` lets a request in, `begin` puts it on its way with its prompt; the
+`TextGeneration` that it returns belongs to that request's thread until `close`, which leaves
+nothing of it behind.
 """
 
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 
 from common.disconnects import DisconnectWatcher
-from inference_api.errors import ContextTooLong, HearthError, InvalidRequest, QueueFull
+from inference_api.errors import HearthError, QueueFull
+from inference_api.generation.requests import Admitted, Prompt, request_of
 from inference_api.generation.timeline import Timeline
 from inference_api.observe.metrics import GenerationRecord, ServerMetrics
 from inference_api.observe.recent_requests import OK, RecentRequests
@@ -22,27 +24,20 @@ from inference_api.request import (
     FinishReason,
     GenerationParams,
     GenerationRequest,
-    OutputQueue,
-    SamplingParams,
     ScoredToken,
-    Speculation,
     Switch,
     TokenEvent,
 )
 from inference_api.scheduling.decode_backend import DecodeBackend
 from inference_api.scheduling.input_queue import InputQueue
 from inference_api.scheduling.output_queues import OutputQueues
-from inference_api.scheduling.served_model import ServedModel
-from inference_api.text.constraints import bits_without
-from inference_api.text.prompt_encoder import PromptEncoder
-from inference_api.text.tokens import StopMatcher, TextStream, is_thinking
+from inference_api.text.tokens import StopMatcher, TextStream
 
 logger = logging.getLogger(__name__)
 
 EVENT_WAIT_S = 5.0  # one wait for the next event; repeated until it comes
 
 Clock = Callable[[], float]
-Encode = Callable[[PromptEncoder], Sequence[int]]
 
 
 class TextGeneration:
@@ -203,70 +198,76 @@ class Generations:
         self._recent = recent
         self._tracing = tracing
 
-    def begin(
-        self, model: str, encode: Encode, params: GenerationParams, caller: Caller
-    ) -> TextGeneration:
-        """Queue a request to `model`, one of `Settings.served_models` by its name, and return once
-        it has its first event (or its failure: raises).
+    @contextmanager
+    def admitted(self, model: str, caller: Caller) -> Iterator[Admitted]:
+        """Let a request in to `model`, one of `Settings.served_models` by its name, before the work
+        of encoding its prompt. Encode and begin inside: a refusal is then written down.
 
-        Raises NotReady, Draining, BackendFailed, ContextTooLong, PromptTooLong and QueueFull.
+        Raises NotReady, Draining, BackendFailed and QueueFull.
         """
-        (generation,) = self.begin_all(model, [(encode, params)], caller)
+        came_s = time.monotonic()
+        try:
+            self._backend.check_admission()
+            self._input_queue.check_room(model)
+            yield Admitted(self._backend.served[model], caller, came_s)
+        except HearthError as error:
+            self._recent.refused(caller, model, error.status, error.code)
+            raise
+
+    def begin(self, admitted: Admitted, prompt: Prompt, params: GenerationParams) -> TextGeneration:
+        """Queue a request and return once it has its first event, or its failure, which is raised.
+
+        Raises NotReady, Draining, BackendFailed, ContextTooLong and QueueFull.
+        """
+        (generation,) = self.begin_all(admitted, [(prompt, params)])
         return generation
 
     def begin_all(
-        self, model: str, requests: Sequence[tuple[Encode, GenerationParams]], caller: Caller
+        self, admitted: Admitted, requests: Sequence[tuple[Prompt, GenerationParams]]
     ) -> list[TextGeneration]:
         """Queue requests, as room comes, and return once each has its first event. See `begin`:
         the first must find room, and when one fails, all are ended."""
         generations: list[TextGeneration] = []
-        try:
-            with ExitStack() as unless_started:
-                for encode, params in requests:
-                    before = generations[-1] if generations else None
-                    generations.append(self._queue_after(before, model, encode, params, caller))
-                    unless_started.callback(generations[-1].close)
-                for generation in generations:
-                    generation.wait_until_started()
-                unless_started.pop_all()
-        except HearthError as error:
-            self._recent.refused(caller, model, error.status, error.code)
-            raise
+        with ExitStack() as unless_started:
+            for prompt, params in requests:
+                before = generations[-1] if generations else None
+                generations.append(self._queue_after(before, admitted, prompt, params))
+                unless_started.callback(generations[-1].close)
+            for generation in generations:
+                generation.wait_until_started()
+            unless_started.pop_all()
         return generations
 
     def _queue_after(
         self,
         before: TextGeneration | None,
-        model: str,
-        encode: Encode,
+        admitted: Admitted,
+        prompt: Prompt,
         params: GenerationParams,
-        caller: Caller,
     ) -> TextGeneration:
         """Wait for room while the caller, who has been queued before, is still there."""
-        while True:
+        while before is not None:
             try:
-                return self._queue(model, encode, params, caller)
+                return self._queue(replace(admitted, came_s=time.monotonic()), prompt, params)
             except QueueFull:
-                if before is None or before.is_abandoned:
+                if before.is_abandoned:
                     raise
-            self._input_queue.wait_for_room(model, EVENT_WAIT_S)
+            self._input_queue.wait_for_room(admitted.model.name, EVENT_WAIT_S)
+        return self._queue(admitted, prompt, params)
 
     def _queue(
-        self, name: str, encode: Encode, params: GenerationParams, caller: Caller
+        self, admitted: Admitted, prompt: Prompt, params: GenerationParams
     ) -> TextGeneration:
-        came_s = time.monotonic()
-        timeline = Timeline(came_s, partial(self._metrics.token_gap, name))
+        model, caller = admitted.model, admitted.caller
         self._backend.check_admission()
-        self._input_queue.check_room(name)  # before the work of encoding, not after it
-        model = self._backend.served[name]
-        _check_speculation(params.speculation, model)
-        prompt_tokens = tuple(encode(model.prompt_encoder))
+        self._input_queue.check_room(model.name)  # before the work of compiling a constraint
+        timeline = Timeline(admitted.came_s, partial(self._metrics.token_gap, model.name))
         text = TextStream(model.tokenizer, params.kept_token_ids)
         stop = StopMatcher(params.stop_strings, params.min_tokens, params.includes_stop)
         with ExitStack() as unless_queued:
-            output = self._output_queues.open(name, params.session_id)
+            output = self._output_queues.open(model.name, params.session_id)
             unless_queued.callback(self._output_queues.close, output)
-            request = _request(model, output, prompt_tokens, params, caller, came_s)
+            request = request_of(admitted, output, prompt, params)
             generation = TextGeneration(request, text, stop, timeline)
             unless_queued.callback(generation.close)
             self._submit(generation, request, caller)
@@ -309,67 +310,10 @@ class Generations:
         }
         if len(self._backend.served) > 1:
             fields["model"] = record.model
+        if caller.left_aside:
+            fields["ignored"] = ",".join(caller.left_aside)
         text = " ".join(f"{name}={value}" for name, value in fields.items())
         logger.info("generation %s", text, extra=fields)
-
-
-def _request(
-    model: ServedModel,
-    output: OutputQueue,
-    prompt_tokens: tuple[int, ...],
-    params: GenerationParams,
-    caller: Caller,
-    came_s: float,
-) -> GenerationRequest:
-    """Raises ContextTooLong, and InvalidRequest for a constraint that cannot be followed."""
-    grammar = None
-    if (constraint := params.constraint) is not None:
-        if constraint.thinking == "first" and is_thinking(model.tokenizer, prompt_tokens):
-            constraint = replace(constraint, thinking="begun")
-        grammar = model.grammars.compiled(constraint)
-    max_seq_len, min_tokens = model.max_seq_len, params.min_tokens
-    if not 0 < len(prompt_tokens) < max_seq_len:
-        raise ContextTooLong(len(prompt_tokens), max_seq_len)
-    stop_token_ids = frozenset(params.stop_token_ids)
-    if not params.ignore_eos:
-        stop_token_ids |= model.tokenizer.stop_token_ids
-    return GenerationRequest(
-        output=output,
-        model=model.name,
-        prompt_tokens=prompt_tokens,
-        max_tokens=max_seq_len if params.max_tokens is None else params.max_tokens,
-        sampling=_sampling(model, params),
-        stop_token_ids=stop_token_ids,
-        min_tokens=min_tokens,
-        not_stopping=bits_without(stop_token_ids, model.vocab_size) if min_tokens else None,
-        num_prompt_logprobs=params.num_prompt_logprobs,
-        priority=params.priority,
-        speculation=params.speculation,
-        grammar=grammar,
-        pooling=params.pooling,
-        came_s=came_s,
-        caller=caller,
-    )
-
-
-def _sampling(model: ServedModel, params: GenerationParams) -> SamplingParams:
-    """Returns what the request says and, where it says nothing, the model."""
-    defaults = {
-        name: value for name, value in model.sampling_defaults.items() if name in params.unsaid
-    }
-    return replace(params.sampling, **defaults) if defaults else params.sampling  # type: ignore[arg-type]
-
-
-def _check_speculation(asked: Speculation, model: ServedModel) -> None:
-    """Raises InvalidRequest where nobody drafts for this model under the name asked for."""
-    served = ("auto", "off", *model.draft_sources)
-    if asked not in served:
-        needed = f"SPECULATION={asked}" + " and a DRAFT_MODEL" * (asked == "draft")
-        raise InvalidRequest(
-            f"speculation: is {asked!r}, which {model.name} is served without; give one of "
-            f"{', '.join(map(repr, served))}, or start the server with {needed}.",
-            "speculation",
-        )
 
 
 def _ms(seconds: float) -> float:

@@ -178,6 +178,12 @@ class ServerMetrics:
         self._errors = Counter(
             "inference_errors", "Requests answered with an error.", ["code"], registry=self.registry
         )
+        self._ignored = Counter(
+            "inference_ignored_fields",
+            "Requests with a field that was left aside, by the field.",
+            ["field"],
+            registry=self.registry,
+        )
         self._ttft = self._histogram(
             "time_to_first_token_seconds", "From request to first token.", LATENCY_BUCKETS_S
         )
@@ -249,6 +255,9 @@ class ServerMetrics:
 
     def request_failed(self, code: str) -> None:
         self._errors.labels(code).inc()
+
+    def field_ignored(self, field: str) -> None:
+        self._ignored.labels(field).inc()
 
     def _histogram(self, name: str, help_text: str, buckets: tuple[float, ...]) -> Histogram:
         return Histogram(

@@ -38,6 +38,7 @@ class RecentRequest:
     finish_reason: str | None = None
     status: int
     error: str | None
+    ignored: tuple[str, ...] = ()  # fields of the body that were left aside
 
 
 class RecentRequests:
@@ -70,6 +71,7 @@ class RecentRequests:
                 finish_reason=record.finish_reason,
                 status=status,
                 error=error,
+                ignored=caller.left_aside,
             )
         )
 
@@ -84,6 +86,7 @@ class RecentRequests:
                 model=model,
                 status=status,
                 error=error,
+                ignored=caller.left_aside,
             )
         )
 

@@ -2,20 +2,18 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from inference_api.errors import HearthError
-from inference_api.generation.chat import events_of
-from inference_api.generation.streaming import TextGeneration
+from inference_api.generation.chat import ChatAnswer
 from inference_api.observe.metrics import GenerationRecord
-from inference_api.openai.answers import PromptLogprobs, PromptTokensDetails, Usage
-from inference_api.openai.logprobs import Logprobs, LogprobsAnswer
-from inference_api.openai.requests import StreamOptions
-from inference_api.openai.shapes import Form
+from inference_api.openai.answers import PromptTokensDetails, Usage
+from inference_api.openai.logprobs import Logprobs, LogprobsAnswer, first_of, prompt_logprobs
+from inference_api.openai.requests import ChatBody, GenerationBody, StreamOptions
+from inference_api.openai.shapes import CHAT, COMPLETION, Form
 from inference_api.request import FinishReason, ScoredToken
 from inference_api.text.expert_router import Route
-from inference_api.tools.answers import AnswerReader
+from inference_api.text.tokens import Tokenizer
 from inference_api.tools.events import CallEnd, Event, TextDelta, whole
 
 DONE = b"data: [DONE]\n\n"
@@ -25,57 +23,42 @@ Json = dict[str, Any]
 _dumped = json.JSONEncoder(separators=(",", ":")).encode
 
 
-@dataclass(frozen=True, slots=True)
-class AboutChoice:
-    """What of a request its choices need to know.
-
-    `echo` is the prompt's text where the answer begins with it, else empty, and `scored_echo` its
-    tokens, if they are to be shown; `prompt_logprobs` stand beside the answer; `route` is how its
-    model was chosen, if not by name; `is_named_call` where the client chose the function to call.
-    """
-
-    echo: str = ""
-    scored_echo: Sequence[ScoredToken] = ()
-    prompt_logprobs: PromptLogprobs | None = None
-    route: Route | None = None
-    is_named_call: bool = False
-
-
 class Choice:
     """One of the answer's choices: a generation, its echo and its log probabilities."""
 
     def __init__(
-        self,
-        index: int,
-        generation: TextGeneration,
-        reader: AnswerReader,
-        logprobs: Logprobs | None,
-        about: "AboutChoice",
+        self, index: int, answer: ChatAnswer, body: GenerationBody, tokenizer: Tokenizer
     ) -> None:
+        prompt_tokens = answer.generation.prompt_tokens
         self.index = index
-        self.generation = generation
-        self.about = about
-        self._reader = reader
-        self._logprobs = logprobs
+        self.answer = answer
+        self._echo = tokenizer.decode(prompt_tokens) if body.wants_echo else ""
+        self._is_named_call = body.is_named_call
+        self._logprobs: Logprobs | None = None
+        self._ahead: list[ScoredToken] = []  # of what the generation has scored
+        if body.num_logprobs is not None:
+            scored = answer.generation.scored_prompt if body.wants_echo else ()
+            self._ahead = first_of(scored, body.num_logprobs)
+            is_chat = isinstance(body, ChatBody)
+            kept = answer.generation.kept_token_ids
+            self._logprobs = Logprobs(tokenizer, is_chat, len(self._ahead), kept)
         self._num_chars = 0
-        self._ahead = list(about.scored_echo)  # of what the generation has scored
 
     @property
     def finish_reason(self) -> str:
         """Of the whole answer, once it has ended."""
-        reason = self.generation.record().finish_reason
-        calls = reason == FinishReason.STOP and self._reader.num_calls > 0
-        return "tool_calls" if calls and not self.about.is_named_call else reason
+        reason = self.answer.generation.record().finish_reason
+        calls = reason == FinishReason.STOP and self.answer.has_calls
+        return "tool_calls" if calls and not self._is_named_call else reason
 
     def pieces(self) -> Iterator[tuple[Event | None, LogprobsAnswer | None]]:
         """Yields events and log probabilities as they come; the last may be without an event.
 
         Raises HearthError.
         """
-        if self.about.echo:
-            yield TextDelta(self.about.echo), None
-            self._num_chars = len(self.about.echo)
-        for events in events_of(self._counted_pieces(), self._reader):
+        if self._echo:
+            yield TextDelta(self._echo), None
+        for events in self._counted():
             shown = [event for event in events if not isinstance(event, CallEnd)]
             for number, event in enumerate(shown):
                 yield event, None if number else self._next_logprobs()
@@ -84,93 +67,124 @@ class Choice:
 
     def whole(self, form: Form) -> Json:
         """Returns the choice in one piece, once its generation has ended."""
-        self._num_chars = len(self.about.echo)
-        events = [
-            each for found in events_of(self._counted_pieces(), self._reader) for each in found
-        ]
-        shape = {
+        events = [event for found in self._counted() for event in found]
+        return {
             "index": self.index,
-            **form.content(whole([TextDelta(self.about.echo), *events])),
+            **form.content(whole([TextDelta(self._echo), *events])),
             "logprobs": self._next_logprobs(),
             "finish_reason": self.finish_reason,
         }
-        return shape if form.is_chat else shape | self.prompt_logprobs
 
-    @property
-    def prompt_logprobs(self) -> Json:
-        """Where vLLM has them: of a completion in the choice, of a chat beside the choices."""
-        shown = self.about.prompt_logprobs
-        return {} if shown is None else {"prompt_logprobs": shown}
-
-    def _counted_pieces(self) -> Iterator[str]:
-        for piece in self.generation.pieces():
+    def _counted(self) -> Iterator[list[Event]]:
+        """Yields the answer's events, and counts the characters of the texts they are of."""
+        self._num_chars = len(self._echo)
+        for piece, events in self.answer.pieces():
             self._num_chars += len(piece)
-            yield piece
+            yield events
 
     def _next_logprobs(self) -> LogprobsAnswer | None:
         return None if self._logprobs is None else self._shaped(self._take_scored())
 
     def _take_scored(self) -> list[ScoredToken]:
         ahead, self._ahead = self._ahead, []
-        return ahead + self.generation.take_scored()
+        return ahead + self.answer.generation.take_scored()
 
     def _shaped(self, tokens: Sequence[ScoredToken]) -> LogprobsAnswer:
         assert self._logprobs is not None
-        return self._logprobs.shape(tokens, self._num_chars if self.generation.is_cut else None)
+        is_cut = self.answer.generation.is_cut
+        return self._logprobs.shape(tokens, self._num_chars if is_cut else None)
 
 
-def whole_answer(form: Form, identity: Json, choices: Sequence[Choice], num_choices: int) -> Json:
-    """Returns the answer in one piece, once every generation has ended. A prompt counts once."""
-    shapes = [choice.whole(form) for choice in choices]
-    counts = _usage(choices, num_choices)
-    of_prompt = choices[0].prompt_logprobs if form.is_chat else {}
-    return {**identity, "object": form.object, "choices": shapes, "usage": counts, **of_prompt}
+class ChoicesWriter:
+    """Of one request. `model` is the name to show, `route` how it was chosen if not by name;
+    `created_at` is in seconds since 1970."""
 
+    def __init__(
+        self,
+        body: GenerationBody,
+        tokenizer: Tokenizer,
+        model: str,
+        route: Route | None,
+        request_id: str,
+        created_at: int,
+    ) -> None:
+        self._body = body
+        self._tokenizer = tokenizer
+        self._route = route
+        self._form = CHAT if isinstance(body, ChatBody) else COMPLETION
+        request_id = self._form.id_prefix + request_id
+        self._identity: Json = {"id": request_id, "created": created_at, "model": model}
 
-def chunks(
-    form: Form,
-    identity: Json,
-    choices: Sequence[Choice],
-    num_choices: int,
-    options: StreamOptions,
-) -> Iterator[bytes]:
-    """Yields server-sent events: one per piece, one for the finish of each choice, one for usage if
-    asked, `[DONE]`."""
-    head = {**identity, "object": form.chunk_object}
-    # Everything but the choice is the same in every event, and not worth encoding again.
-    prefix = f'data: {_dumped(head)[:-1]},"choices":['
-    suffix = '],"usage":null}\n\n' if options.include_usage else "]}\n\n"
-    begun: set[int] = set()
+    def whole(self, answers: Sequence[ChatAnswer]) -> Json:
+        """A prompt counts once, however many choices it has."""
+        choices = self._choices(answers)
+        shapes = [choice.whole(self._form) for choice in choices]
+        of_prompts = [self._prompt_logprobs(answers, choice.index) for choice in choices]
+        whole_answer = {**self._identity, "object": self._form.object, "choices": shapes}
+        if not self._form.is_chat:  # vLLM has them in the choice; of a chat, beside the choices
+            whole_answer["choices"] = [
+                shape | about for shape, about in zip(shapes, of_prompts, strict=True)
+            ]
+        beside = of_prompts[0] if self._form.is_chat else {}
+        return {**whole_answer, "usage": self._usage(answers), **beside}
 
-    def chunk(
-        choice: Choice,
-        event: Event | None,
-        logprobs: LogprobsAnswer | None,
-        finish_reason: str | None,
-    ) -> bytes:
-        shape = {
-            "index": choice.index,
-            **form.delta(event, choice.index not in begun),
-            "logprobs": logprobs,
-            "finish_reason": finish_reason,
-        }
-        begun.add(choice.index)
-        if options.continuous_usage_stats:
-            return sse({**head, "choices": [shape], "usage": _usage(choices, num_choices)})
-        return (prefix + _dumped(shape) + suffix).encode()
+    def stream(self, answers: Sequence[ChatAnswer]) -> Iterator[bytes]:
+        """Yields server-sent events: one per piece, one for the finish of each choice, one for
+        usage if asked, `[DONE]`."""
+        choices, options = self._choices(answers), self._body.stream_options or StreamOptions()
+        head = {**self._identity, "object": self._form.chunk_object}
+        # Everything but the choice is the same in every event, and not worth encoding again.
+        prefix = f'data: {_dumped(head)[:-1]},"choices":['
+        suffix = '],"usage":null}\n\n' if options.include_usage else "]}\n\n"
+        try:
+            for shape in self._shapes(choices):
+                if options.continuous_usage_stats:
+                    yield sse({**head, "choices": [shape], "usage": self._usage(answers)})
+                else:
+                    yield (prefix + _dumped(shape) + suffix).encode()
+        except HearthError as error:
+            yield sse(error.body())
+            raise
+        if options.include_usage:
+            yield sse({**head, "choices": [], "usage": self._usage(answers)})
+        yield DONE
 
-    try:
+    def _shapes(self, choices: Sequence[Choice]) -> Iterator[Json]:
+        begun: set[int] = set()
         for choice, piece in _in_turn(choices):
-            if piece is None:
-                yield chunk(choice, None, None, choice.finish_reason)
-            else:
-                yield chunk(choice, *piece, None)
-    except HearthError as error:
-        yield sse(error.body())
-        raise  # so that the connection breaks instead of ending well
-    if options.include_usage:
-        yield sse({**head, "choices": [], "usage": _usage(choices, num_choices)})
-    yield DONE
+            event, logprobs = piece or (None, None)
+            yield {
+                "index": choice.index,
+                **self._form.delta(event, choice.index not in begun),
+                "logprobs": logprobs,
+                "finish_reason": choice.finish_reason if piece is None else None,
+            }
+            begun.add(choice.index)
+
+    def _choices(self, answers: Sequence[ChatAnswer]) -> list[Choice]:
+        return [
+            Choice(index, answer, self._body, self._tokenizer)
+            for index, answer in enumerate(answers)
+        ]
+
+    def _prompt_logprobs(self, answers: Sequence[ChatAnswer], index: int) -> Json:
+        """The first choice of a prompt has scored it for the others."""
+        shown = self._body.prompt_logprobs
+        if shown is None:
+            return {}
+        scored = answers[index - index % self._body.num_choices].generation.scored_prompt
+        return {"prompt_logprobs": prompt_logprobs(first_of(scored, shown), self._tokenizer)}
+
+    def _usage(self, answers: Sequence[ChatAnswer]) -> Usage:
+        records = [answer.generation.record() for answer in answers]
+        counts = usage(records, records[:: self._body.num_choices])
+        if self._route is not None:
+            counts["router"] = {
+                "expert": self._route.expert,
+                "confidence": self._route.confidence,
+                "method": self._route.method,
+            }
+        return counts
 
 
 def _in_turn(
@@ -189,20 +203,6 @@ def _in_turn(
             if piece is None:
                 running.remove(each)
             yield choice, piece
-
-
-def _usage(choices: Sequence[Choice], num_choices: int) -> Usage:
-    """`choices` are `num_choices` for each prompt; a prompt counts once."""
-    records = [choice.generation.record() for choice in choices]
-    counts = usage(records, records[::num_choices])
-    route = choices[0].about.route
-    if route is not None:
-        counts["router"] = {
-            "expert": route.expert,
-            "confidence": route.confidence,
-            "method": route.method,
-        }
-    return counts
 
 
 def usage(records: Sequence[GenerationRecord], of_prompts: Sequence[GenerationRecord]) -> Usage:

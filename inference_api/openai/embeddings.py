@@ -8,6 +8,7 @@ from pydantic import Field
 
 from inference_api.bodies.fields import MAX_INTEGER, Unserved
 from inference_api.openai.answers import Answer
+from inference_api.openai.field_kinds import UNSERVED_OF_EMBEDDINGS
 from inference_api.openai.requests import (
     MAX_PRIORITY,
     Prompt,
@@ -15,7 +16,6 @@ from inference_api.openai.requests import (
     TokenIds,
     prompts_of,
 )
-from inference_api.openai.unserved_fields import UNSERVED_OF_EMBEDDINGS
 from inference_api.request import GenerationParams, Pooling, SamplingParams
 
 EncodingFormat = Literal["float", "base64"]

@@ -20,17 +20,19 @@ from inference_api.request import ConstraintSpec
 
 
 class JsonSchema(Body):
-    name: str
+    name: str | None = None
     description: str | None = None
     schema_: Schema = Field(alias="schema")
     strict: bool | None = None
 
 
 class ResponseFormat(Body):
-    """`json_schema` needs a schema; `json_object` is any object."""
+    """`json_schema` needs a schema; `json_object` is any object, or one of the `schema` that some
+    clients put beside it."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
+    schema_: Schema | None = Field(None, alias="schema")
 
     @model_validator(mode="after")
     def _schema_where_it_belongs(self) -> "ResponseFormat":
@@ -43,7 +45,8 @@ class ResponseFormat(Body):
     def as_constraint(self) -> ConstraintSpec | None:
         if self.type == "text":
             return None
-        schema = {"type": "object"} if self.json_schema is None else self.json_schema.schema_
+        schema = {"type": "object"} if self.schema_ is None else self.schema_
+        schema = schema if self.json_schema is None else self.json_schema.schema_
         return schema_constraint("response_format", schema)
 
 
@@ -51,13 +54,13 @@ class StructuredOutputs(Body):
     """One of the four; vLLM's field."""
 
     model_config = ConfigDict(protected_namespaces=())
+    advisory: ClassVar[frozenset[str]] = frozenset(
+        {"disable_any_whitespace", "disable_fallback", "whitespace_pattern"}
+    )
     unserved: ClassVar[Unserved] = {
         "disable_additional_properties": (False,),
-        "disable_any_whitespace": (False,),
-        "disable_fallback": (False,),
         "json_object": (False,),
         "structural_tag": (),
-        "whitespace_pattern": (),
     }
 
     json_: SchemaOrText | None = Field(None, alias="json")

@@ -1,10 +1,12 @@
 """Chat messages, as clients write them and as they keep answers in their history."""
 
+import json
 from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
+from inference_api.bodies.entries import read_parts
 from inference_api.bodies.fields import Body, Unserved, fault
 from inference_api.bodies.tools import MAX_CALLS_OF_A_TURN, CalledName, CallId
 from inference_api.tools.history import Message
@@ -17,20 +19,23 @@ def form_of_content(content: Any) -> str | None:
 
 
 class TextPart(Body):
-    """A part of a content. Images, audio and files are parts of other types."""
+    """A part of a content."""
 
-    unserved: ClassVar[Unserved] = {"cache_control": ()}
-    ignored: ClassVar[frozenset[str]] = frozenset(
-        {"annotations", "prompt_cache_breakpoint", "provider_specific_fields"}
-    )
+    advisory: ClassVar[frozenset[str]] = frozenset({"cache_control", "prompt_cache_breakpoint"})
+    of_answers: ClassVar[frozenset[str]] = frozenset({"annotations", "provider_specific_fields"})
 
     type: Literal["text"]
     text: str
 
 
+def as_text(arguments: Any) -> Any:
+    """Returns the arguments of a call, which some clients keep as the object they are."""
+    return json.dumps(arguments, ensure_ascii=False) if isinstance(arguments, dict) else arguments
+
+
 Content = Annotated[
     Annotated[str, Tag("<text>")]
-    | Annotated[list[TextPart], Field(fail_fast=True), Tag("<parts>")],
+    | Annotated[list[TextPart], Field(fail_fast=True), read_parts(TextPart), Tag("<parts>")],
     Discriminator(
         form_of_content,
         custom_error_type="content",
@@ -40,14 +45,16 @@ Content = Annotated[
 
 
 class CalledFunction(Body):
-    ignored: ClassVar[frozenset[str]] = frozenset({"parsed_arguments"})
+    of_answers: ClassVar[frozenset[str]] = frozenset({"parsed_arguments"})
 
     name: CalledName
-    arguments: str = ""
+    arguments: Annotated[str, BeforeValidator(as_text)] = ""
 
 
 class ToolCall(Body):
-    ignored: ClassVar[frozenset[str]] = frozenset({"index", "provider_specific_fields"})
+    of_answers: ClassVar[frozenset[str]] = frozenset({"extra_content", "index"}) | {
+        "provider_specific_fields"
+    }
 
     id: CallId
     type: Literal["function"] = "function"
@@ -63,16 +70,13 @@ class ChatMessage(Body):
     any text, as they put one together of a stream that had none, and a list of no parts, which is
     how LangChain and MCP write a call, or a tool's result, that has no text."""
 
-    ignored: ClassVar[frozenset[str]] = frozenset(
-        {"annotations", "parsed", "provider_specific_fields"}
+    advisory: ClassVar[frozenset[str]] = frozenset(
+        {"audio", "cache_control", "images", "metadata", "reasoning_details", "thinking_blocks"}
     )
-    unserved: ClassVar[Unserved] = {
-        "audio": (),
-        "cache_control": (),
-        "function_call": (),
-        "images": ([],),
-        "thinking_blocks": ([],),
-    }
+    of_answers: ClassVar[frozenset[str]] = frozenset(
+        {"annotations", "id", "parsed", "provider_specific_fields", "timestamp"}
+    )
+    unserved: ClassVar[Unserved] = {"function_call": ()}
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Content | None = None

@@ -2,7 +2,7 @@
 
 import re
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
@@ -15,20 +15,19 @@ from inference_api.bodies.fields import (
 )
 from inference_api.bodies.json_object import shortened
 from inference_api.bodies.sampling import SampledBody
-from inference_api.errors import AnswerTooLong, InvalidRequest
-from inference_api.generation.chat import Conversation, chat_params, check_effort
+from inference_api.bodies.thinking import Effort, Thinking, effort_options, thinking_options
+from inference_api.errors import InvalidRequest
+from inference_api.generation.chat import Chat
 from inference_api.openai.conversations import ConversationFields, check_open
-from inference_api.openai.formats import Constrained
-from inference_api.openai.messages import Messages, turns_of
-from inference_api.openai.unserved_fields import (
-    IGNORED,
+from inference_api.openai.field_kinds import (
+    ADVISORY,
     UNSERVED,
     UNSERVED_OF_CHAT,
     UNSERVED_TOOLS,
 )
+from inference_api.openai.formats import Constrained
+from inference_api.openai.messages import Messages, turns_of
 from inference_api.request import GenerationParams
-from inference_api.scheduling.served_model import ServedModel
-from inference_api.text.chat_prompts import Extras
 
 MAX_CHOICES = 32
 MAX_GENERATIONS = 256  # prompts times choices of one call
@@ -107,12 +106,12 @@ def prompts_of(prompt: Prompt) -> list[str | TokenIds]:
 
 
 class RequestBody(Body):
-    ignored: ClassVar[frozenset[str]] = IGNORED
+    advisory: ClassVar[frozenset[str]] = ADVISORY
     unserved: ClassVar[Unserved] = UNSERVED
 
 
 class StreamOptions(Body):
-    unserved: ClassVar[Unserved] = {"include_obfuscation": (False,)}
+    advisory: ClassVar[frozenset[str]] = frozenset({"include_obfuscation"})
 
     include_usage: bool = False
     continuous_usage_stats: bool = False
@@ -150,6 +149,16 @@ class GenerationBody(Constrained, SampledBody, RequestBody):
         return False
 
     @property
+    def is_named_call(self) -> bool:
+        """True if the client chose the function to call."""
+        return False
+
+    @property
+    def num_choices(self) -> int:
+        """Answers to each prompt."""
+        return self.n or 1
+
+    @property
     def asked_limit(self) -> tuple[str, int | None]:
         """The field that limits the tokens to generate, and its value."""
         return "max_tokens", self.max_tokens
@@ -165,23 +174,19 @@ class GenerationBody(Constrained, SampledBody, RequestBody):
         asked = (of_echo, self.prompt_logprobs if choice == 0 else None)
         return max((each for each in asked if each is not None), default=None)
 
-    def check_room(self, prompt_tokens: int, max_seq_len: int) -> None:
-        """Raises AnswerTooLong where the requested tokens do not fit after the prompt."""
-        field, asked = self.asked_limit
-        if prompt_tokens < max_seq_len < prompt_tokens + (asked or 0):
-            raise AnswerTooLong(prompt_tokens, asked or 0, max_seq_len, field)
+    def params(self) -> list[GenerationParams]:
+        """Returns the parameters of each choice, which draws from a seed of its own.
 
-    def params(self, choice: int, model: ServedModel) -> GenerationParams:
-        """Returns the parameters of one of `n` choices; each draws from a seed of its own.
-
-        Raises InvalidRequest for a token id that the model does not have.
+        Raises InvalidRequest.
         """
-        vocab_size = model.vocab_size
+        return [self._params(choice) for choice in range(self.num_choices)]
+
+    def _params(self, choice: int) -> GenerationParams:
         sampling = replace(
             self.sampling(choice),
             presence_penalty=self.presence_penalty or 0.0,
             frequency_penalty=self.frequency_penalty or 0.0,
-            logit_bias=self._biases(vocab_size),
+            logit_bias=self._biases(),
             num_logprobs=self.num_logprobs,
         )
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
@@ -189,7 +194,7 @@ class GenerationBody(Constrained, SampledBody, RequestBody):
             max_tokens=self.token_limit,
             stop_strings=stop,
             ignore_eos=bool(self.ignore_eos),
-            stop_token_ids=self._stop_token_ids(vocab_size),
+            stop_token_ids=tuple(self.stop_token_ids or ()),
             min_tokens=self.min_tokens or 0,
             includes_stop=bool(self.include_stop_str_in_output),
             num_prompt_logprobs=self._num_prompt_logprobs(choice),
@@ -221,27 +226,14 @@ class GenerationBody(Constrained, SampledBody, RequestBody):
             raise fault("min_tokens", f"is {self.min_tokens}, above {field}, {limit}; lower it")
         return self
 
-    def _stop_token_ids(self, vocab_size: int) -> tuple[int, ...]:
-        for token_id in self.stop_token_ids or ():
-            if token_id >= vocab_size:
+    def _biases(self) -> tuple[tuple[int, float], ...]:
+        for token_id in self.logit_bias or ():
+            if not TOKEN_ID.fullmatch(token_id):
                 raise InvalidRequest(
-                    f"stop_token_ids: {token_id} is no token id of this model, 0 to "
-                    f"{vocab_size - 1}.",
-                    "stop_token_ids",
-                )
-        return tuple(self.stop_token_ids or ())
-
-    def _biases(self, vocab_size: int) -> tuple[tuple[int, float], ...]:
-        biases = []
-        for token_id, bias in (self.logit_bias or {}).items():
-            if not (TOKEN_ID.fullmatch(token_id) and int(token_id) < vocab_size):
-                raise InvalidRequest(
-                    f"logit_bias: {shortened(token_id)!r} is no token id of this model, 0 to "
-                    f"{vocab_size - 1}.",
+                    f"logit_bias: {shortened(token_id)!r} is no token id; give numbers.",
                     "logit_bias",
                 )
-            biases.append((int(token_id), bias))
-        return tuple(biases)
+        return tuple((int(token_id), bias) for token_id, bias in (self.logit_bias or {}).items())
 
 
 class CompletionBody(GenerationBody):
@@ -279,7 +271,7 @@ class CompletionBody(GenerationBody):
 
     @model_validator(mode="after")
     def _not_too_many(self) -> "CompletionBody":
-        num_prompts, num_choices = len(self.prompts()), self.n or 1
+        num_prompts, num_choices = len(self.prompts()), self.num_choices
         if num_prompts * num_choices > MAX_GENERATIONS:
             raise fault(
                 "n",
@@ -311,7 +303,9 @@ class ChatBody(ConversationFields, GenerationBody):
     }
 
     messages: Messages
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    enable_thinking: bool | None = None
+    thinking: Thinking | None = None
+    reasoning_effort: Effort | None = None
     max_completion_tokens: int | None = Field(None, ge=1, le=MAX_INTEGER)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
@@ -320,22 +314,27 @@ class ChatBody(ConversationFields, GenerationBody):
     def num_logprobs(self) -> int | None:
         return (self.top_logprobs or 0) if self.logprobs else None
 
-    def conversation(self) -> Conversation:
-        tools = [tool.as_json() for tool in self.tool_use().tools]
-        options = dict(self.chat_template_kwargs or {})
-        if self._effort is not None:
-            options = {"reasoning_effort": self._effort} | options
-        return Conversation(turns_of(self.messages), Extras(tools, options, self.ending))
-
     @property
-    def _effort(self) -> str | None:
-        return None if self.reasoning_effort == "none" else self.reasoning_effort
+    def is_named_call(self) -> bool:
+        return self.tool_use().is_named
 
-    def params(self, choice: int, model: ServedModel) -> GenerationParams:
-        """Raises InvalidRequest for an effort that the model's template does not read."""
-        if self._effort is not None:
-            check_effort(model.tokenizer, "reasoning_effort")
-        return chat_params(super().params(choice, model), self.tool_use(), model.tokenizer)
+    def chat(self) -> Chat:
+        return Chat(
+            model=self.model,
+            turns=turns_of(self.messages),
+            use=self.tool_use(),
+            params=self.params(),
+            options={
+                **effort_options("reasoning_effort", self.reasoning_effort),
+                **thinking_options("enable_thinking", self.enable_thinking),
+                **(self.thinking.options() if self.thinking else {}),
+                **{
+                    f"chat_template_kwargs.{name}": {name: value}
+                    for name, value in (self.chat_template_kwargs or {}).items()
+                },
+            },
+            ending=self.ending,
+        )
 
     @property
     def asked_limit(self) -> tuple[str, int | None]:

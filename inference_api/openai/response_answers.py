@@ -1,6 +1,6 @@
 """The answers of `/v1/responses`, whole or as events."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Any, Literal, NotRequired
@@ -109,7 +109,7 @@ class ResponseAnswer(Answer):
 
 
 @dataclass(frozen=True, slots=True)
-class ResponseForm:
+class ResponseWriter:
     """Of one response. `created_at`: seconds since 1970."""
 
     response_id: str
@@ -117,14 +117,15 @@ class ResponseForm:
     created_at: int
     body: ResponsesBody
 
-    def whole(self, answer: ChatAnswer) -> ResponseAnswer:
+    def whole(self, answers: Sequence[ChatAnswer]) -> ResponseAnswer:
+        (answer,) = answers
         ends = [each for each in parts_of(answer.events()) if isinstance(each, PartEnd)]
         items = [self._item(end.part, _status(end, answer)) for end in ends]
         return self._ended(answer, items or [self._nothing(answer)])
 
-    def stream(self, answer: ChatAnswer) -> Iterator[bytes]:
-        """Yields the events. An error is an event and the end of the response, and is raised then:
-        so that the connection breaks instead of ending well."""
+    def stream(self, answers: Sequence[ChatAnswer]) -> Iterator[bytes]:
+        """Yields the events. An error is an event and the end of the response."""
+        (answer,) = answers
         numbers = count()
 
         def event(content: Json) -> bytes:

@@ -5,21 +5,29 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from inference_api.bodies.fields import Body, Unserved
+from inference_api.bodies.entries import ENCRYPTED, read_parts
+from inference_api.bodies.fields import Body
 from inference_api.bodies.tools import CalledName, CallId
 from inference_api.openai.messages import form_of_content
 from inference_api.tools.history import Message
 
 # Of items that were answered: what says nothing to a model.
-KEPT = frozenset({"id", "phase", "status"})
+KEPT = frozenset({"created_by", "id", "phase", "status"})
+
+
+# What other servers have run, or keep, of an answer in the history.
+FOREIGN = ENCRYPTED | {
+    *("code_interpreter_call", "computer_call", "computer_call_output", "file_search_call"),
+    *("image_generation_call", "mcp_approval_request", "mcp_approval_response", "mcp_call"),
+    *("mcp_list_tools", "tool_search_call", "tool_search_output", "web_search_call"),
+}
 
 
 class Part(Body):
-    """A part of a content. Images, audio and files are parts of other types."""
+    """A part of a content."""
 
-    ignored: ClassVar[frozenset[str]] = frozenset(
-        {"annotations", "logprobs", "parsed", "prompt_cache_breakpoint"}
-    )
+    advisory: ClassVar[frozenset[str]] = frozenset({"prompt_cache_breakpoint"})
+    of_answers: ClassVar[frozenset[str]] = frozenset({"annotations", "logprobs", "parsed"})
 
     type: Literal["input_text", "output_text", "text", "summary_text", "reasoning_text"]
     text: str
@@ -45,7 +53,8 @@ AnyPart = Annotated[
 
 
 Content = Annotated[
-    Annotated[str, Tag("<text>")] | Annotated[list[AnyPart], Field(fail_fast=True), Tag("<parts>")],
+    Annotated[str, Tag("<text>")]
+    | Annotated[list[AnyPart], Field(fail_fast=True), read_parts(Part), Tag("<parts>")],
     Discriminator(
         form_of_content,
         custom_error_type="content",
@@ -55,7 +64,7 @@ Content = Annotated[
 
 
 class InputMessage(Body):
-    ignored: ClassVar[frozenset[str]] = KEPT
+    of_answers: ClassVar[frozenset[str]] = KEPT
 
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
@@ -63,12 +72,8 @@ class InputMessage(Body):
 
 
 class FunctionCall(Body):
-    ignored: ClassVar[frozenset[str]] = KEPT | {"parsed_arguments"}
-    unserved: ClassVar[Unserved] = {
-        "async": (False,),
-        "caller": ({"type": "direct"},),
-        "namespace": (),
-    }
+    advisory: ClassVar[frozenset[str]] = frozenset({"async", "caller"})
+    of_answers: ClassVar[frozenset[str]] = KEPT | {"parsed_arguments"}
 
     type: Literal["function_call"]
     call_id: CallId
@@ -77,8 +82,8 @@ class FunctionCall(Body):
 
 
 class FunctionCallOutput(Body):
-    ignored: ClassVar[frozenset[str]] = KEPT | {"created_by", "name"}
-    unserved: ClassVar[Unserved] = {"caller": ({"type": "direct"},), "namespace": ()}
+    advisory: ClassVar[frozenset[str]] = frozenset({"caller", "namespace"})
+    of_answers: ClassVar[frozenset[str]] = KEPT | {"name"}
 
     type: Literal["function_call_output"]
     call_id: CallId
@@ -88,8 +93,8 @@ class FunctionCallOutput(Body):
 class ReasoningItem(Body):
     """Thoughts of an answer, or where they were not told, their summary."""
 
-    ignored: ClassVar[frozenset[str]] = KEPT
-    unserved: ClassVar[Unserved] = {"encrypted_content": ("",)}
+    advisory: ClassVar[frozenset[str]] = frozenset({"encrypted_content"})
+    of_answers: ClassVar[frozenset[str]] = KEPT
 
     type: Literal["reasoning"]
     summary: list[Part] | None = None
@@ -115,7 +120,8 @@ AnyItem = Annotated[
     Discriminator(
         _type_of_item,
         custom_error_type="item",
-        custom_error_message=f"is of a type that is not served; give {', '.join(_TYPES)}",
+        custom_error_message=f"is of a type that is not served; give {', '.join(_TYPES)}. Nothing "
+        "is kept between calls, so that no item can refer to another",
     ),
 ]
 
@@ -128,7 +134,12 @@ def _form_of_input(given: Any) -> str | None:
 
 Input = Annotated[
     Annotated[str, Field(min_length=1), Tag("<text>")]
-    | Annotated[list[AnyItem], Field(min_length=1, fail_fast=True), Tag("<items>")],
+    | Annotated[
+        list[AnyItem],
+        Field(min_length=1, fail_fast=True),
+        read_parts(InputMessage, FOREIGN),
+        Tag("<items>"),
+    ],
     Discriminator(
         _form_of_input,
         custom_error_type="input",

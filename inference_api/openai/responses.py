@@ -10,13 +10,13 @@ from pydantic import Field, Tag, model_validator
 from inference_api.bodies.constraints import Schema, schema_constraint
 from inference_api.bodies.fields import MAX_INTEGER, Body, Unserved, fault
 from inference_api.bodies.sampling import SampledBody
+from inference_api.bodies.thinking import Effort, effort_options
 from inference_api.bodies.tools import MAX_TOOLS, Choice, ToolBody
-from inference_api.generation.chat import ChatRequest, Conversation
+from inference_api.generation.chat import Chat
+from inference_api.openai.field_kinds import ADVISORY
 from inference_api.openai.response_input import Input, turns_of
 from inference_api.openai.tools import BY_FORM_OF_CHOICE, ChosenMode, Function, choice_of
-from inference_api.openai.unserved_fields import IGNORED
 from inference_api.request import ConstraintSpec, GenerationParams
-from inference_api.text.chat_prompts import Extras
 from inference_api.tools.events import Tool
 
 MAX_METADATA = 16  # OpenAI's bounds
@@ -24,16 +24,10 @@ MAX_METADATA_CHARS = 512
 
 UNSERVED: Unserved = {
     "background": (False,),
-    "context_management": ([],),
     "conversation": (),
-    "moderation": (),
     "previous_response_id": (),
     "prompt": (),
-    # Thoughts come in the clear, and go back as they are.
-    "include": ([], ["reasoning.encrypted_content"]),
-    "stream_options": ({}, {"include_obfuscation": False}),
     "top_logprobs": (0,),
-    "truncation": ("disabled",),
 }
 
 
@@ -42,12 +36,9 @@ class OfTypeFunction(Body):
 
 
 class FlatTool(Function, OfTypeFunction):
-    unserved: ClassVar[Unserved] = {
-        "allowed_callers": (["direct"],),
-        "async": (False,),
-        "defer_loading": (False,),
-        "output_schema": (),
-    }
+    advisory: ClassVar[frozenset[str]] = frozenset(
+        {"allowed_callers", "async", "defer_loading", "output_schema"}
+    )
 
 
 class NamedTool(OfTypeFunction):
@@ -89,7 +80,7 @@ class TextFormat(Body):
 
 
 class TextOptions(Body):
-    unserved: ClassVar[Unserved] = {"verbosity": ("medium",)}
+    advisory: ClassVar[frozenset[str]] = frozenset({"verbosity"})
 
     format: TextFormat | None = None
 
@@ -102,21 +93,19 @@ class TextOptions(Body):
 class Reasoning(Body):
     """Thoughts come whole, so that there is no need for a summary."""
 
-    unserved: ClassVar[Unserved] = {
-        "context": ("auto",),
-        "generate_summary": ("auto",),
-        "mode": ("standard",),
-        "summary": ("auto",),
-    }
+    advisory: ClassVar[frozenset[str]] = frozenset(
+        {"context", "generate_summary", "mode", "summary"}
+    )
 
-    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    effort: Effort | None = None
 
 
 MetadataText = Annotated[str, Field(max_length=MAX_METADATA_CHARS)]
 
 
 class ResponsesBody(ToolBody, SampledBody):
-    ignored: ClassVar[frozenset[str]] = (IGNORED - {"metadata"}) | {
+    advisory: ClassVar[frozenset[str]] = (ADVISORY - {"metadata", "reasoning"}) | {
+        *("context_management", "include", "moderation", "stream_options", "truncation"),
         "max_tool_calls",  # of tools that the server itself would call
     }
     unserved: ClassVar[Unserved] = UNSERVED
@@ -146,25 +135,20 @@ class ResponsesBody(ToolBody, SampledBody):
         return self.parallel_tool_calls is not False
 
     @property
-    def effort(self) -> str | None:
-        """How much to think, where the template is to read it."""
-        effort = None if self.reasoning is None else self.reasoning.effort
-        return None if effort == "none" else effort
+    def effort(self) -> Effort | None:
+        return None if self.reasoning is None else self.reasoning.effort
 
-    def chat(self) -> ChatRequest:
-        use = self.tool_use()
+    def chat(self) -> Chat:
         turns = turns_of(self.input)
         if self.instructions:
             turns.insert(0, {"role": "system", "content": self.instructions})
-        options = {} if self.effort is None else {"reasoning_effort": self.effort}
-        return ChatRequest(
+        return Chat(
             model=self.model,
-            conversation=Conversation(turns, Extras([t.as_json() for t in use.tools], options)),
-            use=use,
-            params=self._params(),
+            turns=turns,
+            use=self.tool_use(),
+            params=[self._params()],
             prompt_field="input",
-            limit_field="max_output_tokens",
-            effort_field=None if self.effort is None else "reasoning",
+            options=effort_options("reasoning.effort", self.effort),
         )
 
     def _params(self) -> GenerationParams:

@@ -25,11 +25,6 @@ class Form:
     chunk_object: str
     is_chat: bool
 
-    @property
-    def prompt_field(self) -> str:
-        """The field of the body that holds the prompt."""
-        return "messages" if self.is_chat else "prompt"
-
     def content(self, answer: WholeAnswer) -> Json:
         if self.is_chat:
             return {"message": _message(answer)}

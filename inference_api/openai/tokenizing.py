@@ -6,9 +6,9 @@ from pydantic import Field, model_validator
 
 from inference_api.bodies.fields import Unserved, fault
 from inference_api.openai.conversations import ConversationFields, check_open
+from inference_api.openai.field_kinds import UNSERVED, UNSERVED_OF_CHAT, UNSERVED_TOOLS
 from inference_api.openai.messages import Messages
 from inference_api.openai.requests import RequestBody, TokenId
-from inference_api.openai.unserved_fields import UNSERVED, UNSERVED_OF_CHAT, UNSERVED_TOOLS
 from inference_api.text.chat_prompts import Extras
 
 

@@ -5,7 +5,8 @@ from typing import Annotated, Any, ClassVar, Literal, Protocol
 
 from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
 
-from inference_api.bodies.fields import Body, Unserved, fault
+from inference_api.bodies.entries import only
+from inference_api.bodies.fields import Body, fault
 from inference_api.bodies.json_object import shortened
 from inference_api.bodies.tools import (
     MAX_TOOLS,
@@ -58,7 +59,7 @@ class Function(Body):
 
 
 class FunctionTool(Body):
-    unserved: ClassVar[Unserved] = {"cache_control": ()}
+    advisory: ClassVar[frozenset[str]] = frozenset({"cache_control"})
 
     type: Literal["function"]
     function: Function
@@ -124,7 +125,14 @@ def choice_of(given: Mode | SaysChoice | None) -> Choice:
 class ToolFields(ToolBody):
     """What a body of a chat may say of tools."""
 
-    tools: Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
+    tools: (
+        Annotated[
+            list[FunctionTool],
+            Field(max_length=MAX_TOOLS, fail_fast=True),
+            only(("function",), FunctionTool),
+        ]
+        | None
+    ) = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
 

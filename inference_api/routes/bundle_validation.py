@@ -9,6 +9,7 @@ from pydantic import Field
 from common.errors import Error
 from common.operations import operation
 from inference_api.bodies.fields import Body, parse
+from inference_api.bodies.left_aside import ReadingRules
 from inference_api.bundle_file import MAX_FILE_BYTES, parse_bundle
 from inference_api.engine.loading.bundle_check import Validation, check_bundle, invalid_file
 from inference_api.errors import StartupError, Unavailable
@@ -40,7 +41,7 @@ def create_blueprint(settings: Settings) -> Blueprint:
         ValidateBody,
     )
     def validate() -> Response:
-        body = parse(ValidateBody, json_body())
+        body = parse(ValidateBody, json_body(), ReadingRules(refuses_unknown=True))
         if not checking.acquire(blocking=False):
             raise Unavailable(
                 "Another bundle is being checked; try again later.", BUSY_RETRY_AFTER_S

@@ -4,23 +4,40 @@ Every response carries an `X-Request-Id`: the client's own where it is usable, e
 Clients of `/v1/messages` look for it as `request-id`.
 """
 
-from flask import Flask, Response, g, request
+from collections.abc import Callable, Iterable
+from typing import TypeVar
+
+from flask import Flask, Response, current_app, g, request
 
 from common.errors import is_of_messages
 from common.request_ids import request_id, usable_request_id
+from inference_api.bodies.fields import Body, parse
+from inference_api.bodies.left_aside import ReadingRules
 from inference_api.errors import InvalidRequest
 from inference_api.observe.telemetry import TRACE_HEADERS
 from inference_api.request import Caller
 
+RULES = "READING_RULES"  # key of the ReadingRules in app.config
 
-def register_request_ids(app: Flask) -> None:
+B = TypeVar("B", bound=Body)
+
+
+def register_requests(app: Flask, rules: ReadingRules, on_ignored: Callable[[str], None]) -> None:
+    """`on_ignored` is called with every field that a body left aside."""
+    app.config[RULES] = rules
+
     @app.before_request
-    def take_request_id() -> None:
+    def begin_request() -> None:
+        g.left_aside = {}
         g.request_id = usable_request_id(request.headers.get("X-Request-Id", ""))
         request_id.set(g.request_id)
 
     @app.after_request
-    def echo_request_id(response: Response) -> Response:
+    def say_of_request(response: Response) -> Response:
+        if g.left_aside:
+            response.headers["X-Hearth-Ignored"] = ", ".join(g.left_aside)
+            for field in g.left_aside:
+                on_ignored(field)
         response.headers["X-Request-Id"] = g.request_id
         if is_of_messages(request.path):
             response.headers["request-id"] = g.request_id
@@ -40,7 +57,20 @@ def caller_of_request() -> Caller:
         request.url_rule.rule,
         request.environ.get("gunicorn.socket"),
         trace_context,
+        tuple(g.left_aside),
     )
+
+
+def read(kind: type[B]) -> B:
+    """Returns the body of this request. What it leaves aside is said in the response, in the log
+    and in the dashboard. Raises InvalidRequest."""
+    body = parse(kind, json_body(), current_app.config[RULES])
+    leave_aside(body.left_aside)
+    return body
+
+
+def leave_aside(fields: Iterable[str]) -> None:
+    g.left_aside |= dict.fromkeys(fields)
 
 
 def json_body() -> bytes:

@@ -1,12 +1,10 @@
 """`/v1/embeddings`: a vector for each text, of the served model's hidden states."""
 
 from contextlib import ExitStack
-from functools import partial
 
 from flask import Blueprint, Response, jsonify
 
 from common.operations import operation
-from inference_api.bodies.fields import parse
 from inference_api.errors import InvalidRequest
 from inference_api.generation.streaming import Generations, TextGeneration
 from inference_api.openai.embeddings import (
@@ -15,15 +13,13 @@ from inference_api.openai.embeddings import (
     EmbeddingsBody,
     EmbeddingsUsage,
 )
-from inference_api.openai.requests import TokenIds
-from inference_api.routes.caller import caller_of_request, json_body
+from inference_api.routes.caller import caller_of_request, read
 from inference_api.routes.chosen_model import ModelChoice
 from inference_api.routes.errors import ROW_REFUSALS
 from inference_api.routes.generate import switch_headers
-from inference_api.routes.tokenize import known_ids, prompt_is_called
+from inference_api.routes.tokenize import encoded, prompt_is_called
 from inference_api.scheduling.decode_backend import DecodeBackend
 from inference_api.scheduling.served_model import ServedModel
-from inference_api.text.prompt_encoder import PromptEncoder
 
 
 def create_blueprint(
@@ -38,17 +34,20 @@ def create_blueprint(
         EmbeddingsBody,
     )
     def embeddings() -> Response:
-        body = parse(EmbeddingsBody, json_body())
+        body = read(EmbeddingsBody)
         inputs = body.inputs()
         chosen = choice.of(body.model, [each for each in inputs[:1] if isinstance(each, str)])
         backend.check_admission()
         model = backend.served[chosen.name]
         check_dimensions(body.dimensions, model)
         params = body.params()
-        requests = [(partial(_encode, model=model, text=text), params) for text in inputs]
         with ExitStack() as stack:
-            with prompt_is_called("input"):
-                running = generations.begin_all(model.name, requests, caller_of_request())
+            with (
+                generations.admitted(model.name, caller_of_request()) as admitted,
+                prompt_is_called("input"),
+            ):
+                requests = [(encoded(each, model, "input"), params) for each in inputs]
+                running = generations.begin_all(admitted, requests)
             for each in running:
                 stack.callback(each.close)
             response = jsonify(_answer(body, chosen.shown, running))
@@ -82,9 +81,3 @@ def _answer(body: EmbeddingsBody, model: str, running: list[TextGeneration]) -> 
     num_tokens = sum(len(each.prompt_tokens) for each in running)
     usage = EmbeddingsUsage(prompt_tokens=num_tokens, total_tokens=num_tokens)
     return Embeddings(object="list", data=data, model=model, usage=usage)
-
-
-def _encode(prompts: PromptEncoder, model: ServedModel, text: str | TokenIds) -> list[int]:
-    if isinstance(text, TokenIds):
-        return known_ids(text.token_ids, model.vocab_size, "input")
-    return prompts.encode(text)

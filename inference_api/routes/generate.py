@@ -13,7 +13,7 @@ from common.operations import operation
 from inference_api.bodies.native import NativeBody, parse_native_body
 from inference_api.errors import HearthError
 from inference_api.generation.streaming import Generations, TextGeneration
-from inference_api.routes.caller import caller_of_request, json_body
+from inference_api.routes.caller import caller_of_request, json_body, leave_aside
 from inference_api.routes.chosen_model import ModelChoice
 from inference_api.routes.errors import ROW_REFUSALS
 from inference_api.settings import Settings
@@ -68,14 +68,14 @@ def create_blueprint(
     def begin(model: str, encode: Encode) -> tuple[NativeBody, TextGeneration, Mapping[str, str]]:
         """Returns the headers that say who was chosen, too."""
         choice.check(model)
-        body = parse_native_body(json_body(), settings.has_strict_bounds(model))
-        chosen = choice.of(model, [body.text])
-        generation = generations.begin(
-            chosen.name,
-            lambda prompts: encode(prompts, body.text),
-            body.params(),
-            caller_of_request(),
+        body = parse_native_body(
+            json_body(), settings.has_strict_bounds(model), settings.reading_rules
         )
+        leave_aside(body.left_aside)
+        chosen = choice.of(model, [body.text])
+        with generations.admitted(chosen.name, caller_of_request()) as admitted:
+            prompt = encode(admitted.model.prompt_encoder, body.text)
+            generation = generations.begin(admitted, prompt, body.params())
         return body, generation, chosen.headers
 
     return blueprint

@@ -4,13 +4,14 @@ from flask import Blueprint, Response, g, jsonify
 
 from common.errors import MessagesError
 from common.operations import operation
-from inference_api.anthropic.answers import MessageAnswer, MessageForm, TokenCount
+from inference_api.anthropic.answers import MessageAnswer, MessageWriter, TokenCount
 from inference_api.anthropic.requests import CountBody, MessagesBody
-from inference_api.bodies.fields import parse
-from inference_api.routes.caller import json_body
+from inference_api.routes.caller import read
 from inference_api.routes.chats import Chats
+from inference_api.routes.chosen_model import Chosen
 from inference_api.routes.errors import REFUSALS, ROW_REFUSALS
 from inference_api.routes.tokenize import prompt_is_called
+from inference_api.scheduling.served_model import ServedModel
 
 
 def create_blueprint(chats: Chats) -> Blueprint:
@@ -23,12 +24,12 @@ def create_blueprint(chats: Chats) -> Blueprint:
         MessagesBody,
     )
     def messages() -> Response:
-        body = parse(MessagesBody, json_body())
+        body = read(MessagesBody)
 
-        def form_of(model: str) -> MessageForm:
-            return MessageForm(g.request_id, model)
+        def writer_of(chosen: Chosen, model: ServedModel) -> MessageWriter:
+            return MessageWriter(g.request_id, chosen.shown)
 
-        return chats.respond(body.chat(), form_of, streams=bool(body.stream))
+        return chats.respond(body.chat(), writer_of, bool(body.stream))
 
     @blueprint.post("/v1/messages/count_tokens")
     @operation(
@@ -37,10 +38,10 @@ def create_blueprint(chats: Chats) -> Blueprint:
         CountBody,
     )
     def count_tokens() -> Response:
-        chat = parse(CountBody, json_body()).chat()
+        chat = read(CountBody).chat()
         _, model = chats.model_of(chat)
         with prompt_is_called(chat.prompt_field):
-            token_ids = model.prompt_encoder.encode_chat(*chat.conversation)
+            token_ids = model.prompt_encoder.encode_chat(chat.turns, chat.extras)
         return jsonify(TokenCount(input_tokens=len(token_ids)))
 
     return blueprint

@@ -1,55 +1,41 @@
-"""OpenAI's routes under `/v1`, for clients of OpenAI and vLLM.
+"""OpenAI's generation routes under `/v1`, for clients of OpenAI and vLLM, and the list of models.
 
 A completion is one or several generations; the answer is made of their texts.
 """
 
 import time
-from collections.abc import Sequence
 from contextlib import ExitStack
-from functools import cache, partial
 
 from flask import Blueprint, Response, g, jsonify
 
 from common.errors import Error
 from common.operations import operation
-from inference_api.bodies.fields import parse
 from inference_api.bundle_file import ROUTED
-from inference_api.errors import InvalidRequest
-from inference_api.generation.chat import Conversation, answer_reader, plain_reader
-from inference_api.generation.streaming import Generations, TextGeneration
+from inference_api.generation.chat import ChatAnswer, plain_reader
+from inference_api.generation.streaming import Generations
 from inference_api.openai.answers import ChatCompletion, Completion
-from inference_api.openai.choices import AboutChoice, Choice, chunks, whole_answer
-from inference_api.openai.logprobs import Logprobs, first_of, prompt_logprobs
+from inference_api.openai.choices import ChoicesWriter
 from inference_api.openai.model_cards import ExpertModelCard, ModelCard, ModelList, expert_card
-from inference_api.openai.requests import (
-    ChatBody,
-    CompletionBody,
-    GenerationBody,
-    StreamOptions,
-    TokenIds,
-)
-from inference_api.openai.shapes import CHAT, COMPLETION, Form
-from inference_api.request import ScoredToken
-from inference_api.routes.caller import caller_of_request, json_body
+from inference_api.openai.requests import ChatBody, CompletionBody
+from inference_api.routes.caller import caller_of_request, read
+from inference_api.routes.chats import Chats, responded
 from inference_api.routes.chosen_model import Chosen, ModelChoice
 from inference_api.routes.errors import ROW_REFUSALS
-from inference_api.routes.generate import EVENT_STREAM, STREAM_HEADERS, switch_headers
-from inference_api.routes.tokenize import known_ids, prompt_is_called
+from inference_api.routes.tokenize import encoded, prompt_is_called
 from inference_api.scheduling.decode_backend import DecodeBackend
 from inference_api.scheduling.served_model import ServedModel
 from inference_api.settings import Settings
-from inference_api.text.expert_router import Route
-from inference_api.text.prompt_encoder import PromptEncoder
-from inference_api.text.tokens import Tokenizer
-
-Prompt = str | TokenIds | Conversation
 
 
 def create_blueprint(
-    generations: Generations, backend: DecodeBackend, settings: Settings, choice: ModelChoice
+    generations: Generations,
+    backend: DecodeBackend,
+    settings: Settings,
+    choice: ModelChoice,
+    chats: Chats,
 ) -> Blueprint:
     blueprint = Blueprint("openai", __name__)
-    views = _Views(generations, backend, settings, choice)
+    views = _Views(generations, backend, settings, choice, chats)
     blueprint.get("/v1/models")(views.models)
     blueprint.get("/v1/models/<path:model>")(views.model)
     blueprint.post("/v1/completions")(views.completions)
@@ -66,8 +52,10 @@ class _Views:
         backend: DecodeBackend,
         settings: Settings,
         choice: ModelChoice,
+        chats: Chats,
     ) -> None:
         self._choice = choice
+        self._chats = chats
         self._generations = generations
         self._backend = backend
         self._settings = settings
@@ -86,73 +74,49 @@ class _Views:
         return jsonify(self._card(model))
 
     @operation(
-        "Continue prompts.",
-        {200: (Completion, "text/event-stream"), **ROW_REFUSALS},
-        CompletionBody,
-    )
-    def completions(self) -> Response:
-        body = parse(CompletionBody, json_body())
-        return self._answer(COMPLETION, body, body.prompts())
-
-    @operation(
         "Answer a conversation.",
         {200: (ChatCompletion, "text/event-stream"), **ROW_REFUSALS},
         ChatBody,
     )
     def chat_completions(self) -> Response:
-        body = parse(ChatBody, json_body())
-        return self._answer(CHAT, body, [body.conversation()])
+        body = read(ChatBody)
+        created_at = int(time.time())
 
-    def _answer(self, form: Form, body: GenerationBody, prompts: Sequence[Prompt]) -> Response:
-        chosen = self._choice.of(body.model, _user_texts(prompts))
-        if body.stream_options is not None and not body.stream:
-            raise InvalidRequest("stream_options needs stream: true.", "stream_options")
-        num_choices = body.n or 1
+        def writer_of(chosen: Chosen, model: ServedModel) -> ChoicesWriter:
+            return ChoicesWriter(
+                body, model.tokenizer, chosen.shown, chosen.route, g.request_id, created_at
+            )
+
+        return self._chats.respond(body.chat(), writer_of, bool(body.stream))
+
+    @operation(
+        "Continue prompts.",
+        {200: (Completion, "text/event-stream"), **ROW_REFUSALS},
+        CompletionBody,
+    )
+    def completions(self) -> Response:
+        body = read(CompletionBody)
+        prompts, params = body.prompts(), body.params()
+        first_texts = [each for each in prompts[:1] if isinstance(each, str)]
+        chosen = self._choice.of(body.model, first_texts)
         self._backend.check_admission()
-        identity = {"id": form.id_prefix + g.request_id, "created": int(time.time())}
-        identity["model"] = chosen.shown
-        with ExitStack() as stack:
-            choices = self._begin(form, body, prompts, chosen, stack)
-            told = chosen.headers | switch_headers(choice.generation for choice in choices)
-            if not body.stream:
-                response = jsonify(whole_answer(form, identity, choices, num_choices))
-                response.headers.update(told)
-                return response
-            options = body.stream_options or StreamOptions()
-            events = chunks(form, identity, choices, num_choices, options)
-            response = Response(events, content_type=EVENT_STREAM)
-            response.headers.update(STREAM_HEADERS)
-            response.headers.update(told)
-            response.headers["X-Session-Id"] = choices[0].generation.session_id
-            num_tokens = sum(len(choice.generation.prompt_tokens) for choice in choices)
-            response.headers["X-Prompt-Tokens"] = str(num_tokens // num_choices)
-            response.call_on_close(stack.pop_all().close)
-            return response
-
-    def _begin(
-        self,
-        form: Form,
-        body: GenerationBody,
-        prompts: Sequence[Prompt],
-        chosen: Chosen,
-        stack: ExitStack,
-    ) -> list[Choice]:
-        """`stack` ends what is begun."""
         model = self._backend.served[chosen.name]
-        each_choice = [body.params(choice, model) for choice in range(body.n or 1)]
-        encodes = [
-            cache(partial(_encode, model=model, prompt=prompt, body=body)) for prompt in prompts
-        ]
-        requests = [(encode, params) for encode in encodes for params in each_choice]
-        with prompt_is_called(form.prompt_field):
-            running = self._generations.begin_all(model.name, requests, caller_of_request())
-        for generation in running:
-            stack.callback(generation.close)
-        return [
-            _choice(index, body, generation, model.tokenizer, chosen.route, scored)
-            for index, generation in enumerate(running)
-            for scored in [running[index - index % len(each_choice)].scored_prompt]
-        ]
+        with ExitStack() as stack:
+            with (
+                self._generations.admitted(model.name, caller_of_request()) as admitted,
+                prompt_is_called("prompt"),
+            ):
+                token_ids = [encoded(prompt, model, "prompt") for prompt in prompts]
+                requests = [(prompt, each) for prompt in token_ids for each in params]
+                generations = self._generations.begin_all(admitted, requests)
+            for generation in generations:
+                stack.callback(generation.close)
+            answers = [ChatAnswer(generation, plain_reader()) for generation in generations]
+            writer = ChoicesWriter(
+                body, model.tokenizer, chosen.shown, chosen.route, g.request_id, int(time.time())
+            )
+            num_tokens = sum(map(len, token_ids))
+            return responded(stack, writer, answers, num_tokens, chosen.headers, bool(body.stream))
 
     def _card(self, name: str) -> ModelCard | ExpertModelCard:
         card = ModelCard(id=name, object="model", created=self._started_at, owned_by="hearth")
@@ -169,55 +133,3 @@ class _Views:
         rows_max = expert.rows.max or self._settings.user_rows
         state = residents.snapshot.experts[expert.name]
         return {**card, **expert_card(expert, context, rows_max, state)}
-
-
-def _choice(
-    index: int,
-    body: GenerationBody,
-    generation: TextGeneration,
-    tokenizer: Tokenizer,
-    route: Route | None,
-    scored_prompt: Sequence[ScoredToken],
-) -> Choice:
-    """`scored_prompt` is of the first choice of its prompt."""
-    prompt_tokens = generation.prompt_tokens
-    echo = tokenizer.decode(prompt_tokens) if body.wants_echo else ""
-    scored_echo = len(prompt_tokens) if body.wants_echo else 0
-    shown = body.prompt_logprobs
-    logprobs = None
-    if body.num_logprobs is not None:
-        is_chat = isinstance(body, ChatBody)
-        logprobs = Logprobs(tokenizer, is_chat, scored_echo, generation.kept_token_ids)
-    use = body.tool_use() if isinstance(body, ChatBody) else None
-    about = AboutChoice(
-        echo,
-        first_of(generation.scored_prompt, body.num_logprobs or 0) if scored_echo else (),
-        None if shown is None else prompt_logprobs(first_of(scored_prompt, shown), tokenizer),
-        route,
-        use is not None and use.is_named,
-    )
-    reader = plain_reader() if use is None else answer_reader(tokenizer, use, prompt_tokens)
-    return Choice(index, generation, reader, logprobs, about)
-
-
-def _user_texts(prompts: Sequence[Prompt]) -> list[str]:
-    """Returns what a router reads: the user's messages of a conversation, or the first prompt."""
-    prompt = prompts[0]
-    if isinstance(prompt, str):
-        return [prompt]
-    if isinstance(prompt, TokenIds):
-        return []
-    return [turn["content"] for turn in prompt.turns if turn["role"] == "user"]
-
-
-def _encode(
-    prompts: PromptEncoder, model: ServedModel, prompt: Prompt, body: GenerationBody
-) -> list[int]:
-    if isinstance(prompt, str):
-        token_ids = prompts.encode(prompt)
-    elif isinstance(prompt, TokenIds):
-        token_ids = known_ids(prompt.token_ids, model.vocab_size, "prompt")
-    else:
-        token_ids = prompts.encode_chat(prompt.turns, prompt.extras)
-    body.check_room(len(token_ids), model.max_seq_len)
-    return token_ids

@@ -5,12 +5,13 @@ import time
 from flask import Blueprint, Response, g
 
 from common.operations import operation
-from inference_api.bodies.fields import parse
-from inference_api.openai.response_answers import ResponseAnswer, ResponseForm
+from inference_api.openai.response_answers import ResponseAnswer, ResponseWriter
 from inference_api.openai.responses import ResponsesBody
-from inference_api.routes.caller import json_body
+from inference_api.routes.caller import read
 from inference_api.routes.chats import Chats
+from inference_api.routes.chosen_model import Chosen
 from inference_api.routes.errors import ROW_REFUSALS
+from inference_api.scheduling.served_model import ServedModel
 
 
 def create_blueprint(chats: Chats) -> Blueprint:
@@ -23,12 +24,12 @@ def create_blueprint(chats: Chats) -> Blueprint:
         ResponsesBody,
     )
     def responses() -> Response:
-        body = parse(ResponsesBody, json_body())
+        body = read(ResponsesBody)
         created_at = int(time.time())
 
-        def form_of(model: str) -> ResponseForm:
-            return ResponseForm(f"resp_{g.request_id}", model, created_at, body)
+        def writer_of(chosen: Chosen, model: ServedModel) -> ResponseWriter:
+            return ResponseWriter(f"resp_{g.request_id}", chosen.shown, created_at, body)
 
-        return chats.respond(body.chat(), form_of, streams=bool(body.stream))
+        return chats.respond(body.chat(), writer_of, bool(body.stream))
 
     return blueprint

@@ -7,12 +7,12 @@ from flask import Blueprint, Response, jsonify
 
 from common.errors import Error
 from common.operations import operation
-from inference_api.bodies.fields import parse
 from inference_api.errors import ContextTooLong, InvalidRequest, PromptTooLong
 from inference_api.openai.answers import Detokenized, TokenizerInfo, Tokens
 from inference_api.openai.messages import turns_of
+from inference_api.openai.requests import TokenIds
 from inference_api.openai.tokenizing import DetokenizeBody, TokenizeBody
-from inference_api.routes.caller import json_body
+from inference_api.routes.caller import read
 from inference_api.routes.errors import REFUSALS
 from inference_api.scheduling.decode_backend import DecodeBackend
 from inference_api.scheduling.served_model import ServedModel
@@ -28,7 +28,7 @@ def create_blueprint(backend: DecodeBackend, settings: Settings) -> Blueprint:
         "The token ids of a text or a conversation.", {200: Tokens, **REFUSALS}, TokenizeBody
     )
     def tokenize() -> Response:
-        body = parse(TokenizeBody, json_body())
+        body = read(TokenizeBody)
         model = served(body.model)
         prompts, tokenizer = model.prompt_encoder, model.tokenizer
         if body.messages is not None:
@@ -54,7 +54,7 @@ def create_blueprint(backend: DecodeBackend, settings: Settings) -> Blueprint:
         DetokenizeBody,
     )
     def detokenize() -> Response:
-        body = parse(DetokenizeBody, json_body())
+        body = read(DetokenizeBody)
         model = served(body.model)
         token_ids = known_ids(body.tokens, model.vocab_size, "tokens")
         text = model.tokenizer.decode(token_ids, skip_special_tokens=False)
@@ -85,6 +85,13 @@ def prompt_is_called(field: str) -> Iterator[None]:
     except (ContextTooLong, PromptTooLong) as error:
         error.param = field
         raise
+
+
+def encoded(prompt: str | TokenIds, model: ServedModel, field: str) -> list[int]:
+    """Returns the token ids of a prompt, which is the body's `field`. Raises InvalidRequest."""
+    if isinstance(prompt, TokenIds):
+        return known_ids(prompt.token_ids, model.vocab_size, field)
+    return model.prompt_encoder.encode(prompt)
 
 
 def known_ids(token_ids: list[int], vocab_size: int, field: str) -> list[int]:

@@ -5,6 +5,7 @@ another, so that whoever wrote it speaks for the model or the operator. The same
 their calls and results, and for whatever else a client gives to the template.
 """
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from traceback import walk_tb
@@ -51,18 +52,6 @@ def plain_chat_prompt(messages: Sequence[Message], extras: Extras = NO_EXTRAS) -
     """For models that bring no chat template."""
     turns = [f"{SPEAKERS[message['role']]}: {message['content']}\n" for message in messages]
     return "".join(turns) + (f"{SPEAKERS['assistant']}: " if extras.ending == "answer" else "")
-
-
-def check_names(messages: Sequence[Message], named_roles: frozenset[str]) -> None:
-    """Raises InvalidRequest for a name that would not be read."""
-    for number, message in enumerate(messages):
-        role = message["role"]
-        if "name" in message and role not in named_roles and role != "tool":
-            raise InvalidRequest(
-                f"messages[{number}].name: this model's chat template has no place for the name of "
-                f"a message of role {role}; leave it out.",
-                "messages",
-            )
 
 
 def texts_in(value: object) -> Iterator[str]:
@@ -153,19 +142,20 @@ class ChatPrompts:
         self._render = template or plain_chat_prompt
         self._adds_special_tokens = template is None  # a template writes all it wants
         self._specials = SpecialTokens(backend, self._adds_special_tokens)
-        self._named_roles = _named_roles(self._render)
         dialect = dialect_of(text)
         self._manners = manners_of(self._render, dialect)
         if not self._manners.is_native and dialect.name != "harmony":
             dialect = GENERIC
         self.dialect = replace(
-            dialect, thought=thought_of(text), reads_effort="reasoning_effort" in (text or "")
+            dialect,
+            thought=thought_of(text),
+            words=frozenset(re.findall(r"\w+", text or "")),
+            named_roles=_named_roles(self._render),
         )
 
     def encode(self, messages: Sequence[Message], extras: Extras = NO_EXTRAS) -> list[int]:
-        """Ready for the answer. Raises InvalidRequest when the template refuses the messages, has
-        no place for a name, or a message cannot be kept apart from special tokens."""
-        check_names(messages, self._named_roles)
+        """Ready for the answer. Raises InvalidRequest when the template refuses the messages, or a
+        message cannot be kept apart from special tokens."""
         turns = prepared(messages, extras.tools, self._manners)
         shown = extras if self._manners.is_native else replace(extras, tools=())
         hidden, hidden_extras = self._hidden(turns, shown)

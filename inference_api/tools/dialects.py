@@ -25,7 +25,8 @@ class Dialect:
     thought: Thought | None = None
     one_call_per_turn: bool = False
     """The template refuses a turn of several calls, so none is asked for."""
-    reads_effort: bool = False  # the template has a place for `reasoning_effort`
+    words: frozenset[str] = frozenset()  # of the template: an option that is none has no place
+    named_roles: frozenset[str] = frozenset()  # whose messages' names the template writes
 
 
 THOUGHTS = (Thought("<think>", "</think>"), Thought("[THINK]", "[/THINK]"))

@@ -178,7 +178,7 @@ def test_auto_may_answer_in_text(client: openai.OpenAI) -> None:
         ({"tools": TOOLS * 43}, "tools", "has 129 entries; give 128 or fewer"),
         ({"tools": TOOLS * 2}, "tools", "is there more than once"),
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools", "name"),
-        ({"tools": [{"type": "web_search"}]}, "tools", "tools[0].type"),
+        ({"tools": [{"type": "web_search"}]}, "tool_choice", "there are no tools"),
         ({"tool_choice": "any"}, "tool_choice", "give 'none', 'auto' or 'required'"),
         ({"min_tokens": 4}, "min_tokens", "calls that are required have an end"),
         ({"chat_template_kwargs": {"chat_template": "x"}}, "chat_template_kwargs",

@@ -7,9 +7,9 @@ from typing import Any, cast
 
 import pytest
 
-from inference_api.anthropic.answers import MessageForm, _input
+from inference_api.anthropic.answers import MessageWriter, _input
 from inference_api.generation.chat import ChatAnswer
-from inference_api.openai.response_answers import ResponseForm
+from inference_api.openai.response_answers import ResponseWriter
 from inference_api.openai.responses import ResponsesBody
 from inference_api.request import FinishReason
 from inference_api.tools.answers import AnswerReader, Thought
@@ -54,13 +54,13 @@ def answer(num_pieces: int = len(PIECES)) -> ChatAnswer:
     return ChatAnswer(cast(Any, generation), reader)
 
 
-def response_form() -> ResponseForm:
+def response_writer() -> ResponseWriter:
     body = ResponsesBody.model_validate({"model": "m", "input": "hi"})
-    return ResponseForm("resp_1", "m", 5, body)
+    return ResponseWriter("resp_1", "m", 5, body)
 
 
 def test_a_response_has_an_item_for_each_part() -> None:
-    response = response_form().whole(answer())
+    response = response_writer().whole([answer()])
     thought, message, call = cast(list[Any], response["output"])
     assert thought["content"] == [{"type": "reasoning_text", "text": "Let me see."}]
     assert (thought["type"], thought["summary"]) == ("reasoning", [])
@@ -76,7 +76,7 @@ def test_a_response_has_an_item_for_each_part() -> None:
 
 
 def test_events_of_thoughts_are_those_of_reasoning() -> None:
-    events = events_of(b"".join(response_form().stream(answer())))
+    events = events_of(b"".join(response_writer().stream([answer()])))
     own = [event for event in events if event.get("output_index") == 0]
     assert [event["type"].removeprefix("response.") for event in own] == [
         *("output_item.added", "content_part.added"),
@@ -84,11 +84,11 @@ def test_events_of_thoughts_are_those_of_reasoning() -> None:
         *("reasoning_text.done", "content_part.done", "output_item.done"),
     ]
     assert own[0]["item"]["content"] == []
-    assert events[-1]["response"] == response_form().whole(answer())
+    assert events[-1]["response"] == response_writer().whole([answer()])
 
 
 def test_what_is_cut_is_incomplete_from_its_last_item_on() -> None:
-    response = response_form().whole(answer(len(PIECES) - 1))
+    response = response_writer().whole([answer(len(PIECES) - 1)])
     assert response["status"] == "incomplete"
     items = cast(list[Any], response["output"])
     assert [item["status"] for item in items] == ["completed", "completed", "incomplete"]
@@ -96,20 +96,20 @@ def test_what_is_cut_is_incomplete_from_its_last_item_on() -> None:
 
 
 def test_a_message_has_a_block_for_each_part() -> None:
-    message = MessageForm("1", "m").whole(answer())
+    message = MessageWriter("1", "m").whole([answer()])
     assert message["content"] == [
         {"type": "thinking", "thinking": "Let me see.", "signature": ""},
         {"type": "text", "text": "Well:"},
         {"type": "tool_use", "id": "call_1", "name": "f", "input": {"a": [1]}},
     ]
     assert (message["stop_reason"], message["usage"]["output_tokens"]) == ("tool_use", len(PIECES))
-    cut = MessageForm("1", "m").whole(answer(len(PIECES) - 1))
+    cut = MessageWriter("1", "m").whole([answer(len(PIECES) - 1)])
     last: Any = cut["content"][-1]
     assert (cut["stop_reason"], last["input"]) == ("max_tokens", {"a": [1]})
 
 
 def test_events_of_thoughts_are_those_of_thinking() -> None:
-    events = events_of(b"".join(MessageForm("1", "m").stream(answer())))
+    events = events_of(b"".join(MessageWriter("1", "m").stream([answer()])))
     first, *deltas, last = [event for event in events if event.get("index") == 0]
     assert first["content_block"] == {"type": "thinking", "thinking": "", "signature": ""}
     assert {event["delta"]["type"] for event in deltas} == {"thinking_delta"}

@@ -22,7 +22,7 @@ def nothing_is_left(server: Server) -> bool:
     return is_empty and server.backend.users == [None, None]
 
 
-@pytest.mark.parametrize("part", ["TextStream", "StopMatcher", "_request", "TextGeneration"])
+@pytest.mark.parametrize("part", ["TextStream", "StopMatcher", "request_of", "TextGeneration"])
 def test_nothing_is_left_of_a_request_that_is_not_made(
     part: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -76,8 +76,8 @@ def test_prompts_before_one_that_is_refused_are_ended_and_noted_once(
     monkeypatch.setattr(server.input_queue, "wait_for_room", lambda *_: server.watcher.hang_up())
     monkeypatch.setattr(server.input_queue, "remove", lambda request: None)  # there is still none
     caller = Caller("request", connection=server.connection)
-    with pytest.raises(QueueFull):
-        server.generations.begin_all(NAME, [(lambda encoder: [1], PARAMS)] * 2, caller)
+    with pytest.raises(QueueFull), server.generations.admitted(NAME, caller) as admitted:
+        server.generations.begin_all(admitted, [([1], PARAMS)] * 2)
     assert len(server.output_queues) == 5
     (noted,) = server.recent.newest_first()
     assert (noted.status, noted.error) == (503, "queue_full")

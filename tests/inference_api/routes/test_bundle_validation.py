@@ -18,7 +18,7 @@ from inference_api.engine.loading.bundle_check import check_bundle
 from inference_api.model_settings import EMBEDDED_MODEL
 from inference_api.routes import bundle_validation
 from inference_api.routes.body import WholeBodyRequest
-from inference_api.routes.caller import register_request_ids
+from inference_api.routes.caller import register_requests
 from inference_api.routes.errors import register_error_handlers
 from inference_api.routes.openapi import API
 from inference_api.settings import Settings
@@ -31,7 +31,7 @@ def app_of(settings: Settings) -> Flask:
     app = Flask("test")
     app.request_class = WholeBodyRequest
     app.config["MAX_CONTENT_LENGTH"] = settings.max_content_length_bytes
-    register_request_ids(app)
+    register_requests(app, settings.reading_rules, on_ignored=lambda field: None)
     register_error_handlers(app, on_error=lambda code: None)
     app.register_blueprint(bundle_validation.create_blueprint(settings))
     return app
@@ -100,7 +100,7 @@ def test_faults_of_the_file_are_all_told(client: FlaskClient) -> None:
         ({"bundle": ""}, "bundle: is empty; give 1 character or more."),
         ({"bundle": 3}, "bundle: is 3; give a text."),
         ({"bundle": "a" * 262_145}, "bundle: String should have at most 262144 characters."),
-        ({"bundle": SERVED, "full": True}, "Unrecognized request argument supplied: full"),
+        ({"bundle": SERVED, "full": True}, "full: is not known; leave it out."),
     ],
 )
 def test_bodies_without_a_bundle_are_refused(

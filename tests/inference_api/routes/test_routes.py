@@ -23,8 +23,8 @@ from inference_api._mock_inference_api_server import create_test_server
 from inference_api.bodies.native import NativeBody
 from inference_api.errors import RequestTooLarge
 from inference_api.inference_api_server import create_server, server_of
+from inference_api.openai.field_kinds import UNSERVED
 from inference_api.openai.requests import ChatBody
-from inference_api.openai.unserved_fields import UNSERVED
 from inference_api.routes.body import decompressed
 from inference_api.settings import Settings
 from tests.recorded_turns import recorded_turns

@@ -81,7 +81,8 @@ class Server:
         caller = Caller("request", team, connection=self.connection)
         params = GenerationParams(session_id="the-same")
         prompt = list(PROMPTS[team].encode())
-        return self.generations._queue(NAME, lambda encoder: prompt, params, caller)
+        with self.generations.admitted(NAME, caller) as admitted:
+            return self.generations._queue(admitted, prompt, params)
 
     def teams_shown(self) -> list[tuple[str, int]]:
         """What the dashboard says of busy rows: whose they are, and how long their prompt is."""

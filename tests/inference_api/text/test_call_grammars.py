@@ -14,7 +14,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import TokenizersBackend
 
 from inference_api.errors import InvalidRequest
-from inference_api.generation.chat import answer_reader, chat_params, events_of
+from inference_api.generation.chat import answer_reader, chat_params
 from inference_api.request import ConstraintSpec, GenerationParams
 from inference_api.text.constraints import GrammarCompiler, GuidedConstraint
 from inference_api.text.tokens import HuggingFaceTokenizer, TextStream
@@ -100,8 +100,8 @@ def drawn(
     else:
         pytest.fail("no end")
     reader = answer_reader(tokenizer, asked, [])
-    events = events_of([*pieces, text.finish()], reader)
-    return whole(event for found in events for event in found)
+    events = [event for piece in [*pieces, text.finish()] for event in reader.push(piece)]
+    return whole([*events, *reader.finish()])
 
 
 def check(answer: WholeAnswer) -> None:

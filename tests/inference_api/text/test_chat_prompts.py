@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inference_api._mock_inference_api_server import ByteTokenizer
-from inference_api.errors import InvalidRequest
 from inference_api.settings import EMBEDDED_MODEL
 from inference_api.text.tokens import HuggingFaceTokenizer, load_tokenizer
 from tests.inference_api.sentence_pieces import sentence_piece_tokenizer
@@ -96,17 +95,13 @@ def test_a_name_that_the_template_writes_is_text_too() -> None:
 
 
 @pytest.mark.parametrize("tokenizer", [embedded(), plain(), ByteTokenizer()])
-def test_a_name_that_nothing_would_read_is_refused(
+def test_a_name_that_nothing_would_read_changes_no_prompt(
     tokenizer: HuggingFaceTokenizer | ByteTokenizer,
 ) -> None:
-    with pytest.raises(
-        InvalidRequest, match=r"messages\[0\]\.name: .* has no place for"
-    ) as refusal:
-        tokenizer.encode_chat([{"role": "user", "content": "hi", "name": "Ada"}])
-    assert refusal.value.param == "messages"
+    named = [{"role": "user", "content": "hi", "name": "Ada"}]
+    assert tokenizer.encode_chat(named) == tokenizer.encode_chat(user("hi"))
+    assert "user" not in tokenizer.dialect.named_roles
 
 
-def test_a_name_is_refused_for_the_roles_whose_names_are_not_read() -> None:
-    messages = [*user("hi"), {"role": "assistant", "content": "hi", "name": "Ada"}]
-    with pytest.raises(InvalidRequest, match=r"messages\[1\]\.name: .* of role assistant"):
-        pieces().encode_chat(messages)
+def test_the_roles_are_known_whose_names_are_read() -> None:
+    assert pieces().dialect.named_roles == {"user"}

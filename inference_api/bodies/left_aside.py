@@ -1,0 +1,91 @@
+"""What a body asks for and does not get, without harm: it is taken, left aside, and said.
+
+`X-Hearth-Ignored` says it to the client, the request's line in log and dashboard to the operator.
+"""
+
+import re
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import cache
+from typing import Any, get_args, get_origin
+
+from pydantic import BaseModel
+
+MAX_UNKNOWN = 64  # different fields of a body that are not known
+MAX_SAID = 32  # paths, as they go into a header
+MAX_NAME_CHARS = 64
+CLOSENESS = 0.8  # by difflib, of a name and the one that was meant: a letter or two
+UNKNOWN = "unknown"  # what metrics call every field that only its client knows
+_SHOWN = re.compile(r"[\w.-]+", re.ASCII)  # may stand in a header as it is
+
+
+@dataclass(frozen=True, slots=True)
+class ReadingRules:
+    """What an operator wants to be refused rather than left aside."""
+
+    refuses_unknown: bool = False
+    refuses_images: bool = False
+
+
+DEFAULT_RULES = ReadingRules()
+
+
+class LeftAside:
+    """The paths that one body leaves aside while it is read. Used by one thread."""
+
+    def __init__(self, body: type[BaseModel], rules: ReadingRules = DEFAULT_RULES) -> None:
+        self.rules = rules
+        self.paths: dict[str, None] = {}  # in their order, each once
+        self._places = places(body)
+        self._unknown: set[tuple[type[BaseModel], str]] = set()
+
+    def add(self, kind: type[BaseModel], name: str, given: object = True) -> None:
+        """`name` is a field of an object of this kind; one that is empty or false asks nothing."""
+        if given in ({}, [], "", False) or len(self.paths) == MAX_SAID:
+            return
+        name = name if len(name) <= MAX_NAME_CHARS and _SHOWN.fullmatch(name) else UNKNOWN
+        self.paths[f"{self._places.get(kind, '')}.{name}".removeprefix(".")] = None
+
+    def add_unknown(self, kind: type[BaseModel], name: str, absent: set[str]) -> str | None:
+        """Returns what is wrong with a field that is not known, if anything is: for example, that
+        it looks like one of the `absent` fields."""
+        if (kind, name) in self._unknown:
+            return None
+        self._unknown.add((kind, name))
+        if len(self._unknown) > MAX_UNKNOWN:
+            return f"is one of more than {MAX_UNKNOWN} fields that are not known; leave them out"
+        is_short = len(name) <= MAX_NAME_CHARS
+        close = get_close_matches(name, absent, 1, CLOSENESS) if is_short else []
+        if close:
+            return f"is not known (did you mean {close[0]}?); correct it or leave it out"
+        if self.rules.refuses_unknown:
+            return "is not known; leave it out"
+        self.add(kind, name)
+        return None
+
+
+@cache
+def places(body: type[BaseModel]) -> dict[type[BaseModel], str]:
+    """Returns where in a body each kind of object stands first: `` is the body itself, `tools[]` an
+    entry of its tools."""
+    found: dict[type[BaseModel], str] = {body: ""}
+    waiting = deque([body])
+    while waiting:
+        outer = waiting.popleft()
+        for name, field in outer.model_fields.items():
+            path = f"{found[outer]}.{field.alias or name}".removeprefix(".")
+            for inner, place in _kinds_in(field.annotation, path):
+                if inner not in found:
+                    found[inner] = place
+                    waiting.append(inner)
+    return found
+
+
+def _kinds_in(annotation: Any, path: str) -> Iterator[tuple[type[BaseModel], str]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation, path
+    of_each = "[]" if get_origin(annotation) is list else ""
+    for part in get_args(annotation):
+        yield from _kinds_in(part, path + of_each)
