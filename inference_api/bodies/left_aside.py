@@ -4,7 +4,6 @@
 """
 
 import re
-from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -70,16 +69,17 @@ class LeftAside:
 def places(body: type[BaseModel]) -> dict[type[BaseModel], str]:
     """Returns where in a body each kind of object stands first: `` is the body itself, `tools[]` an
     entry of its tools."""
-    found: dict[type[BaseModel], str] = {body: ""}
-    waiting = deque([body])
-    while waiting:
-        outer = waiting.popleft()
-        for name, field in outer.model_fields.items():
-            path = f"{found[outer]}.{field.alias or name}".removeprefix(".")
-            for inner, place in _kinds_in(field.annotation, path):
+    found: dict[type[BaseModel], str] = {}
+
+    def find(kind: type[BaseModel], place: str) -> None:
+        found[kind] = place
+        for name, field in kind.model_fields.items():
+            path = f"{place}.{field.alias or name}".removeprefix(".")
+            for inner, inner_place in _kinds_in(field.annotation, path):
                 if inner not in found:
-                    found[inner] = place
-                    waiting.append(inner)
+                    find(inner, inner_place)
+
+    find(body, "")
     return found
 
 

@@ -73,8 +73,8 @@ def tool_of(
     name: str, description: str | None, schema: dict[str, Any] | None, strict: bool | None
 ) -> Tool:
     """Without a schema it has no arguments."""
-    given = {} if schema is None else {"parameters": OBJECT | schema}
-    return Tool(name, description, is_strict=bool(strict), **given)
+    parameters = Tool(name).parameters if schema is None else OBJECT | schema
+    return Tool(name, description, parameters, bool(strict))
 
 
 def check_schema(field: str, schema: dict[str, Any] | None) -> None:
@@ -87,7 +87,8 @@ def check_schema(field: str, schema: dict[str, Any] | None) -> None:
 
 def check_tools(tools: Sequence[Tool]) -> None:
     """Raises the fault of tools that are not told apart, or too large together."""
-    names, schemas = [tool.name for tool in tools], [tool.parameters for tool in tools]
+    names = [tool.name for tool in tools]
+    schemas = [(tool.parameters, tool.input_rule) for tool in tools]
     for name in [name for name in names if names.count(name) > 1]:
         raise fault("tools", f"{shortened(name)!r} is there more than once; give each name once")
     num_bytes = len(json.dumps(schemas, ensure_ascii=False).encode())

@@ -91,6 +91,7 @@ def answer_reader(tokenizer: Tokenizer, use: ToolUse, prompt_tokens: Iterable[in
         _short_id if dialect.read is MISTRAL.read else _new_id,
         dialect.thought,
         is_thinking(tokenizer, tuple(prompt_tokens)),
+        frozenset(n for n, tool in use.callable_tools.items() if tool.input_rule is not None),
     )
 
 

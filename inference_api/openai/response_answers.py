@@ -1,7 +1,8 @@
 """The answers of `/v1/responses`, whole or as events."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import count
 from typing import Any, Literal, NotRequired
 
@@ -9,6 +10,7 @@ from inference_api.errors import HearthError
 from inference_api.generation.chat import ChatAnswer
 from inference_api.generation.named_events import named_event
 from inference_api.openai.answers import Answer
+from inference_api.openai.response_tools import Called, action_of
 from inference_api.openai.responses import ResponsesBody
 from inference_api.tools.parts import Part, PartDelta, PartEnd, PartEvent, PartStart, parts_of
 
@@ -49,10 +51,28 @@ class OutputCall(Answer):
     status: Status
     call_id: str
     name: str
+    namespace: NotRequired[str]
     arguments: str
 
 
-Item = OutputMessage | OutputReasoning | OutputCall
+class OutputCustomCall(Answer):
+    id: str
+    type: Literal["custom_tool_call"]
+    status: Status
+    call_id: str
+    name: str
+    input: str
+
+
+class OutputShellCall(Answer):
+    id: str
+    type: Literal["local_shell_call"]
+    status: Status
+    call_id: str
+    action: Json
+
+
+Item = OutputMessage | OutputReasoning | OutputCall | OutputCustomCall | OutputShellCall
 
 
 class InputTokensDetails(Answer):
@@ -108,7 +128,7 @@ class ResponseAnswer(Answer):
     usage: NotRequired[ResponseUsage | None]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ResponseWriter:
     """Of one response. `created_at`: seconds since 1970."""
 
@@ -116,6 +136,10 @@ class ResponseWriter:
     model: str
     created_at: int
     body: ResponsesBody
+
+    @cached_property
+    def called_tools(self) -> Mapping[str, Called]:
+        return self.body.called_tools()
 
     def whole(self, answers: Sequence[ChatAnswer]) -> ResponseAnswer:
         (answer,) = answers
@@ -150,36 +174,54 @@ class ResponseWriter:
         """Yields what a stream tells of a part; what has ended is added to the items."""
         part = event.part
         place = {"output_index": part.index}
-        of_item = {"item_id": self._item_id(part), **place}
-        of_part = of_item if part.kind == "call" else {**of_item, "content_index": 0}
         match event:
             case PartStart():
                 item: Item = self._item(part, "in_progress")
                 yield {"type": "response.output_item.added", **place, "item": item}
                 if part.kind != "call":
-                    shown = _content(part)
-                    yield {"type": "response.content_part.added", **of_part, "part": shown}
+                    yield self._told(part, "content_part.added", part=_content(part))
             case PartDelta(_, text):
-                yield {
-                    "type": f"{_KINDS[part.kind]}.delta",
-                    **of_part,
-                    "delta": text,
-                    **_more(part),
-                }
+                if self._streams(part):
+                    yield self._told(part, f"{self._kind(part)}.delta", delta=text, **_more(part))
             case PartEnd():
-                name = "arguments" if part.kind == "call" else "text"
-                yield {
-                    "type": f"{_KINDS[part.kind]}.done", **of_part, name: part.text, **_more(part)
-                }  # fmt: skip
-                if part.kind != "call":
-                    shown = _content(part)
-                    yield {"type": "response.content_part.done", **of_part, "part": shown}
+                yield from self._ends(part)
                 item = self._item(part, _status(event, answer))
                 items.append(item)
                 yield {"type": "response.output_item.done", **place, "item": item}
 
+    def _ends(self, part: Part) -> Iterator[Json]:
+        kind, called = self._kind(part), self._called(part)
+        if part.kind != "call":
+            yield self._told(part, f"{kind}.done", text=part.text, **_more(part))
+            yield self._told(part, "content_part.done", part=_content(part))
+        elif called.kind == "custom":
+            said = called.input_of(part.text)
+            if not called.is_raw:
+                yield self._told(part, f"{kind}.delta", delta=said)
+            yield self._told(part, f"{kind}.done", input=said)
+        elif called.kind == "function":
+            yield self._told(part, f"{kind}.done", arguments=part.text)
+
+    def _told(self, part: Part, kind: str, /, **more: Any) -> Json:
+        """Returns an event of a part."""
+        of_item = {"item_id": self._item_id(part), "output_index": part.index}
+        of_part = of_item if part.kind == "call" else {**of_item, "content_index": 0}
+        return {"type": f"response.{kind}", **of_part, **more}
+
+    def _kind(self, part: Part) -> str:
+        return _KINDS[self._called(part).kind if part.kind == "call" else part.kind]
+
+    def _streams(self, part: Part) -> bool:
+        """Whether what the model writes is what is shown."""
+        called = self._called(part)
+        return called.kind == "function" or called.is_raw
+
+    def _called(self, part: Part) -> Called:
+        return self.called_tools.get(part.name) or Called(part.name)
+
     def _item_id(self, part: Part) -> str:
-        return f"{_PREFIXES[part.kind]}{self.response_id.removeprefix('resp_')}-{part.index}"
+        prefix = _PREFIXES[self._called(part).kind if part.kind == "call" else part.kind]
+        return f"{prefix}{self.response_id.removeprefix('resp_')}-{part.index}"
 
     def _item(self, part: Part, status: Status) -> Item:
         """A part that has just begun has no content yet."""
@@ -193,8 +235,20 @@ class ResponseWriter:
             thought: ReasoningText = {"type": "reasoning_text", "text": part.text}
             return {"id": item_id, "type": "reasoning", "status": status, "summary": [],
                     "content": [thought] if has_content else []}  # fmt: skip
-        return {"id": item_id, "type": "function_call", "status": status, "call_id": part.call_id,
-                "name": part.name, "arguments": part.text}  # fmt: skip
+        called, call_id = self._called(part), part.call_id
+        if called.kind == "custom":
+            said = called.input_of(part.text) if has_content else ""
+            return {"id": item_id, "type": "custom_tool_call", "status": status,
+                    "call_id": call_id, "name": called.name, "input": said}  # fmt: skip
+        if called.kind == "shell":
+            return {"id": item_id, "type": "local_shell_call", "status": status,
+                    "call_id": call_id, "action": action_of(part.text)}  # fmt: skip
+        item: OutputCall = {"id": item_id, "type": "function_call", "status": status,
+                            "call_id": call_id, "name": called.name,
+                            "arguments": part.text}  # fmt: skip
+        if called.namespace is not None:
+            item["namespace"] = called.namespace
+        return item
 
     def _nothing(self, answer: ChatAnswer) -> Item:
         """What an answer without a token of text consists of."""
@@ -251,11 +305,13 @@ class ResponseWriter:
         }
 
 
-_PREFIXES = {"text": "msg_", "thought": "rs_", "call": "fc_"}
+_PREFIXES = {"text": "msg_", "thought": "rs_", "function": "fc_", "custom": "ctc_", "shell": "lsh_"}
 _KINDS = {
-    "text": "response.output_text",
-    "thought": "response.reasoning_text",
-    "call": "response.function_call_arguments",
+    "text": "output_text",
+    "thought": "reasoning_text",
+    "function": "function_call_arguments",
+    "custom": "custom_tool_call_input",
+    "shell": "",  # no event tells of its action before it is whole
 }
 
 

@@ -1,14 +1,17 @@
 """The `input` of `/v1/responses`: a text, or items, those of earlier answers among them."""
 
+import json
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from inference_api.bodies.entries import ENCRYPTED, read_parts
+from inference_api.bodies.entries import ENCRYPTED, read_parts, type_of
 from inference_api.bodies.fields import Body
 from inference_api.bodies.tools import CalledName, CallId
 from inference_api.openai.messages import form_of_content
+from inference_api.openai.response_tools import SHELL, flat_name
 from inference_api.tools.history import Message
 
 # Of items that were answered: what says nothing to a model.
@@ -71,21 +74,61 @@ class InputMessage(Body):
     content: Content
 
 
-class FunctionCall(Body):
+class Call(Body):
+    """A call of a tool, whatever its type: a function's for a model."""
+
     advisory: ClassVar[frozenset[str]] = frozenset({"async", "caller"})
     of_answers: ClassVar[frozenset[str]] = KEPT | {"parsed_arguments"}
 
-    type: Literal["function_call"]
     call_id: CallId
+
+    @property
+    @abstractmethod
+    def function(self) -> dict[str, str]:
+        """Its name and its arguments as JSON."""
+
+    def as_json(self) -> Message:
+        return {"id": self.call_id, "type": "function", "function": self.function}
+
+
+class FunctionCall(Call):
+    type: Literal["function_call"]
     name: CalledName
+    namespace: CalledName | None = None
     arguments: str
 
+    @property
+    def function(self) -> dict[str, str]:
+        return {"name": flat_name(self.namespace, self.name), "arguments": self.arguments}
 
-class FunctionCallOutput(Body):
+
+class CustomToolCall(Call):
+    type: Literal["custom_tool_call"]
+    name: CalledName
+    namespace: CalledName | None = None
+    input: str
+
+    @property
+    def function(self) -> dict[str, str]:
+        arguments = json.dumps({"input": self.input}, ensure_ascii=False)
+        return {"name": flat_name(self.namespace, self.name), "arguments": arguments}
+
+
+class LocalShellCall(Call):
+    type: Literal["local_shell_call"]
+    action: dict[str, Any]
+
+    @property
+    def function(self) -> dict[str, str]:
+        said = {key: value for key, value in self.action.items() if key != "type"}
+        return {"name": SHELL, "arguments": json.dumps(said, ensure_ascii=False)}
+
+
+class CallOutput(Body):
     advisory: ClassVar[frozenset[str]] = frozenset({"caller", "namespace"})
     of_answers: ClassVar[frozenset[str]] = KEPT | {"name"}
 
-    type: Literal["function_call_output"]
+    type: Literal["function_call_output", "custom_tool_call_output", "local_shell_call_output"]
     call_id: CallId
     output: Content
 
@@ -101,21 +144,24 @@ class ReasoningItem(Body):
     content: list[Part] | None = None
 
 
-Item = InputMessage | FunctionCall | FunctionCallOutput | ReasoningItem
-_TYPES = ("message", "function_call", "function_call_output", "reasoning")
+Item = InputMessage | Call | CallOutput | ReasoningItem
+_CALLS = ("function_call", "custom_tool_call", "local_shell_call")
+_TYPES = ("message", *_CALLS, *(f"{each}_output" for each in _CALLS), "reasoning")
 
 
 def _type_of_item(item: Any) -> str | None:
-    if not isinstance(item, dict):
+    kind = type_of(item) or "message"
+    if not isinstance(item, dict) or kind not in _TYPES:
         return None
-    kind = item.get("type", "message")
-    return f"<{kind}>" if kind in _TYPES else None
+    return "<call_output>" if kind.endswith("_output") else f"<{kind}>"
 
 
 AnyItem = Annotated[
     Annotated[InputMessage, Tag("<message>")]
     | Annotated[FunctionCall, Tag("<function_call>")]
-    | Annotated[FunctionCallOutput, Tag("<function_call_output>")]
+    | Annotated[CustomToolCall, Tag("<custom_tool_call>")]
+    | Annotated[LocalShellCall, Tag("<local_shell_call>")]
+    | Annotated[CallOutput, Tag("<call_output>")]
     | Annotated[ReasoningItem, Tag("<reasoning>")],
     Discriminator(
         _type_of_item,
@@ -167,7 +213,7 @@ def _turns(items: Sequence[Item]) -> Iterator[Message]:
         if isinstance(item, InputMessage):
             role = "system" if item.role == "developer" else item.role
             yield {"role": role, "content": _text(item.content)}
-        elif isinstance(item, FunctionCallOutput):
+        elif isinstance(item, CallOutput):
             yield {"role": "tool", "content": _text(item.output), "tool_call_id": item.call_id}
     yield from _turn_of(own)
 
@@ -175,7 +221,7 @@ def _turns(items: Sequence[Item]) -> Iterator[Message]:
 def _is_own(item: Item) -> bool:
     if isinstance(item, InputMessage):
         return item.role == "assistant"
-    return isinstance(item, FunctionCall | ReasoningItem)
+    return isinstance(item, Call | ReasoningItem)
 
 
 def _turn_of(items: Sequence[Item]) -> Iterator[Message]:
@@ -187,15 +233,7 @@ def _turn_of(items: Sequence[Item]) -> Iterator[Message]:
         for item in items
         if isinstance(item, ReasoningItem)
     ]
-    calls = [
-        {
-            "id": item.call_id,
-            "type": "function",
-            "function": {"name": item.name, "arguments": item.arguments},
-        }
-        for item in items
-        if isinstance(item, FunctionCall)
-    ]
+    calls = [item.as_json() for item in items if isinstance(item, Call)]
     fields: Message = {"reasoning_content": "\n".join(thoughts), "tool_calls": calls}
     given = {name: value for name, value in fields.items() if value}
     yield {"role": "assistant", "content": "\n".join(texts), **given}

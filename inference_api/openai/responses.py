@@ -5,17 +5,18 @@ It keeps nothing: a conversation is sent whole each time, the items of answers a
 
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, Tag, model_validator
+from pydantic import Field, model_validator
 
 from inference_api.bodies.constraints import Schema, schema_constraint
 from inference_api.bodies.fields import MAX_INTEGER, Body, Unserved, fault
 from inference_api.bodies.sampling import SampledBody
 from inference_api.bodies.thinking import Effort, effort_options
-from inference_api.bodies.tools import MAX_TOOLS, Choice, ToolBody
+from inference_api.bodies.tools import Choice, ToolBody
 from inference_api.generation.chat import Chat
 from inference_api.openai.field_kinds import ADVISORY
 from inference_api.openai.response_input import Input, turns_of
-from inference_api.openai.tools import BY_FORM_OF_CHOICE, ChosenMode, Function, choice_of
+from inference_api.openai.response_tools import Called, ToolChoice, Tools, flattened
+from inference_api.openai.tools import choice_of
 from inference_api.request import ConstraintSpec, GenerationParams
 from inference_api.tools.events import Tool
 
@@ -29,38 +30,6 @@ UNSERVED: Unserved = {
     "prompt": (),
     "top_logprobs": (0,),
 }
-
-
-class OfTypeFunction(Body):
-    type: Literal["function"]
-
-
-class FlatTool(Function, OfTypeFunction):
-    advisory: ClassVar[frozenset[str]] = frozenset(
-        {"allowed_callers", "async", "defer_loading", "output_schema"}
-    )
-
-
-class NamedTool(OfTypeFunction):
-    name: str
-
-    def said(self) -> Choice:
-        return Choice("required", (self.name,), is_named=True)
-
-
-class AllowedTools(Body):
-    type: Literal["allowed_tools"]
-    mode: Literal["auto", "required"]
-    tools: Annotated[list[NamedTool], Field(min_length=1, max_length=MAX_TOOLS)]
-
-    def said(self) -> Choice:
-        return Choice(self.mode, tuple(tool.name for tool in self.tools))
-
-
-ToolChoice = Annotated[
-    ChosenMode | Annotated[NamedTool, Tag("<named>")] | Annotated[AllowedTools, Tag("<allowed>")],
-    BY_FORM_OF_CHOICE,
-]
 
 
 class TextFormat(Body):
@@ -113,7 +82,7 @@ class ResponsesBody(ToolBody, SampledBody):
     model: str
     input: Input
     instructions: str | None = None
-    tools: Annotated[list[FlatTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
+    tools: Tools | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     max_output_tokens: int | None = Field(None, ge=1, le=MAX_INTEGER)
@@ -124,7 +93,11 @@ class ResponsesBody(ToolBody, SampledBody):
 
     @property
     def offered(self) -> list[Tool]:
-        return [tool.as_tool() for tool in self.tools or ()]
+        return [tool for tool, _ in flattened(self.tools or ())]
+
+    def called_tools(self) -> dict[str, Called]:
+        """Returns how calls are shown, by the names in the prompt."""
+        return {tool.name: called for tool, called in flattened(self.tools or ())}
 
     @property
     def choice(self) -> Choice:

@@ -54,8 +54,8 @@ class Function(Body):
         check_schema("parameters", self.parameters)
         return self
 
-    def as_tool(self) -> Tool:
-        return tool_of(self.name, self.description, self.parameters, self.strict)
+    def as_tool(self, name: str | None = None) -> Tool:
+        return tool_of(name or self.name, self.description, self.parameters, self.strict)
 
 
 class FunctionTool(Body):

@@ -6,7 +6,7 @@ begins, and held to the names and schemas of the tools from there on.
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from inference_api.request import ConstraintSpec
@@ -23,6 +23,8 @@ MAX_CALLS = 16  # of an answer, so that it has an end
 TEXT = r"TEXT: /(.|\n)*/"
 # As models write JSON: with a space behind commas and colons, or without.
 JSON_FORM = {"whitespace_pattern": " ?"}
+# What of a schema the engine does not know is then left to the model.
+LENIENT_FORM = {**JSON_FORM, "lenient": True}
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,34 +86,53 @@ def calls_constraint(
     asked = {
         "is_required": is_required,
         "allows_several": use.allows_several and not (use.is_named or dialect.one_call_per_turn),
-        "tools": {tool.name: with_closed_objects(tool.parameters) for tool in tools},
+        "tools": {
+            tool.name: with_closed_objects(tool.parameters)
+            for tool in tools
+            if tool.input_rule is None
+        },
+        "strict": [tool.name for tool in tools if tool.is_strict],
+        "inputs": {tool.name: tool.input_rule for tool in tools if tool.input_rule is not None},
     }
     if text is not None:
         asked["text"] = text_rule(text)
-    is_dispensable = text is None and not is_required and not any(tool.is_strict for tool in tools)
+    has_to_fit = any(tool.is_strict or tool.input_rule is not None for tool in tools)
+    is_dispensable = text is None and not is_required and not has_to_fit
     return ConstraintSpec(use.field, "calls", json.dumps(asked), is_dispensable=is_dispensable)
 
 
 def calls_grammar(asked: Json, dialect: Dialect, terminal: Terminal) -> str:
     """Returns the rules of `body`, by what `calls_constraint` has written down."""
-    shape, tools = SHAPES[dialect.name], asked["tools"]
+    shape, tools, inputs = SHAPES[dialect.name], asked["tools"], asked["inputs"]
     written = _Marks(dialect, terminal)
-    several = f" ({written(shape.between)} call){{0,{MAX_CALLS - 1}}}"
+    before = f"(call {written(shape.between)}){{0,{MAX_CALLS - 1}}} "
+    # A call with a plain input has no end but the answer's.
+    last = [f"call {written(shape.closing)}"] * bool(tools) + ["input"] * bool(inputs)
     rules = [
         TEXT,
-        f"calls: {written(shape.opening)} call{several if asked['allows_several'] else ''} "
-        f"{written(shape.closing)}",
-        "call: " + " | ".join(f"call_{number}" for number in range(len(tools))),
+        f"calls: {written(shape.opening)} {before if asked['allows_several'] and tools else ''}"
+        f"({' | '.join(last)})",
     ]
+    for rule, names in (("call", tools), ("input", inputs)):
+        rules += [f"{rule}: " + " | ".join(f"{rule}_{n}" for n in range(len(names)))] * bool(names)
     if "text" in asked and not asked["is_required"]:
         rules += [f"text: {asked['text']}", *_calls_or(dialect, written)]
     else:
-        rules += _body(asked["is_required"], dialect, tools, written)
+        rules += _body(asked["is_required"], dialect, [*tools, *inputs], written)
+    for number, (name, rule) in enumerate(inputs.items()):
+        begin = written(shape.begin + name + (shape.middle or "\n"))
+        rules += [f"input_{number}: {begin} text_{number}", f"text_{number}: {rule}"]
     for number, (name, schema) in enumerate(tools.items()):
         rules += [
             f"call_{number}: {written(shape.begin + name + shape.middle)} args_{number} "
             f"{written(shape.end)}",
-            *_arguments(f"args_{number}", schema, dialect, written),
+            *_arguments(
+                f"args_{number}",
+                schema,
+                JSON_FORM if name in asked["strict"] else LENIENT_FORM,
+                dialect,
+                written,
+            ),
         ]
     return "\n".join(rules)
 
@@ -133,7 +154,7 @@ class _Marks:
 
 
 def _body(
-    is_required: bool, dialect: Dialect, tools: Mapping[str, Json], written: _Marks
+    is_required: bool, dialect: Dialect, names: Sequence[str], written: _Marks
 ) -> Iterator[str]:
     trigger = SHAPES[dialect.name].trigger
     if dialect.name == "harmony":
@@ -141,7 +162,7 @@ def _body(
     elif is_required:
         yield f"body: {written(trigger)} calls"
     elif not trigger:
-        yield from _whole_or_text(dialect, tools, written)
+        yield from _whole_or_text(dialect, names, written)
     elif written.is_token(trigger):
         yield f"body: TEXT ({written(trigger)} calls)?"
     else:
@@ -157,11 +178,11 @@ def _calls_or(dialect: Dialect, written: _Marks) -> Iterator[str]:
         yield f"body: {written(SHAPES[dialect.name].trigger)} calls | text"
 
 
-def _whole_or_text(dialect: Dialect, tools: Mapping[str, Json], written: _Marks) -> Iterator[str]:
+def _whole_or_text(dialect: Dialect, names: Sequence[str], written: _Marks) -> Iterator[str]:
     """Calls are the whole answer: a text is one that does not begin as they do."""
     beginning = r"\{\"tool_calls\""
     if dialect.name == "llama":
-        beginning = r"\{\"name\": \"(" + "|".join(map(re.escape, tools)) + r")\""
+        beginning = r"\{\"name\": \"(" + "|".join(map(re.escape, names)) + r")\""
     yield f"PLAIN: /(.|\\n)*/ & ~/[ \\n]*{beginning}(.|\\n)*/"
     tag = formats.PYTHON_TAG
     is_tagged = dialect.name == "llama" and written.is_token(tag)
@@ -206,9 +227,11 @@ def of_schema(schema: Json, form: Mapping[str, object] = JSON_FORM) -> str:
     return "%json " + json.dumps({**schema, "x-guidance": form})
 
 
-def _arguments(rule: str, schema: Json, dialect: Dialect, written: _Marks) -> Iterator[str]:
+def _arguments(
+    rule: str, schema: Json, form: Mapping[str, object], dialect: Dialect, written: _Marks
+) -> Iterator[str]:
     if dialect.name not in ("qwen-coder", "glm"):
-        yield f"{rule}: {of_schema(schema)}"
+        yield f"{rule}: {of_schema(schema, form)}"
         return
     properties, required = schema.get("properties"), schema.get("required")
     properties = properties if isinstance(properties, dict) else {}
@@ -218,13 +241,18 @@ def _arguments(rule: str, schema: Json, dialect: Dialect, written: _Marks) -> It
         member = f"{rule}_{number}"
         members.append(member if name in required else f"{member}?")
         yield from _tagged_argument(
-            member, name, _with_definitions(about, schema), dialect, written
+            member, name, _with_definitions(about, schema), form, dialect, written
         )
     yield f"{rule}: " + (" ".join(members) or '""')
 
 
 def _tagged_argument(
-    member: str, name: str, about: object, dialect: Dialect, written: _Marks
+    member: str,
+    name: str,
+    about: object,
+    form: Mapping[str, object],
+    dialect: Dialect,
+    written: _Marks,
 ) -> Iterator[str]:
     """An argument between tags: as JSON or, if it is a text, as it is."""
     is_coder = dialect.name == "qwen-coder"
@@ -243,7 +271,7 @@ def _tagged_argument(
         yield f"{value}{lazy}: {text} {written(end)}"
     else:
         yield f"{value}: {value}_json {written(end)}"
-        yield f"{value}_json: {of_schema(about)}"
+        yield f"{value}_json: {of_schema(about, form)}"
 
 
 def _with_definitions(about: object, schema: Json) -> object:

@@ -23,20 +23,27 @@ _NAMING = frozenset(
     {"properties", "patternProperties", "additionalProperties", "unevaluatedProperties", "$ref"}
     | {"allOf", "anyOf", "oneOf", "if", "not", "dependentSchemas"}
 )
+# By the specification an annotation; the engine holds these, and refuses a schema with others.
+_FORMATS = frozenset(
+    {"date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "uri", "uuid"}
+)
 _NAMED_SCHEMA = re.compile(r"#(/(properties|\$defs|definitions)/[^/]+)?")  # others are not followed
 
 
 def with_closed_objects(schema: Schema) -> Schema:
-    """A copy of the schema, for grammars."""
+    """A copy of the schema, for grammars: without formats that no engine knows, and without
+    `propertyNames`, which none holds."""
     parts: frozenset[str] = frozenset()
     while (found := _references_of_parts(schema, parts)) != parts:
         parts = found  # what these refer to is a part too
-    if not all(_NAMED_SCHEMA.fullmatch(reference) for reference in parts):
-        return schema
+    are_known = all(_NAMED_SCHEMA.fullmatch(reference) for reference in parts)
 
     def closed(schema: Schema, is_part: bool) -> Schema:
         copy = _with_children(schema, is_part, parts, closed)
-        if not is_part and _can_be_closed(schema):
+        copy.pop("propertyNames", None)
+        if copy.get("type") in (None, "string") and copy.get("format") not in _FORMATS:
+            copy.pop("format", None)
+        if are_known and not is_part and _can_be_closed(schema):
             copy["additionalProperties"] = False
         return copy
 

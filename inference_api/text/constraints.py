@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from inference_api.errors import ConstraintFailed, InvalidRequest
 from inference_api.request import ConstraintSpec
-from inference_api.text.call_grammars import calls_grammar, text_rule, thought_grammar
+from inference_api.text.call_grammars import calls_grammar, of_schema, text_rule, thought_grammar
 from inference_api.text.client_grammars import CLIENT_GRAMMAR, EXTRA, first_line, lark_of, unusable
 from inference_api.text.tokens import Tokenizer
 
@@ -114,7 +114,7 @@ class GrammarCompiler:
         except ValueError as error:  # a number beyond any float is in no JSON, for one
             raise unusable(spec, str(error)) from None
         if matcher.is_error():
-            raise unusable(spec, matcher.get_error())
+            raise unusable(spec, _culprit(spec) + matcher.get_error())
         if first_step.is_error():
             raise unusable(spec, "no answer meets it")
         return CompiledGrammar(first_step)  # so that rows find its work done
@@ -161,6 +161,30 @@ class GrammarCompiler:
                     eos_token=sorted(self._tokenizer.stop_token_ids),
                 )
             return self._vocabulary
+
+
+def _culprit(spec: ConstraintSpec) -> str:
+    """Returns which tool, and which of its properties, is at fault; empty where none is alone."""
+    if spec.kind != "calls":
+        return ""
+    asked = json.loads(spec.text)
+    for name, rule in asked["inputs"].items():
+        if not _is_usable(rule):
+            return f"the format of {name}: "
+    for name, schema in asked["tools"].items():
+        if not _is_usable(of_schema(schema)):
+            shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
+            for member, about in schema.get("properties", {}).items():
+                if isinstance(about, dict) and not _is_usable(of_schema(shared | about)):
+                    return f"the schema of {name}, property {member}: "
+            return f"the schema of {name}: "
+    return ""
+
+
+def _is_usable(rule: str) -> bool:
+    from llguidance import LLMatcher
+
+    return not LLMatcher.validate_grammar(f"%llguidance {{}}\nstart: {rule}")
 
 
 def _grammar(spec: ConstraintSpec) -> str:

@@ -28,11 +28,12 @@ class AnswerReader:
         new_id: Callable[[], str],
         thought: Thought | None = None,
         is_thinking: bool = False,
+        plain: frozenset[str] = frozenset(),
     ) -> None:
-        """`schemas` of what may be called, by name; `is_thinking` where the prompt has begun the
-        thought already."""
+        """`schemas` of what may be called, by name, `plain` as in `Calls`; `is_thinking` where the
+        prompt has begun the thought already."""
         self._reader = Reader()
-        self._calls = Calls(schemas, new_id)
+        self._calls = Calls(schemas, new_id, plain)
         self._steps: Generator[Event | None, None, None] = self._read(read, thought, is_thinking)
 
     @property

@@ -21,9 +21,16 @@ _OTHER_KEYS = ("type", "id")
 class Calls:
     """The answer's calls so far, at most one of them open. Belongs to one answer."""
 
-    def __init__(self, schemas: Mapping[str, Json], new_id: Callable[[], str]) -> None:
-        """`schemas` are of the parameters of the functions that may be called, by name."""
+    def __init__(
+        self,
+        schemas: Mapping[str, Json],
+        new_id: Callable[[], str],
+        plain: frozenset[str] = frozenset(),
+    ) -> None:
+        """`schemas` are of the parameters of the functions that may be called, by name; those of
+        the names in `plain` take the rest of the answer as it is."""
         self.schemas = schemas
+        self.plain = plain
         self.count = 0
         self.is_open = False
         self.settled_at = 0  # up to here the text is of calls that have ended
@@ -97,6 +104,9 @@ def json_call(reader: Reader, calls: Calls) -> Steps[None]:
     while not (yield from reader.take("}")):
         key = yield from reader.json_text()
         yield from reader.expect(":")
+        if key in _ARGUMENTS_KEYS and name in calls.plain:
+            yield from reader.take(" ")
+            yield from plain_input(reader, calls, name or "")
         yield from reader.skip_space()
         if key == "name" and name is None:
             name = yield from reader.json_text()
@@ -121,6 +131,13 @@ def json_call(reader: Reader, calls: Calls) -> Steps[None]:
         yield calls.start(name)
         yield calls.arguments("{}" if early is None else early)
     yield calls.end(reader.at)
+
+
+def plain_input(reader: Reader, calls: Calls, name: str) -> Steps[None]:
+    """Reads the rest of the answer as the input of a call. Raises EndOfText, at its end."""
+    yield calls.start(name)
+    yield from reader.until((), calls.arguments, trims=False)
+    raise EndOfText
 
 
 def json_arguments(reader: Reader, calls: Calls, name: str) -> Steps[None]:

@@ -21,6 +21,9 @@ class Tool:
     description: str | None = None
     parameters: Json = field(default_factory=lambda: {"type": "object", "properties": {}})
     is_strict: bool = False  # arguments are held to the schema, or the request is refused
+    input_rule: str | None = None
+    """In Lark, what an input is held to that is written as it is, without JSON around it; a call of
+    such a tool is the last thing in an answer."""
 
     def as_json(self) -> Json:
         """Returns it in OpenAI's form, in which chat templates want it."""

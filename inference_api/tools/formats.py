@@ -5,7 +5,7 @@ Each reads a whole answer, from behind its thoughts to its end.
 
 from collections.abc import Callable, Sequence
 
-from inference_api.tools.calls import Calls, attempt, json_call, json_calls
+from inference_api.tools.calls import Calls, attempt, json_call, json_calls, plain_input
 from inference_api.tools.events import TextDelta
 from inference_api.tools.reader import NotACall, Reader, Steps
 from inference_api.tools.values import python_arguments
@@ -104,6 +104,8 @@ def _mistral_calls(reader: Reader, calls: Calls) -> Steps[None]:
 
 def arguments_of(reader: Reader, calls: Calls, name: str) -> Steps[None]:
     """Reads an object as the arguments of a call. Raises NotACall."""
+    if name in calls.plain:
+        yield from plain_input(reader, calls, name)
     yield from reader.skip_space()
     if (yield from reader.peek()) != "{":
         raise NotACall
@@ -148,6 +150,7 @@ def _deepseek_call(reader: Reader, calls: Calls) -> Steps[None]:
         name = yield from reader.word(NAME_CHARS, MAX_NAME_CHARS)
         yield from reader.skip_space()
         yield from reader.take("```json")
+        yield from reader.take("\n")
     yield from arguments_of(reader, calls, name)
     yield from reader.skip_space()
     yield from reader.take("```")

@@ -6,7 +6,7 @@ constraints in any place, text without a header. Source: openai/harmony, docs/fo
 
 import re
 
-from inference_api.tools.calls import Calls, attempt
+from inference_api.tools.calls import Calls, attempt, plain_input
 from inference_api.tools.events import Event, TextDelta, ThoughtDelta
 from inference_api.tools.reader import NotACall, Reader, Steps
 
@@ -43,6 +43,8 @@ def _body(reader: Reader, calls: Calls, header: str, start: int) -> Steps[None]:
 
 
 def _call(reader: Reader, calls: Calls, name: str) -> Steps[None]:
+    if name in calls.plain:
+        yield from plain_input(reader, calls, name)
     yield from reader.skip_space()
     if (yield from reader.peek()) == "{":
         yield calls.start(name)

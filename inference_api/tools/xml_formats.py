@@ -2,7 +2,7 @@
 
 import json
 
-from inference_api.tools.calls import Calls
+from inference_api.tools.calls import Calls, plain_input
 from inference_api.tools.formats import tagged
 from inference_api.tools.reader import EndOfText, NotACall, Reader, Steps
 from inference_api.tools.values import typed
@@ -64,6 +64,8 @@ def _qwen_coder_call(reader: Reader, calls: Calls) -> Steps[None]:
     if not reader.text.startswith(FUNCTION, reader.at - len(FUNCTION)):
         yield from reader.expect(FUNCTION)
     name = yield from _head(reader, ">")
+    if name in calls.plain:
+        yield from plain_input(reader, calls, name)
     yield calls.start(name)
     arguments = _Arguments(calls, name)
     while (yield from _takes(reader, PARAMETER)):
@@ -78,6 +80,8 @@ def _glm_call(reader: Reader, calls: Calls) -> Steps[None]:
     if mark != "\n":
         reader.at -= len(mark)
     name = name.strip()
+    if name in calls.plain:
+        yield from plain_input(reader, calls, name)
     yield calls.start(name)
     arguments = _Arguments(calls, name)
     while (yield from _takes(reader, "<arg_key>")):

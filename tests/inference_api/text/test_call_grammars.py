@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 import sys
 from collections import defaultdict
 from dataclasses import replace
@@ -16,6 +17,7 @@ from transformers import TokenizersBackend
 from inference_api.errors import InvalidRequest
 from inference_api.generation.chat import answer_reader, chat_params
 from inference_api.request import ConstraintSpec, GenerationParams
+from inference_api.text.call_grammars import text_rule
 from inference_api.text.constraints import GrammarCompiler, GuidedConstraint
 from inference_api.text.tokens import HuggingFaceTokenizer, TextStream
 from inference_api.tools import dialects, formats
@@ -218,7 +220,8 @@ def test_a_schema_that_cannot_be_held_is_refused_only_where_it_has_to_be() -> No
     tokenizer = tokenizer_of(dialects.HERMES)
     odd = Tool("odd", None, {"type": "object", "if": {"required": ["a"]}})
     for mode, strict, is_refused in (
-        ("auto", False, False), ("auto", True, True), ("required", False, True),
+        ("auto", False, False), ("auto", True, True),
+        ("required", False, False), ("required", True, True),
     ):  # fmt: skip
         asked = ToolUse((replace(odd, is_strict=strict),), mode, frozenset({"odd"}))  # type: ignore[arg-type]
         spec = chat_params(GenerationParams(), asked, tokenizer).constraint
@@ -227,7 +230,7 @@ def test_a_schema_that_cannot_be_held_is_refused_only_where_it_has_to_be() -> No
             with pytest.raises(InvalidRequest, match="if"):
                 compiler_of(tokenizer).compiled(spec)
         else:
-            assert compiler_of(tokenizer).compiled(spec) is None
+            assert compiler_of(tokenizer).compiled(spec) is not None  # as far as it can be held
 
 
 def test_without_the_extra_only_what_may_go_without_it_does(
@@ -249,3 +252,30 @@ def test_what_may_not_end_goes_without_a_grammar() -> None:
     tokenizer = tokenizer_of(dialects.HERMES)
     for params in (GenerationParams(ignore_eos=True), GenerationParams(min_tokens=3)):
         assert chat_params(params, use("auto"), tokenizer).constraint is None
+
+
+# Text that looks like the end of a call, and begins and ends with white space.
+PATCH = 'start: (LINE "\\n"){1,4}\nLINE: /[ +-]?(<\\/tool_call>|"}|```|[ab]){0,3}/'
+PATCHES = r'([ +-]?(</tool_call>|"}|```|[ab]){0,3}\n){1,4}'
+
+
+@each_dialect
+@pytest.mark.parametrize("has_marks", [True, False])
+def test_an_input_with_a_grammar_comes_last_and_as_it_was_written(
+    dialect: Dialect, has_marks: bool
+) -> None:
+    rule = text_rule(ConstraintSpec("tools", "grammar", PATCH))
+    patch = Tool("patch", None, {"type": "object"}, input_rule=rule)
+    only = ToolUse((patch,), "required", frozenset({"patch"}))
+    among = ToolUse((*TOOLS, patch), "required", NAMES | {"patch"})
+    for seed in range(8):
+        for asked in (only, among):
+            answer = drawn(tokenizer_of(dialect, has_marks), asked, seed, AT_ONCE[dialect.name])
+            *before, last = answer.calls
+            assert answer.text == ""
+            assert "patch" not in [call.name for call in before]
+            if last.name == "patch":
+                assert re.fullmatch(PATCHES, last.arguments), last.arguments
+            else:
+                assert asked is among
+                check(answer)

@@ -30,6 +30,12 @@ CLOSED_B = B | {"additionalProperties": False}
             {"$ref": "#/$defs/a", "$defs": {"a": A}},
             {"$ref": "#/$defs/a", "$defs": {"a": CLOSED_A}},
         ),
+        ({"type": "string", "format": "uint32"}, {"type": "string"}),
+        ({"type": "string", "format": "uuid"}, {"type": "string", "format": "uuid"}),
+        (
+            {"items": {"type": "object", "propertyNames": {"pattern": "^a"}}},
+            {"items": {"type": "object"}},
+        ),
         (
             {"properties": {"properties": {"enum": [A]}}},  # a name, and a value: no schemas
             {"properties": {"properties": {"enum": [A]}}, "additionalProperties": False},

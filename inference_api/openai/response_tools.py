@@ -1,0 +1,182 @@
+"""The tools of `/v1/responses`, which are functions for a model whatever their type: what they are
+called in a prompt, and how a call of each is shown."""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Discriminator, Field, Tag, model_validator
+
+from inference_api.bodies.constraints import ClientGrammar, Regex
+from inference_api.bodies.entries import only, type_of
+from inference_api.bodies.fields import Body, fault
+from inference_api.bodies.tools import MAX_TOOLS, Choice, Description, FunctionName
+from inference_api.openai.tools import BY_FORM_OF_CHOICE, ChosenMode, Function
+from inference_api.request import ConstraintSpec
+from inference_api.text.call_grammars import text_rule
+from inference_api.tools.events import Tool
+
+SHELL = "local_shell"
+_TEXT = {"type": "string"}
+_INPUT = {"type": "object", "properties": {"input": _TEXT}, "required": ["input"]}
+_COMMAND = {  # as OpenAI documents the action of a `local_shell_call`
+    "type": "object",
+    "properties": {
+        "command": {"type": "array", "items": _TEXT},
+        "working_directory": _TEXT,
+        "timeout_ms": {"type": "integer"},
+    },
+    "required": ["command"],
+}
+
+Name = Annotated[str, Field(pattern="^[A-Za-z0-9_-]{1,64}$")]
+
+
+def flat_name(namespace: str | None, name: str) -> str:
+    """Returns what a tool of a namespace is called in a prompt."""
+    return name if namespace is None else f"{namespace.removesuffix('__')}__{name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Called:
+    """How calls of a tool are shown. The input of a custom tool with a grammar is what the model
+    writes; without one it is a text in JSON, `{"input": ...}`."""
+
+    name: str
+    kind: Literal["function", "custom", "shell"] = "function"
+    namespace: str | None = None
+    is_raw: bool = False
+
+    def input_of(self, written: str) -> str:
+        """Returns the input of a custom tool."""
+        try:
+            said = written if self.is_raw else json.loads(written)["input"]
+        except (ValueError, KeyError, TypeError, RecursionError):
+            said = written
+        return said if isinstance(said, str) else written
+
+
+class FlatTool(Function):
+    advisory: ClassVar[frozenset[str]] = frozenset(
+        {"allowed_callers", "async", "defer_loading", "output_schema"}
+    )
+
+    type: Literal["function"]
+
+
+class CustomFormat(Body):
+    type: Literal["text", "grammar"]
+    syntax: Literal["lark", "regex"] | None = None
+    definition: ClientGrammar | Regex | None = None
+
+    @model_validator(mode="after")
+    def _grammar_is_whole(self) -> "CustomFormat":
+        if self.type == "grammar" and None in (self.syntax, self.definition):
+            raise fault("definition", "comes with syntax and type grammar; give all three")
+        return self
+
+    def rule(self) -> str | None:
+        """Returns the rule of an input; None where any text is one."""
+        if self.type == "text" or self.definition is None:
+            return None
+        kind: Literal["grammar", "regex"] = "grammar" if self.syntax == "lark" else "regex"
+        return text_rule(ConstraintSpec("tools", kind, self.definition))
+
+
+class CustomTool(Body):
+    """A tool whose input is a text: any, or one that a grammar allows."""
+
+    advisory: ClassVar[frozenset[str]] = frozenset({"defer_loading"})
+
+    type: Literal["custom"]
+    name: FunctionName
+    description: Description | None = None
+    format: CustomFormat | None = None
+
+    def as_tool(self) -> Tool:
+        rule = None if self.format is None else self.format.rule()
+        return Tool(self.name, self.description, _INPUT, input_rule=rule)
+
+
+class ShellTool(Body):
+    type: Literal["local_shell"]
+
+    def as_tool(self) -> Tool:
+        return Tool(SHELL, "Run a command on the user's machine.", _COMMAND)
+
+
+class Namespace(Body):
+    """Functions of one origin, such as an MCP server."""
+
+    type: Literal["namespace"]
+    name: Name
+    description: Description | None = None
+    tools: Annotated[
+        list[FlatTool],
+        Field(max_length=MAX_TOOLS, fail_fast=True),
+        only(("function",), FlatTool),
+    ]
+
+
+AnyTool = Annotated[
+    Annotated[FlatTool, Tag("<function>")]
+    | Annotated[CustomTool, Tag("<custom>")]
+    | Annotated[ShellTool, Tag("<local_shell>")]
+    | Annotated[Namespace, Tag("<namespace>")],
+    Discriminator(lambda tool: f"<{type_of(tool)}>" if type_of(tool) else "<function>"),
+]
+Tools = Annotated[
+    list[AnyTool],
+    Field(max_length=MAX_TOOLS, fail_fast=True),
+    only(("function", "custom", SHELL, "namespace"), FlatTool),
+]
+
+
+def flattened(tools: Sequence[AnyTool]) -> Iterator[tuple[Tool, Called]]:
+    """Yields each tool as the model is told of it, and how its calls are shown."""
+    for tool in tools:
+        if isinstance(tool, Namespace):
+            for each in tool.tools:
+                called = Called(each.name, namespace=tool.name)
+                yield each.as_tool(flat_name(tool.name, each.name)), called
+        elif isinstance(tool, CustomTool):
+            plain = tool.as_tool()
+            yield plain, Called(tool.name, "custom", is_raw=plain.input_rule is not None)
+        elif isinstance(tool, ShellTool):
+            yield tool.as_tool(), Called(SHELL, "shell")
+        else:
+            yield tool.as_tool(), Called(tool.name)
+
+
+class NamedTool(Body):
+    type: Literal["function", "custom"]
+    name: str
+    namespace: str | None = None
+
+    def said(self) -> Choice:
+        return Choice("required", (flat_name(self.namespace, self.name),), is_named=True)
+
+
+class AllowedTools(Body):
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedTool], Field(min_length=1, max_length=MAX_TOOLS)]
+
+    def said(self) -> Choice:
+        return Choice(self.mode, tuple(name for tool in self.tools for name in tool.said().names))
+
+
+ToolChoice = Annotated[
+    ChosenMode | Annotated[NamedTool, Tag("<named>")] | Annotated[AllowedTools, Tag("<allowed>")],
+    BY_FORM_OF_CHOICE,
+]
+
+
+def action_of(written: str) -> dict[str, Any]:
+    """Returns the action of a `local_shell_call` by the arguments that a model wrote."""
+    try:
+        said = json.loads(written)
+    except (ValueError, RecursionError):
+        said = None
+    return {"type": "exec", "command": [], "env": {}} | (said if isinstance(said, dict) else {})
