@@ -16,6 +16,7 @@ from common.origins import ORIGIN, Hosts, split_at_commas
 from inference_api.body_settings import BodySettings
 from inference_api.bundle_file import Bundle, Expert, read_bundle
 from inference_api.errors import StartupError, UnknownModel
+from inference_api.model_names import ANY, MAX_NAME_CHARS, is_match
 from inference_api.model_settings import EMBEDDED_MODEL, ModelSettings
 from inference_api.pipeline_settings import PipelineSettings
 from inference_api.setting_faults import setting_faults
@@ -25,6 +26,8 @@ __all__ = ["EMBEDDED_MODEL", "ModelSettings", "Settings", "load_settings"]
 
 CONTROL_THREADS = 16  # request threads beyond rows and queue, so that /health always has one
 MAX_MODELS = 8
+MAX_ALIASES = 64
+Alias = Annotated[str, Field(max_length=MAX_NAME_CHARS)]
 # What a bundle's file says in their place: of each expert, or of all.
 SAID_BY_BUNDLE = (
     *("model", "model_name", "models", "quantization", "max_seq_len", "speculation"),
@@ -57,14 +60,19 @@ class Settings(BaseSettings, ModelSettings, PipelineSettings, BodySettings, Watc
     )
     service_host: str = Field("127.0.0.1", description="Address the API listens on.")
     service_port: int = Field(7000, ge=1, le=65535, description="Port the API listens on.")
-    route_aliases: Annotated[tuple[str, ...], NoDecode] = Field(
-        ("falcon40b",), description="Further names of the default model, comma-separated."
+    route_aliases: Annotated[tuple[Alias, ...], NoDecode] = Field(
+        ("falcon40b",),
+        max_length=MAX_ALIASES,
+        description=(
+            "Further names of the default model, comma-separated; * in one stands for any "
+            "characters, as in claude-*."
+        ),
     )
     strict_bounds: Literal["aliases", "always", "never"] = Field(
         "aliases",
         description=(
             "Where the native routes refuse temperature 0 as the Falcon server does: under "
-            "ROUTE_ALIASES, its names; else 0 is greedy."
+            "ROUTE_ALIASES, its names without a *; else 0 is greedy."
         ),
     )
     max_input_qsize: int = Field(
@@ -321,15 +329,15 @@ class Settings(BaseSettings, ModelSettings, PipelineSettings, BodySettings, Watc
 
     @property
     def served_names(self) -> tuple[str, ...]:
-        """Each once; an alias that is a model's own name is that model."""
-        names = (*(each.name for each in self.served_models), *self.route_aliases)
-        return tuple(dict.fromkeys(names))
+        """Each once, patterns left out; an alias that is a model's own name is that model."""
+        aliases = (each for each in self.route_aliases if ANY not in each)
+        return tuple(dict.fromkeys((*(each.name for each in self.served_models), *aliases)))
 
     def name_of(self, asked: str) -> str:
         """The model that answers to this name, its own or an alias. Raises UnknownModel."""
         if any(asked == each.name for each in self.served_models):
             return asked
-        if asked in self.route_aliases:
+        if any(is_match(asked, alias) for alias in self.route_aliases):
             return self.default_model.name
         raise UnknownModel(asked, self.served_names)
 
@@ -341,7 +349,7 @@ class Settings(BaseSettings, ModelSettings, PipelineSettings, BodySettings, Watc
     def has_strict_bounds(self, model: str) -> bool:
         """Whether requests to the native routes under this name keep to the reference's bounds."""
         if self.strict_bounds == "aliases":
-            return model in self.route_aliases
+            return model in self.route_aliases and ANY not in model
         return self.strict_bounds == "always"
 
     @property

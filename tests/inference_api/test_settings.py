@@ -66,6 +66,37 @@ def test_name_of_no_model_is_refused_with_those_that_are() -> None:
         Settings(model="/models/a").name_of("x")
 
 
+def test_pattern_stands_for_names_that_no_list_shows() -> None:
+    models = tuple(ModelSettings(model=name) for name in ("/models/a", "/models/claude-sql"))
+    settings = Settings(models=models, route_aliases=("gpt-4", "claude-*"))
+    assert settings.served_names == ("a", "claude-sql", "gpt-4")
+    assert settings.name_of("claude-sonnet-4-5") == "a"
+    assert settings.name_of("claude-sql") == "claude-sql"
+    with pytest.raises(UnknownModel, match="served: a, claude-sql, gpt-4"):
+        settings.name_of("claude")
+
+
+def test_bounds_of_the_native_routes_are_for_names_not_for_patterns() -> None:
+    settings = Settings(route_aliases=("falcon40b", "claude-*"))
+    names = ("falcon40b", "claude-sonnet-4-5", "claude-*")
+    assert [settings.has_strict_bounds(name) for name in names] == [True, False, False]
+
+
+@pytest.mark.parametrize(
+    ("aliases", "fault"),
+    [
+        (",".join(map(str, range(65))), "should have at most 64 items"),
+        ("a" * 257, "should have at most 256 characters"),
+    ],
+)
+def test_too_many_or_too_long_names_are_refused(
+    monkeypatch: pytest.MonkeyPatch, aliases: str, fault: str
+) -> None:
+    monkeypatch.setenv("ROUTE_ALIASES", aliases)
+    with pytest.raises(StartupError, match=fault):
+        load_settings()
+
+
 @pytest.mark.parametrize(
     ("models", "fault"),
     [
