@@ -110,7 +110,7 @@ class CountBody(ToolBody):
         *("mcp_servers", "metadata", "service_tier", "speed", "user_profile_id", "workspace_id"),
     }
 
-    model: str
+    model: str | None = None
     messages: Annotated[list[InputMessage], Field(min_length=1, fail_fast=True)]
     system: Text | None = None
     tools: (

@@ -30,7 +30,7 @@ class Chat:
     so: a template reads some and has no place for others.
     """
 
-    model: str
+    model: str | None  # None: the default model
     turns: Sequence[Message]
     use: ToolUse
     params: Sequence[GenerationParams]

@@ -27,7 +27,7 @@ class EmbeddingsBody(RequestBody):
 
     unserved: ClassVar[Unserved] = UNSERVED_OF_EMBEDDINGS
 
-    model: str
+    model: str | None = None
     input: Prompt
     encoding_format: EncodingFormat | None = None
     dimensions: int | None = Field(None, ge=1, le=MAX_INTEGER)

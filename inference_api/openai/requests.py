@@ -120,7 +120,7 @@ class StreamOptions(Body):
 class GenerationBody(Constrained, SampledBody, RequestBody):
     """The fields that completions and chat share."""
 
-    model: str
+    model: str | None = None
     max_tokens: int | None = Field(None, ge=1, le=MAX_INTEGER)
     presence_penalty: Annotated[float, Field(ge=-2, le=2), ANY_SIZE] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2), ANY_SIZE] | None = None

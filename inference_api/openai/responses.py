@@ -79,7 +79,7 @@ class ResponsesBody(ToolBody, SampledBody):
     }
     unserved: ClassVar[Unserved] = UNSERVED
 
-    model: str
+    model: str | None = None
     input: Input
     instructions: str | None = None
     tools: Tools | None = None

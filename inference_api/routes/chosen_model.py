@@ -44,9 +44,10 @@ class ModelChoice:
                 "model",
             )
 
-    def of(self, asked: str, messages: Sequence[str]) -> Chosen:
-        """`messages` are the user's, oldest first. Raises UnknownModel, and InvalidRequest for
-        `auto` without a router or without text."""
+    def of(self, asked: str | None, messages: Sequence[str]) -> Chosen:
+        """None is the default model. `messages` are the user's, oldest first. Raises UnknownModel,
+        and InvalidRequest for `auto` without a router or without text."""
+        asked = self._settings.default_model.name if asked is None else asked
         self.check(asked)
         if asked != ROUTED or self._router is None:
             return Chosen(self._settings.name_of(asked), asked)

@@ -54,6 +54,11 @@ def test_mixed_requests_are_answered_by_the_expert_they_name(
     assert texts == [alone[each] for each in mixed]
 
 
+def test_the_default_answers_who_names_no_expert(api: ServedApi) -> None:
+    answer = api.post("/v1/completions", prompt="Hello", max_tokens=1).json()
+    assert answer["model"] == next(iter(FORMS))
+
+
 def test_request_that_paid_for_a_switch_is_told_so(api: ServedApi) -> None:
     complete(api, "eight", "Hello")
     paid = complete(api, "plain", "Hello")

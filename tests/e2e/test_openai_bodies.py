@@ -176,7 +176,7 @@ def test_what_a_message_may_not_hold_is_refused_with_its_place(
         ),
         ({"top_p": 10**400}, "top_p: is Infinity; give 1 or less."),
         ({"logit_bias": {"9" * 5000: 1}}, "logit_bias: '999999999"),
-        ({"model": None}, "model: is missing; give it."),
+        ({"model": 3}, "model: is 3; give a text."),
         ({"temprature": 1}, "temprature: is not known (did you mean temperature?); correct it"),
     ],
 )

@@ -111,6 +111,34 @@ def test_the_first_is_the_default_and_has_the_aliases(api: ServedApi) -> None:
     assert api.post(f"/inference/{RANDOM}", **fields).text != bare.text
 
 
+SAYS_HI = [{"role": "user", "content": "Hi"}]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": "Hi", "max_tokens": 1}),
+        ("/v1/chat/completions", {"messages": SAYS_HI, "max_tokens": 1}),
+        ("/v1/responses", {"input": "Hi", "max_output_tokens": 1, "model": None}),
+        ("/v1/messages", {"messages": SAYS_HI, "max_tokens": 1}),
+        ("/v1/embeddings", {"input": "Hi"}),
+    ],
+)
+def test_the_first_answers_who_names_none(api: ServedApi, path: str, body: dict[str, Any]) -> None:
+    response = api.post(path, **body)
+    assert response.status_code == 200, response.text
+    assert response.json()["model"] == TINY
+
+
+def test_the_first_counts_for_who_names_none(api: ServedApi) -> None:
+    path = "/v1/messages/count_tokens"
+    unnamed, first, second = (
+        api.post(path, messages=SAYS_HI, **named).json()
+        for named in ({}, {"model": TINY}, {"model": RANDOM})
+    )
+    assert unnamed == first != second
+
+
 def test_each_has_its_own_tokenizer_and_context(api: ServedApi) -> None:
     answers = [
         api.post("/tokenize", model=model, prompt="hello there").json() for model in (TINY, RANDOM)

@@ -204,6 +204,7 @@ def test_second_stream_of_a_narrow_team_waits(
         ("/v1/completions", {"model": "large"}, 403),
         ("/v1/completions", {"model": ["small"]}, 403),
         ("/v1/completions", {}, 403),
+        ("/v1/completions", {"model": None}, 403),
         ("/inference/small", {}, 200),
         ("/inference/large", {"model": "small"}, 403),
         ("/inference%2Flarge", {"model": "small"}, 403),

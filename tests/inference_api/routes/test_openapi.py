@@ -102,7 +102,7 @@ def test_native_body_says_what_it_is_read_from(document: dict[str, Any]) -> None
 
 def test_openai_body_comes_from_the_model_that_validates(document: dict[str, Any]) -> None:
     schema = document["components"]["schemas"]["ChatBody"]
-    assert schema["required"] == ["model", "messages"]
+    assert schema["required"] == ["messages"]
     assert "additionalProperties" not in schema  # what is not known is left aside
     assert schema["properties"]["temperature"]["anyOf"][0]["maximum"] == 2
     assert "user" in schema["properties"]  # ignored, yet accepted
