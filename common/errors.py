@@ -70,6 +70,11 @@ class WireError(Exception):
         """OpenAI's kind of error, which follows from the status."""
         return error_type(self.status)
 
+    @property
+    def anthropic_message(self) -> str:
+        """The message where clients of Anthropic read it."""
+        return str(self)
+
     def body(self) -> Error:
         return error_body(self.status, str(self), self.code, self.param)
 

@@ -3,7 +3,7 @@
     HearthError
     ├── InvalidRequest       400   a field is missing, mistyped or out of bounds
     │   ├── ContextTooLong   400   the prompt does not fit the model's context
-    │   ├── PromptTooLong    400   it cannot fit, which is known without encoding it
+    │   │   └── PromptTooLong      it cannot fit, which is known without encoding it
     │   └── ConstraintFailed 400   an answer's constraint cannot be followed to its end
     ├── Unauthorized         401   the API itself checks tokens and this one is invalid
     ├── UnknownModel         404   no model is served under this name
@@ -51,14 +51,35 @@ class InvalidRequest(HearthError):
 
 
 class ContextTooLong(InvalidRequest):
+    """Clients look for these words, OpenAI's and Anthropic's, and then shorten their history."""
+
     code = "context_length_exceeded"
 
-    def __init__(self, prompt_tokens: int, max_seq_len: int) -> None:
+    def __init__(self, prompt_tokens: int, max_seq_len: int, told: str = "") -> None:
+        told = (
+            told or f"of which at least one is for the answer, and the prompt has {prompt_tokens}"
+        )
         super().__init__(
-            f"The prompt has {prompt_tokens} tokens and the model's context holds {max_seq_len}, "
-            "of which at least one is for the answer; shorten the prompt.",
+            f"This model's maximum context length is {max_seq_len} tokens, {told}; shorten the "
+            "prompt.",
             param="text",
         )
+        self._prompt_tokens = prompt_tokens
+        self._max_prompt_tokens = max_seq_len - 1
+
+    @property
+    def anthropic_message(self) -> str:
+        sizes = f"{self._prompt_tokens} tokens > {self._max_prompt_tokens} maximum"
+        return f"prompt is too long: {sizes}; shorten it."
+
+
+class PromptTooLong(ContextTooLong):
+    """Of more bytes, say, than `at_most`, which is what the context may hold of them."""
+
+    def __init__(self, size: int, unit: str, at_most: int, max_seq_len: int) -> None:
+        at_least_tokens = -(-size * max_seq_len // at_most)
+        told = f"which hold at most {at_most} {unit}, and the prompt has {size}"
+        super().__init__(at_least_tokens, max_seq_len, told)
 
 
 class ConstraintFailed(InvalidRequest):
@@ -68,17 +89,6 @@ class ConstraintFailed(InvalidRequest):
 
     def __init__(self, reason: str) -> None:
         super().__init__(f"The answer cannot go on under its constraint; simplify it: {reason}")
-
-
-class PromptTooLong(InvalidRequest):
-    code = "context_length_exceeded"
-
-    def __init__(self, size: str, at_most: int, max_seq_len: int) -> None:
-        super().__init__(
-            f"The prompt has {size} and the model's context of {max_seq_len} tokens holds at most "
-            f"{at_most}; shorten the prompt.",
-            param="text",
-        )
 
 
 class Unauthorized(HearthError):

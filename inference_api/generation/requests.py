@@ -49,7 +49,9 @@ def request_of(
             constraint = replace(constraint, thinking="begun")
         grammar = model.grammars.compiled(constraint)
     max_seq_len, min_tokens = model.max_seq_len, params.min_tokens
-    if not 0 < len(prompt_tokens) < max_seq_len:
+    if not prompt_tokens:
+        raise InvalidRequest("The prompt has no tokens; give some text.")
+    if len(prompt_tokens) >= max_seq_len:
         raise ContextTooLong(len(prompt_tokens), max_seq_len)
     stop_token_ids = frozenset(params.stop_token_ids)
     if not params.ignore_eos:

@@ -25,7 +25,7 @@ def register_error_handlers(app: Flask, on_error: Callable[[str], None]) -> None
     def known(error: WireError) -> Response:
         on_error(error.code)
         logger.info("refused %r: %d %s", request.path, error.status, error.code)
-        response = _response(error.body(), error.status)
+        response = _response(error.body(), error.status, error.anthropic_message)
         if error.retry_after_s is not None:
             response.headers["Retry-After"] = str(error.retry_after_s)
         if isinstance(error, UnknownEncoding):
@@ -44,7 +44,7 @@ def register_error_handlers(app: Flask, on_error: Callable[[str], None]) -> None
         code = error.name.lower().replace(" ", "_")
         on_error(code)
         message = f"{request.method} {request.path}: {error.name}"
-        response = _response(error_body(status, message, code), status)
+        response = _response(error_body(status, message, code), status, message)
         for name, value in error.get_headers():
             if name == "Allow":
                 response.headers[name] = value
@@ -56,10 +56,10 @@ def register_error_handlers(app: Flask, on_error: Callable[[str], None]) -> None
         return known(HearthError("Internal error; the server's log has the details."))
 
 
-def _response(body: Error, status: int) -> Response:
+def _response(body: Error, status: int, anthropic_message: str) -> Response:
     is_anthropic = is_of_messages(request.path)
     response = jsonify(
-        messages_error(status, body["message"], g.request_id) if is_anthropic else body
+        messages_error(status, anthropic_message, g.request_id) if is_anthropic else body
     )
     response.status_code = status
     return response

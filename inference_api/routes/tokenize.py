@@ -7,7 +7,7 @@ from flask import Blueprint, Response, jsonify
 
 from common.errors import Error
 from common.operations import operation
-from inference_api.errors import ContextTooLong, InvalidRequest, PromptTooLong
+from inference_api.errors import ContextTooLong, InvalidRequest
 from inference_api.openai.answers import Detokenized, TokenizerInfo, Tokens
 from inference_api.openai.messages import turns_of
 from inference_api.openai.requests import TokenIds
@@ -82,7 +82,7 @@ def prompt_is_called(field: str) -> Iterator[None]:
     """Makes refusals of a prompt's length name `field`, as the route calls it."""
     try:
         yield
-    except (ContextTooLong, PromptTooLong) as error:
+    except ContextTooLong as error:
         error.param = field
         raise
 

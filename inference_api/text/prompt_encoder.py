@@ -38,7 +38,7 @@ class PromptEncoder:
         and by their number, as each takes a token at least. Raises what `encode` does, and
         InvalidRequest when the template refuses them."""
         if len(messages) > self._max_seq_len:
-            raise PromptTooLong(f"{len(messages)} messages", self._max_seq_len, self._max_seq_len)
+            raise PromptTooLong(len(messages), "messages", self._max_seq_len, self._max_seq_len)
         said = [{key: each[key] for key in each if key != "role"} for each in messages]
         given = [*(value for each in said for value in each.values()), *extras.tools]
         with self._room_for(list(texts_in([*given, extras.options]))):
@@ -48,7 +48,7 @@ class PromptEncoder:
     def _room_for(self, texts: Sequence[str]) -> Iterator[None]:
         num_bytes = sum(len(text.encode()) for text in texts)
         if num_bytes > self._max_bytes:
-            raise PromptTooLong(f"{num_bytes} bytes", self._max_bytes, self._max_seq_len)
+            raise PromptTooLong(num_bytes, "bytes", self._max_bytes, self._max_seq_len)
         with self._budget.share(num_bytes):
             yield
 

@@ -222,7 +222,7 @@ def test_what_asks_for_nothing_is_accepted(client: anthropic.Anthropic) -> None:
          "messages[0].content[0]: is of a type that is not served; give text, thinking"),
         ({"messages": [{"role": "user", "content": [{"type": "thinking", "thinking": "a"}]}]},
          "messages[0].content: thinking is no block of role user"),
-        ({"messages": [{"role": "user", "content": "x" * 9000}]}, "The prompt has"),
+        ({"messages": [{"role": "user", "content": "x" * 9000}]}, "prompt is too long: "),
     ],
 )  # fmt: skip
 def test_refusals_are_anthropics(api: ServedApi, fields: dict[str, Any], message: str) -> None:

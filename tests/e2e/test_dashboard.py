@@ -124,7 +124,7 @@ def test_what_the_server_refuses_is_told(api: ServedApi, browser: Browser) -> No
     with opened(browser, api.url, may_log="status of 400") as page:
         ask(page, "x " * 4000, 10)
         expect(answer_of(page).get_by_role("alert")).to_contain_text(
-            "and the model's context holds 2048"
+            "maximum context length is 2048 tokens"
         )
         expect(page.locator("[data-figure=finish]")).to_have_text("error")
 

@@ -113,7 +113,7 @@ def test_huge_prompts_are_refused_while_a_stream_goes_on(
     with running_stream(proxy_url, to_the_end=True) as stream:
         answers = all_at_once(f"{proxy_url}/inference", body, memory)
     assert [answer.status_code for answer in answers] == AT_ONCE * [400]
-    assert f"has {HUGE_BYTES} bytes" in answers[0].text
+    assert f"bytes, and the prompt has {HUGE_BYTES};" in answers[0].text
     assert f"at most {CONTEXT_BYTES}" in answers[0].text
     assert stream.last_event == b"data: [DONE]"
     assert stream.usage["completion_tokens"] == STREAM_TOKENS

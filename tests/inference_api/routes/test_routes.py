@@ -161,7 +161,7 @@ def test_body_may_decompress_to_just_the_limit(client: FlaskClient) -> None:
 
 def test_prompt_beyond_the_context_names_both_numbers(client: FlaskClient) -> None:
     response = client.post("/inference", json={"text": "x" * 32})
-    assert_error(response, 400, "The prompt has 32 tokens and the model's context holds 32")
+    assert_error(response, 400, "This model's maximum context length is 32 tokens")
     assert response.get_json()["error"]["code"] == "context_length_exceeded"
 
 
