@@ -47,6 +47,8 @@ from proxy.upstreams.headers import Identity, client_headers
 
 log = logging.getLogger(__name__)
 
+# Where clients of Anthropic tell of themselves, which is no upstream's business.
+EVENTS_PATH = "/api/event_logging/"
 # Beyond PROXY_REQUESTS, for operators.
 RESERVED_REQUESTS = 16
 
@@ -118,6 +120,9 @@ class Visits:
             return
         principal, role = await self._gate.let_in(record, head, path)
         self._check_room(role)
+        if path.startswith(EVENTS_PATH):
+            self._show(visit, Page(404, "Not Found", []))
+            return
         policy = self._parts.policy().for_team(principal.team_id)
         visit.admission = await self._admissions.admit(principal.team_id, policy)
         if body.is_present:

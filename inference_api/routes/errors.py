@@ -8,6 +8,7 @@ from werkzeug.exceptions import HTTPException, RequestEntityTooLarge
 
 from common.errors import Error, WireError, error_body, is_of_messages, messages_error
 from common.web_pages import PageRefused
+from inference_api.anthropic.model_page import VERSION_HEADER
 from inference_api.errors import HearthError, RequestTooLarge, UnknownEncoding
 
 logger = logging.getLogger(__name__)
@@ -57,7 +58,7 @@ def register_error_handlers(app: Flask, on_error: Callable[[str], None]) -> None
 
 
 def _response(body: Error, status: int, anthropic_message: str) -> Response:
-    is_anthropic = is_of_messages(request.path)
+    is_anthropic = is_of_messages(request.path) or VERSION_HEADER in request.headers
     response = jsonify(
         messages_error(status, anthropic_message, g.request_id) if is_anthropic else body
     )

@@ -2,7 +2,7 @@
 
 from flask import Blueprint, Response, g, jsonify
 
-from common.errors import MessagesError
+from common.errors import Error, MessagesError, error_body
 from common.operations import operation
 from inference_api.anthropic.answers import MessageAnswer, MessageWriter, TokenCount
 from inference_api.anthropic.requests import CountBody, MessagesBody
@@ -43,5 +43,11 @@ def create_blueprint(chats: Chats) -> Blueprint:
         with prompt_is_called(chat.prompt_field):
             token_ids = model.prompt_encoder.encode_chat(chat.turns, chat.extras)
         return jsonify(TokenCount(input_tokens=len(token_ids)))
+
+    @blueprint.post("/api/event_logging/<path:name>")
+    @operation("What clients of Anthropic tell of themselves; it is not read.", {404: Error})
+    def event_logging(name: str) -> tuple[Response, int]:
+        """No failure: nothing is logged or counted."""
+        return jsonify(error_body(404, f"{name}: nothing is kept here.", "not_found")), 404
 
     return blueprint

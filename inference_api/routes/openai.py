@@ -6,10 +6,17 @@ A completion is one or several generations; the answer is made of their texts.
 import time
 from contextlib import ExitStack
 
-from flask import Blueprint, Response, g, jsonify
+from flask import Blueprint, Response, g, jsonify, request
 
 from common.errors import Error
 from common.operations import operation
+from inference_api.anthropic.model_page import (
+    VERSION_HEADER,
+    ModelInfo,
+    ModelPage,
+    model_info,
+    model_page,
+)
 from inference_api.bundle_file import ROUTED
 from inference_api.generation.chat import ChatAnswer, plain_reader
 from inference_api.generation.streaming import Generations
@@ -25,6 +32,8 @@ from inference_api.routes.tokenize import encoded, prompt_is_called
 from inference_api.scheduling.decode_backend import DecodeBackend
 from inference_api.scheduling.served_model import ServedModel
 from inference_api.settings import Settings
+
+BY_VERSION = {VERSION_HEADER: {"type": "string", "description": "Asks for Anthropic's form."}}
 
 
 def create_blueprint(
@@ -61,17 +70,28 @@ class _Views:
         self._settings = settings
         self._started_at = int(time.time())
 
-    @operation("The models served; of a bundle's experts also their state.", {200: ModelList})
+    @operation(
+        "The models served; of a bundle's experts also their state.",
+        {200: ModelList | ModelPage},
+        headers=BY_VERSION,
+    )
     def models(self) -> Response:
         routed = (ROUTED,) if self._settings.has_router else ()
-        cards = [self._card(name) for name in (*self._settings.served_names, *routed)]
-        return jsonify(ModelList(object="list", data=cards))
+        names = (*self._settings.served_names, *routed)
+        if VERSION_HEADER in request.headers:
+            return _by_version(model_page([self._info(name) for name in names]))
+        return _by_version(ModelList(object="list", data=[self._card(name) for name in names]))
 
-    @operation("One of the models served.", {200: ModelCard | ExpertModelCard, 404: Error})
+    @operation(
+        "One of the models served.",
+        {200: ModelCard | ExpertModelCard | ModelInfo, 404: Error},
+        headers=BY_VERSION,
+    )
     def model(self, model: str) -> Response:
         if model != ROUTED or not self._settings.has_router:
             self._settings.name_of(model)
-        return jsonify(self._card(model))
+        is_anthropic = VERSION_HEADER in request.headers
+        return _by_version(self._info(model) if is_anthropic else self._card(model))
 
     @operation(
         "Answer a conversation.",
@@ -118,6 +138,9 @@ class _Views:
             num_tokens = sum(map(len, token_ids))
             return responded(stack, writer, answers, num_tokens, chosen.headers, bool(body.stream))
 
+    def _info(self, name: str) -> ModelInfo:
+        return model_info(name, self._started_at, self._card(name).get("max_model_len"))
+
     def _card(self, name: str) -> ModelCard | ExpertModelCard:
         card = ModelCard(id=name, object="model", created=self._started_at, owned_by="hearth")
         if name != ROUTED and (served := self._backend.served):
@@ -133,3 +156,61 @@ class _Views:
         rows_max = expert.rows.max or self._settings.user_rows
         state = residents.snapshot.experts[expert.name]
         return {**card, **expert_card(expert, context, rows_max, state)}
+
+
+def _by_version(answer: object) -> Response:
+    response = jsonify(answer)
+    response.vary.add(VERSION_HEADER)
+    return response
+
+
+def _choice(
+    index: int,
+    body: GenerationBody,
+    generation: TextGeneration,
+    tokenizer: Tokenizer,
+    route: Route | None,
+    scored_prompt: Sequence[ScoredToken],
+) -> Choice:
+    """`scored_prompt` is of the first choice of its prompt."""
+    prompt_tokens = generation.prompt_tokens
+    echo = tokenizer.decode(prompt_tokens) if body.wants_echo else ""
+    scored_echo = len(prompt_tokens) if body.wants_echo else 0
+    shown = body.prompt_logprobs
+    logprobs = None
+    if body.num_logprobs is not None:
+        is_chat = isinstance(body, ChatBody)
+        logprobs = Logprobs(tokenizer, is_chat, scored_echo, generation.kept_token_ids)
+    use = body.tool_use() if isinstance(body, ChatBody) else None
+    about = AboutChoice(
+        echo,
+        first_of(generation.scored_prompt, body.num_logprobs or 0) if scored_echo else (),
+        None if shown is None else prompt_logprobs(first_of(scored_prompt, shown), tokenizer),
+        route,
+        use is not None and use.is_named,
+    )
+    reader = plain_reader() if use is None else answer_reader(tokenizer, use, prompt_tokens)
+    return Choice(index, generation, reader, logprobs, about)
+
+
+def _user_texts(prompts: Sequence[Prompt]) -> list[str]:
+    """Returns what a router reads: the user's messages of a conversation, or the first prompt."""
+    prompt = prompts[0]
+    if isinstance(prompt, str):
+        return [prompt]
+    if isinstance(prompt, TokenIds):
+        return []
+    return [turn["content"] for turn in prompt.turns if turn["role"] == "user"]
+
+
+def _encode(
+    prompts: PromptEncoder, model: ServedModel, prompt: Prompt, body: GenerationBody
+) -> list[int]:
+    if isinstance(prompt, str):
+        token_ids = prompts.encode(prompt)
+    elif isinstance(prompt, TokenIds):
+        token_ids = known_ids(prompt.token_ids, model.vocab_size, "prompt")
+    else:
+        token_ids = prompts.encode_chat(prompt.turns, prompt.extras)
+    body.check_room(len(token_ids), model.max_seq_len)
+    return token_ids

@@ -54,6 +54,8 @@ LINES: Mapping[Role, str] = {
         POST /tokenize
         POST /detokenize
         GET /tokenizer_info
+        POST /api/event_logging/{name}
+        HEAD /
         GET /v1/models
         GET /v1/models/{model}
         GET /health
@@ -184,7 +186,9 @@ def _decoded(raw: str) -> str:
 @lru_cache(maxsize=4096)
 def needed_role(method: str, path: str) -> Role:
     """The least role that may ask for a plain path; the highest of the lines that match it."""
-    line = f"{'GET' if method == 'HEAD' else method} {path}"
+    line = f"{method} {path}"
+    if method == "HEAD" and line not in ROLE_BY_ROUTE:
+        line = f"GET {path}"
     return max(
         (role for pattern, role in _PATTERNS if pattern.fullmatch(line)), default=Role.OPERATOR
     )

@@ -29,6 +29,9 @@ def only_of(models: Collection[str], answer: bytes, encoding: str) -> bytes:
     shown = {
         key: [each for each in listed if _name(each) in models] for key, listed in lists.items()
     }
+    if "first_id" in fields:  # Anthropic's
+        ids = [_name(each) for each in shown.get("data", ())] or [None]
+        fields |= {"first_id": ids[0], "last_id": ids[-1]}
     return json.dumps(fields | shown).encode()
 
 

@@ -94,7 +94,7 @@ def foreign(
     engine: ScriptedUpstream, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[ProxyProcess]:
     directory: Path = tmp_path_factory.mktemp("foreign")
-    (directory / "policy.yaml").write_text("teams: {choosy: {models: [small]}}")
+    (directory / "policy.yaml").write_text("teams: {choosy: {models: [small]}, none: {models: []}}")
     (directory / "keys.yaml").write_text(f"{engine.url}: {KEY}")
     with running_proxy(
         directory,
@@ -185,6 +185,20 @@ def test_team_sees_the_models_that_it_may_use(foreign: ProxyProcess, path: str) 
         return [each["id"] for each in reply.json()["data"]]
 
     assert (names("choosy"), names("a")) == (["small"], ["small", "large"])
+
+
+@pytest.mark.parametrize(("team", "ends"), [("choosy", ["small"] * 2), ("none", [None] * 2)])
+def test_ends_of_a_page_are_those_of_the_models_shown(
+    foreign: ProxyProcess, engine: ScriptedUpstream, team: str, ends: list[str | None]
+) -> None:
+    page = {"data": [{"type": "model", "id": name} for name in ("large", "small", "medium")]}
+    told = json.dumps(page | {"has_more": False, "first_id": "large", "last_id": "medium"}).encode()
+    engine.scripts["/v1/models"] = lambda peer: peer.reply(told, "200 OK", JSON)
+    headers = bearer(team_id=team, role="team")
+    reply = requests.get(f"{foreign.url}/v1/models", headers=headers, timeout=DEADLINE_S).json()
+    engine.scripts["/v1/models"] = models
+    assert [each["id"] for each in reply["data"]] == [name for name in ends[:1] if name]
+    assert [reply["first_id"], reply["last_id"]] == ends
 
 
 @pytest.mark.parametrize(
