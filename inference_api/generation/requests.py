@@ -29,14 +29,22 @@ class Admitted:
     came_s: float
 
 
+def check_fits(prompt: Prompt, model: ServedModel) -> None:
+    """Raises ContextTooLong, and InvalidRequest for a prompt without tokens."""
+    if not prompt:
+        raise InvalidRequest("The prompt has no tokens; give some text.")
+    if len(prompt) >= model.max_seq_len:
+        raise ContextTooLong(len(prompt), model.max_seq_len)
+
+
 def request_of(
     admitted: Admitted,
     output: OutputQueue,
     prompt: Prompt,
     params: GenerationParams,
 ) -> GenerationRequest:
-    """Raises ContextTooLong, and InvalidRequest for a token or a drafter that the model does not
-    have, and for a constraint that cannot be followed."""
+    """Raises InvalidRequest for a token or a drafter that the model does not have, and for a
+    constraint that cannot be followed."""
     model, prompt_tokens = admitted.model, tuple(prompt)
     _check_speculation(params.speculation, model)
     _check_token_ids("stop_token_ids", params.stop_token_ids, model.vocab_size)
@@ -49,10 +57,6 @@ def request_of(
             constraint = replace(constraint, thinking="begun")
         grammar = model.grammars.compiled(constraint)
     max_seq_len, min_tokens = model.max_seq_len, params.min_tokens
-    if not prompt_tokens:
-        raise InvalidRequest("The prompt has no tokens; give some text.")
-    if len(prompt_tokens) >= max_seq_len:
-        raise ContextTooLong(len(prompt_tokens), max_seq_len)
     stop_token_ids = frozenset(params.stop_token_ids)
     if not params.ignore_eos:
         stop_token_ids |= model.tokenizer.stop_token_ids

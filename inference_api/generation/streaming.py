@@ -14,7 +14,7 @@ from functools import partial
 
 from common.disconnects import DisconnectWatcher
 from inference_api.errors import HearthError, QueueFull
-from inference_api.generation.requests import Admitted, Prompt, request_of
+from inference_api.generation.requests import Admitted, Prompt, check_fits, request_of
 from inference_api.generation.timeline import Timeline
 from inference_api.observe.metrics import GenerationRecord, ServerMetrics
 from inference_api.observe.recent_requests import OK, RecentRequests
@@ -228,6 +228,8 @@ class Generations:
         """Queue requests, as room comes, and return once each has its first event. See `begin`:
         the first must find room, and when one fails, all are ended."""
         generations: list[TextGeneration] = []
+        for prompt, _ in requests:
+            check_fits(prompt, admitted.model)  # all of them, so that nobody works on some in vain
         with ExitStack() as unless_started:
             for prompt, params in requests:
                 before = generations[-1] if generations else None
@@ -247,20 +249,21 @@ class Generations:
     ) -> TextGeneration:
         """Wait for room while the caller, who has been queued before, is still there."""
         while before is not None:
+            now = replace(admitted, came_s=time.monotonic())
             try:
-                return self._queue(replace(admitted, came_s=time.monotonic()), prompt, params)
+                return self._queue(now, prompt, params, is_first=False)
             except QueueFull:
                 if before.is_abandoned:
                     raise
             self._input_queue.wait_for_room(admitted.model.name, EVENT_WAIT_S)
-        return self._queue(admitted, prompt, params)
+        return self._queue(admitted, prompt, params, is_first=True)
 
     def _queue(
-        self, admitted: Admitted, prompt: Prompt, params: GenerationParams
+        self, admitted: Admitted, prompt: Prompt, params: GenerationParams, is_first: bool
     ) -> TextGeneration:
         model, caller = admitted.model, admitted.caller
         self._backend.check_admission()
-        self._input_queue.check_room(model.name)  # before the work of compiling a constraint
+        self._input_queue.check_room(model.name, is_first)  # before the work of compiling
         timeline = Timeline(admitted.came_s, partial(self._metrics.token_gap, model.name))
         text = TextStream(model.tokenizer, params.kept_token_ids)
         stop = StopMatcher(params.stop_strings, params.min_tokens, params.includes_stop)
@@ -270,12 +273,16 @@ class Generations:
             request = request_of(admitted, output, prompt, params)
             generation = TextGeneration(request, text, stop, timeline)
             unless_queued.callback(generation.close)
-            self._submit(generation, request, caller)
+            self._submit(generation, request, caller, is_first)
             unless_queued.pop_all()
         return generation
 
     def _submit(
-        self, generation: TextGeneration, request: GenerationRequest, caller: Caller
+        self,
+        generation: TextGeneration,
+        request: GenerationRequest,
+        caller: Caller,
+        is_first: bool,
     ) -> None:
         def hang_up() -> None:
             self._backend.cancel(request)
@@ -283,7 +290,7 @@ class Generations:
 
         generation.at_end(lambda: self._write_down(generation, caller))
         generation.at_end(lambda: self._backend.cancel(request))
-        self._input_queue.put(request)
+        self._input_queue.put(request, is_first)
         if caller.connection is not None:
             generation.at_end(self._watcher.watch(caller.connection, hang_up))
 

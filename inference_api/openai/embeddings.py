@@ -1,24 +1,36 @@
 """The body and the answer of `/v1/embeddings`: OpenAI's shapes, and `pooling` beside them."""
 
 from base64 import b64encode
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, Tag
 
 from inference_api.bodies.fields import MAX_INTEGER, Unserved
 from inference_api.openai.answers import Answer
 from inference_api.openai.field_kinds import UNSERVED_OF_EMBEDDINGS
 from inference_api.openai.requests import (
+    BY_FORM_OF_PROMPT,
     MAX_PRIORITY,
-    Prompt,
+    Ids,
     RequestBody,
+    Text,
     TokenIds,
     prompts_of,
 )
 from inference_api.request import GenerationParams, Pooling, SamplingParams
 
+MAX_INPUTS = 2048  # OpenAI's
+MAX_NUMBERS = 2**21  # of an answer in figures, each of which takes ten times what base64 does
+
 EncodingFormat = Literal["float", "base64"]
+Inputs = Annotated[
+    Annotated[Text, Tag("<text>")]
+    | Annotated[Ids, Tag("<ids>")]
+    | Annotated[list[Text], Field(max_length=MAX_INPUTS, fail_fast=True), Tag("<texts>")]
+    | Annotated[list[Ids], Field(max_length=MAX_INPUTS, fail_fast=True), Tag("<lists of ids>")],
+    BY_FORM_OF_PROMPT,
+]
 
 
 class EmbeddingsBody(RequestBody):
@@ -28,7 +40,7 @@ class EmbeddingsBody(RequestBody):
     unserved: ClassVar[Unserved] = UNSERVED_OF_EMBEDDINGS
 
     model: str | None = None
-    input: Prompt
+    input: Inputs
     encoding_format: EncodingFormat | None = None
     dimensions: int | None = Field(None, ge=1, le=MAX_INTEGER)
     pooling: Pooling | None = None

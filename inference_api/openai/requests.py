@@ -68,6 +68,11 @@ def _form_of_stop(stop: Any) -> str | None:
     return "<texts>" if isinstance(stop, list) else None
 
 
+BY_FORM_OF_PROMPT = Discriminator(
+    _form_of_prompt,
+    custom_error_type="prompt",
+    custom_error_message="give a text, token ids, or a list of one or more of either",
+)
 Prompt = Annotated[
     Annotated[Text, Tag("<text>")]
     | Annotated[Ids, Tag("<ids>")]
@@ -75,11 +80,7 @@ Prompt = Annotated[
     | Annotated[
         list[Ids], Field(max_length=MAX_GENERATIONS, fail_fast=True), Tag("<lists of ids>")
     ],
-    Discriminator(
-        _form_of_prompt,
-        custom_error_type="prompt",
-        custom_error_message="give a text, token ids, or a list of one or more of either",
-    ),
+    BY_FORM_OF_PROMPT,
 ]
 Stop = Annotated[
     Annotated[Text, Tag("<text>")]

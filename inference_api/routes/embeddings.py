@@ -8,6 +8,7 @@ from common.operations import operation
 from inference_api.errors import InvalidRequest
 from inference_api.generation.streaming import Generations, TextGeneration
 from inference_api.openai.embeddings import (
+    MAX_NUMBERS,
     Embedding,
     Embeddings,
     EmbeddingsBody,
@@ -40,6 +41,7 @@ def create_blueprint(
         backend.check_admission()
         model = backend.served[chosen.name]
         check_dimensions(body.dimensions, model)
+        check_numbers(body, len(inputs) * (body.dimensions or model.hidden_size))
         params = body.params()
         with ExitStack() as stack:
             with (
@@ -69,6 +71,16 @@ def check_dimensions(dimensions: int | None, model: ServedModel) -> None:
             f"dimensions: is {dimensions}, above the {model.hidden_size} that {model.name} has; "
             "lower it or leave it out.",
             "dimensions",
+        )
+
+
+def check_numbers(body: EmbeddingsBody, num_numbers: int) -> None:
+    """Raises InvalidRequest for figures that would take gigabytes."""
+    if body.encoding_format != "base64" and num_numbers > MAX_NUMBERS:
+        raise InvalidRequest(
+            f"input: its vectors are {num_numbers} numbers, above {MAX_NUMBERS}; give fewer texts, "
+            "fewer dimensions, or encoding_format: base64.",
+            "input",
         )
 
 

@@ -58,20 +58,22 @@ class InputQueue:
         self._room = Condition(self._lock)  # request threads wait for some
         self._refusal: Callable[[], HearthError] | None = None
 
-    def put(self, request: GenerationRequest) -> None:
-        """Raises QueueFull, or what `refuse` was given once the queue is closed."""
+    def put(self, request: GenerationRequest, is_first: bool = True) -> None:
+        """`is_first`: of its call. The others take no more than half of the places that wait, so
+        that calls of many leave room for newcomers. Raises QueueFull, or what `refuse` was given
+        once the queue is closed."""
         with self._lock:
-            self._check_room(request.model)
+            self._check_room(request.model, is_first)
             self._num_put += 1
             now_s = self._clock()
             place = (now_s + request.priority * PRIORITY_S, self._num_put)
             self._lines[request.model].put(request, place, now_s)
         self._news.set()
 
-    def check_room(self, model: str) -> None:
+    def check_room(self, model: str, is_first: bool = True) -> None:
         """Raises what `put` would raise now for a request to this model."""
         with self._lock:
-            self._check_room(model)
+            self._check_room(model, is_first)
 
     def get(self, model: str) -> GenerationRequest | None:
         """Take the model's request whose turn it is, or None; never waits."""
@@ -116,9 +118,10 @@ class InputQueue:
         self._news.clear()
 
     def wait_for_room(self, model: str, timeout_s: float) -> None:
-        """Return when there is room, `put` would raise another error, or the time is over."""
+        """Return when there is room for another request of a call, `put` would raise another error,
+        or the time is over."""
         with self._lock:
-            if self._refusal is None and self._is_full(model):
+            if self._refusal is None and self._is_full(model, is_first=False):
                 self._room.wait(timeout_s)
 
     def remove(self, request: GenerationRequest) -> None:
@@ -150,22 +153,23 @@ class InputQueue:
         """Number of requests that wait, for any model."""
         return sum(map(len, self._lines.values()))
 
-    def _check_room(self, model: str) -> None:
+    def _check_room(self, model: str, is_first: bool) -> None:
         if self._refusal is not None:
             raise self._refusal()
-        if self._is_full(model):
+        if self._is_full(model, is_first):
             line = self._lines[model]
             retry_after_s = line.retry_after_s(self._clock())
             if self._shared_rows is not None:
                 raise ExpertQueueFull(model, len(line), retry_after_s)
             raise QueueFull(retry_after_s)
 
-    def _is_full(self, model: str) -> bool:
+    def _is_full(self, model: str, is_first: bool) -> bool:
+        max_size = self._max_size if is_first else self._max_size // 2
         if self._shared_rows is None:
-            return self._lines[model].is_full()
+            return self._lines[model].is_full(max_size)
         lines = self._lines.values()
         num_free_rows = max(0, self._shared_rows - sum([line.num_running for line in lines]))
-        return len(self) >= self._max_size + num_free_rows
+        return len(self) >= max_size + num_free_rows
 
 
 class _Line:
@@ -213,9 +217,9 @@ class _Line:
         self.clear()
         return requests
 
-    def is_full(self) -> bool:
+    def is_full(self, max_size: int) -> bool:
         num_free_rows = max(0, self._num_rows - self.num_running)
-        return len(self._waiting) >= self._max_size + num_free_rows
+        return len(self._waiting) >= max_size + num_free_rows
 
     def retry_after_s(self, now_s: float) -> int:
         """When a newcomer's turn would come: the line's length over the measured drain rate."""

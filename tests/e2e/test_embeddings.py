@@ -2,16 +2,24 @@
 
 from base64 import b64decode
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import openai
 import pytest
+import requests
 import torch
 from transformers import AutoModel, AutoTokenizer
 
-from benchmarking.serving import ServedApi
+from benchmarking.serving import ServedApi, served
+from inference_api.errors import InvalidRequest
 from inference_api.model_settings import EMBEDDED_MODEL
+from inference_api.openai.embeddings import EmbeddingsBody
+from inference_api.routes.embeddings import check_numbers
+from tests.proxy.support import bearer, running_proxy
 
 MODEL = "hearth-tiny"
 TEXTS = ["What is the capital of Kenya?", "Tell me a story about a fox.", "Kenya"]
@@ -83,7 +91,7 @@ def test_token_ids_are_taken_as_they_are(model_api: ServedApi) -> None:
     [
         ({"input": []}, "input", "a text, token ids, or a list"),
         ({"input": ""}, "input", "1"),
-        ({"input": ["a"] * 257}, "input", "256"),
+        ({"input": ["a"] * 2049}, "input", "2048"),
         ({"input": [10**6]}, "input", "not in this model's vocabulary"),
         ({"input": "a " * 5000}, "input", "2048"),
         ({"dimensions": 0}, "dimensions", "1"),
@@ -109,3 +117,56 @@ def test_a_mock_has_none(mock_api: ServedApi) -> None:
     response = mock_api.post("/v1/embeddings", model=mock_api.state()["model"], input="a")
     assert response.status_code == 400
     assert "is a mock" in response.json()["error"]["message"]
+
+
+def test_a_call_of_many_leaves_room_for_others(tmp_path: Path) -> None:
+    """With places for ten, it would take them all, and others would get 503 until it ends."""
+    texts = [f"Kenya {number}" for number in range(2048)]
+    with (
+        served(tmp_path / "log", USER_ROWS=2, MAX_INPUT_QSIZE=8) as api,
+        ThreadPoolExecutor(1) as threads,
+    ):
+        alone = asked(api, input=[texts[0], texts[-1]])
+        many = threads.submit(asked, api, input=texts)
+        statuses = set[int]()
+        while not many.done():
+            answer = api.post("/v1/completions", prompt="Hello", max_tokens=1)
+            statuses.add(answer.status_code)
+        assert statuses == {200}
+        vectors = many.result()
+    assert len(vectors) == 2048
+    assert [vectors[0], vectors[-1]] == alone
+
+
+def test_teams_are_charged_for_every_text(model_api: ServedApi, tmp_path: Path) -> None:
+    (tmp_path / "policy.yaml").write_text("defaults: {tokens_per_minute: 1000}")
+    texts = {"input": ["Kenya"] * 2000, "encoding_format": "base64"}
+    with running_proxy(tmp_path, model_api.url, POLICY_FILE=str(tmp_path / "policy.yaml")) as proxy:
+        ask = partial(requests.post, f"{proxy.url}/v1/embeddings", headers=bearer(), timeout=60)
+        answer = ask(json=texts)
+        assert len(answer.json()["data"]) == 2000
+        line = proxy.audit_with(request_id=answer.headers["X-Request-Id"])
+        used = answer.json()["usage"]["prompt_tokens"]
+        assert (line["prompt_tokens"], line["tokens_source"]) == (used, "usage")
+        assert used >= 2000
+        assert ask(json={"input": "Kenya"}).status_code == 429
+
+
+@pytest.mark.parametrize(
+    ("fields", "num_inputs", "is_refused"),
+    [
+        ({}, 512, False),
+        ({}, 513, True),
+        ({"dimensions": 2048}, 1025, True),
+        ({"dimensions": 1024}, 2048, False),
+        ({"encoding_format": "base64"}, 2048, False),
+    ],
+)
+def test_figures_of_an_answer_are_bounded(
+    fields: dict[str, Any], num_inputs: int, is_refused: bool
+) -> None:
+    """Of a model whose states have 4096 numbers."""
+    body = EmbeddingsBody(input="a", **fields)
+    refused = pytest.raises(InvalidRequest, match="above 2097152; give fewer texts, fewer")
+    with refused if is_refused else nullcontext():
+        check_numbers(body, num_inputs * (body.dimensions or 4096))

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from inference_api.errors import QueueFull
+from inference_api.errors import ContextTooLong, InvalidRequest, QueueFull
 from inference_api.generation import streaming
 from inference_api.request import Caller, GenerationParams
 from tests.inference_api.scheduling.test_session_reuse import NAME, Server
@@ -81,3 +81,14 @@ def test_prompts_before_one_that_is_refused_are_ended_and_noted_once(
     assert len(server.output_queues) == 5
     (noted,) = server.recent.newest_first()
     assert (noted.status, noted.error) == (503, "queue_full")
+
+
+def test_no_prompt_of_a_call_is_queued_when_one_does_not_fit() -> None:
+    server = Server()
+    fits, exceeds = (lambda encoder: [1]), (lambda encoder: [1] * 64)
+    with pytest.raises(ContextTooLong):
+        server.generations.begin_all(NAME, [(fits, PARAMS), (exceeds, PARAMS)], Caller("request"))
+    with pytest.raises(InvalidRequest, match="no tokens"):
+        server.generations.begin(NAME, lambda encoder: [], PARAMS, Caller("request"))
+    assert not len(server.input_queue)
+    assert nothing_is_left(server)

@@ -91,6 +91,42 @@ def test_burst_fills_the_free_rows_and_the_queue() -> None:
         queue.put(request("one too many"))
 
 
+@pytest.mark.parametrize("shared_rows", [None, 2])
+def test_all_but_the_first_of_a_call_leave_half_of_the_places(shared_rows: int | None) -> None:
+    queue = InputQueue(4, {NAME: 2}, shared_rows=shared_rows)
+
+    def put_all() -> int:
+        """How many find room: two rows are free at first."""
+        for count in range(9):
+            try:
+                queue.put(request(str(count)), is_first=False)
+            except QueueFull:
+                return count
+        return pytest.fail("no bound")
+
+    assert put_all() == 4
+    for newcomer in "ab":
+        queue.put(request(newcomer))
+    with pytest.raises(QueueFull):
+        queue.put(request("c"))
+    for _ in range(2):  # into the rows, which come free again
+        queue.get(NAME)
+        queue.row_is_free(NAME)
+    assert put_all() == 0
+    queue.put(request("c"))
+
+
+def test_one_place_is_enough_for_a_call_of_many() -> None:
+    queue = InputQueue(1, {NAME: 1})
+    queue.put(request("first"))
+    for _ in range(3):
+        with pytest.raises(QueueFull):
+            queue.put(request("next"), is_first=False)
+        queue.get(NAME)
+        queue.row_is_free(NAME)
+        queue.put(request("next"), is_first=False)
+
+
 def test_each_model_has_a_line_and_places_of_its_own() -> None:
     queue = InputQueue(1, {"a": 1, "b": 2})
     requests = [request(name, model=name[0]) for name in ("a1", "a2", "b1", "b2", "b3")]

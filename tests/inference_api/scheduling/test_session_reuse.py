@@ -82,7 +82,7 @@ class Server:
         params = GenerationParams(session_id="the-same")
         prompt = list(PROMPTS[team].encode())
         with self.generations.admitted(NAME, caller) as admitted:
-            return self.generations._queue(admitted, prompt, params)
+            return self.generations._queue(admitted, prompt, params, is_first=True)
 
     def teams_shown(self) -> list[tuple[str, int]]:
         """What the dashboard says of busy rows: whose they are, and how long their prompt is."""
