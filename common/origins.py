@@ -8,8 +8,10 @@ from pydantic import AfterValidator, BeforeValidator
 from pydantic_settings import NoDecode
 
 ANY = "*"
+LOCAL = "local"  # pages that a program on the browser's own machine shows
 # As browsers send it: in lower case, without a path.
-ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://[^/?#@\sA-Z]+")
+ORIGIN = re.compile(r"\*|local|none|[a-z][a-z0-9+.-]*://[^/?#@\sA-Z]+")
+_OF_LOCAL = re.compile(r"http://(localhost|127\.0\.0\.1)(:[0-9]{1,5})?")
 HOST = re.compile(r"\*|[a-z0-9_-]+(\.[a-z0-9_-]+)*")
 
 
@@ -33,4 +35,6 @@ Hosts = Annotated[
 
 
 def is_allowed(origin: str | None, allowed: Collection[str]) -> bool:
-    return origin is not None and (ANY in allowed or origin in allowed)
+    if origin is None or ANY in allowed or origin in allowed:
+        return origin is not None
+    return LOCAL in allowed and _OF_LOCAL.fullmatch(origin) is not None

@@ -12,7 +12,7 @@ from pydantic import Field, SecretStr, ValidationError, ValidationInfo, field_va
 from pydantic_core import PydanticCustomError
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
-from common.origins import ORIGIN, Hosts, split_at_commas
+from common.origins import LOCAL, ORIGIN, Hosts, split_at_commas
 from inference_api.body_settings import BodySettings
 from inference_api.bundle_file import Bundle, Expert, read_bundle
 from inference_api.errors import StartupError, UnknownModel
@@ -210,9 +210,10 @@ class Settings(BaseSettings, ModelSettings, PipelineSettings, BodySettings, Watc
         ),
     )
     cors_origins: Annotated[tuple[str, ...], NoDecode] = Field(
-        (),
+        (LOCAL,),
         description=(
-            "Origins whose web pages may use the inference routes, comma-separated; *: any."
+            "Origins whose web pages may use the inference routes, comma-separated; local: "
+            "http://localhost and http://127.0.0.1 on any port; none; *: any."
         ),
     )
 
@@ -285,7 +286,8 @@ class Settings(BaseSettings, ModelSettings, PipelineSettings, BodySettings, Watc
         for origin in origins:
             if not ORIGIN.fullmatch(origin):
                 raise ValueError(
-                    f"'{origin}' is no origin, which is scheme://host[:port] in lower case, or *"
+                    f"'{origin}' is no origin, which is scheme://host[:port] in lower case, and "
+                    "neither local, none nor *"
                 )
         return origins
 

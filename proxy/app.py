@@ -7,6 +7,7 @@ import asyncio
 
 from common.origins import is_allowed
 from common.request_ids import new_request_id
+from proxy.access.gate import origins_for
 from proxy.aside import Aside
 from proxy.audit import AuditLog, AuditRecord, Outcome
 from proxy.clients.answers import answer_head, content_headers, refusal
@@ -161,7 +162,7 @@ class ProxyApp:
     def _answer_probe(self, exchange: Exchange) -> bool:
         """Answer what needs no token: probes, and preflights of allowed origins."""
         head = exchange.head
-        origin, allowed = head.get("origin"), self._settings.cors_origins
+        origin, allowed = head.get("origin"), origins_for(head, self._settings.cors_origins)
         if is_preflight(head) and is_allowed(origin, allowed):
             cors = cors_headers(origin, allowed)
             exchange.answer(204, "No Content", cors + PREFLIGHT_HEADERS, b"")

@@ -12,7 +12,7 @@ from pydantic import Field, FilePath, SecretStr, ValidationError, field_validato
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from common.logs import LogFormat, LogLevel
-from common.origins import ORIGIN
+from common.origins import LOCAL, ORIGIN
 from proxy.errors import StartupError
 
 SYMMETRIC_ALGORITHMS = frozenset({"HS256", "HS384", "HS512"})
@@ -74,7 +74,7 @@ class Settings(BaseSettings):
     jwks_url: str | None = None
     revoked_tokens_file: FilePath | None = None
 
-    cors_origins: Annotated[tuple[str, ...], NoDecode] = ()  # `*`: any
+    cors_origins: Annotated[tuple[str, ...], NoDecode] = (LOCAL,)  # `*`: any
 
     policy_file: FilePath | None = None
     redis_url: SecretStr | None = None
@@ -94,7 +94,8 @@ class Settings(BaseSettings):
         for origin in origins:
             if not ORIGIN.fullmatch(origin):
                 raise ValueError(
-                    f"'{origin}' is no origin; give scheme://host[:port] in lower case, or *"
+                    f"'{origin}' is no origin; give scheme://host[:port] in lower case, local, "
+                    "none or *"
                 )
         return origins
 

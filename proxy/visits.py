@@ -8,7 +8,7 @@ from functools import partial
 
 from common.request_ids import new_request_id, request_id
 from proxy.access.admissions import Admissions
-from proxy.access.gate import Gate
+from proxy.access.gate import Gate, origins_for
 from proxy.access.limits import Admission
 from proxy.access.login import LOGIN_PATH, LOGOUT_PATH, Login, Page
 from proxy.access.policy import TeamPolicy
@@ -92,8 +92,8 @@ class Visits:
     async def serve(self, exchange: Exchange) -> None:
         head = exchange.head
         record = AuditRecord(new_request_id(), head.method, _route(head.target))
-        cors = cors_headers(head.get("origin"), self._settings.cors_origins)
-        visit = Visit(record, exchange, cors)
+        allowed = origins_for(head, self._settings.cors_origins)
+        visit = Visit(record, exchange, cors_headers(head.get("origin"), allowed))
         request_id.set(record.request_id)
         try:
             await self._serve(visit)
@@ -114,7 +114,7 @@ class Visits:
         if fault := target_fault(head.method, head.target):
             raise BadRequest(fault)
         path = plain_path(head.target)
-        check_preflight(head, self._settings.cors_origins)
+        check_preflight(head, origins_for(head, self._settings.cors_origins))
         if path in (LOGIN_PATH, LOGOUT_PATH):
             self._show(visit, await self._login.answer(head, body, path))
             return

@@ -1,15 +1,16 @@
 """The check of every request's caller: a token in a header, or a browser's in a cookie."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
+from common.origins import LOCAL
 from proxy.access.auth import Authenticator, Principal
 from proxy.access.policy import Policy
-from proxy.access.roles import Role, needed_role
+from proxy.access.roles import Role, needed_role, plain_path
 from proxy.aside import Aside
 from proxy.audit import AuditRecord
-from proxy.clients.origins import check_own_page
+from proxy.clients.origins import check_own_page, is_preflight
 from proxy.clients.request_head import RequestHead
-from proxy.errors import LoginNeeded, RoleNeeded, Unauthorized
+from proxy.errors import BadRequest, LoginNeeded, RoleNeeded, Unauthorized
 
 COOKIE = "hearth_token"
 
@@ -59,6 +60,21 @@ class Gate:
         if token and not is_read:
             check_own_page(head)
         return principal, role
+
+
+def origins_for(head: RequestHead, listed: Collection[str]) -> Collection[str]:
+    """Whose pages may ask this: those of the browser's own machine only for what is every team's.
+
+    A token that opens more is for programs, and for pages that are listed by name.
+    """
+    if LOCAL not in listed or "origin" not in head:
+        return listed
+    method = head.get("access-control-request-method") if is_preflight(head) else head.method
+    try:
+        is_for_teams = needed_role(method or "", plain_path(head.target)) is Role.TEAM
+    except BadRequest:
+        is_for_teams = False
+    return listed if is_for_teams else [each for each in listed if each != LOCAL]
 
 
 def cookie_token(head: RequestHead) -> str | None:

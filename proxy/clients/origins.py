@@ -27,13 +27,13 @@ def is_preflight(head: RequestHead) -> bool:
 
 
 def cors_headers(origin: str | None, allowed: Collection[str]) -> Headers:
-    """Returns the headers that let an allowed page read an answer; none by default."""
+    """Returns the headers that let an allowed page read an answer."""
     if not allowed:
         return []
     if ANY in allowed:
         return [("Access-Control-Allow-Origin", ANY), READABLE_HEADERS]
     vary = ("Vary", "Origin")
-    if origin is None or origin not in allowed:
+    if origin is None or not is_allowed(origin, allowed):
         return [vary]
     return [("Access-Control-Allow-Origin", origin), READABLE_HEADERS, vary]
 

@@ -209,6 +209,34 @@ def test_refusal_by_role_is_in_the_audit(door: ProxyProcess) -> None:
     assert "needs the role 'viewer'" in str(line["reason"])
 
 
+@pytest.mark.parametrize(
+    ("origin", "method", "path", "is_allowed"),
+    [
+        ("http://localhost:5173", "POST", "/v1/chat/completions", True),
+        ("http://127.0.0.1", "GET", "/v1/models", True),
+        ("http://localhost.evil.com", "POST", "/v1/chat/completions", False),
+        ("http://localhost:5173", "POST", "/drain", False),
+        ("http://localhost:5173", "GET", "/state", False),
+        ("http://localhost:5173", "PUT", "/state", False),
+        ("http://localhost:5173", "POST", "/v1/chat/../../drain", False),
+    ],
+)
+def test_local_pages_may_do_what_teams_may(
+    door: ProxyProcess, origin: str, method: str, path: str, is_allowed: bool
+) -> None:
+    """Whatever their token opens."""
+    head = (
+        f"{{}} {path} HTTP/1.1\r\nHost: p\r\nOrigin: {origin}\r\nConnection: close\r\n"
+        f"Authorization: Bearer {make_token(role='viewer')}\r\n{{}}\r\n"
+    )
+    asks_first = f"Access-Control-Request-Method: {method}\r\n"
+    answer = door.raw(head.format("OPTIONS", asks_first).encode())
+    assert answer.startswith(b"HTTP/1.1 204") == is_allowed
+    for text in (answer, door.raw(head.format(method, "Content-Length: 0\r\n").encode())):
+        allowed = f"Access-Control-Allow-Origin: {origin}\r\n".encode()
+        assert (allowed in text) == is_allowed
+
+
 @pytest.fixture(scope="module")
 def ruled(
     upstream: ScriptedUpstream, tmp_path_factory: pytest.TempPathFactory

@@ -74,7 +74,8 @@ def test_listed_hosts_and_the_one_listened_on_are_ours(tmp_path: Path) -> None:
         {"Sec-Fetch-Site": "cross-site", "Origin": "http://localhost"},
     ],
 )
-def test_pages_of_others_change_nothing(client: FlaskClient, headers: dict[str, str]) -> None:
+def test_pages_of_others_change_nothing(tmp_path: Path, headers: dict[str, str]) -> None:
+    client = make_client(tmp_path, cors_origins="none")
     for method, path in [
         ("POST", "/drain"), ("PUT", "/state"), ("POST", "/optimizeOne"), ("POST", "/weights_gen"),
         ("DELETE", "/weights/sessions/x"), ("POST", "/inference"), ("POST", "/v1/chat/completions"),
@@ -131,7 +132,28 @@ def preflight(client: FlaskClient, path: str, origin: str) -> Any:
     return client.options(path, headers={"Origin": origin} | asked)
 
 
-def test_no_origin_is_allowed_by_default(client: FlaskClient) -> None:
+LOCAL_PAGE = "http://localhost:5173"
+
+
+def test_local_pages_may_use_the_inference_routes_by_default(client: FlaskClient) -> None:
+    for path in ("/v1/chat/completions", "/v1/messages", "/inference", "/v1/embeddings"):
+        allowed = preflight(client, path, LOCAL_PAGE)
+        assert allowed.status_code == 204
+        assert allowed.headers["Access-Control-Allow-Origin"] == LOCAL_PAGE
+    for path in ("/drain", "/weights_update", "/optimizeOne", "/bundle/load/a"):
+        assert preflight(client, path, LOCAL_PAGE).status_code == 403
+        assert client.post(path, headers={"Origin": LOCAL_PAGE}).status_code == 403
+    state = client.get("/dashboard/state", headers={"Origin": LOCAL_PAGE})
+    assert "Access-Control-Allow-Origin" not in state.headers
+
+
+def test_local_pages_are_others_where_they_are_not_listed(tmp_path: Path) -> None:
+    for setting in ("none", PAGE):
+        client = make_client(tmp_path, cors_origins=setting)
+        assert preflight(client, "/v1/chat/completions", LOCAL_PAGE).status_code == 403
+
+
+def test_no_other_origin_is_allowed_by_default(client: FlaskClient) -> None:
     response = preflight(client, "/v1/chat/completions", PAGE)
     assert response.status_code == 403
     assert "CORS_ORIGINS" in response.get_json()["message"]
