@@ -29,7 +29,9 @@ class ModelSettings(BaseModel):
         description="Model folder, GGUF file or hub id; default: the embedded model.",
     )
     model_name: Annotated[str, AfterValidator(readable)] | None = Field(
-        None, max_length=256, description="Name clients ask for; default: the last part of MODEL."
+        None,
+        max_length=256,
+        description="Name clients ask for; default: the last part of MODEL, without .gguf.",
     )
     device: Literal["auto", "cpu", "cuda"] = Field(
         "auto", description="Where the model runs; auto: CUDA when there is a GPU."
@@ -97,7 +99,8 @@ class ModelSettings(BaseModel):
     @property
     def name(self) -> str:
         """The name in requests, answers and metrics."""
-        return self.model_name or self.model.rstrip("/").rsplit("/", 1)[-1]
+        file_name = self.model.rstrip("/").rsplit("/", 1)[-1]
+        return self.model_name or file_name.removesuffix(".gguf") or file_name
 
     @property
     def used_draft_model(self) -> str | None:

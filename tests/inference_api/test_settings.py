@@ -23,6 +23,19 @@ def test_variables_are_read_from_the_environment(monkeypatch: pytest.MonkeyPatch
     assert settings.served_names == ("some-model", "one", "two")
 
 
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [
+        ("/models/SmolLM2-135M.Q8_0.gguf", "SmolLM2-135M.Q8_0"),
+        ("owner/model-gguf", "model-gguf"),
+        ("/models/.gguf", ".gguf"),
+    ],
+)
+def test_name_of_a_file_is_without_its_ending(model: str, name: str) -> None:
+    assert Settings(model=model).default_model.name == name
+    assert Settings(model=model, model_name="a.gguf").default_model.name == "a.gguf"
+
+
 def test_one_model_is_a_list_of_one() -> None:
     settings = Settings(model="/models/a", user_rows=3, quantization="int8")
     [model] = settings.served_models
