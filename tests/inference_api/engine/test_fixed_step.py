@@ -14,6 +14,8 @@ import pytest
 import torch
 from annotated_types import Le
 from torch import Tensor
+from torch._guards import TracingContext, tracing
+from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from inference_api.engine import fixed_step
@@ -48,7 +50,8 @@ Make = Callable[..., Decoders]
 
 
 def recorded(forward: Forward, inputs: Tensor) -> Step:
-    return partial(make_fx(forward)(inputs), inputs)
+    with tracing(TracingContext(FakeTensorMode())):  # else each operation makes such a mode
+        return partial(make_fx(forward)(inputs), inputs)
 
 
 @pytest.fixture(autouse=True)
@@ -62,7 +65,7 @@ def decoders(tiny_model: Callable[[str], TinyModel], device: str) -> Make:
     """By model name, whether steps are recorded, and precision, each made once per device."""
 
     @cache
-    def make(name: str, is_recorded: bool, dtype: str = "float32") -> Decoders:
+    def make(name: str, is_recorded: bool, dtype: str) -> Decoders:
         options = EngineOptions(
             device=device, dtype=dtype, max_rows=MAX_ROWS, max_seq_len=CONTEXT, kernels=False
         )
@@ -86,7 +89,7 @@ def decoders(tiny_model: Callable[[str], TinyModel], device: str) -> Make:
             assert len(made) == (2 + len(CHUNK_SIZES)) * len(LENGTHS), "a recording failed"
         return Decoders(fixed, plain, runner._cache)
 
-    return make
+    return lambda name, is_recorded, dtype="float32": make(name, is_recorded, dtype)
 
 
 def fill(decoder: Decoder, prompts: Mapping[int, Sequence[int]]) -> None:
