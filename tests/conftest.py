@@ -1,11 +1,12 @@
 """For all tests: no setting of the surrounding shell, and a real Redis where one is needed."""
 
+import gc
 import os
 import shutil
 import signal
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -100,6 +101,16 @@ def pytest_sessionfinish(exitstatus: int) -> None:
     """Delete the temporary folder, unless a test failed whose files may say why."""
     if "PYTEST_XDIST_WORKER" not in os.environ and exitstatus == pytest.ExitCode.OK:
         shutil.rmtree(tempfile.gettempdir(), ignore_errors=True)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """What is imported here stays: looked through for garbage again and again it takes seconds."""
+    gc.disable()
+    result = yield
+    gc.freeze()
+    gc.enable()
+    return result
 
 
 @cache
