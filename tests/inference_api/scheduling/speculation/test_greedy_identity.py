@@ -19,7 +19,7 @@ from tests.inference_api.scheduling.speculation.decoding import (
 )
 from tests.inference_api.scheduling.speculation.sources import SOURCES, Known
 
-NUM_PROMPTS = 200
+NUM_PROMPTS = 128  # four for each row
 SERVED = ("medusa", "ngram")  # the other sources are for what these guess seldom
 TRIALS_SEED = 20261123
 LEAST_TOKENS, MOST_TOKENS = 8, 32

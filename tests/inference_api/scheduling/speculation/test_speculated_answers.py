@@ -14,7 +14,7 @@ from inference_api.inference_api_server import create_server, server_of
 from inference_api.settings import Settings
 
 MODEL = "hearth-tiny"
-CONTEXT_TOKENS = 160
+CONTEXT_TOKENS = 128
 FORMS: dict[str, dict[str, Any]] = {
     "float32": {"dtype": "float32"},
     "int8": {"quantization": "int8"},
@@ -33,9 +33,9 @@ SCHEMA = {
     "properties": {"name": {"type": "string"}, "age": {"type": "integer"}},
     "required": ["name", "age"],
 }
-GREEDY = {"temperature": 0, "max_tokens": 64}
-SEEDED = {"temperature": 0.9, "top_k": 40, "top_p": 0.95, "seed": 5, "max_tokens": 64}
-LOOP = {"prompt": SENTENCE * 3, "temperature": 0, "ignore_eos": True, "max_tokens": 80}
+GREEDY = {"temperature": 0, "max_tokens": 40}
+SEEDED = {"temperature": 0.9, "top_k": 40, "top_p": 0.95, "seed": 5, "max_tokens": 40}
+LOOP = {"prompt": SENTENCE * 3, "temperature": 0, "ignore_eos": True, "max_tokens": 48}
 
 Body = Mapping[str, Any]
 
