@@ -1,0 +1,136 @@
+"""Installs a client and runs it once, away from the project and from the network."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarking.serving import ROOT
+from lab.clients.client import MODEL, NOTE, NOTE_TEXT, SCRIPTS, Client, filled
+from lab.clients.forwarder import Exchange, Recorder, forwarding
+from lab.clients.steering import Call
+
+INSTALLS = ROOT / "var" / "clients"
+BIN = Path(sys.executable).parent  # where Node's wheel has put it
+INSTALL_TIMEOUT_S = 1200
+RUN_TIMEOUT_S = 180
+NOWHERE = "http://127.0.0.1:9"  # whatever a client asks of other hosts ends there
+
+
+class InstallFailed(Exception):
+    """A package that cannot be had here."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    exit_code: int | None  # None: it did not end in time
+    exchanges: Sequence[Exchange]
+    note: str  # what the note says afterwards
+
+
+def install(client: Client) -> Path:
+    """Returns the folder of the client's commands. Raises InstallFailed."""
+    folder = INSTALLS / client.folder_name
+    done = folder / "installed"
+    wanted = "\n".join(client.packages)
+    if not done.exists() or done.read_text() != wanted:
+        folder.mkdir(parents=True, exist_ok=True)
+        for command in _install_commands(client, folder):
+            _install(command, folder)
+        done.write_text(wanted)
+    return folder / ("node_modules/.bin" if client.npm else "venv/bin")
+
+
+def run(client: Client, commands: Path, upstream: str, folder: Path) -> Run:
+    """Run it in `folder`, which is empty, against the server at `upstream`."""
+    places = {"home": str(folder / "home"), "work": str(folder / "work"), "bin": str(commands)}
+    places |= {"scripts": str(SCRIPTS), "model": MODEL, "log": str(folder / "log")}
+    calls = [_placed(call, places) for call in client.calls]
+    recorder = Recorder(upstream, calls, client.end)
+    with forwarding(recorder) as url:
+        places["url"] = url
+        _lay(client, places)
+        exit_codes = [_run(client, command, places) for command in (*client.before, client.command)]
+    return Run(exit_codes[-1], recorder.exchanges, (folder / "work" / NOTE).read_text())
+
+
+def _install_commands(client: Client, folder: Path) -> list[list[str]]:
+    if client.npm:
+        (folder / "package.json").write_text('{"private": true}')
+        quiet = ["--no-audit", "--no-fund", "--loglevel=error"]
+        return [[str(BIN / "npm"), "install", *quiet, *client.npm]]
+    python = str(folder / "venv" / "bin" / "python")
+    pip = [python, "-m", "pip", "install", "--quiet", "--no-compile"]
+    return [[sys.executable, "-m", "venv", str(folder / "venv")], [*pip, *client.pip]]
+
+
+def _install(command: Sequence[str], folder: Path) -> None:
+    try:
+        ran = subprocess.run(
+            command, cwd=folder, capture_output=True, text=True, timeout=INSTALL_TIMEOUT_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise InstallFailed(f"its install took over {INSTALL_TIMEOUT_S} s") from None
+    if ran.returncode:
+        raise InstallFailed((ran.stderr or ran.stdout).strip().splitlines()[-1])
+
+
+def _placed(call: Call, places: Mapping[str, str]) -> Call:
+    if isinstance(call.arguments, str):
+        return call
+    texts = {
+        name: filled(value, places) if isinstance(value, str) else value
+        for name, value in call.arguments.items()
+    }
+    return Call(call.tool, texts)
+
+
+def _lay(client: Client, places: Mapping[str, str]) -> None:
+    work = Path(places["work"])
+    for folder in (work, Path(places["home"])):
+        folder.mkdir(parents=True)
+    subprocess.run(["git", "init", "--quiet"], cwd=work, check=True)
+    (work / NOTE).write_text(NOTE_TEXT)
+    for path, text in client.files.items():
+        file = Path(filled(path, places))
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(filled(text, places))
+
+
+def _run(client: Client, command: Sequence[str], places: Mapping[str, str]) -> int | None:
+    with Path(places["log"]).open("ab") as log:
+        process = subprocess.Popen(
+            [filled(word, places) for word in command],
+            cwd=places["work"],
+            env=_environment(client, places),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+        try:
+            return process.wait(RUN_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            return None
+        finally:
+            with suppress(ProcessLookupError):  # some leave a server behind
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+def _environment(client: Client, places: Mapping[str, str]) -> dict[str, str]:
+    own = {name: filled(text, places) for name, text in client.environment.items()}
+    return {
+        "PATH": f"{places['bin']}:{BIN}:/usr/local/bin:/usr/bin:/bin",
+        "HOME": places["home"],
+        "LANG": "C.UTF-8",
+        "TERM": "dumb",
+        "CI": "1",
+        "DO_NOT_TRACK": "1",
+        "HTTP_PROXY": NOWHERE,
+        "HTTPS_PROXY": NOWHERE,
+        "NO_PROXY": "127.0.0.1,localhost",
+    } | own

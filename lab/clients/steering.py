@@ -1,0 +1,123 @@
+"""What a small model cannot do by itself: choose the next tool, and end a run.
+
+A request is steered by its own API's fields: `tool_choice` names the tool, whose schema then allows
+the planned arguments alone; after the last result the answer is held to a text that is given. The
+server writes both token by token, as it would for a model that had thought of them.
+"""
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+Body = dict[str, Any]
+
+END = "Done."
+RESULTS = ("tool_result", "function_call_output", "custom_tool_call_output", "tool_search_output")
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call that the model is led to; `arguments` of a custom tool is the text of its input."""
+
+    tool: str
+    arguments: dict[str, object] | str = field(default_factory=dict)
+
+
+def api_of(path: str) -> str | None:
+    """Returns the API of a request that generates; None for other paths."""
+    ends = ("/messages", "/responses", "/chat/completions")
+    return next((end.strip("/") for end in ends if path.partition("?")[0].endswith(end)), None)
+
+
+def num_results(body: Body) -> int:
+    """Results of tools in the conversation."""
+    items = body.get("messages") or body.get("input")
+    parts = [item for item in items if isinstance(item, dict)] if isinstance(items, list) else []
+    parts += [
+        block
+        for item in parts
+        if isinstance(item.get("content"), list)
+        for block in item["content"]
+        if isinstance(block, dict)
+    ]
+    return sum(part.get("type") in RESULTS or part.get("role") == "tool" for part in parts)
+
+
+def steered(api: str, body: Body, calls: Sequence[Call], end: str) -> Body:
+    """Returns the body that makes the next call of the plan, or ends the run."""
+    done = num_results(body)
+    if body.get("tools") and done < len(calls):
+        return body | _calling(api, body["tools"], calls[done])
+    return body | _ENDS[api](end)
+
+
+def capped(api: str, body: Body, max_tokens: int) -> Body:
+    """Returns the body with a short answer, for one that is not streamed."""
+    names = {"responses": "max_output_tokens", "messages": "max_tokens"}
+    name = names.get(api, "max_tokens")
+    other = {key: value for key, value in body.items() if key != "max_completion_tokens"}
+    return other | {name: max_tokens}
+
+
+def _calling(api: str, tools: list[Body], call: Call) -> Body:
+    chosen: dict[str, Body] = {
+        "messages": {"type": "tool", "name": call.tool},
+        "responses": {"type": "function", "name": call.tool},
+        "chat/completions": {"type": "function", "function": {"name": call.tool}},
+    }
+    choice = chosen[api]
+    if isinstance(call.arguments, str):
+        choice = {"type": "custom", "name": call.tool}
+    return {"tools": [_narrowed(tool, call) for tool in tools], "tool_choice": choice}
+
+
+def _narrowed(tool: Body, call: Call) -> Body:
+    """The tool, which takes the planned arguments alone if it is the planned one."""
+    if isinstance(tool.get("function"), dict):
+        return tool | {"function": _narrowed(tool["function"], call)}
+    if isinstance(tool.get("tools"), list):  # a namespace
+        return tool | {"tools": [_narrowed(inner, call) for inner in tool["tools"]]}
+    if tool.get("name") != call.tool:
+        return tool
+    if isinstance(call.arguments, str):
+        text = re.escape(call.arguments).replace("\\\n", "\n").replace("\\ ", " ")
+        return tool | {"format": {"type": "grammar", "syntax": "regex", "definition": text}}
+    schema = {
+        "type": "object",
+        "properties": {name: {"const": value} for name, value in call.arguments.items()},
+        "required": [*call.arguments],
+        "additionalProperties": False,
+    }
+    return tool | {"input_schema" if "input_schema" in tool else "parameters": schema}
+
+
+def _messages_end(end: str) -> Body:
+    form = {"type": "json_schema", "schema": {"const": end}}
+    return {"tool_choice": {"type": "none"}, "output_config": {"format": form}}
+
+
+def _responses_end(end: str) -> Body:
+    form = {"type": "json_schema", "name": "end", "schema": {"const": end}}
+    return {"tool_choice": "none", "text": {"format": form}}
+
+
+def _chat_end(end: str) -> Body:
+    return {"tool_choice": "none", "structured_outputs": {"choice": [end]}}
+
+
+_ENDS: dict[str, Callable[[str], Body]] = {
+    "messages": _messages_end,
+    "responses": _responses_end,
+    "chat/completions": _chat_end,
+}
+
+
+def refusal(payload: bytes) -> str:
+    """Returns what an error says, with the field's name where the API gives one."""
+    try:
+        error = json.loads(payload)["error"]
+        return str(error["message"])
+    except (ValueError, KeyError, TypeError):
+        return payload[:200].decode(errors="replace")
