@@ -9,6 +9,7 @@ Logs and requests of a run lie in var/clients/runs.
 
 import argparse
 import json
+import re
 import shutil
 import sys
 import tempfile
@@ -79,7 +80,7 @@ def _keep(ran: Run, own: Path, kept: Path) -> None:
 
 
 def _file_name(client: Client) -> str:
-    return "".join(letter if letter.isalnum() else "-" for letter in client.name).strip("-").lower()
+    return re.sub(r"[^a-z0-9]+", "-", f"{client.name} {client.api}".lower()).strip("-")
 
 
 if __name__ == "__main__":

@@ -136,7 +136,7 @@ AGENTS = (
             ),
         ),
         command=("$bin/cline", PROMPT),
-        calls=(Call("read_file", {"path": NOTE}),),
+        calls=(Call("read_files", {"files": [{"path": f"$work/{NOTE}"}]}),),
     ),
     Client(
         name="Continue",

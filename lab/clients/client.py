@@ -29,6 +29,7 @@ class Client:
     pip: Sequence[str] = ()
     before: Sequence[Sequence[str]] = ()  # commands that set it up
     calls: Sequence[Call] = ()
+    is_ended_by_call: bool = False  # by the last; else by a text
     end: str = END
     environment: Mapping[str, str] = field(default_factory=dict)
     files: Mapping[str, str] = field(default_factory=dict)  # by path, $home or $work first
@@ -39,13 +40,19 @@ class Client:
         return self.npm or self.pip
 
     @property
+    def reads_note(self) -> bool:
+        """Whether the last request must hold what the note says."""
+        return len(self.calls) > self.is_ended_by_call
+
+    @property
     def version(self) -> str:
         return self.packages[0].rpartition("@" if self.npm else "==")[2]
 
     @property
     def folder_name(self) -> str:
         package = self.packages[0].rpartition("@" if self.npm else "==")[0]
-        return package.partition("[")[0].strip("@").replace("/", "-")
+        name = package.partition("[")[0].strip("@").replace("/", "-")
+        return f"{'npm' if self.npm else 'pip'}-{name}"
 
 
 def filled(text: str, places: Mapping[str, str]) -> str:

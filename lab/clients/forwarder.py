@@ -11,11 +11,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Lock, Thread
-from typing import Any
 
 import requests
 
-from lab.clients.steering import Call, api_of, capped, num_results, refusal, steered
+from lab.clients.steering import Body, Call, api_of, capped, ended, led_to, refusal
 
 TIMEOUT_S = 120.0
 PROBE_TOKENS = 1
@@ -33,22 +32,31 @@ class Exchange:
     status: int
     ignored: tuple[str, ...] = ()
     refused: str = ""
-    num_results: int | None = None  # None: it generates nothing
+    is_generating: bool = False
 
 
 @dataclass(slots=True)
 class Recorder:
-    """Any thread."""
+    """What is planned for a run, and what has come of it. Any thread."""
 
     upstream: str
     calls: Sequence[Call]
     end: str
     exchanges: list[Exchange] = field(default_factory=list)
+    num_calls: int = 0  # that the model has been led to
     _lock: Lock = field(default_factory=Lock)
 
     def note(self, exchange: Exchange) -> None:
         with self._lock:
             self.exchanges.append(exchange)
+
+    def steered(self, api: str, body: Body) -> Body:
+        """Returns the body that leads to the next call, or ends the run; the plan goes on with it."""
+        with self._lock:
+            if body.get("tools") and self.num_calls < len(self.calls):
+                self.num_calls += 1
+                return led_to(api, body, self.calls[self.num_calls - 1])
+        return ended(api, body, self.end)
 
 
 @contextmanager
@@ -79,14 +87,14 @@ class _Handler(BaseHTTPRequestHandler):
             return
         is_streamed = bool(parsed.get("stream"))
         with self._ask(body if is_streamed else _bytes(capped(api, parsed, PROBE_TOKENS))) as first:
-            self._note(first, body, num_results(parsed))
+            self._note(first, body, is_generating=True)
             if first.status_code >= 400:
                 self._relay(first)
                 return
-        wanted = steered(api, parsed, self.recorder.calls, self.recorder.end)
-        with self._ask(_bytes(wanted)) as answer:
-            if answer.status_code >= 400:  # of what we asked for, not the client
-                self._note(answer, _bytes(wanted), None)
+        steered = _bytes(self.recorder.steered(api, parsed))
+        with self._ask(steered) as answer:
+            if answer.status_code >= 400:  # what we asked for, not the client
+                self._note(answer, steered)
             self._relay(answer)
 
     def do_GET(self) -> None:
@@ -99,7 +107,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _send_on(self, body: bytes) -> None:
         with self._ask(body) as answer:
-            self._note(answer, body, None)
+            self._note(answer, body)
             self._relay(answer)
 
     def _ask(self, body: bytes) -> requests.Response:
@@ -113,12 +121,12 @@ class _Handler(BaseHTTPRequestHandler):
             timeout=TIMEOUT_S,
         )
 
-    def _note(self, answer: requests.Response, body: bytes, results: int | None) -> None:
+    def _note(self, answer: requests.Response, body: bytes, is_generating: bool = False) -> None:
         names = answer.headers.get(IGNORED_HEADER, "").split(",")
         ignored = tuple(stripped for name in names if (stripped := name.strip()))
         refused = refusal(answer.content) if answer.status_code >= 400 else ""
         self.recorder.note(
-            Exchange(self.command, self.path, body, answer.status_code, ignored, refused, results)
+            Exchange(self.command, self.path, body, answer.status_code, ignored, refused, is_generating)
         )
 
     def _relay(self, answer: requests.Response) -> None:
@@ -143,7 +151,7 @@ class _Handler(BaseHTTPRequestHandler):
         return b"".join(pieces)
 
 
-def _object(body: bytes) -> dict[str, Any] | None:
+def _object(body: bytes) -> Body | None:
     try:
         parsed = json.loads(body)
     except ValueError:
@@ -151,5 +159,5 @@ def _object(body: bytes) -> dict[str, Any] | None:
     return parsed if isinstance(parsed, dict) else None
 
 
-def _bytes(body: dict[str, Any]) -> bytes:
+def _bytes(body: Body) -> bytes:
     return json.dumps(body).encode()

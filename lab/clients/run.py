@@ -1,5 +1,6 @@
 """Installs a client and runs it once, away from the project and from the network."""
 
+import json
 import os
 import signal
 import subprocess
@@ -29,6 +30,7 @@ class InstallFailed(Exception):
 class Run:
     exit_code: int | None  # None: it did not end in time
     exchanges: Sequence[Exchange]
+    num_calls: int
     note: str  # what the note says afterwards
 
 
@@ -55,7 +57,7 @@ def run(client: Client, commands: Path, upstream: str, folder: Path) -> Run:
         places["url"] = url
         _lay(client, places)
         exit_codes = [_run(client, command, places) for command in (*client.before, client.command)]
-    return Run(exit_codes[-1], recorder.exchanges, (folder / "work" / NOTE).read_text())
+    return Run(exit_codes[-1], recorder.exchanges, recorder.num_calls, (folder / "work" / NOTE).read_text())
 
 
 def _install_commands(client: Client, folder: Path) -> list[list[str]]:
@@ -80,13 +82,7 @@ def _install(command: Sequence[str], folder: Path) -> None:
 
 
 def _placed(call: Call, places: Mapping[str, str]) -> Call:
-    if isinstance(call.arguments, str):
-        return call
-    texts = {
-        name: filled(value, places) if isinstance(value, str) else value
-        for name, value in call.arguments.items()
-    }
-    return Call(call.tool, texts)
+    return Call(call.tool, json.loads(filled(json.dumps(call.arguments), places)))
 
 
 def _lay(client: Client, places: Mapping[str, str]) -> None:

@@ -7,14 +7,13 @@ server writes both token by token, as it would for a model that had thought of t
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 Body = dict[str, Any]
 
 END = "Done."
-RESULTS = ("tool_result", "function_call_output", "custom_tool_call_output", "tool_search_output")
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +21,7 @@ class Call:
     """A call that the model is led to; `arguments` of a custom tool is the text of its input."""
 
     tool: str
-    arguments: dict[str, object] | str = field(default_factory=dict)
+    arguments: dict[str, Any] | str = field(default_factory=dict)
 
 
 def api_of(path: str) -> str | None:
@@ -31,26 +30,14 @@ def api_of(path: str) -> str | None:
     return next((end.strip("/") for end in ends if path.partition("?")[0].endswith(end)), None)
 
 
-def num_results(body: Body) -> int:
-    """Results of tools in the conversation."""
-    items = body.get("messages") or body.get("input")
-    parts = [item for item in items if isinstance(item, dict)] if isinstance(items, list) else []
-    parts += [
-        block
-        for item in parts
-        if isinstance(item.get("content"), list)
-        for block in item["content"]
-        if isinstance(block, dict)
-    ]
-    return sum(part.get("type") in RESULTS or part.get("role") == "tool" for part in parts)
+def led_to(api: str, body: Body, call: Call) -> Body:
+    """Returns the body whose answer is this call."""
+    return body | _calling(api, body["tools"], call)
 
 
-def steered(api: str, body: Body, calls: Sequence[Call], end: str) -> Body:
-    """Returns the body that makes the next call of the plan, or ends the run."""
-    done = num_results(body)
-    if body.get("tools") and done < len(calls):
-        return body | _calling(api, body["tools"], calls[done])
-    return body | _ENDS[api](end)
+def ended(api: str, body: Body, text: str) -> Body:
+    """Returns the body whose answer is this text."""
+    return body | _ENDS[api](text)
 
 
 def capped(api: str, body: Body, max_tokens: int) -> Body:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from lab.clients.client import Client
+from lab.clients.client import NOTE_TEXT, Client
 from lab.clients.run import RUN_TIMEOUT_S, Run
 
 BEGIN, END = "<!-- clients: begin -->", "<!-- clients: end -->"
@@ -45,13 +45,14 @@ def write_table(path: Path, table: str) -> None:
 
 
 def _unfinished(client: Client, run: Run) -> list[str]:
-    results = [exchange.num_results for exchange in run.exchanges]
-    most = max((number for number in results if number is not None), default=None)
+    asked = [exchange for exchange in run.exchanges if exchange.is_generating]
     remarks = []
-    if most is None:
+    if not asked:
         remarks.append("it asked nothing")
-    elif most < len(client.calls):
-        remarks.append(f"{most} of {len(client.calls)} results came back")
+    if run.num_calls < len(client.calls):
+        remarks.append(f"{run.num_calls} of {len(client.calls)} calls made")
+    elif client.reads_note and NOTE_TEXT.strip().encode() not in asked[-1].body:
+        remarks.append("no result came back")
     if run.exit_code is None:
         remarks.append(f"it did not end in {RUN_TIMEOUT_S} s")
     elif run.exit_code:
