@@ -15,7 +15,7 @@ NVIDIA := $(wildcard /proc/driver/nvidia/version /dev/dxg)
 TORCH_INDEX ?=
 CPU_INDEX := $(if $(NVIDIA),,$(TORCH_INDEX))
 
-.PHONY: serve mock test all-tests test-lab test-fast check hooks docs fuzz format packages kernels kernels-if-possible test-kernels \
+.PHONY: serve mock test all-tests test-lab test-clients test-fast check hooks docs fuzz format packages kernels kernels-if-possible test-kernels \
   cluster-demo image-check first-token clean
 
 serve: $(VENV)/python.stamp
@@ -40,6 +40,11 @@ all-tests: $(VENV)/dev.stamp packages kernels
 # The benches, their peers, the makers of models and the demos: what no server needs.
 test-lab: $(VENV)/dev.stamp packages kernels
 	$(PYTEST) tests/lab
+
+# Agents and SDKs, unchanged, at a server with a model of random weights: docs/clients.md. Installs each
+# in var/clients: a few gigabytes. Options: make test-clients CLIENTS="codex opencode"
+test-clients: $(VENV)/node.stamp kernels
+	$(BIN)/python -m lab.clients $(CLIENTS)
 
 # What starts no process, no server, browser or Redis, and takes no seconds of computing.
 test-fast: $(VENV)/dev.stamp kernels

@@ -15,17 +15,16 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from benchmarking.serving import exit_on_sigterm, served
-from lab.clients.agents import AGENTS
-from lab.clients.client import MODEL, Client
+from lab.clients.client import MODEL, Client, all_clients
 from lab.clients.model import CONTEXT_TOKENS, make_model
 from lab.clients.run import INSTALLS, InstallFailed, Run, install, run
-from lab.clients.sdks import SDKS
 from lab.clients.table import HEAD, Line, line_of, write_table
 
 RUNS = INSTALLS / "runs"
-SETTINGS = {
+SETTINGS: dict[str, Any] = {
     "USER_ROWS": 2,
     "MAX_SEQ_LEN": CONTEXT_TOKENS,
     "PREFILL_CHUNK_TOKENS": 2048,
@@ -39,7 +38,7 @@ def main() -> int:
     parser.add_argument("--write", type=Path, help="a Markdown file with the two marks")
     arguments = parser.parse_args()
     exit_on_sigterm()
-    clients = [client for client in (*AGENTS, *SDKS) if _is_wanted(client, arguments.words)]
+    clients = [client for client in all_clients() if _is_wanted(client, arguments.words)]
     with tempfile.TemporaryDirectory(prefix="hearth-clients-") as scratch:
         folder = Path(scratch)
         make_model(folder / MODEL)
@@ -48,7 +47,7 @@ def main() -> int:
             lines = [_tried(client, api.url, folder) for client in clients]
     if arguments.write:
         write_table(arguments.write, "\n".join([HEAD, *map(str, lines)]))
-    return int(any(line.remarks and line.is_installed for line in lines))
+    return int(any(line.faults for line in lines))
 
 
 def _is_wanted(client: Client, words: Sequence[str]) -> bool:
@@ -60,7 +59,7 @@ def _tried(client: Client, url: str, folder: Path) -> Line:
     try:
         ran = run(client, install(client), url, own)
     except InstallFailed as error:
-        line = Line(client, (), [f"cannot be installed here: {error}"], is_installed=False)
+        line = Line(client, faults=None, remarks=[f"cannot be installed here: {error}"])
     else:
         _keep(ran, own, RUNS / own.name)
         line = line_of(client, ran)

@@ -32,6 +32,7 @@ class Exchange:
     status: int
     ignored: tuple[str, ...] = ()
     refused: str = ""
+    has_way_out: bool = False  # of the refusal, by its code
     is_generating: bool = False
 
 
@@ -51,7 +52,7 @@ class Recorder:
             self.exchanges.append(exchange)
 
     def steered(self, api: str, body: Body) -> Body:
-        """Returns the body that leads to the next call, or ends the run; the plan goes on with it."""
+        """Returns the body that leads to the next call of the plan, or ends the run."""
         with self._lock:
             if body.get("tools") and self.num_calls < len(self.calls):
                 self.num_calls += 1
@@ -100,7 +101,8 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self._send_on(b"")
 
-    do_HEAD = do_OPTIONS = do_GET
+    def do_HEAD(self) -> None:
+        self._send_on(b"")
 
     def log_message(self, format: str, *values: object) -> None:
         """Leave standard error to the table."""
@@ -111,7 +113,9 @@ class _Handler(BaseHTTPRequestHandler):
             self._relay(answer)
 
     def _ask(self, body: bytes) -> requests.Response:
-        headers = {name: text for name, text in self.headers.items() if name.lower() not in HOP_HEADERS}
+        headers = {
+            name: text for name, text in self.headers.items() if name.lower() not in HOP_HEADERS
+        }
         return requests.request(
             self.command,
             self.recorder.upstream + self.path,
@@ -124,10 +128,9 @@ class _Handler(BaseHTTPRequestHandler):
     def _note(self, answer: requests.Response, body: bytes, is_generating: bool = False) -> None:
         names = answer.headers.get(IGNORED_HEADER, "").split(",")
         ignored = tuple(stripped for name in names if (stripped := name.strip()))
-        refused = refusal(answer.content) if answer.status_code >= 400 else ""
-        self.recorder.note(
-            Exchange(self.command, self.path, body, answer.status_code, ignored, refused, is_generating)
-        )
+        refused = refusal(answer.content) if answer.status_code >= 400 else ("", False)
+        took = (answer.status_code, ignored, *refused, is_generating)
+        self.recorder.note(Exchange(self.command, self.path, body, *took))
 
     def _relay(self, answer: requests.Response) -> None:
         self.send_response(answer.status_code)

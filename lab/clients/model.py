@@ -9,7 +9,9 @@ from scripts.make_random_model import Shape, make_random_model
 
 CONTEXT_TOKENS = 65_536
 SHAPE = Shape(hidden=64, ffn=128, layers=2, heads=2, kv_heads=2, vocab_size=2048)
-EMBEDDED = ROOT / "models" / "hearth-tiny"  # for its tokenizer: bytes alone would make four times the tokens
+EMBEDDED = (
+    ROOT / "models" / "hearth-tiny"
+)  # for its tokenizer: bytes alone would make four times the tokens
 TEMPLATE = ROOT / "tests" / "data" / "templates" / "hermes.jinja"
 
 

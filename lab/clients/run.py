@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarking.serving import ROOT
-from lab.clients.client import MODEL, NOTE, NOTE_TEXT, SCRIPTS, Client, filled
+from lab.clients.client import FOLDER, MODEL, NOTE, NOTE_TEXT, PROMPT, Client, filled
 from lab.clients.forwarder import Exchange, Recorder, forwarding
 from lab.clients.steering import Call
 
@@ -35,8 +36,11 @@ class Run:
 
 
 def install(client: Client) -> Path:
-    """Returns the folder of the client's commands. Raises InstallFailed."""
-    folder = INSTALLS / client.folder_name
+    """Returns the folder where the client is. Raises InstallFailed."""
+    if not client.packages:
+        raise InstallFailed("no package of npm's or pip's has it")
+    kind, name = "npm" if client.npm else "pip", client.package[0]
+    folder = INSTALLS / re.sub(r"\W+", "-", f"{kind} {name}")
     done = folder / "installed"
     wanted = "\n".join(client.packages)
     if not done.exists() or done.read_text() != wanted:
@@ -44,20 +48,23 @@ def install(client: Client) -> Path:
         for command in _install_commands(client, folder):
             _install(command, folder)
         done.write_text(wanted)
-    return folder / ("node_modules/.bin" if client.npm else "venv/bin")
+    return folder
 
 
-def run(client: Client, commands: Path, upstream: str, folder: Path) -> Run:
+def run(client: Client, installed: Path, upstream: str, folder: Path) -> Run:
     """Run it in `folder`, which is empty, against the server at `upstream`."""
-    places = {"home": str(folder / "home"), "work": str(folder / "work"), "bin": str(commands)}
-    places |= {"scripts": str(SCRIPTS), "model": MODEL, "log": str(folder / "log")}
+    places = {name: str(folder / name) for name in ("home", "work", "log")}
+    places |= {"install": str(installed), "bin": str(installed / client.bin)}
+    places |= {"scripts": str(FOLDER / "scripts"), "model": MODEL, "prompt": PROMPT}
     calls = [_placed(call, places) for call in client.calls]
     recorder = Recorder(upstream, calls, client.end)
     with forwarding(recorder) as url:
         places["url"] = url
         _lay(client, places)
         exit_codes = [_run(client, command, places) for command in (*client.before, client.command)]
-    return Run(exit_codes[-1], recorder.exchanges, recorder.num_calls, (folder / "work" / NOTE).read_text())
+    return Run(
+        exit_codes[-1], recorder.exchanges, recorder.num_calls, (folder / "work" / NOTE).read_text()
+    )
 
 
 def _install_commands(client: Client, folder: Path) -> list[list[str]]:
@@ -73,7 +80,12 @@ def _install_commands(client: Client, folder: Path) -> list[list[str]]:
 def _install(command: Sequence[str], folder: Path) -> None:
     try:
         ran = subprocess.run(
-            command, cwd=folder, capture_output=True, text=True, timeout=INSTALL_TIMEOUT_S, check=False
+            command,
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            timeout=INSTALL_TIMEOUT_S,
+            check=False,
         )
     except subprocess.TimeoutExpired:
         raise InstallFailed(f"its install took over {INSTALL_TIMEOUT_S} s") from None

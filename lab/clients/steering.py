@@ -8,12 +8,10 @@ server writes both token by token, as it would for a model that had thought of t
 import json
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 Body = dict[str, Any]
-
-END = "Done."
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +19,7 @@ class Call:
     """A call that the model is led to; `arguments` of a custom tool is the text of its input."""
 
     tool: str
-    arguments: dict[str, Any] | str = field(default_factory=dict)
+    arguments: dict[str, Any] | str
 
 
 def api_of(path: str) -> str | None:
@@ -101,10 +99,12 @@ _ENDS: dict[str, Callable[[str], Body]] = {
 }
 
 
-def refusal(payload: bytes) -> str:
-    """Returns what an error says, with the field's name where the API gives one."""
+def refusal(payload: bytes) -> tuple[str, bool]:
+    """Returns what an error says, and whether it tells the client another way by a code of its
+    API's: Anthropic's SDKs then send the whole conversation in place of a thread."""
     try:
         error = json.loads(payload)["error"]
-        return str(error["message"])
-    except (ValueError, KeyError, TypeError):
-        return payload[:200].decode(errors="replace")
+        details = error.get("details") or {}
+        return str(error["message"]), details.get("error_code") == "thread_unsupported_request"
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return payload[:200].decode(errors="replace"), False

@@ -5,23 +5,29 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lab.clients.client import NOTE_TEXT, Client
+from lab.clients.forwarder import Exchange
 from lab.clients.run import RUN_TIMEOUT_S, Run
 
 BEGIN, END = "<!-- clients: begin -->", "<!-- clients: end -->"
-HEAD = "| client | version | API | unchanged | fields left aside | remarks |\n|---|---|---|---|---|---|"
+COLUMNS = ("client", "version", "API", "unchanged", "fields left aside", "remarks")
+HEAD = f"| {' | '.join(COLUMNS)} |\n|{'---|' * len(COLUMNS)}"
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
+    """`faults` say why the client is not served unchanged; None: it could not be installed."""
+
     client: Client
-    ignored: Sequence[str]
-    remarks: Sequence[str]  # why it is not served unchanged; none: it is
-    is_installed: bool = True
+    ignored: Sequence[str] = ()
+    faults: Sequence[str] | None = ()
+    remarks: Sequence[str] = ()
 
     def __str__(self) -> str:
-        verdict = "yes" if not self.remarks else "no" if self.is_installed else "not tried"
-        cells = [self.client.name, self.client.version, f"`{self.client.api}`", verdict]
-        cells += [", ".join(f"`{name}`" for name in self.ignored), "; ".join(self.remarks)]
+        verdict = "not tried" if self.faults is None else "no" if self.faults else "yes"
+        version = self.client.package[1] if self.client.packages else ""
+        cells = [self.client.name, version, f"`{self.client.api}`", verdict]
+        cells += [", ".join(f"`{name}`" for name in self.ignored)]
+        cells += ["; ".join([*(self.faults or ()), *self.remarks])]
         return f"| {' | '.join(cell.replace('|', '&#124;') for cell in cells)} |"
 
 
@@ -29,12 +35,10 @@ def line_of(client: Client, run: Run) -> Line:
     """Returns what the run shows: served unchanged where nothing was refused, every planned call
     was made and its result came back, and the client ended well."""
     ignored = sorted({name for exchange in run.exchanges for name in exchange.ignored})
-    refused = {
-        f"{exchange.method} {exchange.path}: {exchange.status} {exchange.refused}"
-        for exchange in run.exchanges
-        if exchange.refused
-    }
-    return Line(client, ignored, [*sorted(refused), *_unfinished(client, run)])
+    refused = [exchange for exchange in run.exchanges if exchange.refused]
+    faults = {_told(exchange) for exchange in refused if not exchange.has_way_out}
+    remarks = {f"goes on after {_told(exchange)}" for exchange in refused if exchange.has_way_out}
+    return Line(client, ignored, [*sorted(faults), *_unfinished(client, run)], sorted(remarks))
 
 
 def write_table(path: Path, table: str) -> None:
@@ -44,19 +48,24 @@ def write_table(path: Path, table: str) -> None:
     path.write_text(f"{before}{BEGIN}\n{table}\n{END}{after}")
 
 
+def _told(exchange: Exchange) -> str:
+    path = exchange.path.partition("?")[0]
+    return f"{exchange.method} `{path}` {exchange.status}: {exchange.refused}"
+
+
 def _unfinished(client: Client, run: Run) -> list[str]:
     asked = [exchange for exchange in run.exchanges if exchange.is_generating]
-    remarks = []
+    faults = []
     if not asked:
-        remarks.append("it asked nothing")
+        faults.append("it asked nothing")
     if run.num_calls < len(client.calls):
-        remarks.append(f"{run.num_calls} of {len(client.calls)} calls made")
+        faults.append(f"{run.num_calls} of {len(client.calls)} calls made")
     elif client.reads_note and NOTE_TEXT.strip().encode() not in asked[-1].body:
-        remarks.append("no result came back")
+        faults.append("no result came back")
     if run.exit_code is None:
-        remarks.append(f"it did not end in {RUN_TIMEOUT_S} s")
+        faults.append(f"it did not end in {RUN_TIMEOUT_S} s")
     elif run.exit_code:
-        remarks.append(f"it ended with {run.exit_code}")
+        faults.append(f"it ended with {run.exit_code}")
     if run.note != client.leaves:
-        remarks.append(f"it left {run.note!r} in the note")
-    return remarks
+        faults.append(f"it left {run.note!r} in the note")
+    return faults

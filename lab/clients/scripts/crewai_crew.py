@@ -13,6 +13,8 @@ def read_note(path: str) -> str:
     return Path(path).read_text()
 
 
-agent = Agent(role="reader", goal="read", backstory="", tools=[read_note], llm=LLM("openai/tiny"))
-task = Task(description=sys.argv[1], expected_output="what it says", agent=agent)
+prompt, model, url = sys.argv[1:]
+llm = LLM(model, base_url=url)
+agent = Agent(role="reader", goal="read", backstory="", tools=[read_note], llm=llm)
+task = Task(description=prompt, expected_output="what it says", agent=agent)
 print(Crew(agents=[agent], tasks=[task]).kickoff())

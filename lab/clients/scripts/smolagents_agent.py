@@ -1,6 +1,5 @@
 """smolagents: an agent that calls tools."""
 
-import os
 import sys
 from pathlib import Path
 
@@ -17,7 +16,6 @@ def read_note(path: str) -> str:
     return Path(path).read_text()
 
 
-url, key = os.environ["OPENAI_BASE_URL"], os.environ["OPENAI_API_KEY"]
-agent = ToolCallingAgent([read_note], OpenAIModel("tiny", url, api_key=key), max_steps=4)
+agent = ToolCallingAgent([read_note], OpenAIModel("tiny"), max_steps=4)
 answer = agent.run(sys.argv[1])
 assert answer == "Done.", answer
