@@ -85,10 +85,10 @@ def test_prompts_before_one_that_is_refused_are_ended_and_noted_once(
 
 def test_no_prompt_of_a_call_is_queued_when_one_does_not_fit() -> None:
     server = Server()
-    fits, exceeds = (lambda encoder: [1]), (lambda encoder: [1] * 64)
-    with pytest.raises(ContextTooLong):
-        server.generations.begin_all(NAME, [(fits, PARAMS), (exceeds, PARAMS)], Caller("request"))
-    with pytest.raises(InvalidRequest, match="no tokens"):
-        server.generations.begin(NAME, lambda encoder: [], PARAMS, Caller("request"))
+    with server.generations.admitted(NAME, Caller("request")) as admitted:
+        with pytest.raises(ContextTooLong):
+            server.generations.begin_all(admitted, [([1], PARAMS), ([1] * 64, PARAMS)])
+        with pytest.raises(InvalidRequest, match="no tokens"):
+            server.generations.begin(admitted, [], PARAMS)
     assert not len(server.input_queue)
     assert nothing_is_left(server)
