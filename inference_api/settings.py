@@ -8,7 +8,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, SecretStr, ValidationError, ValidationInfo, field_validator
+from pydantic import (
+    AliasChoices,
+    Field,
+    SecretStr,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+)
 from pydantic_core import PydanticCustomError
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
@@ -60,8 +67,9 @@ class Settings(BaseSettings, ModelSettings, PipelineSettings, BodySettings, Watc
     )
     service_host: str = Field("127.0.0.1", description="Address the API listens on.")
     service_port: int = Field(7000, ge=1, le=65535, description="Port the API listens on.")
-    route_aliases: Annotated[tuple[Alias, ...], NoDecode] = Field(
+    model_aliases: Annotated[tuple[Alias, ...], NoDecode] = Field(
         ("falcon40b",),
+        validation_alias=AliasChoices("MODEL_ALIASES", "ROUTE_ALIASES"),  # the older name
         max_length=MAX_ALIASES,
         description=(
             "Further names of the default model, comma-separated; * in one stands for any "
@@ -72,7 +80,7 @@ class Settings(BaseSettings, ModelSettings, PipelineSettings, BodySettings, Watc
         "aliases",
         description=(
             "Where the native routes refuse temperature 0 as the Falcon server does: under "
-            "ROUTE_ALIASES, its names without a *; else 0 is greedy."
+            "MODEL_ALIASES, its names without a *; else 0 is greedy."
         ),
     )
     max_input_qsize: int = Field(
@@ -275,7 +283,7 @@ class Settings(BaseSettings, ModelSettings, PipelineSettings, BodySettings, Watc
             raise ValueError(f"is above USER_ROWS={min(rows)}; lower it or raise USER_ROWS")
         return max_batch
 
-    @field_validator("route_aliases", "cors_origins", mode="before")
+    @field_validator("model_aliases", "cors_origins", mode="before")
     @classmethod
     def _split(cls, value: object) -> object:
         return split_at_commas(value)
@@ -332,14 +340,14 @@ class Settings(BaseSettings, ModelSettings, PipelineSettings, BodySettings, Watc
     @property
     def served_names(self) -> tuple[str, ...]:
         """Each once, patterns left out; an alias that is a model's own name is that model."""
-        aliases = (each for each in self.route_aliases if ANY not in each)
+        aliases = (each for each in self.model_aliases if ANY not in each)
         return tuple(dict.fromkeys((*(each.name for each in self.served_models), *aliases)))
 
     def name_of(self, asked: str) -> str:
         """The model that answers to this name, its own or an alias. Raises UnknownModel."""
         if any(asked == each.name for each in self.served_models):
             return asked
-        if any(is_match(asked, alias) for alias in self.route_aliases):
+        if any(is_match(asked, alias) for alias in self.model_aliases):
             return self.default_model.name
         raise UnknownModel(asked, self.served_names)
 
@@ -351,7 +359,7 @@ class Settings(BaseSettings, ModelSettings, PipelineSettings, BodySettings, Watc
     def has_strict_bounds(self, model: str) -> bool:
         """Whether requests to the native routes under this name keep to the reference's bounds."""
         if self.strict_bounds == "aliases":
-            return model in self.route_aliases and ANY not in model
+            return model in self.model_aliases and ANY not in model
         return self.strict_bounds == "always"
 
     @property

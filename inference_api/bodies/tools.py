@@ -87,6 +87,8 @@ def check_schema(field: str, schema: dict[str, Any] | None) -> None:
 
 def check_tools(tools: Sequence[Tool]) -> None:
     """Raises the fault of tools that are not told apart, or too large together."""
+    if len(tools) > MAX_TOOLS:
+        raise fault("tools", f"are {len(tools)} in all; give {MAX_TOOLS} or fewer")
     names = [tool.name for tool in tools]
     schemas = [(tool.parameters, tool.input_rule) for tool in tools]
     for name in [name for name in names if names.count(name) > 1]:

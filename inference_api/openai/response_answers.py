@@ -10,7 +10,7 @@ from inference_api.errors import HearthError
 from inference_api.generation.chat import ChatAnswer
 from inference_api.generation.named_events import named_event
 from inference_api.openai.answers import Answer
-from inference_api.openai.response_tools import Called, action_of
+from inference_api.openai.response_tools import Called, object_of
 from inference_api.openai.responses import ResponsesBody
 from inference_api.tools.parts import Part, PartDelta, PartEnd, PartEvent, PartStart, parts_of
 
@@ -61,6 +61,7 @@ class OutputCustomCall(Answer):
     status: Status
     call_id: str
     name: str
+    namespace: NotRequired[str]
     input: str
 
 
@@ -72,7 +73,23 @@ class OutputShellCall(Answer):
     action: Json
 
 
-Item = OutputMessage | OutputReasoning | OutputCall | OutputCustomCall | OutputShellCall
+class OutputSearchCall(Answer):
+    id: str
+    type: Literal["tool_search_call"]
+    status: Status
+    execution: Literal["client"]
+    call_id: str
+    arguments: Json
+
+
+Item = (
+    OutputMessage
+    | OutputReasoning
+    | OutputCall
+    | OutputCustomCall
+    | OutputShellCall
+    | OutputSearchCall
+)
 
 
 class InputTokensDetails(Answer):
@@ -235,17 +252,26 @@ class ResponseWriter:
             thought: ReasoningText = {"type": "reasoning_text", "text": part.text}
             return {"id": item_id, "type": "reasoning", "status": status, "summary": [],
                     "content": [thought] if has_content else []}  # fmt: skip
+        return self._call(part, item_id, status)
+
+    def _call(self, part: Part, item_id: str, status: Status) -> Item:
         called, call_id = self._called(part), part.call_id
-        if called.kind == "custom":
-            said = called.input_of(part.text) if has_content else ""
-            return {"id": item_id, "type": "custom_tool_call", "status": status,
-                    "call_id": call_id, "name": called.name, "input": said}  # fmt: skip
         if called.kind == "shell":
+            action = {"type": "exec", "command": [], "env": {}} | object_of(part.text)
             return {"id": item_id, "type": "local_shell_call", "status": status,
-                    "call_id": call_id, "action": action_of(part.text)}  # fmt: skip
-        item: OutputCall = {"id": item_id, "type": "function_call", "status": status,
-                            "call_id": call_id, "name": called.name,
-                            "arguments": part.text}  # fmt: skip
+                    "call_id": call_id, "action": action}  # fmt: skip
+        if called.kind == "search":
+            return {"id": item_id, "type": "tool_search_call", "status": status,
+                    "execution": "client", "call_id": call_id,
+                    "arguments": object_of(part.text)}  # fmt: skip
+        item: OutputCall | OutputCustomCall
+        if called.kind == "custom":
+            said = "" if status == "in_progress" else called.input_of(part.text)
+            item = {"id": item_id, "type": "custom_tool_call", "status": status,
+                    "call_id": call_id, "name": called.name, "input": said}  # fmt: skip
+        else:
+            item = {"id": item_id, "type": "function_call", "status": status,
+                    "call_id": call_id, "name": called.name, "arguments": part.text}  # fmt: skip
         if called.namespace is not None:
             item["namespace"] = called.namespace
         return item
@@ -305,13 +331,20 @@ class ResponseWriter:
         }
 
 
-_PREFIXES = {"text": "msg_", "thought": "rs_", "function": "fc_", "custom": "ctc_", "shell": "lsh_"}
+_PREFIXES = {
+    "text": "msg_",
+    "thought": "rs_",
+    "function": "fc_",
+    "custom": "ctc_",
+    "shell": "lsh_",
+    "search": "tsc_",
+}
 _KINDS = {
     "text": "output_text",
     "thought": "reasoning_text",
     "function": "function_call_arguments",
     "custom": "custom_tool_call_input",
-    "shell": "",  # no event tells of its action before it is whole
+    **dict.fromkeys(("shell", "search"), ""),  # no event tells of them before they are whole
 }
 
 

@@ -11,7 +11,7 @@ from inference_api.bodies.entries import ENCRYPTED, read_parts, type_of
 from inference_api.bodies.fields import Body
 from inference_api.bodies.tools import CalledName, CallId
 from inference_api.openai.messages import form_of_content
-from inference_api.openai.response_tools import SHELL, flat_name
+from inference_api.openai.response_tools import SEARCH, SHELL, AnyTool, Tools, flat_name, flattened
 from inference_api.tools.history import Message
 
 # Of items that were answered: what says nothing to a model.
@@ -22,7 +22,7 @@ KEPT = frozenset({"created_by", "id", "phase", "status"})
 FOREIGN = ENCRYPTED | {
     *("code_interpreter_call", "computer_call", "computer_call_output", "file_search_call"),
     *("image_generation_call", "mcp_approval_request", "mcp_approval_response", "mcp_call"),
-    *("mcp_list_tools", "tool_search_call", "tool_search_output", "web_search_call"),
+    *("mcp_list_tools", "web_search_call"),
 }
 
 
@@ -124,6 +124,37 @@ class LocalShellCall(Call):
         return {"name": SHELL, "arguments": json.dumps(said, ensure_ascii=False)}
 
 
+class ToolSearchCall(Call):
+    advisory: ClassVar[frozenset[str]] = frozenset({"execution"})
+
+    type: Literal["tool_search_call"]
+    arguments: dict[str, Any]
+
+    @property
+    def function(self) -> dict[str, str]:
+        return {"name": SEARCH, "arguments": json.dumps(self.arguments, ensure_ascii=False)}
+
+
+class AdditionalTools(Body):
+    """Tools that may be called from here on."""
+
+    advisory: ClassVar[frozenset[str]] = frozenset({"execution", "role"})
+    of_answers: ClassVar[frozenset[str]] = KEPT
+
+    type: Literal["additional_tools"]
+    tools: Tools
+
+
+class ToolSearchOutput(AdditionalTools):
+    type: Literal["tool_search_output"]  # type: ignore[assignment]
+    call_id: CallId
+
+    @property
+    def output(self) -> str:
+        names = ", ".join(tool.name for tool, _ in flattened(self.tools))
+        return f"These tools can be called now: {names}" if names else "No tool was found."
+
+
 class CallOutput(Body):
     advisory: ClassVar[frozenset[str]] = frozenset({"caller", "namespace"})
     of_answers: ClassVar[frozenset[str]] = KEPT | {"name"}
@@ -144,16 +175,18 @@ class ReasoningItem(Body):
     content: list[Part] | None = None
 
 
-Item = InputMessage | Call | CallOutput | ReasoningItem
+Item = InputMessage | Call | CallOutput | ReasoningItem | AdditionalTools
 _CALLS = ("function_call", "custom_tool_call", "local_shell_call")
-_TYPES = ("message", *_CALLS, *(f"{each}_output" for each in _CALLS), "reasoning")
+_OUTPUTS = tuple(f"{each}_output" for each in _CALLS)
+_SEARCHES = ("tool_search_call", "tool_search_output", "additional_tools")
+_TYPES = ("message", *_CALLS, *_OUTPUTS, *_SEARCHES, "reasoning")
 
 
 def _type_of_item(item: Any) -> str | None:
     kind = type_of(item) or "message"
     if not isinstance(item, dict) or kind not in _TYPES:
         return None
-    return "<call_output>" if kind.endswith("_output") else f"<{kind}>"
+    return "<call_output>" if kind in _OUTPUTS else f"<{kind}>"
 
 
 AnyItem = Annotated[
@@ -162,6 +195,9 @@ AnyItem = Annotated[
     | Annotated[CustomToolCall, Tag("<custom_tool_call>")]
     | Annotated[LocalShellCall, Tag("<local_shell_call>")]
     | Annotated[CallOutput, Tag("<call_output>")]
+    | Annotated[ToolSearchCall, Tag("<tool_search_call>")]
+    | Annotated[ToolSearchOutput, Tag("<tool_search_output>")]
+    | Annotated[AdditionalTools, Tag("<additional_tools>")]
     | Annotated[ReasoningItem, Tag("<reasoning>")],
     Discriminator(
         _type_of_item,
@@ -194,6 +230,12 @@ Input = Annotated[
 ]
 
 
+def tools_of(given: str | Sequence[Item]) -> list[AnyTool]:
+    """Returns the tools that items bring."""
+    items = () if isinstance(given, str) else given
+    return [tool for item in items if isinstance(item, AdditionalTools) for tool in item.tools]
+
+
 def turns_of(given: str | Sequence[Item]) -> list[Message]:
     """Returns the turns as chat templates take them. What an assistant thought, said and called in
     a row is one turn."""
@@ -213,7 +255,7 @@ def _turns(items: Sequence[Item]) -> Iterator[Message]:
         if isinstance(item, InputMessage):
             role = "system" if item.role == "developer" else item.role
             yield {"role": role, "content": _text(item.content)}
-        elif isinstance(item, CallOutput):
+        elif isinstance(item, CallOutput | ToolSearchOutput):
             yield {"role": "tool", "content": _text(item.output), "tool_call_id": item.call_id}
     yield from _turn_of(own)
 

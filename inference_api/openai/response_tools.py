@@ -11,13 +11,14 @@ from pydantic import Discriminator, Field, Tag, model_validator
 from inference_api.bodies.constraints import ClientGrammar, Regex
 from inference_api.bodies.entries import only, type_of
 from inference_api.bodies.fields import Body, fault
-from inference_api.bodies.tools import MAX_TOOLS, Choice, Description, FunctionName
+from inference_api.bodies.tools import MAX_TOOLS, Choice, Description, FunctionName, tool_of
 from inference_api.openai.tools import BY_FORM_OF_CHOICE, ChosenMode, Function
 from inference_api.request import ConstraintSpec
 from inference_api.text.call_grammars import text_rule
 from inference_api.tools.events import Tool
 
 SHELL = "local_shell"
+SEARCH = "tool_search"
 _TEXT = {"type": "string"}
 _INPUT = {"type": "object", "properties": {"input": _TEXT}, "required": ["input"]}
 _COMMAND = {  # as OpenAI documents the action of a `local_shell_call`
@@ -44,7 +45,7 @@ class Called:
     writes; without one it is a text in JSON, `{"input": ...}`."""
 
     name: str
-    kind: Literal["function", "custom", "shell"] = "function"
+    kind: Literal["function", "custom", "shell", "search"] = "function"
     namespace: str | None = None
     is_raw: bool = False
 
@@ -94,9 +95,9 @@ class CustomTool(Body):
     description: Description | None = None
     format: CustomFormat | None = None
 
-    def as_tool(self) -> Tool:
+    def as_tool(self, name: str | None = None) -> Tool:
         rule = None if self.format is None else self.format.rule()
-        return Tool(self.name, self.description, _INPUT, input_rule=rule)
+        return Tool(name or self.name, self.description, _INPUT, input_rule=rule)
 
 
 class ShellTool(Body):
@@ -106,16 +107,34 @@ class ShellTool(Body):
         return Tool(SHELL, "Run a command on the user's machine.", _COMMAND)
 
 
+class SearchTool(Body):
+    """A search for further tools that the client does; its output has those that it has found."""
+
+    type: Literal["tool_search"]
+    execution: Literal["client"]
+    description: Description | None = None
+    parameters: dict[str, Any] | None = None
+
+    def as_tool(self) -> Tool:
+        return tool_of(SEARCH, self.description, self.parameters, strict=False)
+
+
+PlainTool = Annotated[
+    Annotated[FlatTool, Tag("<function>")] | Annotated[CustomTool, Tag("<custom>")],
+    Discriminator(lambda tool: "<custom>" if type_of(tool) == "custom" else "<function>"),
+]
+
+
 class Namespace(Body):
-    """Functions of one origin, such as an MCP server."""
+    """Tools of one origin, such as an MCP server."""
 
     type: Literal["namespace"]
     name: Name
     description: Description | None = None
     tools: Annotated[
-        list[FlatTool],
+        list[PlainTool],
         Field(max_length=MAX_TOOLS, fail_fast=True),
-        only(("function",), FlatTool),
+        only(("function", "custom"), FlatTool),
     ]
 
 
@@ -123,13 +142,14 @@ AnyTool = Annotated[
     Annotated[FlatTool, Tag("<function>")]
     | Annotated[CustomTool, Tag("<custom>")]
     | Annotated[ShellTool, Tag("<local_shell>")]
+    | Annotated[SearchTool, Tag("<tool_search>")]
     | Annotated[Namespace, Tag("<namespace>")],
     Discriminator(lambda tool: f"<{type_of(tool)}>" if type_of(tool) else "<function>"),
 ]
 Tools = Annotated[
     list[AnyTool],
     Field(max_length=MAX_TOOLS, fail_fast=True),
-    only(("function", "custom", SHELL, "namespace"), FlatTool),
+    only(("function", "custom", SHELL, SEARCH, "namespace"), FlatTool),
 ]
 
 
@@ -138,15 +158,19 @@ def flattened(tools: Sequence[AnyTool]) -> Iterator[tuple[Tool, Called]]:
     for tool in tools:
         if isinstance(tool, Namespace):
             for each in tool.tools:
-                called = Called(each.name, namespace=tool.name)
-                yield each.as_tool(flat_name(tool.name, each.name)), called
-        elif isinstance(tool, CustomTool):
-            plain = tool.as_tool()
-            yield plain, Called(tool.name, "custom", is_raw=plain.input_rule is not None)
+                yield _named(each, tool.name)
         elif isinstance(tool, ShellTool):
             yield tool.as_tool(), Called(SHELL, "shell")
+        elif isinstance(tool, SearchTool):
+            yield tool.as_tool(), Called(SEARCH, "search")
         else:
-            yield tool.as_tool(), Called(tool.name)
+            yield _named(tool, None)
+
+
+def _named(tool: FlatTool | CustomTool, namespace: str | None) -> tuple[Tool, Called]:
+    plain = tool.as_tool(flat_name(namespace, tool.name))
+    kind: Literal["function", "custom"] = "custom" if tool.type == "custom" else "function"
+    return plain, Called(tool.name, kind, namespace, is_raw=plain.input_rule is not None)
 
 
 class NamedTool(Body):
@@ -173,10 +197,10 @@ ToolChoice = Annotated[
 ]
 
 
-def action_of(written: str) -> dict[str, Any]:
-    """Returns the action of a `local_shell_call` by the arguments that a model wrote."""
+def object_of(written: str) -> dict[str, Any]:
+    """Returns the arguments that a model wrote, where these are shown as an object."""
     try:
         said = json.loads(written)
     except (ValueError, RecursionError):
         said = None
-    return {"type": "exec", "command": [], "env": {}} | (said if isinstance(said, dict) else {})
+    return said if isinstance(said, dict) else {}

@@ -14,7 +14,7 @@ from inference_api.bodies.thinking import Effort, effort_options
 from inference_api.bodies.tools import Choice, ToolBody
 from inference_api.generation.chat import Chat
 from inference_api.openai.field_kinds import ADVISORY
-from inference_api.openai.response_input import Input, turns_of
+from inference_api.openai.response_input import Input, tools_of, turns_of
 from inference_api.openai.response_tools import Called, ToolChoice, Tools, flattened
 from inference_api.openai.tools import choice_of
 from inference_api.request import ConstraintSpec, GenerationParams
@@ -80,10 +80,10 @@ class ResponsesBody(ToolBody, SampledBody):
     unserved: ClassVar[Unserved] = UNSERVED
 
     model: str | None = None
-    input: Input
     instructions: str | None = None
     tools: Tools | None = None
     tool_choice: ToolChoice | None = None
+    input: Input
     parallel_tool_calls: bool | None = None
     max_output_tokens: int | None = Field(None, ge=1, le=MAX_INTEGER)
     text: TextOptions | None = None
@@ -93,11 +93,15 @@ class ResponsesBody(ToolBody, SampledBody):
 
     @property
     def offered(self) -> list[Tool]:
-        return [tool for tool, _ in flattened(self.tools or ())]
+        found = {tool.name: tool for tool, _ in flattened(tools_of(self.input))}
+        own = [tool for tool, _ in flattened(self.tools or ())]
+        names = {tool.name for tool in own}
+        return [*own, *(tool for name, tool in found.items() if name not in names)]
 
     def called_tools(self) -> dict[str, Called]:
         """Returns how calls are shown, by the names in the prompt."""
-        return {tool.name: called for tool, called in flattened(self.tools or ())}
+        tools = [*tools_of(self.input), *(self.tools or ())]
+        return {tool.name: called for tool, called in flattened(tools)}
 
     @property
     def choice(self) -> Choice:

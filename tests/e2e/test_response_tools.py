@@ -87,6 +87,31 @@ def test_a_local_shell_is_called_by_its_own_item(api: ServedApi) -> None:
     assert api.post("/v1/responses", **body | {"input": again}).ok
 
 
+def test_a_search_of_the_clients_brings_tools(api: ServedApi) -> None:
+    search = {"type": "tool_search", "execution": "client", "parameters": {"type": "object"}}
+    (call,) = api.post("/v1/responses", **asked(search)).json()["output"]
+    assert (call["type"], call["execution"]) == ("tool_search_call", "client")
+    assert isinstance(call["arguments"], dict)
+    found = {"type": "tool_search_output", "call_id": call["call_id"], "tools": [NAMESPACE]}
+    body = asked(search, input=[{"role": "user", "content": "hi"}, call, found])
+    named = {"type": "function", "name": "close", "namespace": "agents"}
+    (call,) = api.post("/v1/responses", **body | {"tool_choice": named}).json()["output"]
+    assert (call["type"], call["namespace"], call["name"]) == ("function_call", "agents", "close")
+
+
+def test_an_item_may_bring_tools(api: ServedApi) -> None:
+    inner = {"type": "namespace", "name": "functions", "tools": [CUSTOM]}
+    item = {"type": "additional_tools", "role": "developer", "tools": [inner]}
+    body = {"model": MODEL, "input": [item, {"role": "user", "content": "hi"}]}
+    (call,) = api.post("/v1/responses", **body, tool_choice="required").json()["output"]
+    assert (call["type"], call["namespace"]) == ("custom_tool_call", "functions")
+    assert re.fullmatch(PATCH, call["input"])
+    many = [NAMESPACE | {"name": f"n{n}", "tools": [CLOSE] * 1} for n in range(129)]
+    item = {"type": "additional_tools", "tools": many[:100]}
+    response = api.post("/v1/responses", **body | {"input": [item, item], "tools": many[100:129]})
+    assert "tools: are 129 in all; give 128 or fewer" in response.json()["message"]
+
+
 @pytest.mark.parametrize(
     ("tool", "message"),
     [

@@ -222,7 +222,7 @@ def test_what_asks_for_nothing_is_accepted(client: openai.OpenAI) -> None:
         ({"input": [{"role": "tool", "content": "a"}]}, "input", "input[0].role"),
         ({"input": [{"type": "function_call_output", "output": "a"}]}, "input",
          "input[0].call_id: is missing"),
-        ({"input": "x" * 9000}, "input", "The prompt has"),
+        ({"input": "x" * 9000}, "input", "maximum context length"),
         ({"max_output_tokens": 0}, "max_output_tokens", "is 0; give 1 or more"),
         ({"temperature": 10**400}, "temperature", "give 2 or less"),
         ({"tool_choice": "required"}, "tool_choice", "asks for calls, and there are no tools"),

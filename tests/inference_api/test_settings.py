@@ -16,7 +16,7 @@ DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "settings.md"
 def test_variables_are_read_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("USER_ROWS", "8")
     monkeypatch.setenv("DRAIN_TIMEOUT", "2.5")
-    monkeypatch.setenv("ROUTE_ALIASES", "one, two")
+    monkeypatch.setenv("MODEL_ALIASES", "one, two")
     monkeypatch.setenv("MODEL", "/models/some-model/")
     settings = load_settings()
     assert (settings.user_rows, settings.drain_timeout_s) == (8, 2.5)
@@ -81,7 +81,7 @@ def test_name_of_no_model_is_refused_with_those_that_are() -> None:
 
 def test_pattern_stands_for_names_that_no_list_shows() -> None:
     models = tuple(ModelSettings(model=name) for name in ("/models/a", "/models/claude-sql"))
-    settings = Settings(models=models, route_aliases=("gpt-4", "claude-*"))
+    settings = Settings(models=models, model_aliases=("gpt-4", "claude-*"))
     assert settings.served_names == ("a", "claude-sql", "gpt-4")
     assert settings.name_of("claude-sonnet-4-5") == "a"
     assert settings.name_of("claude-sql") == "claude-sql"
@@ -90,7 +90,7 @@ def test_pattern_stands_for_names_that_no_list_shows() -> None:
 
 
 def test_bounds_of_the_native_routes_are_for_names_not_for_patterns() -> None:
-    settings = Settings(route_aliases=("falcon40b", "claude-*"))
+    settings = Settings(model_aliases=("falcon40b", "claude-*"))
     names = ("falcon40b", "claude-sonnet-4-5", "claude-*")
     assert [settings.has_strict_bounds(name) for name in names] == [True, False, False]
 
@@ -105,7 +105,7 @@ def test_bounds_of_the_native_routes_are_for_names_not_for_patterns() -> None:
 def test_too_many_or_too_long_names_are_refused(
     monkeypatch: pytest.MonkeyPatch, aliases: str, fault: str
 ) -> None:
-    monkeypatch.setenv("ROUTE_ALIASES", aliases)
+    monkeypatch.setenv("MODEL_ALIASES", aliases)
     with pytest.raises(StartupError, match=fault):
         load_settings()
 
