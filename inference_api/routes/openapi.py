@@ -10,6 +10,7 @@ from common.errors import Error, MessagesError, is_of_messages
 from common.openapi import add_description
 from common.openapi_document import Application, Rule
 from common.operations import Content
+from inference_api.routes.field_table import field_tables
 
 X_REQUEST_ID = {"description": "The request's id, as logs have it.", "schema": {"type": "string"}}
 RETRY_AFTER = {"description": "Seconds to wait.", "schema": {"type": "integer"}}
@@ -39,7 +40,8 @@ def _headers(status: int) -> Mapping[str, dict[str, Any]]:
 
 API = Application(
     title="Hearth",
-    description="A self-hosted LLM serving stack that measures itself and plans its own hardware.",
+    description="A self-hosted LLM serving stack that measures itself and plans its own hardware."
+    "\n\nWhat becomes of the fields of bodies:\n\n" + "\n".join(field_tables()),
     failures=_failures,
     headers=_headers,
 )

@@ -28,7 +28,8 @@ NAMESPACE = {"type": "namespace", "name": "agents", "description": "Others.", "t
 
 
 def asked(tool: dict[str, Any], **more: Any) -> dict[str, Any]:
-    return {"model": MODEL, "input": "hi", "tools": [tool], "tool_choice": "required", **more}
+    one = {"tool_choice": "required", "parallel_tool_calls": False}
+    return {"model": MODEL, "input": "hi", "tools": [tool], **one, **more}
 
 
 @pytest.fixture(scope="module")
