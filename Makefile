@@ -34,7 +34,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfil
 # With `make -j2 test` the checks run beside the tests.
 test: check all-tests
 
-all-tests: $(VENV)/dev.stamp packages kernels
+all-tests: $(VENV)/compiled.stamp packages kernels
 	$(PYTEST) --ignore=tests/lab
 
 # The benches, their peers, the makers of models and the demos: what no server needs.
@@ -140,6 +140,11 @@ $(VENV)/serve.stamp: $(VENV)/python.stamp pyproject.toml requirements.txt requir
 $(VENV)/dev.stamp: $(VENV)/serve.stamp requirements-dev.txt requirements-otel.txt \
   requirements-constraints.txt requirements-cluster.txt
 	$(PIP_INSTALL) -r requirements-dev.txt
+	@touch $@
+
+# What tests import, and their asserts: compiled here once, and not by every worker.
+$(VENV)/compiled.stamp: $(VENV)/dev.stamp
+	-$(BIN)/python -m pytest --ignore=tests/lab --collect-only -qq > /dev/null
 	@touch $@
 
 # Node comes as a wheel, and what runs on it by npm, as package-lock.json has it.
