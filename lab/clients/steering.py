@@ -54,7 +54,10 @@ def _calling(api: str, tools: list[Body], call: Call) -> Body:
     }
     choice = chosen[api]
     if isinstance(call.arguments, str):
-        choice = {"type": "custom", "name": call.tool}
+        choice = choice | {"type": "custom"}
+    for tool in tools:
+        if any(inner["name"] == call.tool for inner in tool.get("tools", ())):
+            choice = choice | {"namespace": tool["name"]}
     return {"tools": [_narrowed(tool, call) for tool in tools], "tool_choice": choice}
 
 

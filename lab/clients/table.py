@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from lab.clients.client import NOTE_TEXT, Client
+from lab.clients.client import NOTE_TEXT, PROMPT, Client
 from lab.clients.forwarder import Exchange
 from lab.clients.run import RUN_TIMEOUT_S, Run
 
@@ -60,8 +60,10 @@ def _unfinished(client: Client, run: Run) -> list[str]:
         faults.append("it asked nothing")
     if run.num_calls < len(client.calls):
         faults.append(f"{run.num_calls} of {len(client.calls)} calls made")
-    elif client.reads_note and NOTE_TEXT.strip().encode() not in asked[-1].body:
-        faults.append("no result came back")
+    elif client.reads_note:
+        whole = {"question": PROMPT, "result": NOTE_TEXT.strip()}
+        missing = [part for part, text in whole.items() if text.encode() not in asked[-1].body]
+        faults += [f"the last request has no {part}" for part in missing]
     if run.exit_code is None:
         faults.append(f"it did not end in {RUN_TIMEOUT_S} s")
     elif run.exit_code:
