@@ -48,6 +48,7 @@ COMMANDS = {
     "cluster": Command("cluster", "Start and stop replicas as the load requires."),
     "bundle": Command("scripts.bundle", "Check a bundle of models before you serve it.", SERVE),
     "bench": Command("benchmarking", "Measure any server with OpenAI's API.", BENCH),
+    "agent": Command("scripts.agent", "Print what to type so that an agent uses the server."),
     "token": Command("scripts.jwt_util", "Make and read tokens for the proxy."),
 }
 

@@ -23,7 +23,7 @@ EXTRAS: dict[str, list[str]] = METADATA["optional-dependencies"]
 # Packages of ours, whole but for what is named after them, by the file that they need beside
 # requirements.txt.
 PARTS = {
-    None: "common proxy scripts.hearth scripts.init scripts.jwt_util",
+    None: "common proxy scripts.agent scripts.hearth scripts.init scripts.jwt_util",
     "requirements-measure.txt": (
         "benchmarking -benchmarking.benches -benchmarking.peers optimizer weights"
     ),

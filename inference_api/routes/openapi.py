@@ -10,6 +10,7 @@ from common.errors import Error, MessagesError, is_of_messages
 from common.openapi import add_description
 from common.openapi_document import Application, Rule
 from common.operations import Content
+from inference_api.agents import table
 from inference_api.routes.field_table import field_tables
 
 X_REQUEST_ID = {"description": "The request's id, as logs have it.", "schema": {"type": "string"}}
@@ -40,8 +41,11 @@ def _headers(status: int) -> Mapping[str, dict[str, Any]]:
 
 API = Application(
     title="Hearth",
-    description="A self-hosted LLM serving stack that measures itself and plans its own hardware."
-    "\n\nWhat becomes of the fields of bodies:\n\n" + "\n".join(field_tables()),
+    description=(
+        "A self-hosted LLM serving stack that measures itself and plans its own hardware.\n\n"
+        f"Use it from coding agents and chat programs:\n\n{table()}\n\n"
+        "What becomes of every field of a body:\n\n" + "\n".join(field_tables())
+    ),
     failures=_failures,
     headers=_headers,
 )

@@ -1,0 +1,48 @@
+"""Programs that use a server, and what their users type. Pure functions."""
+
+import json
+import shlex
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from string import Template
+
+RECORDS = Path(__file__).with_name("agents.toml")
+MAX_OUTPUT_TOKENS = 8192
+
+
+@dataclass(frozen=True, slots=True)
+class Agent:
+    """`text` is a template of Markdown; the file says of what."""
+
+    title: str
+    route: str
+    text: str
+    first_prompt_tokens: int = 0  # 0: nobody counted
+
+    def filled_in(self, url: str, model: str, context_tokens: int) -> str:
+        """The text for one model of a server. The files in it quote as JSON does."""
+        return Template(self.text).substitute(
+            url=url,
+            model=json.dumps(model)[1:-1],
+            shell_model=shlex.quote(model),
+            context=context_tokens,
+            output=min(MAX_OUTPUT_TOKENS, context_tokens // 4),
+        )
+
+
+@cache
+def agents() -> Mapping[str, Agent]:
+    """By the name that `hearth agent` takes."""
+    return {name: Agent(**each) for name, each in tomllib.loads(RECORDS.read_text()).items()}
+
+
+def table() -> str:
+    """In Markdown."""
+    rows = [("program", "uses", "what to type"), ("---",) * 3]
+    rows += [
+        (each.title, f"`{each.route}`", f"`hearth agent {name}`") for name, each in agents().items()
+    ]
+    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
