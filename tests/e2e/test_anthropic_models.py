@@ -86,7 +86,7 @@ def test_signs_of_life_and_tales_are_no_failures(
 
     before, begin = failures(), len(model_api.log)
     for url in (model_api.url, proxy.url):
-        tales = {"json": {"events": [{}] * 9}} if method == "POST" else {}
+        tales: dict[str, Any] = {"json": {"events": [{}] * 9}} if method == "POST" else {}
         headers = bearer(team_id="choosy", token_id=f"{method}{path}", role="team")
         answer = requests.request(method, url + path, headers=headers, timeout=30, **tales)
         assert answer.status_code == status
