@@ -7,7 +7,6 @@ from typing import Any
 from pydantic import BaseModel, BeforeValidator, ValidationInfo
 
 from inference_api.bodies.fields import fault
-from inference_api.bodies.json_object import shortened
 from inference_api.bodies.left_aside import LeftAside
 
 # Types of parts, in whatever API, that are no text.
@@ -59,7 +58,7 @@ def only(types: Collection[str], kind: type[BaseModel]) -> BeforeValidator:
             if (type_ := type_of(entry)) in types or type_ == "":
                 kept.append(entry)
             else:
-                aside_of(info, kind).add(kind, shortened(type_))
+                aside_of(info, kind).add(kind, type_, is_known=False)
         return kept
 
     return BeforeValidator(read)

@@ -53,16 +53,17 @@ class Body(BaseModel):
     unserved: ClassVar[Unserved] = {}
     also_called: ClassVar[Mapping[str, str]] = {}  # other servers' name -> the field
 
-    _left_aside: tuple[str, ...] = PrivateAttr(())
+    _left_aside: Mapping[str, str] = PrivateAttr(default_factory=dict)
 
     @property
-    def left_aside(self) -> tuple[str, ...]:
-        """Paths of what this body asked for and does not get, such as `thinking.display`."""
+    def left_aside(self) -> Mapping[str, str]:
+        """Paths of what this body asked for and does not get, such as `thinking.display`; and what
+        metrics count each as."""
         return self._left_aside
 
     def leaving(self, aside: LeftAside) -> Self:
         """Returns this body, which knows from here on what was left aside."""
-        self._left_aside = tuple(aside.paths)
+        self._left_aside = aside.paths
         return self
 
     @model_validator(mode="before")

@@ -16,7 +16,7 @@ MAX_UNKNOWN = 64  # different fields of a body that are not known
 MAX_SAID = 32  # paths, as they go into a header
 MAX_NAME_CHARS = 64
 CLOSENESS = 0.8  # by difflib, of a name and the one that was meant: a letter or two
-UNKNOWN = "unknown"  # what metrics call every field that only its client knows
+UNKNOWN = "unknown"  # what cannot be shown, and what metrics call a field that is not known
 _SHOWN = re.compile(r"[\w.-]+", re.ASCII)  # may stand in a header as it is
 
 
@@ -36,16 +36,21 @@ class LeftAside:
 
     def __init__(self, body: type[BaseModel], rules: ReadingRules = DEFAULT_RULES) -> None:
         self.rules = rules
-        self.paths: dict[str, None] = {}  # in their order, each once
+        self.paths: dict[str, str] = {}
+        """By path in the body, what metrics count it as: names that clients make up are one."""
         self._places = places(body)
         self._unknown: set[tuple[type[BaseModel], str]] = set()
 
-    def add(self, kind: type[BaseModel], name: str, given: object = True) -> None:
+    def add(
+        self, kind: type[BaseModel], name: str, given: object = True, is_known: bool = True
+    ) -> None:
         """`name` is a field of an object of this kind; one that is empty or false asks nothing."""
         if given in ({}, [], "", False) or len(self.paths) == MAX_SAID:
             return
-        name = name if len(name) <= MAX_NAME_CHARS and _SHOWN.fullmatch(name) else UNKNOWN
-        self.paths[f"{self._places.get(kind, '')}.{name}".removeprefix(".")] = None
+        shown = name if len(name) <= MAX_NAME_CHARS and _SHOWN.fullmatch(name) else UNKNOWN
+        place = self._places.get(kind, "")
+        path = f"{place}.{shown}".removeprefix(".")
+        self.paths[path] = path if is_known else f"{place}.{UNKNOWN}".removeprefix(".")
 
     def add_unknown(self, kind: type[BaseModel], name: str, absent: set[str]) -> str | None:
         """Returns what is wrong with a field that is not known, if anything is: for example, that
@@ -61,7 +66,7 @@ class LeftAside:
             return f"is not known (did you mean {close[0]}?); correct it or leave it out"
         if self.rules.refuses_unknown:
             return "is not known; leave it out"
-        self.add(kind, name)
+        self.add(kind, name, is_known=False)
         return None
 
 

@@ -47,14 +47,18 @@ class Chat:
         options = {name: value for said in self.options.values() for name, value in said.items()}
         return Extras([tool.as_json() for tool in self.use.tools], options, self.ending)
 
-    def unread_by(self, dialect: Dialect) -> Iterator[str]:
-        """Yields the fields for which the model's template has no place."""
-        for name, said in self.options.items():
-            if not dialect.words & said.keys():
-                yield name
+    def unread_by(self, dialect: Dialect) -> dict[str, str]:
+        """Returns the fields for which the model's template has no place, as `Body.left_aside`
+        does."""
+        unread = {
+            field: field.partition(".")[0]  # behind it a client's own name may stand
+            for field, said in self.options.items()
+            if not dialect.words & said.keys()
+        }
         for turn in self.turns:
             if "name" in turn and turn["role"] not in {*dialect.named_roles, "tool"}:
-                yield f"{self.prompt_field}[].name"
+                unread[f"{self.prompt_field}[].name"] = "name"
+        return unread
 
 
 def chat_params(params: GenerationParams, use: ToolUse, tokenizer: Tokenizer) -> GenerationParams:

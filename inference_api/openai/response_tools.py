@@ -15,6 +15,7 @@ from inference_api.bodies.tools import MAX_TOOLS, Choice, Description, FunctionN
 from inference_api.openai.tools import BY_FORM_OF_CHOICE, ChosenMode, Function
 from inference_api.request import ConstraintSpec
 from inference_api.text.call_grammars import text_rule
+from inference_api.text.client_grammars import CLIENT_GRAMMAR
 from inference_api.tools.events import Tool
 
 SHELL = "local_shell"
@@ -81,8 +82,9 @@ class CustomFormat(Body):
         """Returns the rule of an input; None where any text is one."""
         if self.type == "text" or self.definition is None:
             return None
-        kind: Literal["grammar", "regex"] = "grammar" if self.syntax == "lark" else "regex"
-        return text_rule(ConstraintSpec("tools", kind, self.definition))
+        if self.syntax == "lark":
+            return f"{CLIENT_GRAMMAR} {{\n{self.definition}\n}}"
+        return text_rule(ConstraintSpec("tools", "regex", self.definition))
 
 
 class CustomTool(Body):

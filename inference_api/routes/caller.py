@@ -4,7 +4,7 @@ Every response carries an `X-Request-Id`: the client's own where it is usable, e
 Clients of `/v1/messages` look for it as `request-id`.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 from flask import Flask, Response, current_app, g, request
@@ -36,8 +36,8 @@ def register_requests(app: Flask, rules: ReadingRules, on_ignored: Callable[[str
     def say_of_request(response: Response) -> Response:
         if g.left_aside:
             response.headers["X-Hearth-Ignored"] = ", ".join(g.left_aside)
-            for field in g.left_aside:
-                on_ignored(field)
+            for counted_as in g.left_aside.values():
+                on_ignored(counted_as)
         response.headers["X-Request-Id"] = g.request_id
         if is_of_messages(request.path):
             response.headers["request-id"] = g.request_id
@@ -69,8 +69,9 @@ def read(kind: type[B]) -> B:
     return body
 
 
-def leave_aside(fields: Iterable[str]) -> None:
-    g.left_aside |= dict.fromkeys(fields)
+def leave_aside(fields: Mapping[str, str]) -> None:
+    """`fields` as `Body.left_aside` has them."""
+    g.left_aside |= fields
 
 
 def json_body() -> bytes:

@@ -1,6 +1,7 @@
 """What a body asks for and does not get, without harm: it is taken, left aside, and said. Bodies as
 coding agents and SDKs send them."""
 
+import re
 from typing import Any
 
 import pytest
@@ -131,6 +132,17 @@ def test_operators_see_what_was_left_aside(model_api: ServedApi) -> None:
     newest = model_api.get("/dashboard/requests").json()[0]
     assert newest["ignored"] == ["user"]
     assert 'inference_ignored_fields_total{field="user"}' in model_api.get("/metrics").text
+    own = {"colour": 1, "tools": [{"type": "zap"}], "chat_template_kwargs": {"mood": 1}}
+    assert sorted(said(model_api, "chat", own)) == [
+        "chat_template_kwargs.mood",
+        "colour",
+        "tools[].zap",
+    ]
+    counted = re.findall(
+        r'inference_ignored_fields_total{field="(.*?)"}', model_api.get("/metrics").text
+    )
+    assert {"unknown", "tools[].unknown", "chat_template_kwargs"} <= set(counted)
+    assert not {"mood", "colour", "zap"} & set(re.findall(r"\w+", " ".join(counted)))  # a client's
 
 
 def test_a_body_of_fields_that_nobody_knows_is_refused(mock_api: ServedApi) -> None:
