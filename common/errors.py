@@ -6,7 +6,8 @@
 The errors of each service that answers in this shape have WireError as their base.
 """
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal, NotRequired
 
 from typing_extensions import TypedDict  # pydantic describes typing's from Python 3.12 on
 
@@ -47,6 +48,7 @@ class Error(TypedDict):
 class MessagesErrorDetail(TypedDict):
     type: str
     message: str
+    details: NotRequired[dict[str, Any]]
 
 
 class MessagesError(TypedDict):
@@ -64,6 +66,7 @@ class WireError(Exception):
     code = "internal_error"
     param: str | None = None
     retry_after_s: int | None = None
+    anthropic_details: Mapping[str, Any] | None = None  # by which its clients know what to do
 
     @property
     def type(self) -> str:
@@ -98,7 +101,11 @@ def is_of_messages(path: str) -> bool:
     return path == MESSAGES_PATH or path.startswith(f"{MESSAGES_PATH}/")
 
 
-def messages_error(status: int, message: str, request_id: str) -> MessagesError:
+def messages_error(
+    status: int, message: str, request_id: str, details: Mapping[str, Any] | None = None
+) -> MessagesError:
     kind = _TYPES_OF_MESSAGES.get(status, "invalid_request_error" if status < 500 else "api_error")
     detail = MessagesErrorDetail(type=kind, message=message)
+    if details is not None:
+        detail["details"] = dict(details)
     return MessagesError(type="error", error=detail, request_id=request_id)

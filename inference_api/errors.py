@@ -4,6 +4,7 @@
     ├── InvalidRequest       400   a field is missing, mistyped or out of bounds
     │   ├── ContextTooLong   400   the prompt does not fit the model's context
     │   │   └── PromptTooLong      it cannot fit, which is known without encoding it
+    │   ├── ThreadUnserved   400   Anthropic's clients may keep a conversation at the server
     │   └── ConstraintFailed 400   an answer's constraint cannot be followed to its end
     ├── Unauthorized         401   the API itself checks tokens and this one is invalid
     ├── UnknownModel         404   no model is served under this name
@@ -80,6 +81,18 @@ class PromptTooLong(ContextTooLong):
         at_least_tokens = -(-size * max_seq_len // at_most)
         told = f"which hold at most {at_most} {unit}, and the prompt has {size}"
         super().__init__(at_least_tokens, max_seq_len, told)
+
+
+class ThreadUnserved(InvalidRequest):
+    """Anthropic's clients ask for a thread of their own accord, and do without after this."""
+
+    anthropic_details = {
+        "error_code": "thread_unsupported_request",
+        "unsupported": ["thread"],
+    }
+
+    def __init__(self) -> None:
+        super().__init__("thread: nothing is kept between calls; send all messages.", "thread")
 
 
 class ConstraintFailed(InvalidRequest):

@@ -27,6 +27,7 @@ from inference_api.bodies.tools import (
     check_schema,
     tool_of,
 )
+from inference_api.errors import ThreadUnserved
 from inference_api.generation.chat import Chat
 from inference_api.request import ConstraintSpec, GenerationParams
 from inference_api.text.chat_prompts import Ending
@@ -124,6 +125,14 @@ class CountBody(ToolBody):
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_thread(cls, body: Any) -> Any:
+        """Raises ThreadUnserved: answered without it, a client would leave out its history."""
+        if isinstance(body, dict) and body.get("thread") is not None:
+            raise ThreadUnserved
+        return body
 
     @model_validator(mode="after")
     def _open_message_is_text(self) -> "CountBody":

@@ -6,7 +6,14 @@ from collections.abc import Callable
 from flask import Flask, Response, g, jsonify, request
 from werkzeug.exceptions import HTTPException, RequestEntityTooLarge
 
-from common.errors import Error, WireError, error_body, is_of_messages, messages_error
+from common.errors import (
+    Error,
+    MessagesError,
+    WireError,
+    error_body,
+    is_of_messages,
+    messages_error,
+)
 from common.web_pages import PageRefused
 from inference_api.anthropic.model_page import VERSION_HEADER
 from inference_api.errors import HearthError, RequestTooLarge, UnknownEncoding
@@ -26,7 +33,10 @@ def register_error_handlers(app: Flask, on_error: Callable[[str], None]) -> None
     def known(error: WireError) -> Response:
         on_error(error.code)
         logger.info("refused %r: %d %s", request.path, error.status, error.code)
-        response = _response(error.body(), error.status, error.anthropic_message)
+        for_anthropic = messages_error(
+            error.status, error.anthropic_message, g.request_id, error.anthropic_details
+        )
+        response = _response(error.body(), error.status, for_anthropic)
         if error.retry_after_s is not None:
             response.headers["Retry-After"] = str(error.retry_after_s)
         if isinstance(error, UnknownEncoding):
@@ -45,7 +55,8 @@ def register_error_handlers(app: Flask, on_error: Callable[[str], None]) -> None
         code = error.name.lower().replace(" ", "_")
         on_error(code)
         message = f"{request.method} {request.path}: {error.name}"
-        response = _response(error_body(status, message, code), status, message)
+        for_anthropic = messages_error(status, message, g.request_id)
+        response = _response(error_body(status, message, code), status, for_anthropic)
         for name, value in error.get_headers():
             if name == "Allow":
                 response.headers[name] = value
@@ -57,10 +68,8 @@ def register_error_handlers(app: Flask, on_error: Callable[[str], None]) -> None
         return known(HearthError("Internal error; the server's log has the details."))
 
 
-def _response(body: Error, status: int, anthropic_message: str) -> Response:
+def _response(body: Error, status: int, for_anthropic: MessagesError) -> Response:
     is_anthropic = is_of_messages(request.path) or VERSION_HEADER in request.headers
-    response = jsonify(
-        messages_error(status, anthropic_message, g.request_id) if is_anthropic else body
-    )
+    response = jsonify(for_anthropic if is_anthropic else body)
     response.status_code = status
     return response

@@ -278,3 +278,29 @@ def test_errors_before_the_route_are_anthropics_too(
         assert (answer.status_code, answer.json()["type"]) == (status, "error")
     assert "status_code" in api.get("/v1/messagesx").json()
     assert re.fullmatch(r"\S+", api.get("/v1/messages").headers["request-id"])
+
+
+def test_a_client_that_asks_for_a_thread_goes_on_without(client: anthropic.Anthropic) -> None:
+    """Its runner of tools does so by itself, and sends only what is new in a thread."""
+    calls: list[str] = []
+
+    @anthropic.beta_tool  # type: ignore[untyped-decorator]
+    def look(place: str) -> str:
+        """Look.
+
+        Args:
+            place: Where.
+        """
+        calls.append(place)
+        return "nothing"
+
+    runner = client.beta.messages.tool_runner(
+        model=MODEL,
+        max_tokens=200,
+        messages=HELLO,
+        tools=[look],
+        tool_choice={"type": "tool", "name": "look"},
+        max_iterations=2,
+    )
+    assert [message.stop_reason for message in runner] == ["tool_use", "tool_use"]
+    assert calls

@@ -39,7 +39,7 @@ def test_a_chats_token_passes_the_files_that_the_page_names() -> None:
         assert client.post("/v1/chat/completions", json=asked).get_data().endswith(b"[DONE]\n\n")
     finally:
         sys.setprofile(None)
-        threading.setprofile(None)  # type: ignore[arg-type]
+        threading.setprofile(None)
         server_of(app).stop()
     files = {str(path.relative_to(PACKAGE)) for path in passed if path.is_relative_to(PACKAGE)}
     named = named_files()
