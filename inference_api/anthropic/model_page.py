@@ -1,8 +1,8 @@
 """The models served, as Anthropic's clients read them in `/v1/models`."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Literal, NotRequired
+from typing import Any, Literal, NotRequired
 
 from inference_api.anthropic.answers import Answer
 
@@ -27,21 +27,21 @@ class ModelPage(Answer):
     last_id: str
 
 
-def model_info(name: str, created_s: int, max_seq_len: int | None) -> ModelInfo:
+def info_of(card: Mapping[str, Any]) -> ModelInfo:
+    """From OpenAI's form."""
+    name, created_at = card["id"], datetime.fromtimestamp(card["created"], UTC)
     info = ModelInfo(
         type="model",
         id=name,
         display_name=name,
-        created_at=datetime.fromtimestamp(created_s, UTC).isoformat().replace("+00:00", "Z"),
+        created_at=f"{created_at:%Y-%m-%dT%H:%M:%SZ}",
         lifecycle="active",
     )
-    if max_seq_len is not None:
-        info["max_input_tokens"] = max_seq_len
+    if "max_model_len" in card:
+        info["max_input_tokens"] = card["max_model_len"]
     return info
 
 
-def model_page(infos: Sequence[ModelInfo]) -> ModelPage:
-    """Of one or more models, all that there are."""
-    return ModelPage(
-        data=[*infos], has_more=False, first_id=infos[0]["id"], last_id=infos[-1]["id"]
-    )
+def page_of(cards: Sequence[Mapping[str, Any]]) -> ModelPage:
+    data = [info_of(card) for card in cards]
+    return ModelPage(data=data, has_more=False, first_id=data[0]["id"], last_id=data[-1]["id"])

@@ -14,8 +14,8 @@ from inference_api.anthropic.model_page import (
     VERSION_HEADER,
     ModelInfo,
     ModelPage,
-    model_info,
-    model_page,
+    info_of,
+    page_of,
 )
 from inference_api.bundle_file import ROUTED
 from inference_api.generation.chat import ChatAnswer, plain_reader
@@ -77,10 +77,8 @@ class _Views:
     )
     def models(self) -> Response:
         routed = (ROUTED,) if self._settings.has_router else ()
-        names = (*self._settings.served_names, *routed)
-        if VERSION_HEADER in request.headers:
-            return _by_version(model_page([self._info(name) for name in names]))
-        return _by_version(ModelList(object="list", data=[self._card(name) for name in names]))
+        cards = [self._card(name) for name in (*self._settings.served_names, *routed)]
+        return _by_version(ModelList(object="list", data=cards), page_of(cards))
 
     @operation(
         "One of the models served.",
@@ -90,8 +88,8 @@ class _Views:
     def model(self, model: str) -> Response:
         if model != ROUTED or not self._settings.has_router:
             self._settings.name_of(model)
-        is_anthropic = VERSION_HEADER in request.headers
-        return _by_version(self._info(model) if is_anthropic else self._card(model))
+        card = self._card(model)
+        return _by_version(card, info_of(card))
 
     @operation(
         "Answer a conversation.",
@@ -138,9 +136,6 @@ class _Views:
             num_tokens = sum(map(len, token_ids))
             return responded(stack, writer, answers, num_tokens, chosen.headers, bool(body.stream))
 
-    def _info(self, name: str) -> ModelInfo:
-        return model_info(name, self._started_at, self._card(name).get("max_model_len"))
-
     def _card(self, name: str) -> ModelCard | ExpertModelCard:
         card = ModelCard(id=name, object="model", created=self._started_at, owned_by="hearth")
         if name != ROUTED and (served := self._backend.served):
@@ -158,7 +153,7 @@ class _Views:
         return {**card, **expert_card(expert, context, rows_max, state)}
 
 
-def _by_version(answer: object) -> Response:
-    response = jsonify(answer)
+def _by_version(openais: object, anthropics: object) -> Response:
+    response = jsonify(anthropics if VERSION_HEADER in request.headers else openais)
     response.vary.add(VERSION_HEADER)
     return response
