@@ -28,7 +28,7 @@ SETTINGS: dict[str, Any] = {
     "USER_ROWS": 2,
     "MAX_SEQ_LEN": CONTEXT_TOKENS,
     "PREFILL_CHUNK_TOKENS": 2048,
-    "MODEL_ALIASES": "gpt-5.5",
+    "MODEL_ALIASES": "gpt-*",
 }
 
 

@@ -14,7 +14,7 @@ from threading import Lock, Thread
 
 import requests
 
-from lab.clients.steering import Body, Call, api_of, capped, ended, led_to, refusal
+from lab.clients.steering import Body, Call, api_of, capped, ended, led_to, refusal, tools_of
 
 TIMEOUT_S = 120.0
 PROBE_TOKENS = 1
@@ -54,7 +54,7 @@ class Recorder:
     def steered(self, api: str, body: Body) -> Body:
         """Returns the body that leads to the next call of the plan, or ends the run."""
         with self._lock:
-            if body.get("tools") and self.num_calls < len(self.calls):
+            if tools_of(body) and self.num_calls < len(self.calls):
                 self.num_calls += 1
                 return led_to(api, body, self.calls[self.num_calls - 1])
         return ended(api, body, self.end)

@@ -13,6 +13,9 @@ from typing import Any
 
 Body = dict[str, Any]
 
+_SCHEMAS = {"parameters", "input_schema", "format"}
+_HOLDERS = {"tools", "function", "input"}
+
 
 @dataclass(frozen=True, slots=True)
 class Call:
@@ -28,9 +31,29 @@ def api_of(path: str) -> str | None:
     return next((end.strip("/") for end in ends if path.partition("?")[0].endswith(end)), None)
 
 
+def tools_of(body: Body) -> list[Body]:
+    """Returns the tools of a request, also those that Codex puts among the items of its input."""
+    items = body.get("input")
+    holders = (
+        [body, *(item for item in items if isinstance(item, dict))]
+        if isinstance(items, list)
+        else [body]
+    )
+    return [tool for holder in holders for tool in holder.get("tools") or ()]
+
+
 def led_to(api: str, body: Body, call: Call) -> Body:
     """Returns the body whose answer is this call."""
-    return body | _calling(api, body["tools"], call)
+    choice: Body = {"type": "tool" if api == "messages" else "function", "name": call.tool}
+    if api == "chat/completions":
+        choice = {"type": "function", "function": {"name": call.tool}}
+    if isinstance(call.arguments, str):
+        choice["type"] = "custom"
+    for tool in tools_of(body):
+        if any(inner["name"] == call.tool for inner in tool.get("tools", ())):
+            choice["namespace"] = tool["name"]
+    narrowed: Body = _narrowed(body, call)
+    return narrowed | {"tool_choice": choice}
 
 
 def ended(api: str, body: Body, text: str) -> Body:
@@ -46,39 +69,28 @@ def capped(api: str, body: Body, max_tokens: int) -> Body:
     return other | {name: max_tokens}
 
 
-def _calling(api: str, tools: list[Body], call: Call) -> Body:
-    chosen: dict[str, Body] = {
-        "messages": {"type": "tool", "name": call.tool},
-        "responses": {"type": "function", "name": call.tool},
-        "chat/completions": {"type": "function", "function": {"name": call.tool}},
-    }
-    choice = chosen[api]
-    if isinstance(call.arguments, str):
-        choice = choice | {"type": "custom"}
-    for tool in tools:
-        if any(inner["name"] == call.tool for inner in tool.get("tools", ())):
-            choice = choice | {"namespace": tool["name"]}
-    return {"tools": [_narrowed(tool, call) for tool in tools], "tool_choice": choice}
+def _narrowed(part: Any, call: Call) -> Any:
+    """The part of a body, with the planned tool taking the planned arguments alone."""
+    if isinstance(part, list):
+        return [_narrowed(each, call) for each in part]
+    if not isinstance(part, dict):
+        return part
+    if part.get("name", part.get("type")) == call.tool and _SCHEMAS & {*part}:
+        return part | _only(call, part)
+    return part | {key: _narrowed(part[key], call) for key in _HOLDERS & {*part}}
 
 
-def _narrowed(tool: Body, call: Call) -> Body:
-    """The tool, which takes the planned arguments alone if it is the planned one."""
-    if isinstance(tool.get("function"), dict):
-        return tool | {"function": _narrowed(tool["function"], call)}
-    if isinstance(tool.get("tools"), list):  # a namespace
-        return tool | {"tools": [_narrowed(inner, call) for inner in tool["tools"]]}
-    if tool.get("name") != call.tool:
-        return tool
+def _only(call: Call, tool: Body) -> Body:
     if isinstance(call.arguments, str):
         text = re.escape(call.arguments).replace("\\\n", "\n").replace("\\ ", " ")
-        return tool | {"format": {"type": "grammar", "syntax": "regex", "definition": text}}
+        return {"format": {"type": "grammar", "syntax": "regex", "definition": text}}
     schema = {
         "type": "object",
         "properties": {name: {"const": value} for name, value in call.arguments.items()},
         "required": [*call.arguments],
         "additionalProperties": False,
     }
-    return tool | {"input_schema" if "input_schema" in tool else "parameters": schema}
+    return {"input_schema" if "input_schema" in tool else "parameters": schema}
 
 
 def _messages_end(end: str) -> Body:
