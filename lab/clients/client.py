@@ -25,6 +25,7 @@ class Client:
     npm: Sequence[str] = ()  # packages with their versions; the first is the client
     pip: Sequence[str] = ()
     before: Sequence[Sequence[str]] = ()  # commands that set it up
+    agent: str = ""  # for `hearth agent`
     command: Sequence[str] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
     files: Mapping[str, str] = field(default_factory=dict)  # text by path

@@ -1,4 +1,4 @@
-"""A model that agents' prompts fit into: random weights, a context of 65,536 tokens, tools."""
+"""A model that agents' prompts fit into: random weights, a context of 131,072 tokens, tools."""
 
 import json
 import shutil
@@ -7,7 +7,7 @@ from pathlib import Path
 from benchmarking.serving import ROOT
 from scripts.make_random_model import Shape, make_random_model
 
-CONTEXT_TOKENS = 65_536
+CONTEXT_TOKENS = 131_072
 SHAPE = Shape(hidden=64, ffn=128, layers=2, heads=2, kv_heads=2, vocab_size=2048)
 EMBEDDED = (
     ROOT / "models" / "hearth-tiny"

@@ -12,14 +12,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarking.serving import ROOT
+from inference_api.agents import agents
 from lab.clients.client import FOLDER, MODEL, NOTE, NOTE_TEXT, PROMPT, Client, filled
 from lab.clients.forwarder import Exchange, Recorder, forwarding
+from lab.clients.model import CONTEXT_TOKENS
 from lab.clients.steering import Call
 
 INSTALLS = ROOT / "var" / "clients"
 BIN = Path(sys.executable).parent  # where Node's wheel has put it
 INSTALL_TIMEOUT_S = 1200
 RUN_TIMEOUT_S = 180
+PRINTED_FILE = re.compile(r"In `([^`]+)`:\n\n```\w+\n(.*?)```", re.DOTALL)
+PRINTED_SHELL = re.compile(r"in a shell:\n\n```sh\n(.*?)\n```", re.DOTALL | re.IGNORECASE)
 NOWHERE = "http://127.0.0.1:9"  # whatever a client asks of other hosts ends there
 
 
@@ -60,11 +64,28 @@ def run(client: Client, installed: Path, upstream: str, folder: Path) -> Run:
     recorder = Recorder(upstream, calls, client.end)
     with forwarding(recorder) as url:
         places["url"] = url
-        _lay(client, places)
-        exit_codes = [_run(client, command, places) for command in (*client.before, client.command)]
-    return Run(
-        exit_codes[-1], recorder.exchanges, recorder.num_calls, (folder / "work" / NOTE).read_text()
-    )
+        files = {filled(path, places): filled(text, places) for path, text in client.files.items()}
+        commands = [
+            [filled(word, places) for word in each] for each in (*client.before, client.command)
+        ]
+        if client.agent:
+            printed, script = as_printed(client.agent, places)
+            files |= printed
+            commands[-1][:0] = ["sh", "-ec", f'{script} "$@"', "sh"]
+        _lay(files, places)
+        exit_codes = [_run(client, command, places) for command in commands]
+    note = (folder / "work" / NOTE).read_text()
+    return Run(exit_codes[-1], recorder.exchanges, recorder.num_calls, note)
+
+
+def as_printed(agent: str, places: Mapping[str, str]) -> tuple[dict[str, str], str]:
+    """Returns the files that `hearth agent` prints, by path, and the lines of a shell."""
+    text = agents()[agent].filled_in(places["url"], MODEL, CONTEXT_TOKENS)
+    files = {
+        str(Path(places["work"], path.replace("~", places["home"]))): file
+        for path, file in PRINTED_FILE.findall(text)
+    }
+    return files, PRINTED_SHELL.findall(text)[0]
 
 
 def _install_commands(client: Client, folder: Path) -> list[list[str]]:
@@ -97,22 +118,21 @@ def _placed(call: Call, places: Mapping[str, str]) -> Call:
     return Call(call.tool, json.loads(filled(json.dumps(call.arguments), places)))
 
 
-def _lay(client: Client, places: Mapping[str, str]) -> None:
+def _lay(files: Mapping[str, str], places: Mapping[str, str]) -> None:
     work = Path(places["work"])
     for folder in (work, Path(places["home"])):
         folder.mkdir(parents=True)
     subprocess.run(["git", "init", "--quiet"], cwd=work, check=True)
     (work / NOTE).write_text(NOTE_TEXT)
-    for path, text in client.files.items():
-        file = Path(filled(path, places))
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(filled(text, places))
+    for path, text in files.items():
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        Path(path).write_text(text)
 
 
 def _run(client: Client, command: Sequence[str], places: Mapping[str, str]) -> int | None:
     with Path(places["log"]).open("ab") as log:
         process = subprocess.Popen(
-            [filled(word, places) for word in command],
+            command,
             cwd=places["work"],
             env=_environment(client, places),
             stdin=subprocess.DEVNULL,
@@ -138,6 +158,7 @@ def _environment(client: Client, places: Mapping[str, str]) -> dict[str, str]:
         "TERM": "dumb",
         "CI": "1",
         "DO_NOT_TRACK": "1",
+        "HEARTH_TOKEN": "made-up",
         "HTTP_PROXY": NOWHERE,
         "HTTPS_PROXY": NOWHERE,
         "NO_PROXY": "127.0.0.1,localhost",
