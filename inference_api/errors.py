@@ -86,13 +86,12 @@ class PromptTooLong(ContextTooLong):
 class ThreadUnserved(InvalidRequest):
     """Anthropic's clients ask for a thread of their own accord, and do without after this."""
 
-    anthropic_details = {
-        "error_code": "thread_unsupported_request",
-        "unsupported": ["thread"],
-    }
-
     def __init__(self) -> None:
         super().__init__("thread: nothing is kept between calls; send all messages.", "thread")
+        self.anthropic_details = {
+            "error_code": "thread_unsupported_request",
+            "unsupported": ["thread"],
+        }
 
 
 class ConstraintFailed(InvalidRequest):
