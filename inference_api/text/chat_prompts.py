@@ -213,6 +213,7 @@ def _writes_name(render: Template, role: str) -> bool:
         return False
 
 
+TRIED = "tried-content"
 _TRIED_TOOL = Tool(
     "tried_tool", "tried-description", {"type": "object", "properties": {}}
 ).as_json()
@@ -221,9 +222,11 @@ _TRIED_TOOL = Tool(
 def manners_of(render: Template, dialect: Dialect) -> Manners:
     """Returns what the template does with tools, by rendering some."""
     user = {"role": "user", "content": "a"}
-    takes_system = _renders(render, [{"role": "system", "content": "tried-system"}, user], ())
+    system, other = ({"role": role, "content": TRIED} for role in ("system", "user"))
     manners = Manners(
-        takes_system=takes_system,
+        takes_system=_renders(render, [system, user], ()),
+        takes_late_system=_renders(render, [user, system, user], ()),
+        takes_users_in_a_row=_renders(render, [other, user], ()),
         one_call_per_turn=dialect.one_call_per_turn,
         wants_short_ids=dialect.read is MISTRAL.read,
         thoughts_key="thinking" if dialect.name == "harmony" else "reasoning_content",
@@ -248,5 +251,5 @@ def _renders(render: Template, turns: Sequence[Message], tools: Sequence[Json]) 
         prompt = render(turns, Extras(tools))
     except (InvalidRequest, KeyError):  # the plain form has no turns of tools
         return False
-    wanted = ("tried-description", "tried-value", "tried-result") if tools else ("tried-system",)
+    wanted = ("tried-description", "tried-value", "tried-result") if tools else (TRIED,)
     return all(each in prompt for each in wanted)

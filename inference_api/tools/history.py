@@ -32,6 +32,8 @@ class Manners:
     is_native: bool = False
     wants_text_arguments: bool = False
     takes_system: bool = True
+    takes_late_system: bool = True  # behind other turns
+    takes_users_in_a_row: bool = True
     one_call_per_turn: bool = False
     wants_short_ids: bool = False  # nine letters and digits, as Mistral's templates check
     thoughts_key: str = "reasoning_content"  # of a message that has thoughts
@@ -44,6 +46,12 @@ def has_calls(messages: Sequence[Message]) -> bool:
 def prepared(messages: Sequence[Message], tools: Sequence[Json], manners: Manners) -> list[Message]:
     """Returns the messages as the template takes them. `tools` are described where it does not."""
     messages = [_with_thoughts(message, manners.thoughts_key) for message in messages]
+    if not manners.takes_system:
+        messages[:1] = map(_spoken_by_user, messages[:1])
+    if not manners.takes_late_system:
+        messages[1:] = map(_spoken_by_user, messages[1:])
+    if not manners.takes_users_in_a_row:
+        messages = _merged(messages)
     if not tools and not has_calls(messages):
         return messages
     if not manners.is_native:
@@ -51,6 +59,10 @@ def prepared(messages: Sequence[Message], tools: Sequence[Json], manners: Manner
     turns = _one_call_each(messages) if manners.one_call_per_turn else list(messages)
     names = _names_by_id(turns)
     return [_native(turn, names, manners) for turn in turns]
+
+
+def _spoken_by_user(message: Message) -> Message:
+    return {**message, "role": "user"} if message["role"] == "system" else message
 
 
 def _with_thoughts(message: Message, key: str) -> Message:

@@ -180,3 +180,30 @@ def test_a_refusal_of_the_template_is_the_clients_to_mend() -> None:
     messages = [{"role": "assistant", "content": "a"}, {"role": "assistant", "content": "b"}]
     with pytest.raises(InvalidRequest, match="in turn"):
         tokenizer(ALTERNATING).encode_chat(messages)
+
+
+# As Mistral's and Gemma 3's: a system turn may come first, then speakers alternate.
+FIRST_SYSTEM = (
+    "{% set own = messages %}{% if messages[0].role == 'system' %}<|im_start|>"
+    "{{ messages[0].content }}</s>{% set own = messages[1:] %}{% endif %}"
+    + ALTERNATING.replace("in messages", "in own")
+)
+
+
+@pytest.mark.parametrize("template", [ALTERNATING, FIRST_SYSTEM, NO_TOOLS, HERMES, HARMONY, None])
+def test_turns_as_agents_send_them_fit_every_template(template: str | None) -> None:
+    """Claude Code has the system speak behind the user, Codex two users in a row."""
+    said = prompt(
+        template,
+        [
+            {"role": "system", "content": "rules"},
+            {"role": "user", "content": "where"},
+            {"role": "system", "content": "reminder"},
+            {"role": "user", "content": "what"},
+            {"role": "assistant", "content": "yes"},
+            {"role": "user", "content": "next"},
+        ],
+        Extras(),
+    )
+    places = [said.index(each) for each in ("rules", "where", "reminder", "what", "yes", "next")]
+    assert places == sorted(places)
