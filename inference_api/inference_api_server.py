@@ -10,6 +10,7 @@ from flask import Flask
 
 from common.disconnects import DisconnectWatcher
 from common.web_pages import PageRules, register_page_check
+from inference_api.bodies.left_aside import ReadingRules
 from inference_api.generation.streaming import Generations
 from inference_api.live_state import LiveState
 from inference_api.observe.bundle_metrics import BundleCollector, ExpertFigures
@@ -161,7 +162,8 @@ def _bare_app(settings: Settings, metrics: ServerMetrics) -> Flask:
     app = Flask("inference_api", static_folder=None)
     app.request_class = WholeBodyRequest
     app.config["MAX_CONTENT_LENGTH"] = settings.max_content_length_bytes
-    register_requests(app, settings.reading_rules, metrics.field_ignored)
+    rules = ReadingRules(settings.unknown_fields == "refuse", settings.images == "refuse")
+    register_requests(app, rules, metrics.field_ignored)
     register_page_check(
         app,
         PageRules(

@@ -20,8 +20,8 @@ from pydantic_core import PydanticCustomError
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from common.origins import LOCAL, ORIGIN, Hosts, split_at_commas
-from inference_api.body_settings import BodySettings
 from inference_api.bundle_file import Bundle, Expert, read_bundle
+from inference_api.client_settings import ClientSettings
 from inference_api.errors import StartupError, UnknownModel
 from inference_api.model_names import ANY, MAX_NAME_CHARS, is_match
 from inference_api.model_settings import EMBEDDED_MODEL, ModelSettings
@@ -42,7 +42,7 @@ SAID_BY_BUNDLE = (
 )
 
 
-class Settings(BaseSettings, ModelSettings, PipelineSettings, BodySettings, WatchSettings):
+class Settings(BaseSettings, ModelSettings, PipelineSettings, ClientSettings, WatchSettings):
     """Immutable; any thread may read it. Field descriptions are the documentation.
 
     The variables of `ModelSettings` are those of the one model or, with MODELS, of every model
@@ -162,46 +162,6 @@ class Settings(BaseSettings, ModelSettings, PipelineSettings, BodySettings, Watc
     )
     stream_end_marker: str = Field(
         "", description="Literal text sent as the last chunk of a raw stream."
-    )
-    max_content_length_bytes: int = Field(
-        4 * 1024 * 1024,
-        alias="MAX_CONTENT_LENGTH",
-        ge=1024,
-        le=1024**3,
-        description="Largest request body in bytes.",
-    )
-    head_timeout_s: float = Field(
-        5.0,
-        alias="HEAD_TIMEOUT",
-        gt=0,
-        le=3600,
-        description="Seconds a client may take to send a request's head.",
-    )
-    body_timeout_s: float = Field(
-        10.0,
-        alias="BODY_TIMEOUT",
-        gt=0,
-        le=3600,
-        description="Seconds a client may take to send a body, beside those of MIN_BODY_RATE.",
-    )
-    min_body_bytes_per_s: int = Field(
-        16 * 1024,
-        alias="MIN_BODY_RATE",
-        ge=1,
-        le=1024**3,
-        description="Bytes of a body that earn the client one more second.",
-    )
-    max_connections: int = Field(
-        4096,
-        ge=64,
-        le=1_000_000,
-        description="Open connections; above it, whichever sent no whole request goes first.",
-    )
-    max_waiting_per_address: int = Field(
-        256,
-        ge=1,
-        le=1_000_000,
-        description="Connections of one address with no whole request yet; the oldest goes first.",
     )
     mock_model: bool = Field(False, description="Serve the mock backend: an echo, no model.")
     mock_tokens_per_second: float = Field(

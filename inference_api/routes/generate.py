@@ -7,13 +7,13 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 
-from flask import Blueprint, Response
+from flask import Blueprint, Response, current_app
 
 from common.operations import operation
 from inference_api.bodies.native import NativeBody, parse_native_body
 from inference_api.errors import HearthError
 from inference_api.generation.streaming import Generations, TextGeneration
-from inference_api.routes.caller import caller_of_request, json_body, leave_aside
+from inference_api.routes.caller import RULES, caller_of_request, json_body, leave_aside
 from inference_api.routes.chosen_model import ModelChoice
 from inference_api.routes.errors import ROW_REFUSALS
 from inference_api.settings import Settings
@@ -69,7 +69,7 @@ def create_blueprint(
         """Returns the headers that say who was chosen, too."""
         choice.check(model)
         body = parse_native_body(
-            json_body(), settings.has_strict_bounds(model), settings.reading_rules
+            json_body(), settings.has_strict_bounds(model), current_app.config[RULES]
         )
         leave_aside(body.left_aside)
         chosen = choice.of(model, [body.text])

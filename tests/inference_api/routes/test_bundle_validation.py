@@ -12,6 +12,7 @@ from openapi_spec_validator import validate
 
 from common.openapi import rules_of
 from common.openapi_document import describe
+from inference_api.bodies.left_aside import DEFAULT_RULES
 from inference_api.bundle_file import read_bundle
 from inference_api.engine.loading import checkpoint
 from inference_api.engine.loading.bundle_check import check_bundle
@@ -31,7 +32,7 @@ def app_of(settings: Settings) -> Flask:
     app = Flask("test")
     app.request_class = WholeBodyRequest
     app.config["MAX_CONTENT_LENGTH"] = settings.max_content_length_bytes
-    register_requests(app, settings.reading_rules, on_ignored=lambda field: None)
+    register_requests(app, DEFAULT_RULES, on_ignored=lambda field: None)
     register_error_handlers(app, on_error=lambda code: None)
     app.register_blueprint(bundle_validation.create_blueprint(settings))
     return app
