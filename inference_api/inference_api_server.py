@@ -15,8 +15,10 @@ from inference_api.generation.streaming import Generations
 from inference_api.live_state import LiveState
 from inference_api.observe.bundle_metrics import BundleCollector, ExpertFigures
 from inference_api.observe.cluster_state import ClusterState
+from inference_api.observe.log_lines import LogLines
 from inference_api.observe.metrics import ServerMetrics, ServerState
 from inference_api.observe.recent_requests import RecentRequests
+from inference_api.observe.record import Observer
 from inference_api.observe.step_times import StepTimes
 from inference_api.observe.telemetry import Tracing
 from inference_api.routes import (
@@ -120,8 +122,14 @@ def create_server(
         )
     metrics.registry.register(ReplicaGauges(lambda: optimizer.state, optimizer_settings.namespace))
     recent = RecentRequests()
+    observers: list[Observer] = [
+        metrics,
+        recent,
+        *([tracing] if tracing else []),
+        LogLines(len(models) > 1),
+    ]
     generations = Generations(
-        backend, input_queue, output_queues, watcher, metrics, recent, tracing
+        backend, input_queue, output_queues, watcher, observers, metrics.token_gap
     )
 
     choice = ModelChoice(settings, _router(settings))

@@ -5,7 +5,6 @@
 nothing of it behind.
 """
 
-import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -16,9 +15,7 @@ from common.disconnects import DisconnectWatcher
 from inference_api.errors import HearthError, QueueFull
 from inference_api.generation.requests import Admitted, Prompt, check_fits, request_of
 from inference_api.generation.timeline import Timeline
-from inference_api.observe.metrics import GenerationRecord, ServerMetrics
-from inference_api.observe.recent_requests import OK, RecentRequests
-from inference_api.observe.telemetry import Tracing
+from inference_api.observe.record import EndedGeneration, GenerationRecord, Observer
 from inference_api.request import (
     Caller,
     FinishReason,
@@ -32,8 +29,6 @@ from inference_api.scheduling.decode_backend import DecodeBackend
 from inference_api.scheduling.input_queue import InputQueue
 from inference_api.scheduling.output_queues import OutputQueues
 from inference_api.text.tokens import StopMatcher, TextStream
-
-logger = logging.getLogger(__name__)
 
 EVENT_WAIT_S = 5.0  # one wait for the next event; repeated until it comes
 
@@ -186,17 +181,16 @@ class Generations:
         input_queue: InputQueue,
         output_queues: OutputQueues,
         watcher: DisconnectWatcher,
-        metrics: ServerMetrics,
-        recent: RecentRequests,
-        tracing: Tracing | None = None,
+        observers: Sequence[Observer],
+        on_token_gap: Callable[[str, float], None],
     ) -> None:
+        """`on_token_gap` is told every inter-token latency in seconds, by the model."""
         self._backend = backend
         self._input_queue = input_queue
         self._output_queues = output_queues
         self._watcher = watcher
-        self._metrics = metrics
-        self._recent = recent
-        self._tracing = tracing
+        self._observers = observers
+        self._on_token_gap = on_token_gap
 
     @contextmanager
     def admitted(self, model: str, caller: Caller) -> Iterator[Admitted]:
@@ -211,7 +205,8 @@ class Generations:
             self._input_queue.check_room(model)
             yield Admitted(self._backend.served[model], caller, came_s)
         except HearthError as error:
-            self._recent.refused(caller, model, error.status, error.code)
+            for observer in self._observers:
+                observer.refused(caller, model, error)
             raise
 
     def begin(self, admitted: Admitted, prompt: Prompt, params: GenerationParams) -> TextGeneration:
@@ -264,7 +259,7 @@ class Generations:
         model, caller = admitted.model, admitted.caller
         self._backend.check_admission()
         self._input_queue.check_room(model.name, is_first)  # before the work of compiling
-        timeline = Timeline(admitted.came_s, partial(self._metrics.token_gap, model.name))
+        timeline = Timeline(admitted.came_s, partial(self._on_token_gap, model.name))
         text = TextStream(model.tokenizer, params.kept_token_ids)
         stop = StopMatcher(params.stop_strings, params.min_tokens, params.includes_stop)
         with ExitStack() as unless_queued:
@@ -288,40 +283,16 @@ class Generations:
             self._backend.cancel(request)
             generation.abandon()
 
-        generation.at_end(lambda: self._write_down(generation, caller))
+        generation.at_end(lambda: self._tell_end(generation, caller))
         generation.at_end(lambda: self._backend.cancel(request))
         self._input_queue.put(request, is_first)
         if caller.connection is not None:
             generation.at_end(self._watcher.watch(caller.connection, hang_up))
 
-    def _write_down(self, generation: TextGeneration, caller: Caller) -> None:
-        """One log line and one set of metrics for each generation that started."""
-        if not generation.has_started:
-            return
-        record = generation.record()
-        self._metrics.generation_ended(record)
-        error = generation.error
-        self._recent.ended(caller, record, *((error.status, error.code) if error else (OK, None)))
-        if self._tracing is not None:
-            self._tracing.generation_ended(record, caller.request_id, caller.trace_context)
-        fields = {
-            "request_id": caller.request_id,
-            "team_id": caller.team_id or "-",
-            "session_id": generation.session_id,
-            "prompt_tokens": record.prompt_tokens,
-            "completion_tokens": record.completion_tokens,
-            "queue_ms": _ms(record.queue_s),
-            "ttft_ms": _ms(record.ttft_s),
-            "itl_ms": _ms(1 / record.tokens_per_s if record.tokens_per_s else 0.0),
-            "finish_reason": record.finish_reason,
-        }
-        if len(self._backend.served) > 1:
-            fields["model"] = record.model
-        if caller.left_aside:
-            fields["ignored"] = ",".join(caller.left_aside)
-        text = " ".join(f"{name}={value}" for name, value in fields.items())
-        logger.info("generation %s", text, extra=fields)
-
-
-def _ms(seconds: float) -> float:
-    return round(seconds * 1000, 1)
+    def _tell_end(self, generation: TextGeneration, caller: Caller) -> None:
+        """Of each generation that started."""
+        if generation.has_started:
+            record, session_id = generation.record(), generation.session_id
+            ended = EndedGeneration(record, caller, session_id, generation.error)
+            for observer in self._observers:
+                observer.ended(ended)

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from inference_api.observe.draft_depths import DraftDepths
-from inference_api.observe.metrics import GenerationRecord
+from inference_api.observe.record import GenerationRecord
 from inference_api.request import GenerationRequest, Switch
 
 FIRST_TOKENS = 10  # how many tokens after the first make up the early rate

@@ -27,8 +27,8 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from inference_api.observe.draft_depths import DraftDepths
+from inference_api.observe.record import EndedGeneration, Observer
 from inference_api.observe.step_times import BUCKETS_S, StepTimes
-from inference_api.request import Switch
 
 MODEL = "model_name"
 LATENCY_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
@@ -37,31 +37,6 @@ BATCH_BUCKETS = (1, 2, 4, 8, 12, 16, 20, 24, 28, 32, 64, 128, 256)
 ACCEPTED_BUCKETS = (0, 1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32)
 VLLM_REASONS = {"cancelled": "abort"}  # where vLLM has another word
 TOKEN_BUCKETS = (1, 4, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 32768)
-
-
-@dataclass(frozen=True, slots=True)
-class GenerationRecord:
-    """The account of a generation that is over, by its request thread."""
-
-    model: str
-    prompt_tokens: int
-    reused_tokens: int  # of the prompt, from a row's cache
-    completion_tokens: int
-    begun_s: float  # on the monotonic clock
-    queue_s: float
-    prefill_s: float  # from leaving the queue to the first token
-    decode_s: float  # from the first token to the last
-    ttft_s: float
-    e2e_s: float
-    finish_reason: str
-    tokens_per_s: float | None  # after the first token
-    early_tokens_per_s: float | None  # the first ten of these
-    mean_batch_size: float  # rows decoded together, as this generation met them
-    drafted_tokens: int = 0
-    accepted_tokens: int = 0  # of the drafted ones, as far as the answer goes
-    acceptance_by_depth: tuple[float, ...] = ()  # from depth 1 on; empty without drafts
-    tokens_per_step: float | None = None
-    switch: Switch | None = None  # where the model had to be brought into memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +131,7 @@ VLLM_DEPTH_COUNTERS = {
 }
 
 
-class ServerMetrics:
+class ServerMetrics(Observer):
     """Recorded by any thread; scraped through `registry`."""
 
     def __init__(
@@ -238,7 +213,8 @@ class ServerMetrics:
         """Once per step of the decode thread."""
         self._batch_sizes[model].observe(batch_size)
 
-    def generation_ended(self, record: GenerationRecord) -> None:
+    def ended(self, ended: EndedGeneration) -> None:
+        record = ended.record
         self._requests.labels(record.model, record.finish_reason).inc()
         for histogram, value in (
             (self._prompt, record.prompt_tokens),

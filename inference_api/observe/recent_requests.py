@@ -9,7 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from threading import Lock
 
-from inference_api.observe.metrics import GenerationRecord
+from inference_api.errors import HearthError
+from inference_api.observe.record import EndedGeneration, Observer
 from inference_api.request import Caller
 
 MAX_REQUESTS = 100
@@ -41,7 +42,7 @@ class RecentRequest:
     ignored: tuple[str, ...] = ()  # fields of the body that were left aside
 
 
-class RecentRequests:
+class RecentRequests(Observer):
     """Any thread. Holds the last MAX_REQUESTS, each of bounded size."""
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
@@ -49,10 +50,8 @@ class RecentRequests:
         self._lock = Lock()  # a deque is not read while it changes
         self._requests: deque[RecentRequest] = deque(maxlen=MAX_REQUESTS)
 
-    def ended(
-        self, caller: Caller, record: GenerationRecord, status: int = OK, error: str | None = None
-    ) -> None:
-        """`status` and `error`: of the error that the generation ended with, if it did."""
+    def ended(self, ended: EndedGeneration) -> None:
+        record, caller, error = ended.record, ended.caller, ended.error
         has_tokens = record.completion_tokens > 0
         self._add(
             RecentRequest(
@@ -69,14 +68,13 @@ class RecentRequests:
                 itl_ms=_ms(1 / record.tokens_per_s) if record.tokens_per_s else None,
                 total_ms=_ms(record.e2e_s) if has_tokens else None,
                 finish_reason=record.finish_reason,
-                status=status,
-                error=error,
+                status=OK if error is None else error.status,
+                error=None if error is None else error.code,
                 ignored=caller.left_aside,
             )
         )
 
-    def refused(self, caller: Caller, model: str, status: int, error: str) -> None:
-        """It ended before its first token."""
+    def refused(self, caller: Caller, model: str, error: HearthError) -> None:
         self._add(
             RecentRequest(
                 ended_at=self._now(),
@@ -84,8 +82,8 @@ class RecentRequests:
                 team_id=_cut(caller.team_id),
                 route=caller.route,
                 model=model,
-                status=status,
-                error=error,
+                status=error.status,
+                error=error.code,
                 ignored=caller.left_aside,
             )
         )

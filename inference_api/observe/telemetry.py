@@ -5,12 +5,10 @@ the decode thread knows nothing of them. A thread of the SDK sends them in batch
 """
 
 import time
-from collections.abc import Mapping
 
-from inference_api.observe.metrics import GenerationRecord
+from inference_api.observe.record import EndedGeneration, Observer
 from inference_api.settings import Settings
 
-TRACE_HEADERS = ("traceparent", "tracestate")  # W3C Trace Context
 FLUSH_TIMEOUT_MS = 5000
 
 
@@ -31,7 +29,7 @@ def faults(settings: Settings) -> list[str]:
     return []
 
 
-class Tracing:
+class Tracing(Observer):
     """Sends spans to an OTLP/HTTP endpoint. Any thread between `start` and `stop`."""
 
     def __init__(self, settings: Settings) -> None:
@@ -56,20 +54,17 @@ class Tracing:
         self._provider.force_flush(FLUSH_TIMEOUT_MS)
         self._provider.shutdown()
 
-    def generation_ended(
-        self, record: GenerationRecord, request_id: str, trace_context: Mapping[str, str]
-    ) -> None:
-        """One span for the generation, within it one for each of its phases.
-
-        `trace_context` has the request's W3C headers; without them a new trace begins.
-        """
+    def ended(self, ended: EndedGeneration) -> None:
+        """One span for the generation, within it one for each of its phases. Without W3C headers of
+        the request a new trace begins."""
         from opentelemetry.trace import SpanKind, StatusCode, set_span_in_context
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
+        record, caller = ended.record, ended.caller
         begun_ns = time.time_ns() - time.monotonic_ns() + int(record.begun_s * 1e9)
         whole = self._tracer.start_span(
             "generation",
-            context=TraceContextTextMapPropagator().extract(trace_context),
+            context=TraceContextTextMapPropagator().extract(caller.trace_context),
             kind=SpanKind.SERVER,
             attributes={
                 "gen_ai.operation.name": "text_completion",
@@ -77,7 +72,7 @@ class Tracing:
                 "gen_ai.usage.input_tokens": record.prompt_tokens,
                 "gen_ai.usage.output_tokens": record.completion_tokens,
                 "gen_ai.response.finish_reasons": [record.finish_reason],
-                "hearth.request_id": request_id,
+                "hearth.request_id": caller.request_id,
             },
             start_time=begun_ns,
         )

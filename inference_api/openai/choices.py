@@ -6,7 +6,7 @@ from typing import Any
 
 from inference_api.errors import HearthError
 from inference_api.generation.chat import ChatAnswer
-from inference_api.observe.metrics import GenerationRecord
+from inference_api.observe.record import GenerationRecord
 from inference_api.openai.answers import PromptTokensDetails, Usage
 from inference_api.openai.logprobs import Logprobs, LogprobsAnswer, first_of, prompt_logprobs
 from inference_api.openai.requests import ChatBody, GenerationBody, StreamOptions

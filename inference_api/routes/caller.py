@@ -14,9 +14,9 @@ from common.request_ids import request_id, usable_request_id
 from inference_api.bodies.fields import Body, parse
 from inference_api.bodies.left_aside import ReadingRules
 from inference_api.errors import InvalidRequest
-from inference_api.observe.telemetry import TRACE_HEADERS
 from inference_api.request import Caller
 
+TRACE_HEADERS = ("traceparent", "tracestate")  # W3C Trace Context
 RULES = "READING_RULES"  # key of the ReadingRules in app.config
 
 B = TypeVar("B", bound=Body)

@@ -13,7 +13,9 @@ from cluster.controller.demand import Demand, Load
 from cluster.controller.loads import Traffic, between, traffic_of, with_door
 from cluster.errors import MetricsUnread
 from cluster.replicas import Group, Replica, State
-from inference_api.observe.metrics import GenerationRecord, ServerMetrics, ServerState
+from inference_api.observe.metrics import ServerMetrics, ServerState
+from inference_api.observe.record import EndedGeneration, GenerationRecord
+from inference_api.request import Caller
 
 STATE = ServerState(
     busy_rows=3, user_rows=32, queued=2, sessions=5, steps=0, prefilled_tokens=0, reused_tokens=0,
@@ -41,8 +43,9 @@ vllm:e2e_request_latency_seconds_sum{model_name="m"} NaN
 
 def hearth_page(ended: int) -> str:
     metrics = ServerMetrics(["m"], lambda _: STATE)
+    gone = EndedGeneration(RECORD, Caller("r"), "s", None)
     for _ in range(ended):
-        metrics.generation_ended(RECORD)
+        metrics.ended(gone)
         metrics.token_gap("m", 0.01)
     return generate_latest(metrics.registry).decode()
 

@@ -11,13 +11,15 @@ from benchmarking.serving import eventually
 from inference_api._mock_inference_api_server import create_test_server
 from inference_api.inference_api_server import server_of
 from inference_api.observe.draft_depths import DraftDepths
-from inference_api.observe.metrics import GenerationRecord, ServerMetrics, ServerState
-from inference_api.request import GenerationRequest, OutputQueue, SessionId
+from inference_api.observe.metrics import ServerMetrics, ServerState
+from inference_api.observe.record import EndedGeneration, GenerationRecord
+from inference_api.request import Caller, GenerationRequest, OutputQueue, SessionId
 from inference_api.settings import Settings
 
 LABELS = '{model_name="hearth-tiny"}'
 STATE = ServerState(0, 32, 0, 0, 0, 0, 0, 0, 0.0, 0.0)
 RECORD = GenerationRecord("m", 1, 0, 1, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, "stop", None, None, 1.0)
+ENDED = EndedGeneration(RECORD, Caller("r-1", "search", "/inference"), "s", None)
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +114,7 @@ def test_usage_of_the_cache_counts_tokens_of_busy_rows_and_no_rows() -> None:
 
 def test_cancelled_request_is_an_aborted_one_to_vllm() -> None:
     metrics = ServerMetrics(["m"], lambda name: STATE)
-    metrics.generation_ended(replace(RECORD, finish_reason="cancelled"))
+    metrics.ended(replace(ENDED, record=replace(RECORD, finish_reason="cancelled")))
     labels = {"model_name": "m", "finished_reason": "abort"}
     assert metrics.registry.get_sample_value("vllm:request_success_total", labels) == 1
     ours = {"model_name": "m", "finish_reason": "cancelled"}
@@ -122,7 +124,7 @@ def test_cancelled_request_is_an_aborted_one_to_vllm() -> None:
 def test_models_are_told_apart() -> None:
     busy = {"a": 1, "b": 2}
     metrics = ServerMetrics(["a", "b"], lambda model: replace(STATE, busy_rows=busy[model]))
-    metrics.generation_ended(replace(RECORD, model="b"))
+    metrics.ended(replace(ENDED, record=replace(RECORD, model="b")))
     metrics.token_gap("b", 0.1)
     metrics.rows_decoded("b", 3)
 

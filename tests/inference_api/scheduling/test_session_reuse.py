@@ -54,7 +54,9 @@ class Server:
         self.watcher = Watcher()
         metrics = ServerMetrics([], lambda name: pytest.fail("unused"))
         self.recent = RecentRequests()
-        self.generations = Generations(self.backend, *queues, self.watcher, metrics, self.recent)
+        self.generations = Generations(
+            self.backend, *queues, self.watcher, [self.recent], lambda model, gap_s: None
+        )
         self._live = LiveState(self.backend, self.input_queue, metrics.registry, settings)
         self.connection = socket.socket()
         self.connection.close()  # only the watcher would use it

@@ -1,0 +1,51 @@
+"""What is left of a generation, and who is told of it."""
+
+from dataclasses import dataclass
+
+from inference_api.errors import HearthError
+from inference_api.request import Caller, Switch
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRecord:
+    """The account of a generation that is over, by its request thread."""
+
+    model: str
+    prompt_tokens: int
+    reused_tokens: int  # of the prompt, from a row's cache
+    completion_tokens: int
+    begun_s: float  # on the monotonic clock
+    queue_s: float
+    prefill_s: float  # from leaving the queue to the first token
+    decode_s: float  # from the first token to the last
+    ttft_s: float
+    e2e_s: float
+    finish_reason: str
+    tokens_per_s: float | None  # after the first token
+    early_tokens_per_s: float | None  # the first ten of these
+    mean_batch_size: float  # rows decoded together, as this generation met them
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0  # of the drafted ones, as far as the answer goes
+    acceptance_by_depth: tuple[float, ...] = ()  # from depth 1 on; empty without drafts
+    tokens_per_step: float | None = None
+    switch: Switch | None = None  # where the model had to be brought into memory
+
+
+@dataclass(frozen=True, slots=True)
+class EndedGeneration:
+    """A generation that had its first event. `error` is what it ended with, if it did."""
+
+    record: GenerationRecord
+    caller: Caller
+    session_id: str
+    error: HearthError | None
+
+
+class Observer:
+    """Base of those who are told of requests, once each, on their own threads."""
+
+    def refused(self, caller: Caller, model: str, error: HearthError) -> None:
+        """The request ended before its first token."""
+
+    def ended(self, ended: EndedGeneration) -> None:
+        """The generation is over."""
