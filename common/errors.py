@@ -12,6 +12,7 @@ from typing import Any, Literal, NotRequired
 from typing_extensions import TypedDict  # pydantic describes typing's from Python 3.12 on
 
 MESSAGES_PATH = "/v1/messages"
+VERSION_HEADER = "anthropic-version"  # which all clients of Anthropic send, and no others
 
 _TYPES = {
     303: "authentication_error",  # to the login: what is 401 to anyone but a browser

@@ -29,6 +29,7 @@ from inference_api.routes import (
     generate,
     health,
     messages,
+    models,
     openai,
     responses,
     speed,
@@ -61,7 +62,9 @@ from weights.settings import load_settings as load_weights_settings
 
 EXTENSION = "hearth"  # key of the Server in app.extensions
 # Blueprints that CORS_ORIGINS opens.
-INFERENCE = frozenset({"embeddings", "generate", "messages", "openai", "responses", "tokenize"})
+INFERENCE = frozenset(
+    {"embeddings", "generate", "messages", "models", "openai", "responses", "tokenize"}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,12 +107,12 @@ def create_server(
     weights_settings = weights_settings or load_weights_settings()
     optimizer = create_service(optimizer_settings)
     weights = create_weights_service(weights_settings)
-    models = {each.name: each for each in settings.served_models}
+    by_name = {each.name: each for each in settings.served_models}
     input_queue = _input_queue(settings)
     output_queues = OutputQueues()
     metrics = ServerMetrics(
-        list(models),
-        lambda name: _state(models[name], backend, input_queue, output_queues),
+        list(by_name),
+        lambda name: _state(by_name[name], backend, input_queue, output_queues),
         settings.vllm_metrics,
         with_experts=settings.bundle is not None,
     )
@@ -126,7 +129,7 @@ def create_server(
         metrics,
         recent,
         *([tracing] if tracing else []),
-        LogLines(len(models) > 1),
+        LogLines(len(by_name) > 1),
     ]
     generations = Generations(
         backend, input_queue, output_queues, watcher, observers, metrics.token_gap
@@ -140,7 +143,8 @@ def create_server(
     )
     app.register_blueprint(generate.create_blueprint(generations, settings, choice))
     chats = Chats(generations, backend, choice)
-    app.register_blueprint(openai.create_blueprint(generations, backend, settings, choice, chats))
+    app.register_blueprint(openai.create_blueprint(generations, backend, choice, chats))
+    app.register_blueprint(models.create_blueprint(backend, settings))
     app.register_blueprint(responses.create_blueprint(chats))
     app.register_blueprint(messages.create_blueprint(chats))
     app.register_blueprint(bundle.create_blueprint(backend, input_queue, settings))

@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.samples import Sample
 
 from inference_api.engine.hardware import resident_memory_bytes
-from inference_api.openai.model_cards import bundle_state
+from inference_api.routes.bundle_cards import bundle_state
 from inference_api.scheduling.backend_status import Phase
 from inference_api.scheduling.decode_backend import DecodeBackend
 from inference_api.scheduling.input_queue import InputQueue

@@ -5,11 +5,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from pydantic import with_config
 from pydantic_core import from_json
-from typing_extensions import TypedDict
 
 from common.errors import messages_error
+from inference_api.bodies.wire import WireDict
 from inference_api.errors import HearthError
 from inference_api.generation.chat import ChatAnswer
 from inference_api.generation.named_events import named_event
@@ -19,17 +18,12 @@ Json = dict[str, Any]
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
 
 
-@with_config(extra="forbid")
-class Answer(TypedDict):
-    pass
-
-
-class Text(Answer):
+class Text(WireDict):
     type: Literal["text"]
     text: str
 
 
-class Thinking(Answer):
+class Thinking(WireDict):
     """`signature` is empty: thoughts are taken back unsigned."""
 
     type: Literal["thinking"]
@@ -37,7 +31,7 @@ class Thinking(Answer):
     signature: str
 
 
-class ToolUse(Answer):
+class ToolUse(WireDict):
     type: Literal["tool_use"]
     id: str
     name: str
@@ -47,14 +41,14 @@ class ToolUse(Answer):
 Block = Text | Thinking | ToolUse
 
 
-class Usage(Answer):
+class Usage(WireDict):
     """`input_tokens` are all of the prompt's, those that were kept from before among them."""
 
     input_tokens: int
     output_tokens: int
 
 
-class MessageAnswer(Answer):
+class MessageAnswer(WireDict):
     id: str
     type: Literal["message"]
     role: Literal["assistant"]
@@ -65,7 +59,7 @@ class MessageAnswer(Answer):
     usage: Usage
 
 
-class TokenCount(Answer):
+class TokenCount(WireDict):
     input_tokens: int
 
 

@@ -4,12 +4,10 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Literal, NotRequired
 
-from inference_api.anthropic.answers import Answer
-
-VERSION_HEADER = "anthropic-version"  # which all clients of Anthropic send, and no others
+from inference_api.bodies.wire import WireDict
 
 
-class ModelInfo(Answer):
+class ModelInfo(WireDict):
     """`created_at` is when the server started; `max_input_tokens` is the context, once known."""
 
     type: Literal["model"]
@@ -20,7 +18,7 @@ class ModelInfo(Answer):
     max_input_tokens: NotRequired[int]
 
 
-class ModelPage(Answer):
+class ModelPage(WireDict):
     data: list[ModelInfo]
     has_more: Literal[False]
     first_id: str

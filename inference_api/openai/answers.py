@@ -6,18 +6,13 @@ more than the dictionary, also for every token's log probabilities.
 
 from typing import Literal, NotRequired
 
-from pydantic import with_config
 from typing_extensions import TypedDict
 
+from inference_api.bodies.wire import WireDict
 from inference_api.request import FinishReason
 
 
-@with_config(extra="forbid")
-class Answer(TypedDict):
-    pass
-
-
-class PromptTokensDetails(Answer):
+class PromptTokensDetails(WireDict):
     cached_tokens: int
 
 
@@ -27,7 +22,7 @@ Switch = TypedDict(  # in this form, as `from` is Python's own word
 )
 
 
-class Routed(Answer):
+class Routed(WireDict):
     """Who answers a request to `auto`, by which method: `fallback` where nothing was likely."""
 
     expert: str
@@ -35,7 +30,7 @@ class Routed(Answer):
     method: Literal["tfidf", "fallback"]
 
 
-class Usage(Answer):
+class Usage(WireDict):
     """The server's own times, in seconds, are there with a single choice only."""
 
     prompt_tokens: int
@@ -57,14 +52,14 @@ class Usage(Answer):
     router: NotRequired[Routed]
 
 
-class CompletionLogprobs(Answer):
+class CompletionLogprobs(WireDict):
     tokens: list[str]
     token_logprobs: list[float | None]
     top_logprobs: list[dict[str, float] | None]
     text_offset: list[int]
 
 
-class ScoredText(Answer):
+class ScoredText(WireDict):
     token: str
     logprob: float
     bytes: list[int] | None
@@ -74,12 +69,12 @@ class ChatLogprob(ScoredText):
     top_logprobs: list[ScoredText]
 
 
-class ChatLogprobs(Answer):
+class ChatLogprobs(WireDict):
     content: list[ChatLogprob]
     refusal: None
 
 
-class PromptLogprob(Answer):
+class PromptLogprob(WireDict):
     """`rank` counts from 1, the likeliest token."""
 
     logprob: float
@@ -91,7 +86,7 @@ class PromptLogprob(Answer):
 PromptLogprobs = list[dict[str, PromptLogprob] | None]
 
 
-class CompletionChoice(Answer):
+class CompletionChoice(WireDict):
     index: int
     finish_reason: FinishReason
     text: str
@@ -99,18 +94,18 @@ class CompletionChoice(Answer):
     prompt_logprobs: NotRequired[PromptLogprobs]
 
 
-class CalledFunction(Answer):
+class CalledFunction(WireDict):
     name: str
     arguments: str
 
 
-class ToolCall(Answer):
+class ToolCall(WireDict):
     id: str
     type: Literal["function"]
     function: CalledFunction
 
 
-class AssistantMessage(Answer):
+class AssistantMessage(WireDict):
     """`content` is null where the answer is calls only."""
 
     role: Literal["assistant"]
@@ -119,14 +114,14 @@ class AssistantMessage(Answer):
     tool_calls: NotRequired[list[ToolCall]]
 
 
-class ChatChoice(Answer):
+class ChatChoice(WireDict):
     index: int
     finish_reason: FinishReason | Literal["tool_calls"]
     message: AssistantMessage
     logprobs: ChatLogprobs | None
 
 
-class Completion(Answer):
+class Completion(WireDict):
     id: str
     object: Literal["text_completion"]
     created: int
@@ -135,7 +130,7 @@ class Completion(Answer):
     usage: Usage
 
 
-class ChatCompletion(Answer):
+class ChatCompletion(WireDict):
     id: str
     object: Literal["chat.completion"]
     created: int
@@ -145,14 +140,14 @@ class ChatCompletion(Answer):
     prompt_logprobs: NotRequired[PromptLogprobs]
 
 
-class Tokens(Answer):
+class Tokens(WireDict):
     count: int
     max_model_len: int
     tokens: list[int]
     token_strs: list[str] | None
 
 
-class TokenizerInfo(Answer):
+class TokenizerInfo(WireDict):
     tokenizer_class: str
     bos_token: str | None
     eos_token: str | None
@@ -162,5 +157,5 @@ class TokenizerInfo(Answer):
     model_max_length: int
 
 
-class Detokenized(Answer):
+class Detokenized(WireDict):
     prompt: str

@@ -7,7 +7,7 @@ import numpy as np
 from pydantic import Field, Tag
 
 from inference_api.bodies.fields import MAX_INTEGER, Unserved
-from inference_api.openai.answers import Answer
+from inference_api.bodies.wire import WireDict
 from inference_api.openai.field_kinds import UNSERVED_OF_EMBEDDINGS
 from inference_api.openai.requests import (
     BY_FORM_OF_PROMPT,
@@ -15,7 +15,6 @@ from inference_api.openai.requests import (
     Ids,
     RequestBody,
     Text,
-    TokenIds,
     prompts_of,
 )
 from inference_api.request import GenerationParams, Pooling, SamplingParams
@@ -46,7 +45,7 @@ class EmbeddingsBody(RequestBody):
     pooling: Pooling | None = None
     priority: int | None = Field(None, ge=-MAX_PRIORITY, le=MAX_PRIORITY)
 
-    def inputs(self) -> list[str | TokenIds]:
+    def inputs(self) -> list[str | list[int]]:
         return prompts_of(self.input)
 
     def params(self) -> GenerationParams:
@@ -71,7 +70,7 @@ class EmbeddingsBody(RequestBody):
         return numbers
 
 
-class Embedding(Answer):
+class Embedding(WireDict):
     """`embedding` in base64 is float32, little-endian."""
 
     object: Literal["embedding"]
@@ -79,12 +78,12 @@ class Embedding(Answer):
     embedding: list[float] | str
 
 
-class EmbeddingsUsage(Answer):
+class EmbeddingsUsage(WireDict):
     prompt_tokens: int
     total_tokens: int
 
 
-class Embeddings(Answer):
+class Embeddings(WireDict):
     object: Literal["list"]
     data: list[Embedding]
     model: str

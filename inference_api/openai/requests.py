@@ -1,7 +1,7 @@
 """The bodies of the `/v1` routes as pydantic models: OpenAI's fields, and vLLM's beside them."""
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Annotated, Any, ClassVar
 
 from pydantic import Discriminator, Field, Tag, model_validator
@@ -45,13 +45,6 @@ Ids = Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]
 Text = Annotated[str, Field(min_length=1)]
 
 
-@dataclass(frozen=True, slots=True)
-class TokenIds:
-    """A tokenized prompt."""
-
-    token_ids: list[int]
-
-
 def _form_of_prompt(prompt: Any) -> str | None:
     """By the first element, so that a refusal of mixed forms names the first that differs."""
     if isinstance(prompt, str):
@@ -93,17 +86,13 @@ Stop = Annotated[
 ]
 
 
-def prompts_of(prompt: Prompt) -> list[str | TokenIds]:
+def prompts_of(prompt: Prompt) -> list[str | list[int]]:
     """Returns the prompts, each a text or token ids."""
     if isinstance(prompt, str):
         return [prompt]
     if all(isinstance(item, int) for item in prompt):
-        return [TokenIds([item for item in prompt if isinstance(item, int)])]
-    return [
-        item if isinstance(item, str) else TokenIds(item)
-        for item in prompt
-        if not isinstance(item, int)
-    ]
+        return [[item for item in prompt if isinstance(item, int)]]
+    return [item for item in prompt if not isinstance(item, int)]
 
 
 class RequestBody(Body):
@@ -291,7 +280,7 @@ class CompletionBody(GenerationBody):
                 )
         return self
 
-    def prompts(self) -> list[str | TokenIds]:
+    def prompts(self) -> list[str | list[int]]:
         return prompts_of(self.prompt)
 
 

@@ -6,10 +6,10 @@ from functools import cached_property
 from itertools import count
 from typing import Any, Literal, NotRequired
 
+from inference_api.bodies.wire import WireDict
 from inference_api.errors import HearthError
 from inference_api.generation.chat import ChatAnswer
 from inference_api.generation.named_events import named_event
-from inference_api.openai.answers import Answer
 from inference_api.openai.response_tools import Called, object_of
 from inference_api.openai.responses import ResponsesBody
 from inference_api.tools.parts import Part, PartDelta, PartEnd, PartEvent, PartStart, parts_of
@@ -18,13 +18,13 @@ Json = dict[str, Any]
 Status = Literal["in_progress", "completed", "incomplete"]
 
 
-class OutputText(Answer):
+class OutputText(WireDict):
     type: Literal["output_text"]
     text: str
     annotations: list[Json]
 
 
-class OutputMessage(Answer):
+class OutputMessage(WireDict):
     id: str
     type: Literal["message"]
     role: Literal["assistant"]
@@ -32,12 +32,12 @@ class OutputMessage(Answer):
     content: list[OutputText]
 
 
-class ReasoningText(Answer):
+class ReasoningText(WireDict):
     type: Literal["reasoning_text"]
     text: str
 
 
-class OutputReasoning(Answer):
+class OutputReasoning(WireDict):
     id: str
     type: Literal["reasoning"]
     status: Status
@@ -45,7 +45,7 @@ class OutputReasoning(Answer):
     content: list[ReasoningText]
 
 
-class OutputCall(Answer):
+class OutputCall(WireDict):
     id: str
     type: Literal["function_call"]
     status: Status
@@ -55,7 +55,7 @@ class OutputCall(Answer):
     arguments: str
 
 
-class OutputCustomCall(Answer):
+class OutputCustomCall(WireDict):
     id: str
     type: Literal["custom_tool_call"]
     status: Status
@@ -65,7 +65,7 @@ class OutputCustomCall(Answer):
     input: str
 
 
-class OutputShellCall(Answer):
+class OutputShellCall(WireDict):
     id: str
     type: Literal["local_shell_call"]
     status: Status
@@ -73,7 +73,7 @@ class OutputShellCall(Answer):
     action: Json
 
 
-class OutputSearchCall(Answer):
+class OutputSearchCall(WireDict):
     id: str
     type: Literal["tool_search_call"]
     status: Status
@@ -92,16 +92,16 @@ Item = (
 )
 
 
-class InputTokensDetails(Answer):
+class InputTokensDetails(WireDict):
     cached_tokens: int
     cache_write_tokens: int
 
 
-class OutputTokensDetails(Answer):
+class OutputTokensDetails(WireDict):
     reasoning_tokens: int
 
 
-class ResponseUsage(Answer):
+class ResponseUsage(WireDict):
     input_tokens: int
     input_tokens_details: InputTokensDetails
     output_tokens: int
@@ -109,16 +109,16 @@ class ResponseUsage(Answer):
     total_tokens: int
 
 
-class ResponseError(Answer):
+class ResponseError(WireDict):
     code: str
     message: str
 
 
-class IncompleteDetails(Answer):
+class IncompleteDetails(WireDict):
     reason: Literal["max_output_tokens"]
 
 
-class ResponseAnswer(Answer):
+class ResponseAnswer(WireDict):
     """What was asked, and `output`. `usage` is last: who counts tokens reads it at the end."""
 
     id: str

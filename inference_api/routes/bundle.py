@@ -8,7 +8,7 @@ from common.errors import Error
 from common.operations import operation
 from inference_api.bundle_file import Bundle
 from inference_api.errors import InvalidRequest, NoBundle, Unavailable, UnknownModel
-from inference_api.openai.model_cards import BundleState, ExpertState, bundle_state
+from inference_api.routes.bundle_cards import BundleState, ExpertState, bundle_state
 from inference_api.scheduling.bundle import BundleResidents
 from inference_api.scheduling.decode_backend import DecodeBackend
 from inference_api.scheduling.experts import UnloadMode

@@ -1,17 +1,17 @@
 """From a chat that any API's body asks for to the response, in the form of that API."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from typing import Any, Protocol
 
 from flask import Response, jsonify
 
+from inference_api.errors import ContextTooLong, InvalidRequest
 from inference_api.generation.chat import Chat, ChatAnswer, answer_reader, chat_params
+from inference_api.generation.named_events import EVENT_STREAM, STREAM_HEADERS, switch_headers
 from inference_api.generation.streaming import Generations
 from inference_api.routes.caller import caller_of_request, leave_aside
 from inference_api.routes.chosen_model import Chosen, ModelChoice
-from inference_api.routes.generate import EVENT_STREAM, STREAM_HEADERS, switch_headers
-from inference_api.routes.tokenize import prompt_is_called
 from inference_api.scheduling.decode_backend import DecodeBackend
 from inference_api.scheduling.served_model import ServedModel
 
@@ -88,3 +88,31 @@ def responded(
     response.headers["X-Prompt-Tokens"] = str(prompt_tokens)
     response.call_on_close(stack.pop_all().close)
     return response
+
+
+@contextmanager
+def prompt_is_called(field: str) -> Iterator[None]:
+    """Makes refusals of a prompt's length name `field`, as the route calls it."""
+    try:
+        yield
+    except ContextTooLong as error:
+        error.param = field
+        raise
+
+
+def encoded(prompt: str | list[int], model: ServedModel, field: str) -> list[int]:
+    """Returns the token ids of a prompt, which is the body's `field`. Raises InvalidRequest."""
+    if isinstance(prompt, str):
+        return model.prompt_encoder.encode(prompt)
+    return known_ids(prompt, model.vocab_size, field)
+
+
+def known_ids(token_ids: list[int], vocab_size: int, field: str) -> list[int]:
+    """Returns the token ids. Raises InvalidRequest for one that the model does not have."""
+    if max(token_ids, default=0) >= vocab_size:
+        raise InvalidRequest(
+            f"{field}: Token id {max(token_ids)} is not in this model's vocabulary, 0 to "
+            f"{vocab_size - 1}; give ids of this model's tokenizer.",
+            field,
+        )
+    return token_ids

@@ -6,6 +6,7 @@ from flask import Blueprint, Response, jsonify
 
 from common.operations import operation
 from inference_api.errors import InvalidRequest
+from inference_api.generation.named_events import switch_headers
 from inference_api.generation.streaming import Generations, TextGeneration
 from inference_api.openai.embeddings import (
     MAX_NUMBERS,
@@ -15,10 +16,9 @@ from inference_api.openai.embeddings import (
     EmbeddingsUsage,
 )
 from inference_api.routes.caller import caller_of_request, read
+from inference_api.routes.chats import encoded, prompt_is_called
 from inference_api.routes.chosen_model import ModelChoice
 from inference_api.routes.errors import ROW_REFUSALS
-from inference_api.routes.generate import switch_headers
-from inference_api.routes.tokenize import encoded, prompt_is_called
 from inference_api.scheduling.decode_backend import DecodeBackend
 from inference_api.scheduling.served_model import ServedModel
 

@@ -7,6 +7,7 @@ from flask import Flask, Response, g, jsonify, request
 from werkzeug.exceptions import HTTPException, RequestEntityTooLarge
 
 from common.errors import (
+    VERSION_HEADER,
     Error,
     MessagesError,
     WireError,
@@ -15,7 +16,6 @@ from common.errors import (
     messages_error,
 )
 from common.web_pages import PageRefused
-from inference_api.anthropic.model_page import VERSION_HEADER
 from inference_api.errors import HearthError, RequestTooLarge, UnknownEncoding
 
 logger = logging.getLogger(__name__)

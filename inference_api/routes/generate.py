@@ -4,7 +4,7 @@ Read it as the request does: body, prompt, queue, first event, then one chunk pe
 """
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 
 from flask import Blueprint, Response, current_app
@@ -12,6 +12,7 @@ from flask import Blueprint, Response, current_app
 from common.operations import operation
 from inference_api.bodies.native import NativeBody, parse_native_body
 from inference_api.errors import HearthError
+from inference_api.generation.named_events import EVENT_STREAM, STREAM_HEADERS, switch_headers
 from inference_api.generation.streaming import Generations, TextGeneration
 from inference_api.routes.caller import RULES, caller_of_request, json_body, leave_aside
 from inference_api.routes.chosen_model import ModelChoice
@@ -20,8 +21,6 @@ from inference_api.settings import Settings
 from inference_api.text.prompt_encoder import PromptEncoder
 
 RAW_TEXT = "text/plain; charset=utf-8"
-EVENT_STREAM = "text/event-stream; charset=utf-8"
-STREAM_HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 
 Encode = Callable[[PromptEncoder, str], Sequence[int]]
 
@@ -107,15 +106,6 @@ def streamed(
         response.headers.update(switch_headers([generation]))
         response.call_on_close(stack.pop_all().close)
         return response
-
-
-def switch_headers(generations: Iterable[TextGeneration]) -> dict[str, str]:
-    """Returns how long the model had to be waited for, if it had to be brought into memory."""
-    switches = [each.switch for each in generations if each.switch is not None]
-    if not switches:
-        return {}
-    switching_time_s = max(each.switching_time_s for each in switches)
-    return {"X-Switching-Time-Ms": str(round(1000 * switching_time_s))}
 
 
 def _raw_chunks(

@@ -7,10 +7,9 @@ from common.operations import operation
 from inference_api.anthropic.answers import MessageAnswer, MessageWriter, TokenCount
 from inference_api.anthropic.requests import CountBody, MessagesBody
 from inference_api.routes.caller import read
-from inference_api.routes.chats import Chats
+from inference_api.routes.chats import Chats, prompt_is_called
 from inference_api.routes.chosen_model import Chosen
 from inference_api.routes.errors import REFUSALS, ROW_REFUSALS
-from inference_api.routes.tokenize import prompt_is_called
 from inference_api.scheduling.served_model import ServedModel
 
 

@@ -1,18 +1,14 @@
 """vLLM's tokenizer routes, for clients without a tokenizer of their own (lm-eval, say)."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 from flask import Blueprint, Response, jsonify
 
 from common.errors import Error
 from common.operations import operation
-from inference_api.errors import ContextTooLong, InvalidRequest
 from inference_api.openai.answers import Detokenized, TokenizerInfo, Tokens
 from inference_api.openai.messages import turns_of
-from inference_api.openai.requests import TokenIds
 from inference_api.openai.tokenizing import DetokenizeBody, TokenizeBody
 from inference_api.routes.caller import read
+from inference_api.routes.chats import known_ids, prompt_is_called
 from inference_api.routes.errors import REFUSALS
 from inference_api.scheduling.decode_backend import DecodeBackend
 from inference_api.scheduling.served_model import ServedModel
@@ -75,31 +71,3 @@ def create_blueprint(backend: DecodeBackend, settings: Settings) -> Blueprint:
         return backend.served[name]
 
     return blueprint
-
-
-@contextmanager
-def prompt_is_called(field: str) -> Iterator[None]:
-    """Makes refusals of a prompt's length name `field`, as the route calls it."""
-    try:
-        yield
-    except ContextTooLong as error:
-        error.param = field
-        raise
-
-
-def encoded(prompt: str | TokenIds, model: ServedModel, field: str) -> list[int]:
-    """Returns the token ids of a prompt, which is the body's `field`. Raises InvalidRequest."""
-    if isinstance(prompt, TokenIds):
-        return known_ids(prompt.token_ids, model.vocab_size, field)
-    return model.prompt_encoder.encode(prompt)
-
-
-def known_ids(token_ids: list[int], vocab_size: int, field: str) -> list[int]:
-    """Returns the token ids. Raises InvalidRequest for one that the model does not have."""
-    if max(token_ids, default=0) >= vocab_size:
-        raise InvalidRequest(
-            f"{field}: Token id {max(token_ids)} is not in this model's vocabulary, 0 to "
-            f"{vocab_size - 1}; give ids of this model's tokenizer.",
-            field,
-        )
-    return token_ids

@@ -1,11 +1,11 @@
-"""The models served, in `/v1/models`, and the experts of a bundle, there and in `/bundle`."""
+"""The experts of a bundle, in `/bundle` and in `/v1/models`."""
 
 import time
 from collections.abc import Mapping
-from typing import Literal, NotRequired
+from typing import Literal
 
+from inference_api.bodies.wire import WireDict
 from inference_api.bundle_file import Expert
-from inference_api.openai.answers import Answer
 from inference_api.scheduling.decode_backend import DecodeBackend
 from inference_api.scheduling.experts import ExpertSnapshot, State
 from inference_api.scheduling.input_queue import InputQueue
@@ -23,24 +23,12 @@ STATUS: Mapping[State, Status] = {  # in llama.cpp's words
 }
 
 
-class ModelCard(Answer):
-    """Once the model is known: `max_model_len`, its context in tokens, and how tokens are drawn for
-    requests that say nothing of it, where the model says so itself. `auto` has neither."""
-
-    id: str
-    object: Literal["model"]
-    created: int
-    owned_by: str
-    max_model_len: NotRequired[int]
-    default_sampling_params: NotRequired[dict[str, float]]
-
-
-class ExpertStatus(Answer):
+class ExpertStatus(WireDict):
     value: Status
     failed: bool
 
 
-class ExpertBytes(Answer):
+class ExpertBytes(WireDict):
     """What it takes now: nothing while it is not in memory."""
 
     weights: int
@@ -48,12 +36,12 @@ class ExpertBytes(Answer):
     cache: int
 
 
-class ExpertRows(Answer):
+class ExpertRows(WireDict):
     min: int
     max: int
 
 
-class ExpertCard(Answer):
+class ExpertCard(WireDict):
     """`last_used` is in seconds since 1970; null: not since start."""
 
     description: str
@@ -65,15 +53,6 @@ class ExpertCard(Answer):
     last_used: float | None
     draft: str | None
     pinned: bool
-
-
-class ExpertModelCard(ModelCard, ExpertCard):
-    """Of an expert, by its name or another that means it."""
-
-
-class ModelList(Answer):
-    object: Literal["list"]
-    data: list[ModelCard | ExpertModelCard]
 
 
 class ExpertState(ExpertCard):
@@ -89,7 +68,7 @@ class ExpertState(ExpertCard):
     reason: str
 
 
-class Limits(Answer):
+class Limits(WireDict):
     """Of bytes, rows and requests."""
 
     memory_limit: int
@@ -98,13 +77,13 @@ class Limits(Answer):
     max_queue: int
 
 
-class Used(Answer):
+class Used(WireDict):
     fast_memory: int
     rows: int
     queue: int
 
 
-class BundleState(Answer):
+class BundleState(WireDict):
     """`loading`: the expert that is loaded, or will be as soon as there is room."""
 
     limits: Limits
