@@ -2,12 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import date
 from pathlib import Path
+from string import Template
 
+from benchmarking.machine import describe_machine
 from common.files import write_whole
-from scripts.default_model.card import describe_machine
-from scripts.default_model.wordings import fill_slots
 
 from .export import WEIGHTS
 from .heads import Heads
@@ -65,11 +64,9 @@ def write_card(
         "accuracy": _accuracy_table(judgement.top),
         "trivial": f"{judgement.trivial:.1%}",
         "tokens_per_step": _tokens_table(judgement),
-        "date": date.today().isoformat(),
     }
-    template = TEMPLATE.read_text(encoding="utf-8")
-    card = fill_slots(template, {name: str(value) for name, value in slots.items()})
-    write_whole(folder / "README.md", card)
+    template = Template(TEMPLATE.read_text(encoding="utf-8"))
+    write_whole(folder / "README.md", template.substitute(slots))
 
 
 def _shape_slots(folder: Path, heads: Heads) -> dict[str, object]:
@@ -93,7 +90,7 @@ def _training_slots(
         "positions_per_step": plan.positions_per_step,
         "seen": f"{figures.positions:,}",
         "minutes": f"{figures.seconds / 60:.0f}",
-        "machine": describe_machine(),
+        "machine": describe_machine("torch"),
         "block_lr": plan.block_lr,
         "output_lr": f" ({plan.output_lr} for output matrices)" if heads.is_full else "",
         "decay": LATER_HEAD_WEIGHT,

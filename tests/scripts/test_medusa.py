@@ -279,7 +279,7 @@ def test_every_stage_runs_and_a_second_run_has_nothing_to_do(tmp_path: Path) -> 
     assert config["tokenizer_sha256"] == tokenizer_sha256(MODEL)
     assert [0] in config["medusa_choices"]
     card = (output / "README.md").read_text()
-    assert "{" not in card
+    assert "$" not in card
     assert "| head | top 1 | top 2 | top 4 | top 8 |" in card
     assert main(arguments) == 0
     assert (output / "medusa_lm_head.safetensors").read_bytes() == weights
