@@ -29,7 +29,7 @@ from werkzeug.serving import make_server
 
 from inference_api.engine.pipeline.split_search import SearchFailed, SplitSearch
 from inference_api.settings import EMBEDDED_MODEL
-from scripts.pipeline.cpu_share import choose_limiter
+from lab.kit.shares import choose_limiter
 from scripts.pipeline.engine import EngineFailed, Load, PipelineEngine
 from weights.app import create_app
 from weights.settings import Settings

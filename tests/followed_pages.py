@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarking.serving import ROOT, environment
+from lab.kit.servers import ROOT, environment
 
 DOCS = ROOT / "docs"
 TIMEOUT_S = 120

@@ -1,6 +1,6 @@
 """Loopback ports for the servers that tests start."""
 
-from benchmarking.serving import PORTS, free_port, given_ports, is_free
+from lab.kit.servers import PORTS, free_port, given_ports, is_free
 
 __all__ = ["free_port", "free_ports", "leave_to_other_workers", "neighbouring_ports"]
 

@@ -16,9 +16,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from benchmarking.analysis.answers import Prompt, Verdict, judge, read_prompts
 from benchmarking.machine import describe_machine
-from benchmarking.serving import ServedApi, exit_on_sigterm, served
+from lab.kit.answers import Prompt, Verdict, judge, read_prompts
+from lab.kit.servers import ServedApi, exit_on_sigterm, served
 from scripts.fetch_smollm2 import fetch_smollm2
 
 ROOT = Path(__file__).resolve().parents[2]

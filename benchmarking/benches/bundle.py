@@ -31,8 +31,8 @@ from benchmarking.benches.bundle_servers import experts_of
 from benchmarking.benches.bundle_switches import measure_large, measure_matrix, measure_memory
 from benchmarking.machine import describe_machine
 from benchmarking.peers.models import random_model
-from benchmarking.serving import ROOT, exit_on_sigterm
 from inference_api.bundle_file import Expert, RowBounds
+from lab.kit.servers import ROOT, exit_on_sigterm
 
 RESULTS = ROOT / "var" / "bench" / "bundle.json"
 SEED = 20

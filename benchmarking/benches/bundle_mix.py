@@ -26,8 +26,8 @@ from benchmarking.benches.bundle_servers import (
     servers_alone,
 )
 from benchmarking.benches.bundle_text import ms, table
-from benchmarking.serving import ServedApi
 from inference_api.bundle_file import Expert
+from lab.kit.servers import ServedApi
 
 PROMPTS_OF_EACH = 6  # examples of every expert; every expert is asked all of them
 SAMPLED = 0.8  # the temperature of every other request

@@ -16,11 +16,11 @@ import psutil
 
 from benchmarking.benches.bundle_client import Ask, Reply, send
 from benchmarking.benches.bundle_figures import room_bytes
-from benchmarking.serving import ROOT, ServedApi, eventually, served
 from inference_api.bundle_file import Expert, read_bundle
 from inference_api.engine.loading.bundle_check import check_bundle
 from inference_api.errors import StartupError
 from inference_api.settings import load_settings
+from lab.kit.servers import ROOT, ServedApi, eventually, served
 
 PACKED = ROOT / "var" / "packed"
 PAST_LIMITS = 2**50  # of bytes

@@ -24,8 +24,8 @@ from benchmarking.load.process import run_load
 from benchmarking.load.schedule import due_times_s
 from benchmarking.load.targets import Prompt, Target
 from benchmarking.machine import describe_machine
-from benchmarking.serving import ROOT, eventually, exit_on_sigterm, free_port
 from common.fetch import answers_ok
+from lab.kit.servers import ROOT, eventually, exit_on_sigterm, free_port
 
 MODEL = "scripted"
 MAX_DEVIATION_S = 0.002
@@ -120,7 +120,7 @@ def scripted_server(**options: float) -> Iterator[str]:
     command = [
         sys.executable,
         "-m",
-        "benchmarking.benches.scripted_server",
+        "lab.kit.scripted_server",
         "--port",
         str(port),
         *given,

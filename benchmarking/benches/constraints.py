@@ -19,7 +19,7 @@ import jsonschema
 from benchmarking.benches.schemas import SCHEMAS
 from benchmarking.benches.serve import Workload, served_workload, workloads
 from benchmarking.machine import describe_machine
-from benchmarking.serving import ServedApi, exit_on_sigterm
+from lab.kit.servers import ServedApi, exit_on_sigterm
 
 USERS = 32
 MAX_TOKENS = 200

@@ -32,12 +32,10 @@ import psutil
 
 from benchmarking.benches.peers import GGUF_TYPES, Load
 from benchmarking.benches.step import FORMS, STREAM_BYTES, Stream
-from benchmarking.completions import Request, complete
 from benchmarking.machine import describe_machine
 from benchmarking.peers.install import PREBUILT_LLAMA, NotInstalled, install
 from benchmarking.peers.llama_server import prebuilt_llama_server
 from benchmarking.peers.models import MODELS, gguf_model
-from benchmarking.serving import served
 from inference_api.engine.hardware import physical_cores
 from inference_api.engine.loading.checkpoint import describe, footprint_on_cpu
 from inference_api.engine.loading.config import ModelConfig
@@ -51,6 +49,8 @@ from inference_api.engine.loading.memory import Footprint
 from inference_api.engine.options import EngineOptions
 from inference_api.kernels.packing import FLOAT_BITS, packed_bytes
 from inference_api.settings import EMBEDDED_MODEL
+from lab.kit.completions import Request, complete
+from lab.kit.servers import served
 from scripts.make_random_model import Shape, make_random_model
 
 LAYERS, ALL_LAYERS, ALL_VOCABULARY = 3, 48, 151_936

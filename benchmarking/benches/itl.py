@@ -20,7 +20,7 @@ from benchmarking.benches.serve import (
     stream_once,
     workloads,
 )
-from benchmarking.serving import ServedApi
+from lab.kit.servers import ServedApi
 
 USER_ROWS = 32
 ANSWER_TOKENS = 192

@@ -35,7 +35,7 @@ from benchmarking.report.fit_files import write_fit
 from benchmarking.report.page import report_html
 from benchmarking.rows.driver import Driver, new_run_folder
 from benchmarking.rows.row_runner import Origin, RowOptions, RowRunner
-from benchmarking.serving import ROOT, exit_on_sigterm
+from lab.kit.servers import ROOT, exit_on_sigterm
 
 RESULTS = ROOT / "var" / "bench" / "loop"
 SPEEDS_FILE = "speeds.json"  # what the server said of its steps meanwhile

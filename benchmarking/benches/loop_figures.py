@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from benchmarking.analysis.fit import Fit
 from benchmarking.analysis.goodput import Slo
 from benchmarking.analysis.intervals import Interval
-from benchmarking.analysis.moments import SpeedOfMoments
+from lab.kit.moments import SpeedOfMoments
 
 # What the proof allows, of what was measured,
 MAX_TTFT_ERROR, MAX_ITL_ERROR, MAX_RATE_ERROR = 0.20, 0.10, 0.15

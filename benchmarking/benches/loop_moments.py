@@ -9,10 +9,10 @@ import numpy as np
 from benchmarking.analysis.closed_loops import least_squares
 from benchmarking.analysis.curve import LoadPoint
 from benchmarking.analysis.latency import mean_tokens
-from benchmarking.analysis.moments import SpeedOfMoments
 from benchmarking.analysis.predict import Prediction
 from benchmarking.analysis.service_curve import CurvePoint, Points, ServiceCurve, at
 from benchmarking.benches.loop_plan import is_volley
+from lab.kit.moments import SpeedOfMoments
 
 TTFT_ERROR = 0.1  # of a simulated one, by what a curve is wrong of
 SLOWER = 1.05  # times, to see what a simulation makes of it

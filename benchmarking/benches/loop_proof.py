@@ -22,7 +22,6 @@ from benchmarking.analysis.fit import Fit, fit_run
 from benchmarking.analysis.goodput import Slo
 from benchmarking.analysis.intervals import Interval, mean_within_run, over_repeats
 from benchmarking.analysis.latency import ITL, TTFT, mean_tokens, output_tokens, succeeded
-from benchmarking.analysis.moments import fit_drifting, fit_in_course
 from benchmarking.analysis.predict import MAX_SCV, Optimizer, Prediction, request_shape
 from benchmarking.analysis.service_curve import ServiceCurve
 from benchmarking.benches.loop_figures import (
@@ -40,6 +39,7 @@ from benchmarking.benches.loop_plan import LoopPlan, Rows
 from benchmarking.benches.speed_log import Reading, steps_course
 from benchmarking.errors import Unfit
 from benchmarking.records import Load, Run
+from lab.kit.moments import fit_drifting, fit_in_course
 
 At = tuple[LoadPoint, ServiceCurve]
 """A row, and the curve of its moment."""

@@ -20,7 +20,9 @@ from benchmarking.load.targets import Target
 from benchmarking.load.tokenizers import SERVER
 from benchmarking.peers.install import PREBUILT_LLAMA, NotInstalled, install
 from benchmarking.peers.llama_server import prebuilt_llama_server
-from benchmarking.serving import (
+from common.fetch import PROBE, FetchFailed, answers_ok, fetch
+from inference_api.settings import EMBEDDED_MODEL
+from lab.kit.servers import (
     ROOT,
     START_TIMEOUT_S,
     STOP_TIMEOUT_S,
@@ -29,8 +31,6 @@ from benchmarking.serving import (
     free_port,
     served,
 )
-from common.fetch import PROBE, FetchFailed, answers_ok, fetch
-from inference_api.settings import EMBEDDED_MODEL
 from scripts.fetch_smollm2 import fetch_smollm2
 
 LLAMA_PLACES, LLAMA_CONTEXT = 32, 512

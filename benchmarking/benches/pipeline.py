@@ -14,11 +14,11 @@ from heapq import nlargest
 from pathlib import Path
 
 from benchmarking.machine import describe_machine
-from benchmarking.serving import exit_on_sigterm
 from inference_api.engine.pipeline.split_search import SplitSearch
 from inference_api.engine.pipeline.splits import equal_split
+from lab.kit.servers import exit_on_sigterm
+from lab.kit.shares import choose_limiter
 from scripts.make_random_model import SHAPES, make_random_model
-from scripts.pipeline.cpu_share import choose_limiter
 from scripts.pipeline.engine import EngineFailed, Load, PipelineEngine
 from scripts.tune_partition import (
     COMPARISONS,

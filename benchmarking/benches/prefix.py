@@ -14,7 +14,7 @@ from benchmarking.benches.serve import (
     stream_once,
     workloads,
 )
-from benchmarking.serving import ServedApi
+from lab.kit.servers import ServedApi
 
 USERS = 8
 SYSTEM_CHARS = 1000  # the models of random weights have one token per character

@@ -33,7 +33,7 @@ from benchmarking.benches.proxy_load import (
 )
 from benchmarking.benches.proxy_targets import Target, Targets
 from benchmarking.machine import describe_machine
-from benchmarking.serving import exit_on_sigterm
+from lab.kit.servers import exit_on_sigterm
 
 MAX_P99_MS = 10.0
 LOOP_CLIENTS = 64

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 
-from benchmarking.serving import free_port
+from lab.kit.servers import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 START_TIMEOUT_S = 30.0

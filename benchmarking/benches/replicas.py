@@ -29,15 +29,14 @@ from benchmarking.load import targets
 from benchmarking.load.generator import Exchange, LoadJob
 from benchmarking.load.process import run_load
 from benchmarking.machine import describe_machine
-from benchmarking.serving import eventually, exit_on_sigterm, free_port
 from cluster.actuators.local import LocalMachine, Record, records_in
 from cluster.actuators.tended import TendedReplicas, Times
 from cluster.actuators.upstreams_file import UpstreamsFile
 from cluster.demo.machines import local_place
-from cluster.demo.shares import HeldReplicas
 from cluster.replicas import Group, Recipes, State
 from common.fetch import answers_ok
-from scripts.pipeline.cpu_share import choose_limiter
+from lab.kit.servers import eventually, exit_on_sigterm, free_port
+from lab.kit.shares import HeldReplicas, choose_limiter
 
 LEAST_OF_LINEAR = 0.9
 SHARE = 0.2  # of a core

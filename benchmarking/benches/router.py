@@ -23,8 +23,8 @@ from sklearn.neighbors import KNeighborsClassifier
 
 from benchmarking.benches.hidden_states import mean_states
 from benchmarking.machine import describe_machine
-from benchmarking.serving import ROOT
 from inference_api.text.expert_router import ExpertRouter
+from lab.kit.servers import ROOT
 
 MESSAGES = ROOT / "benchmarking" / "routed_messages.yaml"
 MODEL = ROOT / "models" / "hearth-tiny"

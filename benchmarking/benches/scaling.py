@@ -25,7 +25,6 @@ from benchmarking.benches.scaling_day import STEP_S, Day, random_day
 from benchmarking.benches.scaling_fleet import Fleet
 from benchmarking.benches.scaling_pages import seconds_to_read
 from benchmarking.machine import describe_machine
-from benchmarking.serving import ROOT, environment, eventually, exit_on_sigterm, free_port
 from cluster.config import AcceleratorKeys, ClusterConfig, ServerKeys
 from cluster.controller.cycle import Parts, Planner
 from cluster.controller.loop import Rollout
@@ -34,6 +33,7 @@ from cluster.controller.rollout import Plan
 from cluster.replicas import Group
 from cluster.system import read_system
 from common.fetch import OK, FetchBounds, answers_ok, ask
+from lab.kit.servers import ROOT, environment, eventually, exit_on_sigterm, free_port
 
 HPA_TARGETS = (0.5, 0.65, 0.8)
 HPA_TOLERANCE, HPA_DOWN_S = 0.1, 300.0

@@ -8,12 +8,12 @@ from pathlib import Path
 
 from prometheus_client import generate_latest
 
-from benchmarking.serving import eventually, free_port
 from cluster.controller.pages import PageReader
 from cluster.errors import MetricsUnread
 from cluster.replicas import Group, Replica, State
 from common.fetch import answers_ok
 from inference_api.observe.metrics import ServerMetrics, ServerState
+from lab.kit.servers import eventually, free_port
 
 ROWS = 32
 

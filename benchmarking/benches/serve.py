@@ -23,8 +23,8 @@ from threading import Event, Thread
 from typing import Any
 
 from benchmarking.machine import describe_machine
-from benchmarking.serving import ServedApi, exit_on_sigterm, served
 from common.fetch import PROBE, fetch
+from lab.kit.servers import ServedApi, exit_on_sigterm, served
 from scripts.make_random_model import SHAPES, make_random_model
 
 ROOT = Path(__file__).resolve().parents[2]

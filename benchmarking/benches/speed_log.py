@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from benchmarking.analysis.moments import StepsCourse
 from benchmarking.analysis.service_curve import Speed
-from benchmarking.analysis.step_counts import StepsWithin, counts_since, slownesses
 from benchmarking.errors import InvalidResults
 from benchmarking.rows.row_runner import Origin
+from lab.kit.moments import StepsCourse
+from lab.kit.step_counts import StepsWithin, counts_since, slownesses
 
 PERIOD_S = 0.5
 JOIN_S = 30.0

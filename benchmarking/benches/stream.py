@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 import psutil
 
 from benchmarking.machine import describe_machine
-from benchmarking.serving import MOCK_APP, ServedApi, exit_on_sigterm, post_bytes, served
+from lab.kit.servers import MOCK_APP, ServedApi, exit_on_sigterm, post_bytes, served
 
 STREAMS = 32
 PROMPT = "x" * 2000  # the mock answers with it: as many tokens

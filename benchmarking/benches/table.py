@@ -38,9 +38,9 @@ from benchmarking.benches.table_text import (
     row_text,
 )
 from benchmarking.benches.turns import Server, Turn, turn_of
-from benchmarking.completions import Request
 from benchmarking.machine import describe_machine
-from benchmarking.serving import ROOT, exit_on_sigterm
+from lab.kit.completions import Request
+from lab.kit.servers import ROOT, exit_on_sigterm
 
 RESULTS = ROOT / "var" / "bench" / "table.json"
 TABLE_PARTS = ("forms", "sources", "batching", "peers")

@@ -8,9 +8,9 @@ from random import Random
 from typing import Any
 
 from benchmarking.benches.serve import Workload, served_workload
-from benchmarking.completions import Request, complete
-from benchmarking.serving import ROOT, ServedApi
 from inference_api.settings import EMBEDDED_MODEL
+from lab.kit.completions import Request, complete
+from lab.kit.servers import ROOT, ServedApi
 from scripts.default_model.evaluation import Trial, draw_trials
 from scripts.fetch_smollm2 import SMOLLM2, fetch_smollm2
 from scripts.make_gguf import make_gguf

@@ -22,7 +22,6 @@ import numpy as np
 
 from benchmarking.analysis.curve import LoadPoint
 from benchmarking.analysis.latency import TTFT, output_tokens, succeeded
-from benchmarking.analysis.moments import SpeedOfMoments
 from benchmarking.analysis.predict import Optimizer
 from benchmarking.analysis.service_curve import ServiceCurve
 from benchmarking.benches.loop import add_server_options, measure, plan_for, server_of
@@ -35,7 +34,8 @@ from benchmarking.machine import describe_machine
 from benchmarking.records import Load
 from benchmarking.rows.driver import Driver, new_run_folder
 from benchmarking.rows.row_runner import Origin, RowOptions, RowRunner
-from benchmarking.serving import ROOT, exit_on_sigterm
+from lab.kit.moments import SpeedOfMoments
+from lab.kit.servers import ROOT, exit_on_sigterm
 
 RESULTS = ROOT / "var" / "bench" / "truth"
 ALLOWED = 0.10

@@ -8,9 +8,9 @@ from typing import NamedTuple, Self
 
 import psutil
 
-from benchmarking.completions import Request, Stream, complete
-from benchmarking.serving import ServedApi
 from common.fetch import PROBE, fetch
+from lab.kit.completions import Request, Stream, complete
+from lab.kit.servers import ServedApi
 
 
 class Counts(NamedTuple):

@@ -15,13 +15,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from benchmarking.peers.install import LLAMA_CPP, NotInstalled, install
-from benchmarking.serving import ROOT, environment
 from inference_api.engine.engine_runner import EngineRunner
 from inference_api.engine.options import EngineOptions
 from inference_api.engine.runner import Draw, RowStep
 from inference_api.request import SamplingParams
 from inference_api.settings import EMBEDDED_MODEL
 from inference_api.text.tokens import load_tokenizer
+from lab.kit.servers import ROOT, environment
 from scripts.make_gguf import make_gguf
 
 FORMS = (("F32", "none"), ("F16", "none"), ("Q8_0", "none"), ("Q8_0", "int8"), ("Q4_0", "none"))

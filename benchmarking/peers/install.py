@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmarking.serving import ROOT, environment
+from lab.kit.servers import ROOT, environment
 
 PEERS = ROOT / "var" / "peers"
 INSTALL_TIMEOUT_S = 3600

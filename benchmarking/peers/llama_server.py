@@ -16,9 +16,9 @@ from tempfile import TemporaryDirectory
 import psutil
 
 from benchmarking.peers.install import LLAMA_CPP, PREBUILT_LLAMA
-from benchmarking.serving import ROOT, STOP_TIMEOUT_S, environment, eventually, free_port
 from common.fetch import answers_ok
 from inference_api.engine.hardware import physical_cores
+from lab.kit.servers import ROOT, STOP_TIMEOUT_S, environment, eventually, free_port
 
 START_TIMEOUT_S = 120.0
 _PLATLIB = Path(sysconfig.get_path("platlib", vars={"platbase": str(LLAMA_CPP.python.parents[1])}))

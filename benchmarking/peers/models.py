@@ -5,7 +5,7 @@ import subprocess
 from pathlib import Path
 
 from benchmarking.peers.install import OPENVINO
-from benchmarking.serving import ROOT, environment
+from lab.kit.servers import ROOT, environment
 from scripts.make_gguf import make_gguf
 from scripts.make_random_model import SHAPES, make_random_model
 

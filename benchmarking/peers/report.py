@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
 
-from benchmarking.serving import ROOT
+from lab.kit.servers import ROOT
 
 RESULTS = ROOT / "var" / "bench" / "peers.json"
 CHART = ROOT / "docs" / "peers.svg"

@@ -12,11 +12,10 @@ from pathlib import Path
 
 from cluster.actuators.api_process import ApiProcess, free_port, start_api
 from cluster.demo.processes import HOST, DemoFailed, until
-from cluster.demo.shares import hold_process
 from cluster.demo.story import ACCELERATOR, MODEL_NAME, Story
 from common.fetch import answers_ok
 from common.files import write_whole
-from scripts.pipeline.cpu_share import choose_limiter
+from lab.kit.shares import choose_limiter, hold_process
 
 # Each loop takes some seconds.
 REQUESTS_BY_USERS = {1: 48, 2: 64, 3: 80, 4: 80, 6: 96, 8: 96}

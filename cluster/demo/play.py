@@ -12,12 +12,11 @@ from cluster.demo.files import Addresses
 from cluster.demo.load import Load, Request
 from cluster.demo.machines import Place, node_with_replica
 from cluster.demo.processes import running_services, until
-from cluster.demo.shares import HeldReplicas
 from cluster.demo.story import MODEL_NAME, Story
 from cluster.demo.verdict import Run
 from cluster.demo.watch import Row, Watch, ready_urls, state_of
 from common.fetch import answers_ok
-from scripts.pipeline.cpu_share import choose_limiter
+from lab.kit.shares import HeldReplicas, choose_limiter
 
 FIRST_REPLICA_S = 120.0
 KILL_AT = 0.6  # of the time with twice the load

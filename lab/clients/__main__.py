@@ -17,11 +17,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarking.serving import exit_on_sigterm, served
 from lab.clients.client import MODEL, Client, all_clients
 from lab.clients.model import CONTEXT_TOKENS, make_model
 from lab.clients.run import INSTALLS, InstallFailed, Run, install, run
 from lab.clients.table import HEAD, Line, line_of, write_table
+from lab.kit.servers import exit_on_sigterm, served
 
 RUNS = INSTALLS / "runs"
 SETTINGS: dict[str, Any] = {

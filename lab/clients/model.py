@@ -4,7 +4,7 @@ import json
 import shutil
 from pathlib import Path
 
-from benchmarking.serving import ROOT
+from lab.kit.servers import ROOT
 from scripts.make_random_model import Shape, make_random_model
 
 CONTEXT_TOKENS = 131_072

@@ -11,12 +11,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarking.serving import ROOT
 from inference_api.agents import agents
 from lab.clients.client import FOLDER, MODEL, NOTE, NOTE_TEXT, PROMPT, Client, filled
 from lab.clients.forwarder import Exchange, Recorder, forwarding
 from lab.clients.model import CONTEXT_TOKENS
 from lab.clients.steering import Call
+from lab.kit.servers import ROOT
 
 INSTALLS = ROOT / "var" / "clients"
 BIN = Path(sys.executable).parent  # where Node's wheel has put it

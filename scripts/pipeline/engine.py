@@ -14,7 +14,7 @@ from threading import Thread
 from types import TracebackType
 from typing import Any, Self
 
-from scripts.pipeline.cpu_share import CpuLimiter
+from lab.kit.shares import CpuLimiter
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 START_TIMEOUT_S, TRIAL_TIMEOUT_S, STOP_TIMEOUT_S = 300.0, 300.0, 30.0

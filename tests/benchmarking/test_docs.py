@@ -8,8 +8,8 @@ from pydantic import BaseModel
 
 from benchmarking.rows.config import BenchmarkConfig
 from benchmarking.rows.model_configs import Cells
-from benchmarking.serving import ROOT
 from benchmarking.settings import Settings
+from lab.kit.servers import ROOT
 
 GUIDE = (ROOT / "docs" / "benchmarking.md").read_text()
 

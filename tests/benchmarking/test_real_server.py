@@ -13,7 +13,7 @@ import requests
 from benchmarking.records import Run, read_run
 from benchmarking.results.result_files import RowResult, read_rows
 from benchmarking.results.workbook import COLUMNS
-from benchmarking.serving import ROOT, ServedApi, environment, served
+from lab.kit.servers import ROOT, ServedApi, environment, served
 from tests.benchmarking.results.test_responses import KEYS
 
 # What is not there to say of this server: no draft model, no images, no bursts.

@@ -10,13 +10,13 @@ import pytest
 from flask.testing import FlaskClient
 from prometheus_client.parser import text_string_to_metric_families
 
-from benchmarking.serving import eventually
 from cluster.actuators import Actuator
 from cluster.controller.app import create_app
 from cluster.controller.cycle import Parts
 from cluster.controller.loop import DECISIONS_KEPT, Controller
 from cluster.controller.optimizer import OptimizerService
 from cluster.errors import ActuatorUnusable
+from lab.kit.servers import eventually
 from tests.cluster.fleet import CountingReader, MemoryActuator, config, system, system_json
 
 DEADLINE_S = 30.0

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from benchmarking.serving import eventually
 from cluster.actuators.api_process import ApiProcess, claimed_cores
 from cluster.actuators.local import LocalMachine
 from cluster.errors import ActuatorUnusable
 from cluster.replicas import Group, Recipe
+from lab.kit.servers import eventually
 
 GROUP = Group("chat", "core", 8)
 MOCK = {"MOCK_MODEL": "1"}

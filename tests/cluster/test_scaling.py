@@ -14,7 +14,6 @@ from urllib.parse import urlsplit
 import psutil
 import pytest
 
-from benchmarking.serving import eventually
 from cluster.actuators import Actuator
 from cluster.actuators.deployments import Deployments
 from cluster.actuators.local import LocalMachine
@@ -24,6 +23,7 @@ from cluster.actuators.tended import TendedReplicas, Times
 from cluster.actuators.upstreams_file import UpstreamsFile
 from cluster.demo.ray_nodes import RayNodes, ray_nodes
 from cluster.replicas import Group, Recipes, Replica, State
+from lab.kit.servers import eventually
 from tests.kubernetes_api import KubernetesApi
 from tests.kubernetes_kubelet import Kubelet
 from tests.proxy.support import ProxyProcess, bearer, running_proxy

@@ -8,7 +8,6 @@ from threading import Event
 
 import pytest
 
-from benchmarking.serving import eventually
 from cluster.actuators import probes, tended
 from cluster.actuators.machines import Placed
 from cluster.actuators.probes import Probes
@@ -16,6 +15,7 @@ from cluster.actuators.tended import STEADY_S, TendedReplicas, Times
 from cluster.actuators.upstreams_file import UpstreamsFile
 from cluster.errors import ActuatorUnusable, ConfigFaulty
 from cluster.replicas import Group, Recipe, Recipes, State
+from lab.kit.servers import eventually
 from proxy.upstreams.balancer import UpstreamSpec, parse_upstreams
 from tests.proxy.support import Peer, ScriptedUpstream
 

@@ -119,9 +119,7 @@ CLIENTS = re.compile(r"^\s*(import requests|import http\.client|from urllib\.req
 # Who has another client, and why.
 OTHERS = {
     "benchmarking/benches/serve.py": "timestamps the pieces of a stream",
-    "benchmarking/completions.py": "timestamps the pieces of a stream",
     "benchmarking/load/": "measures servers, and keeps connections",
-    "benchmarking/serving.py": "streams, for benches and tests of our own servers",
     "cluster/demo/load.py": "timestamps the pieces of a stream",
     "proxy/upstreams/api_server.py": "watches Kubernetes",
     "proxy/upstreams/endpoint_slices.py": "watches Kubernetes",

@@ -91,7 +91,6 @@ def test_of_many_that_create_a_file_at_once_one_does_and_all_find_that_one(tmp_p
 OTHERWISE = {
     "benchmarking/benches": "results that only people read",
     "benchmarking/peers": "results that only people read, and a stamp that is compared",
-    "benchmarking/serving.py": "a log",
     "benchmarking/load/process.py": "a pipe",
     "cluster/demo/processes.py": "a log",
     "weights/drivers/server.py": "a log",
@@ -100,7 +99,6 @@ OTHERWISE = {
     "cluster/actuators/local.py": "a lock, which is empty",
     "inference_api/engine/loading/packed_folder.py": "locks, and moves its files itself",
     "inference_api/engine/loading/packed_files.py": "what packed_folder.py moves to its place",
-    "scripts/pipeline/cpu_share.py": "settings of the kernel's",
     "scripts/init.py": "does the same, and needs nothing but Python",
 }
 PACKAGES = (

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import requests
 
-from benchmarking.serving import environment, post_bytes
+from lab.kit.servers import environment, post_bytes
 from tests.service import running_service
 
 NUM_CLIENTS = 20  # of each kind; there are 16 threads

@@ -5,8 +5,8 @@ from threading import Event
 
 import pytest
 
-from benchmarking.serving import eventually
 from common.turns import MAX_WAITING, TooManyQuestions, Turns
+from lab.kit.servers import eventually
 
 
 def test_one_at_a_time_and_the_one_too_many_is_refused() -> None:

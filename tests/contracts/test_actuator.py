@@ -14,7 +14,6 @@ import psutil
 import pytest
 import yaml
 
-from benchmarking.serving import eventually
 from cluster.actuators import Actuator
 from cluster.actuators.deployments import Deployments
 from cluster.actuators.local import LocalMachine
@@ -24,6 +23,7 @@ from cluster.actuators.tended import TendedReplicas, Times
 from cluster.actuators.upstreams_file import UpstreamsFile
 from cluster.demo.ray_nodes import ray_nodes
 from cluster.replicas import Group, Outcome, Recipes, Replica, State
+from lab.kit.servers import eventually
 from proxy.upstreams.endpoint_slices import EndpointSlice, specs_of
 from tests.kubernetes_api import KubernetesApi
 from tests.kubernetes_kubelet import Kubelet

@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from benchmarking.serving import ROOT
+from lab.kit.servers import ROOT
 
 FOLDER = ROOT / "deploy" / "kubernetes"
 OVERLAYS = ("base", "controller", "gpu", "hpa", "keda", "planner")

@@ -12,9 +12,9 @@ import yaml
 from pydantic import AliasChoices
 from pydantic_settings import BaseSettings
 
-from benchmarking.serving import ROOT
 from benchmarking.settings import Settings as BenchmarkSettings
 from inference_api.settings import Settings as ApiSettings
+from lab.kit.servers import ROOT
 from optimizer.settings import Settings as OptimizerSettings
 from proxy.settings import Settings as ProxySettings
 from scripts import init

@@ -14,11 +14,11 @@ import yaml
 from jsonschema import Draft202012Validator
 from pydantic_settings import BaseSettings
 
-from benchmarking.serving import ROOT, eventually
 from cluster.actuators import workloads as actuated
 from cluster.actuators.deployments import Deployments
 from cluster.replicas import Group
 from inference_api.settings import Settings as ApiSettings
+from lab.kit.servers import ROOT, eventually
 from optimizer.metrics import ReplicaGauges
 from optimizer.settings import Settings as OptimizerSettings
 from optimizer.state import State

@@ -13,7 +13,7 @@ import pytest
 import requests
 import yaml
 
-from benchmarking.serving import MOCK_APP, ROOT, eventually, free_port, served
+from lab.kit.servers import MOCK_APP, ROOT, eventually, free_port, served
 from tests.proxy.support import ProxyProcess, bearer, running_proxy
 
 DASHBOARD = ROOT / "deploy" / "grafana" / "dashboards" / "hearth.json"

@@ -6,7 +6,7 @@ import tomllib
 import yaml
 from ray.autoscaler._private.util import prepare_config, validate_config
 
-from benchmarking.serving import ROOT
+from lab.kit.servers import ROOT
 
 
 def test_the_example_is_valid_and_gives_away_what_is_there() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from benchmarking.serving import ROOT
+from lab.kit.servers import ROOT
 from tests.followed_pages import DOCS, Block, Reader, blocks
 from tests.service import running_service
 

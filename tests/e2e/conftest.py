@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
 
-from benchmarking.serving import MOCK_APP, ROOT, ServedApi, eventually, served
+from lab.kit.servers import MOCK_APP, ROOT, ServedApi, eventually, served
 from scripts.make_random_model import SHAPES, make_random_model
 from tests.e2e.pages import ARGUMENTS, CHROMIUM, opened
 

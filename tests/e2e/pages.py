@@ -14,7 +14,7 @@ import requests
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Locator, Page, ViewportSize, expect
 
-from benchmarking.serving import ServedApi, eventually
+from lab.kit.servers import ServedApi, eventually
 
 CHROMIUM = "/usr/bin/chromium"
 ARGUMENTS = [

@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarking.serving import ROOT
+from lab.kit.servers import ROOT
 
 SYSTEM = ROOT / "tests" / "data" / "optimizer" / "systems" / "s00_documented.json"
 DEADLINE_S = 30.0  # for one answer; the slowest sound one takes a second

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import pytest
 from click.testing import CliRunner, Result
 
-from benchmarking.serving import ServedApi
 from inference_api.agents import agents
+from lab.kit.servers import ServedApi
 from scripts.agent import main
 from tests.ports import free_port
 from tests.proxy.support import make_token, running_proxy

@@ -10,7 +10,7 @@ import jsonschema
 import pytest
 from pydantic import BaseModel
 
-from benchmarking.serving import ROOT, ServedApi
+from lab.kit.servers import ROOT, ServedApi
 from tests.e2e.test_responses import ENDLESS, broken_events, events_of
 from tests.e2e.test_tools import MODEL, SCHEMAS
 

@@ -9,7 +9,7 @@ import anthropic
 import pytest
 import requests
 
-from benchmarking.serving import ServedApi
+from lab.kit.servers import ServedApi
 from tests.proxy.support import ProxyProcess, bearer, make_token, running_proxy
 
 MODEL, ALIAS = "hearth-tiny", "falcon40b"

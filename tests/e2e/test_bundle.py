@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import requests
 
-from benchmarking.serving import ServedApi, eventually, served
 from inference_api.settings import EMBEDDED_MODEL
+from lab.kit.servers import ServedApi, eventually, served
 from tests.e2e.bundles import FAST_MEMORY, FORMS, bundle_file
 
 PROMPTS = ("What is the capital of Kenya?", "Say 17 + 25.", "Tell me a story about a fox.")

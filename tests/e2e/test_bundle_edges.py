@@ -11,7 +11,7 @@ from urllib.parse import quote, unquote
 import pytest
 import requests
 
-from benchmarking.serving import MOCK_APP, ServedApi, eventually, post_bytes, served
+from lab.kit.servers import MOCK_APP, ServedApi, eventually, post_bytes, served
 from tests.e2e.bundles import bundle_file, expert
 from tests.proxy.support import ProxyProcess, bearer, running_proxy
 

@@ -20,7 +20,7 @@ import requests
 import yaml
 from playwright.sync_api import Browser, expect
 
-from benchmarking.serving import environment, eventually
+from lab.kit.servers import environment, eventually
 from tests.e2e.pages import opened
 from tests.ports import free_port, free_ports
 from tests.proxy.support import ProxyProcess, bearer, running_proxy

@@ -12,7 +12,7 @@ import openai
 import pytest
 
 from benchmarking.benches.schemas import SCHEMAS
-from benchmarking.serving import ServedApi
+from lab.kit.servers import ServedApi
 
 MODEL = "hearth-tiny"
 NUM_REQUESTS = 200

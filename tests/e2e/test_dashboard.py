@@ -14,7 +14,7 @@ import pytest
 import requests
 from playwright.sync_api import Browser, FloatRect, Page, Route, expect
 
-from benchmarking.serving import ServedApi, eventually
+from lab.kit.servers import ServedApi, eventually
 from tests.e2e.pages import (
     TEAMS,
     answer_of,

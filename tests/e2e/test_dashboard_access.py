@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, ViewportSize, expect
 
-from benchmarking.serving import ServedApi
+from lab.kit.servers import ServedApi
 from tests.e2e.pages import (
     VIEWS,
     answer_of,

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Locator, Page, Route, expect
 
-from benchmarking.serving import MOCK_APP, ServedApi, eventually, served
+from lab.kit.servers import MOCK_APP, ServedApi, eventually, served
 from tests.e2e.bundles import bundle_file, expert
 from tests.e2e.pages import NARROW, WIDE, answer_of, ask, check_accessibility, opened
 

@@ -11,7 +11,7 @@ import pytest
 import requests
 from playwright.sync_api import Browser, Page, Route, expect
 
-from benchmarking.serving import ServedApi, eventually
+from lab.kit.servers import ServedApi, eventually
 from tests.e2e.pages import NARROW, answer_of, ask, check_accessibility, opened, tab_to
 
 EXAMPLES = {  # of the embedded model: what its answers are about

@@ -12,11 +12,11 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 from werkzeug.serving import make_server
 
-from benchmarking.serving import MOCK_APP, ServedApi, eventually, served
 from cluster.controller.app import create_app
 from cluster.controller.cycle import Parts
 from cluster.controller.loop import Controller
 from cluster.controller.optimizer import OptimizerService
+from lab.kit.servers import MOCK_APP, ServedApi, eventually, served
 from tests.cluster.fleet import CountingReader, MemoryActuator, config, system, system_json
 from tests.e2e.pages import check_accessibility, opened, show
 from tests.ports import free_port

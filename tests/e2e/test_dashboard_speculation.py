@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from playwright.sync_api import Browser, expect
 
-from benchmarking.serving import MOCK_APP, ServedApi, eventually, served
+from lab.kit.servers import MOCK_APP, ServedApi, eventually, served
 from tests.e2e.pages import check_accessibility, opened
 
 LONG_NAME = "a-model-with-a-name-as-long-as-anybody-has-ever-given-to-one-of-theirs"

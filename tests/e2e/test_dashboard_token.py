@@ -8,7 +8,7 @@ import jwt
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from benchmarking.serving import MOCK_APP, ServedApi, served
+from lab.kit.servers import MOCK_APP, ServedApi, served
 from tests.e2e.pages import answer_of, ask, check_accessibility, opened, solve_example
 
 SECRET = "a secret that is long enough for HS256"

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 from playwright.sync_api import Page, expect, sync_playwright
 
-from benchmarking.serving import ServedApi
+from lab.kit.servers import ServedApi
 
 TIMEOUT_MS = 60_000
 

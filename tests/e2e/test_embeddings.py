@@ -14,11 +14,11 @@ import requests
 import torch
 from transformers import AutoModel, AutoTokenizer
 
-from benchmarking.serving import ServedApi, served
 from inference_api.errors import InvalidRequest
 from inference_api.model_settings import EMBEDDED_MODEL
 from inference_api.openai.embeddings import EmbeddingsBody
 from inference_api.routes.embeddings import check_numbers
+from lab.kit.servers import ServedApi, served
 from tests.proxy.support import bearer, running_proxy
 
 MODEL = "hearth-tiny"

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from benchmarking.serving import ServedApi
+from lab.kit.servers import ServedApi
 
 MODEL = "hearth-tiny"
 PROMPT = "What is the capital of Kenya?"

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from benchmarking.serving import ServedApi, served
+from lab.kit.servers import ServedApi, served
 from scripts.make_random_model import SHAPES, make_random_model
 
 MODEL = "random"

@@ -10,8 +10,8 @@ import torch
 from tokenizers import Tokenizer
 from transformers import GptOssConfig, GptOssForCausalLM
 
-from benchmarking.serving import ROOT, ServedApi, served
 from inference_api.tools.dialects import HARMONY
+from lab.kit.servers import ROOT, ServedApi, served
 from scripts.make_random_model import SHAPES, make_random_model
 from tests.e2e.test_tools import QUESTION, TOOLS, check
 

@@ -12,7 +12,7 @@ import psutil
 import pytest
 import requests
 
-from benchmarking.serving import ServedApi
+from lab.kit.servers import ServedApi
 from tests.proxy.support import bearer, running_proxy
 
 AT_ONCE = 9

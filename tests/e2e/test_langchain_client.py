@@ -7,7 +7,7 @@ import pytest
 from langchain_core.messages import HumanMessage, SystemMessage
 from langchain_openai import ChatOpenAI, OpenAI
 
-from benchmarking.serving import ServedApi
+from lab.kit.servers import ServedApi
 
 MODEL = "hearth-tiny"
 ECHO = "System: Be brief.\nUser: hello\nAI: "  # what the mock makes of it

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from benchmarking.serving import ServedApi
+from lab.kit.servers import ServedApi
 
 MODEL = "hearth-tiny"
 HELLO = [{"role": "user", "content": "hello"}]

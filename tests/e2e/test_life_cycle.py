@@ -12,7 +12,7 @@ import psutil
 import pytest
 import requests
 
-from benchmarking.serving import MOCK_APP, ServedApi, eventually, post_bytes, served
+from lab.kit.servers import MOCK_APP, ServedApi, eventually, post_bytes, served
 
 ALTERED = "tests.e2e.altered_servers"
 END_TIMEOUT_S = 60

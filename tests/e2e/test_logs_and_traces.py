@@ -15,9 +15,9 @@ import requests
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
-from benchmarking.serving import MOCK_APP, ServedApi, eventually, served
 from inference_api.observe.telemetry import faults
 from inference_api.settings import Settings
+from lab.kit.servers import MOCK_APP, ServedApi, eventually, served
 from tests.proxy.support import ProxyProcess, bearer, running_proxy
 
 TRACE_ID, PARENT_ID = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"

@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 import requests
 
-from benchmarking.serving import ROOT, environment, eventually
+from lab.kit.servers import ROOT, environment, eventually
 from tests.ports import free_ports
 
 START_TIMEOUT_S = 90

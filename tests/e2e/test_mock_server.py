@@ -10,7 +10,7 @@ from threading import Event
 import pytest
 import requests
 
-from benchmarking.serving import (
+from lab.kit.servers import (
     MOCK_APP,
     ServedApi,
     eventually,

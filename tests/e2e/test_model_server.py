@@ -8,7 +8,7 @@ import psutil
 import pytest
 import requests
 
-from benchmarking.serving import ServedApi, eventually
+from lab.kit.servers import ServedApi, eventually
 from tests.e2e.pages import busy
 from tests.e2e.test_mock_server import AUSTIN, NUMBER, PARIS
 

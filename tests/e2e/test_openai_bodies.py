@@ -6,7 +6,7 @@ from typing import Any
 import openai
 import pytest
 
-from benchmarking.serving import ServedApi
+from lab.kit.servers import ServedApi
 
 MODEL = "hearth-tiny"
 HELLO: list[Any] = [{"role": "user", "content": "hello"}]

@@ -9,7 +9,7 @@ import openai
 import pytest
 import requests
 
-from benchmarking.serving import MOCK_APP, ServedApi, eventually, post_bytes, served
+from lab.kit.servers import MOCK_APP, ServedApi, eventually, post_bytes, served
 
 MODEL = "hearth-tiny"
 HELLO: list[Any] = [{"role": "user", "content": "hello"}]

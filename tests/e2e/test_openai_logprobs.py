@@ -8,8 +8,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from benchmarking.serving import ServedApi
 from inference_api.settings import EMBEDDED_MODEL
+from lab.kit.servers import ServedApi
 
 MODEL = "hearth-tiny"
 PROMPT = "Tell me about Nairobi. The capital of France is"

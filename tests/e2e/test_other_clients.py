@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import requests
 
-from benchmarking.serving import ROOT, ServedApi
+from lab.kit.servers import ROOT, ServedApi
 
 RECORDED = json.loads((ROOT / "tests" / "data" / "openai_clients.json").read_text())
 

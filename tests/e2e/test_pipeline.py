@@ -10,7 +10,7 @@ import psutil
 import pytest
 import requests
 
-from benchmarking.serving import ServedApi, eventually
+from lab.kit.servers import ServedApi, eventually
 from tests.e2e.test_make_serve import END_TIMEOUT_S, Stack, started
 from tests.followed_pages import DOCS, Reader, served_by
 

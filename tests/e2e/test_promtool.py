@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import requests
 
-from benchmarking.serving import MOCK_APP, ServedApi, served
+from lab.kit.servers import MOCK_APP, ServedApi, served
 from tests.proxy.support import bearer, running_proxy
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import requests
 
-from benchmarking.serving import ServedApi, eventually, served
+from lab.kit.servers import ServedApi, eventually, served
 from tests.e2e.raw_requests import (
     Route,
     broken_at_random,

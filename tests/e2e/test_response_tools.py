@@ -7,7 +7,7 @@ from typing import Any
 import openai
 import pytest
 
-from benchmarking.serving import ServedApi
+from lab.kit.servers import ServedApi
 from tests.e2e.test_responses import events_of
 
 MODEL = "hearth-tiny"

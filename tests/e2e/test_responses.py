@@ -10,7 +10,7 @@ import pytest
 import requests
 from pydantic import BaseModel, Field
 
-from benchmarking.serving import ServedApi
+from lab.kit.servers import ServedApi
 from tests.e2e.test_tools import MODEL, SCHEMAS, check_arguments
 
 TOOLS: list[Any] = [

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import requests
 
-from benchmarking.serving import MOCK_APP, ROOT, ServedApi, served
+from lab.kit.servers import MOCK_APP, ROOT, ServedApi, served
 
 CONFIG = ROOT / "tests" / "e2e" / "schemathesis.toml"
 SYSTEM = ROOT / "tests" / "data" / "optimizer" / "systems" / "s00_documented.json"

@@ -2,7 +2,7 @@
 
 import requests
 
-from benchmarking.serving import ServedApi
+from lab.kit.servers import ServedApi
 
 REUSES = 24
 SESSION_ID = "the-same"

@@ -15,7 +15,7 @@ from threading import Event
 import pytest
 import requests
 
-from benchmarking.serving import MOCK_APP, ServedApi, eventually, post_bytes, served
+from lab.kit.servers import MOCK_APP, ServedApi, eventually, post_bytes, served
 
 NUM_SOCKETS = 2000
 MAX_WAITING_PER_ADDRESS = 16

@@ -7,7 +7,7 @@ from typing import Any
 import openai
 import pytest
 
-from benchmarking.serving import ServedApi, served
+from lab.kit.servers import ServedApi, served
 
 MODEL = "hearth-tiny"
 COPY = "Echo this text: Jonas went to Nashville with a clever child."

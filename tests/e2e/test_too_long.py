@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import requests
 
-from benchmarking.serving import ServedApi
+from lab.kit.servers import ServedApi
 from tests.proxy.support import bearer, running_proxy
 
 CONTEXT = 2048  # of the embedded model

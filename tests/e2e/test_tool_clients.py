@@ -17,7 +17,7 @@ from pydantic_ai import Agent
 from pydantic_ai.models.openai import OpenAIChatModel
 from pydantic_ai.providers.openai import OpenAIProvider
 
-from benchmarking.serving import ROOT, ServedApi
+from lab.kit.servers import ROOT, ServedApi
 from tests.e2e.test_tools import MODEL, TOOLS
 
 NODE = Path(sys.executable).with_name("node")

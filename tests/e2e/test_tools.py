@@ -10,7 +10,7 @@ import openai
 import pytest
 from pydantic import BaseModel, Field
 
-from benchmarking.serving import ROOT, ServedApi
+from lab.kit.servers import ROOT, ServedApi
 
 MODEL = "random"
 QUESTION: list[Any] = [{"role": "user", "content": "What is the weather in Oslo?"}]

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import requests
 
-from benchmarking.serving import ServedApi, eventually, served
 from inference_api.engine.hardware import available_memory_bytes
 from inference_api.settings import EMBEDDED_MODEL
+from lab.kit.servers import ServedApi, eventually, served
 from scripts.make_random_model import Shape, make_random_model
 
 TINY, RANDOM = EMBEDDED_MODEL.name, "random"

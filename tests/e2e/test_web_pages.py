@@ -15,7 +15,7 @@ import pytest
 import requests
 from playwright.sync_api import Browser, Page, expect
 
-from benchmarking.serving import MOCK_APP, ServedApi, served
+from lab.kit.servers import MOCK_APP, ServedApi, served
 from tests.e2e.pages import answer_of, ask, check_accessibility, opened, show
 from tests.ports import free_port
 from tests.proxy.support import ProxyProcess, bearer, make_token, running_proxy, until

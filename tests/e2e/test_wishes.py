@@ -16,7 +16,7 @@ import jwt
 import pytest
 import requests
 
-from benchmarking.serving import ROOT, ServedApi, eventually
+from lab.kit.servers import ROOT, ServedApi, eventually
 from tests.e2e.test_make_serve import END_TIMEOUT_S, Stack, assert_curl_line_streams, started
 from tests.followed_pages import DOCS, Reader, blocks, served_by
 

@@ -6,9 +6,9 @@ import threading
 from pathlib import Path
 from types import FrameType
 
-from benchmarking.serving import ROOT, eventually
 from inference_api.inference_api_server import create_server, server_of
 from inference_api.settings import Settings
+from lab.kit.servers import ROOT, eventually
 
 PACKAGE = ROOT / "inference_api"
 

@@ -9,9 +9,9 @@ import requests
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarking.serving import MOCK_APP, ServedApi, served
 from inference_api.inference_api_server import create_server
 from inference_api.settings import Settings
+from lab.kit.servers import MOCK_APP, ServedApi, served
 from optimizer.settings import Settings as OptimizerSettings
 from proxy.access.auth import ClaimRules
 from proxy.access.roles import ROLE_BY_ROUTE, Role, needed_role, plain_path

@@ -14,15 +14,15 @@ from click.testing import CliRunner
 
 from benchmarking.analysis.search import Shape
 from benchmarking.analysis.switching import switching_matrix
-from benchmarking.benches import scripted_server
-from benchmarking.benches.scripted_server import Script, ScriptedServer, scripted
 from benchmarking.commands import load_commands, measure_command
 from benchmarking.commands.cli import main
 from benchmarking.records import RUN_FILE, Run, append_records, read_run, write_run
 from benchmarking.report.fit_files import read_fit
 from benchmarking.results.documented_runs import imported_run
 from benchmarking.results.result_files import read_rows
-from benchmarking.serving import ROOT
+from lab.kit import scripted_server
+from lab.kit.scripted_server import Script, ScriptedServer, scripted
+from lab.kit.servers import ROOT
 from tests.benchmarking.made_runs import made_run
 from tests.benchmarking.simulated_server import SimulatedServer
 

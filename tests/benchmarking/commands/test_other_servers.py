@@ -13,12 +13,12 @@ import pytest
 from click.testing import CliRunner
 
 from benchmarking.analysis.remarks import remarks
-from benchmarking.benches import scripted_server
-from benchmarking.benches.scripted_server import Script, ScriptedServer, scripted
 from benchmarking.commands import measure_command
 from benchmarking.commands.cli import main
 from benchmarking.records import Run, read_run
 from benchmarking.results.result_files import read_rows
+from lab.kit import scripted_server
+from lab.kit.scripted_server import Script, ScriptedServer, scripted
 
 QUICK = Script((0.02, 0.005, 0.005), (" a", " b", " c"), {"completion_tokens": 3})
 ASKED = ("--input-tokens", "40", "--output-tokens", "3", "--max-concurrency", "2")

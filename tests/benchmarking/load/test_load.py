@@ -12,8 +12,6 @@ from typing import Any
 import psutil
 import pytest
 
-from benchmarking.benches import scripted_server
-from benchmarking.benches.scripted_server import Ending, Script, ScriptedServer, Stall, scripted
 from benchmarking.errors import LoadProcessFailed
 from benchmarking.load.generator import Exchange, LoadJob, LoadResult, Progress
 from benchmarking.load.process import run_load
@@ -21,7 +19,9 @@ from benchmarking.load.schedule import due_times_s, lengths
 from benchmarking.load.targets import Prompt, Target
 from benchmarking.machine import stolen_s
 from benchmarking.records import Distribution
-from benchmarking.serving import free_port
+from lab.kit import scripted_server
+from lab.kit.scripted_server import Ending, Script, ScriptedServer, Stall, scripted
+from lab.kit.servers import free_port
 
 USAGE = {"prompt_tokens": 2, "completion_tokens": 3}
 PROMPT = Prompt("p", "two words", 2)

@@ -8,7 +8,6 @@ from random import Random
 
 import pytest
 
-from benchmarking.benches.scripted_server import Script, scripted
 from benchmarking.errors import InvalidConfig, RowRefused, TargetUnusable
 from benchmarking.load.images import PIXELS, image_url
 from benchmarking.load.prompt_texts import TEXTS
@@ -16,7 +15,8 @@ from benchmarking.load.prompts import PromptMaker
 from benchmarking.load.targets import Target
 from benchmarking.load.tokenizers import SERVER, FileTokenizer, Tokenizer, tokenizer_for
 from benchmarking.records import ImageSize
-from benchmarking.serving import ROOT, free_port
+from lab.kit.scripted_server import Script, scripted
+from lab.kit.servers import ROOT, free_port
 
 TINY = ROOT / "models" / "hearth-tiny"
 

@@ -8,8 +8,8 @@ from benchmarking.errors import InvalidConfig
 from benchmarking.records import Load
 from benchmarking.rows.config import BenchmarkConfig, read_config
 from benchmarking.rows.model_configs import Cells, read_model_configs
-from benchmarking.serving import ROOT
 from benchmarking.settings import load_settings
+from lab.kit.servers import ROOT
 
 HEADER = (
     "model_name,input_tokens,output_tokens,num_requests,concurrent_requests,qps,"

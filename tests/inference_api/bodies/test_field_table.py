@@ -6,10 +6,10 @@ from contextlib import suppress
 import pytest
 from pydantic import ValidationError
 
-from benchmarking.serving import ROOT
 from inference_api.bodies.fields import Body
 from inference_api.bodies.left_aside import LeftAside, places
 from inference_api.routes.field_table import BODIES, field_tables
+from lab.kit.servers import ROOT
 
 
 def kinds() -> Iterator[tuple[str, type[Body]]]:

@@ -7,7 +7,6 @@ import pytest
 from flask.testing import FlaskClient
 from prometheus_client.parser import text_string_to_metric_families
 
-from benchmarking.serving import eventually
 from inference_api._mock_inference_api_server import create_test_server
 from inference_api.inference_api_server import server_of
 from inference_api.observe.draft_depths import DraftDepths
@@ -15,6 +14,7 @@ from inference_api.observe.metrics import ServerMetrics, ServerState
 from inference_api.observe.record import EndedGeneration, GenerationRecord
 from inference_api.request import Caller, GenerationRequest, OutputQueue, SessionId
 from inference_api.settings import Settings
+from lab.kit.servers import eventually
 
 LABELS = '{model_name="hearth-tiny"}'
 STATE = ServerState(0, 32, 0, 0, 0, 0, 0, 0, 0.0, 0.0)

@@ -10,11 +10,11 @@ import pytest
 from flask import Flask
 from flask.testing import FlaskClient
 
-from benchmarking.serving import eventually
 from inference_api._mock_inference_api_server import create_test_server
 from inference_api.errors import Draining
 from inference_api.inference_api_server import create_server, server_of
 from inference_api.settings import ModelSettings, Settings
+from lab.kit.servers import eventually
 from optimizer.settings import Settings as OptimizerSettings
 from tests.ports import free_port
 

@@ -11,13 +11,13 @@ from flask.testing import FlaskClient
 from openapi_spec_validator import validate
 from pydantic import BaseModel, SecretStr
 
-from benchmarking.serving import ROOT
 from common import __version__
 from common.openapi_document import Rule, describe
 from common.operations import Operation, operation_of
 from inference_api.inference_api_server import create_server
 from inference_api.routes.openapi import API
 from inference_api.settings import Settings
+from lab.kit.servers import ROOT
 from optimizer.settings import Settings as OptimizerSettings
 from weights.settings import Settings as WeightsSettings
 

@@ -17,7 +17,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import SecretStr
 
-from benchmarking.serving import eventually
 from common import __version__
 from inference_api._mock_inference_api_server import create_test_server
 from inference_api.bodies.native import NativeBody
@@ -27,6 +26,7 @@ from inference_api.openai.field_kinds import UNSERVED
 from inference_api.openai.requests import ChatBody
 from inference_api.routes.body import decompressed
 from inference_api.settings import Settings
+from lab.kit.servers import eventually
 from tests.recorded_turns import recorded_turns
 
 RANDOM_BODIES = int(os.environ.get("RANDOM_BODIES", "1000"))  # `make fuzz` has more

@@ -10,10 +10,10 @@ import pytest
 from flask import Flask
 from flask.testing import FlaskClient
 
-from benchmarking.serving import eventually
 from inference_api._mock_inference_api_server import create_test_server
 from inference_api.inference_api_server import server_of
 from inference_api.settings import Settings
+from lab.kit.servers import eventually
 
 MODEL = "hearth-tiny"
 REPEATING = "again and again and again and "  # what the mock echoes, so that prompt lookup is right

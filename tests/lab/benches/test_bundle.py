@@ -24,7 +24,7 @@ from benchmarking.benches.bundle_itl import disturbance
 from benchmarking.benches.bundle_mix import possible_asks, right
 from benchmarking.benches.bundle_servers import experts_of
 from benchmarking.benches.bundle_text import ms, table
-from benchmarking.serving import ROOT
+from lab.kit.servers import ROOT
 
 ASK = Ask("sql", "Hi")
 

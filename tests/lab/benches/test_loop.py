@@ -26,7 +26,7 @@ from benchmarking.errors import Disturbed, TargetUnusable
 from benchmarking.load.targets import Target
 from benchmarking.records import Load, RequestRecord, RowRecord, read_run
 from benchmarking.report.fit_files import PERF_FILE, PICTURE_FILE, read_fit
-from benchmarking.serving import MOCK_APP, served
+from lab.kit.servers import MOCK_APP, served
 from optimizer.spec import ModelData
 from tests.benchmarking.made_runs import made_run
 from tests.benchmarking.simulated_loop import SERVER

@@ -5,8 +5,8 @@ from collections import Counter
 import pytest
 
 from benchmarking.benches.router import BUNDLES, experts_of, labelled_messages
-from benchmarking.serving import ROOT
 from inference_api.text.expert_router import ExpertRouter
+from lab.kit.servers import ROOT
 
 
 def test_each_label_has_messages_enough() -> None:

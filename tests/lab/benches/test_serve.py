@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from benchmarking.benches.serve import Workload, measure
-from benchmarking.serving import MOCK_APP, served
+from lab.kit.servers import MOCK_APP, served
 
 
 def test_a_closed_loop_of_users_is_measured(tmp_path: Path) -> None:

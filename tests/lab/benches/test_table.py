@@ -10,7 +10,7 @@ from benchmarking.benches.table import shares
 from benchmarking.benches.table_figures import Claim, Row, Spread, Turns, bound_of, gains, row_of
 from benchmarking.benches.table_text import beside_peers, bounds_text, claim_text, row_text
 from benchmarking.benches.turns import Counts, Server, Turn
-from benchmarking.completions import Request, Stream
+from lab.kit.completions import Request, Stream
 
 
 def turn(tokens_per_s: float, counts: Counts | None = None, text: str = "a") -> Turn:

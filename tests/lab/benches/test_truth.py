@@ -6,13 +6,13 @@ from itertools import pairwise
 import pytest
 
 from benchmarking.analysis.curve import load_point
-from benchmarking.analysis.moments import Drift
 from benchmarking.analysis.predict import Optimizer
 from benchmarking.analysis.search import Shape
 from benchmarking.analysis.service_curve import CurvePoint, ServiceCurve
 from benchmarking.benches.loop_plan import LoopPlan
 from benchmarking.benches.loop_proof import Asked
 from benchmarking.benches.truth import is_missed, lines, random_loads, rounds_of, simulated
+from lab.kit.moments import Drift
 from tests.benchmarking.simulated_loop import SERVER
 
 PLAN = LoopPlan(Shape("m", 64, 96), places=32, closed_s=1, check_s=20, seed=3)

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from benchmarking.serving import ServedApi, served
 from lab.clients.client import MODEL, Client, all_clients
 from lab.clients.model import CONTEXT_TOKENS, make_model
 from lab.clients.run import run
 from lab.clients.steering import Call
 from lab.clients.table import line_of, write_table
+from lab.kit.servers import ServedApi, served
 
 KEYS = {"OPENAI_BASE_URL": "$url/v1", "OPENAI_API_KEY": "made-up"}
 READ = Call("read_note", {"path": "note.txt"})

@@ -8,7 +8,6 @@ import psutil
 import pytest
 import requests
 
-from benchmarking.serving import eventually
 from cluster.actuators.local import LocalMachine, records_in
 from cluster.demo.__main__ import main
 from cluster.demo.load import Asked, Load, Request
@@ -17,7 +16,6 @@ from cluster.demo.measured import measured
 from cluster.demo.picture import draw
 from cluster.demo.play import wait_for_service
 from cluster.demo.processes import DemoFailed, running_services
-from cluster.demo.shares import HeldReplicas
 from cluster.demo.story import MOCK, MODEL_NAME, SLOW_MACHINE, Backend, Shares, Story
 from cluster.demo.verdict import (
     Run,
@@ -29,6 +27,8 @@ from cluster.demo.verdict import (
 )
 from cluster.demo.watch import Look, Row, Watch
 from cluster.replicas import Group, Recipe
+from lab.kit.servers import eventually
+from lab.kit.shares import HeldReplicas
 
 DEADLINE_S = 60.0
 STORY = Story(

@@ -13,8 +13,8 @@ import pytest
 import requests
 
 from inference_api.engine.pipeline.split_search import SearchFailed, SplitSearch
+from lab.kit.shares import CgroupLimiter, CpuLimiter, DutyCycleLimiter
 from scripts import tune_partition
-from scripts.pipeline.cpu_share import CgroupLimiter, CpuLimiter, DutyCycleLimiter
 from scripts.pipeline.engine import ROOT, EngineFailed, Load, PipelineEngine
 from scripts.tune_partition import Layers, every_split, tune, weights_service
 

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from benchmarking.analysis.answers import Prompt, Verdict, judge, read_prompts
+from lab.kit.answers import Prompt, Verdict, judge, read_prompts
 
 TOLD = Prompt("facts", "What is the capital of France?", accept=r"\bParis\b")
 SUM = Prompt("sums", "2+2", number=4)

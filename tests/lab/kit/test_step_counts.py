@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from benchmarking.analysis.service_curve import Speed, StepCount
-from benchmarking.analysis.step_counts import StepsWithin, counts_since, slownesses
+from lab.kit.step_counts import StepsWithin, counts_since, slownesses
 
 SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 WRONG = Speed(  # of a warm-up that was held up in small steps

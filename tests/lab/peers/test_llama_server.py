@@ -10,7 +10,7 @@ import pytest
 import requests
 
 from benchmarking.peers.install import PREBUILT_LLAMA
-from benchmarking.serving import ROOT, eventually
+from lab.kit.servers import ROOT, eventually
 from tests.followed_pages import DOCS, Reader, served_by
 from tests.ports import free_port
 

@@ -10,7 +10,7 @@ import psutil
 import pytest
 import requests
 
-from benchmarking.serving import eventually
+from lab.kit.servers import eventually
 from tests.ports import free_port
 from weights.drivers import command
 from weights.drivers.server import ServerDriver, ServerPlan

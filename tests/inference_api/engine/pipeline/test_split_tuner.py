@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from werkzeug.serving import make_server
 
-from benchmarking.serving import eventually
 from inference_api.engine.pipeline.split_search import SearchFailed, SplitSearch
 from inference_api.engine.pipeline.split_tuner import (
     BRIEF_MEASURE_S,
@@ -23,6 +22,7 @@ from inference_api.engine.pipeline.split_tuner import (
 from inference_api.engine.pipeline.splits import Split, equal_split
 from inference_api.inference_api_server import create_server
 from inference_api.settings import Settings
+from lab.kit.servers import eventually
 from optimizer.settings import Settings as OptimizerSettings
 from scripts.tune_partition import weights_service
 from tests.ports import free_port

@@ -10,7 +10,6 @@ from flask.testing import FlaskClient
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarking.serving import eventually
 from inference_api._mock_inference_api_server import (
     END_TOKEN,
     ByteTokenizer,
@@ -27,6 +26,7 @@ from inference_api.scheduling.speculation.drafts import Outcome, accepted
 from inference_api.scheduling.speculation.scheduler import DraftScheduler
 from inference_api.scheduling.step_plan import StepPlanner
 from inference_api.settings import Settings
+from lab.kit.servers import eventually
 from tests.inference_api.scheduling.test_decode_backend import Loop, drained
 
 WRONG = ord("~")

@@ -9,9 +9,9 @@ import pytest
 import torch
 from flask import Flask
 
-from benchmarking.serving import eventually
 from inference_api.inference_api_server import create_server, server_of
 from inference_api.settings import Settings
+from lab.kit.servers import eventually
 
 MODEL = "hearth-tiny"
 CONTEXT_TOKENS = 128

@@ -1,6 +1,6 @@
 """A server that answers by a script, at scripted times, to check clients against.
 
-`python -m benchmarking.benches.scripted_server --port 7001 --ttft 0.1 --itl 0.02 --tokens 100`
+`python -m lab.kit.scripted_server --port 7001 --ttft 0.1 --itl 0.02 --tokens 100`
 speaks `/v1/chat/completions`, `/v1/models`, `/v1/tokenize`, to which every word is a token, and
 `/ready`. In tests, scripts of any shape are given by model name. One event loop, in a process or
 thread of its own.

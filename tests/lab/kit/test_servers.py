@@ -6,7 +6,7 @@ import sys
 
 import psutil
 
-from benchmarking.serving import ROOT, STOP_TIMEOUT_S, eventually, free_port
+from lab.kit.servers import ROOT, STOP_TIMEOUT_S, eventually, free_port
 
 
 def test_no_port_is_given_twice() -> None:

@@ -17,7 +17,7 @@ import requests
 
 from common.fetch import PROBE, FetchFailed, ask
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 30.0
 KEPT_VARIABLES = ("PATH", "HOME", "LANG", "TMPDIR")
