@@ -102,10 +102,10 @@ test-kernels: $(VENV)/dev.stamp
 	$(TIDY) 'src/(variant_a|test_driver)'
 	$(BIN)/python -m inference_api.kernels.sanitize
 
-# `make bench-serve` runs benchmarking/benches/serve.py, and so on: each prints a table and the machine.
-# Time one alone; its options are listed by `python -m benchmarking.benches.serve --help`.
+# `make bench-serve`, and so on (lab/benches/__main__.py): each prints a table and the machine.
+# Time one alone; its options are listed by `python -m lab.benches serve --help`.
 bench-%: $(VENV)/dev.stamp
-	$(BIN)/python -m benchmarking.benches.$*
+	$(BIN)/python -m lab.benches $*
 
 # Three Ray nodes on this machine, and a load that doubles and comes back, in four minutes
 # (docs/cluster.md). Options: make cluster-demo DEMO=--kill-node

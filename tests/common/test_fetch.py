@@ -118,7 +118,6 @@ PACKAGES = ("common", "inference_api", "proxy", "optimizer", "weights", "benchma
 CLIENTS = re.compile(r"^\s*(import requests|import http\.client|from urllib\.request|import httpx)")
 # Who has another client, and why.
 OTHERS = {
-    "benchmarking/benches/serve.py": "timestamps the pieces of a stream",
     "benchmarking/load/": "measures servers, and keeps connections",
     "cluster/demo/load.py": "timestamps the pieces of a stream",
     "proxy/upstreams/api_server.py": "watches Kubernetes",

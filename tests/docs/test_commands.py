@@ -7,14 +7,24 @@ from pathlib import Path
 
 import pytest
 
+from lab.benches.__main__ import MODULES as BENCHES
 from scripts.hearth import COMMANDS
 
 TOP = Path(__file__).parents[2]
 PAGES = [TOP / "README.md", TOP / "CONTRIBUTING.md", *sorted((TOP / "docs").rglob("*.md"))]
-OURS = ("benchmarking", "cluster", "inference_api", "optimizer", "proxy", "scripts", "weights")
+OURS = (
+    "benchmarking",
+    "cluster",
+    "inference_api",
+    "lab",
+    "optimizer",
+    "proxy",
+    "scripts",
+    "weights",
+)
 
 MODULE = re.compile(r"\bpython3? -m ([a-z0-9_.]+)")
-SCRIPT = re.compile(r"(?<![\w/.])((?:scripts|proxy|deploy)/[a-z_/]+\.(?:py|sh))")
+SCRIPT = re.compile(r"(?<![\w/.])((?:scripts|proxy|deploy|lab)/[a-z_/]+\.(?:py|sh))")
 HEARTH = re.compile(r"(?:^|[\s/`])hearth ([a-z]+)\b")
 TARGET = re.compile(r"\bmake ([a-z][a-z-]*)(?![\w.…-])")
 OPTION = re.compile(r"(?<=\s)(--[a-z][a-z-]+)")
@@ -71,7 +81,6 @@ def test_commands_of_hearth_are_there(page: str, line: str) -> None:
 @pytest.mark.parametrize(("page", "line"), [each for each in LINES if TARGET.search(each[1])])
 def test_targets_of_make_are_there(page: str, line: str) -> None:
     rules = set(re.findall(r"^([a-z][a-z-]*):", (TOP / "Makefile").read_text(), re.MULTILINE))
-    benches = {path.stem for path in (TOP / "benchmarking" / "benches").glob("*.py")}
     for name in TARGET.findall(line):
-        is_bench = name.removeprefix("bench-").rstrip("-") in benches or name == "bench-"
+        is_bench = name.removeprefix("bench-").rstrip("-") in BENCHES or name == "bench-"
         assert name in rules or is_bench, f"{page}: {line}"

@@ -11,7 +11,7 @@ import jsonschema
 import openai
 import pytest
 
-from benchmarking.benches.schemas import SCHEMAS
+from lab.benches.engine.schemas import SCHEMAS
 from lab.kit.servers import ServedApi
 
 MODEL = "hearth-tiny"

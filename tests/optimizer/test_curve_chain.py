@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarking.benches.simulator import compare, random_systems
+from lab.benches.truth.simulator import compare, random_systems
 from optimizer.model.curve_chain import CurveModel, CurveReplica
 from optimizer.model.curve_rates import Shape, saturated_rates, state_rates
 from optimizer.model.queueing import Replica, analyze

@@ -13,9 +13,9 @@ from benchmarking.analysis.goodput import Slo
 from benchmarking.analysis.latency import TTFT
 from benchmarking.analysis.predict import Optimizer, is_comparable, predict, request_shape
 from benchmarking.analysis.search import Shape, search_max_rate
-from benchmarking.benches.loop_figures import MAX_ITL_ERROR, MAX_TTFT_ERROR
 from benchmarking.errors import OptimizerUnusable
 from benchmarking.records import Load
+from lab.benches.loop.figures import MAX_ITL_ERROR, MAX_TTFT_ERROR
 from tests.benchmarking.analysis.test_search import drive
 from tests.benchmarking.made_runs import made_record, made_run
 from tests.benchmarking.simulated_loop import BENT, SERVER, fitted_in_open_loop, saturated

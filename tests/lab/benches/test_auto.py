@@ -1,7 +1,7 @@
 """The decode loops of `make bench-auto` really decode."""
 
-from benchmarking.benches.auto import AGAIN, AUTO, OFF, line, taken_turns
-from benchmarking.benches.table_models import TABLE_MODELS
+from lab.benches.engine.auto import AGAIN, AUTO, OFF, line, taken_turns
+from lab.benches.table.models import TABLE_MODELS
 
 
 def test_every_loop_has_its_turns_and_a_step_brings_one_token_where_none_drafts() -> None:

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarking.benches import bundle
-from benchmarking.benches.bundle import Results
-from benchmarking.benches.bundle_client import Ask, Reply, Span, Switch
-from benchmarking.benches.bundle_figures import (
+from lab.benches.bundle import bench as bundle
+from lab.benches.bundle.bench import Results
+from lab.benches.bundle.client import Ask, Reply, Span, Switch
+from lab.benches.bundle.figures import (
     Spread,
     load_of,
     merged,
@@ -20,10 +20,10 @@ from benchmarking.benches.bundle_figures import (
     slope_per_100,
     touches,
 )
-from benchmarking.benches.bundle_itl import disturbance
-from benchmarking.benches.bundle_mix import possible_asks, right
-from benchmarking.benches.bundle_servers import experts_of
-from benchmarking.benches.bundle_text import ms, table
+from lab.benches.bundle.itl import disturbance
+from lab.benches.bundle.mix import possible_asks, right
+from lab.benches.bundle.servers import experts_of
+from lab.benches.bundle.text import ms, table
 from lab.kit.servers import ROOT
 
 ASK = Ask("sql", "Hi")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarking.benches.client import many_streams, stall
+from lab.benches.serve.client import many_streams, stall
 
 
 def test_500_streams_at_once_arrive_whole() -> None:

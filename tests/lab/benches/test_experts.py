@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarking.benches import experts
-from benchmarking.benches.peers import Load
 from inference_api.engine.loading.checkpoint import load_config
+from lab.benches.engine import experts
+from lab.benches.serve.peers import Load
 from scripts.make_random_model import Shape, make_random_model
 
 HIDDEN, FFN, HEADS, KV_HEADS, HEAD_DIM, VOCAB = 64, 32, 2, 1, 32, 512

@@ -15,17 +15,17 @@ from benchmarking.analysis.intervals import Interval
 from benchmarking.analysis.predict import Optimizer
 from benchmarking.analysis.search import Shape
 from benchmarking.analysis.service_curve import Speed
-from benchmarking.benches import loop as bench_loop
-from benchmarking.benches.loop import READINGS, SPEEDS_FILE, run_loop
-from benchmarking.benches.loop_figures import Compared, LoopResult, result_lines
-from benchmarking.benches.loop_plan import LoopPlan, Rows, measure_in_turn
-from benchmarking.benches.loop_proof import Cuts, Measured, crossing_per_s, fitted, prove
-from benchmarking.benches.loop_servers import Checked
-from benchmarking.benches.speed_log import Reading
 from benchmarking.errors import Disturbed, TargetUnusable
 from benchmarking.load.targets import Target
 from benchmarking.records import Load, RequestRecord, RowRecord, read_run
 from benchmarking.report.fit_files import PERF_FILE, PICTURE_FILE, read_fit
+from lab.benches.loop import bench as bench_loop
+from lab.benches.loop.bench import READINGS, SPEEDS_FILE, run_loop
+from lab.benches.loop.figures import Compared, LoopResult, result_lines
+from lab.benches.loop.plan import LoopPlan, Rows, measure_in_turn
+from lab.benches.loop.proof import Cuts, Measured, crossing_per_s, fitted, prove
+from lab.benches.loop.servers import Checked
+from lab.benches.loop.speed_log import Reading
 from lab.kit.servers import MOCK_APP, served
 from optimizer.spec import ModelData
 from tests.benchmarking.made_runs import made_run

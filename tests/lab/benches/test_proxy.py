@@ -13,7 +13,7 @@ def test_500_streams_through_every_target_lose_and_reorder_nothing() -> None:
     load = ["--streams", "2", "--many", "500", "--rate", "5", "--seconds", "0.6", "--no-highest"]
     load += ["--most", "20", "--hostile", "100"]
     result = subprocess.run(
-        [sys.executable, "-m", "benchmarking.benches.proxy", *load],
+        [sys.executable, "-m", "lab.benches", "proxy", *load],
         cwd=ROOT,
         capture_output=True,
         text=True,

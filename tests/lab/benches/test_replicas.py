@@ -7,7 +7,8 @@ from math import inf
 
 import pytest
 
-from benchmarking.benches.replicas import (
+from benchmarking.load.generator import Exchange
+from lab.benches.replicas.bench import (
     Turn,
     freest_core,
     is_kept,
@@ -17,7 +18,6 @@ from benchmarking.benches.replicas import (
     tokens_between,
     verdict,
 )
-from benchmarking.load.generator import Exchange
 
 
 def turn(tokens_per_s: float) -> Turn:

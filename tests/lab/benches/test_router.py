@@ -4,8 +4,8 @@ from collections import Counter
 
 import pytest
 
-from benchmarking.benches.router import BUNDLES, experts_of, labelled_messages
 from inference_api.text.expert_router import ExpertRouter
+from lab.benches.router.bench import BUNDLES, experts_of, labelled_messages
 from lab.kit.servers import ROOT
 
 

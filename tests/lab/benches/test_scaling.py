@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarking.benches.scaling import (
+from lab.benches.scaling.bench import (
     by_controller,
     by_static,
     by_utilization,

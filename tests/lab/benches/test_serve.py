@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from benchmarking.benches.serve import Workload, measure
+from lab.benches.serve.bench import Workload, measure
 from lab.kit.servers import MOCK_APP, served
 
 

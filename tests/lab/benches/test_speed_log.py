@@ -6,10 +6,10 @@ from collections.abc import Callable
 import pytest
 
 from benchmarking.analysis.service_curve import Speed
-from benchmarking.benches import speed_log as module
-from benchmarking.benches.speed_log import Reading, speed_log, steps_course
 from benchmarking.errors import InvalidResults
 from benchmarking.rows.row_runner import Origin
+from lab.benches.loop import speed_log as module
+from lab.benches.loop.speed_log import Reading, speed_log, steps_course
 
 
 def said(steps_s: float, steps: int) -> Speed:

@@ -6,10 +6,10 @@ from dataclasses import replace
 import psutil
 import pytest
 
-from benchmarking.benches.table import shares
-from benchmarking.benches.table_figures import Claim, Row, Spread, Turns, bound_of, gains, row_of
-from benchmarking.benches.table_text import beside_peers, bounds_text, claim_text, row_text
-from benchmarking.benches.turns import Counts, Server, Turn
+from lab.benches.table.bench import shares
+from lab.benches.table.figures import Claim, Row, Spread, Turns, bound_of, gains, row_of
+from lab.benches.table.text import beside_peers, bounds_text, claim_text, row_text
+from lab.benches.table.turns import Counts, Server, Turn
 from lab.kit.completions import Request, Stream
 
 

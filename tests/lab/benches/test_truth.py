@@ -9,9 +9,9 @@ from benchmarking.analysis.curve import load_point
 from benchmarking.analysis.predict import Optimizer
 from benchmarking.analysis.search import Shape
 from benchmarking.analysis.service_curve import CurvePoint, ServiceCurve
-from benchmarking.benches.loop_plan import LoopPlan
-from benchmarking.benches.loop_proof import Asked
-from benchmarking.benches.truth import is_missed, lines, random_loads, rounds_of, simulated
+from lab.benches.loop.plan import LoopPlan
+from lab.benches.loop.proof import Asked
+from lab.benches.truth.bench import is_missed, lines, random_loads, rounds_of, simulated
 from lab.kit.moments import Drift
 from tests.benchmarking.simulated_loop import SERVER
 

@@ -16,7 +16,7 @@ def test_no_port_is_given_twice() -> None:
 
 def test_a_bench_that_is_terminated_takes_its_server_with_it() -> None:
     bench = subprocess.Popen(
-        [sys.executable, "-m", "benchmarking.benches.stream"], cwd=ROOT, stdout=subprocess.DEVNULL
+        [sys.executable, "-m", "lab.benches", "stream"], cwd=ROOT, stdout=subprocess.DEVNULL
     )
     children = psutil.Process(bench.pid).children
     eventually(lambda: len(children(recursive=True)) >= 2)  # gunicorn and its worker

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from benchmarking.benches import quality as bench_quality
-from benchmarking.benches.peers import LOADS
 from benchmarking.peers import report as peer_report
 from benchmarking.peers.process import run
 from benchmarking.peers.report import Cell, Measurement
+from lab.benches.engine import quality as bench_quality
+from lab.benches.serve.peers import LOADS
 
 
 class OneTokenAStep:

@@ -1,0 +1,1 @@
+"""A bundle of experts: throughput, waits and switches."""

@@ -1,0 +1,1 @@
+"""The engine alone: steps, kernels, forms of weights, what a model answers."""

@@ -1,0 +1,191 @@
+"""`make bench-cuda`: what a step costs on a GPU, recorded, launched, and by transformers.
+
+Steps that decode a token of each row, or verify a draft of several, and prompts, in chunks as they
+are served. A step that was recorded as a CUDA graph is launched at once; `launched` is the same
+step operation by operation. transformers' own model is the peer, with its default cache: a call of
+as many rows over contexts as long. A step has to read every weight and its rows' contexts, so its
+floor is their bytes over what the device's memory delivers, measured by copies in the same run.
+Times are the host's, until the device has finished. Needs a CUDA device, and nothing else on it.
+"""
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+import torch
+from transformers import AutoModelForCausalLM, DynamicCache
+
+from benchmarking.machine import describe_machine
+from inference_api.engine.engine_runner import EngineRunner
+from inference_api.engine.options import EngineOptions
+from inference_api.engine.runner import Draw, RowStep
+from inference_api.request import SamplingParams
+from inference_api.settings import Settings
+from lab.benches.engine.step import (
+    CONTEXT_TOKENS,
+    LONG_TOKENS,
+    MIN_WINDOWS,
+    MODELS,
+    PREFILL_TOKENS,
+    ROWS,
+    SHORT_TOKENS,
+    linear_bytes,
+)
+from scripts.make_random_model import SHAPES, Shape, make_random_model
+
+LLAMA_8B = Shape(hidden=4096, ffn=14336, layers=32, heads=32, kv_heads=8, vocab_size=128_256)
+MODEL_SHAPES = SHAPES | {"8b": LLAMA_8B}  # Llama 3.1's
+COPIED_BYTES = 4 * 2**30
+TOKEN_ID = 7
+DRAW = Draw(SamplingParams(), (), ())
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """Rows that bring `tokens` each, all but one of them drafted, to a context that ends there."""
+
+    rows: int
+    tokens: int
+    context_tokens: int
+
+
+CASES = [
+    *(Case(rows, 1, SHORT_TOKENS) for rows in ROWS),
+    Case(max(ROWS), 1, LONG_TOKENS),
+    Case(1, 9, SHORT_TOKENS),
+    Case(8, 4, SHORT_TOKENS),
+    Case(1, 9, LONG_TOKENS),
+]
+PROMPTS_TOKENS = (64, PREFILL_TOKENS)
+CHUNK_TOKENS: int = Settings.model_fields["prefill_chunk_tokens"].default
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--models", nargs="+", choices=MODEL_SHAPES, default=["1.1b", "8b"])
+    parser.add_argument("--seconds", type=float, default=1.0, help="for each figure")
+    arguments = parser.parse_args()
+    if not torch.cuda.is_available():
+        sys.exit("torch finds no CUDA device; `make bench-step` times steps on the CPU")
+    print(describe_machine("torch", "transformers"))
+    read_per_s = memory_bytes_per_s(arguments.seconds)
+    print(f"Copies within the device read and write {read_per_s / 1e9:.0f} GB/s. Times in ms.")
+    print(
+        "| model | rows | tokens | context | recorded | launched | transformers | floor | "
+        "recorded ÷ floor |\n|---|---|---|---|---|---|---|---|---|"
+    )
+    for model in arguments.models:
+        for line in lines(model, read_per_s, arguments.seconds):
+            print(line, flush=True)
+
+
+@torch.inference_mode()
+def lines(model: str, read_per_s: float, budget_s: float) -> Iterator[str]:
+    """Lines of the table, one for each case and each prompt."""
+    folder = MODELS / f"random-{model}"
+    if not (folder / "model.safetensors").exists():
+        make_random_model(MODEL_SHAPES[model], folder)
+    options = EngineOptions(device="cuda", max_rows=max(ROWS), max_seq_len=CONTEXT_TOKENS)
+    runner = EngineRunner(folder, options)
+    runner.load()
+    launched = times_s(runner, budget_s)
+    runner.warm_up()  # records the steps
+    recorded = times_s(runner, budget_s)
+    cache_bytes_per_token = runner.footprint.cache_bytes_per_row / CONTEXT_TOKENS
+    peer = Transformers(folder)
+    for case in CASES:
+        cache_bytes = case.rows * case.context_tokens * cache_bytes_per_token
+        floor_s = (linear_bytes(folder, "bfloat16") + cache_bytes) / read_per_s
+        yield (
+            f"| {model} | {case.rows} | {case.tokens} | {case.context_tokens} | "
+            f"{recorded[case] * 1e3:.2f} | {launched[case] * 1e3:.2f} | "
+            f"{peer.decode_s(case, budget_s) * 1e3:.2f} | {floor_s * 1e3:.2f} | "
+            f"{recorded[case] / floor_s:.2f} |"
+        )
+    for tokens in PROMPTS_TOKENS:
+        peer_s = peer.prefill_s(tokens, budget_s)
+        yield (
+            f"| {model} | prompt | {tokens} | | {recorded[tokens] * 1e3:.2f} | "
+            f"{launched[tokens] * 1e3:.2f} | {peer_s * 1e3:.2f} | | |"
+        )
+
+
+def times_s(runner: EngineRunner, budget_s: float) -> dict[Case | int, float]:
+    """Of each case, and of prompts by their length."""
+    times: dict[Case | int, float] = {
+        case: median_s(decode(runner, case), budget_s) for case in CASES
+    }
+    return times | {
+        tokens: median_s(prefill(runner, tokens), budget_s) for tokens in PROMPTS_TOKENS
+    }
+
+
+def decode(runner: EngineRunner, case: Case) -> Callable[[], object]:
+    start = case.context_tokens - case.tokens
+    token_ids, draws = (TOKEN_ID,) * case.tokens, (DRAW,) * case.tokens
+    rows = [RowStep(row, start, token_ids, draws) for row in range(case.rows)]
+    return lambda: runner.decoder.forward(rows)
+
+
+def prefill(runner: EngineRunner, num_tokens: int) -> Callable[[], object]:
+    """All of a prompt but its last token, which is the first that draws."""
+    chunks = [
+        [RowStep(0, start, [TOKEN_ID] * min(CHUNK_TOKENS, num_tokens - 1 - start))]
+        for start in range(0, num_tokens - 1, CHUNK_TOKENS)
+    ]
+    chunks.append([RowStep(0, num_tokens - 1, [TOKEN_ID], (DRAW,))])
+    return lambda: [runner.decoder.forward(chunk) for chunk in chunks]
+
+
+class Transformers:
+    """The model as transformers runs it by itself, in the same precision."""
+
+    def __init__(self, folder: Path) -> None:
+        model: torch.nn.Module = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
+        self._model = model.to("cuda")
+
+    def decode_s(self, case: Case, budget_s: float) -> float:
+        cache, num_held = DynamicCache(), case.context_tokens - case.tokens
+        self._forward(case.rows, num_held, cache)
+        return median_s(
+            lambda: self._forward(case.rows, case.tokens, cache, case.tokens),
+            budget_s,
+            lambda: cache.crop(-case.tokens),
+        )
+
+    def prefill_s(self, num_tokens: int, budget_s: float) -> float:
+        return median_s(lambda: self._forward(1, num_tokens, DynamicCache()), budget_s)
+
+    def _forward(
+        self, rows: int, num_tokens: int, cache: DynamicCache, num_draws: int = 1
+    ) -> object:
+        tokens = torch.full((rows, num_tokens), TOKEN_ID, device="cuda")
+        return self._model(tokens, past_key_values=cache, use_cache=True, logits_to_keep=num_draws)
+
+
+def memory_bytes_per_s(budget_s: float) -> float:
+    source = torch.ones(COPIED_BYTES, dtype=torch.uint8, device="cuda")
+    target = torch.empty_like(source)
+    return 2 * COPIED_BYTES / median_s(lambda: target.copy_(source), budget_s)
+
+
+def median_s(
+    step: Callable[[], object], budget_s: float, after: Callable[[], object] = lambda: None
+) -> float:
+    """Seconds of one step; the first is not counted, and what comes `after` each never."""
+    step()
+    after()
+    times: list[float] = []
+    end = time.perf_counter() + budget_s
+    while len(times) < MIN_WINDOWS or time.perf_counter() < end:
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        step()
+        torch.cuda.synchronize()
+        times.append(time.perf_counter() - began)
+        after()
+    return median(times)

@@ -1,0 +1,57 @@
+"""`make bench-draw`: what it costs to draw a step's tokens, by torch and by the kernels in turn.
+
+Logits are normal with a deviation of 3, flatter than most models': many candidates are the harder
+case. Time it alone.
+"""
+
+import argparse
+import time
+from statistics import median
+
+import torch
+from torch import Tensor
+
+from benchmarking.machine import describe_machine
+from inference_api.engine import hardware
+from inference_api.engine.runner import Draw
+from inference_api.engine.sampler import sample
+from inference_api.kernels.library import Kernels
+from inference_api.request import SamplingParams
+
+VOCABULARIES = (2_048, 32_000, 128_256)
+ROWS = 32
+SPREAD = 3.0
+WAYS = {
+    "temperature 1": SamplingParams(),
+    "top_p 0.9": SamplingParams(top_p=0.9),
+    "top_k 40, top_p 0.9": SamplingParams(top_k=40, top_p=0.9),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Time the drawing of tokens.")
+    parser.add_argument("--times", type=int, default=20, help="alternations")
+    times = parser.parse_args().times
+    torch.set_num_threads(1)  # as a server that decodes by the kernels does
+    kernels = Kernels(hardware.physical_cores())
+    print(f"{describe_machine('torch')}; {kernels.variant}\n")
+    print(f"| vocabulary | {ROWS} rows draw by | torch ms | kernels ms | ratio |")
+    print("|---|---|---|---|---|")
+    for vocab in VOCABULARIES:
+        logits = SPREAD * torch.randn(ROWS, vocab)
+        for name, params in WAYS.items():
+            draws = [Draw(params, (), ())] * ROWS
+            pairs = [
+                (draw_ms(logits, draws, None), draw_ms(logits, draws, kernels))
+                for _ in range(times)
+            ]
+            by_torch, by_kernels = (median(each) for each in zip(*pairs, strict=True))
+            ratio = median(first / second for first, second in pairs)
+            print(f"| {vocab} | {name} | {by_torch:.2f} | {by_kernels:.2f} | {ratio:.1f} |")
+
+
+def draw_ms(logits: Tensor, draws: list[Draw], kernels: Kernels | None) -> float:
+    own = logits.clone()  # they are overwritten
+    began_s = time.perf_counter()
+    sample(own, draws, range(ROWS), kernels)
+    return 1000 * (time.perf_counter() - began_s)

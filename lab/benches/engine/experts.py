@@ -1,0 +1,253 @@
+"""`make bench-experts`: a mixture of experts beside llama.cpp, both from one GGUF file.
+
+The model has the layers of Qwen3-30B-A3B, but few of them, and a vocabulary cut by as much, with
+random weights: a router of such sends tokens to all experts alike. Both are servers over HTTP with
+one client; tokens/s are all new tokens, from the first request to the last token, prefill included.
+llama.cpp is a package that others have compiled; of its numbers of threads the better counts. Time
+it alone: nothing else may use the cores.
+
+Memory is each server's own, and what it maps of the file. What the model costs is what Hearth takes
+more than with the embedded model in its place, whose weights are a few megabytes: weights, which
+are to take no more than the file, and the KV cache.
+
+One user's tokens come as fast as memory delivers their weights. What it delivers is measured in
+turn with the servers, as in `make bench-step`.
+"""
+
+import argparse
+import signal
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from math import fsum
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import psutil
+
+from benchmarking.machine import describe_machine
+from benchmarking.peers.install import PREBUILT_LLAMA, NotInstalled, install
+from benchmarking.peers.llama_server import prebuilt_llama_server
+from benchmarking.peers.models import MODELS, gguf_model
+from inference_api.engine.hardware import physical_cores
+from inference_api.engine.loading.checkpoint import describe, footprint_on_cpu
+from inference_api.engine.loading.config import ModelConfig
+from inference_api.engine.loading.layout import (
+    is_router,
+    linear_weights,
+    num_stacked,
+    parameter_shape,
+)
+from inference_api.engine.loading.memory import Footprint
+from inference_api.engine.options import EngineOptions
+from inference_api.kernels.packing import FLOAT_BITS, packed_bytes
+from inference_api.settings import EMBEDDED_MODEL
+from lab.benches.engine.step import FORMS, STREAM_BYTES, Stream
+from lab.benches.serve.peers import GGUF_TYPES, Load
+from lab.kit.completions import Request, complete
+from lab.kit.servers import served
+from scripts.make_random_model import Shape, make_random_model
+
+LAYERS, ALL_LAYERS, ALL_VOCABULARY = 3, 48, 151_936
+SHAPE = Shape(
+    hidden=2048,
+    ffn=768,
+    layers=LAYERS,
+    heads=32,
+    kv_heads=4,
+    vocab_size=ALL_VOCABULARY * LAYERS // ALL_LAYERS,
+    head_dim=128,
+    num_experts=128,
+    experts_per_token=8,
+)
+ROUNDS = {1: 3, 8: 1, 32: 1}  # of a user's requests, by the number of users
+LOADS = {
+    users: Load(f"{users} users", users, prompt_tokens=16, max_tokens=64, rounds=rounds)
+    for users, rounds in ROUNDS.items()
+}
+CONTEXT_TOKENS = 128
+START_TIMEOUT_S = 600.0
+MIB = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    name: str
+    port: int
+    processes: Sequence[psutil.Process]
+
+    def seconds(self, load: Load, seed: int) -> float:
+        """All answers of a load, each user's requests one after the other."""
+
+        def one_user(prompts: Sequence[Sequence[int]]) -> int:
+            requests = (Request(tuple(prompt), load.max_tokens) for prompt in prompts)
+            return sum(complete(self.port, request).num_tokens for request in requests)
+
+        prompts = load.prompts(seed)
+        began_s = time.perf_counter()
+        with ThreadPoolExecutor(load.users) as users:
+            num_tokens = sum(users.map(one_user, prompts))
+        assert num_tokens == load.counted_tokens, f"{self.name} wrote {num_tokens} tokens"
+        return time.perf_counter() - began_s
+
+    def memory_bytes(self) -> int:
+        """Of its processes, what several share counted once."""
+        return sum(process.memory_full_info().pss for process in self.processes)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Measure a mixture of experts beside llama.cpp.")
+    parser.add_argument("--quantizations", nargs="+", choices=GGUF_TYPES, default=["int8"])
+    parser.add_argument("--users", nargs="+", type=int, choices=LOADS, default=list(LOADS))
+    parser.add_argument("--times", type=int, default=3, help="alternations")
+    arguments = parser.parse_args()
+    print(describe_machine("torch", "gunicorn"))
+    # Ends by SIGTERM as by Ctrl-C: the servers that were started end too.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    try:
+        version = install(PREBUILT_LLAMA)
+    except NotInstalled as error:
+        version = None
+        print(f"llama.cpp is left out, it does not install: {error}", flush=True)
+    for quantization in arguments.quantizations:
+        _measure(quantization, version, arguments)
+
+
+def _measure(quantization: str, version: str | None, arguments: argparse.Namespace) -> None:
+    file = _file(GGUF_TYPES[quantization])
+    file_mib = file.stat().st_size / MIB
+    print(f"{file.name}: {file_mib:.0f} MiB; llama.cpp {version}; median tokens/s and all runs")
+    print("| server | users | tokens/s | runs | MiB |")
+    print("|---|---|---|---|---|")
+    with TemporaryDirectory() as logs, ExitStack() as stack:
+        with _hearth(EMBEDDED_MODEL, quantization, Path(logs) / "embedded") as embedded:
+            base_mib = embedded.memory_bytes() / MIB
+        servers = [stack.enter_context(_hearth(file, quantization, Path(logs) / "log"))]
+        counts = _thread_counts() if version else []
+        servers += [stack.enter_context(_llama(file, threads)) for threads in counts]
+        for users in arguments.users:
+            load = LOADS[users]
+            stream = Stream(physical_cores()) if users == 1 else None
+            rates, stream_s = _rates(servers, load, arguments.times, stream)
+            for server in servers:
+                runs = " ".join(f"{rate:.1f}" for rate in rates[server.name])
+                memory_mib = server.memory_bytes() / MIB
+                print(
+                    f"| {server.name} | {users} | {median(rates[server.name]):.1f} | {runs} | "
+                    f"{memory_mib:.0f} |"
+                )
+            ours, *theirs = (median(rates[server.name]) for server in servers)
+            if theirs:
+                print(f"{users} users: {ours / max(theirs):.2f} x llama.cpp", flush=True)
+            if stream_s:
+                gb_per_s = STREAM_BYTES / median(stream_s) / 1e9
+                answer_gb = answer_bytes(_config(file), quantization, load) / 1e9
+                bound = load.max_tokens * gb_per_s / answer_gb
+                print(
+                    f"{users} user: an answer reads {answer_gb:.2f} GB of weights, memory delivers "
+                    f"{gb_per_s:.1f} GB/s: {bound:.1f} tokens/s, of which Hearth has "
+                    f"{ours / bound:.0%}",
+                    flush=True,
+                )
+        foreseen = _footprint(file, quantization)
+        print(f"Hearth with {EMBEDDED_MODEL.name}: {base_mib:.0f} MiB")
+        print(f"more with this model: {servers[0].memory_bytes() / MIB - base_mib:.0f} MiB")
+        print(f"its weights: {foreseen.weights_bytes / MIB:.1f} of the file's {file_mib:.1f} MiB")
+        print(f"its KV cache: {foreseen.cache_bytes / MIB:.1f} MiB", flush=True)
+
+
+def answer_bytes(config: ModelConfig, quantization: str, load: Load) -> float:
+    """Bytes of weights that are read for one user's answer, on average: by the prompt in one step
+    and by each further token in a step of its own, if tokens choose among all experts alike. In the
+    last layer only the token that an answer follows needs experts."""
+    last = f"layers.{config.num_layers - 1}."
+
+    def step_bytes(tokens: int) -> float:
+        return fsum(
+            packed_bytes(
+                FLOAT_BITS["float32"] if is_router(name) else FORMS[quantization],
+                *parameter_shape(parts),
+            )
+            * _read_share(num_stacked(config, name), 1 if name.startswith(last) else tokens)
+            for name, parts in linear_weights(config).items()
+        )
+
+    return step_bytes(load.prompt_tokens) + (load.max_tokens - 1) * step_bytes(1)
+
+
+def _read_share(num_stacked: int, tokens: int) -> float:
+    """Returns how much of so many matrices some tokens need, on average."""
+    if num_stacked == 1:
+        return 1.0
+    return 1 - (1 - SHAPE.experts_per_token / num_stacked) ** tokens
+
+
+def _rates(
+    servers: Sequence[Server], load: Load, times: int, stream: Stream | None
+) -> tuple[dict[str, list[float]], list[float]]:
+    """Tokens/s of each server, in turn, `times` times, and the seconds that `stream` takes each
+    time; each has run a little before, so that all is in memory."""
+    rates: dict[str, list[float]] = {server.name: [] for server in servers}
+    stream_s = []
+    for server in servers:
+        server.seconds(Load(load.name, load.users, load.prompt_tokens, 2), times)
+    for turn in range(times):
+        for server in servers:
+            rates[server.name].append(load.counted_tokens / server.seconds(load, turn))
+        if stream is not None:
+            began_s = time.perf_counter()
+            stream.read()
+            stream_s.append(time.perf_counter() - began_s)
+    return rates, stream_s
+
+
+def _thread_counts() -> list[int]:
+    """All cores, and one left to HTTP and the client."""
+    cores = physical_cores()
+    return sorted({cores, max(cores - 1, 1)})
+
+
+def _file(gguf_type: str) -> Path:
+    folder = MODELS / f"random-30b-a3b-{LAYERS}-layers"
+    if not (folder / "model.safetensors").exists():
+        make_random_model(SHAPE, folder)
+    return gguf_model(folder, gguf_type)
+
+
+def _footprint(file: Path, quantization: str) -> Footprint:
+    options = EngineOptions(
+        device="cpu", max_rows=max(LOADS), max_seq_len=CONTEXT_TOKENS, quantization=quantization
+    )
+    return footprint_on_cpu(_config(file), options, describe(str(file)).tensors)
+
+
+def _config(file: Path) -> ModelConfig:
+    config = describe(str(file)).config
+    assert config is not None
+    return config
+
+
+@contextmanager
+def _hearth(model: Path, quantization: str, log: Path) -> Iterator[Server]:
+    settings: dict[str, Any] = {
+        "MODEL": model,
+        "MODEL_NAME": "model",
+        "QUANTIZATION": quantization,
+        "USER_ROWS": max(LOADS),
+        "MAX_SEQ_LEN": CONTEXT_TOKENS,
+    }
+    with served(log, start_timeout_s=START_TIMEOUT_S, **settings) as api:
+        main_process = psutil.Process(api.process.pid)
+        yield Server("hearth", api.port, [main_process, *main_process.children(recursive=True)])
+        api.stop()
+
+
+@contextmanager
+def _llama(file: Path, threads: int) -> Iterator[Server]:
+    with prebuilt_llama_server(file, max(LOADS), CONTEXT_TOKENS, threads) as (port, process):
+        yield Server(f"llama.cpp, {threads} threads", port, [process])

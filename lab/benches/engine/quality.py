@@ -1,0 +1,150 @@
+"""`make bench-quality`: what quantised weights and a smaller KV cache cost in quality.
+
+Teacher forced: every form of the model reads the same text, and at every position its prediction of
+the next token is compared with the text (perplexity) and with float32's prediction: how far the
+distribution is from it (Kullback-Leibler divergence, in nats) and whether the likeliest token is
+the same (agreement). Perplexity can fall by luck when rounding makes a model less sure of itself;
+the divergence cannot. Nothing is timed or drawn, so the figures are the same in every run on one
+kind of processor.
+
+GGUF's Q8_0 and Q4_0 round to the nearest value, by the `gguf` package; with QUANTIZATION=none their
+numbers are multiplied in float32, which leaves the rounding of activations out.
+"""
+
+import argparse
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import torch
+from torch import Tensor
+from torch.nn.functional import kl_div
+
+from benchmarking.machine import describe_machine
+from inference_api.engine.engine_runner import EngineRunner
+from inference_api.engine.loading.gguf_files import is_gguf
+from inference_api.engine.options import EngineOptions
+from inference_api.engine.runner import Draw, RowStep
+from inference_api.request import SamplingParams
+from inference_api.settings import EMBEDDED_MODEL
+from inference_api.text.tokens import load_tokenizer
+from scripts.make_gguf import make_gguf
+
+ROWS = 32
+WINDOW_TOKENS = 256
+FORMS = (  # type of the GGUF file or none for the safetensors, QUANTIZATION and KV_CACHE_DTYPE
+    (None, "none", "float32"),
+    (None, "none", "float16"),
+    (None, "none", "int8"),
+    (None, "int8", "float16"),
+    (None, "int8", "int8"),
+    (None, "int4", "float16"),
+    (None, "int4", "int8"),
+    ("Q8_0", "none", "float32"),
+    ("Q8_0", "int8", "float16"),
+    ("Q4_0", "none", "float32"),
+    ("Q4_0", "int4", "float16"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How one form of the model predicts a text, beside float32: each [positions], in nats."""
+
+    losses: Tensor
+    exact_losses: Tensor
+    divergences: Tensor  # KL(float32 || this form)
+    are_same: Tensor  # whether both think the same token likeliest
+
+    def row(self, weights: str, quantization: str, cache: str) -> str:
+        """Of the table. ± is a standard error, paired by position."""
+        differences = self.losses - self.exact_losses
+        error = differences.std().item() / math.sqrt(len(differences))
+        return (
+            f"| {weights} | `{quantization}` | `{cache}` "
+            f"| {self.losses.mean().exp():.4f} "
+            f"| {100 * differences.mean().expm1():+.2f} ± {100 * error:.2f} % "
+            f"| {self.divergences.mean():.5f} "
+            f"| {100 * self.are_same.double().mean():.2f} % |"
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Measure what rounding costs in quality.")
+    parser.add_argument("--model", type=Path, default=EMBEDDED_MODEL, help="folder or GGUF file")
+    parser.add_argument("--text", type=Path, default=EMBEDDED_MODEL / "heldout.txt")
+    parser.add_argument("--tokens", type=int, help="of the text's beginning; default: all")
+    arguments = parser.parse_args()
+    tokens = load_tokenizer(arguments.model, frozenset()).encode(arguments.text.read_text())
+    tokens = tokens[: arguments.tokens]
+    print(describe_machine("torch", "gguf"))
+    print(f"{arguments.text.name}: {len(tokens)} tokens in windows of {WINDOW_TOKENS}\n")
+    print(
+        "| weights | QUANTIZATION | KV_CACHE_DTYPE | perplexity | beside float32 | KL divergence "
+        "| same greedy token |"
+    )
+    print("|---|---|---|---|---|---|---|")
+    exact = loaded(arguments.model, "none", "float32")
+    with TemporaryDirectory() as folder:
+        for gguf_type, quantization, cache in FORMS:
+            model = arguments.model
+            if gguf_type is not None:
+                if is_gguf(model):
+                    continue
+                model = Path(folder) / f"{gguf_type}.gguf"
+                make_gguf(arguments.model, model, gguf_type)
+            reading = read(exact, loaded(model, quantization, cache), windows(tokens))
+            print(reading.row(gguf_type or model.name, quantization, cache), flush=True)
+
+
+def windows(tokens: Sequence[int]) -> list[Sequence[int]]:
+    """The text after its first token (BOS), cut, with that token before every piece."""
+    bos, text = tokens[0], tokens[1:]
+    size = WINDOW_TOKENS - 1
+    return [[bos, *text[first : first + size]] for first in range(0, len(text), size)]
+
+
+def loaded(model: Path, quantization: str, cache: str) -> EngineRunner:
+    options = EngineOptions(
+        device="cpu",
+        dtype="float32",
+        max_rows=ROWS,
+        max_seq_len=WINDOW_TOKENS,
+        quantization=quantization,
+        kv_cache_dtype=cache,
+    )
+    runner = EngineRunner(model, options)
+    runner.load()
+    return runner
+
+
+@torch.inference_mode()
+def read(exact: EngineRunner, form: EngineRunner, pieces: Sequence[Sequence[int]]) -> Reading:
+    """Both read in step, so that predictions of one step are in memory at a time."""
+    steps = []
+    for first in range(0, len(pieces), ROWS):
+        some = pieces[first : first + ROWS]
+        both = (read_together(runner, some) for runner in (exact, form))
+        for (expected, following), (predicted, _) in zip(*both, strict=True):
+            losses = [-each[range(len(following)), following] for each in (predicted, expected)]
+            divergence = kl_div(predicted, expected, log_target=True, reduction="none").sum(-1)
+            steps.append((*losses, divergence, predicted.argmax(-1) == expected.argmax(-1)))
+    return Reading(*(torch.cat(parts) for parts in zip(*steps, strict=True)))
+
+
+def read_together(
+    runner: EngineRunner, pieces: Sequence[Sequence[int]]
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """One piece a row, one token a step: log probabilities [rows, vocabulary] of the next token,
+    and which it is, step by step."""
+    draw = Draw(SamplingParams(), (), ())
+    for position in range(WINDOW_TOKENS - 1):
+        rows = [row for row, piece in enumerate(pieces) if position + 1 < len(piece)]
+        if not rows:
+            return
+        steps = [RowStep(row, position, (pieces[row][position],), (draw,)) for row in rows]
+        logits = runner.decoder.forward(steps).logits
+        following = torch.tensor([pieces[row][position + 1] for row in rows])
+        yield logits.float().log_softmax(dim=-1), following

@@ -1,0 +1,182 @@
+"""`make bench-step`: how close a decode step of the kernels comes to what the memory can deliver.
+
+A step of one row reads every weight once, so its floor is the bytes of the weights over the
+bandwidth. That is measured in turn with it, because a virtual machine's changes from second to
+second: all threads read a block of memory larger than the caches, which also leaves none of the
+weights there. Beside it steps of many rows, of rows with a long context, and prefill. Time it
+alone: nothing else may use the cores.
+"""
+
+import argparse
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+
+import torch
+
+from benchmarking.machine import describe_machine
+from inference_api.engine import hardware
+from inference_api.engine.engine_runner import EngineRunner
+from inference_api.engine.kernel_decoder import KernelDecoder
+from inference_api.engine.loading.checkpoint import load_config
+from inference_api.engine.loading.layout import linear_weights, parameter_shape
+from inference_api.engine.options import EngineOptions
+from inference_api.engine.runner import Draw, RowStep
+from inference_api.kernels.packing import BITS, CACHE_BYTES, FLOAT_BITS, packed_bytes
+from inference_api.request import SamplingParams
+from lab.kit.servers import ROOT
+from scripts.make_random_model import SHAPES, make_random_model
+
+MODELS = ROOT / "var" / "models"
+RESULTS = ROOT / "var" / "bench" / "step.json"
+STREAM_BYTES = 2 * 2**30
+ROWS = (1, 8, 32)
+SHORT_TOKENS, LONG_TOKENS = 128, 1500  # in a row's cache
+PREFILL_TOKENS = 1024
+CONTEXT_TOKENS = 1536
+MIN_WINDOWS = 5
+FORMS = FLOAT_BITS | BITS  # of weights, by name
+
+
+class Stream:
+    """Memory larger than the caches, read by threads that sleep in between: those of torch would
+    spin for a while, on the cores that the kernels take next."""
+
+    def __init__(self, num_threads: int) -> None:
+        torch.set_num_threads(1)  # of each of ours
+        self._parts = torch.ones(STREAM_BYTES // 4).chunk(num_threads)
+        self._threads = ThreadPoolExecutor(num_threads)
+
+    def read(self) -> None:
+        list(self._threads.map(torch.Tensor.sum, self._parts))
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """Seconds are of one step."""
+
+    model: str
+    weights: str  # their form
+    rows: int
+    context_tokens: int
+    tokens: int  # computed in the step
+    least_s: float
+    median_s: float
+    weight_bytes: int  # read in the step
+    stream_s: float | None  # median of reading STREAM_BYTES in turn with it
+
+    @property
+    def weights_gb_per_s(self) -> float:
+        return self.weight_bytes / self.median_s / 1e9
+
+    @property
+    def stream_gb_per_s(self) -> float | None:
+        return None if self.stream_s is None else STREAM_BYTES / self.stream_s / 1e9
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--models", nargs="+", choices=SHAPES, default=list(SHAPES))
+    parser.add_argument("--weights", nargs="+", choices=FORMS, default=list(BITS))
+    parser.add_argument("--kv-cache-dtype", choices=("auto", *CACHE_BYTES), default="auto")
+    parser.add_argument("--seconds", type=float, default=3.0, help="for each figure")
+    arguments = parser.parse_args()
+    print(describe_machine("torch"))
+    stream = Stream(hardware.physical_cores())
+    print("| model | weights | rows | context | ms, median (least) | tokens/s | GB/s | of stream |")
+    print("|---|---|---|---|---|---|---|---|")
+    results = []
+    for model in arguments.models:
+        for form in arguments.weights:
+            for result in measure(model, form, stream, arguments):
+                results.append(result)
+                print(line(result), flush=True)
+    RESULTS.parent.mkdir(parents=True, exist_ok=True)
+    figures = [asdict(result) for result in results]
+    RESULTS.write_text(json.dumps({"machine": describe_machine("torch"), "steps": figures}))
+
+
+def line(result: Result) -> str:
+    stream_gb_per_s, share = result.stream_gb_per_s, ""
+    if stream_gb_per_s is not None:
+        share = f"{result.weights_gb_per_s / stream_gb_per_s:.0%} of {stream_gb_per_s:.1f}"
+    return (
+        f"| {result.model} | {result.weights} | "
+        f"{'prefill' if result.tokens > result.rows else result.rows} | {result.context_tokens} | "
+        f"{result.median_s * 1e3:.2f} ({result.least_s * 1e3:.2f}) | "
+        f"{result.tokens / result.median_s:.0f} | {result.weights_gb_per_s:.1f} | {share} |"
+    )
+
+
+@torch.inference_mode()
+def measure(
+    model: str, form: str, stream: Stream, arguments: argparse.Namespace
+) -> Iterator[Result]:
+    folder = MODELS / f"random-{model}"
+    if not (folder / "model.safetensors").exists():
+        make_random_model(SHAPES[model], folder)
+    dtype, quantization = ("float32", form) if form in BITS else (form, "none")
+    options = EngineOptions(
+        device="cpu",
+        dtype=dtype,
+        max_rows=max(ROWS),
+        max_seq_len=CONTEXT_TOKENS,
+        quantization=quantization,
+        kv_cache_dtype=arguments.kv_cache_dtype,
+    )
+    runner = EngineRunner(folder, options)
+    runner.load()
+    decoder = runner.decoder
+    assert isinstance(decoder, KernelDecoder), "there are no kernels: see python -m ...build"
+    weight_bytes = linear_bytes(folder, form)
+    draw = Draw(SamplingParams(), (), ())
+
+    def result(rows: int, context_tokens: int, tokens: int, step: Callable[[], object]) -> Result:
+        in_turn = [step, stream.read] if tokens == 1 else [step]
+        times, *stream_times = seconds(in_turn, arguments.seconds)
+        return Result(
+            model,
+            form,
+            rows,
+            context_tokens,
+            tokens,
+            min(times),
+            median(times),
+            weight_bytes,
+            median(stream_times[0]) if stream_times else None,
+        )
+
+    def decode(rows: int, context_tokens: int) -> Result:
+        steps = [RowStep(row, context_tokens - 1, (7,), (draw,)) for row in range(rows)]
+        return result(rows, context_tokens, rows, lambda: decoder.forward(steps))
+
+    for rows in ROWS:
+        yield decode(rows, SHORT_TOKENS)
+    yield decode(max(ROWS), LONG_TOKENS)
+    prompt = [RowStep(0, 0, [7] * PREFILL_TOKENS, (draw,))]
+    yield result(1, PREFILL_TOKENS, PREFILL_TOKENS, lambda: decoder.forward(prompt))
+
+
+def linear_bytes(folder: Path, form: str) -> int:
+    """Bytes of the packed weights, all of which a step of one row reads."""
+    plan = linear_weights(load_config(folder))
+    shapes = (parameter_shape(parts) for parts in plan.values())
+    return sum(packed_bytes(FORMS[form], *shape) for shape in shapes)
+
+
+def seconds(steps: Sequence[Callable[[], object]], budget_s: float) -> list[list[float]]:
+    """Wall times of steps taken in turn, of each apart; the first round is not counted."""
+    for step in steps:
+        step()
+    times: list[list[float]] = [[] for _ in steps]
+    end = time.perf_counter() + budget_s
+    while len(times[0]) < MIN_WINDOWS or time.perf_counter() < end:
+        for step, of_step in zip(steps, times, strict=True):
+            began = time.perf_counter()
+            step()
+            of_step.append(time.perf_counter() - began)
+    return times

@@ -1,0 +1,1 @@
+"""Measure, fit, plan: what a plan from measurements is worth."""

@@ -1,0 +1,152 @@
+"""`make bench-loop`: serve, measure, fit, ask the optimizer, and check what it predicts.
+
+    python -m lab.benches loop [--model tiny|smollm2|llama] [--runs N]
+    python -m lab.benches loop --url http://host:port/v1 [--places 32]
+
+A server is measured in closed loops and, in turn with them, under the Poisson loads to be checked;
+an optimizer is asked over HTTP what those will do. Printed is predicted beside measured TTFT, ITL
+and rates, as a table in Markdown. It ends with 1 when a prediction missed, with 2 when there is
+nothing to compare. A run takes about six minutes, longer where the host of a virtual machine
+disturbs it. Run it on a machine that does nothing else: client and server share its cores.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from pathlib import Path
+from threading import Event
+
+from pydantic import TypeAdapter
+
+from benchmarking.analysis.predict import Optimizer
+from benchmarking.analysis.search import Shape
+from benchmarking.commands.command_line import FAILURES, OK, UNUSABLE
+from benchmarking.errors import BenchmarkError, Interrupted
+from benchmarking.load.tokenizers import SERVER
+from benchmarking.machine import describe_machine
+from benchmarking.report.fit_files import write_fit
+from benchmarking.report.page import report_html
+from benchmarking.rows.driver import Driver, new_run_folder
+from benchmarking.rows.row_runner import Origin, RowOptions, RowRunner
+from lab.benches.loop.figures import LoopResult, result_lines
+from lab.benches.loop.plan import LoopPlan, Turns, measure_in_turn
+from lab.benches.loop.proof import Measured, prove
+from lab.benches.loop.servers import KINDS, Checked, hearth, llama, optimizer, running
+from lab.benches.loop.speed_log import Reading, speed_log
+from lab.kit.servers import ROOT, exit_on_sigterm
+
+RESULTS = ROOT / "var" / "bench" / "loop"
+SPEEDS_FILE = "speeds.json"  # what the server said of its steps meanwhile
+READINGS = TypeAdapter(Sequence[Reading])
+
+
+def main() -> None:
+    given = parse()
+    exit_on_sigterm()
+    missed = False
+    try:
+        for number in range(given.runs):
+            with server_of(given) as server, optimizer() as asked:
+                plan = plan_for(given, server, given.seed + number, given.check_seconds)
+                plan = replace(plan, rounds=given.rounds)
+                result, where = run_loop(server, plan, asked)
+            text = "\n".join(
+                [describe_machine("torch", "gunicorn", "numpy"), "", *result_lines(result)]
+            )
+            (where / "loop.md").write_text(f"{text}\n", encoding="utf-8")
+            print(f"\n{text}\n\nthis table, raw files and report in {where}", flush=True)
+            missed |= bool(result.misses())
+    except BenchmarkError as error:
+        print(f"bench-loop: {error}", file=sys.stderr)
+        sys.exit(UNUSABLE)
+    sys.exit(FAILURES if missed else OK)
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Check the optimizer against a server.")
+    add_server_options(parser)
+    parser.add_argument("--runs", type=int, default=1, help="all printed, one after the other")
+    parser.add_argument("--rounds", type=int, default=4, help="each with all loads to be checked")
+    parser.add_argument("--closed-seconds", type=float, default=2.0, help="of each closed loop")
+    parser.add_argument("--check-seconds", type=float, default=12.0, help="of each check")
+    parser.add_argument("--seed", type=int, default=1)
+    return parser.parse_args()
+
+
+def add_server_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--model", choices=[*KINDS], default="tiny", help="served for the bench")
+    parser.add_argument("--url", help="of any OpenAI-compatible server instead, as .../v1")
+    parser.add_argument("--model-name", help="with --url; default: its first")
+    parser.add_argument("--places", type=int, help="with --url: requests it serves at once")
+    parser.add_argument("--tokenizer", default=SERVER, help="with --url: folder of tokenizer.json")
+    parser.add_argument("--input-tokens", type=int, help="of each prompt; default: by the model")
+    parser.add_argument("--output-tokens", type=int)
+    parser.add_argument("--max-stolen", type=float, default=0.1, metavar="SHARE",
+        help="of a core: a row in which the host took more is measured again")  # fmt: skip
+
+
+def server_of(given: argparse.Namespace) -> AbstractContextManager[Checked]:
+    if given.url:
+        return running(given.url, given.model_name, given.places, given.tokenizer)
+    return llama() if given.model == "llama" else hearth(KINDS[given.model])
+
+
+def shape_of(given: argparse.Namespace, server: Checked) -> Shape:
+    kind = KINDS[given.model]
+    return Shape(
+        server.model,
+        given.input_tokens or kind.input_tokens,
+        given.output_tokens or kind.output_tokens,
+    )
+
+
+def plan_for(given: argparse.Namespace, server: Checked, seed: int, check_s: float) -> LoopPlan:
+    return LoopPlan(
+        shape=shape_of(given, server),
+        places=server.places,
+        closed_s=given.closed_seconds,
+        check_s=check_s,
+        seed=seed,
+        max_stolen_share=given.max_stolen,
+    )
+
+
+def run_loop(
+    server: Checked, plan: LoopPlan, asked: Optimizer, results: Path = RESULTS
+) -> tuple[LoopResult, Path]:
+    """The loop against a server, and the folder that holds its run, its fit and its report.
+
+    Prompts have a beginning of their own each, so that nothing comes from a prefix cache.
+    """
+    options = RowOptions(tokenizer=server.tokenizer, seed=plan.seed)
+    origin = Origin.now()
+    runner = RowRunner(server.target, options, origin)
+    folder = new_run_folder(results, runner, sys.argv, {})
+    driver = Driver(runner, folder, Event(), print)
+    measured = measure(server, measure_in_turn(plan), driver, origin)
+    folder.finish()
+    result = prove(plan, measured, asked, server.cuts())
+    write_fit(folder.folder, result.fit, plan.shape.model, plan.accelerator)
+    page = report_html(driver.run, result.level, result.fit)
+    (folder.folder / "report.html").write_text(page, encoding="utf-8")
+    return result, folder.folder
+
+
+def measure(server: Checked, turns: Turns, driver: Driver, origin: Origin) -> Measured:
+    """Keeps what the server said of its steps in the run's folder, too. Raises Interrupted,
+    Disturbed, RowRefused, InvalidResults and NotWritable."""
+    load = next(turns)
+    with speed_log(server.speed, origin) as readings:
+        while True:
+            point = driver.measure(load)
+            if point is None:
+                raise Interrupted
+            try:
+                load = turns.send(point)
+            except StopIteration as end:
+                rows = end.value
+                break
+    (driver.folder.folder / SPEEDS_FILE).write_bytes(READINGS.dump_json(readings))
+    return Measured(driver.run, rows, readings)

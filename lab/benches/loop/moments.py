@@ -1,0 +1,140 @@
+"""The curve of a server at the speed of each row of a loop."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from benchmarking.analysis.closed_loops import least_squares
+from benchmarking.analysis.curve import LoadPoint
+from benchmarking.analysis.latency import mean_tokens
+from benchmarking.analysis.predict import Prediction
+from benchmarking.analysis.service_curve import CurvePoint, Points, ServiceCurve, at
+from lab.benches.loop.plan import is_volley
+from lab.kit.moments import SpeedOfMoments
+
+TTFT_ERROR = 0.1  # of a simulated one, by what a curve is wrong of
+SLOWER = 1.05  # times, to see what a simulation makes of it
+OVERHEAD_ROUNDS = 3  # of what first tokens take beyond a curve, and of the curve given that
+FIRST_HANDLING_MS = 2.0  # of a request, taken to be so where nothing is known yet
+MORE_HANDLING_MS = 0.5  # to see what it makes of a simulation
+
+Ask = Callable[[LoadPoint, ServiceCurve], Prediction]
+Fitter = Callable[[Points | None], tuple[ServiceCurve, SpeedOfMoments] | None]
+"""A curve, given what requests wait for outside of steps if that is known, and its speeds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Moments:
+    """`curve`: at slowness 1."""
+
+    curve: ServiceCurve
+    speeds: SpeedOfMoments
+
+    def at(self, point: LoadPoint) -> ServiceCurve:
+        """Returns that of a row, without the error of its speed."""
+        in_tokens, out_tokens = mean_tokens(point.measured)
+        curve = self.curve.of_requests(max(in_tokens - 1, 0.0), out_tokens)
+        return replace(
+            curve.at_speed(self.slowness(point), 0.0),
+            slowness=self.speeds.course(*_from_to_s(point)),
+        )
+
+    def slowness(self, point: LoadPoint) -> float:
+        """Returns that of a row, on average."""
+        return self.speeds.slowness(*_from_to_s(point))
+
+
+def _from_to_s(point: LoadPoint) -> tuple[float, float]:
+    return (
+        min(record.scheduled_s for record in point.all_records),
+        max(record.end_s for record in point.all_records),
+    )
+
+
+def fit_moments(
+    ask: Ask,
+    fit: Fitter,
+    cut: Callable[[ServiceCurve], ServiceCurve],
+    loops: Sequence[LoadPoint],
+    places: int,
+) -> Moments | None:
+    """Returns what closed loops say of a server, whose curves are `cut` as it cuts prompts; None
+    for too few of them. `loops`: of all kinds, also of users who ask at once. Raises Unfit."""
+    found = fit(None)
+    if found is None:
+        return None
+    handling_ms = FIRST_HANDLING_MS
+    for _ in range(OVERHEAD_ROUNDS):
+        moments = Moments(cut(replace(found[0], handling_ms=handling_ms)), found[1])
+        seen = [_beyond(ask, point, moments) for point in loops if _is_within(point, places)]
+        overhead = _overhead([each for each in seen if not each.is_volley])
+        handling_ms = _handling_ms([each for each in seen if each.is_volley], overhead, handling_ms)
+        found = fit(overhead) or found
+    return Moments(cut(replace(found[0], handling_ms=handling_ms)), found[1])
+
+
+def _is_within(point: LoadPoint, places: int) -> bool:
+    return (point.load.concurrency or math.inf) <= places and point.ttft is not None
+
+
+@dataclass(frozen=True, slots=True)
+class _Beyond:
+    """What first tokens of a closed loop took beyond a simulation of the same requests, in ms;
+    `of_handling`: what each ms of handling makes of the simulated ones."""
+
+    users: int
+    is_volley: bool
+    slowness: float
+    ms: float
+    error_ms: float
+    of_handling: float
+
+
+def _beyond(ask: Ask, point: LoadPoint, moments: Moments) -> _Beyond:
+    """A loop counts the less the more its simulation depends on the machine's speed: near capacity
+    a slightly lower one makes a long queue, which is no overhead."""
+    bare = replace(moments.at(point), overhead=None).exact()
+    said_ms = ask(point, bare).ttft_ms
+    slower_ms = ask(point, bare.at_speed(SLOWER, 0.0)).ttft_ms
+    of_handling = 0.0
+    if is_volley(point.load):
+        longer = replace(bare, handling_ms=bare.handling_ms + MORE_HANDLING_MS)
+        of_handling = (ask(point, longer).ttft_ms - said_ms) / MORE_HANDLING_MS
+    assert point.ttft is not None
+    return _Beyond(
+        users=point.load.concurrency or 1,
+        is_volley=is_volley(point.load),
+        slowness=moments.slowness(point),
+        ms=point.ttft.mean.value - said_ms,
+        error_ms=max(slower_ms - said_ms, TTFT_ERROR * said_ms),
+        of_handling=of_handling,
+    )
+
+
+def _overhead(loops: Sequence[_Beyond]) -> Points:
+    """Returns the overhead by users, on a straight line that never falls."""
+    weights = np.array([each.slowness / each.error_ms for each in loops])
+    design = np.stack((weights, weights * [each.users for each in loops]), axis=1)
+    left = np.array([each.ms / each.error_ms for each in loops])
+    (at_none, of_each), (error, error_of_each) = least_squares(design, left)
+    return tuple(
+        CurvePoint(n, float(at_none + of_each * n), math.hypot(error, error_of_each * n))
+        for n in sorted({each.users for each in loops})
+    )
+
+
+def _handling_ms(volleys: Sequence[_Beyond], overhead: Points, known_ms: float) -> float:
+    """Returns how long a request is handled, given what that was taken to be: those that come at
+    once wait for each other, and have the overhead of as many as come before them."""
+    if not volleys:
+        return 0.0
+    weights = np.array([each.slowness * each.of_handling / each.error_ms for each in volleys])
+    in_service = [(1 + each.users) / 2 for each in volleys]
+    left_ms = [
+        each.ms - each.slowness * at(overhead, rows)
+        for each, rows in zip(volleys, in_service, strict=True)
+    ]
+    left = np.array(left_ms) / [each.error_ms for each in volleys]
+    return max(known_ms + float(weights @ left) / max(float(weights @ weights), 1e-300), 0.0)

@@ -1,0 +1,283 @@
+"""The loop's proof: fit a service curve, ask the optimizer of every check, set beside what was.
+
+Each row that is checked has a prediction of its own, of its requests as they came due and at the
+speed of that moment, which the server's steps in it say, or else the closed loops around it; a
+load's is the mean over its rows. How far a guess of the speed is off goes into its interval, less
+where several rows are averaged. Of the rate alone the optimizer says what holds in the long run,
+from which some seconds may be far off.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+
+from benchmarking.analysis.closed_loops import closed_loops
+from benchmarking.analysis.curve import LoadPoint
+from benchmarking.analysis.fit import Fit, fit_run
+from benchmarking.analysis.goodput import Slo
+from benchmarking.analysis.intervals import Interval, mean_within_run, over_repeats
+from benchmarking.analysis.latency import ITL, TTFT, mean_tokens, output_tokens, succeeded
+from benchmarking.analysis.predict import MAX_SCV, Optimizer, Prediction, request_shape
+from benchmarking.analysis.service_curve import ServiceCurve
+from benchmarking.errors import Unfit
+from benchmarking.records import Load, Run
+from lab.benches.loop.figures import (
+    MAX_HALF_WIDTH,
+    MAX_ITL_ERROR,
+    MAX_RATE_ERROR,
+    MAX_TTFT_ERROR,
+    NARROW_UP_TO,
+    Check,
+    Compared,
+    LoopResult,
+)
+from lab.benches.loop.moments import Ask, Fitter, Moments, fit_moments
+from lab.benches.loop.plan import LoopPlan, Rows
+from lab.benches.loop.speed_log import Reading, steps_course
+from lab.kit.moments import fit_drifting, fit_in_course
+
+At = tuple[LoadPoint, ServiceCurve]
+"""A row, and the curve of its moment."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """`readings`: what the server said of its steps meanwhile, if it does."""
+
+    run: Run
+    rows: Rows
+    readings: Sequence[Reading]
+
+
+@dataclass(frozen=True, slots=True)
+class Cuts:
+    """How a server cuts prompts to fit into its steps, which loops do not show."""
+
+    chunk_tokens: int | None = None
+    budget_tokens: int | None = None
+
+    def of(self, curve: ServiceCurve) -> ServiceCurve:
+        """Returns the curve of a server that cuts so."""
+        return replace(curve, chunk_tokens=self.chunk_tokens, budget_tokens=self.budget_tokens)
+
+
+NO_CUTS = Cuts()
+OTHERWISE = 1.05  # times as fast and as slow, to see what follows from the machine's speed
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """An optimizer, and the performance data it is asked about at any curve."""
+
+    optimizer: Optimizer
+    perf: Mapping[str, Any]
+
+    def of_requests(self, part: LoadPoint, curve: ServiceCurve) -> Prediction:
+        """Returns what it says of just the requests of a row. Raises OptimizerUnusable."""
+        shape = request_shape(part.measured)
+        return self.optimizer.replay(self._at(curve, shape), part, shape, curve.slowness)
+
+    def of_rate(self, part: LoadPoint, curve: ServiceCurve) -> Prediction:
+        """Returns what it says of the rate of a row, in the long run. Raises OptimizerUnusable."""
+        answered = succeeded(part.measured)
+        _, out_tokens = mean_tokens(answered)
+        lengths = [output_tokens(record) for record in answered]
+        spread = min(float(np.var(lengths)) / out_tokens**2, MAX_SCV)
+        shape = request_shape(answered)
+        return self.optimizer.analyze(self._at(curve, shape), shape, part.offered_per_s, spread)
+
+    def max_rate_per_s(self, like: LoadPoint, curve: ServiceCurve, slo: Slo) -> float | None:
+        """Returns the highest rate of such requests with means within `slo`."""
+        shape = request_shape(like.measured)
+        found = self.optimizer.max_rate(self._at(curve, shape), shape, slo)
+        return None if found is None else found.rate_per_s
+
+    def _at(self, curve: ServiceCurve, shape: tuple[int, int]) -> dict[str, Any]:
+        """With the same rows whatever the length of answers: of another `atTokens` the optimizer
+        would have more for shorter ones."""
+        _, out_tokens = shape
+        return {**self.perf, "atTokens": out_tokens, "serviceCurve": curve.as_json()}
+
+
+@dataclass(frozen=True, slots=True)
+class Fitted:
+    """What was learned of a server, and whom to ask what follows from it. `by_loops`: as of any
+    server; `moments`: by its own steps, where it counts them."""
+
+    fit: Fit
+    by_loops: Moments
+    moments: Moments
+    asked: Asked
+
+    def at_moments(self, points: Sequence[LoadPoint], moments: Moments | None = None) -> list[At]:
+        """Returns the rows with their curves; errors of the speed are those of a mean over them."""
+        moments = moments or self.moments
+        error = moments.speeds.error / len(points) ** 0.5
+        return [(point, replace(moments.at(point), speed_error=error)) for point in points]
+
+
+def fitted(plan: LoopPlan, measured: Measured, optimizer: Optimizer, cuts: Cuts) -> Fitted:
+    """Raises Unfit."""
+    rows = measured.rows
+    closed = rows.closed()
+    loops = closed_loops(closed, plan.places)
+    # More rows than a loop has users: none waits for one, also where steps are simulated slower.
+    perf = {
+        "name": plan.shape.model,
+        "acc": plan.accelerator,
+        "maxBatchSize": 2 * plan.places,
+    }
+    asked = Asked(optimizer, perf)
+
+    def moments(fit: Fitter) -> Moments | None:
+        loops = [*closed, *rows.volleys()]
+        return fit_moments(asked.of_requests, fit, cuts.of, loops, plan.places)
+
+    by_loops = moments(lambda outside: fit_drifting(loops, outside))
+    if by_loops is None:
+        raise Unfit("too few closed loops of different numbers of users were measured")
+    course = steps_course(measured.readings)
+    by_steps = course and moments(lambda outside: fit_in_course(loops, course, outside))
+    left_out = {*rows.checked, *rows.disturbed}
+    fit = fit_run(
+        measured.run,
+        plan.shape.model,
+        left_out=left_out,
+        max_batch_size=plan.places,
+        speed=by_loops.curve,
+    )
+    perf = fit.perf_data(plan.shape.model, plan.accelerator)
+    return Fitted(fit, by_loops, by_steps or by_loops, Asked(optimizer, perf))
+
+
+def prove(
+    plan: LoopPlan, measured: Measured, optimizer: Optimizer, cuts: Cuts = NO_CUTS
+) -> LoopResult:
+    """Raises Unfit and OptimizerUnusable."""
+    found = fitted(plan, measured, optimizer, cuts)
+    rows, asked = measured.rows, found.asked
+    of_load = _by_share(plan, rows)
+    of_moments = [(share, found.at_moments(parts)) for share, parts in of_load]
+    checks = [_check(asked.of_requests, *each) for each in of_moments]
+    of_loops = [
+        (share, found.at_moments(parts, found.by_loops))
+        for share, parts in (of_load if found.moments is not found.by_loops else [])
+    ]
+    rates = [_capacity(asked, found.at_moments(rows.crowds(plan)))]
+    middle = found.at_moments([part for _, parts in of_load[1:3] for part in parts])
+    if (within := _within_level(asked, checks, middle)) is not None:
+        rates.append(within)
+    return LoopResult(
+        fit=found.fit,
+        speeds=found.moments.speeds,
+        checks=tuple(checks),
+        ttft_per_speed=tuple(
+            fmean(_ttft_per_speed(asked.of_requests, *at) for at in moments)
+            for _, moments in of_moments
+        ),
+        by_rate=tuple(_check(asked.of_rate, *each) for each in of_moments),
+        by_loops=tuple(_check(asked.of_requests, *each) for each in of_loops),
+        rates=tuple(rates),
+        level=Slo(itl_ms=_level_ms(checks)),
+        num_rows=len(rows.points),
+        num_disturbed=len(rows.disturbed),
+    )
+
+
+def _by_share(plan: LoopPlan, rows: Rows) -> list[tuple[float, list[LoadPoint]]]:
+    """The rows of each load, with its share of the capacity; ascending."""
+    of_load: dict[Load, list[LoadPoint]] = {}
+    for row in rows.checked:
+        of_load.setdefault(rows.points[row].load, []).append(rows.points[row])
+    loads = sorted(of_load, key=lambda load: load.qps or 0.0)
+    return [(share, of_load[load]) for share, load in zip(plan.check_shares, loads, strict=False)]
+
+
+def _check(ask: Ask, share: float, moments: Sequence[At]) -> Check:
+    said = [ask(*at) for at in moments]
+    parts = [part for part, _ in moments]
+    weights = [float(len(part.measured)) for part in parts]
+    records = [record for part in parts for record in part.measured]
+    seconds = [part.to_s - part.from_s for part in parts]
+    width = MAX_HALF_WIDTH if share <= NARROW_UP_TO else None
+
+    def compared(name: str, allowed: float, measured: Interval) -> Compared:
+        values = [getattr(one, f"{name.lower()}_ms") for one in said]
+        bounds = [getattr(one, f"{name.lower()}_bounds_ms") for one in said]
+        low_high = None
+        if None not in bounds:
+            low, high = (fmean(side, weights) for side in zip(*bounds, strict=True))
+            low_high = (low, high)
+        return Compared(f"{name}, ms", fmean(values, weights), low_high, measured, allowed, width)
+
+    served = [_answered_per_s(one, part) for one, part in zip(said, parts, strict=True)]
+    answered = over_repeats([part.throughput_per_s for part in parts])
+    return Check(
+        share=share,
+        rate_per_s=fmean([part.offered_per_s for part in parts], seconds),
+        methods=tuple(sorted({one.method or "lines" for one in said})),
+        ttft=compared("TTFT", MAX_TTFT_ERROR, mean_within_run(TTFT.values(records))),
+        itl=compared("ITL", MAX_ITL_ERROR, mean_within_run(ITL.values(records))),
+        answered=Compared("answered, requests/s", fmean(served), None, answered, MAX_RATE_ERROR),
+    )
+
+
+def _answered_per_s(said: Prediction, part: LoadPoint) -> float:
+    """Returns how many requests of a row would end a second while its load was held, as
+    `throughput_per_s` counts them, if each took the mean time that is predicted."""
+    ended = sum(
+        part.from_s
+        <= record.scheduled_s + (said.ttft_ms + said.itl_ms * (output_tokens(record) - 1)) / 1000
+        < part.to_s
+        for record in succeeded(part.all_records)
+    )
+    return min(ended / (part.to_s - part.from_s), said.max_rate_per_s)
+
+
+def _ttft_per_speed(ask: Ask, part: LoadPoint, curve: ServiceCurve) -> float:
+    """Returns the elasticity of TTFT with regard to all times of the curve."""
+    slow, fast = (
+        ask(part, curve.exact().at_speed(slowness, 0.0)).ttft_ms
+        for slowness in (OTHERWISE, 1 / OTHERWISE)
+    )
+    return math.log(slow / fast) / (2 * math.log(OTHERWISE))
+
+
+def _capacity(asked: Asked, crowds: Sequence[At]) -> Compared:
+    predicted = [asked.max_rate_per_s(point, curve, Slo()) or 0.0 for point, curve in crowds]
+    loops = closed_loops([point for point, _ in crowds], None)
+    measured = over_repeats([loop.rate_per_s for loop in loops])
+    return Compared("capacity, requests/s", fmean(predicted), None, measured, MAX_RATE_ERROR)
+
+
+def _within_level(asked: Asked, checks: Sequence[Check], middle: Sequence[At]) -> Compared | None:
+    """The highest rate that keeps the mean ITL at a level between those of the `middle` checks."""
+    level_ms = _level_ms(checks)
+    points = [(check.rate_per_s, check.itl.measured.value) for check in checks]
+    crossed_per_s = crossing_per_s(points, level_ms)
+    slo = Slo(itl_ms=level_ms)
+    rates = [rate for at in middle if (rate := asked.max_rate_per_s(*at, slo)) is not None]
+    if crossed_per_s is None or not rates:
+        return None
+    measured = Interval(crossed_per_s, -np.inf, np.inf)
+    name = f"requests/s with mean ITL ≤ {level_ms:.2f} ms"
+    return Compared(name, fmean(rates), None, measured, MAX_RATE_ERROR)
+
+
+def _level_ms(checks: Sequence[Check]) -> float:
+    return fmean(check.itl.measured.value for check in checks[1:3])
+
+
+def crossing_per_s(points: Iterable[tuple[float, float]], level: float) -> float | None:
+    """The rate at which a mean crosses its level, on straight lines between points of (rate, mean).
+
+    None where all are above it, or all below."""
+    for (low, below), (high, above) in pairwise(sorted(points)):
+        if below <= level < above:
+            return low + (high - low) * (level - below) / (above - below)
+    return None

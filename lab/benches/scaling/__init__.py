@@ -1,0 +1,1 @@
+"""A day of a cluster's controller."""

@@ -1,0 +1,289 @@
+"""Replicas of a virtual day: an Actuator, and counters as their /metrics would have.
+
+A replica behaves as the optimizer's queue model says, in steady state at its share of the load;
+what is beyond all that a server's replicas can do waits, and is served first come first served.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from cluster.controller.counters import Counters
+from cluster.controller.pages import Readings
+from cluster.replicas import Group, Outcome, Replica, State
+from lab.benches.scaling.day import STEP_S, Day, Json
+from optimizer.model.latency import PhaseModel
+from optimizer.model.queueing import Replica as Queue
+from optimizer.model.queueing import analyze
+
+START_S, DRAIN_S = 90.0, 60.0
+HIGHEST = 0.98  # of what a replica can do: beyond that, requests wait for the server
+GRID = np.linspace(1e-6, HIGHEST, 100)
+QUEUE = 10  # places to wait, by rows; as the optimizer has it
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A replica by its rate, at equal distances from 0 to almost `most` requests a second."""
+
+    most: float
+    ttft_ms: tuple[float, ...]
+    itl_ms: tuple[float, ...]
+    present: tuple[float, ...]
+
+    def at(self, rate: float) -> tuple[float, float, float]:
+        """TTFT, ITL and how many requests are there."""
+        place = min(rate / self.most / HIGHEST, 1.0) * (len(GRID) - 1)
+        low = min(int(place), len(GRID) - 2)
+        part = place - low
+        ttft_ms, itl_ms, present = (
+            column[low] + part * (column[low + 1] - column[low])
+            for column in (self.ttft_ms, self.itl_ms, self.present)
+        )
+        return ttft_ms, itl_ms, present
+
+
+@dataclass(slots=True)
+class _Replica:
+    name: str
+    group: Group
+    ready_s: float
+    ends_s: float | None = None
+    counters: Counters = field(default_factory=lambda: Counters(0.0))
+
+
+@dataclass(slots=True)
+class Totals:
+    """Of a day."""
+
+    requests: float = 0.0
+    within: float = 0.0  # levels
+    cost_cents: float = 0.0
+    started: int = 0
+    most_replicas: int = 0
+    replica_s: float = 0.0
+
+
+class Fleet:
+    """Actuator and Reader over virtual time."""
+
+    def __init__(self, day: Day, seed: int) -> None:
+        self._day, self._rng = day, np.random.default_rng(seed)
+        self._system = day.document["system"]
+        servers = self._system["serverData"]["servers"]
+        self._specs = {each["name"]: each for each in servers}
+        self._levels = {each["name"]: self._levels_of(each) for each in servers}
+        self._costs = {
+            a["name"]: a["cost"] for a in self._system["acceleratorData"]["accelerators"]
+        }
+        self._tables: dict[Group, Table] = {}
+        self._replicas: dict[str, _Replica] = {}
+        self._backlog: dict[str, float] = defaultdict(float)
+        self._since: dict[Group, Counters] = {}  # what a replica of it has had since the last read
+        self._present: dict[Group, float] = {}
+        self._number = 0
+        self._ready: dict[str, dict[Group, int]] = {}
+        self._cost_per_hour = 0.0
+        self._stale_s = 0.0  # when these two are to be counted again
+        self.now_s = 0.0
+        self.totals = Totals()
+
+    # Actuator
+
+    def replicas(self) -> Sequence[Replica]:
+        return [
+            Replica(each.name, each.group, self._state(each), f"http://{each.name}")
+            for each in self._replicas.values()
+        ]
+
+    def start(self, group: Group, count: int) -> Outcome:
+        there = sum(r.group == group and r.ends_s is None for r in self._replicas.values())
+        started = []
+        for _ in range(count - there):
+            self._number += 1
+            name = f"{group.server}-{self._number:06}"
+            # It sorts behind those before it: names are in the order of their starts.
+            self._replicas[name] = _Replica(name, group, self.now_s + START_S)
+            started.append(name)
+        self.totals.started += len(started)
+        self._stale_s = 0.0
+        return Outcome(started=tuple(started))
+
+    def stop(self, group: Group, count: int) -> Outcome:
+        there = [r for r in self._replicas.values() if r.group == group and r.ends_s is None]
+        going = sorted(there, key=lambda each: -each.ready_s)[: max(len(there) - count, 0)]
+        for each in going:
+            each.ends_s = self.now_s + DRAIN_S
+            self._stale_s = 0.0
+        return Outcome(stopped=tuple(each.name for each in going))
+
+    def close(self) -> None: ...
+
+    # Reader
+
+    def read(self, replicas: Sequence[Replica]) -> Readings:
+        found = {}
+        for each in self._replicas.values():
+            more = self._since.get(each.group)
+            if each.ends_s is None and each.ready_s <= self.now_s and more is not None:
+                each.counters = _added(each.counters, more, self._present.get(each.group, 0.0))
+            if each.ready_s <= self.now_s:
+                found[each.name] = _at(each.counters, self.now_s)
+        self._since = {}
+        return {each.name: found[each.name] for each in replicas if each.name in found}
+
+    def waiting_at_door(self) -> float:
+        return 0.0
+
+    # The day
+
+    def warm(self) -> None:
+        """All that start are ready, and what it took is not counted."""
+        for each in self._replicas.values():
+            each.ready_s = self.now_s
+        self._stale_s = 0.0
+        self.totals = Totals()
+
+    def ready(self, group: Group) -> int:
+        """How many are, as of the step before."""
+        return self._ready.get(group.server, {}).get(group, 0)
+
+    def utilization(self, server: str) -> float:
+        """Rows that were busy, of those ready, in the step before."""
+        ready = self._ready.get(server, {})
+        rows = sum(count * group.user_rows for group, count in ready.items())
+        busy = sum(count * self._present.get(group, 0.0) for group, count in ready.items())
+        return min(busy / rows, 1.0) if rows else 1.0
+
+    def step(self, number: int) -> None:
+        """Let requests come for STEP_S seconds, and let them be served."""
+        self.now_s = (number + 1) * STEP_S
+        if self.now_s >= self._stale_s:
+            self._count_replicas()
+        self.totals.cost_cents += self._cost_per_hour * STEP_S / 3600
+        self.totals.replica_s += STEP_S * len(self._replicas)
+        self.totals.most_replicas = max(self.totals.most_replicas, len(self._replicas))
+        for index, name in enumerate(self._day.names):
+            self._serve(name, float(self._day.rates[index, number]), self._ready.get(name, {}))
+
+    def _count_replicas(self) -> None:
+        """Who is gone, who is ready, what they cost, and until when that is so."""
+        self._replicas = {
+            name: each
+            for name, each in self._replicas.items()
+            if each.ends_s is None or each.ends_s > self.now_s
+        }
+        self._ready = defaultdict(lambda: defaultdict(int))
+        self._stale_s, self._cost_per_hour = math.inf, 0.0
+        for each in self._replicas.values():
+            self._cost_per_hour += self._costs[each.group.accelerator]
+            if each.ends_s is not None:
+                self._stale_s = min(self._stale_s, each.ends_s)
+            elif each.ready_s <= self.now_s:
+                self._ready[each.group.server][each.group] += 1
+            else:
+                self._stale_s = min(self._stale_s, each.ready_s)
+
+    def _serve(self, name: str, rate: float, ready: Mapping[Group, int]) -> None:
+        arrived = rate * STEP_S
+        self.totals.requests += arrived
+        able = sum(count * self._table(group).most for group, count in ready.items())
+        if not able:
+            self._backlog[name] += arrived
+            return
+        waiting = self._backlog[name] + arrived
+        served = min(waiting, able * STEP_S)
+        self._backlog[name] = waiting - served
+        # A count is random, what it is a count of is not.
+        seen = served + self._rng.poisson(arrived) - arrived
+        level_ttft_ms, level_itl_ms = self._levels[name]
+        wait_ms = 1000 * self._backlog[name] / able
+        for group, count in ready.items():
+            table = self._table(group)
+            share = count * table.most / able
+            ttft_ms, itl_ms, present = table.at(served * share / STEP_S / count)
+            if ttft_ms + wait_ms <= level_ttft_ms and itl_ms <= level_itl_ms:
+                self.totals.within += arrived * share
+            self._present[group] = present + self._backlog[name] * share / count
+            self._count(group, max(seen * share / count, 0.0), ttft_ms + wait_ms, itl_ms)
+
+    def _count(self, group: Group, ended: float, ttft_ms: float, itl_ms: float) -> None:
+        load = self._specs[group.server]["currentAlloc"]["load"]
+        gaps = ended * (load["avgOutTokens"] - 1)
+        more = Counters(
+            0.0,
+            ended=ended,
+            prompt_tokens=ended * load["avgInTokens"],
+            completion_tokens=ended * load["avgOutTokens"],
+            ttft_s=ended * ttft_ms / 1000,
+            ttft_count=ended,
+            itl_s=gaps * itl_ms / 1000,
+            itl_count=gaps,
+        )
+        before = self._since.get(group)
+        self._since[group] = more if before is None else _added(before, more, 0.0)
+
+    def _state(self, each: _Replica) -> State:
+        if each.ends_s is not None:
+            return State.DRAINING
+        return State.READY if each.ready_s <= self.now_s else State.STARTING
+
+    def _levels_of(self, server: Json) -> tuple[float, float]:
+        classes = self._system["serviceClassData"]["serviceClasses"]
+        targets = next(c for c in classes if c["name"] == server["class"])["modelTargets"]
+        target = next(t for t in targets if t["model"] == server["model"])
+        return target["slo-ttft"], target["slo-itl"]
+
+    def _table(self, group: Group) -> Table:
+        if group not in self._tables:
+            model = self._specs[group.server]["model"]
+            perf = next(
+                each
+                for each in self._system["modelData"]["models"]
+                if (each["name"], each["acc"]) == (model, group.accelerator)
+            )
+            load = self._specs[group.server]["currentAlloc"]["load"]
+            self._tables[group] = _table(perf, load, group.user_rows)
+        return self._tables[group]
+
+
+def _table(perf: Json, load: Json, rows: int) -> Table:
+    values = (
+        *perf["decodeParms"].values(), *perf["prefillParms"].values(),
+        load["avgInTokens"], load["avgOutTokens"],
+    )  # fmt: skip
+    model = PhaseModel(*(np.full(len(GRID), float(value)) for value in values))
+    queue = Queue(model, np.full(len(GRID), rows), np.full(len(GRID), QUEUE * rows))
+    most_per_ms = queue.max_rate_per_ms()
+    found = analyze(queue, GRID * most_per_ms)
+    waiting = GRID * most_per_ms * found.occupancy.wait_ms
+    return Table(
+        float(1000 * most_per_ms[0]),
+        tuple(found.latency.ttft_ms.tolist()),
+        tuple(found.latency.itl_ms.tolist()),
+        tuple((found.occupancy.in_service + waiting).tolist()),
+    )
+
+
+def _added(before: Counters, more: Counters, present: float) -> Counters:
+    return Counters(
+        before.at_s,
+        before.ended + more.ended,
+        before.prompt_tokens + more.prompt_tokens,
+        before.completion_tokens + more.completion_tokens,
+        before.ttft_s + more.ttft_s,
+        before.ttft_count + more.ttft_count,
+        before.itl_s + more.itl_s,
+        before.itl_count + more.itl_count,
+        running=present,
+    )
+
+
+def _at(counters: Counters, at_s: float) -> Counters:
+    return Counters(
+        at_s, counters.ended, counters.prompt_tokens, counters.completion_tokens, counters.ttft_s,
+        counters.ttft_count, counters.itl_s, counters.itl_count, counters.running,
+    )  # fmt: skip

@@ -1,0 +1,1 @@
+"""A server's throughput, other engines', and the client that measures them."""

@@ -1,0 +1,202 @@
+"""`make bench-peers`: our server beside the best public ones, in turn, on the same prompts.
+
+Installs the peers, makes the same model of random weights in everybody's format, and lets all
+contestants answer the same loads one after the other, A B A B. Ours is the real server over HTTP;
+the peers are driven without one. Tokens/s are all new tokens, from the first request to the last
+token, prefill included. Time it alone: nothing else may use the cores.
+
+Results gather in var/bench/peers.json, so that a run of some cells completes an earlier one.
+"""
+
+import argparse
+import random
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from benchmarking.machine import describe_machine
+from benchmarking.peers import report as peer_report
+from benchmarking.peers.contest import Contestant, Prompts, hearth, peer
+from benchmarking.peers.install import (
+    LLAMA_CPP,
+    OPENVINO,
+    RECIPES,
+    VLLM,
+    NotInstalled,
+    Recipe,
+    install,
+)
+from benchmarking.peers.models import gguf_model, openvino_model, random_model
+from benchmarking.peers.report import Cell, Measurement
+from inference_api.engine.hardware import physical_cores
+from inference_api.kernels.packing import CACHE_BYTES
+from scripts.make_random_model import SHAPES
+
+GGUF_TYPES = {"int8": "Q8_0", "int4": "Q4_0"}
+BYTE_IDS = 256  # the ids of the model's tokenizer that are text
+MOST_IDLE_SHARE = 0.02  # of the time of a run, that those who wait may take
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """The requests of every user, sent `rounds` times in a row."""
+
+    name: str
+    users: int
+    prompt_tokens: int
+    max_tokens: int
+    rounds: int = 1
+
+    def prompts(self, seed: int) -> Prompts:
+        """Random ids, different for every request and every `seed`: no cache of prefixes helps."""
+        draw = random.Random(f"{self.name} {seed}").choices
+        ids = range(BYTE_IDS)
+        return [
+            [draw(ids, k=self.prompt_tokens) for _ in range(self.rounds)] for _ in range(self.users)
+        ]
+
+    @property
+    def counted_tokens(self) -> int:
+        """Tokens that tokens/s counts: new ones, or those of the prompts where only one is new."""
+        each = self.prompt_tokens if self.max_tokens == 1 else self.max_tokens
+        return self.users * self.rounds * each
+
+
+LOADS = {
+    "1": Load("1 user", 1, 128, 64, rounds=3),
+    "8": Load("8 users", 8, 128, 64),
+    "32": Load("32 users", 32, 128, 64),
+    "prefill": Load("prefill of 1,024", 1, 1024, 1, rounds=2),
+    "long": Load("32 users, 1,500 in", 32, 1500, 64),
+}
+# Our server without quantisation, for --own.
+OWN: dict[str, dict[str, str]] = {
+    "bfloat16": {"DTYPE": "bfloat16"},
+    "float32": {"DTYPE": "float32"},
+    "float32 by torch": {"KERNELS": "false"},
+}
+
+
+def main() -> None:
+    arguments = _arguments()
+    if arguments.publish:
+        peer_report.publish()
+        return
+    print(describe_machine("torch", "gunicorn"))
+    recipes = list(_installed(arguments.peers))
+    loads = [LOADS[name] for name in arguments.loads]
+    # Ends by SIGTERM as by Ctrl-C: the servers that were started end too.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    for model in arguments.models:
+        for quantization in arguments.quantizations:
+            with TemporaryDirectory() as logs, ExitStack() as stack:
+                contestants = [
+                    stack.enter_context(each)
+                    for each in _contestants(
+                        model, quantization, recipes, loads, Path(logs), arguments
+                    )
+                ]
+                for load in loads:
+                    times = 1 if load.name == LOADS["long"].name else arguments.times
+                    cell = Cell(model, _form(quantization, arguments), load.name)
+                    measured = _measure(contestants, load, times)
+                    print(peer_report.keep(cell, describe_machine("torch"), measured), flush=True)
+    print(peer_report.table())
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Measure our server beside the best public ones.")
+    parser.add_argument("--models", nargs="+", choices=SHAPES, default=list(SHAPES))
+    parser.add_argument("--quantizations", nargs="+", choices=GGUF_TYPES, default=list(GGUF_TYPES))
+    parser.add_argument(
+        "--loads",
+        nargs="+",
+        choices=LOADS,
+        default=["1", "8", "32", "prefill"],
+        help="users or kind",
+    )
+    parser.add_argument("--peers", nargs="*", choices=RECIPES, default=list(RECIPES))
+    parser.add_argument(
+        "--llama-options", default="", help='of benchmarking.peers.llama_cpp, "--flash 1" say'
+    )
+    parser.add_argument("--times", type=int, default=3, help="alternations (of long: one)")
+    parser.add_argument("--own", action="store_true", help=f"ours as {', '.join(OWN)} takes part")
+    parser.add_argument(
+        "--kv-cache-dtype", choices=("auto", *CACHE_BYTES), default="auto", help="of ours"
+    )
+    parser.add_argument("--publish", action="store_true", help="only write what is kept to docs/")
+    return parser.parse_args()
+
+
+def _installed(names: Sequence[str]) -> Iterator[Recipe]:
+    for name in names:
+        try:
+            print(f"{name}: {install(RECIPES[name])}", flush=True)
+            yield RECIPES[name]
+        except NotInstalled as error:
+            print(f"{name} is left out, it does not install: {error}", flush=True)
+
+
+def _contestants(
+    model: str,
+    quantization: str,
+    recipes: Sequence[Recipe],
+    loads: Sequence[Load],
+    logs: Path,
+    arguments: argparse.Namespace,
+) -> Iterator[AbstractContextManager[Contestant]]:
+    users = max(load.users for load in loads)
+    longest = max(load.prompt_tokens + load.max_tokens for load in loads)
+    context = -(-longest // 64) * 64
+    threads = str(physical_cores())
+    sizes = ("--users", str(users), "--context", str(context))
+    folder = random_model(model)
+    size = (folder, users, context)
+    ours = {"QUANTIZATION": quantization, "KV_CACHE_DTYPE": arguments.kv_cache_dtype}
+    yield hearth(_form(quantization, arguments), *size, logs / "ours", ours)
+    if arguments.own:
+        for name, settings in OWN.items():
+            yield hearth(name, *size, logs / name, settings)
+    if LLAMA_CPP in recipes:
+        gguf_type = GGUF_TYPES[quantization]
+        file = str(gguf_model(folder, gguf_type))
+        flags = [*sizes, "--threads", threads, *arguments.llama_options.split()]
+        yield peer(f"llama.cpp {gguf_type}", LLAMA_CPP, [file, *flags], logs / "llama.cpp")
+    if OPENVINO in recipes:
+        exported = str(openvino_model(folder, quantization))
+        yield peer(
+            f"OpenVINO {quantization}",
+            OPENVINO,
+            [exported, "--threads", threads],
+            logs / "openvino",
+        )
+    if VLLM in recipes:
+        yield peer("vLLM bfloat16", VLLM, [str(folder), *sizes], logs / "vllm")
+
+
+def _form(quantization: str, arguments: argparse.Namespace) -> str:
+    """Our weights' type and, where it is not the default for them, our KV cache's."""
+    cache = arguments.kv_cache_dtype
+    return quantization if cache == "auto" else f"{quantization}, KV cache {cache}"
+
+
+def _measure(contestants: Sequence[Contestant], load: Load, times: int) -> list[Measurement]:
+    """In turn, `times` times; each has run a little before, so that all is in memory."""
+    rates: dict[str, list[float]] = {each.name: [] for each in contestants}
+    for each in contestants:
+        each.run([[list(range(16))]] * load.users, 2)
+    for turn in range(times):
+        prompts = load.prompts(turn)
+        for each in contestants:
+            others = [other for other in contestants if other is not each]
+            before_s = sum(other.cpu_s() for other in others)
+            seconds = each.run(prompts, load.max_tokens)
+            others_s = sum(other.cpu_s() for other in others) - before_s
+            if others_s > MOST_IDLE_SHARE * seconds:
+                print(f"not quiet: others took {others_s:.2f} s in {seconds:.2f} s of {each.name}")
+            rates[each.name].append(load.counted_tokens / seconds)
+    return [Measurement(each.name, each.about, rates[each.name]) for each in contestants]

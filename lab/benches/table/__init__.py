@@ -1,0 +1,1 @@
+"""Every way to decode, beside other engines, on ordinary prompts."""

@@ -1,0 +1,1 @@
+"""Plans held against the truth: real loads, and simulated servers."""

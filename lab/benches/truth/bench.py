@@ -1,0 +1,198 @@
+"""`make bench-truth`: the optimizer's simulator beside the real server, under random loads.
+
+    python -m lab.benches truth [--model tiny|smollm2|llama] [--loads 20] [--seed 1]
+
+Rates, lengths, how these spread and how bursty arrivals are, all are drawn at random. The service
+curve is fitted to closed loops measured in turn with the loads, as `bench-loop` does; then the
+optimizer is asked over HTTP to simulate just the requests that came, at the speed of the moment.
+Printed is its mean TTFT and ITL beside those measured, of every load. ITL is a mean over tokens. It
+ends with 1 when one is off by more than 10 %, with 2 when there is nothing to compare.
+"""
+
+import argparse
+import math
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from random import Random
+from threading import Event
+
+import numpy as np
+
+from benchmarking.analysis.curve import LoadPoint
+from benchmarking.analysis.latency import TTFT, output_tokens, succeeded
+from benchmarking.analysis.predict import Optimizer
+from benchmarking.analysis.service_curve import ServiceCurve
+from benchmarking.commands.command_line import FAILURES, OK, UNUSABLE
+from benchmarking.errors import BenchmarkError
+from benchmarking.machine import describe_machine
+from benchmarking.records import Load
+from benchmarking.rows.driver import Driver, new_run_folder
+from benchmarking.rows.row_runner import Origin, RowOptions, RowRunner
+from lab.benches.loop.bench import add_server_options, measure, plan_for, server_of
+from lab.benches.loop.plan import LoopPlan, measure_in_turn
+from lab.benches.loop.proof import Asked, fitted
+from lab.benches.loop.servers import Checked, optimizer
+from lab.kit.moments import SpeedOfMoments
+from lab.kit.servers import ROOT, exit_on_sigterm
+
+RESULTS = ROOT / "var" / "bench" / "truth"
+ALLOWED = 0.10
+SHARES = (0.2, 0.8)  # of about the capacity
+LENGTHS = (0.5, 1.5)  # mean tokens over those that are usual
+SPREADS = (0.0, 0.25, 1.0)  # of lengths
+BURSTS = (0.5, 1.0, 2.0, 4.0)  # spreads of waits
+PROMPT_TOKEN = 0.3  # of the time of an output token, about, to find the capacity of a shape
+IN_A_ROUND = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Simulated:
+    """A load: TTFT and ITL in ms, simulated, as (low, value, high), and measured."""
+
+    load: Load
+    method: str
+    ttft_ms: tuple[float, float, float]
+    itl_ms: tuple[float, float, float]
+    measured_ttft_ms: float
+    measured_itl_ms: float
+
+    @property
+    def errors(self) -> tuple[float, float]:
+        """Of TTFT and ITL, relative to what was measured."""
+        return (
+            self.ttft_ms[1] / self.measured_ttft_ms - 1,
+            self.itl_ms[1] / self.measured_itl_ms - 1,
+        )
+
+
+def random_loads(plan: LoopPlan, count: int, capacity_per_s: float) -> list[Load]:
+    """Loads of `plan.check_s` each, at shares of about the capacity of their own shape."""
+    rng = Random(f"{plan.seed} loads")
+    usual = plan.shape
+    loads = []
+    for _ in range(count):
+        shape = replace(
+            usual,
+            input_tokens=round(usual.input_tokens * rng.uniform(*LENGTHS)),
+            output_tokens=round(usual.output_tokens * rng.uniform(*LENGTHS)),
+        )
+        capacity = capacity_per_s * _work(usual.input_tokens, usual.output_tokens)
+        capacity /= _work(shape.input_tokens, shape.output_tokens)
+        load = shape.at_rate(rng.uniform(*SHARES) * capacity, plan.check_s)
+        loads.append(
+            replace(
+                load,
+                input_scv=rng.choice(SPREADS),
+                output_scv=rng.choice(SPREADS),
+                arrival_scv=rng.choice(BURSTS),
+            )
+        )
+    return loads
+
+
+def _work(input_tokens: int, output_tokens: int) -> float:
+    return PROMPT_TOKEN * input_tokens + output_tokens
+
+
+def rounds_of(loads: Sequence[Load]) -> list[Sequence[Load]]:
+    return [loads[start : start + IN_A_ROUND] for start in range(0, len(loads), IN_A_ROUND)]
+
+
+def simulated(asked: Asked, point: LoadPoint, curve: ServiceCurve) -> Simulated:
+    """Raises OptimizerUnusable."""
+    said = asked.of_requests(point, curve)
+    answered = succeeded(point.measured)
+    gaps = [output_tokens(record) - 1 for record in answered]
+    decode_s = [record.chunk_s[-1] - record.chunk_s[0] for record in answered]
+    ttft_low, ttft_high = said.ttft_bounds_ms or (math.nan, math.nan)
+    itl_low, itl_high = said.itl_bounds_ms or (math.nan, math.nan)
+    return Simulated(
+        load=point.load,
+        method=said.method or "lines",
+        ttft_ms=(ttft_low, said.ttft_ms, ttft_high),
+        itl_ms=(itl_low, said.itl_ms, itl_high),
+        measured_ttft_ms=float(np.mean(TTFT.values(point.measured))),
+        measured_itl_ms=1000 * sum(decode_s) / sum(gaps),
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Check the simulator against a server.")
+    add_server_options(parser)
+    parser.add_argument("--loads", type=int, default=20)
+    parser.add_argument("--load-seconds", type=float, default=8.0, help="of each load")
+    parser.add_argument("--closed-seconds", type=float, default=1.5, help="of each closed loop")
+    parser.add_argument("--seed", type=int, default=1)
+    given = parser.parse_args()
+    exit_on_sigterm()
+    try:
+        with server_of(given) as server, optimizer() as asked:
+            plan = plan_for(given, server, given.seed, given.load_seconds)
+            found, speeds, where = run_truth(server, plan, given.loads, asked)
+    except BenchmarkError as error:
+        print(f"bench-truth: {error}", file=sys.stderr)
+        sys.exit(UNUSABLE)
+    text = "\n".join([describe_machine("torch", "gunicorn", "numpy"), "", *lines(found, speeds)])
+    (where / "truth.md").write_text(f"{text}\n", encoding="utf-8")
+    print(f"\n{text}\n\nthis table and raw files in {where}")
+    sys.exit(FAILURES if any(is_missed(one) for one in found) else OK)
+
+
+def run_truth(
+    server: Checked, plan: LoopPlan, num_loads: int, asked: Optimizer, results: Path = RESULTS
+) -> tuple[list[Simulated], SpeedOfMoments, Path]:
+    """Every load simulated and measured, how the machine's speed moved, and the run's folder."""
+    options = RowOptions(tokenizer=server.tokenizer, seed=plan.seed)
+    origin = Origin.now()
+    runner = RowRunner(server.target, options, origin)
+    folder = new_run_folder(results, runner, sys.argv, {})
+    driver = Driver(runner, folder, Event(), print)
+
+    def loads(capacity_per_s: float) -> list[tuple[Load, bool]]:
+        return plan.in_turn(rounds_of(random_loads(plan, num_loads, capacity_per_s)))
+
+    measured = measure(server, measure_in_turn(plan, loads), driver, origin)
+    folder.finish()
+    known = fitted(plan, measured, asked, server.cuts())
+    points = [measured.rows.points[row] for row in measured.rows.checked]
+    found = [simulated(known.asked, *known.at_moments([point])[0]) for point in points]
+    return found, known.moments.speeds, folder.folder
+
+
+def is_missed(one: Simulated) -> bool:
+    return any(abs(error) > ALLOWED for error in one.errors)
+
+
+def lines(found: Sequence[Simulated], speeds: SpeedOfMoments) -> Iterator[str]:
+    """A row for each load; errors are (simulated - measured) / measured."""
+    yield f"- {speeds.line()}"
+    yield ""
+    yield (
+        "| requests/s | spread of waits | prompts, spread | answers, spread | TTFT, ms "
+        "| measured | error | ITL, ms | measured | error |"
+    )
+    yield "|" + "---|" * 10
+    for one in found:
+        load = one.load
+        ttft_error, itl_error = one.errors
+        yield (
+            f"| {load.qps:.2f} | {load.arrival_scv:g} | {load.input_tokens}, {load.input_scv:g} "
+            f"| {load.output_tokens}, {load.output_scv:g} "
+            f"| {_interval(one.ttft_ms)} | {one.measured_ttft_ms:.4g} | {ttft_error:+.1%} "
+            f"| {_interval(one.itl_ms)} | {one.measured_itl_ms:.4g} | {itl_error:+.1%} |"
+        )
+    yield ""
+    for name, which in (("TTFT", 0), ("ITL", 1)):
+        sizes = [abs(one.errors[which]) for one in found]
+        within = sum(size <= ALLOWED for size in sizes)
+        yield (
+            f"{name}: median error {np.median(sizes):.1%}, {within} of {len(sizes)} within "
+            f"{ALLOWED:.0%}."
+        )
+
+
+def _interval(bounds: tuple[float, float, float]) -> str:
+    low, value, high = bounds
+    return f"{value:.4g} [{low:.4g}, {high:.4g}]"

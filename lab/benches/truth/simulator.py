@@ -1,0 +1,193 @@
+"""The optimizer's chain beside the token-level simulation, on random systems.
+
+    python -m lab.benches simulator [--systems 200] [--requests 60000] [--seed 1]
+
+Every system has a service curve, a batch, a shape of requests, a spread of output lengths and a
+load below 90 % of its own. Printed is how far the chain is off, in mean TTFT, mean ITL and
+throughput: where it answers by itself (`method: auto`), and, for half as many, where it would have
+left the answer to the simulation. A figure counts as beyond 5 % only where the simulation's own
+95 % interval says so; systems that it cannot tell yet are simulated with ever more requests. Ends
+with 1 where any system of the first kind is beyond. The numbers do not depend on the machine.
+"""
+
+import argparse
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from optimizer.model.curve_chain import CurveReplica
+from optimizer.model.curve_rates import Shape
+from optimizer.model.step_curve import NO_LIMIT, Points, StepCurve
+from optimizer.simulation.estimate import Mean, estimate
+from optimizer.simulation.server import Server
+from optimizer.simulation.traffic import Traffic
+
+ALLOWED = 0.05
+MORE, MOST = 4, 16  # times the requests, where the simulation cannot tell yet
+ROWS = (1, 2, 4, 8, 16, 32, 64)
+SPREADS = (0.0, 0.25, 1.0, 1.5)
+
+Rng = np.random.Generator
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """One system under load."""
+
+    replica: CurveReplica
+    rate_per_ms: float
+
+    @property
+    def load(self) -> float:
+        return self.rate_per_ms / self.replica.max_rate_per_ms
+
+    def __str__(self) -> str:
+        one, shape = self.replica, self.replica.shape
+        return (
+            f"{one.max_batch} rows, {shape.in_tokens:g} + {shape.out_tokens:g} tokens, "
+            f"spread {one.out_scv:g}, load {self.load:.2f}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Error:
+    """Of the chain, relative, and the half width of the simulation's interval, relative too."""
+
+    value: float
+    uncertain: float
+
+    @property
+    def is_beyond(self) -> bool:
+        return abs(self.value) - self.uncertain > ALLOWED
+
+    @property
+    def is_open(self) -> bool:
+        return not self.is_beyond and abs(self.value) > ALLOWED
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    system: Loaded
+    ttft: Error
+    itl: Error
+    rate: Error
+
+    @property
+    def errors(self) -> tuple[Error, Error, Error]:
+        return self.ttft, self.itl, self.rate
+
+    @property
+    def is_beyond(self) -> bool:
+        return any(error.is_beyond for error in self.errors)
+
+
+def random_systems(seed: int) -> Iterator[Loaded]:
+    """Yields systems without end: step times that bend, budgets or none, lengths log-uniform."""
+    rng = np.random.default_rng(seed)
+    while True:
+        one = _random_replica(rng)
+        yield Loaded(one, float(rng.uniform(0.1, 0.9)) * one.max_rate_per_ms)
+
+
+def _random_replica(rng: Rng) -> CurveReplica:
+    rows = round(_between(rng, 1, 64))
+    first_ms = _between(rng, 1, 30)
+    slope_ms, bend = first_ms * _between(rng, 0.005, 0.5), _between(rng, 1, 32)
+    ms = tuple(first_ms + slope_ms * (max(n - bend, 0.0) + 0.1 * n) for n in ROWS)
+    is_compute_bound = rng.random() < 0.5
+    token_ms = (
+        slope_ms * _between(rng, 0.05, 1.0)
+        if is_compute_bound
+        else first_ms * _between(rng, 0.0005, 0.02)
+    )
+    chunk = float(round(_between(rng, 128, 4096)))
+    has_budget = rng.random() < 0.5
+    budget = float(round(rows * _between(rng, 1.2, 4) + _between(rng, 16, 512)))
+    curve = StepCurve(
+        Points(tuple(float(n) for n in ROWS), ms, (0.0,) * len(ROWS)),
+        Points((1.0,), (token_ms,), (0.0,)),
+        chunk,
+        budget if has_budget else NO_LIMIT,
+    )
+    shape = Shape(int(_between(rng, 8, 2000)), int(_between(rng, 8, 512)))
+    return CurveReplica(curve, shape, float(rng.choice(SPREADS)), rows, 10 * rows)
+
+
+def _between(rng: Rng, low: float, high: float) -> float:
+    return float(np.exp(rng.uniform(np.log(low), np.log(high))))
+
+
+def compare(system: Loaded, requests: int, seed: int, most: int = MOST) -> Compared:
+    """Returns the chain's errors. What looks wrong is looked at again with ever more requests, up
+    to `most` times: near capacity a simulation's own interval is too narrow."""
+    found = _compared(system, requests, seed)
+    times = 1
+    while times < most and any(abs(error.value) > ALLOWED for error in found.errors):
+        times *= MORE
+        found = _compared(system, times * requests, seed)
+    return found
+
+
+def _compared(system: Loaded, requests: int, seed: int) -> Compared:
+    one = system.replica
+    server = Server(one.curve, one.max_batch, one.max_queue)
+    shape = one.shape
+    traffic = Traffic(system.rate_per_ms, shape.in_tokens, shape.out_tokens, out_scv=one.out_scv)
+    seen = estimate(server, traffic, requests, seed)
+    said = one.solve(seen.offered_per_ms)  # chance changes the rate, and latencies far more
+    return Compared(
+        system,
+        _error(said.ttft_ms, seen.ttft),
+        _error(said.itl_ms, seen.itl),
+        _error(said.throughput_per_ms, seen.throughput_per_ms),
+    )
+
+
+def _error(said: float, seen: Mean) -> Error:
+    return Error(said / seen.value - 1, seen.half_width / seen.value)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Check the chain against the simulation.")
+    parser.add_argument("--systems", type=int, default=200)
+    parser.add_argument("--requests", type=int, default=60_000, help="of each simulation")
+    parser.add_argument("--seed", type=int, default=1)
+    given = parser.parse_args()
+    within: list[Compared] = []
+    outside: list[Compared] = []
+    for number, system in enumerate(random_systems(given.seed)):
+        holds = not system.replica.doubts(system.rate_per_ms)
+        chosen, wanted = (within, given.systems) if holds else (outside, given.systems // 2)
+        if len(chosen) < wanted:
+            times = MOST if holds else 1
+            chosen.append(compare(system, given.requests, given.seed + number, times))
+        if len(within) == given.systems and len(outside) == given.systems // 2:
+            break
+    print("\n".join(table(within, outside)))
+    sys.exit(any(one.is_beyond for one in within))
+
+
+def table(within: list[Compared], outside: list[Compared]) -> list[str]:
+    """The errors as a table in Markdown, and every system of the chain's own that is beyond."""
+    lines = [
+        "| systems | | median error | 95 % within | worst | beyond 5 % | cannot tell |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for name, kind in (("the chain answers", within), ("the simulation answers", outside)):
+        for measure in ("ttft", "itl", "rate"):
+            errors: list[Error] = [getattr(one, measure) for one in kind]
+            sizes = [abs(error.value) for error in errors]
+            worst = max(errors, key=lambda error: abs(error.value))
+            lines.append(
+                f"| {name}, {len(kind)} | {measure} | {np.median(sizes):.1%} "
+                f"| {np.quantile(sizes, 0.95):.1%} | {worst.value:+.1%} ± {worst.uncertain:.1%} "
+                f"| {sum(error.is_beyond for error in errors)} "
+                f"| {sum(error.is_open for error in errors)} |"
+            )
+    for one in within:
+        if one.is_beyond:
+            sizes_of = ", ".join(f"{e.value:+.1%} ± {e.uncertain:.1%}" for e in one.errors)
+            lines.append(f"beyond: {one.system}: TTFT, ITL, rate {sizes_of}")
+    return lines

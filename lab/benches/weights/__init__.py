@@ -1,0 +1,1 @@
+"""The search for shares of a split model."""

@@ -1,0 +1,90 @@
+"""`make bench-pipeline`: one model over unequal ranks, split equally, by the search, and best.
+
+Three ranks with one thread each, held to 100, 50 and 25 % of a core (all a little less where there
+are few cores), decode 32 user rows of a Llama of 12 layers. The search is the one of
+`SPLIT=auto`. Then every split is measured once, the best of them again, and at last the best of
+those, what was found and the equal one in turn: what compares is not what chose. And what steps in
+parts, which keep all ranks busy, gain over steps that go round as a whole. Time it alone.
+"""
+
+import argparse
+import sys
+from contextlib import ExitStack
+from heapq import nlargest
+from pathlib import Path
+
+from benchmarking.machine import describe_machine
+from inference_api.engine.pipeline.split_search import SplitSearch
+from inference_api.engine.pipeline.splits import equal_split
+from lab.kit.servers import ROOT, exit_on_sigterm
+from lab.kit.shares import choose_limiter
+from scripts.make_random_model import SHAPES, make_random_model
+from scripts.pipeline.engine import EngineFailed, Load, PipelineEngine
+from scripts.tune_partition import (
+    COMPARISONS,
+    FINALISTS,
+    every_split,
+    fitting,
+    measured_in_turn,
+    tune,
+    weights_service,
+)
+
+MODEL = ROOT / "var" / "models" / "random-110m"
+SHARES = (1.0, 0.5, 0.25)
+PARTS = (1, 2, 4, 8)
+LEAST_GAIN, LEAST_SHARE_OF_BEST = 1.5, 0.9
+
+
+def main() -> int:
+    exit_on_sigterm()
+    try:
+        return _compare()
+    except EngineFailed as error:
+        sys.exit(str(error))
+
+
+def _compare() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    add = parser.add_argument
+    add("--model", type=Path, default=MODEL, help="a folder; default: a random Llama, made first")
+    add("--rows", type=int, default=32, help="default: %(default)s")
+    add("--seconds", type=float, default=2.0, help="per measurement (default: %(default)s)")
+    add("--trials", type=int, default=20, help="of the search, at most (default: %(default)s)")
+    add("--rounds", type=int, default=3, help="of what is compared (default: %(default)s)")
+    add("--finalists", type=int, default=FINALISTS, help="default: %(default)s")
+    arguments = parser.parse_args()
+    if arguments.model == MODEL and not (MODEL / "config.json").exists():
+        make_random_model(SHAPES["110m"], MODEL)
+    print(f"{describe_machine('torch')}\n")
+    with ExitStack() as stack:
+        shares, limiter = fitting(list(SHARES)), choose_limiter()
+        print(f"shares of a core: {', '.join(f'{s:.0%}' for s in shares)}, by {limiter.name}\n")
+        url = stack.enter_context(weights_service(None))
+        load = Load(arguments.rows, arguments.seconds)
+        engine = stack.enter_context(PipelineEngine(arguments.model, shares, load, limiter))
+        return compare(engine, url, arguments)
+
+
+def compare(engine: PipelineEngine, url: str, arguments: argparse.Namespace) -> int:
+    """Returns the exit status: 1 where a target is missed."""
+    equal = equal_split(engine.num_layers, len(SHARES))
+    search = SplitSearch(url, "bench-pipeline", len(SHARES), engine.num_layers)
+    found = tune(search, engine, arguments.trials)
+    splits = list(every_split(engine.num_layers, len(SHARES)))
+    print(f"\nexhaustive: {len(splits)} splits", flush=True)
+    once = measured_in_turn(engine, splits, 1)
+    finalists = nlargest(arguments.finalists, once, key=once.__getitem__)
+    print(f"\nthe best of them, medians of {arguments.rounds} rounds in turn", flush=True)
+    again = measured_in_turn(engine, finalists, arguments.rounds)
+    best = max(again, key=again.__getitem__)
+    rounds = COMPARISONS * arguments.rounds
+    print(f"\nequal, found and best, medians of {rounds} rounds in turn", flush=True)
+    last = measured_in_turn(engine, dict.fromkeys([equal, found, best]), rounds)
+    print("\nfound, by the parts of a step", flush=True)
+    for parts in PARTS:
+        print(f"{parts:>9}{engine.measure(found, parts):>24.1f} tokens/s", flush=True)
+    gain, share = last[found] / last[equal], last[found] / last[best]
+    print(f"\nfound: {gain:.2f} x the equal split (target {LEAST_GAIN}), {share:.1%} of the best "
+          f"(target {LEAST_SHARE_OF_BEST:.0%})")  # fmt: skip
+    return 0 if gain >= LEAST_GAIN and share >= LEAST_SHARE_OF_BEST else 1
