@@ -24,7 +24,7 @@ EXTRAS: dict[str, list[str]] = METADATA["optional-dependencies"]
 # requirements.txt.
 PARTS = {
     None: "common proxy scripts.agent scripts.hearth scripts.init scripts.jwt_util",
-    "requirements-measure.txt": ("benchmarking -benchmarking.peers optimizer weights"),
+    "requirements-measure.txt": "benchmarking optimizer weights",
     "requirements-cluster.txt": "cluster -cluster.demo",
 }
 IMPORT_ALL = """

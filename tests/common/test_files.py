@@ -89,7 +89,6 @@ def test_of_many_that_create_a_file_at_once_one_does_and_all_find_that_one(tmp_p
 
 # Where files are written otherwise, and why.
 OTHERWISE = {
-    "benchmarking/peers": "results that only people read, and a stamp that is compared",
     "benchmarking/load/process.py": "a pipe",
     "cluster/demo/processes.py": "a log",
     "weights/drivers/server.py": "a log",

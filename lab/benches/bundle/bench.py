@@ -26,13 +26,13 @@ from random import Random
 from typing import Any
 
 from benchmarking.machine import describe_machine
-from benchmarking.peers.models import random_model
 from inference_api.bundle_file import Expert, RowBounds
 from lab.benches.bundle.itl import measure_itl
 from lab.benches.bundle.mix import measure_alternatives, measure_mix
 from lab.benches.bundle.servers import experts_of
 from lab.benches.bundle.switches import measure_large, measure_matrix, measure_memory
 from lab.kit.servers import ROOT, exit_on_sigterm
+from lab.peers.models import random_model
 
 RESULTS = ROOT / "var" / "bench" / "bundle.json"
 SEED = 20

@@ -31,9 +31,6 @@ from typing import Any
 import psutil
 
 from benchmarking.machine import describe_machine
-from benchmarking.peers.install import PREBUILT_LLAMA, NotInstalled, install
-from benchmarking.peers.llama_server import prebuilt_llama_server
-from benchmarking.peers.models import MODELS, gguf_model
 from inference_api.engine.hardware import physical_cores
 from inference_api.engine.loading.checkpoint import describe, footprint_on_cpu
 from inference_api.engine.loading.config import ModelConfig
@@ -51,6 +48,9 @@ from lab.benches.engine.step import FORMS, STREAM_BYTES, Stream
 from lab.benches.serve.peers import GGUF_TYPES, Load
 from lab.kit.completions import Request, complete
 from lab.kit.servers import served
+from lab.peers.install import PREBUILT_LLAMA, NotInstalled, install
+from lab.peers.llama_server import prebuilt_llama_server
+from lab.peers.models import MODELS, gguf_model
 from scripts.make_random_model import Shape, make_random_model
 
 LAYERS, ALL_LAYERS, ALL_VOCABULARY = 3, 48, 151_936

@@ -16,8 +16,6 @@ from benchmarking.errors import TargetUnusable
 from benchmarking.load.preflight import user_rows
 from benchmarking.load.targets import Target
 from benchmarking.load.tokenizers import SERVER
-from benchmarking.peers.install import PREBUILT_LLAMA, NotInstalled, install
-from benchmarking.peers.llama_server import prebuilt_llama_server
 from common.fetch import PROBE, FetchFailed, answers_ok, fetch
 from inference_api.settings import EMBEDDED_MODEL
 from lab.benches.loop.proof import Cuts
@@ -31,6 +29,8 @@ from lab.kit.servers import (
     free_port,
     served,
 )
+from lab.peers.install import PREBUILT_LLAMA, NotInstalled, install
+from lab.peers.llama_server import prebuilt_llama_server
 from scripts.fetch_smollm2 import fetch_smollm2
 
 LLAMA_PLACES, LLAMA_CONTEXT = 32, 512

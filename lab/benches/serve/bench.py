@@ -206,7 +206,7 @@ def generate_tokens_per_s(workload: Workload, users: int) -> float:
     """The peer, in a process of its own: one static batch of the same prompts, greedy."""
     prompts = [workload.prompt(user, turn=0) for user in range(users)]
     arguments = json.dumps([str(workload.folder), prompts, workload.max_tokens])
-    command = [sys.executable, "-m", "benchmarking.peers.generate"]
+    command = [sys.executable, "-m", "lab.peers.generate"]
     finished = subprocess.run(
         command, input=arguments, cwd=ROOT, capture_output=True, text=True, check=True
     )

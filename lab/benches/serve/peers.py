@@ -19,9 +19,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from benchmarking.machine import describe_machine
-from benchmarking.peers import report as peer_report
-from benchmarking.peers.contest import Contestant, Prompts, hearth, peer
-from benchmarking.peers.install import (
+from inference_api.engine.hardware import physical_cores
+from inference_api.kernels.packing import CACHE_BYTES
+from lab.peers import report as peer_report
+from lab.peers.contest import Contestant, Prompts, hearth, peer
+from lab.peers.install import (
     LLAMA_CPP,
     OPENVINO,
     RECIPES,
@@ -30,10 +32,8 @@ from benchmarking.peers.install import (
     Recipe,
     install,
 )
-from benchmarking.peers.models import gguf_model, openvino_model, random_model
-from benchmarking.peers.report import Cell, Measurement
-from inference_api.engine.hardware import physical_cores
-from inference_api.kernels.packing import CACHE_BYTES
+from lab.peers.models import gguf_model, openvino_model, random_model
+from lab.peers.report import Cell, Measurement
 from scripts.make_random_model import SHAPES
 
 GGUF_TYPES = {"int8": "Q8_0", "int4": "Q4_0"}
@@ -121,7 +121,7 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--peers", nargs="*", choices=RECIPES, default=list(RECIPES))
     parser.add_argument(
-        "--llama-options", default="", help='of benchmarking.peers.llama_cpp, "--flash 1" say'
+        "--llama-options", default="", help='of lab.peers.llama_cpp, "--flash 1" say'
     )
     parser.add_argument("--times", type=int, default=3, help="alternations (of long: one)")
     parser.add_argument("--own", action="store_true", help=f"ours as {', '.join(OWN)} takes part")

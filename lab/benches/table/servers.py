@@ -8,11 +8,11 @@ from typing import Any
 
 import psutil
 
-from benchmarking.peers.install import LLAMA_CPP, NotInstalled, install
-from benchmarking.peers.llama_server import llama_server
 from lab.benches.serve.bench import Workload, served_workload
 from lab.benches.table.models import Model
 from lab.benches.table.turns import Counts, Server
+from lab.peers.install import LLAMA_CPP, NotInstalled, install
+from lab.peers.llama_server import llama_server
 
 PLAIN = "plain"
 AUTO = "auto"

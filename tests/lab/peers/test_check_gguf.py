@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarking.peers.check_gguf import MAX_TOKENS, common_tokens, llama_cpp_answers, our_answers
-from benchmarking.peers.install import LLAMA_CPP
+from lab.peers.check_gguf import MAX_TOKENS, common_tokens, llama_cpp_answers, our_answers
+from lab.peers.install import LLAMA_CPP
 from scripts.make_gguf import make_gguf
 from tests.inference_api.engine.tiny_models import VOCAB_SIZE, make_model
 
@@ -18,7 +18,7 @@ MODELS = ("gemma3-capped", "glm4", "llama-yarn-rope", "olmo2", "phi3-long-rope",
 
 @pytest.mark.skipif(
     not LLAMA_CPP.python.exists(),
-    reason="llama.cpp is not installed; python -m benchmarking.peers.check_gguf installs it",
+    reason="llama.cpp is not installed; python -m lab.peers.check_gguf installs it",
 )
 @pytest.mark.parametrize("name", MODELS)
 def test_greedy_answers_are_llama_cpps(name: str, tmp_path: Path) -> None:

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import requests
 
-from benchmarking.peers.install import PREBUILT_LLAMA
 from lab.kit.servers import ROOT, eventually
+from lab.peers.install import PREBUILT_LLAMA
 from tests.followed_pages import DOCS, Reader, served_by
 from tests.ports import free_port
 

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from benchmarking.peers import report as peer_report
-from benchmarking.peers.process import run
-from benchmarking.peers.report import Cell, Measurement
 from lab.benches.engine import quality as bench_quality
 from lab.benches.serve.peers import LOADS
+from lab.peers import report as peer_report
+from lab.peers.process import run
+from lab.peers.report import Cell, Measurement
 
 
 class OneTokenAStep:

@@ -14,7 +14,7 @@ from typing import Any
 import llama_cpp  # type: ignore[import-not-found]  # only in the peer's environment
 import numpy as np
 
-from benchmarking.peers.process import serve
+from lab.peers.process import serve
 
 BATCH_TOKENS = 512
 SGEMM_FEATURE = "LLAMAFILE = 1"

@@ -10,7 +10,7 @@ from importlib.metadata import version
 
 from vllm import EngineArgs, LLMEngine, SamplingParams  # type: ignore[import-not-found]
 
-from benchmarking.peers.process import serve
+from lab.peers.process import serve
 
 
 class Vllm:

@@ -4,8 +4,8 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from benchmarking.peers.install import OPENVINO
 from lab.kit.servers import ROOT, environment
+from lab.peers.install import OPENVINO
 from scripts.make_gguf import make_gguf
 from scripts.make_random_model import SHAPES, make_random_model
 

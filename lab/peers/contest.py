@@ -16,9 +16,9 @@ from typing import Any
 
 import psutil
 
-from benchmarking.peers.install import Recipe
 from lab.kit.completions import Request, complete
 from lab.kit.servers import ROOT, environment, served
+from lab.peers.install import Recipe
 
 START_TIMEOUT_S = 900.0
 

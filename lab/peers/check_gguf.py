@@ -1,6 +1,6 @@
 """Whether llama.cpp reads our GGUF files as we do: greedy answers to the same prompts.
 
-    python -m benchmarking.peers.check_gguf
+    python -m lab.peers.check_gguf
 
 An independent program has to agree about names, order of rows, rope and scales. It rounds the
 activations that meet quantised weights, and keeps keys and values in half precision, so a near tie
@@ -14,7 +14,6 @@ import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from benchmarking.peers.install import LLAMA_CPP, NotInstalled, install
 from inference_api.engine.engine_runner import EngineRunner
 from inference_api.engine.options import EngineOptions
 from inference_api.engine.runner import Draw, RowStep
@@ -22,6 +21,7 @@ from inference_api.request import SamplingParams
 from inference_api.settings import EMBEDDED_MODEL
 from inference_api.text.tokens import load_tokenizer
 from lab.kit.servers import ROOT, environment
+from lab.peers.install import LLAMA_CPP, NotInstalled, install
 from scripts.make_gguf import make_gguf
 
 FORMS = (("F32", "none"), ("F16", "none"), ("Q8_0", "none"), ("Q8_0", "int8"), ("Q4_0", "none"))
@@ -64,7 +64,7 @@ def main() -> None:
 
 def llama_cpp_answers(file: Path, prompts: list[list[int]]) -> list[list[int]]:
     finished = subprocess.run(
-        [str(LLAMA_CPP.python), "-m", "benchmarking.peers.greedy", str(file)],
+        [str(LLAMA_CPP.python), "-m", "lab.peers.greedy", str(file)],
         input=json.dumps([prompts, MAX_TOKENS]),
         cwd=ROOT,
         env=environment(),

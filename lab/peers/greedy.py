@@ -7,7 +7,7 @@ standard input and the answers as JSON on standard output.
 import json
 import sys
 
-from benchmarking.peers.llama_cpp import LlamaCpp, silence
+from lab.peers.llama_cpp import LlamaCpp, silence
 
 
 class Recorder(LlamaCpp):

@@ -15,10 +15,10 @@ from tempfile import TemporaryDirectory
 
 import psutil
 
-from benchmarking.peers.install import LLAMA_CPP, PREBUILT_LLAMA
 from common.fetch import answers_ok
 from inference_api.engine.hardware import physical_cores
 from lab.kit.servers import ROOT, STOP_TIMEOUT_S, environment, eventually, free_port
+from lab.peers.install import LLAMA_CPP, PREBUILT_LLAMA
 
 START_TIMEOUT_S = 120.0
 _PLATLIB = Path(sysconfig.get_path("platlib", vars={"platbase": str(LLAMA_CPP.python.parents[1])}))

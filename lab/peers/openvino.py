@@ -11,7 +11,7 @@ import numpy as np
 import openvino  # type: ignore[import-not-found]  # only in the peer's environment
 import openvino_genai  # type: ignore[import-not-found]
 
-from benchmarking.peers.process import serve
+from lab.peers.process import serve
 
 
 class OpenVino:
