@@ -5,7 +5,7 @@ import shutil
 from pathlib import Path
 
 from lab.kit.servers import ROOT
-from scripts.make_random_model import Shape, make_random_model
+from lab.models.random_model import Shape, make_random_model
 
 CONTEXT_TOKENS = 131_072
 SHAPE = Shape(hidden=64, ffn=128, layers=2, heads=2, kv_heads=2, vocab_size=2048)

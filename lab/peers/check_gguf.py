@@ -21,8 +21,8 @@ from inference_api.request import SamplingParams
 from inference_api.settings import EMBEDDED_MODEL
 from inference_api.text.tokens import load_tokenizer
 from lab.kit.servers import ROOT, environment
+from lab.models.gguf_file import make_gguf
 from lab.peers.install import LLAMA_CPP, NotInstalled, install
-from scripts.make_gguf import make_gguf
 
 FORMS = (("F32", "none"), ("F16", "none"), ("Q8_0", "none"), ("Q8_0", "int8"), ("Q4_0", "none"))
 NUM_PROMPTS, PROMPT_TOKENS, MAX_TOKENS = 16, 24, 24

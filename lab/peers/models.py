@@ -5,9 +5,9 @@ import subprocess
 from pathlib import Path
 
 from lab.kit.servers import ROOT, environment
+from lab.models.gguf_file import make_gguf
+from lab.models.random_model import SHAPES, make_random_model
 from lab.peers.install import OPENVINO
-from scripts.make_gguf import make_gguf
-from scripts.make_random_model import SHAPES, make_random_model
 
 MODELS = ROOT / "var" / "models"
 

@@ -7,7 +7,7 @@ import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
 
 from lab.kit.servers import MOCK_APP, ROOT, ServedApi, eventually, served
-from scripts.make_random_model import SHAPES, make_random_model
+from lab.models.random_model import SHAPES, make_random_model
 from tests.e2e.pages import ARGUMENTS, CHROMIUM, opened
 
 SLOW = {"MOCK_TOKENS_PER_SECOND": 20}  # an answer of 900 tokens outlasts what a test does meanwhile

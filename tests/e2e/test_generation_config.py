@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from lab.kit.servers import ServedApi, served
-from scripts.make_random_model import SHAPES, make_random_model
+from lab.models.random_model import SHAPES, make_random_model
 
 MODEL = "random"
 TURNS = [{"role": "user", "content": "hello"}]

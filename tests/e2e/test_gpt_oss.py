@@ -12,7 +12,7 @@ from transformers import GptOssConfig, GptOssForCausalLM
 
 from inference_api.tools.dialects import HARMONY
 from lab.kit.servers import ROOT, ServedApi, served
-from scripts.make_random_model import SHAPES, make_random_model
+from lab.models.random_model import SHAPES, make_random_model
 from tests.e2e.test_tools import QUESTION, TOOLS, check
 
 TEMPLATE = ROOT / "tests" / "data" / "templates" / "harmony.jinja"

@@ -9,8 +9,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from scripts.make_random_model import Shape as ModelShape
-from scripts.make_random_model import make_random_model
+from lab.models.random_model import Shape as ModelShape
+from lab.models.random_model import make_random_model
 from scripts.medusa.answers import IGNORED, Answer, Job, Positions, Shards, answers_to
 from scripts.medusa.base import Base, output_matrix, tokenizer_sha256
 from scripts.medusa.cli import main

@@ -23,7 +23,7 @@ from inference_api.scheduling.output_queues import OutputQueues
 from inference_api.settings import Settings
 from lab.benches.table.figures import Spread
 from lab.benches.table.models import TABLE_MODELS, Model
-from scripts.default_model.evaluation import draw_trials
+from lab.models.default.evaluation import draw_trials
 
 SEED = 20261127
 PROMPTS = 400

@@ -35,7 +35,7 @@ from lab.benches.engine.step import (
     SHORT_TOKENS,
     linear_bytes,
 )
-from scripts.make_random_model import SHAPES, Shape, make_random_model
+from lab.models.random_model import SHAPES, Shape, make_random_model
 
 LLAMA_8B = Shape(hidden=4096, ffn=14336, layers=32, heads=32, kv_heads=8, vocab_size=128_256)
 MODEL_SHAPES = SHAPES | {"8b": LLAMA_8B}  # Llama 3.1's

@@ -48,10 +48,10 @@ from lab.benches.engine.step import FORMS, STREAM_BYTES, Stream
 from lab.benches.serve.peers import GGUF_TYPES, Load
 from lab.kit.completions import Request, complete
 from lab.kit.servers import served
+from lab.models.random_model import Shape, make_random_model
 from lab.peers.install import PREBUILT_LLAMA, NotInstalled, install
 from lab.peers.llama_server import prebuilt_llama_server
 from lab.peers.models import MODELS, gguf_model
-from scripts.make_random_model import Shape, make_random_model
 
 LAYERS, ALL_LAYERS, ALL_VOCABULARY = 3, 48, 151_936
 SHAPE = Shape(

@@ -30,7 +30,7 @@ from inference_api.engine.runner import Draw, RowStep
 from inference_api.request import SamplingParams
 from inference_api.settings import EMBEDDED_MODEL
 from inference_api.text.tokens import load_tokenizer
-from scripts.make_gguf import make_gguf
+from lab.models.gguf_file import make_gguf
 
 ROWS = 32
 WINDOW_TOKENS = 256

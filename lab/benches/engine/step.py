@@ -29,7 +29,7 @@ from inference_api.engine.runner import Draw, RowStep
 from inference_api.kernels.packing import BITS, CACHE_BYTES, FLOAT_BITS, packed_bytes
 from inference_api.request import SamplingParams
 from lab.kit.servers import ROOT
-from scripts.make_random_model import SHAPES, make_random_model
+from lab.models.random_model import SHAPES, make_random_model
 
 MODELS = ROOT / "var" / "models"
 RESULTS = ROOT / "var" / "bench" / "step.json"

@@ -25,7 +25,7 @@ from typing import Any
 from benchmarking.machine import describe_machine
 from common.fetch import PROBE, fetch
 from lab.kit.servers import ROOT, ServedApi, exit_on_sigterm, served
-from scripts.make_random_model import SHAPES, make_random_model
+from lab.models.random_model import SHAPES, make_random_model
 
 MODELS = ROOT / "var" / "models"
 RESULTS = ROOT / "var" / "bench" / "serve.json"

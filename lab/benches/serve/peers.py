@@ -21,6 +21,7 @@ from tempfile import TemporaryDirectory
 from benchmarking.machine import describe_machine
 from inference_api.engine.hardware import physical_cores
 from inference_api.kernels.packing import CACHE_BYTES
+from lab.models.random_model import SHAPES
 from lab.peers import report as peer_report
 from lab.peers.contest import Contestant, Prompts, hearth, peer
 from lab.peers.install import (
@@ -34,7 +35,6 @@ from lab.peers.install import (
 )
 from lab.peers.models import gguf_model, openvino_model, random_model
 from lab.peers.report import Cell, Measurement
-from scripts.make_random_model import SHAPES
 
 GGUF_TYPES = {"int8": "Q8_0", "int4": "Q4_0"}
 BYTE_IDS = 256  # the ids of the model's tokenizer that are text

@@ -11,9 +11,9 @@ from inference_api.settings import EMBEDDED_MODEL
 from lab.benches.serve.bench import Workload, served_workload
 from lab.kit.completions import Request, complete
 from lab.kit.servers import ROOT, ServedApi
-from scripts.default_model.evaluation import Trial, draw_trials
+from lab.models.default.evaluation import Trial, draw_trials
+from lab.models.gguf_file import make_gguf
 from scripts.fetch_smollm2 import SMOLLM2, fetch_smollm2
-from scripts.make_gguf import make_gguf
 
 ORDINARY_PROMPTS = ROOT / "benchmarking" / "ordinary_prompts.txt"
 SEED = 20261123  # not that of the embedded model's own evaluation

@@ -18,7 +18,7 @@ from inference_api.engine.pipeline.split_search import SplitSearch
 from inference_api.engine.pipeline.splits import equal_split
 from lab.kit.servers import ROOT, exit_on_sigterm
 from lab.kit.shares import choose_limiter
-from scripts.make_random_model import SHAPES, make_random_model
+from lab.models.random_model import SHAPES, make_random_model
 from scripts.pipeline.engine import EngineFailed, Load, PipelineEngine
 from scripts.tune_partition import (
     COMPARISONS,

@@ -20,7 +20,7 @@ from inference_api.kernels.library import (
     KernelsUnavailable,
     supported_variants,
 )
-from scripts.make_gguf import make_gguf
+from lab.models.gguf_file import make_gguf
 from tests.inference_api.engine.conftest import TinyModel
 from tests.inference_api.engine.steps import decode, prefill
 from tests.inference_api.engine.tiny_models import CONTEXT, MODELS, VOCAB_SIZE

@@ -13,7 +13,7 @@ from inference_api.engine.loading.config import LayerRange
 from inference_api.engine.options import EngineOptions
 from inference_api.engine.runner import RowStep
 from inference_api.kernels.library import KernelsUnavailable, supported_variants
-from scripts.make_gguf import make_gguf
+from lab.models.gguf_file import make_gguf
 from tests.inference_api.engine.conftest import TinyModel
 from tests.inference_api.engine.steps import ANY_DRAW
 

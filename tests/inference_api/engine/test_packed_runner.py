@@ -23,7 +23,7 @@ from inference_api.engine.options import EngineOptions
 from inference_api.engine.runner import HeadGuesses
 from inference_api.kernels.library import Kernels, KernelsUnavailable, supported_variants
 from inference_api.settings import EMBEDDED_MODEL
-from scripts.make_gguf import make_gguf
+from lab.models.gguf_file import make_gguf
 from tests.inference_api.engine.conftest import TinyModel
 from tests.inference_api.engine.steps import decode, prefill
 from tests.inference_api.engine.tiny_models import CONTEXT

@@ -15,7 +15,7 @@ from inference_api.engine.loading.checkpoint import load_config
 from inference_api.engine.loading.layout import weight_bytes
 from inference_api.kernels.library import KernelsUnavailable, supported_variants
 from inference_api.kernels.packing import BITS
-from scripts.make_random_model import SHAPES, make_random_model
+from lab.models.random_model import SHAPES, make_random_model
 
 SHARDS = 4
 PEAK_OF_QUANTISED = 1.3

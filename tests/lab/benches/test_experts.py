@@ -7,7 +7,7 @@ import pytest
 from inference_api.engine.loading.checkpoint import load_config
 from lab.benches.engine import experts
 from lab.benches.serve.peers import Load
-from scripts.make_random_model import Shape, make_random_model
+from lab.models.random_model import Shape, make_random_model
 
 HIDDEN, FFN, HEADS, KV_HEADS, HEAD_DIM, VOCAB = 64, 32, 2, 1, 32, 512
 NUM_EXPERTS, CHOSEN = 8, 2

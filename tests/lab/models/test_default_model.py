@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from scripts.default_model.documents import (
+from lab.models.default.documents import (
     ASSISTANT,
     BOS,
     EOS,
@@ -19,14 +19,14 @@ from scripts.default_model.documents import (
     chat_turn,
     render,
 )
-from scripts.default_model.evaluation import Judge, Trial, draw_trials
-from scripts.default_model.model import ModelShape, TrainableLlama
-from scripts.default_model.noise import disturb
-from scripts.default_model.prompts import write_prompts
-from scripts.default_model.relations import CATEGORY_WEIGHTS, Exchange, load_relations
-from scripts.default_model.tokenizer import load_tokenizer
-from scripts.default_model.windows import encode, pack
-from scripts.default_model.wordings import expand, load_frames, normalise, parse_wordings
+from lab.models.default.evaluation import Judge, Trial, draw_trials
+from lab.models.default.model import ModelShape, TrainableLlama
+from lab.models.default.noise import disturb
+from lab.models.default.prompts import write_prompts
+from lab.models.default.relations import CATEGORY_WEIGHTS, Exchange, load_relations
+from lab.models.default.tokenizer import load_tokenizer
+from lab.models.default.windows import encode, pack
+from lab.models.default.wordings import expand, load_frames, normalise, parse_wordings
 
 MODEL_DIR = Path(__file__).parents[3] / "models" / "hearth-tiny"
 MAX_MODEL_BYTES = 20_000_000

@@ -11,16 +11,16 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
-from scripts.default_model.documents import ASSISTANT, EOS, USER, Corpus, render
-from scripts.default_model.evaluation import Judge
-from scripts.default_model.relations import Exchange
-from scripts.default_model.training import TrainingPlan, start_from
-from scripts.default_model.wordings import normalise
-from scripts.experts.making import Recipe, make, topic_trials
-from scripts.experts.queries import SCHEMA
-from scripts.experts.topics import load_topics
+from lab.models.default.documents import ASSISTANT, EOS, USER, Corpus, render
+from lab.models.default.evaluation import Judge
+from lab.models.default.relations import Exchange
+from lab.models.default.training import TrainingPlan, start_from
+from lab.models.default.wordings import normalise
+from lab.models.experts.__main__ import main
+from lab.models.experts.making import Recipe, make, topic_trials
+from lab.models.experts.queries import SCHEMA
+from lab.models.experts.topics import load_topics
 from scripts.fetch_smollm2 import SMOLLM2
-from scripts.make_experts import main
 
 MODELS = Path(__file__).parents[3] / "models"
 BASE = MODELS / "hearth-tiny"

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from lab.models.gguf_file import make_gguf
 from lab.peers.check_gguf import MAX_TOKENS, common_tokens, llama_cpp_answers, our_answers
 from lab.peers.install import LLAMA_CPP
-from scripts.make_gguf import make_gguf
 from tests.inference_api.engine.tiny_models import VOCAB_SIZE, make_model
 
 NUM_PROMPTS, PROMPT_TOKENS = 2, 12

@@ -36,7 +36,7 @@ def command(port: int) -> list[str]:
 def serving(folder: Path) -> Iterator[str]:
     port = free_port()
     arguments = command(port)
-    gguf = [str(ROOT / "scripts" / "make_gguf.py"), "model", "model.gguf", "--type", "Q8_0"]
+    gguf = ["-m", "lab.models.gguf_file", "model", "model.gguf", "--type", "Q8_0"]
     environment = Reader(folder, {}).environment()
     subprocess.run(["python", *gguf], cwd=folder, env=environment, timeout=120, check=True)
     with (folder / "log").open("wb") as log:

@@ -23,7 +23,7 @@ from inference_api.engine.loading.weight_files import read_headers
 from inference_api.engine.options import EngineOptions
 from inference_api.model_settings import EMBEDDED_MODEL
 from inference_api.settings import Settings
-from scripts.make_gguf import make_gguf
+from lab.models.gguf_file import make_gguf
 from tests.inference_api.engine.conftest import TinyModel
 
 Tiny = Callable[[str], TinyModel]

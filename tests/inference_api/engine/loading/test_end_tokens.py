@@ -12,7 +12,7 @@ from inference_api.engine.loading import checkpoint, gguf_tokenizer
 from inference_api.engine.loading.end_tokens import END_TEXTS
 from inference_api.engine.loading.tokenizer_files import eos_token_ids
 from inference_api.settings import EMBEDDED_MODEL
-from scripts.make_gguf import make_gguf
+from lab.models.gguf_file import make_gguf
 from tests.inference_api.engine.loading.gguf_copies import rewritten
 
 VOCAB_SIZE = 40

@@ -35,8 +35,8 @@ from inference_api.engine.rope import frequencies
 from inference_api.kernels.library import Kernels, PackedWeight, UnusableWeight
 from inference_api.kernels.packing import Bits
 from inference_api.text.tokens import load_tokenizer
-from scripts.make_gguf import TYPES, make_gguf
-from scripts.make_random_model import SHAPES, make_random_model
+from lab.models.gguf_file import TYPES, make_gguf
+from lab.models.random_model import SHAPES, make_random_model
 from tests.inference_api.engine.conftest import TinyModel
 from tests.inference_api.engine.steps import decode, prefill
 from tests.inference_api.engine.tiny_models import CONTEXT

@@ -22,7 +22,7 @@ from inference_api.engine.loading.weights import load_parameters
 from inference_api.engine.options import EngineOptions
 from inference_api.errors import StartupError
 from inference_api.text.tokens import load_tokenizer
-from scripts.make_gguf import make_gguf
+from lab.models.gguf_file import make_gguf
 from tests.inference_api.engine.conftest import TinyModel
 from tests.inference_api.engine.loading.gguf_copies import Metadata, rewritten
 

@@ -13,7 +13,7 @@ from inference_api.engine.loading.gguf_files import read_gguf
 from inference_api.engine.options import EngineOptions
 from inference_api.errors import StartupError
 from inference_api.settings import EMBEDDED_MODEL
-from scripts.make_gguf import make_gguf
+from lab.models.gguf_file import make_gguf
 from tests.inference_api.engine.loading.gguf_copies import rewritten
 
 

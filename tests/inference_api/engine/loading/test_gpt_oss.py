@@ -19,7 +19,7 @@ from inference_api.engine.loading.weight_files import read_entries
 from inference_api.engine.options import EngineOptions
 from inference_api.errors import StartupError
 from inference_api.kernels.packing import Bits
-from scripts.make_gguf import make_gguf
+from lab.models.gguf_file import make_gguf
 from tests.inference_api.engine.conftest import TinyModel, make_runner
 from tests.inference_api.engine.loading.test_gguf import logits, parameters
 from tests.inference_api.engine.steps import decode, prefill

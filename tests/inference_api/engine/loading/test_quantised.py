@@ -23,7 +23,7 @@ from inference_api.errors import StartupError
 from inference_api.kernels.library import Kernels, KernelsUnavailable
 from inference_api.kernels.packing import Bits
 from inference_api.model_settings import ModelSettings
-from scripts.make_gguf import make_gguf
+from lab.models.gguf_file import make_gguf
 from tests.inference_api.engine.conftest import TinyModel
 from tests.inference_api.engine.loading.test_gguf import logits, parameters
 from tests.inference_api.engine.quantised_models import QUANTISED, make_quantised

@@ -14,7 +14,7 @@ from inference_api.engine.loading.weight_files import read_headers, weight_files
 from inference_api.engine.loading.weights import load_parameters
 from inference_api.engine.options import EngineOptions
 from inference_api.errors import StartupError
-from scripts.make_gguf import make_gguf
+from lab.models.gguf_file import make_gguf
 from tests.inference_api.engine.conftest import TinyModel
 from tests.inference_api.engine.tiny_models import EOS, write_tokenizer
 

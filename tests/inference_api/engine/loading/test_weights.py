@@ -14,7 +14,7 @@ from inference_api.engine.loading.weight_files import weight_files
 from inference_api.engine.loading.weights import load_parameters
 from inference_api.errors import StartupError
 from inference_api.kernels.library import Kernels
-from scripts.make_gguf import make_gguf
+from lab.models.gguf_file import make_gguf
 from tests.inference_api.engine.conftest import TinyModel
 
 Tiny = Callable[[str], TinyModel]

@@ -9,7 +9,7 @@ from itertools import cycle
 import pytest
 
 from inference_api.request import GenerationRequest, SamplingParams
-from scripts.default_model.evaluation import Trial, draw_trials
+from lab.models.default.evaluation import Trial, draw_trials
 from tests.inference_api.scheduling.speculation.decoding import (
     FORMS,
     Answer,

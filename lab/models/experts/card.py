@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from common.files import write_whole
-from scripts.default_model.card import describe_machine, training_slots
-from scripts.default_model.training import TrainingPlan
-from scripts.default_model.wordings import fill_slots
+from lab.models.default.card import describe_machine, training_slots
+from lab.models.default.training import TrainingPlan
+from lab.models.default.wordings import fill_slots
 
 from .topics import DATA_DIR, Topic
 

@@ -1,4 +1,7 @@
-"""The command line of `scripts/train_default_model.py`."""
+"""Makes the embedded default model: corpus, tokenizer, training, export, evaluation and card.
+
+`python -m lab.models.default all` runs every stage; training resumes from its last checkpoint.
+"""
 
 import argparse
 import json
@@ -82,3 +85,7 @@ def _plan(options: argparse.Namespace) -> TrainingPlan:
         dtype=options.dtype,
         compile=not options.no_compile,
     )
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

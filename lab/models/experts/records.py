@@ -4,8 +4,8 @@ import json
 from collections.abc import Callable
 from random import Random
 
-from scripts.default_model.tables import DrawRow, Row, draw_split
-from scripts.default_model.texts import draw_city, draw_part
+from lab.models.default.tables import DrawRow, Row, draw_split
+from lab.models.default.texts import draw_city, draw_part
 
 _Person = tuple[str, int, str]  # name, age, city
 _HEADER = "Name,Age,City"

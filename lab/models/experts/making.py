@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from common.files import write_whole
-from scripts.default_model.documents import Corpus
-from scripts.default_model.evaluation import Judge, Trial, Verdict, accuracy, draw_trials
-from scripts.default_model.export import export
-from scripts.default_model.preparation import prepare_windows
-from scripts.default_model.training import TrainingPlan, start_from, train
+from lab.models.default.documents import Corpus
+from lab.models.default.evaluation import Judge, Trial, Verdict, accuracy, draw_trials
+from lab.models.default.export import export
+from lab.models.default.preparation import prepare_windows
+from lab.models.default.training import TrainingPlan, start_from, train
 
 from .card import write_card
 from .topics import Topic

@@ -2,8 +2,8 @@
 
 from random import Random
 
-from scripts.default_model.tables import DrawRow, Row, draw_split, from_rows
-from scripts.default_model.texts import draw_city, draw_part
+from lab.models.default.tables import DrawRow, Row, draw_split, from_rows
+from lab.models.default.texts import draw_city, draw_part
 
 # table: columns of text, columns of numbers
 SCHEMA = {

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from scripts.default_model.relations import Relation, load_relations, read_relations
-from scripts.default_model.tables import DrawRow
-from scripts.default_model.wordings import load_frames
+from lab.models.default.relations import Relation, load_relations, read_relations
+from lab.models.default.tables import DrawRow
+from lab.models.default.wordings import load_frames
 
 from .queries import query_tables
 from .records import record_tables

@@ -1,6 +1,6 @@
 """Makes the experts of models/bundle.yaml: the default model, trained on for one topic each.
 
-    python -m scripts.make_experts [NAME...]
+    python -m lab.models.experts [NAME...]
 
 Each takes minutes on two cores, and one that was stopped goes on. To begin anew, remove its folder
 in var/experts.
@@ -10,11 +10,11 @@ import argparse
 import logging
 from pathlib import Path
 
-from scripts.default_model.training import TrainingPlan
-from scripts.experts.making import Recipe, make
-from scripts.experts.topics import load_topics
+from lab.models.default.training import TrainingPlan
+from lab.models.experts.making import Recipe, make
+from lab.models.experts.topics import load_topics
 
-MODELS = Path(__file__).resolve().parents[1] / "models"
+MODELS = Path(__file__).resolve().parents[3] / "models"
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -4,9 +4,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from random import Random
 
-from scripts.default_model.numbers import problem
-from scripts.default_model.relations import Relation
-from scripts.default_model.tables import DrawRow, Row, draw_split
+from lab.models.default.numbers import problem
+from lab.models.default.relations import Relation
+from lab.models.default.tables import DrawRow, Row, draw_split
 
 MAX_OPERAND = 999
 MAX_FACTOR = 99

@@ -3,5 +3,5 @@
 The stages run in this order, each in its own module: a corpus of own text (`documents`), a
 tokenizer (`tokenizer`), training (`training`), export to the Hugging Face layout (`export`), the
 judgement of the exported files (`evaluation`) and the model card (`card`).
-`scripts/train_default_model.py` is the command over them.
+`python -m lab.models.default` is the command over them.
 """

@@ -1,6 +1,6 @@
 """Make a Llama or a mixture of experts of random weights, to measure speed with: it says nothing.
 
-    python scripts/make_random_model.py 110m var/models/random-110m
+    python -m lab.models.random_model 110m var/models/random-110m
 
 Every byte of a prompt is one token, and every token that comes out is visible text, so that a
 client can count both.

@@ -1,6 +1,6 @@
 """Write a model folder as one GGUF file, for programs that read those.
 
-    python scripts/make_gguf.py models/hearth-tiny var/models/hearth-tiny.Q8_0.gguf --type Q8_0
+    python -m lab.models.gguf_file models/hearth-tiny var/models/hearth-tiny.Q8_0.gguf --type Q8_0
 
 The matrices get the type asked for, by the `gguf` package's own quantizers; norms and biases stay
 float32. Beside the file only one tensor at a time is in memory. A tokenizer that is not one of the
