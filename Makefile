@@ -110,7 +110,7 @@ bench-%: $(VENV)/dev.stamp
 # Three Ray nodes on this machine, and a load that doubles and comes back, in four minutes
 # (docs/cluster.md). Options: make cluster-demo DEMO=--kill-node
 cluster-demo: $(VENV)/dev.stamp
-	$(BIN)/python -m cluster.demo $(DEMO)
+	$(BIN)/python -m lab.demo.cluster $(DEMO)
 
 # Without a container engine: docs/install.md. Options: make image-check IMAGES="proxy --base FOLDER"
 image-check: $(VENV)/dev.stamp

@@ -25,7 +25,7 @@ EXTRAS: dict[str, list[str]] = METADATA["optional-dependencies"]
 PARTS = {
     None: "common proxy scripts.agent scripts.hearth scripts.init scripts.jwt_util",
     "requirements-measure.txt": "benchmarking optimizer weights",
-    "requirements-cluster.txt": "cluster -cluster.demo",
+    "requirements-cluster.txt": "cluster",
 }
 IMPORT_ALL = """
 import importlib, pkgutil, sys

@@ -21,8 +21,8 @@ from cluster.actuators.machines import Machines
 from cluster.actuators.ray_actors import RayMachines
 from cluster.actuators.tended import TendedReplicas, Times
 from cluster.actuators.upstreams_file import UpstreamsFile
-from cluster.demo.ray_nodes import RayNodes, ray_nodes
 from cluster.replicas import Group, Recipes, Replica, State
+from lab.kit.ray_nodes import RayNodes, ray_nodes
 from lab.kit.servers import eventually
 from tests.kubernetes_api import KubernetesApi
 from tests.kubernetes_kubelet import Kubelet

@@ -90,7 +90,6 @@ def test_of_many_that_create_a_file_at_once_one_does_and_all_find_that_one(tmp_p
 # Where files are written otherwise, and why.
 OTHERWISE = {
     "benchmarking/load/process.py": "a pipe",
-    "cluster/demo/processes.py": "a log",
     "weights/drivers/server.py": "a log",
     "cluster/controller/journal.py": "appends a line at a time",
     "cluster/actuators/api_process.py": "locks, which are empty",

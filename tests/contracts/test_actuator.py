@@ -21,8 +21,8 @@ from cluster.actuators.machines import Machines
 from cluster.actuators.ray_actors import RayMachines
 from cluster.actuators.tended import TendedReplicas, Times
 from cluster.actuators.upstreams_file import UpstreamsFile
-from cluster.demo.ray_nodes import ray_nodes
 from cluster.replicas import Group, Outcome, Recipes, Replica, State
+from lab.kit.ray_nodes import ray_nodes
 from lab.kit.servers import eventually
 from proxy.upstreams.endpoint_slices import EndpointSlice, specs_of
 from tests.kubernetes_api import KubernetesApi

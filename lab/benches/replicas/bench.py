@@ -31,10 +31,10 @@ from benchmarking.machine import describe_machine
 from cluster.actuators.local import LocalMachine, Record, records_in
 from cluster.actuators.tended import TendedReplicas, Times
 from cluster.actuators.upstreams_file import UpstreamsFile
-from cluster.demo.machines import local_place
 from cluster.replicas import Group, Recipes, State
 from common.fetch import answers_ok
 from lab.benches.proxy.targets import Target, serving
+from lab.demo.cluster.machines import local_place
 from lab.kit.servers import eventually, exit_on_sigterm, free_port
 from lab.kit.shares import HeldReplicas, choose_limiter
 

@@ -16,11 +16,8 @@ from pathlib import Path
 from benchmarking.machine import describe_machine
 from inference_api.engine.pipeline.split_search import SplitSearch
 from inference_api.engine.pipeline.splits import equal_split
-from lab.kit.servers import ROOT, exit_on_sigterm
-from lab.kit.shares import choose_limiter
-from lab.models.random_model import SHAPES, make_random_model
-from scripts.pipeline.engine import EngineFailed, Load, PipelineEngine
-from scripts.tune_partition import (
+from lab.demo.split.engine import EngineFailed, Load, PipelineEngine
+from lab.demo.split.tune import (
     COMPARISONS,
     FINALISTS,
     every_split,
@@ -29,6 +26,9 @@ from scripts.tune_partition import (
     tune,
     weights_service,
 )
+from lab.kit.servers import ROOT, exit_on_sigterm
+from lab.kit.shares import choose_limiter
+from lab.models.random_model import SHAPES, make_random_model
 
 MODEL = ROOT / "var" / "models" / "random-110m"
 SHARES = (1.0, 0.5, 0.25)

@@ -9,15 +9,16 @@ import pytest
 import requests
 
 from cluster.actuators.local import LocalMachine, records_in
-from cluster.demo.__main__ import main
-from cluster.demo.load import Asked, Load, Request
-from cluster.demo.machines import local_place
-from cluster.demo.measured import measured
-from cluster.demo.picture import draw
-from cluster.demo.play import wait_for_service
-from cluster.demo.processes import DemoFailed, running_services
-from cluster.demo.story import MOCK, MODEL_NAME, SLOW_MACHINE, Backend, Shares, Story
-from cluster.demo.verdict import (
+from cluster.replicas import Group, Recipe
+from lab.demo.cluster.__main__ import main
+from lab.demo.cluster.load import Asked, Load, Request
+from lab.demo.cluster.machines import local_place
+from lab.demo.cluster.measured import measured
+from lab.demo.cluster.picture import draw
+from lab.demo.cluster.play import wait_for_service
+from lab.demo.cluster.processes import DemoFailed, running_services
+from lab.demo.cluster.story import MOCK, MODEL_NAME, SLOW_MACHINE, Backend, Shares, Story
+from lab.demo.cluster.verdict import (
     Run,
     cycles_to_predict,
     failed,
@@ -25,8 +26,7 @@ from cluster.demo.verdict import (
     periods_to_follow,
     verdict,
 )
-from cluster.demo.watch import Look, Row, Watch
-from cluster.replicas import Group, Recipe
+from lab.demo.cluster.watch import Look, Row, Watch
 from lab.kit.servers import eventually
 from lab.kit.shares import HeldReplicas
 
@@ -143,7 +143,7 @@ def test_a_node_can_be_killed_without_naming_ray(monkeypatch: pytest.MonkeyPatch
     def without_nodes() -> None:
         raise DemoFailed("no nodes here")
 
-    monkeypatch.setattr("cluster.demo.__main__.ray_place", without_nodes)
+    monkeypatch.setattr("lab.demo.cluster.__main__.ray_place", without_nodes)
     with pytest.raises(SystemExit, match="no nodes here"):
         main(["--kill-node"])
 

@@ -13,10 +13,11 @@ import pytest
 import requests
 
 from inference_api.engine.pipeline.split_search import SearchFailed, SplitSearch
+from lab.demo.split import tune as tune_partition
+from lab.demo.split.engine import EngineFailed, Load, PipelineEngine
+from lab.demo.split.tune import Layers, every_split, tune, weights_service
+from lab.kit.servers import ROOT
 from lab.kit.shares import CgroupLimiter, CpuLimiter, DutyCycleLimiter
-from scripts import tune_partition
-from scripts.pipeline.engine import ROOT, EngineFailed, Load, PipelineEngine
-from scripts.tune_partition import Layers, every_split, tune, weights_service
 
 TINY = ROOT / "models" / "hearth-tiny"
 TRIAL = re.compile(r" *\d+  (\d+(?:-\d+)+) +([\d.]+) +[\d.]+  \w+")
@@ -93,7 +94,7 @@ def test_what_was_found_is_compared_with_the_best_of_every_split(
 
 def test_real_processes_are_tuned_and_leave_nothing_behind() -> None:
     with subprocess.Popen(
-        [sys.executable, "scripts/tune_partition.py", "--trials", "3", "--seconds", "0.05",
+        [sys.executable, "-m", "lab.demo.split", "--trials", "3", "--seconds", "0.05",
          "--seed", "1", "--shares", "1,0.5,0.25"],
         cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     ) as run:  # fmt: skip

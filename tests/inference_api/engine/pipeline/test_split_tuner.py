@@ -22,9 +22,9 @@ from inference_api.engine.pipeline.split_tuner import (
 from inference_api.engine.pipeline.splits import Split, equal_split
 from inference_api.inference_api_server import create_server
 from inference_api.settings import Settings
+from lab.demo.split.tune import weights_service
 from lab.kit.servers import eventually
 from optimizer.settings import Settings as OptimizerSettings
-from scripts.tune_partition import weights_service
 from tests.ports import free_port
 from weights.settings import Settings as WeightsSettings
 

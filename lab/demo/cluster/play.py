@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from cluster.demo.files import Addresses
-from cluster.demo.load import Load, Request
-from cluster.demo.machines import Place, node_with_replica
-from cluster.demo.processes import running_services, until
-from cluster.demo.story import MODEL_NAME, Story
-from cluster.demo.verdict import Run
-from cluster.demo.watch import Row, Watch, ready_urls, state_of
 from common.fetch import answers_ok
+from lab.demo.cluster.files import Addresses
+from lab.demo.cluster.load import Load, Request
+from lab.demo.cluster.machines import Place, node_with_replica
+from lab.demo.cluster.processes import running_services, until
+from lab.demo.cluster.story import MODEL_NAME, Story
+from lab.demo.cluster.verdict import Run
+from lab.demo.cluster.watch import Row, Watch, ready_urls, state_of
 from lab.kit.shares import HeldReplicas, choose_limiter
 
 FIRST_REPLICA_S = 120.0

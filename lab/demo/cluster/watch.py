@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cluster.demo.load import Asked, Load
-from cluster.demo.story import SERVER, Story
 from common.fetch import PROBE, fetch
+from lab.demo.cluster.load import Asked, Load
+from lab.demo.cluster.story import SERVER, Story
 
 LOOK_S = 0.25
 

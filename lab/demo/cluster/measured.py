@@ -11,10 +11,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from cluster.actuators.api_process import ApiProcess, free_port, start_api
-from cluster.demo.processes import HOST, DemoFailed, until
-from cluster.demo.story import ACCELERATOR, MODEL_NAME, Story
 from common.fetch import answers_ok
 from common.files import write_whole
+from lab.demo.cluster.processes import HOST, DemoFailed, until
+from lab.demo.cluster.story import ACCELERATOR, MODEL_NAME, Story
 from lab.kit.shares import choose_limiter, hold_process
 
 # Each loop takes some seconds.

@@ -1,5 +1,5 @@
-"""`python -m cluster.demo`: a cluster on this machine, and a load that doubles and comes back, or
-machines that become slower.
+"""`python -m lab.demo.cluster`: a cluster on this machine, and a load that doubles and comes back,
+or machines that become slower.
 
 What follows the load, and how well, is printed period by period, and judged at the end.
 """
@@ -13,15 +13,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from cluster.demo.machines import local_place, ray_place
-from cluster.demo.measured import measured
-from cluster.demo.picture import draw
-from cluster.demo.play import Options, play
-from cluster.demo.processes import DemoFailed
-from cluster.demo.show import HEAD, line_of, verdict_text
-from cluster.demo.story import SLOW_MACHINE, Story
-from cluster.demo.verdict import failed, verdict
-from cluster.demo.watch import Row
+from lab.demo.cluster.machines import local_place, ray_place
+from lab.demo.cluster.measured import measured
+from lab.demo.cluster.picture import draw
+from lab.demo.cluster.play import Options, play
+from lab.demo.cluster.processes import DemoFailed
+from lab.demo.cluster.show import HEAD, line_of, verdict_text
+from lab.demo.cluster.story import SLOW_MACHINE, Story
+from lab.demo.cluster.verdict import failed, verdict
+from lab.demo.cluster.watch import Row
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

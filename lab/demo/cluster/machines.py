@@ -11,8 +11,8 @@ from urllib.parse import urlsplit
 import psutil
 
 from cluster.actuators.local import LocalMachine
-from cluster.demo.ray_nodes import RayNodes, ray_nodes
-from cluster.demo.story import MAX_REPLICAS
+from lab.demo.cluster.story import MAX_REPLICAS
+from lab.kit.ray_nodes import RayNodes, ray_nodes
 
 NUM_NODES = 3
 # Room for a replica more than a node's, so that those of a lost node find a place.

@@ -14,9 +14,9 @@ from threading import Thread
 from types import TracebackType
 from typing import Any, Self
 
+from lab.kit.servers import ROOT
 from lab.kit.shares import CpuLimiter
 
-ROOT = Path(__file__).resolve().parent.parent.parent
 START_TIMEOUT_S, TRIAL_TIMEOUT_S, STOP_TIMEOUT_S = 300.0, 300.0, 30.0
 
 
@@ -43,7 +43,7 @@ class PipelineEngine:
         torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
         self._command = [
             "env", "OMP_NUM_THREADS=1", *torchrun, f"--nproc-per-node={len(shares)}",
-            "-m", "scripts.pipeline.stage", str(model), str(load.rows),
+            "-m", "lab.demo.split.stage", str(model), str(load.rows),
         ]  # fmt: skip
         self._rank_pids: list[int] = []
         self.num_layers = 0

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from cluster.demo.verdict import Finding
-from cluster.demo.watch import Row
+from lab.demo.cluster.verdict import Finding
+from lab.demo.cluster.watch import Row
 
 HEAD = (
     "    at  offered  replicas     TTFT ms       ITL ms    within\n"

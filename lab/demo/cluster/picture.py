@@ -6,7 +6,7 @@ from pathlib import Path
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from cluster.demo.verdict import Run
+from lab.demo.cluster.verdict import Run
 
 INCHES, DPI = (7.2, 8.0), 200
 # Told apart by people who do not see red or green as others do (Okabe and Ito, 2008).

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from cluster.demo.load import Asked
-from cluster.demo.story import Story
-from cluster.demo.watch import Look, Row, attainment
+from lab.demo.cluster.load import Asked
+from lab.demo.cluster.story import Story
+from lab.demo.cluster.watch import Look, Row, attainment
 
 WITHIN_PERIODS = 2.0
 LEAST_ATTAINED = 0.95

@@ -1,8 +1,8 @@
 """Find the split of a model over unequal processes by measuring: start, measure, tell, ask again.
 
-    python scripts/tune_partition.py                      # the embedded model, no service needed
-    python scripts/tune_partition.py --url http://127.0.0.1:8001 --session llama-3-nodes
-    python scripts/tune_partition.py --model var/models/random-110m --exhaustive
+    python -m lab.demo.split                      # the embedded model, no service needed
+    python -m lab.demo.split --url http://127.0.0.1:8001 --session llama-3-nodes
+    python -m lab.demo.split --model var/models/random-110m --exhaustive
 
 Three ranks under torchrun serve the model as a pipeline, held to 100, 50 and 25 % of a core
 (all a little less where there are few cores). It ends when further trials stop paying or after
@@ -13,8 +13,6 @@ the best of them again, and the best of those in turn with what was found.
 import argparse
 import logging
 import os
-import signal
-import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from heapq import nlargest
@@ -27,10 +25,10 @@ from typing import Protocol
 from tqdm import tqdm
 from werkzeug.serving import make_server
 
-from inference_api.engine.pipeline.split_search import SearchFailed, SplitSearch
+from inference_api.engine.pipeline.split_search import SplitSearch
 from inference_api.settings import EMBEDDED_MODEL
+from lab.demo.split.engine import Load, PipelineEngine
 from lab.kit.shares import choose_limiter
-from scripts.pipeline.engine import EngineFailed, Load, PipelineEngine
 from weights.app import create_app
 from weights.settings import Settings
 from weights.store.memory_store import MemoryStore
@@ -186,12 +184,3 @@ def _parse() -> argparse.Namespace:
     add("--exhaustive", action="store_true", help="then measure every split, and compare")
     add("--rounds", type=int, default=3, help="of --exhaustive (default: %(default)s)")
     return parser.parse_args()
-
-
-if __name__ == "__main__":
-    # Ended from outside, it undoes what it did to the processes too.
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
-    try:
-        sys.exit(main())
-    except (EngineFailed, SearchFailed) as error:
-        sys.exit(str(error))

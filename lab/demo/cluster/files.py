@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cluster.demo.story import ACCELERATOR, MAX_REPLICAS, MODEL_NAME, SERVER, Story
 from common.files import write_whole
+from lab.demo.cluster.story import ACCELERATOR, MAX_REPLICAS, MODEL_NAME, SERVER, Story
 
 SPEED_KEYS = ("decodeParms", "prefillParms", "serviceCurve")
 

@@ -39,7 +39,7 @@ class Job:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="One rank of a pipeline; see scripts.pipeline.")
+    parser = argparse.ArgumentParser(description="One rank of a pipeline; see lab.demo.split.")
     parser.add_argument("model", type=Path)
     parser.add_argument("rows", type=int, help="at most")
     arguments = parser.parse_args()

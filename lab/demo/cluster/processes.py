@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from cluster.actuators.api_process import free_port, last_words
-from cluster.demo.files import Addresses, write_cluster
-from cluster.demo.story import Story
 from cluster.errors import ClusterError
 from common.files import OWNER_ALONE, write_whole
+from lab.demo.cluster.files import Addresses, write_cluster
+from lab.demo.cluster.story import Story
 
 HOST = "127.0.0.1"
 START_S, END_S = 60.0, 60.0
