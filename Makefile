@@ -51,7 +51,7 @@ test-fast: $(VENV)/dev.stamp kernels
 	RANDOM_BODIES=$${RANDOM_BODIES:-300} $(PYTEST) -m "not slow"
 
 packages:
-	scripts/need_packages.sh chromium redis-server prometheus
+	lab/need_packages.sh chromium redis-server prometheus
 
 KERNELS := $(wildcard inference_api/kernels/src/*.h inference_api/kernels/src/*.cpp)
 TIDY := $(BIN)/run-clang-tidy.py -clang-tidy-binary $(BIN)/clang-tidy -p var/kernels -quiet -hide-progress
@@ -114,11 +114,11 @@ cluster-demo: $(VENV)/dev.stamp
 
 # Without a container engine: docs/install.md. Options: make image-check IMAGES="proxy --base FOLDER"
 image-check: $(VENV)/dev.stamp
-	$(BIN)/python -m scripts.image_check $(IMAGES)
+	$(BIN)/python -m lab.images $(IMAGES)
 
 # From a clone and an empty cache of pip's to the first token, in a scratch folder.
 first-token:
-	$(PYTHON) scripts/first_token.py TORCH_INDEX='$(TORCH_INDEX)'
+	$(PYTHON) lab/first_token.py TORCH_INDEX='$(TORCH_INDEX)'
 
 $(VENV)/python.stamp:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

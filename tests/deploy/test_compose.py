@@ -18,7 +18,7 @@ from lab.kit.servers import ROOT
 from optimizer.settings import Settings as OptimizerSettings
 from proxy.settings import Settings as ProxySettings
 from scripts import init
-from scripts.dockerfile import Stage, read_stages
+from lab.images.dockerfile import Stage, read_stages
 from weights.settings import Settings as WeightsSettings
 
 Service = dict[str, Any]

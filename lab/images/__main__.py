@@ -20,9 +20,9 @@ from collections.abc import Mapping, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
 
-from scripts.dockerfile import Stage, read_stages
+from lab.images.dockerfile import Stage, read_stages
 
-TOP = Path(__file__).resolve().parents[1]
+TOP = Path(__file__).resolve().parents[2]
 USER = 1000
 # What an image needs to start that it does not bring, or what is tried in place of its command.
 GIVEN = {"proxy": {"JWT_SECRET": secrets.token_hex()}}
@@ -55,7 +55,7 @@ def main() -> int:
     if options.inside is None:
         # Mounts end with their namespace: nothing of them is in the folder that is removed here.
         with tempfile.TemporaryDirectory(prefix="hearth-images-") as folder:
-            again = ["unshare", "--mount", sys.executable, "-m", "scripts.image_check"]
+            again = ["unshare", "--mount", sys.executable, "-m", "lab.images"]
             return subprocess.run([*again, *sys.argv[1:], "--inside", folder], cwd=TOP).returncode
     stages = read_stages(TOP / "Dockerfile")
     images = options.images or [

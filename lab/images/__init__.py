@@ -1,0 +1,1 @@
+"""Builds and starts the images of the Dockerfile without a container engine."""
