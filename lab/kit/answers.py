@@ -24,7 +24,7 @@ from typing import Any
 
 import yaml
 
-PROMPTS = Path(__file__).parents[2] / "benchmarking" / "newcomer_prompts.yaml"
+PROMPTS = Path(__file__).parents[1] / "data" / "newcomer_prompts.yaml"
 LOOP_WORDS, LOOP_TIMES = 12, 4
 LEAST_LATIN = 0.95  # of letters
 FEW_WORDS = 12

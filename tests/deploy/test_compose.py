@@ -14,11 +14,11 @@ from pydantic_settings import BaseSettings
 
 from benchmarking.settings import Settings as BenchmarkSettings
 from inference_api.settings import Settings as ApiSettings
+from lab.images.dockerfile import Stage, read_stages
 from lab.kit.servers import ROOT
 from optimizer.settings import Settings as OptimizerSettings
 from proxy.settings import Settings as ProxySettings
 from scripts import init
-from lab.images.dockerfile import Stage, read_stages
 from weights.settings import Settings as WeightsSettings
 
 Service = dict[str, Any]

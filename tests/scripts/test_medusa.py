@@ -41,7 +41,7 @@ from scripts.medusa.tree import chain, most_frequent_paths, prefixes, ranks, tok
 
 ROOT = Path(__file__).parents[2]
 MODEL = ROOT / "models" / "hearth-tiny"
-ORDINARY_PROMPTS = ROOT / "benchmarking" / "ordinary_prompts.txt"
+ORDINARY_PROMPTS = ROOT / "lab" / "data" / "ordinary_prompts.txt"
 QUESTIONS = [f"What is {a} plus {b}?" for a in range(2, 8) for b in range(2, 8)]
 MAX_TOKENS = 24
 

@@ -2,7 +2,7 @@
 
 The embedded model and SmolLM2-135M-Instruct (in int8, as `make serve MODEL=smollm2` has it) answer
 greedily through the served API. Rules that were written before any model was asked judge each
-answer without knowing whose it is: `benchmarking/newcomer_prompts.yaml` and `analysis/answers.py`.
+answer without knowing whose it is: `lab/data/newcomer_prompts.yaml` and `lab/kit/answers.py`.
 Nothing is timed, and the figures are the same in every run on one kind of processor. The answers
 with their verdicts are kept in `var/bench/answers.json`.
 """

@@ -26,7 +26,7 @@ from inference_api.text.expert_router import ExpertRouter
 from lab.benches.router.hidden_states import mean_states
 from lab.kit.servers import ROOT
 
-MESSAGES = ROOT / "benchmarking" / "routed_messages.yaml"
+MESSAGES = ROOT / "lab" / "data" / "routed_messages.yaml"
 MODEL = ROOT / "models" / "hearth-tiny"
 # Bundle -> the expert for what no other expert knows.
 BUNDLES = {"bundle.yaml": "hearth-tiny", "bundle-smollm2.yaml": "smollm2"}

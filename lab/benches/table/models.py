@@ -15,7 +15,7 @@ from lab.models.default.evaluation import Trial, draw_trials
 from lab.models.gguf_file import make_gguf
 from scripts.fetch_smollm2 import SMOLLM2, fetch_smollm2
 
-ORDINARY_PROMPTS = ROOT / "benchmarking" / "ordinary_prompts.txt"
+ORDINARY_PROMPTS = ROOT / "lab" / "data" / "ordinary_prompts.txt"
 SEED = 20261123  # not that of the embedded model's own evaluation
 ASKED_TOGETHER = 8
 CONTEXT_STEP = 64
