@@ -14,7 +14,7 @@ from inference_api.engine.runner import Draw, Drawn, RowResult, RowStep
 from inference_api.inference_api_server import create_server, server_of
 from inference_api.request import TokenLogprobs
 from inference_api.scheduling.decode_backend import DecodeBackend
-from inference_api.scheduling.loaded_model import LoadedModel
+from inference_api.scheduling.model_loading import loaded_alone
 from inference_api.settings import Settings
 from inference_api.text.chat_prompts import (
     NO_EXTRAS,
@@ -151,7 +151,7 @@ def _patch(backend: DecodeBackend) -> None:
 
     def load_model_and_tokenizer() -> None:
         backend.take(
-            LoadedModel.of(
+            loaded_alone(
                 model.name,
                 EchoRunner(model.user_rows, model.max_seq_len or DEFAULT_SEQ_LEN),
                 ByteTokenizer(),

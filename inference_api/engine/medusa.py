@@ -5,8 +5,6 @@ model's own output head takes, and guesses the token k + 1 places after the one 
 """
 
 from collections.abc import Sequence
-from heapq import nlargest
-from math import prod
 
 import numpy as np
 import torch
@@ -14,16 +12,14 @@ from torch import Tensor
 
 from inference_api.engine.loading.config import ModelConfig
 from inference_api.engine.loading.layout import HEAD
-from inference_api.engine.loading.medusa_files import MedusaFile, TreePath
+from inference_api.engine.loading.medusa_files import MedusaFile
 from inference_api.engine.loading.pages import anonymous
 from inference_api.engine.loading.weights import Parameters
+from inference_api.engine.medusa_tree import tree_paths
 from inference_api.engine.runner import HeadGuesses
 from inference_api.kernels.library import Kernels, PackedWeight
 from inference_api.kernels.packing import BITS, PANEL, Bits, packed_bytes
 
-DEFAULT_PATHS = 63  # of the tree where the heads' files have none,
-DEFAULT_RANKS = 8
-RANK_DECAY = 0.4  # taking a guess to be less likely by this than the one before it
 LAYER_BITS, OUTPUT_BITS = BITS["int8"], BITS["int4"]
 UNPACKED_ROWS = 64 * PANEL  # at a time, of the model's own head
 
@@ -84,33 +80,6 @@ class MedusaHeads:
         if self._token_ids is not None:
             token_ids = self._token_ids[token_ids]
         return HeadGuesses(token_ids, probabilities)
-
-
-def tree_paths(file: MedusaFile, config: ModelConfig) -> Sequence[TreePath]:
-    """The tree that heads' files have, or one by default, as far as there are tokens to guess."""
-    vocab_size = len(file.outputs[0]) if file.outputs else config.vocab_size
-    num_tokens = vocab_size if file.token_ids is None else len(file.token_ids)
-    return _within(file.paths, num_tokens) or _within(default_paths(len(file.weights)), num_tokens)
-
-
-def _within(paths: Sequence[TreePath], num_ranks: int) -> Sequence[TreePath]:
-    """Those of guesses that there are."""
-    return [path for path in paths if max(path) < num_ranks]
-
-
-def default_paths(num_heads: int) -> list[TreePath]:
-    """The likeliest paths where each head's second guess is less likely than its first."""
-
-    def likelihood(path: TreePath) -> float:
-        return prod([0.6 * RANK_DECAY**rank for rank in path])
-
-    paths: list[TreePath] = []
-    level: list[TreePath] = [()]
-    for _ in range(num_heads):
-        longer = [(*path, rank) for path in level for rank in range(DEFAULT_RANKS)]
-        level = nlargest(DEFAULT_PATHS, longer, key=likelihood)
-        paths += level
-    return sorted(nlargest(DEFAULT_PATHS, paths, key=likelihood), key=len)
 
 
 def _packed(kernels: Kernels, weights: Tensor, bits: Bits) -> PackedWeight:

@@ -11,7 +11,7 @@ from inference_api.engine.loading.config import ModelConfig
 from inference_api.engine.loading.layout import EMBEDDING, HEAD
 from inference_api.engine.loading.medusa_files import MedusaFile
 from inference_api.engine.loading.weights import Parameters
-from inference_api.engine.medusa import tree_paths
+from inference_api.engine.medusa_tree import tree_paths
 from inference_api.engine.runner import HeadGuesses
 
 

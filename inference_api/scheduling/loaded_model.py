@@ -7,17 +7,11 @@ from dataclasses import dataclass
 from typing import Self
 
 from inference_api.engine.runner import ModelRunner
-from inference_api.errors import StartupError
 from inference_api.scheduling.rows import RowTable
 from inference_api.scheduling.served_model import ServedModel
-from inference_api.scheduling.speculation.draft_model import ModelDrafts
-from inference_api.scheduling.speculation.drafts import DraftSource
-from inference_api.scheduling.speculation.medusa import MedusaDrafts
-from inference_api.scheduling.speculation.ngram import NgramDrafts
-from inference_api.scheduling.speculation.scheduler import DraftScheduler
+from inference_api.scheduling.speculation.drafts import Drafting
 from inference_api.scheduling.step_plan import Step, StepPlanner
-from inference_api.settings import ModelSettings, Settings
-from inference_api.text.tokens import Tokenizer
+from inference_api.settings import Settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,20 +23,11 @@ class LoadedModel:
     rows: RowTable
     planner: StepPlanner
     drafter: ModelRunner | None = None  # a smaller model that guesses for `runner`
-    speculation: DraftScheduler | None = None
+    speculation: Drafting | None = None
 
     @property
     def name(self) -> str:
         return self.served.name
-
-    @classmethod
-    def of(cls, name: str, runner: ModelRunner, tokenizer: Tokenizer, settings: Settings) -> Self:
-        """Makes one of a runner that has no heads and no draft model."""
-        of_model = settings.of_model(name)
-        sources = draft_sources(name, runner, of_model)
-        max_guesses = of_model.speculation_tokens if sources else 0
-        served = ServedModel.of(name, runner, tokenizer, sources, max_guesses=max_guesses)
-        return cls.serving(served, runner, settings)
 
     @classmethod
     def serving(
@@ -51,10 +36,10 @@ class LoadedModel:
         runner: ModelRunner,
         settings: Settings,
         drafter: ModelRunner | None = None,
+        speculation: Drafting | None = None,
     ) -> Self:
         """Makes one of loaded runners, with empty rows."""
         rows = RowTable(runner.max_rows, _reuse_unit_tokens(runner, settings))
-        speculation = _speculation(served, runner, settings.of_model(served.name), drafter)
         planner = StepPlanner(rows, runner, settings, speculation, served.costs)
         return cls(served, runner, rows, planner, drafter, speculation)
 
@@ -86,64 +71,6 @@ class LoadedModel:
             self.speculation.took(step, model_s, loop_s)
         else:
             self.served.costs.took(step.contents, model_s, loop_s)
-
-
-def draft_sources(
-    name: str,
-    runner: ModelRunner,
-    settings: ModelSettings,
-    drafter: ModelRunner | None = None,
-) -> tuple[str, ...]:
-    """Names of who guesses for a runner, loaded or not; those that take least time first.
-
-    Raises StartupError where the one that is asked for is not there.
-    """
-    mode = settings.speculation
-    if mode == "off":
-        return ()
-    if mode == "draft" and drafter is None:
-        raise StartupError(
-            [
-                f"SPECULATION=draft, but {name} has no draft model; name a small one of the same "
-                "vocabulary in DRAFT_MODEL, or set SPECULATION=auto."
-            ]
-        )
-    if mode == "medusa" and not runner.has_medusa_heads:
-        raise StartupError(
-            [
-                f"SPECULATION=medusa, but {name} has no Medusa heads; name their folder in "
-                "MEDUSA_HEADS, train some with scripts/train_medusa.py, or set SPECULATION=auto."
-            ]
-        )
-    there = {
-        NgramDrafts.name: mode in ("auto", "ngram"),
-        MedusaDrafts.name: runner.has_medusa_heads,
-        ModelDrafts.name: drafter is not None,
-    }
-    return tuple(source for source, is_there in there.items() if is_there)
-
-
-def _speculation(
-    served: ServedModel,
-    runner: ModelRunner,
-    settings: ModelSettings,
-    drafter: ModelRunner | None,
-) -> DraftScheduler | None:
-    sources: list[DraftSource] = []
-    max_tokens = settings.speculation_tokens
-    for source in served.draft_sources:
-        if source == NgramDrafts.name:
-            sources.append(NgramDrafts(max_tokens))
-        elif source == MedusaDrafts.name:
-            assert runner.medusa is not None
-            sources.append(MedusaDrafts(runner.medusa, max_tokens))
-        else:
-            assert drafter is not None
-            sources.append(ModelDrafts(drafter, max_tokens, runner.vocab_size))
-    if not sources:
-        return None
-    tries_all = settings.speculation != "auto"
-    return DraftScheduler(sources, max_tokens, runner.max_rows, tries_all, costs=served.costs)
 
 
 def _reuse_unit_tokens(runner: ModelRunner, settings: Settings) -> int:

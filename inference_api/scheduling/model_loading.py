@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING
 from inference_api.bundle_file import Expert
 from inference_api.engine.loading.generation_config import NO_DEFAULTS, read_defaults
 from inference_api.engine.options import EngineOptions
+from inference_api.engine.runner import ModelRunner
 from inference_api.errors import StartupError
 from inference_api.scheduling.experts import Needs
-from inference_api.scheduling.loaded_model import LoadedModel, draft_sources
+from inference_api.scheduling.loaded_model import LoadedModel
 from inference_api.scheduling.served_model import ServedModel
+from inference_api.scheduling.speculation.sources import draft_sources, drafting_of
 from inference_api.settings import ModelSettings, Settings
 from inference_api.text.prompt_encoder import MAX_BYTES_AT_ONCE, WAIT_S, ByteBudget
-from inference_api.text.tokens import load_tokenizer
+from inference_api.text.tokens import Tokenizer, load_tokenizer
 
 if TYPE_CHECKING:
     from inference_api.engine.engine_runner import EngineRunner
@@ -40,7 +42,7 @@ class LoadableModel:
         self.runner.load()
         if self.drafter is not None:
             self.drafter.load()
-        return LoadedModel.serving(self.served, self.runner, self.settings, self.drafter)
+        return loaded(self.served, self.runner, self.settings, self.drafter)
 
     def unload(self) -> None:
         """Give the memory back. Nobody holds what `load` returned."""
@@ -87,6 +89,28 @@ def _stamp(file: Path) -> tuple[int, int, int] | None:
     except OSError:
         return None
     return state.st_ino, state.st_size, state.st_mtime_ns
+
+
+def loaded(
+    served: ServedModel,
+    runner: ModelRunner,
+    settings: Settings,
+    drafter: ModelRunner | None = None,
+) -> LoadedModel:
+    """Makes one of loaded runners."""
+    drafting = drafting_of(served, runner, settings.of_model(served.name), drafter)
+    return LoadedModel.serving(served, runner, settings, drafter, drafting)
+
+
+def loaded_alone(
+    name: str, runner: ModelRunner, tokenizer: Tokenizer, settings: Settings
+) -> LoadedModel:
+    """Makes one of a runner that has no heads and no draft model."""
+    of_model = settings.of_model(name)
+    sources = draft_sources(name, runner, of_model)
+    max_guesses = of_model.speculation_tokens if sources else 0
+    served = ServedModel.of(name, runner, tokenizer, sources, max_guesses=max_guesses)
+    return loaded(served, runner, settings)
 
 
 def load_models(settings: Settings) -> list[LoadedModel]:

@@ -7,7 +7,7 @@ from inference_api.engine.options import EngineOptions
 from inference_api.engine.pipeline.settings import load_rank_settings
 from inference_api.engine.pipeline.splits import resolved
 from inference_api.scheduling.loaded_model import LoadedModel
-from inference_api.scheduling.model_loading import describe_model, make_drafter
+from inference_api.scheduling.model_loading import describe_model, loaded, make_drafter
 from inference_api.settings import Settings
 from inference_api.text.prompt_encoder import MAX_BYTES_AT_ONCE, WAIT_S, ByteBudget
 
@@ -42,7 +42,7 @@ def load_split_model(settings: Settings) -> LoadedModel:
     runner.load()
     if drafter is not None:
         drafter.load()
-    return LoadedModel.serving(served, runner, settings, drafter)
+    return loaded(served, runner, settings, drafter)
 
 
 def _tuner(settings: Settings, num_layers: int, num_ranks: int) -> "SplitTuner":

@@ -1,10 +1,13 @@
 """Drafts: tokens tried beyond a row's next one, and which of them the model drew itself."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar
 
 from inference_api.engine.runner import Drawn, Hidden, RowStep
 from inference_api.scheduling.rows import Draft, UserRow
+
+if TYPE_CHECKING:
+    from inference_api.scheduling.step_plan import Step
 
 State = TypeVar("State")
 
@@ -37,6 +40,13 @@ class DraftSource(Protocol):
 
     def learn(self, outcomes: Sequence[Outcome]) -> None:
         """Called after each step with every row that decoded, with or without a draft."""
+
+
+class Drafting(DraftSource, Protocol):
+    """The one that the rows of a model ask, whoever it asks itself."""
+
+    def took(self, step: "Step", model_s: float, loop_s: float) -> None:
+        """How long a turn took, inside the model and outside."""
 
 
 class RowStates(Generic[State]):

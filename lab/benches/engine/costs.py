@@ -14,6 +14,7 @@ from inference_api.engine.engine_runner import EngineRunner
 from inference_api.engine.options import EngineOptions
 from inference_api.request import GenerationRequest, OutputQueue, SessionId
 from inference_api.scheduling.loaded_model import LoadedModel
+from inference_api.scheduling.model_loading import loaded_alone
 from inference_api.scheduling.rows import RowTable
 from inference_api.scheduling.step_plan import Step
 from inference_api.settings import EMBEDDED_MODEL, Settings
@@ -32,7 +33,7 @@ def main() -> None:
     settings = Settings(model=str(EMBEDDED_MODEL), user_rows=MAX_ROWS)
     runner = EngineRunner(EMBEDDED_MODEL, EngineOptions.from_settings(settings))
     runner.load()
-    model = LoadedModel.of("m", runner, ByteTokenizer(), settings)
+    model = loaded_alone("m", runner, ByteTokenizer(), settings)
     model.warm_up()
     print(f"{describe_machine('torch')}\n")
     print("| rows | prompt tokens | step ms | learning µs | share |")

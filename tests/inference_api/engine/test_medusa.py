@@ -16,7 +16,8 @@ from inference_api.engine.loading.layout import HEAD
 from inference_api.engine.loading.medusa_files import MAX_HEADS, MedusaFile
 from inference_api.engine.loading.weight_files import weight_files
 from inference_api.engine.loading.weights import load_parameters
-from inference_api.engine.medusa import DEFAULT_PATHS, MedusaHeads, default_paths
+from inference_api.engine.medusa import MedusaHeads
+from inference_api.engine.medusa_tree import DEFAULT_PATHS, default_paths
 from inference_api.engine.torch_medusa import TorchMedusaHeads
 from inference_api.kernels.library import (
     Kernels,

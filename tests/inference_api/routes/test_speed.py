@@ -6,7 +6,7 @@ import pytest
 
 from inference_api._mock_inference_api_server import ByteTokenizer, EchoRunner
 from inference_api.inference_api_server import create_server, server_of
-from inference_api.scheduling.loaded_model import LoadedModel
+from inference_api.scheduling.model_loading import loaded_alone
 from inference_api.scheduling.step_costs import Contents
 from inference_api.settings import Settings
 
@@ -17,7 +17,7 @@ def test_times_are_of_the_moment_with_their_errors() -> None:
     app = create_server(Settings(user_rows=4))
     client, backend = app.test_client(), server_of(app).backend
     assert client.get("/speed").get_json() == {}
-    backend.take([LoadedModel.of(NAME, EchoRunner(4, 64), ByteTokenizer(), backend.settings)])
+    backend.take([loaded_alone(NAME, EchoRunner(4, 64), ByteTokenizer(), backend.settings)])
     nothing = {"decode_ms": [], "prefill_ms_per_token": [], "speed": 1.0, "steps": 0}
     nothing |= {"steps_s": 0.0, "steps_by_tokens": []}
     nothing |= {"chunk_tokens": 256, "budget_tokens": 6}

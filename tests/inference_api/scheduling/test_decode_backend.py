@@ -14,7 +14,7 @@ from inference_api.scheduling import decode_backend
 from inference_api.scheduling.backend_status import Hooks, Phase
 from inference_api.scheduling.decode_backend import FEW_EVENTS, DecodeBackend
 from inference_api.scheduling.input_queue import InputQueue
-from inference_api.scheduling.loaded_model import LoadedModel
+from inference_api.scheduling.model_loading import loaded_alone
 from inference_api.scheduling.output_queues import OutputQueues
 from inference_api.settings import Settings
 
@@ -51,7 +51,7 @@ class Loop:
             self.now,
         )
         self.backend.take(
-            LoadedModel.of(name, EchoRunner(rows, context), ByteTokenizer(), self.backend.settings)
+            loaded_alone(name, EchoRunner(rows, context), ByteTokenizer(), self.backend.settings)
             for name in models
         )
         self.backend._rest = lambda: None  # type: ignore[method-assign]  # no waiting for prompts
@@ -83,7 +83,7 @@ def test_process_hears_that_models_are_loaded_before_a_request_is_taken(
     phases: list[Phase] = []
     queues = (InputQueue(1, {NAME: 1}), OutputQueues())
     backend = DecodeBackend(Settings(user_rows=1), *queues)
-    model = LoadedModel.of(NAME, EchoRunner(1, 8), ByteTokenizer(), backend.settings)
+    model = loaded_alone(NAME, EchoRunner(1, 8), ByteTokenizer(), backend.settings)
     monkeypatch.setattr(backend, "load_model_and_tokenizer", lambda: backend.take([model]))
     backend.hooks = Hooks(on_loaded=lambda: phases.append(backend.phase))
     backend.start()

@@ -4,7 +4,9 @@ import pytest
 
 from inference_api._mock_inference_api_server import ByteTokenizer, EchoRunner
 from inference_api.scheduling.loaded_model import LoadedModel
+from inference_api.scheduling.model_loading import loaded, loaded_alone
 from inference_api.scheduling.served_model import ServedModel
+from inference_api.scheduling.speculation.scheduler import DraftScheduler
 from inference_api.scheduling.step_costs import Contents
 from inference_api.scheduling.step_plan import Step
 from inference_api.settings import Settings
@@ -13,14 +15,14 @@ from tests.inference_api.scheduling.speculation.rows import rows_of
 NAME = "m"
 
 
-def loaded(**settings: object) -> LoadedModel:
+def loaded_with(**settings: object) -> LoadedModel:
     known = Settings.model_validate({"user_rows": 4, **settings})
-    return LoadedModel.of(NAME, EchoRunner(4, 64), ByteTokenizer(), known)
+    return loaded_alone(NAME, EchoRunner(4, 64), ByteTokenizer(), known)
 
 
 @pytest.mark.parametrize("speculation", ["off", "ngram", "auto"])
 def test_warm_up_tells_what_steps_take(speculation: str) -> None:
-    model = loaded(speculation=speculation)
+    model = loaded_with(speculation=speculation)
     model.warm_up()
     costs = model.served.costs
     assert 0 < costs.of(1) <= costs.of(4) < 1
@@ -31,7 +33,7 @@ def test_warm_up_tells_what_steps_take(speculation: str) -> None:
 
 @pytest.mark.parametrize("speculation", ["off", "ngram", "auto"])
 def test_every_step_is_learned_from_once(speculation: str) -> None:
-    model = loaded(speculation=speculation)
+    model = loaded_with(speculation=speculation)
     (row,) = rows_of([1, 2, 3])
     model.took(Step(decoding=[(row, row.take_step())]), 0.5, 0.1)
     model.served.costs.publish(1.0)
@@ -43,12 +45,11 @@ def test_every_step_is_learned_from_once(speculation: str) -> None:
 
 def test_what_was_learned_is_there_when_it_is_loaded_again() -> None:
     settings = Settings(user_rows=4, speculation="auto")
-    first = LoadedModel.of(NAME, EchoRunner(4, 64), ByteTokenizer(), settings)
+    first = loaded_alone(NAME, EchoRunner(4, 64), ByteTokenizer(), settings)
     served: ServedModel = first.served
     for _ in range(3):
         served.costs.took(Contents(2, 2, 0), 0.25, 0.0)
-    again = LoadedModel.serving(served, EchoRunner(4, 64), settings)
-    assert first.speculation is not None
-    assert again.speculation is not None
+    again = loaded(served, EchoRunner(4, 64), settings)
+    assert isinstance(again.speculation, DraftScheduler)
     assert again.speculation is not first.speculation
     assert again.speculation.costs.of(2) == 0.25

@@ -20,7 +20,7 @@ from inference_api.observe.recent_requests import RecentRequests
 from inference_api.request import Caller, FinishReason, GenerationParams
 from inference_api.scheduling.decode_backend import DecodeBackend
 from inference_api.scheduling.input_queue import InputQueue
-from inference_api.scheduling.loaded_model import LoadedModel
+from inference_api.scheduling.model_loading import loaded_alone
 from inference_api.scheduling.output_queues import OutputQueues
 from inference_api.settings import Settings
 
@@ -48,7 +48,7 @@ class Server:
         self.input_queue, self.output_queues = queues = InputQueue(4, {NAME: 2}), OutputQueues()
         self.backend = DecodeBackend(settings, *queues)
         runner = EchoRunner(2, max_seq_len=64)
-        self.backend.take([LoadedModel.of(NAME, runner, ByteTokenizer(), settings)])
+        self.backend.take([loaded_alone(NAME, runner, ByteTokenizer(), settings)])
         self.backend._rest = lambda: None  # type: ignore[method-assign]  # no waiting for prompts
         self.backend._become_ready()
         self.watcher = Watcher()

@@ -26,7 +26,7 @@ from inference_api.request import (
 )
 from inference_api.scheduling.decode_backend import DecodeBackend
 from inference_api.scheduling.input_queue import InputQueue
-from inference_api.scheduling.loaded_model import LoadedModel
+from inference_api.scheduling.model_loading import loaded_alone
 from inference_api.scheduling.output_queues import OutputQueues
 from inference_api.scheduling.rows import Tokens
 from inference_api.scheduling.speculation.drafts import DraftSource
@@ -122,7 +122,7 @@ class Decoding:
         settings = Settings(user_rows=MAX_ROWS, itl_budget=1000)
         self.input_queue = InputQueue(10_000, {NAME: MAX_ROWS})
         self.backend = DecodeBackend(settings, self.input_queue, OutputQueues())
-        loaded = LoadedModel.of(NAME, model.runner, model.tokenizer, settings)
+        loaded = loaded_alone(NAME, model.runner, model.tokenizer, settings)
         scheduler = None
         if drafts is not None:
             scheduler = DraftScheduler([drafts], MAX_GUESSES, MAX_ROWS, tries_all=True)

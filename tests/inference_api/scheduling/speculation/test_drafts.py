@@ -19,8 +19,8 @@ from inference_api._mock_inference_api_server import (
 from inference_api.engine.runner import Draw, Drawn, RowStep
 from inference_api.inference_api_server import server_of
 from inference_api.request import FinishReason, GenerationRequest, OutputQueue, SessionId
-from inference_api.scheduling import loaded_model
-from inference_api.scheduling.loaded_model import LoadedModel
+from inference_api.scheduling import model_loading
+from inference_api.scheduling.model_loading import loaded_alone
 from inference_api.scheduling.rows import Draft, RowTable, UserRow
 from inference_api.scheduling.speculation.drafts import Outcome, accepted
 from inference_api.scheduling.speculation.scheduler import DraftScheduler
@@ -64,7 +64,7 @@ def client(request: pytest.FixtureRequest) -> Iterator[FlaskClient]:
         if request.param != "single":
             drafts = EchoDrafts(is_tree=request.param == "tree")
             scheduler = DraftScheduler([drafts], 8, max_rows=32, tries_all=True)
-            patch.setattr(loaded_model, "_speculation", lambda *_: scheduler)
+            patch.setattr(model_loading, "drafting_of", lambda *_: scheduler)
         app = create_test_server(Settings(mock_tokens_per_second=1e6, max_seq_len=200))
         server = server_of(app)
         server.start()
@@ -251,7 +251,7 @@ def test_depth_of_a_tree_is_what_was_drafted() -> None:
 @pytest.mark.parametrize("mode", ["off", "ngram", "auto"])
 def test_setting_says_whether_there_are_drafts(mode: str) -> None:
     settings = Settings.model_validate({"speculation": mode})
-    model = LoadedModel.of("m", EchoRunner(2, 64), ByteTokenizer(), settings)
+    model = loaded_alone("m", EchoRunner(2, 64), ByteTokenizer(), settings)
     assert (model.planner._drafts is not None) == (mode != "off")
     assert model.served.draft_sources == (() if mode == "off" else ("ngram",))
 

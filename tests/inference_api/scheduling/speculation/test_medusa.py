@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from inference_api.engine.medusa import default_paths
+from inference_api.engine.medusa_tree import default_paths
 from inference_api.engine.runner import HeadGuesses, Hidden
 from inference_api.scheduling.speculation.drafts import Outcome
 from inference_api.scheduling.speculation.medusa import MedusaDrafts

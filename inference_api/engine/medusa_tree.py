@@ -1,0 +1,39 @@
+"""The tree of guesses that Medusa heads make together, by kernels or by torch."""
+
+from collections.abc import Sequence
+from heapq import nlargest
+from math import prod
+
+from inference_api.engine.loading.config import ModelConfig
+from inference_api.engine.loading.medusa_files import MedusaFile, TreePath
+
+DEFAULT_PATHS = 63  # of the tree where the heads' files have none,
+DEFAULT_RANKS = 8
+RANK_DECAY = 0.4  # taking a guess to be less likely by this than the one before it
+
+
+def tree_paths(file: MedusaFile, config: ModelConfig) -> Sequence[TreePath]:
+    """The tree that heads' files have, or one by default, as far as there are tokens to guess."""
+    vocab_size = len(file.outputs[0]) if file.outputs else config.vocab_size
+    num_tokens = vocab_size if file.token_ids is None else len(file.token_ids)
+    return _within(file.paths, num_tokens) or _within(default_paths(len(file.weights)), num_tokens)
+
+
+def _within(paths: Sequence[TreePath], num_ranks: int) -> Sequence[TreePath]:
+    """Those of guesses that there are."""
+    return [path for path in paths if max(path) < num_ranks]
+
+
+def default_paths(num_heads: int) -> list[TreePath]:
+    """The likeliest paths where each head's second guess is less likely than its first."""
+
+    def likelihood(path: TreePath) -> float:
+        return prod([0.6 * RANK_DECAY**rank for rank in path])
+
+    paths: list[TreePath] = []
+    level: list[TreePath] = [()]
+    for _ in range(num_heads):
+        longer = [(*path, rank) for path in level for rank in range(DEFAULT_RANKS)]
+        level = nlargest(DEFAULT_PATHS, longer, key=likelihood)
+        paths += level
+    return sorted(nlargest(DEFAULT_PATHS, paths, key=likelihood), key=len)
