@@ -32,6 +32,7 @@ MAX_FILE_BYTES = 256 * 1024
 MAX_EXPERTS = 32
 MAX_EXAMPLES = 256  # of an expert
 MAX_FAULTS = 100  # that are listed
+REMOVED = {"load_by": "packed files are always mapped"}  # keys of earlier versions
 ROUTED = "auto"  # the model of requests that leave the choice to the router
 UNIT_BYTES = {"": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 SIZE = re.compile(r"(\d{1,15}(?:\.\d{1,6})?) ?(KiB|MiB|GiB|TiB)")
@@ -236,9 +237,6 @@ class Bundle(_Keys):
     default: Name | None = Field(
         None, description="The expert for requests that name no model; default: the first."
     )
-    load_by: Literal["map", "copy"] = Field(
-        "map", description="map: map the packed file; copy: read it into huge pages."
-    )
     experts: Annotated[tuple[Expert, ...], Field(strict=False)] = Field(
         max_length=MAX_EXPERTS, description=f"A list of 1 to {MAX_EXPERTS} mappings."
     )
@@ -334,9 +332,7 @@ def parse_bundle(content: bytes) -> Bundle:
     try:
         bundle = Bundle.model_validate(raw)
     except ValidationError as error:
-        faults = [
-            fault_of(detail, _keys_at(detail)) for detail in error.errors(include_url=False)
-        ] + faults
+        faults = [_fault_of(detail) for detail in error.errors(include_url=False)] + faults
     if faults:
         more = len(faults) - MAX_FAULTS
         raise StartupError(faults[:MAX_FAULTS] + [f"And {more} more faults."] * (more > 0))
@@ -389,6 +385,13 @@ _PARTS: Mapping[str, type[_Keys]] = {
     "draft": ExpertDraft,
     "router": RouterSettings,
 }
+
+
+def _fault_of(detail: ErrorDetails) -> str:
+    key = detail["loc"][0]
+    if len(detail["loc"]) == 1 and key in REMOVED:
+        return f"{key}: no longer a key: {REMOVED[key]}; remove it."
+    return fault_of(detail, _keys_at(detail))
 
 
 def _keys_at(detail: ErrorDetails) -> Iterable[str]:

@@ -31,9 +31,8 @@ def main() -> None:
 
 @main.command()
 @click.argument("file", type=click.Path(path_type=Path))
-@click.option("--full", is_flag=True, help="Read all weights, not only their headers.")
 @click.option("--json", "as_json", is_flag=True, help="Print the answer of POST /bundle/validate.")
-def validate(file: Path, full: bool, as_json: bool) -> None:
+def validate(file: Path, as_json: bool) -> None:
     """Check FILE: exit status 0 where it can be served here, else 2."""
     try:
         settings = load_settings(bundle=None)
@@ -43,7 +42,7 @@ def validate(file: Path, full: bool, as_json: bool) -> None:
     bundle = None
     try:
         bundle = read_bundle(file)
-        validation = check_bundle(bundle, settings, full)
+        validation = check_bundle(bundle, settings)
     except StartupError as error:
         validation = invalid_file(error)
     click.echo(validation.model_dump_json() if as_json else "\n".join(shown(bundle, validation)))

@@ -31,7 +31,6 @@ from inference_api.engine.loading.medusa_folder import find_heads, heads_bytes
 from inference_api.engine.loading.memory import Footprint, memory_faults
 from inference_api.engine.loading.packed_files import PackedModel
 from inference_api.engine.loading.packed_folder import PackedFolder
-from inference_api.engine.loading.pages import Pause
 from inference_api.engine.loading.weight_files import read_headers, shape_faults
 from inference_api.engine.loading.weights import Parameters, load_parameters
 from inference_api.engine.medusa import MedusaHeads
@@ -59,7 +58,7 @@ CACHE_DTYPES = {"float16": torch.float16, "float32": torch.float32, "int8": torc
 
 class EngineRunner:
     """One model over `max_rows` user rows. Decode thread only, except the constructor, and, with
-    packed files, what comes before steps and after them: `pack`, `check_packed`, `load`, `unload`.
+    packed files, what comes before steps and after them: `pack`, `load`, `unload`.
 
     Once constructed it is described, by its configuration and the headers of its weights; once
     loaded it has `decoder` and `medusa`. The constructor raises StartupError when the model is not
@@ -148,11 +147,6 @@ class EngineRunner:
         if self._packed is not None:
             self._check()
             self._packed.pack(self._packed_model)
-
-    def check_packed(self, go_on: Pause) -> None:
-        """Compare checksums of packed weights before `load` would; see `PackedFolder.check`."""
-        if self._packed is not None:
-            self._packed.check(self._packed_model, go_on)
 
     def load(self) -> None:
         """Bring the weights into memory and allocate the KV cache. Raises StartupError; see

@@ -221,6 +221,6 @@ def bundle_residents(
         bundle.min_residence_s,
         bundle.load_timeout_s,
     )
-    packed = PackedFolder(Path(settings.packed_folder), bundle.load_by, pause)
+    packed = PackedFolder(Path(settings.packed_folder), pause)
     experts = {each.served.name: each for each in describe_models(settings, packed)}
     return BundleResidents(bundle, policy, experts, input_queue)

@@ -1,15 +1,13 @@
 """The loader thread of a bundle: loads and unloads experts, one at a time.
 
 The decode thread requests a load and takes the result from the events at the start of a later turn;
-nothing else is shared. Residents decode meanwhile, so the thread runs at a low priority. While it
-has no request, it compares the checksums of packed files that an earlier process has left.
+nothing else is shared. Residents decode meanwhile, so the thread runs at a low priority.
 """
 
 import logging
 import os
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from threading import Thread, get_native_id
@@ -52,10 +50,6 @@ class Unloaded:
 LoaderEvent = Packing | Loaded | LoadFailed | Unloaded
 
 
-class _SomebodyAsksError(Exception):
-    """Interrupts work that nobody waits for."""
-
-
 class ExpertLoader:
     """`start` it once; `stop` joins its thread. Only the decode thread calls the rest."""
 
@@ -91,30 +85,8 @@ class ExpertLoader:
 
     def _run(self) -> None:
         os.setpriority(os.PRIO_PROCESS, get_native_id(), NICENESS)
-        unchecked = list(self._experts.values())
-        while (job := self._next_job(unchecked)) is not None:
+        while (job := self._asked.get()) is not None:
             self._tell(job())
-
-    def _next_job(self, unchecked: list[LoadableModel]) -> Callable[[], LoaderEvent] | None:
-        """The next request; compares checksums until there is one."""
-        with suppress(_SomebodyAsksError):
-            while unchecked:
-                self._give_up_if_asked()
-                self._check(unchecked[0])
-                del unchecked[0]
-        return self._asked.get()
-
-    def _check(self, expert: LoadableModel) -> None:
-        try:
-            expert.check_packed(self._give_up_if_asked)
-        except _SomebodyAsksError:
-            raise
-        except Exception as error:  # a load will report it
-            logger.warning("%s cannot be checked: %r", expert.served.name, error)
-
-    def _give_up_if_asked(self) -> None:
-        if not self._asked.empty():
-            raise _SomebodyAsksError
 
     def _tell(self, event: LoaderEvent) -> None:
         self._events.put(event)

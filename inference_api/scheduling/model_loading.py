@@ -57,12 +57,6 @@ class LoadableModel:
         """Returns what is another once a file of its weights is."""
         return [_stamp(file) for runner in self._runners for file in runner.files]
 
-    def check_packed(self, go_on: Callable[[], None]) -> None:
-        """Compare the checksums of packed weights, so that the first `load` need not. `go_on` is
-        called every few milliseconds, and may raise to give up. Raises StartupError."""
-        for runner in self._runners:
-            runner.check_packed(go_on)
-
     def needs(self, expert: Expert) -> Needs:
         """Returns what it takes in memory as this expert of a bundle. Its tokenizer is there in any
         case."""

@@ -73,7 +73,7 @@ def test_documented_example_is_read() -> None:
 def test_defaults_are_those_of_the_contract() -> None:
     bundle = parsed(expert())
     assert (bundle.patience_s, bundle.min_residence_s, bundle.load_timeout_s) == (10, 2, 120)
-    assert (bundle.max_queue, bundle.load_by, bundle.router) == (256, "map", None)
+    assert (bundle.max_queue, bundle.router) == (256, None)
     [only] = bundle.experts
     assert (only.quantisation, only.rows.min, only.rows.max, only.load) == (
         "auto",
@@ -190,7 +190,10 @@ def test_faults_of_an_expert_name_key_value_and_bound(keys: dict[str, object], f
         ({"load_timeout_s": "10"}, 'load_timeout_s: is "10"; give a number.'),
         ({"max_queue": 0}, "max_queue: is 0; give 1 or more."),
         ({"default": "b"}, 'default: no expert "b"; known: a.'),
-        ({"load_by": "read"}, 'load_by: is "read"; known: map or copy.'),
+        (
+            {"load_by": "copy"},
+            "load_by: no longer a key: packed files are always mapped; remove it.",
+        ),
         ({"router": {"fallback": "b"}}, 'router.fallback: no expert "b"; known: a.'),
         ({"router": {"threshold": 1.5}}, "router.threshold: is 1.5; give 1 or less."),
         ({"router": {"method": "guess"}}, 'router.method: is "guess"; known: tfidf.'),

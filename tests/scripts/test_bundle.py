@@ -50,10 +50,10 @@ def test_sound_bundle_is_shown_with_its_bytes(file: Path) -> None:
     assert last == "valid"
 
 
-@pytest.mark.parametrize("option", ["--json", "--full"])
-def test_bundle_that_cannot_be_served_exits_with_2(file: Path, option: str) -> None:
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_bundle_that_cannot_be_served_exits_with_2(file: Path, options: list[str]) -> None:
     file.write_text(SOUND.replace("fast_memory_limit: 1GiB", "fast_memory_limit: 1MiB"))
-    result = run(file, option)
+    result = run(file, *options)
     assert result.exit_code == 2
     assert "large: fast_memory_limit: need " in result.stdout
 

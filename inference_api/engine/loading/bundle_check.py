@@ -6,7 +6,7 @@ tokenizers and grammars is known only once they are loaded, and is in no total.
 
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -23,13 +23,10 @@ from inference_api.engine.loading.bundle_sums import (
     excess,
 )
 from inference_api.engine.loading.config import ModelConfig
-from inference_api.engine.loading.gguf_files import is_gguf
 from inference_api.engine.loading.hub import is_hub_id
 from inference_api.engine.loading.layout import Tensors, decodes_by_kernels, shown
 from inference_api.engine.loading.medusa_folder import find_heads, heads_bytes
 from inference_api.engine.loading.memory import scratch_bytes
-from inference_api.engine.loading.weight_files import weight_files
-from inference_api.engine.loading.weight_numbers import number_faults
 from inference_api.engine.options import EngineOptions
 from inference_api.errors import StartupError
 from inference_api.kernels.packing import BITS, GROUP, MAX_HEAD_DIM
@@ -40,7 +37,6 @@ Level = Literal["ERROR", "INFO"]
 Reason = Literal[
     "FileInvalid",
     "SourceInvalid",
-    "WeightsInvalid",
     "ArchitectureNotSupported",
     "ContextTooLong",
     "HeadsNotFound",
@@ -119,12 +115,12 @@ def invalid_file(error: StartupError) -> Validation:
     return Validation(valid=False, validations=found, utilization=None)
 
 
-def check_bundle(bundle: Bundle, settings: Settings, full: bool = False) -> Validation:
+def check_bundle(bundle: Bundle, settings: Settings) -> Validation:
     """Every reason why this bundle cannot be served, and how much of its limits its experts use.
 
-    `settings` are the server's, whatever bundle it serves itself. `full`: read all weights.
+    `settings` are the server's, whatever bundle it serves itself.
     """
-    check = _Check(settings, full)
+    check = _Check(settings)
     taken = [each for expert in bundle.experts if (each := check.expert(expert)) is not None]
     check.rows(bundle)
     check.limits(bundle, taken)
@@ -165,10 +161,10 @@ class _Model(NamedTuple):
 class _Check:
     """Collects findings in `found`. A source that several experts share is read once."""
 
-    def __init__(self, settings: Settings, full: bool) -> None:
+    def __init__(self, settings: Settings) -> None:
         self.found: list[Finding] = []
         self._settings = settings
-        self._look_at = cache(partial(_look_at, full=full))
+        self._look_at = cache(_look_at)
 
     def expert(self, expert: Expert) -> Taken | None:
         """The memory it takes; None if its files do not say, or it cannot be served."""
@@ -188,12 +184,7 @@ class _Check:
         heads = self._heads(expert, model)
         if any(each.level == "ERROR" for each in self.found[before:]):
             return None
-        taken = _taken(expert, settings, model, draft, heads)
-        settings = settings.model_copy(update={"quantization": "int4"})
-        as_int4 = _taken(expert, settings, model, draft, heads)
-        return replace(
-            taken, as_int4=as_int4 if as_int4.weights_bytes < taken.weights_bytes else None
-        )
+        return _taken(expert, settings, model, draft, heads)
 
     def rows(self, bundle: Bundle) -> None:
         faults = bundle.row_faults(self._settings.user_rows)
@@ -276,7 +267,7 @@ def _against(
     )
 
 
-def _look_at(source: str, full: bool) -> tuple[_Model | None, list[tuple[Reason, str]]]:
+def _look_at(source: str) -> tuple[_Model | None, list[tuple[Reason, str]]]:
     """A model whose experts can be packed, or why there is none."""
     try:
         described = checkpoint.describe(source, "source")
@@ -286,8 +277,6 @@ def _look_at(source: str, full: bool) -> tuple[_Model | None, list[tuple[Reason,
         return None, [("SourceInvalid", fault) for fault in described.faults]
     if (fault := _kernel_fault(described.config)) is not None:
         return None, [("ArchitectureNotSupported", fault)]
-    if full and (faults := _number_faults(described.folder)):
-        return None, [("WeightsInvalid", fault) for fault in faults]
     return _Model(described.folder, described.config, described.tensors), []
 
 
@@ -302,17 +291,6 @@ def _kernel_fault(config: ModelConfig) -> str | None:
         f"the kernels need weights with a multiple of {GROUP} columns; these differ: "
         f"{shown(uneven)}; choose another model."
     )
-
-
-def _number_faults(folder: Path) -> list[str]:
-    """Of weights that are here, and not in GGUF's types, which have scales of their own."""
-    if is_gguf(folder):
-        return []
-    try:
-        files = weight_files(folder)
-    except StartupError:  # on a hub still: described by headers
-        return []
-    return [fault for file in files for fault in number_faults(file)]
 
 
 def _taken(

@@ -1,6 +1,6 @@
 """The memory of a bundle's experts together, and remedies if it is too much. Pure."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 Key = tuple[str, str]  # folder or file of weights, and their quantisation: packed once
@@ -17,14 +17,13 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """Memory of one expert; `as_int4` is its memory with int4, if that is less."""
+    """Memory of one expert."""
 
     name: str
     pieces: tuple[Piece, ...]
     rows_min: int
     is_pinned: bool
     scratch_bytes: int  # of a step; all share that of the largest
-    as_int4: "Taken | None" = None
 
     @property
     def weights_by_key(self) -> Mapping[Key, int]:
@@ -89,23 +88,18 @@ FAST_MEMORY = Limit("fast_memory_limit", fast_memory_need, lambda one: one.need_
 
 
 def excess(limit: Limit, experts: Experts, limit_bytes: int) -> str | None:
-    """A message with the excess over a limit, and what to drop or shrink; None if there is no
-    excess."""
+    """A message with the excess over a limit, and what to drop; None if there is no excess."""
     need_bytes = limit.need(experts)
     over = need_bytes - limit_bytes
     if over <= 0:
         return None
-    remedies = []
-    if dropped := _changes(limit, experts, limit_bytes, {each.name: None for each in experts}):
-        remedies.append("drop " + _joined(f"{each.name} ({limit.size(each)})" for each in dropped))
-    packed = {each.name: each.as_int4 for each in experts if each.as_int4 is not None}
-    if shrunk := _changes(limit, experts, limit_bytes, packed):
-        saved = {each.name: limit.size(each) - limit.size(packed[each.name]) for each in shrunk}
-        remedies.append("int4 for " + _joined(f"{n} (saves {size})" for n, size in saved.items()))
-    remedies.append(f"raise {limit.key}")
+    dropped = [
+        f"{each.name} ({limit.size(each)})" for each in _to_drop(limit, experts, limit_bytes)
+    ]
+    remedy = f"drop {' and '.join(dropped)} or " if dropped else ""
     return (
         f"{limit.key}: need {need_bytes} bytes, limit {limit_bytes}, over by {over}; "
-        f"{', '.join(remedies[:-1])}{' or ' * (len(remedies) > 1)}{remedies[-1]}."
+        f"{remedy}raise {limit.key}."
     )
 
 
@@ -113,45 +107,27 @@ def _weights_of(experts: Experts) -> dict[Key, int]:
     return {key: size for each in experts for key, size in each.weights_by_key.items()}
 
 
-Changes = Mapping[str, Taken | None]  # what is in the place of experts of a name; None: nothing
-
-
-def _changes(limit: Limit, experts: Experts, limit_bytes: int, possible: Changes) -> Experts:
-    """Returns a small set of experts whose change keeps the limit; empty if all would not suffice.
+def _to_drop(limit: Limit, experts: Experts, limit_bytes: int) -> Experts:
+    """Returns a small set of experts without which the limit is kept; empty if it takes them all.
 
     If one alone suffices, it is the smallest such expert; otherwise the largest savings go first.
     """
-    made: dict[str, Taken | None] = {}
-    while (before := limit.need(_after(made, experts))) > limit_bytes:
-        savings = {
-            name: before - limit.need(_after({**made, name: change}, experts))
-            for name, change in possible.items()
-            if name not in made
-        }
-        savings = {name: saved for name, saved in savings.items() if saved >= 0}
-        if not savings:
-            return ()
-        enough = [name for name, saved in savings.items() if saved >= before - limit_bytes]
-        own = {each.name: limit.size(each) for each in experts}
-        name = (
-            min(enough, key=lambda name: (savings[name], own[name]))
-            if enough
-            else max(savings, key=lambda name: (savings[name], own[name]))
+
+    def need(dropped: Experts) -> int:
+        return limit.need([each for each in experts if each not in dropped])
+
+    dropped: list[Taken] = []
+    while (before := need(dropped)) > limit_bytes:
+        saved = {each: before - need([*dropped, each]) for each in experts if each not in dropped}
+        order = {each: (bytes_, limit.size(each)) for each, bytes_ in saved.items()}
+        enough = [each for each, bytes_ in saved.items() if bytes_ >= before - limit_bytes]
+        dropped.append(
+            min(enough, key=order.__getitem__) if enough else max(order, key=order.__getitem__)
         )
-        made[name] = possible[name]
-    for name in list(made):  # a later change may have made an earlier one needless
-        others = {other: change for other, change in made.items() if other != name}
-        if limit.need(_after(others, experts)) <= limit_bytes:
-            made = others
-    if len(experts) > 1 and not _after(made, experts):
+    for each in list(dropped):  # a later one may have made an earlier one needless
+        others = [other for other in dropped if other != each]
+        if need(others) <= limit_bytes:
+            dropped = others
+    if len(experts) > 1 and len(dropped) == len(experts):
         return ()  # dropping all is no remedy
-    return [each for each in experts if each.name in made]
-
-
-def _after(changes: Changes, experts: Experts) -> list[Taken]:
-    after = (changes.get(each.name, each) for each in experts)
-    return [each for each in after if each is not None]
-
-
-def _joined(names: Iterable[str]) -> str:
-    return " and ".join(names)
+    return [each for each in experts if each in dropped]

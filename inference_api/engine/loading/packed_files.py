@@ -1,12 +1,11 @@
-"""A packed file: a model's weights as they lie in memory, written once, then mapped or copied."""
+"""A packed file: a model's weights as they lie in memory, written once, then mapped."""
 
 import mmap
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
-from typing import Literal
 from zlib import crc32
 
 import torch
@@ -15,7 +14,7 @@ from inference_api.engine.linear import Packing
 from inference_api.engine.loading.config import ModelConfig
 from inference_api.engine.loading.layout import weight_plan
 from inference_api.engine.loading.packed_layout import PackedLayout, UnusablePackedFile
-from inference_api.engine.loading.pages import SLICE_BYTES, Pause, copied, mapped, slices, touch
+from inference_api.engine.loading.pages import SLICE_BYTES, Pause, mapped, slices, touch
 from inference_api.engine.loading.weights import (
     Memory,
     Parameters,
@@ -25,7 +24,6 @@ from inference_api.engine.loading.weights import (
 from inference_api.kernels.library import Kernels
 from inference_api.kernels.packing import LAYOUT_VERSION, Bits
 
-LoadBy = Literal["map", "copy"]
 Identity = tuple[int, ...]
 CPU = torch.device("cpu")
 
@@ -91,7 +89,7 @@ def write_packed(path: Path, key: str, model: PackedModel, pause: Pause) -> Iden
         memory = mmap.mmap(file.fileno(), layout.file_bytes)
         model.pack_into(memory, pause)
         names = [each.name for each in layout.tensors]
-        found = _crcs(layout, _slices_of(memory), pause)
+        found = _crcs(layout, memory, pause)
         head = layout.head(key, dict(zip(names, found, strict=True)))
         memory[: len(head)] = head
         memory.flush()
@@ -103,7 +101,6 @@ def read_packed(
     path: Path,
     key: str,
     layout: PackedLayout,
-    load_by: LoadBy,
     checked: set[Identity],
     pause: Pause,
 ) -> mmap.mmap:
@@ -115,47 +112,18 @@ def read_packed(
     with path.open("rb", buffering=0) as file:
         crcs = layout.read_crcs(file.fileno(), key)
         state = os.fstat(file.fileno())
-        if load_by == "copy":
-            memory = _copied(file.fileno(), layout.file_bytes, pause)
-        else:
-            memory = mapped(file.fileno(), layout.file_bytes)
+        memory = mapped(file.fileno(), layout.file_bytes)
     identity = _identity(state)
     if identity not in checked:
-        _compare(layout, _crcs(layout, _slices_of(memory), pause), crcs)
+        _compare(layout, _crcs(layout, memory, pause), crcs)
         checked.add(identity)
-    elif load_by == "map":
+    else:
         touch(memory, pause)
     return memory
 
 
-def check_packed(
-    path: Path, key: str, layout: PackedLayout, checked: set[Identity], pause: Pause
-) -> None:
-    """Compare the checksums of a packed file unless its identity is in `checked`, to which it is
-    added. Its bytes are read, not mapped. Raises OSError and UnusablePackedFile."""
-    with path.open("rb", buffering=0) as file:
-        crcs = layout.read_crcs(file.fileno(), key)
-        identity = _identity(os.fstat(file.fileno()))
-        if identity not in checked:
-            read = partial(_read, file.fileno())
-            _compare(layout, _crcs(layout, read, pause), crcs)
-            checked.add(identity)
-
-
-def _read(file: int, begin: int, end: int) -> bytes:
-    """Of a file that became shorter: less."""
-    return os.pread(file, end - begin, begin)
-
-
 def _identity(state: os.stat_result) -> Identity:
     return state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns
-
-
-def _copied(file: int, num_bytes: int, pause: Pause) -> mmap.mmap:
-    try:
-        return copied(file, num_bytes, pause)
-    except EOFError as error:
-        raise UnusablePackedFile(str(error), num_bytes) from None
 
 
 def _compare(layout: PackedLayout, found: Iterable[int], crcs: Mapping[str, int]) -> None:
@@ -164,23 +132,16 @@ def _compare(layout: PackedLayout, found: Iterable[int], crcs: Mapping[str, int]
             raise UnusablePackedFile(f"{each.name} does not match its checksum", each.begin)
 
 
-def _crcs(
-    layout: PackedLayout, read: Callable[[int, int], bytes | memoryview], pause: Pause
-) -> Iterator[int]:
-    """Of every tensor; `read` has the bytes of a file from one to before another. Other threads run
-    meanwhile."""
+def _crcs(layout: PackedLayout, memory: mmap.mmap, pause: Pause) -> Iterator[int]:
+    """Of every tensor. Other threads run meanwhile."""
+    view = memoryview(memory)
     num_bytes = 0  # since the last pause
     for each in layout.tensors:
         crc = 0
         for begin, end in slices(each.begin, each.end):
-            crc = crc32(read(begin, end), crc)
+            crc = crc32(view[begin:end], crc)
             num_bytes += end - begin
             if num_bytes >= SLICE_BYTES:
                 num_bytes = 0
                 pause()
         yield crc
-
-
-def _slices_of(memory: mmap.mmap) -> Callable[[int, int], memoryview]:
-    view = memoryview(memory)
-    return lambda begin, end: view[begin:end]

@@ -11,7 +11,7 @@ import mmap
 import os
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 from weakref import WeakValueDictionary
@@ -19,9 +19,7 @@ from weakref import WeakValueDictionary
 from inference_api.engine.linear import Packing
 from inference_api.engine.loading.packed_files import (
     Identity,
-    LoadBy,
     PackedModel,
-    check_packed,
     read_packed,
     write_packed,
 )
@@ -41,15 +39,13 @@ LOCK_POLL_S = 0.05
 class PackedFolder:
     """Any thread, any process: a file is made under its key's lock.
 
-    Checksums are compared when this object first brings a file into memory that it has neither made
-    nor checked. One that is unusable is named in the log and made anew.
+    Checksums are compared when this object first brings a file into memory that it has not made.
+    One that is unusable is named in the log and made anew.
     """
 
-    def __init__(self, folder: Path, load_by: LoadBy = "map", pause: Pause = lambda: None) -> None:
-        """`load_by` map takes the system's page cache, copy memory of this process in huge pages.
-        `pause` is called after every few milliseconds of work, and may wait."""
+    def __init__(self, folder: Path, pause: Pause = lambda: None) -> None:
+        """`pause` is called after every few milliseconds of work, and may wait."""
         self._folder = folder
-        self._load_by = load_by
         self._pause = pause
         self._sources = SourceHashes(folder, pause)
         self._checked: set[Identity] = set()
@@ -77,20 +73,6 @@ class PackedFolder:
         with _faults_named(model, self._folder):
             self._pack(model, self._key(model))
 
-    def check(self, model: PackedModel, go_on: Pause) -> None:
-        """Compare the checksums of the packed file, if there is one, so that `load` need not. One
-        that is unusable is left for `load` to name. `go_on` is called after every pause, and may
-        raise to give up. Raises StartupError when a source cannot be read."""
-
-        def pause() -> None:
-            self._pause()
-            go_on()
-
-        key = self._known_key(model)
-        if key is not None:
-            with suppress(OSError, UnusablePackedFile):
-                check_packed(self._path(key), key, model.layout, self._checked, pause)
-
     def faults(self, model: PackedModel) -> list[str]:
         """What is wrong with the packed file, read to its end; nothing where there is none yet.
         Raises StartupError when it cannot be read."""
@@ -98,7 +80,7 @@ class PackedFolder:
             key = self._key(model)
             path = self._path(key)
             try:
-                read_packed(path, key, model.layout, "map", set(), self._pause)
+                read_packed(path, key, model.layout, set(), self._pause)
             except FileNotFoundError:
                 return []
             except UnusablePackedFile as fault:
@@ -130,8 +112,7 @@ class PackedFolder:
         return self._brought(model, key)
 
     def _brought(self, model: PackedModel, key: str) -> mmap.mmap:
-        layout, checked = model.layout, self._checked
-        return read_packed(self._path(key), key, layout, self._load_by, checked, self._pause)
+        return read_packed(self._path(key), key, model.layout, self._checked, self._pause)
 
     def _pack(self, model: PackedModel, key: str) -> None:
         """Make the file, unless somebody has made it meanwhile."""

@@ -1,11 +1,10 @@
-"""Memory by pages: a file's, a copy of a file, or without one.
+"""Memory by pages: a file's, or without one.
 
 It is given back at once when the last view of it is dropped, whatever the allocator keeps.
 """
 
 import errno
 import mmap
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
@@ -36,23 +35,6 @@ def mapped(file: int, num_bytes: int) -> mmap.mmap:
     """
     with _memory_errors():
         return mmap.mmap(file, num_bytes, access=mmap.ACCESS_COPY)
-
-
-def copied(file: int, num_bytes: int, pause: Pause) -> mmap.mmap:
-    """Returns a copy of an open file's first bytes, in huge pages where there are some.
-
-    Raises MemoryError, OSError, and EOFError when the file is shorter.
-    """
-    memory = anonymous(num_bytes, mmap.MADV_HUGEPAGE)
-    view = memoryview(memory)
-    for begin, end in slices(0, num_bytes):
-        while begin < end:
-            num_read = os.preadv(file, [view[begin:end]], begin)
-            if num_read == 0:
-                raise EOFError(f"it ends at byte {begin} of {num_bytes}")
-            begin += num_read
-        pause()
-    return memory
 
 
 def touch(memory: mmap.mmap, pause: Pause) -> None:

@@ -3,7 +3,7 @@
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -17,7 +17,6 @@ from torch import Tensor
 
 from inference_api.engine import engine_runner, hardware
 from inference_api.engine.engine_runner import EngineRunner
-from inference_api.engine.loading.packed_files import LoadBy
 from inference_api.engine.loading.packed_folder import PackedFolder
 from inference_api.engine.options import EngineOptions
 from inference_api.engine.runner import HeadGuesses
@@ -56,7 +55,7 @@ def kilobytes():
     return int(next(line for line in lines if line.startswith("VmRSS")).split()[1])
 
 options = EngineOptions(device="cpu", max_rows=32, quantization="int8", has_medusa=True)
-packed = PackedFolder(Path(sys.argv[2]), sys.argv[3])
+packed = PackedFolder(Path(sys.argv[2]))
 runner = EngineRunner(Path(sys.argv[1]), options, packed=packed)
 seen = []
 for cycle in range(50):
@@ -88,16 +87,15 @@ def packed(tmp_path: Path) -> PackedFolder:
     return PackedFolder(tmp_path / "packed")
 
 
-@pytest.mark.parametrize("load_by", ["map", "copy"])
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("name", ["llama", "llama-tied", "llama-biases", "qwen3", "falcon-40b"])
 def test_answers_have_the_bits_of_weights_that_were_read(
-    name: str, form: str, load_by: LoadBy, tiny_model: Tiny, tmp_path: Path
+    name: str, form: str, tiny_model: Tiny, packed: PackedFolder
 ) -> None:
     folder, options = tiny_model(name)[0], options_of(form)
     read = EngineRunner(folder, options)
     read.load()
-    runner = EngineRunner(folder, options, packed=PackedFolder(tmp_path, load_by))
+    runner = EngineRunner(folder, options, packed=packed)
     for is_packed in (False, True):
         assert runner.is_packed() == is_packed
         runner.load()
@@ -256,11 +254,8 @@ def test_loading_beside_steps_of_another_runner_changes_no_bit(
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="no /proc to read memory from")
-@pytest.mark.parametrize("load_by", ["map", "copy"])
-def test_memory_does_not_grow_with_loading_again_and_again(load_by: str, tmp_path: Path) -> None:
-    command: Sequence[str] = [
-        *(sys.executable, "-c", MEASURE, str(EMBEDDED_MODEL), str(tmp_path), load_by)
-    ]
+def test_memory_does_not_grow_with_loading_again_and_again(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", MEASURE, str(EMBEDDED_MODEL), str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
     measured = json.loads(done.stdout)
     loaded, unloaded = zip(*measured["seen"][20:], strict=True)  # what stays is there by then

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from inference_api.engine.linear import Packing
 from inference_api.engine.loading import packed_files, packed_folder, pages, source_hashes
 from inference_api.engine.loading.checkpoint import load_config
-from inference_api.engine.loading.packed_files import LoadBy, PackedModel
+from inference_api.engine.loading.packed_files import PackedModel
 from inference_api.engine.loading.packed_folder import PackedFolder
 from inference_api.engine.loading.packed_layout import PREAMBLE, UnusablePackedFile
 from inference_api.engine.loading.weight_files import weight_files
@@ -132,16 +132,15 @@ def flip(rest: bytes) -> bytes:
     return bytes([rest[0] ^ 0xFF]) + rest[1:]
 
 
-@pytest.mark.parametrize("load_by", ["map", "copy"])
-def test_what_is_packed_is_what_is_read(source: Path, target: Path, load_by: LoadBy) -> None:
+def test_what_is_packed_is_what_is_read(source: Path, target: Path) -> None:
     model = model_in(source)
-    folder = PackedFolder(target, load_by)
+    folder = PackedFolder(target)
     assert not folder.has(model)
     assert numbers(folder.load(model, PACKING)) == read_numbers(model)
     assert folder.has(model)
     assert folder.faults(model) == []
     before = written(only_file(target))
-    assert numbers(PackedFolder(target, load_by).load(model, PACKING)) == read_numbers(model)
+    assert numbers(PackedFolder(target).load(model, PACKING)) == read_numbers(model)
     assert written(only_file(target)) == before
 
 
@@ -245,53 +244,6 @@ def test_checksums_of_a_file_are_not_compared_by_who_has_just_made_it(
         PackedFolder(target).load(model_in(source), PACKING)
 
 
-def test_what_was_checked_before_is_not_checked_by_the_first_load(
-    source: Path, target: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    PackedFolder(target).pack(model_in(source))
-    folder = PackedFolder(target)
-    folder.check(model_in(source), lambda: None)
-
-    def refuse(numbers: memoryview, crc: int = 0) -> int:
-        raise AssertionError("it is read once more")
-
-    monkeypatch.setattr(packed_files, "crc32", refuse)
-    folder.check(model_in(source), lambda: None)
-    folder.load(model_in(source), PACKING)
-
-
-def test_check_leaves_what_is_damaged_to_the_load(
-    source: Path, target: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    folder, model = PackedFolder(target), model_in(source)
-    folder.check(model, lambda: None)  # there is none yet
-    PackedFolder(target).pack(model)
-    with only_file(target).open("r+b") as stream:
-        stream.seek(model.layout.tensors[-1].begin)
-        stream.write(b"\x55\xaa\x55\xaa")
-    folder.check(model, lambda: None)
-    folder.load(model, PACKING)
-    assert "does not match its checksum" in caplog.text
-    assert folder.faults(model) == []
-
-
-def test_check_can_be_given_up(source: Path, target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class GivenUpError(Exception):
-        pass
-
-    def give_up() -> None:
-        raise GivenUpError
-
-    monkeypatch.setattr(packed_files, "SLICE_BYTES", 1)
-    folder = PackedFolder(target)
-    PackedFolder(target).pack(model_in(source))
-    with pytest.raises(GivenUpError):
-        folder.check(model_in(source), give_up)
-    monkeypatch.setattr(packed_files, "crc32", give_up)
-    with pytest.raises(TypeError):  # nothing is taken for checked
-        folder.load(model_in(source), PACKING)
-
-
 def test_new_time_of_the_same_weights_packs_nothing(source: Path, target: Path) -> None:
     folder = PackedFolder(target)
     folder.pack(model_in(source))
@@ -371,9 +323,8 @@ def test_header_of_another_model_is_refused(source: Path, target: Path, tiny_mod
         own.unlink()
 
 
-@pytest.mark.parametrize("load_by", ["map", "copy"])
 def test_damaged_weights_are_named_and_packed_anew(
-    load_by: LoadBy, source: Path, target: Path, caplog: pytest.LogCaptureFixture
+    source: Path, target: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     model = model_in(source)
     PackedFolder(target).pack(model)
@@ -385,16 +336,15 @@ def test_damaged_weights_are_named_and_packed_anew(
             [named] = PackedFolder(target).faults(model)
             assert fault in named
             with caplog.at_level(logging.WARNING):
-                parameters = PackedFolder(target, load_by).load(model, PACKING)
+                parameters = PackedFolder(target).load(model, PACKING)
             assert numbers(parameters) == read_numbers(model)
             assert fault in caplog.text
             caplog.clear()
 
 
 @pytest.mark.parametrize("part", ["nothing", "preamble", "header", "tensors", "last", "more"])
-@pytest.mark.parametrize("load_by", ["map", "copy"])
 def test_file_of_another_length_is_named_and_packed_anew(
-    part: str, load_by: LoadBy, source: Path, target: Path, caplog: pytest.LogCaptureFixture
+    part: str, source: Path, target: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     model = model_in(source)
     PackedFolder(target).pack(model)
@@ -411,18 +361,9 @@ def test_file_of_another_length_is_named_and_packed_anew(
     [named] = PackedFolder(target).faults(model)
     assert f"at byte {length}" in named
     with caplog.at_level(logging.WARNING):
-        parameters = PackedFolder(target, load_by).load(model, PACKING)
+        parameters = PackedFolder(target).load(model, PACKING)
     assert numbers(parameters) == read_numbers(model)
     assert f"at byte {length}" in caplog.text
-
-
-def test_copy_of_a_file_that_ends_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "short").write_bytes(b"1234")
-    with (
-        (tmp_path / "short").open("rb") as stream,
-        pytest.raises(EOFError, match="it ends at byte 4 of 5"),
-    ):
-        pages.copied(stream.fileno(), 5, lambda: None)
 
 
 def test_no_file_has_no_faults(source: Path, target: Path) -> None:
@@ -435,13 +376,12 @@ def test_slices_are_paused_after(
     model = model_in(source)
     PackedFolder(target).pack(model)
     monkeypatch.setattr(pages, "SLICE_BYTES", 16_384)
-    for load_by in ("map", "copy"):
-        pauses: list[None] = []
-        folder = PackedFolder(target, load_by, lambda: pauses.append(None))  # noqa: B023
-        folder.load(model, PACKING)  # with its checksums
-        pauses.clear()
-        folder.load(model, PACKING)
-        assert len(pauses) == -(-model.layout.file_bytes // 16_384)
+    pauses: list[None] = []
+    folder = PackedFolder(target, lambda: pauses.append(None))
+    folder.load(model, PACKING)  # with its checksums
+    pauses.clear()
+    folder.load(model, PACKING)
+    assert len(pauses) == -(-model.layout.file_bytes // 16_384)
 
 
 def test_locked_file_is_not_waited_for_without_end(
