@@ -1,8 +1,8 @@
 """Switching times: how long a bundle takes to bring another model into fast memory.
 
 Two sources stand beside each other: the server's own word, and an estimate from its times to first
-token by one of the two documented rules. The rules are pure functions; so is the matrix, over a run
-whose rows visit the models along `rotation`.
+token by the documented rule. The rule is a pure function; so is the matrix, over a run whose rows
+visit the models along `rotation`.
 """
 
 from collections.abc import Sequence
@@ -36,22 +36,6 @@ def three_sigma_s(ttfts_s: Sequence[float | None]) -> float | None:
     excess_s = first_s - mean_s
     floor_s = max(MIN_SWITCH_S, MIN_SWITCH_SHARE * mean_s, SIGMAS * sigma_s)
     return excess_s if excess_s > floor_s else None
-
-
-def largest_batch_spread_s(ttfts_s: Sequence[float | None]) -> float | None:
-    """The newer rule: longest minus shortest time to first token in the largest batch.
-
-    `ttfts_s`: the server's, in the order of ending. Neighbours with the very same time form a
-    group, and a batch is the next power of two; all groups of the largest batch count. None where
-    a time is missing. It is 0 when the switch hit a smaller batch, and counts queueing too.
-    """
-    known_s = [ttft_s for ttft_s in ttfts_s if ttft_s is not None]
-    if not known_s or len(known_s) < len(ttfts_s):
-        return None
-    groups = group_by_ttft(known_s)
-    largest = max(batch_of(size) for _, size in groups)
-    in_largest = [ttft_s for ttft_s, size in groups if batch_of(size) == largest]
-    return max(in_largest) - min(in_largest)
 
 
 def group_by_ttft(ttfts_s: Sequence[float]) -> list[tuple[float, int]]:

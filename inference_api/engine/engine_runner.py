@@ -58,7 +58,7 @@ CACHE_DTYPES = {"float16": torch.float16, "float32": torch.float32, "int8": torc
 
 class EngineRunner:
     """One model over `max_rows` user rows. Decode thread only, except the constructor, and, with
-    packed files, what comes before steps and after them: `pack`, `load`, `unload`.
+    packed files, what comes before steps and after them: `load`, `unload`.
 
     Once constructed it is described, by its configuration and the headers of its weights; once
     loaded it has `decoder` and `medusa`. The constructor raises StartupError when the model is not
@@ -141,12 +141,6 @@ class EngineRunner:
     def is_packed(self) -> bool:
         """Whether `load` finds what it needs packed already. Reads headers. Raises StartupError."""
         return self._packed is None or self._packed.has(self._packed_model)
-
-    def pack(self) -> None:
-        """Pack the weights, where they are to be, unless they are. Raises StartupError."""
-        if self._packed is not None:
-            self._check()
-            self._packed.pack(self._packed_model)
 
     def load(self) -> None:
         """Bring the weights into memory and allocate the KV cache. Raises StartupError; see

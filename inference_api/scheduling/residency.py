@@ -100,12 +100,8 @@ class Residency:
         each start."""
         return self._rows.order()
 
-    def may_start(self, name: str) -> bool:
-        """Whether one more request of this expert may take a row now."""
-        return self._rows.may_start(name)
-
     def started(self, name: str, now_s: float) -> None:
-        """A request of this expert took a row; the caller has asked `may_start` or `order`."""
+        """A request of this expert took a row; the caller has asked `order`."""
         self._rows.started(name)
         self._experts[name].last_used_s = now_s
         self._snapshot = None
@@ -148,14 +144,6 @@ class Residency:
         expert = self._experts[name]
         if expert.state in UNLOADED or expert.state is State.LOADING:
             self._states.become(expert, State.PACKING)
-
-    def packed(self, name: str) -> None:
-        """The expert's packed file is there."""
-        expert = self._experts[name]
-        expert.is_packed = True
-        if expert.state in UNLOADED:
-            state = State.LOADING if self._is_loading(expert) else State.ON_DISK
-            self._states.become(expert, state)
 
     def loaded(self, name: str, now_s: float) -> None:
         """A Load is done, even if it was abandoned meanwhile or nobody waits for it."""

@@ -56,11 +56,6 @@ class Asked(NamedTuple):
     options: EngineOptions
 
 
-def check(model: str, options: EngineOptions) -> list[str]:
-    """`check_all` for a single model."""
-    return check_all([Asked(model, model, options)])
-
-
 def check_all(models: Sequence[Asked]) -> list[str]:
     """Every reason why these cannot be served together; empty when they can.
 

@@ -68,25 +68,6 @@ class PackedFolder:
             self._memories[key] = memory
         return model.parameters(memory, packing)
 
-    def pack(self, model: PackedModel) -> None:
-        """Make the packed file unless it is there. Raises StartupError."""
-        with _faults_named(model, self._folder):
-            self._pack(model, self._key(model))
-
-    def faults(self, model: PackedModel) -> list[str]:
-        """What is wrong with the packed file, read to its end; nothing where there is none yet.
-        Raises StartupError when it cannot be read."""
-        with _faults_named(model, self._folder):
-            key = self._key(model)
-            path = self._path(key)
-            try:
-                read_packed(path, key, model.layout, set(), self._pause)
-            except FileNotFoundError:
-                return []
-            except UnusablePackedFile as fault:
-                return [f"{path}: {fault}; it is packed anew when {model.name} is loaded."]
-        return []
-
     def _key(self, model: PackedModel) -> str:
         self._folder.mkdir(parents=True, exist_ok=True)
         return _key(model, [self._sources.of(file) for file in model.files])

@@ -21,6 +21,7 @@ from inference_api.kernels.library import (
     supported_variants,
 )
 from lab.models.gguf_file import make_gguf
+from tests.inference_api.engine.checks import check_one
 from tests.inference_api.engine.conftest import TinyModel
 from tests.inference_api.engine.steps import decode, prefill
 from tests.inference_api.engine.tiny_models import CONTEXT, MODELS, VOCAB_SIZE
@@ -173,8 +174,8 @@ def test_memory_is_foreseen_for_weights_as_they_are(
     needed = weight_bytes(config, 2, 16) + config.kv_cache_bytes(1, 16, 4 * config.head_dim)
     options = EngineOptions(device="cpu", max_rows=1, max_seq_len=16)
     monkeypatch.setattr(hardware, "available_memory_bytes", lambda: needed)
-    assert checkpoint.check(str(model), options) == []
+    assert check_one(model, options) == []
     EngineRunner(model, options).load()
     monkeypatch.setattr(hardware, "available_memory_bytes", lambda: needed - 1)
-    [fault] = checkpoint.check(str(model), options)
+    [fault] = check_one(model, options)
     assert fault.startswith("Memory:")

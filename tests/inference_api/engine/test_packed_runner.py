@@ -118,19 +118,6 @@ def test_gguf_files_are_packed_too(
     assert torch.equal(answers(runner), answers(read))
 
 
-def test_packing_ahead_is_all_that_loading_would_do(
-    tiny_model: Tiny, packed: PackedFolder, tmp_path: Path
-) -> None:
-    runner = EngineRunner(tiny_model("llama")[0], options_of("int8"), packed=packed)
-    assert not runner.is_packed()
-    runner.pack()
-    assert runner.is_packed()
-    [file] = (tmp_path / "packed").glob("*.hearth")
-    packed_ns = file.stat().st_mtime_ns
-    runner.load()
-    assert file.stat().st_mtime_ns == packed_ns
-
-
 def test_heads_guess_alike(packed: PackedFolder) -> None:
     options = options_of("int8", has_medusa=True)
     read = EngineRunner(EMBEDDED_MODEL, options)
@@ -184,7 +171,6 @@ def test_what_torch_decodes_is_not_packed(
     runner = EngineRunner(tiny_model("llama")[0], options, packed=packed)
     assert not runner.is_batch_invariant
     assert runner.is_packed()
-    runner.pack()
     runner.load()
     assert not (tmp_path / "packed").exists()
     first = answers(runner)

@@ -27,6 +27,7 @@ from inference_api.errors import StartupError
 from inference_api.kernels.library import Kernels, KernelsUnavailable, supported_variants
 from inference_api.kernels.packing import Bits
 from inference_api.settings import EMBEDDED_MODEL
+from tests.inference_api.engine.checks import check_one
 from tests.inference_api.engine.steps import decode, prefill
 from tests.inference_api.engine.tiny_models import CONTEXT, MODELS, VOCAB_SIZE, make_model
 
@@ -224,7 +225,7 @@ def test_weights_that_do_not_fill_groups_are_named_before_anything_is_loaded(
     folder: Callable[[str], Path],
 ) -> None:
     options = EngineOptions(device="cpu", max_rows=1, quantization="int8")
-    faults = checkpoint.check(str(folder(UNEVEN)), options)
+    faults = check_one(str(folder(UNEVEN)), options)
     assert len(faults) == 1
     assert "transformer.h.0.mlp.dense_4h_to_h.weight (64, 80)" in faults[0]
     with pytest.raises(StartupError, match="dense_4h_to_h"):

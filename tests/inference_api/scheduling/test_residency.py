@@ -32,14 +32,12 @@ def test_request_to_an_absent_expert_has_it_loaded_and_starts_when_it_is_ready()
 def test_packing_is_seen_on_its_way() -> None:
     simulated = bundle()
     assert simulated.state("a") is State.ABSENT
-    simulated.ask("a")
+    request = simulated.ask("a")
     simulated.turn()
     simulated.residency.packing("a")
     assert simulated.state("a") is State.PACKING
-    simulated.residency.packed("a")
-    assert simulated.state("a") is State.LOADING
-    simulated.residency.packed("b")
-    assert simulated.state("b") is State.ON_DISK
+    simulated.run_until_served(request)
+    assert simulated.state("a") is State.RESIDENT
 
 
 def test_one_load_at_a_time_and_who_waits_longest_is_first() -> None:

@@ -84,7 +84,7 @@ def test_reads_are_not_use() -> None:
     for _ in range(5):
         simulated.turn()
         simulated.residency.snapshot()
-        simulated.residency.may_start("a")
+        simulated.residency.order()
         simulated.residency.switch_of("a", simulated.now_s)
         simulated.residency.ask_load("a", simulated.now_s)
     assert simulated.residency.snapshot().experts["a"].last_used_s == before

@@ -19,6 +19,7 @@ from inference_api.engine.loading.weight_files import read_headers
 from inference_api.engine.options import EngineOptions
 from inference_api.errors import StartupError
 from inference_api.settings import EMBEDDED_MODEL
+from tests.inference_api.engine.checks import check_one
 from tests.inference_api.engine.conftest import TinyModel
 from tests.inference_api.engine.tiny_models import EOS, MODELS
 
@@ -36,7 +37,7 @@ def check(
     model: Path | str, max_rows: int = 4, max_seq_len: int | None = None, dtype: str = "auto"
 ) -> list[str]:
     options = EngineOptions(device="cpu", dtype=dtype, max_rows=max_rows, max_seq_len=max_seq_len)
-    return checkpoint.check(str(model), options)
+    return check_one(model, options)
 
 
 def edit(file: Path, **values: Any) -> None:
@@ -86,9 +87,10 @@ def test_faults_of_one_of_several_models_name_it(tmp_path: Path) -> None:
 
 def test_check_loads_neither_torch_nor_transformers(folder: Path) -> None:
     code = (
-        "import sys; from inference_api.engine import options;"
-        "from inference_api.engine.loading import checkpoint;"
-        f"checkpoint.check({str(folder)!r}, options.EngineOptions(device='cpu', max_rows=1));"
+        "import sys; from inference_api.engine.options import EngineOptions;"
+        "from inference_api.engine.loading.checkpoint import Asked, check_all;"
+        f"model = {str(folder)!r};"
+        "check_all([Asked(model, model, EngineOptions(device='cpu', max_rows=1))]);"
         "sys.exit(bool({'torch', 'transformers', 'huggingface_hub'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0

@@ -37,6 +37,7 @@ from inference_api.kernels.packing import Bits
 from inference_api.text.tokens import load_tokenizer
 from lab.models.gguf_file import TYPES, make_gguf
 from lab.models.random_model import SHAPES, make_random_model
+from tests.inference_api.engine.checks import check_one
 from tests.inference_api.engine.conftest import TinyModel
 from tests.inference_api.engine.steps import decode, prefill
 from tests.inference_api.engine.tiny_models import CONTEXT
@@ -372,4 +373,4 @@ def test_a_file_or_its_folder_is_a_model(embedded: Callable[[str], Path], tmp_pa
     assert checkpoint.locate(str(tmp_path)) == copy
     for quantization in ("none", "int8", "int4"):
         options = EngineOptions(device="cpu", max_rows=4, quantization=quantization)
-        assert checkpoint.check(str(tmp_path), options) == []
+        assert check_one(tmp_path, options) == []

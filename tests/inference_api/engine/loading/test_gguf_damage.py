@@ -23,6 +23,7 @@ from inference_api.engine.options import EngineOptions
 from inference_api.errors import StartupError
 from inference_api.text.tokens import load_tokenizer
 from lab.models.gguf_file import make_gguf
+from tests.inference_api.engine.checks import check_one
 from tests.inference_api.engine.conftest import TinyModel
 from tests.inference_api.engine.loading.gguf_copies import Metadata, rewritten
 
@@ -278,7 +279,7 @@ def test_tokenizer_that_cannot_be_read_is_a_fault_of_the_model(
     change: Callable[[Metadata], None], expected: str, embedded_file: Path, tmp_path: Path
 ) -> None:
     file = rewritten(embedded_file, tmp_path / "model.gguf", change)
-    [found] = checkpoint.check(str(file), EngineOptions(device="cpu", max_rows=1))
+    [found] = check_one(file, EngineOptions(device="cpu", max_rows=1))
     assert expected in found
     with pytest.raises(StartupError):
         vocabulary(read_gguf(file).metadata)

@@ -8,12 +8,12 @@ from gguf import GGUFWriter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inference_api.engine.loading import checkpoint
 from inference_api.engine.loading.gguf_files import read_gguf
 from inference_api.engine.options import EngineOptions
 from inference_api.errors import StartupError
 from inference_api.settings import EMBEDDED_MODEL
 from lab.models.gguf_file import make_gguf
+from tests.inference_api.engine.checks import check_one
 from tests.inference_api.engine.loading.gguf_copies import rewritten
 
 
@@ -92,4 +92,4 @@ def test_a_model_that_was_merged_is_whole(count: int, tmp_path: Path) -> None:
         tmp_path / "merged.gguf",
         lambda metadata: metadata.update({"split.count": count}),
     )
-    assert checkpoint.check(str(file), EngineOptions(device="cpu", max_rows=1)) == []
+    assert check_one(file, EngineOptions(device="cpu", max_rows=1)) == []

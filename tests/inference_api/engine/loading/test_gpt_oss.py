@@ -20,6 +20,7 @@ from inference_api.engine.options import EngineOptions
 from inference_api.errors import StartupError
 from inference_api.kernels.packing import Bits
 from lab.models.gguf_file import make_gguf
+from tests.inference_api.engine.checks import check_one
 from tests.inference_api.engine.conftest import TinyModel, make_runner
 from tests.inference_api.engine.loading.test_gguf import logits, parameters
 from tests.inference_api.engine.steps import decode, prefill
@@ -64,7 +65,7 @@ def models(tiny_model: Tiny, tmp_path_factory: pytest.TempPathFactory) -> tuple[
 
 def test_mxfp4_is_the_numbers_that_transformers_makes_of_it(models: tuple[Path, Path]) -> None:
     folder, plain = models
-    assert checkpoint.check(str(folder), OPTIONS) == []
+    assert check_one(folder, OPTIONS) == []
     found, expected = (parameters(each).tensors for each in models)
     assert found.keys() == expected.keys()
     assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
@@ -174,7 +175,7 @@ def test_tensors_that_do_not_fit_are_refused(
 ) -> None:
     copy = spoiled(models[0], tmp_path, change)
     with pytest.raises(StartupError, match=fault):
-        raise StartupError(checkpoint.check(str(copy), OPTIONS))
+        raise StartupError(check_one(copy, OPTIONS))
 
 
 @pytest.mark.parametrize("bits", [None, 8, 4])
@@ -202,7 +203,7 @@ def test_headers_on_the_hub_are_understood(
         (copy / WEIGHTS).unlink()
         monkeypatch.setattr(hub, "fetch", lambda *_, copy=copy, **__: copy)
         monkeypatch.setattr(hub, "stored_tensors", lambda _, headers=headers: headers)
-        assert checkpoint.check("owner/name", OPTIONS) == []
+        assert check_one("owner/name", OPTIONS) == []
 
 
 def test_what_gguf_has_no_words_for_is_not_written(tiny_model: Tiny, tmp_path: Path) -> None:

@@ -7,11 +7,11 @@ from shutil import copytree
 
 import pytest
 
-from inference_api.engine.loading import checkpoint
 from inference_api.engine.loading.json_files import MAX_JSON_BYTES
 from inference_api.engine.options import EngineOptions
 from inference_api.errors import StartupError
 from inference_api.text.tokens import load_tokenizer
+from tests.inference_api.engine.checks import check_one
 from tests.inference_api.engine.conftest import TinyModel
 
 Tiny = Callable[[str], TinyModel]
@@ -35,7 +35,7 @@ def folder(tiny_model: Tiny, tmp_path: Path) -> Path:
 
 
 def check(folder: Path) -> list[str]:
-    return checkpoint.check(str(folder), EngineOptions(device="cpu", max_rows=1))
+    return check_one(folder, EngineOptions(device="cpu", max_rows=1))
 
 
 FILES = (
@@ -115,7 +115,7 @@ def test_folder_or_link_to_itself_in_the_place_of_a_file_is_no_traceback(
     "model", ["x" * 5000, "a\0b", "~nobody-of-this-name/model", "/proc/1/root/x"]
 )
 def test_name_of_a_model_that_cannot_be_a_path_is_a_fault(model: str) -> None:
-    [fault] = checkpoint.check(model, EngineOptions(device="cpu", max_rows=1))
+    [fault] = check_one(model, EngineOptions(device="cpu", max_rows=1))
     assert fault.startswith("MODEL=")
 
 

@@ -24,6 +24,7 @@ from inference_api.kernels.library import Kernels, KernelsUnavailable
 from inference_api.kernels.packing import Bits
 from inference_api.model_settings import ModelSettings
 from lab.models.gguf_file import make_gguf
+from tests.inference_api.engine.checks import check_one
 from tests.inference_api.engine.conftest import TinyModel
 from tests.inference_api.engine.loading.test_gguf import logits, parameters
 from tests.inference_api.engine.quantised_models import QUANTISED, make_quantised
@@ -48,7 +49,7 @@ def quantised(tiny_model: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Mak
 def test_same_logits_as_the_numbers_in_float32(name: str, quantised: Make) -> None:
     folder, plain = quantised(name)
     options = EngineOptions(device="cpu", max_rows=4, quantization="auto")
-    assert checkpoint.check(str(folder), options) == []
+    assert check_one(folder, options) == []
     assert torch.equal(logits(folder), logits(plain))
 
 
@@ -283,7 +284,7 @@ def test_tensors_that_do_not_fit_are_refused(
     name: str, change: Change, fault: str, quantised: Make, tmp_path: Path
 ) -> None:
     copy = spoiled(quantised(name)[0], tmp_path, change)
-    faults = checkpoint.check(str(copy), EngineOptions(device="cpu", max_rows=1))
+    faults = check_one(copy, EngineOptions(device="cpu", max_rows=1))
     assert faults
     with pytest.raises(StartupError, match=fault):
         raise StartupError(faults)

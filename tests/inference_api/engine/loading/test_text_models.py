@@ -9,12 +9,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from inference_api.engine.loading.checkpoint import check, load_config
+from inference_api.engine.loading.checkpoint import load_config
 from inference_api.engine.loading.weight_files import read_headers, weight_files
 from inference_api.engine.loading.weights import load_parameters
 from inference_api.engine.options import EngineOptions
 from inference_api.errors import StartupError
 from lab.models.gguf_file import make_gguf
+from tests.inference_api.engine.checks import check_one
 from tests.inference_api.engine.conftest import TinyModel
 from tests.inference_api.engine.tiny_models import EOS, write_tokenizer
 
@@ -40,7 +41,7 @@ def test_its_weights_are_those_of_the_text_model(
 ) -> None:
     text, _ = tiny_model("gemma3-capped")
     write_whole(text, tmp_path, rename)
-    assert check(str(tmp_path), EngineOptions(device="cpu", max_rows=1)) == []
+    assert check_one(str(tmp_path), EngineOptions(device="cpu", max_rows=1)) == []
     assert load_config(tmp_path) == replace(load_config(text), family="gemma3")
     expected, found = (
         load_parameters(

@@ -1,0 +1,10 @@
+"""The check of a single model, as a server makes it of all that it serves."""
+
+from pathlib import Path
+
+from inference_api.engine.loading.checkpoint import Asked, check_all
+from inference_api.engine.options import EngineOptions
+
+
+def check_one(model: Path | str, options: EngineOptions) -> list[str]:
+    return check_all([Asked(str(model), str(model), options)])
