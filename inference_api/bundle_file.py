@@ -25,7 +25,7 @@ from pydantic_core import ErrorDetails
 
 from inference_api.errors import StartupError
 from inference_api.key_faults import fault_of, shown
-from inference_api.model_settings import readable
+from inference_api.model_settings import Speculation, readable
 from inference_api.plain_yaml import UnusableYaml, read_yaml
 
 MAX_FILE_BYTES = 256 * 1024
@@ -38,7 +38,6 @@ UNIT_BYTES = {"": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 SIZE = re.compile(r"(\d{1,15}(?:\.\d{1,6})?) ?(KiB|MiB|GiB|TiB)")
 
 Quantisation = Literal["none", "auto", "int8", "int4"]
-Speculation = Literal["off", "ngram", "medusa", "draft", "auto"]
 
 
 def _bytes_of(value: object) -> object:

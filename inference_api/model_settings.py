@@ -10,6 +10,9 @@ from inference_api.shipped_files import SHIPPED
 
 EMBEDDED_MODEL = SHIPPED / "models" / "hearth-tiny"
 
+Speculation = Literal["auto", "off", "ngram", "medusa", "draft"]
+"""Who drafts: `auto`, whoever is there where it pays; `off`, nobody; else the one so called."""
+
 
 def readable(name: str) -> str:
     """Raises ValueError for a name that no client could send, or that would break a log's line."""
@@ -74,7 +77,7 @@ class ModelSettings(BaseModel):
         le=1_048_576,
         description="Context of a row in tokens; default: the model's own, at most 2048.",
     )
-    speculation: Literal["off", "ngram", "medusa", "draft", "auto"] = Field(
+    speculation: Speculation = Field(
         "off",
         description=(
             "Guess several tokens of a step: ngram, what followed the row's last "

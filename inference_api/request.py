@@ -13,12 +13,10 @@ from queue import Empty, SimpleQueue
 from typing import Literal, NamedTuple, NewType, Protocol
 
 from inference_api.errors import HearthError
+from inference_api.model_settings import Speculation
 
 SessionId = NewType("SessionId", str)
 """A label that the client may choose, for headers, logs and people. Nothing is looked up by it."""
-
-Speculation = Literal["auto", "off", "ngram", "medusa", "draft"]
-"""Who drafts for a request: `auto` as the server does it, `off` nobody, else the one so called."""
 
 
 Pooling = Literal["mean", "last"]

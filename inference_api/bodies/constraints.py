@@ -7,15 +7,11 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
-from inference_api.bodies.json_object import (
-    has_infinity,
-    is_deeper_than,
-    parse_object,
-    widest_object,
-)
+from inference_api.bodies.json_object import has_infinity, parse_object, widest_object
 from inference_api.errors import InvalidRequest
 from inference_api.request import ConstraintSpec
 from inference_api.text.closed_objects import with_closed_objects
+from inference_api.tools.values import is_deeper_than
 
 MAX_TEXT_BYTES = 64 * 1024  # of a regular expression, or of choices together
 MAX_GRAMMAR_BYTES = 32 * 1024

@@ -30,7 +30,7 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 from inference_api.bodies.json_object import parse_object, shortened, to_float
 from inference_api.bodies.left_aside import DEFAULT_RULES, LeftAside, ReadingRules
 from inference_api.errors import InvalidRequest
-from inference_api.request import Speculation
+from inference_api.model_settings import Speculation
 
 MAX_INTEGER = 2**31 - 1  # of token ids and numbers of tokens
 MAX_FAULTS = 100  # of a body, to look at one by one: a body can have a million

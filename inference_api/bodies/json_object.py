@@ -6,13 +6,13 @@ Pure: any thread.
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import NoReturn
 
 from inference_api.bodies.bounds import check_structure
 from inference_api.errors import InvalidRequest
+from inference_api.tools.values import MAX_DEPTH, children, is_deeper_than
 
-MAX_DEPTH = 100  # levels; what walks a body afterwards may do so by recursion
 ESCAPED_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
@@ -57,14 +57,6 @@ def _too_deep(name: str, param: str | None = None) -> InvalidRequest:
     return InvalidRequest(f"{name} is nested more than {MAX_DEPTH} levels deep; flatten it.", param)
 
 
-def is_deeper_than(value: object, levels: int) -> bool:
-    """Whether lists and objects in a value are nested in more levels, the value being the first."""
-    level = [value]
-    for _ in range(levels):
-        level = [child for each in level for child in _children(each)]
-    return bool(level)
-
-
 def widest_object(value: object) -> int:
     """Returns the most members that an object in the value has."""
     return max(len(each) if isinstance(each, dict) else 0 for each in _values(value))
@@ -80,19 +72,13 @@ def _values(value: object) -> Iterator[object]:
     waiting = [value]
     while waiting:
         yield (each := waiting.pop())
-        waiting.extend(_children(each))
+        waiting.extend(children(each))
 
 
 def _check_depth(parsed: dict[str, object]) -> None:
     for name, value in parsed.items():
         if is_deeper_than(value, MAX_DEPTH):
             raise _too_deep(shortened(name), shortened(name))
-
-
-def _children(value: object) -> Iterable[object]:
-    if isinstance(value, dict):
-        return value.values()
-    return value if isinstance(value, list) else ()
 
 
 def _check_texts(parsed: dict[str, object]) -> None:

@@ -15,8 +15,7 @@ from torch import Tensor
 
 from inference_api.engine.kv_cache import KVCache
 from inference_api.engine.loading.config import ModelConfig
-
-MAX_TREE_TOKENS = 33  # a row's own and as many as SPECULATION_TOKENS allows behind it
+from inference_api.engine.runner import MAX_TREE_TOKENS
 
 
 class Attention(Protocol):

@@ -41,7 +41,7 @@ from inference_api.engine.runner import DraftHeads, Draw, RowResult, RowStep, Ru
 from inference_api.engine.sampler import sample
 from inference_api.engine.step_decoder import StepDecoder
 from inference_api.engine.torch_medusa import TorchMedusaHeads
-from inference_api.engine.weight_form import WeightForm, weight_form
+from inference_api.engine.weight_form import DTYPES, WeightForm, weight_form
 from inference_api.errors import StartupError
 from inference_api.kernels.library import Kernels
 from inference_api.kernels.packing import LAYOUT_VERSION, cache_dtype
@@ -53,7 +53,6 @@ logger = logging.getLogger(__name__)
 # on two cores that have other work too, a step takes 12 ms on one thread and 70-82 ms on two.
 MIN_PARAMETERS_TO_SHARE = 30_000_000
 WARM_UP_PROMPT_TOKENS = 256
-CACHE_DTYPES = {"float16": torch.float16, "float32": torch.float32, "int8": torch.int8}
 
 
 class EngineRunner:
@@ -220,7 +219,7 @@ class EngineRunner:
         form = self._form
         if form.bits is None or not self.is_batch_invariant:
             return form.dtype
-        return CACHE_DTYPES[cache_dtype(form.options.kv_cache_dtype, form.bits)]
+        return DTYPES[cache_dtype(form.options.kv_cache_dtype, form.bits)]
 
     def _use_torch_threads(self) -> None:
         """The number is the process's, and models differ in it. Two pools of threads would spin on

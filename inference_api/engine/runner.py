@@ -16,6 +16,7 @@ from inference_api.request import SamplingParams, TokenLogprobs
 if TYPE_CHECKING:
     from torch import Tensor
 
+MAX_TREE_TOKENS = 33  # a row's own and as many as SPECULATION_TOKENS lets guess behind it
 Hidden: TypeAlias = "Tensor"
 """[…, hidden size] float32: what the output head takes."""
 

@@ -20,7 +20,12 @@ from inference_api.kernels.packing import FLOAT_BITS, Bits
 logger = logging.getLogger(__name__)
 
 INT4_COST = "with SmolLM2-135M, perplexity is 18.8 instead of int8's 14.2 (docs/benchmarks.md)"
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+DTYPES = {  # by the values of DTYPE and KV_CACHE_DTYPE
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "int8": torch.int8,
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from inference_api.errors import ContextTooLong, InvalidRequest
+from inference_api.model_settings import Speculation
 from inference_api.request import (
     Caller,
     GenerationParams,
     GenerationRequest,
     OutputQueue,
     SamplingParams,
-    Speculation,
 )
 from inference_api.scheduling.served_model import ServedModel
 from inference_api.text.constraints import bits_without

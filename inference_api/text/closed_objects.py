@@ -5,7 +5,7 @@ add one more property never ends. The engines of vLLM and llama.cpp close such o
 this. An object that names no property, or that is put together from several schemas (`allOf`,
 properties beside `anyOf`, ...), stays as it is: closing a part would forbid what the others name.
 
-Pure: any thread. Schemas are as deep as `json_object.MAX_DEPTH` at most.
+Pure: any thread. Schemas are as deep as `values.MAX_DEPTH` at most.
 """
 
 import re

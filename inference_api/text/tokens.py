@@ -27,6 +27,7 @@ from inference_api.text.special_tokens import encoded
 from inference_api.text.token_bytes import BYTE_TOKENS, byte_level_bytes
 from inference_api.tools.dialects import Dialect
 from inference_api.tools.history import Message
+from inference_api.tools.reader import overlap
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, TokenizersBackend
@@ -309,7 +310,7 @@ class StopMatcher:
             at, stop = min(found)
             self.matched, self._held = stop, ""
             return text[: at + len(stop) if self._includes_stop else at]
-        held = max(_overlap(text, stop) for stop in self._stop_strings)
+        held = max(overlap(text, stop) for stop in self._stop_strings)
         self._held = text[len(text) - held :]
         return text[: len(text) - held]
 
@@ -317,9 +318,3 @@ class StopMatcher:
         """Returns the rest that was held back, as no stop string came of it."""
         held, self._held = self._held, ""
         return held
-
-
-def _overlap(text: str, stop: str) -> int:
-    """Length of the longest end of `text` that is a proper beginning of `stop`."""
-    longest = min(len(text), len(stop) - 1)
-    return next((n for n in range(longest, 0, -1) if text.endswith(stop[:n])), 0)

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from inference_api.tools.events import Json
+from inference_api.tools.values import MAX_DEPTH, is_deeper_than
 
 Message = Mapping[str, Any]  # of a chat: role, content, and what belongs to its role
 
-MAX_DEPTH = 100  # of arguments, as of bodies
 _ID = re.compile(r"[A-Za-z0-9]{9}")
 _INSTRUCTION = (
     "You can call these tools:\n\n{tools}\n\nTo call one or more of them, answer with nothing but "
@@ -102,22 +102,8 @@ def as_object(arguments: str) -> Any:
         json.dumps(said, ensure_ascii=False).encode()  # refuses half of a surrogate pair
     except (ValueError, RecursionError):
         return arguments
-    return said if isinstance(said, dict) and _depth_fits(said) else arguments
-
-
-def _depth_fits(value: object) -> bool:
-    level = [value]
-    for _ in range(MAX_DEPTH):
-        level = [child for each in level for child in _children(each)]
-        if not level:
-            return True
-    return False
-
-
-def _children(value: object) -> Sequence[object]:
-    if isinstance(value, dict):
-        return list(value.values())
-    return value if isinstance(value, list) else ()
+    is_usable = isinstance(said, dict) and not is_deeper_than(said, MAX_DEPTH)
+    return said if is_usable else arguments
 
 
 def _short_id(call_id: str) -> str:

@@ -1,9 +1,26 @@
-"""Arguments that are not written in JSON, as JSON. Pure."""
+"""JSON values: how deep they are, and arguments that are not written in JSON, as JSON. Pure."""
 
 import ast
 import json
+from collections.abc import Collection
 
 from inference_api.tools.events import Json
+
+MAX_DEPTH = 100  # levels; what walks a value afterwards may do so by recursion
+
+
+def children(value: object) -> Collection[object]:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list) else ()
+
+
+def is_deeper_than(value: object, levels: int) -> bool:
+    """Whether lists and objects in a value are nested in more levels, the value being the first."""
+    level = [value]
+    for _ in range(levels):
+        level = [child for each in level for child in children(each)]
+    return bool(level)
 
 
 def python_arguments(text: str) -> str | None:

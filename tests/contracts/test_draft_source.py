@@ -18,12 +18,12 @@ from transformers import AutoConfig, LlamaForCausalLM
 from inference_api.engine.engine_runner import EngineRunner
 from inference_api.engine.options import EngineOptions
 from inference_api.kernels.library import KernelsUnavailable, supported_variants
+from inference_api.model_settings import Speculation
 from inference_api.request import (
     GenerationRequest,
     OutputQueue,
     SamplingParams,
     SessionId,
-    Speculation,
 )
 from inference_api.scheduling.rows import Draft, RowTable, UserRow
 from inference_api.scheduling.speculation.draft_model import ModelDrafts

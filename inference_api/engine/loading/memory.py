@@ -8,12 +8,11 @@ from inference_api.engine.loading.config import SPARE_SLOTS, ModelConfig
 from inference_api.engine.loading.layout import decodes_by_kernels, weight_bytes
 from inference_api.engine.loading.packed_layout import PackedLayout
 from inference_api.engine.options import EngineOptions
-from inference_api.kernels.packing import CACHE_BYTES, Bits, cache_dtype, cache_slot
+from inference_api.kernels.packing import CACHE_BYTES, FLOAT_BITS, Bits, cache_dtype, cache_slot
 
 STEP_TOKENS = 512  # of which the kernels take a part of a step at once; see `src/step.cpp`
 EXPERT_ROWS = 4096  # the same of tokens' experts; see `src/experts.cpp`
 FLOAT_BYTES = 4
-DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
 GIB = 1024**3
 
 
@@ -36,7 +35,7 @@ class Footprint:
     ) -> Self:
         """`options.dtype` is not auto. Of weights that are mapped, the packed file."""
         max_rows, context = options.max_rows, config.context(options.max_seq_len)
-        dtype_bytes = DTYPE_BYTES[options.dtype]
+        dtype_bytes = FLOAT_BITS[options.dtype] // 8
         if bits is not None and decodes_by_kernels(config, bits):
             element_bytes = CACHE_BYTES[cache_dtype(options.kv_cache_dtype, bits)]
             num_slots = context

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 PART_TOKENS = 128  # at most, of a step that is cut into parts
-MAX_TREE_TOKENS = 33  # a token and the most that SPECULATION_TOKENS lets guess behind it
 ROW_NUMBERS = 5  # of a row, beside its tree
 MAX_NUMBERS = (ROW_NUMBERS + 1) * PART_TOKENS  # more than any other kind has
 

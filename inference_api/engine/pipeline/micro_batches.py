@@ -8,8 +8,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from inference_api.engine.pipeline.messages import MAX_TREE_TOKENS, PART_TOKENS
-from inference_api.engine.runner import RowStep
+from inference_api.engine.pipeline.messages import PART_TOKENS
+from inference_api.engine.runner import MAX_TREE_TOKENS, RowStep
 
 
 def num_parts(num_tokens: int, at_all_rows: int, max_rows: int) -> int:

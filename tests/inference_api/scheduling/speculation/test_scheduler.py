@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from inference_api.engine.runner import Draw, RowStep
-from inference_api.request import SamplingParams, Speculation
+from inference_api.model_settings import Speculation
+from inference_api.request import SamplingParams
 from inference_api.scheduling.rows import Draft, UserRow
 from inference_api.scheduling.speculation.acceptance import AcceptanceRates
 from inference_api.scheduling.speculation.drafts import Outcome
