@@ -16,7 +16,7 @@ from inference_api.bundle_file import Bundle
 from inference_api.errors import BackendFailed, Draining, HearthError, NotReady, StartupError
 from inference_api.request import FinishReason, GenerationRequest, OutputQueue, TokenEvent
 from inference_api.scheduling.backend_status import Hooks, ModelSnapshot, Phase, Snapshot
-from inference_api.scheduling.batching import batching_of
+from inference_api.scheduling.batching import Batching
 from inference_api.scheduling.bundle import BundleResidents, bundle_residents
 from inference_api.scheduling.input_queue import InputQueue
 from inference_api.scheduling.loaded_model import LoadedModel
@@ -182,7 +182,7 @@ class DecodeBackend:
             time.sleep(LOADER_PAUSE_S)
 
     def _fixed(self, models: Iterable[LoadedModel]) -> FixedModels:
-        return FixedModels(models, self._input_queue, batching_of(self.settings))
+        return FixedModels(models, self._input_queue, Batching.of(self.settings))
 
     def _post_init_compile(self) -> None:
         """Prepare the device, so that the first request is as fast as the next."""

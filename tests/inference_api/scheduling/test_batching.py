@@ -8,12 +8,7 @@ from threading import Event, Thread
 import pytest
 
 from inference_api.request import FinishReason, GenerationRequest, OutputQueue, SessionId
-from inference_api.scheduling.batching import (
-    Batching,
-    ContinuousBatching,
-    DynamicBatching,
-    batching_of,
-)
+from inference_api.scheduling.batching import Batching
 from inference_api.scheduling.decode_backend import IDLE_WAIT_S
 from inference_api.scheduling.input_queue import InputQueue, Waiting
 from inference_api.settings import Settings
@@ -45,14 +40,14 @@ def running(loop: Loop) -> list[str]:
 def test_batch_begins_when_it_is_full_or_its_oldest_has_waited_and_nobody_runs(
     waiting: Waiting, num_busy: int, opens_at_s: float, admitted: tuple[int, int]
 ) -> None:
-    batching = DynamicBatching(max_batch=3, timeout_s=0.1)
+    batching = Batching(gathers=True, max_batch=3, timeout_s=0.1)
     assert batching.opens_at_s(waiting, num_busy) == opens_at_s
     times_s = (math.nextafter(5.0 + 0.1, 0.0), 5.0 + 0.1)
     assert tuple(batching.num_admitted(waiting, num_busy, at_s) for at_s in times_s) == admitted
 
 
 def test_continuous_batching_lets_everybody_in_at_once() -> None:
-    batching = ContinuousBatching()
+    batching = Batching(gathers=False, max_batch=3, timeout_s=0.1)
     assert batching.num_admitted(Waiting(5, 0.0, is_closed=False), num_busy=2, now_s=0.0) == 5
     assert batching.opens_at_s(Waiting(5, 0.0, is_closed=False), num_busy=0) == -math.inf
     assert batching.opens_at_s(NOBODY, num_busy=0) == math.inf
@@ -61,13 +56,13 @@ def test_continuous_batching_lets_everybody_in_at_once() -> None:
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
-        (Settings(), ContinuousBatching()),
-        (Settings(batching="dynamic"), DynamicBatching(4, 0.1)),
-        (Settings.model_validate(DYNAMIC), DynamicBatching(3, 0.1)),
+        (Settings(), Batching(False, 4, 0.1)),
+        (Settings(batching="dynamic"), Batching(True, 4, 0.1)),
+        (Settings.model_validate(DYNAMIC), Batching(True, 3, 0.1)),
     ],
 )
 def test_setting_says_which(settings: Settings, expected: Batching) -> None:
-    assert batching_of(settings) == expected
+    assert Batching.of(settings) == expected
 
 
 def test_full_batch_begins_at_once_and_runs_to_its_end_before_the_next(loop: Loop) -> None:
