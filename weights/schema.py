@@ -4,7 +4,7 @@ Sums are checked with a tolerance and then made exact, as honest floats seldom s
 """
 
 from collections.abc import Sequence
-from typing import Annotated, Literal, Self
+from typing import Annotated, Self
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
@@ -27,7 +27,6 @@ SessionId = Annotated[str, Field(min_length=1, max_length=256)]
 Metric = Annotated[float, Field(ge=-1e100, le=1e100)]  # squares of it stay finite
 Cap = Annotated[float, Field(gt=0, le=1)]
 Share = Annotated[float, Field(ge=0, le=1)]
-PlotFormat = Literal["svg", "png"]
 NumLayers = Annotated[int, Field(ge=1, le=MAX_LAYERS)]
 
 

@@ -1,6 +1,6 @@
 // The weights view: searches for a partition over machines, and how far the one chosen has come.
 
-import { getJson, hasToken } from "./api.js";
+import { getJson } from "./api.js";
 import { bar, byId, h, setText } from "./dom.js";
 import { count, number, percent } from "./format.js";
 import { poll } from "./poll.js";
@@ -147,9 +147,6 @@ function detail(overview) {
     ),
     searchChart(overview),
     nodes(overview),
-    hasToken()
-      ? null
-      : h("p", { class: "note" }, h("a", { href: `${pathOf(overview)}/plot` }, "Chart as SVG")),
   );
 }
 

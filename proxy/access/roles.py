@@ -101,7 +101,6 @@ LINES: Mapping[Role, str] = {
         POST /howmany
         GET /weights/sessions
         GET /weights/sessions/{session_id}
-        GET /weights/sessions/{session_id}/plot
         POST /weights/sessions/{session_id}/partition
     """,
     Role.OPERATOR: """

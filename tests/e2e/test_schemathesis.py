@@ -24,7 +24,7 @@ EXCLUDED_CHECKS = (
     # JSON schema can say (that a prompt fits the context).
     "negative_data_rejection",
     "positive_data_acceptance",
-    # A session's id may hold slashes, so /weights/sessions/<id>/plot is an <id> to DELETE too.
+    # A session's id may hold slashes, so /weights/sessions/<id>/partition is an <id> to GET too.
     "allow_header_conformance",
 )
 

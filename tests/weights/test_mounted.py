@@ -19,7 +19,6 @@ def test_weights_are_served_by_the_same_application(tmp_path: Path) -> None:
     assert client.post(UPDATE, json=update([0.5, 0.5], 1.0)).status_code == 200
     assert client.post(f"{GENERATE}/", json=search(2)).status_code == 200
     assert client.get("/weights/sessions/s").get_json()["num_observations"] == 1
-    assert client.get("/weights/sessions/s/plot").content_type == "image/svg+xml"
 
 
 def test_errors_keep_the_shape_of_the_weights_service(tmp_path: Path) -> None:

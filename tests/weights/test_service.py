@@ -1,12 +1,10 @@
-"""What the service adds to store and sampler: pending asks, repeats of one split, pictures."""
+"""What the service adds to store and sampler: pending asks, repeats of one split."""
 
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 
-from tests.weights.support import UPDATE, new_client, update
 from weights.pending import EXPIRY_S, MAX_PER_SESSION, MAX_SESSIONS, PendingAsks
 from weights.samplers.uniform import RandomSampler
 from weights.search import Observation, Problem, Proposal, Shares
@@ -117,45 +115,3 @@ def test_pending_asks_are_few_and_expire() -> None:
         pending.add(str(number), [MOST])
     assert pending.of("0", 2) == []
     assert pending.of("1", 2) == [MOST]
-
-
-@pytest.mark.parametrize("n", [2, 3, 5])
-@pytest.mark.parametrize("direction", ["maximize", "minimize"])
-def test_pictures_are_drawn_of_any_search(n: int, direction: str) -> None:
-    client = new_client(sampler="random")
-    rng = np.random.default_rng(n)
-    for number in range(6):
-        weights = rng.dirichlet(np.ones(n)).tolist()
-        client.post(UPDATE, json=update(weights, number, session_id="$x_{<&>", direction=direction))
-    svg = client.get("/weights/sessions/$x_{<&>/plot")
-    assert (svg.status_code, svg.content_type) == (200, "image/svg+xml")
-    assert b"<svg" in svg.data
-    png = client.get("/weights/sessions/$x_{<&>/plot?format=png")
-    assert (png.status_code, png.content_type) == (200, "image/png")
-    assert png.data.startswith(b"\x89PNG")
-    assert client.get("/weights/sessions/$x_{<&>/plot?format=gif").status_code == 422
-
-
-def test_three_nodes_are_shown_in_a_triangle() -> None:
-    client = new_client(sampler="random")
-    client.post(UPDATE, json=update([0.2, 0.3, 0.5], 1.0))  # a single one is drawn too
-    client.post(UPDATE, json=update([0.5, 0.5], 1.0, session_id="two"))
-    three, two = (client.get(f"/weights/sessions/{name}/plot").text for name in ("s", "two"))
-    assert "node 2" in three
-    assert "node" not in two
-
-
-@pytest.mark.slow
-def test_pictures_are_drawn_by_several_threads_at_once() -> None:
-    client = new_client(sampler="random")
-    for number in range(10):
-        client.post(UPDATE, json=update([0.2, 0.3, 0.5], float(number)))
-    app = client.application
-
-    def picture(_: int) -> bytes:
-        drawn: bytes = app.test_client().get("/weights/sessions/s/plot?format=png").data
-        return drawn
-
-    with ThreadPoolExecutor(3) as pool:
-        pictures = set(pool.map(picture, range(6)))
-    assert len(pictures) == 1

@@ -1,11 +1,9 @@
-"""Hearth's own routes: list sessions, read one, tell many at once, partition, plot and delete."""
+"""Hearth's own routes: list sessions, read one, tell many at once, partition and delete."""
 
-from typing import Any, get_args
-
-from flask import Response, request
+from flask import request
 
 from common.operations import operation
-from weights.errors import Fault, InvalidRequest, SessionNotFound
+from weights.errors import SessionNotFound
 from weights.routes.answers import (
     DELETED,
     OverviewAnswer,
@@ -17,12 +15,11 @@ from weights.routes.answers import (
     problems,
 )
 from weights.routes.http import Http
-from weights.schema import ObservationsBody, Page, PartitionBody, PlotFormat
+from weights.schema import ObservationsBody, Page, PartitionBody
 from weights.service import WeightsService
 
 SESSION = "/weights/sessions/<session:session_id>"
 PAGE = Page.model_json_schema()["properties"]
-MIMETYPES: dict[PlotFormat, str] = {"svg": "image/svg+xml", "png": "image/png"}
 
 
 def add_session_routes(http: Http, service: WeightsService) -> None:
@@ -78,26 +75,3 @@ def add_measure_routes(http: Http, service: WeightsService) -> None:
         return PartitionAnswer.of(
             *service.layers(session_id, body.num_layers, body.min_layers, given)
         )
-
-    @http.route("GET", f"{SESSION}/plot", in_turn=True)
-    @operation(
-        "The search as a picture.",
-        {200: tuple(MIMETYPES.values()), **problems(404, 422, 503)},
-        query={"format": {"type": "string", "enum": list(MIMETYPES)}},
-    )
-    def plot(session_id: str) -> Response:
-        # matplotlib takes half a second to import: only requests for a picture wait for it.
-        from weights.plot import draw
-
-        plot_format = _plot_format()
-        overview = service.overview(session_id)
-        picture = draw(overview, service.recent(overview.session), plot_format)
-        return Response(picture, content_type=MIMETYPES[plot_format])
-
-
-def _plot_format() -> PlotFormat:
-    wanted: Any = request.args.get("format", "svg")
-    if wanted not in MIMETYPES:
-        known = " or ".join(get_args(PlotFormat))
-        raise InvalidRequest([Fault(("query", "format"), f"format must be {known}", "enum")])
-    return wanted  # type: ignore[no-any-return]
