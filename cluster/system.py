@@ -19,7 +19,7 @@ _KEYS = """
     servers optimizerData optimizer capacityData name acc accCount class model modelTargets priority
     maxBatchSize atTokens decodeParms prefillParms perfParms serviceCurve alpha beta gamma delta
     cost slo-ttft slo-itl slo-tps minNumReplicas maxNumReplicas keepAccelerator currentAlloc
-    desiredAlloc load arrivalRate avgInTokens avgOutTokens saturationPolicy
+    desiredAlloc load arrivalRate avgInTokens avgOutTokens priceSolver saturationPolicy
 """
 _NAMES = {name.lower(): name for name in _KEYS.split()}
 

@@ -14,9 +14,12 @@ from cluster.controller.rollout import Plan
 from cluster.replicas import Group
 from cluster.system import Json, SystemDocument
 
-# Where cards run short a server gets those that are left. Without it, it would be left as it is
-# just when more comes than all cards can serve.
-WHERE_SHORT = {"saturationPolicy": "PriorityRoundRobin"}
+FLAGS = {
+    "priceSolver": True,  # plans of nearly the least cost where cards are scarce
+    # Where cards run short a server gets those that are left. Without it, it would be left as it is
+    # just when more comes than all cards can serve.
+    "saturationPolicy": "PriorityRoundRobin",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +65,7 @@ def question(system: SystemDocument, standing: Standing) -> Json:
         "modelData": {"models": perf + own_models},
         "serviceClassData": {"serviceClasses": classes},
         "serverData": {"servers": servers},
-        "optimizerData": _with_best_effort(system.parts.get("optimizerData") or {}),
+        "optimizerData": _with_flags(system.parts.get("optimizerData") or {}),
     }
 
 
@@ -95,9 +98,9 @@ def groups_of(server: str, allocation: Allocation) -> dict[Group, int]:
     }
 
 
-def _with_best_effort(asked: Json) -> Json:
-    """The document's flags, and a policy for scarce cards where it names none."""
-    return {**asked, "optimizer": WHERE_SHORT | (asked.get("optimizer") or {})}
+def _with_flags(asked: Json) -> Json:
+    """Returns the document's flags, and ours for those that it does not name."""
+    return {**asked, "optimizer": FLAGS | (asked.get("optimizer") or {})}
 
 
 def _server(system: SystemDocument, standing: Standing, name: str) -> Json:

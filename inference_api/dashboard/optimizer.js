@@ -190,10 +190,11 @@ function makeForm() {
   return { element, solver, fill };
 }
 
+/** Returns the solver that the flags ask for; where they ask for none, the one that plans best. */
 function solverOf(flags) {
   if (flags.unlimited) return "unlimited";
   if (flags.milpSolver) return "milp";
-  return flags.priceSolver ? "prices" : "greedy";
+  return flags.priceSolver === false ? "greedy" : "prices";
 }
 
 function select(options) {
