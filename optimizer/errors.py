@@ -3,9 +3,9 @@
     OptimizerError
     ├── InvalidRequest      400   the body does not parse, or fields are mistyped or out of bounds
     ├── NotFound            404   no entity of that kind has that name
-    ├── BodyTooLarge        413   the body exceeds the limit
     └── StateChanged        412   If-Match names a state that is no longer current
 
+    BodyTooLarge   413, of `common.http_routes`: the body exceeds the limit
     StoreFailed    503, of `common.errors`: the store did not take a change, nor did memory
     StartupError   the process cannot start; lists every fault found
 
@@ -50,15 +50,6 @@ class NotFound(OptimizerError):
 
     def __init__(self, kind: str, name: str) -> None:
         super().__init__(f"{kind} {name} not found")
-
-
-class BodyTooLarge(OptimizerError):
-    status = 413
-
-    def __init__(self, max_bytes: int) -> None:
-        super().__init__(
-            f"the body exceeds {max_bytes} bytes; send less or raise OPTIMIZER_MAX_BODY_BYTES"
-        )
 
 
 class StateChanged(OptimizerError):

@@ -4,9 +4,9 @@
     ├── InvalidRequest      422   the body does not parse, or fields are mistyped or out of bounds
     ├── NoPartition         422   the bounds leave no way to deal out whole layers
     ├── SessionNotFound     404   no session has that id
-    ├── SessionMismatch     409   the session is about other nodes or another direction
-    └── BodyTooLarge        413   the body exceeds the limit
+    └── SessionMismatch     409   the session is about other nodes or another direction
 
+    BodyTooLarge   413, of `common.http_routes`: the body exceeds the limit
     StoreFailed    503, of `common.errors`: the store did not take or give the data
     StartupError   the process cannot start; lists every fault found
 
@@ -64,16 +64,6 @@ class SessionMismatch(WeightsError):
     code = "session_mismatch"
     # The reference's text, sent as the message.
     summary = "/weights_update/: FAILURE, number of nodes are not the same for the session"
-
-
-class BodyTooLarge(WeightsError):
-    status = 413
-    code = "body_too_large"
-
-    def __init__(self, max_bytes: int) -> None:
-        super().__init__(
-            f"the body exceeds {max_bytes} bytes; send less or raise WEIGHTS_MAX_BODY_BYTES"
-        )
 
 
 class DriveError(Exception):

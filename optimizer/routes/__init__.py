@@ -4,16 +4,19 @@
 share is the service they are given.
 """
 
+from functools import partial
 from http import HTTPStatus
 
 from flask import Blueprint, Flask, Response
 
 from common.errors import StoreFailed, WireError
+from common.http_routes import BodyTooLarge, HttpRoutes, Wire
 from common.turns import TooManyQuestions
-from optimizer.errors import InvalidRequest, OptimizerError
+from optimizer.errors import Fault, InvalidRequest, OptimizerError
+from optimizer.inferno_json import Reading, decode, read
 from optimizer.routes.answers import FaultAnswer, Problem
 from optimizer.routes.edits import add_edit_routes
-from optimizer.routes.http import Http, json_response, text_response
+from optimizer.routes.http import json_response, text_response
 from optimizer.routes.reads import (
     add_catalogue_routes,
     add_query_routes,
@@ -30,7 +33,16 @@ __all__ = ["add_not_found_pages", "create_blueprint"]
 def create_blueprint(service: StatelessService | StatefulService, settings: Settings) -> Blueprint:
     """Returns all routes of the service's mode. Stateless: reads, questions and /optimizeOne."""
     blueprint = Blueprint("optimizer", __name__)
-    http = Http(blueprint, settings.max_body_bytes, settings.unknown_keys == "ignore")
+    reading = Reading.REFERENCE if settings.unknown_keys == "ignore" else Reading.OURS
+    wire = Wire(
+        settings.max_body_bytes,
+        "OPTIMIZER_MAX_BODY_BYTES",
+        decode,
+        partial(read, reading=reading),
+        json_response,
+        lambda message, _: InvalidRequest([Fault("", message)]),
+    )
+    http = HttpRoutes(blueprint, wire)
     add_read_routes(http, service)
     add_query_routes(http, service)
     add_question_routes(http, service)
@@ -39,7 +51,7 @@ def create_blueprint(service: StatelessService | StatefulService, settings: Sett
     if isinstance(service, StatefulService):
         add_edit_routes(http, service)
         add_stateful_solve_routes(http, service)
-    for kind in (OptimizerError, StoreFailed, TooManyQuestions):
+    for kind in (OptimizerError, StoreFailed, TooManyQuestions, BodyTooLarge):
         blueprint.register_error_handler(kind, _error_response)
     return blueprint
 

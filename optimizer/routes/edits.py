@@ -9,11 +9,12 @@ from dataclasses import replace
 
 from flask import Response
 
+from common.http_routes import HttpRoutes
 from common.operations import Content, ViewT, operation
 from optimizer.errors import Fault, InvalidRequest, NotFound
 from optimizer.inferno_json import Body, read
 from optimizer.routes.answers import NO_ROUTE, Problem, problems
-from optimizer.routes.http import Http, json_response, text_response
+from optimizer.routes.http import json_response, text_response
 from optimizer.routes.reads import perf_of, target_of, with_two_names
 from optimizer.service import StatefulService
 from optimizer.spec import (
@@ -33,7 +34,7 @@ from optimizer.spec import (
 from optimizer.system import System, lookup, without
 
 
-def add_edit_routes(http: Http, service: StatefulService) -> None:
+def add_edit_routes(http: HttpRoutes, service: StatefulService) -> None:
     _add_accelerators(http, service)
     _add_capacities(http, service)
     _add_models(http, service)
@@ -55,7 +56,7 @@ def _edit(
     return operation(summary, {200: answer, **problems(503), **(others or {})})
 
 
-def _add_accelerators(http: Http, service: StatefulService) -> None:
+def _add_accelerators(http: HttpRoutes, service: StatefulService) -> None:
     @http.post("/setAccelerators")
     @_echo("Merge accelerators.", AcceleratorData)
     def set_accelerators(data: AcceleratorData) -> AcceleratorData:
@@ -77,7 +78,7 @@ def _add_accelerators(http: Http, service: StatefulService) -> None:
         return before.accelerators[name]
 
 
-def _add_capacities(http: Http, service: StatefulService) -> None:
+def _add_capacities(http: HttpRoutes, service: StatefulService) -> None:
     @http.post("/setCapacities")
     @_echo("Merge capacities.", CapacityData)
     def set_capacities(data: CapacityData) -> CapacityData:
@@ -99,7 +100,7 @@ def _add_capacities(http: Http, service: StatefulService) -> None:
         return CapacitySpec(type=name, count=before.capacities[name])
 
 
-def _add_models(http: Http, service: StatefulService) -> None:
+def _add_models(http: HttpRoutes, service: StatefulService) -> None:
     @http.post("/setModels")
     @_echo("Merge performance data.", ModelData)
     def set_models(data: ModelData) -> ModelData:
@@ -121,7 +122,7 @@ def _add_models(http: Http, service: StatefulService) -> None:
         return name
 
 
-def _add_perf(http: Http, service: StatefulService) -> None:
+def _add_perf(http: HttpRoutes, service: StatefulService) -> None:
     @http.post("/addModelAcceleratorPerf")
     @operation(
         "Add data to a model that exists.",
@@ -146,7 +147,7 @@ def _add_perf(http: Http, service: StatefulService) -> None:
         return with_two_names(names, service.state.system.models, remove)
 
 
-def _add_classes(http: Http, service: StatefulService) -> None:
+def _add_classes(http: HttpRoutes, service: StatefulService) -> None:
     @http.post("/setServiceClasses")
     @_echo("Merge service classes.", ServiceClassData)
     def set_classes(data: ServiceClassData) -> ServiceClassData:
@@ -181,7 +182,7 @@ def _add_classes(http: Http, service: StatefulService) -> None:
         return before.classes[name]
 
 
-def _add_targets(http: Http, service: StatefulService) -> None:
+def _add_targets(http: HttpRoutes, service: StatefulService) -> None:
     @http.post("/addServiceClassModelTargets")
     @operation(
         "Merge targets into a class that exists and has the same priority.",
@@ -225,7 +226,7 @@ def _remove_target(service: StatefulService, class_name: str, model: str) -> Mod
     return target_of(before)(class_name, model)
 
 
-def _add_servers(http: Http, service: StatefulService) -> None:
+def _add_servers(http: HttpRoutes, service: StatefulService) -> None:
     @http.post("/setServers")
     @_echo("Merge servers.", ServerData)
     def set_servers(data: ServerData) -> ServerData:

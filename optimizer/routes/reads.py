@@ -6,6 +6,7 @@ from typing import Any
 
 from flask import Response, request
 
+from common.http_routes import HttpRoutes
 from common.operations import operation
 from optimizer.errors import NotFound
 from optimizer.inferno_json import BodyT, encode_compact
@@ -25,7 +26,7 @@ from optimizer.questions.queries import (
 from optimizer.questions.tune import Tuned, TuneQuery, tune
 from optimizer.questions.whatif import Sweep, WhatIfQuery, what_if
 from optimizer.routes.answers import NO_ROUTE, Problem, problems
-from optimizer.routes.http import Http, json_response, text_response, two_names
+from optimizer.routes.http import json_response, text_response, two_names
 from optimizer.service import OptimizerService
 from optimizer.spec import (
     AcceleratorData,
@@ -46,7 +47,7 @@ from optimizer.system import System, in_order, lookup
 FORMAT = {"type": "string", "enum": ["list"]}
 
 
-def add_read_routes(http: Http, service: OptimizerService) -> None:
+def add_read_routes(http: HttpRoutes, service: OptimizerService) -> None:
     """The reference's GET routes, present in both modes."""
 
     def system() -> System:
@@ -58,7 +59,7 @@ def add_read_routes(http: Http, service: OptimizerService) -> None:
     _add_servers(http, system)
 
 
-def _add_hardware(http: Http, system: Callable[[], System]) -> None:
+def _add_hardware(http: HttpRoutes, system: Callable[[], System]) -> None:
     @http.get("/getAccelerators")
     @operation(
         "All accelerators; as a bare list, which the reference's server sends, with format=list.",
@@ -85,7 +86,7 @@ def _add_hardware(http: Http, system: Callable[[], System]) -> None:
         return CapacitySpec(type=name, count=lookup("capacity for", system().capacities, name))
 
 
-def _add_models(http: Http, system: Callable[[], System]) -> None:
+def _add_models(http: HttpRoutes, system: Callable[[], System]) -> None:
     @http.get("/getModels")
     @operation("The names of all models.", {200: list[str]})
     def models() -> list[str]:
@@ -102,7 +103,7 @@ def _add_models(http: Http, system: Callable[[], System]) -> None:
         return with_two_names(names, system().models, perf_of(system()))
 
 
-def _add_classes(http: Http, system: Callable[[], System]) -> None:
+def _add_classes(http: HttpRoutes, system: Callable[[], System]) -> None:
     @http.get("/getServiceClasses")
     @operation("All service classes.", {200: ServiceClassData})
     def classes() -> ServiceClassData:
@@ -119,7 +120,7 @@ def _add_classes(http: Http, system: Callable[[], System]) -> None:
         return with_two_names(names, system().classes, target_of(system()))
 
 
-def _add_servers(http: Http, system: Callable[[], System]) -> None:
+def _add_servers(http: HttpRoutes, system: Callable[[], System]) -> None:
     @http.get("/getServers")
     @operation("All servers.", {200: ServerData})
     def servers() -> ServerData:
@@ -131,7 +132,7 @@ def _add_servers(http: Http, system: Callable[[], System]) -> None:
         return lookup("server", system().servers, name)
 
 
-def add_query_routes(http: Http, service: OptimizerService) -> None:
+def add_query_routes(http: HttpRoutes, service: OptimizerService) -> None:
     """Hearth's own: why, how to get there, and the state itself."""
     solve = service.options.solve
 
@@ -151,7 +152,7 @@ def add_query_routes(http: Http, service: OptimizerService) -> None:
         return state_response(service.state)
 
 
-def add_question_routes(http: Http, service: OptimizerService) -> None:
+def add_question_routes(http: HttpRoutes, service: OptimizerService) -> None:
     """Hearth's own: one replica's latencies and rates, and what if."""
     solve = service.options.solve
 
@@ -192,7 +193,7 @@ def add_question_routes(http: Http, service: OptimizerService) -> None:
         return what_if(query, service.state.system, solve)
 
 
-def add_catalogue_routes(http: Http, service: OptimizerService) -> None:
+def add_catalogue_routes(http: HttpRoutes, service: OptimizerService) -> None:
     """Hearth's own: what ships with it of models and accelerators, and what of them to rent."""
     solve = service.options.solve
 

@@ -4,10 +4,10 @@ from collections.abc import Callable
 
 from flask import Response, request
 
+from common.http_routes import HttpRoutes
 from common.operations import operation
 from optimizer.answer import Solution
 from optimizer.routes.answers import problems
-from optimizer.routes.http import Http
 from optimizer.routes.reads import etag, state_response
 from optimizer.service import OptimizerService, StatefulService
 from optimizer.spec import OptimizerData, OptimizerSpec, SystemData
@@ -17,7 +17,7 @@ from optimizer.system import System
 IF_MATCH = {"type": "string", "pattern": r'^(\*|"[0-9a-f]{64}")$'}
 
 
-def add_solve_routes(http: Http, service: OptimizerService) -> None:
+def add_solve_routes(http: HttpRoutes, service: OptimizerService) -> None:
     @http.post("/optimizeOne")
     @operation(
         "Solve the system in the body.", {200: Solution, **problems(400, 413, 503)}, SystemData
@@ -26,7 +26,7 @@ def add_solve_routes(http: Http, service: OptimizerService) -> None:
         return service.optimize_one(System.from_spec(data.system))
 
 
-def add_stateful_solve_routes(http: Http, service: StatefulService) -> None:
+def add_stateful_solve_routes(http: HttpRoutes, service: StatefulService) -> None:
     @http.post("/optimize")
     @operation(
         "Solve the system that is kept.",
@@ -54,12 +54,14 @@ def add_stateful_solve_routes(http: Http, service: StatefulService) -> None:
         return state_response(service.state)
 
 
-def _flags(http: Http) -> OptimizerSpec:
+def _flags(http: HttpRoutes) -> OptimizerSpec:
     """Returns flags, bare as the reference takes them or under `optimizer` as its document says."""
-    value = http.json()
-    if isinstance(value, dict) and any(key.lower() == "optimizer" for key in value):
-        return http.read(OptimizerData, value).optimizer
-    return http.read(OptimizerSpec, value)
+    value, read = http.decoded(), http.wire.read
+    is_document = isinstance(value, dict) and any(key.lower() == "optimizer" for key in value)
+    flags: OptimizerSpec = (
+        read(OptimizerData, value).optimizer if is_document else read(OptimizerSpec, value)
+    )
+    return flags
 
 
 def _expected_by_client() -> Callable[[State], bool]:

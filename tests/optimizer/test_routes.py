@@ -11,10 +11,9 @@ import pytest
 from flask.testing import FlaskClient
 from gunicorn.http.errors import InvalidChunkSize
 
+from common.http_routes import HttpRoutes
 from common.turns import LARGE_BODY_BYTES
-from optimizer import inferno_json
 from optimizer.app import create_app
-from optimizer.routes import http
 from optimizer.settings import Settings
 from tests.optimizer import golden
 from tests.optimizer.support import ACCELERATORS, SPEED, perf, server, system_data
@@ -296,11 +295,12 @@ def test_large_bodies_are_read_in_turn(
 ) -> None:
     turns = recorded_turns(monkeypatch)
 
-    def decode(raw: bytes) -> object:
+    def decoded(http: HttpRoutes) -> object:
         turns.append("read")
-        return inferno_json.decode(raw)
+        return read_body(http)
 
-    monkeypatch.setattr(http, "decode", decode)
+    read_body = HttpRoutes.decoded
+    monkeypatch.setattr(HttpRoutes, "decoded", decoded)
     assert client.post(path, data=b" " * LARGE_BODY_BYTES).status_code == 400
     assert turns == ["read"]
     turns.clear()

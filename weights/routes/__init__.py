@@ -4,26 +4,41 @@ Views run on request threads; what they share is the service they are given.
 """
 
 from flask import Blueprint, Response
+from pydantic import BaseModel
 
 from common.errors import StoreFailed, WireError
+from common.http_routes import BodyTooLarge, HttpRoutes, Wire
 from common.turns import TooManyQuestions
-from weights.errors import WeightsError
+from weights.errors import Fault, InvalidRequest, WeightsError
 from weights.routes.answers import Problem
-from weights.routes.http import Http, json_response
-from weights.routes.sessions import add_measure_routes, add_session_routes
+from weights.routes.sessions import SessionConverter, add_measure_routes, add_session_routes
 from weights.routes.updates import add_update_routes
 from weights.service import WeightsService
 
 
 def create_blueprint(service: WeightsService, max_body_bytes: int = 16 * 2**20) -> Blueprint:
     blueprint = Blueprint("weights", __name__)
-    http = Http(blueprint, max_body_bytes)
+    blueprint.record_once(lambda made: made.app.url_map.converters.update(session=SessionConverter))
+    wire = Wire(
+        max_body_bytes,
+        "WEIGHTS_MAX_BODY_BYTES",
+        bytes,
+        lambda model, raw: model.parse(raw),
+        json_response,
+        lambda message, code: InvalidRequest([Fault(("body",), message, code)]),
+    )
+    http = HttpRoutes(blueprint, wire, merge_slashes=False)
     add_update_routes(http, service)
     add_session_routes(http, service)
     add_measure_routes(http, service)
-    for kind in (WeightsError, StoreFailed, TooManyQuestions):
+    for kind in (WeightsError, StoreFailed, TooManyQuestions, BodyTooLarge):
         blueprint.register_error_handler(kind, _error_response)
     return blueprint
+
+
+def json_response(answer: BaseModel, status: int = 200) -> Response:
+    text = answer.model_dump_json(exclude_unset=True)
+    return Response(text, status, content_type="application/json")
 
 
 def _error_response(error: WireError) -> Response:

@@ -1,7 +1,9 @@
 """Hearth's own routes: list sessions, read one, tell many at once, partition and delete."""
 
 from flask import request
+from werkzeug.routing import PathConverter
 
+from common.http_routes import HttpRoutes
 from common.operations import operation
 from weights.errors import SessionNotFound
 from weights.routes.answers import (
@@ -14,7 +16,6 @@ from weights.routes.answers import (
     ToldAnswer,
     problems,
 )
-from weights.routes.http import Http
 from weights.schema import ObservationsBody, Page, PartitionBody
 from weights.service import WeightsService
 
@@ -22,8 +23,15 @@ SESSION = "/weights/sessions/<session:session_id>"
 PAGE = Page.model_json_schema()["properties"]
 
 
-def add_session_routes(http: Http, service: WeightsService) -> None:
-    @http.route("GET", "/weights/sessions")
+class SessionConverter(PathConverter):
+    """A session's id in a path: any text, also with a slash at its start or a line break."""
+
+    regex = "(?s:.+?)"
+    part_isolating = False
+
+
+def add_session_routes(http: HttpRoutes, service: WeightsService) -> None:
+    @http.get("/weights/sessions")
     @operation("All sessions, in pages.", {200: SessionsAnswer, **problems(422, 503)}, query=PAGE)
     def list_sessions() -> SessionsAnswer:
         page = Page.parse(request.args.to_dict())
@@ -34,7 +42,7 @@ def add_session_routes(http: Http, service: WeightsService) -> None:
             limit=page.limit,
         )
 
-    @http.route("GET", SESSION, in_turn=True)
+    @http.get(SESSION, in_turn=True)
     @operation(
         "A session: history in pages, best, best when noise is accounted for, convergence.",
         {200: OverviewAnswer, **problems(404, 422, 503)},
@@ -46,7 +54,7 @@ def add_session_routes(http: Http, service: WeightsService) -> None:
         history = service.history(session_id, page.offset, page.limit)
         return OverviewAnswer.of_overview(overview, history, page.offset, page.limit)
 
-    @http.route("DELETE", SESSION)
+    @http.delete(SESSION)
     @operation("Delete a session.", {200: Said, **problems(404, 503)})
     def delete(session_id: str) -> Said:
         if not service.delete(session_id):
@@ -54,8 +62,8 @@ def add_session_routes(http: Http, service: WeightsService) -> None:
         return Said(status_code=200, message=DELETED.format(session_id))
 
 
-def add_measure_routes(http: Http, service: WeightsService) -> None:
-    @http.route("POST", f"{SESSION}/observations")
+def add_measure_routes(http: HttpRoutes, service: WeightsService) -> None:
+    @http.post(f"{SESSION}/observations")
     @operation(
         "Tell many measurements at once, all or none.",
         {200: ToldAnswer, **problems(409, 413, 422, 503)},
@@ -64,7 +72,7 @@ def add_measure_routes(http: Http, service: WeightsService) -> None:
     def tell(body: ObservationsBody, session_id: str) -> ToldAnswer:
         return ToldAnswer.of(service.tell(session_id, body.problem, body.all_observations))
 
-    @http.route("POST", f"{SESSION}/partition", in_turn=True)
+    @http.post(f"{SESSION}/partition", in_turn=True)
     @operation(
         "Weights as whole layers, in the forms that engines read.",
         {200: PartitionAnswer, **problems(404, 413, 422, 503)},

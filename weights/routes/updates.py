@@ -2,6 +2,7 @@
 
 import logging
 
+from common.http_routes import HttpRoutes
 from common.operations import operation
 from weights.routes.answers import (
     DELETED,
@@ -13,20 +14,19 @@ from weights.routes.answers import (
     ToldAnswer,
     problems,
 )
-from weights.routes.http import Http
 from weights.schema import DeleteBody, GenerateBody, LogBody, UpdateBody
 from weights.service import WeightsService
 
 logger = logging.getLogger(__name__)
 
 
-def add_update_routes(http: Http, service: WeightsService) -> None:
-    @http.route("POST", "/weights_update")
+def add_update_routes(http: HttpRoutes, service: WeightsService) -> None:
+    @http.post("/weights_update")
     @operation("Tell a measurement.", {200: ToldAnswer, **problems(409, 413, 422, 503)}, UpdateBody)
     def update(body: UpdateBody) -> ToldAnswer:
         return ToldAnswer.of(service.tell(body.session_id, body.problem, [body.observation]))
 
-    @http.route("POST", "/weights_gen", in_turn=True)
+    @http.post("/weights_gen", in_turn=True)
     @operation(
         "Ask for weights to measure.",
         {200: GeneratedAnswer, **problems(409, 413, 422, 503)},
@@ -36,13 +36,13 @@ def add_update_routes(http: Http, service: WeightsService) -> None:
         proposals = service.ask(body.session_id, body.problem, body.count, body.seed)
         return GeneratedAnswer.of(proposals)
 
-    @http.route("POST", "/weights_update_delete")
+    @http.post("/weights_update_delete")
     @operation("Delete a session.", {200: Said, **problems(413, 422, 503)}, DeleteBody)
     def delete(body: DeleteBody) -> Said:
         text = DELETED if service.delete(body.session_id) else NOT_FOUND
         return Said(status_code=200, message=text.format(body.session_id))
 
-    @http.route("POST", "/weights_log")
+    @http.post("/weights_log")
     @operation("Check weights and echo them.", {200: LoggedAnswer, **problems(413, 422)}, LogBody)
     def log(body: LogBody) -> LoggedAnswer:
         logger.info("weights=%s", body.weights)
