@@ -1,13 +1,14 @@
 """Settings from the environment: address and API key, which belong in no file."""
 
 import re
+from functools import partial
 from urllib.parse import parse_qs, quote, urlsplit
 
-from pydantic import AliasChoices, Field, SecretStr, ValidationError, field_validator
+from pydantic import AliasChoices, Field, SecretStr, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from benchmarking.errors import InvalidConfig
-from common.startup import faults_of
+from common.startup import read_settings
 
 CREDENTIALS = {"key", "api_key", "api-key", "apikey", "token", "access_token", "password", "sig"}
 HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
@@ -42,11 +43,8 @@ class Settings(BaseSettings):
 
 
 def load_settings() -> Settings:
-    """Raises InvalidConfig; the message holds no value."""
-    try:
-        return Settings()
-    except ValidationError as error:
-        raise InvalidConfig("the environment", faults_of(error)) from None
+    """Reads the environment. Raises InvalidConfig, whose message holds no value."""
+    return read_settings(Settings, partial(InvalidConfig, "the environment"))
 
 
 def checked_base(base: str) -> str:

@@ -3,19 +3,23 @@
 `docs/controller.md` lists the same keys; a test compares the two.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NoReturn
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field, field_validator
+from pydantic_core import ErrorDetails
 
-from cluster.keys import Keys, float_of, listed, parse_keys, refuse, shown
+from cluster.errors import ConfigFaulty
 from cluster.replicas import Recipes
 from cluster.system import SystemDocument, read_system
+from common.faults import capped, shown
+from common.key_files import Keys, KeysFaulty, float_of, parse_keys
 from common.origins import HOST
 
 MAX_FILE_BYTES = 2**20
+MAX_KEYS = 2**18  # and values
 MAX_SERVERS = 1000
 MAX_SYSTEM_BYTES = 2**26
 
@@ -189,13 +193,16 @@ class ClusterConfig(Keys):
 
 def read_config(path: Path) -> tuple[ClusterConfig, SystemDocument]:
     """The cluster in a file, and the system that it names. Raises ConfigFaulty with every fault."""
-    config = _from_folder(
-        parse_keys(_bytes_of(path, MAX_FILE_BYTES), ClusterConfig, _PARTS), path.resolve().parent
-    )
+    content = _bytes_of(path, MAX_FILE_BYTES)
+    try:
+        read = parse_keys(content, ClusterConfig, _keys_at, max_nodes=MAX_KEYS)
+    except KeysFaulty as error:
+        _refuse(error.faults)
+    config = _from_folder(read, path.resolve().parent)
     system = read_system(_bytes_of(config.system, MAX_SYSTEM_BYTES))
     name = config.system.name
     faults = [
-        f"servers: {shown(each)} is not a server of {name}; known: {listed(system.servers)}."
+        f"servers: {shown(each)} is not a server of {name}; known: {_listed(system.servers)}."
         for each in config.servers
         if each not in system.servers
     ]
@@ -206,7 +213,7 @@ def read_config(path: Path) -> tuple[ClusterConfig, SystemDocument]:
     ]
     faults += [
         f"accelerators: {shown(each)} is not an accelerator of {name}; known: "
-        f"{listed(system.accelerators)}."
+        f"{_listed(system.accelerators)}."
         for each in config.accelerators
         if each not in system.accelerators
     ]
@@ -216,7 +223,7 @@ def read_config(path: Path) -> tuple[ClusterConfig, SystemDocument]:
         if each not in config.accelerators
     ]
     if faults:
-        refuse(faults)
+        _refuse(faults)
     return config, system
 
 
@@ -226,6 +233,21 @@ _PARTS: Mapping[str, type[Keys]] = {
     "servers": ServerKeys,
     "accelerators": AcceleratorKeys,
 }
+
+
+def _keys_at(detail: ErrorDetails) -> Iterable[str]:
+    """Returns the keys that the mapping at fault may have."""
+    path = detail["loc"]
+    is_inside = len(path) > 1 or detail["type"] == "model_type"
+    return (_PARTS.get(str(path[0]), ClusterConfig) if is_inside else ClusterConfig).model_fields
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(map(shown, list(names)[:20]))
+
+
+def _refuse(faults: list[str]) -> NoReturn:
+    raise ConfigFaulty("\n".join(f"  - {fault}" for fault in capped(faults)))
 
 
 def _from_folder(config: ClusterConfig, folder: Path) -> ClusterConfig:
@@ -261,11 +283,11 @@ def _found(model: str | None, folder: Path) -> str | None:
 def _bytes_of(path: Path, max_bytes: int) -> bytes:
     try:
         if not path.is_file():
-            refuse([f"{path} is not a file; correct the path."])
+            _refuse([f"{path} is not a file; correct the path."])
         with path.open("rb") as stream:
             content = stream.read(max_bytes + 1)
     except (OSError, ValueError) as error:  # a NUL in the path
-        refuse([f"{path} cannot be read ({error}); correct the path."])
+        _refuse([f"{path} cannot be read ({error}); correct the path."])
     if len(content) > max_bytes:
-        refuse([f"{path} has more than {max_bytes} bytes; shorten it."])
+        _refuse([f"{path} has more than {max_bytes} bytes; shorten it."])
     return content

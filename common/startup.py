@@ -1,8 +1,11 @@
 """Faults that keep a process from starting: all of them in one message, each with its remedy."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
+
+from common.faults import setting_faults
 
 
 class StartupError(Exception):
@@ -16,6 +19,14 @@ class StartupError(Exception):
         self.faults = tuple(faults)
 
 
-def faults_of(error: ValidationError) -> list[str]:
-    """A line for each setting that is wrong, by its name; no value, as it may be a secret."""
-    return [f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()]
+SettingsT = TypeVar("SettingsT", bound=BaseModel)
+
+
+def read_settings(
+    settings: type[SettingsT], refusal: Callable[[list[str]], Exception], **given: object
+) -> SettingsT:
+    """Reads the environment; what is `given` goes before it. Raises `refusal` of every fault."""
+    try:
+        return settings(**given)
+    except ValidationError as error:
+        raise refusal(setting_faults(error)) from None

@@ -4,35 +4,29 @@
 Whether its experts can be served here is decided by `engine.loading.bundle_check`.
 """
 
-import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, NoReturn, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
     PrivateAttr,
-    ValidationError,
     ValidationInfo,
     field_validator,
 )
 from pydantic_core import ErrorDetails
 
+from common.faults import shown
+from common.key_files import Keys, KeysFaulty, float_of, parse_keys
 from inference_api.errors import StartupError
-from inference_api.key_faults import fault_of, shown
 from inference_api.model_settings import Speculation, readable
-from inference_api.plain_yaml import UnusableYaml, read_yaml
 
 MAX_FILE_BYTES = 256 * 1024
 MAX_EXPERTS = 32
 MAX_EXAMPLES = 256  # of an expert
-MAX_FAULTS = 100  # that are listed
-REMOVED = {"load_by": "packed files are always mapped"}  # keys of earlier versions
 ROUTED = "auto"  # the model of requests that leave the choice to the router
 UNIT_BYTES = {"": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 SIZE = re.compile(r"(\d{1,15}(?:\.\d{1,6})?) ?(KiB|MiB|GiB|TiB)")
@@ -49,15 +43,6 @@ def _bytes_of(value: object) -> object:
     return int(float(size[1]) * UNIT_BYTES[size[2]])
 
 
-def _float_of(value: object) -> object:
-    """Integers beyond any float are beyond every bound."""
-    if type(value) is not int:
-        return value
-    if abs(value) < 2**1000:
-        return float(value)
-    return math.inf if value > 0 else -math.inf
-
-
 def _can_be_asked_for(name: str) -> str:
     if name == ROUTED:
         raise ValueError("is the name of the router; choose another name")
@@ -67,19 +52,13 @@ def _can_be_asked_for(name: str) -> str:
 
 
 Size = Annotated[int, BeforeValidator(_bytes_of), Field(ge=2**10, le=2**50)]
-Seconds = Annotated[float, BeforeValidator(_float_of), Field(allow_inf_nan=False)]
+Seconds = Annotated[float, BeforeValidator(float_of), Field(allow_inf_nan=False)]
 Name = Annotated[str, Field(max_length=256), AfterValidator(readable)]
 Source = Annotated[str, Field(max_length=4096), AfterValidator(readable)]
 Text = Annotated[str, Field(min_length=1, max_length=1000)]
 
 
-class _Keys(BaseModel):
-    """Base of every mapping in the file. Immutable."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, protected_namespaces=())
-
-
-class RowBounds(_Keys):
+class RowBounds(Keys):
     min: int = Field(1, ge=1, le=256, description="User rows reserved for it.")
     max: int | None = Field(
         None, ge=1, le=256, description="Most user rows it may have; default: USER_ROWS."
@@ -94,11 +73,11 @@ class RowBounds(_Keys):
         return most
 
 
-class ExpertTarget(_Keys):
+class ExpertTarget(Keys):
     source: Source = Field(description="As `source` of an expert.")
 
 
-class ExpertDraft(_Keys):
+class ExpertDraft(Keys):
     """A small model that drafts tokens for the expert."""
 
     source: Source = Field(
@@ -112,7 +91,7 @@ class ExpertDraft(_Keys):
     )
 
 
-class Expert(_Keys):
+class Expert(Keys):
     """One model of a bundle. With `draft` it is a pair of models, under one name."""
 
     name: Annotated[Name, AfterValidator(_can_be_asked_for)] = Field(
@@ -205,7 +184,7 @@ class Expert(_Keys):
         return tuple(each for each in (self.source, draft, self.medusa_heads) if each is not None)
 
 
-class RouterSettings(_Keys):
+class RouterSettings(Keys):
     """How the expert for requests to `auto` is chosen."""
 
     method: Literal["tfidf"] = Field("tfidf", description="How texts are compared.")
@@ -215,7 +194,7 @@ class RouterSettings(_Keys):
     fallback: Name | None = Field(None, description="Answers when unsure; default: `default`.")
 
 
-class Bundle(_Keys):
+class Bundle(Keys):
     """A valid file: names are unique, and `default` and `fallback` name experts."""
 
     version: Literal[1] = Field(description="Version of this format.")
@@ -318,28 +297,11 @@ def read_bundle(path: Path) -> Bundle:
 def parse_bundle(content: bytes) -> Bundle:
     """The bundle of a file with this content. Raises StartupError with every fault."""
     if len(content) > MAX_FILE_BYTES:
-        _refuse(f"The file has more than {MAX_FILE_BYTES} bytes; shorten it.")
+        raise StartupError([f"The file has more than {MAX_FILE_BYTES} bytes; shorten it."])
     try:
-        raw, doubled = read_yaml(content.decode())
-    except UnicodeDecodeError as error:
-        _refuse(f"The file is not UTF-8 at byte {error.start}; save it as UTF-8.")
-    except UnusableYaml as error:
-        _refuse(f"The file cannot be read as YAML: {error}.")
-    if not isinstance(raw, dict):
-        _refuse(f"The file is {shown(raw)}; give keys: {', '.join(Bundle.model_fields)}.")
-    faults = doubled + _name_faults(raw)
-    try:
-        bundle = Bundle.model_validate(raw)
-    except ValidationError as error:
-        faults = [_fault_of(detail) for detail in error.errors(include_url=False)] + faults
-    if faults:
-        more = len(faults) - MAX_FAULTS
-        raise StartupError(faults[:MAX_FAULTS] + [f"And {more} more faults."] * (more > 0))
-    return bundle
-
-
-def _refuse(fault: str) -> NoReturn:
-    raise StartupError([fault])
+        return parse_keys(content, Bundle, _keys_at, _name_faults)
+    except KeysFaulty as error:
+        raise StartupError(error.faults) from None
 
 
 def _with_sources(expert: Expert, change: Callable[[str], str]) -> Expert:
@@ -378,19 +340,12 @@ def _name_faults(raw: Mapping[str, Any]) -> list[str]:
     return faults
 
 
-_PARTS: Mapping[str, type[_Keys]] = {
+_PARTS: Mapping[str, type[Keys]] = {
     "rows": RowBounds,
     "target": ExpertTarget,
     "draft": ExpertDraft,
     "router": RouterSettings,
 }
-
-
-def _fault_of(detail: ErrorDetails) -> str:
-    key = detail["loc"][0]
-    if len(detail["loc"]) == 1 and key in REMOVED:
-        return f"{key}: no longer a key: {REMOVED[key]}; remove it."
-    return fault_of(detail, _keys_at(detail))
 
 
 def _keys_at(detail: ErrorDetails) -> Iterable[str]:

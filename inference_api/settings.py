@@ -12,7 +12,6 @@ from pydantic import (
     AliasChoices,
     Field,
     SecretStr,
-    ValidationError,
     ValidationInfo,
     field_validator,
 )
@@ -20,13 +19,13 @@ from pydantic_core import PydanticCustomError
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from common.origins import LOCAL, ORIGIN, Hosts, split_at_commas
+from common.startup import read_settings
 from inference_api.bundle_file import Bundle, Expert, read_bundle
 from inference_api.client_settings import ClientSettings
 from inference_api.errors import StartupError, UnknownModel
 from inference_api.model_names import ANY, MAX_NAME_CHARS, is_match
 from inference_api.model_settings import EMBEDDED_MODEL, ModelSettings
 from inference_api.pipeline_settings import PipelineSettings
-from inference_api.setting_faults import setting_faults
 from inference_api.watch_settings import WatchSettings
 
 __all__ = ["EMBEDDED_MODEL", "ModelSettings", "Settings", "load_settings"]
@@ -347,10 +346,7 @@ def load_settings(**given: Any) -> Settings:
 
     Raises StartupError naming every faulty variable at once.
     """
-    try:
-        return Settings(**given)
-    except ValidationError as error:
-        raise StartupError(setting_faults(error)) from None
+    return read_settings(Settings, StartupError, **given)
 
 
 def _json_list(value: object) -> list[object] | tuple[object, ...]:

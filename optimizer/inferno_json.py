@@ -23,9 +23,9 @@ from pydantic import (
 from pydantic.alias_generators import to_camel
 from typing_extensions import TypedDict  # pydantic describes typing's from Python 3.12 on
 
+from common.faults import MAX_FAULTS
 from optimizer.errors import Fault, InvalidRequest
 
-MAX_FAULTS = 100  # listed in one answer; a body with more is not read any better for it
 MAX_KEY_CHARACTERS = 100  # of a key, where a fault's path repeats it
 
 

@@ -3,11 +3,11 @@
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from common.origins import Hosts
-from common.startup import faults_of
+from common.startup import read_settings
 from optimizer.errors import StartupError
 
 
@@ -50,7 +50,4 @@ class Settings(BaseSettings):
 
 def load_settings() -> Settings:
     """Reads the environment. Raises StartupError with every fault."""
-    try:
-        return Settings()
-    except ValidationError as error:
-        raise StartupError(faults_of(error)) from error
+    return read_settings(Settings, StartupError)

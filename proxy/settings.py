@@ -11,6 +11,7 @@ from typing import Annotated, Any, Self
 from pydantic import Field, FilePath, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
+from common.faults import setting_faults
 from common.logs import LogFormat, LogLevel
 from common.origins import LOCAL, ORIGIN
 from proxy.errors import StartupError
@@ -108,7 +109,7 @@ class Settings(BaseSettings):
         try:
             settings = cls(**overrides)
         except ValidationError as error:
-            faults = [_describe(item) for item in error.errors()]
+            faults = setting_faults(error)
             bad_fields = {str(item["loc"][0]).lower() for item in error.errors() if item["loc"]}
             # With defaults in place of the bad fields, the rest can still be checked.
             defaults = {name: cls.model_fields[name].default for name in bad_fields}
@@ -197,11 +198,3 @@ class Settings(BaseSettings):
 
 def _known_algorithms() -> str:
     return ", ".join(sorted(SYMMETRIC_ALGORITHMS | ASYMMETRIC_ALGORITHMS))
-
-
-def _describe(error: Any) -> str:
-    """One line per fault of pydantic's; the value itself is shown unless it is a secret."""
-    name = str(error["loc"][0]).upper() if error["loc"] else "settings"
-    is_secret = "SECRET" in name or name == "REDIS_URL"
-    shown = "" if is_secret else f"={error['input']!r}"
-    return f"{name}{shown}: {error['msg']}"

@@ -10,6 +10,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
+from common.faults import MAX_FAULTS
 from weights.errors import Fault, InvalidRequest, NoPartition
 from weights.partition import partition, smallest_layers
 from weights.search import Direction, Observation, Problem, Shares
@@ -21,7 +22,6 @@ MAX_NODES = 256
 MAX_LAYERS = 1024
 MAX_PROPOSALS = 64
 MAX_OBSERVATIONS = 10_000  # told at once
-MAX_FAULTS = 100  # listed in one answer; a body with more is not read any better for it
 
 SessionId = Annotated[str, Field(min_length=1, max_length=256)]
 Metric = Annotated[float, Field(ge=-1e100, le=1e100)]  # squares of it stay finite

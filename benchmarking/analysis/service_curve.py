@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from scipy.optimize import isotonic_regression
 
 from benchmarking.errors import InvalidResults
+from common.faults import fault_of
 from common.fetch import FetchBounds, fetch
 
 FloatArray = npt.NDArray[np.float64]
@@ -201,7 +202,9 @@ def read_speed(source: str) -> Speed:
             raise InvalidResults(f"{source}: {len(raw)} bytes; step costs have far fewer")
         return Speed.model_validate(_of_model(json.loads(raw), model))
     except (OSError, ValueError) as error:
-        fault = _first_fault(error) if isinstance(error, ValidationError) else str(error)
+        fault = str(error)
+        if isinstance(error, ValidationError):
+            fault = fault_of(error.errors()[0], Speed.model_fields)
         raise InvalidResults(f"{source}: {fault}") from error
 
 
@@ -261,9 +264,3 @@ def rising(rows: Iterable[tuple[int, float, float]]) -> Points:
 
 def _as_json(points: Iterable[CurvePoint]) -> list[Mapping[str, float]]:
     return [{"rows": p.rows, "ms": p.ms, "standardError": p.standard_error} for p in points]
-
-
-def _first_fault(error: ValidationError) -> str:
-    fault = error.errors(include_url=False, include_context=False, include_input=False)[0]
-    path = ".".join(str(step) for step in fault["loc"])
-    return f"{path}: {fault['msg']}"

@@ -6,7 +6,6 @@
 from base64 import b64encode
 from mimetypes import guess_type
 from pathlib import Path
-from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -14,6 +13,7 @@ from benchmarking.errors import InvalidConfig
 from benchmarking.load.targets import Prompt
 from benchmarking.load.tokenizers import Tokenizer
 from benchmarking.records import Load
+from common.faults import fault_of
 
 
 class Line(BaseModel):
@@ -55,17 +55,11 @@ def _lines(path: Path) -> dict[int, Line]:
             if text.strip():
                 lines[number] = Line.model_validate_json(text)
         except ValidationError as error:
-            faults += [f"line {number}, {_fault(dict(each))}" for each in error.errors()]
+            found = [fault_of(each, Line.model_fields) for each in error.errors()]
+            faults += [f"line {number}, {fault}" for fault in found]
     if faults or not lines:
         raise InvalidConfig(path, faults or ["holds no prompts"])
     return lines
-
-
-def _fault(detail: dict[str, Any]) -> str:
-    key = f"{detail['loc'][0]}: " if detail["loc"] else ""
-    if detail["type"] == "extra_forbidden":
-        return f"{key}there is no such key; known are {', '.join(Line.model_fields)}"
-    return f"{key}{detail['msg'][0].lower()}{detail['msg'][1:]}"
 
 
 def _image_url(path: Path, number: int, image_path: str) -> str:

@@ -17,6 +17,7 @@ from pydantic import (
 from benchmarking.errors import InvalidConfig
 from benchmarking.load.tokenizers import SERVER
 from benchmarking.settings import checked_base
+from common.faults import fault_of
 
 LLM_APIS = {"sncloud": "openai", "openai": "openai", "hearth": "hearth"}
 RESERVED = {"model", "messages", "text", "max_tokens", "stream", "stream_options"}
@@ -105,15 +106,5 @@ def read_config(path: Path, run_name: str | None = None) -> BenchmarkConfig:
     try:
         return BenchmarkConfig.model_validate(given)
     except ValidationError as error:
-        raise InvalidConfig(path, [_fault(dict(detail)) for detail in error.errors()]) from None
-
-
-def _fault(detail: dict[str, Any]) -> str:
-    key = ".".join(str(part) for part in detail["loc"])
-    message = str(detail["msg"]).removeprefix("Value error, ")
-    if detail["type"] == "extra_forbidden":
-        return f"{key}: there is no such key; known are {', '.join(BenchmarkConfig.model_fields)}"
-    if detail["type"] == "missing":
-        return f"{key}: is missing"
-    given = "" if key == "api_base" else f"={detail['input']!r}"  # may hold a password
-    return f"{key}{given}: {message[0].lower()}{message[1:]}"
+        known = BenchmarkConfig.model_fields
+        raise InvalidConfig(path, [fault_of(each, known) for each in error.errors()]) from None

@@ -13,6 +13,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from benchmarking.errors import InvalidConfig
 from benchmarking.records import Distribution, ImageSize, Load
+from common.faults import fault_of
 
 MIN_INPUT_TOKENS = 40
 
@@ -112,7 +113,7 @@ def _row(cells: dict[str, str], images_allowed: bool) -> Load | list[str]:
     try:
         given = Cells.model_validate(cells)
     except ValidationError as error:
-        return [_fault(dict(detail)) for detail in error.errors()]
+        return [f"column {fault_of(each, Cells.model_fields)}" for each in error.errors()]
     faults = []
     if given.concurrent_requests and given.qps:
         faults.append(
@@ -127,10 +128,3 @@ def _row(cells: dict[str, str], images_allowed: bool) -> Load | list[str]:
             "use_multiple_prompts; set it to na or use one prompt"
         )
     return faults or given.load()
-
-
-def _fault(detail: dict[str, Any]) -> str:
-    column, message = detail["loc"][0], str(detail["msg"])
-    if detail["type"] == "missing":
-        return f"column {column}: is empty"
-    return f"column {column}={detail['input']!r}: {message[0].lower()}{message[1:]}"

@@ -55,23 +55,23 @@ def test_every_fault_is_told_at_once(tmp_path: Path) -> None:
         "actuator: {kind: nomad}\naccelerators: {}\nextra: 1\nperiod_s: .nan\n",
     )
     for told in (
-        "optimizer: 'ftp://x' is not a URL",
-        "listen: 'here' is not HOST:PORT",
+        'optimizer: "ftp://x" is not a URL',
+        'listen: "here" is not HOST:PORT',
         "servers.s.modle: no such key; known: model, settings",
-        "actuator.kind: is 'nomad'; known: local, ray or kubernetes",
+        'actuator.kind: is "nomad"; known: local, ray or kubernetes',
         "extra: no such key; known: system,",
         "'period_s' appears twice; remove one",
-        "period_s: is nan",
+        "period_s: is NaN",
     ):
         assert told in text
 
 
 def test_names_are_those_of_the_system(tmp_path: Path) -> None:
     text = faults(tmp_path, LEAST.replace("s: {}", "t: {}") + "accelerators: {C: {}, A: {}}\n")
-    assert "'t' is not a server of system.json; known: 's'" in text
-    assert "'s' of system.json is missing" in text
-    assert "accelerators: 'C' is not an accelerator of system.json" in text
-    assert "accelerators: 'B' of system.json is missing" in text
+    assert '"t" is not a server of system.json; known: "s"' in text
+    assert '"s" of system.json is missing' in text
+    assert 'accelerators: "C" is not an accelerator of system.json' in text
+    assert 'accelerators: "B" of system.json is missing' in text
 
 
 @pytest.mark.parametrize(
@@ -87,6 +87,7 @@ def test_names_are_those_of_the_system(tmp_path: Path) -> None:
         "\x00",
         "a: {b: {c: ",
         "period_s: 1e999",
+        "period_s: -1" + "0" * 400,
     ],
 )
 def test_what_is_no_such_file_is_refused_in_words(tmp_path: Path, text: str) -> None:

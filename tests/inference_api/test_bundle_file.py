@@ -192,7 +192,7 @@ def test_faults_of_an_expert_name_key_value_and_bound(keys: dict[str, object], f
         ({"default": "b"}, 'default: no expert "b"; known: a.'),
         (
             {"load_by": "copy"},
-            "load_by: no longer a key: packed files are always mapped; remove it.",
+            "load_by: no such key; known: version, ",
         ),
         ({"router": {"fallback": "b"}}, 'router.fallback: no expert "b"; known: a.'),
         ({"router": {"threshold": 1.5}}, "router.threshold: is 1.5; give 1 or less."),

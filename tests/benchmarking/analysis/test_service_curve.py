@@ -79,8 +79,8 @@ def test_points_that_fall_become_the_nearest_that_do_not(tmp_path: Path) -> None
     ("fields", "fault"),
     [
         ({"decode_ms": []}, "decode_ms"),
-        ({"decode_ms": [[0, 1.0, 0.0]]}, "decode_ms.0.0"),
-        ({"prefill_ms_per_token": [[1, -1.0, 0.0]]}, "prefill_ms_per_token.0.1"),
+        ({"decode_ms": [[0, 1.0, 0.0]]}, r"decode_ms\[0\]\[0\]"),
+        ({"prefill_ms_per_token": [[1, -1.0, 0.0]]}, r"prefill_ms_per_token\[0\]\[1\]"),
         ({"speed_error": 3}, "speed_error"),
     ],
 )

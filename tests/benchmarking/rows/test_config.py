@@ -63,20 +63,20 @@ def test_every_wrong_key_of_a_config_is_named(tmp_path: Path) -> None:
     text = "timeout: soon\nmax_workers: 0\napi_key: abc\nconsolidated_name: '{day}'"
     message = faults_of(tmp_path, text)
     assert "model_configs_path: is missing" in message
-    assert "timeout='soon'" in message
-    assert "max_workers=0: input should be greater than or equal to 1" in message
-    assert "api_key: there is no such key" in message
-    assert "consolidated_name='{day}': only {run_name} and {date} can be filled in" in message
+    assert 'timeout: is "soon"; give a number' in message
+    assert "max_workers: is 0; give 1 or more" in message
+    assert "api_key: no such key; known: model_configs_path, " in message
+    assert "consolidated_name: only {run_name} and {date} can be filled in" in message
 
 
 @pytest.mark.parametrize(
     ("line", "part"),
     [
         ("llm_api: sambastudio", "not included"),
-        ("llm_api: other", "'sncloud', 'openai' or 'hearth'"),
+        ("llm_api: other", "known: sncloud, openai or hearth"),
         ("api_base: localhost:7000", "write it as http://host:port/v1"),
         ("api_base: http://me:secret@host/v1", "BENCHMARK_API_KEY"),
-        ("run_name: ../up", "pattern"),
+        ("run_name: ../up", 'run_name: is "../up"; give one that fits'),
         ("sampling_params: {stream: false}", "stream belongs to the benchmark"),
     ],
 )
@@ -135,18 +135,18 @@ def test_older_files_lack_columns_and_spreadsheets_add_marks(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("line", "fault"),
     [
-        ("m,39,10,5,1,,,", "column input_tokens='39': input should be greater than or equal to 40"),
-        ("m,many,10,5,1,,,", "column input_tokens='many'"),
-        ("m,100,,5,1,,,", "column output_tokens: is empty"),
-        ("m,100,10,0,1,,,", "column num_requests='0'"),
-        ("m,100,10,5,-1,,,", "column concurrent_requests='-1'"),
-        ("m,100,10,5,,inf,,", "column qps='inf'"),
-        ("m,100,10,5,,1,poisson,", "column qps_distribution='poisson'"),
-        ("m,100,10,5,1,,,huge", "column multimodal_img_size='huge'"),
+        ("m,39,10,5,1,,,", 'column input_tokens: is "39"; give 40 or more'),
+        ("m,many,10,5,1,,,", 'column input_tokens: is "many"; give an integer'),
+        ("m,100,,5,1,,,", "column output_tokens: is missing; give it"),
+        ("m,100,10,0,1,,,", 'column num_requests: is "0"; give 1 or more'),
+        ("m,100,10,5,-1,,,", 'column concurrent_requests: is "-1"; give 0 or more'),
+        ("m,100,10,5,,inf,,", 'column qps: is "inf"; give a finite number'),
+        ("m,100,10,5,,1,poisson,", 'column qps_distribution: is "poisson"; known: '),
+        ("m,100,10,5,1,,,huge", 'column multimodal_img_size: is "huge"; known: '),
         ("m,100,10,5,1,2,,", "columns concurrent_requests=1 and qps=2"),
         ("m,100,10,5,,,,", "columns concurrent_requests and qps: both are empty or 0"),
         ("m,100,10,5,1,,,na,7", "more cells than columns: '7'"),
-        (",100,10,5,1,,,", "column model_name: is empty"),
+        (",100,10,5,1,,,", "column model_name: is missing; give it"),
     ],
 )
 def test_a_wrong_cell_is_named_and_the_other_rows_stay(

@@ -21,13 +21,13 @@ class UnusableYaml(Exception):
     """The text cannot be read; the message says why in a few words."""
 
 
-def read_yaml(text: str) -> tuple[Any, list[str]]:
+def read_yaml(text: str, max_nodes: int = MAX_NODES) -> tuple[Any, list[str]]:
     """Returns the value, and a fault for each duplicate key.
 
     Raises UnusableYaml.
     """
     try:
-        loader = _Loader(text)
+        loader = _Loader(text, max_nodes)
         return loader.get_single_data(), loader.doubled
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
@@ -48,8 +48,9 @@ class _Loader(yaml.SafeLoader):
         for first, kinds in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, max_nodes: int) -> None:
         super().__init__(text)
+        self._max_nodes = max_nodes
         self.doubled: list[str] = []
         self._depth = 0
         self._num_nodes = 0
@@ -84,8 +85,8 @@ class _Loader(yaml.SafeLoader):
             return "tags (!) are not allowed; remove it, or put the text in quotes"
         if self._depth > MAX_DEPTH:
             return f"nested more than {MAX_DEPTH} levels deep; flatten it"
-        if self._num_nodes > MAX_NODES:
-            return f"more than {MAX_NODES} keys and values; remove some"
+        if self._num_nodes > self._max_nodes:
+            return f"more than {self._max_nodes} keys and values; remove some"
         if isinstance(event, yaml.ScalarEvent) and len(event.value) > MAX_TEXT:
             return f"a text of {len(event.value)} characters; give at most {MAX_TEXT}"
         return None

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from inference_api.plain_yaml import MAX_NODES, UnusableYaml, read_yaml
+from common.plain_yaml import MAX_NODES, UnusableYaml, read_yaml
 
 
 def test_values_are_those_of_yaml_and_dates_stay_texts() -> None:
